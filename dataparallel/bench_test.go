@@ -18,7 +18,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// BenchmarkAllReduceGradients is a fixed set of one rank: what a call costs beside the reduction.
+// BenchmarkAllReduceGradients averages a fixed set on one rank: it measures the cost of a call
+// without the reduction.
 func BenchmarkAllReduceGradients(b *testing.B) {
 	for _, n := range []int{1, 10, 1000} {
 		b.Run(fmt.Sprint(n, " tensors"), func(b *testing.B) {
@@ -45,7 +46,8 @@ func BenchmarkAllReduceGradients(b *testing.B) {
 	}
 }
 
-// gradients are like those of a transformer: many small tensors between large ones, 24 MiB in all.
+// gradients returns tensors like the gradients of a transformer: many small tensors between large
+// ones, 24 MiB in total.
 func gradients() map[string]*tensor.Tensor {
 	grads := map[string]*tensor.Tensor{}
 	for layer := range 12 {
@@ -59,7 +61,8 @@ func gradients() map[string]*tensor.Tensor {
 	return grads
 }
 
-// averageAll is what a rank of BenchmarkGradients does: it averages all gradients as one slice, or by a strategy.
+// averageAll is the loop of a rank of BenchmarkGradients: it averages all gradients as one slice,
+// or with a Strategy.
 func averageAll(ctx context.Context, g *pgroup.Group, mode string, loop func() bool) error {
 	c, err := collective.Open(ctx, g, nil)
 	if err != nil {
@@ -91,7 +94,7 @@ func averageAll(ctx context.Context, g *pgroup.Group, mode string, loop func() b
 	return nil
 }
 
-// childAverager is the other rank of BenchmarkGradients, until the first one leaves.
+// childAverager is the other rank of BenchmarkGradients, which runs until the first one leaves.
 func childAverager(ctx context.Context, arg string) error {
 	args := strings.Fields(arg)
 	g, err := pgroup.Create(ctx, pgroup.Config{Rank: 1, Size: 2, Address: args[0], Host: args[1], Timeout: time.Minute})
@@ -106,8 +109,9 @@ func childAverager(ctx context.Context, arg string) error {
 	return err
 }
 
-// BenchmarkGradients averages gradients on two processes, over shared memory and over TCP: as one slice, which is the least that it can take, and by a strategy,
-// which is to take no more than 1.15 times as long.
+// BenchmarkGradients averages gradients on two processes, over shared memory and over TCP: as one
+// slice, which is the lower bound, and with a Strategy, which must take no more than 1.15 times as
+// long.
 func BenchmarkGradients(b *testing.B) {
 	for _, host := range []string{"memory", "TCP"} {
 		for _, mode := range []string{"flat", "strategy"} {

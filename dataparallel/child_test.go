@@ -17,10 +17,11 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// children is what the test binary can be instead of the tests: a worker, or a rank of a benchmark.
+// children are the roles of the test binary when it does not run tests: a worker, or a rank of a
+// benchmark.
 var children = testcluster.Children{"worker": childWorker, "averager": childAverager}
 
-// childWorker is given its id, and the URL of the store. It takes part in steps, until it is killed.
+// childWorker gets its id and the URL of the store. It takes part in steps until it is killed.
 func childWorker(ctx context.Context, arg string) error {
 	id, at, _ := strings.Cut(arg, " ")
 	n := &dataparallel.WorkerNode{Address: at, Worker: worker(id, 1, 3)}
@@ -41,14 +42,15 @@ func childWorker(ctx context.Context, arg string) error {
 	}
 }
 
-// process starts a worker that is a process.
+// process starts a worker in a process of its own.
 func process(t *testing.T, at, id string) *launch.Process {
 	t.Helper()
 	return testcluster.Start(t, "worker", id+" "+at)
 }
 
-// TestKilledProcesses: those who wait for a worker that is killed in the middle of a step hear who it was, and go on; it comes back at
-// once, with the rank behind them.
+// TestKilledProcesses checks that workers which wait for one that is killed in the middle of a step
+// get an error that names it, and continue. The killed worker restarts at once, and gets the rank
+// after theirs.
 func TestKilledProcesses(t *testing.T) {
 	at := url(t)
 	a := newNode(t, at, "a", 1, 3)

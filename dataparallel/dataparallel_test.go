@@ -17,7 +17,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// TestSets has sets of tensors of many dtypes and sizes: each is averaged as if it were alone.
+// TestSets checks sets of tensors of many dtypes and sizes: each tensor is averaged as if it were
+// alone.
 func TestSets(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		same := rand.New(rand.NewPCG(1, 2)) // on all ranks
@@ -42,7 +43,8 @@ func TestSets(t *testing.T) {
 	})
 }
 
-// filled is a tensor of a kind, and what its elements are when it is averaged over 3 ranks.
+// filled returns a tensor of a kind, and the text of its elements after it is averaged over 3
+// ranks.
 func filled(kind, n, k, rank int) (*tensor.Tensor, string) {
 	is := func(x any) string { return fmt.Sprint(x, error(nil)) }
 	switch kind {
@@ -64,7 +66,7 @@ func repeat[T any](n int, x T) []T {
 	return xs
 }
 
-// elements are those of a tensor, as text.
+// elements returns the elements of a tensor, as text.
 func elements(g *tensor.Tensor) string {
 	switch g.DType {
 	case tensor.F32:
@@ -77,7 +79,8 @@ func elements(g *tensor.Tensor) string {
 	return fmt.Sprint(tensor.View[tensor.Float16](g))
 }
 
-// TestShapes: scalars, empty tensors, an empty map, and memory that is not aligned on some of the ranks.
+// TestShapes checks scalars, empty tensors, an empty map, and memory that is unaligned on some of
+// the ranks.
 func TestShapes(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		r.ok(r.AllReduceGradients(r.ctx, nil))
@@ -102,7 +105,8 @@ func TestShapes(t *testing.T) {
 	})
 }
 
-// TestBroadcastOfAnyDType brings weights that nobody can calculate with, as one and as many, from each root.
+// TestBroadcastOfAnyDType broadcasts weights of dtypes without arithmetic, one tensor and several,
+// from each root.
 func TestBroadcastOfAnyDType(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		for root := range 3 {
@@ -133,8 +137,8 @@ func TestBroadcastOfAnyDType(t *testing.T) {
 	})
 }
 
-// TestDisagreement has rank 1 of 3 pass something else: all ranks have the same error, which says of which tensor and which ranks. Nothing
-// is changed, and the strategy goes on.
+// TestDisagreement lets rank 1 of 3 pass different tensors: all ranks get the same error, which
+// names the tensor and the ranks. No tensor changes, and the Strategy remains usable.
 func TestDisagreement(t *testing.T) {
 	type tensors = map[string]*tensor.Tensor
 	scalar := tensor.New(tensor.F32)
@@ -177,7 +181,8 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// TestSharedMemory has gradients that share memory, on one rank: all ranks have the error, nothing is changed, and the strategy goes on.
+// TestSharedMemory passes gradients that share memory, on one rank: all ranks get the error, no
+// tensor changes, and the Strategy remains usable.
 func TestSharedMemory(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		x := repeat(10, float32(r.Rank()))
@@ -195,7 +200,7 @@ func TestSharedMemory(t *testing.T) {
 	})
 }
 
-// TestDisagreementOnTheCall has rank 2 call something else.
+// TestDisagreementOnTheCall lets rank 2 make a different call.
 func TestDisagreementOnTheCall(t *testing.T) {
 	w := func() map[string]*tensor.Tensor { return map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2)} }
 	for says, call := range map[string]func(r *rank) error{
@@ -215,8 +220,9 @@ func TestDisagreementOnTheCall(t *testing.T) {
 	}
 }
 
-// TestGoroutinesAtOnce: those of a rank are served one at a time. In the same order on all ranks it is right; in another, all hear of it, and no
-// tensor has a sum that nobody asked for.
+// TestGoroutinesAtOnce checks that the calls of a rank's goroutines run one at a time. In the same
+// order on all ranks they succeed; in another, all ranks get an error, and no tensor holds a sum of
+// different calls.
 func TestGoroutinesAtOnce(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		var all sync.WaitGroup
@@ -232,10 +238,10 @@ func TestGoroutinesAtOnce(t *testing.T) {
 			})
 		}
 		all.Wait()
-		r.ok(r.Barrier(r.ctx)) // all have called as often
+		r.ok(r.Barrier(r.ctx)) // all have made the same number of calls
 		assert.Equal(r, []float32{1}, average(r, "w", float32(r.Rank())))
 	})
-	over(t, 3, func(r *rank) { // with an order
+	over(t, 3, func(r *rank) { // in a fixed order
 		turns := make([]chan struct{}, 11)
 		for i := range turns {
 			turns[i] = make(chan struct{})
@@ -253,13 +259,15 @@ func TestGoroutinesAtOnce(t *testing.T) {
 	})
 }
 
-// TestCallThatGetsNoTurn: it does not outlive its context, and the others, who would wait for it, hear of it.
+// TestCallThatGetsNoTurn checks that a call which waits for its turn does not outlive its context,
+// and that the other ranks, which would wait for it, get an error.
 func TestCallThatGetsNoTurn(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
-			busy, told := make(chan struct{}), make(chan struct{}) // closed when rank 0 is in a call, and when rank 1 has heard of its end
+			// closed when rank 0 is in a call, and when rank 1 has got the error
+			busy, told := make(chan struct{}), make(chan struct{})
 			w.run(t, 2, func(r *rank) {
-				if r.Rank() == 1 { // it answers what rank 0 begins with, and then nothing
+				if r.Rank() == 1 { // it answers the first message of rank 0, and then stops
 					r.ok(collective.AllGather(r.ctx, r.comm, make([]uint64, 4), []uint64{0, 1}))
 					close(busy)
 					defer close(told)
@@ -293,7 +301,8 @@ func TestShutdown(t *testing.T) {
 	})
 }
 
-// TestShutdownWithoutTheOthers closes the Comm nevertheless.
+// TestShutdownWithoutTheOthers checks that a Shutdown without the other ranks closes the Comm
+// nevertheless.
 func TestShutdownWithoutTheOthers(t *testing.T) {
 	overAtOnce(t, 2, func(r *rank) {
 		if r.Rank() == 1 {
@@ -306,7 +315,7 @@ func TestShutdownWithoutTheOthers(t *testing.T) {
 	})
 }
 
-// TestSetsThatTakeTurns: what is kept of a set of tensors is not taken for another one's.
+// TestSetsThatTakeTurns checks that the cached plan of one set of tensors is not used for another.
 func TestSetsThatTakeTurns(t *testing.T) {
 	ways[0].run(t, 2, func(r *rank) {
 		sets := []func(x []float32) map[string]*tensor.Tensor{

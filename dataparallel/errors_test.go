@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// TestErrorsNameTheCall: an error names the call that failed, its ranks, and no verb that the call is made of.
+// TestErrorsNameTheCall checks that an error names the call that failed and its ranks, and none of
+// the verbs that implement the call.
 func TestErrorsNameTheCall(t *testing.T) {
 	grads := func() map[string]*tensor.Tensor {
 		return map[string]*tensor.Tensor{"w": tensor.From([]float32{1, 2})}

@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// world has two ranks of this process do f. What is left out is what to do with errors.
+// world runs f on two ranks of this process. Error handling is omitted.
 func world(f func(ctx context.Context, s *dataparallel.Strategy)) {
 	ctx := context.Background()
 	meet := store.New(new(store.Memory))
@@ -120,7 +120,7 @@ func ExampleStrategy_Shutdown() {
 	// Output: <nil> <nil> true
 }
 
-// workers are nodes of a job of as many, started.
+// workers returns started nodes of a job with one worker for each of ids.
 func workers(ctx context.Context, meet *store.Store, ids ...string) (nodes []*dataparallel.WorkerNode) {
 	var all sync.WaitGroup
 	for _, id := range ids {
@@ -148,7 +148,7 @@ func ExampleWorkerNode() {
 			if n.Rank() == 0 {
 				fmt.Println("the mean of", n.Size(), "ranks is", x[0])
 			}
-			_ = n.Strategy().Shutdown(ctx) // so that nobody leaves while others are at work
+			_ = n.Strategy().Shutdown(ctx) // so that no rank leaves while others still need it
 		})
 	}
 	all.Wait()

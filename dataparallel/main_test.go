@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// soon is how long whatever is expected may take on a machine that is busy.
+// soon is the time limit of every expected event, on a busy machine too.
 const soon = 30 * time.Second
 
 func bounded(t testing.TB) context.Context {
@@ -37,7 +37,7 @@ func bounded(t testing.TB) context.Context {
 	return ctx
 }
 
-// within is a context that ends earlier than the test is willing to wait.
+// within returns a context that ends earlier than the test is willing to wait.
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
@@ -49,13 +49,13 @@ type way struct {
 	name string
 	host func(rank int) string
 	alg  collective.Algorithm
-	tls  bool // with certificates on both sides, of the store and between ranks
+	tls  bool // with certificates on both sides, for the store and between ranks
 }
 
 func together(int) string   { return "node" }
 func apart(rank int) string { return fmt.Sprint("node ", rank) }
 
-// unequal has hosts of one rank, two ranks, and all that are left.
+// unequal places ranks on hosts of one rank, two ranks, and all the others.
 func unequal(rank int) string { return fmt.Sprint("node ", min((rank+1)/2, 2)) }
 
 var ways = []way{
@@ -74,7 +74,7 @@ type rank struct {
 	comm *collective.Comm
 }
 
-// ok reports an error; the rank goes on, so that nobody waits for it.
+// ok reports an error; the rank continues, so that no other rank waits for it.
 func (r *rank) ok(err error) bool { return assert.NoError(r.T, err, "rank %d", r.Rank()) }
 
 // average averages one gradient.
@@ -83,7 +83,7 @@ func average[T tensor.Number](r *rank, name string, x ...T) []T {
 	return x
 }
 
-// run has n ranks do f.
+// run runs f on n ranks.
 func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	t.Helper()
 	meet := w.meet(t)
@@ -109,7 +109,8 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	all.Wait()
 }
 
-// meet is where the ranks meet: the store of testcluster.Store, or one that is served with TLS.
+// meet returns the configuration of each rank: the store of testcluster.Store, or one that is
+// served with TLS.
 func (w way) meet(t *testing.T) func(rank int) pgroup.Config {
 	if !w.tls {
 		open := testcluster.Store(t)
@@ -127,7 +128,7 @@ func over(t *testing.T, n int, f func(r *rank)) {
 	}
 }
 
-// overAtOnce is for tests that wait.
+// overAtOnce is over for tests that wait: it runs the ways in parallel.
 func overAtOnce(t *testing.T, n int, f func(r *rank)) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -154,7 +155,7 @@ func (p papers) client() *store.TLSFiles {
 	return &store.TLSFiles{Cert: p.path("worker"), Key: p.path("worker-key"), CA: p.path("ca")}
 }
 
-// server is a store that turns away who has no certificate.
+// server returns a store that refuses clients without a certificate.
 func (p papers) server(t *testing.T) *store.Server {
 	c, err := (&store.TLSFiles{Cert: p.path("server"), Key: p.path("server-key"), CA: p.path("ca"), RequireClient: true}).Server()
 	require.NoError(t, err)
@@ -180,7 +181,7 @@ func serve(t testing.TB, srv *store.Server) string {
 	return l.Addr().String()
 }
 
-// url is that of a store for the test.
+// url returns the URL of a store for the test.
 func url(t testing.TB) string {
 	if url := testcluster.StoreURL(); url != "" {
 		return url
@@ -188,12 +189,12 @@ func url(t testing.TB) string {
 	return "muster://" + serve(t, &store.Server{Engine: new(store.Memory)})
 }
 
-// worker is of a job of that many.
+// worker returns the configuration of a worker of a job of least to most workers.
 func worker(id string, least, most int) membership.Config {
 	return membership.Config{Job: "train", ID: id, Min: least, Max: most}
 }
 
-// newNode is closed when the test ends.
+// newNode returns a node that is closed when the test ends.
 func newNode(t *testing.T, at, id string, least, most int) *dataparallel.WorkerNode {
 	n := &dataparallel.WorkerNode{Address: at, Worker: worker(id, least, most), Timeout: soon}
 	t.Cleanup(func() { assert.NoError(t, n.Close()) })

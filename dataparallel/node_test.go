@@ -21,8 +21,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// TestViews has workers join, leave and come back while the others train. Ranks are dense in each view, and all ranks of a view have the
-// same verdict when it ends.
+// TestViews lets workers join, leave and rejoin while the others train. Ranks are dense in each
+// view, and all ranks of a view get the same error when it ends.
 func TestViews(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		t.Run(fmt.Sprint("TLS ", tls), func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestViews(t *testing.T) {
 			require.Equal(t, 2, c.Rank())
 			steps(t, a, b, c)
 
-			first, second := a, b // who registered first is rank 0
+			first, second := a, b // the worker that registered first is rank 0
 			if b.Rank() == 0 {
 				first, second = b, a
 			}
@@ -63,7 +63,8 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// changes does what ends the view of nodes, which train until then and go on to the next one. It returns what they heard.
+// changes calls do, which ends the view of nodes. The nodes train until then and go on to the next
+// view. It returns the errors that they got.
 func changes(t *testing.T, do func(), nodes ...*dataparallel.WorkerNode) (verdicts []*pgroup.RankError) {
 	t.Helper()
 	var mu sync.Mutex
@@ -86,7 +87,7 @@ func changes(t *testing.T, do func(), nodes ...*dataparallel.WorkerNode) (verdic
 	return verdicts
 }
 
-// same checks that all ranks heard the same, and what.
+// same checks that all ranks got the same error, with this text.
 func same(t *testing.T, verdicts []*pgroup.RankError, says string) {
 	t.Helper()
 	for _, re := range verdicts {
@@ -95,7 +96,8 @@ func same(t *testing.T, verdicts []*pgroup.RankError, says string) {
 	}
 }
 
-// TestTraining is the loop of WorkerNode's comment: what is left of three workers has the weights of who trained from the beginning.
+// TestTraining runs the loop in WorkerNode's doc comment: those of three workers that remain have
+// the weights of the one that trained from the beginning.
 func TestTraining(t *testing.T) {
 	at := url(t)
 	ctx := bounded(t)
@@ -104,7 +106,7 @@ func TestTraining(t *testing.T) {
 		if err := s.BroadcastTensors(ctx, 0, map[string]*tensor.Tensor{"w": tensor.From(w)}); err != nil {
 			return err
 		}
-		for w[0] == 0 && s.Size() < 4 { // until all have come
+		for w[0] == 0 && s.Size() < 4 { // until all have joined
 			if err := s.Barrier(ctx); err != nil {
 				return err
 			}
@@ -178,7 +180,8 @@ func TestReady(t *testing.T) {
 	is(a, http.StatusOK, "rank 0 of 2 in view")
 }
 
-// TestReadyAfterAVerdict: the view holds, but nothing can be done in it.
+// TestReadyAfterAVerdict checks the readiness of a node whose view is current, but whose group has
+// failed.
 func TestReadyAfterAVerdict(t *testing.T) {
 	at := url(t)
 	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
@@ -206,7 +209,7 @@ func TestOverIsOfTheView(t *testing.T) {
 	require.False(t, n.Over(n.Strategy().BroadcastTensor(t.Context(), 3, tensor.New(tensor.F32))))
 }
 
-// TestWhatCloseEnds: a Start, a Next and a verb that wait.
+// TestWhatCloseEnds checks that Close ends a waiting Start, a waiting Next and a waiting verb.
 func TestWhatCloseEnds(t *testing.T) {
 	at := url(t)
 	a := newNode(t, at, "a", 2, 0)
@@ -255,7 +258,7 @@ func TestStartWithinItsContext(t *testing.T) {
 	nobody.Timeout = 50 * time.Millisecond
 	require.ErrorIs(t, nobody.Start(t.Context()), context.DeadlineExceeded)
 
-	// The other one has registered, and does not come.
+	// The other worker has registered, and does not take part.
 	s, err := store.Open(bounded(t), at)
 	require.NoError(t, err)
 	defer s.Close()
@@ -284,7 +287,7 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// TestNodesOfOneProcess share a store, and tell of what they do.
+// TestNodesOfOneProcess checks nodes that share a store and a trace sink.
 func TestNodesOfOneProcess(t *testing.T) {
 	s := testcluster.Store(t)()
 	var nodes []*dataparallel.WorkerNode

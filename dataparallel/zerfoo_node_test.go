@@ -21,14 +21,14 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// step averages the ranks of a node's view, and returns what comes of it.
+// step averages the ranks of a node's view, and returns the result.
 func step(ctx context.Context, s *dataparallel.Strategy) (float64, error) {
 	x := []float64{float64(s.Rank())}
 	err := s.AllReduceGradients(ctx, map[string]*tensor.Tensor{"rank": tensor.From(x)})
 	return x[0], err
 }
 
-// steps checks that nodes are one world, with dense ranks.
+// steps checks that nodes form one group, with dense ranks.
 func steps(t *testing.T, nodes ...*dataparallel.WorkerNode) {
 	t.Helper()
 	ranks := make([]int, len(nodes))
@@ -45,13 +45,13 @@ func steps(t *testing.T, nodes ...*dataparallel.WorkerNode) {
 	require.Equal(t, repeat(len(nodes), 1), ranks)
 }
 
-// untilOver steps until the view is over, and goes to the next one.
+// untilOver steps until the view has ended, and goes on to the next one.
 func untilOver(t *testing.T, n *dataparallel.WorkerNode) {
 	t.Helper()
 	assert.Error(t, verdict(t, n))
 }
 
-// verdict is untilOver, and returns how it ended.
+// verdict is untilOver, and returns the error that ended the view.
 func verdict(t *testing.T, n *dataparallel.WorkerNode) (why error) {
 	t.Helper()
 	s := n.Strategy()
@@ -95,7 +95,8 @@ func TestZerfooIDs(t *testing.T) {
 	require.NoError(t, a.Start(bounded(t)))
 
 	second := newNode(t, at, "a", 1, 2)
-	second.Worker.TTL = 500 * time.Millisecond // after which it cannot be its own former life
+	// the previous worker of this id has expired after it
+	second.Worker.TTL = 500 * time.Millisecond
 	err := second.Start(bounded(t))
 	require.ErrorIs(t, err, membership.ErrDuplicate)
 	require.ErrorContains(t, err, `dataparallel: start of worker "a": `)
@@ -119,7 +120,8 @@ func TestZerfooFiftyAtOnce(t *testing.T) {
 	steps(t, nodes...)
 }
 
-// TestZerfooCheckpoints: one is complete when all have ended it. More of them: membership's TestCheckpoint….
+// TestZerfooCheckpoints checks that a checkpoint is complete when all workers have ended it. More
+// tests of checkpoints are in package membership, as TestCheckpoint….
 func TestZerfooCheckpoints(t *testing.T) {
 	at := url(t)
 	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 3, 0), newNode(t, at, "b", 3, 0), newNode(t, at, "c", 3, 0)}
@@ -161,7 +163,7 @@ func TestZerfooCertificates(t *testing.T) {
 
 func TestZerfooRefusesToListenInTheOpen(t *testing.T) {
 	for _, listen := range []string{"0.0.0.0:0", "10.0.0.1", ":9001", "[::]:0", "node7:9001", "192.168.1.1:1"} {
-		n := newNode(t, "muster://127.0.0.1:1", "a", 1, 0) // nobody is asked
+		n := newNode(t, "muster://127.0.0.1:1", "a", 1, 0) // no server is contacted
 		n.Listen = listen
 		err := n.Start(bounded(t))
 		require.ErrorIs(t, err, dataparallel.ErrInsecure)
@@ -176,7 +178,7 @@ func TestZerfooRefusesToListenInTheOpen(t *testing.T) {
 		require.Equal(t, 0, n.Rank())
 		require.NoError(t, n.Close())
 	}
-	// Nobody has said where to listen, and there are two machines.
+	// No listen address is configured, and there are two machines.
 	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)
 	a.Host, b.Host = "one", "two"
 	each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) {
@@ -216,15 +218,16 @@ func TestZerfooLifecycle(t *testing.T) {
 	}
 }
 
-// ready asks for the node's health.
+// ready returns the answer of the node's health endpoint.
 func ready(n *dataparallel.WorkerNode) (code int, text string) {
 	rec := httptest.NewRecorder()
 	n.Ready().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 	return rec.Code, rec.Body.String()
 }
 
-// TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by itself, with a rank of its own: 1 of 2. That
-// 100 ms are enough, and how much they are: membership's TestSilentWorkerIsEvicted.
+// TestZerfooEviction checks that a worker which is silent for longer than its TTL is evicted. It
+// rejoins by itself, with a dense rank: 1 of 2. That 100 ms are enough, and what they mean, is
+// checked by membership's TestSilentWorkerIsEvicted.
 func TestZerfooEviction(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
@@ -244,7 +247,7 @@ func TestZerfooEviction(t *testing.T) {
 	steps(t, a)
 
 	wire.Blackhole(false)
-	wire.Cut(testcluster.RST) // what was lost meanwhile does not come
+	wire.Cut(testcluster.RST) // requests that were lost meanwhile do not arrive
 	both.Go(func() { untilOver(t, a) })
 	both.Go(func() { untilOver(t, b) })
 	both.Wait()
@@ -252,7 +255,8 @@ func TestZerfooEviction(t *testing.T) {
 	steps(t, a, b)
 }
 
-// TestZerfoo7Heartbeats: workers that do nothing for long are not out, and one that is killed and comes back has a rank of its own.
+// TestZerfoo7Heartbeats checks that workers which are idle for long are not evicted, and that one
+// which is killed and restarts gets a dense rank.
 func TestZerfoo7Heartbeats(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
@@ -265,10 +269,11 @@ func TestZerfoo7Heartbeats(t *testing.T) {
 	<-time.After(1500 * time.Millisecond)
 	steps(t, nodes...)
 
-	// What is left of a process that was killed are connections that have ended.
+	// A killed process leaves only closed connections.
 	wire.Refuse(true)
 	wire.Cut(testcluster.FIN)
-	again := newNode(t, "muster://"+addr, "b", 2, 0) // the store still has its former life
+	// the store still has its previous registration
+	again := newNode(t, "muster://"+addr, "b", 2, 0)
 	var both sync.WaitGroup
 	both.Go(func() { untilOver(t, nodes[0]) })
 	both.Go(func() { assert.NoError(t, again.Start(bounded(t))) })

@@ -23,7 +23,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// The tests of this file and zerfoo_node_test.go are of what Zerfoo's package distributed promises, and, those with a number, of where it fails.
+// The tests of this file and zerfoo_node_test.go check what Zerfoo's package distributed promises.
+// Those with a number check where it fails.
 
 func TestZerfooAverages(t *testing.T) {
 	over(t, 2, func(r *rank) {
@@ -72,7 +73,7 @@ func TestZerfooBarrierOfThree(t *testing.T) {
 func TestZerfooTwoOfThreeAtABarrier(t *testing.T) {
 	overAtOnce(t, 3, func(r *rank) {
 		r.ok(r.Barrier(r.ctx))
-		if r.Rank() == 2 { // it is there, and does not come
+		if r.Rank() == 2 { // it has joined, and makes no call
 			<-r.comm.Group().Context().Done()
 			return
 		}
@@ -164,7 +165,7 @@ func TestZerfooMetrics(t *testing.T) {
 	}
 }
 
-// TestZerfoo1ConsecutiveSteps: an early worker does not land in the step before.
+// TestZerfoo1ConsecutiveSteps checks that an early worker does not join the previous step.
 func TestZerfoo1ConsecutiveSteps(t *testing.T) {
 	over(t, 4, func(r *rank) {
 		for step := range 200 {
@@ -181,7 +182,8 @@ func TestZerfoo1ConsecutiveSteps(t *testing.T) {
 	})
 }
 
-// TestZerfoo2ConsecutiveBroadcasts: each brings its own value, from whichever root.
+// TestZerfoo2ConsecutiveBroadcasts checks that each broadcast delivers its own value, from any
+// root.
 func TestZerfoo2ConsecutiveBroadcasts(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		for step := range 100 {
@@ -195,7 +197,8 @@ func TestZerfoo2ConsecutiveBroadcasts(t *testing.T) {
 	})
 }
 
-// TestZerfoo3Hierarchical: every parameter is its own, on every rank, and hosts with few ranks do not count for more.
+// TestZerfoo3Hierarchical checks that parameters are not mixed up, on any rank, and that hosts with
+// few ranks have no larger weight.
 func TestZerfoo3Hierarchical(t *testing.T) {
 	for name, host := range map[string]func(int) string{
 		"2 and 2":     func(rank int) string { return fmt.Sprint(rank / 2) },
@@ -228,7 +231,7 @@ func TestZerfoo3Hierarchical(t *testing.T) {
 	}
 }
 
-// TestZerfoo4LargeTensors: there is no limit to a message.
+// TestZerfoo4LargeTensors checks that messages have no size limit.
 func TestZerfoo4LargeTensors(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		x := make([]float32, 2<<20+1) // 8 MiB
@@ -245,7 +248,8 @@ func TestZerfoo4LargeTensors(t *testing.T) {
 	})
 }
 
-// TestZerfoo5 has what hangs for 30 s there: here it is an error on all ranks at once, or it works.
+// TestZerfoo5DeadWorker checks the cases that hang for 30 s there: here each is an error on all
+// ranks at once, or it works.
 func TestZerfoo5DeadWorker(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -296,7 +300,8 @@ func TestZerfoo5MissingKey(t *testing.T) {
 	})
 }
 
-// TestZerfoo5Contexts: a rank that gives up ends the verb for all, who hear who it was.
+// TestZerfoo5Contexts checks that a rank whose context ends also ends the verb for all ranks, whose
+// errors name it.
 func TestZerfoo5Contexts(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		ctx := r.ctx
@@ -314,7 +319,7 @@ func TestZerfoo5Contexts(t *testing.T) {
 	})
 }
 
-// TestZerfoo6Types: each dtype is averaged as what it is.
+// TestZerfoo6Types checks that each dtype is averaged in its own arithmetic.
 func TestZerfoo6Types(t *testing.T) {
 	half := func(x ...float32) (hs []tensor.Float16) {
 		for _, f := range x {
@@ -346,7 +351,7 @@ func TestZerfoo6Types(t *testing.T) {
 	})
 }
 
-// TestZerfoo8SameBits: sums are in one order, in every run and on every rank.
+// TestZerfoo8SameBits checks that sums are computed in one order, in every run and on every rank.
 func TestZerfoo8SameBits(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -354,7 +359,7 @@ func TestZerfoo8SameBits(t *testing.T) {
 			for run := range 3 {
 				got := make([][]byte, 4)
 				w.run(t, 4, func(r *rank) {
-					if run > 0 { // arrivals in another order
+					if run > 0 { // ranks arrive in another order
 						<-time.After(time.Duration((r.Rank()*run)%4) * time.Millisecond)
 					}
 					got[r.Rank()] = addsUpDifferently(r)
@@ -387,7 +392,8 @@ func addsUpDifferently(r *rank) (bits []byte) {
 	return bits
 }
 
-// TestZerfoo8Allocations: a 16 MiB all-reduce of 4 ranks takes 179 MiB there.
+// TestZerfoo8Allocations checks the memory that a 16 MiB all-reduce of 4 ranks allocates, which is
+// 179 MiB there.
 func TestZerfoo8Allocations(t *testing.T) {
 	const rounds = 5
 	ways[0].run(t, 4, func(r *rank) {
@@ -395,7 +401,7 @@ func TestZerfoo8Allocations(t *testing.T) {
 		for i := range 100 {
 			grads[fmt.Sprint("small ", i)] = tensor.New(tensor.F32, 3)
 		}
-		r.ok(r.AllReduceGradients(r.ctx, grads)) // the first one makes the plan
+		r.ok(r.AllReduceGradients(r.ctx, grads)) // the first call makes the plan
 		r.ok(r.Barrier(r.ctx))
 		var before, after runtime.MemStats
 		if r.Rank() == 0 {
@@ -409,7 +415,8 @@ func TestZerfoo8Allocations(t *testing.T) {
 			runtime.ReadMemStats(&after)
 			each := (after.TotalAlloc - before.TotalAlloc) / rounds / 4
 			t.Log(each, "bytes for each call of a rank")
-			assert.Less(t, each, uint64(mostAllocated)) // a verb has its own limit, in collective
+			// the limit of a single verb is tested in collective
+			assert.Less(t, each, uint64(mostAllocated))
 		}
 	})
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// history is what the workers of a job were given.
+// history is the views that the workers of a job received.
 type history struct {
 	mu    sync.Mutex
 	views map[string]membership.View // by run and generation: when all have left another run begins
 	last  map[string][]string        // the workers of the last view of each worker
-	came  map[string]int             // when each worker joined: ids are not used again
+	came  map[string]int             // when each worker joined: ids are not reused
 	wrong []string
 	given int
 }
@@ -52,7 +52,7 @@ func (h *history) saw(id string, before uint64, v membership.View) {
 	h.views[key] = v
 }
 
-// life is a worker that takes whatever view there is.
+// life is a worker that joins every view that it is in.
 type life struct {
 	id   string
 	way  *line
@@ -86,8 +86,9 @@ func (h *history) live(t *testing.T, memory *store.Memory, c membership.Config) 
 	return l
 }
 
-// TestAllAreGivenTheSameViews has workers come, leave, die and freeze at any moment, those who decide too: whatever happens a generation
-// is the same to all, and when it is quiet everybody is in the last one.
+// TestAllAreGivenTheSameViews lets workers join, leave, die and freeze at any moment, including the
+// leader: a generation is always the same for all workers, and when nothing changes any more all
+// workers are in the last one.
 func TestAllAreGivenTheSameViews(t *testing.T) {
 	seeds := uint64(150)
 	if testing.Short() {
@@ -106,7 +107,8 @@ func TestAllAreGivenTheSameViews(t *testing.T) {
 
 func agree(t *testing.T, seed uint64) int {
 	chance := rand.New(rand.NewPCG(seed, 5))
-	memory := &store.Memory{Limits: store.Limits{History: 1 << (2 * chance.IntN(8))}} // who was frozen may have to read everything again
+	// a worker that was frozen may have to read the whole state again
+	memory := &store.Memory{Limits: store.Limits{History: 1 << (2 * chance.IntN(8))}}
 	t.Cleanup(func() { _ = memory.Close() })
 	h := &history{views: map[string]membership.View{}, last: map[string][]string{}, came: map[string]int{}}
 	least := 1 + chance.IntN(3)
@@ -118,7 +120,7 @@ func agree(t *testing.T, seed uint64) int {
 	take := func(ls *[]*life) *life {
 		i := chance.IntN(len(*ls))
 		if chance.IntN(2) == 0 {
-			i = 0 // who decides, or is about to
+			i = 0 // the leader, or the next one
 		}
 		l := (*ls)[i]
 		*ls = slices.Delete(*ls, i, i+1)
@@ -139,7 +141,7 @@ func agree(t *testing.T, seed uint64) int {
 			if chance.IntN(2) == 0 {
 				l.way.freeze()
 			} else {
-				l.way.freezeAt(wire.OpSwap) // just when it decides, if it is its turn
+				l.way.freezeAt(wire.OpSwap) // at the moment of its decision, if it is the leader
 			}
 			frozen = append(frozen, l)
 		case len(frozen) > 0:
@@ -159,7 +161,7 @@ func agree(t *testing.T, seed uint64) int {
 	return h.given
 }
 
-// checkQuiet checks that the first workers that live are in a view, and have heard of it.
+// checkQuiet checks that the first workers that live are in a view, and have received it.
 func checkQuiet(t *testing.T, h *history, all []*life, c membership.Config) {
 	var live []string
 	for _, l := range all {
@@ -178,7 +180,7 @@ func checkQuiet(t *testing.T, h *history, all []*life, c membership.Config) {
 	}
 }
 
-// late holds swaps and sets back, whatever becomes of those who wait for them.
+// late delays swaps and sets, even if their callers no longer wait.
 type late struct {
 	store.Engine
 	holds atomic.Bool
@@ -192,8 +194,9 @@ func (l *late) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	return l.Engine.Do(context.WithoutCancel(ctx), req, rep)
 }
 
-// TestLateLeader has a leader renew a view, or decide the next one, so late that it is evicted, and that all others have gone further, and left: nothing
-// of it reaches the store, where the next job of the name begins.
+// TestLateLeader delays the requests of a leader that renews a view, or decides the next one, until
+// it is evicted, and all others have moved on and left: none of the requests has an effect on the
+// store, where the next job of the same name begins.
 func TestLateLeader(t *testing.T) {
 	for name, act := range map[string]func(t *testing.T, s *store.Store){
 		"renews":  func(*testing.T, *store.Store) { <-time.After(30 * time.Minute) },
@@ -209,7 +212,7 @@ func TestLateLeader(t *testing.T) {
 				synctest.Wait()
 				slow.holds.Store(true)
 				act(t, s)
-				synctest.Wait() // what it does is on its way
+				synctest.Wait() // its request is under way
 				for e, err := range s.List(t.Context(), "membership/train/roster/worker/") {
 					require.NoError(t, err)
 					_, err = s.Delete(t.Context(), e.Key)

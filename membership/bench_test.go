@@ -10,7 +10,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// BenchmarkJoin is the time from the first Join until all of n workers have their view, in one process over one store.
+// BenchmarkJoin measures the time from the first Join until all of n workers have their view, in
+// one process over one store.
 func BenchmarkJoin(b *testing.B) {
 	for _, n := range []int{2, 10, 50, 200} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -35,7 +36,8 @@ func BenchmarkJoin(b *testing.B) {
 	}
 }
 
-// BenchmarkChange is the time from the loss of one of n workers until another that stays has the next view.
+// BenchmarkChange measures the time from the failure of one of n workers until another one has the
+// next view.
 func BenchmarkChange(b *testing.B) {
 	for _, n := range []int{2, 10, 50, 200} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -34,7 +34,7 @@ func TestCheckpoint(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, [...]any{started.ID, int64(7), "/ckpt/7", uint64(1)}, [...]any{c.ID, c.Epoch, c.Path, c.Generation})
 			require.Equal(t, []string{"a", "b", "c"}, idsOf(c.Workers))
-			for range 2 { // to end it again changes nothing
+			for range 2 { // ending it again has no effect
 				complete, err := c.End(bounded(t))
 				require.NoError(t, err)
 				require.Equal(t, rank == 2, complete)
@@ -96,7 +96,8 @@ func TestCheckpointOfOthers(t *testing.T) {
 	})
 }
 
-// A checkpoint whose worker is lost is never complete, and nobody need wait for it.
+// TestCheckpointOfTheLost checks that a checkpoint whose worker has failed never completes, and
+// that no worker has to wait for it.
 func TestCheckpointOfTheLost(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		a, b := join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))

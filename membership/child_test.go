@@ -13,11 +13,12 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// children is what the test binary can be instead of the tests: a worker.
+// children are the roles of the test binary when it does not run tests: a worker.
 var children = testcluster.Children{"worker": childWorker}
 
-// childWorker is given its id, how many a view has, and the address of the store. It tells the store what it hears: the generation and the rank of
-// each view, and that it was evicted, and is back.
+// childWorker gets its id, the number of workers of a view, and the address of the store. It
+// reports in the store the generation and the rank of each view, and that it was evicted, and has
+// rejoined.
 func childWorker(ctx context.Context, arg string) error {
 	var id, addr string
 	var least, most int
@@ -51,7 +52,7 @@ func childWorker(ctx context.Context, arg string) error {
 	}
 }
 
-// process starts a worker that is a process.
+// process starts a worker in a process of its own.
 func process(t *testing.T, addr, id string, least, most int) *launch.Process {
 	t.Helper()
 	return testcluster.Start(t, "worker", fmt.Sprintln(id, least, most, addr))

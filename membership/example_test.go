@@ -12,12 +12,13 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// job is a store, in this process, and what workers of a job of two are told.
+// job returns the configuration of a worker of a job of two.
 func job(id string) membership.Config {
 	return membership.Config{Job: "train", ID: id, Addr: "host-" + id + ":7000", Min: 2}
 }
 
-// members are workers a and b of a job, and their view. What is left out here is what to do with errors.
+// members returns workers a and b of a job in a store of this process, and their view. Error
+// handling is omitted.
 func members(ctx context.Context) (a, b *membership.Member, va, vb membership.View) {
 	s := store.New(new(store.Memory)) // or store.Open(ctx, "muster://host:7070")
 	a, _ = membership.Join(ctx, s, job("a"))
@@ -76,7 +77,7 @@ func ExampleMember_Close() {
 	ctx := context.Background()
 	a, b, view, _ := members(ctx)
 	defer a.Close()
-	_ = b.Close() // without goodbye
+	_ = b.Close() // without a Leave
 	over := view.Context(ctx)
 	<-over.Done()
 	fmt.Println(errors.Is(context.Cause(over), pgroup.ErrLost))
@@ -162,7 +163,7 @@ func ExampleMember_StartCheckpoint() {
 	defer b.Close()
 	started, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
 	for _, m := range []*membership.Member{a, b} {
-		c, _ := m.Checkpoint(ctx, started.ID) // which a has told the others, by Broadcast
+		c, _ := m.Checkpoint(ctx, started.ID) // which a has sent to the others, by Broadcast
 		complete, _ := c.End(ctx)
 		fmt.Println(c.Path, complete)
 	}

@@ -45,7 +45,7 @@ func TestDuplicateID(t *testing.T) {
 		require.NoError(t, v.Context(t.Context()).Err(), "who was there does not notice")
 
 		other := worker("a", 1, 0)
-		other.Job = "train/2" // an id is of a job
+		other.Job = "train/2" // ids are unique within a job only
 		next(t, join(t, at(), other), 0, "a")
 
 		require.NoError(t, a.Leave(bounded(t)))
@@ -212,7 +212,8 @@ func TestUnauthenticatedRegistrationIsRefused(t *testing.T) {
 	require.NoError(t, m.Leave(bounded(t)))
 }
 
-// Whoever waits is told for what, and never longer than asked.
+// TestNextSaysWhatIsMissing checks that the error of a Next that waits says what is missing, and
+// that Next never waits longer than its context.
 func TestNextSaysWhatIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := store.New(new(store.Memory))

@@ -22,10 +22,10 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// soon is how long whatever is expected may take on a machine that is busy.
+// soon is the time limit of every expected event, on a busy machine too.
 const soon = 30 * time.Second
 
-// places are where workers meet: each call gives another worker its store.
+// places are the stores that workers use: each call returns the store of another worker.
 var places = map[string]func(t *testing.T) func() *store.Store{
 	"store": func(t *testing.T) func() *store.Store { return testcluster.Store(t) },
 	"tcp": func(t *testing.T) func() *store.Store {
@@ -49,7 +49,7 @@ func serve(t *testing.T, srv *store.Server) string {
 	return l.Addr().String()
 }
 
-// serveAt returns what ends the server, and its engine.
+// serveAt returns a function that ends the server and its engine.
 func serveAt(t *testing.T, srv *store.Server, l net.Listener) (stop func()) {
 	t.Helper()
 	var serving sync.WaitGroup
@@ -71,19 +71,19 @@ func dial(t *testing.T, addr string) *store.Store {
 	return s
 }
 
-// bounded is the test's context, which does not last for ever.
+// bounded returns the test's context with a timeout.
 func bounded(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// worker is a Config of the job of most tests.
+// worker returns the Config of the job that most tests use.
 func worker(id string, least, most int) membership.Config {
 	return membership.Config{Job: "train", ID: id, Addr: "10.0.0.1:" + id, Min: least, Max: most}
 }
 
-// join closes the member when the test ends.
+// join returns a member that is closed when the test ends.
 func join(t testing.TB, s *store.Store, c membership.Config) *membership.Member {
 	t.Helper()
 	m, err := membership.Join(bounded(t), s, c)
@@ -92,7 +92,7 @@ func join(t testing.TB, s *store.Store, c membership.Config) *membership.Member 
 	return m
 }
 
-// next is the view that m gets next, which has these workers, and m at this rank.
+// next returns the next view of m, and checks that it has these workers, and m at this rank.
 func next(t testing.TB, m *membership.Member, rank int, ids ...string) membership.View {
 	t.Helper()
 	v, err := m.Next(bounded(t))
@@ -103,7 +103,7 @@ func next(t testing.TB, m *membership.Member, rank int, ids ...string) membershi
 	return v
 }
 
-// settles is a view of these workers, after others that m may see before.
+// settles returns a view of these workers; m may get others before.
 func settles(t testing.TB, m *membership.Member, ids ...string) membership.View {
 	t.Helper()
 	for {
@@ -136,7 +136,7 @@ func ended(t testing.TB, ctx context.Context) *membership.ViewError {
 	return why
 }
 
-// nothing checks that m gets no view for a while, and returns what it is told.
+// nothing checks that m gets no view for a while, and returns the text of the error.
 func nothing(t testing.TB, m *membership.Member, for_ time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), for_)
@@ -146,13 +146,14 @@ func nothing(t testing.TB, m *membership.Member, for_ time.Duration) string {
 	return err.Error()
 }
 
-// line is the way to a store that can be frozen: what is under way waits, in both directions, until it is thawed.
+// line is a connection to a store that can be frozen: requests and answers under way wait until it
+// is thawed.
 type line struct {
 	store.Engine
 
 	mu     sync.Mutex
 	frozen chan struct{} // closed when it is thawed; nil if it is not frozen
-	at     wire.Op       // what freezes it, when it is asked for
+	at     wire.Op       // the operation that freezes it, if set
 }
 
 func newLine(e store.Engine) *line { return &line{Engine: e} }
@@ -163,7 +164,7 @@ func (l *line) freeze() {
 	l.frozen = make(chan struct{})
 }
 
-// freezeAt freezes it when the next op comes, which is on its way then.
+// freezeAt freezes the line when the next request with op is sent. That request is under way then.
 func (l *line) freezeAt(op wire.Op) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

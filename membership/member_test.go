@@ -18,7 +18,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// group meets the others of v.
+// group forms a group with the other workers of v.
 func group(t testing.TB, v membership.View) *pgroup.Group {
 	t.Helper()
 	g, err := pgroup.Create(bounded(t), v.Config())
@@ -29,7 +29,8 @@ func group(t testing.TB, v membership.View) *pgroup.Group {
 	return g
 }
 
-// Zerfoo's coordinator evicts a worker that is silent for 100 ms; so does this one, in the time of a bubble.
+// TestSilentWorkerIsEvicted checks that a worker which is silent for 100 ms is evicted, as by
+// Zerfoo's coordinator, in the simulated time of a bubble.
 func TestSilentWorkerIsEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
@@ -53,7 +54,7 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 		require.ErrorIs(t, why, pgroup.ErrLost)
 		require.NotErrorIs(t, why, pgroup.ErrLeft)
 		require.EqualError(t, why, `membership: view 2 of job "train" ended on rank 0 of 2, worker "a": lost rank 1, worker "b" at 10.0.0.1:b`)
-		require.EqualValues(t, 3, next(t, a, 0, "a").Generation) // nobody asked for it
+		require.EqualValues(t, 3, next(t, a, 0, "a").Generation) // without a call that asks for it
 
 		require.NoError(t, of.Context(t.Context()).Err(), "b has not heard of it")
 		way.thaw()
@@ -73,7 +74,8 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 	})
 }
 
-// A worker that hears nothing of its store any more gives up by itself.
+// TestWorkerWithoutStoreGivesUp checks that a worker which gets no answer from its store any more
+// ends by itself.
 func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
@@ -95,7 +97,8 @@ func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 	})
 }
 
-// Failure 7 of Zerfoo: workers never send heartbeats, so they are evicted; one that comes back gets rank 2 of 2.
+// TestFailure7HeartbeatsAndRanks checks failure 7 of Zerfoo: workers never send heartbeats, so they
+// are evicted; one that rejoins gets rank 2 of 2.
 func TestFailure7HeartbeatsAndRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
@@ -114,7 +117,7 @@ func TestFailure7HeartbeatsAndRanks(t *testing.T) {
 		require.EqualValues(t, 2, next(t, back, 1, "a", "b").Generation)
 		require.EqualValues(t, 2, next(t, a, 0, "a", "b").Generation)
 
-		require.NoError(t, a.Close()) // rank 0 may go and come as well
+		require.NoError(t, a.Close()) // rank 0 may leave and rejoin as well
 		again := join(t, s, worker("a", 2, 0))
 		next(t, back, 0, "b", "a")
 		next(t, again, 1, "b", "a")
@@ -163,7 +166,7 @@ func TestElastic(t *testing.T) {
 		nothing(t, f, time.Minute)
 
 		start = time.Now()
-		require.NoError(t, a.Leave(bounded(t))) // who decided
+		require.NoError(t, a.Leave(bounded(t))) // the leader
 		settles(t, c, "c", "d", "e", "f")
 		require.NoError(t, c.Close())
 		require.NoError(t, d.Leave(bounded(t)))
@@ -175,7 +178,8 @@ func TestElastic(t *testing.T) {
 	})
 }
 
-// Whoever decides may die at any moment: another one takes over. Two who both believe that it is their turn agree all the same.
+// TestDeciderIsFrozen checks that a leader may die at any moment, and that another one takes over.
+// Two workers that both take themselves for the leader still agree.
 func TestDeciderIsFrozen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
@@ -186,20 +190,21 @@ func TestDeciderIsFrozen(t *testing.T) {
 		settles(t, a, "a", "b")
 		old := settles(t, b, "a", "b")
 		way.freeze()
-		c := join(t, s, worker("c", 2, 4)) // a ought to decide, and cannot
+		c := join(t, s, worker("c", 2, 4)) // a is the leader, and cannot decide
 		nothing(t, c, 5*time.Second)
 		v := settles(t, b, "b", "c")
 		require.Equal(t, []int{0}, ended(t, old.Context(t.Context())).Lost)
 		require.Greater(t, v.Generation, old.Generation)
 		way.thaw()
-		_, err := a.Next(bounded(t)) // and decides nothing that anybody hears of
+		_, err := a.Next(bounded(t)) // it decides nothing that another worker receives
 		require.ErrorIs(t, err, membership.ErrEvicted)
 		nothing(t, b, time.Minute)
 		next(t, c, 1, "b", "c")
 	})
 }
 
-// A decision that was on its way when its maker was evicted comes too late.
+// TestViewIsDecidedOnce checks that a decision has no effect if its maker was evicted while it was
+// under way.
 func TestViewIsDecidedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const second = "membership/train/roster/view"
@@ -227,7 +232,8 @@ func TestViewIsDecidedOnce(t *testing.T) {
 	})
 }
 
-// What nobody of this package has written is told, and does no harm once it is gone.
+// TestForeignKeys checks that keys of other writers are reported, and do no harm after they are
+// deleted.
 func TestForeignKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := store.New(new(store.Memory))
@@ -248,7 +254,7 @@ func TestForeignKeys(t *testing.T) {
 	})
 }
 
-// A store that has no room for a view is told too.
+// TestStoreThatIsFull checks that a store without space for a view is reported too.
 func TestStoreThatIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := store.New(&store.Memory{Limits: store.Limits{Keys: 2}})
@@ -261,7 +267,7 @@ func TestStoreThatIsFull(t *testing.T) {
 	})
 }
 
-// Whatever hangs, nothing takes longer than its context, and a moment.
+// TestStoreThatHangs checks that a call never takes much longer than its context, whatever hangs.
 func TestStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
@@ -283,7 +289,7 @@ func TestStoreThatHangs(t *testing.T) {
 				return err
 			})
 			way.thaw()
-			time.Sleep(time.Minute) // what it has begun goes by its time
+			time.Sleep(time.Minute) // what the call has written expires
 		}
 		a := join(t, s, worker("a", 1, 0))
 		next(t, a, 0, "a")
@@ -351,7 +357,8 @@ func TestCloseAndLeave(t *testing.T) {
 	})
 }
 
-// A job whose workers all die is forgotten too; one that lives is not.
+// TestKeysOfADeadJobGo checks that the keys of a job whose workers have all died expire, and that
+// those of a running job do not.
 func TestKeysOfADeadJobGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
@@ -417,7 +424,8 @@ func TestStoreThatIsRestarted(t *testing.T) {
 	require.Empty(t, ended(t, v.Context(t.Context())).Lost)
 }
 
-// A store that forgets everything evicts everybody, and the job begins anew.
+// TestStoreThatForgets checks that a store which loses its state evicts all workers, and that the
+// job starts anew.
 func TestStoreThatForgets(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -445,7 +453,7 @@ func TestStoreThatForgets(t *testing.T) {
 func TestKilledAndFrozenProcesses(t *testing.T) {
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
 	s := dial(t, addr)
-	first := process(t, addr, "p0", 1, 4) // decides
+	first := process(t, addr, "p0", 1, 4) // the leader
 	_, err := s.Wait(bounded(t), "seen/p0/1")
 	require.NoError(t, err)
 	second := process(t, addr, "p1", 1, 4)
@@ -477,7 +485,7 @@ func TestTrainingLoop(t *testing.T) {
 
 var errDone = errors.New("done")
 
-// trainingLoop is what a program does: a step of a group, again and again, over views.
+// trainingLoop is what a program does: steps of a group, over changing views.
 func trainingLoop(t *testing.T, at func() *store.Store) {
 	const most = 4
 	type report struct {
@@ -492,7 +500,7 @@ func trainingLoop(t *testing.T, at func() *store.Store) {
 		quits[id] = cancel
 		go func() { reports <- report{id, train(ctx, s, id, most, reached)} }()
 	}
-	last := "" // what rank 0 reached last
+	last := "" // the last state that rank 0 reached
 	until := func(size int) {
 		for last != fmt.Sprint("size ", size) {
 			select {
@@ -536,7 +544,7 @@ func trainingLoop(t *testing.T, at func() *store.Store) {
 	}
 }
 
-// train reduces over whoever is there, until ctx ends.
+// train reduces over the workers of each view, until ctx ends.
 func train(ctx context.Context, s *store.Store, id string, most int, reached chan<- string) error {
 	m, err := membership.Join(ctx, s, worker(id, 1, most))
 	if err != nil {

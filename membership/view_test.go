@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// pair is two workers of a job, and the groups of their view.
+// pair returns two workers of a job, and the groups of their view.
 func pair(t *testing.T, at func() *store.Store) (ms []*membership.Member, vs []membership.View, gs []*pgroup.Group) {
 	t.Helper()
 	ms = []*membership.Member{join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))}
@@ -64,7 +64,8 @@ func TestOver(t *testing.T) {
 	})
 }
 
-// A rank that hears of the end first cancels, and the others hear of that before they hear of the end.
+// TestOverWaitsForTheNews checks that a rank which learns of the end first cancels its verb, and
+// that the other ranks get that error before the end of the view.
 func TestOverWaitsForTheNews(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		ms, vs, gs := pair(t, at)
@@ -122,7 +123,8 @@ func TestViewContext(t *testing.T) {
 	require.ErrorIs(t, context.Cause(v.Context(t.Context())), membership.ErrOver, "it is over already")
 }
 
-// The groups of two views never meet, nor those of two jobs of one name.
+// TestConfigOfAView checks that the groups of two views, or of two jobs of one name, are different
+// groups.
 func TestConfigOfAView(t *testing.T) {
 	s := testcluster.Store(t)()
 	seen := map[string]bool{}

@@ -8,7 +8,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// What this package adds to a verb: a group of one in memory waits for nobody.
+// BenchmarkAlone measures what this package adds to a verb: a group of one in memory never waits.
 func BenchmarkAlone(b *testing.B) {
 	g, err := pgroup.Create(b.Context(), pgroup.Config{Size: 1})
 	if err != nil {
@@ -35,7 +35,7 @@ func BenchmarkAlone(b *testing.B) {
 	}
 }
 
-// A barrier of ranks in one process, over one store or over sockets.
+// BenchmarkBarrier measures a barrier of ranks in one process, over one store or over sockets.
 func BenchmarkBarrier(b *testing.B) {
 	for name, at := range map[string]bool{"memory": false, "hosted": true} {
 		for _, n := range []int{2, 4, 8} {

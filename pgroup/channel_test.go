@@ -17,8 +17,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestChannelForEachStep uses more names than a group may have channels, each with collectives and messages, and one name over and over: what
-// ranks get is of the same use, however far one of them is ahead.
+// TestChannelForEachStep uses more names than a group may have channels, each with collectives and
+// messages, and one name repeatedly: ranks get the values of the same use, however far one of them
+// is ahead.
 func TestChannelForEachStep(t *testing.T) {
 	steps := 5000
 	if testing.Short() {
@@ -46,7 +47,8 @@ func TestChannelForEachStep(t *testing.T) {
 	})
 }
 
-// TestCloseOfAChannelIsOfNothingElse closes one channel: calls on it are refused, those on others work.
+// TestCloseOfAChannelIsOfNothingElse closes one channel: calls on it are refused, those on others
+// work.
 func TestCloseOfAChannelIsOfNothingElse(t *testing.T) {
 	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		x, y := g.Channel("x"), g.Channel("y")
@@ -74,8 +76,8 @@ func TestCloseOfAChannelIsOfNothingElse(t *testing.T) {
 	})
 }
 
-// TestCloseOfAChannelCancelsItsCalls closes a channel with a barrier and a Recv under way: they end at once, and the barrier for all, naming
-// the rank that closed.
+// TestCloseOfAChannelCancelsItsCalls closes a channel with a barrier and a Recv under way: they end
+// at once, and the barrier ends for all ranks, with an error that names the rank that closed.
 func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ranks(t, 3, inMemory, func(t *testing.T, g *pgroup.Group) {
@@ -105,7 +107,8 @@ func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 	})
 }
 
-// TestARankThatHasClosedAChannelIsNamed: a verb or a message that needs it fails at once, and the group goes on.
+// TestARankThatHasClosedAChannelIsNamed checks that a verb or a message which needs a rank that has
+// closed the channel fails at once, and that the group remains usable.
 func TestARankThatHasClosedAChannelIsNamed(t *testing.T) {
 	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		x := g.Channel("x")
@@ -127,7 +130,7 @@ func TestARankThatHasClosedAChannelIsNamed(t *testing.T) {
 	})
 }
 
-// deaf is an engine that does not learn of closed channels, while it is deaf.
+// deaf is an engine that, while deaf, drops the notice that a channel is closed.
 type deaf struct {
 	store.Engine
 	err error
@@ -140,8 +143,8 @@ func (d *deaf) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	return d.Engine.Do(ctx, req, rep)
 }
 
-// TestCloseOfAChannelThatTheStoreDoesNotLearn: the next use of the name goes on with the numbers of the last, so that the store's view and the
-// rank's agree.
+// TestCloseOfAChannelThatTheStoreDoesNotLearn checks that the next use of the name continues the
+// numbers of the last, so that the store and the rank agree on them.
 func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
@@ -173,7 +176,8 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 	}
 }
 
-// TestLargeMessagesAreAcknowledgedAtOnce has one rank send more than its session may hold, to ranks that receive one message each.
+// TestLargeMessagesAreAcknowledgedAtOnce lets one rank send more than its session may hold, to
+// ranks that receive one message each.
 func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 	const n, size = 12, 4 << 20
 	m := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 4 * size}}
@@ -196,8 +200,8 @@ func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 	})
 }
 
-// TestSkip: ranks that skip to a number meet there, whatever each of them has called before. A rank that waits in a verb which another rank
-// skips gets ErrSkipped.
+// TestSkip checks that ranks which skip to a number call the same verb there, whatever each of them
+// has called before. A rank that waits in a verb which another rank skips gets ErrSkipped.
 func TestSkip(t *testing.T) {
 	ranks(t, 3, anyStore, func(t *testing.T, g *pgroup.Group) {
 		ch := g.Channel("x")
@@ -208,7 +212,7 @@ func TestSkip(t *testing.T) {
 			ch.Skip(1)
 		}
 		ch.Skip(10)
-		ch.Skip(3) // which it has passed
+		ch.Skip(3) // already passed
 		all, err := pgroup.AllGather(t.Context(), ch, g.Rank())
 		if assert.NoError(t, err) {
 			assert.Equal(t, []int{0, 1, 2}, all)

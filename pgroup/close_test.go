@@ -11,7 +11,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// A Send whose answer a Close does not wait for may have delivered its message: its error says both.
+// TestASendThatCloseInterruptsIsUnknown checks the error of a Send whose answer a Close does not
+// wait for. It may have delivered its message, and the error says so.
 func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -45,10 +46,11 @@ func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
 	proxy.Down.Stall(true)
 	sent := make(chan error, 1)
 	go func() { sent <- pgroup.Send(t.Context(), g, 1, "m") }()
-	if got, err := pgroup.Recv[string](t.Context(), other, 0); err != nil || got != "m" { // it is delivered, which its sender does not know
+	// it is delivered, which its sender does not know
+	if got, err := pgroup.Recv[string](t.Context(), other, 0); err != nil || got != "m" {
 		t.Fatal(got, err)
 	}
-	_ = g.Close() // cannot say goodbye
+	_ = g.Close() // cannot leave properly
 	if err := <-sent; !errors.Is(err, pgroup.ErrClosed) || !errors.Is(err, store.ErrUnknown) {
 		t.Errorf("got %v, want ErrClosed and ErrUnknown", err)
 	}

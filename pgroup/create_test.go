@@ -116,7 +116,8 @@ func TestCreateWithoutListener(t *testing.T) {
 	}
 }
 
-// TestCreateWhereTheStoreHangs: something listens, so that is not what is wrong.
+// TestCreateWhereTheStoreHangs checks the error of a server that accepts and does not answer: it
+// does not say that no server listens.
 func TestCreateWhereTheStoreHangs(t *testing.T) {
 	l := listen(t)
 	defer l.Close()
@@ -190,7 +191,8 @@ func TestCreateWhereAStoreIsServed(t *testing.T) {
 	same(t, gs[0], "nobody hosts", gs[0].Members()[0].Addr, "")
 }
 
-// Whoever listens there speaks something else, as PyTorch's TCPStore.
+// TestCreateWhereSomebodyElseListens checks the error if the server at the address speaks another
+// protocol, as PyTorch's TCPStore does.
 func TestCreateWhereSomebodyElseListens(t *testing.T) {
 	l := listen(t)
 	defer l.Close()
@@ -217,7 +219,7 @@ func TestCreateWhereSomebodyElseListens(t *testing.T) {
 	conns.Wait()
 }
 
-// Ranks may come before rank 0 listens.
+// TestCreateBeforeTheHost checks that ranks may call Create before rank 0 listens.
 func TestCreateBeforeTheHost(t *testing.T) {
 	addr := freeAddr(t)
 	var dialed sync.WaitGroup // each of the others was refused once
@@ -242,7 +244,7 @@ func TestCreateBeforeTheHost(t *testing.T) {
 	closeAll(gs)
 }
 
-// tells is a way to dial that closes welcomed when a store has answered for the first time.
+// tells returns dial options that close welcomed when a store has answered for the first time.
 func tells(welcomed chan struct{}) *store.DialOptions {
 	var once sync.Once
 	return &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -267,7 +269,8 @@ func (c *telling) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// The last run's rank 0 may still end when the next run's ranks come: they look again.
+// TestCreateWhileTheLastRunEnds checks that ranks of the next run retry while rank 0 of the last
+// run is still ending.
 func TestCreateWhileTheLastRunEnds(t *testing.T) {
 	addr := freeAddr(t)
 	last, err := pgroup.Create(t.Context(), pgroup.Config{Name: "last run", Size: 1, Address: addr})
@@ -288,7 +291,8 @@ func TestCreateWhileTheLastRunEnds(t *testing.T) {
 	together(2, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
 }
 
-// Rank 0 finds its port in use by the last run of another process. When that has ended, it hosts.
+// TestCreateHostsWhenTheLastHostHasGone checks that rank 0, if its port is in use by the last run
+// of another process, hosts when that has ended.
 func TestCreateHostsWhenTheLastHostHasGone(t *testing.T) {
 	l := listen(t)
 	last := &store.Server{Engine: new(store.Memory)}
@@ -332,7 +336,8 @@ func TestCreateCancelled(t *testing.T) {
 	}
 }
 
-// What another rank says of itself comes from the network.
+// TestCreateWithAMalformedMember checks that the data of another rank, which comes from the
+// network, is validated.
 func TestCreateWithAMalformedMember(t *testing.T) {
 	s := testcluster.Store(t)()
 	together(2, func(rank int) {

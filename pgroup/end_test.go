@@ -77,7 +77,7 @@ func TestShutdownNamesMissingRanks(t *testing.T) {
 	})
 }
 
-// Close ends what this handle waits for.
+// TestCloseUnblocks checks that Close ends the calls that wait on this handle.
 func TestCloseUnblocks(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() != 1 {
@@ -91,7 +91,7 @@ func TestCloseUnblocks(t *testing.T) {
 			waiting <- err
 		}()
 		go func() { waiting <- g.Channel("c").Barrier(t.Context()) }()
-		// Both are in when the store has them: what is sent behind them comes later.
+		// Both calls count as started when the store has them: later requests reach it after them.
 		for range 20 {
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, 1))
 		}
@@ -108,7 +108,8 @@ func TestCloseUnblocks(t *testing.T) {
 	}, 2, 4)
 }
 
-// A host that closes is Left, for those who wait for it or for the store.
+// TestHostThatClosesHasLeft checks that a host that closes is reported as ErrLeft, to ranks that
+// wait for it or for the store.
 func TestHostThatClosesHasLeft(t *testing.T) {
 	ranks(t, 3, hosted, func(t *testing.T, g *pgroup.Group) {
 		ok(t, g, "barrier", g.Barrier(t.Context()))
@@ -170,7 +171,7 @@ func TestDefaultTimeout(t *testing.T) {
 	})
 }
 
-// frozen is an Engine that stops to answer votes.
+// frozen is an Engine that stops answering votes.
 type frozen struct{ *store.Memory }
 
 func (f frozen) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
@@ -237,7 +238,8 @@ func TestShrinkWaitsForEverySurvivor(t *testing.T) {
 	})
 }
 
-// A rank that was away for too long is told so: the one that hosts the store is there, and is not to blame.
+// TestExpiredSessionNamesItsOwnRank checks the error of a rank that was disconnected for too long:
+// it names that rank, and not the one that hosts the store.
 func TestExpiredSessionNamesItsOwnRank(t *testing.T) {
 	var c cutter
 	var through, lost sync.WaitGroup

@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// setenv makes vars the environment, without what a launcher of this test may have set.
+// setenv sets the environment to vars, without the variables of a launcher that runs this test.
 func setenv(t *testing.T, vars ...string) {
 	t.Helper()
 	for _, kv := range os.Environ() {
@@ -110,7 +110,7 @@ func TestFromEnvErrorsNameTheVariable(t *testing.T) {
 }
 
 func TestEnvironIsTheInverse(t *testing.T) {
-	outer := []string{ // what outer launchers may have left
+	outer := []string{ // variables that outer launchers may have set
 		"RANK=9", "WORLD_SIZE=10", "MASTER_ADDR=outer", "MASTER_PORT=9", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=outer",
 		"MUSTER_STORE=muster://outer:1", "MUSTER_NAME=outer", "MUSTER_RUN=outer", "MUSTER_TIMEOUT=9s", "MUSTER_INSECURE=1", "MUSTER_HOST=outer",
 		"MUSTER_EXPIRY=9s", "SLURM_PROCID=1", "OMPI_COMM_WORLD_RANK=1",

@@ -15,7 +15,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// inGroup runs body on each of n ranks, here in one process. A program of its own has FromEnv and Create instead.
+// inGroup runs body on each of n ranks, here in one process. A real program calls FromEnv and
+// Create instead.
 func inGroup(n int, body func(ctx context.Context, g *pgroup.Group) error) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -67,7 +68,7 @@ func ExampleCreate() {
 
 func ExampleFromEnv() {
 	launched := pgroup.Config{Rank: 1, Size: 4, Address: "127.0.0.1:29500"}
-	for _, kv := range launched.Environ() { // a launcher gives this to the process that it starts
+	for _, kv := range launched.Environ() { // a launcher sets this for the process that it starts
 		name, value, _ := strings.Cut(kv, "=")
 		_ = os.Setenv(name, value)
 		defer os.Unsetenv(name)
@@ -94,7 +95,7 @@ func ExampleConfig_Environ() {
 
 func ExampleBroadcast() {
 	inGroup(4, func(ctx context.Context, g *pgroup.Group) error {
-		var id [128]byte // as NCCL's
+		var id [128]byte // like NCCL's
 		if g.Rank() == 0 {
 			id[0] = 42
 		}
@@ -224,7 +225,7 @@ func ExampleGroup_Barrier() {
 func ExampleGroup_Sub() {
 	inGroup(4, func(ctx context.Context, g *pgroup.Group) error {
 		if g.Rank() == 3 {
-			return nil // it is not in it, and does not call
+			return nil // not a member, and does not call
 		}
 		trainers, err := g.Sub(ctx, "trainers", 0, 1, 2)
 		if err != nil {
@@ -305,7 +306,9 @@ func ExampleGroup_Abort() {
 func ExampleGroup_Skip() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
 		for step := range uint64(3) {
-			g.Skip(step) // the barrier of each step has its number, also after a step that this rank did not come to
+			// the barrier of each step has its number, also after a step in which this rank did not
+			// call it
+			g.Skip(step)
 			if step == 1 && g.Rank() == 1 {
 				continue
 			}
@@ -327,7 +330,7 @@ func ExampleGroup_Context() {
 			g.Abort(errors.New("out of memory"))
 			return nil
 		}
-		<-g.Context().Done() // hand it to what works for the group
+		<-g.Context().Done() // pass it to the work that depends on the group
 		fmt.Println(context.Cause(g.Context()))
 		return nil
 	})
@@ -369,7 +372,7 @@ func ExampleGroup_Expire() {
 
 func ExampleGroup_Shutdown() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
-		err := g.Shutdown(ctx) // nobody waits for anybody any more
+		err := g.Shutdown(ctx) // no rank waits for another one any more
 		if g.Rank() == 0 {
 			fmt.Println(err, errors.Is(g.Barrier(ctx), pgroup.ErrClosed))
 		}
@@ -392,7 +395,7 @@ func ExampleGroup_Close() {
 func ExampleRankError() {
 	inGroup(4, func(ctx context.Context, g *pgroup.Group) error {
 		if g.Rank() >= 2 {
-			return nil // they forgot
+			return nil // they forgot the call
 		}
 		ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 		defer cancel()

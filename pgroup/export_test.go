@@ -9,14 +9,15 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// For the tests of what has no public face of its own.
+// These expose internals to the tests.
 var (
 	FirstHost = firstHost
 	RankList  = ranks
 	Clip      = clip
 )
 
-// KillHost ends the server of a group's store without a goodbye, as the end of its process does.
+// KillHost ends the server of a group's store without a proper shutdown, as the end of its process
+// does.
 func KillHost(g *Group) { _ = g.shared.server.Close() }
 
 // MemberRoundTrip encodes and parses a member.
@@ -25,16 +26,17 @@ func MemberRoundTrip(pid uint32, hosts bool, host, addr string) (gotPID uint32, 
 	return m.pid, m.hosts, m.host, m.addr, err
 }
 
-// ParseMember parses what may come from anywhere.
+// ParseMember parses data that comes from the network.
 func ParseMember(b []byte) error {
 	_, err := parseMemberInfo(b)
 	return err
 }
 
-// StoreOf is the store that g meets on, without a prefix.
+// StoreOf returns the store of g, without a prefix.
 func StoreOf(g *Group) *store.Store { return g.store }
 
-// EndTrace ends the file of a group, as its last handle does, if writing there is w.
+// EndTrace ends the trace file of a group, as its last handle does, with w in place of the file for
+// the writes.
 func EndTrace(f *os.File, w io.Writer, l *slog.Logger) {
 	(&traceFile{ChromeWriter: trace.Chrome(w), f: f, refs: 1}).release(&Config{Logger: l})
 }

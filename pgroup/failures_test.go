@@ -17,9 +17,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// The thirteen failures of vLLM's StatelessProcessGroup: each is a test here.
+// These tests check the thirteen failures of vLLM's StatelessProcessGroup, by their numbers.
 
-// 1. Its keys lack the sender: of two messages to one rank, one is lost.
+// TestFailure01PeerToPeerKeepsBoth checks failure 1: its keys lack the sender: of two messages to
+// one rank, one is lost.
 func TestFailure01PeerToPeerKeepsBoth(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() != 2 {
@@ -34,7 +35,9 @@ func TestFailure01PeerToPeerKeepsBoth(t *testing.T) {
 	}, 4)
 }
 
-// 2. Its barrier ignores its timeout. Ours returns when it passes, on every rank, and names who is missing; latecomers hear it too.
+// TestFailure02BarrierKeepsItsTimeout checks failure 2: its barrier ignores its timeout. Ours
+// returns when it passes, on every rank, and names the missing ranks; late ranks get the same
+// error.
 func TestFailure02BarrierKeepsItsTimeout(t *testing.T) {
 	bubble(t, 4, nil, func(t *testing.T, g *pgroup.Group) {
 		start := time.Now()
@@ -55,7 +58,7 @@ func TestFailure02BarrierKeepsItsTimeout(t *testing.T) {
 	})
 }
 
-// The same over sockets, in real time.
+// TestFailure02OverSockets checks failure 2 over sockets, in real time.
 func TestFailure02OverSockets(t *testing.T) {
 	var timedOut sync.WaitGroup
 	timedOut.Add(2)
@@ -73,7 +76,8 @@ func TestFailure02OverSockets(t *testing.T) {
 	})
 }
 
-// 3. Two ranks time out, and a late third gets success from the same barrier.
+// TestFailure03SameResultOnAllRanks checks failure 3: two ranks time out, and a late third gets
+// success from the same barrier.
 func TestFailure03SameResultOnAllRanks(t *testing.T) {
 	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 2 {
@@ -84,7 +88,7 @@ func TestFailure03SameResultOnAllRanks(t *testing.T) {
 	})
 }
 
-// 4. One key leaks per barrier.
+// TestFailure04BarriersLeaveNoKeys checks failure 4: one key leaks per barrier.
 func TestFailure04BarriersLeaveNoKeys(t *testing.T) {
 	n := 10000
 	if testing.Short() {
@@ -108,7 +112,8 @@ func TestFailure04BarriersLeaveNoKeys(t *testing.T) {
 	})
 }
 
-// 5. Mixing two kinds of collective hangs, with no word on who did what.
+// TestFailure05MixedCollectivesAreNamed checks failure 5: mixing two kinds of collective hangs,
+// without an error that says which rank called what.
 func TestFailure05MixedCollectivesAreNamed(t *testing.T) {
 	type other struct{ N int }
 	allgather := func(ctx context.Context, g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, 1); return err }
@@ -148,7 +153,8 @@ func TestFailure05MixedCollectivesAreNamed(t *testing.T) {
 					}
 					start := time.Now()
 					err := verb(t.Context(), g)
-					if err == nil { // what a root decides alone may be through before rank 2 comes
+					// a verb that its root decides alone may succeed before rank 2 calls
+					if err == nil {
 						err = g.Barrier(t.Context())
 					}
 					v := rankError(t, g, err, pgroup.ErrMismatch, append([]string{"ranks disagree: rank "}, c.words...)...)
@@ -156,14 +162,16 @@ func TestFailure05MixedCollectivesAreNamed(t *testing.T) {
 						t.Errorf("rank %d: only after %v", g.Rank(), took)
 					}
 					same(t, g, "clash", len(v.Clash), 2)
-					rankError(t, g, g.Barrier(t.Context()), pgroup.ErrMismatch, c.words...) // the group is over
+					// the group has failed
+					rankError(t, g, g.Barrier(t.Context()), pgroup.ErrMismatch, c.words...)
 				})
 			})
 		}
 	}
 }
 
-// 6. One blocked get blocks every other thread on that store.
+// TestFailure06ABlockedCallBlocksNoOther checks failure 6: one blocked get blocks every other
+// thread on that store.
 func TestFailure06ABlockedCallBlocksNoOther(t *testing.T) {
 	ranks(t, 2, hosted, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
@@ -192,7 +200,8 @@ func TestFailure06ABlockedCallBlocksNoOther(t *testing.T) {
 	})
 }
 
-// 7. A negative rank is accepted; an unknown destination gives a bare KeyError.
+// TestFailure07RanksAreChecked checks failure 7: a negative rank is accepted; an unknown
+// destination gives a bare KeyError.
 func TestFailure07RanksAreChecked(t *testing.T) {
 	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: -1, Size: 4, Address: "127.0.0.1:1"})
 	if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), "Config.Rank is -1") {
@@ -206,7 +215,8 @@ func TestFailure07RanksAreChecked(t *testing.T) {
 	})
 }
 
-// cutter keeps the connections of ranks, to cut them without a goodbye, as the end of a process does.
+// cutter keeps the connections of ranks, to cut them without a proper close, as the end of a
+// process does.
 type cutter struct {
 	mu    sync.Mutex
 	conns map[int][]net.Conn
@@ -244,7 +254,7 @@ func (c *cutter) keep(rank int, conn net.Conn) error {
 	return nil
 }
 
-// at is at, with connections that can be cut.
+// at returns a place like at, with connections that can be cut.
 func (c *cutter) at(at place) place {
 	return func(t *testing.T) func(int) pgroup.Config {
 		config := at(t)
@@ -262,7 +272,8 @@ func (c *cutter) at(at place) place {
 	}
 }
 
-// 8. Rank 0 dies: the others fail with "Broken pipe"; any other rank dies: the rest hang to the timeout.
+// TestFailure08ADeadRankIsNamed checks failure 8: if rank 0 dies, the others fail with "Broken
+// pipe"; if any other rank dies, the rest hang until the timeout.
 func TestFailure08ADeadRankIsNamed(t *testing.T) {
 	for _, dead := range []int{2, 0} {
 		t.Run(fmt.Sprint(dead), func(t *testing.T) {
@@ -298,7 +309,8 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 	}
 }
 
-// A store of its own is nobody's fault.
+// TestFailure08ExternalStoreNamesNoRank checks that the failure of a store which no rank hosts
+// names no rank.
 func TestFailure08ExternalStoreNamesNoRank(t *testing.T) {
 	var c cutter
 	var through sync.WaitGroup
@@ -331,7 +343,8 @@ func (c *counting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return c.Memory.Do(ctx, req, rep)
 }
 
-// 9. Costs grow with N². Ours are one round trip for each rank and verb.
+// TestFailure09OneRoundTripAVerb checks failure 9: costs grow with N². Ours are one round trip for
+// each rank and verb.
 func TestFailure09OneRoundTripAVerb(t *testing.T) {
 	const n = 16
 	c := &counting{Memory: new(store.Memory), calls: map[wire.Op]int{}}
@@ -355,7 +368,8 @@ func TestFailure09OneRoundTripAVerb(t *testing.T) {
 	closeAll(gs)
 }
 
-// 10. It binds wildcard addresses, and unpickles what arrives.
+// TestFailure10NothingIsOpenOrRuns checks failure 10: it binds wildcard addresses, and unpickles
+// what arrives.
 func TestFailure10NothingIsOpenOrRuns(t *testing.T) {
 	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0"} {
 		_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: addr})
@@ -384,7 +398,8 @@ func TestFailure10NothingIsOpenOrRuns(t *testing.T) {
 	})
 }
 
-// 11. It probes a free port, closes it, and binds it again; IPv6 was broken in its copies.
+// TestFailure11NoPortIsProbed checks failure 11: it probes a free port, closes it, and binds it
+// again; IPv6 was broken in its copies.
 func TestFailure11NoPortIsProbed(t *testing.T) {
 	ranks(t, 3, hosted, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	l, err := net.Listen("tcp", "[::1]:0")
@@ -410,7 +425,8 @@ func TestFailure11NoPortIsProbed(t *testing.T) {
 	_ = g.Close()
 }
 
-// 12. It has no close: the server goes when rank 0's object is collected.
+// TestFailure12CloseFreesTheAddress checks failure 12: it has no close: the server ends when rank
+// 0's object is garbage collected.
 func TestFailure12CloseFreesTheAddress(t *testing.T) {
 	addr := freeAddr(t)
 	for range 3 {
@@ -426,7 +442,8 @@ func TestFailure12CloseFreesTheAddress(t *testing.T) {
 	}
 }
 
-// 13. Messages expire only when their rank sends again, and a late reader hangs.
+// TestFailure13LateReaderGetsExpired checks failure 13: messages expire only when their rank sends
+// again, and a late reader hangs.
 func TestFailure13LateReaderGetsExpired(t *testing.T) {
 	edit := func(c *pgroup.Config) { c.Expiry = time.Hour }
 	bubble(t, 2, edit, func(t *testing.T, g *pgroup.Group) {

@@ -16,8 +16,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestCreateHasOneOutcome: with 1 to 3 of 8 ranks absent, and a deadline of its own for each of the others, all present ranks get the
-// same error, which names exactly the absent ranks. MUSTER_SOAK makes 1,000 runs of the 24.
+// TestCreateHasOneOutcome checks that with 1 to 3 of 8 ranks absent, and a different deadline on
+// each of the others, all present ranks get the same error, which names exactly the absent ranks.
+// MUSTER_SOAK makes 1,000 runs of the 24.
 func TestCreateHasOneOutcome(t *testing.T) {
 	const size, atOnce = 8, 8
 	runs := 24
@@ -77,7 +78,8 @@ func TestCreateHasOneOutcome(t *testing.T) {
 	wg.Wait()
 }
 
-// TestCreateIsCancelledForAll: who cancels fails the attempt for all who are in it, and a later rank opens the next one.
+// TestCreateIsCancelledForAll checks that a rank which cancels fails the attempt for all ranks in
+// it, and that a later rank starts the next attempt.
 func TestCreateIsCancelledForAll(t *testing.T) {
 	memory := new(store.Memory)
 	s := store.New(memory)
@@ -94,8 +96,8 @@ func TestCreateIsCancelledForAll(t *testing.T) {
 	closeAll(gs)
 }
 
-// cancelledForming has ranks 0 and 1 of 3 form a group on s, cancels rank 1 with cause when both are in the attempt, and hands the error
-// of each to check.
+// cancelledForming lets ranks 0 and 1 of 3 form a group on s, cancels rank 1 with cause when both
+// are in the attempt, and passes the error of each to check.
 func cancelledForming(t *testing.T, s *store.Store, cause error, check func(rank int, err error)) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -111,7 +113,7 @@ func cancelledForming(t *testing.T, s *store.Store, cause error, check func(rank
 	wg.Wait()
 }
 
-// forming waits until so many ranks are in an attempt to form a group.
+// forming waits until present ranks are in an attempt to form a group.
 func forming(t *testing.T, s *store.Store, present int) {
 	t.Helper()
 	testcluster.Eventually(t, 10*time.Second, func() bool {
@@ -120,7 +122,7 @@ func forming(t *testing.T, s *store.Store, present int) {
 	}, "no group forms with so many ranks")
 }
 
-// sessionOf is the session of a rank in an attempt to form a group; 0 if it is not in it.
+// sessionOf returns the session of a rank in an attempt to form a group; 0 if it is not in it.
 func sessionOf(t *testing.T, s *store.Store, rank int) uint64 {
 	t.Helper()
 	st, err := s.Status(t.Context(), "")
@@ -138,7 +140,7 @@ func sessionOf(t *testing.T, s *store.Store, rank int) uint64 {
 	return 0
 }
 
-// formed waits until a group of so many ranks is there.
+// formed waits until a group with present ranks exists.
 func formed(t *testing.T, s *store.Store, present int) {
 	t.Helper()
 	testcluster.Eventually(t, 10*time.Second, func() bool {
@@ -147,8 +149,9 @@ func formed(t *testing.T, s *store.Store, present int) {
 	}, "there is no group of so many ranks")
 }
 
-// TestCreateThatTimesOutUnknown: the store stands still while a rank joins. The rank's error matches ErrUnknown. When the store
-// goes on no rank waits for the one that gave up, and that one may try again at once, in the same session.
+// TestCreateThatTimesOutUnknown checks a store that freezes while a rank joins. The rank's error
+// matches ErrUnknown. When the store resumes, no rank waits for the one that timed out, and that
+// one may retry at once, in the same session.
 func TestCreateThatTimesOutUnknown(t *testing.T) {
 	addr := serve(t)
 	proxy := testcluster.NewProxy(t, addr)
@@ -192,8 +195,9 @@ func TestCreateThatTimesOutUnknown(t *testing.T) {
 	closeAll(gs)
 }
 
-// TestCreateAgainReplacesItsStaleMembership: a rank joins, and is cut off before it hears of anything. Its next try, by another
-// connection, takes the place of the first: in an attempt that goes on, and in a group that has formed.
+// TestCreateAgainReplacesItsStaleMembership checks a rank that joins, and is disconnected before it
+// gets an answer. Its next attempt, over another connection, replaces the first: in a rendezvous
+// that is still forming, and in a group that has formed.
 func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 	for name, size := range map[string]int{"forming": 3, "formed": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -236,12 +240,13 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 				formed(t, direct, 2)
 				wg.Wait()
 			}
-			proxy.Blackhole(true) // the cancel does not come through either
+			proxy.Blackhole(true) // the cancel is not delivered either
 			cancel()
 			says(t, <-first, pgroup.ErrUnknown)
 
 			if size == 2 {
-				wg.Go(func() { // the group is over for rank 0 when rank 1 has taken its own place
+				// the group ends for rank 0 when rank 1 has replaced its own membership
+				wg.Go(func() {
 					says(t, gs[0].Barrier(t.Context()), pgroup.ErrLeft, "rank 1 left")
 					_ = gs[0].Close()
 					gs[0] = join(0)
@@ -269,7 +274,8 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 	}
 }
 
-// TestCreateOfAnotherProcessIsNoRetry: without an unknown outcome before it, a second Create for a rank is a conflict, also in one process.
+// TestCreateOfAnotherProcessIsNoRetry checks that, without an unknown outcome before it, a second
+// Create for a rank is a conflict, also in one process.
 func TestCreateOfAnotherProcessIsNoRetry(t *testing.T) {
 	s := testcluster.Store(t)()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -282,7 +288,8 @@ func TestCreateOfAnotherProcessIsNoRetry(t *testing.T) {
 	wg.Wait()
 }
 
-// TestARankThatGoesOnSkipsAVerb: a rank that goes on after an unknown outcome fails that verb for all, and no other one.
+// TestARankThatGoesOnSkipsAVerb checks that a rank which continues after an unknown outcome fails
+// that verb for all ranks, and no other one.
 func TestARankThatGoesOnSkipsAVerb(t *testing.T) {
 	addr := serve(t)
 	proxy := testcluster.NewProxy(t, addr)
@@ -308,8 +315,9 @@ func TestARankThatGoesOnSkipsAVerb(t *testing.T) {
 	})
 }
 
-// TestACauseReachesAllRanks: why a rank has cancelled is in the errors of the others, of a verb that waits, of one that is called with a
-// context that has ended, and of a group that forms.
+// TestACauseReachesAllRanks checks that the reason for which a rank has cancelled is in the errors
+// of the others: of a verb that waits, of one that is called with a context that has ended, and of
+// a group that forms.
 func TestACauseReachesAllRanks(t *testing.T) {
 	broken := errors.New("the health check has failed")
 	for name, at := range map[string]place{"store": anyStore, "hosted": hosted, "relayed": relayed} {

@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// pg1 of ranks 0–3 and pg2 of ranks 0–2 in the same processes, as in vLLM's own tests.
+// TestOverlappingGroups forms pg1 of ranks 0–3 and pg2 of ranks 0–2 in the same processes, as
+// vLLM's own tests do.
 func TestOverlappingGroups(t *testing.T) {
 	for name, at := range places {
 		t.Run(name, func(t *testing.T) {
@@ -46,7 +47,8 @@ func TestOverlappingGroups(t *testing.T) {
 	}
 }
 
-// Two groups of the same processes at one address: the second finds the server of the first, and keeps it.
+// TestTwoGroupsAtOneAddress forms two groups of the same processes at one address: the second uses
+// the server of the first, and keeps it running.
 func TestTwoGroupsAtOneAddress(t *testing.T) {
 	addr := freeAddr(t)
 	named := func(name string) place {
@@ -64,7 +66,7 @@ func TestTwoGroupsAtOneAddress(t *testing.T) {
 	closeAll(three)
 }
 
-// freeAddr is an address where nobody listens.
+// freeAddr returns an address without a listener.
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l := listen(t)
@@ -76,7 +78,7 @@ func TestSub(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		ctx := t.Context()
 		if list := []int{3, 0, 2}; slices.Contains(list, g.Rank()) {
-			for range 3 { // the same again is another group
+			for range 3 { // another group with the same arguments
 				sub, err := g.Sub(ctx, "trainers", list...)
 				if err != nil {
 					t.Errorf("rank %d: %v", g.Rank(), err)
@@ -114,7 +116,8 @@ func TestLargeSub(t *testing.T) {
 	})
 }
 
-// TestSubAgain has a rank that is later than another's deadline: that one tries again, and they meet.
+// TestSubAgain has a rank that calls Sub after another's deadline: the other one retries, and the
+// subgroup forms.
 func TestSubAgain(t *testing.T) {
 	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// records are what was told to a logger, a JSON object a line.
+// records are the records of a logger, one JSON object per line.
 type records struct {
 	mu  sync.Mutex // protects buf
 	buf bytes.Buffer
@@ -37,7 +37,7 @@ func (r *records) logger() *slog.Logger {
 	return slog.New(slog.NewJSONHandler(r, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// all are the records so far.
+// all returns the records so far.
 func (r *records) all(t *testing.T) (list []map[string]any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +49,7 @@ func (r *records) all(t *testing.T) (list []map[string]any) {
 	return list
 }
 
-// messages are what the records of a rank say, with the sequence number.
+// messages returns the messages in the records of a rank, with the sequence number.
 func messages(list []map[string]any, group string, rank int) (said []string) {
 	for _, rec := range list {
 		if rec["group"] == group && rec["rank"] == float64(rank) {
@@ -59,7 +59,8 @@ func messages(list []map[string]any, group string, rank int) (said []string) {
 	return said
 }
 
-// TestLogRecordsHaveGroupAndRank: group, rank and sequence number, of what a rank says itself too, and of groups that are made of others.
+// TestLogRecordsHaveGroupAndRank checks that each record has the group, the rank and the sequence
+// number. That includes a rank's own records, and those of groups that are derived from others.
 func TestLogRecordsHaveGroupAndRank(t *testing.T) {
 	var rs records
 	log := rs.logger()
@@ -93,7 +94,7 @@ func TestLogRecordsHaveGroupAndRank(t *testing.T) {
 	for _, rec := range list {
 		assert.Contains(t, rec, "group", "%v", rec)
 		assert.Contains(t, rec, "rank", "%v", rec)
-		if rec["peer"] == nil { // the server's, of a connection: it counts no verbs
+		if rec["peer"] == nil { // the server's record of a connection has no sequence number
 			assert.Contains(t, rec, "seq", "%v", rec)
 		}
 	}
@@ -114,7 +115,8 @@ func TestLogRecordsHaveGroupAndRank(t *testing.T) {
 	require.Contains(t, list[i]["err"], "no more data")
 }
 
-// TestRecordsOfTheStoresClient say of which rank it is, in which session, and how many requests it has numbered.
+// TestRecordsOfTheStoresClient checks that the records of the store's client have the rank, the
+// session, and the number of the last request.
 func TestRecordsOfTheStoresClient(t *testing.T) {
 	var rs records
 	gs := create(t, 2, func(t *testing.T) func(int) pgroup.Config {
@@ -126,7 +128,7 @@ func TestRecordsOfTheStoresClient(t *testing.T) {
 		}
 	})
 	ok(t, gs[1], "set", gs[1].Store().Set(t.Context(), "k", nil, nil))
-	closeAll(gs[:1]) // the host goes
+	closeAll(gs[:1]) // the host leaves
 	require.Eventually(t, func() bool { return len(find(rs.all(t), "store connection ended")) > 0 }, 10*time.Second, time.Millisecond)
 	closeAll(gs)
 	rec := find(rs.all(t), "store connection ended")[0]
@@ -139,7 +141,8 @@ func find(list []map[string]any, msg string) []map[string]any {
 	return slices.DeleteFunc(list, func(rec map[string]any) bool { return rec["msg"] != msg })
 }
 
-// TestNoLogger is silent, and what a rank logs itself goes nowhere.
+// TestNoLogger checks that without a logger the package logs nothing, and that a rank's own records
+// are discarded.
 func TestNoLogger(t *testing.T) {
 	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		require.False(t, g.Logger().Enabled(t.Context(), slog.LevelError))
@@ -148,7 +151,7 @@ func TestNoLogger(t *testing.T) {
 	})
 }
 
-// A rank's own records say where it is, so that those of all ranks can be laid side by side.
+// A rank's own records have its group and rank, so that the logs of all ranks can be merged.
 func ExampleGroup_Logger() {
 	ctx := context.Background()
 	s := store.New(new(store.Memory))

@@ -24,23 +24,23 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/muster-pg/muster/internal/launch.exitAtEOF"))
 }
 
-// place is where the ranks of a test meet.
+// place is the store that the ranks of a test use.
 type place func(t *testing.T) func(rank int) pgroup.Config
 
-// anyStore is the store of testcluster.Store.
+// anyStore returns the configuration of the store of testcluster.Store.
 func anyStore(t *testing.T) func(int) pgroup.Config {
 	open := testcluster.Store(t)
 	return func(int) pgroup.Config { return pgroup.Config{Store: open()} }
 }
 
-// inMemory is one store that all ranks of this process share, also in a bubble.
+// inMemory uses one store that all ranks of this process share, also in a bubble.
 func inMemory(t *testing.T) func(int) pgroup.Config {
 	s := store.New(new(store.Memory))
 	t.Cleanup(func() { _ = s.Close() })
 	return func(int) pgroup.Config { return pgroup.Config{Store: s} }
 }
 
-// hosted is a store that rank 0 hosts, and the others connect to.
+// hosted uses a store that rank 0 hosts, and the others connect to.
 func hosted(t *testing.T) func(int) pgroup.Config {
 	l := listen(t)
 	return func(rank int) pgroup.Config {
@@ -51,7 +51,7 @@ func hosted(t *testing.T) func(int) pgroup.Config {
 	}
 }
 
-// served is a store of its own, in the memory of a process, that no rank hosts.
+// served uses a store in the memory of this process, that no rank hosts.
 func served(t *testing.T) func(int) pgroup.Config {
 	url := "muster://" + serve(t)
 	return func(int) pgroup.Config { return pgroup.Config{Address: url} }
@@ -88,14 +88,14 @@ func serveBackend(t *testing.T, e store.Backend) string {
 	return l.Addr().String()
 }
 
-// relayed is a store of its own, which two relays pass on to the ranks.
+// relayed uses a store that no rank hosts, which the ranks reach through two relays.
 func relayed(t *testing.T) func(int) pgroup.Config {
 	url := "muster://" + serve(t)
 	relays := []string{relay(t, url), relay(t, url)}
 	return func(rank int) pgroup.Config { return pgroup.Config{Address: "muster://" + relays[rank%2]} }
 }
 
-// relay passes the store at url on until the end of the test, and returns its address.
+// relay runs a relay of the store at url until the end of the test, and returns its address.
 func relay(t *testing.T, url string) string {
 	t.Helper()
 	r, err := store.NewRelay(t.Context(), url, nil)
@@ -127,7 +127,7 @@ func ranks(t *testing.T, n int, at place, body func(t *testing.T, g *pgroup.Grou
 	closeAll(gs)
 }
 
-// create makes a group of n ranks.
+// create returns a group of n ranks.
 func create(t *testing.T, n int, at place) []*pgroup.Group {
 	t.Helper()
 	config := at(t)
@@ -190,7 +190,8 @@ func same[T comparable](t *testing.T, g *pgroup.Group, what string, got, want T)
 	}
 }
 
-// rankError checks that err is a *RankError that matches target and has all of these words, and returns its verdict.
+// rankError checks that err is a *RankError that matches target and has all of these words, and
+// returns its Failure.
 func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string) *wire.Failure {
 	t.Helper()
 	re, is := errors.AsType[*pgroup.RankError](err)
@@ -206,7 +207,7 @@ func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string
 	return re.Failure
 }
 
-// upTo is 0 … n-1.
+// upTo returns the numbers 0 … n-1.
 func upTo(n int) []int {
 	vs := make([]int, n)
 	for i := range vs {
@@ -215,7 +216,7 @@ func upTo(n int) []int {
 	return vs
 }
 
-// within is a context that ends after d.
+// within returns a context that ends after d.
 func within(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)

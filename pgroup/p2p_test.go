@@ -14,7 +14,7 @@ import (
 
 func TestSendRecv(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		// Everybody sends three messages to everybody, itself too, before anybody receives.
+		// Each rank sends three messages to each rank, itself included, before any rank receives.
 		for dst := range g.Size() {
 			for n := range 3 {
 				ok(t, g, "send", pgroup.Send(t.Context(), g, dst, fmt.Sprintf("%d to %d: %d", g.Rank(), dst, n)))
@@ -175,7 +175,7 @@ func TestRecvTimeoutSaysWhatTheSenderDoes(t *testing.T) {
 		same(t, g, "time", time.Since(start), 4*time.Second)
 		var timeout interface{ Timeout() bool }
 		same(t, g, "timeout", errors.As(err, &timeout) && timeout.Timeout(), true)
-		// A receive that failed took nothing.
+		// A receive that failed consumed no message.
 		_, err = pgroup.Recv[int](within(t, 10*time.Second), g, 1)
 		rankError(t, g, err, pgroup.ErrTimeout)
 	})
@@ -215,7 +215,8 @@ func TestSendWaitsForRoom(t *testing.T) {
 	})
 }
 
-// What a rank sent before it left is there; then the reader hears that it left.
+// TestMessagesOfALeftRank checks that messages which a rank sent before it left are received; then
+// the reader gets the error that it left.
 func TestMessagesOfALeftRank(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {

@@ -32,7 +32,7 @@ func newPapers(t *testing.T) papers {
 
 func (p papers) path(name string) string { return filepath.Join(string(p), name+".pem") }
 
-// files are those of a rank.
+// files returns the certificate files of a rank.
 func (p papers) files(rank int) *store.TLSFiles {
 	if rank == 0 {
 		return &store.TLSFiles{Cert: p.path("server"), Key: p.path("server-key"), CA: p.path("ca"), RequireClient: true}
@@ -75,7 +75,8 @@ func TestGroupOverTLSWithASecret(t *testing.T) {
 	}
 }
 
-// Who may not come in hears so at once, though Create waits for who does not listen yet.
+// TestGroupThatARankMayNotJoin checks that a rank which fails authentication gets the error at
+// once, though Create waits for a host that does not listen yet.
 func TestGroupThatARankMayNotJoin(t *testing.T) {
 	p := newPapers(t)
 	l := listen(t)
@@ -88,7 +89,7 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 		"this store requires a secret, and none was given: check Config.Secret (MUSTER_SECRET_FILE)": {},
 		"wrong secret: check Config.Secret (MUSTER_SECRET_FILE)":                                     {Secret: []byte(strings.Repeat("x", 16))},
 		"this server does not use TLS: dial it without: check Config.TLS (MUSTER_TLS_CA, ":           {Secret: secret, TLS: p.files(1)},
-		"secret: invalid request: 5 b":                                                               {Secret: []byte("short")},
+		"secret: invalid request: 5 b": {Secret: []byte("short")},
 	} {
 		c.Address, c.Rank, c.Size = l.Addr().String(), 1, 2
 		began := time.Now()
@@ -101,7 +102,8 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 	says(t, <-hosting, pgroup.ErrTimeout, "missing rank 1")
 }
 
-// Rank 0 whose port is in use hears it too, and does not wait for the port.
+// TestHostWhosePortHasAnotherSecret checks that rank 0, if its port is in use by a server with
+// another secret, gets that error too, and does not wait for the port.
 func TestHostWhosePortHasAnotherSecret(t *testing.T) {
 	l := listen(t)
 	srv := &store.Server{Engine: new(store.Memory), Access: []store.Access{{Secret: []byte(strings.Repeat("x", 16)), Write: true}}}
@@ -156,7 +158,8 @@ func TestFromEnvSecrets(t *testing.T) {
 	says(t, err, pgroup.ErrInvalid, "MUSTER_SECRET_FILE: ", "none.pem")
 }
 
-// A group that meets at a URL with a secret and a prefix waits for the store, as others do.
+// TestGroupAtAURLWithASecret checks that a group at a URL with a secret and a prefix waits for the
+// store, as others do.
 func TestGroupAtAURLWithASecret(t *testing.T) {
 	p := newPapers(t)
 	l := listen(t)

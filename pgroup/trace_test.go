@@ -20,10 +20,10 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// seen is what the ranks of a traced group did.
+// seen is the trace of each rank of a group.
 type seen []*trace.Counter
 
-// traced is at, with a sink for each rank.
+// traced returns a place like at, with a sink for each rank.
 func traced(n int, at place) (place, seen) {
 	sinks := make(seen, n)
 	for i := range sinks {
@@ -39,7 +39,7 @@ func traced(n int, at place) (place, seen) {
 	}, sinks
 }
 
-// one is the only event of an op on a rank.
+// one returns the only event of an op on a rank.
 func (s seen) one(t *testing.T, rank int, op string) trace.Event {
 	t.Helper()
 	var found []trace.Event
@@ -87,7 +87,7 @@ func TestTraceOfVerbs(t *testing.T) {
 	}
 }
 
-// everyVerb calls each once, and closes g and what it made of it.
+// everyVerb calls each verb once, and closes g and the groups and channels that it derived from it.
 func everyVerb(t *testing.T, g *pgroup.Group) {
 	ctx, n := t.Context(), g.Size()
 	ok(t, g, "barrier", g.Barrier(ctx))
@@ -116,7 +116,8 @@ func everyVerb(t *testing.T, g *pgroup.Group) {
 	}
 }
 
-// Who comes last is told by the store, and the others have waited for that one.
+// TestTraceHasLastRank checks that the store reports which rank came last, and that the events of
+// the others say that they waited for it.
 func TestTraceHasLastRank(t *testing.T) {
 	const n = 3
 	at, sinks := traced(n, hosted)
@@ -150,7 +151,7 @@ func TestTraceHasLastRank(t *testing.T) {
 	}
 }
 
-// waitFor returns when so many ranks have voted in the barrier that is open.
+// waitFor returns when so many ranks have voted in the current barrier.
 func waitFor(t *testing.T, g *pgroup.Group, came int) {
 	for {
 		now, err := pgroup.StoreOf(g).Status(t.Context(), "")
@@ -203,7 +204,8 @@ func TestTraceOfFailures(t *testing.T) {
 	require.Equal(t, []any{"pgroup.create", 1, err}, []any{e.Op, e.Last, e.Err})
 }
 
-// A group of the same name and generation on another store is another one.
+// TestTraceTellsGroupsApart checks that groups of the same name and generation on two stores are
+// different in the trace.
 func TestTraceTellsGroupsApart(t *testing.T) {
 	ids := map[uint64]bool{}
 	for run := range 3 {
@@ -253,7 +255,7 @@ func TestTraceDir(t *testing.T) {
 	require.ErrorContains(t, err, "Config.TraceDir")
 }
 
-// hangs is a file of a server that does not answer, once it has begun.
+// hangs is a file on a server that stops answering after the first write.
 type hangs struct {
 	begun bool
 	free  chan struct{}
@@ -281,7 +283,8 @@ func TestTraceWhoseFileHangs(t *testing.T) {
 	})
 }
 
-// A sink that is not there costs nothing: these are the allocations of a verb without any trace in the code.
+// TestNoTraceAllocatesNothing checks that a nil sink costs nothing: the limits are the allocations
+// of a verb without any trace in the code.
 func TestNoTraceAllocatesNothing(t *testing.T) {
 	alone := func(sink trace.Sink) *pgroup.Group {
 		g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: sink})

@@ -185,7 +185,8 @@ func TestAllReduceOfNegativeAverageTruncates(t *testing.T) {
 	})
 }
 
-// A rank that cannot take part says so, and why, to all.
+// TestRefusingRankIsNamed checks that a rank which cannot take part in a verb is named to all
+// ranks, with the reason.
 func TestRefusingRankIsNamed(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		bad := g.Rank() == 1
@@ -242,7 +243,7 @@ func TestRefusingRankIsNamed(t *testing.T) {
 	}, 2, 4)
 }
 
-// holder is something of which a part cannot be encoded, which shows only when it is tried.
+// holder contains a value that cannot be encoded, which only an attempt shows.
 type holder struct{ V any }
 
 func (h holder) MarshalBinary() ([]byte, error) {
@@ -257,7 +258,7 @@ func (h *holder) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// picky is a codec that cannot read what comes from rank 1.
+// picky is a codec that cannot decode the data of rank 1.
 type picky struct{ wire.Codec }
 
 func (p picky) Parse(b []byte, v any) error {
@@ -270,7 +271,8 @@ func (p picky) Parse(b []byte, v any) error {
 	return nil
 }
 
-// What one rank cannot read is its own error, and no verdict: the others have theirs.
+// TestUnreadableObjects checks that a decoding error of one rank is its own error, and not the
+// outcome of the verb: the others get their results.
 func TestUnreadableObjects(t *testing.T) {
 	at := func(t *testing.T) func(int) pgroup.Config {
 		config := anyStore(t)
@@ -296,7 +298,7 @@ func TestUnreadableObjects(t *testing.T) {
 		says(t, part, nil, "scatter #3", "the object of rank 1")
 		_, err := pgroup.Recv[int](t.Context(), g, 1)
 		says(t, err, nil, "recv from 1", "I do not like it")
-		v, err := pgroup.Recv[any](t.Context(), g, 1) // it is still there
+		v, err := pgroup.Recv[any](t.Context(), g, 1) // it is still available
 		ok(t, g, "recv any", err)
 		same(t, g, "recv any", v, any(int64(1)))
 	})
@@ -319,7 +321,7 @@ func TestRootOutOfRange(t *testing.T) {
 	})
 }
 
-// slow is an object whose encoding tells that it has begun, and waits.
+// slow is an object whose encoding signals that it has begun, and waits.
 type slow struct{ begun, goOn chan struct{} }
 
 func (s slow) MarshalBinary() ([]byte, error) {
@@ -356,7 +358,7 @@ func TestChannelsAreIndependent(t *testing.T) {
 		same(t, g, "the same name", g.Channel("a"), a)
 		same(t, g, "no name", g.Channel(""), g)
 		done := make(chan error, 2)
-		// Ranks use the channels in other orders, and at the same time.
+		// Ranks use the channels in different orders, and at the same time.
 		go func() {
 			got, err := pgroup.AllGather(t.Context(), a, g.Rank())
 			equal(t, g, "a", got, upTo(g.Size()))
@@ -369,7 +371,7 @@ func TestChannelsAreIndependent(t *testing.T) {
 	})
 }
 
-// 10,000 arrays in a row from rank 2, as in vLLM's own tests.
+// TestManyBroadcastsInARow broadcasts 10,000 arrays in a row from rank 2, as vLLM's own tests do.
 func TestManyBroadcastsInARow(t *testing.T) {
 	n := 10000
 	if testing.Short() {

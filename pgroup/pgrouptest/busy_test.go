@@ -10,9 +10,10 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
-// TestBusyHostLosesNoRank has 16 ranks that compute, with 48 threads that are always runnable, and that synchronize now and then. On a
-// host of two cores each gets a core for a fraction of the time, and answers late; none has failed. It runs for the time in
-// MUSTER_SOAK, or for 10 minutes if that is 1:
+// TestBusyHostLosesNoRank runs 16 ranks that compute, with 48 threads that are always runnable, and
+// that synchronize now and then. On a host of two cores each gets a core for a fraction of the
+// time, and answers late; none has failed. It runs for the time in MUSTER_SOAK, or for 10 minutes
+// if that is 1:
 //
 //	MUSTER_SOAK=1 go test ./pgroup/pgrouptest -run TestBusyHostLosesNoRank -timeout 15m -v
 func TestBusyHostLosesNoRank(t *testing.T) {

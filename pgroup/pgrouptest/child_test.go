@@ -12,10 +12,11 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
-// patience bounds the runs of tests that fail.
+// opTimeout bounds the runs of tests that fail.
 const opTimeout = 30 * time.Second
 
-// wanted is set for the tests of this file, which fail: they run only when a test of the other file asks.
+// wanted is set for the tests of this file, which fail: they run only when a test of the other file
+// starts them.
 const wanted = "PGROUPTEST_FAIL"
 
 func command(ctx context.Context, name string) *exec.Cmd {
@@ -32,7 +33,7 @@ func onlyWanted(t *testing.T) {
 	}
 }
 
-// one makes rank 1 do something instead of coming to the barrier.
+// one makes rank 1 call do instead of the barrier.
 func one(do func(t *testing.T)) func(*testing.T, *pgroup.Group) {
 	return func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
@@ -67,7 +68,7 @@ func TestChildOneFailsInProcess(t *testing.T) {
 	pgrouptest.Run(t, 3, one(fail))
 }
 
-// TestChildOneIsStuck has a rank that looks at nothing, while another one fails.
+// TestChildOneIsStuck has a rank that ignores its context, while another one fails.
 func TestChildOneIsStuck(t *testing.T) {
 	onlyWanted(t)
 	pgrouptest.Run(t, 3, func(t *testing.T, g *pgroup.Group) {
@@ -82,13 +83,14 @@ func TestChildOneIsStuck(t *testing.T) {
 
 func stuck() { select {} }
 
-// TestChildOneIsStuckInAProcess has a rank that never comes to the barrier of the others.
+// TestChildOneIsStuckInAProcess has a rank that never calls the barrier of the others.
 func TestChildOneIsStuckInAProcess(t *testing.T) {
 	onlyWanted(t)
 	pgrouptest.Job{N: 3, Timeout: 2 * time.Second}.Run(t, one(func(*testing.T) { stuck() }))
 }
 
-// TestChildOneReturnsLate has a rank that fails after its test has ended. The test after it runs all the same.
+// TestChildOneReturnsLate has a rank that fails after its test has ended. The next test runs all
+// the same.
 func TestChildOneReturnsLate(t *testing.T) {
 	onlyWanted(t)
 	late := make(chan struct{})

@@ -12,8 +12,8 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
-// The tests of vLLM's StatelessProcessGroup, which upstream skips as "flaky and prone to hang", on real
-// processes, with rank 0 as the host.
+// These are the tests of vLLM's StatelessProcessGroup that upstream skips as "flaky and prone to
+// hang", on real processes, with rank 0 as the host.
 
 func job(n int) pgrouptest.Job { return pgrouptest.Job{N: n, Rank0Hosts: true} }
 
@@ -90,8 +90,9 @@ func TestTenThousandArraysInARow(t *testing.T) {
 	})
 }
 
-// A rank that dies by kill -9 is named within a second to everybody who waits for it. The test hosts: a rank 0 that did
-// would leave once it has heard, and be what the others hear of if they are late.
+// TestKilledRankIsNamedWithinASecond checks that a rank which dies by kill -9 is named within a
+// second in the errors of all ranks that wait for it. The test hosts the store: a rank 0 that
+// hosted would leave after its error, and late ranks would get an error about rank 0 instead.
 func TestKilledRankIsNamedWithinASecond(t *testing.T) {
 	pgrouptest.Job{N: 4, MayFail: []int{2}}.Run(t, func(t *testing.T, g *pgroup.Group) {
 		must(t, g.Barrier(t.Context()))
@@ -122,7 +123,8 @@ func TestKilledHostIsNamedWithinASecond(t *testing.T) {
 	})
 }
 
-// A rank that is stopped is missing, not lost: the others are told when their time is over, and it goes on afterwards.
+// TestFrozenRankIsMissing checks that a rank which is stopped is reported as missing, not as
+// failed: the others get the error at their deadline, and the rank continues afterwards.
 func TestFrozenRankIsMissing(t *testing.T) {
 	job(3).Run(t, func(t *testing.T, g *pgroup.Group) {
 		must(t, g.Barrier(t.Context()))
@@ -138,7 +140,7 @@ func TestFrozenRankIsMissing(t *testing.T) {
 		case 2:
 			_, err := pgroup.Recv[string](t.Context(), g, 0)
 			must(t, err)
-			wantMissing(t, g.Barrier(t.Context()), 2) // decided while it slept
+			wantMissing(t, g.Barrier(t.Context()), 2) // decided while it was stopped
 		}
 		must(t, g.Barrier(t.Context()))
 	})

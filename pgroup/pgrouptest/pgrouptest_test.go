@@ -74,7 +74,8 @@ func wantLost(t *testing.T, err error, rank int) {
 	}
 }
 
-// failing runs this test binary again with one of the tests below, which fail, and returns what it printed.
+// failing runs this test binary again with one of the tests in child_test.go, which fail, and
+// returns its output.
 func failing(t *testing.T, name string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), opTimeout)
@@ -114,8 +115,9 @@ func TestARankThatHangsIsEnded(t *testing.T) {
 	}
 }
 
-// TestTheCulpritIsPrintedFirst: without -v, what the rank that failed or panicked has printed comes before the output of the ranks that failed
-// because of it. MUSTER_SOAK makes 200 runs of the 6.
+// TestTheCulpritIsPrintedFirst checks that without -v the output of the rank that failed or
+// panicked comes before the output of the ranks that failed because of it. MUSTER_SOAK makes 200
+// runs of the 6.
 func TestTheCulpritIsPrintedFirst(t *testing.T) {
 	runs := 6
 	if os.Getenv("MUSTER_SOAK") != "" {

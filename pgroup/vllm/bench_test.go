@@ -9,7 +9,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Verbs of groups in one process, each rank with a connection of its own to a server that is there too.
+// BenchmarkVerbs measures the verbs of groups in one process, where each rank has its own
+// connection to a server in the same process.
 func BenchmarkVerbs(b *testing.B) {
 	for _, n := range []int{2, 8, 64} {
 		gs := benchGroup(b, n)

@@ -17,7 +17,7 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// inGroup runs body on each of n ranks, here in one process. Any of them could be of Python.
+// inGroup runs body on each of n ranks, here in one process. Any of them could be a Python process.
 func inGroup(n int, body func(ctx context.Context, g *vllm.Group) error) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -38,7 +38,8 @@ func inGroup(n int, body func(ctx context.Context, g *vllm.Group) error) {
 	wg.Wait()
 }
 
-// Rank 0 hosts: ranks of Python call StatelessProcessGroup.create with this address, others of Go dial it.
+// Rank 0 hosts: Python ranks call StatelessProcessGroup.create with this address, other Go ranks
+// dial it.
 func ExampleJoin() {
 	ctx := context.Background()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -80,7 +81,8 @@ func ExampleJoin() {
 	// Output: rank 0 of 2 met the others: <nil>
 }
 
-// How NCCL's communicators begin: rank 0's ID on every rank. vLLM's group.broadcast_obj(unique_id, src=0) is the same.
+// NCCL's communicators begin like this: rank 0's ID is sent to every rank. vLLM's
+// group.broadcast_obj(unique_id, src=0) does the same.
 func ExampleBroadcastObj() {
 	inGroup(3, func(ctx context.Context, g *vllm.Group) error {
 		var id pickle.NcclUniqueID
@@ -120,7 +122,7 @@ func ExampleSendObj() {
 	// Output: 32
 }
 
-// An object is received as what it fits into without loss.
+// An object is received into any type that can hold it without loss.
 func ExampleRecvObj() {
 	inGroup(2, func(ctx context.Context, g *vllm.Group) error {
 		if g.Rank() == 0 {
@@ -193,7 +195,8 @@ func ExampleGroup_AllReduce() {
 	// Output: [3 30]
 }
 
-// A barrier that cannot be passed says who is missing, on every rank of Go the same.
+// A barrier that cannot be passed returns an error that names the missing ranks, the same on every
+// Go rank.
 func ExampleGroup_Barrier() {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -215,7 +218,7 @@ func ExampleGroup_Barrier() {
 	// Output: missing: [1]
 }
 
-// What waits ends when the group is closed.
+// Calls that wait end when the group is closed.
 func ExampleGroup_Close() {
 	s := store.New(new(store.Memory))
 	defer s.Close()

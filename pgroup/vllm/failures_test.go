@@ -20,9 +20,11 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// Each of the following is a way in which vLLM's own class fails, by its number in the list of those.
+// Each of the following tests checks a failure of vLLM's own class, by its number in the list of
+// those.
 
-// Keys between ranks lack the sender: of two senders to one rank, the second is refused, and nothing is lost.
+// TestVLLM01TwoSenders checks failure 1: keys between ranks lack the sender. Here, of two senders
+// to one rank, the second is refused, and no message is lost.
 func TestVLLM01TwoSenders(t *testing.T) {
 	ctx := within(t, time.Minute)
 	s := memory(t)
@@ -41,14 +43,15 @@ func TestVLLM01TwoSenders(t *testing.T) {
 	failure(t, err, pgroup.ErrConflict, "rank 0 has sent to this rank")
 	require.NoError(t, vllm.SendObj(ctx, gs[0], 2, "again"))
 
-	// A rank of Python claims nothing, but its message is there.
+	// A Python rank makes no claim, but its message is there.
 	b, err := pickle.Append(nil, "from Python")
 	require.NoError(t, err)
 	require.NoError(t, s.Set(ctx, "send_to/1/0", b, nil))
 	failure(t, vllm.SendObj(ctx, gs[0], 1, "from 0"), pgroup.ErrConflict, "rank of Python sends to rank 1")
 }
 
-// The barrier keeps to its timeout, whoever is missing, and names them.
+// TestVLLM02BarrierTimeout checks that the barrier keeps to its timeout, whichever ranks are
+// missing, and names them.
 func TestVLLM02BarrierTimeout(t *testing.T) {
 	for _, missing := range [][]int{{3}, {2, 3}, {1, 2, 3}} {
 		t.Run(fmt.Sprint(missing), func(t *testing.T) {
@@ -77,7 +80,8 @@ func TestVLLM02BarrierTimeout(t *testing.T) {
 	})
 }
 
-// No rank passes a barrier that has failed for others, and all are in step afterwards.
+// TestVLLM03SplitResult checks that no rank passes a barrier that has failed for others, and that
+// all ranks are in step afterwards.
 func TestVLLM03SplitResult(t *testing.T) {
 	for late := range 3 {
 		t.Run(fmt.Sprintf("rank %d is late", late), func(t *testing.T) {
@@ -101,7 +105,8 @@ func TestVLLM03SplitResult(t *testing.T) {
 	}
 }
 
-// A rank that comes in the very moment in which others give up hears what they hear, whichever that is.
+// TestVLLM03SplitResultRace checks that a rank which arrives at the moment in which the others time
+// out gets the same result as they do, whichever it is.
 func TestVLLM03SplitResultRace(t *testing.T) {
 	for i := range 200 {
 		synctest.Test(t, func(t *testing.T) {
@@ -122,7 +127,7 @@ func TestVLLM03SplitResultRace(t *testing.T) {
 	}
 }
 
-// Barriers leave no keys.
+// TestVLLM04NoLeak checks that barriers leave no keys.
 func TestVLLM04NoLeak(t *testing.T) {
 	ctx := within(t, time.Minute)
 	s := memory(t)
@@ -140,7 +145,8 @@ func TestVLLM04NoLeak(t *testing.T) {
 	require.Equal(t, before, keys(t, s))
 }
 
-// Ranks that call different verbs hear who called what.
+// TestVLLM05MixedVerbs checks that ranks which call different verbs get an error that says which
+// rank called what.
 func TestVLLM05MixedVerbs(t *testing.T) {
 	any1 := func(g *vllm.Group, ctx context.Context) error {
 		_, err := vllm.BroadcastObj[any](ctx, g, 0, 1)
@@ -160,9 +166,9 @@ func TestVLLM05MixedVerbs(t *testing.T) {
 	meet := func(g *vllm.Group, ctx context.Context) error { return g.Barrier(ctx) }
 	for name, c := range map[string]struct {
 		zero, one func(*vllm.Group, context.Context) error
-		says      string // to rank 1
+		says      string // the error on rank 1
 		is        error
-		hears     string // rank 0; nothing if it does not wait
+		hears     string // the error on rank 0; empty if it does not wait
 	}{
 		"barrier, any":               {meet, any1, "rank 0 called barrier, this rank broadcast from 0", pgroup.ErrMismatch, "1: failed in broadcast from 0"},
 		"barrier, text":              {meet, text, "rank 0 called barrier", pgroup.ErrMismatch, ""},
@@ -197,7 +203,8 @@ func TestVLLM05MixedVerbs(t *testing.T) {
 	}
 }
 
-// One receive that waits keeps nobody else from the store, nor from the group.
+// TestVLLM06BlockedGet checks that a receive which waits blocks no other call on the store or the
+// group.
 func TestVLLM06BlockedGet(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
 		ctx := within(t, time.Minute)
@@ -218,7 +225,7 @@ func TestVLLM06BlockedGet(t *testing.T) {
 	})
 }
 
-// Ranks that are none are refused at once, by name.
+// TestVLLM07BadRanks checks that invalid ranks are refused at once, by number.
 func TestVLLM07BadRanks(t *testing.T) {
 	ctx := t.Context()
 	s := memory(t)
@@ -255,7 +262,8 @@ func TestVLLM07BadRanks(t *testing.T) {
 	}
 }
 
-// A rank that dies is named at once, any rank; so is a store that is gone.
+// TestVLLM08Death checks that any rank that dies is named at once, and that a store that has ended
+// is reported.
 func TestVLLM08Death(t *testing.T) {
 	t.Run("of a rank", func(t *testing.T) {
 		l := listen(t, "127.0.0.1:0")
@@ -284,7 +292,7 @@ func TestVLLM08Death(t *testing.T) {
 	})
 }
 
-// counting counts what is asked of an engine.
+// counting counts the requests to an engine.
 type counting struct {
 	store.Engine
 	asked atomic.Int64
@@ -295,10 +303,12 @@ func (e *counting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return e.Engine.Do(ctx, req, rep)
 }
 
-// What a rank asks of the store does not grow with the group, but for what it gets.
+// TestVLLM09Costs checks that the number of a rank's requests to the store does not grow with the
+// group, except for the values that it reads.
 func TestVLLM09Costs(t *testing.T) {
 	for _, n := range []int{2, 4, 16, 64} {
-		synctest.Test(t, func(t *testing.T) { // no verb takes so long that ranks look around
+		// no verb takes long enough for ranks to check on each other
+		synctest.Test(t, func(t *testing.T) {
 			shared := new(store.Memory)
 			engines := make([]*counting, n)
 			at := make([]*store.Store, n)
@@ -325,7 +335,8 @@ func TestVLLM09Costs(t *testing.T) {
 	}
 }
 
-// A pickle that would run something is refused by name, and so are peers from everywhere.
+// TestVLLM10Unsafe checks that a pickle which would execute code is refused by name, and that the
+// store does not listen on all interfaces.
 func TestVLLM10Unsafe(t *testing.T) {
 	ctx := within(t, time.Minute)
 	s := memory(t)
@@ -352,7 +363,8 @@ func TestVLLM10Unsafe(t *testing.T) {
 	require.ErrorIs(t, (&store.Server{Engine: new(store.Memory)}).Serve(l), store.ErrInsecure)
 }
 
-// Rank 0 listens first, and then tells where: no port is probed, closed and bound again. IPv6 is as good as any.
+// TestVLLM11Ports checks that rank 0 listens before it publishes its address: no port is probed,
+// closed and bound again. IPv6 works as well.
 func TestVLLM11Ports(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(addr, func(t *testing.T) {
@@ -367,7 +379,8 @@ func TestVLLM11Ports(t *testing.T) {
 	}
 }
 
-// A group can be closed: what waits ends, the others hear of it, and the store goes on.
+// TestVLLM12Close checks that a group can be closed: waiting calls end, the other ranks get an
+// error, and the store continues.
 func TestVLLM12Close(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory(t)
@@ -388,7 +401,8 @@ func TestVLLM12Close(t *testing.T) {
 	})
 }
 
-// What has expired is told to who comes late; nobody needs to send again for that.
+// TestVLLM13Expiry checks that a late rank gets the error that a message has expired; no rank needs
+// to send again for that.
 func TestVLLM13Expiry(t *testing.T) {
 	late := func(t *testing.T, g *vllm.Group, rest time.Duration) {
 		began := time.Now()
@@ -422,12 +436,13 @@ func TestVLLM13Expiry(t *testing.T) {
 			send()
 			time.Sleep(time.Minute + time.Second)
 			_, err := s.Get(t.Context(), "broadcast_from/0/0")
-			require.NoError(t, err) // as with vLLM, it goes with the next
+			require.NoError(t, err) // as with vLLM, it is deleted with the next
 			send()
 			_, err = s.Get(t.Context(), "broadcast_from/0/0")
 			require.ErrorIs(t, err, store.ErrNotFound)
 			late(t, gs[1], 5*time.Second)
-			got, err := vllm.BroadcastObj[any](t.Context(), gs[1], 0, nil) // it goes on with the next
+			// the next call continues with the next message
+			got, err := vllm.BroadcastObj[any](t.Context(), gs[1], 0, nil)
 			require.NoError(t, err)
 			require.Equal(t, "news", got)
 			got, err = vllm.RecvObj[any](t.Context(), gs[1], 0)

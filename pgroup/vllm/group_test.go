@@ -22,7 +22,8 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// Rank 0 waits for the others, as vLLM's does, and says how many have come, and which of Go.
+// TestJoinTimeout checks that rank 0 waits for the others, as vLLM's does, and that its error says
+// how many have joined, and which of the Go ranks.
 func TestJoinTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory(t)
@@ -41,7 +42,7 @@ func TestJoinTimeout(t *testing.T) {
 	})
 }
 
-// A Join that failed leaves nothing, and may be repeated.
+// TestJoinAgain checks that a Join that failed leaves no state, and may be repeated.
 func TestJoinAgain(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
 		s := at(t)
@@ -53,7 +54,7 @@ func TestJoinAgain(t *testing.T) {
 	})
 }
 
-// A rank twice, and one rank too many, are refused.
+// TestJoinConflict checks that a duplicate rank, and one rank too many, are refused.
 func TestJoinConflict(t *testing.T) {
 	s := memory(t)
 	join(t, s, 2, vllm.Config{})
@@ -61,13 +62,14 @@ func TestJoinConflict(t *testing.T) {
 	failure(t, err, pgroup.ErrConflict, "another process has joined as this rank")
 
 	s = memory(t)
-	_, err = s.Add(t.Context(), "\x00torch/init/", 2) // two of Python
+	_, err = s.Add(t.Context(), "\x00torch/init/", 2) // two Python ranks
 	require.NoError(t, err)
 	_, err = vllm.Join(t.Context(), vllm.Config{Rank: 1, Size: 2, Store: s})
 	failure(t, err, pgroup.ErrConflict, "number 3 to join 2 ranks", "a group needs a store of its own")
 }
 
-// What fails because it took too long may be repeated; what does not fit waits for one whom it fits.
+// TestRepeat checks that a call which timed out may be repeated, and that a message which the call
+// cannot receive remains for one that can.
 func TestRepeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -100,7 +102,8 @@ func TestRepeat(t *testing.T) {
 	})
 }
 
-// An all-gather that failed has taken its number: the next one is nobody's old one.
+// TestGatherAfterFailure checks that an all-gather which failed has consumed its number: the next
+// one does not get its values.
 func TestGatherAfterFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gs := join(t, memory(t), 3, vllm.Config{})
@@ -120,7 +123,8 @@ func TestGatherAfterFailure(t *testing.T) {
 	})
 }
 
-// Objects and tensors to one rank are counted together, and each is received by its own verb.
+// TestOrder checks that objects and tensors to one rank are counted together, and that each is
+// received by its own verb.
 func TestOrder(t *testing.T) {
 	ctx := within(t, time.Minute)
 	s := memory(t)
@@ -173,7 +177,7 @@ func TestAllReduce(t *testing.T) {
 	failure(t, errs[2], pgroup.ErrMismatch, "rank 0 has F32[1], this rank F32[2]")
 }
 
-// Arguments that make no sense are refused before anything is sent.
+// TestBadArguments checks that invalid arguments are refused before anything is sent.
 func TestBadArguments(t *testing.T) {
 	ctx := t.Context()
 	s := memory(t)
@@ -196,7 +200,8 @@ func TestBadArguments(t *testing.T) {
 	require.Equal(t, before, keys(t, s))
 }
 
-// TestWhatIsNoTensorIsPassedOver: whatever is under a tensor's key, it is an error, and the next one comes after it.
+// TestWhatIsNoTensorIsPassedOver checks that any value under a tensor's key that is not a tensor is
+// an error, and that the next message follows it.
 func TestWhatIsNoTensorIsPassedOver(t *testing.T) {
 	s := memory(t)
 	gs, ctx := join(t, s, 2, vllm.Config{}), t.Context()
@@ -231,7 +236,8 @@ func TestWhatIsNoTensorIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestTextLikeABarrier: only what is broadcast can be a barrier's ID. A message that looks like one is text.
+// TestTextLikeABarrier checks that only a broadcast can be a barrier's ID. A message that looks
+// like one is text.
 func TestTextLikeABarrier(t *testing.T) {
 	gs, ctx := join(t, memory(t), 2, vllm.Config{}), t.Context()
 	const text = "barrier_01234567-89ab-cdef-0123-456789abcdef"
@@ -247,7 +253,8 @@ func TestTextLikeABarrier(t *testing.T) {
 	failure(t, err, pgroup.ErrMismatch, "rank 0 called barrier, this rank broadcast from 0")
 }
 
-// One verb of a kind at a time; what is set for vLLM has its time to live.
+// TestBusyAndTTL checks that only one verb of a kind may run at a time, and that keys that are set
+// for vLLM have their time to live.
 func TestBusyAndTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -275,7 +282,8 @@ func TestBusyAndTTL(t *testing.T) {
 	})
 }
 
-// A store without times to live, leases and lists is as good, but for what it cannot tell.
+// TestBareStore checks that a store without times to live, leases and lists also works, but reports
+// less in its errors.
 func TestBareStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := bare(t)
@@ -292,7 +300,8 @@ func TestBareStore(t *testing.T) {
 	})
 }
 
-// A rank that cannot take part in an all-gather takes its number all the same, and is in step with the others at the next.
+// TestGatherInStep checks that a rank which cannot take part in an all-gather consumes its number
+// all the same, and is in step with the others at the next.
 func TestGatherInStep(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -320,7 +329,7 @@ func TestGatherInStep(t *testing.T) {
 	}
 }
 
-// hooked calls before with each request, and fails as it does.
+// hooked calls before with each request, and fails with its error.
 type hooked struct {
 	store.Engine
 	before func(req *wire.Request) error
@@ -333,7 +342,8 @@ func (e *hooked) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	return e.Engine.Do(ctx, req, rep)
 }
 
-// What comes while a rank looks around, from one that then leaves, is received.
+// TestLastWord checks that a message which arrives while a rank checks on the others is received,
+// even if its sender then leaves.
 func TestLastWord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory(t)
@@ -356,7 +366,8 @@ func TestLastWord(t *testing.T) {
 	})
 }
 
-// What a rank says of what it waits for, and of what it failed in, is taken back when that is no longer so.
+// TestTakenBack checks that a rank deletes its note of what it waits for, or of what it failed in,
+// when that no longer holds.
 func TestTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory(t)
@@ -385,7 +396,8 @@ func TestTakenBack(t *testing.T) {
 	})
 }
 
-// A rank that cannot learn what was decided says so, whether the others passed or not.
+// TestUnknown checks that a rank which cannot learn the outcome returns ErrUnknown, whether the
+// others passed or not.
 func TestUnknown(t *testing.T) {
 	for _, name := range []string{"passed", "failed"} {
 		t.Run(name, func(t *testing.T) {

@@ -21,14 +21,14 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-// memory is a store in this process.
+// memory returns a store in this process.
 func memory(t *testing.T) *store.Store {
 	s := store.New(new(store.Memory))
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
-// bare is a store like a TCPStore of PyTorch: it has no times to live, no leases and no lists.
+// bare returns a store like a TCPStore of PyTorch: it has no times to live, no leases and no lists.
 func bare(t *testing.T) *store.Store {
 	s := store.New(bareEngine{new(store.Memory)})
 	t.Cleanup(func() { _ = s.Close() })
@@ -80,7 +80,7 @@ func dial(t *testing.T, l net.Listener) *store.Store {
 	return s
 }
 
-// join makes groups of n ranks on s, with what else c says.
+// join returns groups of n ranks on s, configured by c.
 func join(t *testing.T, s *store.Store, n int, c vllm.Config) []*vllm.Group {
 	t.Helper()
 	return joinAt(t, slices.Repeat([]*store.Store{s}, n), c)
@@ -128,19 +128,20 @@ func tryEach[T any](gs []*vllm.Group, verb func(g *vllm.Group) (T, error)) ([]T,
 	return vs, errs
 }
 
-// barrier has no result; each wants one.
+// barrier adapts Barrier, which has no result, to each.
 func barrier(ctx context.Context) func(g *vllm.Group) (struct{}, error) {
 	return func(g *vllm.Group) (struct{}, error) { return struct{}{}, g.Barrier(ctx) }
 }
 
-// within is a context that ends after d.
+// within returns a context that ends after d.
 func within(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// verdict requires that err is a RankError that matches target and has all of these words.
+// failure requires that err is a RankError that matches target and has all of these words, and
+// returns its Failure.
 func failure(t *testing.T, err, target error, words ...string) *wire.Failure {
 	t.Helper()
 	re, is := errors.AsType[*pgroup.RankError](err)
@@ -152,7 +153,7 @@ func failure(t *testing.T, err, target error, words ...string) *wire.Failure {
 	return re.Failure
 }
 
-// count is how many keys s has that vLLM's side sees.
+// keys returns the keys of s that vLLM's protocol uses.
 func keys(t *testing.T, s *store.Store) (names []string) {
 	t.Helper()
 	for e, err := range s.List(t.Context(), "") {

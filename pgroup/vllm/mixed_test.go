@@ -19,7 +19,7 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// Two ranks of Go and two of Python, under every verb, whoever hosts.
+// TestMixed runs two Go ranks and two Python ranks under every verb, with each kind of host.
 func TestMixed(t *testing.T) {
 	everyPython(t, func(t *testing.T, p python) {
 		peers := p.start(t, 2)
@@ -57,13 +57,13 @@ func TestMixed(t *testing.T) {
 		t.Run("late", func(t *testing.T) {
 			mixedLate(t, mix(t, hostedByGo(t, p), peers, world{patience: 2 * time.Second}))
 		})
-		t.Run("death", func(t *testing.T) { // the last: it is of a peer
+		t.Run("death", func(t *testing.T) { // last, since it kills a peer
 			mixedDeath(t, mix(t, hostedByGo(t, p), peers, world{patience: time.Hour}))
 		})
 	})
 }
 
-// plain are values of Python, in its words, and what they are in Go.
+// plain are Python values, as source text, and their Go equivalents.
 var plain = []struct {
 	python string
 	value  any
@@ -117,7 +117,8 @@ func mixedAllGather(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedRing sends to the next rank, and receives from the one before: objects and tensors by turns, which are counted together.
+// mixedRing sends to the next rank, and receives from the previous one: objects and tensors
+// alternate, and are counted together.
 func mixedRing(t *testing.T, m *mixed) {
 	for round := range 3 {
 		m.step(t, fmt.Sprintf("(g['it'].send_obj(('from', RANK, %d), (RANK + 1) %% 4), g['it'].recv_obj((RANK + 3) %% 4))[1] == ('from', (RANK + 3) %% 4, %d)", round, round), "True",
@@ -161,7 +162,8 @@ func mixedTensors(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedAllReduce compares bits with what torch makes of the same: 16-bit floats are rounded after each step.
+// mixedAllReduce compares bits with torch's result of the same operation: 16-bit floats are rounded
+// after each step.
 func mixedAllReduce(t *testing.T, m *mixed) {
 	const floats, ints = "1.0009765625 + r, 1000.3 * r, -r", "1 + r, 60 * r, 200 - r"
 	for dtype, numbers := range map[string]string{
@@ -185,7 +187,7 @@ func mixedAllReduce(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedBarriers leave nothing in the store.
+// mixedBarriers checks that barriers leave no keys in the store.
 func mixedBarriers(t *testing.T, m *mixed) {
 	keys := func() string {
 		n, err := m.peers[3].do("g['it'].store.num_keys()")
@@ -216,7 +218,7 @@ func mixedNccl(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedRefused: what would run something is refused by its name, and passed over.
+// mixedRefused checks that an object which would execute code is refused by its name, and skipped.
 func mixedRefused(t *testing.T, m *mixed) {
 	m.step(t, "g['it'].broadcast_obj(time.time if RANK == 3 else None, 3).__name__", "'time'", func(g *vllm.Group) (bool, any, error) {
 		_, err := vllm.BroadcastObj[any](m.ctx, g, 3, nil)
@@ -229,7 +231,8 @@ func mixedRefused(t *testing.T, m *mixed) {
 	})
 }
 
-// mixedExpiry: what Python has sent, and deleted when it sent again, is told to ranks of Go that come late.
+// mixedExpiry checks that late Go ranks get the error that an object has expired, if Python sent
+// it, and deleted it when it sent again.
 func mixedExpiry(t *testing.T, m *mixed) {
 	m.step(t, "None if RANK != 3 else (g['it'].broadcast_obj('old', 3), time.sleep(1.1), g['it'].broadcast_obj('new', 3)) and None", "None",
 		func(*vllm.Group) (bool, any, error) { return true, nil, nil })
@@ -241,7 +244,8 @@ func mixedExpiry(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedSenders: a rank of Go sees that one of Python sends to the same rank, and keeps from overwriting its message.
+// mixedSenders checks that a Go rank detects that a Python rank sends to the same rank, and does
+// not overwrite its message.
 func mixedSenders(t *testing.T, m *mixed) {
 	_, err := m.peers[3].do("(g['it'].send_obj('from 3', 2), g['it'].store.num_keys())")
 	require.NoError(t, err)
@@ -255,7 +259,7 @@ func mixedSenders(t *testing.T, m *mixed) {
 	require.Equal(t, "from 3", got)
 }
 
-// mixedVerbs: a rank of Go hears that one of Python has called another verb.
+// mixedVerbs checks that a Go rank gets the error that a Python rank has called another verb.
 func mixedVerbs(t *testing.T, m *mixed) {
 	_, err := m.peers[3].do("(g['it'].broadcast(torch.tensor([1]), 3), g['it'].store.num_keys())")
 	require.NoError(t, err)
@@ -270,7 +274,7 @@ func mixedVerbs(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedMany are n arrays in a row, the same on all ranks.
+// mixedMany broadcasts n arrays in a row, the same on all ranks.
 func mixedMany(t *testing.T, m *mixed, n int) {
 	m.step(t, fmt.Sprintf("all(g['it'].broadcast_obj(None, 2).tolist() == [i, 3 * i, -i] for i in range(%d))", n), "True", func(g *vllm.Group) (bool, any, error) {
 		for i := range n {
@@ -287,12 +291,13 @@ func mixedMany(t *testing.T, m *mixed, n int) {
 	})
 }
 
-// mixedGroups: one of ranks 0 to 3 and one of ranks 0 to 2 in the same processes.
+// mixedGroups uses a group of ranks 0 to 3 and a group of ranks 0 to 2 in the same processes.
 func mixedGroups(t *testing.T, it, too *mixed) {
 	it.step(t, "[p.broadcast_obj('secret' if RANK == 2 else None, 2) for p in [g['it'], g.get('too')][:1 + (RANK < 3)]] == ['secret'] * (1 + (RANK < 3))", "True",
 		func(g *vllm.Group) (bool, any, error) {
 			one, err := vllm.BroadcastObj(it.ctx, g, 2, "secret")
-			two, err2 := vllm.BroadcastObj(too.ctx, too.ranks[g.Rank()], 2, "secret") // ranks of Go are in both
+			// Go ranks are in both
+			two, err2 := vllm.BroadcastObj(too.ctx, too.ranks[g.Rank()], 2, "secret")
 			return one == "secret" && two == "secret", one + two, errors.Join(err, err2)
 		})
 	it.step(t, "[p.barrier() for p in [g['it'], g.get('too')][:1 + (RANK < 3)]] and None", "None", func(g *vllm.Group) (bool, any, error) {
@@ -325,8 +330,8 @@ func mixedLate(t *testing.T, m *mixed) {
 	require.ErrorContains(t, err, "timed out")
 }
 
-// mixedDeath: when a rank of Python is killed, those of Python that wait for what it would broadcast hear it at once, if the server was told what is
-// whose; those of Go name it.
+// mixedDeath checks that when a Python rank is killed, Python ranks that wait for its broadcast get
+// the error at once, if the server knows the owner of each key; Go ranks name it in their errors.
 func mixedDeath(t *testing.T, m *mixed) {
 	m.step(t, "g['it'].all_gather_obj(RANK)", "[0, 1, 2, 3]", func(g *vllm.Group) (bool, any, error) {
 		got, err := vllm.AllGatherObj(m.ctx, g, g.Rank())
@@ -340,7 +345,7 @@ func mixedDeath(t *testing.T, m *mixed) {
 			check(t, nil, re != nil && slices.Equal(re.Missing, []int{3}), err)
 			return
 		}
-		got, err := m.peers[rank].do("g['it'].all_gather_obj(0)") // its patience is an hour
+		got, err := m.peers[rank].do("g['it'].all_gather_obj(0)") // its timeout is an hour
 		check(t, nil, err != nil, got)
 	})
 }

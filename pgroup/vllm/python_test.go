@@ -28,16 +28,16 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// python is one that has torch, and a class of vLLM's kind.
+// python is an interpreter that has torch, and a class with vLLM's interface.
 type python struct {
 	name  string
 	exe   string
-	from  string // how to get it
+	from  string // how to install it
 	class string // "standin" or "vllm": see testdata/peer.py
 	g     tcpstore.Generation
 }
 
-// pythons are Debian's, the one that .ci/python makes, and the same with vLLM itself.
+// pythons returns Debian's Python, the one that .ci/python makes, and the same with vLLM itself.
 func pythons() []python {
 	cache, _ := os.UserCacheDir()
 	current := cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))
@@ -66,7 +66,7 @@ func everyPython(t *testing.T, body func(t *testing.T, p python)) {
 	}
 }
 
-// peer is a process of Python that does what it is told.
+// peer is a Python process that evaluates expressions.
 type peer struct {
 	in      io.Writer
 	answers *bufio.Scanner
@@ -103,7 +103,7 @@ func (p python) start(t *testing.T, n int) []*peer {
 	return peers
 }
 
-// do has the peer do something, and returns what that is, as repr gives it.
+// do lets the peer evaluate an expression, and returns the value, as repr prints it.
 func (p *peer) do(expression string) (string, error) {
 	line, err := json.Marshal(expression)
 	if err != nil {
@@ -125,21 +125,21 @@ func (p *peer) do(expression string) (string, error) {
 	return answer.Value, nil
 }
 
-// mixed is a group of ranks of Go and of Python.
+// mixed is a group of Go and Python ranks.
 type mixed struct {
 	ctx   context.Context
-	ranks []*vllm.Group // nil for those of Python
-	peers []*peer       // nil for those of Go
+	ranks []*vllm.Group // nil for Python ranks
+	peers []*peer       // nil for Go ranks
 }
 
-// place is where a mixed group of 4 meets.
+// place is the store of a mixed group of 4.
 type place struct {
 	addr  string
 	ofGo  []int
-	reach func(rank int) *store.Store // for a rank of Go
+	reach func(rank int) *store.Store // for a Go rank
 }
 
-// hosts say who hosts: the other ranks are two of Go and two of Python.
+// hosts are the kinds of host: of the other ranks two are Go and two are Python.
 var hosts = map[string]func(t *testing.T, p python) place{
 	"rank 0 of Go":     hostedByGo,
 	"rank 0 of Python": hostedByPython,
@@ -164,7 +164,7 @@ func hostedByGo(t *testing.T, p python) place {
 	return place{l.Addr().String(), []int{0, 2}, func(rank int) *store.Store { return at[rank] }}
 }
 
-// hostedByPython has the port probed, closed and bound again, as is the way of those who use vLLM.
+// hostedByPython lets the port be probed, closed and bound again, as users of vLLM do.
 func hostedByPython(t *testing.T, p python) place {
 	l := listen(t, "127.0.0.1:0")
 	addr := l.Addr().String()
@@ -187,15 +187,15 @@ func hostedByPython(t *testing.T, p python) place {
 	}}
 }
 
-// world is how a mixed group differs from others.
+// world is the configuration of a mixed group.
 type world struct {
-	name       string        // by which its peers know it; default "it"
+	name       string        // its name in the peers; default "it"
 	size       int           // default 4
 	expiration time.Duration // default 1 h
-	patience   time.Duration // of its peers; default 1 min
+	patience   time.Duration // the timeout of its peers; default 1 min
 }
 
-// mix makes a mixed group. Its peers are used again and again: they know it as g['it'].
+// mix makes a mixed group. Its peers are reused: they know it as g['it'].
 func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
 	t.Helper()
 	w = world{cmp.Or(w.name, "it"), cmp.Or(w.size, 4), cmp.Or(w.expiration, time.Hour), cmp.Or(w.patience, time.Minute)}
@@ -227,7 +227,8 @@ func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
 	return m
 }
 
-// step has every rank do its part at once: those of Python an expression that has to give want, in the words of repr, with RANK for the rank.
+// step lets every rank do its part at once: Python ranks evaluate an expression whose value must be
+// want, as repr prints it, with RANK for the rank.
 func (m *mixed) step(t *testing.T, expression, want string, part func(g *vllm.Group) (ok bool, got any, err error)) {
 	t.Helper()
 	together(len(m.ranks), func(rank int) {

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// stores are the kinds of store that a group may meet in.
+// stores are the kinds of store that a group may use.
 var stores = map[string]func(*testing.T) *store.Store{
 	"memory": memory,
 	"bare":   bare,
@@ -31,7 +31,8 @@ func everywhere(t *testing.T, body func(t *testing.T, at func(*testing.T) *store
 	}
 }
 
-// Two groups, of ranks 0 to 3 and 0 to 2, in the same processes, as in vLLM's own suite.
+// TestSuiteGroupsCoexist uses two groups, of ranks 0 to 3 and 0 to 2, in the same processes, as
+// vLLM's own suite does.
 func TestSuiteGroupsCoexist(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
 		ctx := within(t, time.Minute)
@@ -50,13 +51,13 @@ func TestSuiteGroupsCoexist(t *testing.T) {
 				value, err = g.AllReduce(ctx, value, vllm.Sum)
 				check(t, err, true, nil)
 			}
-			want := []int64{18, 18, 18, 6}[rank] // 0+1+2+3, and that three times
+			want := []int64{18, 18, 18, 6}[rank] // 0+1+2+3, times 3
 			check(t, nil, tensor.Equal(value, tensor.From([]int64{want}, 1)), value)
 		})
 	})
 }
 
-// check is for goroutines of a test.
+// check reports errors from goroutines of a test.
 func check(t *testing.T, err error, ok bool, got any) {
 	t.Helper()
 	if err != nil || !ok {
@@ -91,7 +92,7 @@ func TestSuiteAllGather(t *testing.T) {
 	})
 }
 
-// 10,000 arrays in a row, the same on all ranks.
+// TestSuiteManyBroadcasts broadcasts 10,000 arrays in a row, the same on all ranks.
 func TestSuiteManyBroadcasts(t *testing.T) {
 	const rounds = 10_000
 	ctx := within(t, 5*time.Minute)
@@ -116,7 +117,8 @@ func TestSuiteManyBroadcasts(t *testing.T) {
 	})
 }
 
-// Which ranks share a node follows from what they tell each other: vLLM's in_the_same_node_as and node_count.
+// TestSuiteNodes checks which ranks share a node, from what they exchange: vLLM's
+// in_the_same_node_as and node_count.
 func TestSuiteNodes(t *testing.T) {
 	for name, nodes := range map[string][]string{"one": {"a", "a", "a", "a"}, "two by two": {"a", "a", "b", "b"}} {
 		t.Run(name, func(t *testing.T) {
@@ -129,7 +131,7 @@ func TestSuiteNodes(t *testing.T) {
 	}
 }
 
-// In a group of one every verb works.
+// TestSuiteAlone checks that every verb works in a group of one.
 func TestSuiteAlone(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
 		ctx := within(t, time.Minute)
