@@ -14,13 +14,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if isChild() { // this binary is what the benchmarks start again
+	if isChild() { // the benchmarks start this binary again as a child
 		os.Exit(runChild())
 	}
 	os.Exit(m.Run())
 }
 
-// smoke runs a benchmark with counts so small that it measures nothing, and wants a row for each name.
+// smoke runs a benchmark with counts so small that it measures nothing, and requires a row for each
+// name.
 func smoke(t *testing.T, rows []string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -82,7 +83,8 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// TestRanksGrow wants of what a machine can read that each rank's traffic is as it has to be, and that nothing was reset in a burst.
+// TestRanksGrow checks the figures of the ranks benchmark that do not depend on timing: the traffic
+// of each rank has the expected size, and no connection was reset in a burst.
 func TestRanksGrow(t *testing.T) {
 	var out, errs strings.Builder
 	if status := run(t.Context(), []string{"ranks", "-n", "30,100", "-rounds", "2", "-json"}, &out, &errs); status != 0 {
@@ -100,7 +102,7 @@ func TestRanksGrow(t *testing.T) {
 		}
 	}
 	if runtime.GOOS != "linux" {
-		return // nobody tells what connections have carried
+		return // no count of the bytes that connections have carried
 	}
 	const from, to = "from store B/rank", "to store B/rank"
 	for _, c := range []struct {
@@ -108,7 +110,8 @@ func TestRanksGrow(t *testing.T) {
 		least, most float64
 	}{
 		{"direct 100 all-gather 64 B", from, 6400, 8000},
-		{"relays 100 all-gather 64 B", from, 6400. / 8, 8000. / 8 * 1.5}, // one for each host, or two if a vote is late
+		// one for each host, or two if a vote is late
+		{"relays 100 all-gather 64 B", from, 6400. / 8, 8000. / 8 * 1.5},
 		{"direct 100 broadcast 1 KiB", from, 1024, 1200},
 		{"relays 100 barrier", to, 32, 82},
 		{"direct growth barrier", to, 0.95, 1.05},

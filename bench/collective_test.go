@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// littleCollective is a run that measures nothing.
+// littleCollective returns a run of collective that measures nothing.
 func littleCollective(t *testing.T, more ...string) report {
 	t.Helper()
 	return measured(t, append([]string{"collective", "-n", "3", "-rounds", "2", "-slice", "1us", "-bytes", "4,65540", "-verbs", "12288"}, more...)...)
@@ -35,7 +35,8 @@ func TestCollective(t *testing.T) {
 	}
 }
 
-// TestCollectiveNobody measures without those who are not installed, and says so.
+// TestCollectiveNobody checks that a run without the other libraries, which are not installed,
+// succeeds and reports that.
 func TestCollectiveNobody(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	notes := strings.Join(littleCollective(t, "-ways", "all-reduce@(bare, in place|Open MPI|gloo)").Notes, "\n")
@@ -99,7 +100,8 @@ func TestCollectiveZerfoo(t *testing.T) {
 	}
 }
 
-// TestMerged takes the slowest rank of each call, or the first one's calls if they follow each other.
+// TestMerged checks that the merged figure is the slowest rank of each call, or the first rank's
+// calls if the calls follow each other.
 func TestMerged(t *testing.T) {
 	laps := []lap{{Took: []float64{1, 5}, CPU: 3, Alloc: 10}, {Took: []float64{4, 2}, CPU: 4, Alloc: 20}}
 	if l := merged(laps, false); !slices.Equal(l.Took, []float64{4, 5}) || l.CPU != 7 || l.Alloc != 20 {
@@ -137,7 +139,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// TestBareRanks wants the bare reductions to be some.
+// TestBareRanks checks that the bare reductions compute sums.
 func TestBareRanks(t *testing.T) {
 	const p, n = 3, 5000
 	for _, copied := range []bool{false, true} {

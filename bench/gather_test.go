@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// sharing skips a test where there is no memory to share.
+// sharing skips a test on systems without shared memory.
 func sharing(t *testing.T) {
 	t.Helper()
 	a, err := shm.NewArena(nil)
@@ -27,7 +27,7 @@ func sharing(t *testing.T) {
 	}
 }
 
-// little is a run of gather that measures nothing.
+// little returns a run of gather that measures nothing.
 func little(t *testing.T, more ...string) report {
 	t.Helper()
 	return measured(t, append([]string{"gather", "-n", "3", "-rounds", "2", "-slice", "1us", "-kib", "4,1024", "-tensors", "20", "-dir", t.TempDir()}, more...)...)
@@ -50,7 +50,8 @@ func TestGather(t *testing.T) {
 	want(t, r, "1 MiB ConcatTo, tmpfs", "÷ bare")
 }
 
-// TestNobody measures without those who are not installed, and says so.
+// TestNobody checks that a run without the other libraries, which are not installed, succeeds and
+// reports that.
 func TestNobody(t *testing.T) {
 	sharing(t)
 	t.Setenv("PATH", t.TempDir())
@@ -76,7 +77,7 @@ func TestGatherMPI(t *testing.T) {
 	want(t, r, "1 MiB Open MPI, TCP", "p50 µs", "÷ bare")
 }
 
-// torchPython is a Python with torch: MUSTER_TORCH, if that is set.
+// torchPython returns a Python with torch: MUSTER_TORCH, if that is set.
 func torchPython(t *testing.T) string {
 	t.Helper()
 	python := cmp.Or(os.Getenv("MUSTER_TORCH"), "python3")
@@ -99,7 +100,7 @@ func TestTorch(t *testing.T) {
 	want(t, r, "torch.load", "p50 µs", "÷ plain")
 }
 
-// TestTorchFails has an interpreter that says that it has torch, and ends then.
+// TestTorchFails uses an interpreter that claims to have torch, and then exits.
 func TestTorchFails(t *testing.T) {
 	if _, err := exec.LookPath("true"); err != nil {
 		t.Skip("SKIPPED: no program to stand in: ", err)
@@ -121,7 +122,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestOver compares only what was measured in the same rounds, in the calmer half of them.
+// TestOver checks that only figures of the same rounds are compared, and only those of the calmer
+// half of the rounds.
 func TestOver(t *testing.T) {
 	slow := &event{way: "slow", rounds: []turned{{p50: 30}, {p50: 900, others: 0.5}, {p50: 20}, {p50: 5, others: 0.4}}}
 	base := &event{way: "base", rounds: []turned{{p50: 10}, {p50: 1}, {p50: 10}, {p50: 1}}}

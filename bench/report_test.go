@@ -23,7 +23,7 @@ func measured(t *testing.T, args ...string) report {
 	return r
 }
 
-// want fails unless the row of that name has these figures.
+// want fails unless the row with that name has these figures.
 func want(t *testing.T, r report, name string, figures ...string) {
 	t.Helper()
 	for _, row := range r.Rows {

@@ -10,12 +10,12 @@ import (
 	"github.com/muster-pg/muster/collective"
 )
 
-// mostAllocated is how many bytes one verb of one rank may allocate when it has been called before.
+// mostAllocated is how many bytes a repeated verb may allocate on one rank.
 const mostAllocated = 1 << 10
 
-// TestAllocations counts what verbs allocate in steady state, where contexts have no deadline,
-// which costs most. Of several counts the least is that of steady state: a verb that took long, as
-// on a busy machine, has asked what the others do.
+// TestAllocations measures what verbs allocate in steady state, with contexts without a deadline,
+// which cost most. The minimum of several measurements is the steady state: a verb that took long,
+// as on a busy machine, has checked on the other ranks.
 func TestAllocations(t *testing.T) {
 	if underRace {
 		t.Skip("the race detector allocates too")

@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// average has every rank pass v, whose average it is, in every verb that averages.
+// average lets every rank pass v, which is then the average, in every verb that averages.
 func average[T tensor.Number](r *rank, v T) {
 	n := r.g.Size()
 	for _, length := range []int{n, 70_000} {

@@ -17,7 +17,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// uneven are numbers of very different sizes, whose sum depends on the order.
+// uneven returns numbers of very different magnitudes, whose sum depends on the order.
 func uneven(rank, n int) []float32 {
 	r := rand.New(rand.NewPCG(uint64(rank), 1))
 	x := make([]float32, n)
@@ -27,7 +27,7 @@ func uneven(rank, n int) []float32 {
 	return x
 }
 
-// TestBits has the same bits on every rank, and in every run, whoever comes first.
+// TestBits checks that every rank has the same bits in every run, whichever rank comes first.
 func TestBits(t *testing.T) {
 	over(t, []int{2, 3, 4, 5}, func(t *testing.T, w way, n int) {
 		var before []uint64
@@ -59,8 +59,8 @@ func TestBits(t *testing.T) {
 	})
 }
 
-// TestHalves has 16-bit floats whose sum is beyond them, though their average is not, and such as
-// would be lost one by one in a sum of their kind.
+// TestHalves averages 16-bit floats whose sum overflows although their average does not, and some
+// that would be lost one by one in a sum of 16-bit floats.
 func TestHalves(t *testing.T) {
 	over(t, []int{4, 5}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {

@@ -19,7 +19,7 @@ func TestCloseWaitsForWhatWasStarted(t *testing.T) {
 		closed := make(chan struct{})
 		w.run(t, n, func(r *rank) {
 			r.allReduce(10)
-			if r.me() == 1 { // it comes to nothing
+			if r.me() == 1 { // its verb fails
 				<-closed
 				return
 			}

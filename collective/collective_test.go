@@ -75,10 +75,10 @@ func (w way) options(rank int) *collective.Options {
 	return o
 }
 
-// hung is for how long ranks may take, however busy the machine is.
+// hung is the time after which ranks count as hung, on a busy machine too.
 const hung = 2 * time.Minute
 
-// run has n ranks do f.
+// run runs f on n ranks.
 func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	t.Helper()
 	meet := store.New(new(store.Memory))
@@ -116,7 +116,7 @@ func over(t *testing.T, sizes []int, f func(t *testing.T, w way, n int)) {
 	}
 }
 
-// vector has small whole numbers, whose sums are exact in any order.
+// vector returns small integers, whose sums are exact in any order.
 func vector[T tensor.Number](rank, n int) []T {
 	r := rand.New(rand.NewPCG(uint64(rank), uint64(n)))
 	x := make([]T, n)
@@ -155,7 +155,7 @@ func sum[T tensor.Number](ranks, n, div int) []T {
 
 var lengths = []int{0, 1, 3, 5000, long}
 
-// TestOpen opens many, one after the other and at the same time, on the same groups.
+// TestOpen opens many Comms, one after the other and at the same time, on the same groups.
 func TestOpen(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -251,7 +251,7 @@ func TestSendRecv(t *testing.T) {
 	})
 }
 
-// TestStart has several verbs under way, which take their turns in order.
+// TestStart starts several verbs at once, which run in order.
 func TestStart(t *testing.T) {
 	over(t, []int{4}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -276,8 +276,8 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// TestDisagreement has one rank do something else: all hear what, of which two, and nobody can go
-// on.
+// TestDisagreement has one rank make a different call: all ranks get an error that names the calls
+// of two ranks, and the Comm has failed on all of them.
 func TestDisagreement(t *testing.T) {
 	for name, odd := range map[string]func(r *rank) error{
 		"length": func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1001)) },
@@ -314,8 +314,8 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// TestOneRankFails has one rank that cancels, times out, leaves or aborts: all have an error that
-// names it, soon, and nobody can go on.
+// TestOneRankFails has one rank cancel, time out, leave or abort: all ranks soon get an error that
+// names it, and the Comm has failed on all of them.
 func TestOneRankFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		fails func(r *rank)
@@ -335,7 +335,7 @@ func TestOneRankFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			over(t, []int{2, 3, 4}, func(t *testing.T, w way, n int) {
-				done := make(chan struct{}) // closed when the others know
+				done := make(chan struct{}) // closed when the others have the error
 				var others sync.WaitGroup
 				others.Add(n - 1)
 				go func() { others.Wait(); close(done) }()
@@ -344,7 +344,8 @@ func TestOneRankFails(t *testing.T) {
 						defer others.Done()
 					}
 					var err error
-					for i := 0; i < 3 && err == nil; i++ { // the last may fail here, if it has been done there
+					// the last may fail here, if the others have completed it
+					for i := 0; i < 3 && err == nil; i++ {
 						err = collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1000))
 					}
 					if r.me() == 1 {

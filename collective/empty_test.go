@@ -9,8 +9,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// TestEmptyOnOneRank has one rank pass nothing, and the others something: it does not go on by
-// itself.
+// TestEmptyOnOneRank has one rank pass an empty slice, and the others a non-empty one: the first
+// does not succeed by itself.
 func TestEmptyOnOneRank(t *testing.T) {
 	const n = 3
 	for name, verb := range map[string]func(r *rank, k int) error{

@@ -12,8 +12,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// connected runs body on each of n ranks, here in one process. A program of its own has
-// pgroup.FromEnv and Create instead.
+// connected runs body on each of n ranks, here in one process. A real program calls pgroup.FromEnv
+// and Create instead.
 func connected(n int, body func(ctx context.Context, rank int, c *collective.Comm) error) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -86,7 +86,7 @@ func ExampleAllReduce() {
 	// Output: [3 3]
 }
 
-// Gradients of several layers are reduced as though they were one slice.
+// Gradients of several layers are reduced as if they were one slice.
 func ExampleAllReduceAll() {
 	connected(2, func(ctx context.Context, rank int, c *collective.Comm) error {
 		grads := [][]float32{{1, 2, 3}, {float32(rank)}, {10, 20}}
@@ -180,7 +180,8 @@ func ExampleBroadcastAll() {
 
 func ExampleAllToAll() {
 	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
-		src := []int32{int32(10 * rank), int32(10*rank + 1), int32(10*rank + 2)} // the ith is for rank i
+		// element i is for rank i
+		src := []int32{int32(10 * rank), int32(10*rank + 1), int32(10*rank + 2)}
 		dst := make([]int32, 3)
 		if err := collective.AllToAll(ctx, c, dst, src); err != nil {
 			return err
@@ -195,7 +196,7 @@ func ExampleAllToAll() {
 
 func ExampleSend() {
 	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
-		switch rank { // rank 1 takes no part
+		switch rank { // rank 1 does not take part
 		case 0:
 			return collective.Send(ctx, c, 2, []float32{1, 2, 3})
 		case 2:
@@ -257,14 +258,15 @@ func ExampleComm_Start() {
 	// Output: [[2 4] [6] [8 10]]
 }
 
-// A rank that does something else ends the Comm for all, and all are told which and what.
+// A rank that makes a different call ends the Comm for all ranks, whose errors name the rank and
+// the call.
 func ExampleComm_Close() {
 	connected(2, func(ctx context.Context, rank int, c *collective.Comm) error {
 		err := collective.AllReduce(ctx, c, collective.Sum, make([]float32, 3+rank))
 		if re, ok := errors.AsType[*pgroup.RankError](err); ok && rank == 0 {
 			fmt.Println(errors.Is(re, pgroup.ErrMismatch))
 		}
-		return c.Close() // what is left; another one may be opened on the same group
+		return c.Close() // releases it; another Comm may be opened on the same group
 	})
 	// Output: true
 }

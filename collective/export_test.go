@@ -9,11 +9,11 @@ import (
 // Apart makes a rank share memory as if it were a process of its own.
 func Apart(o *Options, process string) { o.process = process }
 
-// Tell has a rank say as it opens that it is of a process, and has no memory to share.
+// Tell makes a rank report, as it opens, that it belongs to a process and has no memory to share.
 func Tell(ctx context.Context, g *pgroup.Group, process string) error {
 	_, err := pgroup.AllGather(ctx, g.Channel("open"), peerInfo{Process: process})
 	return err
 }
 
-// ForMemory is what connections are for that memory is passed over.
+// ForMemory is the purpose of the connections that pass shared memory.
 const ForMemory = forMemory

@@ -12,8 +12,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// TestOneVerdict has a rank that cancels before it has heard that another one has aborted: all say
-// the same of it.
+// TestOneVerdict has a rank that cancels before it has received the abort of another one: all ranks
+// report the same failure.
 func TestOneVerdict(t *testing.T) {
 	const n = 4
 	w := between(t, n)
@@ -42,7 +42,7 @@ func TestOneVerdict(t *testing.T) {
 	}
 }
 
-// TestVerdictIsRubbish has something else where the verdict is to be.
+// TestVerdictIsRubbish stores invalid data under the key of the failure.
 func TestVerdictIsRubbish(t *testing.T) {
 	for _, rubbish := range []string{"null", "{}", "rubbish"} {
 		way{host: apart}.run(t, 2, func(r *rank) {

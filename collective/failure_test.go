@@ -17,8 +17,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// TestInvalid has arguments that make no sense: an error at once, on the rank that passes them, and
-// the Comm goes on.
+// TestInvalid passes invalid arguments: the rank that passes them gets an error at once, and the
+// Comm remains usable.
 func TestInvalid(t *testing.T) {
 	way{host: apart}.run(t, 3, func(r *rank) {
 		x := make([]float32, 7)
@@ -38,8 +38,7 @@ func TestInvalid(t *testing.T) {
 	})
 }
 
-// TestEmptyDisagreement has verbs that bring no data, which is no reason not to notice that they
-// differ.
+// TestEmptyDisagreement checks that different verbs without data are detected too.
 func TestEmptyDisagreement(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -55,8 +54,8 @@ func TestEmptyDisagreement(t *testing.T) {
 	})
 }
 
-// TestFewElements has fewer elements than ranks, some of which have none to combine: they notice
-// all the same that one passes more.
+// TestFewElements reduces fewer elements than ranks, so that some ranks have none to combine: these
+// still detect that one rank passes more.
 func TestFewElements(t *testing.T) {
 	over(t, []int{4}, func(t *testing.T, w way, n int) {
 		for name, f := range map[string]func(r *rank, x []int16) error{
@@ -74,7 +73,7 @@ func TestFewElements(t *testing.T) {
 	})
 }
 
-// TestRoots has two ranks that name different roots: neither waits for the other for ever.
+// TestRoots has two ranks that name different roots: neither waits for the other without end.
 func TestRoots(t *testing.T) {
 	over(t, []int{2, 4}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -86,8 +85,8 @@ func TestRoots(t *testing.T) {
 	})
 }
 
-// TestDeadline has a rank that does not come: the others hear at their deadline, whom they have
-// waited for.
+// TestDeadline has a rank that does not call the verb: the others get an error at their deadline
+// that names it.
 func TestDeadline(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
 		var others sync.WaitGroup
@@ -111,12 +110,11 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// TestTurn has a verb whose context ends while another one is under way, for which it would have to
-// wait.
+// TestTurn has a verb whose context ends while it waits for another one that is running.
 func TestTurn(t *testing.T) {
 	way{host: apart}.run(t, 2, func(r *rank) {
 		r.allReduce(10)
-		if r.me() == 1 { // it comes to nothing
+		if r.me() == 1 { // its verb fails
 			<-r.c.Group().Context().Done()
 			return
 		}
@@ -128,8 +126,8 @@ func TestTurn(t *testing.T) {
 	})
 }
 
-// TestSlicesAreTheCallersAfterAnError writes to a slice as soon as a verb has failed, at moments
-// drawn by chance: the race detector tells if others still use it.
+// TestSlicesAreTheCallersAfterAnError writes to a slice as soon as a verb has failed, at random
+// moments: the race detector reports any later use by other goroutines.
 func TestSlicesAreTheCallersAfterAnError(t *testing.T) {
 	over(t, []int{4}, func(t *testing.T, w way, n int) {
 		for round := range 5 {
@@ -157,7 +155,7 @@ func TestSlicesAreTheCallersAfterAnError(t *testing.T) {
 	})
 }
 
-// TestOpenAgain goes on with the same group after a verb has failed of which no rank was lost.
+// TestOpenAgain opens a new Comm on the same group after a verb has failed without a failed rank.
 func TestOpenAgain(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -175,8 +173,8 @@ func TestOpenAgain(t *testing.T) {
 	})
 }
 
-// TestRejoin has a rank that comes again: all meet in a new generation, and what is left of the old
-// one is over.
+// TestRejoin has a rank that rejoins: all ranks form a new generation, and calls on the old one
+// fail.
 func TestRejoin(t *testing.T) {
 	meet := store.New(new(store.Memory))
 	defer meet.Close()
@@ -191,7 +189,7 @@ func TestRejoin(t *testing.T) {
 		assert.Greater(t, g.Generation(), last)
 		r := &rank{t, t.Context(), g, c}
 		r.allReduce(5000)
-		if i == 1 { // it goes, without a word
+		if i == 1 { // it closes without a Shutdown
 			return g.Generation()
 		}
 		var re *pgroup.RankError
@@ -213,7 +211,7 @@ func TestRejoin(t *testing.T) {
 	ranks.Wait()
 }
 
-// TestBusy has two messages to one rank at the same time.
+// TestBusy sends two messages to one rank at the same time.
 func TestBusy(t *testing.T) {
 	way{host: apart}.run(t, 2, func(r *rank) {
 		if r.me() == 0 {
@@ -263,7 +261,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// Without a sink of its own, a Comm tells that of its group.
+// TestTraceOfTheGroup checks that a Comm without a sink of its own uses that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
 	var sink trace.Counter
 	w := way{host: apart, set: func(c *pgroup.Config) { c.Trace = &sink }}

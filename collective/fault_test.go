@@ -24,8 +24,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// wires are what lies between ranks, which are on nodes of their own: a proxy before each one's
-// data, and one between it and the store.
+// wires are the connections between ranks on different hosts: a proxy before the data listener of
+// each rank, and one between each rank and the store.
 type wires struct {
 	way
 	data, store []*testcluster.Proxy
@@ -59,7 +59,7 @@ func between(t *testing.T, n int) *wires {
 	return w
 }
 
-// rewriting is a store in which ranks find proxies where others listen.
+// rewriting is a store that replaces the addresses of listeners by those of proxies.
 type rewriting struct {
 	store.Engine
 	data []*testcluster.Proxy
@@ -70,7 +70,8 @@ var address = regexp.MustCompile(`127\.0\.0\.1:\d{5}`)
 func (e *rewriting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	if req.Op == wire.OpCollect && req.Group.Channel == "\x00link collective" {
 		proxy := e.data[req.Group.Rank]
-		if own := address.Find(req.Value); len(own) == len(proxy.Addr()) { // ports of five digits, as the kernel gives
+		// ports of five digits, as the kernel assigns
+		if own := address.Find(req.Value); len(own) == len(proxy.Addr()) {
 			proxy.Target(string(own))
 			changed := *req
 			changed.Value = bytes.Replace(req.Value, own, []byte(proxy.Addr()), 1)
@@ -80,8 +81,8 @@ func (e *rewriting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return e.Engine.Do(ctx, req, rep)
 }
 
-// TestCutOff cuts the wires of a rank, one of whose verbs is under way: the others are told that it
-// is lost, and so is it.
+// TestCutOff cuts the connections of a rank while one of its verbs is running: the others get the
+// error that it has failed, and so does it.
 func TestCutOff(t *testing.T) {
 	w := between(t, 4)
 	const victim = 2
@@ -91,7 +92,7 @@ func TestCutOff(t *testing.T) {
 			w.store[victim].Blackhole(true)
 			w.data[victim].Blackhole(true)
 		}
-		if r.me() == victim { // nobody can tell it anything before its deadline
+		if r.me() == victim { // no message can reach it before its deadline
 			ctx, cancel := context.WithTimeout(r.ctx, time.Second)
 			defer cancel()
 			r.ctx = ctx
@@ -106,7 +107,7 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
-// TestTLS encrypts what goes between nodes.
+// TestTLS encrypts the data between hosts.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	_, err := certs.Make(dir, certs.Options{})
@@ -120,16 +121,16 @@ func TestTLS(t *testing.T) {
 	})
 }
 
-// TestRingIsBoundByItsLinks gives each rank a link of so many bytes a second: a ring takes as long
-// as its 2(p−1)/p of the bytes need on one link, within 15 %. A machine that is busy may be late
-// now and then, but not each time.
+// TestRingIsBoundByItsLinks limits the rate of each rank's link: a ring takes as long as its
+// 2(p−1)/p of the bytes need on one link, within 15 %. A busy machine may be late now and then, but
+// not each time.
 func TestRingIsBoundByItsLinks(t *testing.T) {
 	if underRace {
 		t.Skip("under the race detector it is not the links that take the time")
 	}
 	const (
 		ranks  = 4
-		rate   = 2 << 20 // slow beside what a busy machine adds to each step
+		rate   = 2 << 20 // slow compared with the delays of a busy machine in each step
 		length = 1 << 20 // float32
 	)
 	bound := time.Duration(2 * (ranks - 1) * length * 4 / ranks * int(time.Second) / rate)
@@ -162,8 +163,7 @@ func TestRingIsBoundByItsLinks(t *testing.T) {
 	assert.GreaterOrEqual(t, best, bound*85/100, "the links are faster than they are to be")
 }
 
-// TestSteps has ranks do many verbs back to back, each of which is late now and then: no step mixes
-// with another.
+// TestSteps runs many verbs back to back, with random delays: no step mixes with another.
 func TestSteps(t *testing.T) {
 	for name, c := range map[string]struct {
 		w     way
@@ -190,7 +190,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// jittery is a way on which everything is late, each by chance.
+// jittery returns a way with random delays on all connections.
 func jittery(t *testing.T, n int) way {
 	w := between(t, n)
 	for i, p := range w.data {
@@ -199,7 +199,7 @@ func jittery(t *testing.T, n int) way {
 	return w.way
 }
 
-// numbered is a step whose result tells its number.
+// numbered runs a step whose result contains its number.
 func (r *rank) numbered(i int) error {
 	n, me := r.g.Size(), r.me()
 	x := []int64{int64(i), int64(me + 1), int64(i * (me + 1))}

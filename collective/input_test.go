@@ -13,7 +13,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestOverlap has slices that share memory in a way that would spoil what is still to be sent.
+// TestOverlap passes slices that share memory in a way that would overwrite data which is still to
+// be sent.
 func TestOverlap(t *testing.T) {
 	way{host: apart}.run(t, 2, func(r *rank) {
 		x := []int32{1, 2, 3, 4}
@@ -30,7 +31,7 @@ func TestOverlap(t *testing.T) {
 	})
 }
 
-// TestNoSuchAlgorithm has all ranks ask for one that there is not.
+// TestNoSuchAlgorithm lets all ranks ask for an unknown algorithm.
 func TestNoSuchAlgorithm(t *testing.T) {
 	meet := store.New(new(store.Memory))
 	defer meet.Close()
@@ -41,7 +42,8 @@ func TestNoSuchAlgorithm(t *testing.T) {
 	assert.ErrorIs(t, err, pgroup.ErrInvalid)
 }
 
-// TestDeadlineHasPassed says nothing of how long a verb took that did not begin.
+// TestDeadlineHasPassed checks the error of a verb that did not begin, since its deadline had
+// passed: it has no duration.
 func TestDeadlineHasPassed(t *testing.T) {
 	way{host: apart}.run(t, 2, func(r *rank) {
 		ctx, cancel := context.WithDeadline(r.ctx, time.Now().Add(-time.Second))
@@ -52,7 +54,7 @@ func TestDeadlineHasPassed(t *testing.T) {
 	})
 }
 
-// TestWaitPrefersTheResult waits for what has ended, with a context that has too.
+// TestWaitPrefersTheResult waits for a verb that has ended, with a context that has ended too.
 func TestWaitPrefersTheResult(t *testing.T) {
 	way{host: apart}.run(t, 1, func(r *rank) {
 		p := r.c.Start(r.ctx, func(context.Context, *collective.Comm) error { return nil })

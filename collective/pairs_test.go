@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
-// pairVerbs are Send and Recv of more than connections hold, by the name that errors have for them.
+// pairVerbs are Send and Recv of more than connections hold, by the name that errors use for them.
 var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int, b []byte) error{
 	"collective.send": func(r *rank, ctx context.Context, peer int, b []byte) error {
 		return collective.Send(ctx, r.c, peer, b)
@@ -28,7 +28,7 @@ var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int, b []byte
 // pairBytes is more than a connection holds.
 const pairBytes = 64 << 20
 
-// TestPairTimesOut has a rank whose peer does nothing: the error names the verb and the peer, on
+// TestPairTimesOut has a rank whose peer makes no call: the error names the verb and the peer, on
 // all ranks.
 func TestPairTimesOut(t *testing.T) {
 	for op, f := range pairVerbs {
@@ -60,8 +60,8 @@ func TestPairTimesOut(t *testing.T) {
 	}
 }
 
-// TestPairFrozen stops the peer of a Send or Recv, whose context has no deadline: it is lost after
-// the liveness timeout, as in any verb.
+// TestPairFrozen stops the peer of a Send or Recv whose context has no deadline: it fails after the
+// liveness timeout, as in any verb.
 func TestPairFrozen(t *testing.T) {
 	for op, f := range pairVerbs {
 		t.Run(op, func(t *testing.T) {
@@ -91,5 +91,5 @@ func TestPairFrozen(t *testing.T) {
 	}
 }
 
-// soon is more than a liveness timeout of a second, however busy the machine is.
+// soon is more than a liveness timeout of a second, on a busy machine too.
 const soon = 13 * time.Second

@@ -15,8 +15,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestNoBoard has a rank that is of the process of another one and has no memory that a third could
-// map: all use connections, so Open succeeds without it.
+// TestNoBoard has two ranks of one process without memory that a third could map: all ranks use
+// connections, so Open succeeds without a shared buffer.
 func TestNoBoard(t *testing.T) {
 	const n = 3
 	meet := store.New(new(store.Memory))

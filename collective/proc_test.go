@@ -19,7 +19,7 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
-// span bounds what a process waits for; it is told of what goes wrong much sooner.
+// span bounds the waits of a process; failures are reported much sooner.
 const span = time.Minute
 
 // overProcs runs f as a test for each way to place four processes on hosts.
@@ -53,7 +53,7 @@ func processes(t *testing.T, j pgrouptest.Job, f func(r *rank)) {
 	})
 }
 
-// reduces does one all-reduce, and checks its sum.
+// reduces runs one all-reduce, and checks its sum.
 func (r *rank) reduces(length int) error {
 	x := vector[float32](r.me(), length)
 	err := collective.AllReduce(r.ctx, r.c, collective.Sum, x)
@@ -63,14 +63,15 @@ func (r *rank) reduces(length int) error {
 	return err
 }
 
-// allReduce does one that succeeds, and returns when all ranks have done it: they may fail now.
+// allReduce runs an all-reduce that must succeed, and returns when all ranks have done it, so that
+// ranks may fail from then on.
 func (r *rank) allReduce(length int) {
 	r.Helper()
 	require.NoError(r, r.reduces(length))
 	require.NoError(r, r.g.Barrier(r.ctx))
 }
 
-// until does all-reduces, of one slice and of several, until one fails, and returns how.
+// until runs all-reduces, of one slice and of several, until one fails, and returns the error.
 func (r *rank) until() (re *pgroup.RankError) {
 	r.Helper()
 	for r.ctx.Err() == nil {
@@ -88,7 +89,7 @@ func (r *rank) until() (re *pgroup.RankError) {
 	return nil
 }
 
-// goOn shrinks the group to those who are left, and works with them.
+// goOn shrinks the group to the remaining ranks, and reduces with them.
 func (r *rank) goOn() {
 	assert.NoError(r, r.c.Close())
 	g, err := r.g.Shrink(r.ctx)
@@ -107,7 +108,7 @@ func (r *rank) goOn() {
 
 const roundVar = "COLLECTIVE_TEST_ROUND"
 
-// TestKilled kills a rank at moments drawn by chance: all others hear which is lost, and go on
+// TestKilled kills a rank at random moments: all others get an error that names it, and continue
 // without it.
 func TestKilled(t *testing.T) {
 	rounds := 5
@@ -116,7 +117,7 @@ func TestKilled(t *testing.T) {
 	}
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		for round := range rounds {
-			if text := os.Getenv(roundVar); text != "" { // in a process
+			if text := os.Getenv(roundVar); text != "" { // in a process of the job
 				round, _ = strconv.Atoi(text)
 			}
 			j := j
@@ -136,8 +137,8 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// TestFrozen stops a rank, which neither reads nor closes anything: it is lost for all, and for
-// itself when it goes on.
+// TestFrozen stops a rank, which then neither reads nor closes anything: it fails for all others,
+// and for itself when it resumes.
 func TestFrozen(t *testing.T) {
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		const victim = 2
@@ -160,7 +161,7 @@ func TestFrozen(t *testing.T) {
 	})
 }
 
-// TestProcesses has processes do verbs back to back.
+// TestProcesses runs verbs back to back in several processes.
 func TestProcesses(t *testing.T) {
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		processes(t, j, func(r *rank) {

@@ -17,8 +17,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// split is x as slices of these lengths, each in memory of its own, and what is left over as the
-// last one.
+// split returns x as slices of these lengths, each in memory of its own, and the remainder as the
+// last slice.
 func split[T any](x []T, lengths ...int) (xs [][]T) {
 	for _, n := range lengths {
 		xs = append(xs, append(make([]T, 0, n), x[:n]...))
@@ -27,7 +27,7 @@ func split[T any](x []T, lengths ...int) (xs [][]T) {
 	return append(xs, slices.Clone(x))
 }
 
-// tiny are n lengths of 0 to 6 elements.
+// tiny returns n lengths of 0 to 6 elements.
 func tiny(n int) []int {
 	lengths := make([]int, n)
 	for i := range lengths {
@@ -43,8 +43,8 @@ func total(lengths []int) (n int) {
 	return n
 }
 
-// noisy are numbers, the same again after 997, of which a sum of floats depends on the order, and a
-// sum of integers wraps around.
+// noisy returns numbers with a period of 997. Their sum depends on the order for floats, and wraps
+// around for integers.
 func noisy[T tensor.Number](rank, n int) []T {
 	x := make([]T, n)
 	r := rand.New(rand.NewPCG(uint64(rank), 2))
@@ -66,9 +66,9 @@ func noisy[T tensor.Number](rank, n int) []T {
 	return x
 }
 
-// sameBits fails unless slices reduced as one have the bits of one slice.
+// sameBits fails unless slices that are reduced as one have the bits of one slice.
 func sameBits[T tensor.Number](r *rank, op collective.Op, lengths []int) {
-	x := noisy[T](r.me(), total(lengths)+1) // one element is left over
+	x := noisy[T](r.me(), total(lengths)+1) // one element more than the slices have
 	xs := split(x, lengths...)
 	require.NoError(r, collective.AllReduce(r.ctx, r.c, op, x))
 	require.NoError(r, collective.AllReduceAll(r.ctx, r.c, op, xs))
@@ -79,7 +79,7 @@ func sameBits[T tensor.Number](r *rank, op collective.Op, lengths []int) {
 
 var ops = []collective.Op{collective.Sum, collective.Product, collective.Min, collective.Max, collective.Avg}
 
-// sameBitsOf has every operation on few elements.
+// sameBitsOf tests every operation on few elements.
 func sameBitsOf[T tensor.Number](r *rank) {
 	for _, op := range ops {
 		for _, lengths := range [][]int{nil, {0, 0}, {1, 0, 0, 1, 1}, {3, 5, 0, 700, 1, 90}, tiny(200)} {
@@ -88,7 +88,7 @@ func sameBitsOf[T tensor.Number](r *rank) {
 	}
 }
 
-// sameBitsOfMany averages as many elements as fill a message but for one, exactly, and one more,
+// sameBitsOfMany averages one element less than a message holds, exactly as many, and one more,
 // with tiny slices between.
 func sameBitsOfMany[T tensor.Number](r *rank) {
 	var zero T
@@ -96,7 +96,8 @@ func sameBitsOfMany[T tensor.Number](r *rank) {
 	sameBits[T](r, collective.Avg, slices.Concat([]int{message - 1, 1, message, 0, message + 1}, tiny(100), []int{message/2 + 1}))
 }
 
-// TestSlices has the same bits, whether a slice is passed as one or as several.
+// TestSlices checks that the result has the same bits, whether the data is passed as one slice or
+// as several.
 func TestSlices(t *testing.T) {
 	over(t, []int{1, 2, 3, 4, 5, 8}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -124,7 +125,7 @@ func TestSlices(t *testing.T) {
 	})
 }
 
-// TestNoSlices passes none.
+// TestNoSlices passes no slices.
 func TestNoSlices(t *testing.T) {
 	over(t, []int{1, 3}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -135,7 +136,7 @@ func TestNoSlices(t *testing.T) {
 	})
 }
 
-// TestBroadcastAll brings small and large slices from each root.
+// TestBroadcastAll broadcasts small and large slices from each root.
 func TestBroadcastAll(t *testing.T) {
 	over(t, []int{1, 2, 5}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -150,8 +151,8 @@ func TestBroadcastAll(t *testing.T) {
 	})
 }
 
-// TestSlicesOfOtherLengths has rank 1 pass as many elements as the others, but not in the same
-// slices: all ranks have one error, which says so.
+// TestSlicesOfOtherLengths has rank 1 pass as many elements as the others, but in different slices:
+// all ranks get one error, which says so.
 func TestSlicesOfOtherLengths(t *testing.T) {
 	all := func(lengths ...int) func(r *rank) error {
 		return func(r *rank) error {
@@ -188,7 +189,9 @@ func TestSlicesOfOtherLengths(t *testing.T) {
 					} else {
 						err = c.others(r)
 					}
-					if err == nil { // a rank that waits for none which has noticed has it in the next verb
+					// a rank that does not wait for one that has noticed gets the error in the next
+					// verb
+					if err == nil {
 						err = r.c.Barrier(r.ctx)
 					}
 					assert.ErrorIs(r, err, pgroup.ErrMismatch)
@@ -208,7 +211,8 @@ func TestSlicesOfOtherLengths(t *testing.T) {
 	}
 }
 
-// TestSlicesThatShareMemory is an error on the rank that passes them, and the Comm goes on.
+// TestSlicesThatShareMemory checks that slices that share memory are an error on the rank that
+// passes them, and that the Comm remains usable.
 func TestSlicesThatShareMemory(t *testing.T) {
 	over(t, []int{1, 2}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -222,7 +226,7 @@ func TestSlicesThatShareMemory(t *testing.T) {
 	})
 }
 
-// reducesAll does one all-reduce of several slices, and checks their sums.
+// reducesAll runs one all-reduce of several slices, and checks their sums.
 func (r *rank) reducesAll(length int) error {
 	lengths := []int{length / 2, 0, 1, length / 3}
 	xs := split(vector[float32](r.me(), length), lengths...)

@@ -11,8 +11,7 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// TestTurnHasADeadline has a verb behind something that takes long: its context ends it, for all
-// ranks.
+// TestTurnHasADeadline has a verb that waits behind a long one: its context ends it, for all ranks.
 func TestTurnHasADeadline(t *testing.T) {
 	over(t, []int{2}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -27,8 +26,8 @@ func TestTurnHasADeadline(t *testing.T) {
 	})
 }
 
-// TestStartUsesTheOuterComm calls a verb on the Comm that f itself is in the way of: that cannot
-// end well, but it ends.
+// TestStartUsesTheOuterComm calls a verb on the Comm while f, which makes the call, occupies it:
+// the verb fails, but it ends.
 func TestStartUsesTheOuterComm(t *testing.T) {
 	way{host: apart}.run(t, 2, func(r *rank) {
 		err := r.c.Start(r.ctx, func(ctx context.Context, _ *collective.Comm) error {
@@ -40,7 +39,7 @@ func TestStartUsesTheOuterComm(t *testing.T) {
 	})
 }
 
-// TestCloseInStart closes the Comm in what Start has started.
+// TestCloseInStart closes the Comm in a function that Start runs.
 func TestCloseInStart(t *testing.T) {
 	over(t, []int{2}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {

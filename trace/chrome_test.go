@@ -33,7 +33,7 @@ func lines(t *testing.T, b []byte) (all []line) {
 	return all
 }
 
-// spans are the events that are no metadata.
+// spans returns the events that are not metadata.
 func spans(all []line) (some []line) {
 	for _, l := range all {
 		if l.Ph == "X" {
@@ -75,7 +75,8 @@ func TestChrome(t *testing.T) {
 	require.NotEqual(t, some[0].TID, some[1].TID, "what one package does in one group has rows of its own")
 }
 
-// What overlaps is in rows of its own: in one row, a reader takes it for nested, or draws nonsense.
+// TestChromeRows checks that overlapping events are in different rows: in one row, a viewer takes
+// them for nested, or draws them wrongly.
 func TestChromeRows(t *testing.T) {
 	var b bytes.Buffer
 	c := trace.Chrome(&b)
@@ -95,7 +96,7 @@ func TestChromeRows(t *testing.T) {
 	require.Contains(t, b.String(), `"name":"pgroup · world (3)"`)
 }
 
-// A process that is killed has written all but the last 100 ms.
+// TestChromeWritesSoon checks that a process that is killed has written all but the last 100 ms.
 func TestChromeWritesSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b bytes.Buffer
@@ -113,7 +114,7 @@ func TestChromeWritesSoon(t *testing.T) {
 	})
 }
 
-// stuck is a writer that takes nothing until it is let go.
+// stuck is a writer that blocks until it is released.
 type stuck struct {
 	entered, free chan struct{}
 	bytes.Buffer
@@ -145,7 +146,8 @@ func TestChromeNeverWaitsForItsFile(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("%d events left out: the file was too slow", 13-kept), all[len(all)-1].Name)
 }
 
-// A failure is written at once, but whoever is told of it does not hang with the file.
+// TestChromeOfAFileThatHangs checks that a failure is written at once, but that its caller does not
+// hang with the file.
 func TestChromeOfAFileThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuck{entered: make(chan struct{}), free: make(chan struct{})}
@@ -162,7 +164,7 @@ func TestChromeOfAFileThatHangs(t *testing.T) {
 	})
 }
 
-// full is a disk without room.
+// full is a disk without space.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
@@ -209,7 +211,7 @@ func BenchmarkChrome(b *testing.B) {
 		e.Start = time.Now()
 		e.End = e.Start.Add(time.Microsecond)
 		c.Record(b.Context(), e)
-		if e.Seq++; e.Seq%1000 == 0 { // or it leaves out what does not fit
+		if e.Seq++; e.Seq%1000 == 0 { // or it drops events that do not fit
 			if err := c.Flush(); err != nil {
 				b.Fatal(err)
 			}

@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// barrier is a verb that tells sink what it did.
+// barrier is a verb that reports its event to sink.
 func barrier(ctx context.Context, sink trace.Sink) (err error) {
 	start := trace.Now(sink)
 	defer func() {
@@ -23,7 +23,7 @@ func barrier(ctx context.Context, sink trace.Sink) (err error) {
 func ExampleRecord() {
 	var seen trace.Counter
 	_ = barrier(context.Background(), &seen)
-	_ = barrier(context.Background(), nil) // nobody listens
+	_ = barrier(context.Background(), nil) // without a sink
 	fmt.Println(seen.Total("pgroup.barrier").Count)
 	// Output: 1
 }

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// event is an operation that took d.
+// event returns the event of an operation that took d.
 func event(op string, d time.Duration) trace.Event {
 	return trace.Event{Op: op, Last: -1, Bytes: 8, Start: start, End: start.Add(d), Waited: d / 2}
 }
@@ -100,13 +100,13 @@ func TestMulti(t *testing.T) {
 	require.EqualValues(t, 1, b.Total("barrier").Count)
 }
 
-// contexts is a sink that remembers what it was called with.
+// contexts is a sink that records the contexts of its calls.
 type contexts []context.Context
 
 func (c *contexts) Record(ctx context.Context, _ trace.Event) { *c = append(*c, ctx) }
 
 func TestRecord(t *testing.T) {
-	trace.Record(t.Context(), nil, event("barrier", 0)) // nobody listens
+	trace.Record(t.Context(), nil, event("barrier", 0)) // without a sink
 	require.Zero(t, trace.Now(nil))
 
 	m := trace.Counter{Keep: 2}

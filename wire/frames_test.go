@@ -25,8 +25,9 @@ var (
 	}
 )
 
-// goldenRequests has every operation with all its fields, and its bytes as docs/reference/protocol.md has them. Those that may be
-// numbered are there without a number; TestNumbered has the rest.
+// goldenRequests has every operation with all its fields, and its bytes as in
+// docs/reference/protocol.md. Requests that may be numbered are here without a number; TestNumbered
+// tests them with one.
 var goldenRequests = []struct {
 	req   wire.Request
 	bytes string
@@ -179,7 +180,7 @@ func no(c wire.Contribution, code wire.Code, reason string) wire.Contribution {
 	return c
 }
 
-// unhex is the bytes of a golden string, whose spaces and bars are for the reader.
+// unhex returns the bytes of a golden string. Its spaces and bars are for the reader.
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.NewReplacer(" ", "", "|", "").Replace(s))
@@ -204,7 +205,8 @@ func TestGoldenRequests(t *testing.T) {
 	}
 }
 
-// numbered are the requests above that may have a number and have none, with one: it is the first of the body.
+// numbered returns the requests above that may have a number, with one: it is the first field of
+// the body.
 func numbered() (reqs []wire.Request, plain []string) {
 	for _, g := range goldenRequests {
 		if g.req.Op.Numbered() && g.req.Number == 0 {
@@ -232,7 +234,8 @@ func TestNumbered(t *testing.T) {
 	}
 }
 
-// TestWaitsOrChanges: what changes something never waits, and what waits changes nothing or is a vote.
+// TestWaitsOrChanges checks that an operation that changes state never waits, and that one that
+// waits changes no state or is a vote.
 func TestWaitsOrChanges(t *testing.T) {
 	waits := []wire.Op{wire.OpWait, wire.OpWatch, wire.OpJoin, wire.OpFollow, wire.OpCollect, wire.OpRecv, wire.OpSendReady}
 	changes := []wire.Op{
@@ -249,7 +252,8 @@ func TestWaitsOrChanges(t *testing.T) {
 	}
 }
 
-// TestOthersHaveNoNumber: what the table does not give to an operation does not travel.
+// TestOthersHaveNoNumber checks that fields which the table does not give to an operation are not
+// encoded.
 func TestOthersHaveNoNumber(t *testing.T) {
 	for op := wire.OpHello; op <= wire.OpAck; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
@@ -269,7 +273,8 @@ func TestOthersHaveNoNumber(t *testing.T) {
 	}
 }
 
-// TestGoldenComplete keeps an operation from being forgotten above: those that can be parsed are all there, but for a relay's (relay_test.go).
+// TestGoldenComplete checks that no operation is missing above: all that can be parsed are there,
+// except a relay's (relay_test.go).
 func TestGoldenComplete(t *testing.T) {
 	have := map[wire.Op]bool{wire.OpRelay: true, wire.OpVotes: true}
 	for _, g := range goldenRequests {
@@ -384,7 +389,7 @@ func TestZeroRequestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestNilIsNotEmpty: "absent" travels, in requests and replies.
+// TestNilIsNotEmpty checks that nil and empty stay different, in requests and replies.
 func TestNilIsNotEmpty(t *testing.T) {
 	for _, v := range [][]byte{nil, {}, {0}} {
 		req := wire.Request{Op: wire.OpSwap, Key: "k", Value: v, Old: v}
@@ -428,7 +433,8 @@ func TestRequestTrailing(t *testing.T) {
 	}
 }
 
-// TestUnknownFlags: a flag that the operation does not have is refused, whatever the body.
+// TestUnknownFlags checks that a flag which the operation does not have is refused, whatever the
+// body.
 func TestUnknownFlags(t *testing.T) {
 	const value, old, no, number, lease, resume, ttl = 1, 2, 4, 8, 16, 32, 64
 	allowed := map[wire.Op]uint8{

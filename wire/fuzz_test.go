@@ -9,7 +9,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// FuzzHeader: whatever the bytes, a header that parses is written again as it was.
+// FuzzHeader checks that a header that parses is encoded as the same bytes.
 func FuzzHeader(f *testing.F) {
 	for _, g := range goldenRequests {
 		f.Add(unhex(f, g.bytes), uint32(wire.MaxBody))
@@ -29,7 +29,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// FuzzRequest: what a request parses to is written as the same bytes.
+// FuzzRequest checks that a request that parses is encoded as the same bytes.
 func FuzzRequest(f *testing.F) {
 	for _, g := range goldenRequests {
 		f.Add(unhex(f, g.bytes))
@@ -54,7 +54,8 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzReply: what a reply parses to survives another round. Its bytes may differ: parts that are empty are left out.
+// FuzzReply checks that a reply that parses is the same after another round trip. Its bytes may
+// differ: empty parts are left out.
 func FuzzReply(f *testing.F) {
 	for _, g := range goldenReplies {
 		f.Add(unhex(f, g.bytes))
@@ -76,7 +77,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// FuzzParts: parts that parse are written as the same bytes.
+// FuzzParts checks that parts that parse are encoded as the same bytes.
 func FuzzParts(f *testing.F) {
 	f.Add(wire.AppendParts(nil, [][]byte{[]byte("a"), nil, {}}))
 	f.Add([]byte{0, 0, 0, 0})

@@ -11,8 +11,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// goldenFile has the frames of the tables for clients in other languages, which are tested against the same bytes. Values are in
-// base64; what a request has none of is not there.
+// goldenFile has the frames of the tables for clients in other languages, which are tested against
+// the same bytes. Values are in base64; fields that a request does not have are absent.
 const goldenFile = "testdata/golden.json"
 
 type goldenRequest struct {
@@ -28,7 +28,7 @@ type goldenReply struct {
 	Bytes string
 }
 
-// TestGoldenFile keeps the file as the tables are. MUSTER_GOLDEN=write writes it.
+// TestGoldenFile checks that the file agrees with the tables. MUSTER_GOLDEN=write writes it.
 func TestGoldenFile(t *testing.T) {
 	var golden struct {
 		Preface  string

@@ -22,7 +22,7 @@ type layer struct {
 	hidden  int
 }
 
-// roundTrip is v as another rank sees it.
+// roundTrip returns v as another rank decodes it.
 func roundTrip[T any](t *testing.T, v T) T {
 	t.Helper()
 	b, err := wire.MsgPack.Append([]byte("front"), &v)
@@ -37,7 +37,7 @@ func roundTrip[T any](t *testing.T, v T) T {
 	if err := wire.MsgPack.Parse(b, &got); err != nil {
 		t.Fatalf("Parse(%T): %v", v, err)
 	}
-	clear(b) // what was parsed must not alias it
+	clear(b) // the parsed value must not alias it
 	return got
 }
 
@@ -81,7 +81,8 @@ func TestMsgPackKeepsValues(t *testing.T) {
 	})
 }
 
-// Below any, text and bytes stay apart, and numbers keep their sign.
+// TestMsgPackUnderAny checks that text and bytes within an any stay different, and that numbers
+// keep their sign.
 func TestMsgPackUnderAny(t *testing.T) {
 	for _, v := range []any{"text", []byte("bytes"), int64(-5), 1.5, true, nil, []any{"a", []byte("b")}, map[string]any{"k": []any{}}} {
 		testRoundTrip(t, v)
@@ -111,7 +112,7 @@ func TestMsgPackIgnoresHiddenFields(t *testing.T) {
 	}
 }
 
-// Python's msgpack makes the same bytes.
+// TestMsgPackGolden checks that Python's msgpack encodes the same bytes.
 func TestMsgPackGolden(t *testing.T) {
 	for _, c := range []struct {
 		v    any
@@ -221,7 +222,8 @@ func TestMsgPackByManyGoroutines(t *testing.T) {
 	}
 }
 
-// Whatever arrives is a value or an error; a value has bytes that give it again.
+// FuzzMsgPack checks that any input is a value or an error, and that a value has an encoding that
+// decodes to it again.
 func FuzzMsgPack(f *testing.F) {
 	for _, v := range []any{1, "s", []byte{1}, []any{nil, 1.5}, map[string]any{"a": 1}, layer{Name: "x", Sub: &layer{}}, time.Unix(1, 1)} {
 		b, err := wire.MsgPack.Append(nil, v)
@@ -244,7 +246,7 @@ func FuzzMsgPack(f *testing.F) {
 		}
 		out, err := wire.MsgPack.Append(nil, v)
 		if err != nil || strings.Contains(fmt.Sprintf("%T %#v", v, v), "codec.RawExt") {
-			return // an extension of somebody else's, which is no value of ours
+			return // an unknown extension, which is not a value of this package
 		}
 		if err := wire.MsgPack.Parse(out, &again); err != nil {
 			t.Fatalf("%q gave %#v, whose bytes %q are no value: %v", b, v, out, err)

@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// goldenBranches are frames of a relay's connection, with what they are made of.
+// goldenBranches are frames of a relay's connection, and their contents.
 var goldenBranches = []struct {
 	name  string
 	frame []byte
@@ -89,7 +89,7 @@ func TestVotes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, goldenVotes, votes)
 	want := vote
-	want.Rank, want.Want = 0, 0 // those are each vote's
+	want.Rank, want.Want = 0, 0 // these belong to each vote
 	require.Equal(t, want, c)
 }
 
@@ -144,7 +144,8 @@ func TestVotesRefused(t *testing.T) {
 	require.ErrorIs(t, parse(wire.Header{}, body), wire.ErrTooLarge)
 }
 
-// A server tells its engine by whom others lost their connections, too; a log has that.
+// TestLostWithAReason checks that a server also passes its engine the reason for which other
+// sessions lost their connections, and that a log contains it.
 func TestLostWithAReason(t *testing.T) {
 	want := wire.Request{Op: wire.OpLost, TTL: time.Second, Value: []byte("why")}
 	frame := wire.AppendRequest(nil, &want)
@@ -156,7 +157,7 @@ func TestLostWithAReason(t *testing.T) {
 	require.Equal(t, want, req)
 }
 
-// FuzzBranch: what an OpRelay parses to is written as the same bytes.
+// FuzzBranch checks that an OpRelay that parses is encoded as the same bytes.
 func FuzzBranch(f *testing.F) {
 	for _, g := range goldenBranches {
 		f.Add(g.frame)
@@ -173,7 +174,7 @@ func FuzzBranch(f *testing.F) {
 	})
 }
 
-// FuzzVotes: what an OpVotes parses to is written as the same bytes.
+// FuzzVotes checks that an OpVotes that parses is encoded as the same bytes.
 func FuzzVotes(f *testing.F) {
 	f.Add(goldenBranches[4].frame[wire.HeaderLen:])
 	f.Fuzz(func(t *testing.T, body []byte) {

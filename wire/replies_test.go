@@ -141,7 +141,7 @@ func parseReply(t testing.TB, frame []byte) wire.Reply {
 	return r
 }
 
-// everyPart is a reply with all the parts there are, for vary.
+// everyPart returns a reply with all possible parts, for vary.
 func everyPart() wire.Reply {
 	return wire.Reply{
 		Code: 1, Detail: "d", Rev: 1, N: 1, Value: []byte("v"), Values: [][]byte{[]byte("v"), nil}, Keys: []string{"k"}, Nums: []int64{1},
@@ -152,7 +152,7 @@ func everyPart() wire.Reply {
 	}
 }
 
-// TestReplyRoundTrip takes replies with each set of parts, and random contents.
+// TestReplyRoundTrip encodes replies with each set of parts, and random contents.
 func TestReplyRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for round := range 1 << 10 {
@@ -187,7 +187,7 @@ func TestReplyTruncated(t *testing.T) {
 	}
 }
 
-// TestCounts: a count of elements that cannot be there makes no room for them.
+// TestCounts checks that a count of elements which exceeds the data allocates nothing for them.
 func TestCounts(t *testing.T) {
 	body := []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}
 	for name, parse := range map[string]func() error{
@@ -213,7 +213,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// A count that there are bytes for, but not for so many elements, makes no room either.
+// TestCountsOfElements checks the same for a count that has enough bytes, but not for so many
+// elements.
 func TestCountsOfElements(t *testing.T) {
 	const n = 1 << 20
 	body := make([]byte, 4+n)
@@ -251,7 +252,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestParsedCannotGrowIntoNeighbours: what aliases a buffer must not write into it when it is appended to.
+// TestParsedCannotGrowIntoNeighbours checks that appending to a parsed value that aliases a buffer
+// does not write into the buffer.
 func TestParsedCannotGrowIntoNeighbours(t *testing.T) {
 	req := wire.Request{Op: wire.OpSwap, Key: "k", Value: []byte("v"), Old: []byte("old")}
 	back := parseRequest(t, wire.AppendRequest(nil, &req))
@@ -261,7 +263,7 @@ func TestParsedCannotGrowIntoNeighbours(t *testing.T) {
 	}
 }
 
-// TestHotPathAllocates nothing, with buffers that are used again.
+// TestHotPathAllocates checks that the hot path allocates nothing, with buffers that are reused.
 func TestHotPathAllocates(t *testing.T) {
 	var (
 		buf  []byte
@@ -297,7 +299,7 @@ func TestHotPathAllocates(t *testing.T) {
 	}
 }
 
-// nothing asserts that f, which has run once, allocates nothing.
+// nothing asserts that f allocates nothing after its first run.
 func nothing(t *testing.T, what string, f func() error) {
 	t.Helper()
 	if err := f(); err != nil {

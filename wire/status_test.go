@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// aStatus has something in every field.
+// aStatus returns a status with every field set.
 func aStatus() *wire.Status {
 	verdict := wire.Failure{
 		Code: wire.CodeTimeout, Missing: []int{2}, Doing: []string{"in no call"}, Lost: []int{3}, Left: []int{4}, By: -1, Reason: "x", Waited: time.Second,
@@ -57,7 +57,7 @@ func TestStatusComesAsItWent(t *testing.T) {
 	require.Equal(t, want, &got)
 }
 
-// TestStatusOfAnOlderStore: what is at the end of its row is not known.
+// TestStatusOfAnOlderStore checks that fields which are missing at the end of a row are unknown.
 func TestStatusOfAnOlderStore(t *testing.T) {
 	_, rows := wire.AppendStatus(nil, nil, &wire.Status{Server: &wire.ServerStatus{SyncSum: 24, SyncPending: 25}})
 	older := rows[:len(rows)-8]
@@ -67,7 +67,7 @@ func TestStatusOfAnOlderStore(t *testing.T) {
 	require.Equal(t, []time.Duration{24, 0}, []time.Duration{got.Server.SyncSum, got.Server.SyncPending})
 }
 
-// TestStatusInPages: a page may end amid a group.
+// TestStatusInPages checks that a page may end within a group.
 func TestStatusInPages(t *testing.T) {
 	var got wire.Status
 	for _, page := range []wire.Status{
@@ -80,10 +80,11 @@ func TestStatusInPages(t *testing.T) {
 	require.Equal(t, []wire.GroupStatus{{Name: "a", Size: 2, Ranks: []wire.RankStatus{{Rank: 0}, {Rank: 1}}}, {Name: "b", Size: 1}}, got.Groups)
 }
 
-// TestStatusOfALaterVersion: what comes after the fields that are known, and rows of other kinds, are skipped.
+// TestStatusOfALaterVersion checks that fields after the known ones, and rows of unknown kinds, are
+// skipped.
 func TestStatusOfALaterVersion(t *testing.T) {
-	rows := unhex(t, "09 03000000 616263"+ // a kind that there is not yet
-		"06 10000000 02000000 0300000000000000 deadbeef") // a key with a field more
+	rows := unhex(t, "09 03000000 616263"+ // an unknown kind
+		"06 10000000 02000000 0300000000000000 deadbeef") // a key with an additional field
 	var got wire.Status
 	require.NoError(t, got.Parse([]string{"k"}, rows))
 	require.Equal(t, wire.Status{Keys: []wire.KeyStatus{{Key: "k", Calls: 2, Waited: 3}}}, got)
@@ -108,7 +109,7 @@ func TestStatusThatMeansNothing(t *testing.T) {
 		})
 	}
 	names, rows := wire.AppendStatus(nil, nil, aStatus())
-	for n := range rows { // cut anywhere it is an error, or has less in it
+	for n := range rows { // cut anywhere it is an error, or has fewer rows
 		if err := new(wire.Status).Parse(names, rows[:n]); err == nil {
 			t.Errorf("%d of %d bytes, and all of its names", n, len(rows))
 		}
@@ -134,7 +135,8 @@ func TestRanks(t *testing.T) {
 	require.Len(t, many.Spans, wire.StatusSpans)
 }
 
-// FuzzStatus: whatever comes is an error at the worst, and what is none means the same when it goes on.
+// FuzzStatus checks that any input is a status or an error, and that a status is the same after a
+// round trip.
 func FuzzStatus(f *testing.F) {
 	names, rows := wire.AppendStatus(nil, nil, aStatus())
 	f.Add(names[0], names[1], names[2], rows)
@@ -142,7 +144,7 @@ func FuzzStatus(f *testing.F) {
 		for n := range 4 {
 			var s, again wire.Status
 			if s.Parse([]string{a, b, c}[:n], rows) != nil || slices.ContainsFunc(s.Groups, func(g wire.GroupStatus) bool { return g.Size <= 0 }) {
-				continue // of size 0 is what a page goes on with
+				continue // a size of 0 marks a group that continues from the previous page
 			}
 			names, rows := wire.AppendStatus(nil, nil, &s)
 			require.NoError(t, again.Parse(names, rows))
@@ -151,7 +153,7 @@ func FuzzStatus(f *testing.F) {
 	})
 }
 
-// statusReply is how a page travels.
+// statusReply returns a page as it is encoded in a reply.
 func statusReply() wire.Reply {
 	names, rows := wire.AppendStatus(nil, nil, aStatus())
 	return wire.Reply{Keys: names, Value: rows, Nums: []int64{8, 1024}}

@@ -36,8 +36,9 @@ func step(ctx context.Context, g *pgroup.Group, name string, i int) error {
 	return ch.Close()
 }
 
-// TestChannelForEachStepInBoth uses more names than a group may have channels, and one name over and over, in Go and in Python: what ranks get
-// is of the same use, however far one of them is ahead. A relay, which merges votes, changes nothing.
+// TestChannelForEachStepInBoth uses more names than a group may have channels, and one name
+// repeatedly, in Go and in Python: ranks get the values of the same use, however far one of them is
+// ahead. A relay, which merges votes, makes no difference.
 func TestChannelForEachStepInBoth(t *testing.T) {
 	const direct, behind = "to the store", "by a relay"
 	for name, steps := range map[string]int{direct: 4200, behind: 200} {
@@ -67,7 +68,7 @@ func TestChannelForEachStepInBoth(t *testing.T) {
 	}
 }
 
-// channels opens channels on all ranks, and has a barrier on each.
+// channels opens channels on all ranks, and calls a barrier on each.
 func (m *mixed) channels(names ...string) {
 	m.t.Helper()
 	for _, name := range names {
@@ -80,7 +81,7 @@ func (m *mixed) channels(names ...string) {
 	}
 }
 
-// barrier is a barrier of all ranks on channel name; "" is the group.
+// barrier calls a barrier of all ranks on channel name; "" is the group.
 func (m *mixed) barrier(name string) {
 	m.t.Helper()
 	m.each(func(r int) error {
@@ -95,7 +96,8 @@ func (m *mixed) barrier(name string) {
 	})
 }
 
-// voted returns when a rank's vote on channel name is at the store, and, if it also receives there, that call.
+// voted returns when a rank's vote on channel name is at the store, and, if receives is set, also
+// the rank's receive there.
 func voted(t *testing.T, addr, name string, rank int, receives bool) {
 	t.Helper()
 	s, err := store.Dial(bounded(t), addr, nil)
@@ -116,7 +118,8 @@ func voted(t *testing.T, addr, name string, rank int, receives bool) {
 	}, 20*time.Second, time.Millisecond)
 }
 
-// TestPythonClosesOneChannel closes one of two: calls on it are refused, those on the other and on the group work.
+// TestPythonClosesOneChannel closes one of two channels: calls on it are refused, those on the
+// other and on the group work.
 func TestPythonClosesOneChannel(t *testing.T) {
 	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
 	m.channels("x", "y")
@@ -139,7 +142,8 @@ func TestPythonClosesOneChannel(t *testing.T) {
 	m.barrier("")
 }
 
-// TestPythonClosesAChannelWithCallsUnderWay: they end at once, and the barrier for all ranks, naming the rank that closed.
+// TestPythonClosesAChannelWithCallsUnderWay checks that the calls on a closed channel end at once,
+// and the barrier for all ranks, with an error that names the rank that closed.
 func TestPythonClosesAChannelWithCallsUnderWay(t *testing.T) {
 	addr := serve(t, new(store.Server))
 	m := create(t, 3, addr, nil, pgroup.Config{})
@@ -170,7 +174,8 @@ func TestPythonClosesAChannelWithCallsUnderWay(t *testing.T) {
 	m.barrier("")
 }
 
-// TestARankThatHasClosedAChannelIsNamedInBoth: a verb or a message that needs it fails at once, and the group goes on.
+// TestARankThatHasClosedAChannelIsNamedInBoth checks that a verb or a message which needs a rank
+// that has closed the channel fails at once, and that the group remains usable.
 func TestARankThatHasClosedAChannelIsNamedInBoth(t *testing.T) {
 	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
 	m.channels("x", "y")
@@ -188,7 +193,8 @@ func TestARankThatHasClosedAChannelIsNamedInBoth(t *testing.T) {
 	m.barrier("")
 }
 
-// TestPythonUsesANameAgainWhileGoLags: Python is in the second use of a name while Go is in the first, with messages and records of each.
+// TestPythonUsesANameAgainWhileGoLags checks that Python may be in the second use of a name while
+// Go is in the first, with messages and records of each.
 func TestPythonUsesANameAgainWhileGoLags(t *testing.T) {
 	addr := serve(t, new(store.Server))
 	m := create(t, 2, addr, nil, pgroup.Config{})
@@ -221,7 +227,8 @@ func TestPythonUsesANameAgainWhileGoLags(t *testing.T) {
 	p.must("new", "outcome", "barrier")
 }
 
-// TestPythonAcknowledgesLargeMessages: a rank of Go sends more than its session may hold, to ranks that receive one message each.
+// TestPythonAcknowledgesLargeMessages lets a Go rank send more than its session may hold, to ranks
+// that receive one message each.
 func TestPythonAcknowledgesLargeMessages(t *testing.T) {
 	const size = 4 << 20
 	memory := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 2 * size}}

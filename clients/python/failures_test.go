@@ -18,7 +18,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// sameWords wants the errors of a Go and a Python rank to differ in nothing but who tells.
+// sameWords requires that the errors of a Go rank and a Python rank differ only in the rank that
+// reports them.
 func sameWords(t *testing.T, inGo error, goRank int, inPython error, pyRank int) {
 	t.Helper()
 	teller := func(err error, rank int) string {
@@ -27,7 +28,8 @@ func sameWords(t *testing.T, inGo error, goRank int, inPython error, pyRank int)
 	require.Equal(t, teller(inGo, goRank), teller(inPython, pyRank))
 }
 
-// outcome is what a rank of Python made of a verb, as an exception of a class.
+// outcome returns the result of a verb on a Python rank as the fields of an exception, which must
+// be of a class.
 func outcome(t *testing.T, err error, kind string) *failure {
 	t.Helper()
 	f, ok := errors.AsType[*failure](err)
@@ -79,7 +81,8 @@ func TestRanksThatDisagreeHearSoAlike(t *testing.T) {
 	sameWords(t, errs[0], 0, errs[1], 1)
 	require.ErrorContains(t, errs[1], "ranks disagree: rank ")
 	require.ErrorContains(t, errs[1], "called gather(root 1)")
-	require.ErrorContains(t, m.ps[1].fails("Mismatch", "group", "barrier"), "ranks disagree") // the generation is over
+	// the generation has failed
+	require.ErrorContains(t, m.ps[1].fails("Mismatch", "group", "barrier"), "ranks disagree")
 }
 
 func TestAnObjectThatCannotBeSentIsANoForAll(t *testing.T) {
@@ -96,7 +99,7 @@ func TestAnObjectThatCannotBeSentIsANoForAll(t *testing.T) {
 	sameWords(t, errs[0], 0, errs[1], 1)
 	require.ErrorContains(t, errs[0], "rank 1: invalid: 3 objects for a group of 2")
 	m.each(func(r int) error { return m.gs[r].Barrier(bounded(t)) }, func(_ int, p *rank) error {
-		_, err := p.do("group", "barrier") // the group goes on
+		_, err := p.do("group", "barrier") // the group remains usable
 		return err
 	})
 }
@@ -179,7 +182,8 @@ func TestAKilledGoRankIsLostToPython(t *testing.T) {
 	require.EqualValues(t, []any{0., 1.}, p.must("new", "facts").([]any)[:2])
 }
 
-// TestPythonThatHoldsItsLock: no thread of a process answers while one holds the interpreter's lock. It says beforehand for how long it may.
+// TestPythonThatHoldsItsLock checks that a rank may announce for how long it will hold the
+// interpreter's lock. No thread of a process answers in that time.
 func TestPythonThatHoldsItsLock(t *testing.T) {
 	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
 	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
@@ -192,7 +196,8 @@ func TestPythonThatHoldsItsLock(t *testing.T) {
 	require.NoError(t, errors.Join(errs...))
 }
 
-// TestPythonThatHoldsItsLockForTooLong: then the rank is lost. The README says so.
+// TestPythonThatHoldsItsLockForTooLong checks that a rank fails if it holds the lock for longer
+// than announced, as the README says.
 func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
 	m := create(t, 2, serve(t, new(store.Server)), kw{"liveness_timeout": 0.6}, pgroup.Config{})
 	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
@@ -236,7 +241,7 @@ func TestACutConnectionMends(t *testing.T) {
 	}
 }
 
-// cutBarrier: a barrier that waits goes on waiting.
+// cutBarrier checks that a waiting barrier continues to wait after its connection is cut.
 func cutBarrier(t *testing.T, proxy *testcluster.Proxy, m *mixed) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -251,7 +256,7 @@ func cutBarrier(t *testing.T, proxy *testcluster.Proxy, m *mixed) {
 	require.NoError(t, <-done)
 }
 
-// cutAdds: what changes something takes effect once.
+// cutAdds checks that a request that changes a value takes effect exactly once.
 func cutAdds(t *testing.T, proxy *testcluster.Proxy, p *rank) {
 	t.Helper()
 	const n, each = 300, 15
@@ -294,15 +299,17 @@ func TestAwayForLongerThanTheGrace(t *testing.T) {
 	require.NoError(t, <-joined)
 	p.must("new", "connect", proxy.Addr())
 
-	proxy.Blackhole(true) // it learns nothing of the end of its connections until the store has lost it
+	// it does not notice that its connections have ended until its session has failed
+	proxy.Blackhole(true)
 	require.Equal(t, []int{0}, q.fails("Lost", "group", "barrier").Lost)
-	proxy.Blackhole(false) // for connections to come
+	proxy.Blackhole(false) // so that it can connect again
 	proxy.Cut(testcluster.RST)
 	f := p.fails("SessionLost", "group", "barrier")
 	require.True(t, f.is("Lost") && f.is("RankError") && f.is("Unavailable"), f.Kinds)
 	require.Equal(t, []int{0}, f.Lost)
-	_ = p.fails("NotFound", "store", "get", "k")           // what changes nothing is asked again, in a new session;
-	require.EqualValues(t, 1, p.must("store", "add", "k")) // before that, this may be sent into the old one, with an outcome that nobody knows
+	_ = p.fails("NotFound", "store", "get", "k") // a read is repeated in a new session;
+	// before that, this might be sent into the old session, with an unknown outcome
+	require.EqualValues(t, 1, p.must("store", "add", "k"))
 }
 
 func TestASilentStoreIsNamed(t *testing.T) {
@@ -319,7 +326,7 @@ func TestASilentStoreIsNamed(t *testing.T) {
 	f = p.fails("Timeout", "store", "get", "n", kw{"timeout": 0.1})
 	require.False(t, f.is("Unknown"), f.Text)
 	proxy.Stall(false)
-	require.EqualValues(t, 2, p.must("store", "add", "n")) // late is not never
+	require.EqualValues(t, 2, p.must("store", "add", "n")) // a late request still takes effect
 }
 
 func TestAStoreThatGoes(t *testing.T) {

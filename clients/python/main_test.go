@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// interpreter is a Python that has msgpack. Without one the test is skipped.
+// interpreter returns a Python that has msgpack, and skips the test if there is none.
 func interpreter(t *testing.T) string {
 	t.Helper()
 	exe, tried := findPython()
@@ -46,7 +46,7 @@ func interpreter(t *testing.T) string {
 	return exe
 }
 
-// findPython looks at MUSTER_PYTHON, what .ci/python made, and python3.
+// findPython tries MUSTER_PYTHON, the Python that .ci/python made, and python3.
 var findPython = sync.OnceValues(func() (found string, tried []string) {
 	cache, _ := os.UserCacheDir()
 	cached := filepath.Join(cmp.Or(os.Getenv("XDG_CACHE_HOME"), cache), "muster", "python", "bin", "python")
@@ -68,7 +68,7 @@ func lastLine(out []byte) string {
 	return string(out[bytes.LastIndexByte(out, '\n')+1:])
 }
 
-// environment is that of a Python which finds the package.
+// environment returns the environment of a Python that finds the package.
 func environment(t *testing.T, more ...string) []string {
 	t.Helper()
 	here, err := os.Getwd()
@@ -76,7 +76,7 @@ func environment(t *testing.T, more ...string) []string {
 	return append(os.Environ(), append([]string{"PYTHONPATH=" + here, "PYTHONDONTWRITEBYTECODE=1", "PYTHONUTF8=1"}, more...)...)
 }
 
-// script runs Python to its end, and fails the test if it does.
+// script runs Python until it exits, and fails the test if Python does.
 func script(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -111,7 +111,7 @@ func (f *failure) Error() string { return f.Text }
 // is reports whether it is of a class.
 func (f *failure) is(kind string) bool { return slices.Contains(f.Kinds, kind) }
 
-// start starts a Python process; it ends with the test.
+// start starts a Python process, which ends with the test.
 func start(t *testing.T) *rank {
 	t.Helper()
 	r := &rank{t: t}
@@ -144,7 +144,8 @@ func (r *rank) kill() {
 // kw are keyword arguments.
 type kw map[string]any
 
-// do makes a call; kw as the last argument are keyword arguments. An exception is a *failure.
+// do makes a call; a kw as the last argument holds keyword arguments. An exception is returned as a
+// *failure.
 func (r *rank) do(on, verb string, args ...any) (any, error) {
 	call := map[string]any{"on": on, "do": verb}
 	if n := len(args); n > 0 {
@@ -177,7 +178,7 @@ func (r *rank) do(on, verb string, args ...any) (any, error) {
 	return outcome.Value, nil
 }
 
-// must is do that does not fail.
+// must is do for a call that must succeed.
 func (r *rank) must(on, verb string, args ...any) any {
 	r.t.Helper()
 	v, err := r.do(on, verb, args...)
@@ -185,7 +186,7 @@ func (r *rank) must(on, verb string, args ...any) any {
 	return v
 }
 
-// fails is do that fails as one of a class.
+// fails is do for a call that must fail with an exception of a class.
 func (r *rank) fails(kind, on, verb string, args ...any) *failure {
 	r.t.Helper()
 	v, err := r.do(on, verb, args...)
@@ -195,12 +196,13 @@ func (r *rank) fails(kind, on, verb string, args ...any) *failure {
 	return f
 }
 
-// raw is bytes as tests/rank.py has them.
+// raw returns bytes in the encoding of tests/rank.py.
 func raw(s string) map[string]any {
 	return map[string]any{"bytes": base64.StdEncoding.EncodeToString([]byte(s))}
 }
 
-// serve serves a store, in srv.Engine or else without limits of its own, until the end of the test, and returns its address.
+// serve serves a store until the end of the test, and returns its address. The store is in
+// srv.Engine, or is a new one without limits.
 func serve(t *testing.T, srv *store.Server) string {
 	t.Helper()
 	l := listen(t)
@@ -226,10 +228,10 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// mixed is a group whose even ranks are Go's, and whose odd ranks are Python's.
+// mixed is a group whose even ranks are in Go, and whose odd ranks are in Python.
 type mixed struct {
 	t  *testing.T
-	gs []*pgroup.Group // nil where Python is
+	gs []*pgroup.Group // nil for Python ranks
 	ps []*rank
 }
 
@@ -262,7 +264,7 @@ func create(t *testing.T, n int, addr string, options kw, config pgroup.Config) 
 	return m
 }
 
-// each runs something on all ranks at once, and wants it to go well.
+// each runs a function on all ranks at once, and requires that all succeed.
 func (m *mixed) each(inGo func(r int) error, inPython func(r int, p *rank) error) {
 	m.t.Helper()
 	for r, err := range m.outcomes(inGo, inPython) {
@@ -270,7 +272,7 @@ func (m *mixed) each(inGo func(r int) error, inPython func(r int, p *rank) error
 	}
 }
 
-// outcomes runs something on all ranks at once.
+// outcomes runs a function on all ranks at once, and returns their errors.
 func (m *mixed) outcomes(inGo func(r int) error, inPython func(r int, p *rank) error) []error {
 	errs := make([]error, len(m.gs))
 	done := make(chan struct{})
@@ -290,7 +292,7 @@ func (m *mixed) outcomes(inGo func(r int) error, inPython func(r int, p *rank) e
 	return errs
 }
 
-// bounded is a context for the whole of a test.
+// bounded returns a context for the whole of a test.
 func bounded(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)

@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestEveryVerbAcrossLanguages: two ranks of Go and two of Python, in each verb.
+// TestEveryVerbAcrossLanguages runs each verb on two Go ranks and two Python ranks.
 func TestEveryVerbAcrossLanguages(t *testing.T) {
 	type config struct {
 		Name   string

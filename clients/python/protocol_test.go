@@ -19,14 +19,14 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// tap passes connections on to a store, and keeps the requests that come on them.
+// tap forwards connections to a store, and records their requests.
 type tap struct {
 	t    *testing.T
 	mu   sync.Mutex // protects reqs
 	reqs []wire.Request
 }
 
-// listenIn returns an address at which a tap stands before a store.
+// listenIn returns an address at which a tap forwards to a store.
 func listenIn(t *testing.T) (addr string, w *tap) {
 	w = &tap{t: t}
 	target := serve(t, new(store.Server))
@@ -82,7 +82,8 @@ func (w *tap) pass(from, to net.Conn) {
 	}
 }
 
-// verbsInDocs is the table of verbs in docs/reference/protocol.md: what each rank's vote says, for root 0 of two ranks.
+// verbsInDocs parses the table of verbs in docs/reference/protocol.md: the contents of each rank's
+// vote, for root 0 of two ranks.
 func verbsInDocs(t *testing.T) map[string][2]string {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/reference/protocol.md")
@@ -108,7 +109,8 @@ func verbsInDocs(t *testing.T) map[string][2]string {
 	return verbs
 }
 
-// kindOf is what a payload is, in the words of the table. Numbers are the four of these tests, objects the text "x", parts two of those.
+// kindOf describes a payload in the words of the table. Numbers are the four of these tests,
+// objects the text "x", parts two of those.
 func kindOf(req *wire.Request) string {
 	b := req.Value
 	switch {
@@ -126,7 +128,8 @@ func kindOf(req *wire.Request) string {
 	return fmt.Sprintf("%q", b)
 }
 
-// TestTheVerbsInTheProtocol: docs/reference/protocol.md says of every verb what ranks of Go and of Python vote.
+// TestTheVerbsInTheProtocol checks that the votes of Go and Python ranks are those in
+// docs/reference/protocol.md, for every verb.
 func TestTheVerbsInTheProtocol(t *testing.T) {
 	docs := verbsInDocs(t)
 	ctx := bounded(t)
@@ -150,7 +153,7 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 	both(func(g *pgroup.Group) error { _, err := pgroup.Recv[any](ctx, g, 1-g.Rank()); return err }, "recv", 0)
 	both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
 	split(t, addr)
-	m.ps[1].kill() // its connection is closed already: what it has said is known
+	m.ps[1].kill() // its connection is closed already, so all of its requests are recorded
 	require.Eventually(t, func() bool { return len(w.votes()) == 2*len(docs) }, 30*time.Second, time.Millisecond, "%v", w.votes)
 
 	seq := map[string]uint64{}
@@ -167,7 +170,7 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 		seq[key]++
 		require.Equal(t, seq[key], c.Seq, at)
 	}
-	runs := map[string]string{ // docs/reference/protocol.md has them
+	runs := map[string]string{ // from docs/reference/protocol.md
 		"world": `^$`, "to be split": `^$`, "to be split/pair": `^sub 1 of generation \d+, ranks 1 0$`,
 		"to be split/0": `^split 1 of generation \d+, channel ""$`, "to be split/1": `^split 1 of generation \d+, channel ""$`,
 	}
@@ -190,7 +193,7 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 	}
 }
 
-// split has two ranks of Go split a group, and looks at what the halves are called.
+// split lets two Go ranks split a group, and checks the names of the halves.
 func split(t *testing.T, addr string) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -219,7 +222,7 @@ func split(t *testing.T, addr string) {
 	}
 }
 
-// of are the requests of some operations.
+// of returns the requests with some operations.
 func (w *tap) of(ops ...wire.Op) (reqs []wire.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -15,7 +15,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestPython runs the tests that are in Python: the golden bytes of package wire, and the verbs on a store that is served here.
+// TestPython runs the Python tests: the golden bytes of package wire, and the verbs on a store that
+// this test serves.
 func TestPython(t *testing.T) {
 	out := script(t, []string{"MUSTER_TEST_STORE=" + serve(t, new(store.Server))}, "-W", "error", "-m", "unittest", "discover", "-s", "tests")
 	require.NotContains(t, out, "skipped")
@@ -63,7 +64,8 @@ func TestReadmeAuthentication(t *testing.T) {
 	require.Contains(t, out, `<muster.Group "world" rank 0 of 1>`)
 }
 
-// TestEveryVerbIsExplained: what users can call has a docstring, and is in an example of the README.
+// TestEveryVerbIsExplained checks that every public function and method has a docstring, and is in
+// an example of the README.
 func TestEveryVerbIsExplained(t *testing.T) {
 	out := script(t, nil, "-c", `
 import inspect, re, muster
@@ -82,7 +84,8 @@ for kind in (muster.Store, muster.Group):
 	require.Greater(t, strings.Count(out, "\n"), 30, out)
 }
 
-// TestInstalls installs the package into a new environment, and has mypy check a program that uses it there.
+// TestInstalls installs the package into a new environment, and lets mypy check a program that uses
+// it there.
 func TestInstalls(t *testing.T) {
 	exe, dir := interpreter(t), t.TempDir()
 	here, err := os.Getwd()
@@ -94,7 +97,7 @@ func TestInstalls(t *testing.T) {
 	require.Equal(t, string(root), string(own), "clients/python/LICENSE is a copy")
 
 	source, venv := filepath.Join(dir, "source"), filepath.Join(dir, "venv")
-	require.NoError(t, os.CopyFS(source, os.DirFS(here))) // pip leaves things there
+	require.NoError(t, os.CopyFS(source, os.DirFS(here))) // pip leaves files there
 	run := func(exe string, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
@@ -153,7 +156,7 @@ main()
 	require.NoError(t, err, out)
 }
 
-// TestTypes has mypy check the package, and its tests, as strictly as it can.
+// TestTypes lets mypy check the package and its tests, in strict mode.
 func TestTypes(t *testing.T) {
 	exe := interpreter(t)
 	if out, err := exec.CommandContext(t.Context(), exe, "-m", "mypy", "--version").CombinedOutput(); err != nil {
@@ -165,7 +168,7 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// TestSyntax: Python 3.9 can read every file.
+// TestSyntax checks that Python 3.9 can parse every file.
 func TestSyntax(t *testing.T) {
 	script(t, nil, "-c", `
 import ast, pathlib

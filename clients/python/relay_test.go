@@ -18,7 +18,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// beRelay relays the store at an address, as muster relay does: at another one, and says where to a third.
+// beRelay relays the store at an address, as muster relay does: it listens at a second one, and
+// reports its address to a third.
 func beRelay(ctx context.Context, arg string) error {
 	to := strings.Fields(arg)
 	r, err := store.NewRelay(ctx, "muster://"+to[0], nil)
@@ -40,7 +41,7 @@ func beRelay(ctx context.Context, arg string) error {
 	return (&store.Server{Engine: r}).Serve(l)
 }
 
-// relay starts a relay of the store at addr, at an address, and returns that.
+// relay starts a relay of the store at addr, which listens at at, and returns its address.
 func relay(t *testing.T, addr, at string) (*launch.Process, string) {
 	t.Helper()
 	l := listen(t)
@@ -54,12 +55,13 @@ func relay(t *testing.T, addr, at string) (*launch.Process, string) {
 	return p, string(where)
 }
 
-// patient is a store that no machine is too slow for.
+// patient returns a store whose timeouts are long enough for the slowest machine.
 func patient() *store.Server {
 	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Minute, LivenessTimeout: time.Second}}
 }
 
-// interrupted is an all-gather of all ranks, and an add of each of Python's; hit comes in the middle of it, and rank 0 after that.
+// interrupted runs an all-gather of all ranks, and an add of each Python rank; hit is called in the
+// middle of them, and rank 0 joins after that.
 func (m *mixed) interrupted(round int, hit func()) {
 	m.t.Helper()
 	over := make(chan struct{})
@@ -88,10 +90,11 @@ func (m *mixed) interrupted(round int, hit func()) {
 	})
 }
 
-// adds is how often Python's ranks have added.
+// adds returns how often the Python ranks have added.
 func (m *mixed) adds() any { return m.ps[1].must("store", "add", "rounds", 0) }
 
-// A relay that is killed takes no rank with it: the next one at its address goes on, and what changes something takes effect once.
+// TestPythonBehindARelayThatIsKilled checks that a relay that is killed makes no rank fail: the
+// next relay at its address takes over, and requests that change values take effect exactly once.
 func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 	addr := serve(t, patient())
 	p, at := relay(t, addr, "127.0.0.1:0")
@@ -108,13 +111,14 @@ func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 	}
 	m.interrupted(kills, func() {
 		testcluster.Freeze(t, p)
-		<-time.After(1500 * time.Millisecond) // for longer than the store waits for who is silent
+		<-time.After(1500 * time.Millisecond) // longer than the store's liveness timeout
 		testcluster.Thaw(t, p)
 	})
 	require.EqualValues(t, 2*(kills+1), m.adds())
 }
 
-// Sessions go on by any way that the address has: through another relay, and without one.
+// TestPythonHasOtherWays checks that a session continues by any route that the address lists:
+// through another relay, or directly.
 func TestPythonHasOtherWays(t *testing.T) {
 	addr := serve(t, patient())
 	first, a := relay(t, addr, "127.0.0.1:0")
@@ -133,7 +137,8 @@ func TestPythonHasOtherWays(t *testing.T) {
 	require.EqualValues(t, 2, p.must("store", "add", "prefix/rounds", 0), "each way leads to the same store")
 }
 
-// Ranks whose relay does not come back are lost together, and who is not hears that it was the relay.
+// TestPythonHearsOfARelayThatDoesNotComeBack checks that ranks whose relay does not return fail
+// together, and that the other ranks get an error that names the relay as the reason.
 func TestPythonHearsOfARelayThatDoesNotComeBack(t *testing.T) {
 	addr := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 100 * time.Millisecond}})
 	p, at := relay(t, addr, "127.0.0.1:0")
@@ -149,11 +154,13 @@ func TestPythonHearsOfARelayThatDoesNotComeBack(t *testing.T) {
 	f := direct.fails("Lost", "group", "barrier")
 	require.Equal(t, []int{0, 1}, f.Lost)
 	require.Contains(t, f.Text, "their relay (pid ")
-	f = behind[0].fails("Unavailable", "group", "barrier", kw{"timeout": 10}) // after some seconds in which no relay is there
+	// after some seconds without a relay
+	f = behind[0].fails("Unavailable", "group", "barrier", kw{"timeout": 10})
 	require.Contains(t, f.Text, at+" is gone")
 }
 
-// A relay says that there is no store, and Python says so in Go's words.
+// TestTheStoreBehindPythonsRelayIsGone checks that a relay reports that its store is gone, and that
+// Python's error has the same text as Go's.
 func TestTheStoreBehindPythonsRelayIsGone(t *testing.T) {
 	srv := patient()
 	addr := serve(t, srv)

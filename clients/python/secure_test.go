@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// keys are the files of an authority, and a secret.
+// keys are the files of a certificate authority, and a secret.
 type keys struct {
 	dir, secretFile string
 	secret          []byte
@@ -32,7 +32,7 @@ func makeKeys(t *testing.T) keys {
 
 func (k keys) path(name string) string { return filepath.Join(k.dir, name) }
 
-// server is what a store needs to serve with TLS.
+// server returns the TLS configuration of a store.
 func (k keys) server(t *testing.T, requireClient bool) *tls.Config {
 	t.Helper()
 	f := &store.TLSFiles{Cert: k.path("server.pem"), Key: k.path("server-key.pem"), CA: k.path("ca.pem"), RequireClient: requireClient}
@@ -41,7 +41,8 @@ func (k keys) server(t *testing.T, requireClient bool) *tls.Config {
 	return c
 }
 
-// TestWhoComesIn: TLS, certificates and secrets, and what is said to who lacks them.
+// TestWhoComesIn checks authentication with TLS, certificates and secrets, and the errors for
+// clients that lack them.
 func TestWhoComesIn(t *testing.T) {
 	k, stranger := makeKeys(t), makeKeys(t)
 	secret := []store.Access{{Secret: k.secret, Write: true}}
@@ -61,7 +62,7 @@ func TestWhoComesIn(t *testing.T) {
 	for _, c := range []struct {
 		server string
 		with   kw
-		kind   string // "": it comes in
+		kind   string // "": it is admitted
 		says   string
 	}{
 		{server: "open"},
@@ -97,7 +98,8 @@ func TestWhoComesIn(t *testing.T) {
 	}
 }
 
-// TestAGroupWithTLSAndASecret: the Go rank hosts, as with every way to have both.
+// TestAGroupWithTLSAndASecret forms a group that the Go rank hosts, with each way to configure TLS
+// and the secret.
 func TestAGroupWithTLSAndASecret(t *testing.T) {
 	k := makeKeys(t)
 	l := listen(t)
@@ -132,7 +134,8 @@ func TestAGroupWithTLSAndASecret(t *testing.T) {
 	require.NoError(t, <-joined)
 }
 
-// TestTheRightsOfASecret: what somebody may not do is said, and the session goes on.
+// TestTheRightsOfASecret checks that a request without the right to it gets an error, and that the
+// session continues.
 func TestTheRightsOfASecret(t *testing.T) {
 	k := makeKeys(t)
 	addr := serve(t, &store.Server{Access: []store.Access{{Secret: k.secret, Prefix: "a/", Write: true}}})

@@ -22,7 +22,8 @@ import (
 	"github.com/muster-pg/muster/trace/timeline"
 )
 
-// TestTraceOfEveryVerbAcrossLanguages: a rank of Go and one of Python do the same, and their files say the same.
+// TestTraceOfEveryVerbAcrossLanguages checks that the trace files of a Go rank and a Python rank
+// have the same contents if the ranks make the same calls.
 func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "not", "there yet")
 	ctx := bounded(t)
@@ -86,7 +87,8 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	require.Contains(t, string(b), `{"name":"pgroup \u00b7 world"}`)
 }
 
-// told is what a file says that is the same on all ranks: who each is, and times, are not.
+// told returns the events of a file without the fields that differ between ranks: the identity of
+// the rank, and times.
 func told(f *timeline.File) (all []string) {
 	rank, peer := regexp.MustCompile(`on rank \d|by rank \d`), regexp.MustCompile(`from \d`)
 	for i := range f.Events {
@@ -109,8 +111,9 @@ func told(f *timeline.File) (all []string) {
 	return all
 }
 
-// TestTraceTellsWhoCameLastAcrossLanguages: a job of Go and Python, by the variable, with one clock that is an hour ahead: the merged timeline has a
-// row for each rank, and knows whom the others waited for.
+// TestTraceTellsWhoCameLastAcrossLanguages runs a job of Go and Python ranks that are traced
+// through the environment variable, with one clock an hour ahead: the merged timeline has a row for
+// each rank, and names the rank that the others waited for.
 func TestTraceTellsWhoCameLastAcrossLanguages(t *testing.T) {
 	const n = 3
 	dir, ctx, addr := t.TempDir(), bounded(t), serve(t, new(store.Server))
@@ -180,7 +183,7 @@ func barriers(f *timeline.File) []trace.Event {
 	return slices.DeleteFunc(slices.Clone(f.Events), func(e trace.Event) bool { return e.Op != "pgroup.barrier" })
 }
 
-// came returns when so many ranks have voted in the verb that is open.
+// came returns when so many ranks have voted in the current verb.
 func came(ctx context.Context, s *store.Store, ranks int) error {
 	for {
 		now, err := s.Status(ctx, "")
@@ -198,7 +201,8 @@ func came(ctx context.Context, s *store.Store, ranks int) error {
 	}
 }
 
-// elsewhere is a file as it were if its process had run on another host, whose clock is ahead.
+// elsewhere returns the file that its process would have written on another host, whose clock is
+// ahead.
 func elsewhere(t *testing.T, f *timeline.File, ahead time.Duration) *timeline.File {
 	t.Helper()
 	b, err := os.ReadFile(f.Name)
@@ -219,7 +223,8 @@ func elsewhere(t *testing.T, f *timeline.File, ahead time.Duration) *timeline.Fi
 	return f
 }
 
-// TestTraceOfAKilledPythonRank: its file is good as far as it was written, and that is soon.
+// TestTraceOfAKilledPythonRank checks that the file of a killed rank can be read as far as it was
+// written, and that events are written soon.
 func TestTraceOfAKilledPythonRank(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t)
@@ -232,7 +237,7 @@ func TestTraceOfAKilledPythonRank(t *testing.T) {
 		return files[0]
 	}
 	p.must("group", "barrier")
-	for len(barriers(read())) == 0 { // with nothing that makes it write
+	for len(barriers(read())) == 0 { // without a call that makes it write
 		<-time.After(time.Millisecond)
 	}
 	p.must("group", "barrier")
@@ -246,7 +251,8 @@ func TestTraceOfAKilledPythonRank(t *testing.T) {
 	require.ErrorContains(t, failed.Err, "timed out")
 }
 
-// TestTraceThatCannotBeWritten: as in Go, a place where no file can be made is an error before anything else is done.
+// TestTraceThatCannotBeWritten checks that, as in Go, a trace directory in which no file can be
+// created is an error before anything else is done.
 func TestTraceThatCannotBeWritten(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
@@ -261,7 +267,8 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	require.Contains(t, e.Text, "trace_dir")
 }
 
-// TestTraceOfAGroupThatDoesNotComeTogether: the trace says who was missing.
+// TestTraceOfAGroupThatDoesNotComeTogether checks that the trace of a group that fails to form
+// names the missing ranks.
 func TestTraceOfAGroupThatDoesNotComeTogether(t *testing.T) {
 	dir := t.TempDir()
 	_ = start(t).fails("Timeout", "new", "join", 0, 2, serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 0.05})
@@ -275,7 +282,8 @@ func TestTraceOfAGroupThatDoesNotComeTogether(t *testing.T) {
 	require.ErrorContains(t, e.Err, "missing rank 1")
 }
 
-// TestTraceOfSurvivors: a group that shrinks goes on in the same file, and so does the number that tells generations apart.
+// TestTraceOfSurvivors checks that a group that shrinks continues in the same file, with a new
+// number for its generation.
 func TestTraceOfSurvivors(t *testing.T) {
 	dir := t.TempDir()
 	m := create(t, 3, serve(t, new(store.Server)), kw{"trace_dir": dir}, pgroup.Config{TraceDir: dir})

@@ -17,7 +17,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// compare has Python evaluate an expression of v for each of the values, and returns what it gave.
+// compare lets Python evaluate an expression of v for each of the values, and returns the results.
 func compare[T any](t *testing.T, setup, expression string, values []T) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.json")
@@ -96,7 +96,7 @@ def said(v):
 	}
 }
 
-// TestQuoting: names in errors look as Go's.
+// TestQuoting checks that Python quotes names in errors as Go does.
 func TestQuoting(t *testing.T) {
 	names := []string{"", "plain", "é世", "\a\b\f\n\r\t\v\\\"'", "\x00\x1f\x7f", "\u00a0\u200b\u2028\ufeff", "\U0001f600\U0010ffff\U000e0001", "\u0301"}
 	got := compare(t, "from muster._errors import quote", "quote(v)", names)
@@ -105,7 +105,8 @@ func TestQuoting(t *testing.T) {
 	}
 }
 
-// TestTheEnvironmentIsReadAsInGo: both make the same of what launchers set, or have the same against it.
+// TestTheEnvironmentIsReadAsInGo checks that Go and Python read the same configuration from the
+// variables of launchers, or return the same error.
 func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 	torchrun := kw{"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "job"}
 	slurm := kw{"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-09,12]-ib,login"}
@@ -162,13 +163,13 @@ def read(v):
 	}
 }
 
-// ours reports whether FromEnv looks at a variable.
+// ours reports whether FromEnv reads a variable.
 func ours(name string) bool {
 	return slices.Contains([]string{"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "PMIX_NAMESPACE"}, name) ||
 		slices.ContainsFunc([]string{"MUSTER_", "SLURM_", "OMPI_", "TORCHELASTIC_"}, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// read is a Config as the script above writes it, with the defaults that Create fills in.
+// read formats a Config as the script above does, with the defaults that Create sets.
 func read(c pgroup.Config, err error) string {
 	if err != nil {
 		return err.Error()

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// provider keeps its spans in memory.
+// provider returns a provider that keeps its spans in memory.
 func provider(t *testing.T, o ...sdk.TracerProviderOption) (*sdk.TracerProvider, *tracetest.InMemoryExporter) {
 	t.Helper()
 	kept := tracetest.NewInMemoryExporter()
@@ -86,7 +86,7 @@ func TestNotSampled(t *testing.T) {
 	require.Empty(t, kept.GetSpans())
 }
 
-// The verbs of a real group are below the spans of their callers.
+// TestGroup checks that the verbs of a real group are children of the spans of their callers.
 func TestGroup(t *testing.T) {
 	p, kept := provider(t)
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: otel.New(p)})

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// event is an operation that took d, half of it waiting.
+// event returns the event of an operation that took d, half of it waiting.
 func event(op string, d time.Duration) trace.Event {
 	start := time.Unix(1000, 0)
 	return trace.Event{Op: op, Bytes: 100, Start: start, End: start.Add(d), Waited: d / 2}

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/trace/timeline"
 )
 
-// traces writes those of two ranks in one barrier, to which rank 1 comes 40 ms later.
+// traces writes the traces of two ranks in one barrier, to which rank 1 comes 40 ms later.
 func traces(dir string) {
 	start := time.Now()
 	for rank := range 2 {
@@ -31,7 +31,7 @@ func traces(dir string) {
 	}
 }
 
-// example is the timeline of traces.
+// example returns the timeline of traces.
 func example() *timeline.Timeline {
 	dir, err := os.MkdirTemp("", "muster-timeline-")
 	if err != nil {
@@ -101,7 +101,7 @@ func ExampleReadFile() {
 func ExampleRead() {
 	var file bytes.Buffer
 	c := trace.Chrome(&file)
-	_ = c.Flush() // and never closed: its process was killed
+	_ = c.Flush() // never closed: its process was killed
 	f, err := timeline.Read("rank0.json", &file)
 	fmt.Println(err, f.Truncated)
 	// Output: <nil> true

@@ -16,7 +16,8 @@ import (
 	"github.com/muster-pg/muster/trace/timeline"
 )
 
-// A rank that was killed did not come to the verb that failed because of it: its trace is there, and it is to blame.
+// TestKilledRankIsBlamed checks that a rank that was killed is blamed for the verb that failed
+// because of it, and that it did not come to: its trace is there.
 func TestKilledRankIsBlamed(t *testing.T) {
 	j := newJob(7, 3).steps(2, 0)
 	j.meets("pgroup.barrier", 3, 3*time.Second, 3100*time.Millisecond, 4*time.Second)
@@ -41,7 +42,8 @@ func TestKilledRankIsBlamed(t *testing.T) {
 	require.Contains(t, page.String(), "<td>barrier #3 of world</td><td class=\"r\">3.00 s</td><td>rank 2</td>")
 }
 
-// Ranks that are goroutines of one process have a row each. A process makes one job of groups that have no rank in common.
+// TestRanksOfOneProcess checks that ranks that are goroutines of one process have a row each. A
+// process makes one job of groups that have no rank in common.
 func TestRanksOfOneProcess(t *testing.T) {
 	a, b := newJob(7, 3).steps(4, 1).files(t), newJob(8, 2).steps(4, 0).files(t)
 	files := []*timeline.File{a[0], b[0], a[1], b[1], a[2]}
@@ -59,13 +61,15 @@ func TestRanksOfOneProcess(t *testing.T) {
 	require.Equal(t, 4, s.Ranks[0].Last)
 	require.Len(t, timeline.Jobs(files), 1)
 
-	// In containers that share a name and count from 1 they are several.
+	// In containers with the same host name, whose process ids count from 1, they are several
+	// processes.
 	a[1].Process, a[2].Process = "q", "r"
 	tl = merge(t, a)
 	require.Len(t, tl.Rows, 3)
 }
 
-// Each host has a group of its own, and all of these have one name: the verbs of other packages do not say which is meant.
+// TestGroupsOfOneName checks hosts that each have a group of their own, all with the same name: the
+// events of other packages do not say which group is meant.
 func TestGroupsOfOneName(t *testing.T) {
 	all, a, b := newJob(9, 4), newJob(7, 2), newJob(8, 2)
 	all.meets("pgroup.create", 0, 0, 0, 0, time.Millisecond)
@@ -100,7 +104,8 @@ func TestTheSameFileTwice(t *testing.T) {
 	require.EqualError(t, err, "timeline: rank1.json and rank1.json are the same trace")
 }
 
-// unmet is a job whose rank 2 never came: each of the others has a group that failed, without an ID.
+// unmet returns a job whose rank 2 never came: each of the others has a group that failed, without
+// an ID.
 func unmet(at time.Duration) *job {
 	j := newJob(0, 4)
 	j.meets("pgroup.create", 0, at, at+100*time.Millisecond, at+2*time.Second, at+50*time.Millisecond)
@@ -123,7 +128,7 @@ func TestGroupThatNeverWas(t *testing.T) {
 	require.Equal(t, 1, s.Failed)
 	require.InDelta(t, 5.85, s.Absent.Seconds(), 0.01)
 
-	// Who tries again, and fails again, has two of them.
+	// A rank that retries, and fails again, has two of them.
 	again := unmet(2050 * time.Millisecond)
 	for rank, events := range unmet(0).events {
 		again.events[rank] = append(events, again.events[rank]...)
@@ -133,7 +138,8 @@ func TestGroupThatNeverWas(t *testing.T) {
 	require.Len(t, tl.Records[0].Calls, 2)
 }
 
-// byFirstEvent has the latest first: the files of these jobs began at one time.
+// byFirstEvent orders the jobs by their first events, the latest first: the files of these jobs
+// began at one time.
 func byFirstEvent(jobs [][]*timeline.File) [][]*timeline.File {
 	if len(jobs) == 2 && jobs[0][0].Events[0].Start.Before(jobs[1][0].Events[0].Start) {
 		jobs[0], jobs[1] = jobs[1], jobs[0]
@@ -141,7 +147,8 @@ func byFirstEvent(jobs [][]*timeline.File) [][]*timeline.File {
 	return jobs
 }
 
-// Names and errors may hold what XML and terminals do not bear.
+// TestPicturesOfControlCharacters checks names and errors with characters that XML and terminals do
+// not allow.
 func TestPicturesOfControlCharacters(t *testing.T) {
 	j := newJob(7, 2).steps(2, 0)
 	files := j.files(t)
@@ -162,7 +169,7 @@ func TestTimesThatCannotBe(t *testing.T) {
 		_, err := timeline.Read("a.json", strings.NewReader(strings.Replace(good, `"ts":2`, `"ts":`+ts+`,"x":2`, 1)))
 		require.ErrorIs(t, err, timeline.ErrFormat, ts)
 	}
-	// Clocks that nobody has set, and that nothing sets here.
+	// Clocks that are not synchronized, and that the timeline cannot correct here.
 	files := newJob(7, 2).steps(2, 0).files(t)
 	files[1].Events = nil
 	other := newJob(0, 2).steps(1, 0).file(t, 1)
@@ -174,7 +181,8 @@ func TestTimesThatCannotBe(t *testing.T) {
 	wellFormed(t, b.Bytes())
 }
 
-// What a full disk has left of a rank's file is no reason not to see the others.
+// TestEmptyFiles checks that a truncated file of one rank, as a full disk leaves it, does not hide
+// the others.
 func TestEmptyFiles(t *testing.T) {
 	dir := t.TempDir()
 	j := newJob(7, 3).steps(2, 0)
@@ -189,8 +197,9 @@ func TestEmptyFiles(t *testing.T) {
 	require.Len(t, files, 1)
 }
 
-// Perfetto leaves out events without a duration, and puts events of a row into each other that overlap: what follows at once, on a clock that runs too
-// slowly, must not.
+// TestChromeDoesNotOverlap checks that events do not overlap in a row, even those that follow at
+// once on a clock that is slow: Perfetto drops events without a duration, and nests events of a row
+// that overlap.
 func TestChromeDoesNotOverlap(t *testing.T) {
 	j := newJob(7, 2)
 	for seq := range 40 {
@@ -232,7 +241,7 @@ func TestChromeDoesNotOverlap(t *testing.T) {
 	require.Equal(t, 80, n)
 }
 
-// A picture of thousands of ranks can be opened.
+// TestPictureOfManyRanks checks that a picture of thousands of ranks is small enough to open.
 func TestPictureOfManyRanks(t *testing.T) {
 	j := newJob(7, 1000)
 	for seq := range 20 {

@@ -25,21 +25,24 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var began = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// job is the true story of some ranks, from which their files are made.
+// job is what some ranks really did, from which their files are made.
 type job struct {
-	id     uint64
-	size   int
-	hosts  int                                            // so many ranks have one each, the others are on the first one's
-	clock  func(rank int, at time.Duration) time.Duration // how far a rank's clock is ahead, at a true time
-	events [][]trace.Event                                // by rank, in true time
-	raw    func(rank int, file []byte) []byte             // does something to a file
+	id   uint64
+	size int
+	// the first so many ranks have one each, the others are on that of rank 0
+	hosts int
+	// how far a rank's clock is ahead, at a true time
+	clock  func(rank int, at time.Duration) time.Duration
+	events [][]trace.Event                    // by rank, in true time
+	raw    func(rank int, file []byte) []byte // modifies a file
 }
 
 func newJob(id uint64, size int) *job {
 	return &job{id: id, size: size, hosts: size, events: make([][]trace.Event, size)}
 }
 
-// meets adds a verb that all ranks come to, each after its own time, and that is decided when the last one has come.
+// meets adds a verb that all ranks come to, each after its own time, and that is decided when the
+// last one has come.
 func (j *job) meets(op string, seq uint64, came ...time.Duration) {
 	decided, last := came[0], 0
 	for rank, at := range came {
@@ -49,7 +52,8 @@ func (j *job) meets(op string, seq uint64, came ...time.Duration) {
 	}
 	for rank, at := range came {
 		e := trace.Event{Op: op, Group: "world", Generation: 1, ID: j.id, Seq: seq, Rank: rank, Size: j.size, Last: last}
-		e.Start, e.End = began.Add(at), began.Add(decided+time.Duration(20+7*rank)*time.Microsecond) // answers take their time
+		// answers take time
+		e.Start, e.End = began.Add(at), began.Add(decided+time.Duration(20+7*rank)*time.Microsecond)
 		if rank != last {
 			e.Waited = e.Duration()
 		}
@@ -73,7 +77,7 @@ func (j *job) steps(n, late int) *job {
 	return j
 }
 
-// file is what a rank's clock made of its events.
+// file returns a rank's events, with times of its clock.
 func (j *job) file(t *testing.T, rank int) *timeline.File {
 	t.Helper()
 	f, err := timeline.Read(fmt.Sprintf("rank%d.json", rank), bytes.NewReader(j.bytes(rank)))
@@ -135,7 +139,7 @@ func merge(t *testing.T, files []*timeline.File) *timeline.Timeline {
 	return tl
 }
 
-// What trace.Chrome writes is what Read reads.
+// TestReadIsTheInverse checks that Read reads the output of trace.Chrome.
 func TestReadIsTheInverse(t *testing.T) {
 	var b bytes.Buffer
 	c := trace.Chrome(&b)
@@ -162,10 +166,11 @@ func TestReadIsTheInverse(t *testing.T) {
 	}
 }
 
-// The clocks of four hosts are wrong by seconds, one runs 80 µs a second too fast, and one jumps: all is put right to a fraction of a millisecond.
+// TestClocks checks the correction of clocks: those of four hosts are wrong by seconds, one runs 80
+// µs a second too fast, and one jumps. All are corrected to a fraction of a millisecond.
 func TestClocks(t *testing.T) {
 	j := newJob(7, 5).steps(120, 2)
-	j.hosts = 4 // rank 4 is on the first rank's
+	j.hosts = 4 // rank 4 is on the host of rank 0
 	j.clock = func(rank int, at time.Duration) time.Duration {
 		return []time.Duration{0, 3700 * time.Millisecond, -12*time.Second + at*80/1_000_000, 45 * time.Minute, 0}[rank]
 	}
@@ -192,7 +197,7 @@ func TestClocks(t *testing.T) {
 	require.Equal(t, s.Lost, s.Ranks[0].Caused)
 }
 
-// A few answers that were late by a lot do not move a clock.
+// TestClocksDespiteLateAnswers checks that a few answers that were very late do not shift a clock.
 func TestClocksDespiteLateAnswers(t *testing.T) {
 	j := newJob(7, 2).steps(30, 0)
 	for i := 0; i < 30; i += 4 {
@@ -202,7 +207,8 @@ func TestClocksDespiteLateAnswers(t *testing.T) {
 	require.Less(t, tl.Rows[1].Clock.Abs(), time.Millisecond)
 }
 
-// Ranks 2 and 3 have no verb with rank 0, but with rank 1.
+// TestClocksByWayOfOthers checks the clocks of ranks 2 and 3, which have no verb with rank 0, but
+// with rank 1.
 func TestClocksByWayOfOthers(t *testing.T) {
 	a := newJob(7, 2).steps(5, 0)
 	b := newJob(8, 3).steps(5, 1)
@@ -225,7 +231,7 @@ func TestClocksByWayOfOthers(t *testing.T) {
 	require.InDeltaSlice(t, []float64{0, 2, 60, -60}, sorted(clocks, tl), 0.01)
 }
 
-// sorted puts the clocks of the rows in the order 0, 1, third, fourth, by their processes.
+// sorted returns the clocks of the rows in the order 0, 1, third, fourth, by their processes.
 func sorted(clocks []float64, tl *timeline.Timeline) []float64 {
 	out := make([]float64, 4)
 	for i, r := range tl.Rows {
@@ -234,7 +240,8 @@ func sorted(clocks []float64, tl *timeline.Timeline) []float64 {
 	return out
 }
 
-// Verbs of which the store does not tell who came last: it is who began last, and what they are made of is not counted again.
+// TestRecordsOfOtherPackages checks verbs for which the store does not report the last rank: it is
+// the one that began last, and the verbs that implement them are not counted again.
 func TestRecordsOfOtherPackages(t *testing.T) {
 	j := newJob(7, 3)
 	j.meets("pgroup.create", 0, 0, time.Millisecond, 2*time.Millisecond)
@@ -256,7 +263,7 @@ func TestRecordsOfOtherPackages(t *testing.T) {
 	}
 }
 
-// Of those that are there, as much is said as can be.
+// TestSomeRanksAreMissing checks that the present ranks are evaluated as far as possible.
 func TestSomeRanksAreMissing(t *testing.T) {
 	files := newJob(7, 4).steps(10, 2).files(t)
 	tl := merge(t, []*timeline.File{files[0], files[3]})
@@ -332,7 +339,7 @@ func TestJobs(t *testing.T) {
 	_, err = timeline.Merge(first[0], first[1], again)
 	require.ErrorContains(t, err, "rank 1 of group \"world\" is there twice, in rank1.json and rank1.json")
 
-	// Groups that a process was in make one job of two.
+	// A process that was in two groups makes them one job.
 	bridge := newJob(7, 3).file(t, 2)
 	bridge.Events = []trace.Event{{ID: 8, Size: 1}, {ID: 7, Size: 1}}
 	require.Len(t, timeline.Jobs(append(append(first, second...), bridge)), 1)
@@ -358,7 +365,7 @@ func TestReadDir(t *testing.T) {
 	require.Error(t, err)
 }
 
-// wrong is a job with all that a picture may have to show.
+// wrong returns a job with everything that a picture may have to show.
 func wrong(t *testing.T) *timeline.Timeline {
 	t.Helper()
 	j := newJob(7, 3).steps(6, 1)
@@ -402,7 +409,7 @@ func TestPictures(t *testing.T) {
 	require.NotContains(t, svg.String(), "barrier #1 ")
 }
 
-// full is a disk without room.
+// full is a disk without space.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
@@ -418,7 +425,7 @@ func wellFormed(t *testing.T, b []byte) {
 	}
 }
 
-// A picture of very much is no larger than its pixels need.
+// TestPictureOfMuch checks that a picture of very many events is no larger than its pixels need.
 func TestPictureOfMuch(t *testing.T) {
 	j := newJob(7, 64)
 	for seq := range 2000 {
@@ -443,7 +450,7 @@ func TestPictureOfNothing(t *testing.T) {
 	require.Zero(t, tl.Summary().Records)
 }
 
-// All ranks in one trace, on one clock, a process each.
+// TestChrome checks a trace of all ranks, on one clock, with a process for each.
 func TestChrome(t *testing.T) {
 	j := newJob(7, 2).steps(3, 1)
 	j.clock = func(rank int, _ time.Duration) time.Duration { return time.Duration(rank) * time.Hour }
@@ -472,7 +479,7 @@ func TestChrome(t *testing.T) {
 	}
 }
 
-// Whatever is in a file, it is read or refused, and what is read can be drawn.
+// FuzzRead checks that any file is read or refused, and that a file that is read can be drawn.
 func FuzzRead(f *testing.F) {
 	j := newJob(7, 2).steps(2, 0)
 	f.Add(j.bytes(0))

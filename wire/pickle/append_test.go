@@ -20,7 +20,7 @@ type (
 	digits []uint8
 )
 
-// Values of other types are written as what they are.
+// TestOtherTypes checks that values of named types are written as their underlying values.
 func TestOtherTypes(t *testing.T) {
 	seven := 7
 	var none *int

@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// through is v written, and read into a T.
+// through writes v, and reads it into a T.
 func through[T any](v any) (T, error) {
 	var got T
 	b, err := pickle.Codec.Append(nil, v)
@@ -125,7 +125,8 @@ func TestParseIntoNothing(t *testing.T) {
 	require.Error(t, err)
 }
 
-// FuzzParse: whatever the bytes, the worst is an error; a value has bytes that give it again, and go into anything.
+// FuzzParse checks that any input is a value or an error, and that a value has an encoding that
+// parses to it again, and can be read into any type.
 func FuzzParse(f *testing.F) {
 	for _, file := range goldenFiles {
 		for _, g := range goldens(f, file) {
@@ -150,7 +151,7 @@ func FuzzParse(f *testing.F) {
 		}
 		again, err := pickle.Parse(out)
 		if errors.Is(err, pickle.ErrTooLarge) {
-			return // written out, shared values are more
+			return // written out, shared values take more
 		}
 		if err != nil {
 			t.Fatalf("%q gave %#v, whose bytes %q cannot be read: %v", b, v, out, err)
@@ -162,7 +163,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzTensors: any tensor is the same on the other side.
+// FuzzTensors checks that any tensor is the same after a round trip.
 func FuzzTensors(f *testing.F) {
 	f.Add(uint8(tensor.F32), 2, 3, []byte("abcdefghijklmnopqrstuvwx"), true)
 	f.Add(uint8(tensor.U64), 0, 3, []byte(nil), false)
@@ -177,7 +178,7 @@ func FuzzTensors(f *testing.F) {
 		}
 		b, err := pickle.Append(nil, v)
 		if err != nil {
-			return // a dtype that there is not
+			return // an unknown dtype
 		}
 		got, err := pickle.Parse(b)
 		if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// pickle.dumps((1, "a", [None]), 2) of Python.
+// dumped is pickle.dumps((1, "a", [None]), 2) of Python.
 const dumped = "\x80\x02K\x01X\x01\x00\x00\x00aq\x00]q\x01Na\x87q\x02."
 
 func ExampleParse() {

@@ -11,7 +11,8 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// Pickles that want more than they are: each is refused, for little memory.
+// TestTooLarge parses pickles that ask for more memory than they contain data for: each is refused,
+// without much memory.
 func TestTooLarge(t *testing.T) {
 	var laughs strings.Builder
 	laughs.WriteString("]q\x00(" + strings.Repeat("K\x01", 10) + "e0")
@@ -60,7 +61,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// Lengths are believed only if the bytes are there.
+// TestHugeLengths checks that a length is accepted only if its bytes are there.
 func TestHugeLengths(t *testing.T) {
 	for _, p := range []string{
 		"X\xff\xff\xff\xff", "\x8d" + u64(1<<63), "\x8d" + u64(1<<40), "B\xff\xff\xff\xff", "\x8e" + u64(1<<64-1), "\x96" + u64(1<<40),
@@ -75,7 +76,8 @@ func TestHugeLengths(t *testing.T) {
 	}
 }
 
-// A pickle of a few bytes is little work: axes of one element cost nothing for each of the others.
+// TestManyAxesOfOne checks that a pickle of a few bytes takes little work: the cost of axes of one
+// element is not multiplied by the number of axes.
 func TestManyAxesOfOne(t *testing.T) {
 	p := global("torch._utils", "_rebuild_tensor_v2") + "(" + torchSaved(floatStorage, "].\x02\x00\x00\x00\x00\x00\x00\x0012345678") +
 		"K\x00(M\xe8\x03" + strings.Repeat("K\x01", 63) + "t(K\x00" + strings.Repeat("K\x03", 63) + "t\x89}tR."
@@ -87,7 +89,8 @@ func TestManyAxesOfOne(t *testing.T) {
 	require.Less(t, allocated, 1000.0)
 }
 
-// What an error says of a pickle is short, and large numbers are not made into decimals for it.
+// TestShortErrors checks that errors about a pickle are short, and that large numbers are not
+// converted to decimal for them.
 func TestShortErrors(t *testing.T) {
 	huge := "\x8b" + u32(1<<20) + strings.Repeat("\x7f", 1<<20)
 	for _, p := range []string{
@@ -102,7 +105,7 @@ func TestShortErrors(t *testing.T) {
 	}
 }
 
-// What is large because it is large is read.
+// TestLarge checks that values that are really large can be read.
 func TestLarge(t *testing.T) {
 	long := []byte(strings.Repeat("x", 3<<20))
 	list := make([]any, 1<<18)
@@ -118,7 +121,7 @@ func TestLarge(t *testing.T) {
 	}
 }
 
-// Values may be as deep as Python's pickler can make them, both ways.
+// TestDeep checks values as deep as Python's pickler can make them, both ways.
 func TestDeep(t *testing.T) {
 	var v any = []any{}
 	for range 999 {

@@ -15,7 +15,8 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// python is an interpreter with numpy; and with torch, if torch's values are to be compared too.
+// python returns an interpreter with numpy; and with torch, if torch's values are to be compared
+// too.
 func python(t *testing.T) string {
 	t.Helper()
 	cache := cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(os.Getenv("HOME"), ".cache"))
@@ -38,7 +39,8 @@ func ask(t *testing.T, stdin string, args ...string) string {
 	return string(out)
 }
 
-// A real Python reads what Append writes as the very values that it has itself: in their types, order and bits.
+// TestPythonReadsIt checks that a real Python reads the output of Append as the same values that it
+// has itself, with the same types, order and bits.
 func TestPythonReadsIt(t *testing.T) {
 	var lines strings.Builder
 	for name, v := range values() {
@@ -62,7 +64,8 @@ func TestPythonReadsIt(t *testing.T) {
 	}
 }
 
-// What a real Python of today pickles is read, whatever made the golden files.
+// TestPythonWritesIt checks that the pickles of the installed Python can be read, whichever version
+// made the golden files.
 func TestPythonWritesIt(t *testing.T) {
 	want := values()
 	kinds := []string{"plain", "numpy"}

@@ -23,7 +23,7 @@ func text(s string) string { return "\x8c" + string(byte(len(s))) + s }
 func u32(n uint32) string { return string(binary.LittleEndian.AppendUint32(nil, n)) }
 func u64(n uint64) string { return string(binary.LittleEndian.AppendUint64(nil, n)) }
 
-// torchSaved is a storage as torch.save has it, with the opcodes that load it.
+// torchSaved returns a storage as torch.save writes it, with the opcodes that load it.
 func torchSaved(load, rest string) string {
 	b := "\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}X\x0d\x00\x00\x00little_endian\x88s." + load + rest
 	return global("torch.storage", "_load_from_bytes") + "B" + u32(uint32(len(b))) + b + "\x85R"
@@ -31,7 +31,8 @@ func torchSaved(load, rest string) string {
 
 const floatStorage = "(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02NtQ."
 
-// Anything that would import, call or make something is refused by its name, where it is.
+// TestRefused checks that each opcode that would import, call or make an object is refused with its
+// name and position.
 func TestRefused(t *testing.T) {
 	const encode = "c_codecs\nencode\n"
 	for what, c := range map[string]struct {
@@ -121,7 +122,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// The error of a pickle in a pickle is where the outer one reads it.
+// TestRefusedInAStorage checks that the error of a pickle within a pickle has the position in the
+// outer one.
 func TestRefusedInAStorage(t *testing.T) {
 	p := "\x80\x04" + torchSaved("cos\nsystem\n.", "") + "."
 	_, err := pickle.Parse([]byte(p))
@@ -271,7 +273,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// Old opcodes that today's picklers do not write, but read.
+// TestOldOpcodes checks old opcodes that today's picklers read but do not write.
 func TestOldOpcodes(t *testing.T) {
 	for p, want := range map[string]any{
 		"S'a\\n\\x41\\101\\''\n.":   "a\nAA'",
@@ -304,7 +306,8 @@ func TestOldOpcodes(t *testing.T) {
 	}
 }
 
-// A list that is in two places is one slice, as it is one list in Python.
+// TestShared checks that a list which occurs in two places is one slice, as it is one list in
+// Python.
 func TestShared(t *testing.T) {
 	got, err := pickle.Parse([]byte("]q\x00(]q\x01K\x01ah\x01e."))
 	require.NoError(t, err)
@@ -314,7 +317,7 @@ func TestShared(t *testing.T) {
 	require.Equal(t, []any{"changed"}, both[1])
 }
 
-// Any opcode may come at any time: the worst is an error that says where.
+// TestEachOpcode checks that any opcode at any position gives a value or an error with a position.
 func TestEachOpcode(t *testing.T) {
 	arguments := []string{"", "(", "N", "NN", "NNN", "(N", "]", "](", "}", "}(", "\x8f(", ")", "cbuiltins\nset\n", "cbuiltins\nset\n)", "cnumpy\ndtype\n)"}
 	for code := range 256 {
@@ -334,7 +337,7 @@ func TestEachOpcode(t *testing.T) {
 	}
 }
 
-// A scalar of numpy is the number that it is, whatever its dtype.
+// TestScalars checks that a numpy scalar is read as a number, whatever its dtype.
 func TestScalars(t *testing.T) {
 	for dtype, c := range map[string]struct {
 		bytes string

@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// values are those of testdata/reference.py, by the same names, as Parse gives them.
+// values returns the values of testdata/reference.py, by the same names, as Parse returns them.
 func values() map[string]any {
 	all := plainValues()
 	maps.Copy(all, numpyValues())
@@ -24,7 +24,7 @@ func values() map[string]any {
 	return all
 }
 
-// power is 2 to the n, and more.
+// power returns 2 to the n, plus more.
 func power(n uint, more int64) *big.Int {
 	v := new(big.Int).Lsh(big.NewInt(1), n)
 	return v.Add(v, big.NewInt(more))
@@ -103,7 +103,7 @@ func plainValues() map[string]any {
 	}
 }
 
-// six are the elements 0 to 5 of a dtype.
+// six returns the elements 0 to 5 of a dtype.
 func six(dt tensor.DType, shape ...int) *tensor.Tensor {
 	vals := []float32{0, 1, 2, 3, 4, 5}
 	switch dt {
@@ -182,7 +182,7 @@ func torchValues() map[string]any {
 	return all
 }
 
-// requireSame is require.Equal, for which NaN is itself.
+// requireSame is require.Equal, except that NaN equals NaN.
 func requireSame(t testing.TB, want, got any, what string) {
 	t.Helper()
 	if f, ok := want.(float64); ok && math.IsNaN(f) {
@@ -193,7 +193,7 @@ func requireSame(t testing.TB, want, got any, what string) {
 	require.Equal(t, want, got, what)
 }
 
-// A golden is what a real Python pickles a value to.
+// golden is the pickle of a value by a real Python.
 type golden struct {
 	name     string
 	protocol int
@@ -226,7 +226,8 @@ func parseGoldens(t testing.TB, text string) []golden {
 	return all
 }
 
-// What real Pythons pickle is what it should be, in every protocol.
+// TestGoldens checks that the pickles of real Pythons parse to the expected values, in every
+// protocol.
 func TestGoldens(t *testing.T) {
 	want := values()
 	seen := map[string]bool{}
@@ -242,7 +243,8 @@ func TestGoldens(t *testing.T) {
 	require.Len(t, seen, len(want))
 }
 
-// What is written is read again as the same value, and always has the same bytes.
+// TestRoundTrip checks that a value that is written is read again as the same value, and always has
+// the same bytes.
 func TestRoundTrip(t *testing.T) {
 	for name, v := range values() {
 		b, err := pickle.Append([]byte("front"), v)
@@ -257,7 +259,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// A value keeps nothing of the bytes it was parsed from.
+// TestDoesNotAlias checks that a value does not alias the bytes that it was parsed from.
 func TestDoesNotAlias(t *testing.T) {
 	want := values()
 	for _, file := range goldenFiles {
@@ -270,7 +272,7 @@ func TestDoesNotAlias(t *testing.T) {
 	}
 }
 
-// Whatever is cut off, the rest is an error and nothing else.
+// TestTruncated checks that a pickle that is cut off at any position is an error.
 func TestTruncated(t *testing.T) {
 	for _, file := range goldenFiles {
 		for _, g := range goldens(t, file) {

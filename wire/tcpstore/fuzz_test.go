@@ -8,8 +8,8 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// FuzzRequests: whatever the bytes and however they come, the end that is found is the same, and a request that parses is
-// written again as it was.
+// FuzzRequests checks that the end of a request is found at the same place however its bytes
+// arrive, and that a request that parses is encoded as the same bytes.
 func FuzzRequests(f *testing.F) {
 	for _, golden := range goldenRequests {
 		for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
@@ -43,7 +43,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// FuzzReplies is the same for replies.
+// FuzzReplies checks the same for replies.
 func FuzzReplies(f *testing.F) {
 	for _, golden := range goldenReplies {
 		f.Add(uint8(golden.op), uint8(golden.keys), unhex(f, golden.bytes), uint64(1))
@@ -69,7 +69,7 @@ func FuzzReplies(f *testing.F) {
 	})
 }
 
-// inPieces wants the result that next had for all bytes at once.
+// inPieces requires the result that next had for all bytes at once.
 func inPieces(
 	t *testing.T, b []byte, n int, whole bool, err error, seed uint64, next func([]byte, *tcpstore.Cursor) (int, bool, error),
 ) {

@@ -19,8 +19,8 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// goldenRequests has every operation's request, as generation C and each older one that has it sends it: they differ in
-// the first byte.
+// goldenRequests has every operation's request, as generation C and each older one that has it
+// sends it: they differ in the first byte.
 var goldenRequests = []struct {
 	req     tcpstore.Request
 	c, b, a string // the number
@@ -96,7 +96,7 @@ var goldenReplies = []struct {
 	},
 }
 
-// wholeRequest parses the one request that b is.
+// wholeRequest parses b, which is exactly one request.
 func wholeRequest(t testing.TB, g tcpstore.Generation, b []byte) tcpstore.Request {
 	t.Helper()
 	var c tcpstore.Cursor
@@ -142,7 +142,7 @@ func TestGoldenRequests(t *testing.T) {
 	}
 }
 
-// assertRequest takes nil and empty lists for the same.
+// assertRequest compares requests; nil and empty lists are equal.
 func assertRequest(t testing.TB, want, got tcpstore.Request) {
 	t.Helper()
 	want.Keys, want.Values = append([]string{}, want.Keys...), append([][]byte{}, want.Values...)
@@ -166,7 +166,7 @@ func TestGoldenReplies(t *testing.T) {
 	}
 }
 
-// A conversation is one line of a recording of torch: the request and reply bytes of one call.
+// conversation is one line of a recording of torch: the request and reply bytes of one call.
 type conversation struct{ call, sent, answered string }
 
 func recorded(t testing.TB, name string) []conversation {
@@ -192,7 +192,8 @@ func recorded(t testing.TB, name string) []conversation {
 	return all
 }
 
-// What torch's clients and servers said is parsed, and written again with the same bytes.
+// TestRecordings checks that the recorded messages of torch's clients and servers parse, and are
+// encoded as the same bytes.
 func TestRecordings(t *testing.T) {
 	for name, g := range map[string]tcpstore.Generation{"torch-1.13.txt": tcpstore.A, "torch-2.15.txt": tcpstore.C} {
 		seen := map[tcpstore.Op]bool{}
@@ -232,7 +233,7 @@ func replay(t *testing.T, g tcpstore.Generation, c conversation, seen map[tcpsto
 	require.Empty(t, answered)
 }
 
-// Some calls of the recording mean what their names say.
+// TestRecordedValues checks that some calls of the recording have the meaning of their names.
 func TestRecordedValues(t *testing.T) {
 	for _, c := range recorded(t, "torch-2.15.txt") {
 		switch c.call {

@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// feed gives b to next piece by piece and wants its end found with the last byte, and not before.
+// feed passes b to next piece by piece. The end must be found with the last byte, and not before.
 func feed(t testing.TB, b []byte, next func(b []byte) (int, bool, error)) {
 	t.Helper()
 	asked := 0
@@ -53,7 +53,8 @@ func TestByteByByte(t *testing.T) {
 	}
 }
 
-// The cursor may not depend on where the bytes lie, only on how many there are.
+// TestPiecesOfAnySize checks that the cursor does not depend on where the bytes are, only on how
+// many there are.
 func TestPiecesOfAnySize(t *testing.T) {
 	req := tcpstore.Request{Op: tcpstore.OpMultiSet}
 	for i := range 50 {
@@ -76,7 +77,8 @@ func TestPiecesOfAnySize(t *testing.T) {
 	}
 }
 
-// A reader that waits for as many bytes as it is told to looks at a message a few times, not once for each piece.
+// TestSaysHowManyBytesItNeeds checks that a reader that waits for the number of bytes that next
+// asks for calls it a few times per message, not once for each piece.
 func TestSaysHowManyBytesItNeeds(t *testing.T) {
 	b, err := tcpstore.AppendRequest(nil, tcpstore.C, &tcpstore.Request{Op: tcpstore.OpSet, Key: "/k", Value: make([]byte, 1<<20)})
 	require.NoError(t, err)
@@ -91,7 +93,8 @@ func TestSaysHowManyBytesItNeeds(t *testing.T) {
 	require.Equal(t, []int{1, 9, 11, 19, len(b)}, needs)
 }
 
-// What is too large is refused by its length, before it has come.
+// TestLimits checks that a message that is too large is refused by its length, before it has
+// arrived.
 func TestLimits(t *testing.T) {
 	u64 := func(n uint64) string { return string(binary.LittleEndian.AppendUint64(nil, n)) }
 	lim := tcpstore.Limits{Key: 4, Value: 6, Keys: 2, Message: 60}
@@ -167,7 +170,7 @@ func TestNotOurProtocol(t *testing.T) {
 		{tcpstore.A, "\x09", tcpstore.ErrUnknownOp},
 		{0, "\x00", tcpstore.ErrUnknownOp},
 		{77, "\x00", tcpstore.ErrUnknownOp},
-		{tcpstore.C, "\x00\xcf", tcpstore.ErrMagic}, // before the rest has come
+		{tcpstore.C, "\x00\xcf", tcpstore.ErrMagic}, // before the rest has arrived
 		{tcpstore.C, "\x00\xce\xf7\x85\x3d", tcpstore.ErrMagic},
 	} {
 		_, whole, err := c.g.NextRequest([]byte(c.bytes), new(tcpstore.Cursor), tcpstore.Limits{})
@@ -202,7 +205,7 @@ func TestParseWantsOneWholeMessage(t *testing.T) {
 	}
 }
 
-// A count that cannot be true makes no room.
+// TestParseOfHugeCounts checks that an impossible count allocates nothing.
 func TestParseOfHugeCounts(t *testing.T) {
 	huge := binary.LittleEndian.AppendUint64(nil, math.MaxUint64)
 	for _, number := range []byte{0x05, 0x06, 0x0a, 0x0b} {
@@ -228,7 +231,7 @@ func TestNames(t *testing.T) {
 	require.False(t, tcpstore.Op(200).Answered())
 }
 
-// A connection that goes on allocates nothing for a message.
+// TestAllocatesNothing checks that an open connection allocates nothing for a message.
 func TestAllocatesNothing(t *testing.T) {
 	var (
 		room, answer []byte
