@@ -20,7 +20,7 @@ import (
 type pair struct {
 	*testing.B
 	ga    [2]*gather.Gatherer
-	arena *shm.Arena // for what is born there; nil: nothing is
+	arena *shm.Arena // where tensors are allocated; nil: on the heap
 }
 
 func newPair(b *testing.B, apart, born bool) *pair {
@@ -82,7 +82,7 @@ func (p *pair) tensor(n int) *tensor.Tensor {
 	return t
 }
 
-// memcpy is how long a copy of n bytes takes, into memory that was touched before.
+// memcpy returns the time of a copy of n bytes, into memory that was touched before.
 func memcpy(n int) time.Duration {
 	from, to := make([]byte, n), make([]byte, n)
 	copy(to, from)
@@ -126,8 +126,8 @@ func (p *pair) measure(n int, verb func(ctx context.Context, rank int) (release 
 	p.ReportMetric(float64(p.Elapsed())/float64(rounds)/float64(max(copying, 1)), "memcpys")
 }
 
-// BenchmarkTensors gathers one tensor of each of two ranks; memcpys is its time in copies of as
-// many bytes.
+// BenchmarkTensors gathers one tensor from each of two ranks; memcpys is its time in units of a
+// copy of as many bytes.
 func BenchmarkTensors(b *testing.B) {
 	for _, way := range []struct {
 		name        string
@@ -149,7 +149,7 @@ func BenchmarkTensors(b *testing.B) {
 	}
 }
 
-// BenchmarkManyTensors gathers a thousand tensors of 4 KiB of each of two ranks.
+// BenchmarkManyTensors gathers a thousand tensors of 4 KiB from each of two ranks.
 func BenchmarkManyTensors(b *testing.B) {
 	const many, n = 1000, 4 << 10
 	for _, apart := range []bool{false, true} {

@@ -30,8 +30,7 @@ func TestListRefuses(t *testing.T) {
 	}
 }
 
-// FuzzList: whatever arrives, parsing it is an error at the worst, and what is accepted is in
-// order.
+// FuzzList checks that any input is a list or an error, and that an accepted list is in order.
 func FuzzList(f *testing.F) {
 	f.Add(gather.List(nil, tensor.F32))
 	f.Add(gather.List([]string{"", "layer.0", "層"}, tensor.BF16, 3, 0, 5))

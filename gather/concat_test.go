@@ -18,7 +18,7 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// part is what a rank has of whole, along an axis, if three share it 1:2:3.
+// part returns a rank's part of whole, along an axis, if three ranks share it 1:2:3.
 func part(t *testing.T, whole *tensor.Tensor, axis, i int) *tensor.Tensor {
 	n := whole.Shape[axis] / 6
 	from := []int{0, n, 3 * n, 6 * n}
@@ -27,7 +27,7 @@ func part(t *testing.T, whole *tensor.Tensor, axis, i int) *tensor.Tensor {
 	return p
 }
 
-// inArena is t, or its copy in this rank's arena.
+// inArena returns t, or its copy in this rank's arena if there is one.
 func (r *rank) inArena(t *tensor.Tensor) *tensor.Tensor {
 	if r.arena == nil {
 		return t
@@ -90,7 +90,8 @@ func TestConcatRefuses(t *testing.T) {
 	})
 }
 
-// shards is what a tensor- and pipeline-parallel rank has: parts, replicas, and what only it has.
+// shards returns what a tensor- and pipeline-parallel rank has: parts, replicas, and tensors that
+// only it has.
 func shards(t *testing.T, i int) map[string]*tensor.Tensor {
 	return map[string]*tensor.Tensor{
 		"wide":                     part(t, filled(1, 600, 300), 0, i),
@@ -138,10 +139,10 @@ func TestConcatTo(t *testing.T) {
 	})
 }
 
-// TestConcatToNeedsABlock counts what all ranks together allocate to merge 96 MiB.
+// TestConcatToNeedsABlock measures what all ranks together allocate to merge 96 MiB.
 func TestConcatToNeedsABlock(t *testing.T) {
 	for _, w := range ways() {
-		if w.dir { // publishing reads and writes files with buffers of its own
+		if w.dir { // publishing reads and writes files with its own buffers
 			continue
 		}
 		t.Run(w.name, func(t *testing.T) {
@@ -150,7 +151,7 @@ func TestConcatToNeedsABlock(t *testing.T) {
 				merge := func() {
 					assert.NoError(r, r.ga.ConcatTo(r.ctx, io.Discard, []int{0, 1, 2}, gather.Merge{Axis: map[string]int{"w": 1}}, mine))
 				}
-				merge() // connections are made
+				merge() // so that connections are open
 				var before, after runtime.MemStats
 				assert.NoError(r, r.group.Barrier(r.ctx))
 				runtime.ReadMemStats(&before)
@@ -163,7 +164,7 @@ func TestConcatToNeedsABlock(t *testing.T) {
 	}
 }
 
-// full is a writer that takes so many bytes.
+// full is a writer with space for a number of bytes.
 type full struct{ room int }
 
 var errNoSpace = errors.New("no space left on device")

@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/tensor/tree"
 )
 
-// model is a config as an export has it: parts of parts, with tensors at every depth.
+// model is a config like that of an export: nested structs, with tensors at every depth.
 type model struct {
 	Name   string
 	Stages []stage
@@ -37,7 +37,7 @@ type bounds struct {
 	Lowest, Highest float64
 }
 
-// model has a part of it in the arena, where there is one.
+// model returns a rank's config. Some of its tensors are in the arena, if there is one.
 func (r *rank) model(of int) *model {
 	return &model{
 		Name: fmt.Sprint("of rank ", of),
@@ -53,10 +53,10 @@ func (r *rank) model(of int) *model {
 	}
 }
 
-// plain is r without an arena: what a rank would have given.
+// plain returns r without an arena: it builds the config that a rank is expected to have passed.
 func (r *rank) plain() *rank { return &rank{T: r.T} }
 
-// sameModel compares configs by their parts: what is written of them, and their tensors.
+// sameModel compares configs: their JSON and their tensors.
 func sameModel(t *testing.T, want, got *model) {
 	t.Helper()
 	wantText, wantTensors, err := tree.Split(want)
@@ -97,7 +97,8 @@ func TestConfigs(t *testing.T) {
 	})
 }
 
-// TestConfigsReleaseKeepsOwn gives back what is of others, and nothing of what a rank passed.
+// TestConfigsReleaseKeepsOwn checks that Release releases the tensors of the other ranks, and none
+// that the rank itself has passed.
 func TestConfigsReleaseKeepsOwn(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		mine := r.model(r.me())
@@ -114,8 +115,8 @@ func TestConfigsReleaseKeepsOwn(t *testing.T) {
 	})
 }
 
-// TestConfigsAbsent has every set of absent ranks, the first among them: the result stays aligned
-// with the list.
+// TestConfigsAbsent tests every set of absent ranks, including the first rank: the result stays
+// aligned with the list.
 func TestConfigsAbsent(t *testing.T) {
 	type layer struct {
 		Of     int
@@ -147,7 +148,7 @@ func TestConfigsAbsent(t *testing.T) {
 	})
 }
 
-// TestConfigsAreLarge has one whose JSON is several MiB, and one that is JSON alone.
+// TestConfigsAreLarge gathers a config with several MiB of JSON, and one that is JSON alone.
 func TestConfigsAreLarge(t *testing.T) {
 	count := 100_000
 	if testing.Short() {
@@ -172,7 +173,7 @@ func TestConfigsAreLarge(t *testing.T) {
 	})
 }
 
-// TestConfigsOfAnyShape are configs that are a single leaf, nothing, or empty.
+// TestConfigsOfAnyShape gathers configs that are a single leaf, nil, or empty.
 func TestConfigsOfAnyShape(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		one, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 3))
@@ -203,13 +204,14 @@ func TestConfigsOfAnyShape(t *testing.T) {
 	})
 }
 
-// ring is a config that may have itself in it.
+// ring is a config that may contain itself.
 type ring struct {
 	Next *ring
 	More any
 }
 
-// TestConfigsRefused has one rank whose config cannot be parted: all hear whose, and where in it.
+// TestConfigsRefused has one rank whose config cannot be split into JSON and tensors: all ranks get
+// an error that names the rank and the position in the config.
 func TestConfigsRefused(t *testing.T) {
 	cycle := new(ring)
 	cycle.Next = cycle
@@ -243,7 +245,7 @@ func TestConfigsRefused(t *testing.T) {
 	}
 }
 
-// TestConfigsOfOtherTypes has a rank whose config the first rank's type has no room for.
+// TestConfigsOfOtherTypes has a rank whose config does not fit into the first rank's type.
 func TestConfigsOfOtherTypes(t *testing.T) {
 	type ours struct{ Weight *tensor.Tensor }
 	type theirs struct {

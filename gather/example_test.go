@@ -15,8 +15,8 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// inGroup runs body on each of n ranks, here in one process. A program of its own has
-// pgroup.FromEnv and Create instead.
+// inGroup runs body on each of n ranks, here in one process. A real program calls pgroup.FromEnv
+// and Create instead.
 func inGroup(n int, o *gather.Options, body func(ctx context.Context, rank int, ga *gather.Gatherer) error) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -45,7 +45,7 @@ func inGroup(n int, o *gather.Options, body func(ctx context.Context, rank int, 
 	wg.Wait()
 }
 
-// shard is what a rank has: two numbers, which tell whose they are.
+// shard returns a rank's tensor: two numbers that identify the rank.
 func shard(rank int) *tensor.Tensor {
 	return tensor.From([]float32{float32(rank), float32(rank) + 0.5})
 }
@@ -107,7 +107,7 @@ func ExampleGatherer_Tensors() {
 	// rank 2 has of rank 0 F32[2] [0 0.5]
 }
 
-// Thousands of tensors are one gather, and not thousands.
+// Thousands of tensors take one gather.
 func ExampleGatherer_TensorMaps() {
 	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
 		weights := map[string]*tensor.Tensor{}
@@ -168,10 +168,10 @@ func ExampleGatherer_Concat() {
 	// Output: F32[3,2] [0 0.5 1 1.5 2 2.5]
 }
 
-// Shards are merged into one file, as they come.
+// Shards are merged into one file, in the order in which they arrive.
 func ExampleGatherer_ConcatTo() {
 	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
-		var file bytes.Buffer // an *os.File, most likely
+		var file bytes.Buffer // in a real program an *os.File
 		mine := map[string]*tensor.Tensor{
 			"mlp.weight":                         shard(rank),               // a part of it on each rank
 			"norm.weight":                        tensor.From([]float32{1}), // the same everywhere
@@ -201,7 +201,7 @@ func ExampleGatherer_ConcatTo() {
 	// norm.weight F32[1] [1]
 }
 
-// A rank that has nothing gives nil. The result stays aligned with the list.
+// A rank without a tensor passes nil. The result stays aligned with the list.
 func ExampleResult_Present() {
 	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
 		var mine *tensor.Tensor
@@ -229,11 +229,11 @@ func ExampleResult_Present() {
 	// rank 2 [2 2.5]
 }
 
-// A tensor that was born in an arena is not copied: the first rank reads it in place, and its owner
-// waits before it is changed.
+// A tensor that was allocated in an arena is not copied: the first rank reads it in place, and its
+// owner waits before it changes it.
 func ExampleResult_WaitReleased() {
 	arena, err := shm.NewArena(nil)
-	if err != nil { // not on this system: tensors are copied
+	if err != nil { // not available on this system: tensors are copied
 		fmt.Println("1 2")
 		return
 	}

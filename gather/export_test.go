@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Relist parses a list of tensors, and says what it would be written as again.
+// Relist parses a list of tensors, and encodes it again.
 func Relist(b []byte) (again []byte, names []string, err error) {
 	refs, items, err := parseList(b)
 	if err != nil {
@@ -26,7 +26,7 @@ func Relist(b []byte) (again []byte, names []string, err error) {
 	return encodeList(refs, items), names, nil
 }
 
-// List is what a rank says of tensors that are streamed.
+// List returns the encoding of a list of tensors that are streamed.
 func List(names []string, dt tensor.DType, shape ...int) []byte {
 	var items []item
 	for _, name := range names {
@@ -35,7 +35,7 @@ func List(names []string, dt tensor.DType, shape ...int) []byte {
 	return encodeList([]shm.Ref{{Arena: 1 << 60, Segment: 5, Offset: 4096, Len: 64}}, items)
 }
 
-// Reoffer decodes an offer, and says what it would be encoded as again.
+// Reoffer decodes an offer, and encodes it again.
 func Reoffer(b []byte) ([]byte, error) {
 	var o offer
 	if err := o.decode(b); err != nil {
@@ -44,7 +44,7 @@ func Reoffer(b []byte) ([]byte, error) {
 	return o.encode(), nil
 }
 
-// Offers are some of every kind.
+// Offers returns encoded offers of every kind.
 func Offers() (encoded [][]byte) {
 	for _, o := range []offer{
 		{},
@@ -61,12 +61,12 @@ func Offers() (encoded [][]byte) {
 	return encoded
 }
 
-// Impossible are offers that cannot be, of the nth call of a verb.
+// Impossible returns invalid offers, for the nth call of a verb.
 func Impossible(verb uint8, call uint64) map[string][]byte {
 	u8 := func(name string, shape ...int) item {
 		return item{Name: name, DType: tensor.U8, Shape: shape, Ref: streamed}
 	}
-	many := make([]item, 17) // whose sizes add up to 64, if they may wrap around
+	many := make([]item, 17) // whose sizes add up to 64 if they overflow
 	for i := range many {
 		many[i] = u8(string(rune('a'+i)), 1<<60)
 	}
@@ -89,8 +89,8 @@ func Impossible(verb uint8, call uint64) map[string][]byte {
 	}
 }
 
-// Grab is a first rank that asks for what is offered in list b over the stream of list a, and reads
-// none of it.
+// Grab acts as a first rank that asks for the offer of list b over the stream of list a, and reads
+// nothing from it.
 func Grab(ctx context.Context, ga *Gatherer, a, b string, from int) error {
 	ca, cb := ga.subgroups[a], ga.subgroups[b]
 	cb.calls++

@@ -26,14 +26,16 @@ import (
 
 var address = regexp.MustCompile(`127\.0\.0\.1:\d{5}`)
 
-// behindProxy is a job of n nodes, whose ranks are told a proxy's address where rank 0 listens.
+// behindProxy returns a job of n hosts, whose ranks get a proxy's address in place of that of rank
+// 0's listener.
 func behindProxy(t *testing.T, n int, o gather.Options) (job, *testcluster.Proxy) {
 	proxy := testcluster.NewProxy(t, "127.0.0.1:1")
 	meet := watch(t, func(req *wire.Request) {
 		if req.Op != wire.OpCollect || req.Group.Channel != "\x00link gather" || req.Group.Rank != 0 {
 			return
 		}
-		if own := address.Find(req.Value); len(own) == len(proxy.Addr()) { // ports of five digits, as the kernel gives
+		// ports of five digits, as the kernel assigns
+		if own := address.Find(req.Value); len(own) == len(proxy.Addr()) {
 			proxy.Target(string(own))
 			req.Value = bytes.Replace(bytes.Clone(req.Value), own, []byte(proxy.Addr()), 1)
 		}
@@ -42,8 +44,8 @@ func behindProxy(t *testing.T, n int, o gather.Options) (job, *testcluster.Proxy
 	return job{way: way{apart: true}, n: n, meet: meet, o: o}, proxy
 }
 
-// TestDataLink breaks the connection that brings the bytes of a rank, after the first of them: one
-// failure for all, in their time, which names that rank. The next gather works.
+// TestDataLink breaks the connection that carries the data of a rank, after its first bytes: all
+// ranks get one failure, before their deadlines, which names that rank. The next gather works.
 func TestDataLink(t *testing.T) {
 	for name, fault := range map[string]struct {
 		on, off func(*testcluster.Proxy)
@@ -57,7 +59,7 @@ func TestDataLink(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var j job
 			var proxy *testcluster.Proxy
-			armed := false // on the first rank alone
+			armed := false // used on the first rank only
 			j, proxy = behindProxy(t, 3, gather.Options{Progress: func(gather.Progress) {
 				if armed {
 					armed = false
@@ -100,13 +102,13 @@ func TestDataLink(t *testing.T) {
 	}
 }
 
-// failureText is what is the same on every rank.
+// failureText returns the part of an error that is the same on every rank.
 func failureText(re *pgroup.RankError) string {
 	return fmt.Sprint(re.Code, " by ", re.By, " missing ", re.Missing, " lost ", re.Lost, " left ", re.Left)
 }
 
-// TestChangedOnOffer changes a tensor, which was born in an arena, while the first rank still waits
-// for another: checksums find it.
+// TestChangedOnOffer changes a tensor in an arena while the first rank still waits for another
+// rank: the checksums detect it.
 func TestChangedOnOffer(t *testing.T) {
 	for _, w := range ways() {
 		if !w.born {
@@ -151,7 +153,7 @@ const (
 	cancels
 	differs
 	breaks
-	hurries // with a deadline that may be over before the others come
+	hurries // with a deadline that may pass before the others call
 	deeds
 )
 
@@ -162,7 +164,7 @@ type play struct {
 	n     int
 }
 
-// plays is what a list goes through, the same for the same seed.
+// plays returns a sequence of verbs on a list, the same for the same seed.
 func plays(seed uint64, ranks []int, n int) (all []play) {
 	chance := rand.New(rand.NewPCG(seed, 0))
 	for range n {
@@ -179,13 +181,13 @@ func plays(seed uint64, ranks []int, n int) (all []play) {
 	return all
 }
 
-// ending is how a verb ended on one rank; its failure is empty if the store did not say.
+// ending is the result of a verb on one rank; its failure is empty if the store did not report one.
 type ending struct {
 	failure string
 	err     error
 }
 
-// act is the part of one rank in p.
+// act executes the part of one rank in p.
 func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, number int) ending {
 	mine := filled(number+me, p.n)
 	switch i := slices.Index(p.ranks, me); p.deeds[i] {
@@ -224,8 +226,9 @@ func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, nu
 	return ending{"success", nil}
 }
 
-// TestManyListsAtOnce has gatherers of overlapping groups, each with several lists, on all of which
-// ranks are absent, differ, cancel and break by chance: all ranks of a list always hear the same.
+// TestManyListsAtOnce has gatherers of overlapping groups, each with several lists. On all lists
+// ranks are absent, differ, cancel and break at random: all ranks of a list always get the same
+// result.
 func TestManyListsAtOnce(t *testing.T) {
 	n := 150
 	if testing.Short() {
@@ -263,7 +266,8 @@ func TestManyListsAtOnce(t *testing.T) {
 						for l, ranks := range lists {
 							if slices.Contains(ranks, g.Rank()) {
 								within.Go(func() {
-									(&rank{T: r.T, ctx: r.ctx, group: g, ga: ga}).gathers(ranks, 0, 10) // the list is known from here on
+									// sets up the list for the later calls
+									(&rank{T: r.T, ctx: r.ctx, group: g, ga: ga}).gathers(ranks, 0, 10)
 									for v, p := range plays(uint64(10*k+l), ranks, n) {
 										end := p.act(r.ctx, r.T, ga, g.Rank(), 1000*v)
 										mu.Lock()
@@ -298,8 +302,8 @@ func TestManyListsAtOnce(t *testing.T) {
 	}
 }
 
-// TestHostileOffers casts votes in the name of a rank that gives, whose words make no sense: it is
-// named, and nothing else happens.
+// TestHostileOffers casts votes in the name of a sender, with invalid contents: the rank is named
+// in the error, and nothing else happens.
 func TestHostileOffers(t *testing.T) {
 	for _, garbage := range [][]byte{nil, {0xc1}, bytes.Repeat([]byte{0x91}, 5000), []byte("\x81\xa4List\xc4\x03abc"), []byte("\x81\xa5Ready\xc3"), []byte("\x81\xa6Export\xcf\xff\xff\xff\xff\xff\xff\xff\xff")} {
 		t.Run(fmt.Sprintf("%.20q", garbage), func(t *testing.T) {
@@ -322,7 +326,7 @@ func TestHostileOffers(t *testing.T) {
 	}
 }
 
-// held is a store that keeps replies back.
+// held is a store that delays replies.
 type held struct {
 	store.Engine
 	hold func(*wire.Request) <-chan struct{} // nil: the reply is passed on at once
@@ -336,9 +340,9 @@ func (h *held) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	return err
 }
 
-// TestLateFirstRank keeps back from the first rank that all have made their offers. The one that
-// gives is done with that verb by then: it closes, or fails in the next, and connects again. The
-// first rank still gets what was offered to it.
+// TestLateFirstRank delays, for the first rank, the reply that all ranks have made their offers.
+// The sender has finished that verb by then: it closes, or fails in the next verb, and connects
+// again. The first rank still gets the tensor that was offered to it.
 func TestLateFirstRank(t *testing.T) {
 	ranks := []int{0, 1}
 	for name, meanwhile := range map[string]func(r *rank){
@@ -353,7 +357,8 @@ func TestLateFirstRank(t *testing.T) {
 		},
 	} {
 		for _, w := range ways() {
-			if w.apart || w.dir || w.sums || w.mixed { // the first rank does its part before the others are done
+			// the first rank does its part before the others have finished
+			if w.apart || w.dir || w.sums || w.mixed {
 				continue
 			}
 			t.Run(name+"/"+w.name, func(t *testing.T) {
@@ -367,7 +372,7 @@ func TestLateFirstRank(t *testing.T) {
 				defer meet.Close()
 				job{way: w, n: 2, meet: meet}.run(t, func(r *rank) {
 					mine := r.tensor(10*r.me(), 5000)
-					for range 2 { // the second shows that what follows needs one record
+					for range 2 { // the second gather shows that later verbs need one record
 						res, err := r.ga.Tensors(r.ctx, ranks, mine)
 						if !assert.NoError(r, err) {
 							return

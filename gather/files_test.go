@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// TestJobsShareADirectory has jobs with the default name, or of one name with different runs, in
-// one directory at the same time. None ends another, and those that name no run leave nothing.
+// TestJobsShareADirectory runs jobs with the default name, or with one name and different runs, in
+// one directory at the same time. None ends another, and jobs without a run leave no files.
 func TestJobsShareADirectory(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
 	runs := []string{"", "", "a", "b"}
@@ -46,8 +46,8 @@ func TestJobsShareADirectory(t *testing.T) {
 	assert.Empty(t, filesIn(t, o.Dir))
 }
 
-// TestALeftOverGenerationOfAnyNumber starts a run again in whose workspace a killed one has left a
-// generation, with whatever number: as if a clock had been ahead when there was one in it.
+// TestALeftOverGenerationOfAnyNumber restarts a run in whose workspace a killed one has left a
+// generation, with any number, even one from a clock that was ahead.
 func TestALeftOverGenerationOfAnyNumber(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
 	again := func() {

@@ -14,8 +14,8 @@ import (
 // ranksVar sets how many ranks TestManyRanks has. With 2000 it takes 25 s on two cores.
 const ranksVar = "MUSTER_TEST_RANKS"
 
-// TestManyRanks gathers from more ranks than a mesh makes handshakes at a time for strangers. All
-// of them connect to the first rank at once.
+// TestManyRanks gathers from more ranks than the number of handshakes that a mesh runs at a time
+// for unauthenticated peers. All of them connect to the first rank at once.
 func TestManyRanks(t *testing.T) {
 	n := 300
 	if s := os.Getenv(ranksVar); s != "" {

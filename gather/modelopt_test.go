@@ -30,10 +30,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// The tests TestModelOpt01 to 10 are where modelopt.torch.export.distribute fails, each under its
-// number.
+// TestModelOpt01 to TestModelOpt10 check the failures of modelopt.torch.export.distribute, by their
+// numbers.
 
-// job is a group like way.run's, on a store that the test has its hands on.
+// job is a group like way.run's, on a store that the test controls.
 type job struct {
 	way
 	n     int
@@ -41,7 +41,7 @@ type job struct {
 	runID string // pgroup.Config.Run
 	meet  *store.Store
 	o     gather.Options
-	span  time.Duration // that everything may take; 0: half a minute
+	span  time.Duration // the time limit of the whole job; 0: half a minute
 }
 
 func (j job) run(t *testing.T, f func(r *rank)) {
@@ -68,7 +68,7 @@ func (j job) run(t *testing.T, f func(r *rank)) {
 	ranks.Wait()
 }
 
-// watched is a store that tells of each request.
+// watched is a store that reports each request.
 type watched struct {
 	store.Engine
 	see func(*wire.Request)
@@ -79,7 +79,7 @@ func (w *watched) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 	return w.Engine.Do(ctx, req, rep)
 }
 
-// watch is a new store on which see is told of each request, one at a time.
+// watch returns a new store that calls see with each request, one at a time.
 func watch(t *testing.T, see func(*wire.Request)) *store.Store {
 	var mu sync.Mutex
 	s := store.New(&watched{testcluster.Store(t)(), func(req *wire.Request) {
@@ -91,13 +91,13 @@ func watch(t *testing.T, see func(*wire.Request)) *store.Store {
 	return s
 }
 
-// offers is the vote of a rank of the list with what it has to give in its nth verb: it gives from
-// then on.
+// offers reports whether req is the vote with the offer of the rank at index in the list, in the
+// rank's nth verb: the rank sends from then on.
 func offers(req *wire.Request, index int, nth uint64) bool {
 	return req.Op == wire.OpCollect && req.Group.Channel == "verbs" && req.Group.Rank == index && req.Group.Seq == 2*nth-1
 }
 
-// gathers does a gather of numbered tensors, and checks what came.
+// gathers runs a gather of numbered tensors, and checks the result.
 func (r *rank) gathers(ranks []int, number, n int) bool {
 	res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(number+r.me(), n))
 	if !assert.NoError(r, err, "rank %d", r.me()) {
@@ -113,7 +113,7 @@ func (r *rank) gathers(ranks []int, number, n int) bool {
 	return !r.Failed()
 }
 
-// TestModelOpt01FixedNames has two jobs at once, with the same ranks and the same name.
+// TestModelOpt01FixedNames runs two jobs at once, with the same ranks and the same name.
 func TestModelOpt01FixedNames(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
@@ -147,8 +147,8 @@ func TestModelOpt01OneDirectory(t *testing.T) {
 	assert.Empty(t, filesIn(t, o.Dir), "after all are closed")
 }
 
-// TestModelOpt01LaterRun starts a job while an older one of the same name and run is still there,
-// in the same directory: the new one gets what is its own, and the old one is told to end.
+// TestModelOpt01LaterRun starts a job while an older one of the same name and run still exists, in
+// the same directory: the new one gets its own tensors, and the old one gets an error.
 func TestModelOpt01LaterRun(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
 	opened, later := make(chan struct{}, 2), make(chan struct{})
@@ -232,13 +232,15 @@ func TestModelOpt02OthersSegments(t *testing.T) {
 	}
 }
 
-// TestModelOpt03FullMemory has less memory than is wanted: all hear where, and go on with less.
+// TestModelOpt03FullMemory has less memory than needed: all ranks get an error that names the rank,
+// and continue with smaller tensors.
 func TestModelOpt03FullMemory(t *testing.T) {
 	for _, w := range ways() {
-		if w.dir || w.born || w.mixed { // no memory, memory of one's own, and both of the others
+		// these use no shared memory, the rank's own arena, or a mix
+		if w.dir || w.born || w.mixed {
 			continue
 		}
-		full := 1 // who has no room for it
+		full := 1 // the rank that lacks the memory
 		if w.apart {
 			full = 0
 		}
@@ -265,8 +267,8 @@ func TestModelOpt03FullMemory(t *testing.T) {
 	}
 }
 
-// TestModelOpt04Sizes gathers what is smaller than what it is part of, and nothing at all: what
-// travels is what there is.
+// TestModelOpt04Sizes gathers small parts of large tensors, and empty tensors: only the elements of
+// the parts are transferred.
 func TestModelOpt04Sizes(t *testing.T) {
 	part := func(r *rank) *tensor.Tensor { // 1 KiB of 16 MiB
 		p, err := r.tensor(7, 1<<14, 256).Slice(0, 100, 101)
@@ -301,7 +303,8 @@ func TestModelOpt04Sizes(t *testing.T) {
 	}
 }
 
-// mapping is the line of /proc/self/maps that data lies in: its file, and where data is in that.
+// mapping returns the line of /proc/self/maps that contains data: its file, and the offset of data
+// in that file.
 func mapping(t *testing.T, data []byte) (inode string, offset uint64) {
 	t.Helper()
 	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(data))))
@@ -318,8 +321,8 @@ func mapping(t *testing.T, data []byte) (inode string, offset uint64) {
 	return "", 0
 }
 
-// memory is the segments that this process has descriptors of, and how many bytes of the host's
-// memory they take.
+// memory returns the number of segments that this process has descriptors of, and how many bytes of
+// the host's memory they take.
 func memory(t *testing.T) (segments int, taken int64) {
 	t.Helper()
 	const dir = "/proc/self/fd/"
@@ -335,14 +338,14 @@ func memory(t *testing.T) (segments int, taken int64) {
 	return segments, taken
 }
 
-// TestModelOpt05NoCopy has tensors that were born in an arena: the first rank has the same pages of
-// the same file.
+// TestModelOpt05NoCopy has tensors that were allocated in an arena: the first rank maps the same
+// pages of the same file.
 func TestModelOpt05NoCopy(t *testing.T) {
 	for _, w := range ways() {
 		if !w.born {
 			continue
 		}
-		_, former := memory(t) // what other tests' tensors were born in, and did not give back
+		_, former := memory(t) // segments of other tests' arenas that are still allocated
 		w.run(t, 2, gather.Options{}, func(r *rank) {
 			mine := r.tensor(r.me(), 1<<20)
 			inode, offset := mapping(r.T, mine.Data)
@@ -368,7 +371,7 @@ func TestModelOpt05NoCopy(t *testing.T) {
 	}
 }
 
-// TestModelOpt05Reused gathers many times: there is no new memory after the second.
+// TestModelOpt05Reused gathers many times: no new memory is allocated after the second.
 func TestModelOpt05Reused(t *testing.T) {
 	for _, w := range ways() {
 		if w.dir || w.tls {
@@ -411,11 +414,11 @@ func TestModelOpt05Reused(t *testing.T) {
 	}
 }
 
-// TestModelOpt06Thousands gathers one tensor and thousands: that takes as many requests to the
+// TestModelOpt06Thousands gathers one tensor and thousands: both take as many requests to the
 // store, and as many segments.
 func TestModelOpt06Thousands(t *testing.T) {
 	for _, w := range ways() {
-		if w.tls { // its store needs certificates, and counts nothing else than TCP's
+		if w.tls { // its store needs certificates, and has the same counts as TCP's
 			continue
 		}
 		t.Run(w.name, func(t *testing.T) {
@@ -435,7 +438,8 @@ func TestModelOpt06Thousands(t *testing.T) {
 						ts[fmt.Sprintf("model.layers.%d.weight", i)] = r.tensor(i, 16)
 					}
 					assert.NoError(r, r.group.Barrier(r.ctx))
-					before := requests.Load() // of all ranks: nobody goes on before the next barrier
+					// of all ranks: no rank continues before the next barrier
+					before := requests.Load()
 					assert.NoError(r, r.group.Barrier(r.ctx))
 					res, err := r.ga.TensorMaps(r.ctx, []int{1, 0, 2}, ts)
 					if !assert.NoError(r, err) {
@@ -459,8 +463,8 @@ func TestModelOpt06Thousands(t *testing.T) {
 	}
 }
 
-// TestModelOpt07NobodyIsStranded has one rank that does not come, for all reasons: before the list
-// is used first, and later.
+// TestModelOpt07NobodyIsStranded has one rank that does not take part, for each possible reason:
+// before the list is used first, and later.
 func TestModelOpt07NobodyIsStranded(t *testing.T) {
 	reason := errors.New("out of cheese")
 	for _, test := range []struct {
@@ -522,11 +526,11 @@ func TestModelOpt07NobodyIsStranded(t *testing.T) {
 	}
 }
 
-// halves are what can happen to a state between its publishing and its reading.
+// halves are the faults of a state between its publishing and its reading.
 var halves = map[string]struct {
-	kind    string // of the file that it happens to
+	kind    string // of the damaged file
 	spoil   func(path string) error
-	awaited bool // it may be on its way still
+	awaited bool // it may still arrive
 }{
 	"weights changed":  {".safetensors", flip, false},
 	"weights cut":      {".safetensors", func(path string) error { return os.Truncate(path, 1000) }, false},
@@ -550,8 +554,9 @@ func flip(path string) error {
 	return os.WriteFile(path, b, 0o600)
 }
 
-// spoilt is a gather over a directory in which what rank 1 has published is spoilt before the first
-// rank reads it: it still waits for rank 2. Rank 2 returns the file, the last of its kind.
+// spoilt gathers over a directory in which rank 1's published state is damaged before the first
+// rank reads it: the first rank still waits for rank 2. Rank 2 returns the file, the last of its
+// kind.
 func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published <-chan struct{}) (string, error) {
 	file := ""
 	if r.me() == 2 {
@@ -564,14 +569,14 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 		}
 		assert.NotEmpty(r, file)
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second) // what is not there may be on its way
+	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second) // a missing file may still arrive
 	defer cancel()
 	_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, filled(r.me(), 1<<19))
 	return file, err
 }
 
-// TestModelOpt09HalfAState spoils what was published: an error for all, which names rank and file,
-// and then they go on.
+// TestModelOpt09HalfAState damages a published state: all ranks get an error that names rank and
+// file, and then continue.
 func TestModelOpt09HalfAState(t *testing.T) {
 	for name, half := range halves {
 		t.Run(name, func(t *testing.T) {
@@ -602,8 +607,8 @@ func TestModelOpt09HalfAState(t *testing.T) {
 	}
 }
 
-// TestModelOpt10NothingRuns has a config that is a program to a reader that runs what it reads:
-// here it is a text.
+// TestModelOpt10NothingRuns has a config that is a program to a reader that executes what it reads:
+// here it is a string.
 func TestModelOpt10NothingRuns(t *testing.T) {
 	evil := map[string]any{"__reduce__": []any{"os.system", "exit 1"}, "$tensor": "../../../etc/passwd", "$float": "NaN", "py": "\x00cos\nsystem"}
 	overAll(t, 2, gather.Options{}, func(r *rank) {
@@ -618,13 +623,13 @@ func TestModelOpt10NothingRuns(t *testing.T) {
 	})
 }
 
-// TestModelOpt08NothingIsDropped publishes late: a first rank that waits in an empty directory has
+// TestModelOpt08NothingIsDropped publishes late: a first rank that waits in an empty directory gets
 // everything, or an error.
 func TestModelOpt08NothingIsDropped(t *testing.T) {
 	dir := t.TempDir()
 	job{n: 4, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
 		for round := range 10 {
-			if r.me() == round%4 { // comes after the others, who look at the directory meanwhile
+			if r.me() == round%4 { // calls after the others, which poll the directory meanwhile
 				for range 10 {
 					_ = filesIn(r.T, dir)
 				}
@@ -636,7 +641,7 @@ func TestModelOpt08NothingIsDropped(t *testing.T) {
 	})
 }
 
-// What upstream's calls do, as far as it is meant to be so.
+// The following tests check the intended behavior of upstream's calls.
 
 func TestModelOptFirstOfTheListReceives(t *testing.T) {
 	overAll(t, 3, gather.Options{}, func(r *rank) {
@@ -662,9 +667,8 @@ func TestModelOptFirstOfTheListReceives(t *testing.T) {
 	})
 }
 
-// TestModelOptScoped uses a result within a function, as upstream's context managers do: what it
-// was is given back afterwards, also if Release is forgotten on the others, and if Close comes
-// first.
+// TestModelOptScoped uses a result within a function, as upstream's context managers do: it is
+// released afterwards, also if Release is not called on the other ranks, and if Close comes first.
 func TestModelOptScoped(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		sum := 0
@@ -694,8 +698,8 @@ func TestModelOptScoped(t *testing.T) {
 	})
 }
 
-// TestModelOptExport is the use of it: shards are merged per tensor, then stages per layer, onto
-// the first rank.
+// TestModelOptExport is the main use: shards are merged per tensor, then stages per layer, onto the
+// first rank.
 func TestModelOptExport(t *testing.T) {
 	type layer struct {
 		Index  int

@@ -23,13 +23,13 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// dirVar tells the processes of a job the directory that they share.
+// dirVar names the environment variable with the directory that the processes of a job share.
 const dirVar = "GATHER_TEST_DIR"
 
-// span bounds what a process waits for; it is told of deaths much sooner.
+// span bounds the waits of a process; deaths are reported much sooner.
 const span = 20 * time.Second
 
-// procWays are those for processes: each has its hosts, and whether a directory is shared.
+// procWays are the ways for processes: each has its hosts, and may share a directory.
 func procWays(n int) map[string]pgrouptest.Job {
 	nodes := make([]string, n)
 	for i := range nodes {
@@ -38,7 +38,7 @@ func procWays(n int) map[string]pgrouptest.Job {
 	return map[string]pgrouptest.Job{"memory": {N: n}, "TCP": {N: n, Hosts: nodes}, "directory": {N: n, Env: []string{dirVar + "="}}}
 }
 
-// overProcs runs f as a test for each way. In a process of a job, dir is that of the test.
+// overProcs runs f as a test for each way. A process of a job uses the directory of the test.
 func overProcs(t *testing.T, n int, f func(t *testing.T, j pgrouptest.Job)) {
 	for name, j := range procWays(n) {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func overProcs(t *testing.T, n int, f func(t *testing.T, j pgrouptest.Job)) {
 	}
 }
 
-// shared is a directory that the test and its processes have in common.
+// shared returns a directory that the test and its processes have in common.
 func shared(t *testing.T) string {
 	if dir := os.Getenv(dirVar); dir != "" {
 		return dir
@@ -72,12 +72,12 @@ func processes(t *testing.T, j pgrouptest.Job, f func(r *rank)) {
 	})
 }
 
-// closes ends this process's part, and looks for segments and names that are left.
+// closes ends this process's part, and checks that no segments and names are left.
 func (r *rank) closes() {
 	assert.NoError(r, r.ga.Close())
 	maps, err := os.ReadFile("/proc/self/maps")
 	if errors.Is(err, os.ErrNotExist) {
-		return // not Linux: there are none
+		return // not Linux: it has no segments
 	}
 	require.NoError(r, err)
 	assert.NotContains(r, string(maps), "memfd:")
@@ -107,10 +107,11 @@ func TestProcesses(t *testing.T) {
 	})
 }
 
-// roundsVar tells the processes what killRounds is: -test.short is not theirs.
+// roundsVar names the environment variable with killRounds for the processes, which do not get
+// -test.short.
 const roundsVar = "GATHER_TEST_ROUNDS"
 
-// killRounds is how often a rank is killed, each time at another moment.
+// killRounds returns how often a rank is killed, each time at another moment.
 func killRounds() int {
 	if n, err := strconv.Atoi(os.Getenv(roundsVar)); err == nil {
 		return n
@@ -121,16 +122,16 @@ func killRounds() int {
 	return 10
 }
 
-// TestKilled kills the first rank, or one that gives, at moments drawn by chance, while they gather
-// back to back: whoever is left hears who is lost, what the first rank has stays as it was, and
-// nothing is left of anything.
+// TestKilled kills the first rank, or a sender, at random moments, while they gather back to back:
+// the others get an error that names the failed rank, the first rank's results stay unchanged, and
+// no resources are left behind.
 func TestKilled(t *testing.T) {
 	ranks := []int{2, 0, 3, 1}
 	for _, victim := range []int{2, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
-				t.Parallel()         // most of the time is that until the store gives the killed one up
-				scratch := shared(t) // where a process might leave something
+				t.Parallel()         // most of the time passes until the store detects the failure
+				scratch := shared(t) // where a process might leave files
 				if len(j.Env) == 0 {
 					j.Env = append(j.Env, "TMPDIR="+scratch)
 				}
@@ -146,7 +147,8 @@ func TestKilled(t *testing.T) {
 					}
 				}
 				j.MayFail = nil
-				processes(t, j, func(r *rank) { // what the killed ones have left goes with the next Open
+				// the next Open removes what the killed processes have left
+				processes(t, j, func(r *rank) {
 					require.NoError(t, r.group.Barrier(r.ctx))
 					if r.me() == 0 {
 						for _, file := range filesIn(t, scratch) {
@@ -163,7 +165,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// untilKilled gathers 4 MiB of each rank, back to back, until the victim is killed after some time.
+// untilKilled gathers 4 MiB from each rank, back to back, until the victim is killed after some
+// time.
 func (r *rank) untilKilled(ranks []int, victim int, after time.Duration) {
 	const n = 1 << 20
 	require.NoError(r, r.group.Barrier(r.ctx))
@@ -188,15 +191,16 @@ func (r *rank) untilKilled(ranks []int, victim int, after time.Duration) {
 	held.Release()
 }
 
-// TestModelOpt01AfterACrash kills all of a job at once, and starts it again under the same names,
-// on the same host and directory.
+// TestModelOpt01AfterACrash kills all ranks of a job at once, and starts it again under the same
+// names, on the same host and directory.
 func TestModelOpt01AfterACrash(t *testing.T) {
 	overProcs(t, 2, func(t *testing.T, j pgrouptest.Job) {
 		j.MayFail = []int{0, 1}
 		for range 3 {
 			processes(t, j, func(r *rank) {
 				assert.True(t, r.gathers([]int{0, 1}, 100, 1000))
-				if r.me() == 1 { // it has published, and lent, what nobody will ask for
+				// it has published files and shared memory that no rank will ask for
+				if r.me() == 1 {
 					go func() { _, _ = r.ga.Tensors(r.ctx, []int{0, 1}, filled(666, 1000)) }()
 				}
 				require.NoError(t, r.group.Channel("end").Barrier(r.ctx))
@@ -227,7 +231,7 @@ func TestModelOpt02ReaderExits(t *testing.T) {
 			if ranks[0] == 0 {
 				return
 			}
-			<-r.group.Context().Done() // it is gone
+			<-r.group.Context().Done() // it has failed
 			for rank, got := range res.Present() {
 				equal(t, filled(rank, 1<<20), got)
 			}
@@ -237,8 +241,8 @@ func TestModelOpt02ReaderExits(t *testing.T) {
 	})
 }
 
-// TestFrozen stops a rank that gives: the others hear at their deadline that it is missing. When it
-// goes on, it hears of it, and all gather again.
+// TestFrozen stops a sender: the others get the error at their deadline that it is missing. When it
+// resumes, it gets that error, and all gather again.
 func TestFrozen(t *testing.T) {
 	overProcs(t, 3, func(t *testing.T, j pgrouptest.Job) {
 		processes(t, j, func(r *rank) {
@@ -257,7 +261,7 @@ func TestFrozen(t *testing.T) {
 			case 2:
 				_, err := pgroup.Recv[string](r.ctx, r.group, 0)
 				require.NoError(t, err)
-				_, err = r.ga.Tensors(r.ctx, ranks, filled(2, 1000)) // decided while it slept
+				_, err = r.ga.Tensors(r.ctx, ranks, filled(2, 1000)) // decided while it was stopped
 				assert.Equal(t, []int{2}, r.rankError(err).Missing)
 			}
 			r.gathers(ranks, 10, 1000)
@@ -275,8 +279,8 @@ func (r *rank) missing(ranks []int, who int) {
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
 }
 
-// TestFrozenForLong stops a rank for longer than its liveness timeout: it is lost, and returns that
-// error when it goes on.
+// TestFrozenForLong stops a rank for longer than its liveness timeout: it fails, and returns that
+// error when it resumes.
 func TestFrozenForLong(t *testing.T) {
 	processes(t, pgrouptest.Job{N: 3, LivenessTimeout: time.Second}, func(r *rank) {
 		ranks := []int{0, 1, 2}
@@ -286,7 +290,7 @@ func TestFrozenForLong(t *testing.T) {
 			require.NoError(t, syscall.Kill(r.group.Members()[2].PID, syscall.SIGSTOP))
 		}
 		_, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
-		for err == nil { // rank 2 gave before it was stopped, or waits to be
+		for err == nil { // rank 2 has sent before it is stopped, or waits to be stopped
 			_, err = r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
 		}
 		if r.me() == 0 {
@@ -297,7 +301,7 @@ func TestFrozenForLong(t *testing.T) {
 	})
 }
 
-// at is a writer that does something when it has been given n bytes.
+// at is a writer that calls a function when it has received n bytes.
 type at struct {
 	n  int
 	do func()
@@ -311,7 +315,7 @@ func (a *at) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestKilledWhileItIsWritten kills the first rank, or one that gives, when so many bytes of a file
+// TestKilledWhileItIsWritten kills the first rank, or a sender, when a number of bytes of a file
 // are written.
 func TestKilledWhileItIsWritten(t *testing.T) {
 	for _, victim := range []int{2, 3} {
@@ -328,7 +332,8 @@ func TestKilledWhileItIsWritten(t *testing.T) {
 						}
 						err := r.ga.ConcatTo(r.ctx, w, list, gather.Merge{Axis: axes}, shards(t, i))
 						if err == nil && len(j.Env) > 0 {
-							return // all of it was read from the files before the word came
+							// all of it was read from the files before the failure was reported
+							return
 						}
 						assert.ErrorIs(t, err, pgroup.ErrLost)
 						assert.Equal(t, []int{victim}, r.rankError(err).Lost, "%v", err)
@@ -339,7 +344,7 @@ func TestKilledWhileItIsWritten(t *testing.T) {
 	}
 }
 
-// kills ends another process, or this one. It returns when all know of it.
+// kills kills another process, or this one. It returns when all ranks have learned of it.
 func (r *rank) kills(victim int) {
 	if victim == r.me() {
 		suicide()

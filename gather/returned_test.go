@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// TestReturnedIsBounded has a first rank that does not release what it got. Returned ends with its
+// TestReturnedIsBounded has a first rank that does not release its result. Returned ends with its
 // context, or after the group's timeout if that has no deadline; its error names the first rank,
 // and the next gather works.
 func TestReturnedIsBounded(t *testing.T) {
@@ -67,8 +67,8 @@ func TestReturnedIsBounded(t *testing.T) {
 	}
 }
 
-// TestReturnedFromAFirstRankThatIsGone stops or kills the first rank while it has what it got.
-// Those that wait for it have the same error as in any verb: it is lost.
+// TestReturnedFromAFirstRankThatIsGone stops or kills the first rank while it has its result. Ranks
+// that wait for the release get the same error as in any verb: it has failed.
 func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 	sharing(t)
 	for name, signal := range map[string]syscall.Signal{"frozen": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
@@ -80,7 +80,7 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 				require.NoError(r, err)
 				require.NoError(r, r.group.Barrier(r.ctx))
 				if r.me() == first {
-					<-r.ctx.Done() // it is ended before
+					<-r.ctx.Done() // it is killed before that
 					return
 				}
 				pid := r.group.Members()[first].PID
@@ -98,5 +98,5 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 	}
 }
 
-// soon is more than a liveness timeout of a second, however busy the machine is.
+// soon is more than a liveness timeout of a second, on a busy machine too.
 const soon = 13 * time.Second

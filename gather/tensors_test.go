@@ -14,12 +14,12 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// list has its receiver neither in front nor all ranks in it.
+// list's first rank, which receives, is not the lowest one, and rank 1 is not in it.
 var list = []int{2, 0, 3}
 
 func TestTensors(t *testing.T) {
 	overAll(t, 4, gather.Options{}, func(r *rank) {
-		for round := range 5 { // what was shared and sent is used again
+		for round := range 5 { // later rounds reuse segments and connections
 			res, err := r.ga.Tensors(r.ctx, list, r.tensor(10*r.me()+round, 300, 1000))
 			if !assert.NoError(r, err, "rank %d", r.me()) {
 				return
@@ -114,7 +114,8 @@ func TestMaps(t *testing.T) {
 	})
 }
 
-// TestDisagreement has one rank that differs: all hear who, and how, and go on.
+// TestDisagreement has one rank that differs: all ranks get an error that says which and how, and
+// continue.
 func TestDisagreement(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -166,7 +167,7 @@ func TestUnequal(t *testing.T) {
 	})
 }
 
-// TestBadInput is found out by the rank that has it, and heard by all.
+// TestBadInput checks that the rank with bad input detects it, and that all ranks get the error.
 func TestBadInput(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		for _, broken := range []int{0, 1} {
@@ -190,7 +191,8 @@ func TestBadInput(t *testing.T) {
 func TestMissing(t *testing.T) {
 	overAll(t, 3, gather.Options{}, func(r *rank) {
 		ranks := []int{1, 0, 2}
-		res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9)) // the list is known from here on
+		// sets up the list for the later calls
+		res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9))
 		if !assert.NoError(r, err) {
 			return
 		}
@@ -204,12 +206,12 @@ func TestMissing(t *testing.T) {
 				assert.Equal(r, []int{absent}, r.rankError(err).Missing, "%v", err)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
-			if r.me() == absent { // hears what the others did
+			if r.me() == absent { // gets the error that the others got
 				_, err = r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9))
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
-			res, err = r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9)) // and it goes on
+			res, err = r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9)) // the list remains usable
 			if assert.NoError(r, err) {
 				res.Release()
 			}
@@ -219,7 +221,7 @@ func TestMissing(t *testing.T) {
 
 func TestCancel(t *testing.T) {
 	overAll(t, 3, gather.Options{}, func(r *rank) {
-		res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, nil) // the list is known from here on
+		res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, nil) // sets up the list for the later calls
 		if !assert.NoError(r, err) {
 			return
 		}
@@ -259,7 +261,8 @@ func TestARankThatCloses(t *testing.T) {
 	}
 }
 
-// TestOnLoan has tensors that were born in shared memory, and are changed as soon as that may be.
+// TestOnLoan has tensors that were allocated in shared memory, and are changed as soon as that is
+// allowed.
 func TestOnLoan(t *testing.T) {
 	for _, w := range ways() {
 		if !w.born {
@@ -320,7 +323,7 @@ func TestListsOverlap(t *testing.T) {
 func TestProgress(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
-			last := map[int]gather.Progress{} // by rank, on the first rank alone
+			last := map[int]gather.Progress{} // by rank, used on the first rank only
 			w.run(t, 3, gather.Options{Progress: func(p gather.Progress) { last[p.Rank] = p }}, func(r *rank) {
 				res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, r.tensor(0, 1<<19))
 				if assert.NoError(r, err) {

@@ -40,7 +40,8 @@ var calls = map[string]func(r *rank, ctx context.Context, ranks []int) error{
 	},
 }
 
-// TestRanksCallDifferentVerbs has one rank in another verb: all hear which two, and go on.
+// TestRanksCallDifferentVerbs has one rank call another verb: all ranks get an error that names the
+// two verbs, and continue.
 func TestRanksCallDifferentVerbs(t *testing.T) {
 	overAll(t, 3, gather.Options{}, func(r *rank) {
 		for most := range calls {
@@ -48,7 +49,8 @@ func TestRanksCallDifferentVerbs(t *testing.T) {
 				assert.NoError(r, r.group.Store().Set(r.ctx, "most", []byte(most), nil))
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
-			value, err := r.group.Store().Get(r.ctx, "most") // all at the same, though the order of a map is by chance
+			// the same on all ranks, though the order of a map is random
+			value, err := r.group.Store().Get(r.ctx, "most")
 			if !assert.NoError(r, err) {
 				return
 			}
@@ -70,12 +72,12 @@ func TestRanksCallDifferentVerbs(t *testing.T) {
 	})
 }
 
-// TestFirstUse has a rank that is late, or gives up, when a list is first used: the call that it
-// has missed fails for all, and the next is of all.
+// TestFirstUse has a rank that is late, or cancels, when a list is first used: the call that it has
+// missed fails for all, and the next succeeds on all.
 func TestFirstUse(t *testing.T) {
 	for name, gone := range map[string]func(r *rank, ranks []int){
 		"it is late": func(r *rank, _ []int) {
-			_, err := pgroup.Recv[bool](r.ctx, r.group, 0) // rank 0 has given up its first call
+			_, err := pgroup.Recv[bool](r.ctx, r.group, 0) // rank 0 has cancelled its first call
 			assert.NoError(r, err)
 		},
 		"its time is over": func(r *rank, ranks []int) {
@@ -109,7 +111,7 @@ func TestFirstUse(t *testing.T) {
 					assert.NoError(r, err)
 				}
 				_, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 3))
-				who := 1 // who is ahead, and so has given up
+				who := 1 // the rank that is ahead, and so has cancelled
 				if name == "it is late" {
 					who = 0
 				}
@@ -121,7 +123,7 @@ func TestFirstUse(t *testing.T) {
 	}
 }
 
-// TestCloseWhileMeeting closes a Gatherer that is the first in a list.
+// TestCloseWhileMeeting closes a Gatherer that waits for the other ranks of a list.
 func TestCloseWhileMeeting(t *testing.T) {
 	job{n: 2}.run(t, func(r *rank) {
 		if r.me() == 1 {
@@ -132,7 +134,7 @@ func TestCloseWhileMeeting(t *testing.T) {
 			_, err := r.ga.Tensors(r.ctx, []int{0, 1}, nil)
 			ended <- err
 		}()
-		<-time.After(10 * time.Millisecond) // it has come to waiting, or is about to
+		<-time.After(10 * time.Millisecond) // it waits, or is about to
 		assert.NoError(r, r.ga.Close())
 		select {
 		case err := <-ended:
@@ -156,7 +158,7 @@ func TestNothingManyTimes(t *testing.T) {
 	})
 }
 
-// TestBadArguments are refused by name, on all ranks.
+// TestBadArguments checks that bad arguments are refused by name, on all ranks.
 func TestBadArguments(t *testing.T) {
 	axes := make([]int, 65)
 	overAll(t, 2, gather.Options{}, func(r *rank) {
@@ -171,8 +173,8 @@ func TestBadArguments(t *testing.T) {
 	})
 }
 
-// TestImpossibleOffers casts votes in the name of a rank that gives, which promise what cannot be:
-// it is named, and nothing else happens.
+// TestImpossibleOffers casts votes in the name of a sender, with impossible offers: the rank is
+// named in the error, and nothing else happens.
 func TestImpossibleOffers(t *testing.T) {
 	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.concatto"}
 	for what := range gather.Impossible(0, 0) {
@@ -206,8 +208,8 @@ func TestImpossibleOffers(t *testing.T) {
 	}
 }
 
-// TestAnotherListsExport is a first rank that asks over one list's stream for what it is offered on
-// another, and reads none of it: who gives ends in its time all the same.
+// TestAnotherListsExport has a first rank that asks over one list's stream for an offer of another
+// list, and reads none of it: the sender still ends before its deadline.
 func TestAnotherListsExport(t *testing.T) {
 	job{way: way{apart: true}, n: 3}.run(t, func(r *rank) {
 		a, b := []int{0, 1}, []int{0, 1, 2}
@@ -215,7 +217,8 @@ func TestAnotherListsExport(t *testing.T) {
 			return
 		}
 		large := filled(1, 8<<20)
-		assert.NoError(r, r.group.Barrier(r.ctx)) // all have it: who is late would be missing, and not robbed
+		// all have the result: a rank that is late would be missing instead
+		assert.NoError(r, r.group.Barrier(r.ctx))
 		if r.me() == 0 {
 			assert.NoError(r, gather.Grab(r.ctx, r.ga, "0 1", "0 1 2", 1))
 		} else {
@@ -228,8 +231,8 @@ func TestAnotherListsExport(t *testing.T) {
 	})
 }
 
-// TestDisagreementsTakeNoMemory has ranks that disagree, with tensors that were born in a small
-// arena, and are freed after each time.
+// TestDisagreementsTakeNoMemory has ranks that disagree repeatedly, with tensors that are allocated
+// in a small arena, and freed after each time.
 func TestDisagreementsTakeNoMemory(t *testing.T) {
 	sharing(t)
 	job{n: 2}.run(t, func(r *rank) {
@@ -247,7 +250,7 @@ func TestDisagreementsTakeNoMemory(t *testing.T) {
 			_, err = ga.Tensors(r.ctx, []int{0, 1}, x)
 			assert.ErrorIs(r, err, pgroup.ErrMismatch)
 			arena.Free(x.Data)
-			_, err = arena.Alloc(64) // what stays, in whatever segment is used
+			_, err = arena.Alloc(64) // a small block that stays, in whichever segment is used
 			assert.NoError(r, err)
 		}
 	})

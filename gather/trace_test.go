@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// Every verb is told of, on every rank of its list, whatever way its tensors take.
+// TestTrace checks that every verb is traced on every rank of its list, whichever way its tensors
+// take.
 func TestTrace(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
@@ -55,7 +56,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// Without a sink of its own, a Gatherer tells that of its group.
+// TestTraceOfTheGroup checks that a Gatherer without a sink of its own uses that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
 	sink := &trace.Counter{}
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: sink})

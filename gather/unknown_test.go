@@ -13,7 +13,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// forgetful loses the reply to the first request for which lose is true, after it was carried out.
+// forgetful loses the reply to the first request for which lose is true, after the request was
+// applied.
 type forgetful struct {
 	store.Engine
 	lose func(*wire.Request) bool
@@ -28,8 +29,8 @@ func (e *forgetful) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return err
 }
 
-// overtaken gives the other rank its reply to the verb whose number is fault only once the rank
-// that lost its own is at the next verb.
+// overtaken delays a reply of the other rank: that to verb number fault is delivered only when the
+// rank that lost its own reply is at the next verb.
 type overtaken struct {
 	store.Engine
 	unknown int
@@ -51,9 +52,9 @@ func (e *overtaken) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return err
 }
 
-// TestUnknownOffers: a rank that does not know whether its offers were taken meets the others again
-// in the next verb, also if it is there before they have heard of those offers. In the verb itself,
-// the others wait for the word of the first rank.
+// TestUnknownOffers checks that a rank which does not know whether its offers were accepted is in
+// step with the others in the next verb, even if it calls that before they have received those
+// offers. In the verb itself, the others wait for the first rank's result.
 func TestUnknownOffers(t *testing.T) {
 	const rounds, fault = 7, 3
 	for _, w := range ways() {

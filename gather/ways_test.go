@@ -22,14 +22,14 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// way is how bytes travel; everything in this package is tested over all of them.
+// way is how data is transferred; all tests of this package run over each of them.
 type way struct {
 	name  string
-	apart bool // each rank on a node of its own
-	mixed bool // ranks 0 and 1 on one node, the others on another
+	apart bool // each rank on a host of its own
+	mixed bool // ranks 0 and 1 on one host, the others on another
 	tls   bool
 	dir   bool
-	born  bool // tensors are born in Options.Arena
+	born  bool // tensors are allocated in Options.Arena
 	sums  bool
 }
 
@@ -49,7 +49,7 @@ type rank struct {
 	ctx   context.Context
 	group *pgroup.Group
 	ga    *gather.Gatherer
-	arena *shm.Arena // if tensors are born there
+	arena *shm.Arena // if tensors are allocated there
 }
 
 // overAll runs f on n ranks, over each way.
@@ -100,7 +100,7 @@ func (w way) host(i int) string {
 	return "node"
 }
 
-// play is one rank's life. If it fails, the others do not wait for it.
+// play runs f on one rank. If it fails, the others do not wait for it.
 func (r *rank) play(o gather.Options, f func(r *rank)) {
 	defer func() {
 		if r.Failed() {
@@ -122,10 +122,10 @@ func (r *rank) play(o gather.Options, f func(r *rank)) {
 	f(r)
 }
 
-// me is this rank's number.
+// me returns this rank's number.
 func (r *rank) me() int { return r.group.Rank() }
 
-// tensor has a value for each element that tells whose it is, and which.
+// tensor returns a tensor whose elements identify the rank of and the index.
 func (r *rank) tensor(of int, shape ...int) *tensor.Tensor {
 	if r.arena == nil {
 		return filled(of, shape...)
@@ -148,7 +148,7 @@ func filled(of int, shape ...int) *tensor.Tensor {
 	return t
 }
 
-// equal compares what came with what was given.
+// equal compares a received tensor with the expected one.
 func equal(t *testing.T, want, got *tensor.Tensor) {
 	t.Helper()
 	if got == nil {
@@ -160,7 +160,8 @@ func equal(t *testing.T, want, got *tensor.Tensor) {
 	assert.True(t, string(want.Data) == string(got.Data), "other bytes than were given")
 }
 
-// rankError is err as what every rank gets; nil and failing if it is none.
+// rankError returns err as the error that every rank gets; it fails the test and returns nil if err
+// is another one.
 func (r *rank) rankError(err error) *pgroup.RankError {
 	r.Helper()
 	re, ok := errors.AsType[*pgroup.RankError](err)
@@ -173,7 +174,7 @@ func (r *rank) rankError(err error) *pgroup.RankError {
 	return re
 }
 
-// sharing skips a test where there is no memory to share.
+// sharing skips a test on systems without shared memory.
 func sharing(t testing.TB) {
 	t.Helper()
 	arena, err := shm.NewArena(nil)

@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// TestBegin begins generations from several goroutines: each is newer than all that were there, and
-// no two are the same.
+// TestBegin begins generations from several goroutines: each is newer than all that existed before,
+// and no two are the same.
 func TestBegin(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "w")
 	first, err := nfsws.Begin(dir)

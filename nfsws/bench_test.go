@@ -25,8 +25,8 @@ func benchWeights() map[string]*tensor.Tensor {
 	return ts
 }
 
-// BenchmarkWrite publishes 64 MiB, and, in turns, writes, syncs and renames a file of the same
-// bytes. Removing the state that was replaced is counted, removing the file is not.
+// BenchmarkWrite publishes 64 MiB, and alternately writes, syncs and renames a file of the same
+// bytes. The time includes removing the state that was replaced, but not removing the file.
 func BenchmarkWrite(b *testing.B) {
 	dir, ts := b.TempDir(), benchWeights()
 	w := open(b, dir, 0, nil)
@@ -54,7 +54,7 @@ func plainWrite(dir string, data []byte) {
 	must(0, os.Rename(filepath.Join(dir, "plain.tmp"), filepath.Join(dir, "plain")))
 }
 
-// BenchmarkRead reads 64 MiB back and verifies them, and, in turns, reads the same file into fresh
+// BenchmarkRead reads 64 MiB back and verifies them, and alternately reads the same file into fresh
 // memory.
 func BenchmarkRead(b *testing.B) {
 	dir := b.TempDir()

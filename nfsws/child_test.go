@@ -16,14 +16,14 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// What the test binary is told when it is a rank.
+// The environment of the test binary when it is a rank.
 const (
 	modeVar = "NFSWS_TEST_MODE"
 	dirVar  = "NFSWS_TEST_DIR"
 	argVar  = "NFSWS_TEST_ARG"
 )
 
-// acts are what ranks do.
+// acts are the actions of ranks.
 var acts = map[string]func(){"die": die, "publish": publish}
 
 // child runs the test binary as a rank.
@@ -35,8 +35,8 @@ func child(t testing.TB, mode, dir string, arg int) *exec.Cmd {
 
 func told() (dir string, arg int) { return os.Getenv(dirVar), must(strconv.Atoi(os.Getenv(argVar))) }
 
-// die publishes a state, whose number is arg, and kills itself at operation number arg, of which
-// half is done if it writes.
+// die publishes a state, whose number is arg, and kills itself at operation number arg, half of
+// which is done if it is a write.
 func die() {
 	dir, k := told()
 	n := uint32(k + 2)
@@ -55,8 +55,8 @@ func die() {
 }
 
 // TestKilledAtEachStep kills a rank at each operation of an Open and a Write that replaces a state,
-// while another rank reads all the time: it sees the old state or the new one. The next Open
-// collects what is left.
+// while another rank reads continuously: it sees the old state or the new one. The next Open
+// removes what is left.
 func TestKilledAtEachStep(t *testing.T) {
 	dir := t.TempDir()
 	w := open(t, dir, 1, nil)
@@ -113,8 +113,9 @@ func publish() {
 	os.Exit(0)
 }
 
-// TestModelOptHalfAState is failure 9: a process writes a thousand states, one over the other,
-// while another reads. It never sees half of one, and never an older one after a newer one.
+// TestModelOptHalfAState checks failure 9: a process writes a thousand states, one over the other,
+// while another reads. The reader never sees a partial state, and never an older one after a newer
+// one.
 func TestModelOptHalfAState(t *testing.T) {
 	rounds := 1000
 	if testing.Short() {

@@ -16,12 +16,12 @@ import (
 var errPower = errors.New("no power")
 
 // TestPowerLoss cuts the power before each operation of a publish that replaces a state, of a
-// removal, and of an Open, and looks what is on the disk then: the old state or the new one, and
-// the new one for sure if it was acknowledged.
+// removal, and of an Open, and checks what is then on the disk: the old state or the new one, and
+// always the new one if it was acknowledged.
 func TestPowerLoss(t *testing.T) {
 	acts := map[string]struct {
 		do   func(*nfsws.Workspace) error
-		want []uint32 // what may be there after an error; the last, after none
+		want []uint32 // the possible states after an error; the last one, after none
 	}{
 		"write":  {func(w *nfsws.Workspace) error { return second(write(w, 2, small)) }, []uint32{1, 2}},
 		"remove": {func(w *nfsws.Workspace) error { return w.Remove(context.Background()) }, []uint32{1, 0}},
@@ -63,7 +63,7 @@ func after(k int) func(string) *fault {
 	}
 }
 
-// survived is the state on a disk, as one sees it who comes back as its rank; 0 is none.
+// survived returns the state on a disk, as its rank sees it after a restart; 0 is none.
 func survived(t *testing.T, d *disk) uint32 {
 	w, err := nfsws.Open("/d", 0, nfsws.Options{}.On(d))
 	require.NoError(t, err)
@@ -76,8 +76,8 @@ func survived(t *testing.T, d *disk) uint32 {
 	return n
 }
 
-// TestPowerLossAfterTakingBack is a state that was taken back, since its directory could not be
-// synced, once or for longer; perhaps the rank comes back before the power goes.
+// TestPowerLossAfterTakingBack checks a state that was withdrawn because its directory could not be
+// synced, once or repeatedly. The rank may restart before the power fails.
 func TestPowerLossAfterTakingBack(t *testing.T) {
 	for seed := range uint64(400) {
 		d := newDisk(seed)
@@ -103,7 +103,7 @@ func TestPowerLossAfterTakingBack(t *testing.T) {
 	}
 }
 
-// TestLives are many lives of a rank, with faults and losses of power by chance.
+// TestLives runs many lives of a rank, with random faults and losses of power.
 func TestLives(t *testing.T) {
 	for seed := range uint64(300) {
 		if !t.Run("", func(t *testing.T) {
@@ -114,16 +114,16 @@ func TestLives(t *testing.T) {
 	}
 }
 
-// life is one rank on a disk, and what is known of its states.
+// life is one rank on a disk, and the known facts about its states.
 type life struct {
 	t     *testing.T
 	rng   *rand.Rand
 	disk  *disk
 	v     *faulty
 	w     *nfsws.Workspace
-	n     uint32   // the last that was tried
+	n     uint32   // the last that was written, successfully or not
 	acked uint32   // the last that was acknowledged; 0: none
-	maybe []uint32 // what may be there instead
+	maybe []uint32 // the other possible states
 }
 
 func newLife(t *testing.T, seed uint64) *life {
@@ -149,7 +149,7 @@ func (l *life) run() {
 	}
 }
 
-// chance is a fault at one of the next operations, or no power from there on.
+// chance returns a fault at one of the next operations, or a loss of power from there on.
 func (l *life) chance() func(string) *fault {
 	k, all := l.rng.IntN(20), l.rng.IntN(3) == 0
 	faults := allFaults()
@@ -188,7 +188,7 @@ func (l *life) write(on func(string) *fault) {
 	}
 }
 
-// look wants what was acknowledged, or what an error has left open.
+// look checks that the state is the acknowledged one, or one that an error has left possible.
 func (l *life) look() {
 	w, err := nfsws.Open("/d", 1, nfsws.Options{}.On(l.disk))
 	require.NoError(l.t, err)

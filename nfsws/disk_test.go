@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// disk is a file system in memory that loses, when it crashes, what was not synced: any of the
-// bytes, and any of the changes of a directory, one without another that came before.
+// disk is a file system in memory that loses, when it crashes, random parts of what was not synced:
+// any of the bytes, and any of the changes of a directory, independent of earlier ones.
 type disk struct {
 	mu    sync.Mutex
 	rng   *rand.Rand
@@ -37,7 +37,7 @@ func newDisk(seed uint64) *disk {
 	return &disk{rng: rand.New(rand.NewPCG(seed, 3)), root: newDir(), quota: -1}
 }
 
-// crash is a loss of power. What is open is of no use any more.
+// crash is a loss of power. Open files become unusable.
 func (d *disk) crash() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,7 +67,7 @@ func (d *disk) survivor(n *node) *node {
 	return s
 }
 
-// files are all files, by their paths.
+// files returns all files, by their paths.
 func (d *disk) files() map[string][]byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,7 +194,7 @@ func (d *disk) SyncDir(name string) error {
 
 func (d *disk) Close() error { return nil }
 
-// handle is an open file. What it is of may have been removed.
+// handle is an open file. The file may have been removed.
 type handle struct {
 	d *disk
 	n *node

@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// workspaces are those of two ranks, and what ends them.
+// workspaces returns the workspaces of two ranks, and a function that closes them.
 func workspaces() (zero, one *nfsws.Workspace, end func()) {
 	dir := must(os.MkdirTemp("", "nfsws"))
 	zero, one = must(nfsws.Open(dir, 0, nil)), must(nfsws.Open(dir, 1, nil))
@@ -25,7 +25,7 @@ func workspaces() (zero, one *nfsws.Workspace, end func()) {
 
 func Example() {
 	ctx := context.Background()
-	zero, one, end := workspaces() // two processes, in truth
+	zero, one, end := workspaces() // in reality two processes
 	defer end()
 
 	_, err := one.Write(ctx, []byte(`{"layers":[4,5]}`), map[string]*tensor.Tensor{"bias": tensor.From([]float32{1, 2})})
@@ -45,7 +45,7 @@ func Example() {
 func ExampleOpen() {
 	dir := must(os.MkdirTemp("", "nfsws"))
 	defer os.RemoveAll(dir)
-	restarts := uint64(3) // what is new with each run of the job
+	restarts := uint64(3) // changes with each run of the job
 	w, err := nfsws.Open(filepath.Join(dir, "export"), 0, &nfsws.Options{Generation: restarts, Keep: 1})
 	if err != nil {
 		fmt.Println(err)
@@ -88,7 +88,8 @@ func ExampleWorkspace_Read() {
 func ExampleWorkspace_ReadVersion() {
 	zero, one, end := workspaces()
 	defer end()
-	version := must(one.Write(context.Background(), []byte(`1`), nil)) // rank 1 tells rank 0, by whatever way they have
+	// rank 1 sends this to rank 0, by any means
+	version := must(one.Write(context.Background(), []byte(`1`), nil))
 	must(one.Write(context.Background(), []byte(`2`), nil))
 	state, err := zero.ReadVersion(context.Background(), 1, version)
 	fmt.Println(string(state.Config), err)

@@ -11,10 +11,10 @@ const (
 	Patience    = staleTime
 )
 
-// OSVolume is the operating system's, below dir.
+// OSVolume returns the volume of the operating system below dir.
 func OSVolume(dir string) (Volume, error) { return openVolume(dir) }
 
-// On is o on another volume than the operating system's.
+// On returns o with another volume than the operating system's.
 func (o Options) On(v Volume) *Options {
 	o.volume = v
 	return &o
@@ -29,7 +29,7 @@ func WeightsName(generation uint64, rank int, v Version) string {
 	return generationName(generation) + "/" + fileName(rank, v, kindWeights)
 }
 
-// ReadManifest checks raw as a manifest of that name, and returns its config.
+// ReadManifest checks raw as a manifest with that name, and returns its config.
 func ReadManifest(raw []byte, generation uint64, rank int, v Version) (config []byte, err error) {
 	m, _, err := parseManifest(raw)
 	if err != nil {
@@ -42,13 +42,13 @@ func ReadManifest(raw []byte, generation uint64, rank int, v Version) (config []
 	return m.config(), err
 }
 
-// Dir is the directory that w was opened in.
+// Dir returns the directory that w was opened in.
 func (w *Workspace) Dir() string { return w.dir }
 
-// Forget makes v read again what it has in memory.
+// Forget makes v read again the part that it has in memory.
 func (v *View) Forget() { v.part = -1 }
 
-// ParseName reports whether name is one of ours, and what is made of it again.
+// ParseName reports whether name is a name of this package, and returns it formatted again.
 func ParseName(name string) (again string, ok bool) {
 	if e, ok := parseEntry(name); ok {
 		return e.name(), true

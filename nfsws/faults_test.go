@@ -18,7 +18,8 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// small is as many elements as one part has room for: a step less for each fault to be tried at.
+// small is as many elements as one part holds, so that there are fewer operations at which to try
+// each fault.
 const small = 50
 
 // stage is a rank that publishes on a disk with faults, and one that reads.
@@ -30,7 +31,7 @@ type stage struct {
 	reader *nfsws.Workspace
 }
 
-// newStage has state 1 published.
+// newStage returns a stage on which state 1 is published.
 func newStage(t *testing.T) *stage {
 	d := newDisk(1)
 	s := &stage{t: t, disk: d, v: &faulty{Volume: d}}
@@ -45,7 +46,7 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// nth makes f happen to the operation number k only.
+// nth makes f happen to operation number k only.
 func nth(k int, f *fault) func(string) *fault {
 	return func(string) *fault {
 		k--
@@ -56,7 +57,7 @@ func nth(k int, f *fault) func(string) *fault {
 	}
 }
 
-// faultsOf are what can happen to an operation.
+// faultsOf returns the possible faults of an operation.
 func faultsOf(op string) map[string]*fault {
 	kind, _, _ := strings.Cut(op, " ")
 	all := map[string]map[string]*fault{
@@ -77,7 +78,7 @@ func faultsOf(op string) map[string]*fault {
 	return all[kind]
 }
 
-// everywhere tries every fault at every operation of act. The order of some of them is by chance,
+// everywhere tries every fault at every operation of act. The order of some operations is random,
 // their number is not.
 func everywhere(t *testing.T, act func(*stage) error, check func(s *stage, op string, err error)) {
 	s := newStage(t)
@@ -115,7 +116,7 @@ func everywhere(t *testing.T, act func(*stage) error, check func(s *stage, op st
 	}
 }
 
-// allFaults are the names of all faults.
+// allFaults returns the names of all faults.
 func allFaults() []string {
 	all := map[string]bool{}
 	for _, op := range []string{"create", "write", "sync", "close", "release", "rename", "syncdir", "readdir", "open", "read", "size", "remove", "mkdir"} {
@@ -126,8 +127,8 @@ func allFaults() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// settled requires that readers see the new state if it was published, and otherwise the old one;
-// and that nothing is left behind when the rank has come back.
+// settled requires that readers see the new state if it was published, and otherwise the old one,
+// and that nothing else is left after the rank has restarted.
 func (s *stage) settled(op string, err error) {
 	t := s.t
 	if strings.HasPrefix(op, "sync") || strings.HasPrefix(op, "close") || strings.HasPrefix(op, "write") {
@@ -163,7 +164,7 @@ func (s *stage) settled(op string, err error) {
 	require.LessOrEqual(t, len(s.disk.files()), 4, op)
 }
 
-// tidy requires that there are no files but those of states.
+// tidy requires that there are no files except those of states.
 func (s *stage) tidy(op string) {
 	files := s.disk.files()
 	all := slices.Sorted(maps.Keys(files))
@@ -181,7 +182,7 @@ func TestFaultsWhileWriting(t *testing.T) {
 		func(s *stage, op string, err error) { s.settled(op, err) })
 }
 
-// TestFaultsWhileReplacing is a Write that removes an older state, too.
+// TestFaultsWhileReplacing tests a Write that also removes an older state.
 func TestFaultsWhileReplacing(t *testing.T) {
 	everywhere(t,
 		func(s *stage) error {
@@ -207,8 +208,8 @@ func TestFaultsWhileOpening(t *testing.T) {
 		})
 }
 
-// TestFaultsWhileReading wants the newest state, or an error where the disk has told one. What a
-// stale cache may have said is asked again.
+// TestFaultsWhileReading requires the newest state, or an error if the disk has returned one.
+// Operations whose results may come from a stale cache are repeated.
 func TestFaultsWhileReading(t *testing.T) {
 	verbs := map[string]func(w *nfsws.Workspace, v nfsws.Version) (*nfsws.State, error){
 		"read": func(w *nfsws.Workspace, _ nfsws.Version) (*nfsws.State, error) {
@@ -237,8 +238,8 @@ func TestFaultsWhileReading(t *testing.T) {
 				},
 				func(s *stage, op string, err error) {
 					if err != nil {
-						// What the disk has refused is an error, and so is what Open hears: it has
-						// no context to wait with.
+						// What the disk has refused is an error, and so is every error during Open,
+						// which has no context to wait with.
 						require.True(t, strings.HasSuffix(op, ": error") || strings.Contains(err.Error(), "open rank"), "%s: %v", op, err)
 						return
 					}
@@ -271,7 +272,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestSlowRename is a rename whose answer is lost, and that other clients see only later.
+// TestSlowRename tests a rename whose answer is lost, and that other clients see only later.
 func TestSlowRename(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
@@ -298,7 +299,7 @@ func TestSlowRename(t *testing.T) {
 	})
 }
 
-// TestOwnStateIsSeen is the newest state of a rank, which its own client cannot list yet.
+// TestOwnStateIsSeen reads the newest state of a rank, which its own client cannot list yet.
 func TestOwnStateIsSeen(t *testing.T) {
 	s := newStage(t)
 	_, err := write(s.writer, 2, small)
@@ -314,7 +315,7 @@ func TestOwnStateIsSeen(t *testing.T) {
 	require.EqualValues(t, 2, n)
 }
 
-// TestDamage is damage that does not pass.
+// TestDamage tests permanent damage.
 func TestDamage(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ops   string
@@ -353,7 +354,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestStaleForEver is what is asked again until the context ends.
+// TestStaleForEver tests stale results, which are retried until the context ends.
 func TestStaleForEver(t *testing.T) {
 	for _, stale := range []error{syscall.ESTALE, fs.ErrNotExist} {
 		synctest.Test(t, func(t *testing.T) {
@@ -407,8 +408,8 @@ func TestWaitSees(t *testing.T) {
 	})
 }
 
-// TestOpenWithAStaleListing is a manifest that is there already, and not in the listing that a
-// restarted rank gets: its weights are not taken for left over.
+// TestOpenWithAStaleListing tests a manifest that exists, and is not in the listing that a
+// restarted rank gets: its weights are not removed as left over.
 func TestOpenWithAStaleListing(t *testing.T) {
 	s := newStage(t)
 	s.v.old = slices.DeleteFunc(s.v.old, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".json") })
@@ -425,7 +426,7 @@ func TestOpenWithAStaleListing(t *testing.T) {
 	require.EqualValues(t, 1, n)
 }
 
-// TestReplacedManifestStays is one that cannot be removed: its weights stay with it.
+// TestReplacedManifestStays tests a manifest that cannot be removed: its weights stay with it.
 func TestReplacedManifestStays(t *testing.T) {
 	s := newStage(t)
 	first, err := s.reader.Read(t.Context(), 0)

@@ -9,35 +9,35 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// A fault is what happens to one operation instead.
+// fault is what happens to an operation.
 type fault struct {
 	err    error
-	done   bool // it is done all the same
-	short  bool // half of what is to be written or read is
-	stale  bool // a listing, or a size, is that of before
-	change bool // a bit of what is read is another
-	dies   bool // the process ends, after half of what is to be written
+	done   bool // the operation is done nevertheless
+	short  bool // half of the data is read or written
+	stale  bool // a listing, or a size, is an earlier one
+	change bool // one bit of the data that is read is changed
+	dies   bool // the process ends, after half of the data is written
 }
 
-// faulty is a volume to whose operations things happen.
+// faulty is a volume with faults.
 type faulty struct {
 	nfsws.Volume
 
 	mu   sync.Mutex
-	on   func(op string) *fault // by kind and file, as "create .json.tmp"; nil: nothing
+	on   func(op string) *fault // by kind and file, as "create .json.tmp"; nil: no fault
 	seen []string               // operations, while on is set
-	old  []fs.DirEntry          // what a stale listing shows
+	old  []fs.DirEntry          // the contents of a stale listing
 	die  func()
 }
 
-// arm has on asked about the operations from now on, and forgets those before.
+// arm sets on, which selects the fault of each later operation, and forgets the earlier operations.
 func (f *faulty) arm(on func(op string) *fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.on, f.seen = on, nil
 }
 
-// operations are those since arm.
+// operations returns the operations since arm.
 func (f *faulty) operations() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,7 +65,7 @@ func (f *faulty) next(op, name string) *fault {
 	return x
 }
 
-// do does an operation, or what happens instead.
+// do does an operation, or what its fault says.
 func (f *faulty) do(op, name string, act func() error) error {
 	x := f.next(op, name)
 	if x == nil {
@@ -120,7 +120,7 @@ type faultyFile struct {
 	nfsws.File
 	f    *faulty
 	name string
-	end  string // what Close is
+	end  string // the name of Close as an operation
 }
 
 func (h *faultyFile) Sync() error  { return h.f.do("sync", h.name, h.File.Sync) }

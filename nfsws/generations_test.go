@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// generations are the directories of generations.
+// generations returns the directories of generations.
 func generations(dir string) (all []string) {
 	for _, d := range must(os.ReadDir(dir)) {
 		all = append(all, strings.TrimPrefix(d.Name(), "gen-0000000000000000000"))
@@ -108,7 +108,8 @@ func TestManyCollectors(t *testing.T) {
 	require.Empty(t, log.String())
 }
 
-// TestOnlyOursIsRemoved has a generation with what others have put there, and links that lead out.
+// TestOnlyOursIsRemoved tests a generation that contains files of other programs, and links to
+// other directories.
 func TestOnlyOursIsRemoved(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	precious := filepath.Join(outside, "rank-0.0000000001-00000001.json")

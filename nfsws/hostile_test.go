@@ -18,14 +18,14 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// seal gives a manifest the checksum that it needs, as whoever wants to deceive would.
+// seal adds the right checksum to a manifest, as an attacker would.
 func seal(body string) []byte {
 	body = strings.TrimSuffix(body, "\n") + "\n"
 	return fmt.Appendf(nil, "%s\"xxh3\":\"%016x\"}\n", body, xxh3.HashString(body))
 }
 
-// TestHostileDirectory has what a broken or evil peer may put there: it is refused by its name, and
-// nothing happens.
+// TestHostileDirectory tests files that a broken or malicious peer may create: each is refused by
+// its name, without other effects.
 func TestHostileDirectory(t *testing.T) {
 	replace := func(old, by string) func(manifest, _ string) error {
 		return func(manifest, _ string) error {
@@ -79,7 +79,7 @@ func TestHostileDirectory(t *testing.T) {
 		"other weights":        {func(_, w string) error { return overwrite(w, "{\"w\"") }, ".safetensors: corrupt: bytes 0 to 340 have the checksum"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { // so that patience costs no time
+			synctest.Test(t, func(t *testing.T) { // so that timeouts take no real time
 				dir := t.TempDir()
 				w, other := open(t, dir, 0, nil), open(t, dir, 1, nil)
 				v, err := write(w, 1, 52)
@@ -111,7 +111,7 @@ func overwrite(name, by string) error {
 	return err
 }
 
-// TestAnotherVersion is a version that a peer names, with a checksum that is not that of the
+// TestAnotherVersion tests a version that a peer names, with a checksum that is not that of the
 // manifest.
 func TestAnotherVersion(t *testing.T) { synctest.Test(t, testAnotherVersion) }
 
@@ -125,8 +125,8 @@ func testAnotherVersion(t *testing.T) {
 	require.ErrorContains(t, err, "as that of the version asked for")
 }
 
-// TestModelOptNoCode is failure 10: a peer's state is data, and nothing but data, whatever it
-// holds. It has no pickles in it, and what has is refused.
+// TestModelOptNoCode checks failure 10: a peer's state is only data, whatever it contains. It
+// contains no pickles, and data that does is refused.
 func TestModelOptNoCode(t *testing.T) { synctest.Test(t, testNoCode) }
 
 func testNoCode(t *testing.T) {
@@ -168,7 +168,8 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// FuzzNames looks for names that pass for ours and are not, or are paths.
+// FuzzNames searches for names that are accepted as names of this package and are not, or are
+// paths.
 func FuzzNames(f *testing.F) {
 	for _, name := range []string{
 		"rank-3.0000000001-00000001.json", "rank-3.0000000001-00000001.json.tmp", "rank-3.0000000001-00000001.safetensors",

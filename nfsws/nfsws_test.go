@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// elements make weights of more than one part.
+// elements is the number of elements of weights with more than one part.
 const elements = nfsws.PartBytes/4 + 1000
 
 func weightsOf(n uint32, elements int) map[string]*tensor.Tensor {
@@ -42,12 +42,12 @@ func weightsOf(n uint32, elements int) map[string]*tensor.Tensor {
 
 func configOf(n uint32) []byte { return fmt.Appendf(nil, `{"n": %d}`, n) }
 
-// write publishes a state of which everything is n.
+// write publishes a state whose config and elements are all n.
 func write(w *nfsws.Workspace, n uint32, elements int) (nfsws.Version, error) {
 	return w.Write(context.Background(), configOf(n), weightsOf(n, elements))
 }
 
-// whole returns the n of a state, of which everything must be n.
+// whole returns the n of a state, and checks that all of its contents are n.
 func whole(s *nfsws.State) (uint32, error) {
 	var config struct{ N uint32 }
 	if err := json.Unmarshal(s.Config, &config); err != nil {
@@ -86,7 +86,7 @@ func open(t testing.TB, dir string, rank int, o *nfsws.Options) *nfsws.Workspace
 	return w
 }
 
-// names are the files of all generations on a disk.
+// names returns the files of all generations on a disk.
 func names(t testing.TB, dir string) (all []string) {
 	t.Helper()
 	for _, d := range must(os.ReadDir(dir)) {
@@ -370,7 +370,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestManyGoroutines use one handle.
+// TestManyGoroutines uses one handle from many goroutines.
 func TestManyGoroutines(t *testing.T) {
 	dir := t.TempDir()
 	w := open(t, dir, 0, nil)
@@ -392,9 +392,9 @@ func TestManyGoroutines(t *testing.T) {
 	require.Len(t, names(t, dir), 4)
 }
 
-// TestTwoProcessesOfOneRank is a mistake, as a restart of a rank whose process has not ended. Each
-// may replace what the other has published, or remove what it is about to; nobody sees half of a
-// state.
+// TestTwoProcessesOfOneRank tests a user error, such as the restart of a rank whose process has not
+// ended. Each process may replace the other's state, or remove one that it is about to publish; no
+// reader sees a partial state.
 func TestTwoProcessesOfOneRank(t *testing.T) {
 	dir := t.TempDir()
 	reader := open(t, dir, 1, nil)
@@ -416,8 +416,8 @@ func TestTwoProcessesOfOneRank(t *testing.T) {
 	wg.Wait()
 }
 
-// TestOpenWhileAnotherWrites is the same mistake: the Open takes what is being written for left
-// over. The Write fails.
+// TestOpenWhileAnotherWrites tests the same user error: the Open removes the files that are being
+// written as left over. The Write fails.
 func TestOpenWhileAnotherWrites(t *testing.T) {
 	s := newStage(t)
 	s.v.arm(func(op string) *fault {
@@ -434,7 +434,7 @@ func TestOpenWhileAnotherWrites(t *testing.T) {
 	require.EqualValues(t, 1, n)
 }
 
-// TestAccumulate has states beside each other, which go one by one, and leave nothing.
+// TestAccumulate tests states beside each other, which are removed one by one, and leave no files.
 func TestAccumulate(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	w, err := nfsws.Open(dir, 3, &nfsws.Options{Accumulate: true, Generation: 1})

@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// python is an interpreter with numpy and safetensors.
+// python returns an interpreter with numpy and safetensors.
 func python(t *testing.T) string {
 	name := os.Getenv("MUSTER_PYTHON")
 	if name == "" {
@@ -62,7 +62,7 @@ print(config, weights["a/b"]["shape"], weights["a/b"]["dtype"], list(weights["a/
 	require.Equal(t, "{'layers': [11, 'é']} [2, 3] I32 [11, 0, 0, 0, 2] [0, 4] [('data', bytearray(b'\\xc0?')), ('dtype', 'BF16'), ('shape', [1])]\n", string(out))
 }
 
-// TestStandardTools runs the checksums of the package comment.
+// TestStandardTools runs the commands in the package comment that verify checksums.
 func TestStandardTools(t *testing.T) {
 	if _, err := exec.LookPath("xxhsum"); err != nil {
 		t.Skip("SKIPPED: no xxhsum here (apt-get install xxhash)")

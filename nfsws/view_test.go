@@ -19,7 +19,7 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// counted are n elements, each of another value.
+// counted returns n elements with different values.
 func counted(n int) *tensor.Tensor {
 	data := make([]uint32, n)
 	for i := range data {
@@ -28,7 +28,7 @@ func counted(n int) *tensor.Tensor {
 	return tensor.From(data, n)
 }
 
-// TestViewReadsBlocks reads blocks of all lengths at all places.
+// TestViewReadsBlocks reads blocks of all lengths at all positions.
 func TestViewReadsBlocks(t *testing.T) {
 	w := open(t, t.TempDir(), 0, nil)
 	want := map[string]*tensor.Tensor{
@@ -79,7 +79,7 @@ func TestViewOfNothing(t *testing.T) {
 	})
 }
 
-// TestViewOfDamage is damage to one part: the others can be read.
+// TestViewOfDamage tests damage to one part: the others can be read.
 func TestViewOfDamage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t, t.TempDir(), 0, nil)
@@ -110,8 +110,8 @@ func TestViewOfDamage(t *testing.T) {
 	})
 }
 
-// TestViewOfAReplacedState is one whose files are removed, as another client sees it: it has it
-// open, and that is stale.
+// TestViewOfAReplacedState tests a state whose files are removed, as another client sees it: its
+// open file becomes stale.
 func TestViewOfAReplacedState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
@@ -144,7 +144,7 @@ func TestViewOfAReplacedState(t *testing.T) {
 	})
 }
 
-// TestFaultsWhileViewing wants what was written, or an error.
+// TestFaultsWhileViewing requires the data that was written, or an error.
 func TestFaultsWhileViewing(t *testing.T) {
 	var got [4]byte
 	everywhere(t,

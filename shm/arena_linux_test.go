@@ -103,7 +103,7 @@ func TestFreeMisuse(t *testing.T) {
 	require.EqualValues(t, 1024, a.Stats().InUse)
 }
 
-// faults is how many page faults this process has had that read nothing.
+// faults returns how many page faults without I/O this process has had.
 func faults(t testing.TB) int64 {
 	t.Helper()
 	var u unix.Rusage
@@ -111,8 +111,8 @@ func faults(t testing.TB) int64 {
 	return u.Minflt
 }
 
-// TestReuseTakesNoPage shows that the second gather of the same sizes costs no page: the arena
-// takes nothing, and nothing faults.
+// TestReuseTakesNoPage checks that the second gather of the same sizes takes no page: the arena
+// allocates nothing, and there are no page faults.
 func TestReuseTakesNoPage(t *testing.T) {
 	a := newArena(t, nil)
 	sizes := []int{32 << 20, 1 << 20, 100, 7 << 20, 40 << 20, 3}
@@ -144,7 +144,7 @@ func TestReuseTakesNoPage(t *testing.T) {
 	require.Less(t, again, took/4096/4, "writing to each page %d times", rounds)
 }
 
-// TestMemoryIsThere shows that memory is taken by Alloc, and not when it is written to.
+// TestMemoryIsThere checks that memory is taken by Alloc, and not when it is written to.
 func TestMemoryIsThere(t *testing.T) {
 	a := newArena(t, nil)
 	b := alloc(t, a, 32<<20)
@@ -174,7 +174,7 @@ func TestLimit(t *testing.T) {
 	alloc(t, a, 3<<20)
 }
 
-// shrinking is a host with less memory each time somebody looks.
+// shrinking is a host with less memory at each check.
 type shrinking struct {
 	left []int // MiB
 }
@@ -188,8 +188,8 @@ func (s *shrinking) Open(name string) (fs.File, error) {
 	return fstest.MapFS{name: {Data: []byte(text)}}.Open(name)
 }
 
-// TestHostIsFull shows what is left when the host has no memory any more while it is being taken:
-// what was taken can be used.
+// TestHostIsFull checks the state after the host runs out of memory during an allocation: memory
+// that was taken before remains usable.
 func TestHostIsFull(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 256 * mib})
 	looks := slices.Repeat([]int{200}, 2+64/4) // before all of it, and before each step of 4 MiB
@@ -207,11 +207,12 @@ func TestHostIsFull(t *testing.T) {
 	require.ErrorIs(t, err, shm.ErrFull)
 }
 
-// TestFullGivesBack shows that segments that hold nothing do not stand in the way.
+// TestFullGivesBack checks that empty segments are freed if an allocation needs their memory.
 func TestFullGivesBack(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 * mib})
 	a.Free(alloc(t, a, mib))
-	shm.SetHost(a, &shrinking{[]int{1, 1, 10}}) // for what is taken at a time, for what is wanted, after giving back
+	// for a step, for the whole allocation, after freeing
+	shm.SetHost(a, &shrinking{[]int{1, 1, 10}})
 	require.Len(t, alloc(t, a, 2*mib), 2*mib)
 	require.Equal(t, 1, a.Stats().Segments)
 	_, err := newArena(t, &shm.Options{Segment: 1}).Alloc(1)
@@ -235,8 +236,7 @@ func TestTrim(t *testing.T) {
 	alloc(t, a, 10)
 }
 
-// TestAllocAtOnce allocates, checks and frees from many goroutines, and trims and closes under
-// them.
+// TestAllocAtOnce allocates, checks and frees from many goroutines, with concurrent Trim and Close.
 func TestAllocAtOnce(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 << 18})
 	var all sync.WaitGroup

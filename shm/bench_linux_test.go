@@ -11,8 +11,8 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// BenchmarkCopyIn copies into a block that was used before. "of-memcpy" is its share of the speed
-// of the same copy between two slices of Go's, taken turn by turn.
+// BenchmarkCopyIn copies into a block that was used before. "of-memcpy" is its speed as a fraction
+// of that of the same copy between two Go slices, measured alternately.
 func BenchmarkCopyIn(b *testing.B) {
 	for _, size := range []int{1 << 20, 64 << 20} {
 		b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
@@ -42,7 +42,7 @@ func BenchmarkCopyIn(b *testing.B) {
 	}
 }
 
-// BenchmarkFirstTake is what memory costs that was never taken.
+// BenchmarkFirstTake measures the cost of memory that is taken for the first time.
 func BenchmarkFirstTake(b *testing.B) {
 	const size = 64 << 20
 	a := newArena(b, nil)
@@ -76,7 +76,7 @@ func BenchmarkAllocFree(b *testing.B) {
 	}
 }
 
-// holes gives n blocks with a hole behind each, none of which has 4096 bytes.
+// holes allocates n blocks with a hole behind each, all smaller than 4096 bytes.
 func holes(b *testing.B, a *shm.Arena, n int) (held [][]byte) {
 	b.Helper()
 	var between [][]byte
@@ -108,7 +108,7 @@ func BenchmarkRoom(b *testing.B) {
 	}
 }
 
-// BenchmarkLend is what a loan costs the lender, of a segment that the peer has.
+// BenchmarkLend measures the lender's cost of sharing a block of a segment that the peer has.
 func BenchmarkLend(b *testing.B) {
 	near, far := sockets(b)
 	defer far.Close()
@@ -123,7 +123,7 @@ func BenchmarkLend(b *testing.B) {
 		if err := c.Share(b.Context(), a, ref); err != nil {
 			b.Fatal(err)
 		}
-		if n%len(refs) == 0 { // so that it does not come to the most
+		if n%len(refs) == 0 { // so that the limit of loans is not reached
 			b.StopTimer()
 			p.giveBack(refs...)
 			require.NoError(b, c.WaitReleased(b.Context(), ref))
@@ -132,8 +132,8 @@ func BenchmarkLend(b *testing.B) {
 	}
 }
 
-// BenchmarkRoundTrip lends a block, maps it, releases it and waits until it is returned. A process
-// hears of the loan through a pipe.
+// BenchmarkRoundTrip shares a block, maps it, releases it and waits until it is returned. A process
+// is notified of the loan through a pipe.
 func BenchmarkRoundTrip(b *testing.B) {
 	b.Run("process", func(b *testing.B) {
 		c, p := start(b, "echo")
@@ -174,7 +174,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 	})
 }
 
-// BenchmarkManySmall lends 1000 tensors in one call, and has them back.
+// BenchmarkManySmall shares 1000 tensors in one call, and waits until they are returned.
 func BenchmarkManySmall(b *testing.B) {
 	c, d := pair(b)
 	a := newArena(b, nil)

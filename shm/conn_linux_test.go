@@ -22,7 +22,7 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// TestLendMapRelease is the way that memory goes, both ways over one Conn.
+// TestLendMapRelease shares, maps and releases memory, in both directions over one Conn.
 func TestLendMapRelease(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -51,7 +51,7 @@ func TestLendMapRelease(t *testing.T) {
 	}
 }
 
-// TestAsOftenAsLent shows that a ref is out until each of its loans is returned.
+// TestAsOftenAsLent checks that a ref stays shared until each of its loans is returned.
 func TestAsOftenAsLent(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -84,7 +84,7 @@ func TestAsOftenAsLent(t *testing.T) {
 	require.NoError(t, c.WaitReleased(ctx))
 }
 
-// TestMapWaitsForSegments shows that Map takes nothing before all is there.
+// TestMapWaitsForSegments checks that Map maps nothing until all segments have arrived.
 func TestMapWaitsForSegments(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -112,8 +112,8 @@ func TestMapWaitsForSegments(t *testing.T) {
 	require.NoError(t, c.WaitReleased(ctx, ref, late))
 }
 
-// TestMapOutOfBounds shows that a ref that cannot be is an error at once, also beside one whose
-// segment is not there, and takes nothing.
+// TestMapOutOfBounds checks that an impossible ref is an error at once, also together with one
+// whose segment has not arrived, and that nothing is mapped.
 func TestMapOutOfBounds(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -149,7 +149,8 @@ func TestMapOutOfBounds(t *testing.T) {
 	require.NoError(t, c.WaitReleased(ctx, ref), "the Conns have not ended")
 }
 
-// TestNotReusedWhileHeld shows that freed memory waits for its peer, and for the last of several.
+// TestNotReusedWhileHeld checks that freed memory is not reused until its peer has released it, and
+// if there are several, the last of them.
 func TestNotReusedWhileHeld(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -183,8 +184,8 @@ func TestNotReusedWhileHeld(t *testing.T) {
 	require.Equal(t, shm.Stats{Segments: 2, Mapped: 2 << 20, Taken: 2 << 20, InUse: 2 << 20}, a.Stats())
 }
 
-// TestConnEnds shows what each side has when a Conn ends while something is lent: a Block stays
-// what it is, and its memory is never written to again.
+// TestConnEnds checks the state of each side when a Conn ends while a block is shared: a Block
+// keeps its contents, and its memory is never written to again.
 func TestConnEnds(t *testing.T) {
 	for _, who := range []string{"lender", "borrower"} {
 		t.Run(who, func(t *testing.T) {
@@ -223,8 +224,8 @@ func TestConnEnds(t *testing.T) {
 	}
 }
 
-// TestMapAfterTheEnd shows that what the peer has sent before its end can be mapped after it, until
-// Close.
+// TestMapAfterTheEnd checks that memory which the peer has shared before its end can be mapped
+// after it, until Close.
 func TestMapAfterTheEnd(t *testing.T) {
 	ctx := within(t)
 	before := segments(os.Getpid())
@@ -234,11 +235,11 @@ func TestMapAfterTheEnd(t *testing.T) {
 	b, ref := filled(t, a, 1000, 1)
 	other, second := filled(t, a, 1<<16, 2)
 	require.NoError(t, c.Share(ctx, a, ref, second))
-	require.NoError(t, c.Close()) // what is in the socket nobody has read
+	require.NoError(t, c.Close()) // messages in the socket are still unread
 	d := shm.NewConn(far)
 	defer d.Close()
 	never := shm.Ref{Arena: ref.Arena, Segment: 9, Len: 1}
-	_, err := d.Map(ctx, ref, never) // until the end
+	_, err := d.Map(ctx, ref, never) // waits until the end
 	require.ErrorIs(t, err, io.EOF)
 	require.ErrorContains(t, err, fmt.Sprintf("of which the peer has not sent the segment of %+v", never))
 	<-d.Done()
@@ -264,8 +265,7 @@ func TestMapAfterTheEnd(t *testing.T) {
 	require.Equal(t, before, segments(os.Getpid()))
 }
 
-// TestReleaseThenClose shows that what was released before Close is told, so that nothing is
-// retired.
+// TestReleaseThenClose checks that releases before Close are sent, so that no memory is retired.
 func TestReleaseThenClose(t *testing.T) {
 	for range 100 {
 		ctx := within(t)
@@ -284,7 +284,7 @@ func TestReleaseThenClose(t *testing.T) {
 	}
 }
 
-// TestArenaCloses shows that what is lent outlives its arena at the peer, and what is in use
+// TestArenaCloses checks that shared memory outlives its arena at the peer, and memory in use
 // outlives it here.
 func TestArenaCloses(t *testing.T) {
 	ctx := within(t)
@@ -312,7 +312,7 @@ func TestArenaCloses(t *testing.T) {
 	require.Zero(t, a.Stats())
 }
 
-// TestTrimReachesThePeer shows that a segment that the owner gives back is unmapped at the peer.
+// TestTrimReachesThePeer checks that a segment that its owner frees is unmapped at the peer.
 func TestTrimReachesThePeer(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -333,7 +333,7 @@ func TestTrimReachesThePeer(t *testing.T) {
 	}
 }
 
-// TestReadOnly shows that a Block cannot be written to, nor made writable.
+// TestReadOnly checks that a Block cannot be written to, nor made writable.
 func TestReadOnly(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -350,8 +350,8 @@ func TestReadOnly(t *testing.T) {
 	blocks[0].Release()
 }
 
-// TestFullSocket shows that a peer that does not read keeps Lend no longer than its context if
-// there are segments to send, not at all if there are none, and that few descriptors wait.
+// TestFullSocket checks Share with a peer that does not read: it blocks no longer than its context
+// if there are segments to send, not at all if there are none, and few descriptors are queued.
 func TestFullSocket(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
@@ -397,8 +397,8 @@ func TestFullSocket(t *testing.T) {
 	require.Equal(t, len(refs), a.Stats().Retired)
 }
 
-// TestLendSendsNothing shows that the peer's socket has nothing to read of a loan of a segment that
-// it has.
+// TestLendSendsNothing checks that sharing memory of a segment that the peer has sends nothing over
+// the socket.
 func TestLendSendsNothing(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
@@ -421,8 +421,8 @@ func TestLendSendsNothing(t *testing.T) {
 	require.Len(t, all, 8+24, "one segment")
 }
 
-// TestMost shows how many loans there may be, for who lends and for who maps. TestTakeBack ends
-// loans that the peer was not told of: their memory is reused, and what else is lent stays.
+// TestTakeBack ends loans that the peer was not notified of: their memory is reused, and other
+// loans stay.
 func TestTakeBack(t *testing.T) {
 	c, p := pair(t)
 	a := newArena(t, &shm.Options{Limit: 1 << 20})
@@ -472,9 +472,8 @@ func TestMost(t *testing.T) {
 	require.Zero(t, a.Stats().Shared)
 }
 
-// TestMostSegments shows how many segments a peer may have, and that it has them until all that is
-// lent of them is returned, also if their arenas are closed before the peer has heard of what is
-// lent.
+// TestMostSegments checks how many segments a peer may have, and that it has each of them until all
+// its loans are returned, even if their arenas are closed before the peer is notified of the loans.
 func TestMostSegments(t *testing.T) {
 	if testing.Short() {
 		t.Skip("4,096 segments: not in a short run")
@@ -484,7 +483,7 @@ func TestMostSegments(t *testing.T) {
 	c, d := pair(t)
 	page := os.Getpagesize()
 	var refs []shm.Ref
-	for i := range 8 { // of 512 segments, so that few descriptors are open
+	for i := range 8 { // of 512 segments each, so that few descriptors are open
 		a := newArena(t, &shm.Options{Segment: int64(page)})
 		for range 512 {
 			b, ref := filled(t, a, page, uint64(i))
@@ -520,7 +519,7 @@ func TestMostSegments(t *testing.T) {
 	testcluster.Eventually(t, patience, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap them")
 }
 
-// TestReleaseDoesNotWait releases more than a socket takes at once to a peer that does not read.
+// TestReleaseDoesNotWait releases more than a socket buffer holds, to a peer that does not read.
 func TestReleaseDoesNotWait(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
@@ -546,7 +545,7 @@ func TestReleaseDoesNotWait(t *testing.T) {
 	far.Close()
 }
 
-// TestWaitersHear shows that whoever waits hears of the end.
+// TestWaitersHear checks that all waiting calls return when the Conn ends.
 func TestWaitersHear(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -568,7 +567,7 @@ func TestWaitersHear(t *testing.T) {
 	blocks[0].Release()
 }
 
-// TestOtherSockets shows that a Conn wants a stream.
+// TestOtherSockets checks that a Conn requires a stream socket.
 func TestOtherSockets(t *testing.T) {
 	addr := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixgram"}
 	s, err := net.ListenUnixgram("unixgram", addr)
@@ -579,7 +578,7 @@ func TestOtherSockets(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// TestManyAtOnce lends, maps and releases from many goroutines over several Conns, and checks each
+// TestManyAtOnce shares, maps and releases from many goroutines over several Conns, and checks each
 // byte.
 func TestManyAtOnce(t *testing.T) {
 	ctx := within(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// children are what the test binary can be instead of the tests.
+// children are the roles of the test binary when it does not run tests.
 var children = map[string]func() error{
 	"lender":   beLender,
 	"borrower": beBorrower,
@@ -36,20 +36,20 @@ var children = map[string]func() error{
 	"size":     exceedFileSize,
 }
 
-// parcel is how a child and its test tell each other what was lent.
+// parcel is the message between a child and its test about a loan.
 type parcel struct {
 	Ref shm.Ref
 	Sum uint32
 }
 
-// process is a child, with a Conn to it.
+// process is a child process, with a Conn to it.
 type process struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// start starts the test binary as what; the Conn is this side's.
+// start starts the test binary in the role what; it returns this side's Conn.
 func start(t testing.TB, what string) (*shm.Conn, *process) {
 	t.Helper()
 	near, far := sockets(t)
@@ -81,7 +81,7 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// receive reads what a lender says that it has lent.
+// receive reads a lender's message about a loan.
 func (p *process) receive(t testing.TB) (got parcel) {
 	t.Helper()
 	line, err := p.out.ReadBytes('\n')
@@ -95,7 +95,7 @@ func (p *process) tell(t testing.TB, what any) {
 	require.NoError(t, json.NewEncoder(p.in).Encode(what))
 }
 
-// parent is the child's Conn to the test.
+// parent returns the child's Conn to the test.
 func parent() (*shm.Conn, error) {
 	f := os.NewFile(3, "parent")
 	defer f.Close()
@@ -106,8 +106,8 @@ func parent() (*shm.Conn, error) {
 	return shm.NewConn(c.(*net.UnixConn)), nil
 }
 
-// beLender lends one after the other, each of a size and with contents of its own, and frees it at
-// once; a few are out at a time.
+// beLender shares blocks one after the other, each with its own size and contents, and frees each
+// at once; a few are shared at a time.
 func beLender() error {
 	ctx := context.Background()
 	c, err := parent()
@@ -143,7 +143,8 @@ func beLender() error {
 	}
 }
 
-// beBorrower maps what it is told of, checks it, and says so; it releases every other.
+// beBorrower maps each block that it is notified of, checks it, and reports that; it releases every
+// other one.
 func beBorrower() error {
 	c, err := parent()
 	if err != nil {
@@ -172,7 +173,7 @@ func beBorrower() error {
 	}
 }
 
-// beHolder maps each once that it is told of, keeps it, and says what its sum is.
+// beHolder maps each block that it is notified of, keeps it, and reports its checksum.
 func beHolder() error {
 	c, err := parent()
 	if err != nil {
@@ -198,7 +199,7 @@ func beHolder() error {
 	}
 }
 
-// beEcho maps and releases one ref whenever it is told to, by one byte.
+// beEcho maps and releases one ref for each byte that it receives.
 func beEcho() error {
 	c, err := parent()
 	if err != nil {
@@ -215,7 +216,7 @@ func beEcho() error {
 	}
 	for {
 		if _, err := in.ReadByte(); err != nil {
-			return nil // the test is over
+			return nil // the test has ended
 		}
 		blocks, err := c.Map(context.Background(), p.Ref)
 		if err != nil {
@@ -225,7 +226,7 @@ func beEcho() error {
 	}
 }
 
-// names are what is in /dev/shm of muster's; other jobs of the host come and go there.
+// names returns this package's files in /dev/shm; those of other jobs on the host come and go.
 func names(t testing.TB) (list []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/dev/shm")
@@ -238,9 +239,9 @@ func names(t testing.TB) (list []string) {
 	return list
 }
 
-// TestLenderIsKilled kills lenders at many points. What this process has mapped stays what it is,
-// what it was told of can be mapped yet, it hears of the end, and when it has released all and
-// closed nothing is left. Two lenders at a time show that jobs do not meet.
+// TestLenderIsKilled kills lenders at many points. Blocks that this process has mapped keep their
+// contents, blocks that it was notified of can still be mapped, it detects the end, and when it has
+// released all and closed, nothing is left. Two lenders at a time check that jobs do not interfere.
 func TestLenderIsKilled(t *testing.T) {
 	ctx := within(t)
 	before, files := segments(os.Getpid()), names(t)
@@ -293,7 +294,7 @@ func TestLenderIsKilled(t *testing.T) {
 	require.Equal(t, files, names(t))
 }
 
-// TestBorrowerIsKilled kills borrowers at many points, of one arena that goes on.
+// TestBorrowerIsKilled kills borrowers at many points, which share one arena that stays in use.
 func TestBorrowerIsKilled(t *testing.T) {
 	ctx := within(t)
 	before := segments(os.Getpid())
@@ -325,8 +326,8 @@ func TestBorrowerIsKilled(t *testing.T) {
 	require.Equal(t, before, segments(os.Getpid()))
 }
 
-// TestFrozenIsNotDead stops a borrower, ends the Conn, and uses all memory that can be had: what
-// the borrower has is not touched, nor is what it has yet to hear of.
+// TestFrozenIsNotDead stops a borrower, ends the Conn, and uses all available memory: blocks that
+// the borrower has are not touched, nor are those of which it is still to be notified.
 func TestFrozenIsNotDead(t *testing.T) {
 	ctx := within(t)
 	c, p := start(t, "holder")
@@ -365,7 +366,7 @@ func TestFrozenIsNotDead(t *testing.T) {
 	fill(kept, 3)
 }
 
-// TestNobodyIsLeft kills all that have a segment, and finds it nowhere.
+// TestNobodyIsLeft kills all processes that have a segment, and checks that it is gone.
 func TestNobodyIsLeft(t *testing.T) {
 	before := segments(os.Getpid())
 	c, p := start(t, "lender")
@@ -401,7 +402,7 @@ func parentOf(pid int) (ppid int) {
 	return 0
 }
 
-// TestLimitsOfTheProcess runs into those of the kernel: errors, and no signals.
+// TestLimitsOfTheProcess runs into kernel limits: they cause errors, and no signals.
 func TestLimitsOfTheProcess(t *testing.T) {
 	for _, what := range []string{"address", "files", "size"} {
 		t.Run(what, func(t *testing.T) {
@@ -464,7 +465,8 @@ func exceedFileSize() error {
 	return wantFull(err)
 }
 
-// useUpDescriptors has no descriptor for a segment, and then none for one of the peer.
+// useUpDescriptors lacks a descriptor for a segment of its own, and then one for a segment of the
+// peer.
 func useUpDescriptors() error {
 	a, err := shm.NewArena(&shm.Options{Segment: 1 << 16})
 	if err != nil {
@@ -507,7 +509,7 @@ func useUpDescriptors() error {
 	return nil
 }
 
-// fillGroup is in a control group with a limit of 192 MiB.
+// fillGroup runs in a control group with a limit of 192 MiB.
 func fillGroup() error {
 	a, err := shm.NewArena(&shm.Options{Segment: 16 * mib})
 	if err != nil {
@@ -525,7 +527,7 @@ func fillGroup() error {
 }
 
 // fillShare is a rank that takes 64 MiB at a time, until there is no more, while other ranks of its
-// control group do the same. It keeps what it has until all of them are done.
+// control group do the same. It keeps its memory until all of them have finished.
 func fillShare() error {
 	a, err := shm.NewArena(nil)
 	if err != nil {

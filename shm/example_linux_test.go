@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// connect makes two Conns with each other, as two processes would over a socket.
+// connect returns two Conns connected to each other, as two processes would have over a socket.
 func connect() (*shm.Conn, *shm.Conn) {
 	dir, err := os.MkdirTemp("", "shm")
 	if err != nil {
@@ -92,7 +92,8 @@ func ExampleArena_Alloc() {
 		panic(err)
 	}
 	defer arena.Close()
-	w, err := tensor.NewIn(arena, tensor.F32, 2, 3) // a tensor that is born here need not be copied
+	// a tensor that is allocated here need not be copied
+	w, err := tensor.NewIn(arena, tensor.F32, 2, 3)
 	if err != nil {
 		panic(err)
 	}
@@ -108,7 +109,7 @@ func ExampleArena_Free() {
 		panic(err)
 	}
 	defer arena.Close()
-	for range 3 { // takes memory once
+	for range 3 { // allocates memory once
 		b, err := arena.Alloc(3 << 20)
 		if err != nil {
 			panic(err)
@@ -229,7 +230,7 @@ func ExampleConn_Share() {
 	}
 	ref, _ := arena.Find(b)
 	fmt.Println(lender.Share(ctx, arena, ref))
-	arena.Free(b) // nobody else gets these bytes before the peer has released them
+	arena.Free(b) // these bytes are not reused before the peer has released them
 	fmt.Println(arena.Stats().InUse)
 	// Output:
 	// <nil>
@@ -252,7 +253,7 @@ func ExampleConn_Unshare() {
 	}
 	ref, _ := arena.Find(b)
 	fmt.Println(lender.Share(ctx, arena, ref))
-	fmt.Println(lender.Unshare(ref)) // the peer was not told of it after all
+	fmt.Println(lender.Unshare(ref)) // the peer was not notified of it
 	fmt.Println(lender.WaitReleased(ctx, ref))
 	// Output:
 	// <nil>
@@ -300,7 +301,7 @@ func ExampleConn_Map() {
 	// 0123
 }
 
-// What a peer has lent can be mapped after its end.
+// Memory that a peer has shared can be mapped after its end.
 func ExampleConn_Map_afterTheEnd() {
 	ctx := context.Background()
 	lender, borrower := connect()
@@ -326,7 +327,7 @@ func ExampleConn_Map_afterTheEnd() {
 	}
 	fmt.Printf("%s\n", blocks[0].Data)
 	blocks[0].Release()
-	borrower.Close() // the memory of the peer goes with it
+	borrower.Close() // the memory of the peer is freed with it
 	_, err = borrower.Map(ctx, ref)
 	fmt.Println(err)
 	// Output:
@@ -355,7 +356,7 @@ func ExampleConn_WaitReleased() {
 	err = lender.WaitReleased(ctx, ref)
 	fmt.Println(errors.Is(err, io.EOF))
 	<-lender.Done()
-	fmt.Println(arena.Stats().Retired) // the bytes may be read yet
+	fmt.Println(arena.Stats().Retired) // the bytes may still be read
 	// Output:
 	// true
 	// 1

@@ -9,7 +9,8 @@ type Span struct {
 	Free     bool
 }
 
-// Layout is what the segments of a are made of, and what of it Alloc looks at, in this order.
+// Layout returns the blocks in the segments of a, and the free blocks that Alloc searches, in this
+// order.
 func Layout(a *Arena) (all, free []Span) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -24,19 +25,19 @@ func Layout(a *Arena) (all, free []Span) {
 	return all, free
 }
 
-// RoomBelow is what the limits that are read below root say about n bytes.
+// RoomBelow checks n bytes against the limits that are read below root.
 func RoomBelow(root fs.FS, n int64) error { return newHost(root).check(n) }
 
-// RoomOf is Room for what an arena has seen.
+// RoomOf is Room with the limits that an arena has read.
 func RoomOf(a *Arena, n int64) error { return a.host.check(n) }
 
-// SetHost makes a look for limits below root.
+// SetHost makes a read its limits below root.
 func SetHost(a *Arena, root fs.FS) { a.host = newHost(root) }
 
-// Touch is how memory is taken by kernels that cannot populate.
+// Touch takes memory in the way for kernels that cannot populate it.
 func Touch(mem []byte) { touch(mem) }
 
-// Parse parses a frame and writes it again.
+// Parse parses a frame and encodes it again.
 func Parse(b []byte) (again []byte, n int, err error) {
 	f, n, err := parse(b)
 	if err != nil || n == 0 {
@@ -63,8 +64,8 @@ func Parse(b []byte) (again []byte, n int, err error) {
 	return again, n, nil
 }
 
-// Bits are the bits from ≤ i < to in a set of n, and whether the set says that they are all there
-// before and after.
+// Bits sets the bits from ≤ i < to in a set of n, and returns the set, and whether all of these
+// bits were set before and after.
 func Bits(n, from, to int) (set []uint64, before, after bool) {
 	set = make([]uint64, (n+63)/64)
 	before = allSet(set, from, to)

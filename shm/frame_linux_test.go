@@ -44,7 +44,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// FuzzFrame shows that the parser takes what it writes, and nothing else.
+// FuzzFrame checks that the parser accepts only frames that are encoded as the same bytes.
 func FuzzFrame(f *testing.F) {
 	for _, g := range golden {
 		f.Add(bytesOf(f, g))
@@ -58,8 +58,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzConn gives a Conn whatever there is, after a segment that is in order, while something is
-// lent over it.
+// FuzzConn sends a Conn any bytes, after a valid segment, while a block is shared over it.
 func FuzzConn(f *testing.F) {
 	for _, g := range golden {
 		f.Add(bytesOf(f, g))

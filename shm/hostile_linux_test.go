@@ -16,7 +16,7 @@ import (
 
 const sealedAll = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 
-// rawPeer speaks to a Conn by hand.
+// rawPeer sends messages to a Conn by hand.
 type rawPeer struct {
 	t    testing.TB
 	sock *net.UnixConn
@@ -28,7 +28,7 @@ func (p rawPeer) send(b []byte, fds ...int) {
 	require.NoError(p.t, err)
 }
 
-// message has count records, of which the bytes are words.
+// message returns count records, whose bytes are words.
 func message(kind byte, count uint32, words ...uint64) []byte {
 	b := []byte{0x73, 0x4d, 1, kind}
 	b = binary.LittleEndian.AppendUint32(b, count)
@@ -38,7 +38,7 @@ func message(kind byte, count uint32, words ...uint64) []byte {
 	return b
 }
 
-// memfd is closed when the test ends.
+// memfd returns a descriptor that is closed when the test ends.
 func (p rawPeer) memfd(size int64, seals int) int {
 	p.t.Helper()
 	fd, err := unix.MemfdCreate("muster-shm-raw", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -69,8 +69,8 @@ func (p rawPeer) giveBack(refs ...shm.Ref) {
 	require.NoError(p.t, err)
 }
 
-// TestHostile shows that whatever a peer sends that it should not ends the Conn with a clear error,
-// and leaves nothing open.
+// TestHostile checks that any invalid message of a peer ends the Conn with a clear error, and
+// leaves nothing open.
 func TestHostile(t *testing.T) {
 	const size = 1 << 16
 	good := func(p rawPeer) { p.segment(p.memfd(size, sealedAll), size) }
@@ -163,8 +163,8 @@ func segmentsForEver(p rawPeer) {
 	}
 }
 
-// TestReturnsTooMuch shows that whoever returns more than was lent is not trusted any more: what it
-// has is lost, what it returned before is not.
+// TestReturnsTooMuch checks that a peer that returns more than was shared is no longer trusted: the
+// memory that it has is retired, the memory that it returned before is not.
 func TestReturnsTooMuch(t *testing.T) {
 	for name, extra := range map[string]func(lent shm.Ref) shm.Ref{
 		"once more": func(lent shm.Ref) shm.Ref { return lent },
@@ -201,7 +201,8 @@ func TestReturnsTooMuch(t *testing.T) {
 	}
 }
 
-// TestHeldTooLong shows that a peer that drops what is mapped takes nothing away from who has it.
+// TestHeldTooLong checks that a segment which the peer drops while it is mapped here stays
+// readable, until it is released.
 func TestHeldTooLong(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
@@ -223,7 +224,7 @@ func TestHeldTooLong(t *testing.T) {
 	}
 }
 
-// TestThePeerCannotWrite shows what is left to somebody who has the descriptor: to read.
+// TestThePeerCannotWrite checks that a process with the descriptor can only read.
 func TestThePeerCannotWrite(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
@@ -254,11 +255,11 @@ func TestThePeerCannotWrite(t *testing.T) {
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)
 	require.ErrorIs(t, err, unix.EPERM)
 	require.Equal(t, want, sum(b))
-	b[0]++ // the owner goes on
+	b[0]++ // the owner can still write
 }
 
-// TestSurvivesTruncation shows why seals are wanted: the owner of a segment cannot make it a trap
-// for its readers.
+// TestSurvivesTruncation checks why seals are required: the owner of a segment cannot truncate it
+// under its readers.
 func TestSurvivesTruncation(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)

@@ -20,7 +20,7 @@ import (
 
 const mib = 1 << 20
 
-// tree is a file system of proc and sys.
+// tree is a file system with the contents of proc and sys.
 type tree map[string]string
 
 func (f tree) fs() fstest.MapFS {
@@ -31,7 +31,8 @@ func (f tree) fs() fstest.MapFS {
 	return m
 }
 
-// TestRoom shows which limits are seen: all of those around this process, and the host's.
+// TestRoom checks that all limits apply: those of each control group around this process, and the
+// host's.
 func TestRoom(t *testing.T) {
 	meminfo := "MemTotal:       8388608 kB\nMemFree:  1 kB\nMemAvailable:    4194304 kB\n"
 	v2 := tree{
@@ -58,7 +59,7 @@ func TestRoom(t *testing.T) {
 	}
 	cases := map[string]struct {
 		files tree
-		most  int64 // what can be taken
+		most  int64 // the memory that can be taken
 		name  string
 	}{
 		"host":              {tree{"proc/meminfo": meminfo}, 4096*mib - 128*mib, "the host's memory of 8192.0 MiB"},
@@ -92,12 +93,12 @@ func merge(trees ...tree) tree {
 	return all
 }
 
-// cgroupVar names a directory of control groups with a limit of memory in which the test may make
-// one; without it the test that wants one does not run.
+// cgroupVar names a directory of control groups with a memory limit in which the test may make one;
+// without it the test that needs one is skipped.
 const cgroupVar = "MUSTER_TEST_CGROUP"
 
 // TestControlGroup takes memory in a control group until there is no more: that is an error, and
-// the kernel kills nobody.
+// the kernel kills no process.
 func TestControlGroup(t *testing.T) {
 	dir := controlGroup(t, 192)
 	cmd := inGroup(t, dir, "group")
@@ -106,7 +107,7 @@ func TestControlGroup(t *testing.T) {
 	t.Logf("%s", out)
 }
 
-// controlGroup makes one with a limit, which ends with the test.
+// controlGroup makes a control group with a limit, and removes it when the test ends.
 func controlGroup(t *testing.T, limitMiB int) (dir string) {
 	t.Helper()
 	parent := os.Getenv(cgroupVar)
@@ -123,15 +124,15 @@ func controlGroup(t *testing.T, limitMiB int) (dir string) {
 	return dir
 }
 
-// inGroup is the test binary as a child, in a control group.
+// inGroup returns a command that runs the test binary as a child in a control group.
 func inGroup(t *testing.T, dir, what string) *exec.Cmd {
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$1"`, dir, os.Args[0])
 	cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 
-// TestRanksShareAControlGroup has ranks take memory at the same time, until there is no more: that
-// is ErrFull for each of them, every time.
+// TestRanksShareAControlGroup has ranks take memory at the same time, until there is no more: each
+// of them gets ErrFull, every time.
 func TestRanksShareAControlGroup(t *testing.T) {
 	dir := controlGroup(t, 400)
 	rounds := 20

@@ -19,11 +19,11 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// patience is for how long a test waits for what must come.
+// patience is the time limit of every expected event.
 const patience = 30 * time.Second
 
-// childIs makes the test binary a child: it is what the child does, at the socket that is its
-// descriptor 3.
+// childIs is the environment variable that makes the test binary a child. Its value is the child's
+// role. The child's socket is its descriptor 3.
 const childIs = "MUSTER_SHM_CHILD"
 
 func TestMain(m *testing.M) {
@@ -43,7 +43,7 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// sockets are both ends of a stream.
+// sockets returns both ends of a stream.
 func sockets(t testing.TB) (*net.UnixConn, *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -60,7 +60,7 @@ func socket(t testing.TB, fd int) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// pair are two Conns with each other.
+// pair returns two Conns connected to each other.
 func pair(t testing.TB) (*shm.Conn, *shm.Conn) {
 	t.Helper()
 	one, other := sockets(t)
@@ -88,7 +88,7 @@ func alloc(t testing.TB, a *shm.Arena, n int) []byte {
 	return b
 }
 
-// filled allocates n bytes of seed's chance.
+// filled allocates n bytes and fills them with random data from seed.
 func filled(t testing.TB, a *shm.Arena, n int, seed uint64) ([]byte, shm.Ref) {
 	t.Helper()
 	b := alloc(t, a, n)
@@ -102,10 +102,10 @@ func fill(b []byte, seed uint64) {
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16), byte(seed >> 24)}).Read(b)
 }
 
-// sum tells contents apart.
+// sum returns a checksum of the contents.
 func sum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
 
-// open is how many descriptors this process has.
+// open returns how many descriptors this process has.
 func open(t testing.TB) int {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -113,7 +113,7 @@ func open(t testing.TB) int {
 	return len(fds)
 }
 
-// segments is how many segments the process pid has mapped or open.
+// segments returns how many segments the process pid has mapped or open.
 func segments(pid int) (n int) {
 	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	n = bytes.Count(maps, []byte("memfd:muster-shm"))

@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// model is an arena, and what a naive one would have.
+// model is an arena, and a naive model of it.
 type model struct {
 	t    testing.TB
 	a    *shm.Arena
@@ -32,8 +32,8 @@ func newModel(t testing.TB) *model {
 	return &model{t: t, a: newArena(t, &shm.Options{Segment: smallSegment})}
 }
 
-// alloc allocates, and checks that the first free piece that fits was taken, and no memory if there
-// was one.
+// alloc allocates, and checks that the first free block that fits was used, and that no new memory
+// was taken if there was one.
 func (m *model) alloc(n int) {
 	size := int64(n+63) / 64 * 64
 	before := m.free()
@@ -72,8 +72,8 @@ func (m *model) release(i int) {
 	m.a.Free(l.b)
 }
 
-// free is what a naive arena would have free: the longest runs between allocations, up to where
-// memory was taken.
+// free returns the free blocks of the naive model: the longest runs between allocations, up to the
+// end of the taken memory.
 func (m *model) free() (free []shm.Span) {
 	all, _ := shm.Layout(m.a)
 	tops := map[uint32]int64{}
@@ -120,7 +120,7 @@ func (m *model) check() {
 	require.Equal(m.t, inUse, m.a.Stats().InUse)
 }
 
-// step is one operation of what, which is any.
+// step runs one operation, selected by what; any value is valid.
 func (m *model) step(what, size byte) {
 	switch what % 8 {
 	case 0, 1:
@@ -140,7 +140,7 @@ func (m *model) step(what, size byte) {
 	m.check()
 }
 
-// TestModel compares the arena with a naive one, over chance's operations.
+// TestModel compares the arena with a naive one, over random operations.
 func TestModel(t *testing.T) {
 	seeds := uint64(20)
 	if testing.Short() {
@@ -161,7 +161,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// FuzzArena is TestModel over what the fuzzer finds.
+// FuzzArena is TestModel over the fuzzer's operations.
 func FuzzArena(f *testing.F) {
 	f.Add([]byte("0a2b4c6d6e"))
 	f.Add([]byte{4, 200, 4, 200, 0, 1, 5, 0, 7, 16, 7, 16, 2, 255})
