@@ -2,5 +2,5 @@
 
 package dataparallel_test
 
-// mostAllocated is how many bytes a rank may allocate in one AllReduceGradients that has been called before.
+// mostAllocated is how many bytes a rank may allocate in a repeated AllReduceGradients.
 const mostAllocated = 16 << 10

@@ -2,5 +2,5 @@
 
 package dataparallel_test
 
-// mostAllocated has room for what the race detector allocates too.
+// mostAllocated also covers the allocations of the race detector.
 const mostAllocated = 32 << 10

@@ -29,8 +29,8 @@ func (e *forgetful) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return err
 }
 
-// overtaken delays a reply of the other rank: that to verb number fault is delivered only when the
-// rank that lost its own reply is at the next verb.
+// overtaken delays a reply of the rank that does not lose its own: its reply to verb e.fault is
+// delivered only when the other rank has called the next verb.
 type overtaken struct {
 	store.Engine
 	unknown int

@@ -13,7 +13,8 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
-// README.md and docs/ show train and TestRanks: TestGoCodeOfTheDocs (cmd/muster/internal/docs) compares them.
+// README.md and docs/ show train and TestRanks: TestGoCodeOfTheDocs (cmd/muster/internal/docs)
+// compares them.
 
 func train(ctx context.Context) error {
 	cfg, err := pgroup.FromEnv() // set by muster run, torchrun, Open MPI, Slurm or Kubernetes

@@ -280,7 +280,8 @@ func ExampleGroup_Channel() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
 		done := make(chan error)
 		checkpoint := g.Channel("checkpoint")
-		go func() { done <- errors.Join(checkpoint.Barrier(ctx), checkpoint.Close()) }() // beside the training
+		// beside the training
+		go func() { done <- errors.Join(checkpoint.Barrier(ctx), checkpoint.Close()) }()
 		_, err := pgroup.AllReduce(ctx, g, pgroup.Sum, 1.0)
 		err = errors.Join(err, <-done)
 		if g.Rank() == 0 {

@@ -123,7 +123,7 @@ func BenchmarkLend(b *testing.B) {
 		if err := c.Share(b.Context(), a, ref); err != nil {
 			b.Fatal(err)
 		}
-		if n%len(refs) == 0 { // so that the limit of loans is not reached
+		if n%len(refs) == 0 { // so that the limit of shared blocks is not reached
 			b.StopTimer()
 			p.giveBack(refs...)
 			require.NoError(b, c.WaitReleased(b.Context(), ref))
@@ -133,7 +133,7 @@ func BenchmarkLend(b *testing.B) {
 }
 
 // BenchmarkRoundTrip shares a block, maps it, releases it and waits until it is returned. A process
-// is notified of the loan through a pipe.
+// gets the refs through a pipe.
 func BenchmarkRoundTrip(b *testing.B) {
 	b.Run("process", func(b *testing.B) {
 		c, p := start(b, "echo")

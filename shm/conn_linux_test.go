@@ -51,7 +51,8 @@ func TestLendMapRelease(t *testing.T) {
 	}
 }
 
-// TestAsOftenAsLent checks that a ref stays shared until each of its loans is returned.
+// TestAsOftenAsLent checks that a ref that was shared several times stays shared until it is
+// released as often.
 func TestAsOftenAsLent(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -421,8 +422,8 @@ func TestLendSendsNothing(t *testing.T) {
 	require.Len(t, all, 8+24, "one segment")
 }
 
-// TestTakeBack ends loans that the peer was not notified of: their memory is reused, and other
-// loans stay.
+// TestTakeBack ends the sharing of blocks that the peer was not notified of: their memory is
+// reused, and other blocks stay shared.
 func TestTakeBack(t *testing.T) {
 	c, p := pair(t)
 	a := newArena(t, &shm.Options{Limit: 1 << 20})
@@ -473,7 +474,8 @@ func TestMost(t *testing.T) {
 }
 
 // TestMostSegments checks how many segments a peer may have, and that it has each of them until all
-// its loans are returned, even if their arenas are closed before the peer is notified of the loans.
+// blocks of it are released, even if their arenas are closed before the peer is notified of the
+// blocks.
 func TestMostSegments(t *testing.T) {
 	if testing.Short() {
 		t.Skip("4,096 segments: not in a short run")

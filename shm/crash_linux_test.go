@@ -36,7 +36,7 @@ var children = map[string]func() error{
 	"size":     exceedFileSize,
 }
 
-// parcel is the message between a child and its test about a loan.
+// parcel is the message between a child and its test about a shared block.
 type parcel struct {
 	Ref shm.Ref
 	Sum uint32
@@ -81,7 +81,7 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// receive reads a lender's message about a loan.
+// receive reads a lender's message about a shared block.
 func (p *process) receive(t testing.TB) (got parcel) {
 	t.Helper()
 	line, err := p.out.ReadBytes('\n')

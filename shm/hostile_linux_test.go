@@ -56,7 +56,7 @@ func (p rawPeer) segment(fd int, size uint64) {
 	p.send(message(1, 1, 1, 1, size), fd)
 }
 
-// giveBack returns a loan of each of refs.
+// giveBack releases each of refs once.
 func (p rawPeer) giveBack(refs ...shm.Ref) {
 	p.t.Helper()
 	b := message(2, uint32(len(refs)))

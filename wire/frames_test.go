@@ -15,7 +15,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// seat, cast and vote are the parts of a contribution that several operations share.
+// seat, cast and vote are the parts of a contribution that several operations have in common: the
+// rank, its call, and its vote.
 var (
 	seat = wire.Contribution{Generation: 7, Rank: 2}
 	cast = wire.Contribution{Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i"}

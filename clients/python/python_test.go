@@ -37,7 +37,8 @@ func TestReadme(t *testing.T) {
 	require.Greater(t, len(regexp.MustCompile(`(?m)^ok$`).FindAllString(out, -1)), 30, out)
 }
 
-// TestReadmeAuthentication runs the lines about secrets and TLS, each on a store that requires them, in the directory of the files.
+// TestReadmeAuthentication runs the lines about secrets and TLS, each on a store that requires
+// them, in the directory of the files.
 func TestReadmeAuthentication(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)

@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/internal/core"
 )
 
-// checkpoint is a snapshot that is taken while the server goes on.
+// checkpoint is a snapshot that is taken while the server continues to run.
 type checkpoint struct {
 	pos     int // the position in the log up to which it has everything
 	snap    *core.Snapshot
