@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// operations are all that there are.
+// operations returns all operations.
 func operations() (ops []wire.Op) {
 	for op := wire.Op(1); !strings.HasPrefix(op.String(), "op("); op++ {
 		ops = append(ops, op)
@@ -52,7 +52,7 @@ func TestRights(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		req                       wire.Request
-		writer, reader, all, none bool // who may
+		writer, reader, all, none bool // which of the peers may do it
 	}{
 		{wire.Request{Op: wire.OpGet, Key: "jobs/a/x"}, true, false, true, false},
 		{wire.Request{Op: wire.OpGet, Key: "jobs/a/"}, true, false, true, false},
@@ -85,7 +85,7 @@ func TestRights(t *testing.T) {
 		{join("jobs/a/world", 0), true, false, false, false},
 		{join("world", 0), false, false, false, false},
 		{join("cfg/world", 0), false, false, false, false},
-		{join("world", 7), true, true, true, true}, // who holds a seat of it
+		{join("world", 7), true, true, true, true}, // a member of the group
 		{wire.Request{Op: wire.OpGrant}, true, false, false, false},
 		{wire.Request{Op: wire.OpKeepAlive}, true, false, false, false},
 		{wire.Request{Op: wire.OpRevoke}, true, false, false, false},
@@ -154,7 +154,8 @@ func TestRightsOfCertificate(t *testing.T) {
 	for prefix, may := range map[string]bool{"a/": true, "b/": true, "c/": true, "d/": false, "e/": false} {
 		require.Equal(t, may, store.Refuse(r, &wire.Request{Op: wire.OpGet, Key: prefix}) == "", prefix)
 	}
-	r, ok = store.RightsOfCertificate(accesses, &x509.Certificate{}) // one without names is not for everybody's without one
+	// A certificate without names does not match the entry for peers without a certificate.
+	r, ok = store.RightsOfCertificate(accesses, &x509.Certificate{})
 	require.False(t, ok)
 	require.NotNil(t, r)
 }

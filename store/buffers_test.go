@@ -16,7 +16,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// buffered serves e with the least buffers that a server can have, 64 MiB, of which 48 are for large answers.
+// buffered serves e with the smallest buffers that a server can have, 64 MiB, of which 48 MiB are
+// for large replies.
 func buffered(t *testing.T, e store.Backend, o ...store.ServerLimits) (addr string) {
 	l, err := store.Listen(t.Context(), "127.0.0.1:0")
 	require.NoError(t, err)
@@ -41,8 +42,8 @@ func connected(t *testing.T, addr string) *store.Store {
 	return store.New(e)
 }
 
-// TestLargeAnswersWaitForRoom has 48 clients, some of them behind a relay, read 16 MiB at once, of which the server's buffers hold 3: each gets
-// them.
+// TestLargeAnswersWaitForRoom checks that 48 clients, some of them behind a relay, all succeed in
+// reading 16 MiB at the same time, while the server's buffers hold 3 such replies.
 func TestLargeAnswersWaitForRoom(t *testing.T) {
 	m := new(store.Memory)
 	addr := buffered(t, m)
@@ -69,8 +70,9 @@ func TestLargeAnswersWaitForRoom(t *testing.T) {
 	all.Wait()
 }
 
-// TestAnAnswerThatWaitsForRoom has clients that do not read fill the buffers. Another one's calls wait meanwhile, until their deadlines, and
-// succeed when there is room; what changes something has happened once.
+// TestAnAnswerThatWaitsForRoom fills the buffers by clients that do not read. Calls of another
+// client wait until their deadlines meanwhile, and succeed when the buffers have space. Changes
+// take effect exactly once.
 func TestAnAnswerThatWaitsForRoom(t *testing.T) {
 	m := new(store.Memory)
 	addr := buffered(t, m)
@@ -132,8 +134,9 @@ func TestAnAnswerThatWaitsForRoom(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestPeersThatDoNotReadDelayOthersForALivenessTimeout: whatever liveness timeout they have named, the server cuts those off for which large
-// answers wait, when others wait for room.
+// TestPeersThatDoNotReadDelayOthersForALivenessTimeout checks that, when other replies wait for
+// buffer space, the server closes the connections of peers that do not read their large replies,
+// whichever liveness timeout those peers have requested.
 func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes several timeouts")
@@ -164,8 +167,9 @@ func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 	}
 }
 
-// TestManyLargeAnswersOverOneConnection has a connection's calls, and those of clients behind one relay, wait for values that come at once: more
-// than may wait for one peer (ServerLimits.InFlight).
+// TestManyLargeAnswersOverOneConnection checks calls of one connection, and of clients behind one
+// relay, whose values become ready at the same time, and exceed the bytes that may be queued for
+// one peer (ServerLimits.InFlight).
 func TestManyLargeAnswersOverOneConnection(t *testing.T) {
 	m := new(store.Memory)
 	addr := buffered(t, m, store.ServerLimits{InFlight: 16 << 20})

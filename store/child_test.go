@@ -16,14 +16,17 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// children are what the test binary can be instead of the tests; they are given an address: of the store, or of who wants to know the child's.
+// children are the roles that the test binary can run instead of the tests. Each gets an argument
+// that ends with an address: that of the store, or that of the parent to which it reports its own
+// address.
 var children = testcluster.Children{
 	"rank 1": childRank,
 	"server": childServer,
 	"relay":  childRelay,
 }
 
-// childRank is rank 1 of 2: it is in barrier 1, and in barrier 2 when there is the key "go".
+// childRank runs rank 1 of 2. It takes part in barrier 1, and in barrier 2 once the key "go"
+// exists.
 func childRank(ctx context.Context, to string) error {
 	s, err := store.Dial(ctx, to, nil)
 	if err != nil {
@@ -43,12 +46,12 @@ func childRank(ctx context.Context, to string) error {
 	return errors.Join(err, s.Close())
 }
 
-// barrier is rank's vote.
+// barrier returns the vote of rank in barrier seq.
 func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
 	return wire.Contribution{Generation: generation, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
 }
 
-// childServer serves a Memory, and says where.
+// childServer serves a Memory, and reports its address to to.
 func childServer(_ context.Context, to string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -60,7 +63,8 @@ func childServer(_ context.Context, to string) error {
 	return (&store.Server{Engine: new(store.Memory)}).Serve(l)
 }
 
-// childRelay is a relay: of the store, at the address, which it tells another one, that arg has.
+// childRelay runs a relay. Its arguments are the address of the store, the address on which it
+// listens, and the address to which it reports that address.
 func childRelay(ctx context.Context, arg string) error {
 	to := strings.Fields(arg)
 	r, err := store.NewRelay(ctx, "muster://"+to[0], nil)
@@ -77,7 +81,7 @@ func childRelay(ctx context.Context, arg string) error {
 	return (&store.Server{Engine: r}).Serve(l)
 }
 
-// tellAddr tells where l listens.
+// tellAddr sends the address of l to to.
 func tellAddr(to string, l net.Listener) error {
 	parent, err := net.Dial("tcp", to)
 	if err != nil {
@@ -89,19 +93,21 @@ func tellAddr(to string, l net.Listener) error {
 	return parent.Close()
 }
 
-// relayProcess is a relay of s that is a process of its own, at an address, and that address.
+// relayProcess starts a relay of s in a process of its own that listens at at, and returns the
+// process and its address.
 func relayProcess(t *testing.T, s *service, at string) (*launch.Process, string) {
 	t.Helper()
 	return addressed(t, "relay", s.addr+" "+at+" ")
 }
 
-// serverProcess is a server that is a process of its own, and its address.
+// serverProcess starts a server in a process of its own, and returns the process and its address.
 func serverProcess(t *testing.T) (*launch.Process, string) {
 	t.Helper()
 	return addressed(t, "server", "")
 }
 
-// addressed is a child of that name that tells its address. Behind arg it is told to whom.
+// addressed starts the child of that name, and returns it and the address that it reports. The
+// address to which it reports is appended to arg.
 func addressed(t *testing.T, name, arg string) (*launch.Process, string) {
 	t.Helper()
 	l, _ := tcp(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// nobody is an address where nobody listens.
+// nobody returns an address at which no process listens.
 func nobody(t *testing.T) string {
 	l, _ := tcp(t)
 	defer l.Close()
@@ -71,7 +71,7 @@ func TestDialANameThatDoesNotResolve(t *testing.T) {
 	require.EqualError(t, err, `store: dial "nowhere:1": store unavailable: lookup nowhere: no such host`)
 }
 
-// stranger is a server of something else.
+// stranger starts a server that does not speak the protocol, and returns its address.
 func stranger(t *testing.T, serve func(net.Conn)) (addr string) {
 	l, _ := tcp(t)
 	var serving sync.WaitGroup
@@ -122,7 +122,7 @@ func TestDialSomebodySilentIsBoundedByTheContext(t *testing.T) {
 	}
 }
 
-// waiting starts n waits of c for a key that nobody sets, and returns when the server has them.
+// waiting starts n waits of c for a key that no client sets, and returns when the server has them.
 func waiting(t *testing.T, c *store.Store, n int) chan error {
 	t.Helper()
 	errs := make(chan error, n)
@@ -161,7 +161,7 @@ func goneWith(t *testing.T, err error, code wire.Code) {
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	e, ok := errors.AsType[*store.Error](err)
 	require.True(t, ok)
-	if e.Code != wire.CodeClosed { // a call that came to the engine while it ended
+	if e.Code != wire.CodeClosed { // the call reached the engine while it was closing
 		require.Equal(t, code, e.Code, err.Error())
 	}
 }
@@ -252,11 +252,11 @@ func TestAReplyThatDoesNotParseEndsTheConnection(t *testing.T) {
 		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
 		_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1}))
 		b := make([]byte, 1000)
-		for { // the hello and each request
+		for { // reads the hello and each request
 			if _, err := c.Read(b); err != nil {
 				return
 			}
-			for id := range uint64(2) { // whichever was asked
+			for id := range uint64(2) { // answers both possible requests
 				_, _ = c.Write(frame(wire.Header{Op: wire.OpGet, Flags: 1, ID: id + 1}, 1))
 			}
 		}

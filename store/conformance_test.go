@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/store/storetest"
 )
 
-// world opens sessions on one store.
+// world returns a function that opens sessions on one store.
 type world = func(t *testing.T) (session func() store.Engine)
 
 func memory(*testing.T) func() store.Engine {
@@ -21,7 +21,7 @@ func memory(*testing.T) func() store.Engine {
 	return func() store.Engine { return m }
 }
 
-// served is the same engine behind a Server; grace is how long a session may be without a connection.
+// served returns a world in which the engine is behind a Server; grace is the reconnect timeout.
 func served(engine func(*testing.T) store.Backend, w wires, grace time.Duration) world {
 	return func(t *testing.T) func() store.Engine {
 		e := engine(t)
@@ -42,7 +42,7 @@ func served(engine func(*testing.T) store.Backend, w wires, grace time.Duration)
 	}
 }
 
-// wires is how a client reaches a server.
+// wires returns a listener for a server, and the dial function with which clients reach it.
 type wires func(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error))
 
 func tcp(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
@@ -53,7 +53,7 @@ func tcp(t *testing.T) (net.Listener, func(ctx context.Context, network, addr st
 	}
 }
 
-// pipes are connections without sockets, as TLS ones are: nothing is written to them without waiting.
+// pipes are connections without sockets. As with TLS, each write to them may block.
 func pipes(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
 	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	return l, func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -89,10 +89,10 @@ func (l *pipeListener) Close() error {
 
 func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
-// cut ends a client without goodbye, for ever.
+// cut ends a client permanently and without a goodbye.
 func cut(e store.Engine) { store.Kill(e) }
 
-// breaks ends a client's connection: it comes back.
+// breaks ends the connection of a client, which reconnects.
 func breaks(e store.Engine) {
 	if c := store.ConnOf(e); c != nil {
 		_ = c.Close()
@@ -105,7 +105,8 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, memory, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
 }
 
-// otherWay is for runs of the contract over what others run it over too, but for one part: a short run has one of each part.
+// otherWay skips the test in short mode. It is for runs of the contract over a combination of parts
+// in which each part is covered by another run.
 func otherWay(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -121,7 +122,8 @@ func TestPrefix(t *testing.T) {
 	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}, Key: 8<<10 - len("jobs/")})
 }
 
-// What is lost is lost soon, so that nobody waits for it; what is to come back has all the time that it needs.
+// Reconnect timeouts: soonLost for tests that wait for a loss, and comesBack for tests in which a
+// session must be resumed, however slow the machine is.
 const (
 	soonLost  = 50 * time.Millisecond
 	comesBack = time.Minute
@@ -131,7 +133,8 @@ func TestClientServerMemory(t *testing.T) {
 	storetest.Run(t, served(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 
-// The server reads connections that are no sockets with a goroutine for each.
+// TestClientServerMemoryOverPipes runs the contract over connections that are not sockets, each of
+// which the server reads in a goroutine of its own.
 func TestClientServerMemoryOverPipes(t *testing.T) {
 	otherWay(t)
 	storetest.Run(t, served(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})

@@ -21,7 +21,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// serverVar makes the test binary a durable server: it is the directory, the address, and the time to resume a session after a restart.
+// serverVar makes the test binary run as a durable server. Its value has the directory, the
+// address, and the reconnect timeout after a restart.
 const serverVar = "MUSTER_TEST_SERVER"
 
 func beServer() {
@@ -46,10 +47,11 @@ func beServer() {
 	os.Exit(1)
 }
 
-// process is a durable server in a process of its own, which can be killed and started again, at the same address.
+// process is a durable server in a process of its own, which can be killed and started again at the
+// same address.
 type process struct {
 	dir, addr string
-	grace     time.Duration // 0 is the default
+	grace     time.Duration // reconnect timeout; 0 is the default
 	cmd       *exec.Cmd
 }
 
@@ -78,7 +80,7 @@ func (p *process) start(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// kill is kill -9.
+// kill sends SIGKILL, and waits for the end of the process.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
@@ -92,8 +94,8 @@ func (p *process) client(t *testing.T) *store.Store {
 	return s
 }
 
-// TestKillNine kills a durable server again and again while clients work: none of them hears of it, what was acknowledged is there, and
-// each change has been made once.
+// TestKillNine kills a durable server again and again while clients work. No call of a client
+// fails, acknowledged changes are there, and each change was made exactly once.
 func TestKillNine(t *testing.T) {
 	const kills, clients = 6, 8
 	p := newProcess(t)
@@ -158,8 +160,9 @@ func TestKillNine(t *testing.T) {
 	t.Logf("%d adds, %d rounds, %d kills", all, rounds.Load(), kills)
 }
 
-// TestRestartsDoNotRenewTheTimeToReconnect kills a durable server more often than sessions have time to be resumed. A process that died with the
-// first server is declared lost all the same, and who came back each time is not.
+// TestRestartsDoNotRenewTheTimeToReconnect kills a durable server more often than the reconnect
+// timeout passes. A process that died with the first server is declared lost all the same, and a
+// client that reconnects each time is not.
 func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	const grace, every, most = 3 * time.Second, 2 * time.Second, 60 * time.Second
 	p := newProcessWith(t, grace)
@@ -205,7 +208,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	}
 }
 
-// gathers is a rank that gathers from all, round by round, until rank 0 has had enough.
+// gathers runs all-gathers as one rank, round by round, until going returns false in rank 0.
 func gathers(ctx context.Context, t *testing.T, s *store.Store, rank, size int, going func() bool, rounds *atomic.Int64) {
 	c := wire.Contribution{Group: "g", Run: "r", Rank: rank, Size: size, Root: -1, Label: fmt.Sprint("rank ", rank)}
 	roll, err := s.Join(ctx, c, nil)
@@ -238,7 +241,8 @@ func gathers(ctx context.Context, t *testing.T, s *store.Store, rank, size int, 
 	}
 }
 
-// TestAStoreThatDoesNotComeBack shows that calls to a durable store end with their contexts, and say what is the matter.
+// TestAStoreThatDoesNotComeBack checks that calls to a durable store that is down end with their
+// contexts, and that the error says since when the client is not connected.
 func TestAStoreThatDoesNotComeBack(t *testing.T) {
 	p := newProcess(t)
 	s := p.client(t)

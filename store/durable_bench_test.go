@@ -10,7 +10,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// BenchmarkDurableSet sets keys in a durable store over TCP, each client one after the other.
+// BenchmarkDurableSet measures sets in a durable store over TCP. Each client makes its calls in
+// sequence.
 func BenchmarkDurableSet(b *testing.B) {
 	for _, clients := range []int{1, 50} {
 		b.Run(fmt.Sprint(clients), func(b *testing.B) {

@@ -95,7 +95,8 @@ func TestBackupAndRestore(t *testing.T) {
 	require.Equal(t, 3000, n)
 }
 
-// A backup has the whole store: what is only given a part of it gets none.
+// TestBackupBelowAPrefix checks that a backup requires the right to the whole store, since it
+// contains the whole store.
 func TestBackupBelowAPrefix(t *testing.T) {
 	ctx := bounded(t)
 	s := store.New(&store.Memory{Dir: t.TempDir()})
@@ -113,7 +114,8 @@ func TestBackupBelowAPrefix(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What was refused stays refused, and what was acknowledged stays, whatever the limits are after a restart.
+// TestDurableUnderOtherLimits checks that, after a restart with other limits, refused changes stay
+// refused and acknowledged changes stay in effect.
 func TestDurableUnderOtherLimits(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)
 	life := func(most int64) *store.Store {
@@ -134,7 +136,8 @@ func TestDurableUnderOtherLimits(t *testing.T) {
 	}
 }
 
-// Who has been told that an entry is gone does not see it again after a crash.
+// TestDurableExpiryThatWasSeen checks that an entry that a client has found expired does not exist
+// again after a crash.
 func TestDurableExpiryThatWasSeen(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)
 	m := &store.Memory{Dir: dir}
@@ -160,7 +163,7 @@ func TestDurableExpiryThatWasSeen(t *testing.T) {
 	}
 }
 
-// A restart in order keeps what a crash keeps.
+// TestDurableRestartInOrder checks that an orderly restart keeps all that a crash keeps.
 func TestDurableRestartInOrder(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)
 	start := func(addr string) (*store.Server, net.Listener) {
@@ -218,7 +221,7 @@ func TestDurableRefuses(t *testing.T) {
 	}
 }
 
-// snapshotOf is what is in a directory, but for the lock.
+// snapshotOf returns the contents of a directory, except for the lock file.
 func snapshotOf(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files, _ := os.ReadDir(dir)

@@ -8,7 +8,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Who knows one secret may write everything, who knows the other may read the configuration.
+// Peers that know one secret may write everything; peers that know the other may read the
+// configuration.
 func ExampleServer_access() {
 	ctx := context.Background()
 	owner, viewer := []byte("an owner's 32 random bytes, say."), []byte("a viewer's, from ReadSecret too.")

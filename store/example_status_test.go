@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Who is it waiting for?
+// The status names the ranks for which a group waits.
 func ExampleStore_Status() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

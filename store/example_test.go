@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// opened is a store in this process, for the examples.
+// opened returns a store in this process, for the examples.
 func opened() (context.Context, *store.Store) {
 	return context.Background(), store.New(new(store.Memory))
 }
@@ -70,7 +70,7 @@ func ExampleStore_Add() {
 
 func ExampleStore_Swap() {
 	ctx, s := opened()
-	_, _ = s.Swap(ctx, "leader", nil, []byte("rank 2")) // the first one leads
+	_, _ = s.Swap(ctx, "leader", nil, []byte("rank 2")) // the first swap wins
 	now, err := s.Swap(ctx, "leader", nil, []byte("rank 3"))
 	fmt.Printf("%s: %v\n", now, err)
 	// Output: rank 2: store: swap "leader": conflict
@@ -78,8 +78,9 @@ func ExampleStore_Swap() {
 
 func ExampleStore_SwapFor() {
 	ctx, s := opened()
-	_, _ = s.SwapFor(ctx, "leader", nil, []byte("rank 2"), time.Minute)                 // it leads for a minute,
-	now, _ := s.SwapFor(ctx, "leader", []byte("rank 2"), []byte("rank 2"), time.Minute) // and for one more
+	// Rank 2 leads for a minute, and then extends that by another minute.
+	_, _ = s.SwapFor(ctx, "leader", nil, []byte("rank 2"), time.Minute)
+	now, _ := s.SwapFor(ctx, "leader", []byte("rank 2"), []byte("rank 2"), time.Minute)
 	fmt.Printf("%s\n", now)
 	// Output: rank 2
 }
@@ -118,7 +119,8 @@ func ExampleStore_Keys() {
 	ctx, s := opened()
 	_ = s.Set(ctx, "weights/0", make([]byte, 1<<20), nil)
 	_ = s.Set(ctx, "weights/1", make([]byte, 1<<20), nil)
-	for key, err := range s.Keys(ctx, "weights/") { // a million bytes each that need not travel
+	// The values, of a million bytes each, are not transferred.
+	for key, err := range s.Keys(ctx, "weights/") {
 		fmt.Println(key, err)
 	}
 	// Output:
@@ -143,7 +145,7 @@ func ExampleStore_Watch() {
 	// rank/0 is gone <nil>
 }
 
-// Two ranks enter a group, and give each other a payload.
+// Two ranks join a group, and exchange a payload.
 func ExampleStore_Collect() {
 	ctx, s := opened()
 	var ranks sync.WaitGroup
@@ -195,7 +197,7 @@ func ExamplePrefix() {
 	// Output: running
 }
 
-// A relay is a Server whose Engine reaches the store: ranks of a host connect to it.
+// A relay is a Server whose Engine is a client of the store. The ranks of a host connect to it.
 func ExampleNewRelay() {
 	ctx := context.Background()
 	memory := new(store.Memory)

@@ -6,7 +6,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What the handshake uses.
+// Functions of the handshake.
 var (
 	NewNonce            = newNonce
 	Proof               = proof
@@ -19,7 +19,7 @@ var (
 	VerifiedCertificate = verifiedCertificate
 )
 
-// RightsOfCertificate is what the holder of cert may do; ok if that is anything.
+// RightsOfCertificate returns the rights of the holder of cert; ok reports whether there are any.
 func RightsOfCertificate(accesses []Access, cert *x509.Certificate) (r Rights, ok bool) {
 	matched := matchCertificate(accesses, cert)
 	return rightsOf(accesses, matched), len(matched) > 0
@@ -31,11 +31,12 @@ const (
 	ProofServer = proofServer
 )
 
-// Rights are what a peer may do.
+// Rights are the rights of a peer.
 type Rights = rights
 
-// Known reports whether the table of operations has a right for op other than the right to everything.
+// Known reports whether the table of operations has a right for op other than the right to
+// everything.
 func Known(op uint8) bool { return wire.Op(op).Right() != wire.NeedAll }
 
-// Refuse is what its request is refused with.
+// Refuse returns why a request is refused, or "" if it is allowed.
 var Refuse = rights.refuse

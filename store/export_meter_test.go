@@ -2,7 +2,8 @@ package store
 
 import "time"
 
-// Metered is what counting costs a request that comes alone, with all that is counted of it: its operation, its bytes and its time.
+// Metered returns a function that does all the counting for a request that comes alone: of its
+// operation, its bytes and its time. looked says that the status is being read.
 func Metered(looked bool) func() {
 	m := new(Memory)
 	if looked {

@@ -8,7 +8,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// ConnOf is the connection of a client.
+// ConnOf returns the connection of a client.
 func ConnOf(e Engine) net.Conn {
 	c := e.(*client)
 	c.mu.Lock()
@@ -19,7 +19,7 @@ func ConnOf(e Engine) net.Conn {
 	return c.conn.nc
 }
 
-// Kill ends a client as the end of its process would: without goodbye, and it does not come back.
+// Kill ends a client as the end of its process would: without a goodbye, and it does not reconnect.
 func Kill(e Engine) {
 	e.(*client).cancel()
 	if conn := ConnOf(e); conn != nil {
@@ -27,24 +27,24 @@ func Kill(e Engine) {
 	}
 }
 
-// Breath is what deadlines get that passed while the process stood still.
+// Breath is the extension of deadlines that passed while the process was stopped.
 const Breath = catchUpTime
 
-// StandStill makes m believe that its process was stopped for d, before its next deadline.
+// StandStill makes m act as if its process had been stopped for d before its next deadline.
 func StandStill(m *Memory, d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.start = m.start.Add(-d)
 }
 
-// Waiting is the number of calls that wait in this process.
+// Waiting returns the number of calls that wait in this process.
 func Waiting(m *Memory) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.calls)
 }
 
-// Cut cuts a stream that comes in pieces into frames, with a buffer of room bytes.
+// Cut splits a stream that arrives in pieces into frames, with a buffer of room bytes.
 func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err error) {
 	f, buf := frameReader{limit: wire.MaxBody}, make([]byte, room)
 	for _, p := range pieces {
@@ -69,7 +69,7 @@ func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err e
 	return heads, bodies, nil
 }
 
-// Calls is how many calls of a client have no answer.
+// Calls returns the number of calls of a client that have no reply.
 func Calls(e Engine) int {
 	c := e.(*client)
 	c.mu.Lock()
@@ -77,7 +77,7 @@ func Calls(e Engine) int {
 	return len(c.calls)
 }
 
-// Cancelled is how many cancels of a client wait for their calls' answers.
+// Cancelled returns the number of cancels of a client that wait for the replies of their calls.
 func Cancelled(e Engine) int {
 	c := e.(*client)
 	c.mu.Lock()
@@ -85,11 +85,11 @@ func Cancelled(e Engine) int {
 	return len(c.cancelled)
 }
 
-// BucketOf and BucketEnd are those of latencies.
+// BucketOf and BucketEnd are those of the latency histogram.
 func BucketOf(d time.Duration) int  { return bucketOf(d) }
 func BucketEnd(i int) time.Duration { return bucketEnd(i) }
 
-// SetFS has a Memory that is not open yet keep its log through fs.
+// SetFS makes a Memory that is not open yet keep its log in fs.
 func SetFS(m *Memory, fs durable.FS) { m.fs = fs }
 
 // Crowded reports whether requests wait for the disk of a durable Memory.

@@ -35,7 +35,8 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// FuzzServer has a peer that sends anything, to a store or a relay: behind a hello, or instead of one, in pieces of any size.
+// FuzzServer sends arbitrary bytes to a store or a relay, after a hello or instead of one, in
+// pieces of any size.
 func FuzzServer(f *testing.F) {
 	const greeted, engine, step = 1, 2, 8 // bits of how
 	for _, bad := range garbage {
@@ -90,7 +91,7 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// bystander is a client of a server that others send anything.
+// bystander is a client of a server to which others send arbitrary bytes.
 type bystander struct {
 	addr  string
 	key   string
@@ -113,7 +114,8 @@ func newBystander(f *testing.F, e store.Backend) *bystander {
 	return b
 }
 
-// undisturbed asserts that all goes on: what changes something once, and what waits.
+// undisturbed asserts that the calls of the bystander still work: its changes take effect once, and
+// its waits end.
 func (b *bystander) undisturbed(t *testing.T) {
 	t.Helper()
 	n, err := b.Add(bounded(t), b.key, 1)

@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// goneWays are the ways in which a directory can stop being a store's while the store has it.
+// goneWays are the ways in which a store can lose its directory while it is open.
 var goneWays = map[string]func(dir string) error{
 	"directory removed": os.RemoveAll,
 	"directory renamed": func(dir string) error { return os.Rename(dir, dir+"-elsewhere") },
@@ -27,8 +27,8 @@ var goneWays = map[string]func(dir string) error{
 	"log removed":        func(dir string) error { return os.Remove(filepath.Join(dir, "log-0000000000000001")) },
 }
 
-// TestDirectoryIsGone shows that a store ends soon after its directory, or a file that it needs, is removed or replaced,
-// though nothing is written.
+// TestDirectoryIsGone checks that a store ends soon after its directory, or a file that it needs,
+// is removed or replaced, even if nothing is written.
 func TestDirectoryIsGone(t *testing.T) {
 	for name, take := range goneWays {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +52,8 @@ func TestDirectoryIsGone(t *testing.T) {
 	}
 }
 
-// TestNothingIsAcknowledgedIntoARemovedDirectory shows that a write to a log that has been removed is never acknowledged.
+// TestNothingIsAcknowledgedIntoARemovedDirectory checks that a write to a log that has been removed
+// is never acknowledged.
 func TestNothingIsAcknowledgedIntoARemovedDirectory(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there it is noticed within a second only")
@@ -71,7 +72,8 @@ func TestNothingIsAcknowledgedIntoARemovedDirectory(t *testing.T) {
 	}
 }
 
-// TestLockFileIsRemoved shows that a second store does not get a directory whose lock file was removed.
+// TestLockFileIsRemoved checks that a second store cannot open a directory whose lock file was
+// removed.
 func TestLockFileIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	first := &store.Memory{Dir: dir}

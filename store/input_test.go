@@ -20,9 +20,9 @@ import (
 
 var garbage = []struct {
 	name    string
-	greeted bool // it comes behind a hello
+	greeted bool // the bytes follow a hello
 	bytes   []byte
-	reason  string // in the log
+	reason  string // expected in the log
 }{
 	{"garbage", false, make([]byte, 64), "not a muster store"},
 	{"HTTP", false, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), `it began with \"GET / HT`},
@@ -43,7 +43,8 @@ var garbage = []struct {
 	{"the largest length", true, wire.AppendHeader(nil, wire.Header{Op: wire.OpSet, Len: 1<<32 - 1}), "frame too large"},
 }
 
-// engines are the ways in which a server reads, a loop and a goroutine; durables, those that wait for the log too.
+// way is an engine over a kind of connection: engines cover the two ways in which a server reads, a
+// loop and a goroutine, and durables the engines whose replies also wait for the log.
 type way struct {
 	name   string
 	engine func(*testing.T) store.Backend
@@ -60,7 +61,7 @@ var durables = []way{
 	{"durable over pipes", onDisk, pipes},
 }
 
-// each runs a test for each way in which a server reads.
+// each runs a test with each way in which a server reads.
 func each(t *testing.T, test func(t *testing.T, s *service)) {
 	eachWith(t, store.ServerLimits{}, test)
 }
@@ -82,7 +83,7 @@ func TestBadInputClosesOnlyItsConnection(t *testing.T) {
 				if bad.greeted {
 					c = s.greeted(t)
 				}
-				_, _ = c.Write(bad.bytes) // a pipe's reader may end in the middle of it
+				_, _ = c.Write(bad.bytes) // the reader of a pipe may end in the middle of the bytes
 				closed(t, c)
 				s.says(t, bad.reason)
 				works(t, other)
@@ -91,7 +92,8 @@ func TestBadInputClosesOnlyItsConnection(t *testing.T) {
 	})
 }
 
-// A store that answers less than was asked for is an error, whatever it leaves out.
+// TestAnswersThatLackSomething checks that a reply that lacks a part of what was requested is an
+// error, whichever part is missing.
 func TestAnswersThatLackSomething(t *testing.T) {
 	wait := func(s *store.Store) error { _, err := s.Wait(bounded(t), "a", "b"); return err }
 	list := func(s *store.Store) error { return last(s.List(bounded(t), "")) }
@@ -127,7 +129,7 @@ func TestAnswersThatLackSomething(t *testing.T) {
 	}
 }
 
-// last is the last error of what is listed.
+// last returns the last error of a sequence.
 func last[T any](all iter.Seq2[T, error]) (err error) {
 	for _, err = range all {
 	}
@@ -183,7 +185,7 @@ func TestALengthAloneCostsNothing(t *testing.T) {
 	require.Less(t, heap()-before, int64(16<<20), "32 lengths of 16 MiB")
 }
 
-// heap is the memory in use.
+// heap returns the size of the heap in use, in bytes.
 func heap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -209,7 +211,7 @@ func TestRequestsByteByByte(t *testing.T) {
 }
 
 func TestManyRequestsRightBehindTheHello(t *testing.T) {
-	const many = 5000 // far over a loop's buffer
+	const many = 5000 // far more than the buffer of a loop
 	each(t, func(t *testing.T, s *service) {
 		c := s.raw(t)
 		b := greeting()
@@ -221,7 +223,7 @@ func TestManyRequestsRightBehindTheHello(t *testing.T) {
 		for i := range ids {
 			ids[i] = receive(t, c).ID
 		}
-		slices.Sort(ids) // any engine answers in any order
+		slices.Sort(ids) // an engine may answer in any order
 		for i := range ids {
 			require.EqualValues(t, i, ids[i])
 		}
@@ -285,7 +287,7 @@ func TestManyIdleConnections(t *testing.T) {
 	each := (heap() - before) / int64(len(conns))
 	require.Less(t, each, int64(24<<10), "both sides of a connection")
 	works(t, s.client(t))
-	require.NoError(t, s.Close()) // TestMain sees whether anything is left
+	require.NoError(t, s.Close()) // TestMain detects goroutines that are left
 	for _, c := range conns {
 		closed(t, c)
 	}

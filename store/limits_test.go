@@ -23,10 +23,10 @@ func TestLimitsOfWhatAStoreHolds(t *testing.T) {
 	for _, e := range engines[:2] {
 		for name, tc := range map[string]struct {
 			limits store.Limits
-			breaks func(ctx context.Context, c *store.Store) error // once the limit is reached
+			breaks func(ctx context.Context, c *store.Store) error // fails at the limit
 			is     error
 			says   string
-			ends   func(ctx context.Context, c *store.Store) error // what makes room again; nil is nothing
+			ends   func(ctx context.Context, c *store.Store) error // frees space; may be nil
 		}{
 			"a key": {
 				store.Limits{Key: 64},
@@ -85,7 +85,7 @@ func TestLimitsOfWhatAStoreHolds(t *testing.T) {
 					for range 3 {
 						go func() { _, err := c.Wait(ctx, "never"); errs <- err }()
 					}
-					return <-errs // the other two wait
+					return <-errs // the other two calls wait
 				},
 				store.ErrFull, "the limit is 2 waiting calls", nil,
 			},
@@ -108,7 +108,8 @@ func TestLimitsOfWhatAStoreHolds(t *testing.T) {
 	}
 }
 
-// At its memory's limit a store refuses writes, and goes on with reads and deletes.
+// TestAStoreAtItsMemoryLimit checks that a store at its memory limit refuses writes, and still
+// carries out reads and deletes.
 func TestAStoreAtItsMemoryLimit(t *testing.T) {
 	const limit = 1 << 20
 	for _, e := range engines[:2] {
@@ -164,7 +165,7 @@ func TestTooManyConnections(t *testing.T) {
 			o := s.knowing(tc.secret, tc.files)
 			a, b := s.as(t, o), s.as(t, o)
 			before := runtime.NumGoroutine()
-			for range 500 { // who hears why takes a goroutine, for a second at most
+			for range 500 { // each refusal runs in a goroutine for a second at most
 				_ = s.raw(t)
 			}
 			testcluster.Eventually(t, patience, func() bool { return strings.Count(s.String(), "connection refused") >= 500 }, "all are refused")
@@ -190,7 +191,7 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
-// from is s's dial from another address of this machine.
+// from returns options for dialing s from another address of this machine.
 func from(s *service, ip string) *store.DialOptions {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
 	return &store.DialOptions{Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -204,7 +205,8 @@ func TestTooManyConnectionsFromOneAddress(t *testing.T) {
 	_, err := store.Dial(bounded(t), s.addr, from(s, "127.0.0.1"))
 	require.ErrorIs(t, err, store.ErrFull)
 	require.ErrorContains(t, err, "store full: the limit is 2 connections from one address")
-	if c, err := store.Dial(bounded(t), s.addr, from(s, "127.0.0.2")); err == nil { // some systems have but one
+	// Some systems have only one loopback address.
+	if c, err := store.Dial(bounded(t), s.addr, from(s, "127.0.0.2")); err == nil {
 		works(t, c)
 		require.NoError(t, c.Close())
 	} else {
@@ -216,16 +218,18 @@ func TestTooManyConnectionsFromOneAddress(t *testing.T) {
 	works(t, c)
 }
 
-// Peers that begin a handshake and never end it keep nobody out: the oldest goes.
+// TestUnfinishedHandshakesBlockNoPeer checks that peers that begin a handshake and never finish it
+// do not keep others out: the server closes the oldest one.
 func TestUnfinishedHandshakesBlockNoPeer(t *testing.T) {
 	f := newTLSFiles(t)
 	for name, tc := range map[string]struct {
 		limits store.ServerLimits
 		tls    bool
 	}{
-		"plain":       {store.ServerLimits{Handshakes: 4, Handshake: 3 * time.Second / 2}, false},
-		"TLS":         {store.ServerLimits{Handshakes: 4, Handshake: 3 * time.Second / 2}, true},
-		"connections": {store.ServerLimits{Conns: 4, Handshake: 3 * time.Second / 2}, false}, // there are as many as there may be
+		"plain": {store.ServerLimits{Handshakes: 4, Handshake: 3 * time.Second / 2}, false},
+		"TLS":   {store.ServerLimits{Handshakes: 4, Handshake: 3 * time.Second / 2}, true},
+		// Case connections has as many connections as the limit permits.
+		"connections": {store.ServerLimits{Conns: 4, Handshake: 3 * time.Second / 2}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			srv := &store.Server{Limits: tc.limits}
@@ -280,7 +284,7 @@ func TestHalfATLSHandshakeEnds(t *testing.T) {
 	closed(t, hello)
 	shaken := tls.Client(s.raw(t), &tls.Config{InsecureSkipVerify: true})
 	require.NoError(t, shaken.Handshake())
-	closed(t, shaken) // it says no hello
+	closed(t, shaken) // it sends no hello
 	s.says(t, "TLS handshake: ")
 	s.says(t, "err=\"handshake: ")
 }
@@ -294,7 +298,8 @@ func TestASecretThatIsNotProvedInTime(t *testing.T) {
 	s.says(t, "handshake: ")
 }
 
-// A peer over TLS that does not read delays nobody, and does not get more than InFlight.
+// TestATLSPeerThatDoesNotRead checks that a peer over TLS that does not read does not delay others,
+// and that the server queues at most InFlight bytes for it.
 func TestATLSPeerThatDoesNotRead(t *testing.T) {
 	f := newTLSFiles(t)
 	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{InFlight: 4 << 20}}, tcp)

@@ -21,7 +21,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Histories of clients whose connections are cut, delayed and frozen must be linearizable. A longer run, or one again:
+// These tests check that histories of clients whose connections are cut, delayed and frozen are
+// linearizable. To run them longer, or to repeat a run:
 //
 //	go test ./store -run TestLinearizable -linear.for 2m -linear.seed 17
 var (
@@ -29,11 +30,11 @@ var (
 	linearSeed = flag.Uint64("linear.seed", 0, "of TestLinearizable; 0 draws one")
 )
 
-// host starts a server for a test. restart kills it and starts it again, with its memory, at the same address; it is nil if that
-// cannot be.
+// host starts a server for a test. restart kills the server and starts it again, with its memory,
+// at the same address; it is nil if that is impossible.
 type host func(t *testing.T) (addr string, restart func())
 
-// inProcess is a host of an engine, which is lost with it.
+// inProcess returns a host of an engine whose state is lost with the server.
 func inProcess(engine func(*testing.T) store.Backend) host {
 	return func(t *testing.T) (string, func()) {
 		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{ReconnectTimeout: 150 * time.Millisecond}}, tcp)
@@ -41,7 +42,7 @@ func inProcess(engine func(*testing.T) store.Backend) host {
 	}
 }
 
-// killedRelay is a relay that is killed, and starts again, of a store that is not.
+// killedRelay is a host of a store behind a relay; restart kills and starts the relay only.
 func killedRelay(t *testing.T) (string, func()) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Second}}, tcp)
 	p, addr := relayProcess(t, s, "127.0.0.1:0")
@@ -70,7 +71,8 @@ func TestLinearizable(t *testing.T) {
 	}
 }
 
-// A checker that finds nothing wrong proves nothing: it must find what is.
+// TestLinearizableFindsWhatIsWrong checks that the checker finds histories that are not
+// linearizable. Otherwise its success would prove nothing.
 func TestLinearizableFindsWhatIsWrong(t *testing.T) {
 	for name, wrong := range map[string]func(store.Engine) store.Engine{
 		"an add that counts twice": func(e store.Engine) store.Engine {
@@ -130,10 +132,11 @@ func (f *faulty) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 const (
 	linearClients = 8
 	linearKeys    = 4
-	roundTime     = 700 * time.Millisecond // of keys: short histories are checked fast
+	roundTime     = 700 * time.Millisecond // then keys change: short histories are checked fast
 )
 
-// linear makes histories for a time, of clients that are wrong unless that is nil, and returns what is wrong with them.
+// linear records histories for the duration d, and returns those that are not linearizable. A wrong
+// that is not nil makes the clients faulty.
 func linear(t *testing.T, h host, wrong func(store.Engine) store.Engine, d time.Duration, seed uint64) (bad []string, summary string) {
 	addr, restart := h(t)
 	proxies := make([]*testcluster.Proxy, linearClients)
@@ -171,7 +174,7 @@ func linear(t *testing.T, h host, wrong func(store.Engine) store.Engine, d time.
 	return bad, fmt.Sprintf("seed %d: %d calls in %d rounds, %d of them with an unknown outcome", seed, total, round, unknown)
 }
 
-// faults lets things happen to a client's connection until ctx ends.
+// faults injects faults into a client's connection until ctx ends.
 func faults(ctx context.Context, p *testcluster.Proxy, chance *rand.Rand) {
 	defer func() { p.Stall(false); p.Delay(0); p.Split(0) }()
 	for {
@@ -184,12 +187,12 @@ func faults(ctx context.Context, p *testcluster.Proxy, chance *rand.Rand) {
 			p.Delay(time.Duration(chance.IntN(5000)) * time.Microsecond)
 		case 3:
 			p.Split(chance.IntN(40))
-		case 4: // frozen, and cut off in the end, sometimes for longer than the grace
+		case 4: // frozen and then cut off, sometimes for longer than the reconnect timeout
 			p.Stall(true)
 			pause(ctx, time.Duration(chance.IntN(300))*time.Millisecond)
 			p.Cut(testcluster.Ending(chance.IntN(2)))
 			p.Stall(false)
-		case 5: // its answers do not come
+		case 5: // replies do not arrive
 			p.Down.Stall(true)
 			pause(ctx, time.Duration(chance.IntN(50))*time.Millisecond)
 			p.Cut(testcluster.RST)
@@ -201,7 +204,7 @@ func faults(ctx context.Context, p *testcluster.Proxy, chance *rand.Rand) {
 	}
 }
 
-// pause waits, unless ctx ends.
+// pause waits for d, and reports whether ctx is still active.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -211,7 +214,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// history is what some clients did to some keys.
+// history records the calls of some clients for some keys.
 type history struct {
 	began time.Time
 	round int
@@ -227,14 +230,14 @@ type kvInput struct {
 	op       wire.Op
 	key      string
 	old, new string
-	absent   bool // old of a swap is
+	absent   bool // the old value of a swap is absent
 	reads    int
 }
 
-// kvOutput is its answer.
+// kvOutput is the result of a call.
 type kvOutput struct {
 	unknown bool
-	there   bool // a value
+	there   bool // there is a value
 	value   string
 	n       int64
 	ok      bool // no conflict, no error
@@ -242,7 +245,7 @@ type kvOutput struct {
 
 var kvOps = []wire.Op{wire.OpGet, wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpTake}
 
-// client calls until ctx ends.
+// client makes calls until ctx ends.
 func (h *history) client(ctx context.Context, id int, s *store.Store, chance *rand.Rand) {
 	seen := map[string]kvOutput{}
 	for ctx.Err() == nil {
@@ -250,7 +253,7 @@ func (h *history) client(ctx context.Context, id int, s *store.Store, chance *ra
 		in.new = strconv.FormatInt(h.next.Add(1), 10)
 		last := seen[in.key]
 		in.old, in.absent = last.value, !last.there
-		if in.op == wire.OpTake { // an entry whose reads are counted; gets take it then
+		if in.op == wire.OpTake { // it sets an entry with counted reads, which gets then consume
 			in.op, in.reads = wire.OpSet, 1+chance.IntN(2)
 		}
 		within, cancel := context.WithTimeout(ctx, time.Duration(20+chance.IntN(200))*time.Millisecond)
@@ -264,7 +267,8 @@ func (h *history) client(ctx context.Context, id int, s *store.Store, chance *ra
 	}
 }
 
-// kvCall makes a call. If it is known that nothing happened, it is no part of the history.
+// kvCall makes a call. If happened is false, the call certainly had no effect, and is not part of
+// the history.
 func kvCall(ctx context.Context, s *store.Store, in kvInput) (out kvOutput, happened bool) {
 	var err error
 	var v []byte
@@ -307,13 +311,13 @@ func (h *history) note(id int, in kvInput, out kvOutput, call time.Duration, hap
 	defer h.mu.Unlock()
 	if out.unknown {
 		h.unknown++
-		back = math.MaxInt64 // perhaps never: behind everything that anybody saw
+		back = math.MaxInt64 // the effect may come at any later time, or never
 		id = linearClients + h.unknown
 	}
 	h.done = append(h.done, porcupine.Operation{ClientId: id, Input: in, Call: int64(call), Output: out, Return: back})
 }
 
-// check returns what is not linearizable.
+// check returns the histories that are not linearizable.
 func (h *history) check(seed uint64) (bad []string) {
 	byKey := map[string][]porcupine.Operation{}
 	for _, op := range h.done {
@@ -341,7 +345,7 @@ func kvText(ops []porcupine.Operation) (text string) {
 	return text
 }
 
-// kvState is an entry.
+// kvState is the state of an entry.
 type kvState struct {
 	there bool
 	value string
@@ -358,7 +362,7 @@ var kvModel = porcupine.Model{
 	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v gave %+v", input, output) },
 }
 
-// kvStep is what a store does.
+// kvStep is the sequential model of a store.
 func kvStep(s kvState, in kvInput) (next kvState, out kvOutput) {
 	out.ok = true
 	switch in.op {
@@ -396,7 +400,7 @@ func kvStep(s kvState, in kvInput) (next kvState, out kvOutput) {
 	return s, out
 }
 
-// killed is a host of a durable store in a process of its own, which is killed.
+// killed is a host of a durable store in a process of its own, which restart kills.
 func killed(t *testing.T) (string, func()) {
 	p := newProcess(t)
 	return p.addr, func() { p.kill(); p.start(t) }

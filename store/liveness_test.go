@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// pair is a group of two, on sessions of their own.
+// pair is a group of two ranks with a session each.
 type pair struct {
 	a, b *store.Store
 	gen  uint64
@@ -41,7 +41,7 @@ func (p *pair) barrier(ctx context.Context, rank int, seq uint64) error {
 	return err
 }
 
-// goesOn asserts that both are in barrier seq.
+// goesOn asserts that both ranks complete barrier seq.
 func (p *pair) goesOn(t *testing.T, seq uint64) {
 	t.Helper()
 	other := make(chan error, 1)
@@ -66,7 +66,7 @@ func verdictOf(t *testing.T, err error) *wire.Failure {
 	return e.Failure
 }
 
-// through is a client of s through a proxy.
+// through returns a client of s that is connected through a proxy.
 func (s *service) through(t *testing.T) (*store.Store, *testcluster.Proxy) {
 	t.Helper()
 	p := testcluster.NewProxy(t, s.addr)
@@ -81,8 +81,9 @@ func dial(t *testing.T, addr string) *store.Store {
 	return c
 }
 
-// A peer that vanishes without an end of its connection fails when its liveness timeout has passed, and not before; whether it is the
-// server's, or its own, which may be shorter or longer.
+// TestSilentPeerIsLostAfterItsLivenessTimeout checks that a peer that stops sending without closing
+// its connection fails after its liveness timeout, and not before. The timeout is that of the
+// server, or that of the peer, which may be shorter or longer.
 func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -111,15 +112,17 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 			start := time.Now()
 			proxy.Blackhole(true)
 			lost(t, g.barrier(bounded(t), 0, 2))
-			require.Greater(t, time.Since(start), min(max(c.server, c.peer), time.Second)-200*time.Millisecond) // something may have been heard a look before
+			// The last message may have come a moment before start.
+			require.Greater(t, time.Since(start), min(max(c.server, c.peer), time.Second)-200*time.Millisecond)
 			require.Less(t, time.Since(start), 8*time.Second)
 			s.says(t, "peer lost")
-			proxy.Cut(testcluster.RST) // or its Close would wait
+			proxy.Cut(testcluster.RST) // otherwise its Close would wait
 		})
 	}
 }
 
-// A Recv and a Follow hear of it too.
+// TestSilentPeerEndsWhatWaitsForIt checks that a Recv and a Follow that wait for a silent peer
+// return its failure, too.
 func TestSilentPeerEndsWhatWaitsForIt(t *testing.T) {
 	t.Parallel()
 	s := serve(t, soon(0), tcp)
@@ -134,7 +137,8 @@ func TestSilentPeerEndsWhatWaitsForIt(t *testing.T) {
 	proxy.Cut(testcluster.RST)
 }
 
-// TestLongRequestIsNoSilence sends a request for longer than the liveness timeout: neither side takes the other for silent.
+// TestLongRequestIsNoSilence checks that a request whose transfer takes longer than the liveness
+// timeout makes neither side suspect the other.
 func TestLongRequestIsNoSilence(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
@@ -144,7 +148,9 @@ func TestLongRequestIsNoSilence(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return c, c.(*net.TCPConn).SetWriteBuffer(64 << 10) // what the kernel holds is silence
+		// The buffer is small: while the kernel sends what it has buffered, the connection seems
+		// silent.
+		return c, c.(*net.TCPConn).SetWriteBuffer(64 << 10)
 	}
 	c, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 4 * time.Second, Dial: small})
 	require.NoError(t, err)
@@ -157,7 +163,7 @@ func TestLongRequestIsNoSilence(t *testing.T) {
 	require.Same(t, conn, store.ConnOf(c.Engine()), "it has not connected again")
 }
 
-// A peer that answers probes is not silent, however little it has to say.
+// TestIdlePeersAreNotLost checks that an idle peer that answers liveness probes is not lost.
 func TestIdlePeersAreNotLost(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s *service) {
@@ -174,7 +180,8 @@ func TestIdlePeersAreNotLost(t *testing.T) {
 	})
 }
 
-// By default a rank that is awaited may be silent for seconds, as healthy ones are on a busy host.
+// TestPauseOfSecondsFailsNoPeer checks that the default liveness timeout permits a rank that others
+// wait for to be silent for seconds, as healthy ranks are on a busy host.
 func TestPauseOfSecondsFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
@@ -193,7 +200,7 @@ func TestPauseOfSecondsFailsNoPeer(t *testing.T) {
 	require.NoError(t, <-waiting)
 }
 
-// rank0 joins a group with a child.
+// rank0 joins a group as rank 0; rank 1 is a child process.
 func rank0(t *testing.T, s *service) (*pair, testcluster.Process) {
 	t.Helper()
 	p := testcluster.Start(t, "rank 1", s.addr)
@@ -228,7 +235,8 @@ func TestFrozenClientIsNotLostBefore(t *testing.T) {
 	require.NoError(t, g.barrier(bounded(t), 0, 2))
 }
 
-// A server that stood still has lost nobody: sessions, leases, TTLs and deadlines have the time that it was not there.
+// TestFrozenServerFailsNoPeer checks that no peer is lost because the server was stopped: sessions,
+// leases, TTLs and deadlines are extended by the time for which it did not run.
 func TestFrozenServerFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	p, addr := serverProcess(t)
@@ -246,7 +254,7 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 	go func() { _, err := a.Wait(short, "later"); waiting <- err }()
 	works(t, b)
 	testcluster.Freeze(t, p)
-	<-time.After(3 * time.Second) // what is tested is time that passes
+	<-time.After(3 * time.Second) // the test is about elapsed time
 	testcluster.Thaw(t, p)
 	_, err = a.Get(ctx, "short")
 	require.NoError(t, err, "a TTL ended while the server stood still")
@@ -261,7 +269,8 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 	require.NoError(t, held.Close(ctx))
 }
 
-// A server that stood still while a connection broke gives its session the grace all the same.
+// TestFrozenServerKeepsGrace checks that a session whose connection broke while the server was
+// stopped still has the whole reconnect timeout.
 func TestFrozenServerKeepsGrace(t *testing.T) {
 	t.Parallel()
 	p, addr := serverProcess(t)
@@ -270,7 +279,7 @@ func TestFrozenServerKeepsGrace(t *testing.T) {
 	for seq := range uint64(2) {
 		testcluster.Freeze(t, p)
 		proxy.Cut(testcluster.RST)
-		<-time.After(800 * time.Millisecond) // longer than the grace
+		<-time.After(800 * time.Millisecond) // longer than the reconnect timeout
 		testcluster.Thaw(t, p)
 		g.goesOn(t, seq+1)
 	}

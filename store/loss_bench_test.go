@@ -14,8 +14,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// BenchmarkLossOfAKilledProcess measures how long a rank that waits for another one waits after that was killed (SIGKILL): the time to
-// reconnect, 500 ms, and what it takes to notice. Its p99 is to be 600 ms at most on a calm machine.
+// BenchmarkLossOfAKilledProcess measures how long a rank waits for another rank that was killed
+// (SIGKILL): the reconnect timeout of 500 ms, and the time to detect the loss. The p99 should be at
+// most 600 ms on a calm machine.
 //
 //	go test ./store -run '^$' -bench LossOfAKilledProcess -benchtime 100x
 func BenchmarkLossOfAKilledProcess(b *testing.B) {

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// patience is for what comes at once on a machine that is not stuck.
+// patience is the timeout of operations that are fast unless the machine is overloaded.
 const patience = 30 * time.Second
 
 // journal is a log that can be read while it is written.
@@ -50,13 +50,13 @@ func (j *journal) String() string {
 	return j.all.String()
 }
 
-// says waits until the log has words.
+// says waits until the log contains words.
 func (j *journal) says(t *testing.T, words string) {
 	t.Helper()
 	testcluster.Eventually(t, patience, func() bool { return strings.Contains(j.String(), words) }, "the log says "+words)
 }
 
-// service is a Server that runs, and its log.
+// service is a running Server and its log.
 type service struct {
 	*store.Server
 	journal
@@ -83,7 +83,7 @@ func serve(t *testing.T, srv *store.Server, w wires) *service {
 	return s
 }
 
-// client is a Store on s that is closed with the test.
+// client returns a Store on s that is closed at the end of the test.
 func (s *service) client(t *testing.T) *store.Store {
 	t.Helper()
 	c, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: s.dial})
@@ -92,7 +92,7 @@ func (s *service) client(t *testing.T) *store.Store {
 	return c
 }
 
-// raw is a bare connection to s.
+// raw returns a bare connection to s.
 func (s *service) raw(t *testing.T) net.Conn {
 	t.Helper()
 	c, err := s.dial(t.Context(), "tcp", "")
@@ -102,7 +102,7 @@ func (s *service) raw(t *testing.T) net.Conn {
 	return c
 }
 
-// greeted is a bare connection that has shaken hands.
+// greeted returns a bare connection after the handshake.
 func (s *service) greeted(t *testing.T) net.Conn {
 	t.Helper()
 	c := s.raw(t)
@@ -121,7 +121,7 @@ func send(t *testing.T, c net.Conn, b []byte) {
 	require.NoError(t, err)
 }
 
-// receive reads one frame's header, and its body away.
+// receive reads one frame, and returns its header.
 func receive(t *testing.T, c net.Conn) wire.Header {
 	t.Helper()
 	h, _ := receiveReply(t, c)
@@ -158,7 +158,7 @@ func closed(t *testing.T, c net.Conn) {
 	}
 }
 
-// bounded is a context that ends long after what is waited for should have come.
+// bounded returns a context that ends long after the operation should have completed.
 func bounded(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -166,7 +166,7 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-// works ends the test unless s can set and get.
+// works fails the test unless s can set and get.
 func works(t *testing.T, s *store.Store) {
 	t.Helper()
 	ctx := bounded(t)
@@ -181,7 +181,7 @@ func frame(h wire.Header, body ...byte) []byte {
 	return append(wire.AppendHeader(nil, h), body...)
 }
 
-// forget forgets the log so far.
+// forget discards the log so far.
 func (j *journal) forget() {
 	j.mu.Lock()
 	defer j.mu.Unlock()

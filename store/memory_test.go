@@ -42,7 +42,8 @@ func TestWaitEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// What lies in the sockets of a process that was stopped is read before a deadline that passed meanwhile is decided.
+// TestStoppedProcessExpiresNothing checks that, after its process was stopped, a store first reads
+// the requests in its sockets, and then applies the deadlines that have passed meanwhile.
 func TestStoppedProcessExpiresNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := new(store.Memory)
@@ -62,7 +63,8 @@ func TestStoppedProcessExpiresNothing(t *testing.T) {
 	})
 }
 
-// An answer that comes with the cancel is the caller's, or nobody's: never lost.
+// TestCancelRacesTheAnswer checks that a reply that races with a cancel is either returned to the
+// caller or has no effect: it is never lost.
 func TestCancelRacesTheAnswer(t *testing.T) {
 	m := new(store.Memory)
 	s := store.New(m)
@@ -82,7 +84,8 @@ func TestCancelRacesTheAnswer(t *testing.T) {
 	require.Zero(t, m.Keys())
 }
 
-// TestALeaseOfAnotherStore has two stores, whose leases have the same numbers.
+// TestALeaseOfAnotherStore checks a lease of one store in another store, which has a lease of the
+// same number.
 func TestALeaseOfAnotherStore(t *testing.T) {
 	a, b := store.New(new(store.Memory)), store.New(new(store.Memory))
 	defer a.Close()

@@ -54,7 +54,7 @@ func TestOpenByURL(t *testing.T) {
 	_, err := plain.client(t).Get(bounded(t), "jobs/works")
 	require.NoError(t, err, "the path is a prefix")
 
-	// What the URL does not say, the options do.
+	// The options set what the URL does not.
 	c, err := store.DialURL(bounded(t), "muster://"+both.addr, &store.DialOptions{Secret: secretOf("s"), TLS: f.anonymous().Client})
 	require.NoError(t, err)
 	require.NoError(t, c.Close())

@@ -37,7 +37,8 @@ func ExampleStore_TryPop() {
 	// Output: 0 <nil>
 }
 
-// What several push, several pop: each value once, and those of one in their order.
+// TestQueue checks that several clients pop each value that several clients push exactly once, and
+// the values of one client in order.
 func TestQueue(t *testing.T) {
 	const pushers, poppers, each = 4, 3, 60
 	s := serve(t, &store.Server{}, tcp)
@@ -100,7 +101,7 @@ func TestQueueIsFIFO(t *testing.T) {
 	require.Equal(t, "a key is no queue", string(v))
 }
 
-// onPop cancels a call that has just popped.
+// onPop is an engine that cancels a call right after it has popped.
 type onPop struct {
 	store.Engine
 	cancel context.CancelFunc
@@ -115,7 +116,7 @@ func (e *onPop) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) erro
 	return err
 }
 
-// A ctx that ends in the middle of a Pop loses nothing.
+// TestPopThatIsCancelled checks that a context that ends in the middle of a Pop loses no value.
 func TestPopThatIsCancelled(t *testing.T) {
 	m := new(store.Memory)
 	defer m.Close()
@@ -129,7 +130,8 @@ func TestPopThatIsCancelled(t *testing.T) {
 	require.Zero(t, m.Keys())
 }
 
-// mortal carries out some requests, and then none: its process has been killed.
+// mortal is an engine that carries out some requests and then no more, as if its process had been
+// killed.
 type mortal struct {
 	store.Engine
 	left int
@@ -142,8 +144,8 @@ func (e *mortal) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	return e.Engine.Do(ctx, req, rep)
 }
 
-// A client that is killed in the middle of a Push or a Pop leaves nothing behind: what is in the queue can be popped, and then the
-// store is empty.
+// TestAQueueOutlivesItsClients checks that a client that is killed in the middle of a Push or a Pop
+// leaves nothing behind: the values in the queue can be popped, and then the store is empty.
 func TestAQueueOutlivesItsClients(t *testing.T) {
 	for requests := range 6 {
 		m := new(store.Memory)
@@ -166,7 +168,8 @@ func TestAQueueOutlivesItsClients(t *testing.T) {
 	}
 }
 
-// A Push that finds no room for the value, or for the head of a queue that was empty, leaves nothing.
+// TestFullQueue checks that a Push without space for the value, or for the head of a queue that was
+// empty, leaves nothing behind.
 func TestFullQueue(t *testing.T) {
 	m := &store.Memory{Limits: store.Limits{Keys: 3}}
 	defer m.Close()
@@ -183,7 +186,7 @@ func TestFullQueue(t *testing.T) {
 	require.NoError(t, s.Push(ctx, "q", []byte("there is room again")))
 }
 
-// A queue is kept on the disk, with its order.
+// TestAQueueIsKept checks that a queue is persistent, and keeps its order.
 func TestAQueueIsKept(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)
 	m := &store.Memory{Dir: dir}
@@ -203,7 +206,7 @@ func TestAQueueIsKept(t *testing.T) {
 	require.Equal(t, "1", string(v))
 }
 
-// The TTL that Add gives to what it makes is kept on the disk with it.
+// TestAddWithATTLIsKept checks that the TTL of an entry that Add creates is persistent.
 func TestAddWithATTLIsKept(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)
 	m := &store.Memory{Dir: dir}
@@ -218,7 +221,8 @@ func TestAddWithATTLIsKept(t *testing.T) {
 	require.InDelta(t, time.Hour, rep.Nums[1], float64(time.Minute))
 }
 
-// TestLargeAnswersOfIdleSessions: what sessions have popped, before they became idle, does not count against what others may make the store hold.
+// TestLargeAnswersOfIdleSessions checks that the recorded replies of sessions that are idle do not
+// count against the memory that other sessions may use.
 func TestLargeAnswersOfIdleSessions(t *testing.T) {
 	const n, size = 24, 1 << 20
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -235,9 +239,9 @@ func TestLargeAnswersOfIdleSessions(t *testing.T) {
 		v, err := s.Pop(ctx, "q")
 		require.NoError(t, err)
 		require.Len(t, v, size)
-		require.NoError(t, s.Set(ctx, "k", nil, nil)) // its numbers go on
+		require.NoError(t, s.Set(ctx, "k", nil, nil)) // its sequence numbers advance
 		require.NoError(t, boss.Push(ctx, "q", make([]byte, size)))
-		_, err = s.Pop(ctx, "q") // the last thing that it does
+		_, err = s.Pop(ctx, "q") // its last call
 		require.NoError(t, err)
 	}
 	testcluster.Eventually(t, 10*time.Second, func() bool {

@@ -19,7 +19,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Frames are cut in their middle, in both directions, hundreds of times.
+// TestCutsInLargeFrames cuts connections in the middle of frames, in both directions, hundreds of
+// times.
 func TestCutsInLargeFrames(t *testing.T) {
 	const clients, each, cuts, most = 5, 10, 300, 5 * time.Second
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
@@ -46,7 +47,8 @@ func TestCutsInLargeFrames(t *testing.T) {
 	start, cut := time.Now(), 0
 	for ; cut < cuts && time.Since(start) < most; cut++ {
 		for before := calls.Load(); calls.Load() < before+3 && !t.Failed() && ctx.Err() == nil; {
-			<-time.After(time.Duration(rand.IntN(3000)) * time.Microsecond) // a random place in what is under way
+			// The cut hits a random point of the transfer.
+			<-time.After(time.Duration(rand.IntN(3000)) * time.Microsecond)
 		}
 		proxy.Cut(testcluster.Ending(cut % 2))
 	}
@@ -74,7 +76,8 @@ func largeRound(ctx context.Context, s *store.Store, key string, n int) error {
 	return err
 }
 
-// inFlight begins n adds whose answers are held back, and returns when the store at direct has carried them out.
+// inFlight starts n adds whose replies are held back, and returns when the store behind direct has
+// carried them out.
 func inFlight(t *testing.T, s, direct *store.Store, proxy *testcluster.Proxy, n int) <-chan error {
 	t.Helper()
 	proxy.Down.Stall(true)
@@ -113,7 +116,8 @@ func TestServerThatIsGoneEndsEveryCallAtOnce(t *testing.T) {
 	require.ErrorContains(t, err, proxy.Addr())
 }
 
-// A server that refuses for a moment, and still has the session: what was given up as unknown has been carried out once, or never.
+// TestServerThatRefusesForAMoment checks that calls that fail as unknown while a server refuses
+// connections have been carried out exactly once or never. The server still has the session.
 func TestServerThatRefusesForAMoment(t *testing.T) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	c, proxy := s.through(t)
@@ -171,7 +175,7 @@ func TestRestartedServer(t *testing.T) {
 	v, err := c.Get(ctx, "n")
 	require.ErrorIs(t, err, store.ErrNotFound, "what was under way was sent to the new one: %s", v)
 
-	// What is of the old one is not mistaken for what is of the new one under the same number.
+	// State of the old store is not mistaken for state of the new one with the same number.
 	err = g.barrier(ctx, 0, 2)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, "the session in which this rank joined was lost")
@@ -202,7 +206,7 @@ func TestSessionResumedTooLate(t *testing.T) {
 	g := join(t, direct, c)
 	adds := inFlight(t, c, direct, proxy, 5)
 	proxy.Up.Stall(true)
-	proxy.Cut(testcluster.RST) // it connects again, and its hello waits
+	proxy.Cut(testcluster.RST) // the client reconnects, and its hello waits
 	lost(t, direct.Follow(bounded(t), wire.Contribution{Generation: g.gen}))
 	proxy.Stall(false)
 	for range 5 {
@@ -216,7 +220,8 @@ func TestSessionResumedTooLate(t *testing.T) {
 	require.ErrorIs(t, g.barrier(bounded(t), 1, 1), store.ErrUnavailable)
 }
 
-// An error of a call whose context ends while there is no connection says so, and whether it may have taken effect.
+// TestContextThatEndsWithoutAConnection checks that the error of a call whose context ends while
+// there is no connection says so, and says whether the call may have taken effect.
 func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	c, proxy := s.through(t)
@@ -262,7 +267,7 @@ func TestCloseDuringReconnect(t *testing.T) {
 	proxy.Stall(false)
 }
 
-// More changes at once than may be without an answer wait for their turn.
+// TestTheWindow checks that changes wait when the window of changes without a reply is full.
 func TestTheWindow(t *testing.T) {
 	const n = 1500
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
@@ -287,7 +292,8 @@ func TestTheWindow(t *testing.T) {
 	}
 }
 
-// Those who wait for their turn end like the others.
+// TestTheWindowEnds checks that calls that wait for the window end with Close and with the store,
+// as sent calls do.
 func TestTheWindowEnds(t *testing.T) {
 	const n = 1500
 	full := func(t *testing.T) (*store.Store, *testcluster.Proxy, <-chan error) {
@@ -334,7 +340,8 @@ func TestTheWindowEnds(t *testing.T) {
 	})
 }
 
-// Answers that are kept have a limit in bytes too: the numbers go on behind it.
+// TestTheWindowInBytes checks that recorded replies have a limit in bytes, too, and that calls
+// continue beyond it.
 func TestTheWindowInBytes(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
 		if strings.Contains(t.Name(), "pipes") {
@@ -351,7 +358,8 @@ func TestTheWindowInBytes(t *testing.T) {
 	})
 }
 
-// A large call that waits for the server to read ends with its connection.
+// TestLargeCallsOfAClientThatIsClosed checks that a large call that waits for the server to read
+// ends when its client is closed.
 func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	c, proxy := s.through(t)
@@ -368,7 +376,7 @@ func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
 	}
 }
 
-// A cancel that comes together with its answer leaves nothing behind.
+// TestCancelsLeaveNothing checks that no cancel stays outstanding when it races with its reply.
 func TestCancelsLeaveNothing(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	c, other := s.client(t), s.client(t)
@@ -384,9 +392,9 @@ func TestCancelsLeaveNothing(t *testing.T) {
 	testcluster.Eventually(t, patience, func() bool { return store.Cancelled(c.Engine()) == 0 }, "no cancel waits for an answer")
 }
 
-// Connections of one session, by hand.
+// The tests below make several connections of one session without a client.
 
-// handshake says hello, for the session of an earlier welcome if there is one.
+// handshake sends a hello. If resume is not nil, it resumes the session of that reply.
 func (s *service) handshake(t *testing.T, resume *wire.Reply) (net.Conn, wire.Reply) {
 	t.Helper()
 	c := s.raw(t)
@@ -400,7 +408,7 @@ func (s *service) handshake(t *testing.T, resume *wire.Reply) (net.Conn, wire.Re
 	return c, rep
 }
 
-// ask sends a request and returns its answer.
+// ask sends a request and returns its reply.
 func ask(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
 	t.Helper()
 	send(t, c, wire.AppendRequest(nil, &req))
@@ -434,7 +442,8 @@ func TestStaleConnectionAppliesNothing(t *testing.T) {
 	})
 }
 
-// The old connection's requests come all the time, while the session is taken up by one after the other.
+// TestStaleConnectionsUnderLoad checks that requests that keep coming on old connections have no
+// effect while the session is resumed by one connection after the other.
 func TestStaleConnectionsUnderLoad(t *testing.T) {
 	eachWith(t, store.ServerLimits{ReconnectTimeout: comesBack}, func(t *testing.T, s *service) {
 		_, welcome := s.handshake(t, nil)
@@ -452,7 +461,7 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 			require.GreaterOrEqual(t, n+1, next)
 			next = n + 1
 			from := next
-			writing.Go(func() { // each adds 1 under its number, so that the counter is the last number
+			writing.Go(func() { // each adds 1 under its number, so the counter is the last number
 				for i := from; ; i++ {
 					if _, err := c.Write(wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: i, Number: i, Acked: from - 1, Key: "n", Delta: 1})); err != nil {
 						return
@@ -465,7 +474,7 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 		rep := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
 		again := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 41, Key: "n"})
 		require.Equal(t, string(rep.Value), string(again.Value))
-		var n uint64 // none, if all were cut off too soon
+		var n uint64 // 0 if all were cut off too soon
 		if rep.Code == wire.CodeOK {
 			_, err := fmt.Sscan(string(rep.Value), &n)
 			require.NoError(t, err)
@@ -537,7 +546,8 @@ func TestNumbers(t *testing.T) {
 	})
 }
 
-// A change that was sent, and whose answer a Close does not wait for, may have taken effect; what only reads has not.
+// TestCloseMakesWhatWasSentUnknown checks that a change that was sent, and whose reply Close does
+// not wait for, returns ErrUnknown, and that a read does not.
 func TestCloseMakesWhatWasSentUnknown(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)

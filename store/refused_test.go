@@ -28,7 +28,8 @@ func (c *counting) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// A frame that the store cannot read is an error to its caller, and not sent again; the session and its other calls go on.
+// TestAFrameThatTheStoreCannotRead checks that a frame that the store cannot parse is an error of
+// its call, and is not sent again. The session and its other calls continue.
 func TestAFrameThatTheStoreCannotRead(t *testing.T) {
 	t.Parallel()
 	for name, behindRelay := range map[string]bool{"directly": false, "through a relay": true} {
@@ -67,7 +68,8 @@ func TestAFrameThatTheStoreCannotRead(t *testing.T) {
 	}
 }
 
-// A client whose connections end one after the other, without an answer, waits longer and longer in between.
+// TestConnectionsThatBringNothing checks that a client whose connections end one after the other,
+// without a reply, waits longer and longer between them.
 func TestConnectionsThatBringNothing(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
@@ -87,7 +89,7 @@ func TestConnectionsThatBringNothing(t *testing.T) {
 	require.Greater(t, dials.Load(), int32(3))
 }
 
-// deafAfterHello is a connection that ends with the second thing that is written to it.
+// deafAfterHello is a connection that ends at its second write.
 type deafAfterHello struct {
 	net.Conn
 	writes atomic.Int32

@@ -18,14 +18,14 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// team is a group whose ranks are sessions of their own.
+// team is a group in which each rank has a session of its own.
 type team struct {
 	t      *testing.T
 	stores []*store.Store
 	gen    uint64
 }
 
-// teamOf joins the group of stores.
+// teamOf returns a group of stores, after all of them have joined.
 func teamOf(t *testing.T, stores ...*store.Store) *team {
 	t.Helper()
 	g := &team{t: t, stores: stores}
@@ -40,7 +40,7 @@ func teamOf(t *testing.T, stores ...*store.Store) *team {
 	return g
 }
 
-// each does something in all ranks at once, and returns their errors.
+// each calls do in all ranks concurrently, and returns the error of each rank.
 func (g *team) each(do func(rank int, s *store.Store) error) []error {
 	errs := make([]error, len(g.stores))
 	var wg sync.WaitGroup
@@ -51,7 +51,7 @@ func (g *team) each(do func(rank int, s *store.Store) error) []error {
 	return errs
 }
 
-// all is each of what must not fail.
+// all calls do in all ranks concurrently, and fails the test if a rank returns an error.
 func (g *team) all(do func(rank int, s *store.Store) error) {
 	g.t.Helper()
 	for rank, err := range g.each(do) {
@@ -59,7 +59,8 @@ func (g *team) all(do func(rank int, s *store.Store) error) {
 	}
 }
 
-// gather is an all-gather of what each rank says in it, and word; it returns what rank 0 had as that.
+// gather runs an all-gather of rank, which contributes a payload with seq, rank and word. It checks
+// the payloads of all ranks, and returns the word of rank 0.
 func (g *team) gather(ctx context.Context, rank int, seq uint64, word string) (string, error) {
 	c := wire.Contribution{Generation: g.gen, Rank: rank, Seq: seq, Verb: "all-gather", Root: -1, Want: wire.WantAll}
 	values, err := g.stores[rank].Collect(ctx, c, fmt.Appendf(nil, "%d of %d:%s", seq, rank, word))
@@ -80,7 +81,9 @@ func (g *team) barrier(ctx context.Context, rank int, seq uint64) error {
 	return err
 }
 
-// rounds are all-gathers, barriers and sums, in all ranks, until hit is over, which begins in the middle of them.
+// rounds runs adds, all-gathers and barriers in all ranks. After 20 rounds it calls hit
+// concurrently, and it stops 20 rounds after hit has returned. It checks that each add was counted
+// exactly once.
 func (g *team) rounds(hit func()) {
 	g.t.Helper()
 	const before, after = 20, 20
@@ -124,7 +127,7 @@ func (g *team) rounds(hit func()) {
 	require.EqualValues(g.t, rounds*len(g.stores), sum, "each is counted once")
 }
 
-// behind are n clients of the relay at addr, and m of s itself.
+// behind returns n clients of the relay at addr, and m clients connected to s directly.
 func behind(t *testing.T, s *service, addr string, n, m int) (stores []*store.Store) {
 	t.Helper()
 	for range n {
@@ -140,12 +143,14 @@ func patient(grace time.Duration) *store.Server {
 	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace}}
 }
 
-// soon is patient, with a liveness timeout of a second: a test waits for a peer to be lost that is silent.
+// soon is patient with a liveness timeout of one second, for tests that wait until a silent peer is
+// detected.
 func soon(grace time.Duration) *store.Server {
 	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace, LivenessTimeout: time.Second}}
 }
 
-// A relay that is killed takes nothing with it: the next one at its address goes on.
+// TestARelayIsKilled checks that sessions survive a killed relay: they resume at the next relay at
+// the same address.
 func TestARelayIsKilled(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(comesBack), tcp)
@@ -159,7 +164,8 @@ func TestARelayIsKilled(t *testing.T) {
 	})
 }
 
-// A relay that stands still for longer than the store waits for it, or for a moment, goes on.
+// TestARelayIsFrozen checks that sessions survive a relay that is stopped for a moment, or for
+// longer than the liveness timeout.
 func TestARelayIsFrozen(t *testing.T) {
 	t.Parallel()
 	for name, long := range map[string]time.Duration{"a moment": 300 * time.Millisecond, "long": 1500 * time.Millisecond} {
@@ -177,7 +183,8 @@ func TestARelayIsFrozen(t *testing.T) {
 	}
 }
 
-// Sessions go on by any way: through another relay, and without one.
+// TestOtherWays checks that sessions resume over another path: through another relay, and by a
+// direct connection to the store.
 func TestOtherWays(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(comesBack), tcp)
@@ -190,7 +197,8 @@ func TestOtherWays(t *testing.T) {
 	})
 }
 
-// Ranks whose relay does not come back are lost together, in one verdict that says why. Who had voted is not named.
+// TestARelayThatDoesNotComeBack checks that ranks fail together if their relay is not replaced. All
+// ranks get the same error, which names the relay. It does not name a rank that had already voted.
 func TestARelayThatDoesNotComeBack(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(100*time.Millisecond), tcp)
@@ -214,7 +222,8 @@ func TestARelayThatDoesNotComeBack(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2}, verdictOf(t, err).Lost)
 }
 
-// votes waits until the store has rank's vote in barrier seq, as other finds out on a channel of its own.
+// votes waits until the store has the vote of rank in barrier seq. It probes for the vote in
+// barriers of rank other on a channel of their own.
 func (g *team) votes(rank int, seq uint64, other int) {
 	g.t.Helper()
 	c := barrier(g.gen, other, 0)
@@ -230,7 +239,8 @@ func (g *team) votes(rank int, seq uint64, other int) {
 	}, "the vote has come")
 }
 
-// One straggler never looks like eight: it is missing alone, though its relay holds votes back for it.
+// TestAStragglerBehindARelay checks that only the straggler is reported as missing, although its
+// relay holds back the votes of the other ranks to merge them.
 func TestAStragglerBehindARelay(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
@@ -253,7 +263,8 @@ func TestAStragglerBehindARelay(t *testing.T) {
 	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 3) })
 }
 
-// A rank that is silent towards its relay is lost, alone and by its own name, though the relay answers the store.
+// TestASilentRankBehindARelay checks that a rank that does not answer its relay is lost, alone and
+// by its own name, although the relay answers the store.
 func TestASilentRankBehindARelay(t *testing.T) {
 	t.Parallel()
 	s := serve(t, soon(0), tcp)
@@ -277,7 +288,8 @@ func TestASilentRankBehindARelay(t *testing.T) {
 	proxy.Cut(testcluster.RST)
 }
 
-// While a relay is silent nobody behind it is lost: then all of them are, since it was.
+// TestASilentRelay checks that, when a relay does not respond within the liveness timeout, all
+// ranks behind it are lost together, and that the error gives the relay as the reason.
 func TestASilentRelay(t *testing.T) {
 	t.Parallel()
 	s := serve(t, soon(100*time.Millisecond), tcp)
@@ -293,8 +305,9 @@ func TestASilentRelay(t *testing.T) {
 	proxy.Cut(testcluster.RST)
 }
 
-// A relay that is frozen, with ranks behind it that are not, is what errors name: those ranks are lost together, by their relay's fault, and no
-// rank of another relay with them. They hear that the others have gone on without them when it stands still no more.
+// TestAFrozenRelayIsNamed checks that errors name a frozen relay, although the ranks behind it run:
+// those ranks are lost together, with the relay as the reason, and no rank of another relay is
+// lost. When the relay runs again, the lost ranks get ErrSessionLost.
 func TestAFrozenRelayIsNamed(t *testing.T) {
 	t.Parallel()
 	s := serve(t, soon(100*time.Millisecond), tcp)
@@ -316,7 +329,8 @@ func TestAFrozenRelayIsNamed(t *testing.T) {
 	}
 }
 
-// A deadline that passes while ranks have no relay names it, beside them: they may be back, so they are missing, and not lost.
+// TestAMissingRelayIsNamed checks that a timeout names the relay of missing ranks that was cut off.
+// The ranks may still reconnect, so they are missing and not lost.
 func TestAMissingRelayIsNamed(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(comesBack), tcp)
@@ -326,7 +340,7 @@ func TestAMissingRelayIsNamed(t *testing.T) {
 	testcluster.Kill(t, p)
 	var v *wire.Failure
 	seq := uint64(1)
-	testcluster.Eventually(t, patience, func() bool { // the store hears of its end
+	testcluster.Eventually(t, patience, func() bool { // the store detects that the relay has ended
 		seq++
 		v = g.missed(8, seq)
 		return v.Reason != ""
@@ -337,7 +351,7 @@ func TestAMissingRelayIsNamed(t *testing.T) {
 	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, seq+1) })
 }
 
-// missed is the verdict of a barrier of whose ranks only one comes.
+// missed returns the failure of a barrier in which only rank votes.
 func (g *team) missed(rank int, seq uint64) *wire.Failure {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), 50*time.Millisecond)
@@ -347,18 +361,20 @@ func (g *team) missed(rank int, seq uint64) *wire.Failure {
 	return verdictOf(g.t, err)
 }
 
-// A rank that does not read, or writes slowly, delays no other behind its relay, and is not lost for it.
+// TestASlowRankBehindARelay checks that a rank that reads or writes slowly does not delay the other
+// ranks behind its relay, and is not lost.
 func TestASlowRankBehindARelay(t *testing.T) {
 	t.Parallel()
 	s := serve(t, soon(0), tcp)
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
-	slow, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 10 * time.Second}) // on a busy machine all is slow
+	// The liveness timeout is long since all ranks are slow on a busy machine.
+	slow, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 10 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = slow.Close() })
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
 	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 16<<20), nil))
-	proxy.Throttle(4 << 20) // so that what is awaited below takes four seconds, both ways
+	proxy.Throttle(4 << 20) // the transfers below take four seconds in each direction
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	busy.Go(func() {
@@ -382,7 +398,7 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	}
 }
 
-// counted counts the frames that come to a server, by what they are.
+// counted is a listener that counts the frames that a server receives, by operation.
 type counted struct {
 	net.Listener
 	mu     sync.Mutex
@@ -424,7 +440,8 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// The store's load grows with relays, not with ranks: of each barrier it gets one frame from each.
+// TestVotesOfARelayAreOneFrame checks that the load of the store grows with the number of relays,
+// and not with the number of ranks: it receives one frame per barrier and relay.
 func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	t.Parallel()
 	l, dialer := tcp(t)
@@ -439,7 +456,7 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	}
 	g := teamOf(t, stores...)
 	const learn, rounds = 5, 200
-	for seq := range uint64(learn) { // who is in the group
+	for seq := range uint64(learn) { // the relays learn which ranks are in the group
 		g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, seq+1) })
 	}
 	counts.mu.Lock()
@@ -456,11 +473,13 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	counts.mu.Lock()
 	defer counts.mu.Unlock()
 	require.GreaterOrEqual(t, counts.frames[wire.OpVotes], 2*rounds)
-	require.Less(t, counts.frames[wire.OpVotes], 6*rounds, "16 ranks have voted %d times", rounds) // a busy machine is late by 2 ms sometimes
+	// On a busy machine a vote is sometimes more than 2 ms late, and travels in a frame of its own.
+	require.Less(t, counts.frames[wire.OpVotes], 6*rounds, "16 ranks have voted %d times", rounds)
 	require.Less(t, counts.frames[wire.OpRelay], rounds)
 }
 
-// Silent ranks are sent liveness probes, all of a relay in one frame, and so they answer.
+// TestAnswersOfARelaysRanksAreOneFrame checks that the store sends the liveness probes of all
+// silent ranks behind a relay in one frame, and that the answers come back in one frame.
 func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	t.Parallel()
 	l, dialer := tcp(t)
@@ -474,7 +493,8 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	counts.mu.Lock()
 	clear(counts.frames)
 	counts.mu.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), (questions+1)*400*time.Millisecond) // they are probed 0.4 to 0.6 s after they have been heard
+	// A rank is probed 0.4 to 0.6 s after its last message.
+	ctx, cancel := context.WithTimeout(t.Context(), (questions+1)*400*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, g.barrier(ctx, 0, 1), store.ErrTimeout)
 	counts.mu.Lock()
@@ -486,7 +506,8 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 2) })
 }
 
-// A store that shuts down says so to the ranks behind its relays; one that is gone is told as gone, at once.
+// TestTheStoreBehindARelayEnds checks that ranks behind a relay receive the shutdown of the store,
+// and that they detect at once that the store is gone.
 func TestTheStoreBehindARelayEnds(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(s *service) error{
@@ -513,7 +534,8 @@ func TestTheStoreBehindARelayEnds(t *testing.T) {
 	}
 }
 
-// Calls of the relay's own process have a connection of their own; Close ends everything, and may be called twice.
+// TestARelaysOwnCalls checks that calls of the process of the relay use a connection of their own,
+// that Close ends everything, and that a second Close is allowed.
 func TestARelaysOwnCalls(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)

@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// branches are the hellos of branches.
+// branches returns the hello requests of relayed connections with these numbers.
 func branches(numbers ...uint32) (b []byte) {
 	for _, n := range numbers {
 		b = wire.AppendRelayRequest(b, n, &wire.Request{Op: wire.OpHello, Key: "a rank"})
@@ -18,7 +18,7 @@ func branches(numbers ...uint32) (b []byte) {
 	return b
 }
 
-// ofBranch reads the next frame, which is one of a branch.
+// ofBranch reads the next frame, which must be for exactly one relayed connection.
 func ofBranch(t *testing.T, c net.Conn) (call wire.RelayCall, h wire.Header, rep wire.Reply) {
 	t.Helper()
 	calls, h, rep := ofBranches(t, c)
@@ -36,7 +36,7 @@ func ofBranches(t *testing.T, c net.Conn) (calls []wire.RelayCall, h wire.Header
 	return calls, h, rep
 }
 
-// trunkTo is a bare connection that has branches.
+// trunkTo returns a bare multiplexed connection to s with these relayed connections.
 func trunkTo(t *testing.T, s *service, numbers ...uint32) net.Conn {
 	t.Helper()
 	c := s.greeted(t)
@@ -54,7 +54,8 @@ func askOn(branch uint32, id uint64, key string) []byte {
 	return wire.AppendRelayRequest(nil, branch, &wire.Request{Op: wire.OpGet, ID: id, Key: key})
 }
 
-// What is wrong on a branch ends that branch, as it would end a connection; the others go on.
+// TestWhatIsWrongOnABranch checks that an invalid request ends the relayed connection that it came
+// on, as it would end a direct one, and that the other relayed connections are still served.
 func TestWhatIsWrongOnABranch(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
@@ -68,14 +69,15 @@ func TestWhatIsWrongOnABranch(t *testing.T) {
 		call, h, _ := ofBranch(t, c)
 		require.Equal(t, wire.RelayCall{Conn: 7}, call, name)
 		require.Equal(t, wire.OpLost, h.Op, name)
-		send(t, c, append(askOn(7, 1, "k"), askOn(8, 2, "k")...)) // nobody answers on 7
+		send(t, c, append(askOn(7, 1, "k"), askOn(8, 2, "k")...)) // there is no reply for 7
 		call, h, _ = ofBranch(t, c)
 		require.Equal(t, wire.RelayCall{Conn: 8, ID: 2}, call, name)
 		require.Equal(t, wire.CodeNotFound, h.Code, name)
 	}
 }
 
-// A relay that makes no sense is cut off.
+// TestARelayThatMakesNoSense checks that the server closes the connection of a relay that violates
+// the protocol.
 func TestARelayThatMakesNoSense(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
@@ -94,7 +96,8 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 	}
 }
 
-// One answer for many branches is one frame; votes for branches that have ended count for nothing.
+// TestAnswersForManyBranches checks that equal replies to several relayed connections are one
+// frame, and that votes for relayed connections that have ended do not count.
 func TestAnswersForManyBranches(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
@@ -118,7 +121,9 @@ func TestAnswersForManyBranches(t *testing.T) {
 	require.Equal(t, [][]byte{{0}, {1}}, rep.Values)
 }
 
-// What a root has said is one frame too for those of a relay who ask for it together; those who hear something else hear it apart.
+// TestWhatARootHasSaidIsOneFrameForMany checks that the payload of a root travels in one frame to
+// all ranks of a relay that request it together, and that ranks with another reply get theirs in a
+// frame of its own.
 func TestWhatARootHasSaidIsOneFrameForMany(t *testing.T) {
 	t.Parallel()
 	for name, engine := range map[string]store.Backend{"memory": nil, "durable": onDisk(t)} {
@@ -149,7 +154,8 @@ func TestWhatARootHasSaidIsOneFrameForMany(t *testing.T) {
 	}
 }
 
-// Branches count as the connections that they stand for.
+// TestBranchesCountAsConnections checks that the limits of connections count relayed connections,
+// too.
 func TestBranchesCountAsConnections(t *testing.T) {
 	t.Parallel()
 	for _, limits := range []store.ServerLimits{{Conns: 3}, {PerAddr: 3}} {
@@ -161,14 +167,15 @@ func TestBranchesCountAsConnections(t *testing.T) {
 		require.Equal(t, wire.CodeFull, h.Code)
 		require.Contains(t, rep.Detail, "the limit is 3 connections")
 		send(t, c, append(wire.AppendRelayRequest(nil, 1, &wire.Request{Op: wire.OpGoodbye}), branches(4)...))
-		for range 2 { // the end of one, the welcome of the other
+		for range 2 { // the end of one, and the hello reply of the other
 			call, _, _ = ofBranch(t, c)
 		}
 		require.EqualValues(t, 4, call.Conn)
 	}
 }
 
-// A relay has no more rights for its branches than it has itself, and they may have fewer.
+// TestRightsOfBranches checks that a relayed connection has at most the rights of its relay, and
+// may have fewer.
 func TestRightsOfBranches(t *testing.T) {
 	t.Parallel()
 	secret := secretOf("a")

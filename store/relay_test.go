@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/store/storetest"
 )
 
-// relayed is the same engine behind a Server, behind a relay.
+// relayed returns a world in which the engine is behind a Server, behind a relay.
 func relayed(engine func(*testing.T) store.Backend, w wires, grace time.Duration) world {
 	return func(t *testing.T) func() store.Engine {
 		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{ReconnectTimeout: grace}}, tcp)
@@ -23,7 +23,7 @@ func relayed(engine func(*testing.T) store.Backend, w wires, grace time.Duration
 	}
 }
 
-// relay runs a relay of the store at addr, as srv says, over w.
+// relay runs a relay of the store at addr on srv, over w.
 func relay(t *testing.T, addr string, srv *store.Server, w wires) *service {
 	t.Helper()
 	r, err := store.NewRelay(bounded(t), "muster://"+addr, nil)
@@ -36,7 +36,8 @@ func TestRelay(t *testing.T) {
 	storetest.Run(t, relayed(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 
-// The relay reads connections that are no sockets with a goroutine for each.
+// TestRelayOverPipes runs the contract over connections that are not sockets, each of which the
+// relay reads in a goroutine of its own.
 func TestRelayOverPipes(t *testing.T) {
 	otherWay(t)
 	storetest.Run(t, relayed(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})

@@ -17,7 +17,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// durableService is a durable store, whose peers have a while to come back.
+// durableService returns a durable store with a reconnect timeout of 5 s.
 func durableService(t *testing.T) *service {
 	t.Helper()
 	return serve(t, &store.Server{
@@ -25,7 +25,8 @@ func durableService(t *testing.T) *service {
 	}, tcp)
 }
 
-// TestResolve: the address of each connection is asked for, and the session goes on where it is.
+// TestResolve checks that the address is resolved for each connection, and that the session is
+// resumed at the new address.
 func TestResolve(t *testing.T) {
 	s := durableService(t)
 	ways := []*testcluster.Proxy{testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)}
@@ -45,7 +46,8 @@ func TestResolve(t *testing.T) {
 	require.GreaterOrEqual(t, asked.Load(), int64(2))
 }
 
-// TestMoved: a client leaves a connection on which nothing comes as soon as it is told that the store is elsewhere, also while it is idle.
+// TestMoved checks that a client leaves a connection on which nothing arrives as soon as it is
+// notified that the store has moved, even while it is idle.
 func TestMoved(t *testing.T) {
 	s := durableService(t)
 	ways := []*testcluster.Proxy{testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)}
@@ -82,8 +84,8 @@ func TestMoved(t *testing.T) {
 	require.Equal(t, ways[1].Addr(), <-left)
 }
 
-// TestResolveFails: a dial with Wait goes on while the address of the store is not known; an answer that waiting does not change is an error
-// at once.
+// TestResolveFails checks that a dial with Wait retries while the address of the store is unknown,
+// and that an error that waiting cannot change is returned at once.
 func TestResolveFails(t *testing.T) {
 	s := serve(t, &store.Server{}, tcp)
 	nowhere := &store.Error{Op: "dial", Key: "the directory", Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "no leader: start one"}
@@ -113,10 +115,11 @@ func TestResolveFails(t *testing.T) {
 	defer cancel()
 	_, err = store.Dial(ctx, "by.name:1", &store.DialOptions{Wait: true, Resolve: func(context.Context) (string, error) { return "", nowhere }})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "no leader: start one") // not only that there was no more time
+	require.ErrorContains(t, err, "no leader: start one") // not only the timeout
 }
 
-// TestIdleClientOfADurableStore: it notices that its connection is dead though it calls nothing, and takes its session up elsewhere in time.
+// TestIdleClientOfADurableStore checks that an idle client detects that its connection is dead, and
+// resumes its session elsewhere in time.
 func TestIdleClientOfADurableStore(t *testing.T) {
 	s := durableService(t)
 	dead, other := testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)
@@ -131,8 +134,8 @@ func TestIdleClientOfADurableStore(t *testing.T) {
 	p.goesOn(t, 2)
 }
 
-// TestEveryAddressIsTriedBeforeAPause: a client that has lost its connection finds the one of many addresses that serves as fast as they
-// refuse it.
+// TestEveryAddressIsTriedBeforeAPause checks that a client that has lost its connection tries all
+// addresses without a pause in between, until one serves it.
 func TestEveryAddressIsTriedBeforeAPause(t *testing.T) {
 	s := durableService(t)
 	front := testcluster.NewProxy(t, s.addr)
@@ -148,7 +151,7 @@ func TestEveryAddressIsTriedBeforeAPause(t *testing.T) {
 		switch n := dials.Add(1); {
 		case n == 1:
 		case addr != last:
-			return nil, io.EOF // as a standby's address
+			return nil, io.EOF // like the address of a standby
 		default:
 			addr = s.addr
 		}

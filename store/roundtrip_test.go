@@ -11,8 +11,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// tripCounter counts the reads that follow a write: the round trips of a client that makes one
-// call after the other.
+// tripCounter counts the reads that follow a write, which are the round trips of a client that
+// makes its calls in sequence.
 type tripCounter struct {
 	net.Conn
 	wrote atomic.Bool
@@ -32,7 +32,7 @@ func (c *tripCounter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestWaitIsOneRoundTrip counts the round trips of a Wait for a key that exists.
+// TestWaitIsOneRoundTrip checks that a Wait for a key that exists takes one round trip.
 func TestWaitIsOneRoundTrip(t *testing.T) {
 	var trips atomic.Int64
 	s, err := store.Dial(t.Context(), buffered(t, new(store.Memory)), &store.DialOptions{

@@ -21,7 +21,7 @@ func secretOf(c string) []byte { return []byte(strings.Repeat(c, 16)) }
 func TestProofBytes(t *testing.T) {
 	client, server := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
 	for who, want := range map[string]string{
-		// as Python's hmac has them
+		// Computed with Python's hmac.
 		store.ProofClient: "8c09af154361f75a516b86e2d69d0d1c6b1d9ec079421dadbd020fc576c90c67",
 		store.ProofServer: "649f01d533588fbeb5daf876459e5b0abff653b2338e3e405415b654d222205f",
 	} {
@@ -47,11 +47,11 @@ func TestProofIsOfOneHandshake(t *testing.T) {
 	} {
 		require.False(t, ok, name)
 	}
-	// Nonces of other lengths hash alike, and are refused for it.
+	// Nonces of other lengths may hash alike, and are refused for that reason.
 	long, short := append(bytes.Clone(client), server[0]), server[1:]
 	require.Equal(t, given, store.Proof(secret, store.ProofClient, long, short, binding))
 	require.False(t, store.Proves(given, secret, store.ProofClient, long, short, binding))
-	// Whoever has no secret, has not proved it with an empty one.
+	// A peer without a secret cannot prove the empty secret.
 	require.False(t, store.Proves(store.Proof(nil, store.ProofClient, client, server, nil), nil, store.ProofClient, client, server, nil))
 }
 

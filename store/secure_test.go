@@ -21,7 +21,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// all is the right to everything, of who knows the secret of a letter.
+// all returns full access for peers that know the secret of a letter.
 func all(letter string) store.Access { return store.Access{Secret: secretOf(letter), Write: true} }
 
 func serverTLS(t *testing.T, files *store.TLSFiles) *tls.Config {
@@ -31,7 +31,7 @@ func serverTLS(t *testing.T, files *store.TLSFiles) *tls.Config {
 	return c
 }
 
-// knowing is how to dial s.
+// knowing returns options for dialing s with these credentials.
 func (s *service) knowing(secret []byte, files *store.TLSFiles) *store.DialOptions {
 	o := &store.DialOptions{Dial: s.dial, Secret: secret}
 	if files != nil {
@@ -48,7 +48,7 @@ func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
 	return c
 }
 
-// door is what a server says of who may come in.
+// door is the TLS and access configuration of a server.
 type door struct {
 	TLS    *tls.Config
 	Access []store.Access
@@ -103,8 +103,8 @@ func TestNoWayIn(t *testing.T) {
 		server *store.Server
 		secret []byte
 		files  *store.TLSFiles
-		says   string // the client's error
-		logs   string // the server
+		says   string // error of the client
+		logs   string // log of the server
 	}{
 		"no secret":            {secret, nil, nil, "this store requires a secret, and none was given", "this store requires a secret"},
 		"wrong secret":         {secret, secretOf("x"), nil, "wrong secret", "denied: wrong secret"},
@@ -127,7 +127,7 @@ func TestNoWayIn(t *testing.T) {
 	} {
 		for w, wires := range map[string]wires{"tcp": tcp, "pipes": pipes} {
 			if w == "pipes" && no.files != nil {
-				continue // what is on its way when a pipe is closed is lost
+				continue // a closed pipe loses bytes that were not read
 			}
 			t.Run(name+"/"+w, func(t *testing.T) {
 				s := serve(t, &store.Server{TLS: no.server.TLS, Access: no.server.Access}, wires)
@@ -162,7 +162,8 @@ func TestDialWithBadSecretsAndFiles(t *testing.T) {
 	}
 }
 
-// Whoever is let in no more hears so at the next dial, and does not go on dialing.
+// TestNoWayBackIn checks that a client whose access was withdrawn gets that error at its next dial,
+// and does not dial again.
 func TestNoWayBackIn(t *testing.T) {
 	f, stranger := newTLSFiles(t), newTLSFiles(t)
 	for name, tc := range map[string]struct {
@@ -204,7 +205,7 @@ func TestNoWayBackIn(t *testing.T) {
 	}
 }
 
-// wiretap is a connection that keeps what it carries.
+// wiretap is a connection that records the bytes that it transfers.
 type wiretap struct {
 	net.Conn
 	mu  *sync.Mutex
@@ -248,7 +249,8 @@ func TestASecretIsNeverSent(t *testing.T) {
 	require.NotContains(t, s.String(), string(secretOf("s")[:4]))
 }
 
-// A server that does not know the secret gets no further, whatever it says.
+// TestAFalseStoreProvesNothing checks that a client refuses a server that does not know the secret,
+// whichever reply that server sends.
 func TestAFalseStoreProvesNothing(t *testing.T) {
 	for name, welcome := range map[string]func(nonce, theirs, given []byte) [][]byte{
 		"no proof":         func(_, _, _ []byte) [][]byte { return nil },
@@ -291,7 +293,8 @@ func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
 	return req
 }
 
-// Somebody in the middle whose certificate the client trusts can pass everything on, and gets nowhere: proofs are of one TLS connection.
+// TestAProofIsOfOneConnection checks that a man in the middle, whose certificate the client trusts,
+// fails although it forwards all messages: a proof is valid for one TLS connection only.
 func TestAProofIsOfOneConnection(t *testing.T) {
 	f := newTLSFiles(t)
 	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
@@ -313,7 +316,7 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 	require.ErrorContains(t, err, "wrong secret")
 }
 
-// entered is a bare connection that has proved a secret, and its welcome.
+// entered returns a bare connection that has proved a secret, and the reply to its hello.
 func (s *service) entered(t *testing.T, secret []byte, hello wire.Request) (net.Conn, wire.Reply) {
 	t.Helper()
 	c := s.raw(t)
@@ -364,7 +367,7 @@ func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 	}
 }
 
-// parts are the rights of those who know p, q, and r.
+// parts are the rights of peers that know the secrets p, q, and r.
 var parts = []store.Access{
 	{Secret: secretOf("p"), Prefix: "jobs/a/", Write: true},
 	{Secret: secretOf("p"), Prefix: "cfg/"},
@@ -403,7 +406,8 @@ func TestRightsOfAPeer(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "1", string(v[0]), "what was denied had no effect")
 
-			// Refusals among what is allowed, from many at once: no number is left out.
+			// Concurrent denied and allowed calls: each denied call still consumes its sequence
+			// number.
 			together(t, 32, func() error {
 				for range 20 {
 					if err := writer.Set(ctx, "k", nil, nil); !errors.Is(err, store.ErrDenied) {
@@ -454,7 +458,8 @@ func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
 			add.ID, add.Number, add.Acked = 3, 3, 2
 			require.EqualValues(t, 2, asks(t, c, add).N)
 
-			// Who may only read, and has the session's token, may only read; and an answer that is kept stays what it is.
+			// A peer with the session's token has only the rights of its own secret. A recorded
+			// reply does not change.
 			c, back = s.entered(t, secretOf("q"), again)
 			require.Equal(t, welcome.N, back.N)
 			set.ID, set.Number, set.Key = 4, 4, "jobs/a/x"
@@ -475,8 +480,8 @@ func TestServeBeyondLoopback(t *testing.T) {
 	beyond, here := &net.TCPAddr{IP: net.IPv4zero, Port: 7070}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7070}
 	for name, tc := range map[string]struct {
 		door
-		insecure bool   // only if told by name
-		bad      string // anywhere
+		insecure bool   // allowed only with Insecure
+		bad      string // error on any address; "": none
 	}{
 		"nothing":               {door{}, true, ""},
 		"TLS":                   {door{TLS: serverTLS(t, noCA)}, true, ""},
@@ -513,7 +518,8 @@ func TestServeBeyondLoopback(t *testing.T) {
 	works(t, s.as(t, s.knowing(secretOf("s"), nil)))
 }
 
-// A configuration that says it requires certificates, and does not, lets nobody in without one.
+// TestTLSThatIsNotWhatItSays checks that a server whose TLS configuration claims to require
+// certificates, but does not, refuses peers without one.
 func TestTLSThatIsNotWhatItSays(t *testing.T) {
 	f := newTLSFiles(t)
 	lax := serverTLS(t, f.server())
@@ -566,7 +572,7 @@ func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, old.client()))
 	require.ErrorIs(t, err, store.ErrDenied, "who trusts the old one does not")
 	require.NoError(t, store.ConnOf(before.Engine()).Close())
-	testcluster.Eventually(t, patience, func() bool { // its own files are looked at again too
+	testcluster.Eventually(t, patience, func() bool { // a client also reloads its own files
 		return before.Set(bounded(t), "k", nil, nil) == nil
 	}, "who was there comes back")
 }

@@ -17,7 +17,7 @@ import (
 
 const large = 1 << 20
 
-// gets are n requests for key.
+// gets returns n requests for key.
 func gets(n int, key string) (b []byte) {
 	for i := range n {
 		b = wire.AppendRequest(b, &wire.Request{Op: wire.OpGet, ID: uint64(i + 1), Key: key})
@@ -32,7 +32,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 		before := heap()
 		slow := s.greeted(t)
 		var writing sync.WaitGroup
-		writing.Go(func() { _, _ = slow.Write(gets(5000, "large")) }) // 5 GB of answers
+		writing.Go(func() { _, _ = slow.Write(gets(5000, "large")) }) // 5 GB of replies
 		began, worst := time.Now(), time.Duration(0)
 		for time.Since(began) < 200*time.Millisecond {
 			at := time.Now()
@@ -62,7 +62,8 @@ func TestSlowPeerThatReadsInTheEndGetsEverything(t *testing.T) {
 	}
 }
 
-// Answers that come later cannot be held back: they are counted, and a peer that does not read them is cut off.
+// TestWaitsOfAPeerThatDoesNotRead checks that the server counts replies that become ready later,
+// which it cannot hold back, and closes the connection of a peer that does not read them.
 func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
 	eachWith(t, store.ServerLimits{InFlight: 4 << 20}, func(t *testing.T, s *service) {
 		other, ctx := s.client(t), bounded(t)
@@ -76,7 +77,8 @@ func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
 		before := heap()
 		require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
 		s.says(t, "the peer does not read")
-		testcluster.Eventually(t, patience, func() bool { return heap()-before < 64<<20 }, "memory") // any engine still makes copies that nobody gets
+		// An engine still makes some copies that no peer receives.
+		testcluster.Eventually(t, patience, func() bool { return heap()-before < 64<<20 }, "memory")
 		works(t, other)
 	})
 }
@@ -111,7 +113,7 @@ func TestManyLargeSetsAtOnceOnOneClient(t *testing.T) {
 	together(t, 40, func() error { return c.Set(ctx, "large", value, nil) })
 }
 
-// together calls do n times at once.
+// together runs do in n goroutines at the same time.
 func together(t *testing.T, n int, do func() error) {
 	t.Helper()
 	errs := make(chan error, n)
@@ -123,7 +125,8 @@ func together(t *testing.T, n int, do func() error) {
 	}
 }
 
-// A peer that reads nothing at any point of its life holds up neither Close nor others.
+// TestCloseWithPeersThatHang checks that a peer that stops reading at any point of its session
+// delays neither Close nor other peers.
 func TestCloseWithPeersThatHang(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
 		require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
@@ -157,7 +160,7 @@ func TestShutdownDeliversWhatIsDecidedBeforeItsGoodbye(t *testing.T) {
 		_, err := s.client(t).Wait(bounded(t), "in")
 		require.NoError(t, err)
 		require.EqualValues(t, 8, receive(t, c).ID)
-		works(t, s.client(t)) // it decides 7
+		works(t, s.client(t)) // this completes request 7
 		down := make(chan error, 1)
 		go func() { down <- s.Shutdown(bounded(t)) }()
 		require.EqualValues(t, 7, receive(t, c).ID)
@@ -211,7 +214,7 @@ func TestServeOnIPv6(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// listening is tcp on another address.
+// listening returns tcp on another address.
 func listening(addr string) wires {
 	return func(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
 		l, err := net.Listen("tcp", addr)
@@ -299,7 +302,7 @@ func TestAClosedEngineEndsItsConnections(t *testing.T) {
 		waited <- err
 	}()
 	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) > 0 }, "the call has begun")
-	works(t, c) // so it has reached the server
+	works(t, c) // so the request before it has reached the server
 	require.NoError(t, s.Engine.Close())
 	require.ErrorIs(t, <-waited, store.ErrUnavailable)
 	_, err := c.Get(bounded(t), "k")

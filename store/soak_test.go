@@ -19,11 +19,11 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// A long run: go test ./store -run TestSoak -soak 2h -timeout 3h
+// soak is the duration of TestSoak. A long run: go test ./store -run TestSoak -soak 2h -timeout 3h
 var soak = flag.Duration("soak", 3*time.Second, "how long TestSoak runs")
 
-// TestSoak has all kinds of calls by many clients whose connections are cut, for as long as it is told to. Neither memory nor
-// goroutines may grow.
+// TestSoak runs calls of all kinds by many clients whose connections are cut, for the duration of
+// -soak. Neither memory nor goroutines may grow.
 func TestSoak(t *testing.T) {
 	const clients, samples = 50, 20
 	memory := new(store.Memory)
@@ -68,7 +68,7 @@ func TestSoak(t *testing.T) {
 	var heaps, goroutines []int64
 	for len(heaps) == 0 || ctx.Err() == nil { // at least once, also on a machine that is too busy
 		pause(ctx, *soak/samples)
-		s.forget() // its log grows
+		s.forget() // otherwise its log grows
 		heaps, goroutines = append(heaps, heap()), append(goroutines, int64(runtime.NumGoroutine()))
 	}
 	running.Wait()
@@ -99,10 +99,10 @@ func flat(t *testing.T, what string, samples []int64, slack int64) {
 	require.LessOrEqual(t, second, first+first/4+slack, "%s: %v", what, samples)
 }
 
-// soakCounters is how many keys of a soak are for ever.
+// soakCounters is how many keys of a soak are never deleted.
 const soakCounters = 10
 
-// soaker is a client under full load.
+// soaker is a client that calls without a pause.
 type soaker struct {
 	s             *store.Store
 	id            int
@@ -161,7 +161,7 @@ func (k *soaker) call(ctx context.Context) error {
 	}
 }
 
-// onLease sets entries on a lease, and makes another one now and then.
+// onLease sets entries on a lease, and replaces the lease now and then.
 func (k *soaker) onLease(ctx context.Context, n int) error {
 	if k.lease == nil || k.lease.Err() != nil {
 		l, err := k.s.Lease(ctx, time.Second)
@@ -193,7 +193,7 @@ func (k *soaker) watch(ctx context.Context) error {
 	return nil
 }
 
-// group is a group of one, with a barrier, a message to itself, and an end.
+// group runs a group of one rank: a join, a barrier, and a leave.
 func (k *soaker) group(ctx context.Context, n int) error {
 	c := wire.Contribution{Group: fmt.Sprint("group ", k.id), Run: fmt.Sprint(n), Size: 1}
 	roll, err := k.s.Join(ctx, c, nil)

@@ -18,7 +18,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// stallingFS is the system's file system, on a disk whose syncs stall.
+// stallingFS is the file system of the OS, with syncs that can be made to stall.
 type stallingFS struct {
 	disklog.FS
 	mu      sync.Mutex // protects stalled
@@ -92,8 +92,8 @@ func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.
 	}, m
 }
 
-// TestStatusWhileTheDiskStalls shows that a status is answered, to who was there and to who comes, while writes wait for
-// the disk, and says for how long one has.
+// TestStatusWhileTheDiskStalls checks that old and new connections get the status while writes wait
+// for the disk, and that it says for how long a write has waited.
 func TestStatusWhileTheDiskStalls(t *testing.T) {
 	fs, dial, m := stalling(t)
 	ctx := bounded(t)
@@ -129,8 +129,9 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	require.Equal(t, "v", string(v))
 }
 
-// TestManyWritesWhileTheDiskStalls shows that requests wait once much is not on the disk, so that memory is bounded, that a status
-// is answered all the same, and that all of them go on afterwards.
+// TestManyWritesWhileTheDiskStalls checks that requests wait when much data is not yet on the disk,
+// so that memory is bounded, that the status is still answered, and that all requests succeed
+// afterwards.
 func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 	const writers, each, size = 8, 20, 1 << 20
 	fs, dial, m := stalling(t)
@@ -167,8 +168,8 @@ func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 	require.EqualValues(t, writers*each+1, st.Server.Keys)
 }
 
-// TestSlowDiskFailsNoPeer shows that peers whose requests wait, because the disk is far behind but makes progress, do not count as
-// silent, and that their clients do not take the server for silent.
+// TestSlowDiskFailsNoPeer checks liveness while the disk is far behind but makes progress: the
+// server does not suspect peers whose requests wait, and their clients do not suspect the server.
 func TestSlowDiskFailsNoPeer(t *testing.T) {
 	const writers, each, size = 4, 20, 1 << 20
 	fs := &stallingFS{FS: disklog.OS}
@@ -198,7 +199,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 		writing.Wait()
 		close(written)
 	}()
-	for pace := time.NewTicker(60 * time.Millisecond); ; { // a batch of 1 MiB each
+	for pace := time.NewTicker(60 * time.Millisecond); ; { // one batch of 1 MiB per tick
 		select {
 		case <-pace.C:
 			resume()
@@ -219,8 +220,9 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	}
 }
 
-// TestAJoinThatTheDiskDelaysHasOneOutcome: the group has formed, but its answers wait for the disk, until a rank of this process has given up. That
-// rank has left then, whatever the answer says.
+// TestAJoinThatTheDiskDelaysHasOneOutcome checks a join whose replies wait for the disk after the
+// group has formed, until a rank of this process gives up. That rank has left the group then,
+// whatever its reply says.
 func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
 	fs, _, m := stalling(t)
 	s := store.New(m)
@@ -246,7 +248,7 @@ func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-// failingFS is a file system that fails to list a directory, once.
+// failingFS is a file system that fails to list a directory once.
 type failingFS struct {
 	*stallingFS
 	failed sync.Once
@@ -260,14 +262,15 @@ func (fs *failingFS) ReadDir(dir string) (files []string, err error) {
 	return fs.FS.ReadDir(dir)
 }
 
-// TestNoAnswerBeforeTheLogOfAStoreThatOpensLate: the first connection finds that the store cannot be opened, and the next that it can. Neither gets
-// an answer before what that shows is on the disk.
+// TestNoAnswerBeforeTheLogOfAStoreThatOpensLate checks a store that fails to open for the first
+// connection, and opens for the next one. Neither gets a reply before the state that it shows is on
+// the disk.
 func TestNoAnswerBeforeTheLogOfAStoreThatOpensLate(t *testing.T) {
 	fs := &failingFS{stallingFS: &stallingFS{FS: disklog.OS}}
 	m := &store.Memory{Dir: t.TempDir()}
 	store.SetFS(m, fs)
 	s := serve(t, &store.Server{Engine: m}, tcp)
-	c := dial(t, s.addr) // it tries again
+	c := dial(t, s.addr) // it retries
 	require.NoError(t, c.Set(bounded(t), "before", nil, nil))
 	resume := fs.stall()
 	defer resume()

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// counts are the numbers of a store, asked for until they are as wanted.
+// counts polls the counters of a store until wanted returns true, and returns them.
 func counts(t *testing.T, e store.Engine, wanted func(*store.ServerStatus) bool) (got *store.ServerStatus) {
 	t.Helper()
 	testcluster.Eventually(t, patience, func() bool {
@@ -44,7 +44,8 @@ func TestStatusCountsConnections(t *testing.T) {
 	}
 }
 
-// firstCounts are those before anybody came, without what differs from run to run.
+// firstCounts returns the counters before the first connection, without those that differ from run
+// to run.
 func firstCounts(t *testing.T, m *store.Memory) *store.ServerStatus {
 	s, err := store.New(m).Status(t.Context(), "")
 	require.NoError(t, err)
@@ -108,8 +109,8 @@ func sum(buckets []wire.Bucket) (n int64) {
 	return n
 }
 
-// BenchmarkMeter is what counting costs a request that comes alone, while nobody looks and while somebody does. Of requests that come together, a batch
-// takes the time once.
+// BenchmarkMeter measures the cost of the counters per request that comes alone, with and without a
+// reader of the status. Requests that come together share one measurement of the time per batch.
 func BenchmarkMeter(b *testing.B) {
 	for name, looked := range map[string]bool{"off": false, "looked at": true} {
 		b.Run(name, func(b *testing.B) {

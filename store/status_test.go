@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// serving is a Memory and a Server of it on TCP.
+// serving serves a new Memory on TCP with srv, and returns the Memory and the address.
 func serving(t *testing.T, srv *store.Server) (m *store.Memory, addr string) {
 	m = new(store.Memory)
 	srv.Engine = m
@@ -38,7 +38,7 @@ func dialed(t *testing.T, addr string, o *store.DialOptions) *store.Store {
 	return s
 }
 
-// TestStatusOfTheServer: numbers about the store as a whole.
+// TestStatusOfTheServer checks the counters and sizes of the store as a whole.
 func TestStatusOfTheServer(t *testing.T) {
 	m, addr := serving(t, new(store.Server))
 	s := dialed(t, addr, nil)
@@ -50,7 +50,8 @@ func TestStatusOfTheServer(t *testing.T) {
 		_, err := s.Get(ctx, "k")
 		require.NoError(t, err)
 	}
-	for _, from := range []*store.Store{s, store.New(m)} { // from inside and from outside
+	// The status is read over the network, and in the process of the server.
+	for _, from := range []*store.Store{s, store.New(m)} {
 		after, err := from.Status(ctx, "")
 		require.NoError(t, err)
 		a, b := after.Server, before.Server
@@ -81,7 +82,8 @@ func TestStatusOfADurableStore(t *testing.T) {
 	require.True(t, s.Server.Durable)
 }
 
-// TestStatusTellsWhoWasHeard: a rank that says nothing was heard of some time ago, and one in the same process is always heard.
+// TestStatusTellsWhoWasHeard checks that LastSeen grows for a rank that sends nothing, and is
+// always zero for a rank in the process of the store.
 func TestStatusTellsWhoWasHeard(t *testing.T) {
 	m, addr := serving(t, new(store.Server))
 	here, there := store.New(m), dialed(t, addr, nil)
@@ -108,7 +110,7 @@ func TestStatusTellsWhoWasHeard(t *testing.T) {
 	require.Zero(t, ranks()[1].LastSeen)
 }
 
-// TestStatusTakesTheRightToRead, below its prefix.
+// TestStatusTakesTheRightToRead checks that Status requires the right to read the prefix.
 func TestStatusTakesTheRightToRead(t *testing.T) {
 	_, addr := serving(t, &store.Server{Access: []store.Access{{Secret: secretOf("all"), Write: true}, {Secret: secretOf("some"), Prefix: "jobs/a/"}}})
 	all := dialed(t, addr, &store.DialOptions{Secret: secretOf("all")})
@@ -130,7 +132,7 @@ func TestStatusTakesTheRightToRead(t *testing.T) {
 	require.Len(t, s.Groups, 2)
 }
 
-// answering answers any status with the same page.
+// answering is an Engine that returns the same page for any request.
 type answering struct{ rep wire.Reply }
 
 func (a answering) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error {
@@ -140,7 +142,8 @@ func (a answering) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error
 
 func (answering) Close() error { return nil }
 
-// TestStatusOfAFalseStore: pages that go on for ever, or mean nothing, are an error.
+// TestStatusOfAFalseStore checks that pages that never end, or that do not parse, are a protocol
+// error.
 func TestStatusOfAFalseStore(t *testing.T) {
 	for what, rep := range map[string]wire.Reply{
 		"the same page again": {Nums: []int64{0, 0}},
@@ -158,7 +161,7 @@ func TestStatusOfAFalseStore(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnsupported)
 }
 
-// endless has always one more page.
+// endless is an Engine whose status always has one more page.
 type endless struct {
 	store.Engine
 	row []byte
@@ -169,10 +172,11 @@ func (e *endless) Do(_ context.Context, req *wire.Request, rep *wire.Reply) erro
 	return nil
 }
 
-// TestStatusEnds: a store that is none cannot fill the memory of who looks.
+// TestStatusEnds checks that a faulty store cannot make a client that reads its status use memory
+// without a bound.
 func TestStatusEnds(t *testing.T) {
 	const size = 16 << 20
-	row := append([]byte{255, 0, 0, 0, 1}, make([]byte, size)...) // of a kind that nobody knows
+	row := append([]byte{255, 0, 0, 0, 1}, make([]byte, size)...) // of an unknown kind
 	_, err := store.New(&endless{row: row}).Status(t.Context(), "")
 	require.ErrorIs(t, err, store.ErrProtocol)
 	require.ErrorContains(t, err, "too large")
@@ -216,7 +220,8 @@ func TestNames(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrDenied)
 }
 
-// TestReadOnly: nothing is changed, a counted read included, and the store stays open.
+// TestReadOnly checks that a read-only store refuses all changes, a counted read included, and that
+// its Close leaves the store open.
 func TestReadOnly(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -242,8 +247,8 @@ func TestReadOnly(t *testing.T) {
 	require.Equal(t, "v", string(v))
 }
 
-// BenchmarkStatusWatched is what a client pays for somebody who looks four times a second, as the page and muster top do. Alone is the same
-// with nobody.
+// BenchmarkStatusWatched measures the latency of a client while the status is read four times a
+// second, as by the page and muster top. Case alone is the same without that reader.
 func BenchmarkStatusWatched(b *testing.B) {
 	for _, watched := range []bool{false, true} {
 		b.Run(map[bool]string{false: "alone", true: "watched"}[watched], func(b *testing.B) {

@@ -12,10 +12,10 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// flipping is a connection one of whose bytes changes on its way.
+// flipping is a connection that changes one of the bytes that it transfers.
 type flipping struct {
 	net.Conn
-	up, down atomic.Int32 // bytes until then, each way; below 0: none
+	up, down atomic.Int32 // bytes left until the change in each direction; negative: no change
 }
 
 func flip(at *atomic.Int32, b []byte) {
@@ -36,8 +36,9 @@ func (c *flipping) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A handshake that breaks on its way is tried again, also when all that the client sees is that it fails: no byte that changes ends the
-// session, or is taken for a refusal.
+// TestABrokenTLSHandshakeIsTriedAgain checks that a client retries a TLS handshake that breaks,
+// even if it only sees that the handshake failed. A changed byte neither ends the session nor is
+// taken for a refusal.
 func TestABrokenTLSHandshakeIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	f := newTLSFiles(t)
@@ -69,7 +70,7 @@ func TestABrokenTLSHandshakeIsTriedAgain(t *testing.T) {
 			down.Store(-1)
 		}
 	}
-	for at := int32(0); at < 1000; at += 111 { // the first connection too
+	for at := int32(0); at < 1000; at += 111 { // also at the first connection
 		down.Store(at)
 		d, err := store.Dial(bounded(t), s.addr, o)
 		require.NoError(t, err, "byte %d", at)

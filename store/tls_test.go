@@ -20,7 +20,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// tlsFiles is a directory of certificates, and who logs about them.
+// tlsFiles is a directory of certificates, with the log of the code that reads them.
 type tlsFiles struct {
 	dir string
 	journal
@@ -55,7 +55,8 @@ func (f *tlsFiles) anonymous() *store.TLSFiles {
 	return &store.TLSFiles{CA: f.path("ca"), ServerName: "node7"}
 }
 
-// renew puts another authority's files in the place of f's, as programs do it: each at once.
+// renew replaces the files of f by those of another authority, each of them atomically, as other
+// programs do it.
 func (f *tlsFiles) renew(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -65,7 +66,8 @@ func (f *tlsFiles) renew(t *testing.T) {
 	}
 }
 
-// shaken is how a handshake ended; err is the client's, after the server had its say.
+// shaken is the result of a handshake. err is the client's error after it has received the server's
+// result.
 type shaken struct {
 	client, server *tls.Conn
 	err, serverErr error
@@ -80,7 +82,8 @@ func shake(t *testing.T, server, client *store.TLSFiles) shaken {
 	return shakeWith(t, s, c)
 }
 
-// ends are those of a connection with room for what both may say at once, unlike a net.Pipe's.
+// ends returns both ends of a connection with buffers, so that both sides can write at the same
+// time. A net.Pipe has none.
 func ends(t *testing.T) (a, b net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,7 +139,7 @@ func TestTLSBothSidesKnowEachOther(t *testing.T) {
 	defer b.Close()
 	require.Nil(t, store.VerifiedCertificate(a))
 
-	// Of whom nobody has asked who signed it, it is not known who it is.
+	// A certificate that the server did not verify does not identify the client.
 	s, err := f.server().Server()
 	require.NoError(t, err)
 	s, err = s.GetConfigForClient(nil)
@@ -200,7 +203,7 @@ func TestTLSExpires(t *testing.T) {
 		time.Sleep(31 * 24 * time.Hour)
 		require.ErrorContains(t, shake(t, server, client).err, "expired")
 
-		fresh := newTLSFiles(t) // the server's is good again, the client's is not
+		fresh := newTLSFiles(t) // the server's files are valid again, the client's are not
 		for name, from := range map[string]string{"server": "server", "server-key": "server-key"} {
 			require.NoError(t, os.Rename(fresh.path(from), f.path(name)))
 		}
@@ -216,7 +219,7 @@ func TestTLSTakesUpChangedFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTLSFiles(t)
 		server, client := f.server(), f.client()
-		config, err := server.Server() // once, as a listener has it
+		config, err := server.Server() // made once, as by a listener
 		require.NoError(t, err)
 		serial := func() string {
 			t.Helper()
@@ -227,7 +230,7 @@ func TestTLSTakesUpChangedFiles(t *testing.T) {
 			return store.VerifiedCertificate(r.client).SerialNumber.String() + store.VerifiedCertificate(r.server).SerialNumber.String()
 		}
 		first := serial()
-		f.renew(t) // also the authority
+		f.renew(t) // including the authority
 		require.Equal(t, first, serial(), "it has not looked again yet")
 		time.Sleep(time.Second)
 		second := serial()
@@ -259,7 +262,8 @@ func TestTLSKeepsTheLastGoodFiles(t *testing.T) {
 			if name == "ca" {
 				other = []byte("no certificate\n")
 			}
-			for _, bad := range [][]byte{other, was[:len(was)/2], nil} { // the other half of a pair is to come; half of it; nothing
+			// A file may be newer than the other file of its pair, incomplete, or empty.
+			for _, bad := range [][]byte{other, was[:len(was)/2], nil} {
 				require.NoError(t, os.WriteFile(f.path(name), bad, 0o600))
 				good()
 			}
@@ -304,7 +308,7 @@ func TestTLSFilesAtFirst(t *testing.T) {
 		with(client)
 		_, serverErr := server.Server()
 		_, clientErr := client.Client()
-		if strings.HasPrefix(want, "a certificate") { // it is of clients alone
+		if strings.HasPrefix(want, "a certificate") { // an error of clients only
 			serverErr = clientErr
 		}
 		if strings.HasPrefix(want, "a server") || strings.HasPrefix(want, "it needs") {

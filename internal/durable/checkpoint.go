@@ -28,7 +28,8 @@ import (
 //	meta     "incarnation": u64 · "segment": u64 · "sum": tally; written last
 //	state    number u64, big-endian → a piece of core.State, as msgpack
 //	values   number u64, big-endian → a piece of a large value
-//	entries  key → revision u64 | expiry i64 | reads u32 | pieces u32 | value, or the number u64 of its first piece
+//	entries  key → revision u64 | expiry i64 | reads u32 | pieces u32 | value, or the number u64 of
+//	         its first piece
 //
 // Large values are split into pieces, because bbolt puts up to five values into one page, and keeps
 // a page in memory.
@@ -145,7 +146,7 @@ func transaction(entries []core.Entry) (n int) {
 type writer struct {
 	db       *bbolt.DB
 	tally    tally
-	valueBuf []byte // encodes the values of a transaction: bbolt copies them into its pages at the end
+	valueBuf []byte // encodes the values of a transaction: bbolt copies them at its end
 	state    uint64 // number of pieces of the state written
 	value    uint64 // number of pieces of values written
 	sinceGC  int    // bytes written since the last collection

@@ -21,7 +21,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// starterVar makes the test binary start stores, in the directories that its input names, a line each.
+// starterVar makes the test binary start stores in the directories that it reads from standard
+// input, one per line.
 const starterVar = "MUSTER_TEST_STARTER"
 
 func TestMain(m *testing.M) {
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// started is what became of a start.
+// started is the result of a start.
 type started struct {
 	Err     string
 	Entries map[string]string
@@ -55,7 +56,7 @@ func startAll(dirs io.Reader, out *json.Encoder) {
 	}
 }
 
-// starter is a process that starts stores: what ends a process ends that one.
+// starter is a process that starts stores, since damage may end the process that starts one.
 type starter struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -76,7 +77,7 @@ func newStarter(t *testing.T) *starter {
 	return s
 }
 
-// start starts a store in dir; ok is that the process has survived it.
+// start starts a store in dir. ok reports whether the process survived it.
 func (s *starter) start(dir string) (st started, ok bool) {
 	_, err := fmt.Fprintln(s.in, dir)
 	if err == nil {
@@ -90,15 +91,15 @@ func (s *starter) end() {
 	_ = s.cmd.Wait()
 }
 
-// stored is a directory as it is left, and what was acknowledged in it.
+// stored is a directory of a store that has ended, and the changes that were acknowledged in it.
 type stored struct {
 	name    string
 	files   map[string][]byte
 	entries map[string]string
 }
 
-// store makes directories as they are left: in the middle of a life, after an orderly end, and after checkpoints that have been
-// made, and interrupted.
+// storedDirs makes directories in different states: of a store that was killed, of one that was
+// closed, and after checkpoints that were completed or interrupted.
 func storedDirs(t *testing.T, rng *rand.Rand) (all []stored) {
 	dir := t.TempDir()
 	d, m, err := Open(dir, core.Limits{}, nil)
@@ -150,8 +151,8 @@ func filesOf(t *testing.T, dir string) map[string][]byte {
 	return files
 }
 
-// TestDamage flips bits in a directory, and removes files of it, and starts the store: it has all that was acknowledged, or refuses
-// and has changed nothing, and no start ends the process.
+// TestDamage flips bits in a directory, or removes files of it, and starts the store. The store has
+// all acknowledged changes, or refuses to start and has changed nothing. No start ends the process.
 func TestDamage(t *testing.T) {
 	flips := 300
 	switch {
@@ -220,7 +221,7 @@ func TestDamage(t *testing.T) {
 		flips, complete+refused+ended+lost-flips, complete, refused, ended, lost, changed)
 }
 
-// bitOf chooses a bit of a file, mostly where there is something.
+// bitOf chooses a bit of a file, mostly where the file has data.
 func bitOf(rng *rand.Rand, files map[string][]byte) (name string, at int) {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(files)), func(name string) bool { return len(files[name]) == 0 })
 	name = names[rng.IntN(len(names))]

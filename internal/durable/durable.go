@@ -44,11 +44,17 @@ type FS = journal.FS
 
 // Options configures a Disk. The zero value is valid.
 type Options struct {
-	ReconnectTimeout time.Duration            // how long sessions get to reconnect after a restart; default 10 s
-	CheckpointBytes  int64                    // size of the log, in bytes, that starts a checkpoint; default 64 MiB
-	Logger           *slog.Logger             // default: discards
-	FS               FS                       // of the log, and of the sync and rename of a checkpoint; default: the operating system's
-	OnWrite          func(took time.Duration) // see journal.Options
+	// ReconnectTimeout is how long sessions get to reconnect after a restart; default 10 s.
+	ReconnectTimeout time.Duration
+	// CheckpointBytes is the size of the log, in bytes, that starts a checkpoint; default 64 MiB.
+	CheckpointBytes int64
+	// Logger receives log records; nil discards them.
+	Logger *slog.Logger
+	// FS is the file system of the log, and of the sync and rename of a checkpoint; default: the
+	// operating system's.
+	FS FS
+	// OnWrite is the option of that name of journal.Options.
+	OnWrite func(took time.Duration)
 }
 
 func (o *Options) withDefaults() *Options {
@@ -303,7 +309,8 @@ func (d *Disk) MakeCheckpoints(hold WithMachine) {
 				continue
 			}
 			pause = min(2*pause, time.Minute)
-			d.options.Logger.Error("checkpoint", "dir", d.dir, "err", err, "again", pause) // nothing is lost: the log has all events
+			// Nothing is lost: the log has all events.
+			d.options.Logger.Error("checkpoint", "dir", d.dir, "err", err, "again", pause)
 		}
 	})
 }
@@ -373,8 +380,8 @@ func (d *Disk) Close() error {
 	return errors.Join(d.log.Close(), d.release())
 }
 
-// acquire locks the lock file, and the directory too: removing the lock file must not let a second
-// server in.
+// acquire locks the lock file, and also the directory: after the lock file was removed, a second
+// process must not be able to open the directory.
 func (d *Disk) acquire() (err error) {
 	if d.dirFile, err = os.Open(d.dir); err != nil {
 		return err

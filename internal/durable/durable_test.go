@@ -20,7 +20,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// rig is a machine on a disk that can lose power, and what its entries were after each event.
+// rig is a machine on a disk that can lose power, with the entries that it had after each event.
 type rig struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -29,9 +29,9 @@ type rig struct {
 	d       *Disk
 	m       *core.Machine
 	now     core.Time
-	acked   uint64 // position
+	acked   uint64 // position of the last acknowledged event
 	pos     uint64
-	history map[uint64]map[string]string // by position: the entries
+	history map[uint64]map[string]string // the entries by position
 }
 
 func (r *rig) open() error {
@@ -40,7 +40,7 @@ func (r *rig) open() error {
 	return err
 }
 
-// entries is what m holds.
+// entries returns the entries of m.
 func entries(m *core.Machine) map[string]string {
 	var rep wire.Reply
 	m.Apply(m.Now(), core.Local, &wire.Request{Op: wire.OpList}, &rep)
@@ -51,7 +51,7 @@ func entries(m *core.Machine) map[string]string {
 	return all
 }
 
-// step changes something.
+// step makes a random change.
 func (r *rig) step() {
 	r.now = max(r.now, r.m.Now()) + core.Time(r.rng.IntN(int(time.Second)))
 	if at, armed := r.m.Next(); armed && at <= r.now {
@@ -82,7 +82,7 @@ func (r *rig) sync() {
 	r.acked = r.pos
 }
 
-// trySync syncs, if there is power.
+// trySync syncs, and accepts a power failure.
 func (r *rig) trySync() {
 	if err := r.d.Sync(r.pos); err != nil {
 		require.ErrorIs(r.t, err, disk.ErrPower)
@@ -94,7 +94,7 @@ func (r *rig) trySync() {
 func (r *rig) checkpoint() {
 	err := r.d.Checkpoint(func(f func(*core.Machine)) error {
 		f(r.m)
-		if r.rng.IntN(2) == 0 { // others go on meanwhile
+		if r.rng.IntN(2) == 0 { // requests are carried out meanwhile
 			r.step()
 		}
 		if r.rng.IntN(4) == 0 {
@@ -107,7 +107,7 @@ func (r *rig) checkpoint() {
 	}
 }
 
-// seeds is how many a test tries: a sixth of n in a short run.
+// seeds returns how many seeds a test tries: a sixth of n in short mode.
 func seeds(n uint64) uint64 {
 	if testing.Short() {
 		return (n + 5) / 6
@@ -115,8 +115,8 @@ func seeds(n uint64) uint64 {
 	return n
 }
 
-// TestPowerLoss shows that what was acknowledged is there after the power was lost, at any step of a checkpoint too, and that
-// what is there was so at one moment.
+// TestPowerLoss checks the store after a power failure, at any point, also during a checkpoint: it
+// has all acknowledged changes, and its state is one that it had at some time.
 func TestPowerLoss(t *testing.T) {
 	for seed := range seeds(80) {
 		rng := rand.New(rand.NewPCG(seed, 7))
@@ -146,8 +146,8 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// TestPowerLossInACheckpoint loses the power at each step of a checkpoint, several times, since chance decides what of an
-// unsynced change is left.
+// TestPowerLossInACheckpoint cuts the power at each step of a checkpoint, several times, since it
+// is random which part of an unsynced change survives.
 func TestPowerLossInACheckpoint(t *testing.T) {
 	for step := 0; ; step++ {
 		whole := false
@@ -172,7 +172,7 @@ func TestPowerLossInACheckpoint(t *testing.T) {
 	}
 }
 
-// start opens the store; the power may fail meanwhile, again and again.
+// start opens the store, while the power may fail again and again.
 func (r *rig) start(seed uint64) {
 	for {
 		if r.rng.IntN(3) == 0 {
@@ -187,7 +187,7 @@ func (r *rig) start(seed uint64) {
 	}
 }
 
-// afterwards looks at what is left.
+// afterwards checks the state after a power failure.
 func (r *rig) afterwards(seed uint64) {
 	require.NoError(r.t, r.open(), "seed %d", seed)
 	now := entries(r.m)
@@ -200,7 +200,8 @@ func (r *rig) afterwards(seed uint64) {
 	r.t.Fatalf("seed %d: acknowledged up to %d of %v: there is %v, and was %v", seed, r.acked, slices.Sorted(maps.Keys(r.history)), now, r.history[r.acked])
 }
 
-// TestDiskFull shows that a store which cannot write ends, once and for all, and has what it acknowledged.
+// TestDiskFull checks that a store that cannot write ends permanently, and has all changes that it
+// acknowledged.
 func TestDiskFull(t *testing.T) {
 	for _, fault := range []func(*powerDisk, int){(*powerDisk).FailWrite, (*powerDisk).FailSync} {
 		rng := rand.New(rand.NewPCG(1, 1))
@@ -222,7 +223,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestACheckpointThatIsInterrupted shows that the one before stays.
+// TestACheckpointThatIsInterrupted checks that an interrupted checkpoint leaves the previous one in
+// place.
 func TestACheckpointThatIsInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	d, m, err := Open(dir, core.Limits{}, nil)
@@ -252,7 +254,8 @@ func TestACheckpointThatIsInterrupted(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestACheckpointThatFailsIsTriedLessAndLess: each try writes until the disk is full, and leaves nothing for the log meanwhile.
+// TestACheckpointThatFailsIsTriedLessAndLess checks that failed checkpoints are repeated at growing
+// intervals: each attempt writes until the disk is full, and leaves no space for the log meanwhile.
 func TestACheckpointThatFailsIsTriedLessAndLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, m, err := Open(t.TempDir(), core.Limits{}, &Options{CheckpointBytes: 1})
@@ -296,14 +299,15 @@ func TestNothingIsOverwritten(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// changed is a file with one bit of its state another.
+// changed returns a file with one changed bit in its state.
 func changed(whole []byte) []byte {
 	own := slices.Clone(whole)
 	own[bytes.Index(own, []byte("LastLease"))] ^= 1
 	return own
 }
 
-// TestAll keeps all kinds of state through a checkpoint: a machine that is restored goes on as the other does.
+// TestAll checks that a checkpoint keeps all kinds of state: a restored machine behaves like the
+// original.
 func TestAll(t *testing.T) {
 	dir := t.TempDir()
 	d, m, err := Open(dir, core.Limits{}, nil)

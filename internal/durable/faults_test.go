@@ -17,7 +17,7 @@ func (d directory) Open(_ *testing.T, f *logtest.Faults) (*durable.Disk, *core.M
 	return durable.Open(string(d), core.Limits{}, &durable.Options{FS: faultyFS{journal.OS, f}})
 }
 
-// faultyFS takes its steps through Faults.
+// faultyFS is a file system whose steps go through Faults.
 type faultyFS struct {
 	journal.FS
 	f *logtest.Faults
@@ -89,7 +89,7 @@ func (x faultyFile) Truncate(size int64) error {
 
 func (x faultyFile) Sync() error { return x.f.Step(x.File.Sync) }
 
-// TestFaults runs the contract of all stores that stay, in directories.
+// TestFaults runs the contract of all durable stores in directories.
 func TestFaults(t *testing.T) {
 	seeds := 16
 	if testing.Short() {

@@ -14,14 +14,14 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// heap is how much memory objects have, those that are garbage too.
+// heap returns the size of all objects on the heap in bytes, including garbage.
 func heap() uint64 {
 	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(s)
 	return s[0].Value.Uint64()
 }
 
-// peakOf is the most that the heap grew by while f ran.
+// peakOf returns by how much the heap grew at most while f ran.
 func peakOf(f func()) uint64 {
 	runtime.GC()
 	before, most := heap(), uint64(0)
@@ -45,8 +45,9 @@ func peakOf(f func()) uint64 {
 	return max(most, before) - before
 }
 
-// TestMemoryOfACheckpoint shows that a checkpoint needs little memory beside what the store has, be that in large values, in small ones, or
-// in messages that have not been received.
+// TestMemoryOfACheckpoint checks that a checkpoint needs little memory in addition to that of the
+// store, whether the data is in large values, in small values, or in messages that no rank has
+// received.
 func TestMemoryOfACheckpoint(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it writes 256 MiB four times, in one goroutine: not in a short run")
@@ -110,7 +111,7 @@ func TestMemoryOfACheckpoint(t *testing.T) {
 	}
 }
 
-// TestLargeValues shows that values come back from a checkpoint, in however many pieces they are.
+// TestLargeValues checks that a checkpoint keeps values of any number of pieces.
 func TestLargeValues(t *testing.T) {
 	dir := t.TempDir()
 	d, m, err := Open(dir, core.Limits{}, nil)

@@ -13,9 +13,9 @@ import (
 	"github.com/muster-pg/muster/internal/journal/disk"
 )
 
-// powerDisk is a disk that loses power, also for checkpoints, which bbolt writes and reads in a real directory: they are
-// taken over, as what was written and not synced, when they are opened to be sealed; what is left of them after a crash is put
-// back into the directory.
+// powerDisk is a disk that loses power, including its checkpoints. bbolt writes and reads them in a
+// real directory. When a checkpoint is opened to be sealed, it is copied to the disk as unsynced
+// data; after a crash, what the disk has kept of it is copied back to the directory.
 type powerDisk struct {
 	*disk.Disk
 	t *testing.T
@@ -56,13 +56,13 @@ func (d *powerDisk) Rename(from, to string) error {
 	return err
 }
 
-// crash is a power failure, and the start after it, in the directory dir.
+// crash is a power failure and a restart with the directory dir.
 func (d *powerDisk) crash(dir string) {
 	d.Crash()
 	d.show(dir)
 }
 
-// show makes the checkpoints in the directory what is seen on the disk.
+// show copies the checkpoints that are on the disk to the directory.
 func (d *powerDisk) show(dir string) {
 	seen := d.Files()
 	for _, base := range []string{checkpointName, temporary} {

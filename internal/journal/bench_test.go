@@ -8,8 +8,8 @@ import (
 	"github.com/muster-pg/muster/internal/journal"
 )
 
-// BenchmarkSync appends and syncs records of 100 bytes, each caller one after the other, on the disk of
-// the directory for temporary files.
+// BenchmarkSync appends and syncs records of 100 bytes on the disk of the temporary directory. Each
+// caller makes its calls in sequence.
 func BenchmarkSync(b *testing.B) {
 	for _, callers := range []int{1, 50} {
 		b.Run(fmt.Sprint(callers), func(b *testing.B) {

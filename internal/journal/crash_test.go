@@ -16,24 +16,25 @@ import (
 	"github.com/muster-pg/muster/internal/journal/disk"
 )
 
-// life is a log on a disk that loses power, and what is known of it.
+// life is a log on a disk that loses power, with its expected content.
 type life struct {
 	t    *testing.T
 	rng  *rand.Rand
 	disk *disk.Disk
 	j    *journal.Journal
 
-	records []string // all that may be in the log or the checkpoint, in order
-	base    int      // how many of them were there when the journal was opened
-	acked   int      // how many of them are durable
-	from    uint64   // the checkpoint's segment
-	before  int      // how many of the records are in the checkpoint
+	records []string // all records that may be in the log or the checkpoint, in order
+	base    int      // number of records when the journal was opened
+	acked   int      // number of durable records
+	from    uint64   // segment that the checkpoint names
+	before  int      // number of records in the checkpoint
 	failed  bool     // the journal has failed
 	made    int
 	created bool
 }
 
-// TestNothingAcknowledgedIsLost runs lives of a log, each of them another with its seed.
+// TestNothingAcknowledgedIsLost runs random sequences of operations and power failures on a log,
+// one per seed.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	for seed := range uint64(2000) {
 		if !t.Run("", func(t *testing.T) { newLife(t, seed).run() }) {
@@ -109,7 +110,7 @@ func (l *life) syncTo(pos int) {
 	l.acked = max(l.acked, l.base+int(l.j.Durable()))
 }
 
-// rotate makes a checkpoint: it is durable at once, and so is what is in it.
+// rotate makes a checkpoint, which is durable at once, with all records so far.
 func (l *life) rotate() {
 	from, before := l.j.Rotate(), len(l.records)
 	if l.rng.IntN(2) == 0 {
@@ -127,12 +128,12 @@ func (l *life) rotate() {
 	l.from, l.before = from, before
 	l.acked = max(l.acked, before)
 	if l.rng.IntN(2) == 0 {
-		_ = l.j.Remove(from) // without power it may fail, and the journal need not
+		_ = l.j.Remove(from) // without power it may fail, and the journal may not
 		l.acked = max(l.acked, l.base+int(l.j.Durable()))
 	}
 }
 
-// restart stops the process, with Close or without, but not the computer.
+// restart ends the process, with or without Close, but not the computer.
 func (l *life) restart() {
 	if l.rng.IntN(2) == 0 {
 		if l.j.Close() == nil {
@@ -143,7 +144,7 @@ func (l *life) restart() {
 	l.open()
 }
 
-// open opens the log, as often as it takes, and looks what is in it.
+// open opens the log, with retries, and checks its content.
 func (l *life) open() {
 	for {
 		if l.rng.IntN(6) == 0 {
@@ -163,12 +164,13 @@ func (l *life) open() {
 		require.LessOrEqual(l.t, n, len(l.records), "invented")
 		require.True(l.t, slices.Equal(l.records[l.before:n], records), "changed")
 		l.j, l.failed = j, false
-		l.records, l.acked, l.base = l.records[:n], n, n // what was replayed is durable
+		l.records, l.acked, l.base = l.records[:n], n, n // replayed records are durable
 		return
 	}
 }
 
-// createAndOpen opens the log; the first time it is created. A Create that was interrupted is repeated.
+// createAndOpen opens the log, and creates it first if it does not exist. It repeats a Create that
+// was interrupted.
 func (l *life) createAndOpen() (*journal.Journal, []string, error) {
 	if !l.created {
 		if err := journal.Create(dir, id+l.rng.Uint64N(2), 1, options(l.disk)); err != nil {
@@ -182,7 +184,7 @@ func (l *life) createAndOpen() (*journal.Journal, []string, error) {
 	return open(l.disk, l.from)
 }
 
-// TestCrashWhileManySync cuts the power while callers append and sync at once.
+// TestCrashWhileManySync cuts the power while callers append and sync concurrently.
 func TestCrashWhileManySync(t *testing.T) {
 	for seed := range uint64(60) {
 		d := disk.New(rand.New(rand.NewPCG(seed, 1)))
@@ -221,7 +223,8 @@ func TestCrashWhileManySync(t *testing.T) {
 	}
 }
 
-// TestReplayedIsDurable is the sync that has failed, and left what it should have written for all to see.
+// TestReplayedIsDurable checks that Open makes replayed records durable even after a failed sync,
+// which leaves data that can be read but is not on the disk.
 func TestReplayedIsDurable(t *testing.T) {
 	for seed := range uint64(50) {
 		d := disk.New(rand.New(rand.NewPCG(seed, 2)))

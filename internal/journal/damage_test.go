@@ -20,20 +20,21 @@ const (
 	third  = dir + "/log-0000000000000003"
 )
 
-// markLen is how many bytes a mark has.
+// markLen is the size of a mark in bytes.
 const markLen = 24
 
-// end is where the batches in a file end, and the mark begins: 13 bytes of it are up to the last that is not zero.
+// end returns the offset after the last batch in a file, where the mark begins. The last byte of
+// the mark that is not zero is its 13th.
 func end(d *disk.Disk, name string) int { return len(bytes.TrimRight(d.Files()[name], "\x00")) - 13 }
 
-// change gives f a file's content, and puts back what it returns.
+// change replaces the content of a file by f of it.
 func change(d *disk.Disk, name string, f func(b []byte) []byte) { d.Put(name, f(d.Files()[name])) }
 
 func flip(d *disk.Disk, name string, i int) {
 	change(d, name, func(b []byte) []byte { b[i] ^= 0x40; return b })
 }
 
-// refused opens the log, wants an error, and nothing changed.
+// refused opens the log, and checks that this fails and changes nothing.
 func refused(t *testing.T, d *disk.Disk) error {
 	t.Helper()
 	before := d.Files()
@@ -77,13 +78,14 @@ func TestEachByteCounts(t *testing.T) {
 	}
 	for _, name := range []string{first, second} {
 		d := written(t, segments...)
-		for i := range min(end(d, name)+50, len(d.Files()[name])) { // one that is finished has no zeros behind its end
+		// A finished segment has no zeros after its end.
+		for i := range min(end(d, name)+50, len(d.Files()[name])) {
 			check(name, i)
 		}
 	}
 }
 
-// TestEachCut shortens a log, to each length.
+// TestEachCut truncates a log to each length.
 func TestEachCut(t *testing.T) {
 	batches := []string{"one", "two three", "four"}
 	var ends []int
@@ -123,8 +125,8 @@ func zero(name string, from, to int) func(*disk.Disk) {
 func TestRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		spoil func(d *disk.Disk)
-		want  error  // or damage
-		text  string // in the error
+		want  error  // nil: a DamageError
+		text  string // contained in the error
 	}{
 		"foreign": {
 			func(d *disk.Disk) { d.Put(second, bytes.Repeat([]byte("text"), 100)) },
@@ -185,7 +187,8 @@ func TestRefused(t *testing.T) {
 		"last batch":    {zero(third, 69, 97), nil, "what was durable before byte 97 is not sound"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := written(t, []string{"1", "2"}, []string{"3", "4"}, []string{"5", ""}) // ends with zeros
+			// The file ends with zeros.
+			d := written(t, []string{"1", "2"}, []string{"3", "4"}, []string{"5", ""})
 			tc.spoil(d)
 			err := refused(t, d)
 			require.ErrorContains(t, err, tc.text)
@@ -199,7 +202,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// olderHeader is that of a segment of format 1.
+// olderHeader returns the header of a segment of format 1.
 func olderHeader() []byte {
 	b := make([]byte, 36, 40)
 	copy(b, "musterJL\x01")
@@ -222,7 +225,7 @@ func TestOnlyOwnSegmentsAreRemoved(t *testing.T) {
 	require.ErrorIs(t, err, journal.ErrForeign)
 	require.Equal(t, foreign, d.Files()[first])
 
-	d.Put(first, nil) // damaged, but of no use any more
+	d.Put(first, nil) // damaged, but not needed any more
 	d.Put(dir+"/log-1", foreign)
 	d.Put(dir+"/notes", foreign)
 	_, records, err := open(d, 2)
@@ -231,7 +234,8 @@ func TestOnlyOwnSegmentsAreRemoved(t *testing.T) {
 	require.Len(t, d.Files(), 3)
 }
 
-// TestABatchOfAnotherLog: what is sound, and in its place, may still not be what comes next.
+// TestABatchOfAnotherLog checks that a batch that is valid, and at its own offset, is refused if
+// its sequence number is not the next one.
 func TestABatchOfAnotherLog(t *testing.T) {
 	d := written(t, []string{"1234567", "a"}) // the first batch has 11 bytes in one record
 	other := written(t, []string{"12 3", "a"}).Files()[first]
@@ -239,7 +243,8 @@ func TestABatchOfAnotherLog(t *testing.T) {
 	require.ErrorContains(t, refused(t, d), "its batch begins with record 3, not 2")
 }
 
-// TestAMovedBatch: the checksum knows the place.
+// TestAMovedBatch checks that a batch at another offset is not valid, since its checksum depends on
+// the offset.
 func TestAMovedBatch(t *testing.T) {
 	d := written(t, []string{"a"})
 	change(d, first, func(b []byte) []byte { copy(b[69:], b[40:69]); clear(b[40:69]); return b })
@@ -247,12 +252,12 @@ func TestAMovedBatch(t *testing.T) {
 	require.Empty(t, records)
 }
 
-// TestTheLastBatch damages a batch without a mark behind it, as a loss of power leaves it: what cannot be an incomplete
-// write is refused.
+// TestTheLastBatch damages a batch that is not followed by a mark, as after a power failure. Damage
+// that cannot be an incomplete write is refused.
 func TestTheLastBatch(t *testing.T) {
 	long := strings.Repeat("x", 2000)
 	written := func() *disk.Disk {
-		d := written(t, []string{"a", long}) // from 69 on: up to 93 its head, and 4 and 2000 bytes
+		d := written(t, []string{"a", long}) // at 69: 24 bytes of head, then 4 and 2000 bytes
 		change(d, first, func(b []byte) []byte { clear(b[69+24+2004:]); return b })
 		return d
 	}
@@ -271,7 +276,8 @@ func TestTheLastBatch(t *testing.T) {
 	}
 }
 
-// TestALogInARecord: the records of a log may be logs, and torn off in the middle.
+// TestALogInARecord checks that a record may contain a log, and be cut off in the middle: the inner
+// log is not mistaken for batches.
 func TestALogInARecord(t *testing.T) {
 	inner := written(t, []string{"a", "b", "c", "d", "e"}).Files()[first]
 	d := newDisk()

@@ -6,7 +6,7 @@
 //	mu.Lock()
 //	pos := j.Append(func(b []byte) []byte { return append(b, event...) }) // in memory
 //	mu.Unlock()
-//	err = j.Sync(pos) // now it is on the disk: requests that wait for it may be answered
+//	err = j.Sync(pos) // now the record is on the disk: a client that waits for it may be answered
 //
 // Arguments and results are not retained: the f of Append must not keep its argument, and apply
 // must not keep its record. The caller makes sure that one process at a time has the log open, and
@@ -22,17 +22,18 @@
 //	        segment  8  its number
 //	        first    8  the sequence of the first record in it
 //	        crc      4  CRC-32C of the 36 bytes before
-//	batch   crc      4  CRC-32C, continued from the header's, of the batch's offset (8) and the rest of its head
-//	        sum      4  CRC-32C, continued from the header's, of the batch's offset (8) and its body
+//	batch   crc      4  CRC-32C, continued from the header's, of the batch's offset (8) and the
+//	                    rest of its head
+//	        sum      4  CRC-32C, continued from the header's, of the batch's offset (8) and the body
 //	        length   4  of the body
 //	        first    8  the sequence of its first record: one more than the last before it
 //	        count    4  of records, 1 or more
 //	        body        each record: length 4, bytes
 //	mark                a head with the count 0 and the length 0, behind the last batch
-//	end                 a head with the count 0 and the length 1: the log continues in the next segment
+//	end                 a head with the count 0 and the length 1: the next segment follows
 //	zeros               written ahead, or none
 //
-// A checksum depends on the offset, so that a record that contains a log does not look like a batch.
+// A checksum depends on the offset, so that a log within a record is not mistaken for batches.
 //
 // # Recovery
 //

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzOpen opens a log whose last segment is anything.
+// FuzzOpen opens a log whose last segment has arbitrary bytes.
 func FuzzOpen(f *testing.F) {
 	segments := [][]string{{"one", "two three"}, {"four", "5 6", "seven"}}
 	all := []string{"one", "two", "three", "four", "5", "6", "seven"}

@@ -32,7 +32,7 @@ func newDisk() *disk.Disk { return disk.New(rand.New(rand.NewPCG(1, 2))) }
 
 func options(d *disk.Disk) *journal.Options { return &journal.Options{FS: d, Preallocate: 2048} }
 
-// open opens the log on d, and returns what is in it.
+// open opens the log on d, and returns its records.
 func open(d *disk.Disk, from uint64) (j *journal.Journal, records []string, err error) {
 	return openWith(from, options(d))
 }
@@ -60,7 +60,8 @@ func add(j *journal.Journal, record string) (pos uint64) {
 	return j.Append(func(b []byte) []byte { return append(b, record...) })
 }
 
-// written returns a disk with a log of batches, a segment each for the slices of them.
+// written returns a disk with a log: each argument is a segment, and each string a batch, whose
+// records are separated by spaces.
 func written(t testing.TB, segments ...[]string) *disk.Disk {
 	t.Helper()
 	d := newDisk()
@@ -113,7 +114,7 @@ func TestFormat(t *testing.T) {
 func TestRotateAndRemove(t *testing.T) {
 	d := newDisk()
 	j, _ := mustOpen(t, d, 1)
-	empty := j.Size() // the header
+	empty := j.Size() // the size of the header
 	require.EqualValues(t, 1, j.Rotate(), "nothing is in segment 1")
 	add(j, "a")
 	require.EqualValues(t, 2, j.Rotate())
@@ -135,7 +136,8 @@ func TestRotateAndRemove(t *testing.T) {
 	require.Equal(t, []string{"c"}, records)
 }
 
-// TestAFinishedSegmentHasNoZeros has segments that no checkpoint replaces take no more of a disk than what is in them.
+// TestAFinishedSegmentHasNoZeros checks that a finished segment takes no more space than its data,
+// since segments stay while checkpoints fail.
 func TestAFinishedSegmentHasNoZeros(t *testing.T) {
 	d := written(t, []string{"a"}, []string{"b"}, []string{"c"})
 	require.Less(t, len(d.Files()[first]), 200)

@@ -30,7 +30,7 @@ func (g *gate) Await(o *transport.Outbox, pos uint64) bool {
 	return true
 }
 
-// commit commits up to pos, and flushes who awaits that.
+// commit commits up to pos, and flushes the outboxes that wait for a commit.
 func (g *gate) commit(pos uint64) {
 	g.committed = pos
 	awaits := g.awaits
@@ -51,13 +51,14 @@ func appendAt(o *transport.Outbox, pos uint64, s string) int {
 	return o.AppendAt(pos, func(b []byte) []byte { return append(b, s...) })
 }
 
-// A frame waits until its position is committed, and so do all frames behind it, whatever they show.
+// TestGateHoldsInOrder checks that a frame waits until its position is committed, and that all
+// frames behind it wait, too, whatever their positions are.
 func TestGateHoldsInOrder(t *testing.T) {
 	p := &pipe{take: 1 << 20}
 	o, g := gated(p, 100)
 	appendAt(o, 0, "a")
 	appendAt(o, 3, "b")
-	appendAt(o, 2, "c") // behind a later one
+	appendAt(o, 2, "c") // behind a frame with a later position
 	appendAt(o, 5, "d")
 	add(o, "e")
 	o.Flush()
@@ -78,7 +79,8 @@ func TestGateHoldsInOrder(t *testing.T) {
 	require.Equal(t, "abcdef", p.got.String(), "it is committed already")
 }
 
-// An urgent frame overtakes held ones; Release moves only the frames up to its offset.
+// TestGateIsPassed checks that an urgent frame overtakes held ones, and that Release moves only the
+// frames up to its offset.
 func TestGateIsPassed(t *testing.T) {
 	p := &pipe{take: 1 << 20}
 	o, g := gated(p, 100)
@@ -100,7 +102,8 @@ func TestGateIsPassed(t *testing.T) {
 	require.Equal(t, "probe welcome answer another", p.got.String())
 }
 
-// Held frames do not make a peer slow. Reading from it is paused until all of them are written.
+// TestGateCountsNoPeerAsSlow checks that held frames do not make a peer slow, and that reading from
+// the peer is paused until all of them are written.
 func TestGateCountsNoPeerAsSlow(t *testing.T) {
 	p := &pipe{take: 1 << 20}
 	o, g := gated(p, 5)
@@ -123,7 +126,8 @@ func TestGateCountsNoPeerAsSlow(t *testing.T) {
 	require.Zero(t, o.Budget.Used())
 }
 
-// The end of a connection returns the bytes of its held frames to the budget.
+// TestGateOfAConnectionThatEnds checks that the end of a connection returns the bytes of its held
+// frames to the budget.
 func TestGateOfAConnectionThatEnds(t *testing.T) {
 	o, g := gated(&pipe{take: 1 << 20}, 100)
 	o.Budget = transport.NewBudget(1 << 20)
@@ -138,7 +142,8 @@ func TestGateOfAConnectionThatEnds(t *testing.T) {
 	require.EqualValues(t, 0, appendAt(o, 9, "late"))
 }
 
-// Frames of any sizes, shared or not, come whole and in their order, never before their position, through a pipe that takes any number of bytes.
+// TestGateOfAnyFrames checks that frames of any sizes, shared or not, arrive complete, in order,
+// and never before their position is committed, through a pipe that accepts any number of bytes.
 func TestGateOfAnyFrames(t *testing.T) {
 	for seed := range uint64(200) {
 		chance := rand.New(rand.NewPCG(seed, 0))
@@ -147,7 +152,7 @@ func TestGateOfAnyFrames(t *testing.T) {
 		o.Budget = transport.NewBudget(1 << 40)
 		var want strings.Builder
 		var begins []int
-		var needs []uint64 // of each frame
+		var needs []uint64 // position of each frame
 		pos, highest := uint64(0), uint64(0)
 		for step := range 200 {
 			switch chance.IntN(6) {
@@ -193,7 +198,8 @@ func (g racing) Await(o *transport.Outbox, pos uint64) bool {
 	return g.gate.Await(o, pos)
 }
 
-// A position that is committed between Committed and Await is written at once: no later commit may flush it.
+// TestGateThatCommitsMeanwhile checks that a frame is written at once if its position is committed
+// between Committed and Await: no later commit may flush it.
 func TestGateThatCommitsMeanwhile(t *testing.T) {
 	p := &pipe{take: 1 << 20}
 	o, g := gated(p, 100)
@@ -204,7 +210,8 @@ func TestGateThatCommitsMeanwhile(t *testing.T) {
 	require.Empty(t, g.awaits)
 }
 
-// A peer for which nothing waits is not slow, even if frames held for other peers use up the budget.
+// TestGateAndBudget checks that a peer for which no bytes wait is not slow, even if frames held for
+// other peers use up the budget.
 func TestGateAndBudget(t *testing.T) {
 	budget := transport.NewBudget(10)
 	holder, g := gated(&pipe{take: 1 << 20}, 100)

@@ -135,7 +135,8 @@ func (l *Loop) run() {
 	for {
 		n, err := unix.EpollWait(l.ep, events, -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			panic(os.NewSyscallError("epoll_wait", err)) // another part of the process has closed the descriptor
+			// Another part of the process has closed the descriptor.
+			panic(os.NewSyscallError("epoll_wait", err))
 		}
 		read = read[:0]
 		for _, e := range events[:max(n, 0)] {

@@ -46,7 +46,7 @@ type Gate interface {
 	// Committed returns the position up to which the log is committed. It never decreases.
 	Committed() uint64
 	// Await requests that pos is committed, and calls o.Flush from another goroutine after the next
-	// commit, even if that is below pos. If pos is committed already, it returns false and does nothing.
+	// commit, even if that is below pos. If pos is already committed, it only returns false.
 	Await(o *Outbox, pos uint64) bool
 	// AddHeld adds n, which may be negative, to the number of bytes that wait for the log.
 	AddHeld(n int)
@@ -59,7 +59,7 @@ type mark struct{ end, pos uint64 }
 // chunk is some bytes to be written.
 type chunk struct {
 	b      []byte
-	shared *Body // the body that b belongs to, if other connections share it: neither reused nor counted
+	shared *Body // the body of b, if other connections share it: neither reused nor counted
 }
 
 // Outbox queues frames for one connection and writes them, several at once if they come fast. The
@@ -91,8 +91,8 @@ type Outbox struct {
 	queue         chunks
 	bytes         int    // unwritten bytes, held ones included, without shared ones
 	shared        int    // unwritten shared bytes, held ones included
-	writing       bool   // a goroutine writes, or waits until the pipe is writable: Flush leaves the writing to it
-	drainedWanted bool   // Drained is to be called
+	writing       bool   // a goroutine writes, or waits until it can; Flush does not write then
+	drainedWanted bool   // Drained must be called
 	sent          uint64 // bytes that the pipe has taken
 	err           error
 
@@ -142,8 +142,8 @@ func (o *Outbox) AppendUrgent(f func(b []byte) []byte) (waiting int) {
 	return o.bytes
 }
 
-// AppendShared appends a frame that consists of head and body, and shows the log up to pos. The body
-// may be shared by many connections, and must not be modified any more.
+// AppendShared appends a frame that consists of head and body, and shows the log up to pos. The
+// body may be shared by many connections, and must not be modified any more.
 func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -178,7 +178,8 @@ func (o *Outbox) admit() bool {
 	return o.err == nil
 }
 
-// grow appends a frame to held if pos is not committed or held is not empty, and to queue otherwise.
+// grow appends a frame to held if pos is not committed or held is not empty, and to queue
+// otherwise.
 func (o *Outbox) grow(pos uint64, f func(b []byte) []byte) {
 	var n int
 	if last := len(o.marks) - 1; last >= 0 || o.Gate != nil && pos > o.Gate.Committed() {

@@ -22,10 +22,10 @@ func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
 const patience = 20 * time.Second
 
-// pipe is a Pipe that takes as much as it is told.
+// pipe is a Pipe that accepts as many bytes as take says.
 type pipe struct {
 	mu     sync.Mutex
-	take   int // bytes
+	take   int // bytes that it still accepts
 	got    bytes.Buffer
 	resume func()
 	err    error
@@ -51,7 +51,7 @@ func (p *pipe) TryWrite(bufs [][]byte) (n int, err error) {
 func (p *pipe) NotifyWritable(resume func()) { p.resume = resume }
 func (p *pipe) Close() error                 { p.closed = true; return nil }
 
-// more makes room for n bytes.
+// more lets the pipe accept n bytes, and resumes the writer.
 func (p *pipe) more(n int) {
 	p.take = n
 	if r := p.resume; r != nil {
@@ -88,8 +88,10 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
 	p := &pipe{}
 	o := transport.NewOutbox(p, 10)
-	o.AppendShared(0, []byte("h"), &transport.Body{Bytes: make([]byte, 10_000)}) // is not counted
-	add(o, "12345678901234567890")                                               // one answer may be as large as it likes
+	// Shared bytes do not count against the limit of one outbox.
+	o.AppendShared(0, []byte("h"), &transport.Body{Bytes: make([]byte, 10_000)})
+	// A single reply may have any size.
+	add(o, "12345678901234567890")
 	o.Flush()
 	require.NoError(t, o.Err())
 	add(o, "x")
@@ -128,7 +130,8 @@ func TestDrainedIsCalledOnceForAHold(t *testing.T) {
 	require.Equal(t, 1, drained, "nobody held")
 }
 
-// A reader that is held goes on when the connection ends, however it does: nothing else would wake it.
+// TestDrainedIsCalledWhenTheConnectionEnds checks that Drained is called at any end of a
+// connection: nothing else would resume a reader that is blocked.
 func TestDrainedIsCalledWhenTheConnectionEnds(t *testing.T) {
 	for name, end := range map[string]func(p *pipe, o *transport.Outbox){
 		"too slow":  func(_ *pipe, o *transport.Outbox) { add(o, "more") },
@@ -151,8 +154,9 @@ func TestDrainedIsCalledWhenTheConnectionEnds(t *testing.T) {
 	}
 }
 
-// What waits in several outboxes counts against one budget: bytes of one peer's for it, shared ones once. A peer for whom more waits than
-// is left is too slow; whatever ends a connection gives its bytes back.
+// TestOutboxesShareABudget checks that bytes that wait in several outboxes count against one
+// budget: those of one peer once per peer, shared ones once. A peer is too slow if more bytes wait
+// for it than the budget has left. Any end of a connection returns its bytes to the budget.
 func TestOutboxesShareABudget(t *testing.T) {
 	budget := transport.NewBudget(100_000)
 	var outs []*transport.Outbox
@@ -185,7 +189,8 @@ func TestOutboxesShareABudget(t *testing.T) {
 	require.Zero(t, budget.Used())
 }
 
-// Somebody else may be writing, without ever having to wait for the peer.
+// TestDrainedIsCalledByWhoeverWritesTheLast checks that Drained is called if Blocked returned true
+// during a write that then wrote everything, without ever waiting for the peer.
 func TestDrainedIsCalledByWhoeverWritesTheLast(t *testing.T) {
 	drained, held := 0, false
 	p := &pipe{take: 100}
@@ -250,7 +255,7 @@ func sockets(t *testing.T) (ours, theirs net.Conn) {
 	return ours, theirs
 }
 
-// echo reads for a Sock, and sends everything back.
+// echo is a Reader of a Sock that sends all bytes back.
 type echo struct {
 	sock  *transport.Sock
 	out   *transport.Outbox
@@ -302,7 +307,7 @@ func adopt(t *testing.T, l *transport.Loop) (*echo, net.Conn) {
 
 func TestLoopReadsAndWrites(t *testing.T) {
 	_, c := adopt(t, newLoop(t))
-	sent := bytes.Repeat([]byte("0123456789"), 2<<20) // it pauses many times
+	sent := bytes.Repeat([]byte("0123456789"), 2<<20) // large, so that echo pauses many times
 	go func() { _, _ = c.Write(sent) }()
 	got := make([]byte, len(sent))
 	_, err := io.ReadFull(c, got)

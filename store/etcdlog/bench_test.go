@@ -17,15 +17,16 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// median is that of ds.
+// median returns the median of ds.
 func median(ds []time.Duration) time.Duration {
 	slices.Sort(ds)
 	return ds[len(ds)/2]
 }
 
-// BenchmarkBarrier has n ranks, each with a connection to a store whose log is in an etcd of one or three members, in barriers one after
-// the other, and after each of them one put of etcd's own client: the medians of both, on the same members and their disk, and what one is in
-// terms of the other. Then, with one member, the ranks enter double barriers of etcd's recipes.
+// BenchmarkBarrier measures barriers of n ranks, made in sequence, each rank with a connection to a
+// store whose log is in an etcd of one or three members. After each barrier it measures one put of
+// etcd's own client to the same members and disk. It reports both medians and their ratio. With one
+// member, it also measures double barriers of etcd's recipes.
 func BenchmarkBarrier(b *testing.B) {
 	for _, count := range []int{1, 3} {
 		members := etcdBehind(b, count, func(peer string) string { return peer })
@@ -60,8 +61,8 @@ func BenchmarkBarrier(b *testing.B) {
 	}
 }
 
-// BenchmarkWrites has 50 writers set keys of their own, each with one request at a time or with 16: in a store whose log is in an etcd of
-// three members, and by puts of etcd's own client there.
+// BenchmarkWrites measures 50 writers that set keys of their own, each with one or 16 requests at a
+// time: in a store whose log is in an etcd of three members, and by puts of etcd's own client.
 func BenchmarkWrites(b *testing.B) {
 	members := etcdBehind(b, 3, func(peer string) string { return peer })
 	const writers = 50
@@ -99,13 +100,14 @@ func BenchmarkWrites(b *testing.B) {
 	}
 }
 
-// servedStores are n clients, each with a connection, of a store whose log is in the etcd of members.
+// servedStores returns n clients, with a connection each, of a store whose log is in the etcd of
+// members.
 func servedStores(b *testing.B, members []*member, n int) []*store.Store {
 	b.Helper()
 	return servedBy(b, lead(b, client(b, members), &etcdlog.Options{Root: newRoot()}), n)
 }
 
-// servedBy are n clients of a store, each with a connection.
+// servedBy returns n clients of a store, with a connection each.
 func servedBy(t testing.TB, m *store.Memory, n int) []*store.Store {
 	t.Helper()
 	all, addr := make([]*store.Store, n), serve(t, m)
@@ -121,7 +123,7 @@ func timed(f func()) time.Duration {
 	return time.Since(began)
 }
 
-// barriers makes a group of n ranks; what it returns has them pass the barrier seq.
+// barriers makes a group of n ranks. The function that it returns runs barrier seq in all ranks.
 func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	ranks := servedStores(b, members, n)
 	gens := make([]uint64, n)
@@ -140,7 +142,8 @@ func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	})
 }
 
-// recipeBarriers is the same with etcd's recipes. No client leaves a barrier: each has a name of its own, as a record has its number.
+// recipeBarriers is barriers with etcd's recipes. Each barrier has a name of its own, like the
+// sequence number of a record, so no client has to leave it.
 func recipeBarriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	sessions := make([]*concurrency.Session, n)
 	for i := range sessions {
@@ -156,7 +159,8 @@ func recipeBarriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	})
 }
 
-// together has n goroutines, which live as long as the benchmark, do something at once.
+// together starts n goroutines for the duration of the benchmark. The function that it returns runs
+// do in all of them at the same time.
 func together(b *testing.B, n int, do func(i int, seq uint64) error) func(seq uint64) {
 	var done sync.WaitGroup
 	next := make([]chan uint64, n)

@@ -21,17 +21,17 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// replicaArg is what a process that is a replica is given.
+// replicaArg is the argument of a replica process.
 type replicaArg struct {
 	Endpoints              []string
-	Addr                   string // where it listens
-	Front                  string // where clients reach it
+	Addr                   string // address on which it listens
+	Front                  string // address at which clients reach it
 	Root                   string
 	Outage, FailureTimeout time.Duration
-	Grace                  time.Duration // of sessions whose connection has broken; 0 is the default
+	Grace                  time.Duration // reconnect timeout of sessions; 0 is the default
 }
 
-// childReplica is a replica until SIGTERM.
+// childReplica runs a replica until SIGTERM.
 func childReplica(ctx context.Context, arg string) error {
 	var a replicaArg
 	if err := json.Unmarshal([]byte(arg), &a); err != nil {
@@ -55,7 +55,7 @@ func childReplica(ctx context.Context, arg string) error {
 	return r.Run(ctx)
 }
 
-// replicas are processes that keep one store.
+// replicas are the processes of one replicated store.
 type replicas struct {
 	find    *clientv3.Client
 	options etcdlog.Options
@@ -64,7 +64,7 @@ type replicas struct {
 	fronts  []*testcluster.Proxy
 }
 
-// newReplicas starts three processes. etcds is where each reaches etcd.
+// newReplicas starts three processes. etcds returns the addresses at which process i reaches etcd.
 func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.Duration, etcds func(i int) []string) *replicas {
 	t.Helper()
 	r := &replicas{find: client(t, members), options: o, procs: make([]*launch.Process, 3)}
@@ -79,7 +79,7 @@ func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.
 	return r
 }
 
-// threeReplicas are three processes on one etcd, with flags more.
+// threeReplicas starts three processes over one etcd, which gets additional flags.
 func threeReplicas(t testing.TB, flags ...string) (*replicas, []*member) {
 	t.Helper()
 	members := etcd(t, flags...)
@@ -93,7 +93,7 @@ func (r *replicas) start(t testing.TB, i int) {
 	r.procs[i] = testcluster.Start(t, "replica", string(arg))
 }
 
-// restart starts one of them that has ended, and waits until it follows.
+// restart starts a process that has ended, and waits until it follows.
 func (r *replicas) restart(t testing.TB, i int) {
 	t.Helper()
 	standbys := func() (int64, []*mvccpb.KeyValue) {
@@ -109,7 +109,7 @@ func (r *replicas) restart(t testing.TB, i int) {
 	}, "a replica follows")
 }
 
-// leader waits until one of them leads that is not among those, and returns which.
+// leader waits until a process other than those in but leads, and returns its index.
 func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
 	t.Helper()
 	testcluster.Eventually(t, patience, func() bool {
@@ -130,7 +130,7 @@ func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
 	return leader
 }
 
-// addrs is the list for clients.
+// addrs returns the list of addresses for clients.
 func (r *replicas) addrs() string {
 	var addrs []string
 	for _, a := range r.args {
@@ -139,7 +139,7 @@ func (r *replicas) addrs() string {
 	return strings.Join(addrs, ",")
 }
 
-// dial is a client that knows the processes.
+// dial returns a client that knows the addresses of the processes.
 func (r *replicas) dial(t testing.TB) *store.Store {
 	t.Helper()
 	s, err := store.Dial(within(t, patience), r.addrs(), &store.DialOptions{Wait: true})
@@ -148,13 +148,13 @@ func (r *replicas) dial(t testing.TB) *store.Store {
 	return s
 }
 
-// open is a client that knows the etcd.
+// open returns a client that finds the leader in etcd.
 func (r *replicas) open(t testing.TB, at string) *store.Store {
 	t.Helper()
 	return open(t, "etcd://"+at+"/"+strings.TrimSuffix(r.options.Root, "/"))
 }
 
-// schemes are those of a program that uses etcd.
+// schemes returns the URL schemes of a program that uses etcd.
 func schemes() store.Schemes {
 	all := store.Builtin()
 	all["etcd"], all["etcds"] = etcdlog.Open, etcdlog.Open

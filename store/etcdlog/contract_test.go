@@ -9,7 +9,7 @@ import (
 	"github.com/muster-pg/muster/store/storetest"
 )
 
-// TestContract runs the contract of all engines over a store whose log is in an etcd.
+// TestContract runs the contract of all engines over a store whose log is in etcd.
 func TestContract(t *testing.T) {
 	c := client(t, etcd(t))
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
@@ -18,7 +18,7 @@ func TestContract(t *testing.T) {
 	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
 }
 
-// TestLog runs the contract of all logs over one in an etcd.
+// TestLog runs the contract of all logs over one in etcd.
 func TestLog(t *testing.T) {
 	c := client(t, etcd(t))
 	logtest.Run(t, func(*testing.T) logtest.Medium { return &etcdlog.Home{Client: c, Root: newRoot()} })

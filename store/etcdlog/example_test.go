@@ -16,10 +16,11 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
 
-// etcdClient is clientv3.New in a program.
+// etcdClient stands for clientv3.New in a program.
 func etcdClient() *clientv3.Client { return memetcd.New().Client(direct{}) }
 
-// Any number of processes run a Replica of one store: one leads, and the others stand by.
+// Any number of processes run a Replica of one store. One of them leads, and the others are
+// standbys.
 func ExampleReplica_Run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	listener, err := store.Listen(ctx, "127.0.0.1:0")
@@ -32,7 +33,7 @@ func ExampleReplica_Run() {
 		OnLead: func(m *store.Memory) {
 			if m != nil {
 				fmt.Println("leading")
-				cancel() // a program cancels when it gets SIGTERM
+				cancel() // a program cancels at SIGTERM
 			}
 		},
 	}
@@ -42,7 +43,7 @@ func ExampleReplica_Run() {
 	// Output: leading
 }
 
-// A URL names the members of the etcd, and the root of the store's keys.
+// A URL names the members of the etcd cluster, and the root of the store's keys.
 func ExampleParseURL() {
 	u, err := url.Parse("etcd://10.0.0.1:2379,10.0.0.2:2379/jobs")
 	if err != nil {
@@ -56,7 +57,7 @@ func ExampleParseURL() {
 	// Output: [10.0.0.1:2379 10.0.0.2:2379] jobs/
 }
 
-// A backup of any store, also of one in a directory, becomes a replicated one.
+// A backup of any store, including one in a directory, becomes a replicated store.
 func ExampleRestore() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "example")

@@ -13,13 +13,13 @@ import (
 	"github.com/muster-pg/muster/internal/durable/logtest"
 )
 
-// ReportEvery makes o one whose standbys report so often.
+// ReportEvery sets the interval of the reports of standbys to d, and returns o.
 func (o *Options) ReportEvery(d time.Duration) *Options {
 	o.reportInterval = d
 	return o
 }
 
-// Home is the log below a root, with records that no machine replays, for the contract of all logs.
+// Home is a log below a root for the contract of all logs. No machine replays its records.
 type Home struct {
 	Client *clientv3.Client
 	Root   string
@@ -60,7 +60,7 @@ type Process struct {
 	Leader Leader
 }
 
-// NewProcess is a process on loopback.
+// NewProcess returns a process on loopback.
 func NewProcess(t *testing.T) *Process {
 	t.Helper()
 	id := newID()
@@ -69,17 +69,18 @@ func NewProcess(t *testing.T) *Process {
 	return &Process{l, Leader{Addr: "127.0.0.1:1", ID: id, LivenessAddr: l.addrFor("127.0.0.1:1"), rev: 1}}
 }
 
-// Greeted is how many standbys hold a connection.
+// Greeted returns the number of standbys that hold a connection.
 func (p *Process) Greeted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.conns)
 }
 
-// Close is the end of the process.
+// Close ends the process.
 func (p *Process) Close() { p.close() }
 
-// Observe is what a standby does: it returns a channel that is closed when the process of l has ended.
+// Observe watches a process as a standby does. It returns a channel that is closed when the process
+// of l has ended.
 func Observe(t *testing.T, l Leader) <-chan struct{} {
 	t.Helper()
 	ended, stop := l.watchProcess(200 * time.Millisecond)

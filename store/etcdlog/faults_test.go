@@ -21,13 +21,14 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// cluster is an etcd of three members, and three replicas; each reaches each member by a proxy of its own.
+// cluster is an etcd of three members, and three replicas. Each replica reaches each member through
+// a proxy of its own.
 type cluster struct {
 	*replicas
 	t       testing.TB
 	members []*member
-	peers   []*testcluster.Proxy   // before members, for the others
-	clients [][]*testcluster.Proxy // by who connects, replicas first, and then everybody else; and by member
+	peers   []*testcluster.Proxy   // in front of the members, for the other members
+	clients [][]*testcluster.Proxy // [client][member]; clients 0–2 are the replicas, 3 all others
 }
 
 func newCluster(t testing.TB) *cluster {
@@ -47,7 +48,7 @@ func newCluster(t testing.TB) *cluster {
 	return c
 }
 
-// etcds is where one reaches the members.
+// etcds returns the addresses at which client who reaches the members.
 func (c *cluster) etcds(who int) (addrs []string) {
 	for _, p := range c.clients[who] {
 		addrs = append(addrs, p.Addr())
@@ -55,7 +56,8 @@ func (c *cluster) etcds(who int) (addrs []string) {
 	return addrs
 }
 
-// client is one that knows the replicas, or the etcd.
+// client returns a client that dials the replicas if i is even, and one that finds them in etcd if
+// i is odd.
 func (c *cluster) client(i int) *store.Store {
 	c.t.Helper()
 	o := &store.DialOptions{Wait: true, LivenessTimeout: 2 * time.Second}
@@ -68,7 +70,7 @@ func (c *cluster) client(i int) *store.Store {
 	return c.open(c.t, strings.Join(c.etcds(3), ","))
 }
 
-// cut has nothing come through.
+// cut drops all traffic, and refuses connections.
 func cut(proxies ...*testcluster.Proxy) (undo func()) {
 	for _, p := range proxies {
 		p.Blackhole(true)
@@ -83,7 +85,7 @@ func cut(proxies ...*testcluster.Proxy) (undo func()) {
 	}
 }
 
-// silence has nothing come through, though connections are made.
+// silence drops all traffic, but accepts connections.
 func silence(proxies ...*testcluster.Proxy) (undo func()) {
 	for _, p := range proxies {
 		p.Blackhole(true)
@@ -96,7 +98,7 @@ func silence(proxies ...*testcluster.Proxy) (undo func()) {
 	}
 }
 
-// fault is what happens, to one replica or to one member, and how it ends.
+// fault is a fault of one replica or one member. do injects it, and undo ends it.
 type fault struct {
 	name string
 	do   func(c *cluster, i int) (undo func())
@@ -122,8 +124,8 @@ var ofReplicas = []fault{
 	}},
 }
 
-// ofFronts are replicas that nothing but clients cannot reach: one that leads goes on leading, and is not to be out of reach for longer than
-// sessions have to come back.
+// ofFronts are faults in which only clients cannot reach a replica. A leader among them goes on
+// leading, so such a fault must be shorter than the reconnect timeout of sessions.
 var ofFronts = []fault{
 	{"a replica cut off from clients", func(c *cluster, i int) func() { return cut(c.fronts[i]) }},
 	{"a replica that hears nothing of clients", func(c *cluster, i int) func() { return silence(c.fronts[i]) }},
@@ -148,7 +150,7 @@ var ofMembers = []fault{
 	}},
 }
 
-// of are all proxies before a member.
+// of returns all proxies in front of a member.
 func (c *cluster) of(member int) []*testcluster.Proxy {
 	proxies := []*testcluster.Proxy{c.peers[member]}
 	for _, who := range c.clients {
@@ -157,7 +159,7 @@ func (c *cluster) of(member int) []*testcluster.Proxy {
 	return proxies
 }
 
-// etcdLeader is the member that leads etcd, or the first if that is not known.
+// etcdLeader returns the index of the member that leads etcd, or 0 if it is unknown.
 func (c *cluster) etcdLeader() int {
 	for i, m := range c.members {
 		if st, err := c.find.Status(within(c.t, time.Second), m.client); err == nil && st.Leader == st.Header.MemberId {
@@ -167,8 +169,8 @@ func (c *cluster) etcdLeader() int {
 	return 0
 }
 
-// lasts is for how long a fault lasts: of those that may last longer, one of ten lasts longer than Outage, and one of fifty longer than every
-// timeout.
+// lasts returns the duration of a fault. If it may be long, one in ten is longer than Outage, and
+// one in fifty is longer than every timeout.
 func lasts(longer bool) time.Duration {
 	switch n := rand.IntN(50); {
 	case longer && n == 0:
@@ -179,7 +181,7 @@ func lasts(longer bool) time.Duration {
 	return 200*time.Millisecond + rand.N(1500*time.Millisecond)
 }
 
-// strike has one thing fail for a while, or two, and counts in kinds what it was.
+// strike injects one or two faults for a while, and counts their kinds in kinds.
 func (c *cluster) strike(soak bool, kinds map[string]int) {
 	var undo []func()
 	leader := c.leader(c.t)
@@ -213,8 +215,9 @@ func (c *cluster) strike(soak bool, kinds map[string]int) {
 	<-time.After(time.Duration(rand.IntN(300)) * time.Millisecond)
 }
 
-// TestFaults has processes of all kinds fail, under a load of all kinds: no rank is lost, adds are counted once, each record has one outcome,
-// and the histories of all clients are linearizable. MUSTER_SOAK=1 makes a thousand faults of the dozen.
+// TestFaults checks that, while processes of all kinds fail under a mixed load, no rank is lost,
+// each add is counted once, each record has one outcome, and the histories of all clients are
+// linearizable. With MUSTER_SOAK=1 it injects a thousand faults instead of ten.
 func TestFaults(t *testing.T) {
 	faults, soak := 10, os.Getenv("MUSTER_SOAK") != ""
 	if soak {
@@ -253,7 +256,7 @@ func TestFaults(t *testing.T) {
 	h.check(t)
 }
 
-// deadlines has a rank in barriers whose deadlines may pass.
+// deadlines runs barriers of one rank with deadlines that may pass, and records their outcomes.
 func deadlines(ctx context.Context, l *load, s *store.Store, rank int, outcomes [][]error) error {
 	roll, err := s.Join(ctx, wire.Contribution{Group: "deadlines", Rank: rank, Size: len(outcomes)}, nil)
 	if err != nil {
@@ -268,7 +271,7 @@ func deadlines(ctx context.Context, l *load, s *store.Store, rank int, outcomes 
 	return nil
 }
 
-// compare checks that all ranks that know the outcome of a record know the same.
+// compare checks that all ranks that know the outcome of a record have the same one.
 func compare(t *testing.T, outcomes [][]error) {
 	t.Helper()
 	count := map[string]int{}
@@ -296,17 +299,18 @@ func compare(t *testing.T, outcomes [][]error) {
 	require.Positive(t, count["success"])
 }
 
-// histories are what clients have asked, and were answered.
+// histories are the operations of clients with their results.
 type histories struct {
 	began time.Time
 	mu    sync.Mutex
 	ops   []porcupine.Operation
 }
 
-// period is after how long other keys are used, so that each key's history is short.
+// period is the time after which clients switch to other keys, so that the history of each key is
+// short.
 const period = 2 * time.Second
 
-// record makes one client's history.
+// record runs and records the history of one client.
 func (h *histories) record(ctx context.Context, l *load, client int, s *store.Store) {
 	for !l.over.Load() {
 		in := registerInput{key: fmt.Sprintf("key %d of %d", rand.IntN(3), time.Since(h.began)/period), op: rand.IntN(4), arg: rand.IntN(4)}
@@ -322,7 +326,9 @@ func (h *histories) record(ctx context.Context, l *load, client int, s *store.St
 			h.mu.Lock()
 			h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 			h.mu.Unlock()
-			if out.unknown { // nothing that this client does comes before its outcome is known
+			// The outcome may become known at any later time, so later operations are those of a
+			// new client.
+			if out.unknown {
 				client += 4
 			}
 		}
@@ -343,7 +349,8 @@ func (h *histories) check(t *testing.T) {
 	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h.ops, 4*patience))
 }
 
-// TestSilentMember: a member of etcd that neither answers nor refuses connections is no reason to replace the leader.
+// TestSilentMember checks that a member of etcd that neither answers nor refuses connections does
+// not make the leader step down.
 func TestSilentMember(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

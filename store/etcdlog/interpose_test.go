@@ -11,13 +11,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// interposer stands between a process and its etcd: what happens to each transaction is up to commit, which is given its changes.
+// interposer stands between a process and its etcd. Its commit gets the operations of each
+// transaction, and decides what happens to them.
 type interposer struct {
 	clientv3.KV
 	commit func(changes []clientv3.Op, do func(ctx context.Context) (*clientv3.TxnResponse, error)) (*clientv3.TxnResponse, error)
 }
 
-// errCut is what a client has of a transaction whose answer did not come.
+// errCut is the error of a transaction whose answer was lost.
 var errCut = status.Error(codes.Unavailable, "cut by the test")
 
 // Txn implements clientv3.KV.
@@ -58,14 +59,15 @@ func (x *interposed) Commit() (*clientv3.TxnResponse, error) {
 	})
 }
 
-// late delays the first attempt of every transaction: it is carried out when the test says so, and the client makes another attempt meanwhile.
+// late delays the first attempt of every transaction. The client makes another attempt meanwhile;
+// release carries out the delayed one.
 type late struct {
 	mu      sync.Mutex
 	seen    map[string]bool
 	delayed []func(ctx context.Context) (*clientv3.TxnResponse, error)
 }
 
-// of makes c's transactions late.
+// of delays the transactions of c.
 func (l *late) of(c *clientv3.Client) {
 	l.seen = map[string]bool{}
 	c.KV = &interposer{KV: c.KV, commit: func(changes []clientv3.Op, do func(ctx context.Context) (*clientv3.TxnResponse, error)) (*clientv3.TxnResponse, error) {
@@ -89,14 +91,14 @@ func (l *late) of(c *clientv3.Client) {
 	}}
 }
 
-// count is how many are delayed.
+// count returns the number of delayed attempts.
 func (l *late) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.delayed)
 }
 
-// release carries out the first n of what was delayed.
+// release carries out the first n delayed attempts.
 func (l *late) release(t testing.TB, n int) {
 	t.Helper()
 	l.mu.Lock()

@@ -13,7 +13,7 @@ import (
 type Leader struct {
 	Addr         string `json:"addr"`           // where it serves clients, host:port
 	ID           string `json:"id"`             // identifies the process
-	LivenessAddr string `json:"live,omitempty"` // where it accepts standbys' liveness connections, host:port
+	LivenessAddr string `json:"live,omitempty"` // where it accepts liveness connections, host:port
 	// Since is when it began to lead, in milliseconds of Unix time by its own clock. It is only
 	// shown to people.
 	Since int64 `json:"since"`

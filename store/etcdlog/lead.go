@@ -109,7 +109,8 @@ func (s *standby) campaign(ctx context.Context, me Leader) (fence int64, err err
 	me.Since = time.Now().UnixMilli()
 	resp, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.leaderKey()), "=", s.leader.rev)},
 		clientv3.OpPut(s.leaderKey(), encode(me)), clientv3.OpPut(s.beatKey(), ""))
-	if err != nil { // the put may have succeeded: a leader that does nothing is replaced like one that failed
+	if err != nil {
+		// The put may have succeeded: a leader that does nothing is replaced like one that failed.
 		return 0, err
 	}
 	if !resp.Succeeded {
@@ -154,7 +155,8 @@ func (l *Leadership) begin(ctx context.Context) error {
 	if err := s.catchUp(ctx, s.logKey(s.applied)); err != nil {
 		return err
 	}
-	next := logPosition{max(s.applied.segment, s.state.Segment), s.applied.seq} // a newer segment may have no part yet
+	// A newer segment may have no part yet.
+	next := logPosition{max(s.applied.segment, s.state.Segment), s.applied.seq}
 	if s.state.Incarnation == 0 {
 		l.newStore = true
 		s.state.Incarnation = rand.Uint64() | 1

@@ -10,7 +10,8 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// TestEndedProcess: a standby notices the end of the leader's process at once, and takes nothing else for it.
+// TestEndedProcess checks that a standby detects the end of the leader's process at once, and does
+// not mistake other events for it.
 func TestEndedProcess(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
@@ -43,7 +44,7 @@ func TestEndedProcess(t *testing.T) {
 			select {
 			case <-ended:
 				t.Fatal("it has not ended")
-			case <-time.After(1500 * time.Millisecond): // longer than it takes to try again
+			case <-time.After(1500 * time.Millisecond): // longer than the pause before the next attempt
 			}
 		})
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// journal is a log that several goroutines write.
+// journal is a log to which several goroutines write.
 type journal struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -26,7 +26,7 @@ func (j *journal) Write(b []byte) (int, error) {
 	return j.b.Write(b)
 }
 
-// String is what was written since String was last called.
+// String returns the bytes written since the last call of String.
 func (j *journal) String() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -34,8 +34,9 @@ func (j *journal) String() string {
 	return j.b.String()
 }
 
-// TestLogLevels: a leader that hands over is no news; one that was replaced, and one whose process has ended, is a warning. Neither is an
-// error of the store's.
+// TestLogLevels checks the log levels of changes of the leader: an orderly handover is not logged
+// as a warning; a replaced leader, and the end of a leader's process, are warnings, but not errors
+// of the store.
 func TestLogLevels(t *testing.T) {
 	members := etcd(t)
 	var log journal

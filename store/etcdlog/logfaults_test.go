@@ -16,7 +16,7 @@ import (
 // faultyEtcd is a logtest.Store.
 type faultyEtcd struct{ etcd *memetcd.Etcd }
 
-// faultyWay takes requests through Faults.
+// faultyWay injects Faults into requests.
 type faultyWay struct {
 	direct
 	f *logtest.Faults
@@ -25,7 +25,7 @@ type faultyWay struct {
 // Call implements memetcd.Way.
 func (w faultyWay) Call(_ context.Context, do func()) error {
 	err := w.f.Step(func() error { do(); return nil })
-	if errors.Is(err, logtest.ErrFault) { // the client asks again
+	if errors.Is(err, logtest.ErrFault) { // the client repeats the request
 		return errCut
 	}
 	return err
@@ -34,7 +34,8 @@ func (w faultyWay) Call(_ context.Context, do func()) error {
 // Open implements logtest.Store.
 func (s faultyEtcd) Open(t *testing.T, f *logtest.Faults) (*durable.Disk, *core.Machine, error) {
 	o := &etcdlog.Options{MaxValueBytes: 1000, FailureTimeout: 100 * time.Millisecond}
-	if _, err := s.etcd.Client(direct{}).Delete(bounded(t), "muster/leader"); err != nil { // as if it had been silent
+	// This is as if that leader had been silent.
+	if _, err := s.etcd.Client(direct{}).Delete(bounded(t), "muster/leader"); err != nil {
 		return nil, nil, err
 	}
 	l, err := etcdlog.Lead(bounded(t), s.etcd.Client(faultyWay{f: f}), "127.0.0.1:1", o)
@@ -45,7 +46,7 @@ func (s faultyEtcd) Open(t *testing.T, f *logtest.Faults) (*durable.Disk, *core.
 	return l.Open(core.Limits{}, &durable.Options{})
 }
 
-// TestLogFaults runs the contract of all stores that stay, in an etcd in memory.
+// TestLogFaults runs the contract of all durable stores over an etcd in memory.
 func TestLogFaults(t *testing.T) {
 	seeds := 16
 	if testing.Short() {

@@ -30,44 +30,45 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// patience is for what takes a moment on a busy machine.
+// patience is the timeout of operations that take a moment on a busy machine.
 const patience = 30 * time.Second
 
-// bounded is the test's context, which does not last for ever.
+// bounded returns the test's context with a timeout.
 func bounded(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// within is a context that ends earlier than the test is willing to wait.
+// within returns a context with timeout d.
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// member is an etcd of the tests' own, on loopback, on ports that were free.
+// member is an etcd server of the tests, on loopback, on ports that were free.
 type member struct {
 	name         string
 	client, peer string // host:port
-	front        string // where the others reach peer
+	front        string // address at which the other members reach peer
 	dir          string
 	args         []string
 	cmd          *exec.Cmd
 	ended        chan struct{}
 }
 
-// executable is the etcd of the tests: MUSTER_TEST_ETCD, or the one that is installed.
+// executable returns the etcd binary of the tests: MUSTER_TEST_ETCD, or the installed one.
 func executable() string { return cmp.Or(os.Getenv("MUSTER_TEST_ETCD"), "etcd") }
 
-// etcd starts a cluster of one member, with flags more, which ends with the test. Its leases last for whole seconds, the shortest for one.
+// etcd starts a cluster of one member, with additional flags, that ends with the test. Its leases
+// have whole seconds, and at least one.
 func etcd(t testing.TB, flags ...string) []*member {
 	t.Helper()
 	return etcdBehind(t, 1, func(peer string) string { return peer }, flags...)
 }
 
-// etcdBehind is etcd with n members, which reach each other's address by that which front returns.
+// etcdBehind is etcd with n members, which reach each other at the addresses that front returns.
 func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...string) []*member {
 	t.Helper()
 	if _, err := exec.LookPath(executable()); err != nil {
@@ -98,7 +99,7 @@ func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...st
 	return members
 }
 
-// start starts m, again if need be: it has kept what it had.
+// start starts m. After kill, m has the data that it had.
 func (m *member) start(t testing.TB) {
 	t.Helper()
 	m.cmd = exec.Command(executable(), m.args...)
@@ -113,20 +114,21 @@ func (m *member) start(t testing.TB) {
 	}(m.cmd, m.ended)
 }
 
-// It is a testcluster.Process.
+// Pid, Signal and Done make *member a testcluster.Process.
 
 func (m *member) Pid() int                   { return m.cmd.Process.Pid }
 func (m *member) Signal(sig os.Signal) error { return m.cmd.Process.Signal(sig) }
 func (m *member) Done() <-chan struct{}      { return m.ended }
 
-// kill ends m as kill -9 does.
+// kill sends SIGKILL to m, and waits for its end.
 func (m *member) kill() {
 	_ = m.cmd.Process.Signal(syscall.SIGCONT)
 	_ = m.cmd.Process.Kill()
 	<-m.ended
 }
 
-// scratch is a directory in memory, if there is such a thing: what is tested here is not the disk.
+// scratch returns a directory in memory, if the system has one, since these tests are not about the
+// disk.
 func scratch(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "etcdlog-")
@@ -137,7 +139,8 @@ func scratch(t testing.TB) string {
 	return dir
 }
 
-// freePort is a port that nobody else takes while the member there is killed: it is below those that the system hands out.
+// freePort returns an address whose port no other process takes while the member there is killed:
+// it is below the ports that the system assigns.
 func freePort(t testing.TB) string {
 	t.Helper()
 	for range 100 {
@@ -160,10 +163,10 @@ func addresses(members []*member) (addrs []string) {
 
 var roots atomic.Uint64
 
-// newRoot is what a store with nothing in it begins with.
+// newRoot returns the root of a new, empty store.
 func newRoot() string { return fmt.Sprintf("test-%d/", roots.Add(1)) }
 
-// client is an etcd client that ends with the test.
+// client returns an etcd client that is closed at the end of the test.
 func client(t testing.TB, members []*member) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: addresses(members), DialTimeout: time.Second, Logger: zap.NewNop()})
@@ -172,7 +175,7 @@ func client(t testing.TB, members []*member) *clientv3.Client {
 	return c
 }
 
-// lead is a store that this process leads.
+// lead returns a store that this process leads.
 func lead(t testing.TB, c *clientv3.Client, o *etcdlog.Options) *store.Memory {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -17,7 +17,8 @@ import (
 )
 
 // TestMemetcdIsLikeEtcd sends the same random requests, of the kinds that this package uses, to an
-// etcd and to the one in memory of the simulation: their answers and their watches are the same.
+// etcd and to the simulation's etcd in memory, and checks that their answers and watch events are
+// equal.
 func TestMemetcdIsLikeEtcd(t *testing.T) {
 	t.Parallel()
 	ctx := bounded(t)
@@ -92,7 +93,7 @@ func TestMemetcdIsLikeEtcd(t *testing.T) {
 	require.Equal(t, <-watched, <-watched)
 }
 
-// answer is an OpResponse in words.
+// answer formats an OpResponse.
 func answer(r clientv3.OpResponse) string {
 	switch {
 	case r.Get() != nil:
@@ -124,7 +125,7 @@ func keyValue(kv *mvccpb.KeyValue) string {
 	return fmt.Sprintf("%s=%s@%d,%d,%d", kv.Key, kv.Value, kv.CreateRevision, kv.ModRevision, kv.Version)
 }
 
-// events are what a watch brings up to a revision, and the error that ends it before.
+// events returns the events of a watch up to a revision, and the error that ends it earlier.
 func events(ctx context.Context, changes clientv3.WatchChan, last <-chan int64) (all []string) {
 	for rev, until := int64(0), int64(math.MaxInt64); rev < until; {
 		select {

@@ -11,7 +11,7 @@ import (
 type mutant struct {
 	name     string
 	file     string
-	old, new string // old is there exactly once
+	old, new string // old occurs exactly once in the file
 }
 
 var mutants = []mutant{
@@ -92,11 +92,11 @@ var mutants = []mutant{
 	},
 }
 
-// shortMutants is how many mutants the short form leaves out, plus one.
+// shortMutants is the step at which the short form samples the mutants: it runs one of so many.
 const shortMutants = 7
 
-// TestMutants shows that the simulation can see: for each rule that is broken it finds a counterexample. MUSTER_SOAK has it try all mutants
-// and not one of 7.
+// TestMutants checks that the simulation detects errors: for each mutant it finds a counterexample.
+// With MUSTER_SOAK it runs all mutants, otherwise one of 7.
 func TestMutants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("each mutant is built: not in a short run")

@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// nothing asserts that no call is answered, neither of a client that was there before nor of another one.
+// nothing asserts that no call is answered, neither of an existing client nor of a new one.
 func (r *replicas) nothing(t testing.TB, s *store.Store) {
 	t.Helper()
 	for name, call := range map[string]func(ctx context.Context) error{
@@ -38,7 +38,8 @@ func (r *replicas) nothing(t testing.TB, s *store.Store) {
 	}
 }
 
-// TestEtcdAway: while there is no etcd nothing is answered, also when the leader has given up; then everything goes on.
+// TestEtcdAway checks that no call is answered while etcd is unavailable, even after the leader has
+// given up, and that all calls succeed afterwards.
 func TestEtcdAway(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t)
@@ -62,7 +63,8 @@ func TestEtcdAway(t *testing.T) {
 	l.end()
 }
 
-// TestNoSpace: an etcd without space is like none, until its alarm is cleared. A history that is compacted meanwhile is not missed.
+// TestNoSpace checks that an etcd without space behaves like one that is unavailable, until its
+// alarm is cleared. Compacting its history meanwhile does no harm.
 func TestNoSpace(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t, "--quota-backend-bytes", "6000000")
@@ -90,7 +92,8 @@ func TestNoSpace(t *testing.T) {
 	l.end()
 }
 
-// TestOwnCallsEndInTime: a call in the leader's process ends with its context, also while etcd does not answer; a change may have been made.
+// TestOwnCallsEndInTime checks that a call in the leader's process ends with its context, even
+// while etcd does not answer. A change may have taken effect then.
 func TestOwnCallsEndInTime(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)

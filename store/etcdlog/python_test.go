@@ -17,7 +17,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// python runs a program with muster's package for Python. Without a Python that has msgpack the test is skipped.
+// python returns the command that runs a program with muster's Python package. It skips the test if
+// there is no Python with msgpack.
 func python(t *testing.T, program string, args ...string) *exec.Cmd {
 	t.Helper()
 	cache, _ := os.UserCacheDir()
@@ -33,7 +34,7 @@ func python(t *testing.T, program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// inPython is the value of a key, or the class of the exception, that Python gets at a URL.
+// inPython returns the value of a key that Python reads at a URL, or the class of the exception.
 func inPython(t *testing.T, rawurl, key string) string {
 	t.Helper()
 	out, err := python(t, `
@@ -49,8 +50,8 @@ except muster.Error as e:
 	return string(out)
 }
 
-// TestPythonGoesOnAfterTakeovers: ranks in Python that wait in a barrier when the leader is killed complete it at the next leader, and what
-// they add takes effect once.
+// TestPythonGoesOnAfterTakeovers checks that Python ranks that wait in a barrier when the leader is
+// killed complete it at the next leader, and that each of their adds takes effect exactly once.
 func TestPythonGoesOnAfterTakeovers(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t)

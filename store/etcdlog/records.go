@@ -30,13 +30,13 @@ var _ durable.Records = (*records)(nil)
 type records struct {
 	*keyspace
 	fence    int64           // revision at which this process put root/leader
-	stateRev int64           // revision of root/state; used by begin, then by install, never at once
+	stateRev int64           // revision of root/state; used by begin, then by install
 	failed   chan struct{}   // closed when err is set, unless to errClosed
 	ctx      context.Context // of all requests, until Close
 	stop     context.CancelCauseFunc
 	wg       sync.WaitGroup
 
-	sem    chan struct{} // holds one value; the goroutine that takes it may run a round, and puts it back
+	sem    chan struct{} // holds one value; its taker may run a round, and puts it back
 	next   logPosition   // guarded by sem: the position of the next part
 	first  logPosition   // guarded by sem: the first part of the newest segment that has one
 	closed bool          // guarded by sem
@@ -247,7 +247,7 @@ func (r *records) retry(f func(ctx context.Context) error) error {
 }
 
 // heartbeatLoop changes root/beat until Close. The change shows standbys that this process is
-// alive, and fails soon after another process has become the leader.
+// alive, and detects soon that another process leads.
 func (r *records) heartbeatLoop() {
 	ticker := time.NewTicker(r.FailureTimeout / 4)
 	defer ticker.Stop()

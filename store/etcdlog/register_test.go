@@ -20,11 +20,11 @@ type registerInput struct {
 }
 
 type registerOutput struct {
-	value   string // got, or the counter, or what a swap has found or made; "" is nothing
+	value   string // the value got, the counter, or the value that a swap found or set; "" is none
 	unknown bool
 }
 
-// do reports whether it may have happened.
+// do makes the operation, and reports whether it may have taken effect.
 func (in registerInput) do(ctx context.Context, s *store.Store) (out registerOutput, happened bool) {
 	var err error
 	var v []byte
@@ -51,7 +51,7 @@ func (in registerInput) do(ctx context.Context, s *store.Store) (out registerOut
 	return out, false
 }
 
-// register is what a key is: its value, or nothing.
+// register is the model of a key: its value, or "" if it has none.
 var register = porcupine.Model{
 	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 		keys := map[string][]porcupine.Operation{}
@@ -74,7 +74,8 @@ var register = porcupine.Model{
 	Equal: func(a, b any) bool { return a == b },
 }
 
-// step is what an operation makes of a value, and says. Values are numbers; "" is that there is none.
+// step returns the value after an operation on the value was, and the result of the operation.
+// Values are numbers; "" is no value.
 func (in registerInput) step(was string) (now, says string) {
 	switch in.op {
 	case 0:
@@ -93,7 +94,8 @@ func (in registerInput) step(was string) (now, says string) {
 	return was, was
 }
 
-// TestRegister: a checker that finds nothing wrong proves nothing.
+// TestRegister checks that the checker finds histories that are not linearizable. Otherwise its
+// success would prove nothing.
 func TestRegister(t *testing.T) {
 	op := func(call, ret int64, op, arg int, value string, unknown bool) porcupine.Operation {
 		return porcupine.Operation{Input: registerInput{"key", op, arg}, Call: call, Return: ret, Output: registerOutput{value, unknown}}

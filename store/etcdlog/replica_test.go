@@ -24,19 +24,21 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// load is what goes on while processes fail, until end: ranks of a group in barriers and all-gathers, adds, a lease, and a watch.
+// load is a load on the store while processes fail, until end: ranks of a group in barriers and
+// all-gathers, adds, a lease, and a watch.
 type load struct {
 	t       testing.TB
-	ctx     context.Context // of what lasts as long as the load
+	ctx     context.Context // context of operations that last as long as the load
 	over    atomic.Bool
 	running sync.WaitGroup
-	rounds  atomic.Int64 // of all ranks
+	rounds  atomic.Int64 // rounds of all ranks
 	added   atomic.Int64 // by adds that succeeded
 	lease   *store.Lease
 	check   *store.Store
 }
 
-// newLoad starts n ranks, and holds a lease of ttl; dial makes a connection. It lasts no longer than ctx.
+// newLoad starts n ranks, and holds a lease of ttl. dial makes the connection of client i. The load
+// ends with ctx at the latest.
 func newLoad(ctx context.Context, t testing.TB, n int, ttl time.Duration, dial func(i int) *store.Store) *load {
 	t.Helper()
 	l := &load{t: t, ctx: ctx, check: dial(0)}
@@ -61,7 +63,7 @@ func (l *load) fails(who string, err error) {
 	}
 }
 
-// rank goes through rounds until rank 0 says that one is the last.
+// rank runs rounds until rank 0 sends that a round is the last one.
 func (l *load) rank(rank, n int, s *store.Store) error {
 	ctx := l.ctx
 	g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: n, Store: s, Host: "node", Timeout: 2 * patience})
@@ -93,19 +95,20 @@ func (l *load) rank(rank, n int, s *store.Store) error {
 	}
 }
 
-// adds counts: each add happens once.
+// adds counts, and checks that each add takes effect exactly once.
 func (l *load) adds(s *store.Store) error {
 	for !l.over.Load() {
 		if _, err := s.Add(bounded(l.t), "count", 1); err != nil {
 			return err
 		}
 		l.added.Add(1)
-		<-time.After(5 * time.Millisecond) // a watch that is away for 10 s finds fewer changes than a store remembers
+		// A watch that is interrupted for 10 s must find fewer changes than the store keeps.
+		<-time.After(5 * time.Millisecond)
 	}
 	return nil
 }
 
-// watch sees all values of a key that it sets, in their order, and waits for another one each time.
+// watch sets a key repeatedly, and checks that its watch returns all values in order.
 func (l *load) watch(s *store.Store) error {
 	ctx, cancel := context.WithCancel(l.ctx)
 	defer cancel()
@@ -140,20 +143,20 @@ func (l *load) watch(s *store.Store) error {
 		}
 		if l.over.Load() {
 			n++
-			return errors.Join(set(), <-sets) // the one that it may wait for
+			return errors.Join(set(), <-sets) // the watch may wait for one more change
 		}
 	}
 	return errors.New("the watch has ended")
 }
 
-// more waits for more rounds of the ranks.
+// more waits until the ranks have run that many more rounds.
 func (l *load) more(rounds int64) {
 	l.t.Helper()
 	until := l.rounds.Load() + rounds
 	testcluster.Eventually(l.t, patience, func() bool { return l.rounds.Load() >= until || l.over.Load() }, "the ranks go on")
 }
 
-// end ends it, and checks what it has done.
+// end ends the load, and checks its results.
 func (l *load) end() {
 	l.t.Helper()
 	l.over.Store(true)
@@ -168,7 +171,8 @@ func (l *load) end() {
 	l.t.Logf("%d rounds of ranks, %d adds", l.rounds.Load(), n)
 }
 
-// ways has clients reach the replicas by their addresses, by etcd, and through a relay, which knows the etcd.
+// ways returns a dial function whose clients reach the replicas by their addresses, by etcd, and
+// through a relay that uses etcd.
 func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Store {
 	c := &etcdlog.Cluster{Endpoints: addresses(members), Root: r.options.Root}
 	relay, err := store.NewRelay(within(t, patience), "muster://"+r.addrs(), &store.DialOptions{Wait: true, Resolve: c.Leader, WaitReplaced: c.WaitReplaced})
@@ -186,8 +190,9 @@ func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Stor
 	}
 }
 
-// TestKilledLeader kills the leader again and again, under load. Nothing is lost, and the end of its process is noticed at once: no client
-// waits for as long as it takes until a silent leader has failed. MUSTER_SOAK=1 kills 200 leaders, over an etcd of three members.
+// TestKilledLeader kills the leader again and again under load. Nothing is lost, and the end of the
+// leader's process is detected at once: no client waits for the failure timeout. With MUSTER_SOAK=1
+// it kills 200 leaders, over an etcd of three members.
 func TestKilledLeader(t *testing.T) {
 	takeovers, ctx, count := 10, bounded(t), 1
 	if os.Getenv("MUSTER_SOAK") != "" {
@@ -221,7 +226,8 @@ func TestKilledLeader(t *testing.T) {
 	require.Less(t, took[takeovers-1], 3*time.Second)
 }
 
-// TestLeaderEnds: a leader that is asked to end hands over at once, without a failure having to be detected.
+// TestLeaderEnds checks that a leader that gets SIGTERM hands over at once, without failure
+// detection.
 func TestLeaderEnds(t *testing.T) {
 	r, members := threeReplicas(t)
 	leader := r.leader(t)
@@ -253,8 +259,9 @@ func TestLeaderEnds(t *testing.T) {
 // etcdFailureTimeout is the default of etcdlog.Options.
 const etcdFailureTimeout = 700 * time.Millisecond
 
-// TestFrozenLeader: a leader that stood still for longer than everything shows nothing that is old when it goes on, and its clients, with
-// the default times, have gone on with another one meanwhile: no rank is lost. Those that know the etcd have done so at once.
+// TestFrozenLeader checks that a leader that was stopped for longer than all timeouts returns no
+// stale data when it continues. Its clients, with default timeouts, have moved to another leader
+// meanwhile, and no rank is lost. Clients that find the leader in etcd move at once.
 func TestFrozenLeader(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t)
@@ -266,7 +273,7 @@ func TestFrozenLeader(t *testing.T) {
 	require.NoError(t, s.Set(bounded(t), "key", []byte("old"), nil))
 	front := r.args[leader].Front
 
-	// Requests that the frozen process finds in its sockets when it goes on.
+	// The frozen process finds these requests in its sockets when it continues.
 	asked, err := store.Dial(bounded(t), front, &store.DialOptions{LivenessTimeout: time.Hour})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = asked.Close() })
@@ -310,10 +317,13 @@ func TestFrozenLeader(t *testing.T) {
 	}
 	next := r.leader(t, leader)
 	frozen := time.Now()
-	require.NoError(t, other.Set(bounded(t), "key", []byte("new"), nil)) // it has watched the leader key
+	// The client watches the leader key.
+	require.NoError(t, other.Set(bounded(t), "key", []byte("new"), nil))
 	require.NoError(t, relayed.Set(bounded(t), "key", []byte("new"), nil))
-	require.Less(t, time.Since(frozen), 6*time.Second)               // on a busy machine, where the liveness timeout is 10 s
-	require.NoError(t, s.Set(bounded(t), "key", []byte("new"), nil)) // it takes the liveness timeout
+	// The time for a busy machine; the liveness timeout is 10 s.
+	require.Less(t, time.Since(frozen), 6*time.Second)
+	// This takes the liveness timeout.
+	require.NoError(t, s.Set(bounded(t), "key", []byte("new"), nil))
 	l.more(20)
 	began := time.Now()
 	testcluster.Thaw(t, r.procs[leader])
@@ -325,7 +335,7 @@ func TestFrozenLeader(t *testing.T) {
 			t.Logf("%s: %q, %v, after %v", a.name, a.value, a.err, time.Since(began).Round(time.Millisecond))
 			require.Error(t, a.err, "%s was answered by a leader that was replaced", a.name)
 		case <-await:
-			cancel() // those that try again get nothing from a standby
+			cancel() // repeated calls get nothing from a standby
 			await = nil
 		}
 	}
@@ -336,7 +346,8 @@ func TestFrozenLeader(t *testing.T) {
 	l.end()
 }
 
-// TestRunEnds: a replica in this process ends with its context, as a leader and as a standby, also without an etcd.
+// TestRunEnds checks that a replica in this process ends with its context, as a leader, as a
+// standby, and without an etcd.
 func TestRunEnds(t *testing.T) {
 	members := etcd(t)
 	o := etcdlog.Options{Root: newRoot(), OutageTimeout: 300 * time.Millisecond}
@@ -349,7 +360,8 @@ func TestRunEnds(t *testing.T) {
 		c := client(t, members)
 		ctx, stop := context.WithCancel(t.Context())
 		x := &run{stop, make(chan error, 1), make(chan *store.Memory, 10)}
-		l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket")) // beside which there is no port for standbys
+		// A Unix socket has no host on which to listen for standbys.
+		l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
 		require.NoError(t, err)
 		r := &etcdlog.Replica{Client: c, Options: o, Listener: l, OnLead: func(m *store.Memory) { x.leads <- m }}
 		go func() { x.ended <- r.Run(ctx) }()

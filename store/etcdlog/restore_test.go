@@ -15,8 +15,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestRestore: a backup becomes a store below another root, or in a directory; where there is a store, or a leader that has none yet, it changes
-// nothing.
+// TestRestore checks that a backup becomes a store below another root, or in a directory. If there
+// is a store, or a leader that has none yet, Restore changes nothing.
 func TestRestore(t *testing.T) {
 	t.Parallel()
 	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 10_000}

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// attempt is how long one member of etcd has to answer before another one is asked.
+// attemptTimeout is how long one member of etcd has to answer before another member is tried.
 const attemptTimeout = time.Second
 
-// reading is the longest time for one page of a log, or one part of a checkpoint.
+// readTimeout is the longest time for one page of a log, or one part of a checkpoint.
 const readTimeout = 10 * attemptTimeout
 
 // retry calls f, which must be idempotent, until it has an answer, an error that a retry cannot
@@ -51,7 +51,8 @@ func transient(err error) bool {
 	if errors.Is(err, ErrReplaced) {
 		return false
 	}
-	late := text(err) == context.DeadlineExceeded.Error() // the server's clock may be ahead, and etcd has no code for this
+	// The server's clock may be ahead. etcd has no code for that.
+	late := text(err) == context.DeadlineExceeded.Error()
 	if late || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, clientv3.ErrNoAvailableEndpoints) || is(err, rpctypes.ErrGRPCRequestTooManyRequests) ||
 		is(err, rpctypes.ErrGRPCInvalidAuthToken) || is(err, rpctypes.ErrGRPCAuthOldRevision) || is(err, rpctypes.ErrGRPCNotLeader) || is(err, rpctypes.ErrGRPCNoSpace) ||
 		is(err, rpctypes.ErrGRPCCompacted) { // a standby that reads a checkpoint too slowly

@@ -24,38 +24,40 @@ const (
 	lastTTL   = 3 * time.Second
 )
 
-// audit keeps its own account of what clients have asked and were told. Its rules:
+// audit records the requests of all clients and their replies, and checks them against these rules:
 //
-//	A1  no acknowledged change is lost, and a change has one place in the order of all
-//	A2  a change that was made once happens once
+//	A1  no acknowledged change is lost, and each change has one place in the total order
+//	A2  a change that was made once happens exactly once
 //	A3  no reply is older than one that a client got before the call began
-//	G1  a group of ranks that are there is formed, and its verbs succeed
+//	G1  a group whose ranks are alive is formed, and its verbs succeed
 //	G2  a verb of a group has one outcome
-//	T1  no session is lost whose client is there; a rank that was killed together with the leader is lost
-//	T2  an entry is there for as long as it was to be
-//	T3  time goes on
-//	H1  all are answered once faults are over
+//	T1  no session is lost while its client is alive; a rank that was killed together with the
+//	    leader is lost
+//	T2  an entry exists until its TTL has passed
+//	T3  an entry is removed after its TTL has passed
+//	H1  all calls are answered once faults are over
 //	H2  a process follows or leads until it ends
-//	D1  what etcd has is a checkpoint and the log since
+//	D1  etcd holds one checkpoint and the log since that checkpoint
 type audit struct {
 	mu       sync.Mutex // protects the fields below
 	broken   *broken
 	ended    chan struct{}     // closed when a rule is broken
 	order    map[uint64]string // changes by their revision
 	latest   uint64            // revision of the newest acknowledged change
-	shown    map[string]uint64 // by key: the newest revision that a client was shown
-	told     map[string]string // of ranks in rounds
+	shown    map[string]uint64 // by key: the newest revision that a client has read
+	told     map[string]string // the payloads that ranks got in rounds
 	tokens   []string          // appended, and acknowledged
 	added    int64             // acknowledged
 	ownBegun int64
-	ownEnded int64 // acknowledged
+	ownEnded int64 // those that were acknowledged
 	ownShown int64
 	fleeting []string
 	dead     []int // ranks that were killed
 	counts   counts
 }
 
-// counts are what schedules have met: a simulation that never gets there would prove nothing.
+// counts says how often schedules have reached each situation. A simulation that never reaches one
+// would prove nothing about it.
 type counts map[string]int
 
 func (c counts) add(o counts) {
@@ -79,14 +81,14 @@ func newAudit() *audit {
 	return &audit{ended: make(chan struct{}), order: map[uint64]string{}, shown: map[string]uint64{}, told: map[string]string{}, counts: counts{}}
 }
 
-// breaks ends the schedule: a rule does not hold.
+// breaks records that a rule is broken, which ends the schedule.
 func (a *audit) breaks(property, format string, args ...any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fails(property, format, args...)
 }
 
-// fails is breaks, with mu.
+// fails is breaks with a.mu held.
 func (a *audit) fails(property, format string, args ...any) {
 	if a.broken == nil {
 		a.broken = &broken{property, fmt.Sprintf(format, args...)}
@@ -134,7 +136,7 @@ const (
 	ruleOne   = "G2 a verb of a group has one outcome"
 )
 
-// at notes what a key was at a revision.
+// at records the value of a key at a revision.
 func (a *audit) at(m mark, value string, rev uint64) {
 	what := m.key + " = " + value
 	if before, ok := a.order[rev]; ok && before != what {
@@ -144,7 +146,7 @@ func (a *audit) at(m mark, value string, rev uint64) {
 	a.shown[m.key] = max(a.shown[m.key], rev)
 }
 
-// changed is the answer to a change.
+// changed checks the reply to a change.
 func (a *audit) changed(m mark, value []byte, rep *wire.Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -161,7 +163,7 @@ func (a *audit) changed(m mark, value []byte, rep *wire.Reply) {
 	a.latest = max(a.latest, rep.Rev)
 }
 
-// read is the answer to a read.
+// read checks the reply to a read.
 func (a *audit) read(m mark, rep *wire.Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -175,7 +177,7 @@ func (a *audit) read(m mark, rep *wire.Reply) {
 	}
 }
 
-// addedOne is the answer to an Add of 1.
+// addedOne checks the reply to an Add of 1.
 func (a *audit) addedOne(m mark, rep *wire.Reply) {
 	a.changed(m, strconv.AppendInt(nil, rep.N, 10), rep)
 	a.mu.Lock()
@@ -183,7 +185,7 @@ func (a *audit) addedOne(m mark, rep *wire.Reply) {
 	a.added++
 }
 
-// appended is the answer to an Append.
+// appended checks the reply to an Append.
 func (a *audit) appended(m mark, token string, rep *wire.Reply) {
 	a.changed(m, strconv.AppendInt([]byte(token), rep.N, 10), rep)
 	a.mu.Lock()
@@ -191,7 +193,8 @@ func (a *audit) appended(m mark, token string, rep *wire.Reply) {
 	a.tokens = append(a.tokens, token)
 }
 
-// ownBegins and ownEnds are an Add of 1 by a process that leads. It may never end.
+// ownBegins and ownEnds record the begin and the end of an Add of 1 by the process that leads. Such
+// a call may never return.
 func (a *audit) ownBegins() mark {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -213,14 +216,15 @@ func (a *audit) ownEnds(m mark, n int64) {
 	a.ownShown = max(a.ownShown, n)
 }
 
-// own is how many calls of processes have begun, and how many were acknowledged: some go on all the time.
+// own returns how many calls of processes have begun, and how many were acknowledged. Some calls
+// are in progress at any time.
 func (a *audit) own() (begun, acknowledged int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.ownBegun, a.ownEnded
 }
 
-// fleets notes an entry that goes by itself.
+// fleets records an entry that expires.
 func (a *audit) fleets(key string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -228,14 +232,14 @@ func (a *audit) fleets(key string) {
 	a.fleeting = append(a.fleeting, key)
 }
 
-// dies notes that a rank is killed.
+// dies records that a rank is killed.
 func (a *audit) dies(rank int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dead = []int{rank}
 }
 
-// gathered is what a rank is told of a round, and reports whether it goes on.
+// gathered checks what a rank got from a round, and reports whether the rank continues.
 func (a *audit) gathered(gen uint64, round, rank, size int, payload string, rep *wire.Reply) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -261,7 +265,7 @@ func (a *audit) gathered(gen uint64, round, rank, size int, payload string, rep 
 	return a.broken == nil
 }
 
-// last is what a client finds at the end.
+// last checks the final state of the store as a client reads it.
 func (a *audit) last(c *simClient) {
 	get := func(key string) *wire.Reply { return c.call(wire.Request{Op: wire.OpGet, Key: key}, c.patience()) }
 	for key := range a.shown {
@@ -293,7 +297,7 @@ func (a *audit) last(c *simClient) {
 	}
 }
 
-// sameTokens reports whether two lists have the same tokens, each of them once.
+// sameTokens reports whether two lists have the same tokens, each exactly once.
 func sameTokens(got, want []string) bool {
 	all := map[string]bool{}
 	for _, token := range want {
@@ -311,7 +315,7 @@ func sameTokens(got, want []string) bool {
 	return true
 }
 
-// space makes a checkpoint, and looks at what is in etcd then.
+// space makes a checkpoint, and checks which keys etcd has after it.
 func (a *audit) space(w *world) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

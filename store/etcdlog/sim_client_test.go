@@ -9,26 +9,26 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// simClient is a client: one session, which it takes up again wherever the leader is, and one call at a time, which it repeats until it
-// has an answer.
+// simClient is a client with one session, which it resumes at the present leader, and one call at a
+// time, which it repeats until it has an answer.
 type simClient struct {
 	w      *world
 	id     int
 	chance *chance
 
-	session, incarnation uint64 // 0: it has none yet
+	session, incarnation uint64 // 0: there is none yet
 	token                []byte
 	number, lastID       uint64
 	conn                 *conn
-	next                 int           // of the processes, to dial
-	dead                 chan struct{} // closed by kill -9
+	next                 int           // index of the process to dial next
+	dead                 chan struct{} // closed when the client is killed
 }
 
 func newClient(w *world, id int, c *chance) *simClient {
 	return &simClient{w: w, id: id, chance: c, next: id, dead: make(chan struct{})}
 }
 
-// call returns the answer to a request, or nil when the schedule has ended, or the client was killed.
+// call returns the answer to a request, or nil if the schedule has ended, or the client was killed.
 func (c *simClient) call(req wire.Request, patience time.Duration) *wire.Reply {
 	c.lastID++
 	req.ID = c.lastID
@@ -62,7 +62,7 @@ func (c *simClient) call(req wire.Request, patience time.Duration) *wire.Reply {
 	}
 }
 
-// leave ends the connection.
+// leave closes the connection.
 func (c *simClient) leave() {
 	if conn := c.conn; conn != nil {
 		c.w.running.Go(conn.closed)
@@ -70,7 +70,8 @@ func (c *simClient) leave() {
 	c.conn = nil
 }
 
-// connect makes a connection, if there is none; false is the end of the schedule, or of the client.
+// connect makes a connection if there is none. It returns false if the schedule has ended, or the
+// client was killed.
 func (c *simClient) connect() bool {
 	for c.conn == nil {
 		if !c.w.sleep(c.chance.between(time.Millisecond, 50*time.Millisecond)) {
@@ -98,7 +99,7 @@ func (c *simClient) connect() bool {
 			ended = true
 		}
 		timer.Stop()
-		c.w.running.Go(func() { // it may be opened, later
+		c.w.running.Go(func() { // the connection may be opened later
 			select {
 			case conn := <-opened:
 				if conn != nil {
@@ -127,8 +128,8 @@ func (c *simClient) opened(conn *conn, welcome *wire.Reply) {
 	c.conn, c.session, c.token, c.incarnation = conn, conn.session, bytes.Clone(welcome.Value), welcome.Rev
 }
 
-// patience is after which time without an answer a client makes another connection. One that is patient hears what a leader that was stopped
-// says when it goes on.
+// patience returns the time without an answer after which a client makes another connection. A
+// client with a long one receives what a leader that was stopped sends when it continues.
 func (c *simClient) patience() time.Duration {
 	if c.chance.is(0.3) {
 		return c.chance.between(6*time.Second, 10*time.Second)
@@ -139,7 +140,7 @@ func (c *simClient) patience() time.Duration {
 // reads is the last kind of errand.
 const reads = 7
 
-// errands are calls that use keys.
+// errands makes calls that use keys.
 func (c *simClient) errands() {
 	a := c.w.audit
 	for n := 1; !c.w.stopping() && c.w.sleep(c.chance.between(0, 30*time.Millisecond)); n++ {
@@ -181,7 +182,7 @@ func (c *simClient) errands() {
 	c.leave()
 }
 
-// fleeting sets an entry with a time to live, and looks whether it is there.
+// fleeting sets an entry with a TTL, and checks whether it exists.
 func (c *simClient) fleeting(n int) {
 	ttl := c.chance.between(200*time.Millisecond, lastTTL)
 	key, began := fmt.Sprint("fleeting ", c.id, " ", n), time.Now()
@@ -196,7 +197,8 @@ func (c *simClient) fleeting(n int) {
 	}
 }
 
-// rank is a member of a group, which gathers round after round. Rank 0 says which one is the last.
+// rank runs a member of a group, which runs all-gathers round by round. Rank 0 says which round is
+// the last.
 func (c *simClient) rank(rank, size int) {
 	defer c.leave()
 	a := c.w.audit

@@ -16,15 +16,16 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// proc is a process of the store. It is a memetcd.Way: nothing that it says leaves, and nothing comes to it, while it is stopped.
+// proc is a process of the store, and a memetcd.Way. While it is stopped, it neither sends nor
+// receives.
 type proc struct {
 	w      *world
 	id     int
 	chance *chance
 	odds   odds
 	etcd   *clientv3.Client
-	runs   acceptor    // shut by SIGSTOP
-	reach  acceptor    // shut while etcd is out of reach
+	runs   acceptor    // closed by SIGSTOP
+	reach  acceptor    // closed while etcd is unreachable
 	calm   atomic.Bool // its requests take no time, and all are answered
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -34,10 +35,10 @@ type proc struct {
 
 	mu    sync.Mutex // protects the fields below
 	store *store.Memory
-	conns map[uint64]*conn // by session: frames of other connections are not read
+	conns map[uint64]*conn // by session; frames of other connections are not read
 }
 
-// odds are how likely things go wrong between a process and etcd.
+// odds are the probabilities of faults between a process and etcd.
 type odds struct{ slow, lost, unanswered, late float64 }
 
 var _ memetcd.Transport = (*proc)(nil)
@@ -82,7 +83,7 @@ func (p *proc) run() {
 	}
 }
 
-// serve lets connections in while m is this process's store, and makes calls of its own.
+// serve accepts connections while m is the store of this process, and makes calls of its own.
 func (p *proc) serve(m *store.Memory) {
 	p.mu.Lock()
 	p.store = m
@@ -102,7 +103,8 @@ func (p *proc) serve(m *store.Memory) {
 	own.Wait()
 }
 
-// own counts, in calls of the process itself: they have no numbers, so that nothing makes up for a batch that is applied twice.
+// own counts in calls of the process itself. These calls have no sequence numbers, so a batch that
+// is applied twice would be visible.
 func (p *proc) own(ctx context.Context, s *store.Store) {
 	for ctx.Err() == nil && p.w.sleep(p.w.rest(p.chance)) && p.awake() {
 		before := p.w.audit.ownBegins()
@@ -113,7 +115,7 @@ func (p *proc) own(ctx context.Context, s *store.Store) {
 	}
 }
 
-// serving is the store that p serves, or nil.
+// serving returns the store that p serves, or nil.
 func (p *proc) serving() *store.Memory {
 	if p == nil {
 		return nil
@@ -123,10 +125,10 @@ func (p *proc) serving() *store.Memory {
 	return p.store
 }
 
-// awake waits while p is stopped, and reports false if it is killed.
+// awake waits while p is stopped, and reports whether p is alive.
 func (p *proc) awake() bool {
 	waited, ok := p.runs.pass(p.dead)
-	if ok && waited { // what has piled up comes in any order
+	if ok && waited { // pending work continues in any order
 		p.w.sleep(p.chance.between(0, time.Millisecond))
 	}
 	select {
@@ -137,7 +139,7 @@ func (p *proc) awake() bool {
 	}
 }
 
-// kill is kill -9.
+// kill is SIGKILL.
 func (p *proc) kill() {
 	if p == nil {
 		return
@@ -153,7 +155,7 @@ func (p *proc) end() {
 	p.cancel()
 	select {
 	case <-p.ended:
-	case <-time.After(10 * time.Second): // systemd has had enough
+	case <-time.After(10 * time.Second): // as systemd's stop timeout
 	}
 	p.kill()
 }
@@ -182,7 +184,7 @@ func (p *proc) Call(ctx context.Context, do func()) error {
 	}
 	there, back := p.delay(), p.delay()
 	unanswered := p.chance.is(odds.unanswered)
-	if p.chance.is(odds.late) { // a member of etcd that stands still has it
+	if p.chance.is(odds.late) { // an etcd member that is stopped has the request
 		there = p.chance.between(time.Second, 10*time.Second)
 	}
 	answered := make(chan struct{})
@@ -211,7 +213,7 @@ func (p *proc) Call(ctx context.Context, do func()) error {
 		return errCutOff
 	}
 	select {
-	case <-answered: // it came while the process was stopped
+	case <-answered: // the answer came while the process was stopped
 		if err != nil && p.chance.is(0.5) {
 			err = nil
 		}
@@ -251,7 +253,8 @@ type conn struct {
 
 func (c *conn) breaks() { c.once.Do(func() { close(c.broken) }) }
 
-// comes is a request that comes over c. It has no answer if c is not the connection of its session any more.
+// comes receives a request over c. There is no answer if c is no longer the connection of its
+// session.
 func (c *conn) comes(req wire.Request, answers chan<- *wire.Reply) {
 	w, p := c.p.w, c.p
 	if !w.sleep(p.chance.between(20*time.Microsecond, time.Millisecond)) || !p.awake() {
@@ -273,7 +276,7 @@ func (c *conn) comes(req wire.Request, answers chan<- *wire.Reply) {
 	}
 }
 
-// opens is a hello that comes over a connection. The session's other connection is closed.
+// opens receives a hello over a connection. It closes the session's other connection.
 func (p *proc) opens(hello wire.Request, opened chan<- *conn, welcome *wire.Reply) {
 	if !p.w.sleep(p.chance.between(20*time.Microsecond, time.Millisecond)) || !p.awake() {
 		return
@@ -281,7 +284,8 @@ func (p *proc) opens(hello wire.Request, opened chan<- *conn, welcome *wire.Repl
 	p.mu.Lock()
 	c := &conn{p: p, m: p.store, session: hello.Resume, broken: make(chan struct{})}
 	if c.m != nil && c.session != 0 {
-		if before := p.conns[c.session]; before != nil { // or its client would wait for answers until the session is lost
+		// Without this, its client would wait for answers until the session is lost.
+		if before := p.conns[c.session]; before != nil {
 			before.breaks()
 		}
 		p.conns[c.session] = c
@@ -301,7 +305,7 @@ func (p *proc) opens(hello wire.Request, opened chan<- *conn, welcome *wire.Repl
 	}
 }
 
-// closed is the end of a connection, as the process notices it: its session may come back.
+// closed is called when the process detects the end of the connection. The session may be resumed.
 func (c *conn) closed() {
 	c.breaks()
 	p := c.p

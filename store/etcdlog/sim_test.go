@@ -20,14 +20,18 @@ var (
 	simSeed  = flag.Int("sim.seed", 0, "the only seed to run; 0 is all")
 )
 
-// TestSimulation runs whole replicated stores: processes that lead and follow, the shipped code over an etcd in memory, and clients
-// that reconnect and repeat what has no answer, in simulated time. Requests to etcd are delayed, lost, carried out without an answer or long after
-// their caller has given up; processes are killed, end, and are stopped, also while they lead, and go on; etcd has no quorum, or compacts its
-// history. An auditor checks what the clients are told; see audit.
+// TestSimulation runs whole replicated stores in simulated time: processes that lead and follow,
+// which are the shipped code over an etcd in memory, and clients that reconnect and repeat calls
+// without an answer. Requests to etcd are delayed, lost, or carried out without an answer or long
+// after their caller has given up. Processes are killed, end, or are stopped and continue, also
+// while they lead. etcd loses its quorum, or compacts its history. An auditor checks what the
+// clients receive; see audit.
 //
-// A seed makes nearly the same schedule each time: what happens at one moment is in the order that the Go scheduler gives it.
+// A seed makes nearly the same schedule each time: events at the same moment run in the order of
+// the Go scheduler.
 func TestSimulation(t *testing.T) {
-	dir, err := os.MkdirTemp("/dev/shm", "etcdlog-sim-") // checkpoints: what is tested here is not the disk
+	// Checkpoints are in memory, since this test is not about the disk.
+	dir, err := os.MkdirTemp("/dev/shm", "etcdlog-sim-")
 	if err == nil {
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		t.Setenv("TMPDIR", dir)
@@ -63,23 +67,24 @@ func TestSimulation(t *testing.T) {
 type world struct {
 	chance  *chance
 	etcd    *memetcd.Etcd
-	busy    bool       // etcd often takes long
-	quiet   bool       // there is little but reads
-	quorum  acceptor   // shut while etcd carries nothing out
-	mu      sync.Mutex // protects procs, which the driver alone changes
+	busy    bool       // etcd is often slow
+	quiet   bool       // almost all calls are reads
+	quorum  acceptor   // closed while etcd has no quorum
+	mu      sync.Mutex // protects procs, which only the driver changes
 	procs   []*proc
 	audit   *audit
-	healed  atomic.Bool // all that a process asks etcd from now on is answered
+	healed  atomic.Bool // all requests to etcd are answered from now on
 	clients sync.WaitGroup
 	running sync.WaitGroup // all other goroutines
-	stop    chan struct{}  // closed when clients are to begin nothing more
-	over    chan struct{}  // closed at the end: nothing happens any more
+	stop    chan struct{}  // closed when clients must begin no more calls
+	over    chan struct{}  // closed at the end of the schedule
 }
 
 // simRoot is the root of the simulated store.
 const simRoot = "sim/"
 
-// Options of the simulated store: a value of valueBytes is a batch of several parts.
+// simOptions are the options of the simulated store. A value of valueBytes is a batch of several
+// parts.
 var simOptions = etcdlog.Options{Root: simRoot, MaxValueBytes: 1000}
 
 const valueBytes = 3000
@@ -90,7 +95,8 @@ func newWorld(seed int) *world {
 	return w
 }
 
-// run runs the schedule: clients and faults, then an end without faults, in which all must be answered.
+// run runs the schedule: clients with faults, and then an end without faults, in which all calls
+// must be answered.
 func (w *world) run() {
 	defer func() {
 		close(w.over)
@@ -144,19 +150,20 @@ func (w *world) run() {
 	}
 }
 
-// last is what must hold when all clients are done.
+// last checks what must hold when all clients are done.
 func (w *world) last() {
 	c := newClient(w, 99, newChance(1, 99))
 	defer c.leave()
 	for _, p := range w.procs {
-		p.calm.Store(true) // a checkpoint takes no time then: two that are made at once would stop the clock of the bubble
+		// Checkpoints take no time then. Two concurrent ones would stop the clock of the bubble.
+		p.calm.Store(true)
 	}
 	w.sleep(lastTTL + 5*time.Second)
 	w.audit.last(c)
 	w.audit.space(w)
 }
 
-// fault has something happen, mostly to the leader.
+// fault injects a fault, mostly into the leader.
 func (w *world) fault() {
 	i := w.chance.upTo(len(w.procs))
 	for j, p := range w.procs {
@@ -195,7 +202,8 @@ func (w *world) fault() {
 	}
 }
 
-// dies kills a rank together with the leader: the next one learns of it because its session does not come back.
+// dies kills a rank together with the leader. The next leader detects the loss, since the session
+// is not resumed.
 func (w *world) dies(c *simClient) {
 	w.audit.dies(c.id)
 	close(c.dead)
@@ -217,7 +225,7 @@ func (w *world) heal() {
 	}
 }
 
-// later calls f when d has passed.
+// later calls f after d.
 func (w *world) later(d time.Duration, f func()) {
 	w.running.Go(func() {
 		w.sleep(d)
@@ -225,14 +233,14 @@ func (w *world) later(d time.Duration, f func()) {
 	})
 }
 
-// proc is one of the processes, or nil while that is not running.
+// proc returns process i, or nil while it is not running.
 func (w *world) proc(i int) *proc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.procs[i%len(w.procs)]
 }
 
-// starts starts a process, in the place of one that has ended.
+// starts starts process i, which has ended.
 func (w *world) starts(i int) {
 	p := newProc(w, i, w.chance.upTo(1<<30))
 	w.mu.Lock()
@@ -240,7 +248,7 @@ func (w *world) starts(i int) {
 	w.procs[i] = p
 }
 
-// sleep returns when d has passed, and false when the schedule has ended.
+// sleep waits for d, and returns false if the schedule has ended.
 func (w *world) sleep(d time.Duration) bool {
 	if d <= 0 {
 		return true
@@ -255,7 +263,7 @@ func (w *world) sleep(d time.Duration) bool {
 	}
 }
 
-// rest is for how long one rests who changes something.
+// rest returns how long a client pauses between changes.
 func (w *world) rest(c *chance) time.Duration {
 	if w.quiet {
 		return c.between(0, 4*time.Second)
@@ -263,7 +271,7 @@ func (w *world) rest(c *chance) time.Duration {
 	return c.between(0, 100*time.Millisecond)
 }
 
-// stopping reports whether clients are to begin nothing more.
+// stopping reports whether clients must begin no more calls.
 func (w *world) stopping() bool {
 	select {
 	case <-w.stop:
@@ -275,7 +283,7 @@ func (w *world) stopping() bool {
 	}
 }
 
-// chance is a seeded source that several goroutines may use.
+// chance is a seeded random source that several goroutines may use.
 type chance struct {
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -285,22 +293,22 @@ func newChance(seed, of int) *chance {
 	return &chance{rng: rand.New(rand.NewPCG(uint64(seed), uint64(of)))}
 }
 
-// upTo is one of 0…n-1.
+// upTo returns one of 0…n-1.
 func (c *chance) upTo(n int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rng.IntN(n)
 }
 
-// is true with probability p.
+// is returns true with probability p.
 func (c *chance) is(p float64) bool { return float64(c.upTo(1<<30)) < p*(1<<30) }
 
-// between is a time in [low, high).
+// between returns a duration in [low, high).
 func (c *chance) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(c.upTo(int(high-low)))
 }
 
-// gate is open unless it is closed. The zero value is open.
+// acceptor is a gate, open unless it is shut. The zero value is open.
 type acceptor struct {
 	mu   sync.Mutex
 	shut chan struct{} // nil: it is open
@@ -323,7 +331,8 @@ func (g *acceptor) beginTerm() {
 	}
 }
 
-// pass waits until g is open, and reports whether it had to; ok is false if done was closed first.
+// pass waits until g is open, and reports whether it had to wait. ok is false if done was closed
+// first.
 func (g *acceptor) pass(done <-chan struct{}) (waited, ok bool) {
 	for {
 		g.mu.Lock()
@@ -346,5 +355,5 @@ type broken struct{ property, how string }
 
 func (b *broken) Error() string { return b.property + " does not hold: " + b.how }
 
-// errCutOff is what a process has of etcd that it cannot reach.
+// errCutOff is the error of requests of a process that cannot reach etcd any more.
 var errCutOff = errors.New("the process has ended")

@@ -24,7 +24,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// folding is a Replica whose checkpoints are made after that many bytes of log.
+// folding is a Replica that makes a checkpoint after a given number of bytes of log.
 type folding struct {
 	store.Replica
 	after int64
@@ -36,9 +36,11 @@ func (f folding) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *
 	return f.Replica.Open(limits, o)
 }
 
-// TestSpace: after many operations of all kinds, and the end of all groups and leases, what is below a root in etcd is bounded by one
-// checkpoint and the log that is due for the next, etcd has no lease, and its history is compacted. A standby follows through all
-// checkpoints. MUSTER_SOAK=1 makes a million operations, with checkpoints as large as they are by default.
+// TestSpace checks the space in etcd after many operations of all kinds, and after the end of all
+// groups and leases. The data below the root is bounded by one checkpoint and the log up to the
+// next one, etcd has no lease, and its history is compacted. A standby follows through all
+// checkpoints. With MUSTER_SOAK=1 the test makes a million operations with checkpoints of the
+// default size.
 func TestSpace(t *testing.T) {
 	operations, fold, part := int64(20_000), int64(200_000), 10_000
 	if os.Getenv("MUSTER_SOAK") != "" {
@@ -103,7 +105,8 @@ func TestSpace(t *testing.T) {
 	has(t, next.Store, "one more", []byte{})
 }
 
-// below is how many keys there are below a root, and the bytes of the log and of the checkpoints.
+// below returns the number of keys below a root, and the sizes in bytes of the log and of the
+// checkpoints.
 func below(t testing.TB, c *clientv3.Client, root string) (keys, log, checkpoint int64) {
 	all, err := c.Get(t.Context(), root, clientv3.WithPrefix(), clientv3.WithCountOnly())
 	assert.NoError(t, err)
@@ -125,7 +128,7 @@ func below(t testing.TB, c *clientv3.Client, root string) (keys, log, checkpoint
 	return all.Count, log, checkpoint
 }
 
-// work is a turn of two clients, of n operations.
+// work runs one turn of two clients, and returns the number of operations.
 func work(ctx context.Context, s []*store.Store, pair, turn int) (n int64, err error) {
 	key := func(what string) string { return fmt.Sprint(what, " ", pair, " ", turn%20) }
 	value := bytes.Repeat([]byte("v"), 100)
@@ -158,7 +161,7 @@ func work(ctx context.Context, s []*store.Store, pair, turn int) (n int64, err e
 	return 2, err
 }
 
-// leased holds a key for a moment.
+// leased holds a key on a lease for a moment.
 func leased(ctx context.Context, s *store.Store, key string) error {
 	l, err := s.Lease(ctx, time.Minute)
 	if err != nil {
@@ -170,7 +173,7 @@ func leased(ctx context.Context, s *store.Store, key string) error {
 	return l.Close(ctx)
 }
 
-// grouped is the life of a group of two ranks.
+// grouped runs a group of two ranks from its join to its end.
 func grouped(ctx context.Context, s []*store.Store, name string) error {
 	errs := make(chan error, len(s))
 	for rank, s := range s {
@@ -193,7 +196,8 @@ func grouped(ctx context.Context, s []*store.Store, name string) error {
 	return err
 }
 
-// TestCompact: etcd's history, which its other users share, is left alone unless Options say otherwise; then checkpoints compact it.
+// TestCompact checks that checkpoints compact etcd's history, which is shared with other users of
+// etcd, only if Options request it.
 func TestCompact(t *testing.T) {
 	t.Parallel()
 	for _, compact := range []bool{false, true} {
@@ -205,7 +209,7 @@ func TestCompact(t *testing.T) {
 		require.NoError(t, err)
 		s := store.New(lead(t, c, &etcdlog.Options{Root: newRoot(), CompactHistory: compact}))
 		for range 2 {
-			_, err := s.Backup(bounded(t), io.Discard) // which makes a checkpoint
+			_, err := s.Backup(bounded(t), io.Discard) // it makes a checkpoint
 			require.NoError(t, err)
 		}
 		old, err := c.Get(bounded(t), "other", clientv3.WithRev(first.Header.Revision))

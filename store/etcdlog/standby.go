@@ -243,7 +243,8 @@ func (s *standby) follow(ctx context.Context) error {
 			if err := s.handleEvents(resp.Events); err != nil {
 				return err
 			}
-			if n := len(resp.Events); n > 0 { // not the header's revision, whose events may still come
+			// The header's revision does not count: its events may still come.
+			if n := len(resp.Events); n > 0 {
 				s.rev = resp.Events[n-1].Kv.ModRevision
 				s.reporter.update(s)
 			}

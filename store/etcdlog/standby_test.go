@@ -34,7 +34,7 @@ func (x *term) end(t testing.TB) {
 	assert.NoError(t, errors.Join(x.memory.Close(), x.lead.Close()))
 }
 
-// standing is a standby: next is given its store when it leads.
+// standing runs a standby. next returns its term once it leads.
 func standing(t testing.TB, c *clientv3.Client, o *etcdlog.Options) (next func() *term) {
 	t.Helper()
 	led := make(chan *etcdlog.Leadership, 1)
@@ -78,7 +78,7 @@ func has(t testing.TB, s *store.Store, key string, want []byte) {
 	require.True(t, bytes.Equal(want, v), "%s has %d bytes", key, len(v))
 }
 
-// keysBelow are the keys of a store.
+// keysBelow returns the keys of a store.
 func keysBelow(t testing.TB, c *clientv3.Client, root string) (keys []string) {
 	t.Helper()
 	resp, err := c.Get(bounded(t), root, clientv3.WithPrefix(), clientv3.WithKeysOnly())
@@ -89,8 +89,8 @@ func keysBelow(t testing.TB, c *clientv3.Client, root string) (keys []string) {
 	return keys
 }
 
-// TestUnfinishedBatch: a leader that fails in the middle of a batch of several parts has not changed anything, for standbys that have
-// followed it as for those that begin afterwards.
+// TestUnfinishedBatch checks that a leader that fails in the middle of a batch of several parts has
+// changed nothing, for standbys that have followed it and for those that start later.
 func TestUnfinishedBatch(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
@@ -104,7 +104,7 @@ func TestUnfinishedBatch(t *testing.T) {
 			kv.commit = func(changes []clientv3.Op, do func(context.Context) (*clientv3.TxnResponse, error)) (*clientv3.TxnResponse, error) {
 				part := strings.Contains(string(changes[0].KeyBytes()), "/log/") && changes[0].IsPut()
 				if left := written.Load(); left == 0 && part || left == -2 {
-					written.Store(-2) // it is cut off from now on
+					written.Store(-2) // the leader is cut off from now on
 					return nil, errCut
 				} else if left > 0 && part {
 					written.Add(-1)
@@ -116,7 +116,7 @@ func TestUnfinishedBatch(t *testing.T) {
 			require.NoError(t, store.New(before).Set(bounded(t), "key", []byte("acknowledged"), nil))
 			follower := standing(t, client(t, members), o)
 			require.NoError(t, store.New(before).Set(bounded(t), "other", []byte("x"), nil))
-			written.Store(int64(parts)) // of the batch; it has 6 parts or so
+			written.Store(int64(parts)) // parts of the batch, which has about 6
 			err := store.New(before).Set(bounded(t), "key", value, nil)
 			if err == nil {
 				require.Greater(t, parts, 4, "acknowledged with so few parts")
@@ -141,8 +141,9 @@ func TestUnfinishedBatch(t *testing.T) {
 	}
 }
 
-// TestLateAttempts: an attempt of the leader's that brought no answer, and is carried out when another attempt has succeeded long ago, changes
-// nothing: it neither removes a log that was acknowledged, nor brings back a checkpoint that is not the newest.
+// TestLateAttempts checks that an attempt of the leader without an answer, which is carried out
+// long after another attempt succeeded, changes nothing: it neither removes acknowledged log, nor
+// brings back an old checkpoint.
 func TestLateAttempts(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
@@ -156,7 +157,7 @@ func TestLateAttempts(t *testing.T) {
 			follower := standing(t, client(t, members), o)
 			require.NoError(t, s.Set(bounded(t), "first", []byte("1"), nil))
 			delayed := l.count()
-			require.Greater(t, delayed, 1) // of the beginning, and of the log
+			require.Greater(t, delayed, 1) // of the beginning of the term, and of the log
 			for i := range checkpoints {
 				_, err := s.Backup(bounded(t), io.Discard)
 				require.NoError(t, err)
@@ -168,10 +169,10 @@ func TestLateAttempts(t *testing.T) {
 			l.release(t, delayed)
 			require.NoError(t, s.Set(bounded(t), "third", []byte("3"), nil))
 			require.NoError(t, m.Close())
-			next := follower() // it has seen it all
+			next := follower() // it has followed all changes
 			has(t, next.Store, "first", []byte("1"))
 			next.end(t)
-			begun := store.New(lead(t, c, o)) // it sees what is left
+			begun := store.New(lead(t, c, o)) // it reads the present state
 			has(t, begun, "first", []byte("1"))
 			has(t, begun, "second", bytes.Repeat([]byte("2"), 5000))
 			has(t, begun, "third", []byte("3"))
@@ -179,7 +180,8 @@ func TestLateAttempts(t *testing.T) {
 	}
 }
 
-// TestStandbyThatWasAway: a standby that was cut off, while checkpoints were made and etcd's history was compacted, begins anew.
+// TestStandbyThatWasAway checks that a standby that was cut off while checkpoints were made, and
+// while etcd's history was compacted, loads the store again.
 func TestStandbyThatWasAway(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
@@ -213,14 +215,15 @@ func TestStandbyThatWasAway(t *testing.T) {
 	has(t, next.Store, "back", []byte("4"))
 }
 
-// TestMalformed: what is in etcd and makes no sense is reported as damage; no process leads or waits because of it.
+// TestMalformed checks that malformed content in etcd is reported as damage, and that no process
+// leads or waits because of it.
 func TestMalformed(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
 	c := client(t, members)
 	for name, x := range map[string]struct {
-		key  func(log []string) string // below the root
-		put  string                    // "" is deleted
+		key  func(log []string) string // returns the key, below the root
+		put  string                    // "": the key is deleted
 		want string
 	}{
 		"a key that is no part": {func([]string) string { return "log/x" }, "v", "log/x"},
@@ -263,7 +266,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestLeadershipWithoutMemory: it leaves nothing on this machine, and hands over at once.
+// TestLeadershipWithoutMemory checks that a Leadership without a Memory leaves no files on this
+// machine, and hands over at once.
 func TestLeadershipWithoutMemory(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	members := etcd(t)
@@ -288,7 +292,7 @@ func TestLeadershipWithoutMemory(t *testing.T) {
 	m := lead(t, c, o)
 	require.NoError(t, store.New(m).Set(bounded(t), "key", nil, nil))
 
-	ctx, cancel := context.WithCancelCause(t.Context()) // and a standby ends with its context
+	ctx, cancel := context.WithCancelCause(t.Context()) // a standby ends with its context, too
 	cancel(errors.New("enough"))
 	_, err = etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
 	require.ErrorContains(t, err, "enough")

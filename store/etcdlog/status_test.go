@@ -22,7 +22,7 @@ func (deaf) Watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv
 	return c
 }
 
-// replication waits until a store says of its replicas what holds.
+// replication waits until holds returns true for the replication status of a store.
 func replication(t *testing.T, s *store.Store, what string, holds func(r *store.ReplicationStatus) bool) {
 	t.Helper()
 	var last *store.ReplicationStatus
@@ -35,12 +35,14 @@ func replication(t *testing.T, s *store.Store, what string, holds func(r *store.
 	t.Logf("%s: %+v", what, last)
 }
 
-// TestReplicationStatus: the leader returns its term, and the standbys with their lags; a standby that has ended is removed.
+// TestReplicationStatus checks that the leader returns its term and the standbys with their lags,
+// and that a standby that has ended is removed.
 func TestReplicationStatus(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
 	find := client(t, members)
-	o := (&etcdlog.Options{Root: newRoot(), FailureTimeout: 2 * time.Second}).ReportEvery(200 * time.Millisecond) // no takeover on a busy machine
+	// The long failure timeout prevents a takeover on a busy machine.
+	o := (&etcdlog.Options{Root: newRoot(), FailureTimeout: 2 * time.Second}).ReportEvery(200 * time.Millisecond)
 	first := standing(t, find, o)()
 	replication(t, first.Store, "it is alone", func(r *store.ReplicationStatus) bool {
 		return r.Leading && r.Leader == "127.0.0.1:1" && r.Term == 1 && r.LeadingFor > 0 && len(r.Standbys) == 0

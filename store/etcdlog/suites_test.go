@@ -17,11 +17,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// without are tests that say nothing of the store here: examples and processes of pgrouptest, which have one of their own, and variants
-// that differ in how data reaches other ranks.
+// without matches tests that do not apply here: examples, processes of pgrouptest, which have a
+// store of their own, and variants that differ only in how data reaches other ranks.
 const without = `^(Example|TestProcesses$|TestKilled$|TestKilledWhileItIsWritten$|TestDataLink$)|/^(hosted|relayed|tcp|TLS|ring|unequal_hosts|memory,.*)$`
 
-// TestSuites runs the tests of packages that use a store, with sessions at a server of a store whose log is in an etcd.
+// TestSuites runs the tests of packages that use a store, with sessions at a server of a store
+// whose log is in etcd.
 func TestSuites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds the tests of other packages")

@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// TestTakeover: the next leader has what the last one acknowledged, also from a checkpoint.
+// TestTakeover checks that the next leader has all changes that the last one acknowledged, also
+// from a checkpoint.
 func TestTakeover(t *testing.T) {
 	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 1000}
 	for term := range 5 {
@@ -28,15 +29,15 @@ func TestTakeover(t *testing.T) {
 		require.EqualValues(t, term+1, n)
 		require.NoError(t, s.Set(t.Context(), fmt.Sprint("key-", term), make([]byte, 10_000), nil))
 		if term%2 == 1 {
-			_, err = s.Backup(t.Context(), io.Discard) // which makes a checkpoint
+			_, err = s.Backup(t.Context(), io.Discard) // it makes a checkpoint
 			require.NoError(t, err)
 		}
 		require.NoError(t, m.Close())
 	}
 }
 
-// TestReplacedLeader: a leader that another process has replaced acknowledges nothing, and answers no read, though nothing but the request
-// itself makes it ask etcd.
+// TestReplacedLeader checks that a leader that another process has replaced acknowledges nothing,
+// and answers no read, even if only the request itself makes it contact etcd.
 func TestReplacedLeader(t *testing.T) {
 	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), FailureTimeout: time.Hour}
 	before := lead(t, c, o)
@@ -55,7 +56,8 @@ func TestReplacedLeader(t *testing.T) {
 	require.Equal(t, "new", string(v))
 }
 
-// TestWatchAcrossTakeover: a watch is resumed at a leader that has begun with a checkpoint, though what it waits for is older than that.
+// TestWatchAcrossTakeover checks that a watch is resumed at a leader that has started from a
+// checkpoint, although the checkpoint is newer than the watch's revision.
 func TestWatchAcrossTakeover(t *testing.T) {
 	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot()}
 	m := lead(t, c, o)
@@ -66,7 +68,7 @@ func TestWatchAcrossTakeover(t *testing.T) {
 	_, err = s.Delete(t.Context(), "set")
 	require.NoError(t, err)
 	require.NoError(t, s.Set(t.Context(), "other", nil, nil))
-	_, err = s.Backup(t.Context(), io.Discard) // which makes a checkpoint
+	_, err = s.Backup(t.Context(), io.Discard) // it makes a checkpoint
 	require.NoError(t, err)
 	require.NoError(t, m.Close())
 	s = store.New(lead(t, c, o))

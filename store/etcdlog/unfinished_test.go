@@ -16,14 +16,14 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
 
-// direct is a memetcd.Way on which nothing goes wrong.
+// direct is a memetcd.Way without faults.
 type direct struct{}
 
 func (direct) Call(_ context.Context, do func()) error { do(); return nil }
 
 func (direct) Deliver(ctx context.Context) error { return ctx.Err() }
 
-// watching is a client's watcher that says when it is used.
+// watching is a client's watcher that signals when it is used.
 type watching struct {
 	clientv3.Watcher
 	begun chan struct{}
@@ -37,8 +37,9 @@ func (w *watching) Watch(ctx context.Context, key string, opts ...clientv3.OpOpt
 	return w.Watcher.Watch(ctx, key, opts...)
 }
 
-// TestStandbyBeginsDuringTakeover: a standby that loads the log when the next leader has taken over, and has not removed the unfinished
-// batch of the one before yet, drops that batch too.
+// TestStandbyBeginsDuringTakeover checks a standby that loads the log after the next leader has
+// taken over, and before that leader has removed the unfinished batch of the previous one: the
+// standby drops that batch, too.
 func TestStandbyBeginsDuringTakeover(t *testing.T) {
 	t.Parallel()
 	e, o := memetcd.New(), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: 50 * time.Millisecond, FailureTimeout: 200 * time.Millisecond}
@@ -73,7 +74,7 @@ func TestStandbyBeginsDuringTakeover(t *testing.T) {
 	w := &watching{third.Watcher, make(chan struct{}, 1)}
 	third.Watcher = w
 	thirdLeads := standing(t, third, o)
-	<-w.begun // it has loaded
+	<-w.begun // the standby has loaded
 	close(goOn)
 	x := secondLeads()
 	require.NoError(t, x.Set(bounded(t), "later", value, nil))

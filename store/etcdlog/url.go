@@ -47,11 +47,14 @@ var parameters = []string{
 // cluster, and the root of a store's keys. A user's name may precede the hosts, with a password.
 // All parameters are optional:
 //
-//	password-file           file with the user's password; default: the password in the URL, else MUSTER_ETCD_PASSWORD
-//	ca, cert, key           PEM files: the CA bundle that verifies etcd's members, and this process's certificate for them
+//	password-file           file with the user's password; default: the password in the URL, else
+//	                        MUSTER_ETCD_PASSWORD
+//	ca, cert, key           PEM files: the CA bundle that verifies etcd's members, and this
+//	                        process's certificate for them
 //	server-name             name in the members' certificates, if it is not the host
 //	secret-file             the secret of the store, see store.ReadSecret
-//	store-ca, -cert, -key   PEM files: the CA bundle that verifies the store, and this process's certificate for it
+//	store-ca, -cert, -key   PEM files: the CA bundle that verifies the store, and this process's
+//	                        certificate for it
 //	store-server-name       name in the store's certificate, if it is not the host
 func ParseURL(u *url.URL) (*Cluster, error) {
 	c := &Cluster{}

@@ -25,7 +25,7 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// follow has a replica in this process that reaches etcd as rawurl says, until the test ends.
+// follow runs a replica in this process, which reaches etcd as in rawurl, until the test ends.
 func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Server, error)) {
 	t.Helper()
 	u, err := url.Parse(rawurl)
@@ -47,10 +47,12 @@ func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Se
 	})
 }
 
-// What a URL's path names is a root of etcd's keys: others see nothing of it, and it nothing of theirs.
+// TestOpenURL checks that the path of a URL is a root of etcd's keys: stores below different roots
+// are separate.
 func TestOpenURL(t *testing.T) {
 	members := etcd(t)
-	at := "etcd://" + freePort(t) + "," + members[0].client // nothing listens at the first one
+	// No process listens at the first address.
+	at := "etcd://" + freePort(t) + "," + members[0].client
 	follow(t, at+"/jobs/a", nil)
 	follow(t, at+"/jobs/b/", nil)
 	follow(t, at, nil)
@@ -100,10 +102,11 @@ func TestBadURLs(t *testing.T) {
 	}
 }
 
-// Open waits for a leader until ctx ends; the error says what is missing.
+// TestNoLeader checks that Open waits for a leader until ctx ends, and that the error says what is
+// missing.
 func TestNoLeader(t *testing.T) {
 	t.Parallel()
-	members, silent := etcd(t), listen(t) // silent accepts, and answers nothing
+	members, silent := etcd(t), listen(t) // silent accepts connections, and answers nothing
 	for rawurl, want := range map[string]string{
 		"etcd://" + members[0].client + "/jobs":                                "the store has no leader",
 		"etcd://" + freePort(t) + "," + freePort(t):                            "connection refused",
@@ -131,7 +134,8 @@ func TestNoLeader(t *testing.T) {
 	}
 }
 
-// With authentication only who has a name and a password is let in, and sees only what it may.
+// TestUsers checks that, with authentication, only users with a name and a password have access,
+// and only to the keys that they have rights to.
 func TestUsers(t *testing.T) {
 	members := etcd(t)
 	for _, args := range []string{
@@ -154,7 +158,7 @@ func TestUsers(t *testing.T) {
 		_, err := schemes().Open(ctx, rawurl)
 		require.ErrorIs(t, err, store.ErrDenied, rawurl)
 		require.NotContains(t, err.Error(), "hidden")
-		require.NoError(t, ctx.Err(), rawurl) // at once: waiting changes nothing
+		require.NoError(t, ctx.Err(), rawurl) // at once, since waiting changes nothing
 		t.Log(err)
 	}
 	t.Run("Python", func(t *testing.T) {
@@ -163,7 +167,8 @@ func TestUsers(t *testing.T) {
 			require.Equal(t, "Denied", inPython(t, rawurl, "key"), rawurl)
 		}
 	})
-	for _, rawurl := range []string{"etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} { // nor do processes that would keep a store wait
+	// Processes that would serve a store do not wait either.
+	for _, rawurl := range []string{"etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
 		u, err := url.Parse(rawurl)
 		require.NoError(t, err)
 		cluster, err := etcdlog.ParseURL(u)
@@ -190,8 +195,9 @@ func ctl(t *testing.T, members []*member, args string) {
 	require.NoError(t, err, "%s: %s", args, out)
 }
 
-// memberCert makes member.pem and member-key.pem in dir, signed by ca.pem there, for a server and a client: that is what a member of etcd with
-// --client-cert-auth needs, since its JSON gateway is a client of its own.
+// memberCert makes member.pem and member-key.pem in dir, signed by ca.pem there, for a server and a
+// client. A member of etcd with --client-cert-auth needs both, since its JSON gateway is a client
+// of its own.
 func memberCert(t *testing.T, dir string) {
 	t.Helper()
 	ca, err := tls.LoadX509KeyPair(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem"))
@@ -211,7 +217,7 @@ func memberCert(t *testing.T, dir string) {
 	}
 }
 
-// etcd's members with TLS want a certificate, and are to have one; so does the store.
+// TestTLS checks etcd members with TLS that require a certificate, and a store that does so, too.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -9,12 +9,12 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// BenchmarkCall is one client that asks call after call, on the loopback.
+// BenchmarkCall measures the latency of calls that one client makes in sequence on the loopback.
 func BenchmarkCall(b *testing.B) {
 	push := tcpstore.Request{Op: tcpstore.OpQueuePush, Key: "/q", Value: make([]byte, 100)}
 	for name, bc := range map[string]struct {
 		asks   []tcpstore.Request
-		answer int // bytes
+		answer int // size in bytes
 	}{
 		"ping":           {[]tcpstore.Request{of(tcpstore.OpPing)}, 4},
 		"add":            {[]tcpstore.Request{add("/n", 1)}, 8},

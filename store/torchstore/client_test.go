@@ -18,7 +18,7 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// never is what no TCPStore can do.
+// never are the features that no TCPStore has.
 var never = []storetest.Feature{
 	storetest.Collect, storetest.Streams, storetest.TTL, storetest.Reads, storetest.Leases, storetest.Watch, storetest.Status, storetest.Compaction, storetest.Remove, storetest.Checked,
 	storetest.Queues, storetest.Channels,
@@ -34,7 +34,8 @@ func dial(t *testing.T, addr string, o *torchstore.Options) *torchstore.Client {
 	return c
 }
 
-// Our client over our server, each generation.
+// TestClientOfOurServer runs the engine tests with our client of our server, in each protocol
+// generation.
 func TestClientOfOurServer(t *testing.T) {
 	for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
 		t.Run(g.String(), func(t *testing.T) {
@@ -45,7 +46,7 @@ func TestClientOfOurServer(t *testing.T) {
 				without = append(without[:len(without):len(without)], storetest.Append, storetest.List)
 			case tcpstore.B:
 				without = append(without[:len(without):len(without)], storetest.List)
-			default: // all but Lists: its keys with a zero byte are not for Python
+			default: // all but Lists: it needs keys with a zero byte, which Python is not shown
 				only = []string{"Keys", "Counters", "Swap", "Lifetimes", "Wait", "Limits", "Many", "Close"}
 			}
 			storetest.Run(t, func(t *testing.T) func() store.Engine {
@@ -70,7 +71,7 @@ type host struct {
 
 func (p python) host(t *testing.T) *host {
 	t.Helper()
-	cmd := p.command(context.Background(), t, "host.py") // which ends after what is hosted
+	cmd := p.command(context.Background(), t, "host.py") // it ends after the TCPStores of the test
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
@@ -84,7 +85,7 @@ func (p python) host(t *testing.T) *host {
 	return h
 }
 
-// do has it evaluate an expression, and returns what it says.
+// do evaluates a Python expression in the host, and returns its output. An error fails the test.
 func (h *host) do(t *testing.T, format string, args ...any) string {
 	t.Helper()
 	said := h.try(t, format, args...)
@@ -92,7 +93,7 @@ func (h *host) do(t *testing.T, format string, args ...any) string {
 	return said
 }
 
-// try is do for what may fail.
+// try is do for an expression that may fail.
 func (h *host) try(t *testing.T, format string, args ...any) string {
 	t.Helper()
 	h.mu.Lock()
@@ -103,7 +104,7 @@ func (h *host) try(t *testing.T, format string, args ...any) string {
 	return h.out.Text()
 }
 
-// server makes a TCPStore that ends with the test, and returns its address.
+// server makes a TCPStore that ends with the test, and returns its port and address.
 func (h *host) server(t *testing.T, args string) (port, addr string) {
 	t.Helper()
 	port = h.do(t, "new(%s)", args)
@@ -111,7 +112,7 @@ func (h *host) server(t *testing.T, args string) (port, addr string) {
 	return port, "127.0.0.1:" + port
 }
 
-// hosts runs a test with each server that there is: the one before 2.4, and the one since.
+// hosts runs a test with each server implementation: the one before torch 2.4, and the one since.
 func hosts(t *testing.T, run func(t *testing.T, h *host, args string)) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
@@ -127,7 +128,7 @@ func hosts(t *testing.T, run func(t *testing.T, h *host, args string)) {
 	}
 }
 
-// Our client over PyTorch's own server.
+// TestClientOfPythonsServer runs the engine tests with our client of PyTorch's own server.
 func TestClientOfPythonsServer(t *testing.T) {
 	hosts(t, func(t *testing.T, h *host, args string) {
 		without := never
@@ -170,7 +171,8 @@ func TestPythonSeesWhatGoDoes(t *testing.T) {
 	})
 }
 
-// A host that waits for its world counts us, if we say so; and says how many have come.
+// TestJoinTheWorldOfAHost checks that a host that waits for its world counts our client if Join is
+// set, and that it says how many clients have joined.
 func TestJoinTheWorldOfAHost(t *testing.T) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
@@ -182,13 +184,15 @@ func TestJoinTheWorldOfAHost(t *testing.T) {
 			_, port, _ := strings.Cut(addr, ":")
 			var joining sync.WaitGroup
 			defer joining.Wait()
-			joining.Go(func() { dial(t, addr, &torchstore.Options{Generation: h.g, Join: true}) }) // which retries until somebody listens
+			// Dial retries until a process listens.
+			joining.Go(func() { dial(t, addr, &torchstore.Options{Generation: h.g, Join: true}) })
 			require.Equal(t, port, h.do(t, "dist.TCPStore('127.0.0.1', %s, 2, True, timedelta(seconds=30)).port", port))
 		})
 	}
 }
 
-// A host says how many have come, and that its port is taken: by us as by anybody.
+// TestWhatHostsSay checks that a Python host that times out says how many clients have joined, with
+// our clients as with Python's, and that it reports a port that is in use.
 func TestWhatHostsSay(t *testing.T) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
@@ -198,14 +202,15 @@ func TestWhatHostsSay(t *testing.T) {
 			said := h.try(t, "new(port=%s)", port)
 			require.Contains(t, said, "error ")
 			require.Contains(t, said, port)
-			if p.g == tcpstore.C { // older ones go on without the others
+			if p.g == tcpstore.C { // older versions continue without the missing clients
 				require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=1))"), "1/3 clients joined")
 			}
 		})
 	}
 }
 
-// An unmodified client that waits for a lost rank raises an error at once, not at its timeout, and can go on.
+// TestPythonHearsOfALoss checks that an unmodified client that waits for a key of a lost rank
+// raises an error at once, instead of at its timeout, and that its connection still works.
 func TestPythonHearsOfALoss(t *testing.T) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {

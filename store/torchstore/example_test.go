@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/store/torchstore"
 )
 
-// A store that Python finds at its port: torch.distributed.TCPStore(host, port, is_master=False).
+// A server that Python reaches as torch.distributed.TCPStore(host, port, is_master=False).
 func ExampleProtocol() {
 	engine := new(store.Memory)
 	defer engine.Close()
@@ -22,7 +22,7 @@ func ExampleProtocol() {
 	}
 	go func() { _ = srv.Serve(l) }()
 
-	// What Python would do is done by our own client here.
+	// Here a Go client takes the part of Python.
 	ctx := context.Background()
 	c, err := torchstore.Dial(ctx, l.Addr().String(), nil)
 	if err != nil {
@@ -58,7 +58,8 @@ func ExampleDial() {
 	defer srv.Engine.Close()
 
 	ctx := context.Background()
-	c, err := torchstore.Dial(ctx, l.Addr().String(), &torchstore.Options{Join: true}) // one of those that the host waits for
+	// The host waits for this client, too.
+	c, err := torchstore.Dial(ctx, l.Addr().String(), &torchstore.Options{Join: true})
 	if err != nil {
 		log.Fatal(err)
 	}

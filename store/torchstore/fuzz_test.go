@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// Whatever a client sends, its connection ends with it, and the store goes on.
+// FuzzServeConn checks that the connection of a client that sends any bytes ends with the client,
+// and that the store still works.
 func FuzzServeConn(f *testing.F) {
 	seed := func(reqs ...tcpstore.Request) { f.Add((&client{t: f, g: tcpstore.C}).bytes(reqs...)) }
 	seed(set("/a", "1"), get("/a"), add("/n", 1), check("/a", "/b"), wait("/a"))

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-// patience is for what comes at once on a machine that is not stuck.
+// patience is the timeout of operations that are fast unless the machine is overloaded.
 const patience = 30 * time.Second
 
 // journal is a log that can be read while it is written.
@@ -37,7 +37,7 @@ func (j *journal) Write(b []byte) (int, error) {
 	return j.all.Write(b)
 }
 
-// says waits until the log has words.
+// says waits until the log contains words.
 func (j *journal) says(t *testing.T, words string) {
 	t.Helper()
 	testcluster.Eventually(t, patience, func() bool { return j.count(words) > 0 }, "the log says "+words)
@@ -49,16 +49,16 @@ func (j *journal) count(words string) int {
 	return strings.Count(j.all.String(), words)
 }
 
-// service is a Server that Python may use, and the store behind it.
+// service is a Server for Python clients, and its store.
 type service struct {
 	*store.Server
-	*store.Store // as Go sees it
+	*store.Store // the store as Go clients see it
 	journal
 	addr string
 	ctx  context.Context
 }
 
-// serve runs a server that speaks p; srv is nil for a Memory on a port of the loopback.
+// serve runs a server that speaks p. A nil srv is a server of a Memory on a port of the loopback.
 func serve(t testing.TB, p *torchstore.Protocol, srv *store.Server) *service {
 	t.Helper()
 	if srv == nil {
@@ -85,7 +85,7 @@ func serve(t testing.TB, p *torchstore.Protocol, srv *store.Server) *service {
 	return s
 }
 
-// current is a server for torch 2.2 and later.
+// current returns a server for torch 2.2 and later.
 func current(t testing.TB) *service { return serve(t, &torchstore.Protocol{}, nil) }
 
 // client is a bare connection that speaks the protocol.
@@ -97,7 +97,7 @@ type client struct {
 	cursor tcpstore.Cursor
 }
 
-// raw connects, and says nothing.
+// raw connects, and sends nothing.
 func (s *service) raw(t testing.TB, g tcpstore.Generation) *client {
 	t.Helper()
 	c, err := net.Dial("tcp", s.addr)
@@ -107,7 +107,7 @@ func (s *service) raw(t testing.TB, g tcpstore.Generation) *client {
 	return &client{Conn: c, t: t, g: g}
 }
 
-// client connects as torch does.
+// client connects, and sends the same first messages as torch.
 func (s *service) client(t testing.TB) *client {
 	t.Helper()
 	c := s.raw(t, tcpstore.C)
@@ -132,13 +132,13 @@ func (c *client) write(b []byte) {
 	require.NoError(c.t, err)
 }
 
-// send sends requests, all at once.
+// send sends requests in one write.
 func (c *client) send(reqs ...tcpstore.Request) {
 	c.t.Helper()
 	c.write(c.bytes(reqs...))
 }
 
-// reply reads one answer.
+// reply reads one reply.
 func (c *client) reply(op tcpstore.Op, keys int) (rep tcpstore.Reply) {
 	c.t.Helper()
 	for {
@@ -156,7 +156,7 @@ func (c *client) reply(op tcpstore.Op, keys int) (rep tcpstore.Reply) {
 	}
 }
 
-// call is send and reply.
+// call sends a request, and returns its reply.
 func (c *client) call(req tcpstore.Request) tcpstore.Reply {
 	c.t.Helper()
 	c.send(req)
@@ -166,7 +166,7 @@ func (c *client) call(req tcpstore.Request) tcpstore.Reply {
 	return c.reply(req.Op, len(req.Keys))
 }
 
-// closed reads until the server ends the connection, and wants nothing before that.
+// closed checks that the server ends the connection without sending more.
 func (c *client) closed() {
 	c.t.Helper()
 	n, err := io.Copy(io.Discard, c)
@@ -176,7 +176,7 @@ func (c *client) closed() {
 	require.Zero(c.t, n)
 }
 
-// silent wants no answer to come for a moment, and the connection to be open.
+// silent checks that, for a moment, no reply comes, and that the connection stays open.
 func (c *client) silent() {
 	c.t.Helper()
 	require.NoError(c.t, c.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
@@ -186,7 +186,7 @@ func (c *client) silent() {
 	require.NoError(c.t, c.SetReadDeadline(time.Now().Add(patience)))
 }
 
-// works ends the test unless the client is served, and its stream is in step.
+// works checks that the client is served, and that its stream is in sync.
 func (c *client) works() {
 	c.t.Helper()
 	if c.g == tcpstore.C {

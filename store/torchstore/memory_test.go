@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// A connection that has sent something large holds no more of it, whatever came next: most are idle most of the time.
+// TestIdleConnectionsHoldLittle checks that an idle connection keeps no large buffers after a large
+// request, whichever small request follows it. Most connections are idle most of the time.
 func TestIdleConnectionsHoldLittle(t *testing.T) {
 	const conns, each = 20, 4 << 20
 	large := strings.Repeat("x", each)
@@ -40,7 +41,7 @@ func TestIdleConnectionsHoldLittle(t *testing.T) {
 	}
 }
 
-// inUse is how many bytes are.
+// inUse returns the number of bytes in use.
 func inUse() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -48,7 +49,8 @@ func inUse() uint64 {
 	return m.HeapAlloc
 }
 
-// A client that watches much does not have the server keep all of it, whether it was there before or comes later.
+// TestWatchesHoldLittle checks that the values of watched keys that a connection makes the server
+// keep are bounded, whether they exist before the watch or are set later.
 func TestWatchesHoldLittle(t *testing.T) {
 	const each = 1 << 20
 	watch := tcpstore.Request{Op: tcpstore.OpWatchKey, Key: "/k"}

@@ -19,7 +19,7 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// behind is a Store over a client of s, with a proxy between them.
+// behind returns a Store over a client of s that is connected through a proxy.
 func (s *service) behind(t *testing.T, o *torchstore.Options) (*store.Store, *testcluster.Proxy) {
 	t.Helper()
 	p := testcluster.NewProxy(t, s.addr)
@@ -62,11 +62,13 @@ func TestAChangeWhoseAnswerIsLost(t *testing.T) {
 	require.Eventually(t, func() bool { v, err := s.Get(s.ctx, "n"); return err == nil && string(v) == "2" }, patience, time.Millisecond)
 	p.Down.Stall(false)
 	p.Cut(testcluster.RST)
-	if err := <-adding; err != nil { // the answer may have come through just before
+	if err := <-adding; err != nil { // the reply may have arrived just before
 		require.ErrorIs(t, err, store.ErrUnknown)
 		require.ErrorIs(t, err, store.ErrUnavailable)
 	}
-	_, err = c.Get(s.ctx, "n") // on a new connection: the answer may have come through, and the client not seen yet that this was all
+	// It uses a new connection. The reply may have arrived, while the client has not detected the
+	// end of the old connection yet.
+	_, err = c.Get(s.ctx, "n")
 	require.NoError(t, err)
 	n, err := c.Add(s.ctx, "n", 1)
 	require.NoError(t, err)
@@ -89,13 +91,14 @@ func TestNobodyThere(t *testing.T) {
 	require.NoError(t, c.Set(s.ctx, "k", nil, nil), "it is back")
 }
 
-// A server that does not answer holds nobody longer than its context, and goes on later.
+// TestAStalledServer checks that a server that does not answer delays a call until the end of its
+// context and no longer, and that calls work again later.
 func TestAStalledServer(t *testing.T) {
 	s := current(t)
 	c, p := s.behind(t, &torchstore.Options{Conns: 2})
 	require.NoError(t, c.Set(s.ctx, "k", []byte("1"), nil))
 	p.Stall(true)
-	for range 5 { // more than there are connections
+	for range 5 { // more than the client has connections
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := c.Get(ctx, "k")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -110,7 +113,8 @@ func TestAStalledServer(t *testing.T) {
 	require.Equal(t, "1", string(v))
 }
 
-// There may be any number of calls that wait; they use no more connections than they may, and delay no others.
+// TestMoreWaitsThanConnections checks that any number of calls can wait: they use at most Waits
+// connections, and do not delay other calls.
 func TestMoreWaitsThanConnections(t *testing.T) {
 	s := current(t)
 	c, p := s.behind(t, &torchstore.Options{Conns: 3, Waits: 2})
@@ -184,7 +188,8 @@ func TestOpen(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrInvalid)
 }
 
-// What the protocol has no words for is refused by name, and costs no connection.
+// TestUnsupported checks that an operation that the protocol does not have is refused with its
+// name, and does not break the connection.
 func TestUnsupported(t *testing.T) {
 	s := current(t)
 	c, _ := s.behind(t, nil)
@@ -205,7 +210,7 @@ func TestUnsupported(t *testing.T) {
 	require.Equal(t, "word", e.Key)
 }
 
-// deaf is a connection whose requests get lost from some time on, without an end.
+// deaf is a connection that, after some time, loses its requests without ending.
 type deaf struct {
 	net.Conn
 	from <-chan struct{}
@@ -220,7 +225,8 @@ func (d *deaf) Write(b []byte) (int, error) {
 	}
 }
 
-// Calls whose callers have left do not keep others out for ever.
+// TestAConnectionThatSaysNothingMoreIsGivenUp checks that calls whose callers have returned give up
+// their connections, so that other calls can proceed.
 func TestAConnectionThatSaysNothingMoreIsGivenUp(t *testing.T) {
 	s := current(t)
 	from, first := make(chan struct{}), true

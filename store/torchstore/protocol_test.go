@@ -53,7 +53,7 @@ func TestCompareSet(t *testing.T) {
 		old, new, now string
 	}{
 		{"", false, "", "new", "new"},
-		{"", false, "old", "new", "old"}, // what was expected, though nothing is there
+		{"", false, "old", "new", "old"}, // the expected value, although the key is absent
 		{"old", true, "old", "new", "new"},
 		{"other", true, "old", "new", "other"},
 		{"other", true, "", "new", "other"},
@@ -118,12 +118,13 @@ func TestWhatEndsAConnection(t *testing.T) {
 	}
 }
 
-// with is what requests look like.
+// with returns the encoding of requests.
 func (c *client) with(t *testing.T, reqs ...tcpstore.Request) []byte {
 	return (&client{t: t, g: tcpstore.C}).bytes(reqs...)
 }
 
-// An append of nothing makes an empty entry. COMPARE_SET takes an empty value and none for the same.
+// TestAppendOfNothing checks that an append of nothing makes an empty entry. COMPARE_SET does not
+// distinguish an empty value from an absent one.
 func TestAppendOfNothing(t *testing.T) {
 	s := current(t)
 	c := s.client(t)
@@ -153,7 +154,8 @@ func TestWait(t *testing.T) {
 	c.works()
 }
 
-// What is set while a client waits on the same connection is carried out: PyTorch's server does so too.
+// TestSetBehindWait checks that a request to set a key is carried out while the same connection
+// waits, as PyTorch's server does.
 func TestSetBehindWait(t *testing.T) {
 	c := current(t).client(t)
 	c.send(wait("/a"), set("/a", "1"))
@@ -168,13 +170,14 @@ func TestCancelWait(t *testing.T) {
 	require.EqualValues(t, tcpstore.WaitCanceled, c.call(cancel).N, "nothing waits")
 	c.send(wait("/never"))
 	require.EqualValues(t, tcpstore.WaitCanceled, c.call(cancel).N)
-	c.send(set("/a", "1"), wait("/a"), cancel) // the answer is there already
+	c.send(set("/a", "1"), wait("/a"), cancel) // the reply of the wait is already sent
 	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
 	require.EqualValues(t, tcpstore.WaitCanceled, c.reply(cancel.Op, 0).N)
 	c.works()
 }
 
-// A cancel and the key come at the same time: there is one 01, and at most one 00 before it.
+// TestCancelRacesTheAnswer checks that, when a cancel and the key arrive at the same time, the
+// client gets one 01, with at most one 00 before it.
 func TestCancelRacesTheAnswer(t *testing.T) {
 	s := current(t)
 	c, other := s.client(t), s.client(t)
@@ -258,7 +261,7 @@ func TestBarrier(t *testing.T) {
 	s := current(t)
 	b := tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 3}
 	one, two, three := s.client(t), s.client(t), s.client(t)
-	for range 3 { // the same name again and again
+	for range 3 { // the name can be used again
 		one.send(b)
 		one.silent()
 		two.send(b)
@@ -271,7 +274,8 @@ func TestBarrier(t *testing.T) {
 	require.Zero(t, s.prefixed(t, ""), "nothing is left of it, whoever looks")
 }
 
-// Who has come is gone when the server is, also if the store is not.
+// TestBarrierOfARestartedServer checks that clients in a barrier leave it when the server ends,
+// even if the store does not.
 func TestBarrierOfARestartedServer(t *testing.T) {
 	dir := t.TempDir()
 	b := tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 2}
@@ -286,7 +290,8 @@ func TestBarrierOfARestartedServer(t *testing.T) {
 	}
 }
 
-// Who gives up, or is gone, does not count.
+// TestBarrierWithoutThoseWhoLeft checks that a client that cancels or disconnects does not count in
+// a barrier.
 func TestBarrierWithoutThoseWhoLeft(t *testing.T) {
 	s := current(t)
 	b := tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 2}
@@ -330,7 +335,8 @@ func TestInPiecesOfAnySize(t *testing.T) {
 	}
 }
 
-// The preface comes as 1 and 4 bytes, a request with a gap in it: nobody else waits.
+// TestGaps checks that a client that sends its preface as 1 and 4 bytes, and a request with a gap
+// in it, makes no other client wait.
 func TestGaps(t *testing.T) {
 	s := current(t)
 	c, other := s.raw(t, tcpstore.C), s.client(t)
@@ -357,7 +363,8 @@ func TestLargeValues(t *testing.T) {
 	c.works()
 }
 
-// A client that asks for a lot and reads nothing, and one that sends half a message, delay nobody.
+// TestStalledClients checks that a client that requests much and reads nothing, and one that sends
+// half a message, do not delay other clients.
 func TestStalledClients(t *testing.T) {
 	s := current(t)
 	mute, half, other := s.client(t), s.client(t), s.client(t)
@@ -378,7 +385,8 @@ func TestStalledClients(t *testing.T) {
 	asking.Wait()
 }
 
-// What a server keeps for a name ends with the connection, and with the server.
+// TestWaitsEndWithTheirConnection checks that the state that a server keeps for a wait, a watch or
+// a barrier ends with the connection, and with the server.
 func TestWaitsEndWithTheirConnection(t *testing.T) {
 	m := new(store.Memory)
 	s := serve(t, &torchstore.Protocol{}, &store.Server{Engine: m})
@@ -424,7 +432,8 @@ func TestGoSeesWhatPythonDoes(t *testing.T) {
 	require.Equal(t, "3", string(c.call(get("/p/from Python")).Value))
 }
 
-// Between its WAIT and its GET an entry may expire: the value is empty then, as that of a deleted one.
+// TestExpiry checks that the value of an entry that expires between a client's WAIT and its GET is
+// empty, like that of a deleted entry.
 func TestExpiry(t *testing.T) {
 	s := current(t)
 	c := s.client(t)
@@ -452,7 +461,8 @@ func TestOurProtocolOnTheSamePort(t *testing.T) {
 	s.says(t, "not a muster store")
 }
 
-// As many as a large job has come at the same moment, and nobody is turned away.
+// TestManyJoinAtOnce checks that as many clients as a large job has can connect at the same moment,
+// and that none is refused.
 func TestManyJoinAtOnce(t *testing.T) {
 	const n = 4000
 	s := current(t)
@@ -491,7 +501,8 @@ func TestManyJoinAtOnce(t *testing.T) {
 	require.Equal(t, fmt.Sprint(n), string(v))
 }
 
-// What takes long is left to the connection's own goroutine, and the requests behind it wait for it.
+// TestMuchAtOnce checks that a long request is left to the goroutine of the connection, and that
+// the requests after it wait for it.
 func TestMuchAtOnce(t *testing.T) {
 	const n = 3000
 	s := current(t)

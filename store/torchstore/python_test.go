@@ -19,15 +19,15 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// python is one that has torch.
+// python is a Python that has torch.
 type python struct {
 	name string
 	exe  string
-	from string // how to get it
+	from string // how to install it
 	g    tcpstore.Generation
 }
 
-// pythons are Debian's, and the one that .ci/python makes.
+// pythons returns Debian's Python, and the one that .ci/python installs.
 func pythons() []python {
 	cache, _ := os.UserCacheDir()
 	return []python{
@@ -36,19 +36,20 @@ func pythons() []python {
 	}
 }
 
-// command runs a script of testdata.
+// command returns the command that runs a script of testdata.
 func (p python) command(ctx context.Context, t testing.TB, script string, args ...string) *exec.Cmd {
 	t.Helper()
 	if out, err := exec.Command(p.exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
 		t.Skipf("NOT TESTED with the %s torch: there is none at %s; %s: %v %s", p.name, p.exe, p.from, err, out)
 	}
 	cmd := exec.CommandContext(ctx, p.exe, append([]string{filepath.Join("testdata", script)}, args...)...)
-	// PyTorch's server looks up the name of each client, in its only thread: without a name server that can take five seconds.
+	// PyTorch's server looks up the host name of each client in its only thread, which can take
+	// five seconds without a name server.
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1", "RES_OPTIONS=timeout:1 attempts:1")
 	return cmd
 }
 
-// lines runs cmd, and gives each line that it prints, as it comes.
+// lines runs cmd, and calls each for every line of its output as it comes.
 func lines(t *testing.T, cmd *exec.Cmd, each func(line string)) {
 	t.Helper()
 	var complaints bytes.Buffer
@@ -62,7 +63,7 @@ func lines(t *testing.T, cmd *exec.Cmd, each func(line string)) {
 	require.NoError(t, cmd.Wait(), "%s", &complaints)
 }
 
-// cases runs testdata/cases.py against the server at addr, each case as a test.
+// cases runs testdata/cases.py against the server at addr, each case as a subtest.
 func (p python) cases(t *testing.T, addr string) {
 	host, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
@@ -87,7 +88,7 @@ func (p python) cases(t *testing.T, addr string) {
 	require.Greater(t, ran, 5)
 }
 
-// Python's own client against our server.
+// TestPythonClients runs the cases with Python's own client of our server.
 func TestPythonClients(t *testing.T) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
@@ -100,7 +101,7 @@ func TestPythonClients(t *testing.T) {
 	}
 }
 
-// Four Python ranks in a group of their own, whose store is a Go process that does nothing else.
+// TestProcessGroup checks a process group of four Python ranks whose store is a Go process.
 func TestProcessGroup(t *testing.T) {
 	const size = 4
 	for _, p := range pythons() {

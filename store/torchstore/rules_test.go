@@ -52,7 +52,8 @@ func TestWhatHasATTLGoes(t *testing.T) {
 	require.EqualValues(t, tcpstore.NotReady, c.call(check("/n")).N)
 }
 
-// Who waits for a key of a rank that is gone hears so at once, and goes on.
+// TestLostRanks checks that a client that waits for a key of a lost rank gets an error at once, and
+// that its connection still works.
 func TestLostRanks(t *testing.T) {
 	s := serve(t, &torchstore.Protocol{Ranks: []string{"ready/{rank}", "{rank}/*"}}, nil)
 	one, two, c := s.client(t), s.client(t), s.client(t)
@@ -70,7 +71,7 @@ func TestLostRanks(t *testing.T) {
 	c.send(wait("/1/more"))
 	c.silent()
 	again := s.client(t)
-	again.send(set("/ready/2", "")) // somebody else is that rank now
+	again.send(set("/ready/2", "")) // another process is that rank now
 	again.works()
 	require.EqualValues(t, tcpstore.WaitCanceled, c.call(of(tcpstore.OpCancelWait)).N)
 	c.send(wait("/2/more"))
@@ -79,7 +80,8 @@ func TestLostRanks(t *testing.T) {
 	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
 }
 
-// The next run of a job does not hear of the last one's losses.
+// TestRanksOfAnotherRun checks that ranks that were lost in one run of a job are not lost in the
+// next run.
 func TestRanksOfAnotherRun(t *testing.T) {
 	s := serve(t, &torchstore.Protocol{Ranks: []string{"ready/{rank}"}}, nil)
 	for run := range 3 {

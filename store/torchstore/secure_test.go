@@ -34,7 +34,7 @@ func withTLS(t *testing.T) (server, client *tls.Config) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ServerName: "127.0.0.1"}
 }
 
-// refused wants a client to be turned away, without an answer.
+// refused checks that a client is refused without a reply, and that the log says why.
 func (s *service) refused(t *testing.T, why string) {
 	t.Helper()
 	c := s.raw(t, tcpstore.C)
@@ -64,7 +64,7 @@ func TestRefusedWhereTLSIsWanted(t *testing.T) {
 	require.NoError(t, ours.Set(s.ctx, "works", nil, nil))
 	_, err = store.Dial(s.ctx, s.addr, nil)
 	require.ErrorContains(t, err, "TLS", "a client of ours without it hears why, as ever")
-	c := s.raw(t, tcpstore.C) // and what speaks TLS around the protocol has what was wanted
+	c := s.raw(t, tcpstore.C) // a client that wraps the protocol in TLS is accepted
 	c.Conn = tls.Client(c.Conn, client)
 	c.send(of(tcpstore.OpValidate))
 	c.works()
@@ -91,7 +91,8 @@ func TestAPrefixOpenedByName(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrDenied, "others have to know the secret")
 }
 
-// A prefix that is opened by name lets in whoever reaches the address: beyond loopback that takes Insecure, whatever others have to show.
+// TestAPrefixOpenedBeyondLoopback checks that a listener beyond loopback requires Insecure if a
+// prefix is open to all clients, whichever credentials other prefixes require.
 func TestAPrefixOpenedBeyondLoopback(t *testing.T) {
 	required, _ := withTLS(t)
 	required.ClientAuth = tls.RequireAndVerifyClientCert
@@ -138,7 +139,7 @@ func TestAccessForAProtocol(t *testing.T) {
 	}
 }
 
-// The limits of a server hold for all its protocols.
+// TestServerLimits checks that the limits of a server apply to all its protocols.
 func TestServerLimits(t *testing.T) {
 	s := serve(t, &torchstore.Protocol{}, &store.Server{Limits: store.ServerLimits{PerAddr: 2, Handshake: 200 * time.Millisecond}})
 	one, half := s.client(t), s.raw(t, tcpstore.C)
@@ -149,16 +150,17 @@ func TestServerLimits(t *testing.T) {
 	s.says(t, "the limit is 2 connections from one address")
 	half.closed()
 	s.says(t, "i/o timeout")
-	one.works() // it has said nothing for longer than a handshake may take
+	one.works() // it has sent nothing for longer than the handshake timeout
 	s.client(t).works()
 }
 
-// The second connection of an old client says nothing: it may stay.
+// TestIdleFromTheStart checks that the second connection of an old client, which sends nothing, is
+// kept.
 func TestIdleFromTheStart(t *testing.T) {
 	short := store.ServerLimits{Handshake: 100 * time.Millisecond}
 	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, &store.Server{Limits: short})
 	idle := s.raw(t, tcpstore.A)
-	s.raw(t, tcpstore.A).write([]byte(tcpstore.Preface[:3])) // its time is over later than idle's
+	s.raw(t, tcpstore.A).write([]byte(tcpstore.Preface[:3])) // its timeout ends after that of idle
 	s.says(t, "i/o timeout")
 	idle.works()
 	s = serve(t, &torchstore.Protocol{}, &store.Server{Limits: short})

@@ -14,8 +14,8 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// visit serves a connection of which the client says what say says, and then nothing. It returns the client's end, and where the server's
-// error will be.
+// visit serves a connection whose client sends say, and then nothing. It returns the client's end,
+// and a channel for the error of the server.
 func visit(t *testing.T, say []byte) (mine net.Conn, over chan error) {
 	m := new(store.Memory)
 	mine, theirs := net.Pipe()
@@ -31,7 +31,8 @@ func visit(t *testing.T, say []byte) (mine net.Conn, over chan error) {
 	return mine, over
 }
 
-// A client that has us hold something, and does nothing more, is given up.
+// TestStalls checks that the server closes the connection of a client that makes it hold data, and
+// makes no progress.
 func TestStalls(t *testing.T) {
 	large := new(client).with(t, set("/large", string(make([]byte, 1<<20))))
 	for what, say := range map[string][]byte{
@@ -50,7 +51,8 @@ func TestStalls(t *testing.T) {
 	}
 }
 
-// One that is only slow, or holds little, is not.
+// TestNoStalls checks that the server keeps the connection of a client that is only slow, or makes
+// it hold little.
 func TestNoStalls(t *testing.T) {
 	large := new(client).with(t, set("/large", string(make([]byte, 1<<20))))
 	synctest.Test(t, func(t *testing.T) {

@@ -13,7 +13,8 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// A list of many short keys is read as one long value is, by a server and by a client: not copied for each key.
+// TestManyShortKeys checks that a server and a client read a list of many short keys like one long
+// value, without copying the buffer for each key.
 func TestManyShortKeys(t *testing.T) {
 	const n = 100000
 	s := current(t)
@@ -34,7 +35,8 @@ func TestManyShortKeys(t *testing.T) {
 	}
 }
 
-// A client that asks much at once, each of which takes little, does not keep the others waiting for all of it.
+// TestMuchThatTakesLittle checks that other clients do not have to wait for all of the many short
+// requests that one client sends at once.
 func TestMuchThatTakesLittle(t *testing.T) {
 	const asked = 60000
 	s := current(t)

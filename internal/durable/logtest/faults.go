@@ -160,7 +160,8 @@ func (r *scenario) open(life int) {
 			r.process = &process{faults: f, disk: d, machine: m}
 			break
 		}
-		if errors.Is(err, durable.ErrInUse) && r.old != nil { // by a running process that cannot be replaced
+		// A running process that cannot be replaced has the store.
+		if errors.Is(err, durable.ErrInUse) && r.old != nil {
 			r.kill(r.old)
 			r.old = nil
 			continue
@@ -227,7 +228,8 @@ func (r *scenario) write(life int) {
 			others.Go(func() { sync(pos, n) })
 		case 3:
 			if r.rng.IntN(5) == 0 {
-				others.Go(func() { _ = p.disk.Checkpoint(p.withMachine) }) // a failure loses nothing: the log has all events
+				// A failure loses nothing: the log has all events.
+				others.Go(func() { _ = p.disk.Checkpoint(p.withMachine) })
 			}
 		}
 		select {

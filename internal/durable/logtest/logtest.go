@@ -96,7 +96,7 @@ func closed(t *testing.T, h Medium) {
 	}
 	require.NoError(t, r.Close())
 	require.Error(t, r.Sync(10), "Sync after Close")
-	put(r, numbered(11)) // which is dropped
+	put(r, numbered(11)) // it is dropped
 	r, records := h.Open(t, First)
 	require.Len(t, records, 10)
 	are(t, records, 1, 10)
@@ -176,7 +176,7 @@ func failed(t *testing.T, h Medium) {
 	why := errors.New("it has failed")
 	r.Fail(why)
 	r.Fail(errors.New("again"))
-	put(r, numbered(2)) // which is dropped
+	put(r, numbered(2)) // it is dropped
 	require.ErrorIs(t, r.Sync(1), why)
 	require.ErrorIs(t, r.Sync(2), why)
 	h.Crash(t, r)

@@ -26,7 +26,7 @@ type Etcd struct {
 	mu        sync.Mutex // protects the fields below
 	rev       int64
 	compacted int64
-	keys      map[string][]*mvccpb.KeyValue // versions of each key, in order; one with Version 0 is a deletion
+	keys      map[string][]*mvccpb.KeyValue // versions of each key, in order; Version 0 is a deletion
 	events    []*clientv3.Event             // changes since compacted, in order
 	changed   chan struct{}                 // closed by the next change
 }
