@@ -235,16 +235,20 @@ func (c *Client) free(ctx context.Context) (*link, error) {
 	}
 	c.mu.Unlock()
 	began := time.Now()
+	var before error // of the last attempt that ctx did not interrupt
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		l, err := c.connect(ctx)
 		switch {
 		case err == nil:
 			return l, nil
+		case ctx.Err() != nil && before != nil:
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), before)
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case time.Since(began)+pause > c.o.Mend, errors.Is(err, errStranger), errors.Is(err, store.ErrClosed):
 			return nil, c.unavailable(err)
 		}
+		before = err
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -244,4 +245,22 @@ func TestAConnectionThatSaysNothingMoreIsGivenUp(t *testing.T) {
 	defer cancel()
 	require.ErrorIs(t, c.Set(ctx, "k", []byte("2"), nil), context.DeadlineExceeded)
 	require.NoError(t, c.Set(s.ctx, "k", []byte("3"), nil))
+}
+
+// TestDialSaysWhyAtItsDeadline checks that the error of a Dial whose deadline interrupts an attempt
+// has the reason why the attempts before it failed.
+func TestDialSaysWhyAtItsDeadline(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	refused := false
+	_, err := torchstore.Dial(ctx, "127.0.0.1:1", &torchstore.Options{Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if !refused {
+			refused = true
+			return nil, syscall.ECONNREFUSED
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
