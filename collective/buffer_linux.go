@@ -49,7 +49,7 @@ func (m *sharedBuffers) direct() bool { return false }
 func (m *sharedBuffers) hold() bool   { return true }
 func (m *sharedBuffers) unhold()      {}
 
-// others read the shared buffer, and not this rank's slices
+// withdraw does nothing: others read the shared buffer, and not this rank's slices.
 func (m *sharedBuffers) withdraw() {}
 
 func (m *sharedBuffers) slot(n uint64) []byte {

@@ -7,7 +7,8 @@
 //
 // Append functions append to b and return it. Parse functions return values that alias b, strings
 // included: a caller that keeps a part clones it, and must not modify b before that.
-// docs/reference/protocol.md is the normative description; its tables have the names of this package.
+// docs/reference/protocol.md is the normative description; its tables use the names of this
+// package.
 package wire
 
 import (

@@ -2,7 +2,8 @@ package wire
 
 import "fmt"
 
-// Op is the operation of a frame. Numbers are append-only; docs/reference/protocol.md has the table.
+// Op is the operation of a frame. Numbers are append-only; docs/reference/protocol.md has the
+// table.
 type Op uint8
 
 const (
@@ -18,7 +19,7 @@ const (
 	OpAppend                     // appends to a value
 	OpDelete                     // deletes keys
 	OpList                       // returns a page of the entries below a prefix
-	OpWatch                      // returns the changes below a prefix after a revision; waits for the first
+	OpWatch                      // returns the changes below a prefix after a revision, and waits for one
 	OpJoin                       // joins the rendezvous of a group as one of its ranks
 	OpLeave                      // leaves a group, or revokes it (abort)
 	OpFollow                     // waits until a generation is revoked

@@ -6,9 +6,9 @@ import (
 	"strconv"
 )
 
-// A queue is stored as entries: a head, which exists while the queue is not empty, and one entry for
-// each value. The key of a value ends with its number in hexadecimal, so the order of keys is the
-// order of the queue. OpPush and OpPop change the head and the value in one step.
+// A queue is stored as entries: a head, which exists while the queue is not empty, and one entry
+// for each value. The key of a value ends with its number in hexadecimal, so the order of keys is
+// the order of the queue. OpPush and OpPop change the head and the value in one step.
 
 const (
 	queueSuffix = "\x00queue"

@@ -101,7 +101,7 @@ func (t *Timeline) picture(w io.Writer, o *PictureOptions) (*picture, error) {
 	return p, nil
 }
 
-// a bufio.Writer keeps its first error
+// print ignores the error of p, a bufio.Writer, which keeps its first error.
 func (p *picture) print(format string, args ...any) { _, _ = fmt.Fprintf(p, format, args...) }
 
 // x returns the horizontal position of a time.

@@ -3,10 +3,10 @@
 //	b, err := pickle.Append(nil, pickle.Dict{{"rank", 3}, {"shape", pickle.Tuple{2, 4}}})
 //	v, err := pickle.Parse(b)
 //
-// A pickle is a program that can import any module and call anything in it. Parse runs no such code:
-// it knows the few names that plain values are made with, and makes their Go values itself. Every
-// other name, and every other way of making an object, is an Error that wraps ErrRefused, with the
-// name and its place.
+// A pickle is a program that can import any module and call anything in it. Parse runs no such
+// code: it knows the few names that plain values are made with, and makes their Go values itself.
+// For every other name, and every other way of making an object, it returns an Error that wraps
+// ErrRefused, with the name and its offset.
 //
 // # Values
 //
