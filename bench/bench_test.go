@@ -83,8 +83,8 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// TestRanksGrow checks the figures of the ranks benchmark that do not depend on timing: the traffic
-// of each rank has the expected size, and no connection was reset in a burst.
+// TestRanksGrow checks, in the JSON output of the ranks benchmark, that the traffic of each rank
+// has the expected size, and that no connection was reset in a burst.
 func TestRanksGrow(t *testing.T) {
 	var out, errs strings.Builder
 	if status := run(t.Context(), []string{"ranks", "-n", "30,100", "-rounds", "2", "-json"}, &out, &errs); status != 0 {

@@ -2,7 +2,7 @@
 
 package collective_test
 
-// What takes long takes ten times as long under the race detector, which allocates too.
+// The long tests take ten times as long under the race detector, which allocates too.
 const (
 	underRace = true
 	steps     = 10_000 // of TestSteps

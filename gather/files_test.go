@@ -18,9 +18,9 @@ import (
 func TestJobsShareADirectory(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
 	runs := []string{"", "", "a", "b"}
-	var open atomic.Int64 // ranks
+	var open atomic.Int64 // the number of ranks that have gathered
 	var jobs sync.WaitGroup
-	all := make(chan struct{}) // jobs are there
+	all := make(chan struct{}) // closed when all jobs have gathered
 	for k, run := range runs {
 		jobs.Go(func() {
 			job{n: 2, runID: run, o: o}.run(t, func(r *rank) {

@@ -393,8 +393,8 @@ func TestManyGoroutines(t *testing.T) {
 }
 
 // TestTwoProcessesOfOneRank tests a user error, such as the restart of a rank whose process has not
-// ended. Each process may replace the other's state, or remove one that it is about to publish; no
-// reader sees a partial state.
+// ended. Each process may replace the other's state, or remove a state that the other is about to
+// publish; no reader sees a partial state.
 func TestTwoProcessesOfOneRank(t *testing.T) {
 	dir := t.TempDir()
 	reader := open(t, dir, 1, nil)

@@ -98,8 +98,8 @@ func TestWhoComesIn(t *testing.T) {
 	}
 }
 
-// TestAGroupWithTLSAndASecret forms a group that the Go rank hosts, with each way to configure TLS
-// and the secret.
+// TestAGroupWithTLSAndASecret forms a group with TLS and a secret, which the Go rank hosts: Python
+// ranks cannot host.
 func TestAGroupWithTLSAndASecret(t *testing.T) {
 	k := makeKeys(t)
 	l := listen(t)

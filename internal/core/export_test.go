@@ -224,7 +224,8 @@ func (x *expiry) pop(now Time) *entry {
 }
 
 // Account returns the memory of what m holds, in bytes: kept is m's running count, tally the sum
-// over the objects that exist.
+// over the objects that exist. It also reports whether the running counts of all sessions agree
+// with such sums.
 func (m *Machine) Account() (kept, tally int64, sessions bool) {
 	t := m.recount()
 	return m.account.total, t.total, maps.Equal(m.account.bySession, t.bySession)

@@ -225,7 +225,7 @@ func TestVLLM06BlockedGet(t *testing.T) {
 	})
 }
 
-// TestVLLM07BadRanks checks that invalid ranks are refused at once, by number.
+// TestVLLM07BadRanks checks that invalid ranks are refused at once, with an error that names them.
 func TestVLLM07BadRanks(t *testing.T) {
 	ctx := t.Context()
 	s := memory(t)

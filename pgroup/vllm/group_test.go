@@ -28,7 +28,7 @@ func TestJoinTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory(t)
 		g, err := vllm.Join(t.Context(), vllm.Config{Rank: 2, Size: 4, Store: s})
-		require.NoError(t, err) // at once
+		require.NoError(t, err) // returns without waiting
 		defer g.Close()
 		began := time.Now()
 		_, err = vllm.Join(t.Context(), vllm.Config{Rank: 0, Size: 4, Store: s, Timeout: 3 * time.Second})
