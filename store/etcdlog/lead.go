@@ -97,6 +97,9 @@ func (l *Leadership) followThenLead(ctx context.Context, s *standby, me Leader) 
 			return err
 		}
 		if fence > 0 {
+			if s.failure != "" { // the campaign found its key unchanged: it has not handed over
+				s.Logger.Warn(s.failure, "root", s.Root, "leader", s.leader.Addr)
+			}
 			l.fence, l.standby, l.addr, l.began, l.reportKey = fence, s, me.Addr, time.Now(), s.reporter.key
 			return l.begin(ctx)
 		}

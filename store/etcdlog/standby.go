@@ -31,6 +31,7 @@ type standby struct {
 	rev        int64       // revision of etcd up to which it has followed
 	beat       int64       // revision of root/beat
 	lastChange time.Time   // when root/leader or root/beat last changed
+	failure    string      // why the leader seems to have failed; empty if it has handed over
 	applied    logPosition // position after the last complete batch
 	next       logPosition // position of the next part: after applied while a batch is incomplete
 	pending    []byte      // bytes of the incomplete batch
@@ -202,6 +203,7 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 
 // follow applies what the leader appends, and returns nil when there is no leader or it has failed.
 func (s *standby) follow(ctx context.Context) error {
+	s.failure = ""
 	if s.leader.rev == 0 {
 		return nil
 	}
@@ -228,7 +230,7 @@ func (s *standby) follow(ctx context.Context) error {
 		}
 		select {
 		case <-ended:
-			s.Logger.Warn("the leader's process has ended", "root", s.Root, "leader", s.leader.Addr)
+			s.failure = "the leader's process has ended"
 			return nil
 		case resp, ok := <-changes:
 			switch {
@@ -250,7 +252,7 @@ func (s *standby) follow(ctx context.Context) error {
 			}
 		case <-ticker.C:
 			if time.Since(s.lastChange) > s.FailureTimeout && s.leaderFailed(ctx) {
-				s.Logger.Warn("no heartbeat from the leader", "root", s.Root, "leader", s.leader.Addr, "since", time.Since(s.lastChange))
+				s.failure = fmt.Sprintf("no heartbeat from the leader for %v", time.Since(s.lastChange))
 				return nil
 			}
 		case <-ctx.Done():
