@@ -88,7 +88,7 @@ func flagLine(f *pflag.Flag) string {
 func wrapped(item string) string {
 	var b strings.Builder
 	line := ""
-	for _, w := range strings.Fields(item) {
+	for w := range strings.FieldsSeq(item) {
 		if line != "" && len([]rune(line))+1+len([]rune(w)) > 100 {
 			b.WriteString(line + "\n")
 			line = " "

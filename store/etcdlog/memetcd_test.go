@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -103,22 +104,24 @@ func answer(r clientv3.OpResponse) string {
 	case r.Del() != nil:
 		return fmt.Sprint("deleted ", r.Del().Deleted, r.Del().Header.Revision)
 	}
-	s := fmt.Sprint("txn ", r.Txn().Succeeded, r.Txn().Header.Revision)
+	var s strings.Builder
+	fmt.Fprint(&s, "txn ", r.Txn().Succeeded, r.Txn().Header.Revision)
 	for _, op := range r.Txn().Responses {
 		if get := op.GetResponseRange(); get != nil {
-			s += " " + keyValues(get)
+			s.WriteString(" " + keyValues(get))
 		}
-		s += fmt.Sprint(" ", op.GetResponseDeleteRange().GetDeleted())
+		fmt.Fprint(&s, " ", op.GetResponseDeleteRange().GetDeleted())
 	}
-	return s
+	return s.String()
 }
 
 func keyValues(r *pb.RangeResponse) string {
-	s := fmt.Sprint("got ", r.Count, r.More)
+	var s strings.Builder
+	fmt.Fprint(&s, "got ", r.Count, r.More)
 	for _, kv := range r.Kvs {
-		s += " " + keyValue(kv)
+		s.WriteString(" " + keyValue(kv))
 	}
-	return s
+	return s.String()
 }
 
 func keyValue(kv *mvccpb.KeyValue) string {
