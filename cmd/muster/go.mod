@@ -11,6 +11,7 @@ require (
 	github.com/muster-pg/muster v0.0.0
 	github.com/muster-pg/muster/status/metrics v0.0.0
 	github.com/muster-pg/muster/store/etcdlog v0.0.0
+	github.com/muster-pg/muster/trace/prom v0.0.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/stretchr/testify v1.12.1
