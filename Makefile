@@ -1,5 +1,5 @@
 # All of these need Go alone; race needs gcc too, and site Python. The pinned tools build themselves.
-.PHONY: test race lint fmt fuzz bench cover soak site ci
+.PHONY: test race lint fmt fuzz bench cover soak site vulnerabilities ci release binaries rehearsal notes
 
 test:
 	go test work
@@ -9,9 +9,10 @@ race:
 
 lint:
 	go vet work
-	.ci/tool golangci-lint run $$(go list -m -f '{{.Dir}}/...')
+	.ci/tool golangci-lint run --allow-parallel-runners $$(go list -m -f '{{.Dir}}/...')
 	.ci/tool deadcode -test work
 	.ci/tool vale --output=line $$(git ls-files '*.md')
+	.ci/tool actionlint .github/workflows/*.yml
 
 fmt:
 	go fix work
@@ -28,12 +29,17 @@ cover:
 	go test -coverprofile cover.out work
 	go tool cover -html cover.out -o cover.html
 
-# Long forms of tests that have a short form in "make test".
+# Known vulnerabilities of what the modules use. It needs the network.
+vulnerabilities:
+	for dir in $$(go list -m -f '{{.Dir}}'); do .ci/tool govulncheck -C "$$dir" ./... || exit 1; done
+
+# Long forms of tests that have a short form in "make test", and those that it skips.
 soak:
+	MUSTER_SOAK=1 go test -timeout 60m ./bench ./clients/python ./cmd/muster ./collective ./deploy ./gather ./pgroup/vllm ./shm ./store ./store/torchstore
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestDamage$$' ./internal/durable
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestCreateHasOneOutcome$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
-	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestFaults|TestSpace|TestKilledLeader)$$' ./store/etcdlog
+	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestFaults|TestSpace|TestKilledLeader|TestSuites)$$' ./store/etcdlog
 	go test -v -timeout 60m -run '^TestSimulation$$' ./store/etcdlog -sim.seeds 20000
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./store/etcdlog
 	for v in 3.5 3.6 3.7; do MUSTER_TEST_ETCD=$$(.ci/etcd $$v) go test -v -timeout 20m ./store/etcdlog || exit 1; done
@@ -49,3 +55,18 @@ site:
 
 ci:
 	.ci/run
+
+# Prepare a release, and print its notes: make release VERSION=v0.1.0. CONTRIBUTING.md describes it.
+release:
+	go run ./internal/release $(or $(VERSION),$(error set VERSION, as in: make release VERSION=v0.1.0))
+
+# Make the binaries, archives and packages of a release, in dist, and publish nothing. It needs goreleaser and syft.
+binaries:
+	goreleaser release --snapshot --clean --skip=docker
+
+# Install and use the release that the working tree would make.
+rehearsal:
+	MUSTER_TEST_RELEASE=1 go test -count 1 -timeout 15m ./internal/release
+
+notes:
+	@go run ./internal/release notes $(or $(VERSION),$(error set VERSION, as in: make notes VERSION=v0.1.0))

@@ -77,7 +77,7 @@ func serveEach(serve func(c net.Conn)) error {
 	if err != nil {
 		return err
 	}
-	tell("%s", l.Addr())
+	emit("%s", l.Addr())
 	go func() {
 		for {
 			c, err := l.Accept()

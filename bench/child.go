@@ -133,8 +133,8 @@ func (p *process) finish() error {
 	return nil
 }
 
-// tell prints a line, which the parent reads.
-func tell(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+// emit prints a line, which the parent reads.
+func emit(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
 // listen calls answer for each of the parent's lines until its stdin ends.
 func listen(answer func(line string) error) error {

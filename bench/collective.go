@@ -56,7 +56,7 @@ func runCollective(ctx context.Context, args []string, out io.Writer) error {
 	if err := g.play(ctx); err != nil {
 		return err
 	}
-	g.tell(rep)
+	g.addRows(rep)
 	for _, t := range collectiveTargets {
 		t.note(g, rep)
 	}
@@ -262,17 +262,17 @@ func merged(laps []lap, chained bool) (all lap) {
 
 // inviteMPI returns no entrants if Open MPI is missing.
 func (o *collectiveOptions) inviteMPI(ctx context.Context, rep *report) ([]entrant, func(), error) {
-	nobody := func() {}
+	noCleanup := func() {}
 	if !o.mpi || !o.wanted(byMPI) && !o.wanted(byMPITCP) {
-		return nil, nobody, nil
+		return nil, noCleanup, nil
 	}
 	program, err := buildMPI(ctx)
 	if errors.Is(err, errNoMPI) {
 		rep.note("NO OPEN MPI: %v", err)
-		return nil, nobody, nil
+		return nil, noCleanup, nil
 	}
 	if err != nil {
-		return nil, nobody, err
+		return nil, noCleanup, err
 	}
 	return []entrant{
 		{byMPI, &mpiCollective{program, o.size, overMemory}, anything},
@@ -304,13 +304,13 @@ func (m *mpiCollective) turn(ctx context.Context, way string, n, count int) ([]l
 
 // inviteGloo returns no entrants if torch is missing.
 func (o *collectiveOptions) inviteGloo(ctx context.Context, rep *report) ([]entrant, func(), error) {
-	nobody := func() {}
+	noCleanup := func() {}
 	if !o.wanted(byGloo) {
-		return nil, nobody, nil
+		return nil, noCleanup, nil
 	}
 	t, err := spawnTorch(ctx, o.python, collectiveScript, o.size, rep)
 	if err != nil || t == nil {
-		return nil, nobody, err
+		return nil, noCleanup, err
 	}
 	can := func(c course) bool { return isVerb(c, allReduceVerb, "broadcast", "all-gather", barrierVerb) }
 	return []entrant{{byGloo, &ensemble{t}, can}}, t.stop, nil
@@ -319,18 +319,18 @@ func (o *collectiveOptions) inviteGloo(ctx context.Context, rep *report) ([]entr
 // inviteZerfoo starts a program of the user's. Each rank gets its number, the number of ranks, and
 // a free address for rank 0, and takes turns as gloo's script does.
 func (o *collectiveOptions) inviteZerfoo(ctx context.Context, rep *report) ([]entrant, func(), error) {
-	nobody := func() {}
+	noCleanup := func() {}
 	if o.zerfoo == "" {
 		rep.note("NO ZERFOO: -zerfoo names no program that is a rank of it")
-		return nil, nobody, nil
+		return nil, noCleanup, nil
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0") // finds a free address for rank 0
 	if err != nil {
-		return nil, nobody, err
+		return nil, noCleanup, err
 	}
 	addr := l.Addr().String()
 	if err := l.Close(); err != nil {
-		return nil, nobody, err
+		return nil, noCleanup, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	t := &team{cancel: cancel}
@@ -338,7 +338,7 @@ func (o *collectiveOptions) inviteZerfoo(ctx context.Context, rep *report) ([]en
 		p, err := start("Zerfoo", exec.CommandContext(ctx, o.zerfoo, strconv.Itoa(rank), strconv.Itoa(o.size), addr))
 		if err != nil {
 			cancel()
-			return nil, nobody, fmt.Errorf("-zerfoo: %w", err)
+			return nil, noCleanup, fmt.Errorf("-zerfoo: %w", err)
 		}
 		t.ranks = append(t.ranks, p)
 	}

@@ -96,7 +96,7 @@ func beReducer(args []string) (err error) {
 // meet forms the group.
 func (m *reducers) meet(how, addr string) error {
 	if how == ranksBare {
-		tell("nowhere")
+		emit("nowhere")
 		shared := newBareRanks(m.size)
 		return m.each(func(r *reducer) error { r.bare = shared; return nil })
 	}
@@ -107,7 +107,7 @@ func (m *reducers) meet(how, addr string) error {
 			return err
 		}
 		addr = listener.Addr().String()
-		tell("%s", addr)
+		emit("%s", addr)
 	}
 	return m.each(func(r *reducer) (err error) {
 		cfg := pgroup.Config{Rank: r.rank, Size: r.size, Timeout: time.Minute}
@@ -166,7 +166,7 @@ func (m *reducers) answer(line string) error {
 	}
 	b, err := json.Marshal(l)
 	if err == nil {
-		tell("%s", b)
+		emit("%s", b)
 	}
 	return err
 }

@@ -45,7 +45,7 @@ func (w *wires) traffic() (sum traffic) {
 	return sum
 }
 
-func (t traffic) tell() { tell("%d %d %d", t.out, t.in, t.resent) }
+func (t traffic) emit() { emit("%d %d %d", t.out, t.in, t.resent) }
 
 // crowd is the ranks of one process.
 type crowd struct {
@@ -53,7 +53,7 @@ type crowd struct {
 	host        int
 	first, size int
 	stores      []*store.Store
-	seats       []wire.Contribution
+	members     []wire.Contribution
 	wires       wires
 
 	mu     sync.Mutex // protects broken
@@ -63,7 +63,7 @@ type crowd struct {
 func newCrowd(addrs string, host, first, end, size int) *crowd {
 	return &crowd{
 		addrs: strings.Split(addrs, " "), host: host, first: first, size: size,
-		stores: make([]*store.Store, end-first), seats: make([]wire.Contribution, end-first),
+		stores: make([]*store.Store, end-first), members: make([]wire.Contribution, end-first),
 	}
 }
 
@@ -84,7 +84,7 @@ func beCrowd(args []string) error {
 	}
 	return listen(func(line string) error {
 		if line == "traffic" {
-			c.wires.traffic().tell()
+			c.wires.traffic().emit()
 			return nil
 		}
 		took, err := c.each(func(i int) error {
@@ -94,11 +94,11 @@ func beCrowd(args []string) error {
 		})
 		switch {
 		case line == "broken":
-			tell("%v", time.Duration(c.broken))
+			emit("%v", time.Duration(c.broken))
 		case err != nil:
 			return fmt.Errorf("%s: %w", line, err)
 		default:
-			tell("%v", took)
+			emit("%v", took)
 		}
 		return nil
 	})
@@ -138,14 +138,14 @@ func (c *crowd) connect(ctx context.Context, i int) error {
 func (c *crowd) join(ctx context.Context, i int) error {
 	rank := c.first + i
 	roll, err := c.stores[i].Join(ctx, wire.Contribution{Group: "crowd", Rank: rank, Size: c.size, Label: "rank " + strconv.Itoa(rank)}, []byte(net.IPv4zero))
-	c.seats[i] = wire.Contribution{Generation: roll.Generation, Rank: rank}
+	c.members[i] = wire.Contribution{Generation: roll.Generation, Rank: rank}
 	return err
 }
 
 // collect calls a verb for one rank, and checks the number of values and their length.
 func (c *crowd) collect(ctx context.Context, i int, of wire.Contribution, payload []byte, values, length int) error {
-	c.seats[i].Seq++
-	of.Generation, of.Rank, of.Seq = c.seats[i].Generation, c.seats[i].Rank, c.seats[i].Seq
+	c.members[i].Seq++
+	of.Generation, of.Rank, of.Seq = c.members[i].Generation, c.members[i].Rank, c.members[i].Seq
 	got, err := c.stores[i].Collect(ctx, of, payload)
 	if err == nil && len(got) != values {
 		return fmt.Errorf("%s: %d values, and not %d", of.Verb, len(got), values)
@@ -168,7 +168,7 @@ func (c *crowd) allGather(ctx context.Context, i int) error {
 
 func (c *crowd) broadcast(ctx context.Context, i int) error {
 	var payload []byte
-	if c.seats[i].Rank == 0 {
+	if c.members[i].Rank == 0 {
 		payload = make([]byte, 1<<10)
 	}
 	return c.collect(ctx, i, wire.Contribution{Root: 0, RootOnly: true, Verb: "broadcast", Want: 0}, payload, 1, 1<<10)
@@ -197,8 +197,8 @@ func beRelays(args []string) error {
 		defer stop()
 		addrs = append(addrs, addr)
 	}
-	tell("%s", strings.Join(addrs, " "))
-	return listen(func(string) error { w.traffic().tell(); return nil })
+	emit("%s", strings.Join(addrs, " "))
+	return listen(func(string) error { w.traffic().emit(); return nil })
 }
 
 // serveRelay runs a relay of the store at to.

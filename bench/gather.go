@@ -60,7 +60,7 @@ func runGather(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err := g.play(ctx); err != nil {
 		return err
 	}
-	g.tell(rep)
+	g.addRows(rep)
 	return rep.write(out, o.asJSON)
 }
 

@@ -101,7 +101,7 @@ func (m *gatherer) meet(addrs []string) (err error) {
 			return err
 		}
 		addrs = []string{star.Addr().String(), cfg.Listener.Addr().String()}
-		tell("%s %s", addrs[0], addrs[1])
+		emit("%s %s", addrs[0], addrs[1])
 	} else {
 		cfg.Address = addrs[1]
 	}
@@ -134,7 +134,7 @@ func (m *gatherer) answer(line string) error {
 	}
 	b, err := json.Marshal(l)
 	if err == nil {
-		tell("%s", b)
+		emit("%s", b)
 	}
 	return err
 }

@@ -3,7 +3,8 @@ module github.com/muster-pg/muster/bench
 go 1.26.0
 
 require (
-	github.com/muster-pg/muster v0.0.0
+	github.com/muster-pg/muster v0.1.0
+	github.com/stretchr/testify v1.12.1
 	golang.org/x/sys v0.49.0
 )
 
@@ -13,6 +14,5 @@ require (
 	github.com/tidwall/btree v1.8.2 // indirect
 	github.com/zeebo/xxh3 v1.1.0 // indirect
 	go.etcd.io/bbolt v1.5.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
 )
-
-replace github.com/muster-pg/muster => ..

@@ -139,7 +139,7 @@ func (m *member) meet(addrs []string) error {
 			return err
 		}
 		addrs = []string{star.Addr().String(), cfg.Listener.Addr().String()}
-		tell("%s %s", addrs[0], addrs[1])
+		emit("%s %s", addrs[0], addrs[1])
 	} else {
 		cfg.Address = addrs[1]
 	}
@@ -179,7 +179,7 @@ func (m *member) measure(v verb, rounds int, slice time.Duration) error {
 			}
 			if m.rank == 0 {
 				b, _ := json.Marshal(finding{v.name, way.name, s})
-				tell("%s", b)
+				emit("%s", b)
 			}
 		}
 	}

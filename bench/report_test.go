@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // measured runs a command, and returns its report.
@@ -17,9 +19,7 @@ func measured(t *testing.T, args ...string) report {
 		t.Fatalf("bench %v: status %d: %s", args, status, errs.String())
 	}
 	var r report
-	if err := json.Unmarshal([]byte(out.String()), &r); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(out.String()), &r))
 	return r
 }
 
@@ -58,9 +58,7 @@ func TestTTLParts(t *testing.T) {
 // TestOther measures this build beside itself.
 func TestOther(t *testing.T) {
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r := measured(t, "kv", "-rounds", "1", "-slice", "5ms", "-shapes", "2x1", "-ops", "set", "-redis=false", "-data", t.TempDir(), "-other", exe)
 	want(t, r, "set 2×1 other", "ops/s", "rate ÷ bare")
 	want(t, r, "set 2×1 other+disk", "ops/s")
@@ -88,9 +86,7 @@ func TestMPI(t *testing.T) {
 	if errors.Is(err, errNoMPI) {
 		t.Skip("NO OPEN MPI: ", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p.remove()
 	r := measured(t, "groups", "-n", "2", "-rounds", "1", "-slice", "5ms", "-mpi")
 	want(t, r, "2 barrier mpi", "p50 µs")

@@ -143,7 +143,7 @@ func serveMuster(args []string) error {
 		}
 		atEnd = append(atEnd, stop)
 	}
-	tell("%s", l.Addr())
+	emit("%s", l.Addr())
 	return listen(func(line string) error {
 		if path, ok := strings.CutPrefix(line, "profile "); ok {
 			stop, err := profileCPU(path)
@@ -151,11 +151,11 @@ func serveMuster(args []string) error {
 				return err
 			}
 			atEnd = append(atEnd, stop)
-			tell("on")
+			emit("on")
 			return nil
 		}
 		use := measureMemory()
-		tell("%d %d %d", use.resident, use.heap, use.stack)
+		emit("%d %d %d", use.resident, use.heap, use.stack)
 		return nil
 	})
 }
@@ -191,6 +191,6 @@ func holdIdle(args []string) error {
 			return err
 		}
 	}
-	tell("%d", n)
+	emit("%d", n)
 	return listen(func(string) error { return nil })
 }

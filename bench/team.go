@@ -169,9 +169,9 @@ func distinct(cs []party) (found []party) {
 	return found
 }
 
-// tell adds a row for each event. Only values of the same rounds are compared: of the calmer half
+// addRows adds a row for each event. Only values of the same rounds are compared: of the calmer half
 // of the rounds of both events.
-func (g *games) tell(rep *report) {
+func (g *games) addRows(rep *report) {
 	byKey := map[string]*event{}
 	for _, e := range g.events {
 		byKey[e.key()] = e

@@ -8,7 +8,7 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// sharedBuffers is a medium that is not implemented on this system.
+// sharedBuffers is never used: shared memory needs Linux, and ranks on other systems use TCP.
 type sharedBuffers struct{ medium }
 
 func newSharedBuffer() (*sharedBuffers, *shm.Ref) { return nil, nil }

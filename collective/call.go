@@ -227,9 +227,9 @@ func (c *call) overdue() {
 func (c *core) ended(v verb) error {
 	err := context.Cause(c.over)
 	if re, ok := errors.AsType[*pgroup.RankError](err); ok {
-		told := *re
-		told.Op = "collective." + v.String()
-		return &told
+		report := *re
+		report.Op = "collective." + v.String()
+		return &report
 	}
 	return fmt.Errorf("collective: %v of group %q on rank %d: %w", v, c.name, c.rank(), err)
 }

@@ -250,8 +250,8 @@ func (c *core) fail(v *wire.Failure) {
 				c.end(c.rankError(v)) // the store is not reachable in time
 			}
 		}
-		if told := parseVerdict(now); told != nil {
-			v = told
+		if reported := parseFailure(now); reported != nil {
+			v = reported
 		}
 		c.group.Abort(errors.New(failed + v.Reason))
 		select {
@@ -283,11 +283,11 @@ func (c *core) storedFailure() *wire.Failure {
 	if err != nil {
 		return nil
 	}
-	return parseVerdict(b)
+	return parseFailure(b)
 }
 
-// parseVerdict parses a failure, and returns nil if b is not one.
-func parseVerdict(b []byte) *wire.Failure {
+// parseFailure parses a failure, and returns nil if b is not one.
+func parseFailure(b []byte) *wire.Failure {
 	v := new(wire.Failure)
 	if json.Unmarshal(b, v) != nil || v.Code == wire.CodeOK {
 		return nil

@@ -9,8 +9,8 @@ import (
 // Apart makes a rank share memory as if it were a process of its own.
 func Apart(o *Options, process string) { o.process = process }
 
-// Tell makes a rank report, as it opens, that it belongs to a process and has no memory to share.
-func Tell(ctx context.Context, g *pgroup.Group, process string) error {
+// ReportPeer makes a rank report, as it opens, that it belongs to a process and has no memory to share.
+func ReportPeer(ctx context.Context, g *pgroup.Group, process string) error {
 	_, err := pgroup.AllGather(ctx, g.Channel("open"), peerInfo{Process: process})
 	return err
 }

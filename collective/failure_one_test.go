@@ -12,9 +12,9 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// TestOneVerdict has a rank that cancels before it has received the abort of another one: all ranks
+// TestOneFailure has a rank that cancels before it has received the abort of another one: all ranks
 // report the same failure.
-func TestOneVerdict(t *testing.T) {
+func TestOneFailure(t *testing.T) {
 	const n = 4
 	w := between(t, n)
 	w.store[1].Delay(20 * time.Millisecond)
@@ -42,8 +42,8 @@ func TestOneVerdict(t *testing.T) {
 	}
 }
 
-// TestVerdictIsRubbish stores invalid data under the key of the failure.
-func TestVerdictIsRubbish(t *testing.T) {
+// TestFailureIsMalformed stores invalid data under the key of the failure.
+func TestFailureIsMalformed(t *testing.T) {
 	for _, rubbish := range []string{"null", "{}", "rubbish"} {
 		way{host: apart}.run(t, 2, func(r *rank) {
 			if r.me() == 1 {

@@ -89,6 +89,7 @@ func TestRoots(t *testing.T) {
 // that names it.
 func TestDeadline(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
+		t.Parallel() // each waits for its deadline
 		var others sync.WaitGroup
 		others.Add(n - 1)
 		w.run(t, n, func(r *rank) {

@@ -139,7 +139,7 @@ func TestRingIsBoundByItsLinks(t *testing.T) {
 	for _, p := range w.data {
 		p.Throttle(rate)
 	}
-	var took [8]time.Duration // by rank 0
+	var took [16]time.Duration // by rank 0
 	tries := 0
 	w.run(t, ranks, func(r *rank) {
 		best := []int64{0}
@@ -163,8 +163,13 @@ func TestRingIsBoundByItsLinks(t *testing.T) {
 	assert.GreaterOrEqual(t, best, bound*85/100, "the links are faster than they are to be")
 }
 
-// TestSteps runs many verbs back to back, with random delays: no step mixes with another.
+// TestSteps runs many verbs back to back, with random delays: no step mixes with another. With
+// MUSTER_SOAK it runs five times as many.
 func TestSteps(t *testing.T) {
+	steps := steps
+	if testcluster.Soak() {
+		steps *= 5
+	}
 	for name, c := range map[string]struct {
 		w     way
 		steps int

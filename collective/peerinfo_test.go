@@ -58,7 +58,7 @@ func withoutBoard(ctx context.Context, t *testing.T, g *pgroup.Group) {
 		return
 	}
 	defer m.Close()
-	assert.NoError(t, collective.Tell(ctx, sub, "0"))
+	assert.NoError(t, collective.ReportPeer(ctx, sub, "0"))
 	if conn, err := m.Dial(ctx, 0, link.Purpose{Kind: collective.ForMemory, ID: sub.Generation()}); err == nil {
 		_ = conn.Close()
 	}

@@ -68,7 +68,7 @@ func TestKilledProcesses(t *testing.T) {
 		var again sync.WaitGroup
 		var next *launch.Process
 		again.Go(func() { next = process(t, at, "b") })
-		why := verdict(t, a)
+		why := failureOf(t, a)
 		assert.True(t, errors.Is(why, pgroup.ErrLost) || errors.Is(why, membership.ErrOver), "%v", why)
 		again.Wait()
 		size(3)

@@ -265,12 +265,12 @@ func TestCallThatGetsNoTurn(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			// closed when rank 0 is in a call, and when rank 1 has got the error
-			busy, told := make(chan struct{}), make(chan struct{})
+			busy, reported := make(chan struct{}), make(chan struct{})
 			w.run(t, 2, func(r *rank) {
 				if r.Rank() == 1 { // it answers the first message of rank 0, and then stops
 					r.ok(collective.AllGather(r.ctx, r.comm, make([]uint64, 4), []uint64{0, 1}))
 					close(busy)
-					defer close(told)
+					defer close(reported)
 					assert.ErrorIs(r, r.Barrier(r.ctx), pgroup.ErrAborted)
 					return
 				}
@@ -281,7 +281,7 @@ func TestCallThatGetsNoTurn(t *testing.T) {
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 				assert.ErrorContains(r, err, "dataparallel: barrier of group \"world\" on rank 0 of 2: another call was in progress: context deadline exceeded")
 				assert.ErrorIs(r, <-first, pgroup.ErrAborted)
-				<-told
+				<-reported
 			})
 		})
 	}

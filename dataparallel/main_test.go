@@ -169,9 +169,7 @@ func serve(t testing.TB, srv *store.Server) string {
 	require.NoError(t, err)
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := srv.Serve(l); !errors.Is(err, store.ErrServerClosed) {
-			t.Error(err)
-		}
+		assert.ErrorIs(t, srv.Serve(l), store.ErrServerClosed)
 	})
 	t.Cleanup(func() {
 		_ = srv.Close()

@@ -51,8 +51,8 @@ func TestViews(t *testing.T) {
 			if b.Rank() == 0 {
 				first, second = b, a
 			}
-			verdicts := changes(t, func() { require.NoError(t, first.Close()) }, second, c)
-			same(t, verdicts, "rank 0")
+			failures := changes(t, func() { require.NoError(t, first.Close()) }, second, c)
+			same(t, failures, "rank 0")
 			require.Equal(t, [...]int{-1, 0, 1}, [...]int{first.Rank(), second.Rank(), c.Rank()})
 			steps(t, second, c)
 
@@ -65,33 +65,33 @@ func TestViews(t *testing.T) {
 
 // changes calls do, which ends the view of nodes. The nodes train until then and go on to the next
 // view. It returns the errors that they got.
-func changes(t *testing.T, do func(), nodes ...*dataparallel.WorkerNode) (verdicts []*pgroup.RankError) {
+func changes(t *testing.T, do func(), nodes ...*dataparallel.WorkerNode) (failures []*pgroup.RankError) {
 	t.Helper()
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	all.Go(do)
 	for _, n := range nodes {
 		all.Go(func() {
-			why := verdict(t, n)
+			why := failureOf(t, n)
 			re, ok := errors.AsType[*pgroup.RankError](why)
 			if !assert.True(t, ok, "%v", why) {
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			verdicts = append(verdicts, re)
+			failures = append(failures, re)
 		})
 	}
 	all.Wait()
-	require.Len(t, verdicts, len(nodes))
-	return verdicts
+	require.Len(t, failures, len(nodes))
+	return failures
 }
 
 // same checks that all ranks got the same error, with this text.
-func same(t *testing.T, verdicts []*pgroup.RankError, says string) {
+func same(t *testing.T, failures []*pgroup.RankError, says string) {
 	t.Helper()
-	for _, re := range verdicts {
-		require.Equal(t, verdicts[0].Failure, re.Failure)
+	for _, re := range failures {
+		require.Equal(t, failures[0].Failure, re.Failure)
 		require.Contains(t, re.Error()+": "+re.Reason, says)
 	}
 }
@@ -180,9 +180,9 @@ func TestReady(t *testing.T) {
 	is(a, http.StatusOK, "rank 0 of 2 in view")
 }
 
-// TestReadyAfterAVerdict checks the readiness of a node whose view is current, but whose group has
+// TestReadyAfterAFailure checks the readiness of a node whose view is current, but whose group has
 // failed.
-func TestReadyAfterAVerdict(t *testing.T) {
+func TestReadyAfterAFailure(t *testing.T) {
 	at := url(t)
 	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
 	start(t, nodes...)
@@ -246,17 +246,17 @@ func TestWhatCloseEnds(t *testing.T) {
 func TestStartWithinItsContext(t *testing.T) {
 	at := url(t)
 	a := newNode(t, at, "a", 2, 0)
-	err := a.Start(within(t, 300*time.Millisecond))
+	err := a.Start(within(t, 2*time.Second))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, `1 of 2 workers are registered: "a"`)
 	require.Nil(t, a.Member())
 
-	nobody := newNode(t, "muster://127.0.0.1:1", "a", 2, 0)
-	err = nobody.Start(within(t, 50*time.Millisecond))
+	closed := newNode(t, "muster://127.0.0.1:1", "a", 2, 0)
+	err = closed.Start(within(t, 50*time.Millisecond))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "127.0.0.1:1")
-	nobody.Timeout = 50 * time.Millisecond
-	require.ErrorIs(t, nobody.Start(t.Context()), context.DeadlineExceeded)
+	closed.Timeout = 50 * time.Millisecond
+	require.ErrorIs(t, closed.Start(t.Context()), context.DeadlineExceeded)
 
 	// The other worker has registered, and does not take part.
 	s, err := store.Open(bounded(t), at)
@@ -265,7 +265,7 @@ func TestStartWithinItsContext(t *testing.T) {
 	m, err := membership.Join(bounded(t), s, worker("b", 2, 0))
 	require.NoError(t, err)
 	defer m.Close()
-	err = a.Start(within(t, 300*time.Millisecond))
+	err = a.Start(within(t, 2*time.Second))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "missing rank 0")
 }

@@ -30,12 +30,13 @@ import (
 	core "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// patience is the timeout of operations that should be immediate.
-const patience = 30 * time.Second
+// testTimeout is the timeout of operations that should be immediate.
+const testTimeout = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	testcluster.Children{"rank": rank}.Run()
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 
 // rank is the program in the job's image: it prints the contributions of all ranks.
 func rank(ctx context.Context, _ string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	cfg, err := pgroup.FromEnv()
 	if err != nil {
@@ -62,8 +63,18 @@ func rank(ctx context.Context, _ string) error {
 	return g.Shutdown(ctx)
 }
 
-// muster builds the command as for the image, and returns its path.
+// muster builds the command, and returns its path.
 func muster(t *testing.T) string {
+	t.Helper()
+	exe := filepath.Join(t.TempDir(), "muster")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "../cmd/muster").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return exe
+}
+
+// static builds the command as for the image, and returns its path. With these flags the compiler
+// builds all dependencies once more.
+func static(t *testing.T) string {
 	t.Helper()
 	line := regexp.MustCompile(`RUN (CGO_ENABLED=0) (go build .*) -o \S+ \./(\S+)`).FindStringSubmatch(read(t, "Containerfile"))
 	require.NotNil(t, line)
@@ -96,17 +107,21 @@ func documents(t *testing.T, file string, into ...any) {
 
 // server is a running muster serve.
 type server struct {
-	cmd         *exec.Cmd
-	url, health string
+	cmd               *exec.Cmd
+	url, health, page string
+	ca                string // file that verifies the server's certificate; "" is none
 }
 
 // serve starts cmd. In its arguments, an address on all interfaces is replaced with a free port of
 // loopback.
 func serve(t *testing.T, cmd *exec.Cmd) *server {
 	t.Helper()
-	listens := regexp.MustCompile(`:(7070|8080)$`)
+	listens := regexp.MustCompile(`^(--\w+=)?:(7070|8080|8081)$`)
 	for i, a := range cmd.Args {
-		cmd.Args[i] = listens.ReplaceAllString(a, "127.0.0.1:0")
+		cmd.Args[i] = listens.ReplaceAllString(a, "${1}127.0.0.1:0")
+	}
+	has := func(flag string) bool {
+		return slices.ContainsFunc(cmd.Args, func(a string) bool { return a == flag || strings.HasPrefix(a, flag+"=") })
 	}
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -118,12 +133,15 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	said := bufio.NewReader(stderr)
-	for s.health == "" && slices.ContainsFunc(cmd.Args, func(a string) bool { return strings.HasPrefix(a, "--health") }) {
+	said, last := bufio.NewReader(stderr), ""
+	for s.health == "" && has("--health") || s.page == "" && has("--http") {
 		line, err := said.ReadString('\n')
-		require.NoError(t, err, line)
+		require.NoError(t, err, "%s", last)
+		last = line
 		if _, url, ok := strings.Cut(strings.TrimSpace(line), "health="); ok {
 			s.health = strings.TrimSuffix(url, "/healthz")
+		} else if _, url, ok := strings.Cut(strings.TrimSpace(line), "page="); ok {
+			s.page = url
 		}
 	}
 	go func() { _, _ = io.Copy(io.Discard, said) }()
@@ -157,7 +175,7 @@ func (s *server) stop(t *testing.T, grace time.Duration) {
 func (s *server) call(t *testing.T, exe, secret string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), exe, args...)
-	cmd.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "MUSTER_SECRET_FILE="+secret)
+	cmd.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "MUSTER_SECRET_FILE="+secret, "MUSTER_TLS_CA="+s.ca)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return strings.TrimSpace(string(out))
@@ -184,15 +202,24 @@ func TestKubernetes(t *testing.T) {
 	pod := set.Spec.Template.Spec
 	c := pod.Containers[0]
 	volume, mounts := t.TempDir(), map[string]string{}
-	secret := secretFile(t, t.TempDir())
 	for _, m := range c.VolumeMounts {
 		mounts[m.Name] = m.MountPath
 	}
+	made, own := t.TempDir(), t.TempDir()
+	_, err := certs.Make(made, certs.Options{Hosts: []string{"127.0.0.1"}})
+	require.NoError(t, err)
+	secret := secretFile(t, own)
+	files := &secured{dir: made}
+	shown := files.folder(t, map[string]string{"ca.crt": "ca.pem", "tls.crt": "server.pem", "tls.key": "server-key.pem"})
 	args := slices.Clone(c.Args)
 	for i := range args {
-		args[i] = strings.NewReplacer(mounts["data"], volume, mounts["secret"], filepath.Dir(secret)).Replace(args[i])
+		args[i] = strings.NewReplacer(mounts["data"], volume, mounts["tls"], shown, mounts["secret"], own).Replace(args[i])
 	}
-	start := func() *server { return serve(t, exec.Command(exe, args...)) }
+	start := func() *server {
+		s := serve(t, exec.Command(exe, args...))
+		s.ca = filepath.Join(shown, "ca.crt")
+		return s
+	}
 	s := start()
 	assert.Equal(t, 200, s.probe(t, c.LivenessProbe))
 	assert.Equal(t, 200, s.probe(t, c.ReadinessProbe))
@@ -216,7 +243,10 @@ func checkJob(t *testing.T, job *batch.Job, s *server, secret, url string) {
 	c := job.Spec.Template.Spec.Containers[0]
 	assert.Equal(t, job.Spec.Completions, job.Spec.Parallelism)
 	assert.Equal(t, batch.IndexedCompletion, *job.Spec.CompletionMode)
-	replaced := strings.NewReplacer(url, s.url, c.VolumeMounts[0].MountPath, filepath.Dir(secret))
+	assert.Equal(t, "tls", c.VolumeMounts[1].Name)
+	items := job.Spec.Template.Spec.Volumes[1].Secret.Items
+	assert.Equal(t, []core.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}}, items, "a job does not get the store's key")
+	replaced := strings.NewReplacer(url, s.url, c.VolumeMounts[1].MountPath+"/ca.crt", s.ca, c.VolumeMounts[0].MountPath, filepath.Dir(secret))
 	var env []string
 	for _, v := range c.Env {
 		value := replaced.Replace(v.Value)
@@ -242,6 +272,7 @@ func checkJob(t *testing.T, job *batch.Job, s *server, secret, url string) {
 // TestImage runs the image's command in an otherwise empty root directory, as the image's user. It
 // requires root.
 func TestImage(t *testing.T) {
+	testcluster.SoakOnly(t, "it builds all dependencies once more, with the flags of the image")
 	file := read(t, "Containerfile")
 	word := func(name string) (args []string) {
 		m := regexp.MustCompile(`(?m)^` + name + ` (\[.*\])$`).FindStringSubmatch(file)
@@ -262,7 +293,7 @@ func TestImage(t *testing.T) {
 	for dir := root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		require.NoError(t, os.Chmod(dir, 0o755))
 	}
-	exe := muster(t)
+	exe := static(t)
 	inside := filepath.Join(root, word("ENTRYPOINT")[0])
 	require.NoError(t, os.Rename(exe, inside))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "etc/muster"), 0o755))
@@ -270,10 +301,10 @@ func TestImage(t *testing.T) {
 	require.NoError(t, os.Chown(secret, uid, uid))
 	cmd := exec.Command(word("ENTRYPOINT")[0], word("CMD")...)
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}} //nolint:gosec // it has been a small number
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
 	s := serve(t, cmd)
 	assert.Contains(t, s.call(t, inside, secret, "ping"), "answered in")
-	s.stop(t, patience)
+	s.stop(t, testTimeout)
 }
 
 // TestSystemd runs the commands of the units, serve and relay, and verifies the units with
@@ -282,7 +313,7 @@ func TestSystemd(t *testing.T) {
 	exe := muster(t)
 	units := map[string]string{}
 	command := func(name string, more ...string) *exec.Cmd {
-		unit := strings.ReplaceAll(read(t, "systemd/"+name), "/usr/local/bin/muster", exe)
+		unit := strings.ReplaceAll(read(t, "systemd/"+name), "ExecStart=muster", "ExecStart="+exe)
 		units[name] = unit
 		line := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindStringSubmatch(unit)
 		require.NotNil(t, line)
@@ -297,15 +328,60 @@ func TestSystemd(t *testing.T) {
 	relay.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "NOTIFY_SOCKET="+ready.LocalAddr().String())
 	r := serve(t, relay)
 	assert.Contains(t, r.call(t, exe, "", "ping"), "answered in")
-	require.NoError(t, ready.SetReadDeadline(time.Now().Add(patience)))
+	require.NoError(t, ready.SetReadDeadline(time.Now().Add(testTimeout)))
 	said := make([]byte, 100)
 	n, err := ready.Read(said)
 	require.NoError(t, err)
 	assert.Equal(t, "READY=1", string(said[:n]))
-	r.stop(t, patience)
-	s.stop(t, patience)
+	r.stop(t, testTimeout)
+	s.stop(t, testTimeout)
 	verify(t, units)
 }
+
+// TestSystemdDropIns runs the commands of the units with the drop-ins that their comments propose: a
+// store with TLS and a secret, and a relay that reaches it.
+func TestSystemdDropIns(t *testing.T) {
+	exe, dir := muster(t), t.TempDir()
+	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}})
+	require.NoError(t, err)
+	secretFile(t, dir)
+	here := &secured{dir: dir}
+	credentials := func(unit string) string {
+		files := map[string]string{}
+		for _, m := range regexp.MustCompile(`(?m)^#   LoadCredential=(\S+):/etc/muster/(\S+)$`).FindAllStringSubmatch(unit, -1) {
+			files[m[1]] = m[2]
+		}
+		return here.folder(t, files)
+	}
+	command := func(unit string, more ...string) *exec.Cmd {
+		line := regexp.MustCompile(`(?m)^ExecStart=\S*muster (.*)$`).FindStringSubmatch(unit)
+		require.NotNil(t, line)
+		return exec.Command(exe, strings.Fields(strings.NewReplacer(more...).Replace(line[1]))...)
+	}
+	found := func(unit, pattern string) string {
+		m := regexp.MustCompile(`(?m)^#   Environment="?` + pattern + `"?$`).FindStringSubmatch(unit)
+		require.NotNil(t, m, pattern)
+		return m[1]
+	}
+	unit := read(t, "systemd/muster.service")
+	args := strings.NewReplacer("10.0.0.5:7070", "127.0.0.1:0", "%d", credentials(unit)).Replace(found(unit, `MUSTER_SERVE_ARGS=([^"]*)`))
+	s := serve(t, command(unit, "%S", t.TempDir(), "$MUSTER_SERVE_ARGS", args))
+	s.ca = filepath.Join(dir, "ca.pem")
+	assert.Contains(t, s.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
+
+	unit = read(t, "systemd/muster-relay.service")
+	in := strings.NewReplacer("%d", credentials(unit), "muster://10.0.0.5:7070", s.url)
+	relay := command(unit, "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0 "+in.Replace(found(unit, `MUSTER_RELAY_ARGS=([^"]*)`)))
+	relay.Env = append(os.Environ(), "MUSTER_STORE="+in.Replace(found(unit, `MUSTER_STORE=(\S*)`)))
+	r := serve(t, relay)
+	assert.Contains(t, r.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
+	r.stop(t, testTimeout)
+	s.stop(t, testTimeout)
+}
+
+// exposure is the limit of what "systemd-analyze security" computes for a unit, times ten: 0 is the
+// strictest sandbox, 100 is none.
+const exposure = "20"
 
 // verify checks units with systemd-analyze if it is installed.
 func verify(t *testing.T, units map[string]string) {
@@ -320,5 +396,7 @@ func verify(t *testing.T, units map[string]string) {
 		out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
 		assert.NoError(t, err, "%s", out)
 		assert.Empty(t, string(out))
+		out, err = exec.CommandContext(t.Context(), analyze, "security", "--offline=yes", "--no-pager", "--threshold="+exposure, file).CombinedOutput()
+		assert.NoError(t, err, "%s", out)
 	}
 }

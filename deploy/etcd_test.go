@@ -111,7 +111,8 @@ func TestKubernetesWithEtcd(t *testing.T) {
 		mounts[m.Name] = m.MountPath
 	}
 	require.Equal(t, os.TempDir(), mounts["scratch"])
-	own := e.folder(t, map[string]string{"secret": "secret", "ca.crt": "ca.pem", "tls.crt": "server.pem", "tls.key": "server-key.pem"})
+	own := e.folder(t, map[string]string{"secret": "secret"})
+	tls := e.folder(t, map[string]string{"ca.crt": "ca.pem", "tls.crt": "server.pem", "tls.key": "server-key.pem"})
 	shown := e.folder(t, map[string]string{"ca.crt": "ca.pem", "tls.crt": "etcd.pem", "tls.key": "etcd-key.pem"})
 	require.Equal(t, "POD_NAME", c.Env[0].Name)
 
@@ -120,7 +121,7 @@ func TestKubernetesWithEtcd(t *testing.T) {
 		addr := freePort(t)
 		here := strings.NewReplacer(
 			"etcd-client.etcd:2379", e.addr, "$(POD_NAME)."+service.Name+":7070", addr, "--listen=:7070", "--listen="+addr,
-			mounts["etcd"], shown, mounts["secret"], own,
+			mounts["etcd"], shown, mounts["tls"], tls, mounts["secret"], own,
 		)
 		var args []string
 		for _, a := range c.Args {
@@ -137,10 +138,10 @@ func TestKubernetesWithEtcd(t *testing.T) {
 		require.Contains(t, r.url, name)
 		r.url = strings.ReplaceAll(r.url, name, addr)
 	}
-	r.url = strings.ReplaceAll(r.url, mounts["secret"], own)
+	r.url = strings.NewReplacer(mounts["tls"], tls, mounts["secret"], own).Replace(r.url)
 	secret := filepath.Join(own, "secret")
 	r.goOn(t, exe, secret, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second)
-	checkJob(t, &job, &server{url: r.url}, secret, "muster://muster-0.muster:7070")
+	checkJob(t, &job, &server{url: r.url, ca: filepath.Join(tls, "ca.crt")}, secret, "muster://muster-0.muster:7070")
 
 	assert.Equal(t, service.Name, set.Spec.ServiceName)
 	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Labels)
@@ -153,7 +154,7 @@ func TestKubernetesWithEtcd(t *testing.T) {
 // simulated by processes.
 func TestSystemdWithEtcd(t *testing.T) {
 	exe, e := muster(t), etcd(t)
-	unit := strings.ReplaceAll(read(t, "systemd/muster-etcd.service"), "/usr/local/bin/muster", exe)
+	unit := strings.ReplaceAll(read(t, "systemd/muster-etcd.service"), "ExecStart=muster", "ExecStart="+exe)
 	files := map[string]string{ // in /etc/muster
 		"secret": "secret", "server.pem": "server.pem", "server-key.pem": "server-key.pem", "etcd-ca.pem": "ca.pem", "etcd.pem": "etcd.pem", "etcd-key.pem": "etcd-key.pem",
 	}
@@ -179,6 +180,6 @@ func TestSystemdWithEtcd(t *testing.T) {
 		r.all = append(r.all, r.start[len(r.start)-1]())
 	}
 	r.url = "muster://" + strings.Join(addrs, ",") + "?ca=" + filepath.Join(e.dir, "ca.pem")
-	r.goOn(t, exe, filepath.Join(dir, "secret"), patience)
+	r.goOn(t, exe, filepath.Join(dir, "secret"), testTimeout)
 	verify(t, map[string]string{"muster-etcd.service": unit})
 }

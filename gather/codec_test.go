@@ -56,7 +56,7 @@ func TestOfferRefuses(t *testing.T) {
 			_, err := gather.Reoffer(good[:n])
 			assert.Error(t, err, "the first %d bytes of %x", n, good)
 		}
-		_, err = gather.Reoffer(append(good[:len(good):len(good)], 0))
+		_, err = gather.Reoffer(append(slices.Clip(good), 0))
 		assert.Error(t, err, "bytes behind it")
 	}
 }

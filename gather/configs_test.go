@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/tree"
@@ -148,11 +149,11 @@ func TestConfigsAbsent(t *testing.T) {
 	})
 }
 
-// TestConfigsAreLarge gathers a config with several MiB of JSON, and one that is JSON alone.
+// TestConfigsAreLarge gathers a config with several hundred KiB of JSON, or several MiB with MUSTER_SOAK, and one that is JSON alone.
 func TestConfigsAreLarge(t *testing.T) {
-	count := 100_000
-	if testing.Short() {
-		count = 20_000
+	count := 20_000
+	if testcluster.Soak() {
+		count = 200_000
 	}
 	build := func(of int) *map[string][]string {
 		words := make([]string, count)

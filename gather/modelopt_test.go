@@ -463,9 +463,9 @@ func TestModelOpt06Thousands(t *testing.T) {
 	}
 }
 
-// TestModelOpt07NobodyIsStranded has one rank that does not take part, for each possible reason:
+// TestModelOpt07NoRankIsStranded has one rank that does not take part, for each possible reason:
 // before the list is used first, and later.
-func TestModelOpt07NobodyIsStranded(t *testing.T) {
+func TestModelOpt07NoRankIsStranded(t *testing.T) {
 	reason := errors.New("out of cheese")
 	for _, test := range []struct {
 		name  string
@@ -511,11 +511,11 @@ func TestModelOpt07NobodyIsStranded(t *testing.T) {
 						if r.me() == 1 {
 							return
 						}
-						patience := 10 * time.Second
+						timeout := 10 * time.Second
 						if test.name == "never calls" || !known {
-							patience = 500 * time.Millisecond
+							timeout = 500 * time.Millisecond
 						}
-						ctx, cancel := context.WithTimeout(r.ctx, patience)
+						ctx, cancel := context.WithTimeout(r.ctx, timeout)
 						defer cancel()
 						_, err := r.ga.Tensors(ctx, list, r.tensor(r.me(), 100))
 						test.check(r, err, who)
@@ -569,7 +569,7 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 		}
 		assert.NotEmpty(r, file)
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second) // a missing file may still arrive
+	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second) // a missing file may still arrive
 	defer cancel()
 	_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, filled(r.me(), 1<<19))
 	return file, err

@@ -97,9 +97,7 @@ func TestAllAreGivenTheSameViews(t *testing.T) {
 	given := 0
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) { given += agree(t, seed) })
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
-		}
+		require.False(t, t.Failed(), "seed %d", seed)
 	}
 	require.Greater(t, given, int(seeds)*20)
 	t.Logf("%d views in %d histories", given, seeds)

@@ -33,12 +33,14 @@ func child(t testing.TB, mode, dir string, arg int) *exec.Cmd {
 	return cmd
 }
 
-func told() (dir string, arg int) { return os.Getenv(dirVar), must(strconv.Atoi(os.Getenv(argVar))) }
+func assignment() (dir string, arg int) {
+	return os.Getenv(dirVar), must(strconv.Atoi(os.Getenv(argVar)))
+}
 
 // die publishes a state, whose number is arg, and kills itself at operation number arg, half of
 // which is done if it is a write.
 func die() {
-	dir, k := told()
+	dir, k := assignment()
 	n := uint32(k + 2)
 	v := &faulty{Volume: must(nfsws.OSVolume(dir))}
 	v.die = func() {
@@ -104,7 +106,7 @@ func TestKilledAtEachStep(t *testing.T) {
 
 // publish publishes arg states, one after the other.
 func publish() {
-	dir, rounds := told()
+	dir, rounds := assignment()
 	w := must(nfsws.Open(dir, 0, nil))
 	for n := range rounds {
 		must(write(w, uint32(n+1), small))

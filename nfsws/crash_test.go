@@ -106,11 +106,9 @@ func TestPowerLossAfterTakingBack(t *testing.T) {
 // TestLives runs many lives of a rank, with random faults and losses of power.
 func TestLives(t *testing.T) {
 	for seed := range uint64(300) {
-		if !t.Run("", func(t *testing.T) {
+		require.True(t, t.Run("", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { newLife(t, seed).run() })
-		}) {
-			t.Fatalf("seed %d", seed)
-		}
+		}), "seed %d", seed)
 	}
 }
 

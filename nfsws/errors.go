@@ -40,15 +40,15 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// atFile is the error of a step at a file, whose name is below the workspace's directory; wrap
+// fileError is the error of a step at a file, whose name is below the workspace's directory; wrap
 // makes it the Path of an Error.
-type atFile struct {
+type fileError struct {
 	name string
 	err  error
 }
 
-func (e *atFile) Error() string { return e.err.Error() }
-func (e *atFile) Unwrap() error { return e.err }
+func (e *fileError) Error() string { return e.err.Error() }
+func (e *fileError) Unwrap() error { return e.err }
 
 // at names the file that err is about, once; what the operating system wraps around it says the
 // same again.
@@ -61,12 +61,12 @@ func at(name string, err error) error {
 	case *os.LinkError:
 		err = e.Err
 	}
-	return &atFile{name, err}
+	return &fileError{name, err}
 }
 
 // corrupt is an ErrCorrupt of the file called name.
 func corrupt(name, format string, args ...any) error {
-	return &atFile{name, fmt.Errorf("%w: "+format, append([]any{ErrCorrupt}, args...)...)}
+	return &fileError{name, fmt.Errorf("%w: "+format, append([]any{ErrCorrupt}, args...)...)}
 }
 
 // wrap makes err the *Error of a verb.
@@ -75,7 +75,7 @@ func (w *Workspace) wrap(op string, rank int, err error) error {
 		return nil
 	}
 	e := &Error{Op: op, Rank: rank, Generation: w.generation, Err: err}
-	if f, ok := errors.AsType[*atFile](err); ok {
+	if f, ok := errors.AsType[*fileError](err); ok {
 		e.Path = w.path(f.name)
 	}
 	if errors.Is(err, fs.ErrClosed) {

@@ -8,7 +8,7 @@ type (
 const (
 	PartBytes   = partBytes
 	MaxManifest = maxManifest
-	Patience    = staleTime
+	StaleTime   = staleTime
 )
 
 // OSVolume returns the volume of the operating system below dir.

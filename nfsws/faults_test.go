@@ -344,8 +344,8 @@ func TestDamage(t *testing.T) {
 				require.ErrorIs(t, err, nfsws.ErrCorrupt)
 				require.ErrorContains(t, err, "nfsws: read rank 0 of generation 0: /d/gen-00000000000000000000/rank-0.0000000001-")
 				require.ErrorContains(t, err, tc.text)
-				require.Less(t, time.Since(begun), 3*nfsws.Patience)
-				require.GreaterOrEqual(t, time.Since(begun), nfsws.Patience)
+				require.Less(t, time.Since(begun), 3*nfsws.StaleTime)
+				require.GreaterOrEqual(t, time.Since(begun), nfsws.StaleTime)
 				for _, err := range s.writer.List(t.Context()) {
 					require.Equal(t, strings.HasPrefix(tc.ops, "read .s"), err == nil, "a listing does not read weights: %v", err)
 				}

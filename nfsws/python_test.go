@@ -11,29 +11,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/tensor"
 )
 
-// python returns an interpreter with numpy and safetensors.
-func python(t *testing.T) string {
-	name := os.Getenv("MUSTER_PYTHON")
-	if name == "" {
-		cache := os.Getenv("XDG_CACHE_HOME")
-		if cache == "" {
-			cache = filepath.Join(os.Getenv("HOME"), ".cache")
-		}
-		name = filepath.Join(cache, "muster", "python", "bin", "python")
-	}
-	if out, err := exec.CommandContext(t.Context(), name, "-c", "import numpy, safetensors").CombinedOutput(); err != nil {
-		t.Skipf("SKIPPED: no Python with numpy and safetensors at %s, which MUSTER_PYTHON names: %v %s", name, err, out)
-	}
-	return name
-}
-
 // TestPythonReadsAState runs the two lines of the package comment.
 func TestPythonReadsAState(t *testing.T) {
-	interpreter := python(t)
+	interpreter := testcluster.Python(t, "numpy", "safetensors")
 	doc, err := os.ReadFile("doc.go")
 	require.NoError(t, err)
 	var lines []string

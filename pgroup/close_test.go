@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -15,33 +18,26 @@ import (
 // wait for. It may have delivered its message, and the error says so.
 func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	srv := &store.Server{Engine: new(store.Memory)}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	defer func() {
 		_ = srv.Close()
-		if err := <-served; !errors.Is(err, store.ErrServerClosed) {
-			t.Error(err)
-		}
+		assert.ErrorIs(t, <-served, store.ErrServerClosed)
 		_ = srv.Engine.Close()
 	}()
 	proxy := testcluster.NewProxy(t, l.Addr().String())
 	created := make(chan *pgroup.Group, 1)
 	go func() {
 		g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: "muster://" + l.Addr().String()})
-		if err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, err)
 		created <- g
 	}()
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 0, Size: 2, Address: "muster://" + proxy.Addr(), Timeout: 20 * time.Second})
 	other := <-created
-	if err != nil || other == nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NotNil(t, other)
 	defer func() { _ = other.Close() }()
 	proxy.Down.Stall(true)
 	sent := make(chan error, 1)

@@ -61,7 +61,7 @@ func checkSize(n int) error {
 		return nil
 	}
 	const text = "an object of %.1f MiB, the limit is %d MiB"
-	return &badArgument{fmt.Sprintf(text, float64(n)/(1<<20), wire.MaxValue>>20), ErrTooLarge}
+	return &argumentError{fmt.Sprintf(text, float64(n)/(1<<20), wire.MaxValue>>20), ErrTooLarge}
 }
 
 // maxKeptBuffer bounds the buffer for objects that a group keeps, in bytes.

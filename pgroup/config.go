@@ -169,15 +169,15 @@ func isURL(address string) bool {
 	return strings.Contains(address, "://") || strings.HasPrefix(address, "mem:")
 }
 
-// badArgument is an error with a text that matches the error is.
-type badArgument struct {
+// argumentError is an error with a text that matches the error is.
+type argumentError struct {
 	text string
 	is   error
 }
 
-func (e *badArgument) Error() string        { return e.text }
-func (e *badArgument) Is(target error) bool { return target == e.is }
+func (e *argumentError) Error() string        { return e.text }
+func (e *argumentError) Is(target error) bool { return target == e.is }
 
 func invalid(format string, args ...any) error {
-	return &badArgument{"pgroup: " + fmt.Sprintf(format, args...), ErrInvalid}
+	return &argumentError{"pgroup: " + fmt.Sprintf(format, args...), ErrInvalid}
 }

@@ -126,9 +126,9 @@ func (c *Config) createError(err, before error, took time.Duration) error {
 		step += fmt.Sprintf(": %s %s after %.1fs: %s", what, e.Key, took.Seconds(), do)
 	}
 	if before != nil {
-		return fmt.Errorf("%s: %w; the store that was there before went away: %w", step, oneLine{err}, oneLine{before})
+		return fmt.Errorf("%s: %w; the store that was there before went away: %w", step, oneLineError{err}, oneLineError{before})
 	}
-	return fmt.Errorf("%s: %w%s", step, oneLine{err}, accessHint(err))
+	return fmt.Errorf("%s: %w%s", step, oneLineError{err}, accessHint(err))
 }
 
 // accessHint returns which fields to check if a store and a rank do not accept each other.
@@ -143,11 +143,11 @@ func accessHint(err error) string {
 	return ": check Config.TLS (MUSTER_TLS_CA, MUSTER_TLS_CERT, MUSTER_TLS_KEY)"
 }
 
-// oneLine prints an error with several lines, as errors.Join makes them, in one.
-type oneLine struct{ error }
+// oneLineError prints an error with several lines, as errors.Join makes them, in one.
+type oneLineError struct{ error }
 
-func (e oneLine) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", ": ") }
-func (e oneLine) Unwrap() error { return e.error }
+func (e oneLineError) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", ": ") }
+func (e oneLineError) Unwrap() error { return e.error }
 
 // joinRequest is the rank and the group that a process joins.
 type joinRequest struct {

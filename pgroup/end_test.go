@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -52,9 +54,7 @@ func TestShutdownThenClosed(t *testing.T) {
 			"channel":  g.Channel("c").Barrier(t.Context()),
 			"shutdown": g.Shutdown(t.Context()),
 		} {
-			if !errors.Is(err, pgroup.ErrClosed) {
-				t.Errorf("rank %d: %s: got %v, want ErrClosed", g.Rank(), what, err)
-			}
+			assert.ErrorIs(t, err, pgroup.ErrClosed, "rank %d: %s: got %v, want ErrClosed", g.Rank(), what, err)
 		}
 		_, err := g.Sub(t.Context(), "sub", upTo(g.Size())...)
 		same(t, g, "sub", errors.Is(err, pgroup.ErrClosed), true)
@@ -101,9 +101,7 @@ func TestCloseUnblocks(t *testing.T) {
 		}
 		all.Wait()
 		for range 2 {
-			if err := <-waiting; !errors.Is(err, pgroup.ErrClosed) {
-				t.Errorf("got %v, want ErrClosed", err)
-			}
+			assert.ErrorIs(t, <-waiting, pgroup.ErrClosed)
 		}
 	}, 2, 4)
 }
@@ -217,9 +215,7 @@ func TestShrinkToTheSurvivors(t *testing.T) {
 		got, err := pgroup.AllGather(t.Context(), next, g.Rank())
 		ok(t, g, "allgather", err)
 		equal(t, g, "allgather", got, []int{0, 2, 3})
-		if err := g.Barrier(t.Context()); err == nil {
-			t.Error("the old generation goes on")
-		}
+		assert.Error(t, g.Barrier(t.Context()), "the old generation goes on")
 		ok(t, g, "close", g.Close())
 		ok(t, g, "barrier", next.Barrier(t.Context()))
 		ok(t, g, "shutdown", next.Shutdown(t.Context()))

@@ -2,10 +2,12 @@ package pgroup_test
 
 import (
 	"os"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/pgroup"
 )
@@ -68,9 +70,8 @@ func TestFromEnv(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			setenv(t, c.env...)
 			got, err := pgroup.FromEnv()
-			if err != nil || !reflect.DeepEqual(got, c.want) {
-				t.Errorf("got %+v, %v\nwant %+v", got, err, c.want)
-			}
+			require.NoError(t, err)
+			assert.Equal(t, c.want, got)
 		})
 	}
 }
@@ -102,9 +103,7 @@ func TestFromEnvErrorsNameTheVariable(t *testing.T) {
 			setenv(t, c.env...)
 			got, err := pgroup.FromEnv()
 			says(t, err, pgroup.ErrInvalid, c.words...)
-			if !reflect.DeepEqual(got, pgroup.Config{}) {
-				t.Errorf("got %+v", got)
-			}
+			assert.Equal(t, pgroup.Config{}, got)
 		})
 	}
 }
@@ -124,9 +123,8 @@ func TestEnvironIsTheInverse(t *testing.T) {
 		t.Run("", func(t *testing.T) {
 			setenv(t, append(outer, c.Environ()...)...)
 			got, err := pgroup.FromEnv()
-			if err != nil || !reflect.DeepEqual(got, c) {
-				t.Errorf("got %+v, %v\nwant %+v", got, err, c)
-			}
+			require.NoError(t, err)
+			assert.Equal(t, c, got)
 		})
 	}
 }

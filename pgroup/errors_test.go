@@ -9,6 +9,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/stretchr/testify/assert"
+
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/wire"
 )
@@ -63,9 +65,7 @@ func TestRankErrorMatches(t *testing.T) {
 			pgroup.ErrAborted, pgroup.ErrUnavailable, pgroup.ErrInvalid, pgroup.ErrTooLarge, pgroup.ErrConflict, pgroup.ErrExpired, pgroup.ErrClosed,
 			pgroup.ErrUnknown, pgroup.ErrBusy,
 		} {
-			if got := errors.Is(err, target); got != slices.Contains(want, target) {
-				t.Errorf("%v is %v: %v", code, target, got)
-			}
+			assert.Equal(t, slices.Contains(want, target), errors.Is(err, target), "%v is %v", code, target)
 		}
 	}
 }
@@ -80,9 +80,7 @@ func TestRankList(t *testing.T) {
 		"ranks 3–17, 20": append(upTo(18)[3:], 20), "ranks 1, 2, 5–7": {1, 2, 5, 6, 7}, "ranks 0–4998": upTo(4999),
 		"ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 and 24 more": even,
 	} {
-		if got := pgroup.RankList(rs); got != want {
-			t.Errorf("%v: got %q, want %q", rs, got, want)
-		}
+		assert.Equal(t, want, pgroup.RankList(rs), rs)
 	}
 }
 
@@ -94,9 +92,7 @@ func TestClip(t *testing.T) {
 			t.Errorf("%d: got %q", n, got)
 		}
 	}
-	if got := pgroup.Clip("short", 5); got != "short" {
-		t.Errorf("got %q", got)
-	}
+	assert.Equal(t, "short", pgroup.Clip("short", 5))
 }
 
 func TestMemberRoundTrip(t *testing.T) {

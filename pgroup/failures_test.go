@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -416,9 +418,7 @@ func TestFailure11NoPortIsProbed(t *testing.T) {
 	}
 	ranks(t, 3, six, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: "[::1]:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if addr := g.Members()[0].Addr; !strings.HasPrefix(addr, "[::1]:") || strings.HasSuffix(addr, ":0") {
 		t.Errorf("it listens at %s", addr)
 	}
@@ -435,9 +435,7 @@ func TestFailure12CloseFreesTheAddress(t *testing.T) {
 		})
 		together(3, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
 		l, err := net.Listen("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_ = l.Close()
 	}
 }

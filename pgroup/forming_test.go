@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -156,14 +159,10 @@ func TestCreateThatTimesOutUnknown(t *testing.T) {
 	addr := serve(t)
 	proxy := testcluster.NewProxy(t, addr)
 	direct, err := store.Dial(t.Context(), addr, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer direct.Close()
 	slow, err := store.Dial(t.Context(), proxy.Addr(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer slow.Close()
 	var g0 *pgroup.Group
 	var wg sync.WaitGroup
@@ -204,17 +203,13 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 			addr := serve(t)
 			proxy := testcluster.NewProxy(t, addr)
 			direct, err := store.Dial(t.Context(), addr, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer direct.Close()
 			join := func(rank int) *pgroup.Group {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
 				g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: size, Address: "muster://" + addr})
-				if err != nil {
-					t.Errorf("rank %d: %v", rank, err)
-				}
+				assert.NoError(t, err, "rank %d", rank)
 				return g
 			}
 			first := make(chan error, 1)
@@ -226,9 +221,7 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			s, err := store.Dial(t.Context(), proxy.Addr(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			proxy.Down.Stall(true)
 			go func() {
 				_, err := pgroup.Create(ctx, pgroup.Config{Rank: 1, Size: size, Store: s})

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -124,9 +126,7 @@ func TestSubAgain(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			_, err := g.Sub(ctx, "late", 1, 0)
 			cancel()
-			if !errors.Is(err, pgroup.ErrTimeout) {
-				t.Errorf("rank 0 got %v", err)
-			}
+			assert.ErrorIs(t, err, pgroup.ErrTimeout)
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, true))
 		} else {
 			_, err := pgroup.Recv[bool](t.Context(), g, 0)

@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -60,9 +61,7 @@ func served(t *testing.T) func(int) pgroup.Config {
 func listen(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return l
 }
 
@@ -80,9 +79,7 @@ func serveBackend(t *testing.T, e store.Backend) string {
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
 		_ = srv.Close()
-		if err := <-done; !errors.Is(err, store.ErrServerClosed) {
-			t.Errorf("Serve: %v", err)
-		}
+		assert.ErrorIs(t, <-done, store.ErrServerClosed)
 		_ = e.Close()
 	})
 	return l.Addr().String()
@@ -99,9 +96,7 @@ func relayed(t *testing.T) func(int) pgroup.Config {
 func relay(t *testing.T, url string) string {
 	t.Helper()
 	r, err := store.NewRelay(t.Context(), url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return serveBackend(t, r)
 }
 
@@ -171,9 +166,7 @@ func together(n int, f func(rank int)) {
 
 func ok(t *testing.T, g *pgroup.Group, what string, err error) {
 	t.Helper()
-	if err != nil {
-		t.Errorf("rank %d: %s: %v", g.Rank(), what, err)
-	}
+	assert.NoError(t, err, "rank %d: %s", g.Rank(), what)
 }
 
 func equal[T comparable](t *testing.T, g *pgroup.Group, what string, got, want []T) {
@@ -200,9 +193,7 @@ func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string
 		return &wire.Failure{}
 	}
 	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("rank %d: %q does not say %q", g.Rank(), err, w)
-		}
+		assert.ErrorContains(t, err, w, "rank %d: %q does not say %q", g.Rank(), err, w)
 	}
 	return re.Failure
 }

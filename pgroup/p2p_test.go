@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -112,12 +114,8 @@ func TestPeerOutOfRange(t *testing.T) {
 
 func TestUnsendableObjects(t *testing.T) {
 	ranks(t, 1, anyStore, func(t *testing.T, g *pgroup.Group) {
-		if err := pgroup.Send(t.Context(), g, 0, make(chan int)); !errors.Is(err, pgroup.ErrInvalid) {
-			t.Errorf("a channel: %v", err)
-		}
-		if err := pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20+1)); !errors.Is(err, pgroup.ErrTooLarge) {
-			t.Errorf("too much: %v", err)
-		}
+		assert.ErrorIs(t, pgroup.Send(t.Context(), g, 0, make(chan int)), pgroup.ErrInvalid)
+		assert.ErrorIs(t, pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20+1)), pgroup.ErrTooLarge)
 		ok(t, g, "just enough", pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20)))
 		got, err := pgroup.Recv[[]byte](t.Context(), g, 0)
 		ok(t, g, "just enough", err)

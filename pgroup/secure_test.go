@@ -2,13 +2,15 @@ package pgroup_test
 
 import (
 	"context"
-	"errors"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/pgroup"
@@ -24,9 +26,7 @@ func newPapers(t *testing.T) papers {
 	if _, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1", "localhost"}, Names: []string{"rank"}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "secret.pem"), []byte("0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "secret.pem"), []byte("0123456789abcdef\n"), 0o600))
 	return papers(dir)
 }
 
@@ -55,9 +55,7 @@ func TestGroupOverTLSWithASecret(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ranks(t, 4, func(t *testing.T) func(int) pgroup.Config {
 				l, err := store.Listen(t.Context(), "0.0.0.0:0") // without Insecure
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				_, port, _ := strings.Cut(l.Addr().String(), ":")
 				return func(rank int) pgroup.Config {
 					cfg := pgroup.Config{Address: "127.0.0.1:" + port, Secret: c.secret, TLS: c.files(rank)}
@@ -89,7 +87,8 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 		"this store requires a secret, and none was given: check Config.Secret (MUSTER_SECRET_FILE)": {},
 		"wrong secret: check Config.Secret (MUSTER_SECRET_FILE)":                                     {Secret: []byte(strings.Repeat("x", 16))},
 		"this server does not use TLS: dial it without: check Config.TLS (MUSTER_TLS_CA, ":           {Secret: secret, TLS: p.files(1)},
-		"secret: invalid request: 5 b":                                                               {Secret: []byte("short")},
+
+		"secret: invalid request: 5 b": {Secret: []byte("short")},
 	} {
 		c.Address, c.Rank, c.Size = l.Addr().String(), 1, 2
 		began := time.Now()
@@ -112,9 +111,7 @@ func TestHostWhosePortHasAnotherSecret(t *testing.T) {
 	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Address: l.Addr().String(), Secret: secret})
 	says(t, err, store.ErrDenied, "address already in use", "wrong secret")
 	_ = srv.Close()
-	if err := <-done; !errors.Is(err, store.ErrServerClosed) {
-		t.Error(err)
-	}
+	assert.ErrorIs(t, <-done, store.ErrServerClosed)
 	_ = srv.Engine.Close()
 }
 
@@ -172,9 +169,7 @@ func TestGroupAtAURLWithASecret(t *testing.T) {
 		defer cancel()
 		<-ctx.Done()
 		l, err := store.Listen(context.Background(), addr)
-		if err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, err)
 		srv := &store.Server{Engine: new(store.Memory), Access: []store.Access{{Secret: secret, Prefix: "jobs/", Write: true}}}
 		late <- srv
 		_ = srv.Serve(l)

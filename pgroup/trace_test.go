@@ -67,7 +67,7 @@ func TestTraceOfVerbs(t *testing.T) {
 						Op: "pgroup." + verb, Group: "world", Generation: gs[0].Generation(), ID: sinks.one(t, 0, "pgroup.create").ID, Seq: uint64(i + 1),
 						Rank: rank, Size: n, Last: e.Last, Bytes: e.Bytes, Start: e.Start, End: e.End, Waited: e.Waited,
 					}, e)
-					require.Equal(t, sinks.one(t, 0, "pgroup."+verb).Last, e.Last, "all are told the same of %s", verb)
+					require.Equal(t, sinks.one(t, 0, "pgroup."+verb).Last, e.Last, "all get the same of %s", verb)
 					require.GreaterOrEqual(t, e.Last, 0, verb)
 					require.LessOrEqual(t, e.Waited, e.Duration())
 					require.Equal(t, e.Last == rank, e.Waited == 0, "who came last has waited for nobody")
@@ -273,12 +273,12 @@ func TestTraceWhoseFileHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, err := os.CreateTemp(t.TempDir(), "")
 		require.NoError(t, err)
-		var told strings.Builder
+		var logged strings.Builder
 		w, began := &hangs{free: make(chan struct{})}, time.Now()
-		pgroup.EndTrace(f, w, slog.New(slog.NewTextHandler(&told, nil)))
+		pgroup.EndTrace(f, w, slog.New(slog.NewTextHandler(&logged, nil)))
 		require.Equal(t, 5*time.Second, time.Since(began))
-		require.Contains(t, told.String(), "not within 5s")
-		require.Contains(t, told.String(), f.Name())
+		require.Contains(t, logged.String(), "not within 5s")
+		require.Contains(t, logged.String(), f.Name())
 		close(w.free)
 	})
 }

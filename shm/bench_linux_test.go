@@ -139,7 +139,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 		c, p := start(b, "echo")
 		a := newArena(b, nil)
 		_, ref := filled(b, a, 1<<20, 1)
-		p.tell(b, parcel{Ref: ref})
+		p.send(b, sharedRef{Ref: ref})
 		b.ReportAllocs()
 		for b.Loop() {
 			if err := c.Share(b.Context(), a, ref); err != nil {

@@ -330,7 +330,7 @@ func TestTrimReachesThePeer(t *testing.T) {
 		a.Free(b)
 		a.Trim()
 		require.Zero(t, a.Stats())
-		testcluster.Eventually(t, patience, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap it")
+		testcluster.Eventually(t, testTimeout, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap it")
 	}
 }
 
@@ -518,7 +518,7 @@ func TestMostSegments(t *testing.T) {
 	require.NoError(t, c.WaitReleased(ctx, ref))
 	a.Free(b)
 	a.Trim()
-	testcluster.Eventually(t, patience, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap them")
+	testcluster.Eventually(t, testTimeout, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap them")
 }
 
 // TestReleaseDoesNotWait releases more than a socket buffer holds, to a peer that does not read.
@@ -619,7 +619,7 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	}
 	all.Wait()
-	testcluster.Eventually(t, patience, func() bool { return a.Stats().InUse == 0 }, "all to be returned")
+	testcluster.Eventually(t, testTimeout, func() bool { return a.Stats().InUse == 0 }, "all to be returned")
 	a.Trim()
 	require.Zero(t, a.Stats())
 }

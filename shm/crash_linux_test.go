@@ -36,8 +36,8 @@ var children = map[string]func() error{
 	"size":     exceedFileSize,
 }
 
-// parcel is the message between a child and its test about a shared block.
-type parcel struct {
+// sharedRef is the message between a child and its test about a shared block.
+type sharedRef struct {
 	Ref shm.Ref
 	Sum uint32
 }
@@ -82,7 +82,7 @@ func (p *process) kill() {
 }
 
 // receive reads a lender's message about a shared block.
-func (p *process) receive(t testing.TB) (got parcel) {
+func (p *process) receive(t testing.TB) (got sharedRef) {
 	t.Helper()
 	line, err := p.out.ReadBytes('\n')
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func (p *process) receive(t testing.TB) (got parcel) {
 	return got
 }
 
-func (p *process) tell(t testing.TB, what any) {
+func (p *process) send(t testing.TB, what any) {
 	t.Helper()
 	require.NoError(t, json.NewEncoder(p.in).Encode(what))
 }
@@ -130,7 +130,7 @@ func beLender() error {
 		if err := c.Share(ctx, a, ref); err != nil {
 			return err
 		}
-		if err := out.Encode(parcel{ref, sum(b)}); err != nil {
+		if err := out.Encode(sharedRef{ref, sum(b)}); err != nil {
 			return err
 		}
 		a.Free(b)
@@ -153,7 +153,7 @@ func beBorrower() error {
 	in := json.NewDecoder(os.Stdin)
 	var held []*shm.Block
 	for i := 0; ; i++ {
-		var p parcel
+		var p sharedRef
 		if err := in.Decode(&p); err != nil {
 			return err
 		}
@@ -182,7 +182,7 @@ func beHolder() error {
 	held := map[shm.Ref][]byte{}
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
-		var p parcel
+		var p sharedRef
 		if err := in.Decode(&p); err != nil {
 			return err
 		}
@@ -193,7 +193,7 @@ func beHolder() error {
 			}
 			held[p.Ref] = blocks[0].Data
 		}
-		if err := out.Encode(parcel{p.Ref, sum(held[p.Ref])}); err != nil {
+		if err := out.Encode(sharedRef{p.Ref, sum(held[p.Ref])}); err != nil {
 			return err
 		}
 	}
@@ -205,7 +205,7 @@ func beEcho() error {
 	if err != nil {
 		return err
 	}
-	var p parcel
+	var p sharedRef
 	in := bufio.NewReader(os.Stdin)
 	line, err := in.ReadBytes('\n')
 	if err != nil {
@@ -216,7 +216,7 @@ func beEcho() error {
 	}
 	for {
 		if _, err := in.ReadByte(); err != nil {
-			return nil // the test has ended
+			return nil //nolint:nilerr // the test has ended
 		}
 		blocks, err := c.Map(context.Background(), p.Ref)
 		if err != nil {
@@ -305,7 +305,7 @@ func TestBorrowerIsKilled(t *testing.T) {
 		for i := range kill {
 			b, ref := filled(t, a, 200_000, uint64(i))
 			require.NoError(t, c.Share(ctx, a, ref))
-			p.tell(t, parcel{ref, sum(b)})
+			p.send(t, sharedRef{ref, sum(b)})
 			a.Free(b)
 			all = append(all, ref)
 			if i < kill-1 { // the last may be in any state
@@ -334,14 +334,14 @@ func TestFrozenIsNotDead(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 << 20, Limit: 3 << 20})
 	b, ref := filled(t, a, 1<<19, 1)
 	kept := alloc(t, a, 100)
-	want := parcel{ref, sum(b)}
+	want := sharedRef{ref, sum(b)}
 	require.NoError(t, c.Share(ctx, a, ref))
-	p.tell(t, want)
+	p.send(t, want)
 	require.Equal(t, want, p.receive(t))
 	a.Free(b)
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 	late, more := filled(t, a, 100, 3)
-	untouched := parcel{more, sum(late)}
+	untouched := sharedRef{more, sum(late)}
 	require.NoError(t, c.Share(ctx, a, more), "Lend does not wait for the peer")
 	a.Free(late)
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
@@ -358,16 +358,16 @@ func TestFrozenIsNotDead(t *testing.T) {
 		fill(b, 2)
 	}
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGCONT))
-	for _, told := range []parcel{want, untouched} {
-		p.tell(t, told)
-		require.Equal(t, told, p.receive(t))
+	for _, refs := range []sharedRef{want, untouched} {
+		p.send(t, refs)
+		require.Equal(t, refs, p.receive(t))
 	}
 	require.Equal(t, 1, a.Stats().Retired)
 	fill(kept, 3)
 }
 
-// TestNobodyIsLeft kills all processes that have a segment, and checks that it is gone.
-func TestNobodyIsLeft(t *testing.T) {
+// TestNoSegmentIsLeft kills all processes that have a segment, and checks that it is gone.
+func TestNoSegmentIsLeft(t *testing.T) {
 	before := segments(os.Getpid())
 	c, p := start(t, "lender")
 	p.receive(t)
@@ -376,7 +376,7 @@ func TestNobodyIsLeft(t *testing.T) {
 	p.kill()
 	<-c.Done()
 	require.NoError(t, c.Close())
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		procs, err := os.ReadDir("/proc")
 		require.NoError(t, err)
 		for _, d := range procs {

@@ -13,27 +13,26 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
 // connect returns two Conns connected to each other, as two processes would have over a socket.
 func connect() (*shm.Conn, *shm.Conn) {
-	dir, err := os.MkdirTemp("", "shm")
-	if err != nil {
-		panic(err)
-	}
+	dir := must(os.MkdirTemp("", "shm"))
 	defer os.RemoveAll(dir)
 	addr := &net.UnixAddr{Name: filepath.Join(dir, "socket"), Net: "unix"}
-	l, err := net.ListenUnix("unix", addr)
-	if err != nil {
-		panic(err)
-	}
+	l := must(net.ListenUnix("unix", addr))
 	defer l.Close()
-	near, err := net.DialUnix("unix", nil, addr)
-	if err != nil {
-		panic(err)
-	}
-	far, err := l.AcceptUnix()
-	if err != nil {
-		panic(err)
-	}
+	near := must(net.DialUnix("unix", nil, addr))
+	far := must(l.AcceptUnix())
 	return shm.NewConn(near), shm.NewConn(far)
 }
 
@@ -43,42 +42,26 @@ func Example() {
 	defer lender.Close()
 	defer borrower.Close()
 
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(5)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(5))
 	copy(b, "hello")
 	ref, _ := arena.Find(b)
-	if err := lender.Share(ctx, arena, ref); err != nil { // then send ref to the peer
-		panic(err)
-	}
+	check(lender.Share(ctx, arena, ref)) // then send ref to the peer
 
-	blocks, err := borrower.Map(ctx, ref)
-	if err != nil {
-		panic(err)
-	}
+	blocks := must(borrower.Map(ctx, ref))
 	fmt.Printf("%s\n", blocks[0].Data)
 	blocks[0].Release()
 
-	if err := lender.WaitReleased(ctx, ref); err != nil {
-		panic(err)
-	}
+	check(lender.WaitReleased(ctx, ref))
 	arena.Free(b)
 	// Output: hello
 }
 
 func ExampleNewArena() {
-	arena, err := shm.NewArena(&shm.Options{Segment: 1 << 20, Limit: 8 << 20})
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(&shm.Options{Segment: 1 << 20, Limit: 8 << 20}))
 	defer arena.Close()
-	_, err = arena.Alloc(10 << 20)
+	_, err := arena.Alloc(10 << 20)
 	fmt.Println(errors.Is(err, shm.ErrFull))
 	fmt.Println(err)
 	// Output:
@@ -87,16 +70,10 @@ func ExampleNewArena() {
 }
 
 func ExampleArena_Alloc() {
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	// a tensor that is allocated here need not be copied
-	w, err := tensor.NewIn(arena, tensor.F32, 2, 3)
-	if err != nil {
-		panic(err)
-	}
+	w := must(tensor.NewIn(arena, tensor.F32, 2, 3))
 	_, here := arena.Find(w.Data)
 	fmt.Println(w, here)
 	arena.Free(w.Data)
@@ -104,16 +81,10 @@ func ExampleArena_Alloc() {
 }
 
 func ExampleArena_Free() {
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	for range 3 { // allocates memory once
-		b, err := arena.Alloc(3 << 20)
-		if err != nil {
-			panic(err)
-		}
+		b := must(arena.Alloc(3 << 20))
 		fmt.Println(arena.Stats().Taken >> 20)
 		arena.Free(b)
 	}
@@ -124,15 +95,9 @@ func ExampleArena_Free() {
 }
 
 func ExampleArena_Find() {
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(100)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(100))
 	ref, ok := arena.Find(b[10:30])
 	fmt.Println(ref.Offset, ref.Len, ok)
 	_, ok = arena.Find(make([]byte, 30))
@@ -143,15 +108,9 @@ func ExampleArena_Find() {
 }
 
 func ExampleArena_Trim() {
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(100)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(100))
 	arena.Free(b)
 	fmt.Println(arena.Stats().Segments)
 	arena.Trim()
@@ -166,38 +125,24 @@ func ExampleArena_Stats() {
 	lender, borrower := connect()
 	defer lender.Close()
 	defer borrower.Close()
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(1000)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(1000))
 	ref, _ := arena.Find(b[:100])
-	if err := lender.Share(ctx, arena, ref); err != nil {
-		panic(err)
-	}
+	check(lender.Share(ctx, arena, ref))
 	fmt.Printf("%+v\n", arena.Stats())
 	// Output: {Segments:1 Retired:0 Mapped:67108864 Taken:1048576 InUse:1024 Shared:1024}
 }
 
 func ExampleArena_Close() {
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
-	b, err := arena.Alloc(5)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
+	b := must(arena.Alloc(5))
 	arena.Close()
 	copy(b, "still") // until it is freed
 	fmt.Printf("%s %d\n", b, arena.Stats().Segments)
 	arena.Free(b)
 	fmt.Println(arena.Stats().Segments)
-	_, err = arena.Alloc(5)
+	_, err := arena.Alloc(5)
 	fmt.Println(err)
 	// Output:
 	// still 1
@@ -219,15 +164,9 @@ func ExampleConn_Share() {
 	lender, borrower := connect()
 	defer lender.Close()
 	defer borrower.Close()
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(100)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(100))
 	ref, _ := arena.Find(b)
 	fmt.Println(lender.Share(ctx, arena, ref))
 	arena.Free(b) // these bytes are not reused before the peer has released them
@@ -242,15 +181,9 @@ func ExampleConn_Unshare() {
 	lender, borrower := connect()
 	defer lender.Close()
 	defer borrower.Close()
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(100)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(100))
 	ref, _ := arena.Find(b)
 	fmt.Println(lender.Share(ctx, arena, ref))
 	fmt.Println(lender.Unshare(ref)) // the peer was not notified of it
@@ -273,25 +206,14 @@ func ExampleConn_Map() {
 	lender, borrower := connect()
 	defer lender.Close()
 	defer borrower.Close()
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(10)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(10))
 	copy(b, "0123456789")
 	first, _ := arena.Find(b[:4])
 	rest, _ := arena.Find(b[4:])
-	if err := lender.Share(ctx, arena, first, rest); err != nil {
-		panic(err)
-	}
-	blocks, err := borrower.Map(ctx, rest, first)
-	if err != nil {
-		panic(err)
-	}
+	check(lender.Share(ctx, arena, first, rest))
+	blocks := must(borrower.Map(ctx, rest, first))
 	for _, block := range blocks {
 		fmt.Printf("%s\n", block.Data)
 		block.Release()
@@ -305,30 +227,19 @@ func ExampleConn_Map() {
 func ExampleConn_Map_afterTheEnd() {
 	ctx := context.Background()
 	lender, borrower := connect()
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(9)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(9))
 	copy(b, "testament")
 	ref, _ := arena.Find(b)
-	if err := lender.Share(ctx, arena, ref); err != nil { // then send ref to the peer
-		panic(err)
-	}
-	lender.Close() // or kill -9
+	check(lender.Share(ctx, arena, ref)) // then send ref to the peer
+	lender.Close()                       // or kill -9
 	<-borrower.Done()
-	blocks, err := borrower.Map(ctx, ref)
-	if err != nil {
-		panic(err)
-	}
+	blocks := must(borrower.Map(ctx, ref))
 	fmt.Printf("%s\n", blocks[0].Data)
 	blocks[0].Release()
 	borrower.Close() // the memory of the peer is freed with it
-	_, err = borrower.Map(ctx, ref)
+	_, err := borrower.Map(ctx, ref)
 	fmt.Println(err)
 	// Output:
 	// testament
@@ -339,21 +250,13 @@ func ExampleConn_WaitReleased() {
 	ctx := context.Background()
 	lender, borrower := connect()
 	defer lender.Close()
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(10)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(10))
 	ref, _ := arena.Find(b)
-	if err := lender.Share(ctx, arena, ref); err != nil {
-		panic(err)
-	}
+	check(lender.Share(ctx, arena, ref))
 	borrower.Close() // without having released it
-	err = lender.WaitReleased(ctx, ref)
+	err := lender.WaitReleased(ctx, ref)
 	fmt.Println(errors.Is(err, io.EOF))
 	<-lender.Done()
 	fmt.Println(arena.Stats().Retired) // the bytes may still be read
@@ -374,24 +277,13 @@ func ExampleBlock_Release() {
 	ctx := context.Background()
 	lender, borrower := connect()
 	defer lender.Close()
-	arena, err := shm.NewArena(nil)
-	if err != nil {
-		panic(err)
-	}
+	arena := must(shm.NewArena(nil))
 	defer arena.Close()
-	b, err := arena.Alloc(5)
-	if err != nil {
-		panic(err)
-	}
+	b := must(arena.Alloc(5))
 	copy(b, "hello")
 	ref, _ := arena.Find(b)
-	if err := lender.Share(ctx, arena, ref); err != nil {
-		panic(err)
-	}
-	blocks, err := borrower.Map(ctx, ref)
-	if err != nil {
-		panic(err)
-	}
+	check(lender.Share(ctx, arena, ref))
+	blocks := must(borrower.Map(ctx, ref))
 	borrower.Close()
 	fmt.Printf("%s\n", blocks[0].Data) // until it is released
 	blocks[0].Release()

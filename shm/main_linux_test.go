@@ -19,8 +19,8 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// patience is the time limit of every expected event.
-const patience = 30 * time.Second
+// testTimeout is the time limit of every expected event.
+const testTimeout = 30 * time.Second
 
 // childIs is the environment variable that makes the test binary a child. Its value is the child's
 // role. The child's socket is its descriptor 3.
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/shm"
 )
 
@@ -65,9 +66,7 @@ func (m *model) release(i int) {
 	l := m.live[i%len(m.live)]
 	m.live = slices.Delete(m.live, i%len(m.live), i%len(m.live)+1)
 	for _, c := range l.b {
-		if c != l.mark {
-			m.t.Fatalf("%+v has been written to by others", l.ref)
-		}
+		require.Equal(m.t, l.mark, c, "%+v has been written to by others", l.ref)
 	}
 	m.a.Free(l.b)
 }
@@ -142,9 +141,9 @@ func (m *model) step(what, size byte) {
 
 // TestModel compares the arena with a naive one, over random operations.
 func TestModel(t *testing.T) {
-	seeds := uint64(20)
-	if testing.Short() {
-		seeds = 4
+	seeds := uint64(5)
+	if testcluster.Soak() {
+		seeds = 100
 	}
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 1))

@@ -67,8 +67,8 @@ type handler struct {
 	open  atomic.Int32 // open pages
 
 	mu    sync.Mutex // protects the fields below
-	told  *View
-	event []byte // told, encoded for all pages
+	view  *View
+	event []byte // view, encoded for all pages
 }
 
 // guarded sets headers that isolate the page: it loads nothing from other origins, cannot be
@@ -151,7 +151,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	for last := (*View)(nil); ; {
 		v, err := h.watch.View(r.Context())
 		if v == nil || v != last {
-			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || h.tell(w, v, err) != nil || out.Flush() != nil {
+			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || h.writeEvent(w, v, err) != nil || out.Flush() != nil {
 				return
 			}
 		}
@@ -164,8 +164,8 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// tell writes one event: the view, or the reason why there is none.
-func (h *handler) tell(w io.Writer, v *View, away error) error {
+// writeEvent writes one event: the view, or the reason why there is none.
+func (h *handler) writeEvent(w io.Writer, v *View, away error) error {
 	b, err := h.eventOf(v, away)
 	if err != nil {
 		return err
@@ -181,12 +181,12 @@ func (h *handler) eventOf(v *View, away error) ([]byte, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.told != v {
+	if h.view != v {
 		b, err := event("status", v)
 		if err != nil {
 			return nil, err
 		}
-		h.told, h.event = v, b
+		h.view, h.event = v, b
 	}
 	return h.event, nil
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/status"
@@ -264,7 +265,7 @@ func BenchmarkPage(b *testing.B) {
 			srv := httptest.NewServer(status.Handler(s, nil))
 			defer srv.Close()
 			if open {
-				rep, err := http.Get(srv.URL + "/events")
+				rep, err := http.Get(srv.URL + "/events") //nolint:bodyclose // it is, below
 				require.NoError(b, err)
 				defer rep.Body.Close()
 				go func() { _, _ = io.Copy(io.Discard, rep.Body) }()
@@ -318,9 +319,7 @@ func TestRanksOfALargeGroup(t *testing.T) {
 		wg.Go(func() {
 			var err error
 			rolls[rank], err = s.Join(t.Context(), wire.Contribution{Group: "large", Rank: rank, Size: n, Label: fmt.Sprint("pid ", rank)}, nil)
-			if err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, err)
 		})
 	}
 	wg.Wait()

@@ -222,9 +222,9 @@ func TestRates(t *testing.T) {
 
 // TestFalseStore checks that an inconsistent status does no harm.
 func TestFalseStore(t *testing.T) {
-	everybody := wire.Ranks{Count: 1 << 30, Spans: []wire.Span{{First: 0, Last: 1 << 30}}}
+	all := wire.Ranks{Count: 1 << 30, Spans: []wire.Span{{First: 0, Last: 1 << 30}}}
 	v := status.Of(&store.Status{Groups: []store.GroupStatus{{
-		Size: 4, Ended: -1, Generation: 1, Open: 1, Records: []store.RecordStatus{{Verb: "barrier", Arrived: everybody, Missing: everybody}},
+		Size: 4, Ended: -1, Generation: 1, Open: 1, Records: []store.RecordStatus{{Verb: "barrier", Arrived: all, Missing: all}},
 		Ranks: []store.RankStatus{{Rank: 3, Waits: []store.WaitStatus{{Verb: "recv", Peer: -7}}}},
 	}}}, nil, nil)
 	require.Len(t, v.Waiting, 2)
@@ -233,13 +233,13 @@ func TestFalseStore(t *testing.T) {
 // TestFalseListsOfRanks checks that false lists of ranks cannot block a viewer: visiting all of
 // these ranks would take 2^51 steps.
 func TestFalseListsOfRanks(t *testing.T) {
-	everybody := wire.Ranks{Count: 1 << 30}
+	all := wire.Ranks{Count: 1 << 30}
 	for range 1 << 12 {
-		everybody.Spans = append(everybody.Spans, wire.Span{First: -1 << 31, Last: 1<<31 - 1})
+		all.Spans = append(all.Spans, wire.Span{First: -1 << 31, Last: 1<<31 - 1})
 	}
 	g := store.GroupStatus{Size: 1<<31 - 1, Ended: -1, Generation: 1, Open: 1}
 	for range 1 << 7 {
-		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Arrived: everybody, Missing: everybody})
+		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Arrived: all, Missing: all})
 	}
 	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Waits: 1})
 	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})

@@ -16,15 +16,15 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// nobody returns an address at which no process listens.
-func nobody(t *testing.T) string {
+// unusedAddr returns an address at which no process listens.
+func unusedAddr(t *testing.T) string {
 	l, _ := tcp(t)
 	defer l.Close()
 	return l.Addr().String()
 }
 
 func TestDialRefusedConnection(t *testing.T) {
-	addr := nobody(t)
+	addr := unusedAddr(t)
 	_, err := store.Dial(bounded(t), addr, nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -36,7 +36,7 @@ func TestDialRefusedConnection(t *testing.T) {
 }
 
 func TestDialWaitsForAServerThatStartsLater(t *testing.T) {
-	addr := nobody(t)
+	addr := unusedAddr(t)
 	dialed := make(chan struct{})
 	once := sync.OnceFunc(func() { close(dialed) })
 	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -71,8 +71,8 @@ func TestDialANameThatDoesNotResolve(t *testing.T) {
 	require.EqualError(t, err, `store: dial "nowhere:1": store unavailable: lookup nowhere: no such host`)
 }
 
-// stranger starts a server that does not speak the protocol, and returns its address.
-func stranger(t *testing.T, serve func(net.Conn)) (addr string) {
+// otherService starts a server that does not speak the protocol, and returns its address.
+func otherService(t *testing.T, serve func(net.Conn)) (addr string) {
 	l, _ := tcp(t)
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -105,13 +105,13 @@ func TestDialSomebodyElse(t *testing.T) {
 		},
 		"ping": func(c net.Conn) { _, _ = c.Write(frame(wire.Header{Op: wire.OpPing})); _, _ = io.Copy(io.Discard, c) },
 	} {
-		_, err := store.Dial(bounded(t), stranger(t, serve), &store.DialOptions{Wait: true})
+		_, err := store.Dial(bounded(t), otherService(t, serve), &store.DialOptions{Wait: true})
 		require.ErrorIs(t, err, store.ErrProtocol, name)
 	}
 }
 
 func TestDialSomebodySilentIsBoundedByTheContext(t *testing.T) {
-	addr := stranger(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	addr := otherService(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	for _, wait := range []bool{false, true} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := store.Dial(ctx, addr, &store.DialOptions{Wait: wait})
@@ -248,7 +248,7 @@ func TestManyGoroutinesOnOneClient(t *testing.T) {
 }
 
 func TestAReplyThatDoesNotParseEndsTheConnection(t *testing.T) {
-	addr := stranger(t, func(c net.Conn) {
+	addr := otherService(t, func(c net.Conn) {
 		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
 		_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1}))
 		b := make([]byte, 1000)

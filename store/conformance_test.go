@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/storetest"
 )
@@ -105,13 +106,11 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, memory, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
 }
 
-// otherWay skips the test in short mode. It is for runs of the contract over a combination of parts
-// in which each part is covered by another run.
+// otherWay skips the test by default. It is for runs of the contract over a combination of parts in
+// which each part is covered by another run.
 func otherWay(t *testing.T) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("the contract over another combination of the same parts: not in a short run")
-	}
+	testcluster.SoakOnly(t, "the contract over another combination of the same parts")
 }
 
 func TestPrefix(t *testing.T) {

@@ -149,6 +149,15 @@ func (c *conn) usePipe(p transport.Pipe) error {
 	return nil
 }
 
+// abort shuts the socket down, if the connection has made its handshake. It does not block.
+func (c *conn) abort() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pipe != nil {
+		_ = c.pipe.Close()
+	}
+}
+
 // close ends the connection at once. Any goroutine may call it.
 func (c *conn) close() {
 	c.mu.Lock()

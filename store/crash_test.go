@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -139,7 +140,7 @@ func TestKillNine(t *testing.T) {
 	}
 	for range kills {
 		before := adds.Load()
-		testcluster.Eventually(t, patience, func() bool { return adds.Load() > before+200 }, "some work between two kills")
+		testcluster.Eventually(t, testTimeout, func() bool { return adds.Load() > before+200 }, "some work between two kills")
 		p.kill()
 		p.start(t)
 	}
@@ -178,9 +179,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	for rank, s := range []*store.Store{s, dead} {
 		wg.Go(func() {
 			r, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2, Label: fmt.Sprint("rank ", rank)}, nil)
-			if err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, err)
 			if rank == 0 {
 				roll = r
 			}
@@ -231,9 +230,7 @@ func gathers(ctx context.Context, t *testing.T, s *store.Store, rank, size int, 
 			return
 		}
 		for from, value := range values {
-			if want := fmt.Sprint(from, "/", seq); string(value) != want {
-				t.Errorf("rank %d, round %d: %q from rank %d", rank, seq, value, from)
-			}
+			assert.Equal(t, fmt.Sprint(from, "/", seq), string(value), "rank %d, round %d: %q from rank %d", rank, seq, value, from)
 		}
 		if rank == 0 {
 			rounds.Add(1)

@@ -77,12 +77,12 @@ func TestBackupAndRestore(t *testing.T) {
 	require.NoError(t, s.Set(ctx, "later", nil, nil))
 
 	dir := filepath.Join(t.TempDir(), "restored")
-	var told []int
+	var progress []int
 	require.NoError(t, store.Restore(file, dir, &store.RestoreOptions{Progress: func(done, total int) {
 		require.Equal(t, 3000, total)
-		told = append(told, done)
+		progress = append(progress, done)
 	}}))
-	require.Equal(t, []int{1000, 2000}, told)
+	require.Equal(t, []int{1000, 2000}, progress)
 	require.ErrorIs(t, store.Restore(file, dir, nil), os.ErrExist)
 	back := store.New(&store.Memory{Dir: dir})
 	defer func() { _ = back.Close() }()

@@ -73,7 +73,7 @@ func FuzzServer(f *testing.F) {
 		c, err := net.Dial("tcp", b.addr)
 		require.NoError(t, err)
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(testTimeout))
 		if how&greeted != 0 {
 			stream = append(greeting(), stream...)
 		}

@@ -111,7 +111,7 @@ func TestAnswersThatLackSomething(t *testing.T) {
 		"what happened": {watch, wire.Reply{Keys: []string{"a"}, Values: [][]byte{nil}, Nums: make([]int64, 1)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			addr := stranger(t, func(conn net.Conn) {
+			addr := otherService(t, func(conn net.Conn) {
 				_, err := io.ReadFull(conn, make([]byte, len(wire.Preface)))
 				require.NoError(t, err)
 				send(t, conn, wire.AppendReply(nil, wire.OpHello, receiveRequest(t, conn).ID, &wire.Reply{N: 1, Rev: 1}))

@@ -168,10 +168,10 @@ func TestTooManyConnections(t *testing.T) {
 			for range 500 { // each refusal runs in a goroutine for a second at most
 				_ = s.raw(t)
 			}
-			testcluster.Eventually(t, patience, func() bool { return strings.Count(s.String(), "connection refused") >= 500 }, "all are refused")
+			testcluster.Eventually(t, testTimeout, func() bool { return strings.Count(s.String(), "connection refused") >= 500 }, "all are refused")
 			require.Less(t, runtime.NumGoroutine()-before, 100)
 			works(t, a)
-			testcluster.Eventually(t, patience, func() bool {
+			testcluster.Eventually(t, testTimeout, func() bool {
 				o.Wait = true
 				_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
 				return strings.Contains(err.Error(), "store full: the limit is 2 connections")
@@ -179,7 +179,7 @@ func TestTooManyConnections(t *testing.T) {
 			require.Contains(t, s.String(), `reason="the limit is 2 connections"`)
 			works(t, b)
 			require.NoError(t, b.Close())
-			testcluster.Eventually(t, patience, func() bool {
+			testcluster.Eventually(t, testTimeout, func() bool {
 				c, err := store.Dial(bounded(t), "127.0.0.1:1", o)
 				if err == nil {
 					works(t, c)
@@ -254,7 +254,7 @@ func TestUnfinishedHandshakesBlockNoPeer(t *testing.T) {
 			_, err := slow[1].Read(make([]byte, 1))
 			require.ErrorContains(t, err, "timeout", "the others have their time")
 			for _, c := range slow[1:] {
-				require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+				require.NoError(t, c.SetDeadline(time.Now().Add(testTimeout)))
 				closed(t, c)
 			}
 			s.says(t, "handshake: ")
@@ -265,7 +265,7 @@ func TestUnfinishedHandshakesBlockNoPeer(t *testing.T) {
 
 func TestABurstOfHandshakesGetsThrough(t *testing.T) {
 	f := newTLSFiles(t)
-	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}, Limits: store.ServerLimits{Handshakes: 2, Handshake: patience}}, tcp)
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}, Limits: store.ServerLimits{Handshakes: 2, Handshake: testTimeout}}, tcp)
 	files := f.client()
 	var burst sync.WaitGroup
 	for range 100 {

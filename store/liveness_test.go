@@ -54,11 +54,11 @@ func (p *pair) goesOn(t *testing.T, seq uint64) {
 func lost(t *testing.T, err error) {
 	t.Helper()
 	require.ErrorIs(t, err, store.ErrLost)
-	v := verdictOf(t, err)
+	v := failureOf(t, err)
 	require.Equal(t, []int{1}, v.Lost)
 }
 
-func verdictOf(t *testing.T, err error) *wire.Failure {
+func failureOf(t *testing.T, err error) *wire.Failure {
 	t.Helper()
 	var e *store.Error
 	require.ErrorAs(t, err, &e)

@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// patience is the timeout of operations that are fast unless the machine is overloaded.
-const patience = 30 * time.Second
+// testTimeout is the timeout of operations that are fast unless the machine is overloaded.
+const testTimeout = 30 * time.Second
 
 // journal is a log that can be read while it is written.
 type journal struct {
@@ -53,7 +53,7 @@ func (j *journal) String() string {
 // says waits until the log contains words.
 func (j *journal) says(t *testing.T, words string) {
 	t.Helper()
-	testcluster.Eventually(t, patience, func() bool { return strings.Contains(j.String(), words) }, "the log says "+words)
+	testcluster.Eventually(t, testTimeout, func() bool { return strings.Contains(j.String(), words) }, "the log says "+words)
 }
 
 // service is a running Server and its log.
@@ -98,7 +98,7 @@ func (s *service) raw(t *testing.T) net.Conn {
 	c, err := s.dial(t.Context(), "tcp", "")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	require.NoError(t, c.SetDeadline(time.Now().Add(testTimeout)))
 	return c
 }
 
@@ -161,7 +161,7 @@ func closed(t *testing.T, c net.Conn) {
 // bounded returns a context that ends long after the operation should have completed.
 func bounded(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -85,7 +85,7 @@ func inFlight(t *testing.T, s, direct *store.Store, proxy *testcluster.Proxy, n 
 	for range n {
 		go func() { _, err := s.Add(t.Context(), "n", 1); errs <- err }()
 	}
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		v, err := direct.Get(t.Context(), "n")
 		return err == nil && string(v) == fmt.Sprint(n)
 	}, "the adds are carried out")
@@ -230,9 +230,9 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	sent, cancel := context.WithCancel(t.Context())
 	adding := make(chan error, 1)
 	go func() { _, err := c.Add(sent, "sent", 1); adding <- err }()
-	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 1 }, "it is sent")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1 }, "it is sent")
 	proxy.Cut(testcluster.RST)
-	testcluster.Eventually(t, patience, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
 	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
 	_, err := c.Add(short, "unsent", 1)
@@ -257,7 +257,7 @@ func TestCloseDuringReconnect(t *testing.T) {
 	waits := waiting(t, c, 20)
 	proxy.Stall(true)
 	proxy.Cut(testcluster.RST)
-	testcluster.Eventually(t, patience, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
 	start := time.Now()
 	require.NoError(t, c.Close())
 	require.Less(t, time.Since(start), time.Second)
@@ -305,12 +305,12 @@ func TestTheWindowEnds(t *testing.T) {
 		for range n {
 			go func() { _, err := c.Add(t.Context(), "n", 1); errs <- err }()
 		}
-		testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 1000 }, "the window is full")
+		testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1000 }, "the window is full")
 		return c, proxy, errs
 	}
 	ends := func(t *testing.T, errs <-chan error, is error) {
 		t.Helper()
-		late := time.After(patience)
+		late := time.After(testTimeout)
 		for i := range n {
 			select {
 			case err := <-errs:
@@ -369,7 +369,7 @@ func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
 	for range 6 {
 		go func() { errs <- c.Set(t.Context(), "large", make([]byte, wire.MaxValue), nil) }()
 	}
-	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) >= 3 }, "some are sent")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) >= 3 }, "some are sent")
 	require.NoError(t, c.Close())
 	for range 6 {
 		require.ErrorIs(t, <-errs, store.ErrClosed)
@@ -389,7 +389,7 @@ func TestCancelsLeaveNothing(t *testing.T) {
 		<-done
 	}
 	works(t, c)
-	testcluster.Eventually(t, patience, func() bool { return store.Cancelled(c.Engine()) == 0 }, "no cancel waits for an answer")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Cancelled(c.Engine()) == 0 }, "no cancel waits for an answer")
 }
 
 // The tests below make several connections of one session without a client.
@@ -562,7 +562,7 @@ func TestCloseMakesWhatWasSentUnknown(t *testing.T) {
 		_, err := c.Get(bounded(t), "n")
 		got <- err
 	}()
-	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 2 }, "both are sent")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 2 }, "both are sent")
 	require.NoError(t, c.Close())
 	err := <-added
 	require.ErrorIs(t, err, store.ErrClosed)

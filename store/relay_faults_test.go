@@ -212,14 +212,14 @@ func TestARelayThatDoesNotComeBack(t *testing.T) {
 	for _, rank := range []int{3, 4} {
 		err := g.barrier(bounded(t), rank, 2)
 		require.ErrorIs(t, err, store.ErrLost)
-		v := verdictOf(t, err)
+		v := failureOf(t, err)
 		require.Equal(t, []int{0, 2}, v.Lost)
 		require.Contains(t, v.Reason, "their relay (pid ")
 		require.Contains(t, v.Reason, "was cut off")
 	}
 	require.Error(t, <-voted)
 	err := g.stores[3].Follow(bounded(t), wire.Contribution{Generation: g.gen, Rank: 3})
-	require.Equal(t, []int{0, 1, 2}, verdictOf(t, err).Lost)
+	require.Equal(t, []int{0, 1, 2}, failureOf(t, err).Lost)
 }
 
 // votes waits until the store has the vote of rank in barrier seq. It probes for the vote in
@@ -228,12 +228,12 @@ func (g *team) votes(rank int, seq uint64, other int) {
 	g.t.Helper()
 	c := barrier(g.gen, other, 0)
 	c.Channel = "probe"
-	testcluster.Eventually(g.t, patience, func() bool {
+	testcluster.Eventually(g.t, testTimeout, func() bool {
 		c.Seq++
 		ctx, cancel := context.WithTimeout(bounded(g.t), 20*time.Millisecond)
 		defer cancel()
 		_, err := g.stores[other].Collect(ctx, c, nil)
-		v := verdictOf(g.t, err)
+		v := failureOf(g.t, err)
 		i := slices.Index(v.Missing, rank)
 		return strings.HasPrefix(v.Doing[i], fmt.Sprintf("in barrier #%d ", seq))
 	}, "the vote has come")
@@ -257,7 +257,7 @@ func TestAStragglerBehindARelay(t *testing.T) {
 	}) {
 		if rank != 3 {
 			require.ErrorIs(t, err, store.ErrTimeout)
-			require.Equal(t, []int{3}, verdictOf(t, err).Missing)
+			require.Equal(t, []int{3}, failureOf(t, err).Missing)
 		}
 	}
 	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 3) })
@@ -281,8 +281,8 @@ func TestASilentRankBehindARelay(t *testing.T) {
 	}) {
 		if rank != 7 {
 			require.ErrorIs(t, err, store.ErrLost)
-			require.Equal(t, []int{7}, verdictOf(t, err).Lost)
-			require.Equal(t, "rank 7", verdictOf(t, err).Reason)
+			require.Equal(t, []int{7}, failureOf(t, err).Lost)
+			require.Equal(t, "rank 7", failureOf(t, err).Reason)
 		}
 	}
 	proxy.Cut(testcluster.RST)
@@ -299,8 +299,8 @@ func TestASilentRelay(t *testing.T) {
 	proxy.Blackhole(true)
 	err := g.barrier(bounded(t), 4, 1)
 	require.ErrorIs(t, err, store.ErrLost)
-	require.Equal(t, []int{0, 1, 2, 3}, verdictOf(t, err).Lost)
-	require.Contains(t, verdictOf(t, err).Reason, "did not respond")
+	require.Equal(t, []int{0, 1, 2, 3}, failureOf(t, err).Lost)
+	require.Contains(t, failureOf(t, err).Reason, "did not respond")
 	proxy.Blackhole(false)
 	proxy.Cut(testcluster.RST)
 }
@@ -319,7 +319,7 @@ func TestAFrozenRelayIsNamed(t *testing.T) {
 	for rank := 8; rank < 11; rank++ {
 		err := g.barrier(bounded(t), rank, 2)
 		require.ErrorIs(t, err, store.ErrLost)
-		v := verdictOf(t, err)
+		v := failureOf(t, err)
 		require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, v.Lost)
 		require.Regexp(t, `^their relay \(pid \d+ on .*, .*\) did not respond$`, v.Reason)
 	}
@@ -340,7 +340,7 @@ func TestAMissingRelayIsNamed(t *testing.T) {
 	testcluster.Kill(t, p)
 	var v *wire.Failure
 	seq := uint64(1)
-	testcluster.Eventually(t, patience, func() bool { // the store detects that the relay has ended
+	testcluster.Eventually(t, testTimeout, func() bool { // the store detects that the relay has ended
 		seq++
 		v = g.missed(8, seq)
 		return v.Reason != ""
@@ -358,14 +358,14 @@ func (g *team) missed(rank int, seq uint64) *wire.Failure {
 	defer cancel()
 	err := g.barrier(ctx, rank, seq)
 	require.ErrorIs(g.t, err, store.ErrTimeout)
-	return verdictOf(g.t, err)
+	return failureOf(g.t, err)
 }
 
 // TestASlowRankBehindARelay checks that a rank that reads or writes slowly does not delay the other
 // ranks behind its relay, and is not lost.
 func TestASlowRankBehindARelay(t *testing.T) {
 	t.Parallel()
-	s := serve(t, soon(0), tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 3 * time.Second}}, tcp) // less than a transfer
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
 	// The liveness timeout is long since all ranks are slow on a busy machine.
@@ -374,7 +374,7 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	t.Cleanup(func() { _ = slow.Close() })
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
 	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 16<<20), nil))
-	proxy.Throttle(4 << 20) // the transfers below take four seconds in each direction
+	proxy.Throttle(2 << 20) // the transfers below take eight seconds in each direction
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	busy.Go(func() {
@@ -386,7 +386,7 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	for range 200 {
 		began := time.Now()
 		works(t, g.stores[1])
-		require.Less(t, time.Since(began), patience/4)
+		require.Less(t, time.Since(began), testTimeout/4)
 	}
 	for rank, err := range g.each(func(rank int, _ *store.Store) error {
 		if rank == 3 {
@@ -499,7 +499,7 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	began, result := time.Now(), make(chan error, 1)
 	go func() { result <- g.barrier(ctx, 0, 1) }()
 	frames := 0
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		counts.mu.Lock()
 		defer counts.mu.Unlock()
 		frames = counts.frames[wire.OpRelay]
@@ -528,7 +528,7 @@ func TestTheStoreBehindARelayEnds(t *testing.T) {
 			c := dial(t, r.addr)
 			waiting := make(chan error, 1)
 			go func() { _, err := c.Wait(bounded(t), "never"); waiting <- err }()
-			testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 1 }, "it waits")
+			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1 }, "it waits")
 			works(t, c)
 			began := time.Now()
 			require.NoError(t, end(s))
@@ -569,7 +569,7 @@ func TestRelaysOfNothing(t *testing.T) {
 		"tcp://127.0.0.1:1":                         store.ErrInvalid,
 		"muster://127.0.0.1:1/prefix":               store.ErrInvalid,
 		"muster://127.0.0.1":                        store.ErrInvalid,
-		"muster://127.0.0.1:1,nobody":               store.ErrInvalid,
+		"muster://127.0.0.1:1,noport":               store.ErrInvalid,
 		"muster://127.0.0.1:1?secret-file=/nowhere": nil,
 		"muster://127.0.0.1:1":                      store.ErrUnavailable,
 		"%":                                         store.ErrInvalid,

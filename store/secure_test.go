@@ -88,13 +88,13 @@ func TestWaysIn(t *testing.T) {
 }
 
 func TestNoWayIn(t *testing.T) {
-	f, stranger := newTLSFiles(t), newTLSFiles(t)
+	f, other := newTLSFiles(t), newTLSFiles(t)
 	required := f.server()
 	required.RequireClient = true
 	elsewhere, unsigned, untrusting := f.client(), f.client(), f.anonymous()
 	elsewhere.ServerName = "elsewhere"
-	unsigned.Cert, unsigned.Key = stranger.path("trainer"), stranger.path("trainer-key")
-	untrusting.CA = stranger.path("ca")
+	unsigned.Cert, unsigned.Key = other.path("trainer"), other.path("trainer-key")
+	untrusting.CA = other.path("ca")
 	plain, encrypted, mutual := &store.Server{}, &store.Server{TLS: serverTLS(t, f.server())}, &store.Server{TLS: serverTLS(t, required)}
 	secret := &store.Server{Access: []store.Access{all("s")}}
 	both := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "other"}}}
@@ -165,7 +165,7 @@ func TestDialWithBadSecretsAndFiles(t *testing.T) {
 // TestNoWayBackIn checks that a client whose access was withdrawn gets that error at its next dial,
 // and does not dial again.
 func TestNoWayBackIn(t *testing.T) {
-	f, stranger := newTLSFiles(t), newTLSFiles(t)
+	f, other := newTLSFiles(t), newTLSFiles(t)
 	for name, tc := range map[string]struct {
 		first, then *store.Server
 		says        string
@@ -173,7 +173,7 @@ func TestNoWayBackIn(t *testing.T) {
 		"secret": {&store.Server{Access: []store.Access{all("s")}}, &store.Server{Access: []store.Access{all("x")}}, "wrong secret"},
 		"TLS": {
 			&store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}},
-			&store.Server{TLS: serverTLS(t, stranger.server()), Access: []store.Access{all("s")}}, "its certificate is not trusted",
+			&store.Server{TLS: serverTLS(t, other.server()), Access: []store.Access{all("s")}}, "its certificate is not trusted",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestAFalseStoreProvesNothing(t *testing.T) {
 			return [][]byte{store.Proof(secretOf("s"), store.ProofServer, nonce, theirs, nil), nil}
 		},
 	} {
-		addr := stranger(t, func(c net.Conn) {
+		addr := otherService(t, func(c net.Conn) {
 			_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
 			hello := receiveRequest(t, c)
 			theirs := store.NewNonce()
@@ -300,7 +300,7 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
 	works(t, s.as(t, s.knowing(secretOf("s"), f.anonymous())))
 	mine := serverTLS(t, f.server())
-	addr := stranger(t, func(c net.Conn) {
+	addr := otherService(t, func(c net.Conn) {
 		in := tls.Server(c, mine)
 		config, err := f.anonymous().Client()
 		require.NoError(t, err)
@@ -560,7 +560,7 @@ func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 	}
 	works(t, s.as(t, s.knowing(nil, old.client())))
 	f.renew(t)
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		c, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.client()))
 		if err == nil {
 			works(t, c)
@@ -572,7 +572,7 @@ func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, old.client()))
 	require.ErrorIs(t, err, store.ErrDenied, "who trusts the old one does not")
 	require.NoError(t, store.ConnOf(before.Engine()).Close())
-	testcluster.Eventually(t, patience, func() bool { // a client also reloads its own files
+	testcluster.Eventually(t, testTimeout, func() bool { // a client also reloads its own files
 		return before.Set(bounded(t), "k", nil, nil) == nil
 	}, "who was there comes back")
 }

@@ -398,7 +398,17 @@ func (s *Server) stop() []*conn {
 
 // Close ends all connections at once, and waits for their goroutines. It may be called twice.
 func (s *Server) Close() error {
-	for _, c := range s.stop() {
+	conns := s.stop()
+	// Memory learns of the first end only when the sockets of all are shut down. Otherwise the peers
+	// that are closed last would get the failure of the ranks of the first.
+	if m, ok := s.Engine.(*Memory); ok {
+		m.mu.Lock()
+		for _, c := range conns {
+			c.abort()
+		}
+		m.mu.Unlock()
+	}
+	for _, c := range conns {
 		c.close()
 	}
 	s.wait()

@@ -78,7 +78,7 @@ func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
 		require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
 		s.says(t, "the peer does not read")
 		// An engine still makes some copies that no peer receives.
-		testcluster.Eventually(t, patience, func() bool { return heap()-before < 64<<20 }, "memory")
+		testcluster.Eventually(t, testTimeout, func() bool { return heap()-before < 64<<20 }, "memory")
 		works(t, other)
 	})
 }
@@ -301,7 +301,7 @@ func TestAClosedEngineEndsItsConnections(t *testing.T) {
 		_, err := c.Wait(bounded(t), "never")
 		waited <- err
 	}()
-	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) > 0 }, "the call has begun")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) > 0 }, "the call has begun")
 	works(t, c) // so the request before it has reached the server
 	require.NoError(t, s.Engine.Close())
 	require.ErrorIs(t, <-waited, store.ErrUnavailable)

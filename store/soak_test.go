@@ -80,8 +80,8 @@ func TestSoak(t *testing.T) {
 	for _, c := range stores {
 		require.NoError(t, c.Close())
 	}
-	testcluster.Eventually(t, patience, func() bool { return memory.Keys() == soakCounters }, "what had a TTL or a lease is gone")
-	testcluster.Eventually(t, patience, func() bool { return runtime.NumGoroutine() < before+clients }, "goroutines end")
+	testcluster.Eventually(t, testTimeout, func() bool { return memory.Keys() == soakCounters }, "what had a TTL or a lease is gone")
+	testcluster.Eventually(t, testTimeout, func() bool { return runtime.NumGoroutine() < before+clients }, "goroutines end")
 }
 
 // flat asserts that the second half of a run needs no more than the first.

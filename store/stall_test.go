@@ -109,7 +109,7 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	written := make(chan error, 1)
 	go func() { written <- writer.Set(ctx, "k", []byte("v"), nil) }()
 	var before time.Duration
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		st, err := looker.Status(ctx, "")
 		require.NoError(t, err)
 		before = st.Server.SyncPending
@@ -149,13 +149,11 @@ func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 	for i, s := range clients {
 		for n := range each {
 			writing.Go(func() {
-				if err := s.Set(ctx, fmt.Sprint(i, "/", n), value, nil); err != nil {
-					t.Error(err)
-				}
+				assert.NoError(t, s.Set(ctx, fmt.Sprint(i, "/", n), value, nil))
 			})
 		}
 	}
-	testcluster.Eventually(t, patience, func() bool { return store.Crowded(m) }, "much waits for the disk")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Crowded(m) }, "much waits for the disk")
 	for range 20 {
 		st, err := looker.Status(ctx, "")
 		require.NoError(t, err)
@@ -193,7 +191,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 			writing.Go(func() { assert.NoError(t, c.Set(bounded(t), fmt.Sprint(i, "/", n), value, nil)) })
 		}
 	}
-	testcluster.Eventually(t, patience, func() bool { return store.Crowded(m) }, "much waits for the disk")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Crowded(m) }, "much waits for the disk")
 	written := make(chan struct{})
 	go func() {
 		writing.Wait()
@@ -238,7 +236,7 @@ func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
 	go func() {
 		_, _ = s.Join(t.Context(), wire.Contribution{Group: "g", Rank: 1, Size: 2}, nil)
 	}()
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		now, err := s.Status(t.Context(), "")
 		return err == nil && len(now.Groups) > 0 && now.Groups[0].Generation != 0 && now.Groups[0].Present == 1
 	}, "the rank that has given up has left the group")

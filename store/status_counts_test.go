@@ -16,7 +16,7 @@ import (
 // counts polls the counters of a store until wanted returns true, and returns them.
 func counts(t *testing.T, e store.Engine, wanted func(*store.ServerStatus) bool) (got *store.ServerStatus) {
 	t.Helper()
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		s, err := store.New(e).Status(t.Context(), "")
 		require.NoError(t, err)
 		got = s.Server

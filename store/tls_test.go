@@ -155,12 +155,12 @@ func TestTLSBothSidesKnowEachOther(t *testing.T) {
 }
 
 func TestTLSRefuses(t *testing.T) {
-	f, stranger := newTLSFiles(t), newTLSFiles(t)
+	f, other := newTLSFiles(t), newTLSFiles(t)
 	for want, with := range map[string]func(s, c *store.TLSFiles){
-		"signed by unknown authority":     func(_, c *store.TLSFiles) { c.CA = stranger.path("ca") },
+		"signed by unknown authority":     func(_, c *store.TLSFiles) { c.CA = other.path("ca") },
 		"not elsewhere":                   func(_, c *store.TLSFiles) { c.ServerName = "elsewhere" },
 		"certificate is valid for 127":    func(_, c *store.TLSFiles) { c.ServerName = "127.0.0.2" },
-		"unknown certificate authority":   func(_, c *store.TLSFiles) { c.Cert, c.Key = stranger.path("trainer"), stranger.path("trainer-key") },
+		"unknown certificate authority":   func(_, c *store.TLSFiles) { c.Cert, c.Key = other.path("trainer"), other.path("trainer-key") },
 		"certificate required":            func(s, c *store.TLSFiles) { s.RequireClient, c.Cert, c.Key = true, "", "" },
 		"remote error: tls: bad certific": func(_, c *store.TLSFiles) { c.Cert, c.Key = f.path("server"), f.path("server-key") },
 		"not valid for any names":         func(s, _ *store.TLSFiles) { s.Cert, s.Key = f.path("trainer"), f.path("trainer-key") },

@@ -150,9 +150,7 @@ func TestCodesRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		again := floats(t, back)
 		for c, v := range vals {
-			if !same(v, again[c]) {
-				t.Fatalf("%v: code %#x is %v and then %v", dt, c, v, again[c])
-			}
+			require.True(t, same(v, again[c]), "%v: code %#x is %v and then %v", dt, c, v, again[c])
 		}
 		if dt.Bits() < 8 {
 			assert.Equal(t, all.Data, back.Data, dt)

@@ -12,15 +12,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/wire"
 )
 
-// seat, cast and vote are the parts of a contribution that several operations have in common: the
+// member, cast and vote are the parts of a contribution that several operations have in common: the
 // rank, its call, and its vote.
 var (
-	seat = wire.Contribution{Generation: 7, Rank: 2}
-	cast = wire.Contribution{Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i"}
-	vote = wire.Contribution{
+	member = wire.Contribution{Generation: 7, Rank: 2}
+	cast   = wire.Contribution{Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i"}
+	vote   = wire.Contribution{
 		Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i", Label: "l",
 		Want: wire.WantReduced, RootOnly: true, Reduction: wire.Reduction{Op: wire.ReduceMax, Kind: wire.Float64},
 	}
@@ -114,7 +117,7 @@ var goldenRequests = []struct {
 		"13000000 0f 04 0000 0f00000000000000 | 0700000000000000 02000000  0f00  01000000 78",
 	},
 	{
-		wire.Request{Op: wire.OpFollow, ID: 16, Timeout: 1, Group: seat},
+		wire.Request{Op: wire.OpFollow, ID: 16, Timeout: 1, Group: member},
 		"14000000 10 00 0000 1000000000000000 | 0100000000000000  0700000000000000 02000000",
 	},
 	{
@@ -132,7 +135,7 @@ var goldenRequests = []struct {
 		"31000000 13 00 0000 1300000000000000 | 0100000000000000  0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
-	{wire.Request{Op: wire.OpExpired, ID: 20, Group: seat}, "0c000000 14 00 0000 1400000000000000 | 0700000000000000 02000000"},
+	{wire.Request{Op: wire.OpExpired, ID: 20, Group: member}, "0c000000 14 00 0000 1400000000000000 | 0700000000000000 02000000"},
 	{wire.Request{Op: wire.OpLost, ID: 21, TTL: 500 * time.Millisecond}, "08000000 15 00 0000 1500000000000000 | 0065cd1d00000000"},
 	{wire.Request{Op: wire.OpTake, ID: 22, Keys: []string{"a"}}, "09000000 16 00 0000 1600000000000000 | 01000000  01000000 61"},
 	{
@@ -185,9 +188,7 @@ func no(c wire.Contribution, code wire.Code, reason string) wire.Contribution {
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.NewReplacer(" ", "", "|", "").Replace(s))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }
 
@@ -199,9 +200,7 @@ func TestGoldenRequests(t *testing.T) {
 			if string(got) != "front"+string(want) {
 				t.Fatalf("got  %x\nwant %x", got[5:], want)
 			}
-			if back := parseRequest(t, want); !reflect.DeepEqual(back, g.req) {
-				t.Fatalf("parsed %+v\nwant   %+v", back, g.req)
-			}
+			require.Equal(t, g.req, parseRequest(t, want))
 		})
 	}
 }
@@ -229,9 +228,7 @@ func TestNumbered(t *testing.T) {
 		if got := wire.AppendRequest(nil, &req); !bytes.Equal(got, want) {
 			t.Errorf("%v: got  %x\nwant %x", req.Op, got, want)
 		}
-		if back := parseRequest(t, want); !reflect.DeepEqual(back, req) {
-			t.Errorf("parsed %+v\nwant   %+v", back, req)
-		}
+		assert.Equal(t, req, parseRequest(t, want))
 	}
 }
 
@@ -244,12 +241,8 @@ func TestWaitsOrChanges(t *testing.T) {
 		wire.OpGrant, wire.OpRevoke, wire.OpSkip, wire.OpPush, wire.OpPop, wire.OpCloseChannel,
 	}
 	for op := range wire.Op(255) {
-		if got := op.Waits(); got != slices.Contains(waits, op) {
-			t.Errorf("%v waits: %v", op, got)
-		}
-		if got := op.Numbered(); got != slices.Contains(changes, op) {
-			t.Errorf("%v is numbered: %v", op, got)
-		}
+		assert.Equal(t, slices.Contains(waits, op), op.Waits(), "%v waits", op)
+		assert.Equal(t, slices.Contains(changes, op), op.Numbered(), "%v is numbered", op)
 	}
 }
 
@@ -262,12 +255,8 @@ func TestOthersHaveNoNumber(t *testing.T) {
 			t.Errorf("%v has a number", op)
 		}
 		leased := op == wire.OpSet || op == wire.OpKeepAlive || op == wire.OpRevoke
-		if got := !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Lease: 1}), plain); got != leased {
-			t.Errorf("%v has a lease: %v", op, got)
-		}
-		if got := !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Resume: 1}), plain); got != (op == wire.OpHello) {
-			t.Errorf("%v resumes: %v", op, got)
-		}
+		assert.Equal(t, leased, !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Lease: 1}), plain), "%v has a lease", op)
+		assert.Equal(t, op == wire.OpHello, !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Resume: 1}), plain), "%v resumes", op)
 		if !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Session: 1}), plain) {
 			t.Errorf("%v has a session, which its connection tells", op)
 		}
@@ -301,16 +290,10 @@ func TestPreface(t *testing.T) {
 func parseRequest(t testing.TB, frame []byte) wire.Request {
 	t.Helper()
 	h, err := wire.ParseHeader(frame, wire.MaxBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if int(h.Len) != len(frame)-wire.HeaderLen {
-		t.Fatalf("length %d, the body has %d", h.Len, len(frame)-wire.HeaderLen)
-	}
+	require.NoError(t, err)
+	require.Equal(t, len(frame)-wire.HeaderLen, int(h.Len), "length %d, the body has %d", h.Len, len(frame)-wire.HeaderLen)
 	var r wire.Request
-	if err := r.Parse(h, frame[wire.HeaderLen:]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.Parse(h, frame[wire.HeaderLen:]))
 	return r
 }
 
@@ -366,9 +349,7 @@ func TestRequestRoundTrip(t *testing.T) {
 			vary(r, reflect.ValueOf(&req).Elem())
 			req.Op = op
 			frame := wire.AppendRequest(nil, &req)
-			if back := parseRequest(t, frame); !reflect.DeepEqual(back, req) {
-				t.Fatalf("parsed %+v\nwant   %+v", back, req)
-			}
+			require.Equal(t, req, parseRequest(t, frame))
 			h, _ := wire.ParseHeader(frame, wire.MaxBody)
 			if err := reused.Parse(h, frame[wire.HeaderLen:]); err != nil || !reflect.DeepEqual(reused, req) {
 				t.Fatalf("into a used one: %+v, %v\nwant %+v", reused, err, req)
@@ -384,9 +365,7 @@ func TestZeroRequestRoundTrip(t *testing.T) {
 		if len(back.Keys) == 0 {
 			back.Keys = nil
 		}
-		if !reflect.DeepEqual(back, req) {
-			t.Fatalf("parsed %+v\nwant   %+v", back, req)
-		}
+		require.Equal(t, req, back)
 	}
 }
 
@@ -394,13 +373,9 @@ func TestZeroRequestRoundTrip(t *testing.T) {
 func TestNilIsNotEmpty(t *testing.T) {
 	for _, v := range [][]byte{nil, {}, {0}} {
 		req := wire.Request{Op: wire.OpSwap, Key: "k", Value: v, Old: v}
-		if back := parseRequest(t, wire.AppendRequest(nil, &req)); !reflect.DeepEqual(back, req) {
-			t.Fatalf("request: parsed %#v, want %#v", back, req)
-		}
+		require.Equal(t, req, parseRequest(t, wire.AppendRequest(nil, &req)))
 		rep := wire.Reply{Value: v, Values: [][]byte{v, v}}
-		if back := parseReply(t, wire.AppendReply(nil, wire.OpGet, 1, &rep)); !reflect.DeepEqual(back, rep) {
-			t.Fatalf("reply: parsed %#v, want %#v", back, rep)
-		}
+		require.Equal(t, rep, parseReply(t, wire.AppendReply(nil, wire.OpGet, 1, &rep)))
 	}
 }
 
@@ -411,9 +386,7 @@ func TestRequestTruncated(t *testing.T) {
 		h, _ := wire.ParseHeader(frame, wire.MaxBody)
 		for n := range body {
 			var r wire.Request
-			if err := r.Parse(h, body[:n:n]); !errors.Is(err, wire.ErrTruncated) {
-				t.Errorf("%v cut to %d of %d bytes: %v", h.Op, n, len(body), err)
-			}
+			assert.ErrorIs(t, r.Parse(h, body[:n:n]), wire.ErrTruncated, "%v cut to %d of %d bytes", h.Op, n, len(body))
 		}
 		for n := range wire.HeaderLen {
 			if _, err := wire.ParseHeader(frame[:n:n], wire.MaxBody); !errors.Is(err, wire.ErrTruncated) {
@@ -428,9 +401,7 @@ func TestRequestTrailing(t *testing.T) {
 		frame := append(unhex(t, g.bytes), 0)
 		h, _ := wire.ParseHeader(frame, wire.MaxBody)
 		var r wire.Request
-		if err := r.Parse(h, frame[wire.HeaderLen:]); !errors.Is(err, wire.ErrTrailing) {
-			t.Errorf("%v: %v", h.Op, err)
-		}
+		assert.ErrorIs(t, r.Parse(h, frame[wire.HeaderLen:]), wire.ErrTrailing, h.Op)
 	}
 }
 
@@ -451,9 +422,7 @@ func TestUnknownFlags(t *testing.T) {
 			h.Flags = 1 << bit
 			var r wire.Request
 			err := r.Parse(h, frame[wire.HeaderLen:])
-			if refused := errors.Is(err, wire.ErrFlags); refused == (allowed[h.Op]&h.Flags != 0) {
-				t.Errorf("%v with flag %#x: %v", h.Op, h.Flags, err)
-			}
+			assert.NotEqual(t, allowed[h.Op]&h.Flags != 0, errors.Is(err, wire.ErrFlags), "%v with flag %#x: %v", h.Op, h.Flags, err)
 		}
 	}
 }
@@ -478,9 +447,7 @@ func TestRequestRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			frame := unhex(t, c.bytes)
 			h, err := wire.ParseHeader(frame, wire.MaxBody)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var r wire.Request
 			if err := r.Parse(h, frame[wire.HeaderLen:]); !errors.Is(err, c.err) {
 				t.Fatalf("got %v, want %v", err, c.err)
@@ -495,9 +462,7 @@ func TestUnknownOps(t *testing.T) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}
 		var r wire.Request
-		if err := r.Parse(wire.Header{Op: op}, nil); !errors.Is(err, wire.ErrUnknownOp) {
-			t.Errorf("Parse: op %d: %v", op, err)
-		}
+		assert.ErrorIs(t, r.Parse(wire.Header{Op: op}, nil), wire.ErrUnknownOp, "Parse: op %d", op)
 	}
 }
 
@@ -524,13 +489,9 @@ func TestLimits(t *testing.T) {
 		} {
 			frame := wire.AppendRequest(nil, &req)
 			h, err := wire.ParseHeader(frame, wire.MaxBody)
-			if err != nil {
-				t.Fatalf("%s: %v", what, err)
-			}
+			require.NoError(t, err, what)
 			var r wire.Request
-			if err := r.Parse(h, frame[wire.HeaderLen:]); !errors.Is(err, want) {
-				t.Errorf("%s, %d over the limit: %v", what, over, err)
-			}
+			assert.ErrorIs(t, r.Parse(h, frame[wire.HeaderLen:]), want, "%s, %d over the limit", what, over)
 		}
 	}
 }

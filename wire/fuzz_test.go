@@ -3,8 +3,9 @@ package wire_test
 import (
 	"bytes"
 	"encoding/binary"
-	"reflect"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -20,9 +21,7 @@ func FuzzHeader(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if h.Len > limit {
-			t.Fatalf("length %d, the limit is %d", h.Len, limit)
-		}
+		require.LessOrEqual(t, h.Len, limit)
 		if again := wire.AppendHeader(nil, h); !bytes.Equal(again, b[:wire.HeaderLen]) {
 			t.Fatalf("written again: %x, was %x", again, b[:wire.HeaderLen])
 		}
@@ -71,9 +70,7 @@ func FuzzReply(f *testing.F) {
 		if r.Parse(h, b[wire.HeaderLen:wire.HeaderLen+int(h.Len)]) != nil {
 			return
 		}
-		if again := parseReply(t, wire.AppendReply(nil, h.Op, h.ID, &r)); !reflect.DeepEqual(again, r) {
-			t.Fatalf("another round: %+v\nwas            %+v", again, r)
-		}
+		require.Equal(t, r, parseReply(t, wire.AppendReply(nil, h.Op, h.ID, &r)))
 	})
 }
 

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -26,26 +29,18 @@ type layer struct {
 func roundTrip[T any](t *testing.T, v T) T {
 	t.Helper()
 	b, err := wire.MsgPack.Append([]byte("front"), &v)
-	if err != nil {
-		t.Fatalf("Append(%T): %v", v, err)
-	}
-	if !bytes.HasPrefix(b, []byte("front")) {
-		t.Fatalf("Append(%T) lost what was there: %q", v, b)
-	}
+	require.NoError(t, err, "Append(%T)", v)
+	require.True(t, bytes.HasPrefix(b, []byte("front")), "Append(%T) lost what was there: %q", v, b)
 	var got T
 	b = b[len("front"):]
-	if err := wire.MsgPack.Parse(b, &got); err != nil {
-		t.Fatalf("Parse(%T): %v", v, err)
-	}
+	require.NoError(t, wire.MsgPack.Parse(b, &got), "Parse(%T)", v)
 	clear(b) // the parsed value must not alias it
 	return got
 }
 
 func testRoundTrip[T any](t *testing.T, v T) {
 	t.Helper()
-	if got := roundTrip(t, v); !reflect.DeepEqual(got, v) {
-		t.Errorf("%T: got %#v, want %#v", v, got, v)
-	}
+	assert.Equal(t, v, roundTrip(t, v))
 }
 
 func TestMsgPackKeepsValues(t *testing.T) {
@@ -95,9 +90,7 @@ func TestMsgPackIsCanonical(t *testing.T) {
 		m[k] = map[string]int{k: 1, "z": 2, "b": 3}
 	}
 	first, err := wire.MsgPack.Append(nil, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for range 20 {
 		again, err := wire.MsgPack.Append(nil, m)
 		if err != nil || !bytes.Equal(again, first) {
@@ -178,9 +171,7 @@ func TestMsgPackRefusesToEncode(t *testing.T) {
 		"a field": &callback{}, "a field below a slice": []callback{}, "a complex number": 1i,
 	} {
 		b, err := wire.MsgPack.Append([]byte("front"), v)
-		if err == nil {
-			t.Errorf("%s: no error, %q", name, b)
-		}
+		assert.Error(t, err, "%s: no error, %q", name, b)
 	}
 	if b, err := wire.MsgPack.Append(nil, 1); err != nil || string(b) != "\x01" {
 		t.Errorf("after failures: %q, %v", b, err)
@@ -196,9 +187,7 @@ func (e *evil) MarshalBinary() ([]byte, error) { return []byte("x"), nil }
 
 func TestMsgPackMakesPanicsErrors(t *testing.T) {
 	err := wire.MsgPack.Parse([]byte("\xc4\x01x"), new(evil))
-	if err == nil || !strings.Contains(err.Error(), "panics") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorContains(t, err, "panics")
 }
 
 func TestMsgPackByManyGoroutines(t *testing.T) {
@@ -227,9 +216,7 @@ func TestMsgPackByManyGoroutines(t *testing.T) {
 func FuzzMsgPack(f *testing.F) {
 	for _, v := range []any{1, "s", []byte{1}, []any{nil, 1.5}, map[string]any{"a": 1}, layer{Name: "x", Sub: &layer{}}, time.Unix(1, 1)} {
 		b, err := wire.MsgPack.Append(nil, v)
-		if err != nil {
-			f.Fatal(err)
-		}
+		require.NoError(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte("\xdd\xff\xff\xff\xff"))
@@ -248,9 +235,7 @@ func FuzzMsgPack(f *testing.F) {
 		if err != nil || strings.Contains(fmt.Sprintf("%T %#v", v, v), "codec.RawExt") {
 			return // an unknown extension, which is not a value of this package
 		}
-		if err := wire.MsgPack.Parse(out, &again); err != nil {
-			t.Fatalf("%q gave %#v, whose bytes %q are no value: %v", b, v, out, err)
-		}
+		require.NoError(t, wire.MsgPack.Parse(out, &again), "%q gave %#v, whose bytes %q are no value", b, v, out)
 	})
 }
 

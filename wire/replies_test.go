@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -73,7 +76,7 @@ var goldenReplies = []struct {
 		"09000000 13 44 0000 0500000000000000 | 00000000  01000000 74",
 	},
 	{
-		"verdict", wire.OpCollect,
+		"failure", wire.OpCollect,
 		wire.Reply{Code: wire.CodeTimeout, Failure: &wire.Failure{
 			Code: wire.CodeTimeout, By: -1, Waited: time.Microsecond, Reason: "r", Missing: []int{1}, Doing: []string{"d"},
 			Lost: []int{2, 3}, Left: []int{4},
@@ -84,7 +87,7 @@ var goldenReplies = []struct {
 	{
 		"clash", wire.OpCollect,
 		wire.Reply{Code: wire.CodeMismatch, Failure: &wire.Failure{
-			Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{vote, seat},
+			Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{vote, member},
 		}},
 		"87000000 11 80 0e00 0500000000000000 | 0e00 ffffffff 0000000000000000  00000000  00000000 00000000 00000000 00000000  02" +
 			"0700000000000000 02000000  01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69  01000000 6c  fcffffff  01  04 06" +
@@ -121,9 +124,7 @@ func TestGoldenReplies(t *testing.T) {
 			if string(got) != "front"+string(want) {
 				t.Fatalf("got  %x\nwant %x", got[5:], want)
 			}
-			if back := parseReply(t, want); !reflect.DeepEqual(back, g.rep) {
-				t.Fatalf("parsed %+v\nwant   %+v", back, g.rep)
-			}
+			require.Equal(t, g.rep, parseReply(t, want))
 		})
 	}
 }
@@ -131,13 +132,9 @@ func TestGoldenReplies(t *testing.T) {
 func parseReply(t testing.TB, frame []byte) wire.Reply {
 	t.Helper()
 	h, err := wire.ParseHeader(frame, wire.MaxReply)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var r wire.Reply
-	if err := r.Parse(h, frame[wire.HeaderLen:]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.Parse(h, frame[wire.HeaderLen:]))
 	return r
 }
 
@@ -147,7 +144,7 @@ func everyPart() wire.Reply {
 		Code: 1, Detail: "d", Rev: 1, N: 1, Value: []byte("v"), Values: [][]byte{[]byte("v"), nil}, Keys: []string{"k"}, Nums: []int64{1},
 		Type: "t", Failure: &wire.Failure{
 			Code: 1, Missing: []int{1}, Doing: []string{"d"}, Lost: []int{1}, Left: []int{1}, By: 1, Reason: "r",
-			Clash: []wire.Contribution{vote, seat}, Waited: 1,
+			Clash: []wire.Contribution{vote, member}, Waited: 1,
 		},
 	}
 }
@@ -164,9 +161,7 @@ func TestReplyRoundTrip(t *testing.T) {
 			}
 		}
 		vary(r, v)
-		if back := parseReply(t, wire.AppendReply(nil, wire.OpWait, r.Uint64(), &rep)); !reflect.DeepEqual(back, rep) {
-			t.Fatalf("parsed %+v\nwant   %+v", back, rep)
-		}
+		require.Equal(t, rep, parseReply(t, wire.AppendReply(nil, wire.OpWait, r.Uint64(), &rep)))
 	}
 }
 
@@ -177,14 +172,10 @@ func TestReplyTruncated(t *testing.T) {
 	body := frame[wire.HeaderLen:]
 	for n := range body {
 		var r wire.Reply
-		if err := r.Parse(h, body[:n:n]); !errors.Is(err, wire.ErrTruncated) {
-			t.Errorf("cut to %d of %d bytes: %v", n, len(body), err)
-		}
+		assert.ErrorIs(t, r.Parse(h, body[:n:n]), wire.ErrTruncated, "cut to %d of %d bytes", n, len(body))
 	}
 	var r wire.Reply
-	if err := r.Parse(h, append(body, 0)); !errors.Is(err, wire.ErrTrailing) {
-		t.Errorf("a byte more: %v", err)
-	}
+	assert.ErrorIs(t, r.Parse(h, append(body, 0)), wire.ErrTrailing)
 }
 
 // TestCounts checks that a count of elements which exceeds the data allocates nothing for them.
@@ -223,9 +214,7 @@ func TestCountsOfElements(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	err := new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 32}, body)
 	runtime.ReadMemStats(&after)
-	if !errors.Is(err, wire.ErrTruncated) {
-		t.Errorf("%v", err)
-	}
+	assert.ErrorIs(t, err, wire.ErrTruncated)
 	if took := after.TotalAlloc - before.TotalAlloc; took > n {
 		t.Errorf("%d bytes of memory for %d numbers that are not there", took, n/2)
 	}
@@ -235,9 +224,8 @@ func TestParts(t *testing.T) {
 	for _, parts := range [][][]byte{{}, {nil}, {{}}, {[]byte("a"), nil, {}, []byte(strings.Repeat("b", 300))}} {
 		b := wire.AppendParts([]byte("x"), parts)[1:]
 		back, err := wire.ParseParts(b, len(parts))
-		if err != nil || !reflect.DeepEqual(back, parts) {
-			t.Errorf("parsed %q, %v, want %q", back, err, parts)
-		}
+		require.NoError(t, err)
+		assert.Equal(t, parts, back)
 		for n := range b {
 			if _, err := wire.ParseParts(b[:n:n], len(parts)); !errors.Is(err, wire.ErrTruncated) {
 				t.Errorf("cut to %d of %d bytes: %v", n, len(b), err)
@@ -258,9 +246,7 @@ func TestParsedCannotGrowIntoNeighbours(t *testing.T) {
 	req := wire.Request{Op: wire.OpSwap, Key: "k", Value: []byte("v"), Old: []byte("old")}
 	back := parseRequest(t, wire.AppendRequest(nil, &req))
 	_ = append(back.Value, "xxxxxxxx"...)
-	if !reflect.DeepEqual(back, req) {
-		t.Fatalf("parsed %+v, want %+v", back, req)
-	}
+	require.Equal(t, req, back)
 }
 
 // TestHotPathAllocates checks that the hot path allocates nothing, with buffers that are reused.
@@ -302,9 +288,7 @@ func TestHotPathAllocates(t *testing.T) {
 // nothing asserts that f allocates nothing after its first run.
 func nothing(t *testing.T, what string, f func() error) {
 	t.Helper()
-	if err := f(); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
+	require.NoError(t, f(), what)
 	if n := testing.AllocsPerRun(100, func() { _ = f() }); n != 0 {
 		t.Errorf("%s: %v allocations", what, n)
 	}
@@ -327,12 +311,8 @@ func TestNames(t *testing.T) {
 			seen[s] = true
 		}
 	}
-	if got := (wire.CodeAgain + 1).String() + (wire.OpAck + 1).String() + wire.Op(0).String(); got != "code(24)op(38)op(0)" {
-		t.Errorf("the next ones are %q", got)
-	}
-	if got := wire.Code(999).String() + wire.Op(99).String(); got != "code(999)op(99)" {
-		t.Errorf("unknown ones are %q", got)
-	}
+	assert.Equal(t, "code(24)op(38)op(0)", (wire.CodeAgain+1).String()+(wire.OpAck+1).String()+wire.Op(0).String())
+	assert.Equal(t, "code(999)op(99)", wire.Code(999).String()+wire.Op(99).String())
 }
 
 func TestFold(t *testing.T) {
@@ -342,9 +322,7 @@ func TestFold(t *testing.T) {
 			if got := (wire.Reduction{Op: op, Kind: kind}).Valid(); got != want {
 				t.Fatalf("fold %d of kind %d: valid is %v", op, kind, got)
 			}
-			if kind.Size() > 0 != (kind >= wire.Int32 && kind <= wire.Float64) {
-				t.Fatalf("kind %d has size %d", kind, kind.Size())
-			}
+			require.Equal(t, kind >= wire.Int32 && kind <= wire.Float64, kind.Size() > 0, "kind %d has size %d", kind, kind.Size())
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // aStatus returns a status with every field set.
 func aStatus() *wire.Status {
-	verdict := wire.Failure{
+	failure := wire.Failure{
 		Code: wire.CodeTimeout, Missing: []int{2}, Doing: []string{"in no call"}, Lost: []int{3}, Left: []int{4}, By: -1, Reason: "x", Waited: time.Second,
 	}
 	return &wire.Status{
@@ -30,7 +30,7 @@ func aStatus() *wire.Status {
 		Groups: []wire.GroupStatus{
 			{
 				Name: "train", Run: "r", Generation: 7, Size: 5, Present: 4, Age: 12, Ended: -1, Open: 1,
-				Revoked: &wire.FailureStatus{Ago: 13, Failure: verdict, Unnamed: 1},
+				Revoked: &wire.FailureStatus{Ago: 13, Failure: failure, Unnamed: 1},
 				Ranks: []wire.RankStatus{{
 					Rank: 0, Label: "pid 1 on a", Session: 14, Gone: wire.CodeLost, Verb: "recv", Seq: 15, Ago: 16, LastSeen: -1,
 					Waits: []wire.WaitStatus{{Verb: "recv", Peer: 1, Tag: "t", Waited: 17}},
@@ -40,7 +40,7 @@ func aStatus() *wire.Status {
 					Arrived: wire.Ranks{Count: 3, Spans: []wire.Span{{First: 0, Last: 1}, {First: 4, Last: 4}}},
 					Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 2, Last: 2}}},
 				}},
-				Failures: []wire.FailureStatus{{Channel: "c", Seq: 17, Verb: "gather", Ago: 21, Failure: verdict}},
+				Failures: []wire.FailureStatus{{Channel: "c", Seq: 17, Verb: "gather", Ago: 21, Failure: failure}},
 			},
 			{Name: "b", Size: 1, Ended: 22},
 		},
@@ -97,7 +97,7 @@ func TestStatusThatMeansNothing(t *testing.T) {
 		err   error
 	}{
 		"a rank of no group":     {nil, "03 00000000", wire.ErrStatus},
-		"a verdict of no group":  {nil, "05 00000000", wire.ErrStatus},
+		"a failure of no group":  {nil, "05 00000000", wire.ErrStatus},
 		"a key without a name":   {nil, "06 0c000000 02000000 0300000000000000", wire.ErrStatus},
 		"a name of nothing":      {[]string{"k"}, "", wire.ErrStatus},
 		"a row that is cut":      {nil, "09 03000000 6162", wire.ErrTruncated},

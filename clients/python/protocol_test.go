@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/pgroup"
@@ -72,9 +73,7 @@ func (w *tap) pass(from, to net.Conn) {
 			break
 		}
 		var req wire.Request
-		if err := req.Parse(h, bytes.Clone(b[wire.HeaderLen:end])); err != nil {
-			w.t.Errorf("%v: %v", h.Op, err)
-		}
+		assert.NoError(w.t, req.Parse(h, bytes.Clone(b[wire.HeaderLen:end])), h.Op)
 		w.mu.Lock()
 		w.reqs = append(w.reqs, req)
 		w.mu.Unlock()

@@ -1,17 +1,17 @@
 package python_test
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -37,6 +37,28 @@ func TestReadme(t *testing.T) {
 	require.Greater(t, len(regexp.MustCompile(`(?m)^ok$`).FindAllString(out, -1)), 30, out)
 }
 
+// TestGuide runs the program of docs/guides/python.md as rank 1 of a group whose rank 0 is in Go.
+func TestGuide(t *testing.T) {
+	guide, err := os.ReadFile("../../docs/guides/python.md")
+	require.NoError(t, err)
+	_, program, ok := strings.Cut(string(guide), "```python\n")
+	require.True(t, ok)
+	program, _, _ = strings.Cut(program, "```")
+	addr := "muster://" + serve(t, new(store.Server))
+	cmd := exec.CommandContext(bounded(t), interpreter(t), "-c", program)
+	cmd.Env = environment(t, "RANK=1", "WORLD_SIZE=2", "MUSTER_STORE="+addr)
+	cmd.Stderr = t.Output()
+	require.NoError(t, cmd.Start())
+	g, err := pgroup.Create(bounded(t), pgroup.Config{Address: addr, Size: 2})
+	require.NoError(t, err)
+	defer func() { _ = g.Close() }()
+	layers, err := pgroup.Gather(bounded(t), g, 0, "layer 0")
+	require.NoError(t, err)
+	require.Equal(t, []string{"layer 0", "layer 1"}, layers)
+	require.NoError(t, g.Shutdown(bounded(t)))
+	require.NoError(t, cmd.Wait())
+}
+
 // TestReadmeAuthentication runs the lines about secrets and TLS, each on a store that requires
 // them, in the directory of the files.
 func TestReadmeAuthentication(t *testing.T) {
@@ -55,25 +77,25 @@ func TestReadmeAuthentication(t *testing.T) {
 	}
 	require.Len(t, lines, len(servers))
 	var program strings.Builder
-	program.WriteString("import muster, os, sys\nos.chdir(sys.argv[1])\n")
+	program.WriteString("import muster_pg, os, sys\nos.chdir(sys.argv[1])\n")
 	for i, line := range lines {
 		require.Contains(t, line, "node0:7070")
 		program.WriteString("with " + strings.ReplaceAll(line, "node0:7070", servers[i]) + " as x: print(x)\n")
 	}
 	out := script(t, nil, "-c", program.String(), k.dir)
-	require.Equal(t, 2, strings.Count(out, "<muster.Store "), out)
-	require.Contains(t, out, `<muster.Group "world" rank 0 of 1>`)
+	require.Equal(t, 2, strings.Count(out, "<muster_pg.Store "), out)
+	require.Contains(t, out, `<muster_pg.Group "world" rank 0 of 1>`)
 }
 
 // TestEveryVerbIsExplained checks that every public function and method has a docstring, and is in
 // an example of the README.
 func TestEveryVerbIsExplained(t *testing.T) {
 	out := script(t, nil, "-c", `
-import inspect, re, muster
-readme = "".join(re.findall("^(?:>>>|\\.\\.\\.|muster\\.)(.*)$", open("README.md").read(), re.M))
-for name in muster.__all__:
-    assert inspect.getdoc(getattr(muster, name)), f"{name} has no docstring"
-for kind in (muster.Store, muster.Group):
+import inspect, re, muster_pg
+readme = "".join(re.findall("^(?:>>>|\\.\\.\\.|muster_pg\\.)(.*)$", open("README.md").read(), re.M))
+for name in muster_pg.__all__:
+    assert inspect.getdoc(getattr(muster_pg, name)), f"{name} has no docstring"
+for kind in (muster_pg.Store, muster_pg.Group):
     for name, verb in vars(kind).items():
         if name.startswith("_"):
             continue
@@ -85,85 +107,14 @@ for kind in (muster.Store, muster.Group):
 	require.Greater(t, strings.Count(out, "\n"), 30, out)
 }
 
-// TestInstalls installs the package into a new environment, and lets mypy check a program that uses
-// it there.
-func TestInstalls(t *testing.T) {
-	exe, dir := interpreter(t), t.TempDir()
-	here, err := os.Getwd()
-	require.NoError(t, err)
-	root, err := os.ReadFile("../../LICENSE")
-	require.NoError(t, err)
-	own, err := os.ReadFile("LICENSE")
-	require.NoError(t, err)
-	require.Equal(t, string(root), string(own), "clients/python/LICENSE is a copy")
-
-	source, venv := filepath.Join(dir, "source"), filepath.Join(dir, "venv")
-	require.NoError(t, os.CopyFS(source, os.DirFS(here))) // pip leaves files there
-	run := func(exe string, args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, exe, args...)
-		cmd.Dir = dir
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-	if out, err := run(exe, "-m", "venv", venv); err != nil {
-		t.Skipf("SKIPPED: %s makes no environments: %s", exe, lastLine([]byte(out)))
-	}
-	python := filepath.Join(venv, "bin", "python")
-	const retry = "--retries=1"
-	out, err := run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", retry, source)
-	if err != nil && strings.Contains(out, "connection") {
-		t.Skipf("SKIPPED: pip cannot fetch setuptools and msgpack: %s", lastLine([]byte(out)))
-	}
-	require.NoError(t, err, out)
-
-	program := filepath.Join(dir, "program.py")
-	require.NoError(t, os.WriteFile(program, []byte(`
-import sys
-from importlib.metadata import metadata
-from typing import List, Optional
-
-import muster
-
-def rank(group: muster.Group) -> List[float]:
-    group.barrier(timeout=30)
-    return group.all_reduce([group.rank + 0.5])
-
-def main() -> None:
-    with muster.Store.connect(sys.argv[1]) as store:
-        values: List[bytes] = []
-        store.set("k", b"v", ttl=60)
-        values += store.wait("k")
-        try:
-            store.swap("k", None, b"w")
-        except muster.Conflict as e:
-            there: Optional[bytes] = e.value
-            assert there == values[0]
-    with muster.Group.join(0, 1, sys.argv[1]) as group:
-        assert rank(group) == [0.5]
-    m = metadata("muster-pg")
-    print(m["License-Expression"], m["License-File"], m["Requires-Python"], m["Requires-Dist"], muster.__file__)
-
-main()
-`), 0o600))
-	out, err = run(python, program, serve(t, new(store.Server)))
-	require.NoError(t, err, out)
-	require.Regexp(t, `^Apache-2.0 LICENSE >=3.9 msgpack>=1.0 .*site-packages`, out)
-	if out, err := run(exe, "-m", "mypy", "--version"); err != nil {
-		t.Skipf("SKIPPED: no mypy for %s: pip install mypy==1.18.2: %s", exe, lastLine([]byte(out)))
-	}
-	out, err = run(exe, "-m", "mypy", "--strict", "--cache-dir", filepath.Join(dir, "cache"), "--python-executable", python, program)
-	require.NoError(t, err, out)
-}
-
 // TestTypes lets mypy check the package and its tests, in strict mode.
 func TestTypes(t *testing.T) {
+	testcluster.SoakOnly(t, ".ci/run has it: mypy takes half a minute")
 	exe := interpreter(t)
 	if out, err := exec.CommandContext(t.Context(), exe, "-m", "mypy", "--version").CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: no mypy for %s: pip install mypy==1.18.2: %s", exe, lastLine(out))
 	}
-	for _, what := range [][]string{nil, {"tests"}} {
+	for _, what := range [][]string{nil, {"tests"}, {"server/build_wheels.py"}} {
 		out := script(t, nil, append([]string{"-m", "mypy", "--cache-dir", t.TempDir()}, what...)...)
 		require.Contains(t, out, "Success")
 	}

@@ -176,7 +176,7 @@ func TestTheStoreBehindPythonsRelayIsGone(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.Equal(t, 1, strings.Count(err.Error(), "the relay cannot reach the store at "+addr), err)
 	require.Equal(t, err.Error(), f.Text)
-	f = p.fails("Timeout", "new", "connect", at, kw{"timeout": 0.2, "wait": true})
+	f = p.fails("Timeout", "new", "connect", at, kw{"timeout": 2, "wait": true})
 	require.True(t, f.is("Unavailable"))
 	require.Contains(t, f.Text, "the relay cannot reach the store at "+addr)
 }

@@ -267,11 +267,11 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	require.Contains(t, e.Text, "trace_dir")
 }
 
-// TestTraceOfAGroupThatDoesNotComeTogether checks that the trace of a group that fails to form
+// TestTraceOfAGroupThatDoesNotForm checks that the trace of a group that fails to form
 // names the missing ranks.
-func TestTraceOfAGroupThatDoesNotComeTogether(t *testing.T) {
+func TestTraceOfAGroupThatDoesNotForm(t *testing.T) {
 	dir := t.TempDir()
-	_ = start(t).fails("Timeout", "new", "join", 0, 2, serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 0.05})
+	_ = start(t).fails("Timeout", "new", "join", 0, 2, serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 2})
 	files, err := timeline.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)

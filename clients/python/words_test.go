@@ -80,8 +80,8 @@ func TestFailureText(t *testing.T) {
 		shown{Group: "no op", Failure: failures[1]}, shown{Op: "recv from 2", Group: "g", Channel: "\\", Seq: 7, Failure: failures[8]},
 	)
 	got := compare(t, `
-from muster._errors import rank_error
-from muster._wire import Code, Contribution, Failure
+from muster_pg._errors import rank_error
+from muster_pg._wire import Code, Contribution, Failure
 def clash(c):
     return Contribution(rank=c["Rank"], verb=c["Verb"], root=c["Root"], type=c["Type"], label=c["Label"])
 def said(v):
@@ -99,7 +99,7 @@ def said(v):
 // TestQuoting checks that Python quotes names in errors as Go does.
 func TestQuoting(t *testing.T) {
 	names := []string{"", "plain", "é世", "\a\b\f\n\r\t\v\\\"'", "\x00\x1f\x7f", "\u00a0\u200b\u2028\ufeff", "\U0001f600\U0010ffff\U000e0001", "\u0301"}
-	got := compare(t, "from muster._errors import quote", "quote(v)", names)
+	got := compare(t, "from muster_pg._errors import quote", "quote(v)", names)
 	for i, n := range names {
 		require.Equal(t, strconv.Quote(n), got[i])
 	}
@@ -139,7 +139,7 @@ func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 		{"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "job-0.svc", "MASTER_PORT": "7070"},
 	}
 	got := compare(t, `
-from muster import _env, Error
+from muster_pg import _env, Error
 def read(v):
     try:
         c = _env.config(v)

@@ -113,7 +113,7 @@ func (t benchTable) compare(runs []benchreport.Run) {
 			if r.Size > 0 {
 				name += " " + benchreport.Size(r.Size)
 			}
-			fmt.Fprintf(t.out, "  %s %s  %s  %s\n", padRight(name, 20), padLeft(fmt.Sprintf("%d ranks", r.Ranks), 10), padLeft(benchreport.Latency(b.Micros), 9), t.verdict(b))
+			fmt.Fprintf(t.out, "  %s %s  %s  %s\n", padRight(name, 20), padLeft(fmt.Sprintf("%d ranks", r.Ranks), 10), padLeft(benchreport.Latency(b.Micros), 9), t.comparison(b))
 		}
 		if none {
 			fmt.Fprintln(t.out, "  nothing in common: other cases, ranks or sizes, or it has no latency")
@@ -121,8 +121,8 @@ func (t benchTable) compare(runs []benchreport.Run) {
 	}
 }
 
-func (t benchTable) verdict(b benchreport.Beside) string {
-	switch v := b.Verdict(); {
+func (t benchTable) comparison(b benchreport.Beside) string {
+	switch v := b.Comparison(); {
 	case strings.HasSuffix(v, "faster"):
 		return t.ink.green(v)
 	case strings.HasSuffix(v, "slower"):

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
@@ -29,20 +32,14 @@ func TestCerts(t *testing.T) {
 		"\n  muster serve --listen node7:7070 --tls-cert '" + quoted + "/server.pem' --tls-key '" + quoted + "/server-key.pem' --tls-ca '" + quoted + "/ca.pem' --require-client-cert\n",
 		"\n  export MUSTER_STORE=muster://node7:7070 MUSTER_TLS_CA='" + quoted + "/ca.pem'\n  export MUSTER_TLS_CERT='" + quoted + "/trainer.pem' MUSTER_TLS_KEY='" + quoted + "/trainer-key.pem'\n",
 	} {
-		if !strings.Contains(r.stdout, line) {
-			t.Errorf("no %q in:\n%s", line, r.stdout)
-		}
+		assert.Contains(t, r.stdout, line)
 	}
 	ca, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	server, err := tls.LoadX509KeyPair(filepath.Join(dir, "server.pem"), filepath.Join(dir, "server-key.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, host := range []string{"node7", "10.0.0.7", "node8"} {
 		if _, err := server.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host}); err != nil {
 			t.Error(err)
@@ -67,9 +64,7 @@ func TestCertsAgain(t *testing.T) {
 func TestCertsRefuses(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for args, want := range map[string]struct {
 		code   int
 		stderr string

@@ -64,7 +64,7 @@ func (d *demo) run(ctx context.Context) error {
 	if err := d.launch(ctx); err != nil {
 		return err
 	}
-	err := d.tell(ctx)
+	err := d.narrate(ctx)
 	if err != nil {
 		cancel()
 	}
@@ -93,7 +93,7 @@ func (d *demo) launch(ctx context.Context) error {
 	return err
 }
 
-func (d *demo) tell(ctx context.Context) error {
+func (d *demo) narrate(ctx context.Context) error {
 	d.say("%s\n\n", d.ink.bold("muster: four processes, two groups, one failure"))
 	for _, chapter := range []func(context.Context) error{d.meet, d.gather, d.barrier, d.kill} {
 		if err := chapter(ctx); err != nil {
@@ -111,7 +111,7 @@ func (d *demo) meet(ctx context.Context) error {
 	}
 	d.item("store", "%s, in this process", d.place.host.url())
 	d.item("processes", "ranks 0–3 are pids %s", strings.Join(pids, " "))
-	world, err := d.await(ctx, stepWorld, everybody())
+	world, err := d.await(ctx, stepWorld, allRanks())
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func shape(l layer) string {
 }
 
 func (d *demo) barrier(ctx context.Context) error {
-	got, err := d.await(ctx, stepBarrier, everybody())
+	got, err := d.await(ctx, stepBarrier, allRanks())
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (d *demo) barrier(ctx context.Context) error {
 }
 
 func (d *demo) kill(ctx context.Context) error {
-	waiting := slices.DeleteFunc(everybody(), func(rank int) bool { return rank == demoVictim })
+	waiting := slices.DeleteFunc(allRanks(), func(rank int) bool { return rank == demoVictim })
 	if _, err := d.await(ctx, stepReady, waiting); err != nil {
 		return err
 	}
@@ -269,7 +269,7 @@ func (d *demo) item(name, format string, args ...any) {
 	d.say("  %s  %s\n", d.ink.bold(padRight(name, 9)), fmt.Sprintf(format, args...))
 }
 
-func everybody() []int {
+func allRanks() []int {
 	ranks := make([]int, demoRanks)
 	for i := range ranks {
 		ranks[i] = i

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
 )
 
 func TestDemo(t *testing.T) {
@@ -17,16 +19,10 @@ func TestDemo(t *testing.T) {
 		"ranks 0–3 have joined", "ranks 0–2 have joined a second group", "layers.0.self_attn     32  4096 × 4096", "1000 of them",
 		`on rank 0 of 4: lost rank 2`, `on rank 1 of 4: lost rank 2`, `on rank 3 of 4: lost rank 2`, "in trainers", "All of it as expected",
 	} {
-		if !strings.Contains(r.stdout, want) {
-			t.Errorf("no %q", want)
-		}
+		assert.Contains(t, r.stdout, want)
 	}
-	if n := strings.Count(r.stdout, "\n"); n > 35 {
-		t.Errorf("%d lines are too many", n)
-	}
-	if strings.ContainsAny(r.stdout, "\x1b\r") {
-		t.Error("a pipe got terminal codes")
-	}
+	assert.LessOrEqual(t, strings.Count(r.stdout, "\n"), 35)
+	assert.False(t, strings.ContainsAny(r.stdout, "\x1b\r"), "a pipe got terminal codes")
 	if t.Failed() {
 		t.Log(r.stdout)
 	}

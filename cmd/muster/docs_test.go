@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
 )
@@ -25,9 +27,7 @@ func TestCommandReference(t *testing.T) {
 	want := reference(muster.NewRoot())
 	// a flag that package teatest defines
 	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
-		if err := os.WriteFile(commandReference, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(commandReference, []byte(want), 0o644))
 	}
 	got, err := os.ReadFile(commandReference)
 	if err != nil || string(got) != want {
@@ -128,9 +128,8 @@ func TestCommandsOfTheDocs(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || calls < 50 {
-		t.Errorf("%d calls were found: %v", calls, err)
-	}
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, calls, 50)
 }
 
 func checkCall(t *testing.T, file, name string, args []string) {
@@ -158,23 +157,17 @@ func checkCall(t *testing.T, file, name string, args []string) {
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/getting-started.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := program.FindStringSubmatch(string(page))
-	if m == nil {
-		t.Fatal("the page has no program")
-	}
+	require.NotNil(t, m, "the page has no program")
 	dir := t.TempDir()
 	source, exe := filepath.Join(dir, "main.go"), filepath.Join(dir, "train")
-	if err := os.WriteFile(source, []byte(m[1]), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(source, []byte(m[1]), 0o600))
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	r := run(t, "run", "-n", "4", "--", exe)
-	_, want, _ := strings.Cut(string(page), "$ muster run -n 4 -- train/train\n")
+	_, want, _ := strings.Cut(string(page), "$ muster run -n 4 -- ./train\n")
 	want, _, _ = strings.Cut(want, "```")
 	if r.code != 0 || r.stdout != want {
 		t.Errorf("%+v, want %q", r, want)

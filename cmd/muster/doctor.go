@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"os"
 	"strconv"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 // doctoring holds the options of doctor.
 type doctoring struct {
 	doctor.Doctor
-	timeout time.Duration
-	asJSON  bool
+	remote remote // its timeout is that of the whole command
+	asJSON bool
 }
 
 func newDoctor() *cobra.Command {
@@ -28,6 +29,10 @@ func newDoctor() *cobra.Command {
 certificates, shared memory, limits of files, and a shared directory. Each finding is ok, a warning,
 or a problem, with what to do about it.
 
+With --store or MUSTER_STORE it checks that store as a client: whether it grants access with this
+secret and certificate, until when its certificate is valid, and, if it is replicated, which process
+leads and which are standbys.
+
 Started as the ranks of a job, by muster run, torchrun, mpirun or srun, all ranks check each other
 too: whether each can connect to every other and in which direction not, how far their clocks are
 apart, what they see of each other's files, and whether they run the same build. Rank 0 prints the
@@ -36,24 +41,25 @@ findings of all ranks.
 Exits with 1 if there is a problem. No check takes longer than --timeout.`,
 		Example: `  muster doctor
   muster doctor --port 29500 --port 10.0.0.5:7070 --dir /shared/job
+  muster doctor --store muster://10.0.0.5:7070 --tls-ca ca.pem --secret-file secret
   muster run -n 4 -- muster doctor
   srun -N 8 -n 32 muster doctor --dir /shared/job --timeout 2m
   muster doctor --json | jq -r '.findings[] | select(.level == "problem") | .text'`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
+	o.remote.flags(cmd, 30*time.Second)
 	f := cmd.Flags()
 	f.StringArrayVar(&o.Ports, "port", nil, "port `number` that must be free here, or host:port that must be reachable; may be repeated")
 	f.StringVar(&o.Dir, "dir", "", "`directory` that the ranks share")
-	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "timeout of the whole command")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON object, for programs")
 	return cmd
 }
 
 func (o *doctoring) check(cmd *cobra.Command) error {
 	switch {
-	case o.timeout < time.Second:
-		return usagef(cmd, "--timeout %v: it takes a second at least", o.timeout)
+	case o.remote.timeout < time.Second:
+		return usagef(cmd, "--timeout %v: it takes a second at least", o.remote.timeout)
 	case o.Dir == "" && cmd.Flags().Changed("dir"):
 		return usagef(cmd, "--dir is empty: is the variable that it is of not set?")
 	}
@@ -71,13 +77,30 @@ func (o *doctoring) check(cmd *cobra.Command) error {
 	return nil
 }
 
+// findStore sets the URL of the store to check: that of --store or MUSTER_STORE, or none.
+func (o *doctoring) findStore(cmd *cobra.Command) error {
+	if o.remote.url == "" && os.Getenv("MUSTER_STORE") == "" {
+		return nil
+	}
+	fromFlag := o.remote.url != ""
+	if err := o.remote.check(cmd); err != nil && fromFlag {
+		return err
+	}
+	o.Store = o.remote.target() // a wrong URL in the environment is a finding
+	return nil
+}
+
 func (o *doctoring) run(cmd *cobra.Command) error {
 	if err := o.check(cmd); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
+	if err := o.findStore(cmd); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), o.remote.timeout)
 	defer cancel()
-	o.Version, o.System, o.Patience = version(), doctor.Here(), min(3*time.Second, o.timeout/6)
+	o.Version, o.System, o.AnswerTimeout = version(), doctor.Here(), min(3*time.Second, o.remote.timeout/6)
+	o.System.Open, o.Advice = schemes().Open, func(why string) string { return access(o.Store, why) }
 	o.System.FromEnv = func() (pgroup.Config, error) {
 		c, err := pgroup.FromEnv()
 		c.Schemes = schemes()

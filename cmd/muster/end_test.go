@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -34,9 +37,7 @@ func waiting(t *testing.T, urls ...string) *pair {
 		return err
 	}
 	go func() { joined <- join(0) }()
-	if err := errors.Join(join(1), <-joined); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(join(1), <-joined))
 	t.Cleanup(func() { _, _ = p.gs[0].Close(), p.gs[1].Close() })
 	go func() { p.first <- p.gs[0].Barrier(ctx) }()
 	probe := p.gs[1].Channel("probe")
@@ -52,9 +53,7 @@ func waiting(t *testing.T, urls ...string) *pair {
 // goesOn checks that the barrier succeeds when rank 1 calls it too.
 func (p *pair) goesOn() {
 	p.t.Helper()
-	if err := errors.Join(p.gs[1].Barrier(p.ctx), <-p.first); err != nil {
-		p.t.Error(err)
-	}
+	assert.NoError(p.t, errors.Join(p.gs[1].Barrier(p.ctx), <-p.first))
 }
 
 // TestServeEndsWhileRanksAreInABarrier checks that the ranks get an error at once and disconnect,

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
@@ -22,18 +24,14 @@ func etcd(t *testing.T) (addr string) {
 		t.Skip("NOT TESTED with etcd: apt-get install etcd-server")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	addr = l.Addr().String()
 	_ = l.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, exe, "--data-dir", t.TempDir(), "--listen-client-urls", "http://"+addr, "--advertise-client-urls", "http://"+addr,
 		"--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "error", "--logger", "zap")
 	cmd.WaitDelay = time.Second
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		cancel()
 		_ = cmd.Wait()
@@ -100,6 +98,9 @@ func TestReplicasTellHowTheyDo(t *testing.T) {
 	tells(t, following+"status", 200, `"leads":false,"leader":"`+one+`","term":1,`)
 	has(t, numbersHave(t, leading, "muster_replication_lag_entries"), "muster_store_up 1", "muster_replication_leads 1", `muster_replication_lag_entries{standby="`+two+`"} 0`)
 	if r := run(t, "who", "--store", at); !strings.Contains(r.stdout, "\nleader "+one+", for ") || !strings.Contains(r.stdout, ", term 1; standby "+two+", up to date\n") {
+		t.Errorf("%+v", r)
+	}
+	if r := run(t, "doctor", "--store", at); r.code != 0 || !strings.Contains(r.stdout, one+" leads, in term 1, for ") || !strings.Contains(r.stdout, "; 1 standby: "+two+"\n") {
 		t.Errorf("%+v", r)
 	}
 	leader.signal(t, syscall.SIGKILL)

@@ -167,13 +167,24 @@ func (e *storeError) Error() string {
 		return fmt.Sprintf("timed out: %s; --timeout gives it more time", e.late(inner))
 	}
 	if inner != nil && inner.Op == "dial" && errors.Is(e.err, store.ErrDenied) {
-		return fmt.Sprintf("access denied by the store at %s: %s%s", e.addr(), inner.Detail, access(inner.Detail))
+		return fmt.Sprintf("access denied by the store at %s: %s%s", e.addr(), inner.Detail, access(e.url, inner.Detail))
 	}
 	return strings.TrimPrefix(e.err.Error(), "store: ")
 }
 
-// access returns which flags to use after an access denial with the reason why.
-func access(why string) string {
+// ofStore replaces flags with the parameters of an etcd's URL, whose flags are for TLS to etcd.
+var ofStore = strings.NewReplacer(
+	"--tls-ca (MUSTER_TLS_CA)", "store-ca in the URL",
+	"--tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)", "store-cert and store-key in the URL",
+	"--tls-cert (MUSTER_TLS_CERT)", "store-cert in the URL",
+	"--tls-ca, --tls-cert and --tls-key", "store-ca, store-cert and store-key in the URL",
+)
+
+// access returns which settings to use after the store at url denied access with the reason why.
+func access(url, why string) string {
+	if strings.HasPrefix(url, "etcd") {
+		return ofStore.Replace(access("", why))
+	}
 	for _, x := range [...]struct{ part, flags string }{
 		{"x509: certificate is valid for", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
 		{"not valid for any names", "use a name or address that its certificate has, or make one with \"muster certs --host\""},

@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"os"
@@ -9,6 +10,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	muster "github.com/muster-pg/muster/cmd/muster"
 )
 
 // TestHintsFitTheRefusal checks that errors contain the remedy for their cause, and no other.
@@ -26,6 +32,23 @@ func TestHintsFitTheRefusal(t *testing.T) {
 	})
 }
 
+// TestHintsForAStoreInEtcd checks that hints for a URL of an etcd name its parameters for the store:
+// the flags for TLS are for etcd.
+func TestHintsForAStoreInEtcd(t *testing.T) {
+	t.Parallel()
+	for why, want := range map[string]string{
+		"this server requires TLS":                "set store-ca in the URL",
+		"its certificate is not trusted: x509":    "check store-ca in the URL",
+		"TLS refused: tls: certificate required":  "set store-cert and store-key in the URL",
+		"TLS refused: tls: bad certificate":       "check store-cert in the URL",
+		"this server does not use TLS":            "leave out store-ca, store-cert and store-key in the URL",
+		"this store requires a secret, none here": "set --secret-file (MUSTER_SECRET_FILE)",
+	} {
+		assert.Equal(t, ": "+want, muster.Access("etcds://a:2379/jobs", why))
+		assert.NotContains(t, muster.Access("muster://a:7070", why), "in the URL")
+	}
+}
+
 func TestMalformedFlags(t *testing.T) {
 	t.Parallel()
 	for args, stderr := range map[string]string{
@@ -41,9 +64,7 @@ func TestMalformedFlags(t *testing.T) {
 			t.Parallel()
 			r := run(t, strings.Fields(args)...)
 			r.wants(t, 2, "", stderr)
-			if strings.Contains(r.stderr, "strconv") {
-				t.Error(r.stderr)
-			}
+			assert.NotContains(t, r.stderr, "strconv")
 		})
 	}
 }
@@ -52,9 +73,7 @@ func TestHelpHasTheVariablesOfGroups(t *testing.T) {
 	t.Parallel()
 	help := run(t, "help", "environment").stdout
 	for _, name := range []string{"STORE", "NAME", "RUN", "TIMEOUT", "EXPIRY", "LIVENESS_TIMEOUT", "HOST", "INSECURE", "TRACE", "SECRET_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"} {
-		if !strings.Contains(help, "  MUSTER_"+name+" ") {
-			t.Errorf("MUSTER_%s is missing", name)
-		}
+		assert.Contains(t, help, "  MUSTER_"+name+" ", "MUSTER_%s is missing", name)
 	}
 }
 
@@ -83,9 +102,7 @@ func TestChangeWithoutAnAnswer(t *testing.T) {
 // connection and accepts no other.
 func cutter(t *testing.T, store string, what []byte) (addr string, cut <-chan struct{}) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	done := make(chan struct{})
 	go func() {
@@ -104,7 +121,7 @@ func cutter(t *testing.T, store string, what []byte) (addr string, cut <-chan st
 		go func() { _, _ = io.Copy(in, out) }()
 		for buf := make([]byte, 64<<10); ; {
 			n, err := in.Read(buf)
-			if err != nil || strings.Contains(string(buf[:n]), string(what)) {
+			if err != nil || bytes.Contains(buf[:n], what) {
 				return
 			}
 			_, _ = out.Write(buf[:n])
@@ -130,9 +147,7 @@ func TestBackupThatTheStoreCannotMake(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	_, url := serve(t, "--data", dir)
-	if err := os.MkdirAll(filepath.Join(dir, "checkpoint.tmp", "in the way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "checkpoint.tmp", "in the way"), 0o700))
 	run(t, "backup", filepath.Join(t.TempDir(), "b"), "--store", url).wants(t, 1, "", "the store cannot make a copy of itself: ")
 }
 
@@ -146,17 +161,11 @@ func TestRestoreRefuses(t *testing.T) {
 	run(t, "restore", file, "--data", filepath.Join(dir, "new")).wants(t, 0, "muster serve --data "+filepath.Join(dir, "new")+"\n", "")
 	again := run(t, "restore", file, "--data", filepath.Join(dir, "new"))
 	again.wants(t, 1, "", "there is a store already: name an empty directory")
-	if strings.Contains(again.stderr, "invalid") {
-		t.Error(again.stderr)
-	}
+	assert.NotContains(t, again.stderr, "invalid")
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b[len(b)/2] ^= 1
-	if err := os.WriteFile(file, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, b, 0o600))
 	run(t, "restore", file, "--data", filepath.Join(dir, "other")).wants(t, 1, "", "its checksum is wrong: use another backup")
 }
 

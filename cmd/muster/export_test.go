@@ -16,6 +16,7 @@ var (
 	Execute = execute
 	NewRoot = newRoot
 	Short   = short
+	Access  = access
 )
 
 type (

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,9 +19,7 @@ func (d desk) hollow(t *testing.T, name string, n int64) string {
 	t.Helper()
 	head := fmt.Appendf(nil, `{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, n, n)
 	d.write(t, name, string(binary.LittleEndian.AppendUint64(nil, uint64(len(head))))+string(head))
-	if err := os.Truncate(d.path(name), int64(8+len(head))+n); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(d.path(name), int64(8+len(head))+n))
 	return d.path(name)
 }
 
@@ -108,9 +107,7 @@ func TestGatherOfAShardThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	for _, shard := range []string{"a", "b"} {
 		h := halfway(t)
-		if err := os.Truncate(h.desk.path(shard), 1<<20); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Truncate(h.desk.path(shard), 1<<20))
 		h.signal(t, syscall.SIGCONT)
 		h.wait(t).wants(t, 1, "", h.desk.path(shard)+" was cut off")
 		h.desk.has(t, "a", "b")

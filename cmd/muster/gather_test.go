@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
@@ -87,18 +90,14 @@ func (d desk) modelShards(t *testing.T, ts tensors) (paths []string) {
 func fileOf(t *testing.T, ts tensors, metadata map[string]string) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := safetensors.Write(&b, ts, metadata); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, safetensors.Write(&b, ts, metadata))
 	return b.Bytes()
 }
 
 func (d desk) same(t *testing.T, name string, want []byte) {
 	t.Helper()
 	got, err := os.ReadFile(d.path(name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s has %d bytes, and not the %d that it should have", name, len(got), len(want))
 	}
@@ -108,9 +107,7 @@ func (d desk) same(t *testing.T, name string, want []byte) {
 func (d desk) has(t *testing.T, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(string(d))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())
@@ -147,9 +144,7 @@ func TestGatherOfOne(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)
 	whole := smallModel(t)
-	if err := safetensors.WriteSharded(string(d), "model", 10_000, whole, map[string]string{"format": "pt", "a": "b"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, safetensors.WriteSharded(string(d), "model", 10_000, whole, map[string]string{"format": "pt", "a": "b"}))
 	r := run(t, "gather", "-o", d.path("one.safetensors"), d.path("model.safetensors.index.json"))
 	if r.code != 0 || r.stderr != "" || !gathered.MatchString(r.stdout) {
 		t.Errorf("%+v", r)
@@ -181,13 +176,9 @@ func TestGatherRefuses(t *testing.T) {
 	d.file(t, "dir/model.safetensors", whole, nil)
 	d.write(t, "there", "precious")
 	d.write(t, "bad", "this is no file with tensors")
-	if err := os.Symlink("pp0-tp1.safetensors", d.path("link")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink("pp0-tp1.safetensors", d.path("link")))
 	entries, err := os.ReadDir(string(d))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	const a, b = "pp0-tp0.safetensors", "pp0-tp1.safetensors"
 	good := strings.Join(axisFlags, " ")
 	for args, want := range map[string]struct {
@@ -276,9 +267,7 @@ func TestGatherRules(t *testing.T) {
 		for _, l := range listJSON(t, "--no-stats", d.path("out")) {
 			got = append(got, fmt.Sprintf("%s %d×%d", l.Name, l.Shape[0], l.Shape[1]))
 		}
-		if text := strings.Join(got, ", "); text != want {
-			t.Errorf("%s: %s, not %s", flags, text, want)
-		}
+		assert.Equal(t, want, strings.Join(got, ", "), flags)
 	}
 }
 
@@ -288,9 +277,7 @@ func TestGatherOverwrites(t *testing.T) {
 	one := tensors{"w": normal(1, 10)}
 	a := d.file(t, "a", one, nil)
 	d.write(t, "old", "old")
-	if err := os.Symlink("old", d.path("out")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink("old", d.path("out")))
 	run(t, "gather", "-o", d.path("out"), a).wants(t, 1, "", "there already")
 	if r := run(t, "gather", "--force", "-o", d.path("out"), a); r.code != 0 || r.stderr != "" {
 		t.Fatalf("%+v", r)
@@ -316,26 +303,18 @@ func TestGatherOutputWithAName(t *testing.T) {
 	d := emptyDesk(t)
 	out, part := d.path("out"), d.path(".part")
 	write := func(text string, force, commit bool) error { return muster.WriteNamed(out, part, text, force, commit) }
-	if err := write("given up", false, false); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, write("given up", false, false))
 	d.has(t)
-	if err := write("one", false, true); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, write("one", false, true))
 	d.same(t, "out", []byte("one"))
 	if err := write("two", false, true); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), out) {
 		t.Error(err)
 	}
 	d.same(t, "out", []byte("one"))
-	if err := write("three", true, true); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, write("three", true, true))
 	d.same(t, "out", []byte("three"))
 	d.has(t, "out")
-	if err := muster.WriteNamed(d.path("none/out"), d.path("none/.part"), "", false, true); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
-	}
+	assert.ErrorIs(t, muster.WriteNamed(d.path("none/out"), d.path("none/.part"), "", false, true), fs.ErrNotExist)
 }
 
 func TestGatherWhereTheDiskIsFull(t *testing.T) {
@@ -369,18 +348,12 @@ func TestGatherExamplesWork(t *testing.T) {
 		d.file(t, fmt.Sprintf("rank-%d.safetensors", rank), shard, nil)
 		d.file(t, fmt.Sprintf("stage-%d/model.safetensors", rank), tensors{fmt.Sprintf("layers.%d.w", rank): normal(1, 3)}, nil)
 	}
-	if err := os.Mkdir(d.path("bin"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(d.path("bin"), 0o777))
 	d.write(t, "bin/muster", "#!/bin/sh\n"+role+"="+roleMuster+" exec "+self(t)+` "$@"`)
-	if err := os.Chmod(d.path("bin/muster"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(d.path("bin/muster"), 0o700))
 	for _, verb := range []string{"gather", "tensors"} {
 		cmd, _, err := muster.NewRoot().Find([]string{verb})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for line := range strings.Lines(cmd.Example) {
 			if strings.Contains(line, "index.json") {
 				// written by the previous example
@@ -417,8 +390,6 @@ func TestBarLine(t *testing.T) {
 		{1 << 20, 4 << 30, time.Millisecond, "   0 %  1.00 MiB of 4.00 GiB"},
 		{4 << 30, 4 << 30, time.Second, " 100 %  4.00 GiB of 4.00 GiB  to the disk"},
 	} {
-		if got := muster.BarLine(test.done, test.total, test.took); got != test.want {
-			t.Errorf("%q, not %q", got, test.want)
-		}
+		assert.Equal(t, test.want, muster.BarLine(test.done, test.total, test.took))
 	}
 }

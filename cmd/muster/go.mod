@@ -8,10 +8,10 @@ require (
 	github.com/charmbracelet/x/exp/teatest/v2 v2.0.0-20260823001701-96af6d2cb5f6
 	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/hanwen/go-fuse/v2 v2.12.1
-	github.com/muster-pg/muster v0.0.0
-	github.com/muster-pg/muster/status/metrics v0.0.0
-	github.com/muster-pg/muster/store/etcdlog v0.0.0
-	github.com/muster-pg/muster/trace/prom v0.0.0
+	github.com/muster-pg/muster v0.1.0
+	github.com/muster-pg/muster/status/metrics v0.1.0
+	github.com/muster-pg/muster/store/etcdlog v0.1.0
+	github.com/muster-pg/muster/trace/prom v0.1.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/stretchr/testify v1.12.1
@@ -34,6 +34,7 @@ require (
 	github.com/clipperhouse/displaywidth v0.11.0 // indirect
 	github.com/clipperhouse/uax29/v2 v2.7.0 // indirect
 	github.com/coreos/go-semver v0.3.1 // indirect
+	github.com/cpuguy83/go-md2man/v2 v2.0.6 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
 	github.com/hashicorp/go-msgpack/v2 v2.1.5 // indirect
@@ -48,6 +49,7 @@ require (
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/rivo/uniseg v0.4.7 // indirect
+	github.com/russross/blackfriday/v2 v2.1.0 // indirect
 	github.com/tidwall/btree v1.8.2 // indirect
 	github.com/xo/terminfo v0.0.0-20220910002029-abceb7e1c41e // indirect
 	github.com/zeebo/xxh3 v1.1.0 // indirect
@@ -64,11 +66,4 @@ require (
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260803160001-6ac0973c030d // indirect
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
-)
-
-replace (
-	github.com/muster-pg/muster => ../..
-	github.com/muster-pg/muster/status/metrics => ../../status/metrics
-	github.com/muster-pg/muster/store/etcdlog => ../../store/etcdlog
-	github.com/muster-pg/muster/trace/prom => ../../trace/prom
 )

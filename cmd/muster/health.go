@@ -36,14 +36,14 @@ func startHealth(addr string) (*health, error) {
 	}
 	h := &health{addr: l.Addr()}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { tell(w, h.alive(r.Context())) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) { tell(w, h.ready(r.Context())) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { writeHealth(w, h.alive(r.Context())) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) { writeHealth(w, h.ready(r.Context())) })
 	h.http = http.Server{Handler: mux, ReadTimeout: askTime, WriteTimeout: 2 * askTime, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
 	go func() { _ = h.http.Serve(l) }()
 	return h, nil
 }
 
-func tell(w http.ResponseWriter, err error) {
+func writeHealth(w http.ResponseWriter, err error) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
 	if err != nil {

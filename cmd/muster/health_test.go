@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/store"
 )
@@ -20,14 +22,10 @@ import (
 func told(t *testing.T, url string) (status int, text string) {
 	t.Helper()
 	rep, err := (&http.Client{Timeout: limit}).Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer rep.Body.Close()
 	body, err := io.ReadAll(rep.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return rep.StatusCode, strings.TrimSpace(string(body))
 }
 
@@ -41,9 +39,7 @@ func tells(t *testing.T, url string, status int, text string) {
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	h, err := muster.StartHealth("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer h.Close()
 	base := "http://" + h.Addr().String()
 	tells(t, base+"/healthz", 200, "ok") // while it loads its data, which may take long
@@ -55,9 +51,7 @@ func TestHealth(t *testing.T) {
 	h.Ends()
 	tells(t, base+"/healthz", 200, "ok")
 	tells(t, base+"/readyz", 503, "ends")
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Close())
 	tells(t, base+"/healthz", 503, "store")
 	tells(t, base+"/keys", 404, "")
 }
@@ -83,22 +77,16 @@ func TestServeTellsHowItDoes(t *testing.T) {
 func TestServeTellsSystemd(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "muster") // t.TempDir() may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer os.RemoveAll(dir)
 	at := filepath.Join(dir, "notify")
 	l, err := net.ListenPacket("unixgram", at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	hears := func(want string) {
 		t.Helper()
 		b := make([]byte, 100)
-		if err := l.SetReadDeadline(time.Now().Add(limit)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.SetReadDeadline(time.Now().Add(limit)))
 		n, _, err := l.ReadFrom(b)
 		if err != nil || string(b[:n]) != want {
 			t.Errorf("systemd hears %q, %v, want %q", b[:n], err, want)
@@ -116,9 +104,7 @@ func TestServeTellsSystemd(t *testing.T) {
 func TestHealthRefuses(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	if _, err := muster.StartHealth(l.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("%v", err)

@@ -98,10 +98,10 @@ func listenError(flag, addr string, err error) error {
 	if flag != "--listen" {
 		wanting = " (MUSTER_SECRET_FILE)"
 	}
-	told, _ := errors.AsType[*store.Error](err)
+	detailed, _ := errors.AsType[*store.Error](err)
 	switch {
-	case errors.Is(err, store.ErrInsecure) && told != nil && told.Op == "access":
-		text = "refusing to serve with this --access: " + strings.Replace(told.Detail, "set Insecure", "add --insecure", 1)
+	case errors.Is(err, store.ErrInsecure) && detailed != nil && detailed.Op == "access":
+		text = "refusing to serve with this --access: " + strings.Replace(detailed.Detail, "set Insecure", "add --insecure", 1)
 	case errors.Is(err, store.ErrInsecure):
 		text = fmt.Sprintf("refusing to serve beyond loopback, at %s: all hosts that reach it could read and write everything; "+
 			"set %s to 127.0.0.1, require a secret%s, or add --insecure in a trusted network", addr, flag, wanting)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -154,16 +156,10 @@ func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *proce
 	cmd.Env = append(append(os.Environ(), role+"="+roleMuster, "XDG_RUNTIME_DIR="+os.DevNull), env...)
 	cmd.Stdin = stdin
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		cancel()
 		_ = cmd.Wait() // unless the test has done so
@@ -174,9 +170,7 @@ func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *proce
 func self(t *testing.T) string {
 	t.Helper()
 	path, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return path
 }
 
@@ -226,17 +220,13 @@ func lineOf(t *testing.T, r *bufio.Reader, text string) string {
 			return strings.TrimSpace(s)
 		}
 		before.WriteString(s)
-		if err != nil {
-			t.Fatalf("no line with %q, but %q: %v", text, &before, err)
-		}
+		require.NoError(t, err, "no line with %q, but %q", text, &before)
 	}
 }
 
 func (p *process) signal(t *testing.T, sig syscall.Signal) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.cmd.Process.Signal(sig))
 }
 
 // serve starts a store, and returns its process and address.

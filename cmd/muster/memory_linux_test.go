@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -40,9 +42,7 @@ func TestMemoryUnderAttack(t *testing.T) {
 		secret: strings.Repeat("w", 32), reader: strings.Repeat("r", 32),
 		access: fmt.Sprintf(`[{"secret_file": %q, "write": true}, {"secret_file": %q}]`, secret, reader),
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	for name, a := range map[string]struct {
 		with   string // file with a secret
@@ -84,23 +84,17 @@ func TestMemoryUnderAttack(t *testing.T) {
 func peakMemory(t *testing.T, pid int) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return kib << 10
 }
 
 func readSecret(t *testing.T, file string) []byte {
 	t.Helper()
 	s, err := store.ReadSecret(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -116,9 +110,7 @@ type attacker struct {
 
 func (a *attacker) dial(secret []byte) *store.Store {
 	s, err := store.Dial(a.ctx, a.at, &store.DialOptions{Secret: secret})
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	require.NoError(a.t, err)
 	a.t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -201,9 +193,7 @@ func (a *attacker) reads() {
 	for i := range 15 {
 		k := fmt.Sprint("v", i%4)
 		if keys = append(keys, k); i < 4 {
-			if err := w.Set(a.ctx, k, value, nil); err != nil {
-				a.t.Fatal(err)
-			}
+			require.NoError(a.t, w.Set(a.ctx, k, value, nil))
 		}
 	}
 	a.each(10, func(s *store.Store, _, _ int) error {
@@ -232,9 +222,7 @@ func (a *attacker) raw() net.Conn {
 		raw = c
 		return c, err
 	}})
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	require.NoError(a.t, err)
 	a.t.Cleanup(func() { _ = s.Close() })
 	return raw
 }

@@ -9,15 +9,16 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // numbersAt returns the metrics that a page serves.
 func numbersAt(t *testing.T, page string) string {
 	t.Helper()
 	code, text := told(t, page+"metrics")
-	if code != 200 {
-		t.Fatalf("%smetrics is %d %q", page, code, text)
-	}
+	require.Equal(t, 200, code, "%smetrics is %d %q", page, code, text)
 	return text
 }
 
@@ -28,9 +29,7 @@ func numbersHave(t *testing.T, page, line string) (text string) {
 		if text = numbersAt(t, page); strings.Contains(text, "\n"+line) {
 			return text
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("there is no line %q in %s", line, text)
-		}
+		require.False(t, time.Now().After(deadline), "there is no line %q in %s", line, text)
 		<-time.After(10 * time.Millisecond)
 	}
 }
@@ -38,9 +37,7 @@ func numbersHave(t *testing.T, page, line string) (text string) {
 func has(t *testing.T, text string, lines ...string) {
 	t.Helper()
 	for _, line := range lines {
-		if !strings.Contains(text, "\n"+line) {
-			t.Errorf("there is no line %q", line)
-		}
+		assert.Contains(t, text, "\n"+line, "there is no line %q", line)
 	}
 }
 
@@ -65,31 +62,23 @@ func TestServeTellsPrometheus(t *testing.T) {
 	p.wait(t)
 	// for half a second the previous metrics are cached
 	text := numbersHave(t, page, "muster_store_up 0")
-	if strings.Contains(text, "muster_store_keys") {
-		t.Errorf("of a store that is away it is %q", text)
-	}
+	assert.NotContains(t, text, "muster_store_keys")
 }
 
 // TestNumbersAndProfilesWantThePassword checks that metrics and profiles require the password too.
 func TestNumbersAndProfilesWantThePassword(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(file, []byte("a password for the page"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("a password for the page"), 0o600))
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--http-secret-file", file, "--http-pprof")
 	_, page, _ := strings.Cut(p.complaint(t, "page="), "page=")
 	for _, path := range []string{"metrics", "debug/pprof/", "debug/pprof/cmdline", "debug/pprof/heap"} {
 		tells(t, page+path, 401, "password required")
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		req.SetBasicAuth("prometheus", "a password for the page")
 		rep, err := (&http.Client{Timeout: limit}).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		body, err := io.ReadAll(rep.Body)
 		_ = rep.Body.Close()
 		if err != nil || rep.StatusCode != 200 || len(body) == 0 {
@@ -115,7 +104,7 @@ func TestBenchRefusesAPageThatCannotBe(t *testing.T) {
 	t.Parallel()
 	args := []string{"bench", "-n", "2", "--time", "1h", "--host", "launcher", "--http"}
 	run(t, append(args, "8080")...).wants(t, 2, "", "--http 8080: it is not host:port")
-	r := run(t, append(args, stranger(t))...)
+	r := run(t, append(args, otherService(t))...)
 	if r.code != 1 || !strings.Contains(r.stderr, "set --http to another port") {
 		t.Errorf("%+v", r)
 	}

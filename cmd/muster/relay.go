@@ -148,14 +148,14 @@ func (o *relaying) run(cmd *cobra.Command) error {
 	}
 }
 
-// relayPatience is how long the store may be unavailable before a message is logged.
-const relayPatience = 2 * time.Second
+// unavailableLogDelay is how long the store may be unavailable before a message is logged.
+const unavailableLogDelay = 2 * time.Second
 
 // open waits until the store is available, and connects to it.
 func (o *relaying) open(ctx context.Context) (*store.Relay, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	defer time.AfterFunc(relayPatience, func() {
+	defer time.AfterFunc(unavailableLogDelay, func() {
 		o.logger.Warn("waiting for the store: it does not answer yet", "store", redacted(o.store), "timeout", o.timeout)
 	}).Stop()
 	at, options := o.store, store.DialOptions{}

@@ -67,7 +67,7 @@ Look at a model: muster tensors model.safetensors`,
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newWho(), newTop(), newPage())
 	add(groupFiles, newTensors(), newGather(), newTrace())
 	add(groupOther, newRestore(), newCerts(), newVersion())
-	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank())
+	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank(), newMan())
 	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)
 	root.SetCompletionCommandGroupID(groupOther)

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // sh returns the arguments for a rank that is a shell script.
@@ -93,9 +95,7 @@ func TestRunExitsAsTheFirstRankThatFails(t *testing.T) {
 func TestRunRefuses(t *testing.T) {
 	t.Parallel()
 	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, []byte("no program"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(plain, []byte("no program"), 0o644))
 	for args, want := range map[string]struct {
 		code   int
 		stderr string
@@ -177,7 +177,7 @@ func TestRunSecondSignalKills(t *testing.T) {
 	}
 }
 
-func TestRunLeavesNobodyBehind(t *testing.T) {
+func TestRunLeavesNoProcessBehind(t *testing.T) {
 	t.Parallel()
 	r := run(t, runSh(3, "--no-prefix", `sleep 60 & echo $$ $!; [ $RANK = 1 ] && exit 3; wait`)...)
 	pids := strings.Fields(r.stdout)
@@ -196,9 +196,7 @@ func TestRunLeavesNobodyBehind(t *testing.T) {
 func TestRunWhoseReaderGoesAway(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self(t), runSh(2, "--no-prefix", `sleep 60 & echo $$ $!; while sleep 0.01; do echo more; done`)...)
@@ -206,9 +204,7 @@ func TestRunWhoseReaderGoesAway(t *testing.T) {
 	cmd.Stdout = w
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	_ = w.Close()
 	var pids []string
 	lines := bufio.NewScanner(r)
@@ -234,21 +230,15 @@ func TestRunKilledTakesItsRanksAlong(t *testing.T) {
 	}
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	p := start(t, "run", "-n", "2", "--env", role+"="+roleHolder, "--", self(t), l.Addr().String())
 	var ranks []*bufio.Reader
 	for range 2 {
 		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(limit)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.SetDeadline(time.Now().Add(limit)))
 		r := bufio.NewReader(c)
 		if s, err := r.ReadString('\n'); err != nil {
 			t.Fatalf("%q, %v", s, err)

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // desk is a directory with secrets, and with certificates in tls.
@@ -26,9 +29,7 @@ func (d desk) path(name string) string { return filepath.Join(string(d), name) }
 
 func (d desk) write(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(d.path(name), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(d.path(name), []byte(text), 0o600))
 }
 
 func (d desk) serverFlags() []string {
@@ -68,6 +69,10 @@ func TestServeWithCertificates(t *testing.T) {
 		{args: "get k --store " + at + "?cert", code: 1, stderr: "the parameter cert is empty"},
 		{args: "get k --store muster://me:hidden@127.0.0.1:1", code: 2, stderr: "--store muster://me:xxxxx@127.0.0.1:1: there are no users"},
 	})
+	r := reportOf(t, runIn(t, nil, append(d.client("trainer"), "MUSTER_STORE="+at), "doctor", "--json"))
+	assert.Contains(t, r.text("store", "ok"), "the store grants access")
+	r = reportOf(t, run(t, "doctor", "--json", "--store", at))
+	assert.Contains(t, r.text("store", "problem"), "the store denies access: this server requires TLS")
 	runIn(t, nil, append(d.client("trainer"), "MUSTER_STORE="+at+"?tls=false"), "get", "k").wants(t, 1, "", "this server requires TLS")
 	p.signal(t, syscall.SIGTERM)
 	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "didn't provide a certificate") {
@@ -125,9 +130,7 @@ func TestServeRefusesWrongPapers(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
 	d.write(t, "open", "0123456789abcdef")
-	if err := os.Chmod(d.path("open"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(d.path("open"), 0o644))
 	for name, text := range map[string]string{
 		"empty.json": "[]", "text.json": "trainer", "unknown.json": `[{"name":"x","rights":"all"}]`, "both.json": `[{"name":"x","secret_file":"secret"}]`,
 		"more.json": `[{"name":"x"}] {}`, "missing.json": `[{"secret_file":"nowhere"}]`, "name.json": `[{"name":"x"}]`, "object.json": `{"name":"x"}`,
@@ -204,9 +207,7 @@ func TestLimitFlags(t *testing.T) {
 		"--max-key size", "(default 8KiB)", "(default 16MiB)", "(default 4GiB)", "(default 64MiB)", "(default 16777216)", "(default 16384)", "(default 4096)",
 		"(default 10s)", "(default 500ms)", "(default 65536)",
 	} {
-		if !strings.Contains(help, line) {
-			t.Errorf("no %q in:\n%s", line, help)
-		}
+		assert.Contains(t, help, line)
 	}
 	_, at := serve(t, "--max-key", "4", "--max-value", "8", "--max-bytes", "4KiB", "--max-conns-per-addr", "1")
 	steps(t, at, []step{

@@ -104,14 +104,14 @@ func (o *serving) run(cmd *cobra.Command) error {
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(sigs)
-	told, err := o.tellHealth()
+	health, err := o.serveHealth()
 	if err != nil {
 		return err
 	}
-	defer told.close()
+	defer health.close()
 	o.limitMemory()
 	if o.replica.cluster != nil {
-		return o.replicate(cmd, told, sigs)
+		return o.replicate(cmd, health, sigs)
 	}
 	h, err := startHost(o.listen, o.hostOptions)
 	if err != nil {
@@ -127,7 +127,7 @@ func (o *serving) run(cmd *cobra.Command) error {
 	if shown != nil {
 		o.logger.Info("showing", "page", shown.url())
 	}
-	told.serves(h.memory)
+	health.serves(h.memory)
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (o *serving) run(cmd *cobra.Command) error {
 	case <-h.memory.Failed():
 		return &exit{code: exitFailed, text: "the store has failed: " + h.memory.Err().Error(), err: h.memory.Err()}
 	case sig := <-sigs:
-		told.ends()
+		health.ends()
 		return o.stop(h, sig, sigs)
 	}
 }
@@ -151,8 +151,8 @@ func (o *serving) limitMemory() {
 	}
 }
 
-// tellHealth starts the server for --health. It returns nil if the flag is not set.
-func (o *serving) tellHealth() (*health, error) {
+// serveHealth starts the server for --health. It returns nil if the flag is not set.
+func (o *serving) serveHealth() (*health, error) {
 	if o.health == "" {
 		return nil, nil
 	}

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -62,9 +64,7 @@ func TestServeLimits(t *testing.T) {
 func holdOn(t *testing.T, url string) {
 	t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(url, "muster://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	if _, err := c.Write(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello})); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // step is a command on a store, and its expected result.
@@ -133,23 +135,23 @@ func TestValuesFromStandardInput(t *testing.T) {
 
 func TestWrongStores(t *testing.T) {
 	t.Parallel()
-	nobody := closedPort(t)
+	closed := closedPort(t)
 	for name, c := range map[string]struct {
 		url    string
 		code   int
 		stderr string
 	}{
-		"none":            {"", 2, `"muster serve" starts one`},
-		"no scheme":       {"127.0.0.1:7070", 2, "muster://127.0.0.1:7070 perhaps?"},
-		"no port":         {"muster://127.0.0.1", 2, "port"},
-		"port too high":   {"muster://127.0.0.1:70000", 2, "port"},
-		"port is a name":  {"muster://127.0.0.1:x", 2, "muster://host:port"},
-		"other scheme":    {"redis://127.0.0.1:6379", 2, "redis:// is not known"},
-		"nobody listens":  {"muster://" + nobody, 5, "muster serve --listen " + nobody},
-		"no such host":    {"muster://nobody.invalid:1", 5, "no store at nobody.invalid:1"},
-		"no TCPStore":     {"tcp://127.0.0.1:1", 5, "PyTorch hosts no store at 127.0.0.1:1 (connection refused)"},
-		"silence":         {"muster://" + mute(t), 5, "no answer from "},
-		"another service": {"muster://" + stranger(t), 5, "no muster store"},
+		"none":               {"", 2, `"muster serve" starts one`},
+		"no scheme":          {"127.0.0.1:7070", 2, "muster://127.0.0.1:7070 perhaps?"},
+		"no port":            {"muster://127.0.0.1", 2, "port"},
+		"port too high":      {"muster://127.0.0.1:70000", 2, "port"},
+		"port is a name":     {"muster://127.0.0.1:x", 2, "muster://host:port"},
+		"other scheme":       {"redis://127.0.0.1:6379", 2, "redis:// is not known"},
+		"no process listens": {"muster://" + closed, 5, "muster serve --listen " + closed},
+		"no such host":       {"muster://nobody.invalid:1", 5, "no store at nobody.invalid:1"},
+		"no TCPStore":        {"tcp://127.0.0.1:1", 5, "PyTorch hosts no store at 127.0.0.1:1 (connection refused)"},
+		"silence":            {"muster://" + mute(t), 5, "no answer from "},
+		"another service":    {"muster://" + otherService(t), 5, "no muster store"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -161,9 +163,7 @@ func TestWrongStores(t *testing.T) {
 
 func closedPort(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -171,19 +171,15 @@ func closedPort(t *testing.T) string {
 // mute starts a server that accepts connections and sends nothing.
 func mute(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l.Addr().String()
 }
 
-// stranger starts a service with another protocol.
-func stranger(t *testing.T) string {
+// otherService starts a service with another protocol.
+func otherService(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

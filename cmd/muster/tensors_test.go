@@ -12,6 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
@@ -23,12 +26,8 @@ type tensors = map[string]*tensor.Tensor
 func (d desk) file(t *testing.T, name string, ts tensors, metadata map[string]string) string {
 	t.Helper()
 	path := d.path(name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := safetensors.WriteFile(path, ts, metadata); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o777))
+	require.NoError(t, safetensors.WriteFile(path, ts, metadata))
 	return path
 }
 
@@ -41,9 +40,7 @@ func emptyDesk(t *testing.T) desk {
 func floats(t *testing.T, dt tensor.DType, vals []float32, shape ...int) *tensor.Tensor {
 	t.Helper()
 	x, err := tensor.FromFloat32s(dt, vals, shape...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return x
 }
 
@@ -92,12 +89,10 @@ func TestTensorsGolden(t *testing.T) {
 	const golden = "testdata/tensors.txt"
 	r := run(t, "tensors", path)
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r.wants(t, 0, string(want), "")
 	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(golden, []byte(r.stdout), 0o644); err != nil { //nolint:gosec // no secret
+		if err := os.WriteFile(golden, []byte(r.stdout), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -136,9 +131,7 @@ func TestTensorsJSON(t *testing.T) {
 	w := normal(1, 300, 400) // more than a block
 	path := d.file(t, "m.safetensors", tensors{"w": w, "c": tensor.New(tensor.C64, 2), "e": tensor.New(tensor.F32, 0)}, nil)
 	for _, l := range listJSON(t, path) {
-		if l.File != path {
-			t.Errorf("%s is of file %s", l.Name, l.File)
-		}
+		assert.Equal(t, path, l.File, "%s is of file %s", l.Name, l.File)
 		switch l.Name {
 		case "c":
 			if l.NaN != nil || l.Min != nil || l.DType != "C64" || l.Bytes != 16 {
@@ -163,9 +156,7 @@ func TestTensorsJSON(t *testing.T) {
 func checkStats(t *testing.T, w *tensor.Tensor, l listed) {
 	t.Helper()
 	v, err := tensor.View[float32](w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	lo, hi := float64(slices.Min(v)), float64(slices.Max(v))
 	var sum, squares float64
 	bins := make([]int64, 16)
@@ -188,9 +179,7 @@ func checkStats(t *testing.T, w *tensor.Tensor, l listed) {
 			break
 		}
 	}
-	if total != int64(len(v)) {
-		t.Errorf("%d elements in bins", total)
-	}
+	assert.Equal(t, int64(len(v)), total)
 }
 
 // TestTensorsStats checks that the statistics do not overflow, and that they keep the digits that a
@@ -212,9 +201,7 @@ func TestTensorsStats(t *testing.T) {
 		{tensor.From([]float64{math.NaN(), 5, math.Inf(-1)}), [4]float64{5, 5, 5, 0}},
 	} {
 		got, err := muster.StatsOf(t.Context(), test.t)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for i := range got {
 			if math.Abs(got[i]-test.want[i]) > 1e-12*math.Abs(test.want[i]) {
 				t.Errorf("%v: %v, not %v", test.t, got, test.want)
@@ -244,9 +231,7 @@ func TestTensorsStatsOfCodes(t *testing.T) {
 			codes.Data[i] = byte(r.Uint32())
 		}
 		vals, err := codes.AppendFloat32s(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got, err1 := muster.StatsOf(t.Context(), codes)
 		want, err2 := muster.StatsOf(t.Context(), tensor.From(vals))
 		if err := errors.Join(err1, err2); err != nil {
@@ -269,17 +254,11 @@ func TestTensorsOfAFileThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)
 	f, err := safetensors.Open(d.file(t, "w.safetensors", tensors{"w": normal(1, 1<<20)}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	w, err := f.Tensor("w")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(d.path("w.safetensors"), 1<<20); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(d.path("w.safetensors"), 1<<20))
 	if _, err := muster.StatsOf(t.Context(), w); err == nil || !strings.Contains(err.Error(), "cut off") {
 		t.Error(err)
 	}
@@ -319,9 +298,7 @@ func TestTensorsMatchAndSort(t *testing.T) {
 		if want == "" {
 			run(t, append([]string{"tensors", path}, strings.Fields(flags)...)...).wants(t, 1, "", "no tensor has a name")
 		} else if want != "help" {
-			if got := strings.Join(names(listJSON(t, append(strings.Fields(flags), path)...)), " "); got != want {
-				t.Errorf("%s: %s, not %s", flags, got, want)
-			}
+			assert.Equal(t, want, strings.Join(names(listJSON(t, append(strings.Fields(flags), path)...)), " "), flags)
 		}
 	}
 }
@@ -330,9 +307,7 @@ func TestTensorsOfModels(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)
 	ts := tensors{"a": tensor.New(tensor.F32, 4), "b": tensor.New(tensor.F32, 4), "c": tensor.New(tensor.F32, 4)}
-	if err := safetensors.WriteSharded(string(d), "model", 32, ts, map[string]string{"format": "pt"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, safetensors.WriteSharded(string(d), "model", 32, ts, map[string]string{"format": "pt"}))
 	for _, path := range []string{string(d), d.path("model.safetensors.index.json")} {
 		all := listJSON(t, path)
 		if len(all) != 3 || all[2].File != d.path("model-00002-of-00002.safetensors") {
@@ -361,9 +336,7 @@ func TestTensorsRefuses(t *testing.T) {
 	d := emptyDesk(t)
 	good := d.file(t, "good.safetensors", tensors{"w": normal(1, 1000)}, nil)
 	whole, err := os.ReadFile(good)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d.write(t, "short.safetensors", string(whole[:2000]))
 	d.write(t, "text.safetensors", "this is a text, and no tensors at all")
 	d.write(t, "void.safetensors", "")
@@ -398,9 +371,7 @@ func TestTensorsRefuses(t *testing.T) {
 		r := run(t, append([]string{"tensors"}, argv...)...)
 		r.stdout = "" // the rows before the wrong one
 		r.wants(t, want.code, "", want.stderr)
-		if strings.ContainsRune(r.stderr, '\x1b') {
-			t.Errorf("%q", r.stderr)
-		}
+		assert.False(t, strings.ContainsRune(r.stderr, '\x1b'), r.stderr)
 	}
 }
 
@@ -413,13 +384,9 @@ func TestTensorsHostileNames(t *testing.T) {
 	if r.code != 0 || r.stderr != "" || strings.ContainsAny(r.stdout, "\x1b\a\r\u009b\u202e") || strings.Count(r.stdout, "\n") != 2*(1+1+4+1+2)+1 {
 		t.Errorf("%d, %q, %.2000q", r.code, r.stderr, r.stdout)
 	}
-	if len(r.stdout) > 5<<20 {
-		t.Errorf("%d bytes: a long name makes every line long", len(r.stdout))
-	}
+	assert.LessOrEqual(t, len(r.stdout), 5<<20)
 	for _, l := range listJSON(t, path) {
-		if ts[l.Name] == nil {
-			t.Errorf("no tensor %q", l.Name)
-		}
+		assert.NotNil(t, ts[l.Name], "no tensor %q", l.Name)
 	}
 }
 
@@ -445,8 +412,6 @@ func TestGlobs(t *testing.T) {
 		{"*ab*ab", "ab", false},
 		{"*ab*ab", "xababxab", true},
 	} {
-		if got := muster.Globbed(test.pattern, test.name); got != test.want {
-			t.Errorf("%q fits %q: %v", test.pattern, test.name, got)
-		}
+		assert.Equal(t, test.want, muster.Globbed(test.pattern, test.name), "%q fits %q", test.pattern, test.name)
 	}
 }

@@ -30,15 +30,11 @@ func onTerminal(t *testing.T, width uint16, args ...string) (ptm *os.File, cmd *
 	if err != nil {
 		t.Skip("no terminals here:", err)
 	}
-	if err := unix.IoctlSetWinsize(int(pts.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.IoctlSetWinsize(int(pts.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}))
 	cmd = exec.CommandContext(t.Context(), self(t), args...)
 	cmd.Env = append(os.Environ(), role+"="+roleMuster, "NO_COLOR=1", "TERM=xterm")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pts, pts, pts
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	_ = pts.Close()
 	return ptm, cmd
 }

@@ -2,7 +2,6 @@ package main_test
 
 import (
 	"context"
-	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 	"github.com/charmbracelet/x/exp/teatest/v2"
+	"github.com/stretchr/testify/assert"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/store"
@@ -85,9 +85,7 @@ func TestTopModel(t *testing.T) {
 	defer s.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	m := &top{t, muster.NewTop(ctx, s, "muster://127.0.0.1:7070", time.Hour)}
-	if head := m.lines()[0]; head != "muster muster://127.0.0.1:7070 · asking…" {
-		t.Errorf("%q", head)
-	}
+	assert.Equal(t, "muster muster://127.0.0.1:7070 · asking…", m.lines()[0])
 	stuck(t, s, "train")
 	m.looks()
 	m.looks()
@@ -114,9 +112,7 @@ func TestTopModel(t *testing.T) {
 		t.Errorf("the end is %q", m.lines())
 	}
 	m.press("pgup", "home")
-	if m.lines()[1] != first {
-		t.Errorf("home is %q", m.lines())
-	}
+	assert.Equal(t, first, m.lines()[1], "home is %q", m.lines())
 	if m.press("space"); !strings.Contains(m.lines()[0], "stopped") {
 		t.Errorf("%q", m.lines()[0])
 	}
@@ -127,13 +123,9 @@ func TestTopModel(t *testing.T) {
 		t.Errorf("what was there is not there any more: %q", lines)
 	}
 	for _, k := range []string{"q", "esc"} {
-		if !m.press(k) {
-			t.Errorf("%s does not end it", k)
-		}
+		assert.True(t, m.press(k), "%s does not end it", k)
 	}
-	if !errors.Is(ctx.Err(), context.Canceled) {
-		t.Error(ctx.Err())
-	}
+	assert.ErrorIs(t, ctx.Err(), context.Canceled)
 }
 
 func TestTopRefuses(t *testing.T) {

@@ -1,20 +1,22 @@
 package main_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
@@ -22,15 +24,11 @@ import (
 func asTorch(t *testing.T, url string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(url, "muster://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(limit))
 	b, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), tcpstore.C, &tcpstore.Request{Op: tcpstore.OpAdd, Key: "/n", N: 7})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := c.Write(b); err != nil {
 		t.Fatal(err)
 	}
@@ -56,9 +54,7 @@ func TestServeTorch(t *testing.T) {
 		"--access DIR/torch.json":  yes,
 	} {
 		_, url := serve(t, strings.Fields(strings.ReplaceAll(args, "DIR", string(d)))...)
-		if got := asTorch(t, url); got != want {
-			t.Errorf("%q: %q, want %q", args, got, want)
-		}
+		assert.Equal(t, want, asTorch(t, url), args)
 	}
 	for args, want := range map[string]struct {
 		code   int
@@ -84,9 +80,7 @@ func TestServeTorchBeyondLoopback(t *testing.T) {
 	d.write(t, "torch.json", `[{"protocol": "torch", "prefix": "python/", "write": true}]`)
 	p := start(t, "serve", "--listen", "0.0.0.0:0", "--insecure", "--access", d.path("torch.json"))
 	url := p.line(t, "muster://0.0.0.0:")
-	if got := asTorch(t, strings.Replace(url, "0.0.0.0", "127.0.0.1", 1)); got != "\x07\x00\x00\x00\x00\x00\x00\x00" {
-		t.Errorf("%q", got)
-	}
+	assert.Equal(t, "\x07\x00\x00\x00\x00\x00\x00\x00", asTorch(t, strings.Replace(url, "0.0.0.0", "127.0.0.1", 1)))
 }
 
 // TestStoreOfTorch checks the commands on a store that PyTorch hosts. The test uses a muster store,
@@ -106,12 +100,12 @@ func TestStoreOfTorch(t *testing.T) {
 // that the leader of its store is killed, neither while its ranks wait nor while they change keys.
 func TestTorchOutlivesTheLeader(t *testing.T) {
 	t.Parallel()
-	cache, _ := os.UserCacheDir()
-	for _, exe := range []string{"/usr/bin/python3", cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))} {
-		t.Run(exe, func(t *testing.T) {
-			if out, err := exec.Command(exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
-				t.Skipf("NOT TESTED: no torch at %s: %v %s", exe, err, out)
+	for name, torch := range map[string]func(testing.TB, ...string) string{"Debian": testcluster.DebianTorch, "current": testcluster.Torch} {
+		t.Run(name, func(t *testing.T) {
+			if name == "Debian" {
+				testcluster.SoakOnly(t, "the older torch: store/torchstore has both by default")
 			}
+			exe := torch(t)
 			at := "etcd://" + etcd(t) + "/jobs"
 			leader, _ := replica(t, at)
 			leader.complaint(t, "msg=leading")
@@ -148,11 +142,7 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 
 // TestTorchrun runs two agents of torchrun, with two ranks each, that meet at a store of muster.
 func TestTorchrun(t *testing.T) {
-	cache, _ := os.UserCacheDir()
-	exe := cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))
-	if out, err := exec.Command(exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
-		t.Skipf("NOT TESTED with torchrun: no Python with torch at %s; run .ci/python torch, or set MUSTER_TORCH: %v %s", exe, err, out)
-	}
+	exe := testcluster.Torch(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -182,8 +172,6 @@ func TestTorchrun(t *testing.T) {
 	agents.Wait()
 	all := string(outs[0]) + string(outs[1])
 	for rank := range 4 {
-		if line := fmt.Sprintf("rank %d of 4 sum 6.0", rank); !strings.Contains(all, line) {
-			t.Errorf("no %q in:\n%s", line, all)
-		}
+		assert.Contains(t, all, fmt.Sprintf("rank %d of 4 sum 6.0", rank))
 	}
 }

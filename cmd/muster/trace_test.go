@@ -8,6 +8,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // traced runs ranks that write traces, and returns their directory.
@@ -15,9 +18,7 @@ func traced(t *testing.T, n string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "traces")
 	r := run(t, "run", "-n", n, "--env", role+"="+roleRank, "--env", "MUSTER_TRACE="+dir, "--", self(t))
-	if r.code != 0 {
-		t.Fatalf("%+v", r)
-	}
+	require.Zero(t, r.code, "%+v", r)
 	return dir
 }
 
@@ -54,9 +55,7 @@ func TestTraceOfAJob(t *testing.T) {
 	for _, rank := range summary.Ranks {
 		last += rank.CameLast
 	}
-	if last != 3 {
-		t.Errorf("somebody came last to each of 3: %+v", summary)
-	}
+	assert.Equal(t, 3, last, "somebody came last to each of 3: %+v", summary)
 }
 
 // TestTraceOfSeveralJobs checks that of several jobs in a directory trace reads the last, and that
@@ -66,9 +65,7 @@ func TestTraceOfSeveralJobs(t *testing.T) {
 	dir := traced(t, "2")
 	first, _ := filepath.Glob(filepath.Join(dir, "rank0-*.json"))
 	r := run(t, "run", "-n", "3", "--env", role+"="+roleRank, "--env", "MUSTER_TRACE="+dir, "--", self(t))
-	if r.code != 0 {
-		t.Fatalf("%+v", r)
-	}
+	require.Zero(t, r.code, "%+v", r)
 	r = run(t, "trace", dir)
 	if r.code != 0 || !strings.HasPrefix(r.stdout, "3 ranks, 3 verbs") || !strings.Contains(r.stdout, "1 more in "+dir) {
 		t.Errorf("%+v", r)
@@ -81,18 +78,14 @@ func TestTraceOfSeveralJobs(t *testing.T) {
 			r.wants(t, 1, "", "have no group in common")
 		}
 	}
-	if failed != 1 {
-		t.Errorf("%d of %v are of another job", failed, others)
-	}
+	assert.Equal(t, 1, failed, "%d of %v are of another job", failed, others)
 }
 
 func TestTraceOfWhatIsNone(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text.json")
-	if err := os.WriteFile(text, []byte("hello\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(text, []byte("hello\n"), 0o600))
 	for want, args := range map[string][]string{
 		"not a trace of muster":    {"trace", text},
 		"there is no rank*.json":   {"trace", dir},
@@ -115,18 +108,12 @@ func TestTraceOfWhatIsNone(t *testing.T) {
 func TestTraceOfBadFiles(t *testing.T) {
 	t.Parallel()
 	dir := traced(t, "2")
-	if err := os.WriteFile(filepath.Join(dir, "rank2-h-1.json"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "rank2-h-1.json"), nil, 0o600))
 	files, _ := filepath.Glob(filepath.Join(dir, "rank1-*.json"))
 	f, err := os.OpenFile(files[0], os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = f.WriteString(`{"name":"\u001b[2Jgone","cat":"dropped","ph":"i","ts":1}` + "\n")
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, f.Close()))
 	r := run(t, "trace", dir)
 	if r.code != 0 || !strings.HasPrefix(r.stdout, "2 ranks") || !strings.Contains(r.stdout, "rank2-h-1.json: not a trace of muster: it is empty") {
 		t.Errorf("%+v", r)
@@ -142,12 +129,8 @@ func TestTraceOfAKilledRank(t *testing.T) {
 	dir := traced(t, "2")
 	files, _ := filepath.Glob(filepath.Join(dir, "rank1-*.json"))
 	b, err := os.ReadFile(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(files[0], b[:len(b)-40], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(files[0], b[:len(b)-40], 0o600))
 	r := run(t, "trace", dir)
 	if r.code != 0 || !strings.HasPrefix(r.stdout, "2 ranks") || !strings.Contains(r.stdout, "did not close") {
 		t.Errorf("%+v", r)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -22,11 +23,15 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// version returns the version from the build information.
+// release is the version of a binary that is built from a checkout, as that of the Python wheels is:
+// -ldflags "-X main.release=v0.1.0". It is empty for "go install MODULE@VERSION".
+var release string
+
+// version returns the version of the release, or the one from the build information.
 func version() string {
 	name, notes := "muster (devel)", []string{runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
-		if v := info.Main.Version; v != "" && v != "(devel)" {
+		if v := cmp.Or(release, info.Main.Version); v != "" && v != "(devel)" {
 			name = "muster " + v
 		}
 		notes = append(notes, revision(info)...)

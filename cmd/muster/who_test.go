@@ -17,6 +17,9 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
@@ -32,9 +35,7 @@ func stuck(t *testing.T, s *store.Store, name string) {
 	for rank := range 2 {
 		go func() {
 			roll, err := s.Join(ctx, wire.Contribution{Group: name, Run: "r", Rank: rank, Size: 2, Label: "pid 7 on node-" + string(rune('a'+rank))}, nil)
-			if err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, err)
 			gens <- roll.Generation
 			if rank == 0 {
 				_, _ = s.Collect(ctx, wire.Contribution{Generation: roll.Generation, Rank: 0, Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}, nil)
@@ -63,9 +64,7 @@ func stuck(t *testing.T, s *store.Store, name string) {
 func dial(t *testing.T, url string) *store.Store {
 	t.Helper()
 	s, err := store.Dial(t.Context(), strings.TrimPrefix(url, "muster://"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -122,9 +121,7 @@ func TestWhoNamesTheCulpritOfEachJob(t *testing.T) {
 	r := run(t, "who", "--store", url)
 	head, rest, _ := strings.Cut(r.stdout, "\n\n")
 	for _, line := range want {
-		if !strings.Contains(head, line) {
-			t.Errorf("no %q in %+v", line, r)
-		}
+		assert.Contains(t, head, line, "no %q in %+v", line, r)
 	}
 	if strings.Count(head, "\n") != 2 || !regexp.MustCompile(`ready \(generation \d+\)  1 of 1 ranks, idle,`).MatchString(rest) {
 		t.Errorf("%+v", r)
@@ -134,9 +131,7 @@ func TestWhoNamesTheCulpritOfEachJob(t *testing.T) {
 func TestWhoSaysThatTheDiskStalls(t *testing.T) {
 	var out bytes.Buffer
 	muster.PrintWho(&out, &status.View{Server: &status.Server{Durable: true, DiskStalled: 12}})
-	if !strings.Contains(out.String(), "the disk stalls: a write of the log takes 12 s so far, and no change is acknowledged meanwhile") {
-		t.Errorf("%s", out.String())
-	}
+	assert.Contains(t, out.String(), "the disk stalls: a write of the log takes 12 s so far, and no change is acknowledged meanwhile")
 }
 
 // TestWhoShowsNamesAsText checks that the names of ranks and verbs cannot control the terminal.
@@ -149,9 +144,7 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 	for rank := range 2 {
 		go func() {
 			roll, err := s.Join(t.Context(), wire.Contribution{Group: evil, Rank: rank, Size: 2, Label: evil}, nil)
-			if err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, err)
 			gens <- roll.Generation
 		}()
 	}
@@ -165,9 +158,7 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 		}()
 	}
 	for range 2 {
-		if err := <-done; err == nil {
-			t.Error("ranks that call different verbs agree")
-		}
+		assert.Error(t, <-done, "ranks that call different verbs agree")
 	}
 	go func() { _, _ = s.Wait(t.Context(), evil) }()
 	for deadline := time.Now().Add(limit); ; {
@@ -184,9 +175,7 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 		if strings.Contains(r.stdout, "last failures") && strings.Contains(r.stdout, "1 waiting") {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%+v", r)
-		}
+		require.False(t, time.Now().After(deadline), "%+v", r)
 	}
 }
 
@@ -194,9 +183,7 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 func fetch(t *testing.T, url, password, host string) (code int) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if password != "" {
 		req.SetBasicAuth("", password)
 	}
@@ -204,9 +191,7 @@ func fetch(t *testing.T, url, password, host string) (code int) {
 		req.Host = host
 	}
 	rep, err := (&http.Client{Timeout: limit}).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_ = rep.Body.Close()
 	return rep.StatusCode
 }
@@ -227,19 +212,13 @@ func TestServeShowsAPage(t *testing.T) {
 	// from a page on another site, or by a link on it
 	for mode, want := range map[string]int{"no-cors": 403, "cors": 403, "navigate": 200} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+"status", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		req.Header.Set("Sec-Fetch-Site", "cross-site")
 		req.Header.Set("Sec-Fetch-Mode", mode)
 		rep, err := (&http.Client{Timeout: limit}).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_ = rep.Body.Close()
-		if rep.StatusCode != want {
-			t.Errorf("by another page, %s, it is %d", mode, rep.StatusCode)
-		}
+		assert.Equal(t, want, rep.StatusCode, "by another page, %s, it is %d", mode, rep.StatusCode)
 	}
 	p.signal(t, syscall.SIGTERM)
 	p.signal(t, syscall.SIGTERM)
@@ -252,9 +231,7 @@ func TestServeShowsAPage(t *testing.T) {
 func secretIn(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -271,9 +248,7 @@ func TestPageWantsAPassword(t *testing.T) {
 			if path == "value?key=k" && given == password {
 				want = 404
 			}
-			if code != want {
-				t.Errorf("/%s with %q is %d, want %d", path, given, code, want)
-			}
+			assert.Equal(t, want, code, "/%s with %q", path, given)
 		}
 	}
 }
@@ -325,26 +300,18 @@ func TestPageOverTLS(t *testing.T) {
 	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
 	_, port, _ := strings.Cut(strings.TrimPrefix(page, "https://"), ":")
 	ca, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	over := &http.Client{Timeout: limit, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
 	for password, want := range map[string]int{"": 401, "a password of the page": 200} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+port, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		req.SetBasicAuth("me", password)
 		rep, err := over.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_ = rep.Body.Close()
-		if rep.StatusCode != want {
-			t.Errorf("with %q it is %d", password, rep.StatusCode)
-		}
+		assert.Equal(t, want, rep.StatusCode, "with %q it is %d", password, rep.StatusCode)
 	}
 }
 

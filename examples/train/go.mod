@@ -3,7 +3,7 @@ module github.com/muster-pg/muster/examples/train
 go 1.26.0
 
 require (
-	github.com/muster-pg/muster v0.0.0
+	github.com/muster-pg/muster v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 	gonum.org/v1/plot v0.17.0
@@ -24,5 +24,3 @@ require (
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.28.0 // indirect
 )
-
-replace github.com/muster-pg/muster => ../..

@@ -89,7 +89,7 @@ func (o *options) train(ctx context.Context, g *pgroup.Group, out io.Writer) (er
 	defer func() { _ = t.comm.Close() }() // does nothing after Shutdown
 	fmt.Fprintf(out, "%d ranks; %d digits to learn from, %d held out; %d weights\n", g.Size(), len(data.train), len(data.heldOut), len(t.net.all))
 	r := &report{out: out, every: max(1, min(o.steps/10, 500)), steps: o.steps, curve: files.mine}
-	if err := t.run(ctx, r.tell); err != nil {
+	if err := t.run(ctx, r.step); err != nil {
 		return err
 	}
 	sum, err := t.same(ctx, g)

@@ -47,13 +47,13 @@ func open(ctx context.Context, g *pgroup.Group, o *options, data dataset) (*trai
 	return t, nil
 }
 
-// run takes all steps. After each step it calls tell with the loss, which is the same on all ranks.
-func (t *trainer) run(ctx context.Context, tell func(step int, loss float64) error) error {
+// run takes all steps. After each step it calls report with the loss, which is the same on all ranks.
+func (t *trainer) run(ctx context.Context, report func(step int, loss float64) error) error {
 	b := batches{n: len(t.data.train), size: t.batch}
 	for step := 1; step <= t.steps; step++ {
 		loss, err := t.step(ctx, b.next())
 		if err == nil {
-			err = tell(step, loss)
+			err = report(step, loss)
 		}
 		if err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
@@ -165,7 +165,7 @@ type report struct {
 	curve *curve
 }
 
-func (r *report) tell(step int, loss float64) error {
+func (r *report) step(step int, loss float64) error {
 	if step%r.every == 0 || step == r.steps {
 		fmt.Fprintf(r.out, "step %d of %d: loss %.4f\n", step, r.steps, loss)
 	}

@@ -6,14 +6,15 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // TestTree holds the tree that we are in to the rules.
 func TestTree(t *testing.T) {
 	pkgs, err := load(os.DirFS("../.."))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, rule := range rules {
 		t.Run(name, func(t *testing.T) {
 			for _, p := range pkgs {
@@ -145,21 +146,15 @@ func tree(files map[string]string) fs.FS {
 func expect(t *testing.T, fsys fs.FS, want []string) {
 	t.Helper()
 	pkgs, err := load(fsys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got []string
 	for _, p := range pkgs {
 		for _, rule := range rules {
 			got = append(got, rule(p)...)
 		}
 	}
-	if len(got) != len(want) {
-		t.Fatalf("got %q, want %q", got, want)
-	}
+	require.Len(t, got, len(want), "got %q, want %q", got, want)
 	for i := range want {
-		if !strings.Contains(got[i], want[i]) {
-			t.Errorf("got %q, want %q", got[i], want[i])
-		}
+		assert.Contains(t, got[i], want[i])
 	}
 }

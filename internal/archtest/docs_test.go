@@ -10,6 +10,9 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // maxColumns is the length of the longest line of Markdown that is not a row of a table.
@@ -118,14 +121,10 @@ func pages(t *testing.T) (all []page) {
 				p.anchors[slug(title)] = true
 			}
 		}
-		if code {
-			t.Errorf("%s ends in a block of code", name)
-		}
+		assert.False(t, code, "%s ends in a block of code", name)
 		all = append(all, p)
 	})
-	if len(all) == 0 {
-		t.Error("no Markdown file was found")
-	}
+	assert.NotEmpty(t, all, "no Markdown file was found")
 	return all
 }
 
@@ -159,7 +158,5 @@ func walk(t *testing.T, suffix string, f func(name, text string)) {
 		f(name, string(text))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }

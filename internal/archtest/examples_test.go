@@ -7,24 +7,23 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // TestVerbsHaveExamples holds package pgroup to what the README says: each verb, a function or method that takes a context, has an example that
 // go test runs.
 func TestVerbsHaveExamples(t *testing.T) {
 	pkgs, err := load(os.DirFS("../.."))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p := pkgs[slices.IndexFunc(pkgs, func(p *pkg) bool { return p.dir == "pgroup" })]
 	var trees []*ast.File
 	for _, f := range p.files {
 		trees = append(trees, f.tree)
 	}
 	d, err := doc.NewFromFiles(p.fset, trees, module+"/pgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	funcs := d.Funcs
 	for _, typ := range d.Types {
 		funcs = append(append(funcs, typ.Funcs...), typ.Methods...)
@@ -39,9 +38,7 @@ func TestVerbsHaveExamples(t *testing.T) {
 			t.Errorf("%s has no example with output", strings.TrimPrefix(strings.Trim(f.Recv, "*")+"."+f.Name, "."))
 		}
 	}
-	if verbs == 0 {
-		t.Error("no verb was found")
-	}
+	assert.NotZero(t, verbs, "no verb was found")
 }
 
 func takesContext(f *ast.FuncDecl) bool {

@@ -71,6 +71,7 @@ var floors = [][]room{
 		{name: "cmd/muster/...", may: []string{"..."}},
 		{name: "bench/...", may: []string{"..."}},
 		{name: "deploy/...", may: []string{"..."}},
+		{name: "internal/release", may: []string{}},
 		{name: "store/etcdlog/...", may: []string{"..."}},
 		{name: "status/browser/...", may: []string{"..."}},
 		{name: "status/metrics/...", may: []string{"..."}},

@@ -11,11 +11,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // checkedTexts are the directories whose texts have the words of .vale: string literals of Go files, and Python files as a whole. Vale
 // itself checks Markdown files.
-var checkedTexts = []string{"cmd/muster", "status", "clients/python/muster", "internal/launch"}
+var checkedTexts = []string{"cmd/muster", "status", "clients/python/muster_pg", "internal/launch"}
 
 // TestWordsOfTexts compares help texts, errors and other string literals with the words to avoid.
 func TestWordsOfTexts(t *testing.T) {
@@ -48,9 +50,7 @@ func eachLiteral(t *testing.T, name, text string, check func(at, text string)) {
 	t.Helper()
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, name, text, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ast.Inspect(f, func(n ast.Node) bool {
 		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
 			if s, err := strconv.Unquote(lit.Value); err == nil {
@@ -72,16 +72,12 @@ var swap = regexp.MustCompile(`^  '(.+)': (.+)$`)
 func wordsToAvoid(t *testing.T) (words []word) {
 	t.Helper()
 	text, err := os.ReadFile("../../.vale/styles/Muster/Words.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for l := range strings.Lines(string(text)) {
 		if m := swap.FindStringSubmatch(strings.TrimRight(l, "\n")); m != nil {
 			words = append(words, word{regexp.MustCompile("(?i)" + strings.ReplaceAll(m[1], "''", "'")), m[2]})
 		}
 	}
-	if len(words) < 20 {
-		t.Fatalf("only %d words were found", len(words))
-	}
+	require.GreaterOrEqual(t, len(words), 20)
 	return words
 }

@@ -103,7 +103,7 @@ func (ch *channel) over(a *audit) bool {
 
 // closes handles a rank that closes a channel. A rank closes only channels that it has used.
 func (a *audit) closes(cl *call) {
-	g := a.seated(cl)
+	g := a.memberOf(cl)
 	if g == nil {
 		return
 	}
@@ -171,7 +171,7 @@ func (r *record) requires(rank int) bool { return !r.call.RootOnly || rank == r.
 
 // votes handles a vote that arrives.
 func (a *audit) votes(cl *call) {
-	g := a.seated(cl)
+	g := a.memberOf(cl)
 	if g == nil {
 		return
 	}
@@ -399,7 +399,7 @@ func (a *audit) decided(cl *call, rep *wire.Reply) {
 		c1LateMismatch(a, cl, rep)
 		return
 	}
-	c1SameVerdict(a, r, cl, rep)
+	c1SameOutcome(a, r, cl, rep)
 	if rep.Code == wire.CodeOK {
 		a.w.tally.yes++
 		c7OwnPayloads(r, cl, rep)

@@ -51,7 +51,7 @@ type group struct {
 	roll       *rendezvous
 	// all records are decided, not only those without the vote of a failed rank
 	all         bool
-	told        []byte         // the first report of the revocation that was delivered, encoded
+	delivered   []byte         // the first report of the revocation that was delivered, encoded
 	channels    []*channel     // in the order in which they began
 	uses        map[string]int // of each name
 	streamCount []*stream
@@ -125,7 +125,7 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 	case wire.OpLeave:
 		a.leaves(cl)
 	case wire.OpFollow:
-		cl.group = a.seated(cl)
+		cl.group = a.memberOf(cl)
 	case wire.OpCollect:
 		a.votes(cl)
 	case wire.OpSend:
@@ -261,9 +261,9 @@ func (a *audit) cancels(cl *call) {
 	}
 }
 
-// seated finds the generation that a call names, if its caller holds the rank that it names.
+// memberOf finds the generation that a call names, if its caller holds the rank that it names.
 // Otherwise it records the expected refusal.
-func (a *audit) seated(cl *call) *group {
+func (a *audit) memberOf(cl *call) *group {
 	c := &cl.req.Group
 	g := a.groups[c.Generation]
 	switch {
@@ -284,7 +284,7 @@ func (a *audit) seated(cl *call) *group {
 
 // leaves handles a rank that leaves, or that ends its group for all ranks.
 func (a *audit) leaves(cl *call) {
-	g := a.seated(cl)
+	g := a.memberOf(cl)
 	if g == nil {
 		return
 	}
@@ -310,7 +310,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 	case wire.OpHello:
 		a.greeted(cl, rep)
 	case wire.OpSendReady:
-		a.told(cl, rep)
+		a.spaceAnswer(cl, rep)
 	case wire.OpJoin:
 		a.joined(cl, rep)
 	case wire.OpCollect:
@@ -360,7 +360,7 @@ func (a *audit) settled() {
 	}
 	for _, cl := range a.waiting {
 		l2DeadlineEnds(a, cl)
-		l4EverybodyLearns(a, cl)
+		l4AllRanksLearn(a, cl)
 		c9NoCallOnWhatIsClosed(cl)
 	}
 	a.settleSessions()

@@ -48,7 +48,7 @@ func TestDoing(t *testing.T) {
 			sub.cast(1, barrier(1), "")
 		}, `in barrier #1 of group "pair" for 1.5s`},
 		"shrink":                 {func(w *crew) { w.waits(w.sessions[2], w.shrinking(2)) }, "in shrink for 1.5s"},
-		"following is no call":   {func(w *crew) { w.waits(w.sessions[2], w.seat(wire.OpFollow, 2)) }, "no call since it joined 1.5s ago"},
+		"following is no call":   {func(w *crew) { w.waits(w.sessions[2], w.request(wire.OpFollow, 2)) }, "no call since it joined 1.5s ago"},
 		"waiting for keys is no": {func(w *crew) { w.waits(w.sessions[2], waitFor("key")) }, "no call since it joined 1.5s ago"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestDoing(t *testing.T) {
 }
 
 func (c *crew) shrinking(rank int) wire.Request {
-	req := c.seat(wire.OpJoin, rank)
+	req := c.request(wire.OpJoin, rank)
 	req.Value = []byte("survivor")
 	return req
 }
@@ -124,7 +124,7 @@ func TestShrink(t *testing.T) {
 	w := newCrew(t, 4)
 	w.does(w.sessions[1], wire.Request{Op: wire.OpLost})
 	zero := w.waits(w.sessions[0], w.shrinking(0))
-	follow := w.does(w.sessions[2], w.seat(wire.OpFollow, 2))
+	follow := w.does(w.sessions[2], w.request(wire.OpFollow, 2))
 	isCode(t, follow, wire.CodeLost)
 	two := w.waits(w.sessions[2], w.shrinking(2))
 	w.does(w.sessions[3], wire.Request{Op: wire.OpLost}) // the last rank that it waited for
@@ -171,9 +171,9 @@ func TestExpireCountsUnread(t *testing.T) {
 	}
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 1)), wire.CodeOK)
 	w.pass(3 * time.Millisecond)
-	same(t, "expired, the first was read", w.does(w.sessions[0], w.seat(wire.OpExpired, 0)).N, 2)
-	same(t, "since then", w.does(w.sessions[0], w.seat(wire.OpExpired, 0)).N, 0)
+	same(t, "expired, the first was read", w.does(w.sessions[0], w.request(wire.OpExpired, 0)).N, 2)
+	same(t, "since then", w.does(w.sessions[0], w.request(wire.OpExpired, 0)).N, 0)
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 2)), wire.CodeExpired)
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 4)), wire.CodeOK)
-	isCode(t, w.does(w.sessions[1], w.seat(wire.OpExpired, 0)), wire.CodeDenied)
+	isCode(t, w.does(w.sessions[1], w.request(wire.OpExpired, 0)), wire.CodeDenied)
 }

@@ -17,8 +17,8 @@ var exploreDepth = flag.Int("explore.depth", exploreDefault, "how many events lo
 
 const (
 	exploreRanks   = 3
-	exploreTime    = 20 * time.Second // the time limit, unless a depth is given
-	exploreDefault = 11
+	exploreDefault = 6 // "make soak" has 13
+	exploreTime    = time.Hour
 )
 
 // move is an event of the explorer. Each is of one rank, except a crash.
@@ -60,15 +60,15 @@ type system struct {
 // number, and votes twice.
 type explored struct {
 	system
-	m       *core.Machine
-	log     [][]byte
-	ranks   [exploreRanks]explorer
-	told    map[uint64][]byte // outcomes, by sequence number
-	cuts    int
-	givings int
-	losses  int
-	crashes int
-	relays  int
+	m         *core.Machine
+	log       [][]byte
+	ranks     [exploreRanks]explorer
+	delivered map[uint64][]byte // outcomes, by sequence number
+	cuts      int
+	givings   int
+	losses    int
+	crashes   int
+	relays    int
 }
 
 type explorer struct {
@@ -86,7 +86,7 @@ type explorer struct {
 const exploreSteps = 4
 
 func explore(s system) *explored {
-	x := &explored{system: s, m: core.New(core.Limits{}), told: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1, relays: 1}
+	x := &explored{system: s, m: core.New(core.Limits{}), delivered: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1, relays: 1}
 	x.m.SetBounds(core.Bounds{Window: x.window})
 	for rank := range x.ranks {
 		rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Old: []byte{byte(rank + 1)}})
@@ -190,23 +190,23 @@ func (x *explored) answer(t core.Ticket, rep *wire.Reply) {
 		}
 		r.added = true
 	default:
-		x.verdict(rank, rep)
+		x.outcome(rank, rep)
 	}
 	r.gaveUp = false
 	x.next(rank)
 }
 
-// verdict checks the outcome of a record that a rank receives.
-func (x *explored) verdict(rank int, rep *wire.Reply) {
+// outcome checks the outcome of a record that a rank receives.
+func (x *explored) outcome(rank int, rep *wire.Reply) {
 	seq := uint64(x.ranks[rank].step - 2)
 	if rep.Code != wire.CodeOK && rep.Failure == nil {
-		breaks("C1 a vote has a verdict", "rank %d: %s", rank, say{rep})
+		breaks("C1 a vote has an outcome", "rank %d: %s", rank, say{rep})
 	}
-	told := canonical(rep)
-	if before := x.told[seq]; before != nil && !bytes.Equal(before, told) {
-		breaks("C1 all delivered verdicts of a record are equal", "#%d: rank %d is told %q, others %q", seq, rank, told, before)
+	got := canonical(rep)
+	if before := x.delivered[seq]; before != nil && !bytes.Equal(before, got) {
+		breaks("C1 all delivered outcomes of a record are equal", "#%d: rank %d gets %q, others %q", seq, rank, got, before)
 	}
-	x.told[seq] = told
+	x.delivered[seq] = got
 	for other := range x.ranks {
 		r := &x.ranks[other]
 		switch {
@@ -376,7 +376,7 @@ func (x *explored) closedByAll() bool {
 var exploreSeed = maphash.MakeSeed()
 
 func (x *explored) hash() uint64 {
-	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.told, x.cuts, x.givings, x.losses, x.crashes, x.relays))
+	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.delivered, x.cuts, x.givings, x.losses, x.crashes, x.relays))
 }
 
 // run executes a schedule.
@@ -399,19 +399,12 @@ func run(s system, schedule []move) (x *explored, err error) {
 // in the old connection, a context that ends, the failure of a rank, the end of a relay of two
 // ranks, and a kill of the server, before or after the last request is durable.
 func TestExplore(t *testing.T) {
-	depth, limit := *exploreDepth, exploreTime/3
-	switch {
-	case testing.Short():
-		depth = min(depth, 6)
-	case depth != exploreDefault:
-		limit = time.Hour
-	}
 	for name, s := range map[string]system{
 		"window 1": {window: 1}, "window 2": {window: 2}, "a channel again": {window: 2, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
-			states, events := exploreFrom(t, s, depth, limit)
+			states, events := exploreFrom(t, s, *exploreDepth, exploreTime)
 			t.Logf("%d states, to %d events, in %v", states, events, time.Since(start))
 		})
 	}

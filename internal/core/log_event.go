@@ -125,8 +125,8 @@ func (m *Machine) Restart(now, grace Time) {
 	for _, l := range local.leases {
 		m.endLease(l)
 	}
-	for _, seat := range local.memberships {
-		m.fence(seat.g, wire.CodeLost, "", seat.rank)
+	for _, member := range local.memberships {
+		m.fence(member.g, wire.CodeLost, "", member.rank)
 	}
 	m.counts = counts{} // the sessions that failed in the replay were counted by another process
 	for _, id := range m.Sessions() {

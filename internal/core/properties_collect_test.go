@@ -12,10 +12,10 @@ import (
 // The properties of Collect, one function each. The auditor checks them at every step of every
 // schedule.
 //
-// An outcome of a record is an answer to a vote for it that is a success, or has a Verdict. Three
+// An outcome of a record is an answer to a vote for it that is a success, or has a Failure. Three
 // other answers to a vote are possible, and are not outcomes of its record:
 //
-//   - A refusal has a code and no Verdict: the membership slot is not the caller's (Stale, Invalid,
+//   - A refusal has a code and no Failure: the membership slot is not the caller's (Stale, Invalid,
 //     Denied, Closed), the rank has passed the sequence number (Stale), the rank called again
 //     (Conflict, to the earlier call), or left or closed the channel while it waited (Closed).
 //   - The end of the generation, as the answer to a vote for a record that was never opened. It is
@@ -26,26 +26,26 @@ import (
 //     generation; the others keep their success. If it had voted no, its answer is its own no, and
 //     nothing is revoked.
 
-// c1SameVerdict checks C1: all delivered outcomes of a record are equal. The payloads differ by
+// c1SameOutcome checks C1: all delivered outcomes of a record are equal. The payloads differ by
 // rank; C7 checks those.
-func c1SameVerdict(a *audit, r *record, cl *call, rep *wire.Reply) {
-	told := canonical(rep)
+func c1SameOutcome(a *audit, r *record, cl *call, rep *wire.Reply) {
+	got := canonical(rep)
 	if r.canon == nil {
-		r.canon = told
+		r.canon = got
 	}
-	if !bytes.Equal(r.canon, told) {
-		breaks("C1 all delivered verdicts of a record are equal", "%s: one rank was told %q, another %q", cl, r.canon, told)
+	if !bytes.Equal(r.canon, got) {
+		breaks("C1 all delivered outcomes of a record are equal", "%s: one rank got %q, another %q", cl, r.canon, got)
 	}
 	if rep.Code == wire.CodeOK && r.verbDiffers(cl.vote) {
-		breaks("C1 all delivered verdicts of a record are equal", "%s is not what was decided, and was told success", cl)
+		breaks("C1 all delivered outcomes of a record are equal", "%s is not what was decided, and got success", cl)
 	}
 	if rep.Code != wire.CodeOK && r.done && r.ok {
-		breaks("C1 all delivered verdicts of a record are equal", "%s: a success is told as %s", cl, rep.Code)
+		breaks("C1 all delivered outcomes of a record are equal", "%s: a success is delivered as %s", cl, rep.Code)
 	}
 	_ = a
 }
 
-// canonical encodes the part that must be equal in two answers: the code and the verdict.
+// canonical encodes the part that must be equal in two answers: the code and the failure.
 func canonical(rep *wire.Reply) []byte {
 	if rep.Code == wire.CodeOK {
 		return []byte{0}
@@ -61,7 +61,7 @@ func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 	case rep.Code == wire.CodeConflict && r.asker[cl.vote.rank] != cl:
 	case rep.Code == wire.CodeClosed && (r.ch.g.members[cl.vote.rank].gone != wire.CodeOK || r.ch.closed[cl.vote.rank]):
 	default:
-		breaks("C1 a vote has a verdict, or a reason why it has none", "%s: %s", cl, say{rep})
+		breaks("C1 a vote has an outcome, or a reason why it has none", "%s: %s", cl, say{rep})
 	}
 }
 
@@ -71,7 +71,7 @@ func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
 	c, v := &cl.req.Group, rep.Failure
 	switch {
 	case v == nil:
-		breaks("C1 a late mismatch is told", "%s: %s", cl, say{rep})
+		breaks("C1 a late mismatch is delivered", "%s: %s", cl, say{rep})
 	case c.No != wire.CodeOK && (v.Code != c.No || v.By != c.Rank || v.Reason != c.Reason):
 		breaks("C1 a late no is its caller's", "%s: %s", cl, say{rep})
 	case c.No != wire.CodeOK:
@@ -346,9 +346,9 @@ func l2DeadlineEnds(a *audit, cl *call) {
 	}
 }
 
-// l4EverybodyLearns checks L4: every present rank gets the outcome: no call waits for a record that
+// l4AllRanksLearn checks L4: every present rank gets the outcome: no call waits for a record that
 // is decided, or for a generation that is revoked.
-func l4EverybodyLearns(a *audit, cl *call) {
+func l4AllRanksLearn(a *audit, cl *call) {
 	switch {
 	case cl.cancelled != wire.CodeOK:
 		breaks("L4 a cancelled call ends", "%s waits", cl)
@@ -357,13 +357,13 @@ func l4EverybodyLearns(a *audit, cl *call) {
 	case cl.req.Op == wire.OpFollow && cl.group.revocation != nil:
 		breaks("L4 every connected rank learns", "%s waits for a generation that is over", cl)
 	case cl.group != nil && cl.group.members[cl.req.Group.Rank].gone != wire.CodeOK:
-		breaks("L4 every connected rank learns", "%s waits in a seat that it has left", cl)
+		breaks("L4 every connected rank learns", "%s waits as a member that has left", cl)
 	}
 	switch {
 	case cl.stream != nil:
-		p4NobodyWaitsInVain(a, cl)
+		p4NoCallWaitsInVain(a, cl)
 	case cl.req.Op == wire.OpWait, cl.req.Op == wire.OpWatch:
-		k2NobodyWaitsInVain(a, cl)
+		k2NoCallWaitsInVain(a, cl)
 	}
 }
 

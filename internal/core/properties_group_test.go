@@ -20,10 +20,10 @@ type rendezvous struct {
 	gen     uint64
 	frozen  bool // complete; the answers go out in this step
 
-	failed wire.Code // why the attempt has failed; OK if it has not
-	by     int       // the rank that cancelled
-	absent []int     // at the time of the failure
-	told   []byte    // the first failure that was delivered, encoded
+	failed    wire.Code // why the attempt has failed; OK if it has not
+	by        int       // the rank that cancelled
+	absent    []int     // at the time of the failure
+	delivered []byte    // the first failure that was delivered, encoded
 }
 
 // fail ends an attempt for all ranks that take part in it.
@@ -51,7 +51,7 @@ func (a *audit) joins(cl *call) {
 	}
 	var r *rendezvous
 	if c.Generation != 0 {
-		g := a.seated(cl)
+		g := a.memberOf(cl)
 		if g == nil {
 			return
 		}
@@ -252,10 +252,10 @@ func g1GenerationsUnique(a *audit, gen uint64) {
 func g2TogetherAtOnce(r *rendezvous, cl *call, rep *wire.Reply) {
 	const p = "G2 a roll is complete when all are there at the same time"
 	if r.joiners[cl.req.Group.Rank] != cl || rep.Rev != r.gen {
-		breaks(p, "%s is told of generation %d, which is not its roll's", cl, rep.Rev)
+		breaks(p, "%s gets generation %d, which is not its roll's", cl, rep.Rev)
 	}
 	if !slices.EqualFunc(rep.Values, r.members, bytes.Equal) || !slices.Equal(rep.Nums, r.olds) {
-		breaks(p, "%s is told of members %q %d, not %q %d", cl, rep.Values, rep.Nums, r.members, r.olds)
+		breaks(p, "%s gets members %q %d, not %q %d", cl, rep.Values, rep.Nums, r.members, r.olds)
 	}
 }
 
@@ -276,9 +276,9 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	if v == nil || g.revocation == nil {
 		breaks(p, "%s: %s", cl, say{rep})
 	}
-	told := canonical(rep)
-	if g.told == nil {
-		g.told = told
+	got := canonical(rep)
+	if g.delivered == nil {
+		g.delivered = got
 	}
 	right := v.Code == g.revocation.code && rep.Code == v.Code
 	switch g.revocation.code {
@@ -289,8 +289,8 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	case wire.CodeMismatch:
 		right = right && len(v.Clash) == 2 && (v.Clash[1].Rank == g.revocation.rank) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
 	}
-	if !right || !bytes.Equal(told, g.told) {
-		breaks(p, "%s: told %s; the cause was %+v; others were told %q", cl, say{rep}, *g.revocation, g.told)
+	if !right || !bytes.Equal(got, g.delivered) {
+		breaks(p, "%s: got %s; the cause was %+v; others got %q", cl, say{rep}, *g.revocation, g.delivered)
 	}
 	_ = a
 }
@@ -317,13 +317,13 @@ func g5OneOutcome(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 	case v == nil || r.failed != rep.Code || r.failed == wire.CodeOK:
 		breaks(p, "%s: %s; the attempt: %s", cl, say{rep}, r.failed)
 	}
-	told := canonical(rep)
-	if r.told == nil {
-		r.told = told
+	got := canonical(rep)
+	if r.delivered == nil {
+		r.delivered = got
 	}
 	by := r.failed == wire.CodeCancelled && v.By != r.by || r.failed != wire.CodeCancelled && v.By != -1
-	if by || !bytes.Equal(told, r.told) || r.failed != wire.CodeMismatch && !slices.Equal(v.Missing, r.absent) {
-		breaks(p, "%s: %s; missing are %v, the first was told %q", cl, say{rep}, r.absent, r.told)
+	if by || !bytes.Equal(got, r.delivered) || r.failed != wire.CodeMismatch && !slices.Equal(v.Missing, r.absent) {
+		breaks(p, "%s: %s; missing are %v, the first got %q", cl, say{rep}, r.absent, r.delivered)
 	}
 	_ = a
 }

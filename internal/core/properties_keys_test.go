@@ -334,11 +334,11 @@ func k1WhatChanged(k *keys, cl *call, rep *wire.Reply) {
 	}
 }
 
-// k2NobodyWaitsInVain checks K2: no call waits for keys that all exist, or for a change that has
+// k2NoCallWaitsInVain checks K2: no call waits for keys that all exist, or for a change that has
 // happened.
-func k2NobodyWaitsInVain(a *audit, cl *call) {
+func k2NoCallWaitsInVain(a *audit, cl *call) {
 	k := &a.keys
-	const p = "K2 nobody waits for keys in vain"
+	const p = "K2 no call waits for keys in vain"
 	if cl.req.Op == wire.OpWait {
 		if !slices.ContainsFunc(cl.req.Keys, func(key string) bool { return k.get(key, a.now) == nil }) {
 			breaks(p, "%s", cl)

@@ -17,7 +17,7 @@ type promises struct {
 	numbered   []promise
 	rev        uint64 // the highest that a client has seen
 	generation uint64
-	verdicts   map[verdictKey][]byte
+	outcomes   map[outcomeKey][]byte
 	leases     map[uint64]core.Time // until when their time to live does not end them
 }
 
@@ -26,7 +26,7 @@ type promise struct {
 	said            []byte
 }
 
-type verdictKey struct {
+type outcomeKey struct {
 	gen     uint64
 	channel string
 	use     int // of the channel's name
@@ -50,24 +50,24 @@ func (w *world) delivered(cl *call, rep *wire.Reply) {
 	case wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpList, wire.OpWatch:
 		p.rev = max(p.rev, rep.Rev)
 	case wire.OpCollect:
-		c1SameVerdictForGood(w, cl, rep)
+		c1SameOutcomeForGood(w, cl, rep)
 		c6BarrierMeans(cl, rep)
 	}
 }
 
-// c1SameVerdictForGood checks C1 over restarts: all outcomes of a record that are delivered are the
+// c1SameOutcomeForGood checks C1 over restarts: all outcomes of a record that are delivered are the
 // same, whichever server sent them.
-func c1SameVerdictForGood(w *world, cl *call, rep *wire.Reply) {
+func c1SameOutcomeForGood(w *world, cl *call, rep *wire.Reply) {
 	if cl.record == nil || cl.refusal != wire.CodeOK || cl.vote.kind == lateOther || rep.Code != wire.CodeOK && rep.Failure == nil {
 		return
 	}
 	c := &cl.req.Group
-	key := verdictKey{c.Generation, c.Channel, cl.record.ch.use, c.Seq}
-	told := canonical(rep)
-	if before := w.promises.verdicts[key]; before != nil && !bytes.Equal(before, told) {
-		breaks("C1 all delivered verdicts of a record are equal", "%s: %q, before it was %q", cl, told, before)
+	key := outcomeKey{c.Generation, c.Channel, cl.record.ch.use, c.Seq}
+	got := canonical(rep)
+	if before := w.promises.outcomes[key]; before != nil && !bytes.Equal(before, got) {
+		breaks("C1 all delivered outcomes of a record are equal", "%s: %q, before it was %q", cl, got, before)
 	}
-	w.promises.verdicts[key] = told
+	w.promises.outcomes[key] = got
 }
 
 // s1AppliedOnce checks S1: each number is applied exactly once, in order, without gaps; any other
@@ -105,7 +105,7 @@ func s3AcknowledgedSurvives(w *world) {
 	}
 	for id, until := range w.promises.leases {
 		if l := a.leases[id]; l != nil && l.ends.at < until {
-			breaks("S9 no lease ends before its time", "lease %d ends at %v, its holder was told %v", id, l.ends.at, until)
+			breaks("S9 no lease ends before its time", "lease %d ends at %v, its holder got %v", id, l.ends.at, until)
 		}
 	}
 	if a.keys.rev < w.promises.rev || a.lastGen < w.promises.generation {

@@ -92,7 +92,7 @@ func (st *stream) absence(rank int) wire.Code {
 
 // acknowledges handles a reader that has received all messages up to a position.
 func (a *audit) acknowledges(cl *call) {
-	g := a.seated(cl)
+	g := a.memberOf(cl)
 	if g == nil {
 		return
 	}
@@ -129,25 +129,31 @@ func (st *stream) unread(now core.Time) (n, size int) {
 	return n, size
 }
 
-// sends handles a message that arrives.
-func (a *audit) sends(cl *call) {
-	g := a.seated(cl)
+// outbound finds the stream of a send, or of a call that waits for its space. It reports whether
+// the call is not refused.
+func (a *audit) outbound(cl *call) bool {
+	g := a.memberOf(cl)
 	if g == nil {
-		return
+		return false
 	}
 	c := &cl.req.Group
 	cl.group = g
 	if gone := g.absence(c.Root); gone != wire.CodeOK {
 		cl.refusal = gone
-		return
+		return false
 	}
 	cl.stream = g.stream(c.Rank, c.Rank, c.Root, c.Channel)
 	cl.stream.source.used = true
 	if cl.stream.closedBy(c.Root) {
 		cl.refusal = wire.CodeSkipped
-		return
+		return false
 	}
-	if cl.stream.full(a, len(cl.req.Value)) {
+	return true
+}
+
+// sends handles a message that arrives.
+func (a *audit) sends(cl *call) {
+	if a.outbound(cl) && cl.stream.full(a, len(cl.req.Value)) {
 		cl.refusal = wire.CodeWouldBlock
 		a.w.tally.blocked++
 	}
@@ -155,26 +161,9 @@ func (a *audit) sends(cl *call) {
 
 // asksForRoom handles a sender that waits for space.
 func (a *audit) asksForRoom(cl *call, req *wire.Request) {
-	g := a.seated(cl)
-	if g == nil {
-		return
+	if a.outbound(cl) && cl.stream.full(a, int(req.Delta)) {
+		cl.stream.senders = append(cl.stream.senders, cl)
 	}
-	c := &cl.req.Group
-	cl.group = g
-	if gone := g.absence(c.Root); gone != wire.CodeOK {
-		cl.refusal = gone
-		return
-	}
-	cl.stream = g.stream(c.Rank, c.Rank, c.Root, c.Channel)
-	cl.stream.source.used = true
-	if cl.stream.closedBy(c.Root) {
-		cl.refusal = wire.CodeSkipped
-		return
-	}
-	if !cl.stream.full(a, int(req.Delta)) {
-		return
-	}
-	cl.stream.senders = append(cl.stream.senders, cl)
 }
 
 // full reports whether a message of n bytes has to wait. An empty stream accepts a message of any
@@ -197,7 +186,7 @@ func (g *group) absence(rank int) wire.Code {
 
 // receives handles a call for a position. The call acknowledges all positions before it.
 func (a *audit) receives(cl *call) {
-	g := a.seated(cl)
+	g := a.memberOf(cl)
 	if g == nil {
 		return
 	}
@@ -243,8 +232,8 @@ func (a *audit) sent(cl *call, rep *wire.Reply) {
 	a.w.tally.messages++
 }
 
-// told checks the answer to a call that waits for space.
-func (a *audit) told(cl *call, rep *wire.Reply) {
+// spaceAnswer checks the answer to a call that waits for space.
+func (a *audit) spaceAnswer(cl *call, rep *wire.Reply) {
 	st := cl.stream
 	st.endRank(cl)
 	switch rep.Code {
@@ -319,11 +308,11 @@ func p3WhatWasSent(a *audit, st *stream, cl *call, rep *wire.Reply) {
 	}
 }
 
-// p4NobodyWaitsInVain checks P4: a reader whose message exists does not wait, nor does one whose
+// p4NoCallWaitsInVain checks P4: a reader whose message exists does not wait, nor does one whose
 // sender is gone, nor does a sender when there is space.
-func p4NobodyWaitsInVain(a *audit, cl *call) {
+func p4NoCallWaitsInVain(a *audit, cl *call) {
 	st := cl.stream
-	const p = "P4 nobody waits in vain"
+	const p = "P4 no call waits in vain"
 	if st.absence(cl.req.Group.Root) != wire.CodeOK {
 		breaks(p, "%s waits for a rank that is gone, or in a generation that is revoked", cl)
 	}
@@ -341,7 +330,7 @@ func p4NobodyWaitsInVain(a *audit, cl *call) {
 // p4RoomThatIsThere checks the converse of P4: a sender that is notified of space can send.
 func p4RoomThatIsThere(a *audit, st *stream, cl *call) {
 	if st.full(a, int(cl.req.Delta)) {
-		breaks("P4 nobody waits in vain", "%s is told of room, and there is none", cl)
+		breaks("P4 no call waits in vain", "%s learns of free space, and there is none", cl)
 	}
 }
 

@@ -155,7 +155,7 @@ func (c *crew) voting(rank int, v wire.Contribution, payload string) wire.Reques
 	return req
 }
 
-func (c *crew) seat(op wire.Op, rank int) wire.Request {
+func (c *crew) request(op wire.Op, rank int) wire.Request {
 	return wire.Request{Op: op, Group: wire.Contribution{Generation: c.gen, Rank: rank}}
 }
 
@@ -166,13 +166,13 @@ func (c *crew) room(src, dst, bytes int) wire.Request {
 }
 
 func (c *crew) sending(src, dst int, payload string, ttl time.Duration) wire.Request {
-	req := c.seat(wire.OpSend, src)
+	req := c.request(wire.OpSend, src)
 	req.Group.Root, req.Value, req.TTL = dst, []byte(payload), ttl
 	return req
 }
 
 func (c *crew) asking(src, dst int, pos uint64) wire.Request {
-	req := c.seat(wire.OpRecv, dst)
+	req := c.request(wire.OpRecv, dst)
 	req.Group.Root, req.Group.Seq = src, pos
 	return req
 }

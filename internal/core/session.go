@@ -178,17 +178,17 @@ func (g *reconnectTimer) due(m *Machine) {
 		m.endSession(g.id, wire.CodeLost)
 		return
 	}
-	var seats []membership
+	var members []membership
 	for _, id := range m.Sessions() {
 		s := m.sessions[id]
 		if id == g.id || s.sharedCause == why && s.reconnect.timer.pos > 0 && s.reconnect.timer.at <= m.now {
-			seats = append(seats, m.removeSession(id, wire.CodeLost)...)
+			members = append(members, m.removeSession(id, wire.CodeLost)...)
 		}
 	}
-	for len(seats) > 0 {
-		first := seats[0].g
+	for len(members) > 0 {
+		first := members[0].g
 		var ranks []int
-		seats = slices.DeleteFunc(seats, func(s membership) bool {
+		members = slices.DeleteFunc(members, func(s membership) bool {
 			if s.g == first {
 				ranks = append(ranks, s.rank)
 			}
@@ -201,14 +201,14 @@ func (g *reconnectTimer) due(m *Machine) {
 
 // endSession removes a session; its ranks have left or failed (how).
 func (m *Machine) endSession(id uint64, how wire.Code) {
-	for _, seat := range m.removeSession(id, how) {
-		m.fence(seat.g, how, "", seat.rank)
+	for _, member := range m.removeSession(id, how) {
+		m.fence(member.g, how, "", member.rank)
 	}
 }
 
 // removeSession removes a session: its waiting calls get no answer, and its leases end. It returns
 // its memberships, which the caller must fence.
-func (m *Machine) removeSession(id uint64, how wire.Code) (seats []membership) {
+func (m *Machine) removeSession(id uint64, how wire.Code) (members []membership) {
 	if id == Local {
 		return nil
 	}

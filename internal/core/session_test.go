@@ -38,7 +38,7 @@ func TestNumbers(t *testing.T) {
 	same(t, "a skip of what was done", r.does(s, numbered(4, 2, wire.Request{Op: wire.OpSkip})).N, 4)
 	isCode(t, r.does(s, numbered(5, 4, wire.Request{Op: wire.OpSkip})), wire.CodeOK)
 	isCode(t, add(5, 4), wire.CodeOK) // it was skipped
-	same(t, "an answer that nobody can have had", add(6, 99).N, 5)
+	same(t, "an answer that no client can have received", add(6, 99).N, 5)
 	same(t, "without a number it is done each time", r.does(s, adding(1)).N, 6)
 }
 
@@ -85,7 +85,7 @@ func TestJoinComesAgain(t *testing.T) {
 	same(t, "generation", r.does(w.sessions[0], first).Rev, w.gen)
 	other := w.joining("world", 0)
 	isCode(t, r.does(w.sessions[0], other), wire.CodeConflict)
-	same(t, "seats", r.m.Holdings().Members, 2)
+	same(t, "members", r.m.Holdings().Members, 2)
 }
 
 // TestLeases checks how a lease ends, and what happens to its entries.

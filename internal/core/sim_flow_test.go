@@ -51,7 +51,7 @@ func (o *outbox) put(value []byte, then func()) {
 	}
 	c := mb.contribution()
 	c.Root, c.Channel, c.Type = o.flow.dst, o.flow.tag, "text"
-	timeout, cancel := w.patience()
+	timeout, cancel := w.timeouts()
 	mb.p.callWithin(wire.Request{Op: wire.OpSend, Group: c, TTL: o.flow.ttl, Value: value}, timeout, cancel, func(rep *wire.Reply) {
 		if rep == nil || rep.Code != wire.CodeWouldBlock || !mb.in(o.gen) {
 			then()
@@ -61,7 +61,7 @@ func (o *outbox) put(value []byte, then func()) {
 		c.Root, c.Channel = o.flow.dst, o.flow.tag
 		req := wire.Request{Op: wire.OpSendReady, Group: c, Delta: int64(len(value))}
 		cancel := time.Duration(0)
-		req.Timeout, cancel = w.patience()
+		req.Timeout, cancel = w.timeouts()
 		mb.p.call(req, cancel, func(rep *wire.Reply) {
 			if rep != nil && rep.Code == wire.CodeOK {
 				w.tally.rooms++
@@ -136,7 +136,7 @@ func (in *inbox) ask(pos uint64, done func(*wire.Reply)) {
 	c.Root, c.Channel, c.Seq = in.flow.src, in.flow.tag, pos
 	req := wire.Request{Op: wire.OpRecv, Group: c}
 	cancel := time.Duration(0)
-	if req.Timeout, cancel = w.patience(); req.Timeout == 0 {
+	if req.Timeout, cancel = w.timeouts(); req.Timeout == 0 {
 		req.Timeout = w.between(time.Millisecond, 100*time.Millisecond)
 	}
 	in.mb.p.call(req, cancel, done)

@@ -45,7 +45,7 @@ func (mb *member) join(from uint64) {
 	}
 	req := wire.Request{Op: wire.OpJoin, Group: c, Value: []byte("member " + strconv.Itoa(c.Rank) + " of session " + strconv.Itoa(int(mb.p.session.id)))}
 	cancel := time.Duration(0)
-	req.Timeout, cancel = w.patience()
+	req.Timeout, cancel = w.timeouts()
 	if req.Timeout == 0 || w.chance(0.5) {
 		req.Timeout = w.between(20*time.Millisecond, 200*time.Millisecond)
 	}

@@ -237,8 +237,8 @@ func (w *world) lateness() time.Duration {
 	return 0
 }
 
-// patience returns the timeout of a call, and the time after which it is cancelled.
-func (w *world) patience() (timeout, cancel time.Duration) {
+// timeouts returns the timeout of a call, and the time after which it is cancelled.
+func (w *world) timeouts() (timeout, cancel time.Duration) {
 	timeout = 30 * time.Second
 	switch {
 	case w.chance(w.odds.hurry):

@@ -166,12 +166,12 @@ func (cl *call) withdraw() {
 		cl.why = wire.CodeTimeout
 	}
 	cl.s.cancel(cl)
-	cl.s.p.w.after(cl.patience(), func() { cl.finish(nil) })
+	cl.s.p.w.after(cl.cancelWait(), func() { cl.finish(nil) })
 }
 
-// patience is how long a caller whose context has ended waits for the answer. A caller may not want
+// cancelWait is how long a caller whose context has ended waits for the answer. A caller may not want
 // to wait for a change.
-func (cl *call) patience() time.Duration {
+func (cl *call) cancelWait() time.Duration {
 	if cl.req.Op.Numbered() || cl.s.conn == nil {
 		return 0
 	}

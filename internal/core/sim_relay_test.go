@@ -12,14 +12,14 @@ import (
 // this relay have come, for at most 2 ms, and is sent before all later requests of its process.
 // When the relay ends, so do all connections through it, and the server notices at once.
 type relay struct {
-	w      *world
-	id     int
-	lives  int
-	conns  []*conn
-	arrive time.Duration // of the last frame, at the server
-	seats  map[uint64]map[int]bool
-	held   []*heldVotes
-	timed  bool
+	w       *world
+	id      int
+	lives   int
+	conns   []*conn
+	arrive  time.Duration // of the last frame, at the server
+	members map[uint64]map[int]bool
+	held    []*heldVotes
+	timed   bool
 }
 
 // heldVotes are the held votes for one record.
@@ -43,7 +43,7 @@ func (w *world) makeRelays() {
 	}
 	var relays []*relay
 	for i := range 1 + w.upTo(2) {
-		relays = append(relays, &relay{w: w, id: i, seats: map[uint64]map[int]bool{}})
+		relays = append(relays, &relay{w: w, id: i, members: map[uint64]map[int]bool{}})
 	}
 	for _, p := range w.procs {
 		if !p.local && w.chance(0.8) {
@@ -85,17 +85,17 @@ func (r *relay) takes(c *conn, cl *call, frame []byte) {
 		r.pass(heldVote{c, cl, frame})
 		return
 	}
-	if r.seats[g.Generation] == nil {
-		r.seats[g.Generation] = map[int]bool{}
+	if r.members[g.Generation] == nil {
+		r.members[g.Generation] = map[int]bool{}
 	}
-	r.seats[g.Generation][g.Rank] = true
+	r.members[g.Generation][g.Rank] = true
 	b := r.ballot(g)
 	if before := r.of(c); before != b {
 		r.send(before)
 	}
 	b.votes = append(b.votes, heldVote{c, cl, frame})
 	w.tally.heldBack++
-	if b.sent+len(b.votes) >= len(r.seats[g.Generation]) {
+	if b.sent+len(b.votes) >= len(r.members[g.Generation]) {
 		r.send(b)
 	} else if !r.timed {
 		r.timed = true
@@ -170,7 +170,7 @@ func (r *relay) end() {
 	w.trace.note(w, "%s", why)
 	w.tally.relays++
 	r.conns, r.held, r.timed = nil, nil, false
-	clear(r.seats)
+	clear(r.members)
 	deaf, stall := w.chance(0.4), w.now+w.between(0, 40*time.Millisecond)
 	for _, c := range conns {
 		if c.cut || c.ended || c.s.p.dead {

@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	simSeeds = flag.Int("sim.seeds", 5000, "how many schedules TestSimulation runs: those of the seeds from 1 on")
+	simSeeds = flag.Int("sim.seeds", 1500, "how many schedules TestSimulation runs: those of the seeds from 1 on")
 	simSeed  = flag.Uint64("sim.seed", 0, "the only seed to run, with the whole trace; 0 is all")
 )
 

@@ -82,7 +82,7 @@ func (l *lane) send(c wire.Contribution, payload []byte) {
 	w := l.mb.p.w
 	req := wire.Request{Op: wire.OpCollect, Group: c, Value: payload}
 	cancel := time.Duration(0)
-	req.Timeout, cancel = w.patience()
+	req.Timeout, cancel = w.timeouts()
 	l.mb.p.call(req, cancel, func(rep *wire.Reply) { l.heard(c.Seq, rep) })
 }
 

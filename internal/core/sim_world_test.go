@@ -31,7 +31,7 @@ type world struct {
 func newWorld(rng *rand.Rand, verbose bool) *world {
 	w := &world{rng: rng, popped: map[string]bool{}}
 	w.m, w.conns = core.New(core.Limits{}), map[uint64]*conn{}
-	w.promises.verdicts, w.promises.leases = map[verdictKey][]byte{}, map[uint64]core.Time{}
+	w.promises.outcomes, w.promises.leases = map[outcomeKey][]byte{}, map[uint64]core.Time{}
 	w.trace.verbose = verbose
 	w.trace.hash = 14695981039346656037
 	w.audit = newAudit(w)

@@ -269,11 +269,11 @@ func (v *viewer) failureStatus(f *pastFailure) *wire.FailureStatus {
 	return new(f.status(v.ago(f.at), v.prefix))
 }
 
-func (v *viewer) failureStatuses(failures []pastFailure) (told []wire.FailureStatus) {
+func (v *viewer) failureStatuses(failures []pastFailure) (rows []wire.FailureStatus) {
 	for i := range failures {
-		told = append(told, *v.failureStatus(&failures[i]))
+		rows = append(rows, *v.failureStatus(&failures[i]))
 	}
-	return told
+	return rows
 }
 
 // endedGroups adds groups that ended with a failure, and those that were never formed.

@@ -210,7 +210,7 @@ func TestStatusForgets(t *testing.T) {
 	require.Empty(t, r.status("").Groups)
 	for i := range 20 {
 		w := newCrewOn(r, fmt.Sprintf("group %d", i), 2)
-		req := w.seat(wire.OpLeave, 0)
+		req := w.request(wire.OpLeave, 0)
 		req.Group.No, req.Group.Reason = wire.CodeAborted, strings.Repeat("x", 1000)
 		w.does(w.sessions[0], req)
 		for rank := range 2 {

@@ -77,26 +77,35 @@ func (g *group) absence(rank int) *wire.Reply {
 	return g.revoked
 }
 
-// send appends a message to a stream. It does not wait: a full stream is CodeWouldBlock, and the
-// client waits by sendReady before it sends again. So a send has a number and takes effect once.
-func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
-	c := &req.Group
+// outbound returns the stream that a send or a sendReady is about, or nil if rep has its answer.
+func (m *Machine) outbound(t Ticket, c *wire.Contribution, rep *wire.Reply) *stream {
 	g, s := m.memberOf(t, c, rep)
 	if g == nil || !peer(g, c, rep) {
-		return true
+		return nil
 	}
 	s.noteCall(m, "send", 0)
 	if no := g.absence(c.Root); no != nil {
 		*rep = *no
-		return true
+		return nil
 	}
 	st := m.openStream(g, t.Session, c, c.Rank, c.Root, rep)
 	if st == nil {
-		return true
+		return nil
 	}
 	st.source.Used = true
 	if no := st.absence(c.Root); no != nil {
 		*rep = *no
+		return nil
+	}
+	return st
+}
+
+// send appends a message to a stream. It does not wait: a full stream is CodeWouldBlock, and the
+// client waits by sendReady before it sends again. So a send has a number and takes effect once.
+func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	st := m.outbound(t, c, rep)
+	if st == nil {
 		return true
 	}
 	if st.full(m, len(req.Value)) {
@@ -109,23 +118,8 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 
 // sendReady waits until a send of req.Delta bytes can succeed, or can never succeed again.
 func (m *Machine) sendReady(t Ticket, req *wire.Request, rep *wire.Reply) bool {
-	c := &req.Group
-	g, s := m.memberOf(t, c, rep)
-	if g == nil || !peer(g, c, rep) {
-		return true
-	}
-	s.noteCall(m, "send", 0)
-	if no := g.absence(c.Root); no != nil {
-		*rep = *no
-		return true
-	}
-	st := m.openStream(g, t.Session, c, c.Rank, c.Root, rep)
+	st := m.outbound(t, &req.Group, rep)
 	if st == nil {
-		return true
-	}
-	st.source.Used = true
-	if no := st.absence(c.Root); no != nil {
-		*rep = *no
 		return true
 	}
 	n := int(min(max(req.Delta, 0), wire.MaxValue))

@@ -112,7 +112,7 @@ func TestChannelsAndStreamsAreLimited(t *testing.T) {
 	}
 	meets("b", 2)
 	for rank := range 2 { // space for another one
-		done := w.seat(wire.OpCloseChannel, rank)
+		done := w.request(wire.OpCloseChannel, rank)
 		done.Group.Channel = "a"
 		isCode(t, w.does(w.sessions[rank], done), wire.CodeOK)
 	}

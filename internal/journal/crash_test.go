@@ -37,9 +37,7 @@ type life struct {
 // one per seed.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	for seed := range uint64(2000) {
-		if !t.Run("", func(t *testing.T) { newLife(t, seed).run() }) {
-			t.Fatalf("seed %d", seed)
-		}
+		require.True(t, t.Run("", func(t *testing.T) { newLife(t, seed).run() }), "seed %d", seed)
 	}
 }
 

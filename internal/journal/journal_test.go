@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -240,9 +241,7 @@ func TestFailureReachesAllWhoWait(t *testing.T) {
 	for range 20 {
 		pos := add(j, "x")
 		wg.Go(func() {
-			if err := j.Sync(pos); !errors.Is(err, syscall.EIO) {
-				t.Error(err)
-			}
+			assert.ErrorIs(t, j.Sync(pos), syscall.EIO)
 		})
 	}
 	wg.Wait()

@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 )
@@ -23,17 +26,13 @@ const soon = 30 * time.Second
 
 func TestAllEndWell(t *testing.T) {
 	job := start(t, spec(4, "exit:0"))
-	if err := wait(t, job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, wait(t, job))
 	for rank := range 4 {
 		p := job.Process(rank)
 		if p.Rank() != rank || p.Err() != nil {
 			t.Errorf("rank %d says %d, %v", rank, p.Rank(), p.Err())
 		}
-		if err := p.Signal(syscall.SIGKILL); !errors.Is(err, os.ErrProcessDone) {
-			t.Errorf("signal to a rank that has ended: %v", err)
-		}
+		assert.ErrorIs(t, p.Signal(syscall.SIGKILL), os.ErrProcessDone)
 	}
 	if job.Process(-1) != nil || job.Process(4) != nil {
 		t.Error("a rank that does not exist has a process")
@@ -47,12 +46,8 @@ func TestFirstFailureIsNamedAndEndsTheOthers(t *testing.T) {
 	if !errors.As(err, &exit) || exit.Rank != 2 || exit.Code != 3 || exit.Signal != 0 || exit.ExitCode() != 3 {
 		t.Errorf("error %#v", err)
 	}
-	if err.Error() != "rank 2: exit status 3" {
-		t.Errorf("error %q", err)
-	}
-	if got := job.Process(0).Err(); got == nil || got.Error() != "rank 0: killed by signal 15" {
-		t.Errorf("rank 0, which was asked to end: %v", got)
-	}
+	assert.EqualError(t, err, "rank 2: exit status 3")
+	assert.EqualError(t, job.Process(0).Err(), "rank 0: killed by signal 15")
 }
 
 func TestKilledRankIsNamed(t *testing.T) {
@@ -67,9 +62,7 @@ func TestKilledRankIsNamed(t *testing.T) {
 	if !errors.As(err, &exit) || exit.Rank != 1 || exit.Signal != syscall.SIGKILL || exit.ExitCode() != 137 {
 		t.Errorf("error %#v", err)
 	}
-	if err.Error() != "rank 1: killed by signal 9" {
-		t.Errorf("error %q", err)
-	}
+	assert.EqualError(t, err, "rank 1: killed by signal 9")
 }
 
 func TestMayFail(t *testing.T) {
@@ -80,13 +73,9 @@ func TestMayFail(t *testing.T) {
 	job := start(t, s)
 	said.await(t, "ready", 3)
 	testcluster.Kill(t, job.Process(1))
-	if err := job.Process(1).Err(); err == nil || err.Error() != "rank 1: killed by signal 9" {
-		t.Errorf("rank 1: %v", err)
-	}
+	assert.EqualError(t, job.Process(1).Err(), "rank 1: killed by signal 9")
 	job.Signal(syscall.SIGUSR1) // the others are there to hear it
-	if err := wait(t, job); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, wait(t, job))
 	said.await(t, "heard user defined signal 1", 2)
 }
 
@@ -99,9 +88,7 @@ func TestContextEndsRanks(t *testing.T) {
 	said.await(t, "ready", 3)
 	why := errors.New("enough")
 	cancel(why)
-	if err := wait(t, job); !errors.Is(err, why) {
-		t.Errorf("error %v, want the context's cause", err)
-	}
+	assert.ErrorIs(t, wait(t, job), why)
 	said.await(t, "heard terminated", 3) // the grace was theirs
 }
 
@@ -116,15 +103,9 @@ func TestGrace(t *testing.T) {
 			said.await(t, "ready", 2)
 			asked := time.Now()
 			cancel()
-			if err := wait(t, job); !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-			if took := time.Since(asked); took < grace {
-				t.Errorf("killed after %v of a grace of %v", took, grace)
-			}
-			if err := job.Process(0).Err(); err == nil || err.Error() != "rank 0: killed by signal 9" {
-				t.Errorf("rank 0: %v", err)
-			}
+			assert.ErrorIs(t, wait(t, job), context.Canceled)
+			assert.GreaterOrEqual(t, time.Since(asked), grace)
+			assert.EqualError(t, job.Process(0).Err(), "rank 0: killed by signal 9")
 		})
 	}
 }
@@ -151,9 +132,7 @@ func TestSignalKillsWithoutGrace(t *testing.T) {
 	said.await(t, "ready", 2)
 	cancel()
 	job.Signal(syscall.SIGKILL)
-	if err := wait(t, job); err == nil {
-		t.Error("no error")
-	}
+	assert.Error(t, wait(t, job), "no error")
 }
 
 func TestChildrenOfRanksGoToo(t *testing.T) {
@@ -190,9 +169,7 @@ func TestFailureDoesNotWaitForLeftovers(t *testing.T) {
 	_ = syscall.Kill(job.Process(0).Pid(), syscall.SIGKILL) // only the rank itself
 	testcluster.Eventually(t, soon, func() bool { return !testcluster.Alive(job.Process(1).Pid()) }, "rank 1 is ended")
 	job.Signal(syscall.SIGKILL) // reaches the children, though both ranks have ended
-	if err := wait(t, job); err == nil || err.Error() != "rank 0: killed by signal 9" {
-		t.Error(err)
-	}
+	assert.EqualError(t, wait(t, job), "rank 0: killed by signal 9")
 	allGone(t, children)
 }
 
@@ -204,9 +181,7 @@ func TestEscapedChildHoldsNothingUp(t *testing.T) {
 	job := start(t, s)
 	pid := said.await(t, "child", 1)[0]
 	defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
-	if err := wait(t, job); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, wait(t, job))
 }
 
 func TestParentKilled(t *testing.T) {
@@ -235,17 +210,13 @@ func TestStartingThreadEnds(t *testing.T) {
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		job, err := launch.Start(t.Context(), s)
-		if err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, err)
 		jobs <- job
 	}()
 	job := <-jobs
 	said.await(t, "ready", 2)
 	job.Signal(syscall.SIGUSR1)
-	if err := wait(t, job); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, wait(t, job))
 }
 
 // TestExitWithParent does without what the kernel does for launched ranks.
@@ -256,18 +227,12 @@ func TestExitWithParent(t *testing.T) {
 	cmd.Stdout = &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	parent, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	said.await(t, "child", 1)
 	child := said.await(t, "ready", 1)
 	parent.Close()
-	if err := cmd.Wait(); err == nil {
-		t.Error("it ended well")
-	}
+	assert.Error(t, cmd.Wait(), "it ended well")
 	allGone(t, child)
 }
 
@@ -279,16 +244,12 @@ func TestTether(t *testing.T) {
 	job := startIn(ctx, t, s)
 	said.await(t, "ready", 2) // with the parent there, they stay
 	cancel()
-	if err := wait(t, job); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	assert.ErrorIs(t, wait(t, job), context.Canceled)
 }
 
 // TestExitWithParentUntethered is a program that is run by hand.
 func TestExitWithParentUntethered(t *testing.T) {
-	if err := wait(t, start(t, spec(1, "free"))); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, wait(t, start(t, spec(1, "free"))))
 }
 
 func TestStartFailure(t *testing.T) {
@@ -320,9 +281,7 @@ func TestStartFailureKillsThoseStarted(t *testing.T) {
 		return []string{"a variable with a \x00 in it"}
 	}
 	_, err := launch.Start(t.Context(), s)
-	if !strings.HasPrefix(fmt.Sprint(err), "start rank 2: ") {
-		t.Errorf("error %v", err)
-	}
+	assert.True(t, strings.HasPrefix(fmt.Sprint(err), "start rank 2: "), "error %v", err)
 	allGone(t, said.await(t, "ready", 2))
 }
 
@@ -336,18 +295,14 @@ func TestStartAfterContextEnd(t *testing.T) {
 
 func TestProgramNotFound(t *testing.T) {
 	_, err := launch.Start(t.Context(), launch.Spec{N: 1, Path: "no-such-program/here"})
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v, want one that says that it does not exist", err)
-	}
+	assert.ErrorIs(t, err, fs.ErrNotExist)
 }
 
 func TestStandardInput(t *testing.T) {
 	var said sayings
 	s := spec(2, "stdin")
 	s.Output = &said
-	if err := wait(t, start(t, s)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, wait(t, start(t, s)))
 	said.await(t, "stdin 0 <nil>", 2)
 }
 
@@ -360,9 +315,7 @@ func start(t *testing.T, s launch.Spec) *launch.Job {
 func startIn(ctx context.Context, t *testing.T, s launch.Spec) *launch.Job {
 	t.Helper()
 	job, err := launch.Start(ctx, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		job.Signal(syscall.SIGKILL)
 		<-job.Done()

@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/launch"
 )
 
@@ -21,9 +24,7 @@ func TestOutput(t *testing.T) {
 	var said sayings
 	s := spec(ranks, "count:1000")
 	s.Output = &said
-	if err := wait(t, start(t, s)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, wait(t, start(t, s)))
 	next := map[string]int{}
 	for _, line := range said.lines() {
 		var rank, i int
@@ -41,9 +42,7 @@ func TestOutput(t *testing.T) {
 		}
 	}
 	for key, got := range next {
-		if got != n {
-			t.Errorf("%s: %d lines, want %d", key, got, n)
-		}
+		assert.Equal(t, n, got, key)
 	}
 	said.await(t, "no newline", ranks)
 }
@@ -53,9 +52,7 @@ func TestOutputApart(t *testing.T) {
 	s := spec(2, "count:10")
 	s.Output, s.ErrOutput = &out, &errs
 	s.Prefix = func(rank int) string { return "rank " + strconv.Itoa(rank) + " says: " }
-	if err := wait(t, start(t, s)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, wait(t, start(t, s)))
 	out.await(t, "says: out", 20)
 	errs.await(t, "says: err", 20)
 	if len(out.lines()) != 22 || len(errs.lines()) != 20 {
@@ -68,42 +65,30 @@ func TestOutputOfLongLine(t *testing.T) {
 	var said sayings
 	s := spec(1, "long:"+strconv.Itoa(size))
 	s.Output = &said
-	if err := wait(t, start(t, s)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, wait(t, start(t, s)))
 	lines := said.lines()
-	if len(lines) != size/launch.MaxLine {
-		t.Errorf("%d lines", len(lines))
-	}
+	assert.Len(t, lines, size/launch.MaxLine)
 	for _, line := range lines {
-		if line != "[0] "+strings.Repeat("x", launch.MaxLine) {
-			t.Fatalf("a line of %d bytes: %.40q", len(line), line)
-		}
+		require.Equal(t, "[0] "+strings.Repeat("x", launch.MaxLine), line, "a line of %d bytes: %.40q", len(line), line)
 	}
 }
 
 func TestDiscardedOutput(t *testing.T) {
-	if err := wait(t, start(t, spec(2, "count:20000"))); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, wait(t, start(t, spec(2, "count:20000"))))
 }
 
 func TestOutputFails(t *testing.T) {
 	full := errors.New("disk full")
 	s := spec(2, "count:20000") // more than pipes hold: it must be read all the same
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, full })
-	if err := wait(t, start(t, s)); !errors.Is(err, full) {
-		t.Errorf("error %v, want the writer's", err)
-	}
+	assert.ErrorIs(t, wait(t, start(t, s)), full)
 }
 
 // TestOutputWithoutAReader: a broken pipe ends the ranks, which would go on for ever.
 func TestOutputWithoutAReader(t *testing.T) {
 	s := spec(2, "block")
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE} })
-	if err := wait(t, start(t, s)); !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("error %v, want a broken pipe", err)
-	}
+	assert.ErrorIs(t, wait(t, start(t, s)), syscall.EPIPE)
 }
 
 func TestEnviron(t *testing.T) {
@@ -114,9 +99,7 @@ func TestEnviron(t *testing.T) {
 	env := s.Env
 	s.Env = func(rank int) []string { return append(env(rank), "LAUNCH_TEST_EXTRA=own"+strconv.Itoa(rank)) }
 	s.Output = &said
-	if err := wait(t, start(t, s)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, wait(t, start(t, s)))
 	said.await(t, "[0] own0 inherited", 1)
 	said.await(t, "[1] own1 inherited", 1)
 }
@@ -147,9 +130,7 @@ func prefixed(t *testing.T, text string, seed uint64) string {
 	chance := rand.New(rand.NewPCG(seed, 0))
 	var out bytes.Buffer
 	add, flush := launch.Prefixer("> ", func(b []byte) {
-		if !bytes.HasSuffix(b, []byte("\n")) {
-			t.Errorf("sent half a line: %.60q", b)
-		}
+		assert.True(t, bytes.HasSuffix(b, []byte("\n")), "sent half a line: %.60q", b)
 		out.Write(b)
 	})
 	most := []int{3, 1000, 1 << 20}[seed%3]

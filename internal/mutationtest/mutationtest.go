@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -25,6 +26,26 @@ func Noticed(t *testing.T, file, before, after string, args ...string) {
 		t.Fatalf("it has no counterexample (%v):\n%s", err, out)
 	}
 	t.Logf("%s: %.200s", found[1], found[2])
+}
+
+// Sampled reports which of n mutants a run tries: all with MUSTER_SOAK, otherwise one of step. The first is number
+// MUSTER_MUTANTS modulo step, or 0, so that runs with successive numbers try all of them. It logs the choice.
+func Sampled(t *testing.T, n, step int) (tries func(i int) bool) {
+	t.Helper()
+	if os.Getenv("MUSTER_SOAK") != "" {
+		t.Logf("all %d mutants", n)
+		return func(int) bool { return true }
+	}
+	from := 0
+	if text := os.Getenv("MUSTER_MUTANTS"); text != "" {
+		v, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			t.Fatal("MUSTER_MUTANTS: ", err)
+		}
+		from = int(v % uint64(step)) // #nosec G115 -- less than step
+	}
+	t.Logf("%d of %d mutants: each %dth from number %d on (MUSTER_MUTANTS=%d); MUSTER_SOAK=1 tries all", (n-from+step-1)/step, n, step, from, from)
+	return func(i int) bool { return i%step == from }
 }
 
 // overlay writes the changed file, and the list of changed files for the go command.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/launch"
 )
 
@@ -31,9 +33,7 @@ func TestLeavesOver(t *testing.T) {
 
 func shell(t *testing.T, script string) *exec.Cmd {
 	cmd := exec.Command("sh", "-c", script)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	return cmd
 }
 
@@ -64,17 +64,13 @@ func TestLeaks(t *testing.T) {
 // over goes with it.
 func leaking(t *testing.T, what string) (said string, err error) {
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var out bytes.Buffer
 	job, err := launch.Start(t.Context(), launch.Spec{
 		N: 1, Path: exe, Args: []string{"-test.run=^TestLeavesOver$"}, ParentPipe: true, Output: &out, Grace: -1,
 		Env: func(int) []string { return []string{leak + "=" + what, "GORACE=atexit_sleep_ms=0"} },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = job.Wait()
 	return out.String(), err
 }

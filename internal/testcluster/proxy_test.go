@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
@@ -86,9 +89,7 @@ func TestDelay(t *testing.T) {
 	}
 	p.Delay(0)
 	p.Up.Delay(delay)
-	if took := roundTrip(t, c); took < delay {
-		t.Errorf("round trip with one way delayed took %v, want at least %v", took, delay)
-	}
+	assert.GreaterOrEqual(t, roundTrip(t, c), delay)
 }
 
 // TestDelayPipelines sends so many chunks that one after the other they would take
@@ -112,9 +113,7 @@ func TestDelayPipelines(t *testing.T) {
 	if took := time.Since(start); took < 2*delay || took > chunks*delay/5 {
 		t.Errorf("%d chunks took %v", chunks, took)
 	}
-	if sent.String() != strings.Repeat("chunk ", chunks) {
-		t.Errorf("got %d bytes, or in another order", sent.Len())
-	}
+	assert.Equal(t, strings.Repeat("chunk ", chunks), sent.String(), "got %d bytes, or in another order", sent.Len())
 }
 
 // TestDelayChanges takes a delay back that would outlast the test.
@@ -202,9 +201,7 @@ func TestCut(t *testing.T) {
 		}
 		p.Stall(true)
 		p.Cut(how)
-		if n := p.Conns(); n != 0 {
-			t.Errorf("%d connections after Cut returned", n)
-		}
+		assert.Zero(t, p.Conns())
 		for i, c := range conns {
 			if i%2 == 0 || how == testcluster.RST {
 				ended(t, c)
@@ -261,9 +258,9 @@ func TestThrottle(t *testing.T) {
 		t.Errorf("%d bytes at %d a second took %v", size, rate, took)
 	}
 	p.Up.Throttle(1)
-	send(t, c, "slower than the test's patience")
+	send(t, c, "slower than the test's deadline")
 	p.Up.Throttle(0)
-	receive(t, c, "slower than the test's patience")
+	receive(t, c, "slower than the test's deadline")
 }
 
 // TestThrottleHoldsSenderUp fills what buffers there are.
@@ -290,9 +287,7 @@ func TestSplit(t *testing.T) {
 	for len(got) < len(text) {
 		buf := make([]byte, len(text))
 		n, err := s.Read(buf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got = append(got, buf[:n]...)
 		reads++
 	}
@@ -377,9 +372,7 @@ func twoEnds(t *testing.T) (*testcluster.Proxy, <-chan *net.TCPConn) {
 func listen(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -387,9 +380,7 @@ func listen(t *testing.T) net.Listener {
 func dial(t *testing.T, p *testcluster.Proxy) *net.TCPConn {
 	t.Helper()
 	c, err := net.Dial("tcp", p.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c.(*net.TCPConn)
 }

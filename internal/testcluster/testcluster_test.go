@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 )
@@ -45,9 +48,7 @@ func startChild(t *testing.T) (*launch.Process, net.Conn) {
 	l := listen(t)
 	p := testcluster.Start(t, "echo", l.Addr().String())
 	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return p, c
 }
@@ -59,9 +60,7 @@ func TestFreezeAndThaw(t *testing.T) {
 		testcluster.Freeze(t, p)
 		send(t, c, "meanwhile")
 		hearNothing(t, c)
-		if !testcluster.Alive(p.Pid()) {
-			t.Fatal("a frozen process is not dead")
-		}
+		require.True(t, testcluster.Alive(p.Pid()), "a frozen process is not dead")
 		testcluster.Thaw(t, p)
 		receive(t, c, "meanwhile")
 	}
@@ -71,12 +70,8 @@ func TestKill(t *testing.T) {
 	p, c := startChild(t)
 	exchange(t, c, "before")
 	testcluster.Kill(t, p)
-	if testcluster.Alive(p.Pid()) {
-		t.Error("a killed process lives")
-	}
-	if got := p.Err(); got == nil || got.Error() != "rank 0: killed by signal 9" {
-		t.Errorf("its end: %v", got)
-	}
+	assert.False(t, testcluster.Alive(p.Pid()), "a killed process lives")
+	assert.EqualError(t, p.Err(), "rank 0: killed by signal 9")
 	receiveEnd(t, c)
 }
 
@@ -92,22 +87,16 @@ func TestFaultOnEndedProcess(t *testing.T) {
 	for name, fault := range map[string]func(testing.TB, testcluster.Process){
 		"kill": testcluster.Kill, "freeze": testcluster.Freeze, "thaw": testcluster.Thaw,
 	} {
-		if !fails(t, func(tb testing.TB) { fault(tb, p) }) {
-			t.Errorf("%s of a process that has ended did not fail the test", name)
-		}
+		assert.True(t, fails(t, func(tb testing.TB) { fault(tb, p) }), "%s of a process that has ended did not fail the test", name)
 	}
 }
 
 func TestEventually(t *testing.T) {
 	looks := 0
 	testcluster.Eventually(t, time.Minute, func() bool { looks++; return looks == 3 }, "never")
-	if looks != 3 {
-		t.Errorf("looked %d times, want 3", looks)
-	}
+	assert.Equal(t, 3, looks)
 	never := func() bool { return false }
-	if !fails(t, func(tb testing.TB) { testcluster.Eventually(tb, time.Millisecond, never, "never") }) {
-		t.Error("what never holds did not fail the test")
-	}
+	assert.True(t, fails(t, func(tb testing.TB) { testcluster.Eventually(tb, time.Millisecond, never, "never") }), "what never holds did not fail the test")
 }
 
 // failing is a test that may fail.

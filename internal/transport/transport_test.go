@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -20,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-const patience = 20 * time.Second
+const testTimeout = 20 * time.Second
 
 // pipe is a Pipe that accepts as many bytes as take says.
 type pipe struct {
@@ -251,7 +252,7 @@ func sockets(t *testing.T) (ours, theirs net.Conn) {
 	require.NoError(t, err)
 	ours, err = l.Accept()
 	require.NoError(t, err)
-	require.NoError(t, theirs.SetDeadline(time.Now().Add(patience)))
+	require.NoError(t, theirs.SetDeadline(time.Now().Add(testTimeout)))
 	return ours, theirs
 }
 
@@ -356,13 +357,11 @@ func TestLoopKeepsNoDescriptor(t *testing.T) {
 		} else {
 			_ = c.Close()
 		}
-		if err := <-e.ended; err == nil {
-			t.Error("it ended without a reason")
-		}
+		assert.Error(t, <-e.ended, "it ended without a reason")
 		_ = c.Close()
 	}
 	l.Close()
-	testcluster.Eventually(t, patience, func() bool { return descriptors(t) <= before }, "all descriptors are closed")
+	testcluster.Eventually(t, testTimeout, func() bool { return descriptors(t) <= before }, "all descriptors are closed")
 }
 
 func descriptors(t *testing.T) int {
@@ -383,8 +382,6 @@ func TestLoopsThatCloseWhileTheyWork(t *testing.T) {
 		closing.Go(l.Close)
 		closing.Go(l.Close)
 		closing.Wait()
-		if err := <-e.ended; err == nil {
-			t.Error("it ended without a reason")
-		}
+		assert.Error(t, <-e.ended, "it ended without a reason")
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
@@ -39,9 +41,7 @@ func one(do func(t *testing.T)) func(*testing.T, *pgroup.Group) {
 		if g.Rank() == 1 {
 			do(t)
 		}
-		if err := g.Barrier(t.Context()); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, g.Barrier(t.Context()))
 	}
 }
 

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
@@ -19,9 +22,7 @@ func job(n int) pgrouptest.Job { return pgrouptest.Job{N: n, Rank0Hosts: true} }
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func reduce(t *testing.T, g *pgroup.Group, v int) int {
@@ -39,9 +40,7 @@ func secret(t *testing.T, g *pgroup.Group, root int) {
 	}
 	got, err := pgroup.Broadcast(t.Context(), g, root, word)
 	must(t, err)
-	if got != "secret" {
-		t.Errorf("rank %d got %q", g.Rank(), got)
-	}
+	assert.Equal(t, "secret", got, "rank %d got %q", g.Rank(), got)
 	must(t, g.Barrier(t.Context()))
 }
 
@@ -60,9 +59,7 @@ func TestOverlappingGroupsOfProcesses(t *testing.T) {
 			secret(t, pg2, 2)
 			sum, want = reduce(t, pg2, sum), 18
 		}
-		if sum != want {
-			t.Errorf("rank %d: %d, want %d", pg1.Rank(), sum, want)
-		}
+		assert.Equal(t, want, sum, "rank %d", pg1.Rank())
 		if pg1.NodeCount() != 1 || !pg1.SameNode(3) {
 			t.Errorf("%d nodes", pg1.NodeCount())
 		}
@@ -101,9 +98,7 @@ func TestKilledRankIsNamedWithinASecond(t *testing.T) {
 		}
 		start := time.Now()
 		wantLost(t, g.Barrier(t.Context()), 2)
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("told after %v", took)
-		}
+		assert.LessOrEqual(t, time.Since(start), time.Second)
 	})
 }
 
@@ -117,9 +112,7 @@ func TestKilledHostIsNamedWithinASecond(t *testing.T) {
 		}
 		start := time.Now()
 		wantLost(t, g.Barrier(t.Context()), 0)
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("told after %v", took)
-		}
+		assert.LessOrEqual(t, time.Since(start), time.Second)
 	})
 }
 

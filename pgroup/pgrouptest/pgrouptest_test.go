@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
@@ -16,9 +19,7 @@ func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
 func allGather(t *testing.T, g *pgroup.Group) {
 	got, err := pgroup.AllGather(t.Context(), g, g.Rank())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := []int{0, 1, 2, 3}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -32,17 +33,11 @@ func TestSeveralJobsInSubtests(t *testing.T) {
 	for _, name := range []string{"one", "with a space", "with (meta) chars.*"} {
 		t.Run(name, func(t *testing.T) {
 			pgrouptest.Procs(t, 2, func(t *testing.T, g *pgroup.Group) {
-				if err := g.Barrier(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, g.Barrier(t.Context()))
 			})
 			pgrouptest.Job{N: 3, Rank0Hosts: true}.Run(t, func(t *testing.T, g *pgroup.Group) {
-				if g.Size() != 3 {
-					t.Errorf("size %d in the second job", g.Size())
-				}
-				if err := g.Barrier(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				assert.Equal(t, 3, g.Size())
+				require.NoError(t, g.Barrier(t.Context()))
 			})
 		})
 	}
@@ -81,38 +76,28 @@ func failing(t *testing.T, name string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), opTimeout)
 	defer cancel()
 	out, err := command(ctx, name).CombinedOutput()
-	if err == nil {
-		t.Fatalf("%s passed:\n%s", name, out)
-	}
-	if ctx.Err() != nil {
-		t.Fatalf("%s hung:\n%s", name, out)
-	}
+	require.Error(t, err, "%s passed:\n%s", name, out)
+	require.NoError(t, ctx.Err(), "%s hung:\n%s", name, out)
 	return string(out)
 }
 
 func TestARankThatFailsEndsTheOthersAndIsNamed(t *testing.T) {
 	out := failing(t, "TestChildOneFails")
 	for _, want := range []string{"[1]", "rank one has had enough", "rank 1 failed first"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
-		}
+		assert.Contains(t, out, want)
 	}
 }
 
 func TestARankThatPanicsEndsTheOthersAndIsNamed(t *testing.T) {
 	out := failing(t, "TestChildOnePanics")
 	for _, want := range []string{"[1]", "panic: out of my depth", "rank 1 failed first"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
-		}
+		assert.Contains(t, out, want)
 	}
 }
 
 func TestARankThatHangsIsEnded(t *testing.T) {
 	out := failing(t, "TestChildOneHangs")
-	if !strings.Contains(out, "the job did not end in") {
-		t.Errorf("not told why:\n%s", out)
-	}
+	assert.Contains(t, out, "the job did not end in")
 }
 
 // TestTheCulpritIsPrintedFirst checks that without -v the output of the rank that failed or
@@ -145,27 +130,21 @@ func TestTheCulpritIsPrintedFirst(t *testing.T) {
 func TestAHangShowsTheRankAndEveryStack(t *testing.T) {
 	out := failing(t, "TestChildOneIsStuckInAProcess")
 	for _, want := range []string{"the job did not end in 2s; the others wait in barrier #1 for rank 1: ", "[0] ", "[2] ", "Barrier(", "pgrouptest_test.stuck("} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
-		}
+		assert.Contains(t, out, want)
 	}
 }
 
 func TestInProcessARankThatIsStuckIsNotWaitedFor(t *testing.T) {
 	out := failing(t, "TestChildOneIsStuck")
 	for _, want := range []string{"rank=1", "this rank has not returned", "pgrouptest_test.stuck("} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
-		}
+		assert.Contains(t, out, want)
 	}
 }
 
 func TestInProcessARankThatFailsAbortsTheOthers(t *testing.T) {
 	out := failing(t, "TestChildOneFailsInProcess")
 	for _, want := range []string{"rank=1", "rank one has had enough", "aborted"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
-		}
+		assert.Contains(t, out, want)
 	}
 }
 

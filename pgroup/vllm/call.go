@@ -121,14 +121,14 @@ func (c *call) overdueError(ctx context.Context, needs []need, began time.Time) 
 		return values, nil
 	}
 	c.waitingFor = ", waiting for " + ranks(missing)
-	told, err := c.checkMissing(last, missing)
+	notes, err := c.checkMissing(last, missing)
 	if err != nil {
 		return nil, err
 	}
 	v := &wire.Failure{Code: c.ended(ctx), By: c.canceller(ctx), Waited: time.Since(began), Reason: "no key " + quoted(missing)}
 	for _, n := range missing {
 		v.Missing = append(v.Missing, n.from)
-		v.Doing = append(v.Doing, told.doing(n.from))
+		v.Doing = append(v.Doing, notes.doing(n.from))
 	}
 	return nil, c.rankError(v, ctx.Err())
 }
@@ -216,16 +216,16 @@ func (c *call) parse(b []byte, n need, v any) error {
 	reason := fmt.Sprintf("rank %d sent an object that this rank cannot decode: %v", n.from, err)
 	if n.m == array {
 		reason = fmt.Sprintf("rank %d set %q to an object that is not a tensor; it is skipped: %v", n.from, n.key, err)
-		err = noTensor{err}
+		err = noTensorError{err}
 	}
 	return c.rankError(&wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: reason}, err)
 }
 
-// noTensor is the error of a pickle under the key of a tensor that is not a tensor: no operation
+// noTensorError is the error of a pickle under the key of a tensor that is not a tensor: no operation
 // can ever receive it.
-type noTensor struct{ error }
+type noTensorError struct{ error }
 
-func (e noTensor) Unwrap() error { return e.error }
+func (e noTensorError) Unwrap() error { return e.error }
 
 // consumed reports whether a message is done with: it was read, or can never be read.
 func consumed(err error) bool {
@@ -233,7 +233,7 @@ func consumed(err error) bool {
 		return true
 	}
 	_, unreadable := errors.AsType[*pickle.Error](err)
-	_, misplaced := errors.AsType[noTensor](err)
+	_, misplaced := errors.AsType[noTensorError](err)
 	return unreadable || misplaced
 }
 

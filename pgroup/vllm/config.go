@@ -56,12 +56,12 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// badArgument is an error that matches pgroup.ErrInvalid.
-type badArgument string
+// argumentError is an error that matches pgroup.ErrInvalid.
+type argumentError string
 
-func (e badArgument) Error() string        { return string(e) }
-func (e badArgument) Is(target error) bool { return target == pgroup.ErrInvalid }
+func (e argumentError) Error() string        { return string(e) }
+func (e argumentError) Is(target error) bool { return target == pgroup.ErrInvalid }
 
 func invalid(format string, args ...any) error {
-	return badArgument("vllm: " + fmt.Sprintf(format, args...))
+	return argumentError("vllm: " + fmt.Sprintf(format, args...))
 }

@@ -213,8 +213,8 @@ func ExampleGroup_Barrier() {
 	defer g.Close()
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
-	verdict, _ := errors.AsType[*pgroup.RankError](g.Barrier(ctx))
-	fmt.Println("missing:", verdict.Missing)
+	failure, _ := errors.AsType[*pgroup.RankError](g.Barrier(ctx))
+	fmt.Println("missing:", failure.Missing)
 	// Output: missing: [1]
 }
 

@@ -204,10 +204,10 @@ func (c *call) waitForAll(ctx context.Context, n int64) error {
 func (c *call) present() string {
 	ctx, cancel := c.shortContext()
 	defer cancel()
-	told := c.readNotes(ctx, nil)
+	notes := c.readNotes(ctx, nil)
 	var there []string
 	for rank := range c.cfg.Size {
-		if told[note(joined, rank)] != "" {
+		if notes[note(joined, rank)] != "" {
 			there = append(there, strconv.Itoa(rank))
 		}
 	}

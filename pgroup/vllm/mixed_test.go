@@ -55,10 +55,10 @@ func TestMixed(t *testing.T) {
 			})
 		}
 		t.Run("late", func(t *testing.T) {
-			mixedLate(t, mix(t, hostedByGo(t, p), peers, world{patience: 2 * time.Second}))
+			mixedLate(t, mix(t, hostedByGo(t, p), peers, world{timeout: 2 * time.Second}))
 		})
 		t.Run("death", func(t *testing.T) { // last, since it kills a peer
-			mixedDeath(t, mix(t, hostedByGo(t, p), peers, world{patience: time.Hour}))
+			mixedDeath(t, mix(t, hostedByGo(t, p), peers, world{timeout: time.Hour}))
 		})
 	})
 }

@@ -83,8 +83,8 @@ func (g *Group) send(ctx context.Context, dst int, m payloadKind, v any) error {
 			return c.asRankError(err)
 		}
 		box.n++
-		tell := fmt.Sprintf("%d %d", g.cfg.Rank, box.n)
-		if err := g.store.Set(ctx, note(sent, dst), []byte(tell), nil); err != nil {
+		text := fmt.Sprintf("%d %d", g.cfg.Rank, box.n)
+		if err := g.store.Set(ctx, note(sent, dst), []byte(text), nil); err != nil {
 			return c.asRankError(err)
 		}
 		return nil
@@ -111,19 +111,19 @@ func (c *call) claim(ctx context.Context, box *outbox, dst int) error {
 		return nil
 	}
 	mine := strconv.Itoa(c.cfg.Rank)
-	tells, err := c.store.Get(ctx, note(sent, dst))
+	stored, err := c.store.Get(ctx, note(sent, dst))
 	if errors.Is(err, store.ErrNotFound) {
 		for _, m := range []payloadKind{object, array} {
 			if c.has(ctx, m.messageKey(dst, 0)) {
 				return c.conflictingPeer(fmt.Sprintf("a rank of Python sends to rank %d: there is a key %q", dst, m.messageKey(dst, 0)), nil)
 			}
 		}
-		tells, err = c.store.Swap(ctx, note(sent, dst), nil, []byte(mine+" 0"))
+		stored, err = c.store.Swap(ctx, note(sent, dst), nil, []byte(mine+" 0"))
 	}
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return c.asRankError(err)
 	}
-	if who, _, _ := strings.Cut(string(tells), " "); who != mine { // otherwise an earlier try of this call succeeded
+	if who, _, _ := strings.Cut(string(stored), " "); who != mine { // otherwise an earlier try of this call succeeded
 		return c.conflictingPeer(fmt.Sprintf("rank %s sends to rank %d", who, dst), err)
 	}
 	box.claimed = true
@@ -163,14 +163,14 @@ func (g *Group) recv(ctx context.Context, src int, m payloadKind, v any) error {
 
 // checkSender checks with the first message that src has sent it. Python ranks do not publish that.
 func (c *call) checkSender(ctx context.Context, src int) error {
-	tells, err := c.store.Get(ctx, note(sent, c.cfg.Rank))
+	stored, err := c.store.Get(ctx, note(sent, c.cfg.Rank))
 	if errors.Is(err, store.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return c.asRankError(err)
 	}
-	if who, _, _ := strings.Cut(string(tells), " "); who != strconv.Itoa(src) {
+	if who, _, _ := strings.Cut(string(stored), " "); who != strconv.Itoa(src) {
 		return c.conflictingPeer(fmt.Sprintf("rank %s sends to this rank", who), nil)
 	}
 	return nil

@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup/vllm"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/torchstore"
@@ -31,21 +31,18 @@ import (
 // python is an interpreter that has torch, and a class with vLLM's interface.
 type python struct {
 	name  string
+	find  func(t testing.TB, modules ...string) string
 	exe   string
-	from  string // how to install it
 	class string // "standin" or "vllm": see testdata/peer.py
 	g     tcpstore.Generation
 }
 
 // pythons returns Debian's Python, the one that .ci/python makes, and the same with vLLM itself.
 func pythons() []python {
-	cache, _ := os.UserCacheDir()
-	current := cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))
-	const get = "run .ci/python torch, or set MUSTER_TORCH"
 	return []python{
-		{"Debian", "/usr/bin/python3", "apt-get install python3-torch", "standin", tcpstore.A},
-		{"current", current, get, "standin", tcpstore.C},
-		{"vLLM", current, get + ", and PYTHONPATH to where vllm is", "vllm", tcpstore.C},
+		{name: "Debian", find: testcluster.DebianTorch, class: "standin", g: tcpstore.A},
+		{name: "current", find: testcluster.Torch, class: "standin", g: tcpstore.C},
+		{name: "vLLM", find: testcluster.Torch, class: "vllm", g: tcpstore.C}, // PYTHONPATH says where vllm is
 	}
 }
 
@@ -53,14 +50,14 @@ func pythons() []python {
 func everyPython(t *testing.T, body func(t *testing.T, p python)) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
-			needs := []string{"torch", "numpy"}
+			if p.g == tcpstore.A {
+				testcluster.SoakOnly(t, "the older torch: store/torchstore has both by default")
+			}
+			needs := []string{"numpy"}
 			if p.class == "vllm" {
 				needs = append(needs, "vllm")
 			}
-			script := fmt.Sprintf("import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in %q.split()))", strings.Join(needs, " "))
-			if out, err := exec.CommandContext(t.Context(), p.exe, "-c", script).CombinedOutput(); err != nil {
-				t.Skipf("NOT TESTED with %s: %s does not have all of %v; %s: %v %s", p.name, p.exe, needs, p.from, err, out)
-			}
+			p.exe = p.find(t, needs...)
 			body(t, p)
 		})
 	}
@@ -192,13 +189,13 @@ type world struct {
 	name       string        // its name in the peers; default "it"
 	size       int           // default 4
 	expiration time.Duration // default 1 h
-	patience   time.Duration // the timeout of its peers; default 1 min
+	timeout    time.Duration // the timeout of its peers; default 1 min
 }
 
 // mix makes a mixed group. Its peers are reused: they know it as g['it'].
 func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
 	t.Helper()
-	w = world{cmp.Or(w.name, "it"), cmp.Or(w.size, 4), cmp.Or(w.expiration, time.Hour), cmp.Or(w.patience, time.Minute)}
+	w = world{cmp.Or(w.name, "it"), cmp.Or(w.size, 4), cmp.Or(w.expiration, time.Hour), cmp.Or(w.timeout, time.Minute)}
 	m := &mixed{ctx: within(t, time.Minute), ranks: make([]*vllm.Group, w.size), peers: make([]*peer, w.size)}
 	ip, port, err := net.SplitHostPort(at.addr)
 	require.NoError(t, err)
@@ -210,7 +207,7 @@ func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
 	}
 	together(w.size, func(rank int) {
 		if p := m.peers[rank]; p != nil {
-			_, err := p.do(fmt.Sprintf("g.update(%s=create(%q, %s, %d, %d, %v, %v))", w.name, ip, port, rank, w.size, w.expiration.Seconds(), w.patience.Seconds()))
+			_, err := p.do(fmt.Sprintf("g.update(%s=create(%q, %s, %d, %d, %v, %v))", w.name, ip, port, rank, w.size, w.expiration.Seconds(), w.timeout.Seconds()))
 			check(t, err, true, nil)
 			return
 		}

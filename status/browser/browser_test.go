@@ -215,7 +215,7 @@ func shortcut(t *testing.T, ctx context.Context, key string) {
 func open(t *testing.T, ctx context.Context, j *job) {
 	t.Helper()
 	run(t, ctx, chromedp.Navigate(j.url))
-	has(t, ctx, "#verdict", "barrier #3")
+	has(t, ctx, "#summary", "barrier #3")
 }
 
 // picture saves a screenshot if MUSTER_SCREENSHOTS names a directory.
@@ -241,15 +241,15 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 			ctx := browser(t, d)
 			open(t, ctx, j)
 			// Both jobs that hang.
-			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a", "evaluate · create waits: ")
+			has(t, ctx, "#summary", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a", "evaluate · create waits: ")
 			has(t, ctx, "#about", "muster://store:7070 · muster v1")
-			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#verdict").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
+			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#summary").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
 			has(t, ctx, "#waits", "7 of 8 have joined, 1 missing", "evaluate · create", "has not joined", "key model/ready")
 			has(t, ctx, "#waits .who", "rank 2 pid 4102 on node-a · in no call; its last was barrier #1")
 			has(t, ctx, "#failures", "train · barrier #2: timed out")
 			require.Equal(t, []int{8, 1}, value[[]int](t, ctx, `(() => { const r = document.querySelector("#waits li .ranks"); return [r.children.length, r.querySelectorAll(".missing").length] })()`))
 			require.False(t, value[bool](t, ctx, `document.documentElement.scrollWidth > innerWidth`), "something sticks out to the right")
-			until(t, ctx, `/slow|stuck/.test(document.querySelector("#verdict").className) && /^[…✗] muster$/.test(document.title)`)
+			until(t, ctx, `/slow|stuck/.test(document.querySelector("#summary").className) && /^[…✗] muster$/.test(document.title)`)
 			picture(t, ctx, d.name)
 		})
 	}
@@ -260,9 +260,9 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 const contrast = `(() => {
 	const light = (c) => { const [r, g, b] = c.match(/[\d.]+/g).map((x) => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4 }); return .2126 * r + .7152 * g + .0722 * b };
 	const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\)$/.test(c)) return c } return "rgb(255, 255, 255)" };
-	const bad = [], verdict = document.querySelector("#verdict");
+	const bad = [], summary = document.querySelector("#summary");
 	for (const grade of ["calm", "slow", "stuck"]) { // whatever it is at the moment
-		verdict.className = "verdict " + grade;
+		summary.className = "summary " + grade;
 		for (const e of document.querySelectorAll("main *, header *, footer *")) {
 			if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || !e.offsetParent) continue;
 			const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
@@ -300,7 +300,7 @@ func TestPageIsLive(t *testing.T) {
 	has(t, ctx, "#groups td", "pid 4102 on node-a")
 	has(t, ctx, "#groups tr.awaited", "rank 2")
 	j.barrier(context.Background(), 3, 2)
-	has(t, ctx, "#verdict", "evaluate · create")
+	has(t, ctx, "#summary", "evaluate · create")
 	j.barrier(context.Background(), 4, 2)
 	has(t, ctx, "#waits", "train · barrier #4", "1 of 8 have joined")
 	require.Equal(t, "SUMMARY", value[string](t, ctx, `document.activeElement.tagName`))
@@ -385,7 +385,7 @@ func TestHeadline(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(j.url))
 	for _, name := range []string{"train", "tune", "serve"} {
 		until(t, ctx, fmt.Sprintf(`document.querySelector("#waits").innerText.replaceAll("\u00a0", " ").includes("%s · rank 1: recv from rank 2")`, name))
-		until(t, ctx, fmt.Sprintf(`/^%s · barrier #1 waits: .*, for rank 2$/m.test(document.querySelector("#verdict").innerText.replaceAll("\u00a0", " "))`, name))
+		until(t, ctx, fmt.Sprintf(`/^%s · barrier #1 waits: .*, for rank 2$/m.test(document.querySelector("#summary").innerText.replaceAll("\u00a0", " "))`, name))
 	}
 	has(t, ctx, "#groups", "idle")
 	require.NotContains(t, value[string](t, ctx, `document.querySelector("#groups").innerText`), "at work")

@@ -5,7 +5,7 @@ go 1.26.0
 require (
 	github.com/chromedp/cdproto v0.159.0
 	github.com/chromedp/chromedp v0.23.0
-	github.com/muster-pg/muster v0.0.0-00010101000000-000000000000
+	github.com/muster-pg/muster v0.1.0
 	github.com/stretchr/testify v1.12.1
 )
 
@@ -17,5 +17,3 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 )
-
-replace github.com/muster-pg/muster => ../..

@@ -3,8 +3,8 @@ module github.com/muster-pg/muster/status/metrics
 go 1.26.0
 
 require (
-	github.com/muster-pg/muster v0.0.0
-	github.com/muster-pg/muster/trace/prom v0.0.0
+	github.com/muster-pg/muster v0.1.0
+	github.com/muster-pg/muster/trace/prom v0.1.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/common v0.72.0
 	github.com/stretchr/testify v1.12.1
@@ -24,9 +24,4 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
-)
-
-replace (
-	github.com/muster-pg/muster => ../..
-	github.com/muster-pg/muster/trace/prom => ../../trace/prom
 )

@@ -148,8 +148,8 @@ function culprits(v) {
   }));
 }
 
-function showVerdict(v) {
-  const e = $("verdict"), longest = v.waiting[0], most = 8;
+function showSummary(v) {
+  const e = $("summary"), longest = v.waiting[0], most = 8;
   let lines = [{ head: "Nothing waits.", detail: "" }], state = "calm";
   if (longest && longest.for_seconds < 1) {
     lines = [{ head: "Nothing waits for long.", detail: "" }];
@@ -167,7 +167,7 @@ function showVerdict(v) {
     state = "stuck";
     lines = [{ head: bad.name + " failed: " + bad.why, detail: "" }];
   }
-  e.className = "verdict " + state;
+  e.className = "summary " + state;
   const text = JSON.stringify(lines);
   if (e.dataset.is !== text) {
     e.dataset.is = text;
@@ -275,7 +275,7 @@ function line(state, text) {
 
 function show(v) {
   line("live", "live");
-  showVerdict(v);
+  showSummary(v);
   showWaits(v.waiting, v.more_waiting || 0);
   showGroups(v);
   showFailures(v.failures, v.more_failures || 0);

@@ -103,7 +103,7 @@ func (r *replicas) restart(t testing.TB, i int) {
 	}
 	before, _ := standbys()
 	r.start(t, i)
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		_, all := standbys()
 		return slices.ContainsFunc(all, func(kv *mvccpb.KeyValue) bool { return kv.CreateRevision > before })
 	}, "a replica follows")
@@ -112,7 +112,7 @@ func (r *replicas) restart(t testing.TB, i int) {
 // leader waits until a process other than those in but leads, and returns its index.
 func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
 	t.Helper()
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		l, err := etcdlog.FindLeader(within(t, time.Second), r.find, &r.options)
 		leader = -1
 		for i, a := range r.args {
@@ -142,7 +142,7 @@ func (r *replicas) addrs() string {
 // dial returns a client that knows the addresses of the processes.
 func (r *replicas) dial(t testing.TB) *store.Store {
 	t.Helper()
-	s, err := store.Dial(within(t, patience), r.addrs(), &store.DialOptions{Wait: true})
+	s, err := store.Dial(within(t, testTimeout), r.addrs(), &store.DialOptions{Wait: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
@@ -163,7 +163,7 @@ func schemes() store.Schemes {
 
 func open(t testing.TB, rawurl string) *store.Store {
 	t.Helper()
-	s, err := schemes().Open(within(t, patience), rawurl)
+	s, err := schemes().Open(within(t, testTimeout), rawurl)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s

@@ -224,7 +224,7 @@ func TestFaults(t *testing.T) {
 		faults = 1000
 	}
 	kinds := map[string]int{}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(faults)*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(faults)*testTimeout)
 	defer cancel()
 	c := newCluster(t)
 	c.leader(t)
@@ -346,7 +346,7 @@ func (h *histories) check(t *testing.T) {
 	}
 	t.Logf("%d operations, %d of them with an unknown outcome", len(h.ops), unknown)
 	require.Greater(t, len(h.ops), 200)
-	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h.ops, 4*patience))
+	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h.ops, 4*testTimeout))
 }
 
 // TestSilentMember checks that a member of etcd that neither answers nor refuses connections does

@@ -95,12 +95,12 @@ func (v *livenessListener) close() {
 }
 
 // watchProcess closes ended when the process of l has ended. The caller calls stop in the end.
-func (l Leader) watchProcess(patience time.Duration) (ended <-chan struct{}, stop func()) {
+func (l Leader) watchProcess(timeout time.Duration) (ended <-chan struct{}, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := make(chan struct{})
 	var running sync.WaitGroup
 	running.Go(func() {
-		if l.waitEnded(ctx, patience) == nil {
+		if l.waitEnded(ctx, timeout) == nil {
 			close(c)
 		}
 	})
@@ -112,14 +112,14 @@ func (l Leader) watchProcess(patience time.Duration) (ended <-chan struct{}, sto
 
 // waitEnded returns nil when the process of l has ended. It can detect that only of a process to
 // which it has been connected; otherwise it returns when ctx ends.
-func (l Leader) waitEnded(ctx context.Context, patience time.Duration) error {
+func (l Leader) waitEnded(ctx context.Context, timeout time.Duration) error {
 	if l.LivenessAddr == "" {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	for known, pause := false, time.Millisecond; ; {
 		began := time.Now()
-		greeted, err := l.connectAndWait(ctx, patience)
+		greeted, err := l.connectAndWait(ctx, timeout)
 		switch {
 		case greeted && time.Since(began) > time.Second:
 			known, pause = true, time.Millisecond
@@ -140,15 +140,15 @@ func (l Leader) waitEnded(ctx context.Context, patience time.Duration) error {
 
 // connectAndWait connects to the process of l, and returns when the connection has ended. greeted
 // reports whether that process accepted it.
-func (l Leader) connectAndWait(ctx context.Context, patience time.Duration) (greeted bool, err error) {
-	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", l.LivenessAddr)
+func (l Leader) connectAndWait(ctx context.Context, timeout time.Duration) (greeted bool, err error) {
+	conn, err := (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", l.LivenessAddr)
 	if err != nil {
 		return false, err
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	greeting := make([]byte, len(l.ID))
-	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	_ = conn.SetReadDeadline(time.Now().Add(timeout))
 	if _, err := io.ReadFull(conn, greeting); err != nil {
 		return false, err
 	}

@@ -31,12 +31,12 @@ func TestEndedProcess(t *testing.T) {
 			l := p.Leader
 			l.LivenessAddr = front.Addr()
 			ended := etcdlog.Observe(t, l)
-			testcluster.Eventually(t, patience, func() bool { return p.Greeted() > 0 }, "the standby connects")
+			testcluster.Eventually(t, testTimeout, func() bool { return p.Greeted() > 0 }, "the standby connects")
 			x.do(p, front)
 			if x.ended {
 				select {
 				case <-ended:
-				case <-time.After(patience):
+				case <-time.After(testTimeout):
 					t.Fatal("not noticed")
 				}
 				return

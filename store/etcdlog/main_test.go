@@ -30,12 +30,12 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// patience is the timeout of operations that take a moment on a busy machine.
-const patience = 30 * time.Second
+// testTimeout is the timeout of operations that take a moment on a busy machine.
+const testTimeout = 30 * time.Second
 
 // bounded returns the test's context with a timeout.
 func bounded(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -178,7 +178,7 @@ func client(t testing.TB, members []*member) *clientv3.Client {
 // lead returns a store that this process leads.
 func lead(t testing.TB, c *clientv3.Client, o *etcdlog.Options) *store.Memory {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	l, err := etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
 	require.NoError(t, err)

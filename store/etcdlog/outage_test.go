@@ -97,7 +97,7 @@ func TestNoSpace(t *testing.T) {
 func TestOwnCallsEndInTime(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
-	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), OutageTimeout: patience}))
+	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), OutageTimeout: testTimeout}))
 	require.NoError(t, s.Set(bounded(t), "key", []byte("before"), nil))
 	testcluster.Freeze(t, members[0])
 	began := time.Now()

@@ -1,7 +1,6 @@
 package etcdlog_test
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,11 +20,7 @@ import (
 // there is no Python with msgpack.
 func python(t *testing.T, program string, args ...string) *exec.Cmd {
 	t.Helper()
-	cache, _ := os.UserCacheDir()
-	exe := cmp.Or(os.Getenv("MUSTER_PYTHON"), filepath.Join(cmp.Or(os.Getenv("XDG_CACHE_HOME"), cache), "muster", "python", "bin", "python"))
-	if out, err := exec.Command(exe, "-c", "import msgpack").CombinedOutput(); err != nil {
-		t.Skipf("SKIPPED: no Python with msgpack at %s; run .ci/python, or set MUSTER_PYTHON: %v %s", exe, err, out)
-	}
+	exe := testcluster.Python(t, "msgpack")
 	packages, err := filepath.Abs("../../clients/python")
 	require.NoError(t, err)
 	cmd := exec.CommandContext(bounded(t), exe, append([]string{"-c", program}, args...)...)
@@ -38,12 +33,12 @@ func python(t *testing.T, program string, args ...string) *exec.Cmd {
 func inPython(t *testing.T, rawurl, key string) string {
 	t.Helper()
 	out, err := python(t, `
-import muster, sys
+import muster_pg, sys
 try:
-    with muster.Store.connect(sys.argv[1], timeout=5) as s:
+    with muster_pg.Store.connect(sys.argv[1], timeout=5) as s:
         print(s.get(sys.argv[2]).decode(), end="")
-except muster.Error as e:
-    print(*(k.__name__ for k in (muster.Denied, muster.Unavailable) if isinstance(e, k)), end="")
+except muster_pg.Error as e:
+    print(*(k.__name__ for k in (muster_pg.Denied, muster_pg.Unavailable) if isinstance(e, k)), end="")
     print(e, file=sys.stderr)
 `, rawurl, key).Output()
 	require.NoError(t, err)
@@ -60,9 +55,9 @@ func TestPythonGoesOnAfterTakeovers(t *testing.T) {
 	ended := make(chan error, 2)
 	for rank := range 2 {
 		cmd := python(t, `
-import muster, sys
+import muster_pg, sys
 rank, rounds, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-with muster.Store.connect(url, timeout=60) as s, muster.Group.join(rank, 3, url, name="job", timeout=60) as g:
+with muster_pg.Store.connect(url, timeout=60) as s, muster_pg.Group.join(rank, 3, url, name="job", timeout=60) as g:
     for i in range(rounds):
         s.add("rounds")
         g.barrier()
@@ -83,7 +78,7 @@ with muster.Store.connect(url, timeout=60) as s, muster.Group.join(rank, 3, url,
 	t.Cleanup(func() { _ = g.Close() })
 	s := open(t, url)
 	for range rounds {
-		testcluster.Eventually(t, patience, func() bool {
+		testcluster.Eventually(t, testTimeout, func() bool {
 			all, err := s.Status(bounded(t), "")
 			require.NoError(t, err)
 			for _, group := range all.Groups {

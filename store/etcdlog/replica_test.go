@@ -66,7 +66,7 @@ func (l *load) fails(who string, err error) {
 // rank runs rounds until rank 0 sends that a round is the last one.
 func (l *load) rank(rank, n int, s *store.Store) error {
 	ctx := l.ctx
-	g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: n, Store: s, Host: "node", Timeout: 2 * patience})
+	g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: n, Store: s, Host: "node", Timeout: 2 * testTimeout})
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (l *load) watch(s *store.Store) error {
 func (l *load) more(rounds int64) {
 	l.t.Helper()
 	until := l.rounds.Load() + rounds
-	testcluster.Eventually(l.t, patience, func() bool { return l.rounds.Load() >= until || l.over.Load() }, "the ranks go on")
+	testcluster.Eventually(l.t, testTimeout, func() bool { return l.rounds.Load() >= until || l.over.Load() }, "the ranks go on")
 }
 
 // end ends the load, and checks its results.
@@ -175,7 +175,7 @@ func (l *load) end() {
 // through a relay that uses etcd.
 func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Store {
 	c := &etcdlog.Cluster{Endpoints: addresses(members), Root: r.options.Root}
-	relay, err := store.NewRelay(within(t, patience), "muster://"+r.addrs(), &store.DialOptions{Wait: true, Resolve: c.Leader, WaitReplaced: c.WaitReplaced})
+	relay, err := store.NewRelay(within(t, testTimeout), "muster://"+r.addrs(), &store.DialOptions{Wait: true, Resolve: c.Leader, WaitReplaced: c.WaitReplaced})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = relay.Close() })
 	at := serve(t, relay)
@@ -373,7 +373,7 @@ func TestRunEnds(t *testing.T) {
 		select {
 		case err := <-x.ended:
 			require.NoError(t, err)
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("it does not end")
 		}
 	}

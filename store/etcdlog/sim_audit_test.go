@@ -39,21 +39,21 @@ const (
 //	H2  a process follows or leads until it ends
 //	D1  etcd holds one checkpoint and the log since that checkpoint
 type audit struct {
-	mu       sync.Mutex // protects the fields below
-	broken   *broken
-	ended    chan struct{}     // closed when a rule is broken
-	order    map[uint64]string // changes by their revision
-	latest   uint64            // revision of the newest acknowledged change
-	shown    map[string]uint64 // by key: the newest revision that a client has read
-	told     map[string]string // the payloads that ranks got in rounds
-	tokens   []string          // appended, and acknowledged
-	added    int64             // acknowledged
-	ownBegun int64
-	ownEnded int64 // those that were acknowledged
-	ownShown int64
-	fleeting []string
-	dead     []int // ranks that were killed
-	counts   counts
+	mu        sync.Mutex // protects the fields below
+	broken    *broken
+	ended     chan struct{}     // closed when a rule is broken
+	order     map[uint64]string // changes by their revision
+	latest    uint64            // revision of the newest acknowledged change
+	shown     map[string]uint64 // by key: the newest revision that a client has read
+	delivered map[string]string // the payloads that ranks got in rounds
+	tokens    []string          // appended, and acknowledged
+	added     int64             // acknowledged
+	ownBegun  int64
+	ownEnded  int64 // those that were acknowledged
+	ownShown  int64
+	fleeting  []string
+	dead      []int // ranks that were killed
+	counts    counts
 }
 
 // counts says how often schedules have reached each situation. A simulation that never reaches one
@@ -78,7 +78,7 @@ func (c counts) check(t *testing.T) {
 }
 
 func newAudit() *audit {
-	return &audit{ended: make(chan struct{}), order: map[uint64]string{}, shown: map[string]uint64{}, told: map[string]string{}, counts: counts{}}
+	return &audit{ended: make(chan struct{}), order: map[uint64]string{}, shown: map[string]uint64{}, delivered: map[string]string{}, counts: counts{}}
 }
 
 // breaks records that a rule is broken, which ends the schedule.
@@ -253,21 +253,21 @@ func (a *audit) gathered(gen uint64, round, rank, size int, payload string, rep 
 		return false
 	}
 	if string(rep.Values[rank]) != payload {
-		a.fails(ruleOne, "round %d, rank %d has said %q, and is told %q", round, rank, payload, rep.Values[rank])
+		a.fails(ruleOne, "round %d, rank %d has said %q, and gets %q", round, rank, payload, rep.Values[rank])
 	}
 	for i, v := range rep.Values {
 		name := fmt.Sprintf("generation %d, round %d, rank %d", gen, round, i)
-		if before, ok := a.told[name]; ok && before != string(v) {
+		if before, ok := a.delivered[name]; ok && before != string(v) {
 			a.fails(ruleOne, "%s: %q, and was %q", name, v, before)
 		}
-		a.told[name] = string(v)
+		a.delivered[name] = string(v)
 	}
 	return a.broken == nil
 }
 
 // last checks the final state of the store as a client reads it.
 func (a *audit) last(c *simClient) {
-	get := func(key string) *wire.Reply { return c.call(wire.Request{Op: wire.OpGet, Key: key}, c.patience()) }
+	get := func(key string) *wire.Reply { return c.call(wire.Request{Op: wire.OpGet, Key: key}, c.answerTimeout()) }
 	for key := range a.shown {
 		m := a.begins(key)
 		value := get(key)

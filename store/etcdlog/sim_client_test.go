@@ -29,7 +29,7 @@ func newClient(w *world, id int, c *chance) *simClient {
 }
 
 // call returns the answer to a request, or nil if the schedule has ended, or the client was killed.
-func (c *simClient) call(req wire.Request, patience time.Duration) *wire.Reply {
+func (c *simClient) call(req wire.Request, timeout time.Duration) *wire.Reply {
 	c.lastID++
 	req.ID = c.lastID
 	if req.Op.Numbered() {
@@ -45,7 +45,7 @@ func (c *simClient) call(req wire.Request, patience time.Duration) *wire.Reply {
 		}
 		answers, conn := make(chan *wire.Reply, 1), c.conn
 		c.w.running.Go(func() { conn.comes(req, answers) })
-		timer := time.NewTimer(patience)
+		timer := time.NewTimer(timeout)
 		select {
 		case rep := <-answers:
 			timer.Stop()
@@ -128,9 +128,9 @@ func (c *simClient) opened(conn *conn, welcome *wire.Reply) {
 	c.conn, c.session, c.token, c.incarnation = conn, conn.session, bytes.Clone(welcome.Value), welcome.Rev
 }
 
-// patience returns the time without an answer after which a client makes another connection. A
+// answerTimeout returns the time without an answer after which a client makes another connection. A
 // client with a long one receives what a leader that was stopped sends when it continues.
-func (c *simClient) patience() time.Duration {
+func (c *simClient) answerTimeout() time.Duration {
 	if c.chance.is(0.3) {
 		return c.chance.between(6*time.Second, 10*time.Second)
 	}
@@ -156,25 +156,25 @@ func (c *simClient) errands() {
 				value = append(value, make([]byte, valueBytes)...)
 			}
 			m := a.begins(key)
-			if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: value}, c.patience()); rep != nil {
+			if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: value}, c.answerTimeout()); rep != nil {
 				a.changed(m, value, rep)
 			}
 		case 2:
 			m := a.begins(countKey)
-			if rep := c.call(wire.Request{Op: wire.OpAdd, Key: countKey, Delta: 1}, c.patience()); rep != nil {
+			if rep := c.call(wire.Request{Op: wire.OpAdd, Key: countKey, Delta: 1}, c.answerTimeout()); rep != nil {
 				a.addedOne(m, rep)
 			}
 		case 3:
 			token := strconv.Itoa(c.id) + "." + strconv.Itoa(n) + " "
 			m := a.begins(tokensKey)
-			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token)}, c.patience()); rep != nil {
+			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token)}, c.answerTimeout()); rep != nil {
 				a.appended(m, token, rep)
 			}
 		case 4:
 			c.fleeting(n)
 		default:
 			m := a.begins(key)
-			if rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.patience()); rep != nil {
+			if rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.answerTimeout()); rep != nil {
 				a.read(m, rep)
 			}
 		}
@@ -186,12 +186,12 @@ func (c *simClient) errands() {
 func (c *simClient) fleeting(n int) {
 	ttl := c.chance.between(200*time.Millisecond, lastTTL)
 	key, began := fmt.Sprint("fleeting ", c.id, " ", n), time.Now()
-	if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: []byte("x"), TTL: ttl}, c.patience()); rep == nil {
+	if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: []byte("x"), TTL: ttl}, c.answerTimeout()); rep == nil {
 		return
 	}
 	c.w.audit.fleets(key)
 	c.w.sleep(c.chance.between(0, ttl))
-	rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.patience())
+	rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.answerTimeout())
 	if rep != nil && rep.Code == wire.CodeNotFound && time.Since(began) < ttl {
 		c.w.audit.breaks("T2 an entry is there for as long as it was to be", "%s is gone after %v of %v", key, time.Since(began), ttl)
 	}
@@ -203,7 +203,7 @@ func (c *simClient) rank(rank, size int) {
 	defer c.leave()
 	a := c.w.audit
 	member := wire.Contribution{Group: "group", Run: "run", Rank: rank, Size: size, Label: fmt.Sprint("rank ", rank), Root: -1}
-	rep := c.call(wire.Request{Op: wire.OpJoin, Group: member, Value: []byte("member"), Old: []byte{byte(rank + 1)}, Rev: 1}, c.patience())
+	rep := c.call(wire.Request{Op: wire.OpJoin, Group: member, Value: []byte("member"), Old: []byte{byte(rank + 1)}, Rev: 1}, c.answerTimeout())
 	if rep == nil {
 		return
 	}

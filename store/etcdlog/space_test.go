@@ -82,7 +82,7 @@ func TestSpace(t *testing.T) {
 		require.NoError(t, s.Close())
 	}
 	var keys, log, checkpoint int64
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		require.NoError(t, s.Set(bounded(t), "one more", nil, nil))
 		keys, log, checkpoint = below(t, c, o.Root)
 		due := max(fold, checkpoint)

@@ -64,8 +64,8 @@ func standing(t testing.TB, c *clientv3.Client, o *etcdlog.Options) (next func()
 			x.Store = store.New(x.memory)
 			t.Cleanup(func() { _, _ = x.memory.Close(), l.Close() })
 			return x
-		case <-time.After(patience):
-			t.Fatalf("the standby does not lead within %v", patience)
+		case <-time.After(testTimeout):
+			t.Fatalf("the standby does not lead within %v", testTimeout)
 		}
 		return nil
 	}
@@ -191,7 +191,7 @@ func TestStandbyThatWasAway(t *testing.T) {
 	require.NoError(t, s.Set(bounded(t), "before", []byte("1"), nil))
 	p := testcluster.NewProxy(t, members[0].client)
 	follower := standing(t, client(t, []*member{{client: p.Addr()}}), o)
-	testcluster.Eventually(t, patience, func() bool { return p.Conns() > 0 }, "the standby connects")
+	testcluster.Eventually(t, testTimeout, func() bool { return p.Conns() > 0 }, "the standby connects")
 	require.NoError(t, s.Set(bounded(t), "followed", []byte("2"), nil))
 	p.Refuse(true)
 	p.Cut(testcluster.RST)

@@ -26,7 +26,7 @@ func (deaf) Watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv
 func replication(t *testing.T, s *store.Store, what string, holds func(r *store.ReplicationStatus) bool) {
 	t.Helper()
 	var last *store.ReplicationStatus
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		all, err := s.Status(bounded(t), "")
 		require.NoError(t, err)
 		last = all.Replication
@@ -89,7 +89,7 @@ func TestReplicationStatus(t *testing.T) {
 	replication(t, x.Store, "it has taken over", func(r *store.ReplicationStatus) bool {
 		return r.Leading && r.Term == 2 && len(r.Standbys) == 0
 	})
-	testcluster.Eventually(t, patience, func() bool {
+	testcluster.Eventually(t, testTimeout, func() bool {
 		resp, err := find.Get(bounded(t), o.Root+"standby/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 		require.NoError(t, err)
 		return resp.Count == 0

@@ -22,13 +22,18 @@ import (
 const without = `^(Example|TestProcesses$|TestKilled$|TestKilledWhileItIsWritten$|TestDataLink$)|/^(hosted|relayed|tcp|TLS|ring|unequal_hosts|memory,.*)$`
 
 // TestSuites runs the tests of packages that use a store, with sessions at a server of a store
-// whose log is in etcd.
+// whose log is in etcd: those of pgroup and membership, and with MUSTER_SOAK those of gather and
+// dataparallel, which use the store through pgroup.
 func TestSuites(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it builds the tests of other packages")
+		t.Skip("SKIPPED: it builds the tests of other packages: not in a short run")
 	}
 	c := client(t, etcd(t))
-	for _, name := range []string{"pgroup", "gather", "membership", "dataparallel"} {
+	names := []string{"pgroup", "membership"}
+	if testcluster.Soak() {
+		names = append(names, "gather", "dataparallel")
+	}
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := lead(t, c, &etcdlog.Options{Root: newRoot()})

@@ -154,7 +154,7 @@ func TestUsers(t *testing.T) {
 	t.Setenv("MUSTER_ETCD_PASSWORD", "hidden")
 	open(t, "etcd://worker@"+at+"/jobs")
 	for _, rawurl := range []string{"etcd://worker:wrong@" + at + "/jobs", "etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
-		ctx := within(t, patience)
+		ctx := within(t, testTimeout)
 		_, err := schemes().Open(ctx, rawurl)
 		require.ErrorIs(t, err, store.ErrDenied, rawurl)
 		require.NotContains(t, err.Error(), "hidden")
@@ -175,7 +175,7 @@ func TestUsers(t *testing.T) {
 		require.NoError(t, err)
 		c, err := cluster.Client()
 		require.NoError(t, err)
-		ctx := within(t, patience)
+		ctx := within(t, testTimeout)
 		err = (&etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: listen(t)}).Run(ctx)
 		require.Error(t, err, rawurl)
 		require.NoError(t, ctx.Err(), rawurl)

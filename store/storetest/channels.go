@@ -27,7 +27,7 @@ var channelChecks = []check{
 // closes closes channel x for r.
 func (r *rank) closes(t *testing.T) {
 	t.Helper()
-	c := r.seat()
+	c := r.asMember()
 	c.Channel = "x"
 	good(t, r.CloseChannel(r.w.ctx, c))
 }
@@ -41,7 +41,7 @@ func channelAgain(t *testing.T, w *world) {
 	ranks := w.group(3)
 	for range 3 {
 		for seq := range uint64(2) {
-			allGood(t, everybody(ranks, on("x", allGather(seq+1))))
+			allGood(t, fromAll(ranks, on("x", allGather(seq+1))))
 		}
 		for _, r := range ranks {
 			r.closes(t)
@@ -52,7 +52,7 @@ func channelAgain(t *testing.T, w *world) {
 
 func channelAhead(t *testing.T, w *world) {
 	ranks := w.group(3)
-	allGood(t, everybody(ranks, on("x", barrier(1))))
+	allGood(t, fromAll(ranks, on("x", barrier(1))))
 	var second []<-chan outcome
 	// rank 2 is in the first use until the other ranks wait in the second
 	for _, r := range ranks[:2] {
@@ -76,7 +76,7 @@ func channelMany(t *testing.T, w *world) {
 	each := together(2, func(n int) ([][]byte, error) {
 		r := ranks[n]
 		for i := range 100 {
-			c := r.seat()
+			c := r.asMember()
 			c.Channel = fmt.Sprint("channel ", i)
 			if err := r.collect(w.ctx, on(c.Channel, barrier(1))).err; err != nil {
 				return nil, fmt.Errorf("channel %d: %w", i, err)
@@ -99,7 +99,7 @@ func channelMany(t *testing.T, w *world) {
 
 func channelSkipped(t *testing.T, w *world) {
 	ranks := w.group(3)
-	allGood(t, everybody(ranks, on("x", barrier(1))))
+	allGood(t, fromAll(ranks, on("x", barrier(1))))
 	waiting := ranks[0].collectLater(t, w.ctx, on("x", barrier(2)))
 	ranks[0].seen(t, ranks[1], "barrier")
 	ranks[2].closes(t)
@@ -109,7 +109,7 @@ func channelSkipped(t *testing.T, w *world) {
 	same(t, "rank", v.By, 2)
 	is(t, late.err, store.ErrSkipped)
 	after := ranks[1].collect(w.ctx, on("x", barrier(3)))
-	same(t, "rank that skips what begins later", verdict(t, after.err).By, 2)
+	same(t, "rank that skips what begins later", failureOf(t, after.err).By, 2)
 	names(t, after.err, "closed the channel")
 	goesOn(t, ranks, 1)
 }
@@ -122,7 +122,7 @@ func channelSend(t *testing.T, w *world) {
 	ranks[1].closes(t)
 	err := ranks[0].send(w.ctx, 1, "x", "b")
 	is(t, err, store.ErrSkipped)
-	same(t, "rank", verdict(t, err).By, 1)
+	same(t, "rank", failureOf(t, err).By, 1)
 	ranks[0].closes(t)
 	good(t, ranks[0].send(w.ctx, 1, "x", "of the second use"))
 	ranks[1].gets(t, 0, "x", 1, "of the second use")
@@ -136,7 +136,7 @@ func channelMessages(t *testing.T, w *world) {
 	ranks[1].gets(t, 0, "x", 1, "a")
 	err := ranks[1].recv(w.ctx, 0, "x", 2).err
 	is(t, err, store.ErrSkipped)
-	same(t, "rank", verdict(t, err).By, 0)
+	same(t, "rank", failureOf(t, err).By, 0)
 	ranks[1].closes(t)
 	ranks[1].gets(t, 0, "x", 1, "second")
 }

@@ -84,7 +84,7 @@ func closeJoin(t *testing.T, w *world) {
 
 func closeGroup(t *testing.T, w *world) {
 	r := w.group(2)[0]
-	following := laterErr(t, func() error { return r.Follow(w.ctx, r.seat()) })
+	following := laterErr(t, func() error { return r.Follow(w.ctx, r.asMember()) })
 	closeEnds(t, w, r.Store, func() error { return r.collect(w.ctx, barrier(1)).err })
 	is(t, (<-following).err, store.ErrClosed)
 }

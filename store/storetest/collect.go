@@ -64,7 +64,7 @@ func channelsApart(t *testing.T, w *world) {
 	for seq := range uint64(3) {
 		c := allGather(seq + 1)
 		c.Channel = "other"
-		allGood(t, everybody(ranks, c))
+		allGood(t, fromAll(ranks, c))
 	}
 	stillWaits(t, "the first channel", waiting)
 	good(t, ranks[1].collect(w.ctx, barrier(1)).err)
@@ -123,7 +123,7 @@ func rootBounded(t *testing.T, w *world) {
 	ranks := w.group(3)
 	ahead1, err := ahead(t, w, ranks[0], 50_000, []byte("x"))
 	is(t, err, store.ErrTimeout)
-	same(t, "missing", verdict(t, err).Missing, []int{1, 2})
+	same(t, "missing", failureOf(t, err).Missing, []int{1, 2})
 	if ahead1 < 8 {
 		t.Fatalf("the root got only %d records ahead", ahead1)
 	}
@@ -142,7 +142,7 @@ func rootBoundedBytes(t *testing.T, w *world) {
 	ranks := w.group(2)
 	_, err := ahead(t, w, ranks[1], 200, big(1<<20))
 	is(t, err, store.ErrTimeout)
-	same(t, "missing", verdict(t, err).Missing, []int{0})
+	same(t, "missing", failureOf(t, err).Missing, []int{0})
 }
 
 func rootResumes(t *testing.T, w *world) {
@@ -166,8 +166,8 @@ func rootResumes(t *testing.T, w *world) {
 
 func voteRepeated(t *testing.T, w *world) {
 	ranks := w.group(3)
-	allGood(t, everybody(ranks[:2], broadcast(1, 0)))
-	allGood(t, everybody(ranks, allGather(2)))
+	allGood(t, fromAll(ranks[:2], broadcast(1, 0)))
+	allGood(t, fromAll(ranks, allGather(2)))
 	for range 3 {
 		o := ranks[1].collect(w.ctx, allGather(2), []byte("something else")...)
 		good(t, o.err)
@@ -202,7 +202,7 @@ func voteSkipped(t *testing.T, w *world) {
 			}
 			o := <-waiting
 			is(t, o.err, store.ErrSkipped)
-			same(t, "by", verdict(t, o.err).By, 1)
+			same(t, "by", failureOf(t, o.err).By, 1)
 			good(t, ranks[0].collect(w.ctx, broadcast(2, 1)).err)
 			goesOn(t, ranks, 3)
 		})
@@ -220,7 +220,7 @@ func voteKeepsInput(t *testing.T, w *world) {
 
 func voteOwnsOutput(t *testing.T, w *world) {
 	ranks := w.group(3)
-	for _, o := range everybody(ranks, allGather(1)) {
+	for _, o := range fromAll(ranks, allGather(1)) {
 		good(t, o.err)
 		same(t, "values", texts(o.values), []string{"rank 0", "rank 1", "rank 2"})
 		for _, v := range o.values {
@@ -307,7 +307,7 @@ func clash(t *testing.T, w *world, change func(*wire.Contribution), of func(wire
 func over(t *testing.T, w *world, ranks []*rank, want error) {
 	t.Helper()
 	for _, r := range ranks {
-		is(t, r.Follow(w.ctx, r.seat()), want)
+		is(t, r.Follow(w.ctx, r.asMember()), want)
 		is(t, r.collect(w.ctx, barrier(1000)).err, want)
 		c := barrier(1)
 		c.Channel = "another one"
@@ -349,7 +349,7 @@ func clashLate(t *testing.T, w *world) {
 	waiting := ranks[0].calls(t, ranks[1], barrier(2))
 	late := ranks[2].collect(w.ctx, allGather(1))
 	is(t, late.err, store.ErrMismatch)
-	same(t, "ranks that clash", len(verdict(t, late.err).Clash), 2)
+	same(t, "ranks that clash", len(failureOf(t, late.err).Clash), 2)
 	is(t, (<-waiting).err, store.ErrMismatch)
 	same(t, "what was decided stands", texts(ranks[1].collect(w.ctx, broadcast(1, 0)).values), []string{"rank 0"})
 	over(t, w, ranks, store.ErrMismatch)
@@ -361,7 +361,7 @@ func clashElsewhere(t *testing.T, w *world) {
 	c.Channel, c.Verb = "aside", "aside"
 	aside := ranks[3].calls(t, ranks[0], c)
 	recv := later(t, func() ([][]byte, error) { o := ranks[2].recv(w.ctx, 3, "", 1); return o.values, o.err })
-	follow := laterErr(t, func() error { return ranks[2].Follow(w.ctx, ranks[2].seat()) })
+	follow := laterErr(t, func() error { return ranks[2].Follow(w.ctx, ranks[2].asMember()) })
 	waiting := ranks[0].collectLater(t, w.ctx, barrier(1))
 	is(t, ranks[1].collect(w.ctx, allGather(1)).err, store.ErrMismatch)
 	for _, ch := range []<-chan outcome{aside, recv, follow, waiting} {

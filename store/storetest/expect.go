@@ -67,13 +67,13 @@ func names(t *testing.T, err error, words ...string) {
 	}
 }
 
-// verdict returns the failure that err carries, the same on all ranks. It fails the test if err has
+// failureOf returns the failure that err carries, the same on all ranks. It fails the test if err has
 // none.
-func verdict(t *testing.T, err error) *wire.Failure {
+func failureOf(t *testing.T, err error) *wire.Failure {
 	t.Helper()
 	e, ok := errors.AsType[*store.Error](err)
 	if !ok || e.Failure == nil {
-		t.Fatalf("error %v has no verdict", err)
+		t.Fatalf("error %v has no failure", err)
 	}
 	return e.Failure
 }

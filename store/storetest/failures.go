@@ -15,9 +15,9 @@ var failureChecks = []check{
 	{"a timeout tells what the missing rank does instead", timeoutDoing, []Feature{Collect}},
 	{"a timeout fails one sequence, and the group goes on", timeoutGoesOn, []Feature{Collect}},
 	{"a reader's timeout names the root", timeoutReader, []Feature{Collect}},
-	{"a cancel is told to everybody, with who it was", cancelTold, []Feature{Collect}},
+	{"all ranks learn of a cancel, and whose it was", cancelTold, []Feature{Collect}},
 	{"a context that is over is a vote of no", cancelBefore, []Feature{Collect}},
-	{"a vote of no reaches everybody with its reason", noReaches, []Feature{Collect}},
+	{"all ranks get the reason of a refused vote", noReaches, []Feature{Collect}},
 	{"a reader's no does not undo what its root decided", noAfterYes, []Feature{Collect}},
 	{"a vote that makes no sense is ErrInvalid for all", nonsense, []Feature{Collect}},
 }
@@ -45,7 +45,7 @@ func timeoutEarliest(t *testing.T, w *world) {
 	v := agreed(t, <-patient, hasty)
 	same(t, "missing", v.Missing, []int{2})
 	if v.Waited < soon/2 {
-		t.Fatalf("the verdict says that it waited %v", v.Waited)
+		t.Fatalf("the failure says that it waited %v", v.Waited)
 	}
 }
 
@@ -55,7 +55,7 @@ func timeoutDoing(t *testing.T, w *world) {
 	c.Channel, c.Verb = "aside", "checkpoint"
 	aside := ranks[1].calls(t, ranks[0], c)
 	o := ranks[0].collect(w.within(soon), barrier(1))
-	v := verdict(t, o.err)
+	v := failureOf(t, o.err)
 	same(t, "missing", v.Missing, []int{1})
 	same(t, "ranks described", len(v.Doing), 1)
 	names(t, fmt.Errorf("%s", v.Doing[0]), "checkpoint")
@@ -77,7 +77,7 @@ func timeoutReader(t *testing.T, w *world) {
 	ranks := w.group(3)
 	o := ranks[1].collect(w.within(soon), broadcast(1, 2))
 	is(t, o.err, store.ErrTimeout)
-	same(t, "missing", verdict(t, o.err).Missing, []int{2})
+	same(t, "missing", failureOf(t, o.err).Missing, []int{2})
 	agreed(t, o, ranks[2].collect(w.ctx, broadcast(1, 2)), ranks[0].collect(w.ctx, broadcast(1, 2)))
 	goesOn(t, ranks, 2)
 }
@@ -155,7 +155,7 @@ func nonsense(t *testing.T, w *world) {
 			ranks := w.group(2)
 			c := barrier(1)
 			change(&c)
-			out := everybody(ranks, c)
+			out := fromAll(ranks, c)
 			agreed(t, out...)
 			is(t, out[0].err, store.ErrInvalid)
 			goesOn(t, ranks, 2)

@@ -23,8 +23,8 @@ var goodbyeChecks = []check{
 
 func leftHeard(t *testing.T, w *world) {
 	ranks := w.group(3)
-	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
-	out := everybody([]*rank{ranks[0], ranks[2]}, barrier(1))
+	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
+	out := fromAll([]*rank{ranks[0], ranks[2]}, barrier(1))
 	v := agreed(t, out...)
 	is(t, out[0].err, store.ErrLeft)
 	same(t, "left", v.Left, []int{1})
@@ -35,7 +35,7 @@ func leftWaiting(t *testing.T, w *world) {
 	ranks := w.group(3)
 	zero := ranks[0].calls(t, ranks[1], barrier(1))
 	two := ranks[2].calls(t, ranks[1], barrier(1))
-	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
 	v := agreed(t, <-zero, <-two)
 	same(t, "code", v.Code, wire.CodeLeft)
 	same(t, "left", v.Left, []int{1})
@@ -45,11 +45,11 @@ func leftVoted(t *testing.T, w *world) {
 	ranks := w.group(3)
 	c := allGather(1)
 	own := ranks[1].calls(t, ranks[0], c)
-	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
 	if o := <-own; o.err == nil {
 		t.Fatal("the vote of a rank that left was answered with success")
 	}
-	for _, o := range everybody([]*rank{ranks[0], ranks[2]}, c) {
+	for _, o := range fromAll([]*rank{ranks[0], ranks[2]}, c) {
 		good(t, o.err)
 		same(t, "values", texts(o.values), []string{"rank 0", "rank 1", "rank 2"})
 	}
@@ -57,7 +57,7 @@ func leftVoted(t *testing.T, w *world) {
 
 func leftNotNeeded(t *testing.T, w *world) {
 	ranks := w.group(3)
-	good(t, ranks[2].Leave(w.ctx, ranks[2].seat()))
+	good(t, ranks[2].Leave(w.ctx, ranks[2].asMember()))
 	for seq := range uint64(500) { // also records for which an acknowledgement would be missing
 		good(t, ranks[0].collect(w.ctx, broadcast(seq+1, 0)).err)
 		good(t, ranks[1].collect(w.ctx, broadcast(seq+1, 0)).err)
@@ -67,7 +67,7 @@ func leftNotNeeded(t *testing.T, w *world) {
 func leftGave(t *testing.T, w *world) {
 	ranks := w.group(3)
 	good(t, ranks[0].collect(w.ctx, broadcast(1, 0)).err)
-	good(t, ranks[0].Leave(w.ctx, ranks[0].seat()))
+	good(t, ranks[0].Leave(w.ctx, ranks[0].asMember()))
 	for _, r := range ranks[1:] {
 		o := r.collect(w.ctx, broadcast(1, 0))
 		good(t, o.err)
@@ -80,9 +80,9 @@ func leftGave(t *testing.T, w *world) {
 func leftOver(t *testing.T, w *world) {
 	ranks := w.group(2)
 	r := ranks[1]
-	good(t, r.Leave(w.ctx, r.seat()))
+	good(t, r.Leave(w.ctx, r.asMember()))
 	for _, err := range []error{
-		r.collect(w.ctx, barrier(1)).err, r.Leave(w.ctx, r.seat()), r.Follow(w.ctx, r.seat()), r.send(w.ctx, 0, "", "x"), r.recv(w.ctx, 0, "", 1).err,
+		r.collect(w.ctx, barrier(1)).err, r.Leave(w.ctx, r.asMember()), r.Follow(w.ctx, r.asMember()), r.send(w.ctx, 0, "", "x"), r.recv(w.ctx, 0, "", 1).err,
 	} {
 		is(t, err, store.ErrClosed)
 	}
@@ -100,7 +100,7 @@ func leftByClose(t *testing.T, w *world) {
 // abort lets a rank abort its group.
 func (r *rank) abort(t *testing.T, reason string) {
 	t.Helper()
-	c := r.seat()
+	c := r.asMember()
 	c.No, c.Reason = wire.CodeAborted, reason
 	good(t, r.Leave(r.w.ctx, c))
 }
@@ -112,7 +112,7 @@ func abortEnds(t *testing.T, w *world) {
 	ranks[1].abort(t, "the disk is full")
 	for _, o := range []outcome{<-zero, <-recv, ranks[1].collect(w.ctx, barrier(1)), ranks[2].collect(w.ctx, barrier(1))} {
 		is(t, o.err, store.ErrAborted)
-		v := verdict(t, o.err)
+		v := failureOf(t, o.err)
 		same(t, "by", v.By, 1)
 		same(t, "reason", v.Reason, "the disk is full")
 		names(t, o.err, "the disk is full")
@@ -124,8 +124,8 @@ func abortEnds(t *testing.T, w *world) {
 func abortFollowed(t *testing.T, w *world) {
 	ranks := w.group(2)
 	following := []<-chan outcome{
-		laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].seat()) }),
-		laterErr(t, func() error { return ranks[1].Follow(w.ctx, ranks[1].seat()) }),
+		laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].asMember()) }),
+		laterErr(t, func() error { return ranks[1].Follow(w.ctx, ranks[1].asMember()) }),
 	}
 	goesOn(t, ranks, 1)
 	for _, ch := range following {
@@ -139,7 +139,7 @@ func abortFollowed(t *testing.T, w *world) {
 
 func followEnds(t *testing.T, w *world) {
 	ranks := w.group(2)
-	is(t, ranks[0].Follow(w.within(soon/4), ranks[0].seat()), store.ErrTimeout)
+	is(t, ranks[0].Follow(w.within(soon/4), ranks[0].asMember()), store.ErrTimeout)
 	goesOn(t, ranks, 1)
 }
 
@@ -150,7 +150,7 @@ var lossChecks = []check{
 	{"is told to those who follow", lossFollowed, []Feature{Collect, Loss, Sessions}},
 	{"the survivors can go on among themselves", lossShrink, []Feature{Collect, Loss, Sessions}},
 	{"of survivors, others survive again, and are lost again", lossOfSurvivors, []Feature{Collect, Loss, Sessions}},
-	{"the seat is free for a new run of the rank", lossRejoin, []Feature{Collect, Loss, Sessions}},
+	{"a new process can join as the failed rank", lossRejoin, []Feature{Collect, Loss, Sessions}},
 	{"a rank that waits in the roll is withdrawn", lossJoin, []Feature{Collect, Loss, Sessions, Status}},
 	{"a lost sender's messages come before its loss", lossStream, []Feature{Collect, Loss, Sessions, Streams}},
 	{"ends a send that waits for the lost rank", lossSend, []Feature{Collect, Loss, Sessions, Streams}},
@@ -174,7 +174,7 @@ func lossVoted(t *testing.T, w *world) {
 	ranks := w.group(3)
 	ranks[2].calls(t, ranks[0], allGather(1))
 	zero := ranks[0].calls(t, ranks[1], allGather(1))
-	following := laterErr(t, func() error { return ranks[1].Follow(w.ctx, ranks[1].seat()) })
+	following := laterErr(t, func() error { return ranks[1].Follow(w.ctx, ranks[1].asMember()) })
 	w.Cut(ranks[2].engine)
 	is(t, (<-following).err, store.ErrLost)
 	stillWaits(t, "rank 0", zero)
@@ -199,18 +199,18 @@ func lossGave(t *testing.T, w *world) {
 func (w *world) lose(r, other *rank) {
 	w.t.Helper()
 	w.Cut(r.engine)
-	is(w.t, other.Follow(w.ctx, other.seat()), store.ErrLost)
+	is(w.t, other.Follow(w.ctx, other.asMember()), store.ErrLost)
 }
 
 func lossFollowed(t *testing.T, w *world) {
 	ranks := w.group(2)
-	following := laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].seat()) })
+	following := laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].asMember()) })
 	goesOn(t, ranks, 1)
 	stillWaits(t, "follow", following)
 	w.Cut(ranks[1].engine)
 	o := <-following
 	is(t, o.err, store.ErrLost)
-	same(t, "lost", verdict(t, o.err).Lost, []int{1})
+	same(t, "lost", failureOf(t, o.err).Lost, []int{1})
 }
 
 func lossShrink(t *testing.T, w *world) {
@@ -219,7 +219,7 @@ func lossShrink(t *testing.T, w *world) {
 	rolls := make([]store.Membership, 2)
 	now := ranks[1:]
 	allGood(t, together(2, func(i int) (_ [][]byte, err error) {
-		rolls[i], err = now[i].Join(w.ctx, now[i].seat(), nil)
+		rolls[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
 		return nil, err
 	}))
 	same(t, "old ranks", rolls[0].Ranks, []int{1, 2})
@@ -239,7 +239,7 @@ func lossOfSurvivors(t *testing.T, w *world) {
 		now = now[1:]
 		rolls := make([]store.Membership, len(now))
 		allGood(t, together(len(now), func(i int) (_ [][]byte, err error) {
-			rolls[i], err = now[i].Join(w.ctx, now[i].seat(), nil)
+			rolls[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
 			return nil, err
 		}))
 		for i, r := range now {
@@ -249,17 +249,17 @@ func lossOfSurvivors(t *testing.T, w *world) {
 		}
 		goesOn(t, now, 1)
 	}
-	good(t, now[0].Leave(w.ctx, now[0].seat()))
+	good(t, now[0].Leave(w.ctx, now[0].asMember()))
 	o := now[1].collect(w.ctx, barrier(2))
 	is(t, o.err, store.ErrLeft)
-	same(t, "left", verdict(t, o.err).Left, []int{0})
+	same(t, "left", failureOf(t, o.err).Left, []int{0})
 }
 
 func lossRejoin(t *testing.T, w *world) {
 	ranks := w.group(2)
 	w.lose(ranks[1], ranks[0])
 	old := ranks[0].gen
-	good(t, ranks[0].Leave(w.ctx, ranks[0].seat()))
+	good(t, ranks[0].Leave(w.ctx, ranks[0].asMember()))
 	e := w.engine()
 	again := []*rank{ranks[0], {Store: store.New(e), engine: e, w: w, n: 1}}
 	w.join(again, "group")
@@ -273,7 +273,7 @@ func lossJoin(t *testing.T, w *world) {
 	missing := func(want ...int) func() bool {
 		return func() bool {
 			_, err := s.Join(w.within(soon/4), applicant("g", 1, 3), nil)
-			return slices.Equal(verdict(t, err).Missing, want)
+			return slices.Equal(failureOf(t, err).Missing, want)
 		}
 	}
 	forming(t, w, 1)
@@ -292,7 +292,7 @@ func lossStream(t *testing.T, w *world) {
 	ranks[1].gets(t, 0, "", 2, "two")
 	o := ranks[1].recv(w.ctx, 0, "", 3)
 	is(t, o.err, store.ErrLost)
-	same(t, "lost", verdict(t, o.err).Lost, []int{0})
+	same(t, "lost", failureOf(t, o.err).Lost, []int{0})
 }
 
 func lossSend(t *testing.T, w *world) {

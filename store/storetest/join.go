@@ -20,7 +20,7 @@ var joinChecks = []check{
 	{"that is cancelled fails for all who are there", joinCancelledForAll, []Feature{Collect, Attempts, Status}},
 	{"a later try of a claim replaces the earlier one", joinClaimed, []Feature{Collect, Attempts, Status}},
 	{"a second one of a rank is ErrConflict with who holds it", joinTwice, []Feature{Collect}},
-	{"while the seat is held is ErrConflict with who holds it", joinHeld, []Feature{Collect}},
+	{"as a rank that is active is ErrConflict and names its process", joinHeld, []Feature{Collect}},
 	{"another world size is ErrMismatch for all at once", joinSize, []Feature{Collect}},
 	{"a rank out of range is ErrInvalid", joinRange, []Feature{Collect}},
 	{"another run is another roll", joinRun, []Feature{Collect}},
@@ -29,8 +29,8 @@ var joinChecks = []check{
 	{"of the survivors completes when all are there or gone", joinSurvivors, []Feature{Collect}},
 	{"of the survivors, a later try of a claim replaces the earlier one", joinSurvivorsClaimed, []Feature{Collect, Attempts, Status}},
 	{"a generation that never was is ErrStale", joinNever, []Feature{Collect}},
-	{"the seat of another session is ErrDenied", joinDenied, []Feature{Collect, Sessions}},
-	{"a session without a seat learns nothing of a generation", joinStranger, []Feature{Collect, Sessions}},
+	{"as a member of another session is ErrDenied", joinDenied, []Feature{Collect, Sessions}},
+	{"a session that is not a member learns nothing of a generation", joinNoMember, []Feature{Collect, Sessions}},
 	{"a session that ends withdraws its ranks", joinWithdrawn, []Feature{Collect, Sessions}},
 }
 
@@ -61,7 +61,7 @@ func joinTimeout(t *testing.T, w *world) {
 	is(t, err, store.ErrTimeout)
 	is(t, err, context.DeadlineExceeded)
 	inTime(t, "join", start, soon)
-	same(t, "missing", verdict(t, err).Missing, []int{0})
+	same(t, "missing", failureOf(t, err).Missing, []int{0})
 	allGood(t, together(2, func(i int) ([][]byte, error) {
 		_, err := []*store.Store{a, b}[i].Join(w.ctx, applicant("g", i, 2), nil)
 		return nil, err
@@ -87,8 +87,8 @@ func joinOutcome(t *testing.T, w *world) {
 	other := (<-long).err
 	is(t, other, store.ErrTimeout)
 	is(t, other, context.DeadlineExceeded)
-	same(t, "missing", verdict(t, err).Missing, []int{2, 3})
-	same(t, "the verdict of rank 0", *verdict(t, other), *verdict(t, err))
+	same(t, "missing", failureOf(t, err).Missing, []int{2, 3})
+	same(t, "the failure of rank 0", *failureOf(t, other), *failureOf(t, err))
 }
 
 func joinCancelledForAll(t *testing.T, w *world) {
@@ -99,7 +99,7 @@ func joinCancelledForAll(t *testing.T, w *world) {
 	forming(t, w, 2)
 	cancel()
 	is(t, (<-waiting).err, store.ErrCancelled)
-	v := verdict(t, (<-other).err)
+	v := failureOf(t, (<-other).err)
 	same(t, "code", v.Code, wire.CodeCancelled)
 	same(t, "by", v.By, 0)
 	same(t, "missing", v.Missing, []int{2})
@@ -107,7 +107,7 @@ func joinCancelledForAll(t *testing.T, w *world) {
 
 func joinClaimed(t *testing.T, w *world) {
 	a, b, c := w.store(), w.store(), w.store()
-	token := []byte("a token that nobody guesses")
+	token := []byte("a token that is hard to guess")
 	claimed := func(s *store.Store, try uint64) error {
 		_, err := s.JoinAs(w.ctx, store.Claim{Token: token, Try: try}, applicant("g", 0, 2), fmt.Appendf(nil, "try %d", try))
 		return err
@@ -128,7 +128,7 @@ func joinClaimed(t *testing.T, w *world) {
 	vote.Generation, vote.Rank = r.Generation, 1
 	_, err = c.Collect(w.ctx, vote, nil)
 	is(t, err, store.ErrLeft)
-	same(t, "left", verdict(t, err).Left, []int{0})
+	same(t, "left", failureOf(t, err).Left, []int{0})
 	good(t, c.Leave(w.ctx, wire.Contribution{Generation: r.Generation, Rank: 1}))
 	_, err = c.Join(w.ctx, applicant("g", 1, 2), nil)
 	good(t, err)
@@ -143,7 +143,7 @@ func joinCancelled(t *testing.T, w *world) {
 	cancel()
 	is(t, (<-waiting).err, context.Canceled)
 	_, err := b.Join(w.within(soon), applicant("g", 1, 2), nil)
-	same(t, "missing", verdict(t, err).Missing, []int{0})
+	same(t, "missing", failureOf(t, err).Missing, []int{0})
 }
 
 // joinTwice accepts either order of the two sessions: the other one gets the error.
@@ -220,10 +220,10 @@ func joinOverlap(t *testing.T, w *world) {
 	}
 	w.join(two, "other")
 	late := one[3].collectLater(t, w.ctx, allGather(1))
-	out := everybody(two, allGather(1))
+	out := fromAll(two, allGather(1))
 	allGood(t, out)
 	same(t, "of the second group", texts(out[0].values), []string{"rank 0", "rank 1", "rank 2"})
-	allGood(t, everybody(one[:3], allGather(1)))
+	allGood(t, fromAll(one[:3], allGather(1)))
 	same(t, "of the first group", texts((<-late).values), []string{"rank 0", "rank 1", "rank 2", "rank 3"})
 }
 
@@ -236,7 +236,7 @@ func joinGenerations(t *testing.T, w *world) {
 		}
 		seen = append(seen, ranks[0].gen)
 		for _, r := range ranks {
-			good(t, r.Leave(w.ctx, r.seat()))
+			good(t, r.Leave(w.ctx, r.asMember()))
 		}
 		w.join(ranks, "group")
 	}
@@ -244,17 +244,17 @@ func joinGenerations(t *testing.T, w *world) {
 
 func joinSurvivors(t *testing.T, w *world) {
 	ranks := w.group(4)
-	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
 	rolls := make([]store.Membership, 4)
 	shrink := func(i int) (err error) {
-		rolls[i], err = ranks[i].Join(w.ctx, ranks[i].seat(), fmt.Appendf(nil, "was %d", i))
+		rolls[i], err = ranks[i].Join(w.ctx, ranks[i].asMember(), fmt.Appendf(nil, "was %d", i))
 		return err
 	}
 	early := []<-chan outcome{
 		later(t, func() ([][]byte, error) { return nil, shrink(0) }),
 		later(t, func() ([][]byte, error) { return nil, shrink(3) }),
 	}
-	good(t, ranks[2].Leave(w.ctx, ranks[2].seat()))
+	good(t, ranks[2].Leave(w.ctx, ranks[2].asMember()))
 	for i, ch := range early {
 		good(t, (<-ch).err)
 		same(t, "old ranks", rolls[3*i].Ranks, []int{0, 3})
@@ -276,7 +276,7 @@ func joinSurvivorsClaimed(t *testing.T, w *world) {
 	ranks := w.group(2)
 	try := func(n uint64) <-chan outcome {
 		return laterErr(t, func() error {
-			_, err := ranks[0].JoinAs(w.ctx, store.Claim{Token: []byte("a token that nobody guesses"), Try: n}, ranks[0].seat(), nil)
+			_, err := ranks[0].JoinAs(w.ctx, store.Claim{Token: []byte("a token that is hard to guess"), Try: n}, ranks[0].asMember(), nil)
 			return err
 		})
 	}
@@ -288,7 +288,7 @@ func joinSurvivorsClaimed(t *testing.T, w *world) {
 	})
 	again := try(2)
 	is(t, (<-stale).err, store.ErrConflict)
-	r, err := ranks[1].Join(w.ctx, ranks[1].seat(), nil)
+	r, err := ranks[1].Join(w.ctx, ranks[1].asMember(), nil)
 	good(t, err)
 	same(t, "old ranks", r.Ranks, []int{0, 1})
 	good(t, (<-again).err)
@@ -311,15 +311,15 @@ func joinDenied(t *testing.T, w *world) {
 	thief := *ranks[1]
 	thief.n = 0
 	is(t, thief.collect(w.ctx, barrier(1)).err, store.ErrDenied)
-	is(t, thief.Leave(w.ctx, thief.seat()), store.ErrDenied)
+	is(t, thief.Leave(w.ctx, thief.asMember()), store.ErrDenied)
 	is(t, thief.send(w.ctx, 1, "", "x"), store.ErrDenied)
 	is(t, thief.recv(w.ctx, 1, "", 1).err, store.ErrDenied)
 	goesOn(t, ranks, 1)
 }
 
-// joinStranger sends requests for a group from a session that is not in it: the answers are those
+// joinNoMember sends requests for a group from a session that is not in it: the answers are those
 // for a generation that never existed.
-func joinStranger(t *testing.T, w *world) {
+func joinNoMember(t *testing.T, w *world) {
 	ranks := w.group(2)
 	s := w.store()
 	ops := []wire.Op{wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpired, wire.OpJoin}
@@ -348,5 +348,5 @@ func joinWithdrawn(t *testing.T, w *world) {
 	good(t, a.Close())
 	is(t, (<-waiting).err, store.ErrClosed)
 	_, err := b.Join(w.within(soon), applicant("g", 1, 2), nil)
-	same(t, "missing", verdict(t, err).Missing, []int{0})
+	same(t, "missing", failureOf(t, err).Missing, []int{0})
 }

@@ -189,7 +189,7 @@ func leaseTold(t *testing.T, w *world) {
 	select {
 	case <-l.Done():
 	case <-w.ctx.Done():
-		t.Fatal("nobody was told that the lease has ended")
+		t.Fatal("no watcher got the end of the lease")
 	}
 	is(t, l.Err(), store.ErrNotFound)
 	good(t, l.Close(w.ctx))

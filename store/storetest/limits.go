@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"fmt"
+	"os"
 	"testing"
 
 	"github.com/muster-pg/muster/store"
@@ -64,14 +65,17 @@ func manyKeys(t *testing.T, w *world) {
 }
 
 var manyChecks = []check{
-	{"16 callers add, set and get 1,000 times, 100 in a short run, and nothing is lost", manyCallers, []Feature{Add}},
+	{"16 callers add, set and get many times, and nothing is lost", manyCallers, []Feature{Add}},
 	{"64 sessions that each wait for all 64 keys", manyWaiters, []Feature{Wait}},
 }
 
 func manyCallers(t *testing.T, w *world) {
-	callers, rounds := 16, 1000
-	if testing.Short() || w.lacks(Crowds) {
+	callers, rounds := 16, 200
+	switch {
+	case testing.Short() || w.lacks(Crowds):
 		rounds = 100
+	case os.Getenv("MUSTER_SOAK") != "":
+		rounds = 1000
 	}
 	s := w.store()
 	allGood(t, together(callers, func(i int) ([][]byte, error) {

@@ -53,8 +53,8 @@ func (w *world) join(ranks []*rank, name string) {
 	}))
 }
 
-// seat is a contribution with only the generation and the rank.
-func (r *rank) seat() wire.Contribution { return wire.Contribution{Generation: r.gen, Rank: r.n} }
+// asMember is a contribution with only the generation and the rank.
+func (r *rank) asMember() wire.Contribution { return wire.Contribution{Generation: r.gen, Rank: r.n} }
 
 // in is c with r's generation and rank.
 func (r *rank) in(c wire.Contribution) wire.Contribution {
@@ -79,8 +79,8 @@ func (r *rank) collectLater(t *testing.T, ctx context.Context, c wire.Contributi
 	})
 }
 
-// everybody casts c from all ranks concurrently.
-func everybody(ranks []*rank, c wire.Contribution) []outcome {
+// fromAll sends the vote c of all ranks concurrently.
+func fromAll(ranks []*rank, c wire.Contribution) []outcome {
 	return together(len(ranks), func(i int) ([][]byte, error) {
 		o := ranks[i].collect(ranks[i].w.ctx, c)
 		return o.values, o.err
@@ -90,7 +90,7 @@ func everybody(ranks []*rank, c wire.Contribution) []outcome {
 // goesOn asserts that a barrier of ranks succeeds.
 func goesOn(t *testing.T, ranks []*rank, seq uint64) {
 	t.Helper()
-	allGood(t, everybody(ranks, barrier(seq)))
+	allGood(t, fromAll(ranks, barrier(seq)))
 }
 
 func barrier(seq uint64) wire.Contribution {
@@ -133,9 +133,9 @@ func (r *rank) seen(t *testing.T, other *rank, what string) {
 // agreed fails the test unless all outcomes have the same failure, and returns it.
 func agreed(t *testing.T, out ...outcome) *wire.Failure {
 	t.Helper()
-	first := verdict(t, out[0].err)
+	first := failureOf(t, out[0].err)
 	for i, o := range out[1:] {
-		same(t, fmt.Sprintf("verdict %d", i+1), *verdict(t, o.err), *first)
+		same(t, fmt.Sprintf("failure %d", i+1), *failureOf(t, o.err), *first)
 		is(t, o.err, store.CodeError(first.Code))
 	}
 	return first

@@ -27,7 +27,7 @@ var reconnectChecks = []check{
 	{"a watch gives each change once", breakWatch, []Feature{Watch, Breaks, Sessions}},
 	{"a follow goes on", breakFollow, []Feature{Collect, Breaks, Sessions}},
 	{"votes stand, and all ranks hear the values", breakCollect, []Feature{Collect, Breaks, Sessions}},
-	{"all ranks hear the same verdict", breakVerdict, []Feature{Collect, Breaks, Sessions}},
+	{"all ranks get the same outcome", breakOutcome, []Feature{Collect, Breaks, Sessions}},
 	{"collects succeed, one after the other", breakCollects, []Feature{Collect, Breaks, Sessions}},
 	{"a join is answered, and answered again", breakJoin, []Feature{Collect, Breaks, Sessions}},
 	{"a rank that leaves meanwhile has left", breakLeave, []Feature{Collect, Breaks, Sessions}},
@@ -330,7 +330,7 @@ func breakWatch(t *testing.T, w *world) {
 
 func breakFollow(t *testing.T, w *world) {
 	ranks := w.group(2)
-	following := laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].seat()) })
+	following := laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].asMember()) })
 	for range 5 {
 		w.Break(ranks[0].engine)
 		w.back(ranks[0].engine)
@@ -341,7 +341,7 @@ func breakFollow(t *testing.T, w *world) {
 	ranks[1].abort(t, "enough")
 	o := <-following
 	is(t, o.err, store.ErrAborted)
-	same(t, "by", verdict(t, o.err).By, 1)
+	same(t, "by", failureOf(t, o.err).By, 1)
 }
 
 func breakCollect(t *testing.T, w *world) {
@@ -363,7 +363,7 @@ func breakCollect(t *testing.T, w *world) {
 	goesOn(t, ranks, 2)
 }
 
-func breakVerdict(t *testing.T, w *world) {
+func breakOutcome(t *testing.T, w *world) {
 	ranks := w.group(3)
 	zero := ranks[0].calls(t, ranks[2], barrier(1))
 	one := ranks[1].calls(t, ranks[2], barrier(1))
@@ -406,7 +406,7 @@ func breakJoin(t *testing.T, w *world) {
 	for i := range 10 {
 		name := fmt.Sprint("group ", i)
 		for n, r := range ranks {
-			good(t, r.Leave(w.ctx, r.seat()))
+			good(t, r.Leave(w.ctx, r.asMember()))
 			ranks[n] = &rank{Store: r.Store, engine: r.engine, w: w, n: n}
 		}
 		joining := later(t, func() ([][]byte, error) {
@@ -430,7 +430,7 @@ func breakJoin(t *testing.T, w *world) {
 
 func breakLeave(t *testing.T, w *world) {
 	ranks := w.group(2)
-	leaving := laterErr(t, func() error { return ranks[1].Leave(w.ctx, ranks[1].seat()) })
+	leaving := laterErr(t, func() error { return ranks[1].Leave(w.ctx, ranks[1].asMember()) })
 	w.Break(ranks[1].engine)
 	good(t, (<-leaving).err)
 	o := ranks[0].collect(w.ctx, barrier(1))

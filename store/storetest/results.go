@@ -14,12 +14,12 @@ var resultChecks = []check{
 	{"empty payloads are there too", resultEmpty, []Feature{Collect}},
 	{"one rank's payload", resultOne, []Feature{Collect}},
 	{"nothing", resultNothing, []Feature{Collect}},
-	{"my part of everybody's payload", resultAllToAll, []Feature{Collect}},
+	{"my part of the payload of every rank", resultAllToAll, []Feature{Collect}},
 	{"my part of the root's payload", resultScatter, []Feature{Collect}},
 	{"parts that are no parts fail for all", resultBadParts, []Feature{Collect}},
 	{"each rank gets what it asked for, whatever the others did", resultMixed, []Feature{Collect}},
 	{"parts from a rank that wants none", resultUnasked, []Feature{Collect}},
-	{"of a root that scatters and wants nothing, nobody gets nothing in silence", resultScatterOnly, []Feature{Collect}},
+	{"of a root that scatters and wants nothing: no rank gets nothing in silence", resultScatterOnly, []Feature{Collect}},
 	{"folds of every kind", resultFolds, []Feature{Collect}},
 	{"folds are in rank order", resultFoldOrder, []Feature{Collect}},
 	{"large payloads", resultLarge, []Feature{Collect}},
@@ -45,7 +45,7 @@ func resultLast(t *testing.T, w *world) {
 
 func resultAll(t *testing.T, w *world) {
 	ranks := w.group(4)
-	for i, o := range everybody(ranks, allGather(1)) {
+	for i, o := range fromAll(ranks, allGather(1)) {
 		good(t, o.err)
 		same(t, fmt.Sprint("rank ", i), texts(o.values), []string{"rank 0", "rank 1", "rank 2", "rank 3"})
 	}
@@ -75,7 +75,7 @@ func resultOne(t *testing.T, w *world) {
 }
 
 func resultNothing(t *testing.T, w *world) {
-	for _, o := range everybody(w.group(3), barrier(1)) {
+	for _, o := range fromAll(w.group(3), barrier(1)) {
 		good(t, o.err)
 		same(t, "values", len(o.values), 0)
 	}
@@ -172,7 +172,7 @@ func resultScatterOnly(t *testing.T, w *world) {
 	ranks[0].collect(w.ctx, c, parts(0, 2)...)
 	reader := ranks[1].collect(w.ctx, scatter(1, 0))
 	if reader.err != nil {
-		verdict(t, reader.err)
+		failureOf(t, reader.err)
 		return
 	}
 	same(t, "rank 1", texts(reader.values), []string{"0>1"})

@@ -14,7 +14,7 @@ var statusChecks = []check{
 	{"a barrier that waits tells who has come and who is missing", statusBarrier, []Feature{Status, Collect}},
 	{"a group that comes together tells who is missing", statusJoin, []Feature{Status, Collect}},
 	{"a recv that waits is told with its rank", statusRecv, []Feature{Status, Collect, Streams}},
-	{"a verdict that was no success is told", statusVerdict, []Feature{Status, Collect}},
+	{"a failure is in the status", statusFailure, []Feature{Status, Collect}},
 	{"a rank that left has left", statusLeft, []Feature{Status, Collect}},
 	{"a rank that is lost is lost", statusLost, []Feature{Status, Collect, Loss}},
 	{"below a prefix there is only what is below it", statusPrefix, []Feature{Status, Collect}},
@@ -106,7 +106,7 @@ func statusRecv(t *testing.T, w *world) {
 	good(t, (<-waiting).err)
 }
 
-func statusVerdict(t *testing.T, w *world) {
+func statusFailure(t *testing.T, w *world) {
 	ranks := w.group(2)
 	// a timeout that is long enough for a slow engine to report the missing ranks
 	is(t, ranks[0].collect(w.within(10*soon), barrier(1)).err, store.ErrTimeout)
@@ -115,7 +115,7 @@ func statusVerdict(t *testing.T, w *world) {
 	same(t, "of", []any{v.Verb, v.Seq}, []any{"barrier", uint64(1)})
 	same(t, "code", v.Failure.Code, wire.CodeTimeout)
 	same(t, "missing", v.Failure.Missing, []int{1})
-	c := ranks[1].seat()
+	c := ranks[1].asMember()
 	c.No, c.Reason = wire.CodeAborted, "no more data"
 	good(t, ranks[1].Leave(w.ctx, c))
 	g = sees(t, w, w.store())
@@ -127,7 +127,7 @@ func statusVerdict(t *testing.T, w *world) {
 
 func statusLeft(t *testing.T, w *world) {
 	ranks := w.group(2)
-	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
 	g := sees(t, w, w.store())
 	same(t, "present", g.Present, 1)
 	same(t, "the one that left", g.Ranks[1].Gone, wire.CodeLeft)

@@ -211,7 +211,7 @@ func streamWithdrawn(t *testing.T, w *world) {
 	err := ranks[0].send(w.within(soon), 1, "", "too late")
 	is(t, err, store.ErrTimeout)
 	is(t, err, context.DeadlineExceeded)
-	same(t, "missing", verdict(t, err).Missing, []int{1})
+	same(t, "missing", failureOf(t, err).Missing, []int{1})
 	for pos := range uint64(64) {
 		ranks[1].gets(t, 0, "", pos+1, "0")
 	}
@@ -227,7 +227,7 @@ func streamTimeout(t *testing.T, w *world) {
 	is(t, o.err, store.ErrTimeout)
 	is(t, o.err, context.DeadlineExceeded)
 	inTime(t, "recv", start, soon)
-	same(t, "missing", verdict(t, o.err).Missing, []int{2})
+	same(t, "missing", failureOf(t, o.err).Missing, []int{2})
 	good(t, ranks[2].send(w.ctx, 0, "", "at last"))
 	ranks[0].gets(t, 2, "", 1, "at last")
 }
@@ -252,7 +252,7 @@ func (r *rank) expires(t *testing.T, n int) {
 	t.Helper()
 	have := 0
 	until(t, r.w.ctx, fmt.Sprintf("%d messages of rank %d expire", n, r.n), func() bool {
-		more, err := r.Expire(r.w.ctx, r.seat())
+		more, err := r.Expire(r.w.ctx, r.asMember())
 		good(t, err)
 		have += more
 		return have >= n
@@ -323,12 +323,12 @@ func streamLeft(t *testing.T, w *world) {
 	for _, m := range []string{"one", "two"} {
 		good(t, ranks[0].send(w.ctx, 1, "", m))
 	}
-	good(t, ranks[0].Leave(w.ctx, ranks[0].seat()))
+	good(t, ranks[0].Leave(w.ctx, ranks[0].asMember()))
 	ranks[1].gets(t, 0, "", 1, "one")
 	ranks[1].gets(t, 0, "", 2, "two")
 	o := ranks[1].recv(w.ctx, 0, "", 3)
 	is(t, o.err, store.ErrLeft)
-	same(t, "left", verdict(t, o.err).Left, []int{0})
+	same(t, "left", failureOf(t, o.err).Left, []int{0})
 }
 
 func streamToLeft(t *testing.T, w *world) {
@@ -336,7 +336,7 @@ func streamToLeft(t *testing.T, w *world) {
 	fill(t, ranks, 64, 1)
 	waiting := laterErr(t, func() error { return ranks[0].send(w.ctx, 1, "", "x") })
 	ranks[0].seen(t, ranks[2], "send")
-	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
 	is(t, (<-waiting).err, store.ErrLeft)
 	is(t, ranks[0].send(w.ctx, 1, "", "x"), store.ErrLeft)
 	good(t, ranks[0].send(w.ctx, 2, "", "x"))

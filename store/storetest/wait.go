@@ -20,9 +20,9 @@ var waitChecks = []check{
 	{"for no key returns at once", waitNothing, []Feature{Wait}},
 	{"that times out names the missing keys", waitTimeout, []Feature{Wait}},
 	{"is not over while a key comes and goes", waitAllAtOnce, []Feature{Wait, Delete}},
-	{"that is cancelled returns at once, and harms nobody", waitCancelled, []Feature{Wait}},
+	{"that is cancelled returns at once, and affects no other call", waitCancelled, []Feature{Wait}},
 	{"whose context is over does not begin", waitOver, []Feature{Wait}},
-	{"delays no other call", waitDelaysNobody, []Feature{Wait}},
+	{"delays no other call", waitDelaysNoCall, []Feature{Wait}},
 	{"gives values that are the caller's", waitOwnsOutput, []Feature{Wait}},
 }
 
@@ -162,7 +162,7 @@ func waitOver(t *testing.T, w *world) {
 	is(t, err, store.ErrTimeout)
 }
 
-func waitDelaysNobody(t *testing.T, w *world) {
+func waitDelaysNoCall(t *testing.T, w *world) {
 	s := w.store()
 	var waiting []<-chan outcome
 	for i := range 100 {

@@ -42,12 +42,12 @@ func (c *Client) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 func (c *Client) await(ctx context.Context, sent []string) error {
 	blocking, cancel := context.WithCancel(ctx)
 	defer cancel()
-	told := make(chan error, 1)
-	go func() { told <- c.block(blocking, sent) }()
+	blocked := make(chan error, 1)
+	go func() { blocked <- c.block(blocking, sent) }()
 	pause, most := lookFirst, lookMost
 	for {
 		select {
-		case err := <-told:
+		case err := <-blocked:
 			if !errors.Is(err, errNoSlot) {
 				return err
 			}
@@ -80,7 +80,7 @@ func (c *Client) block(ctx context.Context, sent []string) error {
 			r = c.retry()
 		}
 		if !isBroken(err) || !r.again(ctx) {
-			return c.told(err)
+			return c.callerError(err)
 		}
 	}
 }

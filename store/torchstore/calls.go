@@ -19,7 +19,7 @@ func (c *Client) ask(ctx context.Context, reqs ...tcpstore.Request) ([]tcpstore.
 	for r := c.retry(); ; {
 		replies, err := c.send(ctx, c.calls, reqs...)
 		if !isBroken(err) || !r.again(ctx) {
-			return replies, c.told(err)
+			return replies, c.callerError(err)
 		}
 	}
 }
@@ -38,8 +38,8 @@ func isBroken(err error) bool {
 	return is
 }
 
-// told maps err to the error that the caller gets.
-func (c *Client) told(err error) error {
+// callerError maps err to the error that the caller gets.
+func (c *Client) callerError(err error) error {
 	if isBroken(err) {
 		return c.unavailable(err)
 	}
@@ -105,7 +105,7 @@ func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err 
 		}
 		// otherwise the key has just been deleted
 		if err != nil && !isBroken(err) || !r.again(ctx) {
-			return nil, false, c.told(err)
+			return nil, false, c.callerError(err)
 		}
 	}
 }

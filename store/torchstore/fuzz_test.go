@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/wire/tcpstore"
@@ -34,8 +36,6 @@ func FuzzServeConn(f *testing.F) {
 		_, _ = mine.Write(append([]byte(tcpstore.Preface), sent...))
 		_ = mine.Close()
 		both.Wait()
-		if err := store.New(m).Set(t.Context(), "works", nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, store.New(m).Set(t.Context(), "works", nil, nil))
 	})
 }

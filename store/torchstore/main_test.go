@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-// patience is the timeout of operations that are fast unless the machine is overloaded.
-const patience = 30 * time.Second
+// testTimeout is the timeout of operations that are fast unless the machine is overloaded.
+const testTimeout = 30 * time.Second
 
 // journal is a log that can be read while it is written.
 type journal struct {
@@ -40,7 +40,7 @@ func (j *journal) Write(b []byte) (int, error) {
 // says waits until the log contains words.
 func (j *journal) says(t *testing.T, words string) {
 	t.Helper()
-	testcluster.Eventually(t, patience, func() bool { return j.count(words) > 0 }, "the log says "+words)
+	testcluster.Eventually(t, testTimeout, func() bool { return j.count(words) > 0 }, "the log says "+words)
 }
 
 func (j *journal) count(words string) int {
@@ -71,7 +71,7 @@ func serve(t testing.TB, p *torchstore.Protocol, srv *store.Server) *service {
 	require.NoError(t, err)
 	s := &service{Server: srv, Store: store.New(srv.Engine), addr: l.Addr().String()}
 	var cancel context.CancelFunc
-	s.ctx, cancel = context.WithTimeout(t.Context(), 2*patience)
+	s.ctx, cancel = context.WithTimeout(t.Context(), 2*testTimeout)
 	srv.Protocols = []store.Protocol{p}
 	srv.Logger = slog.New(slog.NewTextHandler(&s.journal, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var serving sync.WaitGroup
@@ -103,7 +103,7 @@ func (s *service) raw(t testing.TB, g tcpstore.Generation) *client {
 	c, err := net.Dial("tcp", s.addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	require.NoError(t, c.SetDeadline(time.Now().Add(testTimeout)))
 	return &client{Conn: c, t: t, g: g}
 }
 
@@ -183,7 +183,7 @@ func (c *client) silent() {
 	_, err := c.Read(make([]byte, 1))
 	e, ok := errors.AsType[net.Error](err)
 	require.True(c.t, ok && e.Timeout(), "%v", err)
-	require.NoError(c.t, c.SetReadDeadline(time.Now().Add(patience)))
+	require.NoError(c.t, c.SetReadDeadline(time.Now().Add(testTimeout)))
 }
 
 // works checks that the client is served, and that its stream is in sync.

@@ -35,7 +35,7 @@ func TestIdleConnectionsHoldLittle(t *testing.T) {
 				last(clients[i])
 			}
 			// The store has the value, and keeps 16 MiB of changes.
-			testcluster.Eventually(t, patience, func() bool { return inUse() < before+conns*each/2 }, "the connections hold little")
+			testcluster.Eventually(t, testTimeout, func() bool { return inUse() < before+conns*each/2 }, "the connections hold little")
 			runtime.KeepAlive(clients)
 		})
 	}

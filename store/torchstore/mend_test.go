@@ -40,7 +40,7 @@ func TestConnectionsAreMadeAnew(t *testing.T) {
 		})
 	}
 	for _, how := range []testcluster.Ending{testcluster.FIN, testcluster.RST} {
-		testcluster.Eventually(t, patience, func() bool { return p.Conns() >= 5 }, "five wait")
+		testcluster.Eventually(t, testTimeout, func() bool { return p.Conns() >= 5 }, "five wait")
 		p.Cut(how)
 		v, err := c.Get(s.ctx, "k")
 		require.NoError(t, err)
@@ -60,7 +60,7 @@ func TestAChangeWhoseAnswerIsLost(t *testing.T) {
 	go func() { _, err := c.Add(s.ctx, "n", 1); adding <- err }()
 	_, err = s.Wait(s.ctx, "n")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { v, err := s.Get(s.ctx, "n"); return err == nil && string(v) == "2" }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { v, err := s.Get(s.ctx, "n"); return err == nil && string(v) == "2" }, testTimeout, time.Millisecond)
 	p.Down.Stall(false)
 	p.Cut(testcluster.RST)
 	if err := <-adding; err != nil { // the reply may have arrived just before
@@ -76,7 +76,7 @@ func TestAChangeWhoseAnswerIsLost(t *testing.T) {
 	require.EqualValues(t, 3, n, "and it was not repeated")
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestNoServer(t *testing.T) {
 	s := current(t)
 	c, p := s.behind(t, &torchstore.Options{Mend: 100 * time.Millisecond})
 	p.Refuse(true)
@@ -154,7 +154,7 @@ func TestWhatIsNoTCPStore(t *testing.T) {
 	})
 	defer serving.Wait()
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	_, err = torchstore.Dial(ctx, l.Addr().String(), nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)

@@ -13,9 +13,9 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// patience is the time limit of the store for an operation that does not wait. It is up to half as
+// requestTimeout is the time limit of the store for an operation that does not wait. It is up to half as
 // long again if a context is used again.
-const patience = 20 * time.Second
+const requestTimeout = 20 * time.Second
 
 // peer is a connection of a client. Requests that do not wait are carried out by the reader: one
 // loop for many connections, or a goroutine of its own (see serve.go). A request that waits has a
@@ -146,10 +146,10 @@ func (p *peer) carryOut(message []byte) error {
 // hasten returns the context of an operation that the store must answer soon. One context serves
 // many calls, since creating one costs more than a call.
 func (p *peer) hasten() context.Context {
-	if now := time.Now(); now.Sub(p.began) > patience/2 {
+	if now := time.Now(); now.Sub(p.began) > requestTimeout/2 {
 		p.forget()
 		p.began = now
-		p.soon, p.forget = context.WithTimeout(p.life, patience*3/2)
+		p.soon, p.forget = context.WithTimeout(p.life, requestTimeout*3/2)
 	}
 	return p.soon
 }
@@ -162,8 +162,8 @@ func (p *peer) answer(op tcpstore.Op, rep tcpstore.Reply) error {
 	return nil
 }
 
-// tell queues a message for the client and sends it. Any goroutine may call it.
-func (p *peer) tell(op tcpstore.Op, rep *tcpstore.Reply) {
+// send queues a message for the client and sends it. Any goroutine may call it.
+func (p *peer) send(op tcpstore.Op, rep *tcpstore.Reply) {
 	p.out.Append(func(b []byte) []byte { return tcpstore.AppendReply(b, op, rep) })
 	p.flush()
 }
@@ -197,7 +197,7 @@ func (p *peer) later(op tcpstore.Op, wait func(ctx context.Context) (answer int6
 		switch {
 		case err == nil:
 			w.answered.Store(true)
-			p.tell(op, &tcpstore.Reply{N: answer})
+			p.send(op, &tcpstore.Reply{N: answer})
 		case ctx.Err() == nil:
 			p.fail(fmt.Errorf("%v: %w", op, err))
 		}

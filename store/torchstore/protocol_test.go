@@ -396,7 +396,7 @@ func TestWaitsEndWithTheirConnection(t *testing.T) {
 		c.silent()
 		_ = c.Close()
 	}
-	testcluster.Eventually(t, patience, func() bool { return s.count("connection ended") == 3 }, "three connections have ended")
+	testcluster.Eventually(t, testTimeout, func() bool { return s.count("connection ended") == 3 }, "three connections have ended")
 	c := s.client(t)
 	c.send(wait("/never"))
 	c.silent()
@@ -409,7 +409,7 @@ func TestShutdownAnswersWhatWasAsked(t *testing.T) {
 	c, waits := s.client(t), s.client(t)
 	waits.send(wait("/never"))
 	c.works()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	require.NoError(t, s.Shutdown(ctx))
 	c.closed()
@@ -439,7 +439,7 @@ func TestExpiry(t *testing.T) {
 	c := s.client(t)
 	require.NoError(t, s.Set(s.ctx, "short", []byte("1"), &store.SetOptions{TTL: 100 * time.Millisecond}))
 	require.EqualValues(t, tcpstore.StopWaiting, c.call(wait("/short")).N)
-	require.Eventually(t, func() bool { return len(c.call(get("/short")).Value) == 0 }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(c.call(get("/short")).Value) == 0 }, testTimeout, 5*time.Millisecond)
 	require.EqualValues(t, tcpstore.NotReady, c.call(check("/short")).N)
 }
 
@@ -479,7 +479,7 @@ func TestManyJoinAtOnce(t *testing.T) {
 					return err
 				}
 				defer c.Close()
-				if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+				if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 					return err
 				}
 				if _, err := c.Write(join); err != nil {

@@ -3,7 +3,6 @@ package torchstore_test
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
@@ -22,27 +22,28 @@ import (
 // python is a Python that has torch.
 type python struct {
 	name string
-	exe  string
-	from string // how to install it
+	exe  func(t testing.TB, modules ...string) string
 	g    tcpstore.Generation
 }
 
 // pythons returns Debian's Python, and the one that .ci/python installs.
 func pythons() []python {
-	cache, _ := os.UserCacheDir()
-	return []python{
-		{"Debian", "/usr/bin/python3", "apt-get install python3-torch", tcpstore.A},
-		{"current", cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python")), "run .ci/python torch, or set MUSTER_TORCH", tcpstore.C},
+	return []python{{"Debian", testcluster.DebianTorch, tcpstore.A}, {"current", testcluster.Torch, tcpstore.C}}
+}
+
+// rarely skips a case with the older torch by default. It is for tests of which the protocol's part
+// is covered with both by TestPythonClients and TestClientOfPythonsServer.
+func (p python) rarely(t *testing.T) {
+	t.Helper()
+	if p.g == tcpstore.A {
+		testcluster.SoakOnly(t, "the older torch takes seconds to load")
 	}
 }
 
 // command returns the command that runs a script of testdata.
 func (p python) command(ctx context.Context, t testing.TB, script string, args ...string) *exec.Cmd {
 	t.Helper()
-	if out, err := exec.Command(p.exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
-		t.Skipf("NOT TESTED with the %s torch: there is none at %s; %s: %v %s", p.name, p.exe, p.from, err, out)
-	}
-	cmd := exec.CommandContext(ctx, p.exe, append([]string{filepath.Join("testdata", script)}, args...)...)
+	cmd := exec.CommandContext(ctx, p.exe(t), append([]string{filepath.Join("testdata", script)}, args...)...)
 	// PyTorch's server looks up the host name of each client in its only thread, which can take
 	// five seconds without a name server.
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1", "RES_OPTIONS=timeout:1 attempts:1")
@@ -106,6 +107,7 @@ func TestProcessGroup(t *testing.T) {
 	const size = 4
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
+			p.rarely(t)
 			s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
 			host, port, err := net.SplitHostPort(s.addr)
 			require.NoError(t, err)

@@ -94,7 +94,7 @@ func TestRanksOfAnotherRun(t *testing.T) {
 		require.EqualValues(t, tcpstore.StopWaiting, one.reply(tcpstore.OpWait, 1).N)
 		_ = one.Close()
 		_ = two.Close()
-		testcluster.Eventually(t, patience, func() bool { return s.count("connection ended") == 2*(run+1) }, "both have ended")
+		testcluster.Eventually(t, testTimeout, func() bool { return s.count("connection ended") == 2*(run+1) }, "both have ended")
 		_, err := s.Delete(s.ctx, "ready/1", "ready/2")
 		require.NoError(t, err)
 	}

@@ -111,6 +111,6 @@ func (p *peer) tellOf(sent string, old, now []byte, deleted bool) error {
 	case old == nil:
 		rep.N = tcpstore.Created
 	}
-	p.tell(tcpstore.OpWatchKey, &rep)
+	p.send(tcpstore.OpWatchKey, &rep)
 	return p.room()
 }

@@ -2,11 +2,8 @@ package safetensors_test
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
-	"errors"
 	"flag"
-	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -19,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -333,25 +331,11 @@ func reference(t *testing.T, command string, in, out any) {
 	t.Helper()
 	stdin, err := json.Marshal(in)
 	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), python(t), "testdata/reference.py", command)
+	cmd := exec.CommandContext(t.Context(), testcluster.Python(t, "numpy", "safetensors"), "testdata/reference.py", command)
 	cmd.Stdin = bytes.NewReader(stdin)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	stdout, err := cmd.Output()
 	require.NoError(t, err, stderr.String())
 	require.NoError(t, json.Unmarshal(stdout, out))
-}
-
-// python is the interpreter that has the reference.
-func python(t *testing.T) string {
-	t.Helper()
-	if exe := os.Getenv("MUSTER_PYTHON"); exe != "" {
-		return exe
-	}
-	cache := cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(os.Getenv("HOME"), ".cache"))
-	exe := filepath.Join(cache, "muster", "python", "bin", "python")
-	if _, err := os.Stat(exe); errors.Is(err, fs.ErrNotExist) {
-		t.Skip("NOT COMPARED with the reference: run .ci/python, or set MUSTER_PYTHON to a Python that has: pip install safetensors==0.8.0 numpy")
-	}
-	return exe
 }

@@ -100,7 +100,7 @@ func collect(t reflect.Type, index []int, above map[reflect.Type]bool) (all []fi
 	defer delete(above, t)
 	for i := range t.NumField() {
 		sf := t.Field(i)
-		at := append(index[:len(index):len(index)], i)
+		at := append(slices.Clip(index), i)
 		f, err := parseTag(t, sf)
 		if err != nil {
 			return nil, err

@@ -65,7 +65,7 @@ func TestFailures(t *testing.T) {
 		err  error
 		want string
 	}{
-		"a verdict": {&pgroup.RankError{Op: "barrier", Size: 2, Failure: &wire.Failure{Code: wire.CodeLost, Lost: []int{1}}, Err: store.ErrLost}, wire.CodeLost.String()},
+		"a failure": {&pgroup.RankError{Op: "barrier", Size: 2, Failure: &wire.Failure{Code: wire.CodeLost, Lost: []int{1}}, Err: store.ErrLost}, wire.CodeLost.String()},
 		"a store's": {fmt.Errorf("all of it: %w", &store.Error{Op: "get", Code: wire.CodeNotFound, Err: store.ErrNotFound}), wire.CodeNotFound.String()},
 		"another":   {errors.New("no more"), "*errors.errorString"},
 	} {

@@ -3,7 +3,7 @@ module github.com/muster-pg/muster/trace/prom
 go 1.26.0
 
 require (
-	github.com/muster-pg/muster v0.0.0
+	github.com/muster-pg/muster v0.1.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
@@ -21,5 +21,3 @@ require (
 	golang.org/x/sys v0.49.0 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )
-
-replace github.com/muster-pg/muster => ../..

@@ -17,7 +17,7 @@ type Timeline struct {
 	Records    []*Record // the verbs that ranks called together, in the order of their decisions
 	Start, End time.Time
 
-	seats map[seat]*Row
+	members map[member]*Row
 }
 
 // Row is one rank: a process, or one of several ranks in a process.
@@ -219,17 +219,17 @@ func hasGroups(files []*File) bool {
 	})
 }
 
-// seat is a rank of a group.
-type seat struct {
+// member is a rank of a group.
+type member struct {
 	id   uint64
 	rank int
 }
 
-func (f *File) seats() map[seat]bool {
-	all := map[seat]bool{}
+func (f *File) members() map[member]bool {
+	all := map[member]bool{}
 	for i := range f.Events {
 		if e := &f.Events[i]; e.ID != 0 {
-			all[seat{e.ID, e.Rank}] = true
+			all[member{e.ID, e.Rank}] = true
 		}
 	}
 	return all
@@ -247,9 +247,9 @@ func (t *Timeline) rows(files []*File) error {
 	ranks := map[*Row]map[uint64]int{} // by group
 	sizes := map[*Row]int{}
 	for _, f := range files {
-		p, seats := process{f.Host, f.Process, f.PID}, f.seats()
+		p, members := process{f.Host, f.Process, f.PID}, f.members()
 		i := slices.IndexFunc(rows[p], func(r *Row) bool {
-			for s := range seats {
+			for s := range members {
 				if rank, in := ranks[r][s.id]; in && rank != s.rank {
 					return false
 				}
@@ -263,7 +263,7 @@ func (t *Timeline) rows(files []*File) error {
 			ranks[rows[p][i]] = map[uint64]int{}
 		}
 		r := rows[p][i]
-		for s := range seats {
+		for s := range members {
 			ranks[r][s.id] = s.rank
 		}
 		r.Files = append(r.Files, f)
@@ -282,21 +282,21 @@ func (t *Timeline) rows(files []*File) error {
 // twice rejects two processes that have both been the same rank of a group, and a file that occurs
 // twice.
 func (t *Timeline) twice() error {
-	t.seats = map[seat]*Row{}
+	t.members = map[member]*Row{}
 	for _, r := range t.Rows {
 		for n, f := range r.Files {
 			if i := slices.IndexFunc(r.Files[:n], f.same); i >= 0 {
 				return fmt.Errorf("timeline: %s and %s are the same trace", r.Files[i].Name, f.Name)
 			}
 			for i := range f.Events {
-				s := seat{f.Events[i].ID, f.Events[i].Rank}
-				other := t.seats[s]
+				s := member{f.Events[i].ID, f.Events[i].Rank}
+				other := t.members[s]
 				switch {
 				case s.id == 0 || other == r:
 				case other != nil:
 					return fmt.Errorf("timeline: rank %d of group %q is there twice, in %s and %s", s.rank, f.Events[i].Group, other.Files[0].Name, f.Name)
 				default:
-					t.seats[s] = r
+					t.members[s] = r
 				}
 			}
 		}

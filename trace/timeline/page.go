@@ -67,7 +67,7 @@ th{font-weight:500;color:var(--dim)}td.r,th.r{text-align:right}
 <section><h2>Waited for longest</h2><div class="table"><table>
 <tr><th>verb</th><th class="r">at</th><th>last</th><th class="r">others waited</th></tr>
 {{$t := .T}}{{range .Worst}}<tr><td>{{.}}</td><td class="r">{{at $t .}}</td><td>{{last .}}</td><td class="r">{{short .Waited}}</td></tr>
-{{else}}<tr><td colspan="4">nobody waited</td></tr>
+{{else}}<tr><td colspan="4">no rank waited</td></tr>
 {{end}}</table></div></section>
 </div>
 </main>

@@ -44,7 +44,7 @@ func (t *Timeline) records() {
 	}
 	t.Records = slices.Collect(maps.Values(all))
 	for _, rec := range t.Records {
-		rec.judge(t.seats)
+		rec.judge(t.members)
 	}
 	slices.SortFunc(t.Records, func(a, b *Record) int {
 		return cmp.Or(a.End.Compare(b.End), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Group, b.Group))
@@ -63,7 +63,7 @@ func (t *Timeline) unmet() map[*trace.Event]uint64 {
 
 // judge determines which rank arrived last: from the store's answer, or from the start times if all
 // ranks are present.
-func (rec *Record) judge(seats map[seat]*Row) {
+func (rec *Record) judge(members map[member]*Row) {
 	slices.SortFunc(rec.Calls, func(a, b Call) int { return cmp.Compare(a.Of().Rank, b.Of().Rank) })
 	said := -1
 	for _, c := range rec.Calls {
@@ -75,7 +75,7 @@ func (rec *Record) judge(seats map[seat]*Row) {
 	switch {
 	case said >= 0:
 		if rec.Last = slices.IndexFunc(rec.Calls, func(c Call) bool { return c.Of().Rank == said }); rec.Last < 0 {
-			rec.Absent = seats[seat{rec.Calls[0].Of().ID, said}]
+			rec.Absent = members[member{rec.Calls[0].Of().ID, said}]
 		}
 	case len(rec.Calls) == rec.Calls[0].Of().Size && (!oneWay[verb] || isJoin(rec.Op)):
 		rec.Last = rec.latest(-1)

@@ -146,16 +146,12 @@ func FuzzParse(f *testing.F) {
 			_ = pickle.Codec.Parse(b, to)
 		}
 		out, err := pickle.Append(nil, v)
-		if err != nil {
-			t.Fatalf("%q gave %#v, which cannot be written: %v", b, v, err)
-		}
+		require.NoError(t, err, "%q gave %#v, which cannot be written", b, v)
 		again, err := pickle.Parse(out)
 		if errors.Is(err, pickle.ErrTooLarge) {
 			return // written out, shared values take more
 		}
-		if err != nil {
-			t.Fatalf("%q gave %#v, whose bytes %q cannot be read: %v", b, v, out, err)
-		}
+		require.NoError(t, err, "%q gave %#v, whose bytes %q cannot be read", b, v, out)
 		once, err := pickle.Append(nil, again)
 		if err != nil || string(once) != string(out) {
 			t.Fatalf("%#v has other bytes the second time: %q, then %q", v, out, once)
@@ -181,9 +177,7 @@ func FuzzTensors(f *testing.F) {
 			return // an unknown dtype
 		}
 		got, err := pickle.Parse(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if a, ok := got.(pickle.Array); ok {
 			got = a.Tensor
 		}

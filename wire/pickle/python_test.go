@@ -1,36 +1,22 @@
 package pickle_test
 
 import (
-	"cmp"
 	"encoding/hex"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/wire/pickle"
 )
-
-// python returns an interpreter with numpy; and with torch, if torch's values are to be compared
-// too.
-func python(t *testing.T) string {
-	t.Helper()
-	cache := cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(os.Getenv("HOME"), ".cache"))
-	exe := cmp.Or(os.Getenv("MUSTER_PYTHON"), filepath.Join(cache, "muster", "python", "bin", "python"))
-	if out, err := exec.CommandContext(t.Context(), exe, "-c", "import numpy").CombinedOutput(); err != nil {
-		t.Skipf("NOT COMPARED with Python's pickle: no Python with numpy at %s; run .ci/python, or set MUSTER_PYTHON: %v %s", exe, err, out)
-	}
-	return exe
-}
 
 // ask runs testdata/reference.py.
 func ask(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), python(t), append([]string{"testdata/reference.py"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), testcluster.Python(t, "numpy"), append([]string{"testdata/reference.py"}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -51,12 +37,12 @@ func TestPythonReadsIt(t *testing.T) {
 	versions := ask(t, "", "versions")
 	absent := 0
 	for line := range strings.Lines(ask(t, lines.String(), "check")) {
-		name, verdict, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if verdict == "absent" && strings.HasPrefix(name, "torch_") {
+		name, result, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if result == "absent" && strings.HasPrefix(name, "torch_") {
 			absent++
 			continue
 		}
-		require.Equal(t, "same", verdict, name)
+		require.Equal(t, "same", result, name)
 	}
 	t.Logf("compared with %s", strings.TrimSpace(versions))
 	if absent > 0 {

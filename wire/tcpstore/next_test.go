@@ -18,7 +18,7 @@ import (
 func feed(t testing.TB, b []byte, next func(b []byte) (int, bool, error)) {
 	t.Helper()
 	asked := 0
-	for n := range len(b) {
+	for n := range b {
 		need, whole, err := next(b[:n])
 		require.NoError(t, err)
 		require.False(t, whole, "of %d bytes %d are there", len(b), n)
@@ -190,7 +190,7 @@ func TestParseWantsOneWholeMessage(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		for n := range len(b) {
+		for n := range b {
 			require.ErrorIs(t, req.Parse(tcpstore.C, b[:n]), tcpstore.ErrTruncated, "%v: %d of %d", golden.req.Op, n, len(b))
 		}
 		require.ErrorIs(t, req.Parse(tcpstore.C, append(b, 0)), tcpstore.ErrTrailing)
@@ -198,7 +198,7 @@ func TestParseWantsOneWholeMessage(t *testing.T) {
 	var rep tcpstore.Reply
 	for _, golden := range goldenReplies {
 		b := unhex(t, golden.bytes)
-		for n := range len(b) {
+		for n := range b {
 			require.ErrorIs(t, rep.Parse(golden.op, golden.keys, b[:n]), tcpstore.ErrTruncated, "%v: %d of %d", golden.op, n, len(b))
 		}
 		require.ErrorIs(t, rep.Parse(golden.op, golden.keys, append(b, 0)), tcpstore.ErrTrailing)

@@ -1,4 +1,5 @@
-"""One rank of a group, or one client of a store, that a test in Go leads: a line of JSON for each call, and a line for its outcome.
+"""One rank of a group, or one client of a store, that a test in Go leads: a line of JSON for each
+call, and a line for its outcome.
 
 {"on": "group" | "store" | "new", "do": "barrier", "args": [...], "kwargs": {...}}
 {"value": ...} or {"error": {"text": ..., "kinds": [...], "missing": [...], ...}}
@@ -17,7 +18,7 @@ import types
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, Union
 
-import muster
+import muster_pg
 
 
 def plain(v: Any) -> Any:
@@ -42,7 +43,7 @@ def value(v: Any) -> Any:
 
 def error(e: BaseException) -> Dict[str, Any]:
     out: Dict[str, Any] = {"text": str(e), "kinds": [k.__name__ for k in type(e).__mro__]}
-    if isinstance(e, muster.RankError):
+    if isinstance(e, muster_pg.RankError):
         out.update(missing=e.missing, lost=e.lost, left=e.left, by=e.by, waited=e.waited)
     return out
 
@@ -56,26 +57,26 @@ class Rank:
         self.calls: Dict[str, Future[Any]] = {}
 
     def join(self, rank: int, size: int, store: str, **more: Any) -> int:
-        g = self.on["group"] = muster.Group.join(rank, size, store, **self._secure(more))
+        g = self.on["group"] = muster_pg.Group.join(rank, size, store, **self._secure(more))
         return g.generation
 
     def from_env(self, **env: str) -> int:
         os.environ.update(env)
-        g = self.on["group"] = muster.Group.from_env()
+        g = self.on["group"] = muster_pg.Group.from_env()
         return g.rank
 
     def connect(self, address: str, **more: Any) -> None:
-        self.on["store"] = muster.Store.connect(address, **self._secure(more))
+        self.on["store"] = muster_pg.Store.connect(address, **self._secure(more))
 
     def _secure(self, more: Dict[str, Any]) -> Dict[str, Any]:
         if "tls" in more:
-            more["tls"] = muster.TLS(**more["tls"])
+            more["tls"] = muster_pg.TLS(**more["tls"])
         if "secret_file" in more:
-            more["secret"] = muster.read_secret(more.pop("secret_file"))
+            more["secret"] = muster_pg.read_secret(more.pop("secret_file"))
         return more
 
     def shrink(self) -> int:
-        old: muster.Group = self.on["group"]
+        old: muster_pg.Group = self.on["group"]
         g = self.on["group"] = old.shrink()
         old.close()
         return g.rank
@@ -91,8 +92,10 @@ class Rank:
         return self.calls.pop(name).result()
 
     def steps(self, first: int, end: int) -> None:
-        """Uses and closes a channel for each step, and one for all: what comes has to be of this step."""
-        g: muster.Group = self.on["group"]
+        """Uses and closes a channel for each step, and one for all: what comes has to be of this
+        step.
+        """
+        g: muster_pg.Group = self.on["group"]
         for i in range(first, end):
             for name in (f"step {i}", "again"):
                 with g.channel(name) as ch:
@@ -109,7 +112,9 @@ class Rank:
         self.on["group"].store.set(name, data)
 
     def hold(self, milliseconds: int) -> None:
-        """Holds the interpreter's lock, as a large import does: no thread of this process runs meanwhile."""
+        """Holds the interpreter's lock, as a large import does: no thread of this process runs
+        meanwhile.
+        """
         ctypes.PyDLL(None).usleep(milliseconds * 1000)
 
 

@@ -1,8 +1,10 @@
-"""Measures one call, in microseconds: of this client, of PyTorch's TCPStore client, or of vLLM's StatelessProcessGroup on one.
+"""Measures one call, in microseconds: of this client, of PyTorch's TCPStore client, or of vLLM's
+StatelessProcessGroup on one.
 
     speed.py muster HOST:PORT        speed.py torch HOST:PORT        speed.py vllm HOST:PORT
 
-All of them on the store that "muster serve" serves there. Each figure is the median of ten runs; those of groups are of four processes.
+All of them on the store that "muster serve" serves there. Each figure is the median of ten runs;
+those of groups are of four processes.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ def measure(f: Callable[[], Any]) -> float:
 
 def store(kind: str, host: str, port: int) -> Dict[str, Callable[[], Any]]:
     if kind == "muster":
-        import muster
+        import muster_pg
 
-        m = muster.Store.connect(f"{host}:{port}")
+        m = muster_pg.Store.connect(f"{host}:{port}")
         m.set("k", VALUE)
         return {"set": lambda: m.set("k", VALUE), "get": lambda: m.get("k"), "add": lambda: m.add("n", 1), "wait": lambda: m.wait("k")}
     s: Any = importlib.import_module("torch.distributed").TCPStore(host, port, is_master=False)
@@ -52,9 +54,9 @@ def store(kind: str, host: str, port: int) -> Dict[str, Callable[[], Any]]:
 
 def group(kind: str, host: str, port: int, rank: int) -> Dict[str, Callable[[], Any]]:
     if kind == "muster":
-        import muster
+        import muster_pg
 
-        g = muster.Group.join(rank, RANKS, f"{host}:{port}", name="speed", timeout=60)
+        g = muster_pg.Group.join(rank, RANKS, f"{host}:{port}", name="speed", timeout=60)
         return {"barrier": g.barrier, "all_gather": lambda: g.all_gather("x" * 100)}
     torch: Any = importlib.import_module("torch.distributed")
     vllm: Any = importlib.import_module("vllm.distributed.utils").StatelessProcessGroup

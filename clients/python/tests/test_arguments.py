@@ -1,4 +1,6 @@
-"""Wrong input: each is an error at once, of the client's own kind, that names the verb and the argument, and nothing is sent."""
+"""Wrong input: each is an error at once, of the client's own kind, that names the verb and the
+argument, and nothing is sent.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Tuple
 
-import muster
-from muster import _wire
-from muster._wire import Op
+import muster_pg
+from muster_pg import _wire
+from muster_pg._wire import Op
 from test_session import Fake, Outcome, Peer
 
 BAD_TIMES: Tuple[Any, ...] = (-1, -0.5, math.nan, -math.inf, -(10**400), "1", b"1", True, Decimal(1), [], 1j)
@@ -26,24 +28,24 @@ class Wrong(unittest.TestCase):
 
     fake: Fake
     peer: Peer
-    store: muster.Store
+    store: muster_pg.Store
 
     def setUp(self) -> None:
         self.fake = Fake()
         self.addCleanup(self.fake.close)
-        got = Outcome(muster.Store.connect, self.fake.addr, timeout=30)
+        got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=30)
         self.peer, _ = self.fake.welcome()
         self.store = got()
         self.addCleanup(self.store.close)
         self.addCleanup(self.peer.conn.close)
 
     def refused(self, says: str, f: Any, *args: Any, **kwargs: Any) -> None:
-        with self.subTest(says, args=args, kwargs=kwargs), self.assertRaises(muster.Invalid) as raised:
+        with self.subTest(says, args=args, kwargs=kwargs), self.assertRaises(muster_pg.Invalid) as raised:
             f(*args, **kwargs)
         e = raised.exception
         self.assertIsInstance(e, ValueError)
         self.assertIn(says, str(e))
-        self.assertEqual(isinstance(e, TypeError), isinstance(e, muster.InvalidType))
+        self.assertEqual(isinstance(e, TypeError), isinstance(e, muster_pg.InvalidType))
         if isinstance(e, TypeError):
             self.assertRegex(str(e), " is .*, not ")
 
@@ -105,7 +107,7 @@ class Wrong(unittest.TestCase):
         self.nothing_was_sent()
 
     def test_connect(self) -> None:
-        connect = muster.Store.connect
+        connect = muster_pg.Store.connect
         for bad in (*BAD_TEXTS[:-1], "", "host"):
             self.refused("store: dial", connect, bad)
         for bad in BAD_TIMES:
@@ -113,31 +115,31 @@ class Wrong(unittest.TestCase):
             self.refused('store: dial "127.0.0.1:1": invalid request: liveness_timeout is ', connect, "127.0.0.1:1", liveness_timeout=bad)
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             addr = "127.0.0.1:%d" % nobody.getsockname()[1]
-        with self.assertRaises(muster.Unavailable):
+        with self.assertRaises(muster_pg.Unavailable):
             connect(addr, timeout=10**400)  # that is for ever
         for silence in (0, math.inf):
             self.refused("liveness_timeout is ", connect, "127.0.0.1:1", liveness_timeout=silence)
         for bad in ("sixteen characters", bytearray(32), 1):
             self.refused("secret is bytes, not ", connect, "127.0.0.1:1", secret=bad)
-        self.refused("tls is a muster.TLS, not bool", connect, "127.0.0.1:1", tls=True)
+        self.refused("tls is a muster_pg.TLS, not bool", connect, "127.0.0.1:1", tls=True)
 
     def test_files(self) -> None:
         for bad in (1, True, b"secret", None):
-            self.refused("store: secret: invalid request: file is the path of a file, not ", muster.read_secret, bad)
+            self.refused("store: secret: invalid request: file is the path of a file, not ", muster_pg.read_secret, bad)
             if bad is not None:
-                self.refused("store: tls: invalid request: ca is the path of a file, not ", muster.TLS, bad)
-                self.refused("store: tls: invalid request: key is the path of a file, not ", muster.TLS, "ca", "cert", bad)
-        self.refused("store: tls: invalid request: server_name is a str, not int", muster.TLS, server_name=1)
-        self.refused("go together", muster.TLS, cert="cert.pem")
+                self.refused("store: tls: invalid request: ca is the path of a file, not ", muster_pg.TLS, bad)
+                self.refused("store: tls: invalid request: key is the path of a file, not ", muster_pg.TLS, "ca", "cert", bad)
+        self.refused("store: tls: invalid request: server_name is a str, not int", muster_pg.TLS, server_name=1)
+        self.refused("go together", muster_pg.TLS, cert="cert.pem")
 
-    def joined(self) -> muster.Group:
-        got = Outcome(muster.Group.join, 0, 2, self.store)
+    def joined(self) -> muster_pg.Group:
+        got = Outcome(muster_pg.Group.join, 0, 2, self.store)
         op, _, call, body = self.peer.frame()
         self.assertEqual(op, Op.JOIN)
         member = bytes(13) + b"\0"
         rev = b"\1" + bytes(15)
         self.peer.say(op, call, flags=1 | 8, body=rev + _wire.encode_parts([member, member]))
-        g: muster.Group = got()
+        g: muster_pg.Group = got()
         return g
 
     def test_groups(self) -> None:

@@ -1,4 +1,6 @@
-"""Channels that are closed: on a store that is played here, what a client says; on a real one, what comes of it."""
+"""Channels that are closed: on a store that is played here, what a client says; on a real one, what
+comes of it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ import unittest
 from typing import Any, Dict, Tuple
 from unittest import mock
 
-import muster
-from muster import _group, _member, _session, _wire
-from muster._call import Call
-from muster._wire import Code, Op
+import muster_pg
+from muster_pg import _group, _member, _session, _wire
+from muster_pg._call import Call
+from muster_pg._wire import Code, Op
 from test_session import Fake, Outcome, Peer
 from test_store import ADDRESS, Case
 
@@ -23,17 +25,17 @@ class Closes(unittest.TestCase):
 
     def setUp(self) -> None:
         self.fake = Fake()
-        connecting = Outcome(muster.Store.connect, self.fake.addr, timeout=10)
+        connecting = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=10)
         self.peer, _ = self.fake.welcome()
-        store: muster.Store = connecting()
+        store: muster_pg.Store = connecting()
         self.addCleanup(store.close)
         self.addCleanup(self.fake.close)
-        joining = Outcome(muster.Group.join, 0, 2, store, timeout=30)
+        joining = Outcome(muster_pg.Group.join, 0, 2, store, timeout=30)
         op, _, call, _ = self.peer.frame()
         self.assertEqual(op, Op.JOIN)
         member = _member.encode("host")
         self.peer.say(Op.JOIN, call, flags=1 | 8, body=struct.pack("<Qq", 5, 0) + _wire.encode_parts([member, member]))
-        self.group: muster.Group = joining()
+        self.group: muster_pg.Group = joining()
         self.assertEqual(self.group.generation, 5)
 
     def request(self, want: Op, channel: str = "x", n: int = 0) -> int:
@@ -57,8 +59,8 @@ class Closes(unittest.TestCase):
             self.peer.say(Op.RECV, call, code=Code.CANCELLED)
 
     def closed(self, e: Any, verb: str) -> None:
-        self.assertIsInstance(e, muster.RankError)
-        self.assertIsInstance(e, muster.Closed)
+        self.assertIsInstance(e, muster_pg.RankError)
+        self.assertIsInstance(e, muster_pg.Closed)
         self.assertRegex(str(e), f'^pgroup: {verb} of group "world" channel "x" on rank 0 of 2: closed: this rank has closed it')
 
     def under_way(self) -> Tuple[Dict[str, Outcome], Dict[str, int]]:
@@ -95,7 +97,7 @@ class Closes(unittest.TestCase):
         for what in ("barrier", "recv from 1", "send to 1"):
             e = outcomes[what]()
             self.closed(e, what)
-            self.assertEqual(isinstance(e, muster.Unknown), what != "recv from 1", e)
+            self.assertEqual(isinstance(e, muster_pg.Unknown), what != "recv from 1", e)
         self.peer.say(Op.CLOSE_CHANNEL, done)
         self.assertIsNone(closing())
 
@@ -120,7 +122,7 @@ class Closes(unittest.TestCase):
             self.peer.say(Op.CLOSE_CHANNEL, self.request(Op.CLOSE_CHANNEL))
             self.assertIsNone(closing())
 
-    def verbs(self, x: muster.Group, n: int) -> None:
+    def verbs(self, x: muster_pg.Group, n: int) -> None:
         """Has a barrier and a recv with number n on channel x succeed."""
         barrier = Outcome(x.barrier)
         self.peer.say(Op.COLLECT, self.request(Op.COLLECT, n=n), flags=1, body=bytes(16))
@@ -136,8 +138,8 @@ class Closes(unittest.TestCase):
             closing = Outcome(x.close)
             self.peer.say(Op.CLOSE_CHANNEL, self.request(Op.CLOSE_CHANNEL), code=code)
             error = closing()
-            self.assertEqual(isinstance(error, muster.Unavailable), code == Code.UNAVAILABLE, error)
-            self.assertEqual(isinstance(error, muster.Error), code == Code.UNAVAILABLE, error)
+            self.assertEqual(isinstance(error, muster_pg.Unavailable), code == Code.UNAVAILABLE, error)
+            self.assertEqual(isinstance(error, muster_pg.Error), code == Code.UNAVAILABLE, error)
             x.close()  # once
             self.assertIsNot(self.group.channel("x"), x)
         self.group.channel("x").close()  # the store knows of no use of it
@@ -158,27 +160,27 @@ class Channels(Case):
     """Has a group of one, on a real store: groups of both languages are in channel_test.go."""
 
     def test_close_is_of_nothing_else(self) -> None:
-        with muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
+        with muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
             with g.channel("x") as x, g.channel("y") as y:
                 x.barrier()
                 y.barrier()
                 x.close()
                 x.close()
                 for verb in (x.barrier, lambda: x.send(1, 0), lambda: x.recv(0), x.shutdown):
-                    self.fails(muster.Closed, 'of group .* channel "x" on rank 0 of 1: closed: this rank has closed it$', verb)
+                    self.fails(muster_pg.Closed, 'of group .* channel "x" on rank 0 of 1: closed: this rank has closed it$', verb)
                 y.barrier()
                 self.assertEqual((x._seq, g.channel("x")._seq), (1, 0))
                 self.assertIs(g.channel("y"), y)
-            self.fails(muster.Closed, "channel", y.barrier)
+            self.fails(muster_pg.Closed, "channel", y.barrier)
             g.channel("x").shutdown()
             g.barrier()
             again = g.channel("x")
             again.barrier()
-        self.fails(muster.Closed, "channel", again.barrier)
+        self.fails(muster_pg.Closed, "channel", again.barrier)
         again.close()  # with its group
 
     def test_a_name_again(self) -> None:
-        with muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
+        with muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
             for i in range(20):
                 with g.channel("x") as x:
                     x.send(i, 0)
@@ -186,8 +188,10 @@ class Channels(Case):
                     self.assertEqual(x.recv(0), i)
 
     def test_a_late_call_is_not_of_the_next_use(self) -> None:
-        """Has a thread send on a handle while another closes it: the message is of that use, or is not sent."""
-        with muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
+        """Has a thread send on a handle while another closes it: the message is of that use, or is
+        not sent.
+        """
+        with muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
             for i in range(200):
                 x = g.channel("x")
                 sending = Outcome(x.send, "late", 0)
@@ -195,7 +199,7 @@ class Channels(Case):
                 with g.channel("x") as again:
                     again.send(i, 0)
                     self.assertEqual(again.recv(0), i)
-                self.assertIsInstance(sending(), (type(None), muster.Closed))
+                self.assertIsInstance(sending(), (type(None), muster_pg.Closed))
 
 
 if __name__ == "__main__":

@@ -13,15 +13,17 @@ import unittest
 from typing import Any, Callable, List, Tuple
 from unittest import mock
 
-import muster
-from muster import _connect
+import muster_pg
+from muster_pg import _connect
 from test_session import Fake, Outcome
 
 _look_up = _connect._look_up
 
 
 def dead(case: unittest.TestCase) -> Tuple[int, Any]:
-    """Returns an address that answers nothing: those who want to connect find no room, and are not told."""
+    """Returns an address that answers nothing: those who want to connect find no room, and are not
+    told.
+    """
     listener = socket.create_server(("127.0.0.1", 0), backlog=0)
     case.addCleanup(listener.close)
     for _ in range(3):
@@ -41,8 +43,8 @@ def refusing() -> Tuple[int, Any]:
 # FORKS has a child that is forked while a connection is being made, and is killed when it is there.
 FORKS = """
 import os, signal, sys
-import muster
-from muster import _connect
+import muster_pg
+from muster_pg import _connect
 outcome = _connect._outcome
 def forks(sock):
     if os.fork() == 0:
@@ -50,7 +52,7 @@ def forks(sock):
         os._exit(0)
     return outcome(sock)
 _connect._outcome = forks
-store = muster.Store.connect(sys.argv[1], timeout=30)
+store = muster_pg.Store.connect(sys.argv[1], timeout=30)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -67,8 +69,8 @@ class Connecting(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def fails(self, **more: Any) -> str:
-        with self.assertRaises(muster.Unavailable) as raised:
-            muster.Store.connect("node0:7070", **more)
+        with self.assertRaises(muster_pg.Unavailable) as raised:
+            muster_pg.Store.connect("node0:7070", **more)
         return str(raised.exception)
 
     def test_dead_addresses_share_one_deadline(self) -> None:
@@ -84,7 +86,7 @@ class Connecting(unittest.TestCase):
         fake = Fake()
         self.addCleanup(fake.close)
         self.named(lambda: [dead(self), refusing(), (socket.AF_INET, fake.listener.getsockname()), dead(self)])
-        got = Outcome(muster.Store.connect, "node0:7070", timeout=30)
+        got = Outcome(muster_pg.Store.connect, "node0:7070", timeout=30)
         fake.welcome()
         store = got()
         fake.close()
@@ -111,8 +113,8 @@ class Connecting(unittest.TestCase):
         self.assertIn("name or service not known", self.fails(timeout=30))
 
     def test_a_name_that_is_none(self) -> None:
-        with self.assertRaisesRegex(muster.Unavailable, "(?i)label"):
-            muster.Store.connect("a..b:7070", timeout=30)
+        with self.assertRaisesRegex(muster_pg.Unavailable, "(?i)label"):
+            muster_pg.Store.connect("a..b:7070", timeout=30)
 
     def test_a_connection_that_ends_at_once(self) -> None:
         with socket.socket() as ended:  # it has no peer any more
@@ -134,7 +136,7 @@ class Connecting(unittest.TestCase):
         fake = Fake()
         self.addCleanup(fake.close)
         self.named(lambda: [(socket.AF_INET, fake.listener.getsockname())])
-        got = Outcome(muster.Store.connect, "node0:7070", timeout=30)
+        got = Outcome(muster_pg.Store.connect, "node0:7070", timeout=30)
         peer, _ = fake.welcome()
         store = got()
         thread = store._session._thread

@@ -15,9 +15,9 @@ import warnings
 from typing import Set
 from unittest import mock
 
-import muster
-from muster import _session, _wire
-from muster._wire import Op
+import muster_pg
+from muster_pg import _session, _wire
+from muster_pg._wire import Op
 from test_session import Fake, Outcome
 from test_store import ADDRESS, Case
 
@@ -46,29 +46,29 @@ class Ends(Case):
     def test_close_leaves_no_thread_and_no_socket(self) -> None:
         before = files()
         for _ in range(3):
-            with muster.Store.connect(ADDRESS) as store:
+            with muster_pg.Store.connect(ADDRESS) as store:
                 store.set(self.id(), bytes(4 << 20))
                 waiting = Outcome(store.wait, "never")
-                with tempfile.TemporaryDirectory() as traces, muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30, trace_dir=traces) as g:
+                with tempfile.TemporaryDirectory() as traces, muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30, trace_dir=traces) as g:
                     g.send(bytes(1 << 20), 0)
                     g.channel("c").barrier()
-            self.assertIsInstance(waiting(), muster.Closed)
+            self.assertIsInstance(waiting(), muster_pg.Closed)
             self.assertEqual((left(), files()), (set(), before))
 
     def test_a_failed_join_leaves_nothing(self) -> None:
         before = files()
-        with tempfile.TemporaryDirectory() as traces, self.assertRaises(muster.Timeout):
-            muster.Group.join(0, 2, ADDRESS, name=self.id(), timeout=0.05, trace_dir=traces)
-        with self.assertRaises(muster.Unavailable):
-            muster.Store.connect("127.0.0.1:1")
+        with tempfile.TemporaryDirectory() as traces, self.assertRaises(muster_pg.Timeout):
+            muster_pg.Group.join(0, 2, ADDRESS, name=self.id(), timeout=1, trace_dir=traces)
+        with self.assertRaises(muster_pg.Unavailable):
+            muster_pg.Store.connect("127.0.0.1:1")
         with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
-            self.fails(muster.Unavailable, "can't start new thread", muster.Store.connect, ADDRESS)
+            self.fails(muster_pg.Unavailable, "can't start new thread", muster_pg.Store.connect, ADDRESS)
         self.assertEqual((left(), files()), (set(), before))
 
     def test_close_with_a_peer_that_reads_nothing(self) -> None:
         before = files()
         fake = Fake()
-        got = Outcome(muster.Store.connect, fake.addr, timeout=30)
+        got = Outcome(muster_pg.Store.connect, fake.addr, timeout=30)
         fake.welcome()
         store = got()
         setting = Outcome(store.set, "k", bytes(16 << 20))
@@ -76,7 +76,7 @@ class Ends(Case):
             time.sleep(0.01)
         with mock.patch.object(_session, "_GOODBYE", 0.05):
             store.close()
-        self.assertIsInstance(setting(), muster.Closed)
+        self.assertIsInstance(setting(), muster_pg.Closed)
         fake.close()
         self.assertEqual((left(), files()), (set(), before))
 
@@ -89,9 +89,9 @@ class Ends(Case):
     def test_the_interpreter_ends_though_calls_wait(self) -> None:
         """Has daemons that wait for ever, in both kinds of calls, and large values under way."""
         self.python("""
-            import math, os, threading, muster
-            s = muster.Store.connect(os.environ["AT"])
-            g = muster.Group.join(0, 1, os.environ["AT"], name="ends")
+            import math, os, threading, muster_pg
+            s = muster_pg.Store.connect(os.environ["AT"])
+            g = muster_pg.Group.join(0, 1, os.environ["AT"], name="ends")
             for f in (lambda: s.wait("never", timeout=math.inf), lambda: g.recv(0, timeout=math.inf), lambda: s.set("large", bytes(8 << 20))):
                 threading.Thread(target=f, daemon=True).start()
             s.add("begun")
@@ -99,34 +99,36 @@ class Ends(Case):
 
     def test_close_ends_the_calls_that_keep_the_interpreter(self) -> None:
         out = self.python("""
-            import math, os, threading, muster
+            import math, os, threading, muster_pg
             def wait():
                 try:
                     s.wait("never", timeout=math.inf)
-                except muster.Closed:
+                except muster_pg.Closed:
                     print("closed")
-            with muster.Store.connect(os.environ["AT"]) as s:
+            with muster_pg.Store.connect(os.environ["AT"]) as s:
                 threading.Thread(target=wait).start()
                 s.add("begun")
         """)
         self.assertEqual(out, "closed\n")
 
     def test_asyncio(self) -> None:
-        """Calls block; in a thread they do not block the loop, and what bounds them is their own timeout."""
+        """Calls block; in a thread they do not block the loop, and what bounds them is their own
+        timeout.
+        """
         self.python("""
-            import asyncio, os, muster
+            import asyncio, os, muster_pg
             async def main(s):
                 waiting = asyncio.create_task(asyncio.to_thread(s.wait, "asyncio"))
                 await asyncio.to_thread(s.set, "asyncio", b"v")
                 assert await waiting == [b"v"]
-            with muster.Store.connect(os.environ["AT"]) as s:
+            with muster_pg.Store.connect(os.environ["AT"]) as s:
                 asyncio.run(main(s))
         """)
 
     @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
     def test_a_fork_touches_nothing(self) -> None:
         """Has locks held at the fork, as another thread could."""
-        with muster.Store.connect(ADDRESS) as store, muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g, warnings.catch_warnings():
+        with muster_pg.Store.connect(ADDRESS) as store, muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a process with threads is forked
             channel = g.channel("c")
             channel.barrier()
@@ -147,17 +149,19 @@ class Ends(Case):
             g.barrier()
 
     def test_a_reader_that_fails_is_no_hang(self) -> None:
-        """Whatever a reply does to the thread that reads it, the call ends, and the next one finds a connection."""
+        """Whatever a reply does to the thread that reads it, the call ends, and the next one finds
+        a connection.
+        """
         fake = Fake()
         self.addCleanup(fake.close)
-        got = Outcome(muster.Store.connect, fake.addr, timeout=30)
+        got = Outcome(muster_pg.Store.connect, fake.addr, timeout=30)
         peer, _ = fake.welcome()
         store = got()
         with mock.patch.object(_wire, "parse_reply", side_effect=MemoryError("no room")):
             getting = Outcome(store.get, "k")
             op, _, call, _ = peer.frame()
             peer.say(op, call, flags=4, body=b"\0\0\0\0")
-            self.assertIsInstance(getting(), muster.Unavailable)
+            self.assertIsInstance(getting(), muster_pg.Unavailable)
         peer, resumes = fake.welcome()
         self.assertEqual(resumes, (7, 3))
         asking = Outcome(store.revision)
@@ -170,12 +174,12 @@ class Ends(Case):
         store.close()
 
 
-def _child(store: muster.Store, g: muster.Group) -> int:
+def _child(store: muster_pg.Store, g: muster_pg.Group) -> int:
     """Returns 0 if each verb is refused, and closing does nothing."""
     for verb in (lambda: store.get("k"), lambda: store.add("k"), g.barrier, lambda: g.send(1, 0), lambda: g.recv(0)):
         try:
             verb()
-        except muster.Closed as e:
+        except muster_pg.Closed as e:
             if "fork" not in str(e):
                 return 1
         else:
@@ -183,7 +187,7 @@ def _child(store: muster.Store, g: muster.Group) -> int:
     g.channel("c").close()
     g.close()
     store.close()
-    with muster.Store.connect(ADDRESS) as own:
+    with muster_pg.Store.connect(ADDRESS) as own:
         own.revision()
     return 0
 

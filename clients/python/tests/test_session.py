@@ -1,4 +1,6 @@
-"""What a session says on the wire, to a store that is played here: what Go's store does is tested with Go's store."""
+"""What a session says on the wire, to a store that is played here: what Go's store does is tested
+with Go's store.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import warnings
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 from unittest import mock
 
-import muster
-from muster import _wire
-from muster._wire import Code, Op
+import muster_pg
+from muster_pg import _wire
+from muster_pg._wire import Code, Op
 
 _HEADER = struct.Struct("<IBBHQ")
 
@@ -77,7 +79,9 @@ class Fake:
         return Peer(conn)
 
     def accept(self) -> Tuple[Peer, Tuple[int, int]]:
-        """Returns a connection whose hello is not answered yet, and the session and incarnation that it resumes, or zeros."""
+        """Returns a connection whose hello is not answered yet, and the session and incarnation
+        that it resumes, or zeros.
+        """
         p = self.connection()
         assert p.take(12) == _wire.PREFACE
         op, flags, _, body = p.frame()
@@ -123,11 +127,11 @@ class Sessions(unittest.TestCase):
         self.addCleanup(self.fake.close)
 
     @contextlib.contextmanager
-    def connected(self, liveness_timeout: Optional[float] = None, **welcome: int) -> Iterator[Tuple[muster.Store, Peer]]:
-        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10, liveness_timeout=liveness_timeout)
+    def connected(self, liveness_timeout: Optional[float] = None, **welcome: int) -> Iterator[Tuple[muster_pg.Store, Peer]]:
+        got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=10, liveness_timeout=liveness_timeout)
         peer, resumes = self.fake.welcome(**welcome)
         self.assertEqual(resumes, (0, 0))
-        store: muster.Store = got()
+        store: muster_pg.Store = got()
         try:
             yield store, peer
         finally:
@@ -191,19 +195,19 @@ class Sessions(unittest.TestCase):
             while peer.frame()[0] != Op.CANCEL:
                 pass
             peer.say(Op.WAIT, wait[2], code=Code.TIMEOUT, flags=0)
-            self.assertIsInstance(given_up(), muster.Timeout)
+            self.assertIsInstance(given_up(), muster_pg.Timeout)
 
     def test_what_was_given_up_does_not_take_effect_later(self) -> None:
         with self.connected() as (store, peer):
             late = Outcome(store.add, "k", timeout=0.01)
             _, call, number, _ = peer.numbered()
             e = late()
-            self.assertIsInstance(e, muster.Unknown)
+            self.assertIsInstance(e, muster_pg.Unknown)
             self.assertEqual(str(e), 'store: add "k": outcome unknown: timed out')
             waiting = Outcome(store.wait, "w", timeout=0.01)
             wait = peer.frame()
             self.assertEqual(peer.frame(), (Op.CANCEL, 4, wait[2], struct.pack("<HI", Code.TIMEOUT, 0)))
-            self.assertIsInstance(waiting(), muster.Timeout)
+            self.assertIsInstance(waiting(), muster_pg.Timeout)
             peer.conn.close()
             peer, _ = self.fake.welcome()
             self.assertEqual(peer.numbered(), (Op.SKIP, call, number, 0))
@@ -235,12 +239,12 @@ class Sessions(unittest.TestCase):
                     if incarnation == 3:
                         self.assertEqual(peer.frame(), watch)
                         peer.say(Op.WATCH, watch[2], code=Code.COMPACTED)
-                    self.assertIsInstance(following(), muster.Compacted)
+                    self.assertIsInstance(following(), muster_pg.Compacted)
                     peer.values(wait[2], b"v")
                     self.assertEqual(waiting(), [b"v"])
                     e = adding()
-                    self.assertIsInstance(e, muster.Unknown)
-                    self.assertEqual(isinstance(e, muster.SessionLost), incarnation == 3)
+                    self.assertIsInstance(e, muster_pg.Unknown)
+                    self.assertEqual(isinstance(e, muster_pg.SessionLost), incarnation == 3)
                     self.assertIn(says, str(e))
                     more = Outcome(store.add, "k")
                     op, call, number, acked = peer.numbered()
@@ -249,7 +253,7 @@ class Sessions(unittest.TestCase):
                     self.assertEqual(more(), 1)
 
     def test_a_durable_store_is_missed_by_a_client_that_calls_nothing(self) -> None:
-        got = Outcome(muster.Store.connect, self.fake.addr, liveness_timeout=0.6)
+        got = Outcome(muster_pg.Store.connect, self.fake.addr, liveness_timeout=0.6)
         peer, _ = self.fake.welcome(durable=1)
         store = got()
         op, _, _, _ = peer.frame()
@@ -290,7 +294,7 @@ class Sessions(unittest.TestCase):
             adding = Outcome(store.add, "k")
             _, call, _, _ = peer.numbered()
             peer.say(Op.GOODBYE, call, code=Code.INVALID)
-            self.assertIsInstance(adding(), muster.Invalid)
+            self.assertIsInstance(adding(), muster_pg.Invalid)
             peer.conn.close()
             peer, resumes = self.fake.welcome()
             self.assertEqual(resumes, (7, 3))
@@ -303,16 +307,16 @@ class Sessions(unittest.TestCase):
             peer.say(Op.GOODBYE, code=Code.LEFT)
             e = waiting()
             self.assertEqual((e.code, str(e)), (Code.LEFT, f'store: wait "w": store unavailable: {self.fake.addr}: it has shut down'))
-            self.assertIsInstance(e, muster.Unavailable)
+            self.assertIsInstance(e, muster_pg.Unavailable)
 
     def test_ways_are_tried_in_turn(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as s:
             dead = "127.0.0.1:%d" % s.getsockname()[1]
         other = Fake()
         self.addCleanup(other.close)
-        got = Outcome(muster.Store.connect, f"{dead},{self.fake.addr},{other.addr}", timeout=10)
+        got = Outcome(muster_pg.Store.connect, f"{dead},{self.fake.addr},{other.addr}", timeout=10)
         peer, _ = self.fake.welcome()
-        store: muster.Store = got()
+        store: muster_pg.Store = got()
         adding = Outcome(store.add, "k", 5)
         add = peer.numbered()
         self.fake.close()  # refused, and then the next way
@@ -326,11 +330,13 @@ class Sessions(unittest.TestCase):
     def test_no_way_leads_there(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
             ways = ",".join("127.0.0.1:%d" % s.getsockname()[1] for s in (a, b))
-        with self.assertRaisesRegex(muster.Unavailable, f'^store: dial "{ways}": store unavailable: connection refused$'):
-            muster.Store.connect(ways, timeout=10)
+        with self.assertRaisesRegex(muster_pg.Unavailable, f'^store: dial "{ways}": store unavailable: connection refused$'):
+            muster_pg.Store.connect(ways, timeout=10)
 
     def test_a_relay_says_why(self) -> None:
-        """Code UNAVAILABLE: a store may be there soon; LOST: nobody is there; DENIED: that does not help to wait for."""
+        """Code UNAVAILABLE: a store may be there soon; LOST: nobody is there; DENIED: that does not
+        help to wait for.
+        """
         for code, waits in ((Code.UNAVAILABLE, True), (Code.LOST, False), (Code.DENIED, False)):
             with self.subTest(code), self.connected() as (store, peer):
                 getting = Outcome(store.get, "k")
@@ -344,7 +350,7 @@ class Sessions(unittest.TestCase):
                     store.close()
                 e = getting()
                 self.assertEqual("the relay cannot reach the store" in str(e), not waits, e)
-                self.assertIsInstance(e, muster.Closed if waits else muster.Denied if code == Code.DENIED else muster.Unavailable)
+                self.assertIsInstance(e, muster_pg.Closed if waits else muster_pg.Denied if code == Code.DENIED else muster_pg.Unavailable)
             self.fresh()
 
     def test_a_durable_store_is_waited_for(self) -> None:
@@ -355,7 +361,7 @@ class Sessions(unittest.TestCase):
             peer.conn.close()
             host, _, port = self.fake.addr.rpartition(":")
             self.fake.listener.close()  # refused for a while
-            self.assertIsInstance(Outcome(store.add, "k", timeout=0.2)(), muster.Timeout)
+            self.assertIsInstance(Outcome(store.add, "k", timeout=0.2)(), muster_pg.Timeout)
             self.fake.listener = socket.create_server((host, int(port)))
             self.fake.listener.settimeout(10)
             peer, _ = self.fake.welcome()
@@ -375,41 +381,41 @@ class Sessions(unittest.TestCase):
                     calls = [peer.frame()[2] for _ in range(2)]
                     peer.say(Op.GET, calls[0], flags=1, body=body)
                     for got in (getting, waiting):
-                        self.assertIsInstance(got(), muster.Unavailable)
+                        self.assertIsInstance(got(), muster_pg.Unavailable)
                         self.assertIn("truncated frame", str(got()))
 
     def test_strangers(self) -> None:
         for says in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail.example.org ESMTP\r\n", _HEADER.pack(0, Op.PING, 0, 0, 0)):
-            got = Outcome(muster.Store.connect, self.fake.addr, timeout=10, wait=True)
+            got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=10, wait=True)
             self.fake.connection().conn.sendall(says)
-            self.assertIsInstance(got(), muster.ProtocolError)
+            self.assertIsInstance(got(), muster_pg.ProtocolError)
             self.assertIn("not a muster store: ", str(got()))
 
     def test_a_store_that_refuses(self) -> None:
-        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10)
+        got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=10)
         peer, _ = self.fake.accept()
         peer.say(Op.HELLO, code=Code.FULL, flags=2, body=b"\x04\0\0\0room")
-        self.assertIsInstance(got(), muster.Full)
+        self.assertIsInstance(got(), muster_pg.Full)
         self.assertEqual(str(got()), f'store: dial "{self.fake.addr}": store unavailable: store full: room')
 
     def test_a_false_store_learns_nothing_of_a_secret(self) -> None:
-        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10, secret=b"x" * 16)
+        got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=10, secret=b"x" * 16)
         peer, _ = self.fake.accept()
         peer.say(Op.PROOF, flags=4, body=b"\x20\0\0\0" + b"n" * 32)
         op, _, _, body = peer.frame()
         self.assertEqual((op, len(body)), (Op.PROOF, 4 + 32))
         peer.say(Op.HELLO, flags=1 | 8, body=struct.pack("<Qq", 1, 1) + _wire.encode_parts([body[4:]]))  # its own proof
-        self.assertIsInstance(got(), muster.Denied)
+        self.assertIsInstance(got(), muster_pg.Denied)
         self.assertIn("the store did not prove that it knows the secret", str(got()))
 
     def test_a_store_that_answers_byte_by_byte_keeps_nobody(self) -> None:
-        got = Outcome(muster.Store.connect, self.fake.addr, timeout=0.5)
+        got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=0.5)
         p, _ = self.fake.accept()
         with self.assertRaises(OSError):  # the client has left
             for _ in range(200):
                 p.conn.sendall(b"\0" if _ else _HEADER.pack(30000, Op.HELLO, 0, 0, 0))
                 threading.Event().wait(0.05)
-        self.assertIsInstance(got(), muster.Unavailable)
+        self.assertIsInstance(got(), muster_pg.Unavailable)
 
     def test_a_signal_in_the_middle_of_a_request(self) -> None:
         with self.connected() as (store, peer):
@@ -439,7 +445,7 @@ class Sessions(unittest.TestCase):
                 got = Outcome(asks[verb])
                 op, _, call, _ = peer.frame()
                 peer.say(op, call, flags=flags, body=body)
-                self.assertIsInstance(got(), muster.Unavailable)
+                self.assertIsInstance(got(), muster_pg.Unavailable)
                 self.assertIn("without all that was asked for", str(got()))
 
     @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
@@ -464,7 +470,7 @@ class Sessions(unittest.TestCase):
         with self.connected() as (store, peer):
             large: List[Outcome] = [Outcome(store.set, "k", bytes(8 << 20), timeout=0.3) for _ in range(4)]
             for got in large:
-                self.assertIsInstance(got(), muster.Unknown)
+                self.assertIsInstance(got(), muster_pg.Unknown)
             peer.say(Op.PROBE)  # the reader still answers, when the peer reads
             for n in range(1, 5):
                 self.assertEqual(peer.numbered()[2], n)

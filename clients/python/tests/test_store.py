@@ -1,26 +1,54 @@
-"""A store's verbs, and groups whose ranks are threads, on the store at MUSTER_TEST_STORE."""
+"""A store's verbs, and groups whose ranks are threads.
+
+The store is the one at MUSTER_TEST_STORE, or is served by the command "muster" on PATH.
+"""
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import pickle
+import shutil
 import signal
+import subprocess
 import threading
 import unittest
 from typing import Any, Callable, List, Optional
 
-import muster
-
-ADDRESS = os.environ.get("MUSTER_TEST_STORE", "")
+import muster_pg
 
 
-@unittest.skipUnless(ADDRESS, "SKIPPED: MUSTER_TEST_STORE names no store: go test ./clients/python")
+def serve() -> str:
+    """Starts "muster serve" until the end of this process, and returns its address, or "" without
+    one.
+    """
+    exe = shutil.which("muster")
+    if exe is None:
+        return ""
+    args = [exe, "serve", "--listen", "127.0.0.1:0", "--log-level", "warn"]
+    server = subprocess.Popen(args, stdout=subprocess.PIPE, text=True)
+    parent = os.getpid()
+
+    def stop() -> None:
+        if os.getpid() == parent:  # not in a fork
+            server.terminate()
+            server.communicate()
+
+    atexit.register(stop)
+    assert server.stdout is not None
+    return server.stdout.readline().strip().replace("muster://", "")
+
+
+ADDRESS = os.environ.get("MUSTER_TEST_STORE") or serve()
+
+
+@unittest.skipUnless(ADDRESS, "SKIPPED: no store: put muster on PATH, or set MUSTER_TEST_STORE")
 class Case(unittest.TestCase):
-    store: muster.Store
+    store: muster_pg.Store
 
     def setUp(self) -> None:
-        top = muster.Store.connect(ADDRESS, timeout=30)
+        top = muster_pg.Store.connect(ADDRESS, timeout=30)
         self.addCleanup(top.close)
         self.store = top.below(self.id() + "/")
 
@@ -28,15 +56,15 @@ class Case(unittest.TestCase):
         with self.assertRaises(kind) as raised:
             f(*args, **kwargs)
         self.assertRegex(str(raised.exception), says)
-        self.assertIsInstance(raised.exception, muster.Error)
+        self.assertIsInstance(raised.exception, muster_pg.Error)
         return raised.exception
 
 
 class Keys(Case):
     def test_get_and_set(self) -> None:
         s = self.store
-        e = self.fails(muster.NotFound, r'^store: get "k": not found$', s.get, "k")
-        self.assertEqual((e.op, e.key, e.code), ("get", "k", muster.Code.NOT_FOUND))
+        e = self.fails(muster_pg.NotFound, r'^store: get "k": not found$', s.get, "k")
+        self.assertEqual((e.op, e.key, e.code), ("get", "k", muster_pg.Code.NOT_FOUND))
         self.assertFalse(s.exists("k"))
         for value in (b"", b"v", bytes(range(256)) * 1000, bytearray(b"array"), memoryview(b"view")):
             s.set("k", value)
@@ -51,29 +79,29 @@ class Keys(Case):
         seen = [next(events), next(events)]
         self.assertEqual([(e.key, e.value, e.deleted, e.expired) for e in seen], [("k", b"v", False, False), ("k", None, True, True)])
         self.assertFalse(self.store.exists("k"))
-        self.fails(muster.Invalid, r'^store: set "k": invalid request: ttl is 0: it has to be > 0 seconds$', self.store.set, "k", b"", ttl=0)
+        self.fails(muster_pg.Invalid, r'^store: set "k": invalid request: ttl is 0: it has to be > 0 seconds$', self.store.set, "k", b"", ttl=0)
 
     def test_reads(self) -> None:
         s = self.store
         s.set("k", b"v", reads=3)
         self.assertTrue(s.exists("k"))
         self.assertEqual([s.get("k"), s.wait("k")[0], s.get("k")], [b"v"] * 3)
-        self.fails(muster.NotFound, "not found", s.get, "k")
+        self.fails(muster_pg.NotFound, "not found", s.get, "k")
 
     def test_add(self) -> None:
         s = self.store
         self.assertEqual([s.add("n"), s.add("n", 41), s.add("n", -2), s.get("n")], [1, 42, 40, b"40"])
         s.set("text", b"x")
-        self.fails(muster.Invalid, '^store: add "text": invalid request: ', s.add, "text")
+        self.fails(muster_pg.Invalid, '^store: add "text": invalid request: ', s.add, "text")
         self.fails(ValueError, "delta is 9223372036854775808, which is not from", s.add, "n", 1 << 63)
 
     def test_swap(self) -> None:
         s = self.store
         s.swap("k", None, b"a")
-        self.assertEqual(self.fails(muster.Conflict, "conflict", s.swap, "k", None, b"b").value, b"a")
+        self.assertEqual(self.fails(muster_pg.Conflict, "conflict", s.swap, "k", None, b"b").value, b"a")
         s.swap("k", b"a", b"")
         s.swap("k", b"", None)
-        self.assertIsNone(self.fails(muster.Conflict, "conflict", s.swap, "k", b"", None).value)
+        self.assertIsNone(self.fails(muster_pg.Conflict, "conflict", s.swap, "k", b"", None).value)
 
     def test_append(self) -> None:
         self.assertEqual([self.store.append("k", b"ab"), self.store.append("k", b"c"), self.store.get("k")], [2, 3, b"abc"])
@@ -81,7 +109,7 @@ class Keys(Case):
     def test_wait(self) -> None:
         s = self.store
         s.set("there", b"")
-        e = self.fails(muster.Timeout, r'^store: wait "missing", "also": timed out', s.wait, "there", "missing", "also", timeout=0.05)
+        e = self.fails(muster_pg.Timeout, r'^store: wait "missing", "also": timed out', s.wait, "there", "missing", "also", timeout=0.05)
         self.assertIsInstance(e, TimeoutError)
         got: List[List[bytes]] = []
         t = threading.Thread(target=lambda: got.append(s.wait("a", "b", timeout=math.inf)))
@@ -90,7 +118,7 @@ class Keys(Case):
         s.set("a", b"1")
         t.join()
         self.assertEqual(got, [[b"1", b"2"]])
-        self.fails(muster.Timeout, "timed out", s.get, "there", timeout=0)
+        self.fails(muster_pg.Timeout, "timed out", s.get, "there", timeout=0)
 
     def test_list(self) -> None:
         s = self.store
@@ -109,13 +137,13 @@ class Keys(Case):
         s.delete("w/1")
         events = s.watch("w/", first)
         self.assertEqual([(e.key, e.value, e.deleted) for e in (next(events), next(events))], [("w/1", b"a", False), ("w/1", None, True)])
-        self.fails(muster.Timeout, "timed out", next, s.watch("w/", timeout=0.05))
+        self.fails(muster_pg.Timeout, "timed out", next, s.watch("w/", timeout=0.05))
 
     def test_refused(self) -> None:
         s = self.store
-        self.fails(muster.TooLarge, "16777217 bytes of value, the limit is 16777216", s.set, "k", bytes((16 << 20) + 1))
-        self.fails(muster.TooLarge, "bytes of name, the limit is 8192", s.get, "k" * 8193)
-        self.fails(muster.TooLarge, "a key of", s.wait, "k" * 8193)
+        self.fails(muster_pg.TooLarge, "16777217 bytes of value, the limit is 16777216", s.set, "k", bytes((16 << 20) + 1))
+        self.fails(muster_pg.TooLarge, "bytes of name, the limit is 8192", s.get, "k" * 8193)
+        self.fails(muster_pg.TooLarge, "a key of", s.wait, "k" * 8193)
         self.assertEqual(s.add("n"), 1)  # the connection is as it was
 
     def test_the_largest_value(self) -> None:
@@ -137,13 +165,13 @@ class Keys(Case):
         self.assertEqual(self.store.get("n"), b"800")
 
     def test_closed(self) -> None:
-        s = muster.Store.connect(ADDRESS)
+        s = muster_pg.Store.connect(ADDRESS)
         raised: List[Optional[BaseException]] = []
 
         def wait() -> None:
             try:
                 s.wait("never")
-            except muster.Closed as e:
+            except muster_pg.Closed as e:
                 raised.append(e)
 
         t = threading.Thread(target=wait)
@@ -153,14 +181,14 @@ class Keys(Case):
         s.close()
         t.join()
         self.assertEqual(len(raised), 1)
-        self.fails(muster.Closed, r'^store: get "k": closed$', s.get, "k")
+        self.fails(muster_pg.Closed, r'^store: get "k": closed$', s.get, "k")
 
     def test_a_fork_is_told(self) -> None:
         pid = os.fork()
         if pid == 0:
             try:
                 self.store.get("k")
-            except muster.Closed as e:
+            except muster_pg.Closed as e:
                 os._exit(0 if "another process" in str(e) else 1)
             os._exit(2)
         self.assertEqual(os.waitpid(pid, 0)[1], 0)
@@ -190,22 +218,22 @@ class Addresses(unittest.TestCase):
             ("muster://host:1?cert=a", "go together"),
             ("muster://host:1?secret-file=/nowhere/secret", "store: secret"),
         ):
-            with self.subTest(address), self.assertRaises(muster.Error) as raised:
-                muster.Store.connect(address, timeout=1)
+            with self.subTest(address), self.assertRaises(muster_pg.Error) as raised:
+                muster_pg.Store.connect(address, timeout=1)
             self.assertIn(says, str(raised.exception))
-            self.assertIsInstance(raised.exception, muster.Invalid)
-        with self.assertRaisesRegex(muster.Invalid, "15 bytes are too few, it needs 16"):
-            muster.Store.connect("127.0.0.1:1", secret=b"fifteen bytes..")
+            self.assertIsInstance(raised.exception, muster_pg.Invalid)
+        with self.assertRaisesRegex(muster_pg.Invalid, "15 bytes are too few, it needs 16"):
+            muster_pg.Store.connect("127.0.0.1:1", secret=b"fifteen bytes..")
 
 
 class Groups(Case):
-    def ranks(self, size: int, body: Callable[[muster.Group], Any]) -> List[Any]:
+    def ranks(self, size: int, body: Callable[[muster_pg.Group], Any]) -> List[Any]:
         """Runs body on each rank of a group."""
         out: List[Any] = [None] * size
 
         def run(rank: int) -> None:
             try:
-                with muster.Group.join(rank, size, ADDRESS, name=self.id(), timeout=30) as g:
+                with muster_pg.Group.join(rank, size, ADDRESS, name=self.id(), timeout=30) as g:
                     out[rank] = body(g)
             except BaseException as e:
                 out[rank] = e
@@ -221,7 +249,7 @@ class Groups(Case):
         return out
 
     def test_channels(self) -> None:
-        def body(g: muster.Group) -> Any:
+        def body(g: muster_pg.Group) -> Any:
             a, b = g.channel("a"), g.channel("b")
             self.assertIs(g.channel("a"), a)
             order = [a, b] if g.rank else [b, a]  # no order holds among channels
@@ -241,12 +269,12 @@ class Groups(Case):
     def test_busy(self) -> None:
         with self.alone() as g:
             g._busy.acquire()
-            self.fails(muster.Busy, "barrier of group .* on rank 0: another verb of this group is in progress", g.barrier)
+            self.fails(muster_pg.Busy, "barrier of group .* on rank 0: another verb of this group is in progress", g.barrier)
             g._busy.release()
             g.barrier()
 
-    def alone(self) -> muster.Group:
-        return muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30)
+    def alone(self) -> muster_pg.Group:
+        return muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30)
 
     def test_a_group_of_one(self) -> None:
         with self.alone() as g:
@@ -264,32 +292,32 @@ class Groups(Case):
 
     def test_refused(self) -> None:
         with self.alone() as g:
-            self.fails(muster.Invalid, "rank 0: invalid: root 1 of a group of 1", g.broadcast, 1, 1)
-            self.fails(muster.Invalid, "can not serialize 'set' object", g.all_gather, {1})
-            self.fails(muster.TooLarge, "an object of 16.0 MiB, the limit is 16 MiB", g.all_gather, bytes(16 << 20))
-            self.fails(muster.Invalid, "no reduction mean", g.all_reduce, [1], "mean")
-            self.fails(muster.Invalid, "rank 0: invalid: number 1 is an int or a float, not str", g.all_reduce, [1, "x"])
-            self.fails(muster.Invalid, "rank 0: invalid: number 0 is an int or a float, not bool", g.all_reduce, [True])
-            self.fails(muster.Invalid, "rank 0: invalid: numbers is a list, not int", g.all_reduce, 1)
-            self.fails(muster.Invalid, "rank 0: invalid: numbers: ", g.all_reduce, [1 << 63])
-            self.fails(muster.Invalid, "rank 0: invalid: objs is a list, not int", g.scatter, 1)
-            self.fails(muster.Invalid, "rank 0: invalid: objs is a list, not str", g.all_to_all, "x")
-            self.fails(muster.Invalid, "rank 0: invalid: data is bytes, not str", g.broadcast_bytes, "x")
-            self.fails(muster.Invalid, "rank 0: invalid: data is bytes, not NoneType", g.all_gather_bytes, None)
-            self.fails(muster.Invalid, "rank 0: invalid: msgpack: ", g.all_gather, "\ud800")
-            self.fails(muster.Invalid, "rank 1 of a group of 1", g.send, 1, 1)
-            self.fails(muster.Invalid, "send to 0 of group", g.send, {1}, 0)
-            e = self.fails(muster.Timeout, "the deadline of rank 0 had passed when it called", g.barrier, timeout=0)
+            self.fails(muster_pg.Invalid, "rank 0: invalid: root 1 of a group of 1", g.broadcast, 1, 1)
+            self.fails(muster_pg.Invalid, "can not serialize 'set' object", g.all_gather, {1})
+            self.fails(muster_pg.TooLarge, "an object of 16.0 MiB, the limit is 16 MiB", g.all_gather, bytes(16 << 20))
+            self.fails(muster_pg.Invalid, "no reduction mean", g.all_reduce, [1], "mean")
+            self.fails(muster_pg.Invalid, "rank 0: invalid: number 1 is an int or a float, not str", g.all_reduce, [1, "x"])
+            self.fails(muster_pg.Invalid, "rank 0: invalid: number 0 is an int or a float, not bool", g.all_reduce, [True])
+            self.fails(muster_pg.Invalid, "rank 0: invalid: numbers is a list, not int", g.all_reduce, 1)
+            self.fails(muster_pg.Invalid, "rank 0: invalid: numbers: ", g.all_reduce, [1 << 63])
+            self.fails(muster_pg.Invalid, "rank 0: invalid: objs is a list, not int", g.scatter, 1)
+            self.fails(muster_pg.Invalid, "rank 0: invalid: objs is a list, not str", g.all_to_all, "x")
+            self.fails(muster_pg.Invalid, "rank 0: invalid: data is bytes, not str", g.broadcast_bytes, "x")
+            self.fails(muster_pg.Invalid, "rank 0: invalid: data is bytes, not NoneType", g.all_gather_bytes, None)
+            self.fails(muster_pg.Invalid, "rank 0: invalid: msgpack: ", g.all_gather, "\ud800")
+            self.fails(muster_pg.Invalid, "rank 1 of a group of 1", g.send, 1, 1)
+            self.fails(muster_pg.Invalid, "send to 0 of group", g.send, {1}, 0)
+            e = self.fails(muster_pg.Timeout, "the deadline of rank 0 had passed when it called", g.barrier, timeout=0)
             self.assertEqual(e.by, 0)
             g.barrier()
-        self.fails(muster.Closed, "closed: this rank has closed it", g.barrier)
-        self.fails(muster.Closed, "closed", g.recv, 0)
+        self.fails(muster_pg.Closed, "closed: this rank has closed it", g.barrier)
+        self.fails(muster_pg.Closed, "closed", g.recv, 0)
 
     def test_expired_messages(self) -> None:
-        with muster.Group.join(0, 1, self.store, name="g", expiry=0.01) as g:
+        with muster_pg.Group.join(0, 1, self.store, name="g", expiry=0.01) as g:
             g.send("late", 0)
             threading.Event().wait(0.1)
-            self.fails(muster.Expired, "recv from 0 of group", g.recv, 0)
+            self.fails(muster_pg.Expired, "recv from 0 of group", g.recv, 0)
             g._membership.config.expiry = 60  # for the next one, however slow the machine
             g.send("next", 0)
             self.assertEqual((g.recv(0), g.expired()), ("next", 1))
@@ -310,32 +338,32 @@ class Groups(Case):
             (0, 1, {"timeout": "1"}, "join: timeout is a number of seconds, not str"),
             (0, 1, {"liveness_timeout": math.inf}, "join: liveness_timeout is inf: it has to be > 0 seconds, and an end"),
             (0, 1, {"secret": "secret"}, "join: secret is bytes, not str"),
-            (0, 1, {"tls": True}, "join: tls is a muster.TLS, not bool"),
-            (0, 1, {"store": 7070}, "join: store is an address or a muster.Store, not int"),
+            (0, 1, {"tls": True}, "join: tls is a muster_pg.TLS, not bool"),
+            (0, 1, {"store": 7070}, "join: store is an address or a muster_pg.Store, not int"),
             (0, 1, {"timeout": 0}, "timeout is 0"),
             (0, 1, {"store": ""}, "there is no store"),
         ):
             args: Any = {"store": ADDRESS, **more}
-            self.fails(muster.Invalid, says, muster.Group.join, rank, size, **args)
+            self.fails(muster_pg.Invalid, says, muster_pg.Group.join, rank, size, **args)
 
     def test_an_interrupt_is_a_no_for_all(self) -> None:
         """Has what Ctrl-C does, where the verb runs in the main thread."""
-        others: List[muster.Cancelled] = []
+        others: List[muster_pg.Cancelled] = []
         interrupted = threading.Event()
 
         def other() -> None:
-            with muster.Group.join(1, 2, ADDRESS, name=self.id(), timeout=30) as g:
+            with muster_pg.Group.join(1, 2, ADDRESS, name=self.id(), timeout=30) as g:
                 interrupted.wait()
                 try:
                     g.barrier()
-                except muster.Cancelled as e:
+                except muster_pg.Cancelled as e:
                     others.append(e)
                 g.barrier()
                 g.shutdown()
 
         t = threading.Thread(target=other)
         t.start()
-        with muster.Group.join(0, 2, ADDRESS, name=self.id(), timeout=30) as g:
+        with muster_pg.Group.join(0, 2, ADDRESS, name=self.id(), timeout=30) as g:
             before = signal.signal(signal.SIGALRM, signal.default_int_handler)
             self.addCleanup(signal.signal, signal.SIGALRM, before)
             signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -349,12 +377,12 @@ class Groups(Case):
 
     def test_a_rank_that_is_held(self) -> None:
         with self.alone():
-            self.fails(muster.Conflict, "create of group .* on rank 0 of 1: ", self.alone)
+            self.fails(muster_pg.Conflict, "create of group .* on rank 0 of 1: ", self.alone)
 
     def test_errors_can_be_pickled(self) -> None:
         with self.alone() as g:
-            rank = self.fails(muster.Timeout, "deadline", g.barrier, timeout=0)
-        store = self.fails(muster.NotFound, "not found", self.store.get, "k")
+            rank = self.fails(muster_pg.Timeout, "deadline", g.barrier, timeout=0)
+        store = self.fails(muster_pg.NotFound, "not found", self.store.get, "k")
         for e in (rank, store):
             again = pickle.loads(pickle.dumps(e))
             self.assertEqual((type(again), str(again), again.code), (type(e), str(e), e.code))

@@ -1,4 +1,7 @@
-"""The file of a trace, and what becomes of it when something goes wrong. That "muster trace" reads it is tested in Go."""
+"""The file of a trace, and what becomes of it when something goes wrong.
+
+That "muster trace" reads it is tested in Go.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from pathlib import Path
 from typing import Any, Dict, List
 from unittest import mock
 
-import muster
-from muster import _span, _trace
-from muster._span import Span, Who
+import muster_pg
+from muster_pg import _span, _trace
+from muster_pg._span import Joining, Span
 from test_session import Outcome
 from test_store import ADDRESS, Case
 
-ME = Who("world", 1, 4, 7, 0xFFFFFFFFFFFFFFFF)
+ME = Joining("world", 1, 4, 7, 0xFFFFFFFFFFFFFFFF)
 
 
 def events(text: str) -> List[Dict[str, Any]]:
@@ -31,7 +34,9 @@ def events(text: str) -> List[Dict[str, Any]]:
 
 
 class Slow(io.BytesIO):
-    """A file that takes nothing after its first line until it is told to, and then little at a time."""
+    """A file that takes nothing after its first line until it is told to, and then little at a
+    time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,11 +81,11 @@ class File(unittest.TestCase):
         self.assertEqual(path.name, f"rank1-node.1__-{os.getpid()}.json")
         clock = iter([5_000_001, 5_001_000, 6_000_999, 7_000_000])
         with mock.patch.object(_span, "now", lambda: trace._start + next(clock)):
-            with self.assertRaisesRegex(muster.Error, "why"), Span(trace, "barrier", ME._replace(name='a"\n\udcff'), "\0side") as s:
+            with self.assertRaisesRegex(muster_pg.Error, "why"), Span(trace, "barrier", ME._replace(name='a"\n\udcff'), "\0side") as s:
                 s.seq = 3
                 s.waits()
                 s.answered(b"four", [b"not counted"], 2)
-                raise muster.Error('why: "é"')
+                raise muster_pg.Error('why: "é"')
         trace.release()
         [e] = events(self.read())
         self.assertEqual({**e, "args": None}, {"name": "barrier", "cat": "pgroup", "ph": "X", "pid": os.getpid(), "tid": 1, "ts": 5000.001, "dur": 1999.999, "args": None})
@@ -96,9 +101,9 @@ class File(unittest.TestCase):
 
     def test_what_is_not_there_is_not_said(self) -> None:
         trace = _trace.create(self.dir, 0, "h")
-        with Span(trace, "create", Who("world", 0, 2)):
+        with Span(trace, "create", Joining("world", 0, 2)):
             pass
-        with self.assertRaises(KeyboardInterrupt), Span(trace, "send", Who("world", 0, 2)):
+        with self.assertRaises(KeyboardInterrupt), Span(trace, "send", Joining("world", 0, 2)):
             raise KeyboardInterrupt  # which says nothing
         trace.release()
         self.assertEqual(
@@ -150,7 +155,7 @@ class File(unittest.TestCase):
     def test_a_slow_file_delays_no_verb(self) -> None:
         """And what is left out is said. The file takes a part of what it is given, as files may."""
         file = Slow()
-        with mock.patch.object(_trace, "_ROOM", 300_000), mock.patch.object(file, "close"):
+        with mock.patch.object(_trace, "_MAX_PENDING", 300_000), mock.patch.object(file, "close"):
             trace = _trace.Trace("slow", file)
             with Span(trace, "first", ME):
                 pass
@@ -170,13 +175,13 @@ class File(unittest.TestCase):
 
     def test_a_file_that_hangs_holds_up_neither_a_failure_nor_the_end(self) -> None:
         file = Slow()
-        with mock.patch.object(_trace, "_DELAY", 0.01), mock.patch.object(_trace, "_PATIENCE", 0.01), mock.patch.object(file, "close"):
+        with mock.patch.object(_trace, "_DELAY", 0.01), mock.patch.object(_trace, "_CLOSE_TIMEOUT", 0.01), mock.patch.object(file, "close"):
             trace = _trace.Trace("traces/rank0.json", file)
             for _ in range(2):
                 with self.assertRaises(ValueError), Span(trace, "gather", ME):
                     raise ValueError("no")
             self.assertTrue(file.asked.wait(20))
-            with self.assertLogs("muster") as logs:
+            with self.assertLogs("muster_pg") as logs:
                 trace.release()
             self.assertIn("traces/rank0.json could not be written within 0.01 s", logs.output[0])
             file.go.set()
@@ -189,9 +194,9 @@ class File(unittest.TestCase):
         for _ in range(3):
             with self.assertRaises(ValueError), Span(trace, "barrier", ME):
                 raise ValueError("why")
-        with self.assertLogs("muster", "ERROR") as logs:
+        with self.assertLogs("muster_pg", "ERROR") as logs:
             trace.release()
-        self.assertEqual(logs.output, ["ERROR:muster:the trace traces/rank0.json could not be written: [Errno 28] No space left on device"])
+        self.assertEqual(logs.output, ["ERROR:muster_pg:the trace traces/rank0.json could not be written: [Errno 28] No space left on device"])
         self.assertEqual((file.lines, file.closed), (2, True))
 
     def test_after_its_end_nothing_is_told(self) -> None:
@@ -208,8 +213,8 @@ class File(unittest.TestCase):
 
     def test_no_thread(self) -> None:
         with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
-            with self.assertRaisesRegex(muster.Invalid, "can't start new thread"):
-                muster.Group.join(0, 1, "127.0.0.1:1", trace_dir=self.dir)
+            with self.assertRaisesRegex(muster_pg.Invalid, "can't start new thread"):
+                muster_pg.Group.join(0, 1, "127.0.0.1:1", trace_dir=self.dir)
 
 
 class Groups(Case):
@@ -221,11 +226,11 @@ class Groups(Case):
     def files(self) -> List[str]:
         return [p.read_text() for p in sorted(Path(self.dir.name).iterdir())]
 
-    def join(self, name: str = "") -> muster.Group:
-        return muster.Group.join(0, 1, ADDRESS, name=self.id() + name, timeout=30, trace_dir=self.dir.name)
+    def join(self, name: str = "") -> muster_pg.Group:
+        return muster_pg.Group.join(0, 1, ADDRESS, name=self.id() + name, timeout=30, trace_dir=self.dir.name)
 
     def test_without_it_no_clock_is_read(self) -> None:
-        with mock.patch.object(_span, "now", side_effect=AssertionError), muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
+        with mock.patch.object(_span, "now", side_effect=AssertionError), muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
             g.barrier()
             g.all_gather(1)
             g.send(1, 0)
@@ -237,7 +242,7 @@ class Groups(Case):
     def test_abort(self) -> None:
         with self.join() as g:
             g.abort("no more")
-            self.fails(muster.Aborted, "no more", g.barrier)
+            self.fails(muster_pg.Aborted, "no more", g.barrier)
         [text] = self.files()
         self.assertEqual([e["name"] for e in events(text)], ["create", "abort", "barrier", "close"])
         abort, barrier = events(text)[1:3]
@@ -247,35 +252,37 @@ class Groups(Case):
     def test_what_is_refused(self) -> None:
         """Names no rank that is none: such a file would not be read."""
         with self.join() as g:
-            self.fails(muster.Invalid, "rank 5 of a group of 1", g.recv, 5)
-            self.fails(muster.Invalid, "rank -1 of a group of 1", g.send, 1, -1)
-            self.fails(muster.Invalid, "root 9 of a group of 1", g.broadcast, 1, 9)
-            self.fails(muster.InvalidType, "root", g.broadcast, 1, "x")
+            self.fails(muster_pg.Invalid, "rank 5 of a group of 1", g.recv, 5)
+            self.fails(muster_pg.Invalid, "rank -1 of a group of 1", g.send, 1, -1)
+            self.fails(muster_pg.Invalid, "root 9 of a group of 1", g.broadcast, 1, 9)
+            self.fails(muster_pg.InvalidType, "root", g.broadcast, 1, "x")
         [text] = self.files()
         self.assertEqual([(e["name"], e["args"].get("last", -1)) for e in events(text)[1:-1]], [("recv", -1), ("send", -1), ("broadcast", 0)])
 
     def test_groups_of_one_store_have_a_file_each(self) -> None:
-        with muster.Store.connect(ADDRESS) as store:
+        with muster_pg.Store.connect(ADDRESS) as store:
             for name in "ab":
-                with muster.Group.join(0, 1, store, name=self.id() + name, timeout=30, trace_dir=self.dir.name) as g:
+                with muster_pg.Group.join(0, 1, store, name=self.id() + name, timeout=30, trace_dir=self.dir.name) as g:
                     g.barrier()
         self.assertEqual([[e["name"] for e in events(text)] for text in self.files()], [["create", "barrier", "close"]] * 2)
 
     def test_a_process_that_closes_nothing(self) -> None:
         """Has all of it in the file, as it ends by itself."""
-        program = "import os, sys, muster; g = muster.Group.join(0, 1, sys.argv[1], name=sys.argv[2], trace_dir=sys.argv[3]); g.barrier()"
+        program = "import os, sys, muster_pg; g = muster_pg.Group.join(0, 1, sys.argv[1], name=sys.argv[2], trace_dir=sys.argv[3]); g.barrier()"
         subprocess.run([sys.executable, "-W", "error", "-c", program, ADDRESS, self.id(), self.dir.name], check=True, timeout=60)
         [text] = self.files()
         self.assertEqual([e["name"] for e in events(text)], ["create", "barrier"])
 
     @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
     def test_a_fork_writes_nothing(self) -> None:
-        """Has the lock held at the fork, as another thread could; and what waits to be written then is the parent's."""
+        """Has the lock held at the fork, as another thread could; and what waits to be written then
+        is the parent's.
+        """
         program = textwrap.dedent("""
-            import os, signal, sys, muster
-            from muster import _trace
+            import os, signal, sys, muster_pg
+            from muster_pg import _trace
             _trace._DELAY = 1000
-            g = muster.Group.join(0, 1, sys.argv[1], name=sys.argv[2], trace_dir=sys.argv[3])
+            g = muster_pg.Group.join(0, 1, sys.argv[1], name=sys.argv[2], trace_dir=sys.argv[3])
             g.barrier()
             with g._membership.trace._cond:
                 pid = os.fork()
@@ -283,7 +290,7 @@ class Groups(Case):
                     signal.alarm(20)  # whatever hangs ends here
                     try:
                         g.recv(0)
-                    except muster.Closed:
+                    except muster_pg.Closed:
                         g.close()
                         sys.exit()
             assert os.waitpid(pid, 0)[1] == 0

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import unittest
 from pathlib import Path
 from typing import Any, Dict, Optional, Type
 
-from muster import _objects, _wire
-from muster._wire import Code, Contribution, Op, Reply, Request, Failure
+from muster_pg import _objects, _wire
+from muster_pg._wire import Code, Contribution, Op, Reply, Request, Failure
 
-GOLDEN = Path(os.environ.get("MUSTER_GOLDEN_FILE", Path(__file__).parents[3] / "wire" / "testdata" / "golden.json"))
+GOLDEN = Path(__file__).with_name("golden.json")
 
 
 def snake(name: str) -> str:

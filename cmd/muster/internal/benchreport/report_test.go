@@ -83,20 +83,20 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, "median", by)
 	require.Len(t, rows, 12)
 	require.Equal(t, []benchreport.Beside{{Micros: 160, Ratio: 2}}, rows[0].Others)
-	require.Equal(t, "2× faster", rows[0].Others[0].Verdict())
+	require.Equal(t, "2× faster", rows[0].Others[0].Comparison())
 
 	// The other systems report only the mean, so all runs are compared by the mean.
 	rows, by = benchreport.Compare(append([]benchreport.Run{measured("now", 1)}, peers(t)...))
 	require.Equal(t, "mean", by)
 	require.InDelta(t, 1102/96.0, rows[0].Others[0].Ratio, 1e-9)
-	require.Equal(t, "11× faster", rows[0].Others[0].Verdict())
-	require.Equal(t, "9.6× slower", rows[0].Others[2].Verdict())
+	require.Equal(t, "11× faster", rows[0].Others[0].Comparison())
+	require.Equal(t, "9.6× slower", rows[0].Others[2].Comparison())
 	require.Zero(t, rows[1].Others[0], "there is no such case")
 }
 
-func TestVerdicts(t *testing.T) {
+func TestComparison(t *testing.T) {
 	for ratio, want := range map[float64]string{0: "", 1: "as fast", 1.09: "as fast", 0.92: "as fast", 1.5: "1.5× faster", 0.5: "2× slower", 0.001: "1000× slower", 55: "55× faster"} {
-		require.Equal(t, want, benchreport.Beside{Ratio: ratio}.Verdict())
+		require.Equal(t, want, benchreport.Beside{Ratio: ratio}.Comparison())
 	}
 }
 

@@ -189,8 +189,8 @@ func Compare(runs []Run) (rows []Comparison, by string) {
 	return rows, string(m)
 }
 
-// Verdict describes the ratio in words, from the view of the first run.
-func (b Beside) Verdict() string {
+// Comparison describes the ratio in words, from the view of the first run.
+func (b Beside) Comparison() string {
 	const noise = 1.1 // smaller differences are not significant
 	switch {
 	case b.Ratio == 0:

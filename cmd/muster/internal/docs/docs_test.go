@@ -6,6 +6,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 var block = regexp.MustCompile("(?ms)^```go\n(.*?)^```")
@@ -36,9 +39,7 @@ func TestGoCodeOfTheDocs(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	blocks := 0
 	for name, text := range pages {
 		for _, m := range block.FindAllStringSubmatch(text, -1) {
@@ -48,9 +49,7 @@ func TestGoCodeOfTheDocs(t *testing.T) {
 			}
 		}
 	}
-	if blocks < 15 {
-		t.Errorf("only %d blocks were found", blocks)
-	}
+	assert.GreaterOrEqual(t, blocks, 15)
 }
 
 // flat returns code without the indentation of its lines, and without the spaces that align

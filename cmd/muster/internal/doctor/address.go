@@ -21,7 +21,7 @@ func (d *Doctor) host(ctx context.Context, _ *patient) []Finding {
 	if name == "localhost" || strings.HasPrefix(name, "localhost.") {
 		return []Finding{warning("this host calls itself "+name, "hostnamectl set-hostname: messages of several hosts cannot be distinguished")}
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.patience())
+	ctx, cancel := context.WithTimeout(ctx, d.answerTimeout())
 	defer cancel()
 	addrs, err := d.System.LookupHost(ctx, name)
 	switch {
@@ -69,6 +69,8 @@ func (d *Doctor) meeting(p *patient) string {
 	switch {
 	case p.config != nil:
 		return p.config.Address
+	case d.Store != "":
+		return d.Store
 	case env("MUSTER_STORE") != "":
 		return env("MUSTER_STORE")
 	case env("MASTER_ADDR") != "" && env("MASTER_PORT") != "":
@@ -134,7 +136,7 @@ func (d *Doctor) resolve(ctx context.Context, host string) (addrs []string, slow
 	if net.ParseIP(host) != nil {
 		return []string{host}, 0, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.patience())
+	ctx, cancel := context.WithTimeout(ctx, d.answerTimeout())
 	defer cancel()
 	began := time.Now()
 	addrs, err = d.System.LookupHost(ctx, host)

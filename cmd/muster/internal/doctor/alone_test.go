@@ -180,7 +180,7 @@ func TestNoRoute(t *testing.T) {
 
 // TestSilentNameServer checks that a lookup ends after the timeout.
 func TestSilentNameServer(t *testing.T) {
-	d := &doctor.Doctor{System: healthy(), Patience: 300 * time.Millisecond}
+	d := &doctor.Doctor{System: healthy(), AnswerTimeout: 300 * time.Millisecond}
 	env{"MUSTER_STORE": "muster://node-b:7"}.with(t, d.System)
 	d.System.LookupHost = func(ctx context.Context, host string) ([]string, error) {
 		<-ctx.Done()
@@ -216,7 +216,7 @@ func TestPorts(t *testing.T) {
 	taken, port := listen(t)
 	gone, free := listen(t)
 	require.NoError(t, gone.Close())
-	d := &doctor.Doctor{System: healthy(), Ports: []string{port, free, taken.Addr().String(), "127.0.0.1:" + free, "10.9.9.9:7", "10.9.9.9:8", "10.9.9.9:9", "node-x:7"}, Patience: 500 * time.Millisecond}
+	d := &doctor.Doctor{System: healthy(), Ports: []string{port, free, taken.Addr().String(), "127.0.0.1:" + free, "10.9.9.9:7", "10.9.9.9:8", "10.9.9.9:9", "node-x:7"}, AnswerTimeout: 500 * time.Millisecond}
 	d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
 		return new(net.ListenConfig).Listen(ctx, network, "127.0.0.1"+addr)
 	}

@@ -47,36 +47,39 @@ type Report struct {
 type Doctor struct {
 	Version string
 	System  *System
+	Store   string // URL of the store to check, with its parameters; "" is none
+	// what to do after the store has denied access for a reason; nil is a general advice
+	Advice func(why string) string
 	// a port number, which must be free on this host, or host:port, which must be reachable
-	Ports    []string
-	Dir      string        // a directory that the ranks share; "" is none
-	Patience time.Duration // timeout of each answer from another host; 0 is 3 s
+	Ports         []string
+	Dir           string        // a directory that the ranks share; "" is none
+	AnswerTimeout time.Duration // timeout of each answer from another host; 0 is 3 s
 }
 
 // checks are the names of all checks, in the order of a report.
-var checks = []string{"version", "environment", "host", "address", "ports", "security", "memory", "files", "dir", "group", "clocks", "links"}
+var checks = []string{"version", "environment", "host", "address", "ports", "store", "security", "memory", "files", "dir", "group", "clocks", "links"}
 
-const defaultPatience = 3 * time.Second
+const defaultAnswerTimeout = 3 * time.Second
 
-func (d *Doctor) patience() time.Duration {
-	if d.Patience > 0 {
-		return d.Patience
+func (d *Doctor) answerTimeout() time.Duration {
+	if d.AnswerTimeout > 0 {
+		return d.AnswerTimeout
 	}
-	return defaultPatience
+	return defaultAnswerTimeout
 }
 
 // Run runs the checks, until ctx ends at the latest. The context must have a deadline. In a group
-// only rank 0 calls tell, with the findings of all ranks and before the other ranks return. If
-// there is no group, or if it fails, each rank calls tell with its own findings. The number of
+// only rank 0 calls report, with the findings of all ranks and before the other ranks return. If
+// there is no group, or if it fails, each rank calls report with its own findings. The number of
 // problems is the same on all ranks that could agree on it.
-func (d *Doctor) Run(ctx context.Context, tell func(*Report) error) (problems int, err error) {
+func (d *Doctor) Run(ctx context.Context, report func(*Report) error) (problems int, err error) {
 	p := d.patient()
 	found := d.alone(ctx, p)
 	if p.config == nil || p.config.Size < 2 {
 		r := d.report(found, 1, 1)
-		return r.Problems, tell(r)
+		return r.Problems, report(r)
 	}
-	return d.together(ctx, p, found, tell)
+	return d.together(ctx, p, found, report)
 }
 
 // patient is the configuration of this process.
@@ -106,14 +109,15 @@ func (d *Doctor) alone(ctx context.Context, p *patient) []Finding {
 		{"host", d.host},
 		{"address", d.address},
 		{"ports", d.ports},
+		{"store", d.store},
 		{"security", d.security},
 		{"memory", d.memory},
 		{"files", d.files},
 		{"dir", d.directory},
 	}
-	// A check that waits for answers uses d.patience() as its timeout. The rest is for its other
+	// A check that waits for answers uses d.answerTimeout() as its timeout. The rest is for its other
 	// work.
-	ctx, cancel := context.WithTimeout(ctx, 2*d.patience())
+	ctx, cancel := context.WithTimeout(ctx, 2*d.answerTimeout())
 	defer cancel()
 	results := make([]chan []Finding, len(checks))
 	for i, c := range checks {
@@ -139,7 +143,7 @@ func (d *Doctor) late(name string, result <-chan []Finding) []Finding {
 		return named(name, fs)
 	default:
 	}
-	f := problem(fmt.Sprintf("no answer within %v", 2*d.patience()), "look at what this check asks: a name server, or a file system whose server is gone, keeps it waiting")
+	f := problem(fmt.Sprintf("no answer within %v", 2*d.answerTimeout()), "look at what this check asks: a name server, or a file system whose server is gone, keeps it waiting")
 	return named(name, []Finding{f})
 }
 

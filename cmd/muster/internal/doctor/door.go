@@ -14,10 +14,10 @@ import (
 // door listens for the connections with which the other ranks test this rank. It closes connections
 // of clients that do not have the token.
 type door struct {
-	listener net.Listener
-	token    string
-	patience time.Duration
-	wg       sync.WaitGroup
+	listener      net.Listener
+	token         string
+	answerTimeout time.Duration
+	wg            sync.WaitGroup
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
@@ -31,7 +31,7 @@ func (w *ward) openDoor(ctx context.Context, token string) (*door, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &door{listener: l, token: token, patience: w.patience(), conns: map[net.Conn]bool{}}
+	d := &door{listener: l, token: token, answerTimeout: w.answerTimeout(), conns: map[net.Conn]bool{}}
 	d.wg.Go(d.accept)
 	return d, nil
 }
@@ -84,7 +84,7 @@ func (d *door) leave(c net.Conn) {
 
 // serve is the other end of try.
 func (d *door) serve(c net.Conn) {
-	_ = c.SetDeadline(time.Now().Add(3 * d.patience)) // cannot fail for a socket
+	_ = c.SetDeadline(time.Now().Add(3 * d.answerTimeout)) // cannot fail for a socket
 	token := make([]byte, len(d.token))
 	if readFull(c, token) != nil || subtle.ConstantTimeCompare(token, []byte(d.token)) != 1 {
 		return

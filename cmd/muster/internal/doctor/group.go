@@ -34,31 +34,31 @@ type ward struct {
 
 // together runs the checks that need all ranks. The findings that this rank made alone are included
 // in the report.
-func (d *Doctor) together(ctx context.Context, p *patient, alone []Finding, tell func(*Report) error) (int, error) {
+func (d *Doctor) together(ctx context.Context, p *patient, alone []Finding, report func(*Report) error) (int, error) {
 	g, err := d.join(ctx, *p.config)
 	if err != nil {
 		r := d.report(append(alone, d.notJoined(ctx, p, err)...), 1, 1)
-		return r.Problems, tell(r)
+		return r.Problems, report(r)
 	}
 	defer g.Close()
 	w := &ward{Doctor: d, group: g, members: g.Members(), found: alone}
-	problems, err := w.examine(ctx, tell)
+	problems, err := w.examine(ctx, report)
 	if err == nil {
 		return problems, g.Shutdown(ctx)
 	}
-	if _, told := errors.AsType[*tellError](err); told {
+	if _, failed := errors.AsType[*reportError](err); failed {
 		return problems, err
 	}
 	f := problem(strings.TrimPrefix(err.Error(), "pgroup: "), "that rank, or its way to the store, failed while the ranks were examined; what follows is what this rank has found itself")
 	r := d.report(append(w.found, named("group", []Finding{f})...), g.Size(), g.NodeCount())
-	return r.Problems, tell(r)
+	return r.Problems, report(r)
 }
 
-// tellError is an error of the tell function, as opposed to one of the group.
-type tellError struct{ err error }
+// reportError is an error of the report function, as opposed to one of the group.
+type reportError struct{ err error }
 
-func (e *tellError) Error() string { return e.err.Error() }
-func (e *tellError) Unwrap() error { return e.err }
+func (e *reportError) Error() string { return e.err.Error() }
+func (e *reportError) Unwrap() error { return e.err }
 
 // join forms a group in addition to those of the job, within half of the time until the deadline.
 func (d *Doctor) join(ctx context.Context, c pgroup.Config) (*pgroup.Group, error) {
@@ -95,7 +95,7 @@ func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding
 }
 
 // examine runs the checks of the group, and returns the number of problems of all ranks.
-func (w *ward) examine(ctx context.Context, tell func(*Report) error) (int, error) {
+func (w *ward) examine(ctx context.Context, report func(*Report) error) (int, error) {
 	if err := w.introduce(ctx); err != nil {
 		return 0, err
 	}
@@ -104,7 +104,7 @@ func (w *ward) examine(ctx context.Context, tell func(*Report) error) (int, erro
 			return 0, err
 		}
 	}
-	return w.tell(ctx, tell)
+	return w.reportAll(ctx, report)
 }
 
 // introduce exchanges the cards of all ranks and compares them.
@@ -181,9 +181,9 @@ func (w *ward) node(n int) string {
 	return fmt.Sprintf("%s (%s)", name, ranksText(ranks))
 }
 
-// tell collects all findings on rank 0, which reports them, and sends the number of problems to all
+// reportAll collects all findings on rank 0, which reports them, and sends the number of problems to all
 // ranks.
-func (w *ward) tell(ctx context.Context, tell func(*Report) error) (int, error) {
+func (w *ward) reportAll(ctx context.Context, report func(*Report) error) (int, error) {
 	mine, err := json.Marshal(w.found)
 	if err != nil {
 		return 0, err
@@ -199,11 +199,11 @@ func (w *ward) tell(ctx context.Context, tell func(*Report) error) (int, error) 
 			return 0, err
 		}
 		r := w.report(append(found, w.all...), w.group.Size(), w.group.NodeCount())
-		problems, failed = r.Problems, tell(r)
+		problems, failed = r.Problems, report(r)
 	}
 	problems, err = pgroup.Broadcast(ctx, w.group, 0, problems)
 	if failed != nil {
-		return problems, &tellError{failed}
+		return problems, &reportError{failed}
 	}
 	return problems, err
 }

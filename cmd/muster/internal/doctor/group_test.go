@@ -308,7 +308,7 @@ func TestStrangersAtTheDoor(t *testing.T) {
 				if n == 0 {
 					heard <- nil
 				} else {
-					heard <- errors.New("a stranger heard something")
+					heard <- errors.New("a otherService heard something")
 				}
 			}()
 			return l, nil

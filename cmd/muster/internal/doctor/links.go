@@ -114,7 +114,7 @@ const bulk = 64 << 10
 
 // try dials, sends the token, and transfers many bytes in both directions.
 func (w *ward) try(ctx context.Context, to where) (kind string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, w.patience())
+	ctx, cancel := context.WithTimeout(ctx, w.answerTimeout())
 	defer cancel()
 	c, err := w.System.Dial(ctx, "tcp", to.Addr)
 	if err != nil {
@@ -126,7 +126,7 @@ func (w *ward) try(ctx context.Context, to where) (kind string, err error) {
 		kind        string
 		send, fetch []byte
 	}{{small, []byte(to.Token), ack}, {up, make([]byte, bulk), ack}, {down, nil, make([]byte, bulk)}} {
-		_ = c.SetDeadline(time.Now().Add(w.patience())) // cannot fail for a socket
+		_ = c.SetDeadline(time.Now().Add(w.answerTimeout())) // cannot fail for a socket
 		if _, err = c.Write(s.send); err == nil {
 			err = readFull(c, s.fetch)
 		}
@@ -208,7 +208,7 @@ func (w *ward) pairs(ts []trouble) string {
 func (w *ward) kindText(kind string, t trouble) string {
 	return map[string]string{
 		refused:     "the connection is refused",
-		silent:      fmt.Sprintf("no answer within %v", w.patience()),
+		silent:      fmt.Sprintf("no answer within %v", w.answerTimeout()),
 		unreachable: t.Detail,
 		foreign:     "another process answers there",
 		small:       "it connects, and no byte comes through",

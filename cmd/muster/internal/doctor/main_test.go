@@ -20,9 +20,9 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-// patience is the timeout of the checks. It is long enough for checks that succeed on a busy
+// answerTimeout is the timeout of the checks. It is long enough for checks that succeed on a busy
 // machine, and only checks that fail take this long.
-const patience = time.Second
+const answerTimeout = time.Second
 
 // limit is the timeout of operations that should take almost no time.
 const limit = time.Minute
@@ -105,8 +105,8 @@ func examined(t *testing.T, d *doctor.Doctor) *doctor.Report {
 	defer cancel()
 	var got *doctor.Report
 	d.Version = "v1"
-	if d.Patience == 0 {
-		d.Patience = patience
+	if d.AnswerTimeout == 0 {
+		d.AnswerTimeout = answerTimeout
 	}
 	problems, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
 	require.NoError(t, err)
@@ -158,7 +158,7 @@ func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(ran
 	reports := make(chan *doctor.Report, n)
 	ended := make(chan struct{}, n)
 	for rank := range n {
-		d := &doctor.Doctor{Version: "v1", System: healthy(), Patience: patience}
+		d := &doctor.Doctor{Version: "v1", System: healthy(), AnswerTimeout: answerTimeout}
 		host := fmt.Sprintf("node-%c", 'a'+rank/2)
 		d.System.Hostname = func() (string, error) { return host, nil }
 		d.System.Getenv = func(name string) string { return env{"RANK": fmt.Sprint(rank), "WORLD_SIZE": fmt.Sprint(n)}[name] }

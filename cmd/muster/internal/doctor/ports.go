@@ -87,7 +87,7 @@ func (d *Doctor) listen(ctx context.Context, addr string) (l net.Listener, err e
 
 // isStore reports whether a muster store listens at addr, even if it denies access.
 func (d *Doctor) isStore(ctx context.Context, addr string) bool {
-	ctx, cancel := context.WithTimeout(ctx, d.patience()/2)
+	ctx, cancel := context.WithTimeout(ctx, d.answerTimeout()/2)
 	defer cancel()
 	s, err := store.Dial(ctx, addr, nil)
 	if err == nil {
@@ -113,7 +113,7 @@ func (d *Doctor) reach(ctx context.Context, addr string) Finding {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return problem(addr+", where the ranks meet, has no port", "let MUSTER_STORE be muster://host:port")
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.patience())
+	ctx, cancel := context.WithTimeout(ctx, d.answerTimeout())
 	defer cancel()
 	c, err := d.System.Dial(ctx, "tcp", addr)
 	if err == nil {
@@ -124,7 +124,7 @@ func (d *Doctor) reach(ctx context.Context, addr string) Finding {
 	case refused:
 		return problem(addr+" refuses: no process listens there, or a firewall rejects it", "start the store or rank 0 first; is the port right?")
 	case silent:
-		return problem(fmt.Sprintf("%s does not answer within %v", addr, d.patience()), "a firewall drops it, or the address is of no host: let TCP to that port through")
+		return problem(fmt.Sprintf("%s does not answer within %v", addr, d.answerTimeout()), "a firewall drops it, or the address is of no host: let TCP to that port through")
 	}
 	return problem(fmt.Sprintf("%s cannot be reached: %s", addr, lookupInner(err)), "is the address right, and is there a route to it?")
 }

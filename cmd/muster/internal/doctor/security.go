@@ -42,13 +42,19 @@ func (d *Doctor) validity(file string) Finding {
 	if err != nil {
 		return problem(fmt.Sprintf("%s has no certificate: %v", file, err), "let MUSTER_TLS_CERT be a PEM file with one")
 	}
+	return d.period(c, "the certificate in "+file, "TLS, with the certificate in %s", file)
+}
+
+// period checks the validity period of a certificate, which is called what, against this host's
+// clock. If it is valid, the finding is the formatted text.
+func (d *Doctor) period(c *x509.Certificate, what, valid string, args ...any) Finding {
 	switch now := d.System.Now(); {
 	case now.Before(c.NotBefore):
-		return problem(fmt.Sprintf("the certificate in %s begins only at %s, by this host's clock", file, c.NotBefore.Format(time.RFC3339)), "is the clock right?")
+		return problem(fmt.Sprintf("%s begins only at %s, by this host's clock", what, c.NotBefore.Format(time.RFC3339)), "is the clock right?")
 	case now.After(c.NotAfter):
-		return problem(fmt.Sprintf("the certificate in %s ended at %s", file, c.NotAfter.Format(time.RFC3339)), "make a new one: it is read again without a restart")
+		return problem(fmt.Sprintf("%s ended at %s", what, c.NotAfter.Format(time.RFC3339)), "make a new one: it is read again without a restart")
 	case now.Add(soonOver).After(c.NotAfter):
-		return warning(fmt.Sprintf("the certificate in %s ends at %s", file, c.NotAfter.Format(time.RFC3339)), "make a new one in time: it is read again without a restart")
+		return warning(fmt.Sprintf("%s ends at %s", what, c.NotAfter.Format(time.RFC3339)), "make a new one in time: it is read again without a restart")
 	}
-	return ok("TLS, with the certificate in %s", file)
+	return ok(valid, args...)
 }

@@ -45,8 +45,8 @@ func (w *ward) sharedDirectory(ctx context.Context) error {
 	return nil
 }
 
-// longest is the timeout of a step. A loop inside a step waits for at most w.patience().
-func (w *ward) longest() time.Duration { return w.patience() + w.patience()/2 }
+// longest is the timeout of a step. A loop inside a step waits for at most w.answerTimeout().
+func (w *ward) longest() time.Duration { return w.answerTimeout() + w.answerTimeout()/2 }
 
 // board is the state of the shared directory check. Rank 0 writes files, and the other ranks read
 // them. A step that hangs keeps its goroutine, which may write to the fields later. So after such a
@@ -102,7 +102,7 @@ func (b *board) look() {
 		return
 	}
 	began := time.Now()
-	for time.Since(began) < b.patience() {
+	for time.Since(began) < b.answerTimeout() {
 		if _, err := os.Stat(b.path); err == nil {
 			b.seen = time.Since(began)
 			return
@@ -133,7 +133,7 @@ const replaced = 20 // maximum number of replacements
 
 // race reads a file while rank 0 replaces it, for half of the timeout at most.
 func (b *board) race() {
-	for began := time.Now(); time.Since(began) < b.patience()/2 && !b.last && !b.elsewhere(); time.Sleep(time.Millisecond) {
+	for began := time.Now(); time.Since(began) < b.answerTimeout()/2 && !b.last && !b.elsewhere(); time.Sleep(time.Millisecond) {
 		if !b.writer() {
 			b.readRaced()
 			continue
@@ -149,7 +149,7 @@ func (b *board) race() {
 
 // settle waits for the last version, which exists now.
 func (b *board) settle() {
-	for began := time.Now(); !b.writer() && time.Since(began) < b.patience() && !b.last && !b.elsewhere(); time.Sleep(10 * time.Millisecond) {
+	for began := time.Now(); !b.writer() && time.Since(began) < b.answerTimeout() && !b.last && !b.elsewhere(); time.Sleep(10 * time.Millisecond) {
 		b.readRaced()
 	}
 }
@@ -185,7 +185,7 @@ func (b *board) judge() {
 
 func (b *board) judgeReader() {
 	if b.seen < 0 || b.seen > soonSeen {
-		b.find("dir", warning(fmt.Sprintf("a file that was asked for before it was there is not seen in %s for more than %v, though it is in the list", b.Dir, min(b.patience(), soonSeen)),
+		b.find("dir", warning(fmt.Sprintf("a file that was asked for before it was there is not seen in %s for more than %v, though it is in the list", b.Dir, min(b.answerTimeout(), soonSeen)),
 			"the client remembers that there was none: mount with lookupcache=positive (NFS), or wait by listing the directory, as package nfsws does"))
 	}
 	if b.stale {
@@ -198,7 +198,7 @@ func (b *board) judgeReader() {
 		b.find("dir", warning(fmt.Sprintf("a file that was replaced by a rename in %s could not be read at times: %s", b.Dir, innermost(b.gone)), "open it again, and give each version a name of its own, as package nfsws does"))
 	}
 	if !b.last {
-		b.find("dir", warning(fmt.Sprintf("the new version of a file that was replaced in %s is not seen within %v", b.Dir, b.patience()), "the client remembers names (acdirmax of NFS): give each version a name of its own, as package nfsws does"))
+		b.find("dir", warning(fmt.Sprintf("the new version of a file that was replaced in %s is not seen within %v", b.Dir, b.answerTimeout()), "the client remembers names (acdirmax of NFS): give each version a name of its own, as package nfsws does"))
 	}
 }
 
@@ -207,7 +207,7 @@ func (b *board) remove(ctx context.Context) {
 	if !b.writer() {
 		return
 	}
-	within(ctx, b.patience(), func() {
+	within(ctx, b.answerTimeout(), func() {
 		for _, suffix := range []string{"", ".over", ".race", ".race.part"} {
 			_ = os.Remove(b.path + suffix)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/store"
 )
 
 // System contains the functions through which the checks see the machine. [Here] returns the real
@@ -22,6 +23,7 @@ type System struct {
 	Interfaces func() ([]Interface, error)
 	Listen     func(ctx context.Context, network, addr string) (net.Listener, error)
 	Dial       func(ctx context.Context, network, addr string) (net.Conn, error)
+	Open       func(ctx context.Context, url string) (*store.Store, error)
 	// the process that listens at port: "nginx (pid 7)"; "" if unknown
 	Holder     func(port int) string
 	Ephemeral  func() (first, last int)
@@ -51,6 +53,7 @@ func Here() *System {
 		Getenv: os.Getenv, FromEnv: pgroup.FromEnv, Now: time.Now, Hostname: os.Hostname,
 		LookupHost: net.DefaultResolver.LookupHost, Interfaces: interfaces,
 		Listen: new(net.ListenConfig).Listen, Dial: new(net.Dialer).DialContext,
+		Open:   store.Builtin().Open,
 		Holder: holder, Ephemeral: ephemeral, OpenFiles: openFiles, Backlog: backlog,
 		SharedSize: sharedSize, Memfd: memfd, Room: shm.CheckMemory, Volume: volume,
 	}

@@ -19,7 +19,7 @@ func (r *Report) Print(w io.Writer, ink Ink) error {
 			fmt.Fprintf(&b, "                      %s\n", in(ink.Dim, "→ "+f.Do))
 		}
 	}
-	fmt.Fprintf(&b, "\n%s\n", r.verdict(ink))
+	fmt.Fprintf(&b, "\n%s\n", r.summary(ink))
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -39,7 +39,7 @@ func (r *Report) who(f Finding) string {
 	return ranksText(f.Ranks) + ": "
 }
 
-func (r *Report) verdict(ink Ink) string {
+func (r *Report) summary(ink Ink) string {
 	switch {
 	case r.Problems > 0:
 		return in(ink.Bad, fmt.Sprintf("%s, %s", count(r.Problems, "problem"), count(r.Warnings, "warning")))

@@ -1,0 +1,91 @@
+"""Process groups of Python and Go, on a muster store.
+
+    import muster_pg
+
+    with muster_pg.Group.from_env() as group:            # or Group.join(rank, size, "node0:7070")
+        config = group.broadcast(load() if group.rank == 0 else None, root=0)
+        group.barrier(timeout=60)                     # or a RankError says which rank is missing
+
+    with muster_pg.Store.connect("node0:7070") as store:
+        store.set("model/ready", b"1", ttl=3600)
+
+Times are in seconds. Everything that is raised is a muster_pg.Error.
+"""
+
+from ._errors import (
+    Aborted,
+    Busy,
+    Cancelled,
+    Closed,
+    Compacted,
+    Conflict,
+    Denied,
+    Error,
+    Expired,
+    Failed,
+    Full,
+    Invalid,
+    InvalidType,
+    Left,
+    Lost,
+    Mismatch,
+    NotFound,
+    ProtocolError,
+    RankError,
+    SessionLost,
+    Skipped,
+    Stale,
+    StoreError,
+    Timeout,
+    TooLarge,
+    Unavailable,
+    Unknown,
+    Unsupported,
+)
+from ._group import Group
+from ._member import Member
+from ._secure import TLS, read_secret
+from ._store import Entry, Event, Store
+from ._version import __version__
+from ._wire import Code, Failure
+
+__all__ = [
+    "TLS",
+    "Aborted",
+    "Busy",
+    "Cancelled",
+    "Closed",
+    "Code",
+    "Compacted",
+    "Conflict",
+    "Denied",
+    "Entry",
+    "Error",
+    "Event",
+    "Expired",
+    "Failed",
+    "Full",
+    "Group",
+    "Invalid",
+    "InvalidType",
+    "Left",
+    "Lost",
+    "Member",
+    "Mismatch",
+    "NotFound",
+    "ProtocolError",
+    "RankError",
+    "SessionLost",
+    "Skipped",
+    "Stale",
+    "Store",
+    "StoreError",
+    "Timeout",
+    "TooLarge",
+    "Unavailable",
+    "Unknown",
+    "Unsupported",
+    "Failure",
+    "__version__",
+    "read_secret",
+]

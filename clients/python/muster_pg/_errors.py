@@ -1,0 +1,424 @@
+"""Errors, with the texts of Go.
+
+The class of an error has two bases: its origin, StoreError or RankError, and its kind, such as
+Timeout or Lost:
+
+    try:
+        group.barrier(timeout=30)
+    except muster_pg.Lost as e:          # of any verb
+        print(e.code, e)
+    except muster_pg.RankError as e:     # any other failure of a group operation
+        print(e.missing, e.doing)
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, cast
+
+from ._wire import Code, Contribution, Failure
+
+
+class Error(Exception):
+    """The base of all errors of this package."""
+
+    code: Code = Code.INVALID
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class NotFound(Error):
+    """There is no such key."""
+
+
+class Expired(Error):
+    """It has expired."""
+
+
+class Conflict(Error):
+    """Another client was first, or holds this rank."""
+
+    value: Optional[bytes] = None  # of a swap: the current value
+
+
+class Lost(Error):
+    """Failure detected: a rank's process or connection ended without goodbye. The group is closed."""
+
+
+class Timeout(Error, TimeoutError):
+    """A deadline passed."""
+
+
+class TooLarge(Error):
+    """An object exceeds a limit on its size."""
+
+
+class Full(Error):
+    """The store has reached a limit."""
+
+
+class Denied(Error):
+    """Access denied by the store, or the store did not authenticate itself."""
+
+
+class Unavailable(Error, ConnectionError):
+    """The store cannot be reached."""
+
+
+class Unsupported(Error):
+    """The store does not support the operation."""
+
+
+class Compacted(Error):
+    """The store no longer has the requested changes: list again."""
+
+
+class Closed(Error):
+    """This process has closed it."""
+
+
+class Invalid(Error, ValueError):
+    """An invalid argument."""
+
+
+class InvalidType(Invalid, TypeError):
+    """An argument has the wrong type."""
+
+
+class Mismatch(Error):
+    """Ranks called different verbs, or the same with another root, type or length.
+
+    The group is closed.
+    """
+
+
+class Aborted(Error):
+    """A rank called abort. The group is closed."""
+
+
+class Left(Error):
+    """A rank closed the group."""
+
+
+class Cancelled(Error):
+    """A rank cancelled the verb."""
+
+
+class Stale(Error):
+    """The generation has ended."""
+
+
+class Failed(Error):
+    """A rank could not do its part. The group continues."""
+
+
+class Skipped(Error):
+    """A rank went on to a later verb without taking part in this one. The group continues."""
+
+
+class Unknown(Error):
+    """The store did not answer in time: the call may have taken effect. Combined with another kind."""
+
+
+class SessionLost(Error):
+    """The session has expired: this client was disconnected, or sent nothing, for too long.
+
+    Combined with Unavailable.
+    """
+
+
+class ProtocolError(Error):
+    """The process that listens there is not a muster store."""
+
+
+class Busy(Error):
+    """Another thread is in a collective verb of this group, or waits for the same rank's messages."""
+
+
+Kinds = Tuple[Type[Error], ...]
+
+# What each code is, and what an error says of it.
+_CODES = {
+    Code.NOT_FOUND: (NotFound, "not found"),
+    Code.EXPIRED: (Expired, "expired"),
+    Code.CONFLICT: (Conflict, "conflict"),
+    Code.LOST: (Lost, "peer lost"),
+    Code.TIMEOUT: (Timeout, "timed out"),
+    Code.TOO_LARGE: (TooLarge, "too large"),
+    Code.FULL: (Full, "store full"),
+    Code.DENIED: (Denied, "denied"),
+    Code.UNAVAILABLE: (Unavailable, "store unavailable"),
+    Code.UNSUPPORTED: (Unsupported, "unsupported by this engine"),
+    Code.COMPACTED: (Compacted, "revision compacted"),
+    Code.CLOSED: (Closed, "closed"),
+    Code.INVALID: (Invalid, "invalid request"),
+    Code.MISMATCH: (Mismatch, "ranks disagree"),
+    Code.ABORTED: (Aborted, "aborted"),
+    Code.LEFT: (Left, "peer left"),
+    Code.CANCELLED: (Cancelled, "cancelled"),
+    Code.STALE: (Stale, "generation over or sequence passed"),
+    Code.FAILED: (Failed, "a rank failed"),
+    Code.SKIPPED: (Skipped, "a rank skipped it"),
+    Code.AGAIN: (Full, "no room for the answer"),
+}
+
+
+def kind_of(code: Code) -> Kinds:
+    """Returns the class that a code stands for, if there is one."""
+    return (_CODES[code][0],) if code in _CODES else ()
+
+
+def words_of(code: Code) -> str:
+    """Returns what an error says of a code."""
+    return _CODES[code][1] if code in _CODES else code.text
+
+
+class StoreError(Error):
+    """A verb of a store failed."""
+
+    op: str
+    key: str
+    detail: str
+    failure: Optional[Failure]
+    _parts: Tuple[Any, ...]
+
+    def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
+        return store_error, self._parts
+
+
+class RankError(Error):
+    """The failure of a group operation. All ranks get the same one."""
+
+    op: str
+    group: str
+    channel: str
+    rank: int
+    size: int
+    seq: int
+    failure: Failure
+    _parts: Tuple[Any, ...]
+
+    @property
+    def missing(self) -> List[int]:
+        """The ranks that had not come."""
+        return self.failure.missing
+
+    @property
+    def doing(self) -> List[str]:
+        """What each of the first missing ranks is doing instead."""
+        return self.failure.doing
+
+    @property
+    def lost(self) -> List[int]:
+        """The ranks whose session ended without goodbye."""
+        return self.failure.lost
+
+    @property
+    def left(self) -> List[int]:
+        """The ranks that said goodbye."""
+        return self.failure.left
+
+    @property
+    def by(self) -> int:
+        """The rank that said no; -1 is the store."""
+        return self.failure.by
+
+    @property
+    def reason(self) -> str:
+        """What it said."""
+        return self.failure.reason
+
+    @property
+    def waited(self) -> float:
+        """Seconds from the first vote to the decision."""
+        return self.failure.waited / 1e9
+
+    def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
+        return rank_error, self._parts
+
+
+@functools.lru_cache(maxsize=None)
+def _class(base: Type[Error], kinds: Kinds) -> Type[Error]:
+    """Returns the class of the errors that are a base and of some kinds."""
+    return cast(Type[Error], type(base.__name__, (base, *kinds), {"__module__": "muster_pg", "__doc__": base.__doc__}))
+
+
+def _distinct(kinds: Kinds) -> Kinds:
+    """Leaves out what another one is anyway."""
+    return tuple(k for k in dict.fromkeys(kinds) if not any(other is not k and issubclass(other, k) for other in kinds))
+
+
+class Quoted(str):
+    """A subject of several keys, which are in quotes already."""
+
+
+def store_error(
+    op: str,
+    key: str,
+    code: Code,
+    detail: str = "",
+    failure: Optional[Failure] = None,
+    also: Kinds = (),
+    what: str = "",
+    says: str = "",
+) -> StoreError:
+    """Makes the error of a verb of a store: what is wrong, if not what code says, and the kinds
+    that it also is.
+    """
+    says = says or f"store: {op}" + (f" {key if isinstance(key, Quoted) else quote(key)}" if key else "") + f": {what or words_of(code)}" + (f": {detail}" if detail else "")
+    e = cast(StoreError, _class(StoreError, _distinct(kind_of(code) + also))(says))
+    e.op, e.key, e.code, e.detail, e.failure = op, key, code, detail, failure
+    e._parts = (op, key, code, detail, failure, also, what, says)
+    return e
+
+
+def rank_error(
+    op: str, group: str, channel: str, rank: int, size: int, seq: int, failure: Failure, also: Kinds = (), cause: str = ""
+) -> RankError:
+    """Makes the error of a verb of a group. The cause is said if the failure has no reason."""
+    says = "" if "." in op else "pgroup: "
+    if op:
+        says += op + (f" #{seq}" if seq else "") + " of "
+    says += f"group {quote(group)}" + (f" channel {quote(channel)}" if channel else "")
+    says += f" on rank {rank} of {size}: {_why(failure, rank, cause)}"
+    e = cast(RankError, _class(RankError, _distinct(kind_of(failure.code) + also))(says))
+    e.op, e.group, e.channel, e.rank, e.size, e.seq, e.failure, e.code = op, group, channel, rank, size, seq, failure, failure.code
+    e._parts = (op, group, channel, rank, size, seq, failure, also, cause)
+    return e
+
+
+def make(kind: Type[Error], says: str) -> Error:
+    """Makes an error that has no store error and no failure."""
+    e = kind(says)
+    e.code = next((code for code, (k, _) in _CODES.items() if issubclass(kind, k)), Code.INVALID)
+    return e
+
+
+def _why(v: Failure, rank: int, cause: str) -> str:
+    if v.code in (Code.TIMEOUT, Code.CANCELLED):
+        return _overdue(v, rank)
+    if v.code == Code.LOST:
+        return _join("lost " + ranks(v.lost), v.reason)
+    if v.code == Code.LEFT:
+        return _join(ranks(v.left) + " left", v.reason)
+    if v.code == Code.MISMATCH:
+        return _join("ranks disagree", _clash(v.clash), v.reason)
+    if v.code == Code.CONFLICT:
+        return _join(v.code.text, v.reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
+    if v.by >= 0:
+        return f"rank {v.by}: " + _join(v.code.text, v.reason)
+    if not v.reason and cause:
+        return _join(cause, _late(v))
+    return _join(v.code.text, v.reason, _late(v))
+
+
+def _overdue(v: Failure, rank: int) -> str:
+    what, reason = v.code.text, v.reason
+    if reason == "context canceled" or v.by >= 0 and v.code == Code.TIMEOUT:
+        reason = ""  # the words of that rank's own context, which what says
+    if v.by >= 0:
+        if v.code == Code.TIMEOUT:
+            what = f"the deadline of rank {v.by} had passed when it called"
+        else:
+            what = "cancelled here" if v.by == rank else f"cancelled by rank {v.by}"
+    if v.waited > 0:
+        what += f" after {(v.waited + 5_000_000) // 10_000_000 / 100:.2f}s"
+    return _join(what, _late(v), reason)
+
+
+def _late(v: Failure) -> str:
+    """Names the ranks that others wait for, and what they do instead."""
+    if not v.missing:
+        return ""
+    most = 8
+    says = "missing " + ranks(v.missing)
+    for rank, doing in list(zip(v.missing, v.doing))[:most]:
+        says += f"; {rank}: {doing}"
+    if len(v.missing) > most and v.doing:
+        says += f"; and {len(v.missing) - most} more"
+    return says
+
+
+def _join(*parts: str) -> str:
+    return ": ".join(p for p in parts if p)
+
+
+def _clash(cs: Sequence[Contribution]) -> str:
+    """Names the two calls of a mismatch: their ranks, the verb, and what differs."""
+    if len(cs) != 2:
+        return ""
+    a, b = cs
+    root = a.root != b.root or a.verb != b.verb
+    kind = a.type != b.type and bool(a.type) and bool(b.type)
+    return ", ".join(f"rank {c.rank} called {_called(c, root, kind, a.label != b.label)}" for c in cs)
+
+
+def _called(c: Contribution, root: bool, kind: bool, label: bool) -> str:
+    args = []
+    if root and c.root >= 0:
+        args.append(f"root {c.root}")
+    if kind and c.type:
+        args.append(c.type)
+    if label and c.label:
+        args.append(c.label)
+    return f"{c.verb}({', '.join(args)})" if args else c.verb
+
+
+def ranks(rs: Sequence[int]) -> str:
+    """Returns a list of ranks in words: "rank 2", "ranks 2 and 3", "ranks 3–17, 20"."""
+    most = 16
+    parts: List[str] = []
+    i = 0
+    while i < len(rs):
+        n = 1
+        while i + n < len(rs) and rs[i + n] == rs[i + n - 1] + 1:
+            n += 1
+        if len(parts) == most:
+            return f"ranks {', '.join(parts)} and {len(rs) - i} more"
+        if n > 2:
+            parts.append(f"{rs[i]}–{rs[i + n - 1]}")
+        else:
+            n = 1
+            parts.append(str(rs[i]))
+        i += n
+    if not rs:
+        return "no rank"
+    if len(rs) == 1:
+        return "rank " + parts[0]
+    if len(rs) == 2:
+        return f"ranks {parts[0]} and {parts[1]}"
+    return "ranks " + ", ".join(parts)
+
+
+_ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"'}
+
+
+def quote(s: str) -> str:
+    """Returns s in double quotes, as Go has it."""
+    return '"' + "".join(_quoted(c) for c in s) + '"'
+
+
+def _quoted(c: str) -> str:
+    n = ord(c)
+    if c in _ESCAPES:
+        return _ESCAPES[c]
+    if c.isprintable():
+        return c
+    if 0xDC80 <= n <= 0xDCFF:  # a byte that is no text
+        return f"\\x{n - 0xDC00:02x}"
+    if n < 0x20 or n == 0x7F:
+        return f"\\x{n:02x}"
+    return f"\\u{n:04x}" if n < 0x10000 else f"\\U{n:08x}"
+
+
+def clip(s: str, n: int) -> str:
+    """Shortens s to n bytes, at the end of a character."""
+    try:
+        b = s.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        b = s.encode("utf-8", "backslashreplace")
+        s = b.decode()
+    if len(b) <= n:
+        return s
+    return b[: n - 3].decode("utf-8", "ignore") + "…"

@@ -1,0 +1,491 @@
+"""Groups: ranks, and what they do together."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union
+
+from . import _arguments, _env, _objects, _membership, _wire
+from ._arguments import Value
+from ._call import NoAnswer
+from ._errors import Busy, Error, Expired, Invalid, Kinds, StoreError, TooLarge, Unknown, Unsupported, clip, make, quote
+from ._member import Member
+from ._membership import LEAVE_WAIT, Config, Membership, invalid
+from ._secure import TLS
+from ._span import Span
+from ._store import Store, nanoseconds
+from ._verb import INT64, SHUTDOWN, Verb, check_size, data_of
+from ._wire import WANT_ALL, WANT_REDUCED, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
+
+_BYTES = "[]byte"  # the type of what passes as it is
+_ANY = "any"  # the type of a message that is msgpack
+_RECEIPT = 64 << 10  # bytes of a message that recv acknowledges at once; the recv of the next message acknowledges a smaller one
+_REDUCE_OPS = {"sum": 1, "product": 2, "min": 3, "max": 4, "avg": 1}
+
+_G = TypeVar("_G", bound="Group")
+_N = TypeVar("_N", int, float)
+
+
+class Group:
+    """One rank's handle of a group. Many threads may use it.
+
+    Every rank, in Go or in Python, calls the collective verbs (barrier, broadcast, gather,
+    all_gather, scatter, all_to_all, all_reduce) in the same order, one at a time; a second one at
+    the same time is Busy. send and recv are free of that, and a channel has a sequence of its own.
+    A verb is decided once, for all: all ranks get the same result, and if it is a failure, a
+    RankError has the reason and the ranks.
+
+    timeout, in seconds (int or float; math.inf is no timeout), bounds a verb for every rank: the
+    earliest deadline decides. Without it, the group's timeout is used.
+
+    A failure that the group decided is a RankError, and has a class for its kind: Timeout (with the
+    missing ranks), Lost, Left, Mismatch, Aborted, Cancelled, Failed, Invalid or TooLarge (what a
+    rank brought), Stale; Closed, Unavailable and Unknown as for a Store. Lost, Mismatch and Aborted
+    end the group; after the others it continues.
+
+    Objects are msgpack values of at most 16 MiB: None, bool, int, float, str, bytes, lists and
+    dicts (a tuple arrives as a list). In Go they are values of any type that msgpack can decode
+    into. For Go's verbs of []byte, use the verbs that end in _bytes.
+    """
+
+    def __init__(self, membership: Membership, channel: str = "") -> None:
+        """Not called by users: see join and from_env."""
+        self._membership = membership
+        self._channel = channel
+        self._channels: Dict[str, Group] = {"": self}
+        self._busy = threading.Lock()  # held for the whole of a collective verb
+        self._seq = 0
+        self._boxes: Dict[int, _Box] = {}
+        # Of a channel. It is closed in two steps: no call begins any more, and the calls under way have ended. Only then does the
+        # store learn of it, because a call that came later would be one of the next use of the name.
+        self._calls = membership.store._scoped() if channel else membership.store
+        self._closed = False  # the membership's lock protects its change
+        self._used = False  # a call has been made: the store may know the channel
+
+    @classmethod
+    def join(
+        cls: Type[_G],
+        rank: int,
+        size: int,
+        store: Union[str, Store],
+        *,
+        name: str = "world",
+        run: str = "",
+        timeout: float = 300.0,
+        expiry: float = 3600.0,
+        host: str = "",
+        tls: Optional[TLS] = None,
+        secret: Optional[bytes] = None,
+        liveness_timeout: Optional[float] = None,
+        trace_dir: str = "",
+    ) -> _G:
+        """Joins a group.
+
+        Returns when all ranks have joined; the error of a timeout names the missing ranks.
+
+        store is where the ranks meet: host:port of a Go rank 0 or of "muster serve", which may
+        start later; a URL, as for Store.connect; or a Store, which stays open when the group is
+        closed. name is unique among the groups on one store, and run among the runs of one job.
+        timeout bounds joining, and each verb without its own; a message that no rank receives
+        within expiry seconds is dropped. liveness_timeout: see Store.connect. trace_dir is a
+        directory for the trace of this group, for "muster trace" and Perfetto; it is created if
+        missing.
+        """
+        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, liveness_timeout=liveness_timeout, trace_dir=trace_dir)
+        return cls(_membership.join(config))
+
+    @classmethod
+    def from_env(cls: Type[_G]) -> _G:
+        """Joins the group that a launcher has set in the environment, as Go's FromEnv reads it.
+
+        The launchers are torchrun or muster run, Open MPI, Slurm, and indexed jobs of Kubernetes.
+        The group meets at MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names.
+        MUSTER_TRACE is trace_dir.
+        """
+        return cls(_membership.join(_env.config()))
+
+    @property
+    def rank(self) -> int:
+        """This process's rank: 0 ≤ rank < size."""
+        return self._membership.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._membership.size
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self._membership.name
+
+    @property
+    def generation(self) -> int:
+        """The number of this group on its store, never used again there."""
+        return self._membership.generation
+
+    @property
+    def members(self) -> List[Member]:
+        """The ranks, in their order."""
+        return list(self._membership.members)
+
+    @property
+    def local_rank(self) -> int:
+        """The number of lower ranks on this rank's node."""
+        return self._membership.members[self.rank].local_rank
+
+    @property
+    def store(self) -> Store:
+        """The store that the group meets on, below a prefix that is this generation's alone."""
+        return self._membership.store.below(f"{self.name}/{self.generation}/")
+
+    def channel(self, name: str) -> "Group":
+        """Returns a handle of this group with its own verbs and streams, without a round trip.
+
+        The same name gives the same handle until that is closed. close of a channel ends this
+        rank's use of it, and of nothing else. The store frees a channel when all ranks that use it
+        have closed it; the same name can be used again at once, and begins anew. A group has at
+        most 4,096 channels at a time, one more is Full: close those that are not needed any more.
+        Closing the group closes all of its channels.
+        """
+        _arguments.text(self._membership.bad("channel"), "name", name)
+        with self._membership.lock:
+            g = self._channels.get(name)
+            return self._open(name) if g is None else g
+
+    def _open(self, name: str) -> "Group":
+        """Makes the handle of a channel. Called with the membership's lock."""
+        g = self._channels[name] = Group(self._membership, name)
+        g._channels = self._channels
+        return g
+
+    def barrier(self, *, timeout: Optional[float] = None) -> None:
+        """Returns when every rank has called it: one round trip."""
+        with Verb(self, "barrier", timeout) as v:
+            v.cast()
+
+    def broadcast(self, obj: Any = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
+        """Returns root's obj on every rank; what the others pass does not count.
+
+        The root does not wait for its readers.
+        """
+        return self._broadcast(_objects.pack, _objects.unpack, "", obj, root, timeout)
+
+    def broadcast_bytes(self, data: Value = b"", root: int = 0, *, timeout: Optional[float] = None) -> bytes:
+        """Is broadcast of bytes that pass as they are, as Go's Broadcast of []byte."""
+        got: bytes = self._broadcast(data_of, bytes, _BYTES, data, root, timeout)
+        return got
+
+    def _broadcast(
+        self, pack: Callable[[Any], bytes], unpack: Callable[[bytes], Any], kind: str, obj: Any, root: int, timeout: Optional[float]
+    ) -> Any:
+        with Verb(self, "broadcast", timeout, root=root, kind=kind, root_only=True) as v:
+            v.check_root()
+            if self.rank != root:
+                v.c.want = root if v.cause is None else WANT_NOTHING
+                return v.decode(unpack, v.cast(), 1)[0]
+            v.encode(pack, obj)
+            v.cast()
+            return obj
+
+    def all_gather(self, obj: Any, *, timeout: Optional[float] = None) -> List[Any]:
+        """Returns the obj of every rank, in rank order, on every rank."""
+        with Verb(self, "allgather", timeout, want=WANT_ALL) as v:
+            v.encode(_objects.pack, obj)
+            return v.decode(_objects.unpack, v.cast(), self.size)
+
+    def all_gather_bytes(self, data: Value, *, timeout: Optional[float] = None) -> List[bytes]:
+        """Is all_gather of bytes that pass as they are, as Go's AllGather of []byte."""
+        with Verb(self, "allgather", timeout, want=WANT_ALL, kind=_BYTES) as v:
+            v.encode(data_of, data)
+            return v.decode(bytes, v.cast(), self.size)
+
+    def gather(self, obj: Any, root: int = 0, *, timeout: Optional[float] = None) -> Optional[List[Any]]:
+        """Returns the objects of all ranks, in rank order, on root, and None on the others."""
+        with Verb(self, "gather", timeout, root=root, want=WANT_ALL if self.rank == root else WANT_NOTHING) as v:
+            v.check_root()
+            v.encode(_objects.pack, obj)
+            got = v.cast()
+            return v.decode(_objects.unpack, got, self.size) if self.rank == root else None
+
+    def scatter(self, objs: Optional[Sequence[Any]] = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
+        """Returns root's objs[i] on rank i.
+
+        What the others pass does not count. The root does not wait for the others.
+        """
+        with Verb(self, "scatter", timeout, root=root, root_only=True, want=WANT_PART) as v:
+            v.check_root()
+            if self.rank == root:
+                v.encode_parts(objs)
+            return v.decode(_objects.unpack, v.cast(), 1)[0]
+
+    def all_to_all(self, objs: Sequence[Any], *, timeout: Optional[float] = None) -> List[Any]:
+        """Returns on rank i the objs[i] of every rank, in rank order."""
+        with Verb(self, "alltoall", timeout, want=WANT_PART) as v:
+            v.encode_parts(objs)
+            return v.decode(_objects.unpack, v.cast(), self.size)
+
+    def all_reduce(self, numbers: Sequence[_N], op: str = "sum", *, timeout: Optional[float] = None) -> List[_N]:
+        """Returns the numbers of all ranks combined by op: sum, product, min, max or avg.
+
+        Each rank passes equally many, all of them int (64 bits, which wrap) or all of them float.
+        They are combined in rank order, so that every rank has the same bits.
+        """
+        _arguments.text(self._membership.bad("allreduce"), "op", op)
+        with Verb(self, "allreduce", timeout, want=WANT_REDUCED) as v:
+            ns, kind, form = v.numbers(numbers)
+            v.c.label = f"{op} of {len(ns)}"
+            v.c.reduce_op, v.c.reduce_kind = _REDUCE_OPS.get(op, 0), kind
+            if op not in _REDUCE_OPS:
+                v.refuse(Code.INVALID, f"there is no reduction {op}: there are {', '.join(_REDUCE_OPS)}")
+                v.c.want = WANT_NOTHING
+            v.encode(lambda ns: struct.pack(f"<{len(ns)}{form}", *ns), ns)
+            [got] = v.decode(bytes, v.cast(), 1)
+            out: List[Any] = list(struct.unpack(f"<{len(got) // 8}{form}", got))
+            if op == "avg":
+                out = [_quotient(n, self.size) if kind == INT64 else n / self.size for n in out]
+            return out
+
+    def send(self, obj: Any, dst: int, *, timeout: Optional[float] = None) -> None:
+        """Sends obj to dst, and returns when the store has it: dst need not have called recv.
+
+        Messages from one rank to another on one channel arrive in the order of their sending. While
+        64 of them, or 16 MiB, wait for dst, it waits. bytes pass as they are.
+        """
+        with self._span("send") as span:
+            self._send(span, obj, dst, timeout)
+
+    def _send(self, span: Span, obj: Any, dst: int, timeout: Optional[float]) -> None:
+        op = f"send to {dst}"
+        dst = self._check_peer(op, "dst", dst)
+        until = self._membership.until(op, timeout)
+        raw = isinstance(obj, (bytes, bytearray, memoryview))
+        try:
+            payload = bytes(obj) if raw else _objects.pack(obj)
+            check_size(len(payload))
+        except Exception as e:
+            kind = TooLarge if isinstance(e, TooLarge) else Invalid
+            raise make(kind, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {e}") from None
+        span.given = len(payload)
+        c = self._stream(dst, _BYTES if raw else _ANY)
+        req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._membership.config.expiry), group=c)
+        try:
+            self._calls._send(req, until)
+        except StoreError as e:
+            raise self._fault(op, 0, e) from None
+
+    def recv(self, src: int, *, timeout: Optional[float] = None) -> Any:
+        """Returns the next message from src: each once, in the order of sending.
+
+        One that expired is Expired, in its turn.
+        """
+        with self._span("recv") as span:
+            return self._recv(span, src, timeout)
+
+    def _recv(self, span: Span, src: int, timeout: Optional[float]) -> Any:
+        op = f"recv from {src}"
+        src = self._check_peer(op, "src", src)
+        until = self._membership.until(op, timeout)
+        with self._membership.lock:
+            box = self._boxes.setdefault(src, _Box())
+        if not box.busy.acquire(blocking=False):
+            raise self._busy_error(op)
+        try:
+            c = self._stream(src, "")
+            c.seq = box.taken + 1
+            span.receives(src, c.seq)
+            try:
+                rep = self._calls._request(Request(Op.RECV, group=c), until)
+            except StoreError as e:
+                if isinstance(e, Expired):
+                    box.taken += 1
+                raise self._fault(op, 0, e) from None
+            payload = rep.value or b""
+            span.given = len(payload)
+            obj = payload if rep.type == _BYTES else self._message(op, rep.type, payload)
+            box.taken += 1
+            if len(payload) >= _RECEIPT:
+                self._acknowledge(c, until)
+            return obj
+        finally:
+            box.busy.release()
+
+    def _acknowledge(self, c: Contribution, until: float) -> None:
+        """Has the store drop the message that was received.
+
+        If that fails, the recv of the next message does it.
+        """
+        try:
+            self._calls._request(Request(Op.ACK, group=c), until)
+        except Error:
+            pass
+
+    def _message(self, op: str, kind: str, payload: bytes) -> Any:
+        try:
+            return _objects.unpack(payload)
+        except Exception as e:
+            says = f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {quote(kind)} that is no object: {e}"
+            raise make(Invalid, says) from None
+
+    def expired(self, *, timeout: Optional[float] = None) -> int:
+        """Returns how many messages of this rank have expired unread since the last call."""
+        until = self._membership.until("expired", timeout)
+        with Span(self._membership.trace, "expire", self._membership):
+            try:
+                return self._membership.store._request(Request(Op.EXPIRED, group=self._membership.contribution()), until).n
+            except StoreError as e:
+                raise self._membership.fault("expire", self._channel, 0, e) from None
+
+    def abort(self, cause: object) -> None:
+        """Ends the group: pending and later verbs of all ranks are Aborted, with rank and cause."""
+        with Span(self._membership.trace, "abort", self._membership) as span:
+            span.error = clip(str(cause), _wire.MAX_KEY) or "no cause given"
+            self._membership.leave(Code.ABORTED, span.error)
+
+    def shrink(self, *, timeout: Optional[float] = None) -> "Group":
+        """Returns the next generation of a group that lost ranks: the callers, in their old order.
+
+        This group is over then, and still to be closed. It cannot help if the rank is gone that
+        hosted the store.
+        """
+        old = self._membership
+        until = old.until("shrink", timeout)
+        if old.closed or not old.site.hold():
+            raise old.closed_error("shrink")
+        new = Membership(old.config, old.site, old.name, old.run)
+        new.rank, new.size, new.host = old.rank, old.size, old.host
+        try:
+            with Span(old.trace, "shrink", new) as span:
+                span.waits()
+                new.enter(until, "shrink", old.generation)
+        except BaseException:
+            old.site.release()
+            raise
+        return Group(new)
+
+    def shutdown(self, *, timeout: Optional[float] = None) -> None:
+        """Waits until all ranks have called it, and closes the group, also if it fails.
+
+        shutdown of a channel is a barrier, after which the channel is closed.
+        """
+        self._membership.until("shutdown", timeout)  # refuses a wrong one before anything ends
+        try:
+            if self._channel:
+                self.barrier(timeout=timeout)
+            else:
+                with Verb(self.channel(SHUTDOWN), "shutdown", timeout) as v:
+                    v.cast()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leaves the group at once: ranks that wait for this one get Left.
+
+        It ends every verb of this rank. It may be called twice.
+
+        close of a channel ends this rank's use of that channel alone (see channel). A verb of this
+        rank that is under way on it is cancelled; one of another rank that needs this rank on the
+        channel is Skipped. If the store cannot be reached, close raises the error, and the next use
+        of the name continues the numbers of this one.
+        """
+        if self._channel:
+            self._close_channel()
+        else:
+            self._membership.close()
+
+    def _close_channel(self) -> None:
+        with self._membership.lock:
+            if self._closed:
+                return
+            self._closed = True
+        with Span(self._membership.trace, "close", self._membership, self._channel):
+            known = False
+            try:
+                self._calls._end("this rank has closed the channel")
+                if self._used and not self._membership.closed:
+                    c = self._membership.contribution()
+                    c.channel = self._channel
+                    self._membership.store._request(Request(Op.CLOSE_CHANNEL, group=c), time.monotonic() + LEAVE_WAIT)
+                known = True
+            except NoAnswer:
+                pass  # this process is a fork: the channel is the parent's
+            except StoreError as e:
+                if not (self._membership.closed or isinstance(e, Unsupported)):
+                    raise self._membership.fault("close", self._channel, 0, e) from None
+            finally:
+                self._forget(known)
+
+    def _forget(self, known: bool) -> None:
+        """Ends the use of the channel's name.
+
+        One that the store does not know to be closed leaves its numbers to the next use.
+        """
+        with self._membership.lock:
+            del self._channels[self._channel]
+            if not known:
+                g = self._open(self._channel)
+                g._seq, g._boxes, g._used = self._seq, self._boxes, True
+
+    def __enter__(self: _G) -> _G:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        channel = f" channel {quote(self._channel)}" if self._channel else ""
+        return f"<muster_pg.Group {quote(self.name)}{channel} rank {self.rank} of {self.size}>"
+
+    def _span(self, verb: str) -> Span:
+        return Span(self._membership.trace, verb, self._membership, self._channel)
+
+    def _stream(self, peer: int, kind: str) -> Contribution:
+        c = self._membership.contribution()
+        c.root, c.channel, c.type = peer, self._channel, kind
+        return c
+
+    def _check_peer(self, op: str, name: str, peer: int) -> int:
+        peer = _arguments.whole(self._membership.bad(op), name, peer)
+        if not 0 <= peer < self.size:
+            says = f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}"
+            raise invalid(f"{op} of group {quote(self.name)} on rank {self.rank}: {says}")
+        self._begin(op)
+        return peer
+
+    def _begin(self, op: str) -> None:
+        """Refuses a call on a handle that is closed."""
+        if self._is_closed():
+            raise self._closed_error(op)
+        self._used = True
+
+    def _is_closed(self) -> bool:
+        return self._membership.closed or self._closed
+
+    def _closed_error(self, op: str, also: Kinds = ()) -> Error:
+        return self._membership.closed_error(op, "" if self._channel == SHUTDOWN else self._channel, also)
+
+    def _fault(self, op: str, seq: int, e: StoreError) -> Error:
+        """Is what the store's error means to this rank."""
+        if self._is_closed():
+            return self._closed_error(op, (Unknown,) if isinstance(e, Unknown) else ())
+        shut = self._channel == SHUTDOWN
+        return self._membership.fault(op, "" if shut else self._channel, 0 if shut else seq, e)
+
+    def _busy_error(self, op: str) -> Error:
+        says = "another verb of this group is in progress"
+        return make(Busy, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {says}")
+
+
+class _Box:
+    """Where this rank is in the stream from another."""
+
+    def __init__(self) -> None:
+        self.busy = threading.Lock()  # held for the whole of a recv
+        self.taken = 0  # messages
+
+
+def _quotient(n: int, by: int) -> int:
+    """Divides as Go does: truncated toward 0."""
+    return n // by if n >= 0 else -(-n // by)

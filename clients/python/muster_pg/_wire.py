@@ -1,0 +1,458 @@
+"""The protocol as bytes: no sockets, locks or clocks.
+
+docs/reference/protocol.md is the normative description; the names are its names. Integers are
+little-endian, durations are in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, field
+from typing import List, NamedTuple, Optional, Sequence, Union
+
+PREFACE = b"\x8dMUSTER\x01\r\n\r\n"
+HEADER_LEN = 16
+NUMBER_AT = HEADER_LEN  # where a numbered request has its number, and what is acknowledged
+MAX_KEY = 8 << 10
+MAX_VALUE = 16 << 20
+MAX_KEYS = 1 << 17
+MAX_REPLY = 1 << 30
+AGES = 1 << 62  # no timeout; it can be added to a time
+ABSENT = 0xFFFFFFFF  # the length of a value that is not there, which is not an empty one
+
+
+class Op(enum.IntEnum):
+    """What a frame asks for."""
+
+    HELLO = 1
+    GOODBYE = 2
+    CANCEL = 3
+    PING = 4
+    GET = 5
+    SET = 6
+    WAIT = 7
+    ADD = 8
+    SWAP = 9
+    APPEND = 10
+    DELETE = 11
+    LIST = 12
+    WATCH = 13
+    JOIN = 14
+    LEAVE = 15
+    FOLLOW = 16
+    COLLECT = 17
+    SEND = 18
+    RECV = 19
+    EXPIRED = 20
+    LOST = 21
+    TAKE = 22
+    SEND_READY = 23
+    GRANT = 24
+    KEEP_ALIVE = 25
+    REVOKE = 26
+    SKIP = 27
+    PROBE = 28
+    PROOF = 29
+    BACKUP = 30
+    STATUS = 33
+    PUSH = 34
+    POP = 35
+    CLOSE_CHANNEL = 36
+    ACK = 37
+
+    @property
+    def text(self) -> str:
+        """What errors call it."""
+        return _OP_TEXT.get(self, self.name.lower().replace("_", " "))
+
+
+_OP_TEXT = {Op.GRANT: "lease", Op.ACK: "acknowledge"}
+
+
+class Code(enum.IntEnum):
+    """The outcome of a call."""
+
+    OK = 0
+    NOT_FOUND = 1
+    EXPIRED = 2
+    CONFLICT = 3
+    LOST = 4
+    TIMEOUT = 5
+    TOO_LARGE = 6
+    FULL = 7
+    DENIED = 8
+    UNAVAILABLE = 9
+    UNSUPPORTED = 10
+    COMPACTED = 11
+    CLOSED = 12
+    INVALID = 13
+    MISMATCH = 14
+    ABORTED = 15
+    LEFT = 16
+    CANCELLED = 17
+    STALE = 18
+    COUNTED = 19
+    WOULD_BLOCK = 20
+    FAILED = 21
+    SKIPPED = 22
+    AGAIN = 23
+
+    @property
+    def text(self) -> str:
+        """The code in words."""
+        return _CODE_TEXT.get(self, self.name.lower().replace("_", " "))
+
+
+_CODE_TEXT = {Code.TIMEOUT: "timed out"}
+
+# What of a decided record comes back; a number ≥ 0 is that rank's payload.
+WANT_NOTHING, WANT_ALL, WANT_PART, WANT_REDUCED = -1, -2, -3, -4
+
+WAITS = frozenset({Op.WAIT, Op.WATCH, Op.JOIN, Op.FOLLOW, Op.COLLECT, Op.RECV, Op.SEND_READY})
+NUMBERED = frozenset(
+    {
+        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRED, Op.TAKE, Op.GRANT, Op.REVOKE, Op.SKIP, Op.PUSH, Op.POP, Op.CLOSE_CHANNEL,
+    }
+)  # fmt: skip
+
+
+class Malformed(ValueError):
+    """Bytes that are no frame."""
+
+
+class TooLong(Malformed):
+    """A frame that is longer than may be."""
+
+
+@dataclass
+class Contribution:
+    """One rank's part of a group verb."""
+
+    group: str = ""
+    run: str = ""
+    generation: int = 0
+    channel: str = ""
+    seq: int = 0
+    rank: int = 0
+    size: int = 0
+    root: int = 0
+    verb: str = ""
+    type: str = ""
+    label: str = ""
+    want: int = 0
+    root_only: bool = False
+    reduce_op: int = 0
+    reduce_kind: int = 0
+    no: int = 0
+    reason: str = ""
+
+
+@dataclass
+class Request:
+    """One call. Which fields an operation has is a table of docs/reference/protocol.md."""
+
+    op: Op
+    id: int = 0
+    number: int = 0
+    acked: int = 0
+    timeout: int = 0
+    key: str = ""
+    keys: Sequence[str] = ()
+    value: Optional[bytes] = None
+    old: Optional[bytes] = None
+    delta: int = 0
+    ttl: int = 0
+    reads: int = 0
+    rev: int = 0
+    lease: int = 0
+    resume: int = 0
+    group: Contribution = field(default_factory=Contribution)
+
+
+@dataclass
+class Failure:
+    """What the store decided about a group verb, the same for every rank."""
+
+    code: Code
+    by: int = -1
+    waited: int = 0
+    reason: str = ""
+    missing: List[int] = field(default_factory=list)
+    doing: List[str] = field(default_factory=list)
+    lost: List[int] = field(default_factory=list)
+    left: List[int] = field(default_factory=list)
+    clash: List[Contribution] = field(default_factory=list)
+
+
+@dataclass
+class Reply:
+    """The answer to a request. Which fields are there follows from the operation and the code."""
+
+    code: Code = Code.OK
+    detail: str = ""
+    rev: int = 0
+    n: int = 0
+    value: Optional[bytes] = None
+    values: Optional[List[Optional[bytes]]] = None
+    keys: Optional[List[str]] = None
+    nums: Optional[List[int]] = None
+    type: str = ""
+    failure: Optional[Failure] = None
+
+
+class Header(NamedTuple):
+    """The first bytes of a frame."""
+
+    length: int
+    op: Op
+    flags: int
+    code: Code
+    id: int
+
+
+_HEADER = struct.Struct("<IBBHQ")
+_U8 = struct.Struct("<B")
+_U16 = struct.Struct("<H")
+_U32 = struct.Struct("<I")
+_I32 = struct.Struct("<i")
+_U64 = struct.Struct("<Q")
+_I64 = struct.Struct("<q")
+_NUMBERS = struct.Struct("<QQ")
+_VOTE_TAIL = struct.Struct("<iBBB")
+
+# Parts of a request's body.
+_TIMEOUT, _KEY, _KEYS, _VALUE, _OLD, _DELTA, _TTL, _READS, _REV = (1 << i for i in range(9))
+_MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL = (1 << i for i in range(9, 18))
+
+_FIELDS = {
+    Op.HELLO: _TIMEOUT | _KEY | _VALUE | _OLD | _RESUME,
+    Op.CANCEL: _NO,
+    Op.GET: _KEY,
+    Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _READS | _LEASE,
+    Op.WAIT: _TIMEOUT | _KEYS,
+    Op.ADD: _NUMBER | _KEY | _DELTA | _OPTIONAL_TTL,
+    Op.SWAP: _NUMBER | _KEY | _VALUE | _OLD | _OPTIONAL_TTL,
+    Op.APPEND: _NUMBER | _KEY | _VALUE | _OPTIONAL_TTL,
+    Op.DELETE: _NUMBER | _KEYS,
+    Op.LIST: _KEY | _KEYS | _DELTA,
+    Op.WATCH: _TIMEOUT | _KEY | _REV,
+    Op.JOIN: _TIMEOUT | _VALUE | _OLD | _REV | _MEMBER | _FORM,
+    Op.LEAVE: _NUMBER | _MEMBER | _NO,
+    Op.FOLLOW: _TIMEOUT | _MEMBER,
+    Op.COLLECT: _TIMEOUT | _VALUE | _MEMBER | _CALL | _VOTE | _NO,
+    Op.SEND: _NUMBER | _VALUE | _TTL | _MEMBER | _CALL,
+    Op.RECV: _TIMEOUT | _MEMBER | _CALL,
+    Op.EXPIRED: _NUMBER | _MEMBER,
+    Op.LOST: _TTL,
+    Op.TAKE: _NUMBER | _KEYS,
+    Op.SEND_READY: _TIMEOUT | _DELTA | _MEMBER | _CALL,
+    Op.GRANT: _NUMBER | _TTL,
+    Op.KEEP_ALIVE: _LEASE,
+    Op.REVOKE: _NUMBER | _LEASE,
+    Op.SKIP: _NUMBER,
+    Op.PROOF: _VALUE,
+    Op.BACKUP: _REV,
+    Op.STATUS: _KEY | _DELTA | _REV,
+    Op.PUSH: _NUMBER | _KEY | _VALUE,
+    Op.POP: _NUMBER | _KEY,
+    Op.CLOSE_CHANNEL: _NUMBER | _MEMBER | _CALL,
+    Op.ACK: _MEMBER | _CALL,
+}
+
+# Which optional parts a request's body has.
+_FLAG_VALUE, _FLAG_OLD, _FLAG_NO, _FLAG_NUMBER, _FLAG_LEASE, _FLAG_RESUME, _FLAG_TTL = (1 << i for i in range(7))
+
+
+def text(s: str) -> bytes:
+    """Gives the bytes of a string. One that came as other bytes than UTF-8 has those again."""
+    return s.encode("utf-8", "surrogateescape")
+
+
+def _bytes(v: bytes) -> bytes:
+    return _U32.pack(len(v)) + v
+
+
+def _string(s: str) -> bytes:
+    return _bytes(text(s))
+
+
+def encode(r: Request) -> bytearray:
+    """Returns r as one frame."""
+    f = _FIELDS.get(r.op, 0)
+    out = bytearray(HEADER_LEN)
+    flags = 0
+    if f & _NUMBER and r.number:
+        flags |= _FLAG_NUMBER
+        out += _NUMBERS.pack(r.number, r.acked)
+    if f & _TIMEOUT:
+        out += _I64.pack(r.timeout)
+    if f & _KEY:
+        out += _string(r.key)
+    if f & _KEYS:
+        out += _U32.pack(len(r.keys)) + b"".join(_string(k) for k in r.keys)
+    if f & _VALUE and r.value is not None:
+        flags |= _FLAG_VALUE
+        out += _bytes(r.value)
+    if f & _OLD and r.old is not None:
+        flags |= _FLAG_OLD
+        out += _bytes(r.old)
+    if f & _DELTA:
+        out += _I64.pack(r.delta)
+    if f & _TTL:
+        out += _I64.pack(r.ttl)
+    if f & _OPTIONAL_TTL and r.ttl:
+        flags |= _FLAG_TTL
+        out += _I64.pack(r.ttl)
+    if f & _READS:
+        out += _U32.pack(r.reads)
+    if f & _REV:
+        out += _U64.pack(r.rev)
+    if f & _LEASE and r.lease:
+        flags |= _FLAG_LEASE
+        out += _U64.pack(r.lease)
+    if f & _RESUME and r.resume:
+        flags |= _FLAG_RESUME
+        out += _NUMBERS.pack(r.resume, r.rev)
+    if f & _NO and r.group.no:
+        flags |= _FLAG_NO
+    _contribution(out, r.group, f)
+    _HEADER.pack_into(out, 0, len(out) - HEADER_LEN, r.op, flags, 0, r.id)
+    return out
+
+
+def _contribution(out: bytearray, c: Contribution, f: int) -> None:
+    if f & _MEMBER:
+        out += _U64.pack(c.generation) + _I32.pack(c.rank)
+    if f & _FORM:
+        out += _string(c.group) + _string(c.run) + _I32.pack(c.size) + _string(c.label)
+    if f & _CALL:
+        out += _string(c.channel) + _U64.pack(c.seq) + _I32.pack(c.root) + _string(c.verb) + _string(c.type)
+    if f & _VOTE:
+        out += _string(c.label) + _VOTE_TAIL.pack(c.want, c.root_only, c.reduce_op, c.reduce_kind)
+    if f & _NO and c.no:
+        out += _U16.pack(c.no) + _string(c.reason)
+
+
+def address(frame: bytearray, call: int, number: int = 0, acked: int = 0) -> None:
+    """Gives an encoded request its id, and its number if it was encoded with one."""
+    _U64.pack_into(frame, 8, call)
+    if number:
+        _NUMBERS.pack_into(frame, NUMBER_AT, number, acked)
+
+
+def parse_header(b: Union[bytes, bytearray], limit: int = MAX_REPLY) -> Header:
+    """Parses the header at the front of b."""
+    if len(b) < HEADER_LEN:
+        raise Malformed("truncated frame")
+    length, op, flags, code, call = _HEADER.unpack_from(b)
+    if length > limit:
+        raise TooLong(f"frame too large: op({op}) of {length} bytes, the limit is {limit}")
+    try:
+        return Header(length, Op(op), flags, Code(code), call)
+    except ValueError as e:
+        raise Malformed(str(e)) from None
+
+
+class _Parser:
+    """Takes values from the front of a body."""
+
+    def __init__(self, b: bytes) -> None:
+        self._b = b
+        self._at = 0
+
+    def take(self, n: int) -> bytes:
+        at = self._at
+        if n > len(self._b) - at:
+            raise Malformed("truncated frame")
+        self._at = at + n
+        return self._b[at : at + n]
+
+    def num(self, s: struct.Struct) -> int:
+        n: int = s.unpack(self.take(s.size))[0]
+        return n
+
+    def flag(self) -> bool:
+        n = self.num(_U8)
+        if n > 1:
+            raise Malformed("unknown flags")
+        return n == 1
+
+    def value(self) -> bytes:
+        return self.take(self.num(_U32))
+
+    def string(self) -> str:
+        return self.value().decode("utf-8", "surrogateescape")
+
+    def count(self, size: int) -> int:
+        """Is the number of elements that follow, each of at least size bytes."""
+        n = self.num(_U32)
+        if n * size > len(self._b) - self._at:
+            raise Malformed("truncated frame")
+        return n
+
+    def strings(self) -> List[str]:
+        return [self.string() for _ in range(self.count(4))]
+
+    def ranks(self) -> List[int]:
+        return [self.num(_I32) for _ in range(self.count(4))]
+
+    def optional(self) -> Optional[bytes]:
+        n = self.num(_U32)
+        return None if n == ABSENT else self.take(n)
+
+    def values(self) -> List[Optional[bytes]]:
+        return [self.optional() for _ in range(self.count(4))]
+
+    def code(self) -> Code:
+        try:
+            return Code(self.num(_U16))
+        except ValueError as e:
+            raise Malformed(str(e)) from None
+
+    def contribution(self) -> Contribution:
+        c = Contribution(generation=self.num(_U64), rank=self.num(_I32))
+        c.channel, c.seq, c.root = self.string(), self.num(_U64), self.num(_I32)
+        c.verb, c.type, c.label = self.string(), self.string(), self.string()
+        c.want, c.root_only = self.num(_I32), self.flag()
+        c.reduce_op, c.reduce_kind = self.num(_U8), self.num(_U8)
+        return c
+
+    def failure(self) -> Failure:
+        v = Failure(code=self.code(), by=self.num(_I32), waited=self.num(_I64), reason=self.string())
+        v.missing, v.doing, v.lost, v.left = self.ranks(), self.strings(), self.ranks(), self.ranks()
+        v.clash = [self.contribution() for _ in range(self.num(_U8))]
+        return v
+
+    def end(self) -> None:
+        if self._at != len(self._b):
+            raise Malformed("bytes after the end of a body")
+
+
+def parse_reply(h: Header, body: bytes) -> Reply:
+    """Parses the body of the frame with header h."""
+    p = _Parser(body)
+    r = Reply(code=h.code)
+    if h.flags & 1:
+        r.rev, r.n = p.num(_U64), p.num(_I64)
+    if h.flags & 2:
+        r.detail = p.string()
+    if h.flags & 4:
+        r.value = p.value()
+    if h.flags & 8:
+        r.values = p.values()
+    if h.flags & 16:
+        r.keys = p.strings()
+    if h.flags & 32:
+        r.nums = [p.num(_I64) for _ in range(p.count(8))]
+    if h.flags & 64:
+        r.type = p.string()
+    if h.flags & 128:
+        r.failure = p.failure()
+    p.end()
+    return r
+
+
+def encode_parts(parts: Sequence[bytes]) -> bytes:
+    """Returns a payload made of one part for each rank, for WANT_PART."""
+    return _U32.pack(len(parts)) + b"".join(_bytes(p) for p in parts)

@@ -1,0 +1,144 @@
+package doctor_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// secured starts a store with TLS and a secret, and returns its address, and a directory with the
+// certificates, the secret, and another secret.
+func secured(t *testing.T) (addr, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, sub := range []string{"tls", "other"} {
+		_, err := certs.Make(filepath.Join(dir, sub), certs.Options{Hosts: []string{"127.0.0.1"}, Days: 30})
+		require.NoError(t, err)
+	}
+	for _, name := range []string{"secret", "wrong"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name+"-of-sixteen-bytes"), 0o600))
+	}
+	secret, err := store.ReadSecret(filepath.Join(dir, "secret"))
+	require.NoError(t, err)
+	files := &store.TLSFiles{Cert: filepath.Join(dir, "tls/server.pem"), Key: filepath.Join(dir, "tls/server-key.pem")}
+	config, err := files.Server()
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	m := new(store.Memory)
+	srv := &store.Server{Engine: m, TLS: config, Access: []store.Access{{Secret: secret, Write: true}}}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		assert.NoError(t, srv.Close())
+		require.ErrorIs(t, <-served, store.ErrServerClosed)
+		assert.NoError(t, m.Close())
+	})
+	return l.Addr().String(), dir
+}
+
+// TestStore checks the findings about a store with TLS and a secret, for clients with right and
+// wrong settings, and with clocks near the end of its certificate and beyond.
+func TestStore(t *testing.T) {
+	addr, dir := secured(t)
+	_, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	const day = 24 * time.Hour
+	for name, c := range map[string]struct {
+		url   string
+		in    time.Duration
+		level doctor.Level
+		texts []string
+	}{
+		"right":        {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 0, doctor.OK, []string{"certificate of " + addr + ", valid until", "the store grants access", "keeps the store in memory"}},
+		"two ways":     {"muster://" + addr + ",localhost:" + port + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 0, doctor.Problem, []string{"the certificate of localhost:" + port + " is not trusted"}},
+		"soon over":    {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 25 * day, doctor.Warning, []string{"the certificate of " + addr + " ends at"}},
+		"over":         {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 31 * day, doctor.Problem, []string{"certificate has expired"}},
+		"another CA":   {"muster://" + addr + "?ca=DIR/other/ca.pem&secret-file=DIR/secret", 0, doctor.Problem, []string{"the certificate of " + addr + " is not trusted", "the store denies access: its certificate"}},
+		"wrong secret": {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/wrong", 0, doctor.Problem, []string{"the store denies access: wrong secret"}},
+		"no secret":    {"muster://" + addr + "?ca=DIR/tls/ca.pem", 0, doctor.Problem, []string{"the store denies access: this store requires a secret"}},
+		"no TLS":       {"muster://" + addr + "?secret-file=DIR/secret", 0, doctor.Problem, []string{"the store denies access: this server requires TLS"}},
+		"no CA file":   {"muster://" + addr + "?ca=DIR/none", 0, doctor.Problem, []string{"DIR/none"}},
+		"nothing":      {"muster://127.0.0.1:1", 0, doctor.Problem, []string{"the store cannot be reached: "}},
+		"bare":         {"muster://10.0.0.2:7", 0, doctor.Warning, []string{"traffic to the store is not encrypted, and neither side authenticates"}},
+		"secret alone": {"muster://10.0.0.2:7?secret-file=DIR/secret", 0, doctor.Warning, []string{"traffic to the store is not encrypted"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &doctor.Doctor{System: healthy(), Store: strings.ReplaceAll(c.url, "DIR", dir), AnswerTimeout: limit / 2}
+			d.System.Now = func() time.Time { return time.Now().Add(c.in) }
+			if strings.Contains(c.url, "10.0.0.2") { // no such host here
+				d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
+				d.System.Open = func(context.Context, string) (*store.Store, error) { return nil, store.ErrUnavailable }
+			}
+			r := examined(t, d)
+			for _, text := range c.texts {
+				wants(t, r, "store", c.level, strings.ReplaceAll(text, "DIR", dir))
+			}
+		})
+	}
+}
+
+// replicated is a store that returns a status.
+type replicated struct {
+	*store.Memory
+	status store.ReplicationStatus
+}
+
+func (r *replicated) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if req.Op != wire.OpStatus {
+		return r.Memory.Do(ctx, req, rep)
+	}
+	*rep = wire.Reply{}
+	rep.Keys, rep.Value = wire.AppendStatus([]string{}, []byte{}, &store.Status{Replication: &r.status})
+	return nil
+}
+
+// TestReplicatedStore checks the findings about the processes of a replicated store.
+func TestReplicatedStore(t *testing.T) {
+	standby := store.StandbyStatus{Addr: "b:7070", Lag: 3}
+	behind := store.StandbyStatus{Addr: "c:7070", Lag: 1 << 20}
+	for name, c := range map[string]struct {
+		status store.ReplicationStatus
+		level  doctor.Level
+		text   string
+	}{
+		"two standbys": {store.ReplicationStatus{Leader: "a:7070", Term: 3, LeadingFor: time.Hour, Standbys: []store.StandbyStatus{standby, behind}}, doctor.OK, "a:7070 leads, in term 3, for 1h0m0s; 2 standbys: b:7070, c:7070"},
+		"one behind":   {store.ReplicationStatus{Leader: "a:7070", Term: 3, Standbys: []store.StandbyStatus{standby, behind}}, doctor.Warning, "standbys are behind the leader: c:7070 by 1048576 entries"},
+		"no standby":   {store.ReplicationStatus{Leader: "a:7070", Term: 1, LeadingFor: time.Second}, doctor.Warning, "a:7070 leads, in term 1, for 1s; there is no standby"},
+		"no leader":    {store.ReplicationStatus{Standbys: []store.StandbyStatus{standby}}, doctor.Problem, "no process leads the store"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &doctor.Doctor{System: healthy(), Store: "etcd://127.0.0.1:1/jobs", AnswerTimeout: limit / 2}
+			d.System.Open = func(context.Context, string) (*store.Store, error) {
+				return store.New(&replicated{new(store.Memory), c.status}), nil
+			}
+			wants(t, examined(t, d), "store", c.level, c.text)
+		})
+	}
+}
+
+// TestStoreInAJob checks that of a job's ranks only the first one checks the store.
+func TestStoreInAJob(t *testing.T) {
+	r, errs := job(t, 2, func(_ int, d *doctor.Doctor) {
+		c, err := d.System.FromEnv()
+		require.NoError(t, err)
+		d.Store, d.AnswerTimeout = c.Address, limit/2
+	})
+	require.NoError(t, errors.Join(errs...))
+	f := wants(t, r, "store", doctor.OK, "the store grants access")
+	require.Equal(t, []int{0}, f.Ranks)
+}
