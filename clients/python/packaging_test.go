@@ -66,8 +66,10 @@ func buildPackages(t *testing.T) *packages {
 	if runtime.GOOS == "windows" {
 		t.Skip("SKIPPED: there is no wheel of muster-pg-server for Windows")
 	}
-	source := filepath.Join(dir, "source")
-	run(t, "", "cp", "-RL", ".", source) // setuptools leaves files there
+	source := filepath.Join(dir, "clients", "python") // a copy: setuptools leaves files there
+	run(t, "", "mkdir", "-p", filepath.Dir(source), filepath.Join(dir, "wire"))
+	run(t, "", "cp", "-R", ".", source)
+	run(t, "", "cp", "-R", "../../wire/testdata", filepath.Join(dir, "wire"))
 	run(t, source, exe, "-m", "build", "--no-isolation", "--outdir", p.dist, ".")
 	run(t, "", exe, "server/build_wheels.py", "--out", p.dist, "--platform", runtime.GOOS+"/"+runtime.GOARCH)
 	run(t, "", exe, "-m", "venv", p.venv)

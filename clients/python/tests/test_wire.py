@@ -12,7 +12,9 @@ from typing import Any, Dict, Optional, Type
 from muster_pg import _objects, _wire
 from muster_pg._wire import Code, Contribution, Op, Reply, Request, Failure
 
-GOLDEN = Path(__file__).with_name("golden.json")
+HERE = Path(__file__).resolve().parent
+COPY = HERE / "golden.json"  # in a source distribution
+GOLDEN = COPY if COPY.exists() else HERE.parents[2] / "wire" / "testdata" / "golden.json"
 
 
 def snake(name: str) -> str:
