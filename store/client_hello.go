@@ -53,8 +53,13 @@ func isHangup(err error) bool {
 // dialUntil tries each address once, and with Wait until ctx ends.
 func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*clientConn, error) {
 	began, standby := time.Now(), false
+	var last error // of the attempt before
 	for tries, pause := 1, 5*time.Millisecond; ; tries++ {
 		l, err := d.dial(ctx, hello)
+		if err != nil && last != nil && ctx.Err() != nil {
+			err = last // ctx interrupted this attempt: its error says nothing about the store
+		}
+		last = err
 		standby = standby || len(d.addrs) > 1 && isHangup(err)
 		switch {
 		case err == nil:

@@ -165,3 +165,20 @@ func TestEveryAddressIsTriedBeforeAPause(t *testing.T) {
 	require.EqualValues(t, addresses+1, dials.Load())
 	require.Less(t, time.Since(began), 5*time.Second, "a pause for each of them takes 20 s")
 }
+
+// TestReasonOfTheAttemptBefore checks that a deadline in the middle of an attempt does not hide why
+// the attempt before was refused.
+func TestReasonOfTheAttemptBefore(t *testing.T) {
+	ctx, cancel := context.WithCancel(bounded(t))
+	tries := 0
+	_, err := store.Dial(ctx, "by.name:1", &store.DialOptions{Wait: true, Resolve: func(ctx context.Context) (string, error) {
+		if tries++; tries == 1 {
+			return "", &store.Error{Op: "dial", Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "no leader"}
+		}
+		cancel()
+		return "", &store.Error{Op: "dial", Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "interrupted"}
+	}})
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "no leader")
+	require.NotContains(t, err.Error(), "interrupted")
+}
