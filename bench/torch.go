@@ -24,7 +24,7 @@ func hasTorch(ctx context.Context, python string, rep *report) bool {
 	}
 	out, err := exec.CommandContext(ctx, python, "-c", "import torch; print(torch.__version__)").CombinedOutput()
 	if err != nil {
-		rep.note("NO TORCH: %s cannot import torch: install it (apt install python3-torch, or pip install torch), or give -python: %v", python, err)
+		rep.note("NO TORCH: %s cannot import torch: install it (pip install torch), or give -python: %v", python, err)
 		return false
 	}
 	rep.note("torch %s", strings.TrimSpace(string(out)))

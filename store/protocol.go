@@ -3,10 +3,8 @@ package store
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 
@@ -24,8 +22,7 @@ type Protocol interface {
 	// Name returns the name for Access.Protocol.
 	Name() string
 	// Match looks at the first bytes of a connection, at most 12. It returns whether the connection
-	// uses the protocol, or whether it needs more bytes to tell. first is empty if the peer has
-	// sent nothing within the time for a handshake.
+	// uses the protocol, or whether it needs more bytes to tell.
 	Match(first []byte) (yes, more bool)
 	// ServeConn serves a connection until it ends; the server then closes it. When ctx ends,
 	// ServeConn answers the requests that it has received and returns, without waiting for the
@@ -125,9 +122,6 @@ func (c *conn) detectProtocol(buf []byte) (first []byte, p Protocol, err error) 
 	for n < len(buf) && len(c.server.Protocols) > 0 {
 		m, err := c.nc.Read(buf[n:])
 		n += m
-		if n == 0 && err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return nil, nil, err
-		}
 		p, more := c.server.match(buf[:n])
 		if p != nil || n > 0 && !more {
 			return buf[:n], p, nil

@@ -6,40 +6,28 @@ import (
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/torchstore"
-	"github.com/muster-pg/muster/wire/tcpstore"
 	"github.com/spf13/cobra"
 )
 
-// torchNow is the first version of PyTorch whose clients identify themselves.
-const torchNow = "2.2"
-
 // torchFlags are the flags for PyTorch processes that use the store.
 type torchFlags struct {
-	version    string
+	on         bool
 	ttl, ranks []string
 }
 
 func (o *torchFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.version, "torch", torchNow, "oldest PyTorch `version` that may use this store as a TCPStore: 2.2, or 2.1 or 1.9 in addition; off disables it")
+	f.BoolVar(&o.on, "torch", true, "let processes of PyTorch, 2.2 or later, use this store as a TCPStore")
 	f.StringArrayVar(&o.ttl, "torch-ttl", nil, "`prefix=time`: TTL of keys that PyTorch sets below prefix, except queues; the first match counts")
 	f.StringArrayVar(&o.ranks, "torch-rank", nil, "`pattern` of keys with {rank} for a number, and * at the end for any text: the client that sets such a key is that rank; when it disconnects, waits for its keys fail")
 }
 
 // check validates the flags, and returns the protocol that they configure.
 func (o *torchFlags) check(cmd *cobra.Command) ([]store.Protocol, error) {
-	p := &torchstore.Protocol{Ranks: o.ranks}
-	switch o.version {
-	case "off":
+	if !o.on {
 		return nil, nil
-	case torchNow:
-	case "2.1":
-		p.Older = tcpstore.B
-	case "1.9":
-		p.Older = tcpstore.A
-	default:
-		return nil, usagef(cmd, "--torch %s is none of 2.2 (and later), 2.1 (and those), 1.9 (to 2.0, and those) and off", o.version)
 	}
+	p := &torchstore.Protocol{Ranks: o.ranks}
 	for _, rule := range o.ttl {
 		i := strings.LastIndexByte(rule, '=')
 		ttl, err := time.ParseDuration(rule[i+1:])

@@ -27,7 +27,7 @@ func asTorch(t *testing.T, url string) string {
 	require.NoError(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(limit))
-	b, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), tcpstore.C, &tcpstore.Request{Op: tcpstore.OpAdd, Key: "/n", N: 7})
+	b, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), &tcpstore.Request{Op: tcpstore.OpAdd, Key: "/n", N: 7})
 	require.NoError(t, err)
 	if _, err := c.Write(b); err != nil {
 		t.Fatal(err)
@@ -47,9 +47,7 @@ func TestServeTorch(t *testing.T) {
 	const yes, no = "\x07\x00\x00\x00\x00\x00\x00\x00", ""
 	for args, want := range map[string]string{
 		"":                         yes,
-		"--torch 2.2":              yes,
-		"--torch 1.9":              yes,
-		"--torch off":              no,
+		"--torch=false":            no,
 		"--secret-file DIR/secret": no,
 		"--access DIR/torch.json":  yes,
 	} {
@@ -60,10 +58,9 @@ func TestServeTorch(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"--torch 3":                           {2, "--torch 3 is none of 2.2"},
-		"--access DIR/other.json":             {1, `does not speak "other"`},
-		"--access DIR/two.json":               {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
-		"--torch off --access DIR/torch.json": {1, `does not speak "torch"`},
+		"--access DIR/other.json":               {1, `does not speak "other"`},
+		"--access DIR/two.json":                 {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
+		"--torch=false --access DIR/torch.json": {1, `does not speak "torch"`},
 		// The later --listen counts: every host could connect without authentication.
 		"--listen 0.0.0.0:0 --access DIR/torch.json":  {1, `peers that speak "torch" prove nothing: all of them could use what is below "python/"`},
 		"--listen 0.0.0.0:0 --access DIR/secret.json": {1, "listen on 127.0.0.1, or add --insecure if the network is yours"},
@@ -100,43 +97,36 @@ func TestStoreOfTorch(t *testing.T) {
 // that the leader of its store is killed, neither while its ranks wait nor while they change keys.
 func TestTorchOutlivesTheLeader(t *testing.T) {
 	t.Parallel()
-	for name, torch := range map[string]func(testing.TB, ...string) string{"Debian": testcluster.DebianTorch, "current": testcluster.Torch} {
-		t.Run(name, func(t *testing.T) {
-			if name == "Debian" {
-				testcluster.SoakOnly(t, "the older torch: store/torchstore has both by default")
-			}
-			exe := torch(t)
-			at := "etcd://" + etcd(t) + "/jobs"
-			leader, _ := replica(t, at)
-			leader.complaint(t, "msg=leading")
-			second, _ := replica(t, at)
-			_, near := relay(t, "--store", at, "--torch", "1.9")
-			host, port, _ := net.SplitHostPort(strings.TrimPrefix(near, "muster://"))
-			ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
-			defer cancel()
-			job := exec.CommandContext(ctx, exe, "testdata/job.py", host, port, "3")
-			job.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
-			ended := make(chan error, 1)
-			var out []byte
-			go func() {
-				var err error
-				out, err = job.CombinedOutput()
-				ended <- err
-			}()
+	exe := testcluster.Torch(t)
+	at := "etcd://" + etcd(t) + "/jobs"
+	leader, _ := replica(t, at)
+	leader.complaint(t, "msg=leading")
+	second, _ := replica(t, at)
+	_, near := relay(t, "--store", at)
+	host, port, _ := net.SplitHostPort(strings.TrimPrefix(near, "muster://"))
+	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
+	defer cancel()
+	job := exec.CommandContext(ctx, exe, "testdata/job.py", host, port, "3")
+	job.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
+	ended := make(chan error, 1)
+	var out []byte
+	go func() {
+		var err error
+		out, err = job.CombinedOutput()
+		ended <- err
+	}()
 
-			run(t, "wait", "--store", at, "waits/0", "waits/1", "waits/2", "--timeout", "2m").wants(t, 0, "", "")
-			leader.signal(t, syscall.SIGKILL)
-			second.complaint(t, "msg=leading")
-			replica(t, at)
-			run(t, "set", "--store", at, "go", "1").wants(t, 0, "", "")
+	run(t, "wait", "--store", at, "waits/0", "waits/1", "waits/2", "--timeout", "2m").wants(t, 0, "", "")
+	leader.signal(t, syscall.SIGKILL)
+	second.complaint(t, "msg=leading")
+	replica(t, at)
+	run(t, "set", "--store", at, "go", "1").wants(t, 0, "", "")
 
-			run(t, "wait", "--store", at, "free/0", "free/1", "free/2", "--timeout", "2m").wants(t, 0, "", "")
-			second.signal(t, syscall.SIGKILL)
-			run(t, "set", "--store", at, "enough", "1").wants(t, 0, "", "")
-			if err := <-ended; err != nil || strings.Count(string(out), "ok ") != 3 {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
+	run(t, "wait", "--store", at, "free/0", "free/1", "free/2", "--timeout", "2m").wants(t, 0, "", "")
+	second.signal(t, syscall.SIGKILL)
+	run(t, "set", "--store", at, "enough", "1").wants(t, 0, "", "")
+	if err := <-ended; err != nil || strings.Count(string(out), "ok ") != 3 {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

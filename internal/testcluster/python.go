@@ -23,12 +23,6 @@ func Torch(t testing.TB, modules ...string) (exe string) {
 	return interpreter(t, installed("MUSTER_TORCH", "torch"), "run .ci/python torch, or set MUSTER_TORCH", append(modules, "torch"))
 }
 
-// DebianTorch is Python for Debian's own, with its torch, which has an older protocol.
-func DebianTorch(t testing.TB, modules ...string) (exe string) {
-	t.Helper()
-	return interpreter(t, "/usr/bin/python3", "apt-get install python3-torch", append(modules, "torch"))
-}
-
 func installed(variable, kind string) string {
 	cache, _ := os.UserCacheDir()
 	return cmp.Or(os.Getenv(variable), filepath.Join(cache, "muster", kind, "bin", "python"))

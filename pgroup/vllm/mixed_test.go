@@ -37,28 +37,28 @@ func TestMixed(t *testing.T) {
 					"two senders":       mixedSenders,
 					"other verbs":       mixedVerbs,
 				} {
-					t.Run(name, func(t *testing.T) { body(t, mix(t, host(t, p), peers, world{})) })
+					t.Run(name, func(t *testing.T) { body(t, mix(t, host(t), peers, world{})) })
 				}
 				t.Run("many broadcasts", func(t *testing.T) {
 					n := 500
-					if p.name == "current" && name == "rank 0 of Go" {
+					if p.name == "torch" && name == "rank 0 of Go" {
 						n = 10_000 // as in vLLM's own suite
 					}
-					mixedMany(t, mix(t, host(t, p), peers, world{}), n)
+					mixedMany(t, mix(t, host(t), peers, world{}), n)
 				})
 				t.Run("two groups", func(t *testing.T) {
-					mixedGroups(t, mix(t, host(t, p), peers, world{}), mix(t, host(t, p), peers, world{name: "too", size: 3}))
+					mixedGroups(t, mix(t, host(t), peers, world{}), mix(t, host(t), peers, world{name: "too", size: 3}))
 				})
 				t.Run("expired", func(t *testing.T) {
-					mixedExpiry(t, mix(t, host(t, p), peers, world{expiration: time.Second}))
+					mixedExpiry(t, mix(t, host(t), peers, world{expiration: time.Second}))
 				})
 			})
 		}
 		t.Run("late", func(t *testing.T) {
-			mixedLate(t, mix(t, hostedByGo(t, p), peers, world{timeout: 2 * time.Second}))
+			mixedLate(t, mix(t, hostedByGo(t), peers, world{timeout: 2 * time.Second}))
 		})
 		t.Run("death", func(t *testing.T) { // last, since it kills a peer
-			mixedDeath(t, mix(t, hostedByGo(t, p), peers, world{timeout: time.Hour}))
+			mixedDeath(t, mix(t, hostedByGo(t), peers, world{timeout: time.Hour}))
 		})
 	})
 }

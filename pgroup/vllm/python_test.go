@@ -25,39 +25,29 @@ import (
 	"github.com/muster-pg/muster/pgroup/vllm"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/torchstore"
-	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
 // python is an interpreter that has torch, and a class with vLLM's interface.
 type python struct {
 	name  string
-	find  func(t testing.TB, modules ...string) string
-	exe   string
 	class string // "standin" or "vllm": see testdata/peer.py
-	g     tcpstore.Generation
+	exe   string
 }
 
-// pythons returns Debian's Python, the one that .ci/python makes, and the same with vLLM itself.
+// pythons returns the one that .ci/python makes, and the same with vLLM itself.
 func pythons() []python {
-	return []python{
-		{name: "Debian", find: testcluster.DebianTorch, class: "standin", g: tcpstore.A},
-		{name: "current", find: testcluster.Torch, class: "standin", g: tcpstore.C},
-		{name: "vLLM", find: testcluster.Torch, class: "vllm", g: tcpstore.C}, // PYTHONPATH says where vllm is
-	}
+	return []python{{name: "torch", class: "standin"}, {name: "vLLM", class: "vllm"}} // PYTHONPATH says where vllm is
 }
 
 // everyPython runs a case with each of them.
 func everyPython(t *testing.T, body func(t *testing.T, p python)) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
-			if p.g == tcpstore.A {
-				testcluster.SoakOnly(t, "the older torch: store/torchstore has both by default")
-			}
 			needs := []string{"numpy"}
 			if p.class == "vllm" {
 				needs = append(needs, "vllm")
 			}
-			p.exe = p.find(t, needs...)
+			p.exe = testcluster.Torch(t, needs...)
 			body(t, p)
 		})
 	}
@@ -137,18 +127,15 @@ type place struct {
 }
 
 // hosts are the kinds of host: of the other ranks two are Go and two are Python.
-var hosts = map[string]func(t *testing.T, p python) place{
+var hosts = map[string]func(t *testing.T) place{
 	"rank 0 of Go":     hostedByGo,
 	"rank 0 of Python": hostedByPython,
 }
 
-func hostedByGo(t *testing.T, p python) place {
+func hostedByGo(t *testing.T) place {
 	l := listen(t, "127.0.0.1:0")
 	engine := new(store.Memory)
 	protocol := &torchstore.Protocol{Ranks: []string{"broadcast_from/{rank}/*"}}
-	if p.g != tcpstore.C {
-		protocol.Older = p.g
-	}
 	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{protocol}}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
@@ -162,7 +149,7 @@ func hostedByGo(t *testing.T, p python) place {
 }
 
 // hostedByPython lets the port be probed, closed and bound again, as users of vLLM do.
-func hostedByPython(t *testing.T, p python) place {
+func hostedByPython(t *testing.T) place {
 	l := listen(t, "127.0.0.1:0")
 	addr := l.Addr().String()
 	require.NoError(t, l.Close())
@@ -172,7 +159,7 @@ func hostedByPython(t *testing.T, p python) place {
 		mu.Lock()
 		defer mu.Unlock()
 		if at[rank] == nil {
-			c, err := torchstore.Dial(within(t, time.Minute), addr, &torchstore.Options{Generation: p.g})
+			c, err := torchstore.Dial(within(t, time.Minute), addr, nil)
 			if err != nil {
 				t.Errorf("rank %d: %v", rank, err)
 				return nil

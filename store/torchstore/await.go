@@ -88,9 +88,6 @@ func (c *Client) block(ctx context.Context, sent []string) error {
 // values returns the values of keys, or none if one of them has been deleted. Some servers end the
 // connection for a key that is missing.
 func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, err error) {
-	if !c.o.Generation.Has(tcpstore.OpMultiGet) {
-		return c.valuesOneByOne(ctx, keys)
-	}
 	k := sent(keys...)
 	replies, err := c.ask(ctx, checkOf(k...))
 	if err != nil || replies[0].N != tcpstore.Ready {
@@ -105,22 +102,6 @@ func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, er
 	}
 	for _, v := range replies[0].Values {
 		values = append(values, present(v))
-	}
-	return values, nil
-}
-
-func (c *Client) valuesOneByOne(ctx context.Context, keys []string) (values [][]byte, err error) {
-	for _, k := range keys {
-		v, there, err := c.value(ctx, k)
-		if err != nil || !there {
-			return nil, err
-		}
-		values = append(values, v)
-	}
-	// each has existed; check that they exist at the same time
-	replies, err := c.ask(ctx, checkOf(sent(keys...)...))
-	if err != nil || replies[0].N != tcpstore.Ready {
-		return nil, err
 	}
 	return values, nil
 }

@@ -133,9 +133,6 @@ func (c *Client) add(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 }
 
 func (c *Client) append(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if !c.o.Generation.Has(tcpstore.OpAppend) {
-		return refuse(rep, wire.CodeUnsupported, "a TCPStore of torch before 2.1 has no append")
-	}
 	k := sent(req.Key)
 	if old, _, err := c.value(ctx, req.Key); err != nil {
 		return err
@@ -257,9 +254,6 @@ const mostListed int64 = 1000
 
 // keys returns all keys of the server; supported is false if the server cannot list them.
 func (c *Client) keys(ctx context.Context) (keys []string, supported bool, err error) {
-	if !c.o.Generation.Has(tcpstore.OpListKeys) {
-		return nil, false, nil
-	}
 	replies, err := c.send(ctx, c.calls, tcpstore.Request{Op: tcpstore.OpListKeys})
 	if isBroken(err) {
 		if _, err := c.ask(ctx, checkOf()); err != nil { // the server is not reachable at all

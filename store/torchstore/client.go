@@ -18,9 +18,6 @@ import (
 
 // Options are the options of Dial. Zero fields have defaults.
 type Options struct {
-	// Generation is the protocol generation of the torch version that hosts the store. Zero is C,
-	// torch 2.2 and later.
-	Generation tcpstore.Generation
 	// Join counts this process among those that the host waits for, once, as every Python process
 	// with a world size does. Leave it false below vllm.Join, which counts the rank itself.
 	Join bool
@@ -42,8 +39,8 @@ type Options struct {
 // Client is an Engine over a TCPStore that Python hosts.
 //
 // Operations that the server does not have return store.ErrUnsupported: lifetimes and leases,
-// counted reads, revisions and Watch, groups and streams, a Swap that deletes, Append with torch
-// before 2.1, and List before 2.10. Some of the other operations guarantee less than those of other
+// counted reads, revisions and Watch, groups and streams, a Swap that deletes, and List before torch
+// 2.10. Some of the other operations guarantee less than those of other
 // engines:
 //
 //   - A Swap to a value that the key already has counts as done. A Swap from "absent" also succeeds
@@ -75,7 +72,6 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 		o = &Options{}
 	}
 	c := &Client{addr: addr, o: *o, links: map[*link]struct{}{}}
-	c.o.Generation = cmp.Or(o.Generation, tcpstore.C)
 	c.o.Mend = cmp.Or(o.Mend, 10*time.Second)
 	c.o.Limits.Value = cmp.Or(o.Limits.Value, 8<<20)
 	c.o.Limits.Key = cmp.Or(o.Limits.Key, 8<<10)
@@ -83,8 +79,8 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	if c.o.Dial == nil {
 		c.o.Dial = new(net.Dialer).DialContext
 	}
-	if _, _, err := net.SplitHostPort(addr); err != nil || c.o.Generation > tcpstore.C {
-		return nil, &store.Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: fmt.Sprintf("generation %v, %v", c.o.Generation, err)}
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, &store.Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: err.Error()}
 	}
 	c.life, c.end = context.WithCancel(context.Background())
 	req := tcpstore.Request{Op: tcpstore.OpCheck}
@@ -103,12 +99,8 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	return c, nil
 }
 
-// Open opens tcp://host:port, with these optional parameters:
-//
-//	torch  the version of torch that hosts the store, as 1.13 or 2.1; the default is 2.2 or later
-//	join   true counts this process among those that the host waits for: see Options.Join
-//
-// It is a store.Opener.
+// Open opens tcp://host:port of torch 2.2 or later. The parameter join=true counts this process among
+// those that the host waits for: see Options.Join. Open is a store.Opener.
 func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 	o, err := optionsOf(u)
 	if err != nil {
@@ -118,7 +110,7 @@ func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 }
 
 func optionsOf(u *url.URL) (*Options, error) {
-	o := &Options{Generation: tcpstore.C}
+	o := new(Options)
 	values, err := url.ParseQuery(u.RawQuery)
 	switch {
 	case err != nil:
@@ -132,30 +124,11 @@ func optionsOf(u *url.URL) (*Options, error) {
 			return nil, fmt.Errorf("the parameter %s is repeated", name)
 		case name == "join" && (v[0] == "true" || v[0] == "false"):
 			o.Join = v[0] == "true"
-		case name == "torch":
-			if o.Generation, err = generationOf(v[0]); err != nil {
-				return nil, err
-			}
 		default:
-			return nil, fmt.Errorf("%s=%s: there are torch=VERSION and join=true", name, v[0])
+			return nil, fmt.Errorf("%s=%s: the only parameter is join=true", name, v[0])
 		}
 	}
 	return o, nil
-}
-
-// generationOf returns the protocol generation of a version of torch.
-func generationOf(version string) (tcpstore.Generation, error) {
-	var major, minor int
-	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil || major < 1 || major == 1 && minor < 9 {
-		return 0, fmt.Errorf("torch=%s: it is no version from 1.9 on", version)
-	}
-	switch {
-	case major == 1, major == 2 && minor == 0:
-		return tcpstore.A, nil
-	case major == 2 && minor == 1:
-		return tcpstore.B, nil
-	}
-	return tcpstore.C, nil
 }
 
 // Do implements store.Engine.

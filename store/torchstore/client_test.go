@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,7 +15,6 @@ import (
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/storetest"
 	"github.com/muster-pg/muster/store/torchstore"
-	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
 // never are the features that no TCPStore has.
@@ -35,44 +33,28 @@ func dial(t *testing.T, addr string, o *torchstore.Options) *torchstore.Client {
 	return c
 }
 
-// TestClientOfOurServer runs the engine tests with our client of our server, in each protocol
-// generation.
+// TestClientOfOurServer runs the engine tests with our client of our server.
 func TestClientOfOurServer(t *testing.T) {
-	for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
-		t.Run(g.String(), func(t *testing.T) {
-			without := never
-			var only []string
-			switch g {
-			case tcpstore.A:
-				without = append(slices.Clip(without), storetest.Append, storetest.List)
-			case tcpstore.B:
-				without = append(slices.Clip(without), storetest.List)
-			default: // all but Lists: it needs keys with a zero byte, which Python is not shown
-				only = []string{"Keys", "Counters", "Swap", "Lifetimes", "Wait", "Limits", "Many", "Close"}
-			}
-			storetest.Run(t, func(t *testing.T) func() store.Engine {
-				older := g
-				if g == tcpstore.C {
-					older = 0
-				}
-				s := serve(t, &torchstore.Protocol{Older: older}, nil)
-				return func() store.Engine { return dial(t, s.addr, &torchstore.Options{Generation: g}) }
-			}, &storetest.Options{Without: without, Only: only, Key: 8<<10 - 1, Value: 8 << 20})
-		})
-	}
+	storetest.Run(t, func(t *testing.T) func() store.Engine {
+		s := current(t)
+		return func() store.Engine { return dial(t, s.addr, nil) }
+	}, &storetest.Options{
+		// all but Lists: it needs keys with a zero byte, which Python is not shown
+		Only:    []string{"Keys", "Counters", "Swap", "Lifetimes", "Wait", "Limits", "Many", "Close"},
+		Without: never, Key: 8<<10 - 1, Value: 8 << 20,
+	})
 }
 
 // host is a Python process that hosts TCPStores.
 type host struct {
-	python
 	mu  sync.Mutex
 	in  io.Writer
 	out *bufio.Scanner
 }
 
-func (p python) host(t *testing.T) *host {
+func newHost(t *testing.T) *host {
 	t.Helper()
-	cmd := p.command(context.Background(), t, "host.py") // it ends after the TCPStores of the test
+	cmd := python(context.Background(), t, "host.py") // it ends after the TCPStores of the test
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
@@ -80,7 +62,7 @@ func (p python) host(t *testing.T) *host {
 	cmd.Stderr = t.Output()
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
-	h := &host{python: p, in: in, out: bufio.NewScanner(out)}
+	h := &host{in: in, out: bufio.NewScanner(out)}
 	require.True(t, h.out.Scan())
 	t.Log(h.out.Text())
 	return h
@@ -113,40 +95,28 @@ func (h *host) server(t *testing.T, args string) (port, addr string) {
 	return port, "127.0.0.1:" + port
 }
 
-// hosts runs a test with each server implementation: the one before torch 2.4, and the one since.
+// hosts runs a test with each of PyTorch's two server implementations.
 func hosts(t *testing.T, run func(t *testing.T, h *host, args string)) {
-	for _, p := range pythons() {
-		t.Run(p.name, func(t *testing.T) {
-			h := p.host(t)
-			if p.g == tcpstore.A {
-				run(t, h, "")
-				return
-			}
-			for name, args := range map[string]string{"libuv": "", "without libuv": "use_libuv=False"} {
-				t.Run(name, func(t *testing.T) { run(t, h, args) })
-			}
-		})
+	h := newHost(t)
+	for name, args := range map[string]string{"libuv": "", "without libuv": "use_libuv=False"} {
+		t.Run(name, func(t *testing.T) { run(t, h, args) })
 	}
 }
 
 // TestClientOfPythonsServer runs the engine tests with our client of PyTorch's own server.
 func TestClientOfPythonsServer(t *testing.T) {
 	hosts(t, func(t *testing.T, h *host, args string) {
-		without := never
-		if h.g == tcpstore.A {
-			without = append(slices.Clip(without), storetest.Append, storetest.List)
-		}
 		storetest.Run(t, func(t *testing.T) func() store.Engine {
 			_, addr := h.server(t, args)
-			return func() store.Engine { return dial(t, addr, &torchstore.Options{Generation: h.g}) }
-		}, &storetest.Options{Without: without, Key: 8<<10 - 1, Value: 8 << 20})
+			return func() store.Engine { return dial(t, addr, nil) }
+		}, &storetest.Options{Without: never, Key: 8<<10 - 1, Value: 8 << 20})
 	})
 }
 
 func TestPythonSeesWhatGoDoes(t *testing.T) {
 	hosts(t, func(t *testing.T, h *host, args string) {
 		port, addr := h.server(t, args)
-		s := store.New(dial(t, addr, &torchstore.Options{Generation: h.g}))
+		s := store.New(dial(t, addr, nil))
 		ctx := t.Context()
 		require.NoError(t, s.Set(ctx, "from Go", []byte("1"), nil))
 		require.Equal(t, "b'1'", h.do(t, "stores[%s].get('from Go')", port))
@@ -175,63 +145,46 @@ func TestPythonSeesWhatGoDoes(t *testing.T) {
 // TestJoinTheWorldOfAHost checks that a host that waits for its world counts our client if Join is
 // set, and that it says how many clients have joined.
 func TestJoinTheWorldOfAHost(t *testing.T) {
-	for _, p := range pythons() {
-		t.Run(p.name, func(t *testing.T) {
-			p.rarely(t)
-			h := p.host(t)
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			addr := l.Addr().String()
-			require.NoError(t, l.Close())
-			_, port, _ := strings.Cut(addr, ":")
-			var joining sync.WaitGroup
-			defer joining.Wait()
-			// Dial retries until a process listens.
-			joining.Go(func() { dial(t, addr, &torchstore.Options{Generation: h.g, Join: true}) })
-			require.Equal(t, port, h.do(t, "dist.TCPStore('127.0.0.1', %s, 2, True, timedelta(seconds=30)).port", port))
-		})
-	}
+	h := newHost(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	_, port, _ := strings.Cut(addr, ":")
+	var joining sync.WaitGroup
+	defer joining.Wait()
+	// Dial retries until a process listens.
+	joining.Go(func() { dial(t, addr, &torchstore.Options{Join: true}) })
+	require.Equal(t, port, h.do(t, "dist.TCPStore('127.0.0.1', %s, 2, True, timedelta(seconds=30)).port", port))
 }
 
 // TestWhatHostsSay checks that a Python host that times out says how many clients have joined, with
 // our clients as with Python's, and that it reports a port that is in use.
 func TestWhatHostsSay(t *testing.T) {
-	for _, p := range pythons() {
-		t.Run(p.name, func(t *testing.T) {
-			p.rarely(t)
-			s := serve(t, &torchstore.Protocol{}, nil)
-			_, port, _ := strings.Cut(s.addr, ":")
-			h := p.host(t)
-			said := h.try(t, "new(port=%s)", port)
-			require.Contains(t, said, "error ")
-			require.Contains(t, said, port)
-			if p.g == tcpstore.C { // older versions continue without the missing clients
-				require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=1))"), "1/3 clients joined")
-			}
-		})
-	}
+	s := serve(t, &torchstore.Protocol{}, nil)
+	_, port, _ := strings.Cut(s.addr, ":")
+	h := newHost(t)
+	said := h.try(t, "new(port=%s)", port)
+	require.Contains(t, said, "error ")
+	require.Contains(t, said, port)
+	require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=1))"), "1/3 clients joined")
 }
 
 // TestPythonHearsOfALoss checks that an unmodified client that waits for a key of a lost rank
 // raises an error at once, instead of at its timeout, and that its connection still works.
 func TestPythonHearsOfALoss(t *testing.T) {
-	for _, p := range pythons() {
-		t.Run(p.name, func(t *testing.T) {
-			p.rarely(t)
-			s := serve(t, &torchstore.Protocol{Older: tcpstore.A, Ranks: []string{"ready/{rank}", "part/{rank}/*"}}, nil)
-			h := p.host(t)
-			_, port, _ := strings.Cut(s.addr, ":")
-			h.do(t, "stores.update(c=dist.TCPStore('127.0.0.1', %s, None, False, timedelta(seconds=300)))", port)
-			peer := s.client(t)
-			peer.send(set("/ready/1", "yes"))
-			require.Equal(t, "b'yes'", h.do(t, "stores['c'].get('ready/1')"))
-			said := make(chan string, 1)
-			go func() { said <- h.try(t, "stores['c'].get('part/1/x')") }()
-			peer.silent()
-			_ = peer.Close()
-			require.Contains(t, <-said, "error ")
-			require.Equal(t, "None", h.do(t, "stores['c'].set('k', 'v')"))
-			require.Equal(t, "b'v'", h.do(t, "stores['c'].get('k')"))
-		})
-	}
+	s := serve(t, &torchstore.Protocol{Ranks: []string{"ready/{rank}", "part/{rank}/*"}}, nil)
+	h := newHost(t)
+	_, port, _ := strings.Cut(s.addr, ":")
+	h.do(t, "stores.update(c=dist.TCPStore('127.0.0.1', %s, None, False, timedelta(seconds=300)))", port)
+	peer := s.client(t)
+	peer.send(set("/ready/1", "yes"))
+	require.Equal(t, "b'yes'", h.do(t, "stores['c'].get('ready/1')"))
+	said := make(chan string, 1)
+	go func() { said <- h.try(t, "stores['c'].get('part/1/x')") }()
+	peer.silent()
+	_ = peer.Close()
+	require.Contains(t, <-said, "error ")
+	require.Equal(t, "None", h.do(t, "stores['c'].set('k', 'v')"))
+	require.Equal(t, "b'v'", h.do(t, "stores['c'].get('k')"))
 }

@@ -42,9 +42,9 @@ func ExampleProtocol() {
 func ExampleOpen() {
 	schemes := store.Builtin()
 	schemes["tcp"] = torchstore.Open
-	_, err := schemes.Open(context.Background(), "tcp://10.0.0.1:29500?torch=1.8")
+	_, err := schemes.Open(context.Background(), "tcp://10.0.0.1:29500?torch=2.9")
 	fmt.Println(err)
-	// Output: store: open "tcp://10.0.0.1:29500?torch=1.8": invalid request: torch=1.8: it is no version from 1.9 on
+	// Output: store: open "tcp://10.0.0.1:29500?torch=2.9": invalid request: torch=2.9: the only parameter is join=true
 }
 
 func ExampleDial() {

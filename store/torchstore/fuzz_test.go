@@ -17,7 +17,7 @@ import (
 // FuzzServeConn checks that the connection of a client that sends any bytes ends with the client,
 // and that the store still works.
 func FuzzServeConn(f *testing.F) {
-	seed := func(reqs ...tcpstore.Request) { f.Add((&client{t: f, g: tcpstore.C}).bytes(reqs...)) }
+	seed := func(reqs ...tcpstore.Request) { f.Add((&client{t: f}).bytes(reqs...)) }
 	seed(set("/a", "1"), get("/a"), add("/n", 1), check("/a", "/b"), wait("/a"))
 	seed(wait("/never"), of(tcpstore.OpCancelWait), set("/a", "1"))
 	seed(tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 2}, of(tcpstore.OpCancelWait))

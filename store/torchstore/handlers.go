@@ -34,7 +34,6 @@ var handlers = [...]handler{
 	tcpstore.OpQueueLen:   (*peer).queueLen,
 	tcpstore.OpListKeys:   (*peer).listKeys,
 	tcpstore.OpBarrier:    (*peer).barrier,
-	tcpstore.OpWatchKey:   (*peer).watchKey,
 }
 
 func (p *peer) validate(context.Context, *tcpstore.Request) error { return nil }

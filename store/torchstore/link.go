@@ -59,11 +59,9 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 		return nil, err
 	}
 	l := &link{client: c, conn: conn, in: inbox{limits: replyLimits}}
-	if c.o.Generation == tcpstore.C {
-		if err := l.greet(ctx); err != nil {
-			_ = conn.Close()
-			return nil, err
-		}
+	if err := l.greet(ctx); err != nil {
+		_ = conn.Close()
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +81,7 @@ const greetTime = 30 * time.Second
 // greet sends the protocol's preface and a ping, and waits for the answer.
 func (l *link) greet(ctx context.Context) error {
 	nonce := time.Now().UnixNano() & 0xffffffff
-	hello, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), tcpstore.C, &tcpstore.Request{Op: tcpstore.OpPing, N: nonce})
+	hello, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), &tcpstore.Request{Op: tcpstore.OpPing, N: nonce})
 	if err != nil {
 		return err
 	}
@@ -293,7 +291,7 @@ func (c *Client) send(ctx context.Context, slots chan struct{}, reqs ...tcpstore
 	var message []byte
 	for i := range reqs {
 		var err error
-		if message, err = tcpstore.AppendRequest(message, c.o.Generation, &reqs[i]); err != nil {
+		if message, err = tcpstore.AppendRequest(message, &reqs[i]); err != nil {
 			return nil, err
 		}
 		if reqs[i].Op.Answered() {

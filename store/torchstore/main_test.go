@@ -85,32 +85,31 @@ func serve(t testing.TB, p *torchstore.Protocol, srv *store.Server) *service {
 	return s
 }
 
-// current returns a server for torch 2.2 and later.
+// current returns a server with the defaults.
 func current(t testing.TB) *service { return serve(t, &torchstore.Protocol{}, nil) }
 
 // client is a bare connection that speaks the protocol.
 type client struct {
 	net.Conn
 	t      testing.TB
-	g      tcpstore.Generation
 	buf    []byte
 	cursor tcpstore.Cursor
 }
 
 // raw connects, and sends nothing.
-func (s *service) raw(t testing.TB, g tcpstore.Generation) *client {
+func (s *service) raw(t testing.TB) *client {
 	t.Helper()
 	c, err := net.Dial("tcp", s.addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	require.NoError(t, c.SetDeadline(time.Now().Add(testTimeout)))
-	return &client{Conn: c, t: t, g: g}
+	return &client{Conn: c, t: t}
 }
 
 // client connects, and sends the same first messages as torch.
 func (s *service) client(t testing.TB) *client {
 	t.Helper()
-	c := s.raw(t, tcpstore.C)
+	c := s.raw(t)
 	c.send(tcpstore.Request{Op: tcpstore.OpValidate}, tcpstore.Request{Op: tcpstore.OpPing, N: 4711})
 	require.EqualValues(t, 4711, c.reply(tcpstore.OpPing, 0).N)
 	return c
@@ -120,7 +119,7 @@ func (c *client) bytes(reqs ...tcpstore.Request) (b []byte) {
 	c.t.Helper()
 	for i := range reqs {
 		var err error
-		b, err = tcpstore.AppendRequest(b, c.g, &reqs[i])
+		b, err = tcpstore.AppendRequest(b, &reqs[i])
 		require.NoError(c.t, err)
 	}
 	return b
@@ -189,9 +188,7 @@ func (c *client) silent() {
 // works checks that the client is served, and that its stream is in sync.
 func (c *client) works() {
 	c.t.Helper()
-	if c.g == tcpstore.C {
-		require.EqualValues(c.t, 99, c.call(tcpstore.Request{Op: tcpstore.OpPing, N: 99}).N)
-	}
+	require.EqualValues(c.t, 99, c.call(tcpstore.Request{Op: tcpstore.OpPing, N: 99}).N)
 	c.send(set("/works", "yes"))
 	require.Equal(c.t, "yes", string(c.call(get("/works")).Value))
 }

@@ -5,10 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
@@ -47,24 +44,4 @@ func inUse() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
-}
-
-// TestWatchesHoldLittle checks that the values of watched keys that a connection makes the server
-// keep are bounded, whether they exist before the watch or are set later.
-func TestWatchesHoldLittle(t *testing.T) {
-	const each = 1 << 20
-	watch := tcpstore.Request{Op: tcpstore.OpWatchKey, Key: "/k"}
-	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
-	c, grows := s.raw(t, tcpstore.A), s.raw(t, tcpstore.A)
-	for range 65 {
-		require.EqualValues(t, tcpstore.Registered, grows.call(watch).N)
-	}
-	c.send(set("/k", strings.Repeat("x", each)))
-	s.says(t, "what the watched keys hold is more than")
-	for range 64 {
-		require.EqualValues(t, tcpstore.Registered, c.call(watch).N)
-	}
-	c.works()
-	c.send(watch)
-	c.closed()
 }

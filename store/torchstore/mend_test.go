@@ -17,7 +17,6 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/torchstore"
-	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
 // behind returns a Store over a client of s that is connected through a proxy.
@@ -167,20 +166,20 @@ func TestWhatIsNoTCPStore(t *testing.T) {
 }
 
 func TestOpen(t *testing.T) {
-	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
+	s := serve(t, &torchstore.Protocol{}, nil)
 	schemes := store.Builtin()
 	schemes["tcp"] = torchstore.Open
-	for _, query := range []string{"", "?torch=2.9.1", "?torch=1.13&join=true", "/job?torch=2.0"} {
+	for _, query := range []string{"", "?join=true", "/job?join=false"} {
 		c, err := schemes.Open(s.ctx, "tcp://"+s.addr+query)
 		require.NoError(t, err, query)
 		require.NoError(t, c.Set(s.ctx, "k"+query, []byte(query), nil))
 		require.NoError(t, c.Close())
 	}
-	v, err := s.Wait(s.ctx, "k?torch=2.9.1", "job/k/job?torch=2.0", torchstore.InitKey)
+	v, err := s.Wait(s.ctx, "k", "job/k/job?join=false", torchstore.InitKey)
 	require.NoError(t, err)
 	require.Equal(t, "1", string(v[2]), "one has joined")
 	for _, bad := range []string{
-		"tcp://h:1?torch=1.8", "tcp://h:1?torch=new", "tcp://h:1?join=1", "tcp://h:1?other=1", "tcp://u@h:1", "tcp://h:1#f", "tcp://h", "tcp://h:1?join=true&join=true",
+		"tcp://h:1?torch=2.9", "tcp://h:1?join=1", "tcp://h:1?other=1", "tcp://u@h:1", "tcp://h:1#f", "tcp://h", "tcp://h:1?join=true&join=true",
 	} {
 		_, err := schemes.Open(s.ctx, bad)
 		require.ErrorIs(t, err, store.ErrInvalid, bad)

@@ -29,25 +29,22 @@ type peer struct {
 	life     context.Context // ends with the connection
 	fail     context.CancelCauseFunc
 	running  sync.WaitGroup
-	kept     atomic.Int64 // bytes of the watched keys' values
 
 	// The fields below belong to the reader, or to the goroutine that carries out a long request in
 	// its place.
-	in         inbox
-	quick      bool // other connections wait: a long request returns errLong
-	generation tcpstore.Generation
-	req        tcpstore.Request
-	answered   tcpstore.Op
-	rep        tcpstore.Reply
-	encode     func(b []byte) []byte // appends the answer rep to answered
-	soon       context.Context       // for operations that do not wait
-	forget     context.CancelFunc
-	began      time.Time    // when soon was made
-	waiting    *waiting     // the most recent WAIT or BARRIER
-	watched    int          // number of keys
-	sent       int          // values sent of a MULTI_GET that is not finished
-	ranks      map[int]bool // the ranks of the client, by the keys that it has changed
-	question   question
+	in       inbox
+	quick    bool // other connections wait: a long request returns errLong
+	req      tcpstore.Request
+	answered tcpstore.Op
+	rep      tcpstore.Reply
+	encode   func(b []byte) []byte // appends the answer rep to answered
+	soon     context.Context       // for operations that do not wait
+	forget   context.CancelFunc
+	began    time.Time    // when soon was made
+	waiting  *waiting     // the most recent WAIT or BARRIER
+	sent     int          // values sent of a MULTI_GET that is not finished
+	ranks    map[int]bool // the ranks of the client, by the keys that it has changed
+	question question
 }
 
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcpstore.Limits) *peer {
@@ -56,31 +53,6 @@ func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcp
 	peer.forget = func() {}
 	peer.encode = func(b []byte) []byte { return tcpstore.AppendReply(b, peer.answered, &peer.rep) }
 	return peer
-}
-
-// next returns the next complete request.
-func (p *peer) next() (message []byte, need int, err error) {
-	if p.generation == 0 {
-		if need := p.detect(); need > 0 {
-			return nil, need, nil
-		}
-	}
-	return p.in.next(p.generation.NextRequest)
-}
-
-// detect determines the client's protocol generation, or returns how many bytes that takes.
-func (p *peer) detect() (need int) {
-	first := p.in.buf[p.in.r:p.in.w]
-	n := min(len(first), len(tcpstore.Preface))
-	switch {
-	case string(first[:n]) != tcpstore.Preface[:n]:
-		p.generation = p.protocol.Older
-	case n == len(tcpstore.Preface):
-		p.generation = tcpstore.C
-	default:
-		return n + 1
-	}
-	return 0
 }
 
 // mostTurn is how long a client that sends requests without waiting for answers may delay other
@@ -93,7 +65,7 @@ const mostTurn = time.Millisecond
 func (p *peer) carryOutAll() (need int, long bool, err error) {
 	var began time.Time // when the second request began: there is seldom one
 	for n := 0; ; n++ {
-		message, need, err := p.next()
+		message, need, err := p.in.next(tcpstore.NextRequest)
 		if err != nil || message == nil {
 			return need, false, err
 		}
@@ -126,7 +98,7 @@ var errLong = errors.New("this takes long")
 
 // carryOut carries out one request.
 func (p *peer) carryOut(message []byte) error {
-	if err := p.req.Parse(p.generation, message); err != nil {
+	if err := p.req.Parse(message); err != nil {
 		return err
 	}
 	ctx := context.Background() // the request does not block

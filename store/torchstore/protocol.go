@@ -2,6 +2,7 @@ package torchstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,9 +25,6 @@ import (
 // seconds. Until then the replies (of a MULTI_GET at most 1 MiB and one value) or the partial
 // message use the server's memory, and delay no other client.
 type Protocol struct {
-	// Older is an older generation whose clients are also accepted, A or B: these two cannot be
-	// distinguished.
-	Older tcpstore.Generation
 	// Limits bound the messages of a client. A zero Value is 16 MiB. The store's own limits also
 	// apply.
 	Limits tcpstore.Limits
@@ -61,9 +59,6 @@ type Rule struct {
 
 // Check returns an error that says what is wrong with p, or nil.
 func (p *Protocol) Check() error {
-	if p.Older > tcpstore.B {
-		return fmt.Errorf("torchstore: generation %v is not older", p.Older)
-	}
 	for _, r := range p.TTL {
 		if r.TTL <= 0 {
 			return fmt.Errorf("torchstore: the TTL of %q is %v", r.Prefix, r.TTL)
@@ -93,23 +88,25 @@ func (p *Protocol) log() *slog.Logger {
 // Name implements store.Protocol: it is "torch".
 func (p *Protocol) Name() string { return "torch" }
 
-// Match implements store.Protocol.
+// Match implements store.Protocol. It also matches clients before torch 2.2, which ServeConn refuses
+// with the reason.
 func (p *Protocol) Match(first []byte) (yes, more bool) {
 	n := min(len(first), len(tcpstore.Preface))
-	switch {
-	case n == 0: // the second connection of such a client sends nothing unless it watches a key
-		return p.Older == tcpstore.A, true
-	case string(first[:n]) == tcpstore.Preface[:n]:
+	if string(first[:n]) == tcpstore.Preface[:n] {
 		return n == len(tcpstore.Preface), n < len(tcpstore.Preface)
 	}
-	_, _, err := p.Older.NextRequest(first[:1], new(tcpstore.Cursor), p.Limits)
-	return p.Older != 0 && err == nil, false
+	return tcpstore.IsOlder(first)
 }
+
+var errOlder = errors.New("the client is of a torch before 2.2, whose protocol this server does not speak: update torch there")
 
 // ServeConn implements store.Protocol.
 func (p *Protocol) ServeConn(ctx context.Context, v *store.ProtocolConn) error {
 	if err := p.Check(); err != nil {
 		return err
+	}
+	if older, _ := tcpstore.IsOlder(v.First); older {
+		return errOlder
 	}
 	limits := p.Limits
 	if limits.Value == 0 {

@@ -120,7 +120,7 @@ func TestWhatEndsAConnection(t *testing.T) {
 
 // with returns the encoding of requests.
 func (c *client) with(t *testing.T, reqs ...tcpstore.Request) []byte {
-	return (&client{t: t, g: tcpstore.C}).bytes(reqs...)
+	return (&client{t: t}).bytes(reqs...)
 }
 
 // TestAppendOfNothing checks that an append of nothing makes an empty entry. COMPARE_SET does not
@@ -324,7 +324,7 @@ func TestInPiecesOfAnySize(t *testing.T) {
 		wait("/a", "/b", "/c"), get("/a"))
 	for _, size := range []int{1, 2, 3, 4, 5, 7, 64, len(all)} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			c := s.raw(t, tcpstore.C)
+			c := s.raw(t)
 			for part := range slices.Chunk(all, size) {
 				c.write(part)
 			}
@@ -339,7 +339,7 @@ func TestInPiecesOfAnySize(t *testing.T) {
 // in it, makes no other client wait.
 func TestGaps(t *testing.T) {
 	s := current(t)
-	c, other := s.raw(t, tcpstore.C), s.client(t)
+	c, other := s.raw(t), s.client(t)
 	c.write([]byte(tcpstore.Preface[:1]))
 	c.silent()
 	other.works()

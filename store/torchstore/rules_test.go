@@ -102,7 +102,6 @@ func TestRanksOfAnotherRun(t *testing.T) {
 
 func TestCheckOfAProtocol(t *testing.T) {
 	for says, p := range map[string]*torchstore.Protocol{
-		"generation C is not older":              {Older: tcpstore.C},
 		`the TTL of "a" is 0s`:                   {TTL: []torchstore.Rule{{Prefix: "a"}}},
 		`the pattern "a" is to have {rank} once`: {Ranks: []string{"a"}},
 		`the pattern "{rank}{rank}"`:             {Ranks: []string{"{rank}{rank}"}},
@@ -110,10 +109,10 @@ func TestCheckOfAProtocol(t *testing.T) {
 	} {
 		require.ErrorContains(t, p.Check(), says)
 		s := serve(t, p, nil)
-		c := s.raw(t, tcpstore.C)
+		c := s.raw(t)
 		c.send(of(tcpstore.OpValidate))
 		c.closed()
 		s.says(t, "torchstore: ")
 	}
-	require.NoError(t, (&torchstore.Protocol{Older: tcpstore.B, Ranks: []string{"a/{rank}/*"}}).Check())
+	require.NoError(t, (&torchstore.Protocol{Ranks: []string{"a/{rank}/*"}}).Check())
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -37,7 +36,7 @@ func withTLS(t *testing.T) (server, client *tls.Config) {
 // refused checks that a client is refused without a reply, and that the log says why.
 func (s *service) refused(t *testing.T, why string) {
 	t.Helper()
-	c := s.raw(t, tcpstore.C)
+	c := s.raw(t)
 	c.send(of(tcpstore.OpValidate), set("/a", "1"))
 	c.closed()
 	s.says(t, why)
@@ -64,7 +63,7 @@ func TestRefusedWhereTLSIsWanted(t *testing.T) {
 	require.NoError(t, ours.Set(s.ctx, "works", nil, nil))
 	_, err = store.Dial(s.ctx, s.addr, nil)
 	require.ErrorContains(t, err, "TLS", "a client of ours without it hears why, as ever")
-	c := s.raw(t, tcpstore.C) // a client that wraps the protocol in TLS is accepted
+	c := s.raw(t) // a client that wraps the protocol in TLS is accepted
 	c.Conn = tls.Client(c.Conn, client)
 	c.send(of(tcpstore.OpValidate))
 	c.works()
@@ -142,9 +141,9 @@ func TestAccessForAProtocol(t *testing.T) {
 // TestServerLimits checks that the limits of a server apply to all its protocols.
 func TestServerLimits(t *testing.T) {
 	s := serve(t, &torchstore.Protocol{}, &store.Server{Limits: store.ServerLimits{PerAddr: 2, Handshake: 200 * time.Millisecond}})
-	one, half := s.client(t), s.raw(t, tcpstore.C)
+	one, half := s.client(t), s.raw(t)
 	half.write([]byte(tcpstore.Preface[:3]))
-	third := s.raw(t, tcpstore.C)
+	third := s.raw(t)
 	third.send(of(tcpstore.OpValidate))
 	_, _ = third.Read(make([]byte, 1))
 	s.says(t, "the limit is 2 connections from one address")
@@ -154,57 +153,21 @@ func TestServerLimits(t *testing.T) {
 	s.client(t).works()
 }
 
-// TestIdleFromTheStart checks that the second connection of an old client, which sends nothing, is
-// kept.
-func TestIdleFromTheStart(t *testing.T) {
-	short := store.ServerLimits{Handshake: 100 * time.Millisecond}
-	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, &store.Server{Limits: short})
-	idle := s.raw(t, tcpstore.A)
-	s.raw(t, tcpstore.A).write([]byte(tcpstore.Preface[:3])) // its timeout ends after that of idle
-	s.says(t, "i/o timeout")
-	idle.works()
-	s = serve(t, &torchstore.Protocol{}, &store.Server{Limits: short})
-	s.raw(t, tcpstore.C).closed()
+// TestOlderClients checks that a client before torch 2.2 is refused, and that the log says which peer
+// it is and what to do. Its first message is an ADD of init/, whose number was 3.
+func TestOlderClients(t *testing.T) {
+	s := current(t)
+	c := s.raw(t)
+	c.write(append([]byte("\x03"), c.bytes(add(tcpstore.InitKey, 1))[1:]...))
+	c.closed()
+	s.says(t, "peer="+c.LocalAddr().String())
+	s.says(t, "the client is of a torch before 2.2")
+	s.client(t).works()
 }
 
-func TestOlderGenerations(t *testing.T) {
-	for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B} {
-		t.Run(g.String(), func(t *testing.T) {
-			s := serve(t, &torchstore.Protocol{Older: g}, nil)
-			c, now := s.raw(t, g), s.client(t)
-			c.send(set("/a", strings.Repeat("a", 200)))
-			require.EqualValues(t, tcpstore.StopWaiting, c.call(wait("/a")).N)
-			require.EqualValues(t, 3, c.call(add("/n", 3)).N)
-			require.EqualValues(t, 4, now.call(add("/n", 1)).N)
-			require.EqualValues(t, 2, c.call(of(tcpstore.OpGetNumKeys)).N)
-			if g == tcpstore.B {
-				c.send(wait("/never"))
-				require.EqualValues(t, tcpstore.WaitCanceled, c.call(of(tcpstore.OpCancelWait)).N)
-			}
-			c.works()
-			none := serve(t, &torchstore.Protocol{}, nil)
-			c = none.raw(t, g)
-			c.send(set("/a", "1"))
-			c.closed()
-		})
-	}
-}
-
-func TestWatchKey(t *testing.T) {
-	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
-	c, watcher := s.raw(t, tcpstore.A), s.raw(t, tcpstore.A)
-	require.EqualValues(t, tcpstore.Registered, watcher.call(tcpstore.Request{Op: tcpstore.OpWatchKey, Key: "/k"}).N)
-	event := func(what int64, old, now string) {
-		t.Helper()
-		rep := watcher.reply(tcpstore.OpWatchKey, 0)
-		require.Equal(t, tcpstore.Reply{N: what, Key: "/k", Old: []byte(old), Value: []byte(now), Keys: rep.Keys, Values: rep.Values}, rep)
-	}
-	c.send(set("/other", "0"), set("/k1", "0"), set("/k", "1"))
-	event(tcpstore.Created, "", "1")
-	c.call(add("/k", 4))
-	event(tcpstore.Updated, "1", "5")
-	_, err := s.Delete(s.ctx, "k")
-	require.NoError(t, err)
-	event(tcpstore.Deleted, "5", "")
-	c.works()
+// TestSilentClients checks that a client that sends nothing is disconnected after the time for a
+// handshake.
+func TestSilentClients(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{}, &store.Server{Limits: store.ServerLimits{Handshake: 100 * time.Millisecond}})
+	s.raw(t).closed()
 }

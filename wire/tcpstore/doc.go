@@ -1,9 +1,10 @@
-// Package tcpstore encodes and decodes the protocol of PyTorch's TCPStore. It has pure functions
-// without sockets, and no store: it does not implement the operations.
+// Package tcpstore encodes and decodes the protocol of PyTorch's TCPStore, as torch 2.2 and later
+// have it. It has pure functions without sockets, and no store: it does not implement the
+// operations.
 //
-//	n, whole, err := tcpstore.C.NextRequest(b, &cursor, limits) // how long is the message at the front of b?
+//	n, whole, err := tcpstore.NextRequest(b, &cursor, limits) // how long is the message at the front of b?
 //	if whole {
-//		err = req.Parse(tcpstore.C, b[:n])
+//		err = req.Parse(b[:n])
 //	}
 //
 // The protocol has no frames, no version and no request ids: a message ends where its last part
@@ -24,32 +25,27 @@
 // A request is its operation's number, one byte, and these parts. Their names are those of the
 // fields.
 //
-//	C   B   A   operation     request                         reply
-//	0           VALIDATE      0x3C85F7CE u32                  nothing
-//	1   0   0   SET           Key str | Value vec             nothing
-//	2   1   1   COMPARE_SET   Key str | Old vec | Value vec   Value vec
-//	3   2   2   GET           Key str                         Value vec
-//	4   3   3   ADD           Key str | N i64                 N i64
-//	5   4   4   CHECK         Keys strs                       N u8: Ready, NotReady
-//	6   5   5   WAIT          Keys strs                       N u8: StopWaiting
-//	7   6   6   GETNUMKEYS                                    N i64
-//	8   7   8   DELETE_KEY    Key str                         N i64
-//	9   8       APPEND        Key str | Value vec             nothing
-//	10  9       MULTI_GET     Keys strs                       Values, as many vec as keys
-//	11  10      MULTI_SET     Keys, Values pairs              nothing
-//	12  11      CANCEL_WAIT                                   N u8: WaitCanceled
-//	13          PING          N u32                           N u32
-//	14          QUEUE_PUSH    Key str | Value vec             nothing
-//	15          QUEUE_POP     Key str                         N i64 | Value vec, if N > 0
-//	16          QUEUE_LEN     Key str                         N i64
-//	17          LIST_KEYS                                     Keys strs
-//	18          BARRIER       Key str | N i64                 N u8: StopWaiting
-//	        7   WATCH_KEY     Key str                         N u8: Registered, or an event
+//	    operation     request                         reply
+//	0   VALIDATE      0x3C85F7CE u32                  nothing
+//	1   SET           Key str | Value vec             nothing
+//	2   COMPARE_SET   Key str | Old vec | Value vec   Value vec
+//	3   GET           Key str                         Value vec
+//	4   ADD           Key str | N i64                 N i64
+//	5   CHECK         Keys strs                       N u8: Ready, NotReady
+//	6   WAIT          Keys strs                       N u8: StopWaiting
+//	7   GETNUMKEYS                                    N i64
+//	8   DELETE_KEY    Key str                         N i64
+//	9   APPEND        Key str | Value vec             nothing
+//	10  MULTI_GET     Keys strs                       Values, as many vec as keys
+//	11  MULTI_SET     Keys, Values pairs              nothing
+//	12  CANCEL_WAIT                                   N u8: WaitCanceled
+//	13  PING          N u32                           N u32
+//	14  QUEUE_PUSH    Key str | Value vec             nothing
+//	15  QUEUE_POP     Key str                         N i64 | Value vec, if N > 0
+//	16  QUEUE_LEN     Key str                         N i64
+//	17  LIST_KEYS                                     Keys strs
+//	18  BARRIER       Key str | N i64                 N u8: StopWaiting
 //
-// A server of generation A sends an event when a watched key has changed:
-//
-//	N u8: Updated, Created, Deleted | Key str | Old vec | Value vec
-//
-// Generation A is torch 1.9 to 2.0, B is 2.1, and C is 2.2 and later, which opens a connection with
-// Preface. The messages of A and B cannot be distinguished.
+// A connection begins with VALIDATE, which is Preface. Clients before torch 2.2 do not send it, and
+// number the operations differently: IsOlder recognizes them.
 package tcpstore

@@ -8,18 +8,18 @@ import (
 
 // A server's side of one call.
 func Example() {
-	request, _ := tcpstore.AppendRequest(nil, tcpstore.C, &tcpstore.Request{Op: tcpstore.OpAdd, Key: "/count", N: 5})
+	request, _ := tcpstore.AppendRequest(nil, &tcpstore.Request{Op: tcpstore.OpAdd, Key: "/count", N: 5})
 
 	var (
 		c   tcpstore.Cursor
 		req tcpstore.Request
 	)
-	n, whole, err := tcpstore.C.NextRequest(request[:4], &c, tcpstore.Limits{})
+	n, whole, err := tcpstore.NextRequest(request[:4], &c, tcpstore.Limits{})
 	fmt.Println(n, whole, err) // more bytes are needed
-	n, whole, err = tcpstore.C.NextRequest(request, &c, tcpstore.Limits{})
+	n, whole, err = tcpstore.NextRequest(request, &c, tcpstore.Limits{})
 	fmt.Println(n, whole, err)
 
-	err = req.Parse(tcpstore.C, request[:n])
+	err = req.Parse(request[:n])
 	fmt.Println(req.Op, req.Key, req.N, err)
 	fmt.Printf("%x\n", tcpstore.AppendReply(nil, req.Op, &tcpstore.Reply{N: 5}))
 	// Output:

@@ -12,31 +12,26 @@ import (
 // arrive, and that a request that parses is encoded as the same bytes.
 func FuzzRequests(f *testing.F) {
 	for _, golden := range goldenRequests {
-		for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
-			if b, err := tcpstore.AppendRequest(nil, g, &golden.req); err == nil {
-				f.Add(uint8(g), b, uint64(1))
-			}
-		}
+		f.Add(unhex(f, golden.bytes), uint64(1))
 	}
-	for _, c := range recorded(f, "torch-2.15.txt") {
-		f.Add(uint8(tcpstore.C), []byte(c.sent), uint64(2))
+	for _, c := range recorded(f) {
+		f.Add([]byte(c.sent), uint64(2))
 	}
 	lim := tcpstore.Limits{Key: 100, Value: 1000, Keys: 50, Message: 10_000}
-	f.Fuzz(func(t *testing.T, generation uint8, b []byte, seed uint64) {
-		g := tcpstore.Generation(generation)
-		n, whole, err := g.NextRequest(b, new(tcpstore.Cursor), lim)
+	f.Fuzz(func(t *testing.T, b []byte, seed uint64) {
+		n, whole, err := tcpstore.NextRequest(b, new(tcpstore.Cursor), lim)
 		inPieces(t, b, n, whole, err, seed, func(b []byte, c *tcpstore.Cursor) (int, bool, error) {
-			return g.NextRequest(b, c, lim)
+			return tcpstore.NextRequest(b, c, lim)
 		})
 		var r tcpstore.Request
-		_ = r.Parse(g, b)
+		_ = r.Parse(b)
 		if !whole || err != nil {
 			return
 		}
-		if err := r.Parse(g, b[:n]); err != nil {
+		if err := r.Parse(b[:n]); err != nil {
 			t.Fatalf("%x is whole, but: %v", b[:n], err)
 		}
-		again, err := tcpstore.AppendRequest(nil, g, &r)
+		again, err := tcpstore.AppendRequest(nil, &r)
 		if err != nil || !bytes.Equal(again, b[:n]) {
 			t.Fatalf("written again: %x, %v\nwas            %x", again, err, b[:n])
 		}

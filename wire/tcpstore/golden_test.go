@@ -19,45 +19,42 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// goldenRequests has every operation's request, as generation C and each older one that has it
-// sends it: they differ in the first byte.
+// goldenRequests has every operation's request.
 var goldenRequests = []struct {
-	req     tcpstore.Request
-	c, b, a string // the number
-	rest    string
+	req   tcpstore.Request
+	bytes string
 }{
-	{tcpstore.Request{Op: tcpstore.OpValidate}, "00", "", "", "cef7853c"},
-	{tcpstore.Request{Op: tcpstore.OpSet, Key: "/k", Value: []byte("v")}, "01", "00", "00", "0200000000000000 2f6b | 0100000000000000 76"},
-	{tcpstore.Request{Op: tcpstore.OpSet, Key: "", Value: []byte{}}, "01", "00", "00", "0000000000000000 | 0000000000000000"},
+	{tcpstore.Request{Op: tcpstore.OpValidate}, "00 cef7853c"},
+	{tcpstore.Request{Op: tcpstore.OpSet, Key: "/k", Value: []byte("v")}, "01 0200000000000000 2f6b | 0100000000000000 76"},
+	{tcpstore.Request{Op: tcpstore.OpSet, Key: "", Value: []byte{}}, "01 0000000000000000 | 0000000000000000"},
 	{
 		tcpstore.Request{Op: tcpstore.OpCompareSet, Key: "/k", Old: []byte("old"), Value: []byte("new!")},
-		"02", "01", "01", "0200000000000000 2f6b | 0300000000000000 6f6c64 | 0400000000000000 6e657721",
+		"02 0200000000000000 2f6b | 0300000000000000 6f6c64 | 0400000000000000 6e657721",
 	},
-	{tcpstore.Request{Op: tcpstore.OpGet, Key: "/k"}, "03", "02", "02", "0200000000000000 2f6b"},
-	{tcpstore.Request{Op: tcpstore.OpAdd, Key: tcpstore.InitKey, N: 1}, "04", "03", "03", "0500000000000000 696e69742f | 0100000000000000"},
-	{tcpstore.Request{Op: tcpstore.OpAdd, Key: "/n", N: -2}, "04", "03", "03", "0200000000000000 2f6e | feffffffffffffff"},
+	{tcpstore.Request{Op: tcpstore.OpGet, Key: "/k"}, "03 0200000000000000 2f6b"},
+	{tcpstore.Request{Op: tcpstore.OpAdd, Key: tcpstore.InitKey, N: 1}, "04 0500000000000000 696e69742f | 0100000000000000"},
+	{tcpstore.Request{Op: tcpstore.OpAdd, Key: "/n", N: -2}, "04 0200000000000000 2f6e | feffffffffffffff"},
 	{
 		tcpstore.Request{Op: tcpstore.OpCheck, Keys: []string{"/a", "/bb"}},
-		"05", "04", "04", "0200000000000000 | 0200000000000000 2f61 | 0300000000000000 2f6262",
+		"05 0200000000000000 | 0200000000000000 2f61 | 0300000000000000 2f6262",
 	},
-	{tcpstore.Request{Op: tcpstore.OpWait, Keys: []string{"/a"}}, "06", "05", "05", "0100000000000000 | 0200000000000000 2f61"},
-	{tcpstore.Request{Op: tcpstore.OpWait, Keys: []string{}}, "06", "05", "05", "0000000000000000"},
-	{tcpstore.Request{Op: tcpstore.OpGetNumKeys}, "07", "06", "06", ""},
-	{tcpstore.Request{Op: tcpstore.OpDeleteKey, Key: "/k"}, "08", "07", "08", "0200000000000000 2f6b"},
-	{tcpstore.Request{Op: tcpstore.OpAppend, Key: "/k", Value: []byte("v")}, "09", "08", "", "0200000000000000 2f6b | 0100000000000000 76"},
-	{tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: []string{"/a"}}, "0a", "09", "", "0100000000000000 | 0200000000000000 2f61"},
+	{tcpstore.Request{Op: tcpstore.OpWait, Keys: []string{"/a"}}, "06 0100000000000000 | 0200000000000000 2f61"},
+	{tcpstore.Request{Op: tcpstore.OpWait, Keys: []string{}}, "06 0000000000000000"},
+	{tcpstore.Request{Op: tcpstore.OpGetNumKeys}, "07 "},
+	{tcpstore.Request{Op: tcpstore.OpDeleteKey, Key: "/k"}, "08 0200000000000000 2f6b"},
+	{tcpstore.Request{Op: tcpstore.OpAppend, Key: "/k", Value: []byte("v")}, "09 0200000000000000 2f6b | 0100000000000000 76"},
+	{tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: []string{"/a"}}, "0a 0100000000000000 | 0200000000000000 2f61"},
 	{
 		tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: []string{"/a", "/b"}, Values: [][]byte{[]byte("1"), {}}},
-		"0b", "0a", "", "0200000000000000 | 0200000000000000 2f61 0100000000000000 31 | 0200000000000000 2f62 0000000000000000",
+		"0b 0200000000000000 | 0200000000000000 2f61 0100000000000000 31 | 0200000000000000 2f62 0000000000000000",
 	},
-	{tcpstore.Request{Op: tcpstore.OpCancelWait}, "0c", "0b", "", ""},
-	{tcpstore.Request{Op: tcpstore.OpPing, N: 0x01020304}, "0d", "", "", "04030201"},
-	{tcpstore.Request{Op: tcpstore.OpQueuePush, Key: "/q", Value: []byte("v")}, "0e", "", "", "0200000000000000 2f71 | 0100000000000000 76"},
-	{tcpstore.Request{Op: tcpstore.OpQueuePop, Key: "/q"}, "0f", "", "", "0200000000000000 2f71"},
-	{tcpstore.Request{Op: tcpstore.OpQueueLen, Key: "/q"}, "10", "", "", "0200000000000000 2f71"},
-	{tcpstore.Request{Op: tcpstore.OpListKeys}, "11", "", "", ""},
-	{tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 4}, "12", "", "", "0200000000000000 2f62 | 0400000000000000"},
-	{tcpstore.Request{Op: tcpstore.OpWatchKey, Key: "/k"}, "", "", "07", "0200000000000000 2f6b"},
+	{tcpstore.Request{Op: tcpstore.OpCancelWait}, "0c "},
+	{tcpstore.Request{Op: tcpstore.OpPing, N: 0x01020304}, "0d 04030201"},
+	{tcpstore.Request{Op: tcpstore.OpQueuePush, Key: "/q", Value: []byte("v")}, "0e 0200000000000000 2f71 | 0100000000000000 76"},
+	{tcpstore.Request{Op: tcpstore.OpQueuePop, Key: "/q"}, "0f 0200000000000000 2f71"},
+	{tcpstore.Request{Op: tcpstore.OpQueueLen, Key: "/q"}, "10 0200000000000000 2f71"},
+	{tcpstore.Request{Op: tcpstore.OpListKeys}, "11 "},
+	{tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 4}, "12 0200000000000000 2f62 | 0400000000000000"},
 }
 
 // goldenReplies has every operation's reply.
@@ -88,25 +85,19 @@ var goldenReplies = []struct {
 	{tcpstore.OpQueueLen, 0, tcpstore.Reply{N: 9}, "0900000000000000"},
 	{tcpstore.OpListKeys, 0, tcpstore.Reply{Keys: []string{"/a", tcpstore.InitKey}}, "0200000000000000 | 0200000000000000 2f61 | 0500000000000000 696e69742f"},
 	{tcpstore.OpBarrier, 0, tcpstore.Reply{N: tcpstore.StopWaiting}, "00"},
-	{tcpstore.OpWatchKey, 0, tcpstore.Reply{N: tcpstore.Registered}, "03"},
-	{
-		tcpstore.OpWatchKey, 0,
-		tcpstore.Reply{N: tcpstore.Deleted, Key: "/k", Old: []byte("v"), Value: []byte{}},
-		"02 | 0200000000000000 2f6b | 0100000000000000 76 | 0000000000000000",
-	},
 }
 
 // wholeRequest parses b, which is exactly one request.
-func wholeRequest(t testing.TB, g tcpstore.Generation, b []byte) tcpstore.Request {
+func wholeRequest(t testing.TB, b []byte) tcpstore.Request {
 	t.Helper()
 	var c tcpstore.Cursor
-	n, whole, err := g.NextRequest(b, &c, tcpstore.Limits{})
+	n, whole, err := tcpstore.NextRequest(b, &c, tcpstore.Limits{})
 	require.NoError(t, err)
 	require.True(t, whole)
 	require.Len(t, b, n)
 	require.Zero(t, c)
 	var r tcpstore.Request
-	require.NoError(t, r.Parse(g, b))
+	require.NoError(t, r.Parse(b))
 	return r
 }
 
@@ -125,21 +116,15 @@ func wholeReply(t testing.TB, op tcpstore.Op, keys int, b []byte) tcpstore.Reply
 
 func TestGoldenRequests(t *testing.T) {
 	for _, golden := range goldenRequests {
-		for g, number := range map[tcpstore.Generation]string{tcpstore.A: golden.a, tcpstore.B: golden.b, tcpstore.C: golden.c} {
-			got, err := tcpstore.AppendRequest([]byte("front"), g, &golden.req)
-			if number == "" {
-				require.ErrorIs(t, err, tcpstore.ErrUnknownOp, "%v %v", g, golden.req.Op)
-				require.Equal(t, "front", string(got))
-				require.False(t, g.Has(golden.req.Op))
-				continue
-			}
-			require.True(t, g.Has(golden.req.Op))
-			require.NoError(t, err)
-			want := unhex(t, number+golden.rest)
-			require.Equal(t, "front"+string(want), string(got), "%v %v", g, golden.req.Op)
-			assertRequest(t, golden.req, wholeRequest(t, g, want))
-		}
+		got, err := tcpstore.AppendRequest([]byte("front"), &golden.req)
+		require.NoError(t, err)
+		want := unhex(t, golden.bytes)
+		require.Equal(t, "front"+string(want), string(got), golden.req.Op)
+		assertRequest(t, golden.req, wholeRequest(t, want))
 	}
+	b, err := tcpstore.AppendRequest([]byte("front"), &tcpstore.Request{Op: 200})
+	require.ErrorIs(t, err, tcpstore.ErrUnknownOp)
+	require.Equal(t, "front", string(b))
 }
 
 // assertRequest compares requests; nil and empty lists are equal.
@@ -169,9 +154,9 @@ func TestGoldenReplies(t *testing.T) {
 // conversation is one line of a recording of torch: the request and reply bytes of one call.
 type conversation struct{ call, sent, answered string }
 
-func recorded(t testing.TB, name string) []conversation {
+func recorded(t testing.TB) []conversation {
 	t.Helper()
-	text, err := os.ReadFile("testdata/" + name)
+	text, err := os.ReadFile("testdata/torch-2.15.txt")
 	require.NoError(t, err)
 	var all []conversation
 	for line := range strings.Lines(string(text)) {
@@ -195,28 +180,25 @@ func recorded(t testing.TB, name string) []conversation {
 // TestRecordings checks that the recorded messages of torch's clients and servers parse, and are
 // encoded as the same bytes.
 func TestRecordings(t *testing.T) {
-	for name, g := range map[string]tcpstore.Generation{"torch-1.13.txt": tcpstore.A, "torch-2.15.txt": tcpstore.C} {
-		seen := map[tcpstore.Op]bool{}
-		for _, c := range recorded(t, name) {
-			t.Run(name+" "+c.call, func(t *testing.T) { replay(t, g, c, seen) })
-		}
-		for op := tcpstore.OpValidate; op <= tcpstore.OpWatchKey; op++ {
-			want := g.Has(op) && op != tcpstore.OpWatchKey && (g == tcpstore.C || op != tcpstore.OpCheck)
-			require.Equal(t, want, seen[op], "%s has no %v", name, op)
-		}
+	seen := map[tcpstore.Op]bool{}
+	for _, c := range recorded(t) {
+		t.Run(c.call, func(t *testing.T) { replay(t, c, seen) })
+	}
+	for op := tcpstore.OpValidate; op <= tcpstore.OpBarrier; op++ {
+		require.True(t, seen[op], "no %v was recorded", op)
 	}
 }
 
-func replay(t *testing.T, g tcpstore.Generation, c conversation, seen map[tcpstore.Op]bool) {
+func replay(t *testing.T, c conversation, seen map[tcpstore.Op]bool) {
 	sent, answered := []byte(c.sent), []byte(c.answered)
 	cancelled := strings.HasSuffix(c.call, "_cancelled")
 	for len(sent) > 0 {
 		var cursor tcpstore.Cursor
-		n, whole, err := g.NextRequest(sent, &cursor, tcpstore.Limits{})
+		n, whole, err := tcpstore.NextRequest(sent, &cursor, tcpstore.Limits{})
 		require.NoError(t, err)
 		require.True(t, whole)
-		req := wholeRequest(t, g, sent[:n])
-		again, err := tcpstore.AppendRequest(nil, g, &req)
+		req := wholeRequest(t, sent[:n])
+		again, err := tcpstore.AppendRequest(nil, &req)
 		require.NoError(t, err)
 		require.Equal(t, sent[:n], again)
 		sent, seen[req.Op] = sent[n:], true
@@ -235,20 +217,20 @@ func replay(t *testing.T, g tcpstore.Generation, c conversation, seen map[tcpsto
 
 // TestRecordedValues checks that some calls of the recording have the meaning of their names.
 func TestRecordedValues(t *testing.T) {
-	for _, c := range recorded(t, "torch-2.15.txt") {
+	for _, c := range recorded(t) {
 		switch c.call {
 		case "connect":
 			require.True(t, strings.HasPrefix(c.sent, tcpstore.Preface))
-			ping := wholeRequest(t, tcpstore.C, []byte(c.sent[len(tcpstore.Preface):]))
+			ping := wholeRequest(t, []byte(c.sent[len(tcpstore.Preface):]))
 			require.Equal(t, int64(0x04030201), ping.N)
 		case "add_negative":
-			require.Equal(t, int64(-7), wholeRequest(t, tcpstore.C, []byte(c.sent)).N)
+			require.Equal(t, int64(-7), wholeRequest(t, []byte(c.sent)).N)
 			require.Equal(t, int64(-2), wholeReply(t, tcpstore.OpAdd, 0, []byte(c.answered)).N)
 		case "compare_set_other":
-			require.Equal(t, "wrong", string(wholeRequest(t, tcpstore.C, []byte(c.sent)).Old))
+			require.Equal(t, "wrong", string(wholeRequest(t, []byte(c.sent)).Old))
 			require.Equal(t, "first", string(wholeReply(t, tcpstore.OpCompareSet, 0, []byte(c.answered)).Value))
 		case "multi_set":
-			require.Equal(t, "22", string(wholeRequest(t, tcpstore.C, []byte(c.sent)).Values[1]))
+			require.Equal(t, "22", string(wholeRequest(t, []byte(c.sent)).Values[1]))
 		case "check_absent":
 			require.Equal(t, int64(tcpstore.NotReady), wholeReply(t, tcpstore.OpCheck, 1, []byte(c.answered)).N)
 		case "list_keys":

@@ -15,7 +15,6 @@ const (
 	pPairs                  // a count, and as many pairs of Key and Value
 	pValues                 // as many Values as the request has Keys
 	pPop                    // N, and a Value if N > 0
-	pEvent                  // N, and unless it is Registered a Key, an Old and a Value
 )
 
 // requests has the parts of each operation's request, after its number.
@@ -36,7 +35,6 @@ var requests = [opEnd][]part{
 	OpQueuePop:   {pKey},
 	OpQueueLen:   {pKey},
 	OpBarrier:    {pKey, pInt},
-	OpWatchKey:   {pKey},
 }
 
 // replies has the parts of each operation's reply.
@@ -55,7 +53,6 @@ var replies = [opEnd][]part{
 	OpQueueLen:   {pInt},
 	OpListKeys:   {pKeys},
 	OpBarrier:    {pByte},
-	OpWatchKey:   {pEvent},
 }
 
 // parts returns op's row of one of the tables, or nil for an unknown operation.

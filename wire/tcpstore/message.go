@@ -21,25 +21,21 @@ type Request struct {
 
 // Reply answers a Request.
 type Reply struct {
-	Key    string // WATCH_KEY: the key that has changed
 	Keys   []string
-	Value  []byte // WATCH_KEY: the new value
-	Old    []byte
+	Value  []byte
 	Values [][]byte
 	N      int64 // a number, or a byte such as Ready
 }
 
-// AppendRequest appends r in the encoding of g. If g does not have the operation it returns an
-// error, and b unchanged.
-func AppendRequest(b []byte, g Generation, r *Request) ([]byte, error) {
-	number := slices.Index(g.ops(), r.Op)
-	if number < 0 {
-		return b, fmt.Errorf("%w: generation %v has no %v", ErrUnknownOp, g, r.Op)
+// AppendRequest appends r. If there is no such operation it returns an error, and b unchanged.
+func AppendRequest(b []byte, r *Request) ([]byte, error) {
+	if r.Op >= opEnd {
+		return b, fmt.Errorf("%w: %v", ErrUnknownOp, r.Op)
 	}
 	if r.Op == OpMultiSet && len(r.Keys) != len(r.Values) {
 		return b, fmt.Errorf("%w: %d keys and %d values (%v)", ErrMismatch, len(r.Keys), len(r.Values), r.Op)
 	}
-	b = append(b, byte(number))
+	b = append(b, byte(r.Op))
 	for _, p := range r.Op.parts(&requests) {
 		switch p {
 		case pMagic:
@@ -82,8 +78,6 @@ func AppendReply(b []byte, op Op, r *Reply) []byte {
 			b = appendU32(b, uint32(r.N))
 		case pPop:
 			b = appendPop(b, r)
-		case pEvent:
-			b = appendEvent(b, r)
 		default:
 			b = appendU64(b, uint64(r.N))
 		}
@@ -123,24 +117,14 @@ func appendPop(b []byte, r *Reply) []byte {
 	return b
 }
 
-func appendEvent(b []byte, r *Reply) []byte {
-	b = append(b, byte(r.N))
-	if r.N != Registered {
-		b = appendSized(b, r.Key)
-		b = appendSized(b, r.Old)
-		b = appendSized(b, r.Value)
-	}
-	return b
-}
-
-// Parse parses b, one whole request of generation g, into r, which aliases b. It overwrites r, and
-// reuses the memory of its slices.
-func (r *Request) Parse(g Generation, b []byte) error {
+// Parse parses b, one whole request, into r, which aliases b. It overwrites r, and reuses the memory
+// of its slices.
+func (r *Request) Parse(b []byte) error {
 	*r = Request{Keys: r.Keys[:0], Values: r.Values[:0]}
 	if len(b) == 0 {
 		return ErrTruncated
 	}
-	op, err := g.operation(b[0])
+	op, err := operation(b[0])
 	if err != nil {
 		return err
 	}
@@ -191,10 +175,6 @@ func (r *Reply) Parse(op Op, keys int, b []byte) error {
 		case pPop:
 			if r.N = int64(p.u64()); r.N > 0 {
 				r.Value = p.bytes()
-			}
-		case pEvent:
-			if r.N = int64(p.u8()); r.N != Registered {
-				r.Key, r.Old, r.Value = p.string(), p.bytes(), p.bytes()
 			}
 		default:
 			r.N = int64(p.u64())

@@ -17,11 +17,11 @@ type Cursor struct {
 // NextRequest finds the end of the request at the front of b. If the request is complete, n is its
 // length. Otherwise n is more than len(b), and b needs at least n bytes before the next call can
 // find the end. Between calls b may move, but must only grow.
-func (g Generation) NextRequest(b []byte, c *Cursor, lim Limits) (n int, whole bool, err error) {
+func NextRequest(b []byte, c *Cursor, lim Limits) (n int, whole bool, err error) {
 	if len(b) == 0 {
 		return 1, false, nil
 	}
-	op, err := g.operation(b[0])
+	op, err := operation(b[0])
 	if err != nil {
 		return 0, false, err
 	}
@@ -29,17 +29,17 @@ func (g Generation) NextRequest(b []byte, c *Cursor, lim Limits) (n int, whole b
 	return c.next(b, op, op.parts(&requests), 0, lim)
 }
 
-// operation returns the operation with g's number.
-func (g Generation) operation(number byte) (Op, error) {
-	if ops := g.ops(); int(number) < len(ops) {
-		return ops[number], nil
+// operation returns the operation with a number.
+func operation(number byte) (Op, error) {
+	if op := Op(number); op < opEnd {
+		return op, nil
 	}
-	return 0, fmt.Errorf("%w: number %d of generation %v", ErrUnknownOp, number, g)
+	return 0, fmt.Errorf("%w: number %d", ErrUnknownOp, number)
 }
 
 // NextReply is NextRequest for the reply to a request with operation op and keys keys.
 func NextReply(b []byte, op Op, keys int, c *Cursor, lim Limits) (n int, whole bool, err error) {
-	if op == 0 || op >= opEnd {
+	if op >= opEnd {
 		return 0, false, fmt.Errorf("%w: %v", ErrUnknownOp, op)
 	}
 	return c.next(b, op, op.parts(&replies), keys, lim)
@@ -97,10 +97,8 @@ func (s *scan) skip(p part) (end int, err error) {
 			s.open, s.left = true, uint64(max(s.keys, 0))
 		}
 		return s.items(s.lim.Value, s.lim.Value)
-	case pPop:
-		return s.pop()
 	default:
-		return s.event()
+		return s.pop()
 	}
 }
 
@@ -169,21 +167,4 @@ func (s *scan) pop() (end int, err error) {
 		s.at, s.open = end, true
 	}
 	return s.sized(s.lim.Value)
-}
-
-func (s *scan) event() (end int, err error) {
-	if !s.open {
-		if len(s.b) <= s.at || s.b[s.at] == Registered {
-			return s.at + 1, nil
-		}
-		s.at, s.open, s.left = s.at+1, true, 3
-	}
-	if s.left == 3 {
-		end, err := s.sized(s.lim.Key)
-		if err != nil || end > len(s.b) {
-			return end, err
-		}
-		s.at, s.left = end, 2
-	}
-	return s.items(s.lim.Value, s.lim.Value)
 }

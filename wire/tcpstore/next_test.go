@@ -36,14 +36,8 @@ func feed(t testing.TB, b []byte, next func(b []byte) (int, bool, error)) {
 
 func TestByteByByte(t *testing.T) {
 	for _, golden := range goldenRequests {
-		for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
-			b, err := tcpstore.AppendRequest(nil, g, &golden.req)
-			if err != nil {
-				continue
-			}
-			var c tcpstore.Cursor
-			feed(t, b, func(b []byte) (int, bool, error) { return g.NextRequest(b, &c, tcpstore.Limits{}) })
-		}
+		var c tcpstore.Cursor
+		feed(t, unhex(t, golden.bytes), func(b []byte) (int, bool, error) { return tcpstore.NextRequest(b, &c, tcpstore.Limits{}) })
 	}
 	for _, golden := range goldenReplies {
 		var c tcpstore.Cursor
@@ -61,12 +55,12 @@ func TestPiecesOfAnySize(t *testing.T) {
 		req.Keys = append(req.Keys, strings.Repeat("k", i))
 		req.Values = append(req.Values, bytes.Repeat([]byte("v"), 3*i))
 	}
-	b, err := tcpstore.AppendRequest(nil, tcpstore.C, &req)
+	b, err := tcpstore.AppendRequest(nil, &req)
 	require.NoError(t, err)
 	for size := 1; size < 200; size++ {
 		var c tcpstore.Cursor
 		for n := 0; ; n = min(n+size, len(b)) {
-			end, whole, err := tcpstore.C.NextRequest(bytes.Clone(b[:n]), &c, tcpstore.Limits{})
+			end, whole, err := tcpstore.NextRequest(bytes.Clone(b[:n]), &c, tcpstore.Limits{})
 			require.NoError(t, err)
 			if whole {
 				require.Equal(t, len(b), end)
@@ -80,12 +74,12 @@ func TestPiecesOfAnySize(t *testing.T) {
 // TestSaysHowManyBytesItNeeds checks that a reader that waits for the number of bytes that next
 // asks for calls it a few times per message, not once for each piece.
 func TestSaysHowManyBytesItNeeds(t *testing.T) {
-	b, err := tcpstore.AppendRequest(nil, tcpstore.C, &tcpstore.Request{Op: tcpstore.OpSet, Key: "/k", Value: make([]byte, 1<<20)})
+	b, err := tcpstore.AppendRequest(nil, &tcpstore.Request{Op: tcpstore.OpSet, Key: "/k", Value: make([]byte, 1<<20)})
 	require.NoError(t, err)
 	var c tcpstore.Cursor
 	var needs []int
 	for n := 0; n < len(b); {
-		need, whole, err := tcpstore.C.NextRequest(b[:n], &c, tcpstore.Limits{})
+		need, whole, err := tcpstore.NextRequest(b[:n], &c, tcpstore.Limits{})
 		require.NoError(t, err)
 		require.False(t, whole)
 		needs, n = append(needs, need), need
@@ -122,7 +116,7 @@ func TestLimits(t *testing.T) {
 		"message at once": {"\x0b" + u64(2) + u64(4) + "kkkk" + u64(6) + "vvvvvv" + u64(4) + "kkkk" + u64(6) + "vvvvvv", false},
 	} {
 		var cursor tcpstore.Cursor
-		_, whole, err := tcpstore.C.NextRequest([]byte(c.bytes), &cursor, lim)
+		_, whole, err := tcpstore.NextRequest([]byte(c.bytes), &cursor, lim)
 		if c.ok {
 			require.NoError(t, err, name)
 			require.False(t, whole, name)
@@ -136,7 +130,7 @@ func TestLimitsOfReplies(t *testing.T) {
 	lim := tcpstore.Limits{Key: 4, Value: 6, Keys: 2}
 	long := binary.LittleEndian.AppendUint64(nil, 7)
 	for op, front := range map[tcpstore.Op]string{
-		tcpstore.OpGet: "", tcpstore.OpMultiGet: "", tcpstore.OpListKeys: "", tcpstore.OpQueuePop: string(long), tcpstore.OpWatchKey: "\x00",
+		tcpstore.OpGet: "", tcpstore.OpMultiGet: "", tcpstore.OpListKeys: "", tcpstore.OpQueuePop: string(long),
 	} {
 		var c tcpstore.Cursor
 		_, _, err := tcpstore.NextReply(append([]byte(front), long...), op, 1, &c, lim)
@@ -151,49 +145,65 @@ func TestDefaultLimits(t *testing.T) {
 		"\x03": 8 << 10, "\x01" + u64(0): 8 << 20, "\x06": 131_072,
 	} {
 		var c tcpstore.Cursor
-		_, _, err := tcpstore.C.NextRequest([]byte(front+u64(most)), &c, tcpstore.Limits{})
+		_, _, err := tcpstore.NextRequest([]byte(front+u64(most)), &c, tcpstore.Limits{})
 		require.NoError(t, err)
-		_, _, err = tcpstore.C.NextRequest([]byte(front+u64(most+1)), new(tcpstore.Cursor), tcpstore.Limits{})
+		_, _, err = tcpstore.NextRequest([]byte(front+u64(most+1)), new(tcpstore.Cursor), tcpstore.Limits{})
 		require.ErrorIs(t, err, tcpstore.ErrTooLarge)
 	}
 }
 
 func TestNotOurProtocol(t *testing.T) {
 	for _, c := range []struct {
-		g     tcpstore.Generation
 		bytes string
 		want  error
 	}{
-		{tcpstore.C, "GET / HTTP/1.1\r\n", tcpstore.ErrUnknownOp},
-		{tcpstore.C, "\x13", tcpstore.ErrUnknownOp},
-		{tcpstore.B, "\x0c", tcpstore.ErrUnknownOp},
-		{tcpstore.A, "\x09", tcpstore.ErrUnknownOp},
-		{0, "\x00", tcpstore.ErrUnknownOp},
-		{77, "\x00", tcpstore.ErrUnknownOp},
-		{tcpstore.C, "\x00\xcf", tcpstore.ErrMagic}, // before the rest has arrived
-		{tcpstore.C, "\x00\xce\xf7\x85\x3d", tcpstore.ErrMagic},
+		{"GET / HTTP/1.1\r\n", tcpstore.ErrUnknownOp},
+		{"\x13", tcpstore.ErrUnknownOp},
+		{"\x00\xcf", tcpstore.ErrMagic}, // before the rest has arrived
+		{"\x00\xce\xf7\x85\x3d", tcpstore.ErrMagic},
 	} {
-		_, whole, err := c.g.NextRequest([]byte(c.bytes), new(tcpstore.Cursor), tcpstore.Limits{})
-		require.ErrorIs(t, err, c.want, "%v %q", c.g, c.bytes)
+		_, whole, err := tcpstore.NextRequest([]byte(c.bytes), new(tcpstore.Cursor), tcpstore.Limits{})
+		require.ErrorIs(t, err, c.want, "%q", c.bytes)
 		require.False(t, whole)
-		require.Error(t, new(tcpstore.Request).Parse(c.g, []byte(c.bytes)))
+		require.Error(t, new(tcpstore.Request).Parse([]byte(c.bytes)))
 	}
-	_, _, err := tcpstore.NextReply(nil, 0, 0, new(tcpstore.Cursor), tcpstore.Limits{})
+	_, _, err := tcpstore.NextReply(nil, 19, 0, new(tcpstore.Cursor), tcpstore.Limits{})
 	require.ErrorIs(t, err, tcpstore.ErrUnknownOp)
+}
+
+// TestIsOlder checks that the first messages of clients before torch 2.2 are recognized, and nothing
+// else.
+func TestIsOlder(t *testing.T) {
+	for first, want := range map[string]bool{
+		"\x03\x05\x00\x00\x00\x00\x00\x00\x00init/": true, // ADD
+		"\x00\x12\x00\x00\x00\x00\x00\x00\x00/def":  true, // SET
+		"\x04\x01\x00\x00\x00\x00\x00\x00\x00\x02":  true, // CHECK
+		tcpstore.Preface + "\x0d\x01\x02\x03\x04":   false,
+		"GET / HTTP/1.1": false,
+		"\x03\x00\x00\x13\x0e\xe0\x00\x00\x00\x00\x00\x01": false, // RDP
+		"\x0c\x05\x00\x00\x00\x00\x00\x00\x00init/":        false, // no number of torch 2.1
+	} {
+		for n := range first {
+			yes, more := tcpstore.IsOlder([]byte(first[:n]))
+			assert.Equal(t, want && n >= 9, yes, "%q", first[:n])
+			assert.False(t, yes && more)
+			assert.True(t, !want || yes || more, "%q", first[:n])
+		}
+		yes, more := tcpstore.IsOlder([]byte(first))
+		assert.Equal(t, want, yes, "%q", first)
+		assert.False(t, more)
+	}
 }
 
 func TestParseWantsOneWholeMessage(t *testing.T) {
 	var req tcpstore.Request
-	require.ErrorIs(t, req.Parse(tcpstore.C, nil), tcpstore.ErrTruncated)
+	require.ErrorIs(t, req.Parse(nil), tcpstore.ErrTruncated)
 	for _, golden := range goldenRequests {
-		b, err := tcpstore.AppendRequest(nil, tcpstore.C, &golden.req)
-		if err != nil {
-			continue
-		}
+		b := unhex(t, golden.bytes)
 		for n := range b {
-			require.ErrorIs(t, req.Parse(tcpstore.C, b[:n]), tcpstore.ErrTruncated, "%v: %d of %d", golden.req.Op, n, len(b))
+			require.ErrorIs(t, req.Parse(b[:n]), tcpstore.ErrTruncated, "%v: %d of %d", golden.req.Op, n, len(b))
 		}
-		require.ErrorIs(t, req.Parse(tcpstore.C, append(b, 0)), tcpstore.ErrTrailing)
+		require.ErrorIs(t, req.Parse(append(b, 0)), tcpstore.ErrTrailing)
 	}
 	var rep tcpstore.Reply
 	for _, golden := range goldenReplies {
@@ -210,7 +220,7 @@ func TestParseOfHugeCounts(t *testing.T) {
 	huge := binary.LittleEndian.AppendUint64(nil, math.MaxUint64)
 	for _, number := range []byte{0x05, 0x06, 0x0a, 0x0b} {
 		var r tcpstore.Request
-		require.ErrorIs(t, r.Parse(tcpstore.C, append([]byte{number}, huge...)), tcpstore.ErrTruncated)
+		require.ErrorIs(t, r.Parse(append([]byte{number}, huge...)), tcpstore.ErrTruncated)
 		assert.Zero(t, cap(r.Keys))
 	}
 	var r tcpstore.Reply
@@ -220,14 +230,13 @@ func TestParseOfHugeCounts(t *testing.T) {
 }
 
 func TestMultiSetNeedsPairs(t *testing.T) {
-	_, err := tcpstore.AppendRequest(nil, tcpstore.C, &tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: []string{"a"}})
+	_, err := tcpstore.AppendRequest(nil, &tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: []string{"a"}})
 	require.ErrorIs(t, err, tcpstore.ErrMismatch)
 }
 
 func TestNames(t *testing.T) {
 	require.Equal(t, "QUEUE_POP", tcpstore.OpQueuePop.String())
-	require.Equal(t, "op(0) op(200)", fmt.Sprint(tcpstore.Op(0), tcpstore.Op(200)))
-	require.Equal(t, "A B C generation(0) generation(9)", fmt.Sprint(tcpstore.A, tcpstore.B, tcpstore.C, tcpstore.Generation(0), tcpstore.Generation(9)))
+	require.Equal(t, "VALIDATE op(19) op(200)", fmt.Sprint(tcpstore.OpValidate, tcpstore.Op(19), tcpstore.Op(200)))
 	require.False(t, tcpstore.Op(200).Answered())
 }
 
@@ -240,13 +249,10 @@ func TestAllocatesNothing(t *testing.T) {
 		rep          tcpstore.Reply
 	)
 	for _, golden := range goldenRequests {
-		if !tcpstore.C.Has(golden.req.Op) {
-			continue
-		}
 		allocs := testing.AllocsPerRun(100, func() {
-			room, _ = tcpstore.AppendRequest(room[:0], tcpstore.C, &golden.req)
-			n, whole, err := tcpstore.C.NextRequest(room, &c, tcpstore.Limits{})
-			if err != nil || !whole || req.Parse(tcpstore.C, room[:n]) != nil {
+			room, _ = tcpstore.AppendRequest(room[:0], &golden.req)
+			n, whole, err := tcpstore.NextRequest(room, &c, tcpstore.Limits{})
+			if err != nil || !whole || req.Parse(room[:n]) != nil {
 				t.Fatal("a message is lost")
 			}
 		})
@@ -273,9 +279,9 @@ func BenchmarkAdd(b *testing.B) {
 	)
 	b.ReportAllocs()
 	for b.Loop() {
-		room, _ = tcpstore.AppendRequest(room[:0], tcpstore.C, &req)
-		n, _, _ := tcpstore.C.NextRequest(room, &c, tcpstore.Limits{})
-		_ = got.Parse(tcpstore.C, room[:n])
+		room, _ = tcpstore.AppendRequest(room[:0], &req)
+		n, _, _ := tcpstore.NextRequest(room, &c, tcpstore.Limits{})
+		_ = got.Parse(room[:n])
 		room = tcpstore.AppendReply(room[:0], tcpstore.OpAdd, &tcpstore.Reply{N: 1})
 	}
 }

@@ -3,29 +3,12 @@ package tcpstore
 import (
 	"errors"
 	"fmt"
-	"slices"
 )
-
-// Generation is one of the three numberings of the protocol.
-type Generation uint8
-
-const (
-	A Generation = iota + 1 // torch 1.9 to 2.0
-	B                       // torch 2.1
-	C                       // torch 2.2 and later
-)
-
-func (g Generation) String() string {
-	if g >= A && g <= C {
-		return string('A' + rune(g-A))
-	}
-	return fmt.Sprintf("generation(%d)", uint8(g))
-}
 
 const (
 	// Magic is the number in VALIDATE.
 	Magic = 0x3C85F7CE
-	// Preface is the first request of a client of generation C: a VALIDATE.
+	// Preface is the first request of a client: a VALIDATE.
 	Preface = "\x00\xce\xf7\x85\x3c"
 	// KeyPrefix is the prefix of each key that a user named.
 	KeyPrefix = "/"
@@ -39,17 +22,13 @@ const (
 	NotReady     = 1
 	StopWaiting  = 0 // WAIT, BARRIER: the wait has ended
 	WaitCanceled = 1 // CANCEL_WAIT
-	Updated      = 0 // WATCH_KEY
-	Created      = 1
-	Deleted      = 2
-	Registered   = 3
 )
 
-// Op is an operation. Its number on the wire depends on the generation.
+// Op is an operation. Its value is its number in the protocol.
 type Op uint8
 
 const (
-	OpValidate Op = iota + 1
+	OpValidate Op = iota
 	OpSet
 	OpCompareSet
 	OpGet
@@ -68,7 +47,6 @@ const (
 	OpQueueLen
 	OpListKeys
 	OpBarrier
-	OpWatchKey
 	opEnd
 )
 
@@ -76,40 +54,29 @@ var opNames = [opEnd]string{
 	OpValidate: "VALIDATE", OpSet: "SET", OpCompareSet: "COMPARE_SET", OpGet: "GET", OpAdd: "ADD", OpCheck: "CHECK",
 	OpWait: "WAIT", OpGetNumKeys: "GETNUMKEYS", OpDeleteKey: "DELETE_KEY", OpAppend: "APPEND", OpMultiGet: "MULTI_GET",
 	OpMultiSet: "MULTI_SET", OpCancelWait: "CANCEL_WAIT", OpPing: "PING", OpQueuePush: "QUEUE_PUSH", OpQueuePop: "QUEUE_POP",
-	OpQueueLen: "QUEUE_LEN", OpListKeys: "LIST_KEYS", OpBarrier: "BARRIER", OpWatchKey: "WATCH_KEY",
+	OpQueueLen: "QUEUE_LEN", OpListKeys: "LIST_KEYS", OpBarrier: "BARRIER",
 }
 
 // String returns the name of o in PyTorch's source.
 func (o Op) String() string {
-	if o > 0 && o < opEnd {
+	if o < opEnd {
 		return opNames[o]
 	}
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// numbers has each generation's operations in the order of their numbers.
-var numbers = [...][]Op{
-	A: {OpSet, OpCompareSet, OpGet, OpAdd, OpCheck, OpWait, OpGetNumKeys, OpWatchKey, OpDeleteKey},
-	B: {
-		OpSet, OpCompareSet, OpGet, OpAdd, OpCheck, OpWait, OpGetNumKeys, OpDeleteKey, OpAppend, OpMultiGet, OpMultiSet,
-		OpCancelWait,
-	},
-	C: {
-		OpValidate, OpSet, OpCompareSet, OpGet, OpAdd, OpCheck, OpWait, OpGetNumKeys, OpDeleteKey, OpAppend, OpMultiGet,
-		OpMultiSet, OpCancelWait, OpPing, OpQueuePush, OpQueuePop, OpQueueLen, OpListKeys, OpBarrier,
-	},
-}
-
-// ops returns g's operations; nil for an unknown generation.
-func (g Generation) ops() []Op {
-	if g > C {
-		return nil
+// IsOlder reports whether first, the first bytes of a connection, are those of a client before torch
+// 2.2; more reports that it takes more bytes to tell. Such a client does not send Preface: its first
+// message is a number and the length of a key or of a list.
+func IsOlder(first []byte) (yes, more bool) {
+	const numbers, length = 12, 9 // of torch 2.1; the number and the length
+	for i, b := range first[:min(len(first), length)] {
+		if i == 0 && b >= numbers || i > 2 && b != 0 {
+			return false, false
+		}
 	}
-	return numbers[g]
+	return len(first) >= length, len(first) < length
 }
-
-// Has reports whether g has the operation.
-func (g Generation) Has(op Op) bool { return slices.Contains(g.ops(), op) }
 
 // Errors of messages. After one of them the connection cannot be used: the start of the next
 // message is unknown.

@@ -136,9 +136,8 @@ def stand_in():
     sys.modules[WRAPPER].ncclUniqueId = ncclUniqueId
 
     def create(host, port, rank, world_size, data_expiration_seconds=3600, store_timeout=300):
-        more = {} if torch.__version__ < "2.4" else {"use_libuv": False}
         wait = timedelta(seconds=store_timeout)
-        store = TCPStore(host, port, world_size, rank == 0, timeout=wait, **more)
+        store = TCPStore(host, port, world_size, rank == 0, timeout=wait, use_libuv=False)
         return StandIn(rank, world_size, store, data_expiration_seconds)
 
     return create
