@@ -117,8 +117,11 @@ func (c *call) overdueError(ctx context.Context, needs []need, began time.Time) 
 	last, cancel := c.shortContext()
 	defer cancel()
 	values, missing, err := c.wait(last, time.Millisecond, needs)
-	if err == nil {
+	switch {
+	case err == nil:
 		return values, nil
+	case errors.Is(err, store.ErrUnavailable):
+		return nil, c.asRankError(err)
 	}
 	c.waitingFor = ", waiting for " + ranks(missing)
 	notes, err := c.checkMissing(last, missing)

@@ -20,7 +20,11 @@ type Config struct {
 	Name  string       // in errors; default "vllm"
 	Rank  int          // 0 ≤ Rank < Size
 	Size  int          // ≥ 1: vLLM's world_size
-	Store *store.Store // used by this group alone; Close of the group leaves it open
+	Store *store.Store // Close of the group leaves it open
+	// Shared is for one of several groups of a store: Store is a prefix of it (store.Prefix), and
+	// Python ranks use a dist.PrefixStore, which does not count its ranks. So Join does not wait for the other
+	// ranks. Without Shared, the store is for this group alone.
+	Shared bool
 
 	Timeout time.Duration // of Join, and of an operation whose ctx has no deadline; default 5 min
 	// DataExpiration is how long the store keeps what this rank sends; default 1 h. A store with

@@ -28,8 +28,9 @@
 // N counts from 0: per destination what a rank has sent, objects and tensors together, and per source what was broadcast.
 // Go ranks publish more for each other, below muster/, where vLLM does not look:
 //
-//	muster/joined/RANK         here ID, leased, left    Join, Close
-//	muster/alive/RANK          nothing                  expires with the process, if the store has leases
+//	muster/joined/RANK         here ID, leased or beats, left  Join, Close
+//	muster/alive/RANK          nothing                  leased: expires with the process
+//	                           decimal                  beats: counts heartbeats, one a second
 //	muster/sent/DST            SRC COUNT                the only sender to DST, and its count
 //	muster/cast/SRC            COUNT                    broadcasts that it has sent
 //	muster/doing/RANK          text                     what a rank waits for, or failed in

@@ -281,6 +281,25 @@ func TestVLLM08Death(t *testing.T) {
 			require.Equal(t, []int{2}, failure(t, <-waiting, pgroup.ErrLost, "lost rank 2").Lost)
 		}
 	})
+	t.Run("of a rank over a TCPStore", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := bare(t)
+			var dead atomic.Bool
+			gs := joinAt(t, []*store.Store{s, s, store.New(mortal{s.Engine(), &dead})}, vllm.Config{})
+			waiting := make(chan error, 3)
+			go func() { waiting <- gs[0].Barrier(within(t, time.Hour)) }()
+			go func() { waiting <- gs[1].Barrier(within(t, time.Hour)) }()
+			go func() { _, err := vllm.RecvObj[any](within(t, time.Hour), gs[0], 2); waiting <- err }()
+			time.Sleep(time.Minute) // it is alive, and late
+			require.Empty(t, waiting)
+			dead.Store(true)
+			began := time.Now()
+			for range 3 {
+				require.Equal(t, []int{2}, failure(t, <-waiting, pgroup.ErrLost, "lost rank 2").Lost)
+			}
+			require.Less(t, time.Since(began), 10*time.Second)
+		})
+	})
 	t.Run("of the host", func(t *testing.T) {
 		l := listen(t, "127.0.0.1:0")
 		stop := serve(t, l)
@@ -290,6 +309,31 @@ func TestVLLM08Death(t *testing.T) {
 		stop()
 		failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts")
 	})
+	t.Run("of a host that is a TCPStore", func(t *testing.T) {
+		l := listen(t, "127.0.0.1:0")
+		stop := serve(t, l)
+		gs := joinAt(t, []*store.Store{dialTorch(t, l), dialTorch(t, l)}, vllm.Config{})
+		waiting := make(chan error, 2)
+		go func() { waiting <- gs[1].Barrier(within(t, time.Hour)) }()
+		go func() { _, err := vllm.RecvObj[any](within(t, time.Hour), gs[1], 0); waiting <- err }()
+		stop()
+		for range 2 {
+			failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts", "connection refused")
+		}
+	})
+}
+
+// mortal is the engine of a process that can be killed.
+type mortal struct {
+	store.Engine
+	dead *atomic.Bool
+}
+
+func (e mortal) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if e.dead.Load() {
+		return store.ErrClosed
+	}
+	return e.Engine.Do(ctx, req, rep)
 }
 
 // counting counts the requests to an engine.

@@ -21,6 +21,7 @@ type Group struct {
 	cfg   Config
 	store *store.Store
 	lease *store.Lease // nil if the store has no leases
+	beats heartbeats   // of Go ranks, in a store without leases
 
 	ctx   context.Context // cancelled by Close
 	close context.CancelFunc
@@ -47,7 +48,7 @@ type expiringKey struct {
 }
 
 // Join joins the group as a rank. On rank 0 it returns when all ranks have joined, as vLLM's create
-// does; on the others at once. More ranks than Size, or two Go processes with the same rank, are
+// does, unless c.Shared is set; on the others at once. More ranks than Size, or two Go processes with the same rank, are
 // pgroup.ErrConflict. The caller must Close the group.
 func Join(ctx context.Context, c Config) (*Group, error) {
 	c, err := c.withDefaults()
@@ -60,8 +61,9 @@ func Join(ctx context.Context, c Config) (*Group, error) {
 	defer done()
 	join := &joining{call: &call{Group: g, op: "join"}}
 	if err := join.claimRank(ctx); err != nil {
-		g.shortly(join.undo)
 		g.close()
+		g.beats.sending.Wait()
+		g.shortly(join.undo)
 		return nil, err
 	}
 	return g, nil
@@ -78,6 +80,7 @@ func (g *Group) Size() int { return g.cfg.Size }
 func (g *Group) Close() error {
 	g.once.Do(func() {
 		g.close()
+		g.beats.sending.Wait()
 		g.shortly(func(ctx context.Context) {
 			_ = g.store.Set(ctx, note(joined, g.cfg.Rank), []byte(stateLeft), nil)
 			if g.lease != nil {
@@ -132,6 +135,9 @@ func (c *joining) claimRank(ctx context.Context) error {
 	if err := c.announce(ctx); err != nil {
 		return c.asRankError(err)
 	}
+	if c.cfg.Shared {
+		return nil
+	}
 	n, err := c.store.Add(ctx, joinCount, 1)
 	if err != nil {
 		return c.asRankError(err)
@@ -147,7 +153,7 @@ func (c *joining) claimRank(ctx context.Context) error {
 }
 
 func (c *call) conflict(why string, err error) error {
-	return c.rankError(&wire.Failure{Code: wire.CodeConflict, By: -1, Reason: why + ", or had in an earlier run: a group needs a store of its own"}, err)
+	return c.rankError(&wire.Failure{Code: wire.CodeConflict, By: -1, Reason: why + ", or had in an earlier run: a group needs a store of its own, or a prefix (Config.Shared)"}, err)
 }
 
 // undo takes back what claimRank did.
@@ -163,11 +169,12 @@ func (c *joining) undo(ctx context.Context) {
 	}
 }
 
-// announce makes failure detection of this process possible for Go ranks, if the store has leases.
+// announce makes failure detection of this process possible for Go ranks: by a lease, or by
+// heartbeats if the store has no leases.
 func (g *Group) announce(ctx context.Context) error {
 	l, err := g.store.Lease(ctx, lease)
 	if errors.Is(err, store.ErrUnsupported) {
-		return nil
+		return g.beat(ctx)
 	}
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/vllm"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -50,7 +51,7 @@ func (e bareEngine) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 func serve(t *testing.T, l net.Listener) (stop func()) {
 	t.Helper()
 	engine := new(store.Memory)
-	srv := &store.Server{Engine: engine}
+	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{&torchstore.Protocol{}}}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	var once sync.Once
@@ -78,6 +79,15 @@ func dial(t *testing.T, l net.Listener) *store.Store {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
+}
+
+// dialTorch returns a client of the server at l that speaks the TCPStore protocol.
+func dialTorch(t *testing.T, l net.Listener) *store.Store {
+	t.Helper()
+	c, err := torchstore.Dial(within(t, time.Minute), l.Addr().String(), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return store.New(c)
 }
 
 // join returns groups of n ranks on s, configured by c.

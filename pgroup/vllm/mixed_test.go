@@ -15,6 +15,7 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/vllm"
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire/pickle"
 )
@@ -48,6 +49,10 @@ func TestMixed(t *testing.T) {
 				})
 				t.Run("two groups", func(t *testing.T) {
 					mixedGroups(t, mix(t, host(t), peers, world{}), mix(t, host(t), peers, world{name: "too", size: 3}))
+				})
+				t.Run("two groups of one store", func(t *testing.T) {
+					at := host(t)
+					mixedBeside(t, mix(t, at, peers, world{}), at)
 				})
 				t.Run("expired", func(t *testing.T) {
 					mixedExpiry(t, mix(t, host(t), peers, world{expiration: time.Second}))
@@ -312,6 +317,28 @@ func mixedGroups(t *testing.T, it, too *mixed) {
 			sum, err = too.ranks[g.Rank()].AllReduce(too.ctx, sum, vllm.Sum)
 			return tensor.Equal(sum, tensor.From([]int64{18}, 1)), sum, err
 		})
+}
+
+// mixedBeside checks two groups of the same ranks and the same store, one of them below a prefix.
+func mixedBeside(t *testing.T, it *mixed, at place) {
+	beside := make([]*vllm.Group, len(it.ranks))
+	it.step(t, "g.update(beside=beside(g['it'], 'beside'))", "None", func(g *vllm.Group) (bool, any, error) {
+		b, err := vllm.Join(it.ctx, vllm.Config{Rank: g.Rank(), Size: g.Size(), Store: store.Prefix(at.reach(g.Rank()), "beside/"), Shared: true})
+		beside[g.Rank()] = b
+		return err == nil, nil, err
+	})
+	for rank, g := range beside {
+		if g != nil {
+			t.Cleanup(func() { _ = g.Close() })
+		}
+		require.Equal(t, it.ranks[rank] == nil, g == nil)
+	}
+	it.step(t, "[g['beside'].broadcast_obj(RANK, 3), g['it'].broadcast_obj(-RANK, 3)]", "[3, -3]", func(g *vllm.Group) (bool, any, error) {
+		one, err := vllm.BroadcastObj(it.ctx, beside[g.Rank()], 3, g.Rank())
+		two, err2 := vllm.BroadcastObj(it.ctx, g, 3, -g.Rank())
+		return one == 3 && two == -3, []int{one, two}, errors.Join(err, err2)
+	})
+	it.step(t, "g['beside'].barrier()", "None", func(g *vllm.Group) (bool, any, error) { return true, nil, beside[g.Rank()].Barrier(it.ctx) })
 }
 
 // mixedLate checks that a late Python rank does not pass a barrier that the Go ranks have given up.

@@ -31,7 +31,7 @@ func (c *call) readNotesOf(ctx context.Context, missing []need) peerNotes {
 	t := peerNotes{}
 	keys := []string{note(sent, c.cfg.Rank)}
 	for _, n := range missing[:min(len(missing), maxProbes)] {
-		keys = append(keys, note(joined, n.from), note(doing, n.from), note(cast, n.from))
+		keys = append(keys, note(joined, n.from), note(alive, n.from), note(doing, n.from), note(cast, n.from))
 	}
 	for _, key := range keys {
 		if v, err := c.store.Get(ctx, key); err == nil {
@@ -122,15 +122,10 @@ func (c *call) unreachable(ctx context.Context, t peerNotes, n need, probe bool)
 		return &wire.Failure{Code: wire.CodeExpired, By: -1, Reason: fmt.Sprintf(
 			"rank %d is past the key %q, whose time was over before this rank read it", n.from, n.key)}
 	}
-	switch t[note(joined, n.from)] {
-	case stateLeft:
+	if t[note(joined, n.from)] == stateLeft {
 		return &wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
-	case stateLeased:
-		if _, ok := t[note(alive, n.from)]; !ok {
-			return &wire.Failure{Code: wire.CodeLost, By: -1, Lost: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
-		}
 	}
-	return nil
+	return c.lost(t, n)
 }
 
 func (c *call) has(ctx context.Context, key string) bool {

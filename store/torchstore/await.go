@@ -3,6 +3,7 @@ package torchstore
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -109,7 +110,8 @@ func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, er
 // mostMissing is the maximum number of missing keys that an error names.
 const mostMissing = 100
 
-// missing returns the error of a wait that has timed out. It names the keys that are missing.
+// missing returns the error of a wait that has timed out. It names the keys that are missing. If the
+// server cannot be reached, it returns store.ErrUnavailable instead: the keys are not the reason.
 func (c *Client) missing(ctx context.Context, keys []string, rep *wire.Reply) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.ResultGrace)
 	defer cancel()
@@ -124,6 +126,12 @@ func (c *Client) missing(ctx context.Context, keys []string, rep *wire.Reply) er
 		}
 	}
 	replies, err := c.ask(ctx, reqs...)
+	if e, ok := errors.AsType[*store.Error](err); ok {
+		return e
+	}
+	if e, ok := errors.AsType[*net.OpError](err); ok { // of an attempt to connect
+		return c.unavailable(e)
+	}
 	if err != nil {
 		return context.DeadlineExceeded
 	}

@@ -61,7 +61,7 @@ def group(kind: str, host: str, port: int, rank: int) -> Dict[str, Callable[[], 
     torch: Any = importlib.import_module("torch.distributed")
     vllm: Any = importlib.import_module("vllm.distributed.utils").StatelessProcessGroup
     own = torch.PrefixStore(f"speed {os.getppid()}", torch.TCPStore(host, port, is_master=False))  # its keys are of no group
-    p = vllm(rank=rank, world_size=RANKS, store=own, socket=None, data_expiration_seconds=3600)
+    p = vllm(rank=rank, world_size=RANKS, store=own)
     return {"barrier": p.barrier, "all_gather": lambda: p.all_gather_obj("x" * 100)}
 
 

@@ -20,7 +20,7 @@ from datetime import timedelta
 
 import numpy as np
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 WRAPPER = "vllm.distributed.device_communicators.pynccl_wrapper"
 
@@ -28,7 +28,7 @@ WRAPPER = "vllm.distributed.device_communicators.pynccl_wrapper"
 class StandIn:
     """The keys, counts and order of operations of vLLM's group."""
 
-    def __init__(self, rank, size, store, expiry):
+    def __init__(self, rank, size, store, expiry=3600):
         self.rank, self.world_size, self.store, self.expiry = rank, size, store, expiry
         self.sent, self.received, self.heard = {}, {}, {}
         self.said, self.mine = 0, deque()
@@ -149,13 +149,18 @@ def real():
     return StatelessProcessGroup.create
 
 
+def beside(group, prefix):
+    """Gives another group with the same ranks, in the same store."""
+    return type(group)(group.rank, group.world_size, PrefixStore(prefix, group.store))
+
+
 def nccl(value):
     return importlib.import_module(WRAPPER).ncclUniqueId.from_buffer_copy(value)
 
 
 def main():
     create = stand_in() if sys.argv[1] == "standin" else real()
-    names = {"create": create, "nccl": nccl, "g": {}, "torch": torch, "np": np}
+    names = {"create": create, "nccl": nccl, "beside": beside, "g": {}, "torch": torch, "np": np}
     names |= {"functools": functools, "pickle": pickle, "time": time}
     print(json.dumps(torch.__version__), flush=True)
     for line in sys.stdin:
