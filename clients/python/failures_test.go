@@ -367,6 +367,18 @@ func TestTheHostIsNamedWhenItGoes(t *testing.T) {
 	require.Equal(t, []int{0}, f.Left)
 }
 
+// TestTorchrunWithoutAStore checks that rank 0 of a job of Python ranks reports at once that no store
+// is there, and what to set. All other ranks end when torchrun sees that it has failed.
+func TestTorchrunWithoutAStore(t *testing.T) {
+	l := listen(t)
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, l.Close())
+	began := time.Now()
+	f := start(t).fails("Unavailable", "new", "from_env", kw{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "MUSTER_RUN": "r"})
+	require.Contains(t, f.Text, "rank 0 finds no store at 127.0.0.1:"+port+", and Python ranks host none: set MUSTER_STORE")
+	require.Less(t, time.Since(began), time.Minute, "not the 5 minutes of the timeout")
+}
+
 func TestWhoIsNotThereWhenJoining(t *testing.T) {
 	addr := serve(t, new(store.Server))
 	p := start(t)

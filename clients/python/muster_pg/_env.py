@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 from typing import Callable, Mapping, Optional, Tuple
 
-from ._errors import Error, quote
+from ._connect import Attempt, connect
+from ._errors import Error, Unavailable, make, quote
 from ._membership import Config, invalid
 from ._secure import TLS, read_secret
 
@@ -159,14 +161,7 @@ def _config(e: _Env, launcher: _Launcher) -> Config:
     rank, size = e.number(launcher.rank), e.number(*launcher.size)
     timeout, expiry = e.duration("MUSTER_TIMEOUT", 300.0), e.duration("MUSTER_EXPIRY", 3600.0)
     liveness = e.duration("MUSTER_LIVENESS_TIMEOUT", 0.0)
-    file = e.get("MUSTER_SECRET_FILE")
-    try:
-        secret = read_secret(file) if file else None
-    except Error as why:
-        raise e.bad(f"MUSTER_SECRET_FILE: {why}") from None
-    ca, cert, key = (e.get(f"MUSTER_TLS_{n}") or None for n in ("CA", "CERT", "KEY"))
-    if (cert is None) != (key is None):
-        raise e.bad("MUSTER_TLS_CERT and MUSTER_TLS_KEY go together")
+    tls, secret = _credentials(e)
     return Config(
         rank,
         size,
@@ -177,10 +172,54 @@ def _config(e: _Env, launcher: _Launcher) -> Config:
         expiry=expiry,
         liveness_timeout=liveness or None,
         host=e.get("MUSTER_HOST"),
-        tls=TLS(ca, cert, key) if ca or cert else None,
+        tls=tls,
         secret=secret,
         trace_dir=e.get("MUSTER_TRACE"),
     )
+
+
+_HOSTED = 1.0  # seconds for a connection to a store that no launcher starts
+
+
+def check_hosted(config: Config) -> None:
+    """Refuses rank 0 if no process listens where its launcher has the ranks meet.
+
+    There a Go rank 0 hosts the store. A Python rank cannot, so all ranks would wait for nothing.
+    """
+    if config.rank != 0 or not isinstance(config.store, str) or "://" in config.store:
+        return
+    host, _, port = config.store.rpartition(":")
+    until = time.monotonic() + _HOSTED
+    while True:
+        try:
+            connect(host.strip("[]"), int(port), until, Attempt()).close()
+            return
+        except OSError as e:
+            if time.monotonic() + 0.05 < until:
+                time.sleep(0.05)
+                continue
+            raise make(
+                Unavailable,
+                f"pgroup: create: rank 0 finds no store at {config.store}, and Python ranks host none: "
+                f"set MUSTER_STORE to one, such as muster://host:7070, or start the ranks with muster run: {e}",
+            ) from None
+
+
+def credentials(environ: Mapping[str, str]) -> Tuple[Optional[TLS], Optional[bytes]]:
+    """Returns what MUSTER_TLS_* and MUSTER_SECRET_FILE name."""
+    return _credentials(_Env(environ, "this process"))
+
+
+def _credentials(e: _Env) -> Tuple[Optional[TLS], Optional[bytes]]:
+    file = e.get("MUSTER_SECRET_FILE")
+    try:
+        secret = read_secret(file) if file else None
+    except Error as why:
+        raise e.bad(f"MUSTER_SECRET_FILE: {why}") from None
+    ca, cert, key = (e.get(f"MUSTER_TLS_{n}") or None for n in ("CA", "CERT", "KEY"))
+    if (cert is None) != (key is None):
+        raise e.bad("MUSTER_TLS_CERT and MUSTER_TLS_KEY go together")
+    return (TLS(ca, cert, key) if ca or cert else None), secret
 
 
 def _place(e: _Env, launcher: _Launcher) -> str:

@@ -102,9 +102,11 @@ class Group:
 
         The launchers are torchrun or muster run, Open MPI, Slurm, and indexed jobs of Kubernetes.
         The group meets at MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names.
-        MUSTER_TRACE is trace_dir.
+        MUSTER_TRACE is trace_dir. Without MUSTER_STORE, rank 0 must find the store within a second.
         """
-        return cls(_membership.join(_env.config()))
+        config = _env.config()
+        _env.check_hosted(config)
+        return cls(_membership.join(config))
 
     @property
     def rank(self) -> int:

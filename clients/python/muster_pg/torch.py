@@ -1,0 +1,448 @@
+"""The backend "muster" of torch.distributed: a process group for the CPU that says which rank is
+missing, lost or out of step.
+
+    import muster_pg.torch                                   # registers the backend
+
+    dist.init_process_group("gloo")
+    control = dist.new_group(backend="muster")
+    dist.barrier(control)                                    # RankError: … missing rank 2 …
+
+It is for barriers, objects and small tensors: all data passes through the store, and each reduction
+is computed on every rank, in rank order, so that all have the same bits. A collective fails on all
+ranks alike, at its timeout or as soon as a rank has failed; every barrier is a monitored one.
+
+The store is the one that MUSTER_STORE names, with MUSTER_SECRET_FILE and MUSTER_TLS_*; otherwise
+the server of the group's TCPStore, if that is a muster store or a relay: both speak both protocols
+on one port. Ranks in errors are those of the group.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+import uuid
+from datetime import timedelta
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from . import _env
+from ._errors import Error, Invalid, Mismatch, Unavailable, make, ranks
+from ._group import Group
+from ._verb import Verb
+from ._wire import WANT_ALL, WANT_NOTHING, WANT_PART, encode_parts
+
+_Future = concurrent.futures.Future  # of an operation
+_RUN = "muster run"  # the key of the group's store with the run that rank 0 has chosen, while ranks join
+_OPS: Dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A process group of torch.distributed on a muster_pg.Group.
+
+    torch calls the methods, with one tensor for each rank, or with lists of one tensor. Operations
+    run in the order of their calls. A call that torch does not mark as asynchronous runs in the
+    caller's thread, and raises its error; the others run in a thread of their kind, and their Work
+    raises it.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.rank, group.size)
+        self.group = group
+        self._lanes = _Lanes()
+        self._name, self._desc = group.name, "undefined"
+
+    # What torch asks of every group.
+
+    def name(self) -> str:
+        return "muster"
+
+    getBackendName = name
+
+    @property
+    def _device_types(self) -> List[torch.device]:
+        """Is empty while torch makes the group: it attaches a recorder to a group with devices,
+        which needs a backend of C++.
+        """
+        return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_map else []
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def _get_backend(self, device: torch.device) -> "ProcessGroup":
+        return self
+
+    supports_coalescing = supports_splitting = False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.group._membership.config.timeout = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Leaves the group: ranks that wait for this one get Left. torch calls it at
+        destroy_process_group.
+        """
+        self.group.close()
+        self._lanes.close()
+
+    def abort(self) -> None:
+        """Ends the group for all ranks."""
+        self.group.abort("torch.distributed aborted the process group")
+        self._lanes.close()
+
+    # Collectives.
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._collective(opts, [], lambda timeout: self.group.barrier(timeout=timeout))
+
+    def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
+        """Is barrier with a timeout. Its error names all missing ranks, on every rank."""
+        self.group.barrier(timeout=_seconds(timeout))
+
+    def broadcast(self, tensors: List[torch.Tensor], opts: Any) -> dist.Work:
+        [t], root = tensors, opts.rootRank
+
+        def run(timeout: Optional[float]) -> None:
+            if root == self.rank():
+                self._vote("broadcast", "", t, timeout, [], _bytes(t), root=root, root_only=True)
+            else:
+                _fill(t, self._vote("broadcast", "", t, timeout, [root], root=root, root_only=True, want=root)[0])
+
+        return self._collective(opts, tensors, run)
+
+    def allreduce(self, tensors: List[torch.Tensor], opts: Any) -> dist.Work:
+        def run(timeout: Optional[float]) -> None:
+            for t in tensors:
+                t.copy_(_reduce(opts.reduceOp, self._gathered(f"{_op(opts.reduceOp)} ", t, timeout)))
+
+        return self._collective(opts, tensors, run)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: List[torch.Tensor], opts: Any) -> dist.Work:
+        [t], root = tensors, opts.rootRank
+
+        def run(timeout: Optional[float]) -> None:
+            parts = self._collected(f"{_op(opts.reduceOp)} ", t, root, timeout)
+            if parts is not None:
+                t.copy_(_reduce(opts.reduceOp, parts))
+
+        return self._collective(opts, tensors, run)
+
+    def allgather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
+        def run(timeout: Optional[float]) -> None:
+            for outs, t in zip(outputs, inputs):
+                for out, part in zip(outs, self._gathered("", t, timeout)):
+                    out.copy_(part.view(out.shape))
+
+        return self._collective(opts, outputs, run)
+
+    def allgather_coalesced(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
+        return self.allgather([list(outs) for outs in zip(*outputs)], inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
+        return self.allgather([list(out.view(self.size(), -1)) for out in outputs], inputs, opts)
+
+    def gather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any) -> dist.Work:
+        [t] = inputs
+
+        def run(timeout: Optional[float]) -> None:
+            parts = self._collected("", t, opts.rootRank, timeout)
+            if parts is not None:
+                for out, part in zip(outputs[0], parts):
+                    out.copy_(part.view(out.shape))
+
+        return self._collective(opts, outputs, run)
+
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
+        root = opts.rootRank == self.rank()
+        return self.gather([list(output.view(self.size(), -1))] if root else [], [input], opts)
+
+    def scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any) -> dist.Work:
+        [out], root = outputs, opts.rootRank
+
+        def run(timeout: Optional[float]) -> None:
+            parts = encode_parts([bytes(_bytes(t)) for t in inputs[0]]) if root == self.rank() else b""
+            _fill(out, self._vote("scatter", "", out, timeout, [root], parts, root=root, root_only=True, want=WANT_PART)[0])
+
+        return self._collective(opts, outputs, run)
+
+    def reduce_scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any) -> dist.Work:
+        def run(timeout: Optional[float]) -> None:
+            for out, ts in zip(outputs, inputs):
+                parts = self._exchanged(f"{_op(opts.reduceOp)} ", ts, [torch.empty_like(out, memory_format=torch.contiguous_format) for _ in ts], timeout)
+                out.copy_(_reduce(opts.reduceOp, parts))
+
+        return self._collective(opts, outputs, run)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any) -> dist.Work:
+        return self.reduce_scatter(outputs, [[p.view(out.shape) for p in t.view(self.size(), -1)] for out, t in zip(outputs, inputs)], opts)
+
+    def alltoall(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
+        return self._collective(opts, outputs, lambda timeout: self._exchanged("", inputs, outputs, timeout))
+
+    def all_to_all_single(
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
+    ) -> dist.Work:
+        def split(t: torch.Tensor, sizes: Sequence[int]) -> List[torch.Tensor]:
+            return list(torch.split(t, list(sizes))) if sizes else list(t.view(self.size(), -1))
+
+        return self.alltoall(split(output, output_splits), split(input, input_splits), opts)
+
+    # Before torch 2.15 some of them have other names.
+    _allgather_base, alltoall_base = all_gather_single, all_to_all_single
+    _reduce_scatter_base, gather_into_tensor = reduce_scatter_single, gather_single
+    allgather_into_tensor_coalesced, reduce_scatter_tensor_coalesced = all_gather_single_coalesced, reduce_scatter_single_coalesced
+
+    # Messages. The store keeps what was sent until it is received, within limits.
+
+    def send(self, tensors: List[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
+        [t] = tensors
+        data = bytes(_bytes(t))  # now: the caller may change t when isend has returned
+        return self._lanes.later(f"send {dst} {tag}", tensors, lambda: self._tagged(tag).send(data, dst))
+
+    def recv(self, tensors: List[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
+        [t] = tensors
+        return self._lanes.later(f"recv {src} {tag}", tensors, lambda: _fill(t, self._tagged(tag).recv(src)))
+
+    def recv_anysource(self, tensors: List[torch.Tensor], tag: int = 0) -> dist.Work:
+        raise make(Invalid, "muster_pg.torch: recv from any rank: the backend muster has no such operation: name the rank")
+
+    def _tagged(self, tag: int) -> Group:
+        return self.group.channel(f"tag {tag}")
+
+    # What the collectives have in common.
+
+    def _collective(self, opts: Any, outputs: Any, run: Callable[[Optional[float]], object]) -> dist.Work:
+        timeout = _seconds(getattr(opts, "timeout", None))
+        if getattr(opts, "asyncOp", True):
+            return self._lanes.later("collectives", outputs, lambda: run(timeout))
+        self._lanes.drain("collectives")
+        run(timeout)
+        return _DONE
+
+    def _vote(
+        self, verb: str, call: str, t: torch.Tensor, timeout: Optional[float], senders: Sequence[int], data: Any = b"", **more: Any
+    ) -> List[bytes]:
+        """Returns what senders bring to a verb, given that all ranks make the same call with tensors
+        like t.
+        """
+        with Verb(self.group, verb, timeout, kind="torch.Tensor", **more) as v:
+            v.check_root() if "root" in more else None
+            v.c.label = f"{call}of {t.numel()} {str(t.dtype)[6:]}"
+            v.encode(bytes, data)
+            return v.decode(bytes, v.cast(), len(senders))
+
+    def _gathered(self, call: str, t: torch.Tensor, timeout: Optional[float]) -> List[torch.Tensor]:
+        """Returns the tensors of all ranks."""
+        return _like(t, self._vote("allgather", call, t, timeout, range(self.size()), _bytes(t), want=WANT_ALL))
+
+    def _collected(self, call: str, t: torch.Tensor, root: int, timeout: Optional[float]) -> Optional[List[torch.Tensor]]:
+        """Returns the tensors of all ranks on root, and None on the others."""
+        here = root == self.rank()
+        got = self._vote("gather", call, t, timeout, range(self.size() if here else 0), _bytes(t), root=root, want=WANT_ALL if here else WANT_NOTHING)
+        return _like(t, got) if here else None
+
+    def _exchanged(self, call: str, ts: List[torch.Tensor], outs: List[torch.Tensor], timeout: Optional[float]) -> List[torch.Tensor]:
+        """Fills outs[i] with what rank i has for this rank. The tensors may have any sizes."""
+        parts = encode_parts([bytes(_bytes(t)) for t in ts])
+        for out, b in zip(outs, self._vote("alltoall", call, ts[0][:0], timeout, range(self.size()), parts, want=WANT_PART)):
+            _fill(out, b)
+        return outs
+
+
+class _Work(dist.Work):  # type: ignore[misc]
+    """An operation, finished or under way."""
+
+    def __init__(self, future: "_Future[object]", outputs: object) -> None:
+        super().__init__()
+        self._future, self._outputs = future, outputs
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._future.result(_seconds(timeout))
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.done() and self._future.exception() is None
+
+    def exception(self) -> Optional[BaseException]:
+        return self._future.exception() if self._future.done() else None
+
+    def result(self) -> object:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        out: torch.futures.Future[Any] = torch.futures.Future()
+
+        def done(f: "_Future[object]") -> None:
+            e = f.exception()
+            if e is None:
+                out.set_result(self._outputs)
+            else:
+                out.set_exception(e)
+
+        self._future.add_done_callback(done)
+        return out
+
+
+def _finished() -> _Work:
+    future: "_Future[object]" = _Future()
+    future.set_result(None)
+    return _Work(future, [])
+
+
+_DONE = _finished()
+
+
+class _Lanes:
+    """Threads for asynchronous operations: those of one lane run one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects the fields below
+        self._pools: Dict[str, concurrent.futures.ThreadPoolExecutor] = {}
+        self._last: Dict[str, "_Future[object]"] = {}
+
+    def later(self, lane: str, outputs: object, run: Callable[[], object]) -> _Work:
+        with self._lock:
+            pool = self._pools.get(lane)
+            if pool is None:
+                pool = self._pools[lane] = concurrent.futures.ThreadPoolExecutor(1, f"muster {lane}")
+            future = self._last[lane] = pool.submit(run)
+        return _Work(future, outputs)
+
+    def drain(self, lane: str) -> None:
+        """Waits for the operations of a lane. Their errors are those of their Works."""
+        last = self._last.get(lane)
+        if last is not None:
+            concurrent.futures.wait([last])
+
+    def close(self) -> None:
+        with self._lock:
+            for pool in self._pools.values():
+                pool.shutdown(wait=False)
+
+
+def _seconds(timeout: Optional[timedelta]) -> Optional[float]:
+    """Returns the seconds of a timeout of torch, for which 0 or less means none of its own."""
+    return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+
+
+def _flat(t: torch.Tensor) -> memoryview:
+    """Returns the memory of a contiguous tensor."""
+    return memoryview(t.detach().view(-1).view(torch.uint8).numpy())
+
+
+def _bytes(t: torch.Tensor) -> memoryview:
+    if t.device.type != "cpu":
+        raise make(Invalid, f"muster_pg.torch: a tensor is on {t.device}: the backend muster has tensors of the CPU")
+    return _flat(t.contiguous())
+
+
+def _fill(t: torch.Tensor, data: bytes) -> None:
+    if len(data) != t.numel() * t.element_size():
+        raise make(Mismatch, f"muster_pg.torch: {len(data)} bytes came for a tensor of {t.numel()} {str(t.dtype)[6:]}")
+    part = t if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
+    _flat(part)[:] = data
+    if part is not t:
+        t.copy_(part)
+
+
+def _like(t: torch.Tensor, got: List[bytes]) -> List[torch.Tensor]:
+    """Makes tensors of bytes."""
+    parts = [torch.empty_like(t, memory_format=torch.contiguous_format, requires_grad=False) for _ in got]
+    for part, b in zip(parts, got):
+        _fill(part, b)
+    return parts
+
+
+def _op(op: Any) -> str:
+    name: str = getattr(op, "op", op).name
+    if name not in _OPS:
+        raise make(Invalid, f"muster_pg.torch: the backend muster has no reduction {name}: there are {', '.join(_OPS)}")
+    return name
+
+
+def _reduce(op: Any, parts: List[torch.Tensor]) -> torch.Tensor:
+    """Combines the tensors in rank order."""
+    name, out = _op(op), parts[0]
+    for part in parts[1:]:
+        out = _OPS[name](out, part)
+    if name == "AVG":
+        out = out / len(parts) if out.is_floating_point() or out.is_complex() else out // len(parts)
+    return out
+
+
+def _address(store: Any) -> Tuple[str, bool]:
+    """Returns where the group meets, and whether MUSTER_STORE names it."""
+    url = os.environ.get("MUSTER_STORE")
+    if url:
+        return url, True
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if not hasattr(store, "port"):
+        raise make(Invalid, f"muster_pg.torch: the group's store is a {type(store).__name__}: set MUSTER_STORE to a muster store, as muster://host:7070")
+    host = f"[{store.host}]" if ":" in store.host else store.host
+    return f"{host}:{store.port}", False
+
+
+def _create(options: Any, _: Any) -> ProcessGroup:
+    """Makes a group, for torch."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    address, named = _address(store)
+    if rank == 0:
+        store.set(_RUN, uuid.uuid4().hex)
+    run = store.get(_RUN).decode()
+    tls, secret = _env.credentials(os.environ)
+    name, members = options.group_id, list(options.global_ranks_in_group)
+    if members and members != list(range(size)):
+        name += f" of {ranks(members)}"
+    try:
+        group = Group.join(
+            rank, size, address, name=name[:200], run=run, timeout=options.timeout.total_seconds(), tls=tls, secret=secret
+        )
+    except (Unavailable, Invalid) as e:
+        if named:
+            raise
+        raise make(
+            Unavailable, f"muster_pg.torch: no muster store at {address}, where the group's TCPStore is: set MUSTER_STORE to one, as muster://host:7070: {e}"
+        ) from None
+    finally:  # all have read it: the next job in this store is not to find it
+        if rank == 0:
+            store.delete_key(_RUN)
+    return ProcessGroup(group)
+
+
+dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
