@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -38,6 +39,7 @@ type ProtocolConn struct {
 	// Immediate is true if Store answers requests that need not wait at once: it is in this
 	// process, and not durable. One goroutine may then serve many connections.
 	Immediate bool
+	Logger    *slog.Logger // of the server; nil discards the log
 }
 
 // foreignConn is a connection of another protocol.
@@ -57,7 +59,7 @@ func (c *conn) setForeign(p Protocol, first []byte) error {
 		return err
 	}
 	prompt := c.memory != nil && !c.memory.isDurable()
-	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt}}
+	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt, Logger: c.server.log()}}
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	c.mu.Lock()
 	c.foreign = g

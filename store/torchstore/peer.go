@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,7 @@ type peer struct {
 	protocol *Protocol
 	store    *store.Store
 	addr     net.Addr
+	logger   *slog.Logger
 	out      outbox
 	stall    stall
 	life     context.Context // ends with the connection
@@ -48,7 +50,10 @@ type peer struct {
 }
 
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcpstore.Limits) *peer {
-	peer := &peer{protocol: p, store: v.Store, addr: v.Conn.RemoteAddr(), in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
+	peer := &peer{protocol: p, store: v.Store, addr: v.Conn.RemoteAddr(), logger: v.Logger, in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
+	if peer.logger == nil {
+		peer.logger = slog.New(slog.DiscardHandler)
+	}
 	peer.life, peer.fail = context.WithCancelCause(ctx)
 	peer.forget = func() {}
 	peer.encode = func(b []byte) []byte { return tcpstore.AppendReply(b, peer.answered, &peer.rep) }

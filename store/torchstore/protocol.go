@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"strings"
 	"time"
@@ -43,8 +42,7 @@ type Protocol struct {
 	// of at its timeout. The protocol has no goodbye, so a rank that was done also counts as
 	// failed. A rank that reconnects is no longer failed; and when all ranks have disconnected, the
 	// next one begins another run, in which none is failed.
-	Ranks  []string
-	Logger *slog.Logger // nil discards the log
+	Ranks []string
 
 	ranks    ranks
 	barriers barriers
@@ -76,13 +74,6 @@ func (p *Protocol) ttl(sent string) time.Duration {
 		}
 	}
 	return 0
-}
-
-func (p *Protocol) log() *slog.Logger {
-	if p.Logger == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return p.Logger
 }
 
 // Name implements store.Protocol: it is "torch".

@@ -132,7 +132,7 @@ type lostError struct {
 }
 
 func (e *lostError) Error() string {
-	return fmt.Sprintf("rank %d is lost, of which %q is", e.rank, e.key)
+	return fmt.Sprintf("rank %d has disconnected, and the key %q is its own: its process has probably failed", e.rank, e.key)
 }
 
 // mourn returns when the rank of a missing key has failed, or when ctx ends.

@@ -42,7 +42,7 @@ func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, e
 	if err == nil || !isLost {
 		return tcpstore.StopWaiting, err
 	}
-	p.protocol.log().Warn("a wait has failed", "peer", p.addr, "reason", lost)
+	p.logger.Warn("a wait of a PyTorch process has failed", "peer", p.addr, "rank", lost.rank, "key", lost.key, "reason", lost)
 	return tcpstore.WaitCanceled, nil
 }
 

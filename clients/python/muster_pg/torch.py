@@ -27,6 +27,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from . import _env
 from ._errors import Error, Invalid, Mismatch, Unavailable, make, ranks
@@ -75,7 +76,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Is empty while torch makes the group: it attaches a recorder to a group with devices,
         which needs a backend of C++.
         """
-        return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_map else []
+        return [torch.device("cpu")] if self in c10d._world.pg_map else []
 
     @property
     def group_name(self) -> str:
@@ -120,7 +121,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Is barrier with a timeout. Its error names all missing ranks, on every rank."""
         self.group.barrier(timeout=_seconds(timeout))
 
-    def broadcast(self, tensors: List[torch.Tensor], opts: Any) -> dist.Work:
+    def broadcast(self, tensors: List[torch.Tensor], opts: Any = c10d.BroadcastOptions()) -> dist.Work:
         [t], root = tensors, opts.rootRank
 
         def run(timeout: Optional[float]) -> None:
@@ -131,7 +132,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return self._collective(opts, tensors, run)
 
-    def allreduce(self, tensors: List[torch.Tensor], opts: Any) -> dist.Work:
+    def allreduce(self, tensors: List[torch.Tensor], opts: Any = c10d.AllreduceOptions()) -> dist.Work:
         def run(timeout: Optional[float]) -> None:
             for t in tensors:
                 t.copy_(_reduce(opts.reduceOp, self._gathered(f"{_op(opts.reduceOp)} ", t, timeout)))
@@ -140,7 +141,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: List[torch.Tensor], opts: Any) -> dist.Work:
+    def reduce(self, tensors: List[torch.Tensor], opts: Any = c10d.ReduceOptions()) -> dist.Work:
         [t], root = tensors, opts.rootRank
 
         def run(timeout: Optional[float]) -> None:
@@ -167,7 +168,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
         return self.allgather([list(out.view(self.size(), -1)) for out in outputs], inputs, opts)
 
-    def gather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any) -> dist.Work:
+    def gather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any = c10d.GatherOptions()) -> dist.Work:
         [t] = inputs
 
         def run(timeout: Optional[float]) -> None:
@@ -178,11 +179,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return self._collective(opts, outputs, run)
 
-    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.GatherOptions()) -> dist.Work:
         root = opts.rootRank == self.rank()
         return self.gather([list(output.view(self.size(), -1))] if root else [], [input], opts)
 
-    def scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any) -> dist.Work:
+    def scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any = c10d.ScatterOptions()) -> dist.Work:
         [out], root = outputs, opts.rootRank
 
         def run(timeout: Optional[float]) -> None:
@@ -191,7 +192,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return self._collective(opts, outputs, run)
 
-    def reduce_scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any) -> dist.Work:
+    def reduce_scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any = c10d.ReduceScatterOptions()) -> dist.Work:
         def run(timeout: Optional[float]) -> None:
             for out, ts in zip(outputs, inputs):
                 parts = self._exchanged(f"{_op(opts.reduceOp)} ", ts, [torch.empty_like(out, memory_format=torch.contiguous_format) for _ in ts], timeout)
@@ -199,10 +200,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return self._collective(opts, outputs, run)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.ReduceScatterOptions()) -> dist.Work:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any) -> dist.Work:
+    def reduce_scatter_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = c10d.ReduceScatterOptions()) -> dist.Work:
         return self.reduce_scatter(outputs, [[p.view(out.shape) for p in t.view(self.size(), -1)] for out, t in zip(outputs, inputs)], opts)
 
     def alltoall(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
