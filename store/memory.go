@@ -201,7 +201,8 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 			err = unknownOutcome(err)
 		}
 	}
-	if err == nil {
+	// Nothing changes the bytes of a value: the machine replaces it, or appends to it.
+	if err == nil && (own.Op != wire.OpGet || own.Delta <= 0) {
 		clone(rep)
 	}
 	return err

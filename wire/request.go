@@ -29,7 +29,8 @@ type Request struct {
 	//   - OpList: the maximum number of keys to return, negated to omit their values
 	//   - OpSendReady: the length of the message in bytes
 	//   - OpStatus: the first rank of the page
-	//   - OpGet: below 0 omits the value; this is not in the frame
+	//   - OpGet: below 0 omits the value, and above 0 the value may be the memory of a store in this
+	//     process, which must not be modified; this is not in the frame
 	Delta int64
 	// TTL is the time after which the entry or the message expires; 0 means never. OpAdd, OpAppend:
 	// it applies only to an entry that they create.

@@ -157,10 +157,17 @@ func TestGateOfAnyFrames(t *testing.T) {
 		for step := range 200 {
 			switch chance.IntN(6) {
 			case 0, 1, 2:
-				pos += uint64(chance.IntN(3))
-				highest = max(highest, pos)
+				uncopied := chance.IntN(8) == 0 // such a frame shows no position
+				if !uncopied {
+					pos += uint64(chance.IntN(3))
+					highest = max(highest, pos)
+				}
 				frame := fmt.Sprintf("<%d %s>", step, strings.Repeat("x", chance.IntN(30)*chance.IntN(30)))
-				if chance.IntN(4) == 0 {
+				if uncopied {
+					body := frame + strings.Repeat("z", transport.ShareFrom)
+					o.AppendUncopied([]byte("head"), []byte(body))
+					frame = "head" + body
+				} else if chance.IntN(4) == 0 {
 					body := frame + strings.Repeat("y", transport.ShareFrom)
 					o.AppendShared(pos, []byte("head"), &transport.Body{Bytes: []byte(body)})
 					frame = "head" + body

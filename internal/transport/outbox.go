@@ -167,6 +167,24 @@ func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 	}
 }
 
+// AppendUncopied appends a frame that consists of head and body, and shows nothing of a log. It does
+// not copy a large body, which must not be modified any more.
+func (o *Outbox) AppendUncopied(head, body []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.admit() {
+		return
+	}
+	if n := len(body); n >= ShareFrom && len(o.marks) == 0 {
+		o.grow(0, func(b []byte) []byte { return append(b, head...) })
+		o.queue = append(o.queue, chunk{b: body[:n:n]})
+		o.bytes += n
+		o.Budget.Take(n)
+		return
+	}
+	o.grow(0, func(b []byte) []byte { return append(append(b, head...), body...) })
+}
+
 // admit reports whether a frame may be appended. If too much waits for the peer already, it ends
 // the connection; the size of the new frame does not count, so that one reply may be as large as
 // necessary. Held bytes do not count either, because they wait for the log and not for the peer.

@@ -67,7 +67,7 @@ func add(o *transport.Outbox, s string) {
 
 func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 	body := bytes.Repeat([]byte("shared"), 2000)
-	whole := "abc" + "head" + string(body) + "headsmall" + "def"
+	whole := "abc" + "head" + string(body) + "headsmall" + "def" + "head" + string(body) + "ghi"
 	for _, step := range []int{1, 2, 3, 1000, 100_000} {
 		p := &pipe{}
 		o := transport.NewOutbox(p, 1<<20)
@@ -76,6 +76,9 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 		o.Flush()
 		o.AppendShared(0, []byte("head"), &transport.Body{Bytes: []byte("small")})
 		add(o, "def")
+		o.AppendUncopied([]byte("head"), body)
+		add(o, "ghi")
+		require.GreaterOrEqual(t, o.Waiting(), len(body), "what is not copied counts")
 		o.Flush()
 		for p.resume != nil {
 			p.more(step)

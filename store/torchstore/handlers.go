@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 	"github.com/muster-pg/muster/wire/tcpstore"
@@ -147,9 +148,13 @@ func (p *peer) value(ctx context.Context, key string) error {
 	case err != nil && !errors.Is(err, store.ErrNotFound):
 		return err
 	}
-	err := p.answer(tcpstore.OpGet, tcpstore.Reply{Value: q.rep.Value})
-	q.rep.Value = nil // the value may be large
-	return err
+	v := q.rep.Value
+	q.rep.Value = nil
+	if len(v) < transport.ShareFrom {
+		return p.answer(tcpstore.OpGet, tcpstore.Reply{Value: v})
+	}
+	p.out.AppendUncopied(tcpstore.AppendSize(nil, len(v)), v)
+	return nil
 }
 
 // question is a reusable store request and its reply.
@@ -163,8 +168,9 @@ func (q *question) do(ctx context.Context, s *store.Store, req wire.Request) err
 	return s.Do(ctx, &q.req, &q.rep)
 }
 
+// get reads a value, which must not be modified: it may be the store's own.
 func (q *question) get(ctx context.Context, s *store.Store, key string) error {
-	return q.do(ctx, s, wire.Request{Op: wire.OpGet, Key: key})
+	return q.do(ctx, s, wire.Request{Op: wire.OpGet, Key: key, Delta: 1})
 }
 
 func (p *peer) add(ctx context.Context, req *tcpstore.Request) error {

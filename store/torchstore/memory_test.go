@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
@@ -36,6 +38,29 @@ func TestIdleConnectionsHoldLittle(t *testing.T) {
 			runtime.KeepAlive(clients)
 		})
 	}
+}
+
+// TestAnswersThatWait checks that the answers of a client that does not read keep the values of their
+// time, whatever changes these keys: they are not copied.
+func TestAnswersThatWait(t *testing.T) {
+	s := current(t)
+	c, other := s.client(t), s.client(t)
+	large := strings.Repeat("x", 700<<10)
+	other.send(set("/a", large), set("/b", large))
+	other.works()
+	c.send(get("/a"), get("/b"), get("/works")) // more than a socket takes
+	first := make([]byte, 1)                    // the server has answered
+	_, err := c.Read(first)
+	require.NoError(t, err)
+	c.buf = first
+	other.send(set("/a", strings.Repeat("y", 700<<10)), tcpstore.Request{Op: tcpstore.OpAppend, Key: "/b", Value: []byte("more")})
+	other.works()
+	for range 2 {
+		if large != string(c.reply(tcpstore.OpGet, 0).Value) {
+			t.Fatal("the value has changed")
+		}
+	}
+	require.Equal(t, "yes", string(c.reply(tcpstore.OpGet, 0).Value))
 }
 
 // inUse returns the number of bytes in use.

@@ -85,6 +85,9 @@ func AppendReply(b []byte, op Op, r *Reply) []byte {
 	return b
 }
 
+// AppendSize appends the front of the reply to a GET, which a value of n bytes follows.
+func AppendSize(b []byte, n int) []byte { return appendU64(b, uint64(n)) }
+
 func appendU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
 func appendU64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
 

@@ -18,6 +18,9 @@ VALUE = "x" * 100
 OPERATIONS = {
     "set, and check": lambda s: (s.set("k", VALUE), s.check(["k"])),
     "get": lambda s: s.get("k"),
+    "get of 64 KiB": lambda s: s.get("k64"),
+    "get of 256 KiB": lambda s: s.get("k256"),
+    "get of 1 MiB": lambda s: s.get("k1024"),
     "add": lambda s: s.add("n", 1),
     "check": lambda s: s.check(["k"]),
     "wait": lambda s: s.wait(["k", "k1"]),
@@ -55,6 +58,8 @@ def main():
         s.set("k", VALUE)
         s.set("k1", VALUE)
         s.set("a", "")
+        for kib in (64, 256, 1024):
+            s.set(f"k{kib}", "x" * (kib << 10))
     for what, f in OPERATIONS.items():
         best = {name: 1e9 for name in stores}
         for _ in range(25):
