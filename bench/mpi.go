@@ -129,7 +129,7 @@ func (p *mpiProgram) laps(ctx context.Context, size int, way []string, count int
 		l.Took = append(l.Took, took)
 	}
 	if len(l.Took) != count {
-		return nil, 0, fmt.Errorf("mpirun told %d times of %d", len(l.Took), count)
+		return nil, 0, fmt.Errorf("mpirun reported %d times of %d", len(l.Took), count)
 	}
 	return []lap{l}, cpu, nil
 }

@@ -144,11 +144,11 @@ func growth(all []rankRows) (rows []rankRow) {
 	return rows
 }
 
-// crowds are the client processes of one measurement.
-type crowds []*process
+// rankProcesses are the client processes of one measurement.
+type rankProcesses []*process
 
 // askAll sends the same command to all, and returns their answers.
-func (cs crowds) askAll(what string) ([]string, error) {
+func (cs rankProcesses) askAll(what string) ([]string, error) {
 	answers := make([]string, len(cs))
 	errs := make([]error, len(cs))
 	var wg sync.WaitGroup
@@ -160,7 +160,7 @@ func (cs crowds) askAll(what string) ([]string, error) {
 }
 
 // ask sends the same command to all, and returns the longest time that one answers.
-func (cs crowds) ask(what string) (slowest time.Duration, err error) {
+func (cs rankProcesses) ask(what string) (slowest time.Duration, err error) {
 	answers, err := cs.askAll(what)
 	if err != nil {
 		return 0, err
@@ -175,7 +175,7 @@ func (cs crowds) ask(what string) (slowest time.Duration, err error) {
 	return slowest, nil
 }
 
-func (cs crowds) cpu() (sum time.Duration) {
+func (cs rankProcesses) cpu() (sum time.Duration) {
 	for _, c := range cs {
 		sum += cpuTime(c.cmd.Process.Pid)
 	}
@@ -183,7 +183,7 @@ func (cs crowds) cpu() (sum time.Duration) {
 }
 
 // traffic returns the sum of the traffic of the connections.
-func (cs crowds) traffic() (sum traffic, err error) {
+func (cs rankProcesses) traffic() (sum traffic, err error) {
 	answers, err := cs.askAll("traffic")
 	for _, a := range answers {
 		var t traffic
@@ -195,7 +195,7 @@ func (cs crowds) traffic() (sum traffic, err error) {
 	return sum, err
 }
 
-func (cs crowds) stop() {
+func (cs rankProcesses) stop() {
 	for _, c := range cs {
 		c.stop()
 	}
@@ -205,8 +205,8 @@ func (cs crowds) stop() {
 type field struct {
 	n      int
 	store  *server
-	relays crowds
-	ranks  crowds
+	relays rankProcesses
+	ranks  rankProcesses
 	empty  memoryUse
 }
 
@@ -250,7 +250,7 @@ func (o *ranksOptions) openSome(ctx context.Context, f *field, way string, first
 			return err
 		}
 	}
-	p, err := spawn(ctx, "crowd", addrs, strconv.Itoa(first), strconv.Itoa(end), strconv.Itoa(f.n), strconv.Itoa(host))
+	p, err := spawn(ctx, "rank-process", addrs, strconv.Itoa(first), strconv.Itoa(end), strconv.Itoa(f.n), strconv.Itoa(host))
 	if err == nil {
 		f.ranks = append(f.ranks, p)
 	}

@@ -167,7 +167,7 @@ func TestReady(t *testing.T) {
 	is(b, http.StatusOK, "rank 1 of 2 in view 1")
 	require.NoError(t, b.Close())
 	is(b, http.StatusServiceUnavailable, "not started")
-	testcluster.Eventually(t, soon, func() bool { code, _ := ready(a); return code != http.StatusOK }, "it hears of it")
+	testcluster.Eventually(t, soon, func() bool { code, _ := ready(a); return code != http.StatusOK }, "it is not ready")
 	is(a, http.StatusServiceUnavailable, "rank 1")
 
 	each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) {
@@ -190,7 +190,7 @@ func TestReadyAfterAFailure(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.False(t, nodes[0].Over(err), "it was the caller's own")
 	for _, n := range nodes {
-		testcluster.Eventually(t, soon, func() bool { code, _ := ready(n); return code != http.StatusOK }, "it hears of it")
+		testcluster.Eventually(t, soon, func() bool { code, _ := ready(n); return code != http.StatusOK }, "it is not ready")
 	}
 	_, err = nodes[0].Next(within(t, 50*time.Millisecond))
 	require.ErrorIs(t, err, context.DeadlineExceeded)

@@ -144,7 +144,7 @@ func TestZerfooCertificates(t *testing.T) {
 	at := "muster://" + serve(t, p.server(t))
 
 	for name, files := range map[string]*store.TLSFiles{
-		"no TLS": nil, "no certificate": {CA: p.path("ca")}, "stranger": {CA: p.path("ca"), Cert: newPapers(t).path("worker")},
+		"no TLS": nil, "no certificate": {CA: p.path("ca")}, "certificate of another CA": {CA: p.path("ca"), Cert: newPapers(t).path("worker")},
 	} {
 		n := newNode(t, at, name, 2, 0)
 		if n.TLS = files; files != nil && files.Cert != "" {

@@ -63,7 +63,7 @@ func TestZerfooBarrierOfThree(t *testing.T) {
 				for round := range int64(3) {
 					came.Add(1)
 					r.ok(r.Barrier(r.ctx))
-					assert.GreaterOrEqual(r, came.Load(), 3*(round+1), "nobody is through before all have come")
+					assert.GreaterOrEqual(r, came.Load(), 3*(round+1), "no rank is through before all have come")
 				}
 			})
 		})

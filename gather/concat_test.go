@@ -86,7 +86,7 @@ func TestConcatRefuses(t *testing.T) {
 		assert.ErrorContains(r, err, "rank 2 joins along axis 1, and rank 0 along axis 0")
 		got, err := r.ga.Concat(r.ctx, []int{0, 1, 2}, 0, nil)
 		assert.NoError(r, err)
-		assert.Nil(r, got, "nobody has any")
+		assert.Nil(r, got, "no rank has any")
 	})
 }
 
@@ -112,8 +112,8 @@ func TestConcatTo(t *testing.T) {
 				mine = shards(r.T, i)
 				mine["wide"] = r.inArena(mine["wide"])
 			}
-			var told int64
-			how := gather.Merge{Axis: axes, Metadata: map[string]string{"format": "pt"}, Begin: func(h *safetensors.Header) { told = h.Size() }}
+			var announced int64
+			how := gather.Merge{Axis: axes, Metadata: map[string]string{"format": "pt"}, Begin: func(h *safetensors.Header) { announced = h.Size() }}
 			if err := r.ga.ConcatTo(r.ctx, &file, list, how, mine); !assert.NoError(r, err) {
 				return
 			}
@@ -124,7 +124,7 @@ func TestConcatTo(t *testing.T) {
 			got, err := safetensors.Parse(file.Bytes())
 			require.NoError(r, err)
 			assert.Equal(r, how.Metadata, got.Metadata)
-			assert.Equal(r, int64(file.Len()), told)
+			assert.Equal(r, int64(file.Len()), announced)
 			want := map[string]*tensor.Tensor{"wide": filled(1, 600, 300), "tall": filled(2, 300, 600), "norm": filled(3, 1<<20)}
 			for i := range list {
 				want[fmt.Sprintf("stage.%d", i)] = filled(4+i, 10)

@@ -85,7 +85,7 @@ func Impossible(verb uint8, call uint64) map[string][]byte {
 		"ready without a list":  of(offer{Ready: true}),
 		"neither here nor far":  of(offer{}),
 		"another config":        of(offer{Ready: true, Config: true, List: encodeList(nil, []item{u8(configName, 2, 2)})}),
-		"memory of nobody":      of(offer{Ready: true, List: encodeList([]shm.Ref{{Arena: 1, Segment: 1, Len: 8}}, []item{{Name: "tensor", DType: tensor.U8, Shape: []int{8}}})}),
+		"memory of no rank":     of(offer{Ready: true, List: encodeList([]shm.Ref{{Arena: 1, Segment: 1, Len: 8}}, []item{{Name: "tensor", DType: tensor.U8, Shape: []int{8}}})}),
 	}
 }
 

@@ -277,8 +277,8 @@ func TestModelOpt04Sizes(t *testing.T) {
 	}
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
-			var told gather.Progress
-			o := gather.Options{Limit: 1 << 20, Progress: func(p gather.Progress) { told = p }}
+			var last gather.Progress
+			o := gather.Options{Limit: 1 << 20, Progress: func(p gather.Progress) { last = p }}
 			w.run(t, 2, o, func(r *rank) {
 				want := map[string]*tensor.Tensor{"part": part(r), "nothing": tensor.New(tensor.F32, 5, 0), "scalar": filled(3), "bits": tensor.New(tensor.F4, 2)}
 				for _, give := range []map[string]*tensor.Tensor{{}, want, {"nothing": want["nothing"]}, {}} {
@@ -294,7 +294,7 @@ func TestModelOpt04Sizes(t *testing.T) {
 						}
 					}
 					if res.First && len(give) == 4 {
-						assert.Equal(r, gather.Progress{Rank: 1, Done: 1024 + 4 + 1, Total: 1024 + 4 + 1}, told)
+						assert.Equal(r, gather.Progress{Rank: 1, Done: 1024 + 4 + 1, Total: 1024 + 4 + 1}, last)
 					}
 					res.Release()
 				}

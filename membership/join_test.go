@@ -106,7 +106,7 @@ func TestBadConfig(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestWorkersThatAreToldDifferentSizes(t *testing.T) {
+func TestWorkersWithDifferentSizes(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		a := join(t, at(), worker("a", 1, 3))
 		v := next(t, a, 0, "a")

@@ -56,7 +56,7 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 		require.EqualError(t, why, `membership: view 2 of job "train" ended on rank 0 of 2, worker "a": lost rank 1, worker "b" at 10.0.0.1:b`)
 		require.EqualValues(t, 3, next(t, a, 0, "a").Generation) // without a call that asks for it
 
-		require.NoError(t, of.Context(t.Context()).Err(), "b has not heard of it")
+		require.NoError(t, of.Context(t.Context()).Err(), "b has not received it")
 		way.thaw()
 		_, err := b.Next(bounded(t))
 		require.ErrorIs(t, err, membership.ErrEvicted)
@@ -148,7 +148,7 @@ func TestElastic(t *testing.T) {
 		start = time.Now()
 		d := with("d")
 		next(t, d, 3, "a", "b", "c", "d")
-		require.Zero(t, time.Since(start), "there are Max: nobody to wait for")
+		require.Zero(t, time.Since(start), "there are Max: no rank to wait for")
 		view := next(t, a, 0, "a", "b", "c", "d")
 		e, f := with("e"), with("f")
 		nothing(t, e, time.Minute) // a standby

@@ -60,7 +60,7 @@ func TestOver(t *testing.T) {
 		why := ended(t, vs[0].Context(bounded(t)))
 		require.False(t, vs[0].Over(&membership.ViewError{Job: "train", Generation: 2}), "another view's")
 		require.True(t, vs[0].Over(why))
-		require.True(t, vs[0].Over(own), "it can no longer be told from the end")
+		require.True(t, vs[0].Over(own), "it can no longer be distinguished from the end")
 	})
 }
 

@@ -370,7 +370,7 @@ func TestStaleForEver(t *testing.T) {
 			_, err := s.writer.Read(ctx, 0)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, err, stale)
-			require.NotErrorIs(t, err, nfsws.ErrNotPublished, "nobody may take it for a rank that has nothing to say")
+			require.NotErrorIs(t, err, nfsws.ErrNotPublished, "no reader may take it for a rank that has nothing to say")
 		})
 	}
 }

@@ -147,7 +147,7 @@ func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 	})
 	var log bytes.Buffer
 	w, err := nfsws.Open("/d", 0, nfsws.Options{Generation: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))}.On(v))
-	require.NoError(t, err, "what is old is in nobody's way")
+	require.NoError(t, err, "what is old does not get in the way")
 	require.NoError(t, second(write(w, 1, 10)))
 	require.Contains(t, log.String(), "path=/d/gen-00000000000000000000/rank-0.0000000001-")
 	require.Contains(t, log.String(), "permission denied")

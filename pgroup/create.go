@@ -170,7 +170,7 @@ func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Gro
 		defer context.AfterFunc(at.broken, func() { cancel(context.Cause(at.broken)) })()
 	}
 	claim := claimOf(&a)
-	roll, err := at.store.JoinAs(ctx, claim, wire.Contribution{
+	membership, err := at.store.JoinAs(ctx, claim, wire.Contribution{
 		Group: a.name, Run: a.run, Rank: a.rank, Size: a.size, Generation: a.from, Label: fmt.Sprintf("pid %d on %s", os.Getpid(), host),
 	}, appendMemberInfo(nil, c.selfInfo(host, at)))
 	if err != nil {
@@ -179,9 +179,9 @@ func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Gro
 		}
 		return nil, s.joinError(ctx, a.op, err)
 	}
-	s.generation, s.members, s.size = roll.Generation, roll.Members, len(roll.Members)
+	s.generation, s.members, s.size = membership.Generation, membership.Members, len(membership.Members)
 	if a.from != 0 {
-		s.rank = slices.Index(roll.Ranks, a.rank)
+		s.rank = slices.Index(membership.Ranks, a.rank)
 	}
 	if err := s.checkMembers(); err != nil {
 		s.leave(s.request())

@@ -183,12 +183,12 @@ func TestCreateWhereAStoreIsServed(t *testing.T) {
 		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
 	})
 	together(3, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
-	same(t, gs[0], "nobody hosts", gs[0].Members()[0].Addr, "")
+	same(t, gs[0], "no rank hosts", gs[0].Members()[0].Addr, "")
 }
 
-// TestCreateWhereSomebodyElseListens checks the error if the server at the address speaks another
+// TestCreateAtAnotherServer checks the error if the server at the address speaks another
 // protocol, as PyTorch's TCPStore does.
-func TestCreateWhereSomebodyElseListens(t *testing.T) {
+func TestCreateAtAnotherServer(t *testing.T) {
 	l := listen(t)
 	defer l.Close()
 	var conns sync.WaitGroup

@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-func TestAbortTellsEveryRankWhy(t *testing.T) {
+func TestAbortNamesItsReasonOnAllRanks(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
 			over := g.Context()
@@ -254,7 +254,7 @@ func TestExpiredSessionNamesItsOwnRank(t *testing.T) {
 		}
 		c.cut(1)
 		lost.Wait()
-		c.mend(1)
+		c.reconnect(1)
 		err := g.Barrier(t.Context())
 		v := rankError(t, g, err, pgroup.ErrLost, "lost rank 1", "its session has expired")
 		equal(t, g, "lost", v.Lost, []int{1})

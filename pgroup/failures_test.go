@@ -235,8 +235,8 @@ func (c *cutter) cut(rank int) {
 	}
 }
 
-// mend lets a rank make connections again.
-func (c *cutter) mend(rank int) {
+// reconnect lets a rank make connections again.
+func (c *cutter) reconnect(rank int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended[rank] = false

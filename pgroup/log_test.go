@@ -146,7 +146,7 @@ func find(list []map[string]any, msg string) []map[string]any {
 func TestNoLogger(t *testing.T) {
 	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		require.False(t, g.Logger().Enabled(t.Context(), slog.LevelError))
-		g.Logger().Error("nobody hears this")
+		g.Logger().Error("no log receives this")
 		ok(t, g, "barrier", g.Barrier(t.Context()))
 	})
 }

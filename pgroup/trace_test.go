@@ -70,7 +70,7 @@ func TestTraceOfVerbs(t *testing.T) {
 					require.Equal(t, sinks.one(t, 0, "pgroup."+verb).Last, e.Last, "all get the same of %s", verb)
 					require.GreaterOrEqual(t, e.Last, 0, verb)
 					require.LessOrEqual(t, e.Waited, e.Duration())
-					require.Equal(t, e.Last == rank, e.Waited == 0, "who came last has waited for nobody")
+					require.Equal(t, e.Last == rank, e.Waited == 0, "the last rank has not waited")
 				}
 				require.EqualValues(t, 1, sinks.one(t, rank, "pgroup.broadcast").Last, "its root")
 				require.EqualValues(t, 5, sinks.one(t, rank, "pgroup.broadcast").Bytes)
@@ -204,9 +204,9 @@ func TestTraceOfFailures(t *testing.T) {
 	require.Equal(t, []any{"pgroup.create", 1, err}, []any{e.Op, e.Last, e.Err})
 }
 
-// TestTraceTellsGroupsApart checks that groups of the same name and generation on two stores are
+// TestTraceOfGroupsWithOneName checks that groups of the same name and generation on two stores are
 // different in the trace.
-func TestTraceTellsGroupsApart(t *testing.T) {
+func TestTraceOfGroupsWithOneName(t *testing.T) {
 	ids := map[uint64]bool{}
 	for run := range 3 {
 		sinks := seen{{Keep: 10}}

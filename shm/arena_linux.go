@@ -143,7 +143,7 @@ func (a *Arena) reserve(size int64) (*block, error) {
 	return b, nil
 }
 
-// open adds a segment. mu and grow are held; mu is not while the kernel is at work.
+// open adds a segment. mu and grow are held; mu is not held during the system call.
 func (a *Arena) open(size int64) (*segment, error) {
 	if a.next == math.MaxUint32 {
 		return nil, fmt.Errorf("shm: the arena has had %d segments, as many as there are names: make a new one", a.next)

@@ -547,8 +547,8 @@ func TestReleaseDoesNotWait(t *testing.T) {
 	far.Close()
 }
 
-// TestWaitersHear checks that all waiting calls return when the Conn ends.
-func TestWaitersHear(t *testing.T) {
+// TestWaitersEndWithTheConn checks that all waiting calls return when the Conn ends.
+func TestWaitersEndWithTheConn(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, nil)

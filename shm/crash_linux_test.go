@@ -271,7 +271,7 @@ func TestLenderIsKilled(t *testing.T) {
 			require.ErrorIs(t, c.Err(), io.EOF)
 		}
 		blocks, err := c.Map(ctx, last.Ref)
-		require.NoError(t, err, "killed after it told of the ref")
+		require.NoError(t, err, "killed after it sent the ref")
 		require.Equal(t, last.Sum, sum(blocks[0].Data))
 		<-c.Done()
 		take(1, other, q)

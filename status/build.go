@@ -138,11 +138,11 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 	for i := range g.Records {
 		r := &g.Records[i]
 		w := Wait{
-			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.Age), Left: seconds(r.Remaining), Size: g.Size,
-			Came: r.Arrived.Count, Missing: r.Missing.Count, Ranks: []Who{}, Here: []Span{}, Gone: gone,
+			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.Age), Remaining: seconds(r.Remaining), Size: g.Size,
+			Arrived: r.Arrived.Count, Missing: r.Missing.Count, Ranks: []Who{}, Present: []Span{}, Gone: gone,
 		}
 		for _, s := range r.Arrived.Spans {
-			w.Here = append(w.Here, Span{s.First, s.Last})
+			w.Present = append(w.Present, Span{s.First, s.Last})
 		}
 		for _, rank := range r.Missing.First(someRanks) {
 			w.Ranks = append(w.Ranks, b.who(g, rank))
@@ -153,7 +153,7 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 		for _, x := range g.Ranks[i].Waits {
 			list = append(list, Wait{
 				Kind: "message", Group: g.Name, Run: g.Run, Generation: g.Generation, What: fmt.Sprintf("rank %d: %s", g.Ranks[i].Rank, waitText(&x)),
-				For: seconds(x.Waited), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}},
+				For: seconds(x.Waited), Size: g.Size, Arrived: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Present: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}},
 			})
 		}
 	}
@@ -190,10 +190,10 @@ func rankOf(g *store.GroupStatus, rank int) *store.RankStatus {
 func (b *builder) who(g *store.GroupStatus, rank int) Who {
 	r := rankOf(g, rank)
 	if r == nil {
-		return Who{Rank: rank, Doing: "has not joined", Heard: -1}
+		return Who{Rank: rank, Doing: "has not joined", LastSeen: -1}
 	}
 	_, waits := b.waitsIn(g, r)
-	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: seconds(r.LastSeen)}
+	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, LastSeen: seconds(r.LastSeen)}
 }
 
 // waitsIn returns the call that a rank of g waits in, in g or in another group, and whether there
@@ -255,7 +255,7 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
 		v.Ranks[i] = Rank{
-			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: seconds(r.LastSeen), Session: r.Session, of: r,
+			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), LastSeen: seconds(r.LastSeen), Session: r.Session, of: r,
 		}
 		v.States[v.Ranks[i].State]++
 	}
@@ -305,11 +305,11 @@ func stateOf(g *store.GroupStatus) string {
 	waits := g.Open > 0 || slices.ContainsFunc(g.Ranks, func(r store.RankStatus) bool { return len(r.Waits) > 0 })
 	switch {
 	case g.Ended >= 0:
-		return "over"
+		return "closed"
 	case g.Generation == 0:
 		return "forming"
 	case g.Revoked != nil:
-		return "revoked"
+		return "failed"
 	case waits:
 		return "waiting"
 	}

@@ -58,7 +58,7 @@ func ExampleWatch_Look() {
 func ExampleOf() {
 	s := &store.Status{Keys: []store.KeyStatus{{Key: "model/ready", Calls: 3, Waited: 90 * time.Second}}}
 	for _, w := range status.Of(s, nil, nil).Waiting {
-		fmt.Println(w.What, w.Came, "calls", w.For, "s")
+		fmt.Println(w.What, w.Arrived, "calls", w.For, "s")
 	}
 	// Output: key model/ready 3 calls 90 s
 }

@@ -84,12 +84,12 @@ type Wait struct {
 	Kind       string  `json:"kind"` // "verb", "message" or "key"
 	What       string  `json:"what"`
 	For        float64 `json:"for_seconds"`
-	Left       float64 `json:"left_seconds,omitempty"` // until its deadline, if it has one
+	Remaining  float64 `json:"remaining_seconds,omitempty"` // until its deadline, if it has one
 	Size       int     `json:"size,omitempty"`
-	Came       int     `json:"came"`
+	Arrived    int     `json:"arrived"`
 	Missing    int     `json:"missing"`
-	Ranks      []Who   `json:"ranks"` // the missing ranks: the first ones
-	Here       []Span  `json:"here"`  // the ranks that have arrived
+	Ranks      []Who   `json:"ranks"`   // the missing ranks: the first ones
+	Present    []Span  `json:"present"` // the ranks that have arrived
 	Gone       []Span  `json:"gone,omitempty"`
 }
 
@@ -98,11 +98,11 @@ type Span [2]int
 
 // Who is a rank that others wait for.
 type Who struct {
-	Rank  int     `json:"rank"`
-	Label string  `json:"label,omitempty"` // "": it has not joined
-	Doing string  `json:"doing,omitempty"`
-	Waits bool    `json:"waits"`         // whether it waits itself
-	Heard float64 `json:"heard_seconds"` // since its process was last seen; -1: unknown
+	Rank     int     `json:"rank"`
+	Label    string  `json:"label,omitempty"` // "": it has not joined
+	Doing    string  `json:"doing,omitempty"`
+	Waits    bool    `json:"waits"`             // whether it waits itself
+	LastSeen float64 `json:"last_seen_seconds"` // since its process was last seen; -1: unknown
 }
 
 // Blame is a rank that others wait for, and that does not wait itself.
@@ -124,7 +124,7 @@ type Group struct {
 	Present    int     `json:"present"`
 	Age        float64 `json:"age_seconds"`
 	Ended      float64 `json:"ended_seconds_ago,omitempty"` // if it is closed
-	// "forming", "idle", "waiting", "revoked", "over"
+	// "forming", "idle", "waiting", "failed", "closed"
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"`
 	Ranks []Rank `json:"ranks"`
@@ -138,11 +138,11 @@ type Rank struct {
 	Rank  int    `json:"rank"`
 	Label string `json:"label"`
 	// "lost" (failed), "left", "awaited", "waits", or "idle": in no call
-	State   string  `json:"state"`
-	Doing   string  `json:"doing"`
-	Since   float64 `json:"since_seconds"` // its last call
-	Heard   float64 `json:"heard_seconds"`
-	Session uint64  `json:"session"`
+	State    string  `json:"state"`
+	Doing    string  `json:"doing"`
+	Since    float64 `json:"since_seconds"` // its last call
+	LastSeen float64 `json:"last_seen_seconds"`
+	Session  uint64  `json:"session"`
 
 	of *store.RankStatus
 }
@@ -194,7 +194,7 @@ func Of(now, before *store.Status, o *Options) *View {
 		v.Groups = append(v.Groups, b.group(g, o.Ranks))
 	}
 	for _, k := range now.Keys {
-		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.Waited), Came: k.Calls, Ranks: []Who{}, Here: []Span{}})
+		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.Waited), Arrived: k.Calls, Ranks: []Who{}, Present: []Span{}})
 	}
 	slices.SortStableFunc(v.Waiting, func(a, b Wait) int { return -cmp.Compare(a.For, b.For) })
 	slices.SortStableFunc(v.Failures, func(a, b Failure) int { return cmp.Compare(a.Ago, b.Ago) })
@@ -253,7 +253,7 @@ func (v *View) trim(o *Options) {
 
 // dull and calm rank states by their importance to the user: the most important is 0.
 func dull(state string) int {
-	return slices.Index([]string{"revoked", "forming", "waiting", "over", "idle"}, state)
+	return slices.Index([]string{"failed", "forming", "waiting", "closed", "idle"}, state)
 }
 
 func calm(state string) int {

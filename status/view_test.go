@@ -40,12 +40,12 @@ func chain() *store.Status {
 func TestBlame(t *testing.T) {
 	v := status.Of(chain(), nil, nil)
 	require.Equal(t, []status.Blame{{
-		Who:   status.Who{Rank: 2, Label: "pid 3 on b", Doing: "in no call; its last was barrier #41, 50 s ago", Heard: 4},
+		Who:   status.Who{Rank: 2, Label: "pid 3 on b", Doing: "in no call; its last was barrier #41, 50 s ago", LastSeen: 4},
 		Group: "train", Generation: 7, What: "barrier #42", For: 41,
 	}}, v.Blame)
 	w := v.Waiting[0]
-	require.Equal(t, []any{"verb", "barrier #42", 41.0, 19.0, 4, 2, 2}, []any{w.Kind, w.What, w.For, w.Left, w.Size, w.Came, w.Missing})
-	require.Equal(t, []status.Span{{0, 0}, {3, 3}}, w.Here)
+	require.Equal(t, []any{"verb", "barrier #42", 41.0, 19.0, 4, 2, 2}, []any{w.Kind, w.What, w.For, w.Remaining, w.Size, w.Arrived, w.Missing})
+	require.Equal(t, []status.Span{{0, 0}, {3, 3}}, w.Present)
 	require.Equal(t, "in recv from rank 2 with tag grads for 30 s", w.Ranks[0].Doing)
 	require.True(t, w.Ranks[0].Waits)
 	require.Equal(t, []any{"message", "rank 1: recv from rank 2 with tag grads"}, []any{v.Waiting[1].Kind, v.Waiting[1].What})
@@ -154,10 +154,10 @@ func TestGroupsThatComeGoAndFail(t *testing.T) {
 	for _, g := range v.Groups {
 		states, why = append(states, g.State), append(why, g.Why)
 	}
-	require.Equal(t, []string{"forming", "idle", "revoked", "over", "over"}, states)
+	require.Equal(t, []string{"forming", "idle", "failed", "closed", "closed"}, states)
 	require.Equal(t, []string{"", "", "lost rank 1, pid 2 on a", "and 2 more, rank 0 called gather int, rank 1 called barrier", "by rank 1, left ranks 0, 1, no more data"}, why)
 	require.Equal(t, []string{"key ready", "create"}, []string{v.Waiting[0].What, v.Waiting[1].What})
-	require.Equal(t, status.Who{Rank: 0, Doing: "has not joined", Heard: -1}, v.Waiting[1].Ranks[0])
+	require.Equal(t, status.Who{Rank: 0, Doing: "has not joined", LastSeen: -1}, v.Waiting[1].Ranks[0])
 	require.Equal(t, "in no call; its last was send, 1.0 s ago", v.Groups[1].Ranks[0].Doing)
 	require.Equal(t, "lost", v.Groups[2].Ranks[1].State)
 	require.Equal(t, []string{"ill: the group lost", "dead: gather #3 on c mismatch", "aborted: the group aborted"}, []string{
@@ -197,7 +197,7 @@ func TestUnknown(t *testing.T) {
 	require.Equal(t, []float64{-1, -1, -1}, []float64{v.Groups[0].Age, v.Failures[0].Ago, v.Waiting[1].For})
 	require.Equal(t, "in no call; its last was barrier #41", v.Groups[0].Ranks[2].Doing)
 	require.Equal(t, "in barrier #42", v.Groups[0].Ranks[0].Doing)
-	require.Equal(t, []any{"over", 0.0}, []any{v.Groups[1].State, v.Groups[1].Ended})
+	require.Equal(t, []any{"closed", 0.0}, []any{v.Groups[1].State, v.Groups[1].Ended})
 }
 
 func TestRates(t *testing.T) {
@@ -245,9 +245,9 @@ func TestFalseListsOfRanks(t *testing.T) {
 	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})
 }
 
-// TestManyWaitsOfManyWhoAreGone checks that the data for a page stays small, whatever the store
+// TestManyWaitsOfFailedRanks checks that the data for a page stays small, whatever the store
 // contains.
-func TestManyWaitsOfManyWhoAreGone(t *testing.T) {
+func TestManyWaitsOfFailedRanks(t *testing.T) {
 	const size = 10_000
 	g := store.GroupStatus{Name: "train", Generation: 1, Size: size, Ended: -1, Open: 1}
 	g.Records = []store.RecordStatus{{Verb: "barrier", Root: -1, Age: time.Minute, Arrived: ranks(0, 0), Missing: ranks(1, size-1)}}

@@ -32,17 +32,17 @@ func childRank(ctx context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	roll, err := s.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 1, Size: 2}, nil)
+	membership, err := s.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 1, Size: 2}, nil)
 	if err != nil {
 		return err
 	}
-	if _, err := s.Collect(ctx, barrier(roll.Generation, 1, 1), nil); err != nil {
+	if _, err := s.Collect(ctx, barrier(membership.Generation, 1, 1), nil); err != nil {
 		return err
 	}
 	if _, err := s.Wait(ctx, "go"); err != nil {
 		return err
 	}
-	_, err = s.Collect(ctx, barrier(roll.Generation, 1, 2), nil)
+	_, err = s.Collect(ctx, barrier(membership.Generation, 1, 2), nil)
 	return errors.Join(err, s.Close())
 }
 

@@ -88,7 +88,7 @@ func otherService(t *testing.T, serve func(net.Conn)) (addr string) {
 	return l.Addr().String()
 }
 
-func TestDialSomebodyElse(t *testing.T) {
+func TestDialAnotherServer(t *testing.T) {
 	for name, serve := range map[string]func(net.Conn){
 		"HTTP": func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -110,7 +110,7 @@ func TestDialSomebodyElse(t *testing.T) {
 	}
 }
 
-func TestDialSomebodySilentIsBoundedByTheContext(t *testing.T) {
+func TestDialOfASilentServerIsBoundedByTheContext(t *testing.T) {
 	addr := otherService(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	for _, wait := range []bool{false, true} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)

@@ -172,7 +172,7 @@ func (c *conn) close() {
 	_ = c.nc.Close()
 }
 
-// goodbye tells the peer that the server shuts down. A peer in the handshake gets no message.
+// goodbye sends the peer the message that the server shuts down. A peer in the handshake gets no message.
 func (c *conn) goodbye() {
 	c.mu.Lock()
 	out, guest := c.out, c.foreign

@@ -175,19 +175,19 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	var wg sync.WaitGroup
-	var roll store.Membership
+	var membership store.Membership
 	for rank, s := range []*store.Store{s, dead} {
 		wg.Go(func() {
 			r, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2, Label: fmt.Sprint("rank ", rank)}, nil)
 			assert.NoError(t, err)
 			if rank == 0 {
-				roll = r
+				membership = r
 			}
 		})
 	}
 	wg.Wait()
 	over := make(chan error, 1)
-	go func() { over <- s.Follow(ctx, wire.Contribution{Generation: roll.Generation}) }()
+	go func() { over <- s.Follow(ctx, wire.Contribution{Generation: membership.Generation}) }()
 	p.kill()
 	proxy.Refuse(true)
 	proxy.Cut(testcluster.RST)
@@ -210,7 +210,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 // gathers runs all-gathers as one rank, round by round, until going returns false in rank 0.
 func gathers(ctx context.Context, t *testing.T, s *store.Store, rank, size int, going func() bool, rounds *atomic.Int64) {
 	c := wire.Contribution{Group: "g", Run: "r", Rank: rank, Size: size, Root: -1, Label: fmt.Sprint("rank ", rank)}
-	roll, err := s.Join(ctx, c, nil)
+	membership, err := s.Join(ctx, c, nil)
 	if err != nil {
 		t.Error(err)
 		return
@@ -220,7 +220,7 @@ func gathers(ctx context.Context, t *testing.T, s *store.Store, rank, size int, 
 		if rank == 0 && !going() {
 			payload = "enough"
 		}
-		v := wire.Contribution{Generation: roll.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "all-gather", Want: wire.WantAll}
+		v := wire.Contribution{Generation: membership.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "all-gather", Want: wire.WantAll}
 		values, err := s.Collect(ctx, v, []byte(payload))
 		if err != nil {
 			t.Errorf("rank %d, round %d: %v", rank, seq, err)

@@ -106,10 +106,10 @@ func TestPrefixesNest(t *testing.T) {
 
 func TestPrefixKeepsGroupsApart(t *testing.T) {
 	all := store.New(new(store.Memory))
-	roll := wire.Contribution{Group: "g", Size: 1}
-	a, err := store.Prefix(all, "a/").Join(bounded(t), roll, nil)
+	membership := wire.Contribution{Group: "g", Size: 1}
+	a, err := store.Prefix(all, "a/").Join(bounded(t), membership, nil)
 	require.NoError(t, err)
-	b, err := store.Prefix(all, "b/").Join(bounded(t), roll, nil)
+	b, err := store.Prefix(all, "b/").Join(bounded(t), membership, nil)
 	require.NoError(t, err)
 	require.NotEqual(t, a.Generation, b.Generation)
 	_, err = all.Join(bounded(t), wire.Contribution{Group: "a/g", Size: 1}, nil)

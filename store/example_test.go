@@ -151,12 +151,12 @@ func ExampleStore_Collect() {
 	var ranks sync.WaitGroup
 	for rank := range 2 {
 		ranks.Go(func() {
-			roll, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
+			membership, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
 			if err != nil {
 				return
 			}
 			all, err := s.Collect(ctx, wire.Contribution{
-				Generation: roll.Generation, Rank: rank, Seq: 1, Root: -1, Verb: "all-gather", Want: wire.WantAll,
+				Generation: membership.Generation, Rank: rank, Seq: 1, Root: -1, Verb: "all-gather", Want: wire.WantAll,
 			}, fmt.Append(nil, "from ", rank))
 			if rank == 0 {
 				fmt.Printf("%s %v\n", all, err)

@@ -92,5 +92,5 @@ func BucketEnd(i int) time.Duration { return bucketEnd(i) }
 // SetFS makes a Memory that is not open yet keep its log in fs.
 func SetFS(m *Memory, fs durable.FS) { m.fs = fs }
 
-// Crowded reports whether requests wait for the disk of a durable Memory.
-func Crowded(m *Memory) bool { return m.commit.overloaded() }
+// Overloaded reports whether requests wait for the disk of a durable Memory.
+func Overloaded(m *Memory) bool { return m.commit.overloaded() }

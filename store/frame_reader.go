@@ -16,7 +16,7 @@ const firstAlloc = 64 << 10
 // which grows as the frame arrives: a length alone must not allocate memory.
 type frameReader struct {
 	limit uint32 // of a body, in bytes
-	buf   []byte // borrowed or owned
+	buf   []byte // shared or owned
 	owned bool   // buf is owned, for one large frame
 	r, w  int    // read and write positions in buf
 
@@ -111,7 +111,7 @@ func (f *frameReader) op() wire.Op {
 	return h.Op
 }
 
-// compact copies the unparsed rest, so that the borrowed buffer can be used for another connection.
+// compact copies the unparsed rest, so that the shared buffer can be used for another connection.
 func (f *frameReader) compact() {
 	if f.owned || f.exhausted || !f.charge(f.w-f.r) {
 		return

@@ -110,7 +110,7 @@ func (l *Lease) end(err error) {
 // keepAlive keeps the lease alive until it has ended.
 func (l *Lease) keepAlive(life context.Context) {
 	each := max(l.ttl/3, time.Millisecond)
-	for heard := time.Now(); ; {
+	for answered := time.Now(); ; {
 		select {
 		case <-time.After(each):
 		case <-life.Done():
@@ -122,11 +122,11 @@ func (l *Lease) keepAlive(life context.Context) {
 		cancel()
 		switch {
 		case err == nil:
-			heard = time.Now()
+			answered = time.Now()
 		case life.Err() != nil:
 			l.end(ErrClosed)
 			return
-		case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed), errors.Is(err, ErrDenied), time.Since(heard) >= l.expiryLimit(err):
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed), errors.Is(err, ErrDenied), time.Since(answered) >= l.expiryLimit(err):
 			l.end(err)
 			return
 		}

@@ -175,7 +175,7 @@ func TestTooManyConnections(t *testing.T) {
 				o.Wait = true
 				_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
 				return strings.Contains(err.Error(), "store full: the limit is 2 connections")
-			}, "somebody is told again")
+			}, "a waiting call is resumed again")
 			require.Contains(t, s.String(), `reason="the limit is 2 connections"`)
 			works(t, b)
 			require.NoError(t, b.Close())

@@ -128,7 +128,7 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 }
 
 // checkPeer counts a check of c, from which nothing was read. If the server has paused reading
-// until the log is written, the peer cannot be heard: it is probed, so that it receives something
+// until the log is written, no frame of the peer is read: it is probed, so that it receives something
 // from the server, and never ended.
 func (c *conn) checkPeer(paused bool) {
 	if c.session.Load() == 0 { // the handshake has its own timeout

@@ -26,10 +26,10 @@ func join(t *testing.T, a, b *store.Store) *pair {
 		_, err := b.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 1, Size: 2}, nil)
 		other <- err
 	}()
-	roll, err := a.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
+	membership, err := a.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
 	require.NoError(t, err)
 	require.NoError(t, <-other)
-	return &pair{a, b, roll.Generation}
+	return &pair{a, b, membership.Generation}
 }
 
 func (p *pair) barrier(ctx context.Context, rank int, seq uint64) error {
@@ -94,7 +94,7 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 		"of a durable store":              {durables[0], time.Second, 0},
 		"shorter than the server's":       {engines[0], 0, time.Second},
 		"longer than the server's":        {engines[0], 100 * time.Millisecond, time.Second},
-		"less than what can be told":      {engines[0], 0, time.Nanosecond},
+		"less than can be sent":           {engines[0], 0, time.Nanosecond},
 		"less than the server can detect": {engines[0], time.Nanosecond, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,9 +137,9 @@ func TestSilentPeerEndsWhatWaitsForIt(t *testing.T) {
 	proxy.Cut(testcluster.RST)
 }
 
-// TestLongRequestIsNoSilence checks that a request whose transfer takes longer than the liveness
+// TestLongRequestKeepsItsConnection checks that a request whose transfer takes longer than the liveness
 // timeout makes neither side suspect the other.
-func TestLongRequestIsNoSilence(t *testing.T) {
+func TestLongRequestKeepsItsConnection(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, s.addr)
@@ -205,9 +205,9 @@ func rank0(t *testing.T, s *service) (*pair, testcluster.Process) {
 	t.Helper()
 	p := testcluster.Start(t, "rank 1", s.addr)
 	a := s.client(t)
-	roll, err := a.Join(bounded(t), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
+	membership, err := a.Join(bounded(t), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
 	require.NoError(t, err)
-	g := &pair{a: a, gen: roll.Generation}
+	g := &pair{a: a, gen: membership.Generation}
 	require.NoError(t, g.barrier(bounded(t), 0, 1))
 	return g, p
 }

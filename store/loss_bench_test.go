@@ -36,13 +36,13 @@ func BenchmarkLossOfAKilledProcess(b *testing.B) {
 		p := testcluster.Start(b, "rank 1", l.Addr().String())
 		a, err := store.Dial(b.Context(), l.Addr().String(), nil)
 		require.NoError(b, err)
-		roll, err := a.Join(b.Context(), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
+		membership, err := a.Join(b.Context(), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
 		require.NoError(b, err)
-		_, err = a.Collect(b.Context(), barrier(roll.Generation, 0, 1), nil)
+		_, err = a.Collect(b.Context(), barrier(membership.Generation, 0, 1), nil)
 		require.NoError(b, err)
 		waiting := make(chan error, 1)
 		go func() {
-			_, err := a.Collect(b.Context(), barrier(roll.Generation, 0, 2), nil)
+			_, err := a.Collect(b.Context(), barrier(membership.Generation, 0, 2), nil)
 			waiting <- err
 		}()
 		b.StartTimer()

@@ -57,7 +57,7 @@ func (m *Memory) withMachine(f func(*core.Machine)) error {
 }
 
 // stalled reports whether the disk has made no progress since the last call although a reply has
-// waited for it all the time. Requests are not read then, so that peers cannot be heard: the time
+// waited for it all the time. Requests are not read then, so that frames of peers are not seen: the time
 // does not count, as if the process had been stopped.
 func (m *Memory) stalled() bool {
 	m.mu.Lock()

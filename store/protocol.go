@@ -23,7 +23,7 @@ type Protocol interface {
 	// Name returns the name for Access.Protocol.
 	Name() string
 	// Match looks at the first bytes of a connection, at most 12. It returns whether the connection
-	// uses the protocol, or whether it needs more bytes to tell.
+	// uses the protocol, or whether it needs more bytes to decide.
 	Match(first []byte) (yes, more bool)
 	// ServeConn serves a connection until it ends; the server then closes it. When ctx ends,
 	// ServeConn answers the requests that it has received and returns, without waiting for the

@@ -284,7 +284,7 @@ func (r *Relay) upstreamEnded(u *upstream, err error) {
 }
 
 // unavailableReply returns the code and the message for a peer while the store cannot be reached.
-// The code tells whether the store may be reachable soon.
+// The code shows whether the store may be reachable soon.
 func (r *Relay) unavailableReply(err error) (code wire.Code, detail string) {
 	code = wire.CodeUnavailable
 	switch {

@@ -31,9 +31,9 @@ func teamOf(t *testing.T, stores ...*store.Store) *team {
 	g := &team{t: t, stores: stores}
 	g.all(func(rank int, s *store.Store) error {
 		c := wire.Contribution{Group: "team", Run: "r", Rank: rank, Size: len(stores), Label: "rank " + strconv.Itoa(rank)}
-		roll, err := s.Join(bounded(t), c, nil)
+		membership, err := s.Join(bounded(t), c, nil)
 		if rank == 0 {
-			g.gen = roll.Generation
+			g.gen = membership.Generation
 		}
 		return err
 	})

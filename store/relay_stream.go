@@ -312,7 +312,7 @@ func (b *relayedConn) deliver(e core.Effect, pos uint64, encode *encoder) {
 // flush implements sessionConn.
 func (b *relayedConn) flush() { b.relay.out.Flush() }
 
-// close implements sessionConn. It tells the relay that the connection has ended.
+// close implements sessionConn. It reports to the relay that the connection has ended.
 func (b *relayedConn) close() {
 	m := b.relay.memory
 	m.mu.Lock()
@@ -329,7 +329,7 @@ func (b *relayedConn) close() {
 	}
 }
 
-// sendEnd tells the relay that the relayed connection has ended.
+// sendEnd reports to the relay that the relayed connection has ended.
 func (b *relayedConn) sendEnd() {
 	b.relay.out.Append(func(to []byte) []byte {
 		return wire.AppendRelayReply(to, b.number, wire.OpLost, 0, new(wire.Reply))

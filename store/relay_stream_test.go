@@ -186,7 +186,7 @@ func TestRightsOfBranches(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrDenied)
 
 	open := &store.Server{Engine: r}
-	require.ErrorIs(t, open.Check(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}), store.ErrInsecure, "whoever comes would have its rights")
+	require.ErrorIs(t, open.Check(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}), store.ErrInsecure, "every client would have its rights")
 	viewers := serve(t, &store.Server{Engine: r, Access: []store.Access{{Secret: secretOf("b"), Prefix: "job/a/"}, {Secret: secretOf("c"), Write: true}}}, tcp)
 	of := func(secret []byte) *store.Store {
 		c, err := store.Dial(bounded(t), viewers.addr, &store.DialOptions{Secret: secret})

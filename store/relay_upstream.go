@@ -297,7 +297,7 @@ func (u *upstream) removeMember(p *relayPeer, s member) {
 	}
 }
 
-// peerEnded handles the end of p's connection. It tells the store, unless the store has ended it.
+// peerEnded handles the end of p's connection. It reports that to the store, unless the store has ended it.
 func (u *upstream) peerEnded(p *relayPeer) {
 	u.mu.Lock()
 	if here := u.peers[p.number] == p; here {
@@ -447,7 +447,7 @@ func (u *upstream) checkStore(late bool) (asks, lost bool) {
 	return asks, silent >= timeout
 }
 
-// confirmPeers tells the store which peers that it has probed are alive although none of their
+// confirmPeers reports to the store which peers that it has probed are alive although none of their
 // frames could be forwarded.
 func (u *upstream) confirmPeers() {
 	u.mu.Lock()

@@ -125,8 +125,8 @@ func ReadSecret(file string) ([]byte, error) {
 	return b, nil
 }
 
-// readByOthers reports whether the mode of f gives other users any access. On Windows modes do not
-// tell.
+// readByOthers reports whether the mode of f gives other users any access. On Windows, modes
+// do not show that.
 func readByOthers(f *os.File) (bool, error) {
 	i, err := f.Stat()
 	if err != nil {

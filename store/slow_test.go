@@ -181,7 +181,7 @@ func TestShutdownWaitsForPeersToHangUp(t *testing.T) {
 	require.NoError(t, <-down)
 }
 
-func TestServeIsForLoopbackUnlessToldByName(t *testing.T) {
+func TestServeIsForLoopbackByDefault(t *testing.T) {
 	for _, addr := range []string{"0.0.0.0:0", "[::]:0"} {
 		l, err := net.Listen("tcp", addr)
 		if err != nil {
@@ -196,7 +196,7 @@ func TestServeIsForLoopbackUnlessToldByName(t *testing.T) {
 	}
 }
 
-func TestServeInsecureWhenToldByName(t *testing.T) {
+func TestServeInsecureByName(t *testing.T) {
 	s := serve(t, &store.Server{Insecure: true}, listening("0.0.0.0:0"))
 	works(t, s.client(t))
 }

@@ -196,11 +196,11 @@ func (k *soaker) watch(ctx context.Context) error {
 // group runs a group of one rank: a join, a barrier, and a leave.
 func (k *soaker) group(ctx context.Context, n int) error {
 	c := wire.Contribution{Group: fmt.Sprint("group ", k.id), Run: fmt.Sprint(n), Size: 1}
-	roll, err := k.s.Join(ctx, c, nil)
+	membership, err := k.s.Join(ctx, c, nil)
 	if err != nil {
 		return err
 	}
-	c = wire.Contribution{Generation: roll.Generation}
-	_, err = k.s.Collect(ctx, barrier(roll.Generation, 0, 1), nil)
+	c = wire.Contribution{Generation: membership.Generation}
+	_, err = k.s.Collect(ctx, barrier(membership.Generation, 0, 1), nil)
 	return errors.Join(err, k.s.Leave(ctx, c))
 }

@@ -153,7 +153,7 @@ func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 			})
 		}
 	}
-	testcluster.Eventually(t, testTimeout, func() bool { return store.Crowded(m) }, "much waits for the disk")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Overloaded(m) }, "much waits for the disk")
 	for range 20 {
 		st, err := looker.Status(ctx, "")
 		require.NoError(t, err)
@@ -191,7 +191,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 			writing.Go(func() { assert.NoError(t, c.Set(bounded(t), fmt.Sprint(i, "/", n), value, nil)) })
 		}
 	}
-	testcluster.Eventually(t, testTimeout, func() bool { return store.Crowded(m) }, "much waits for the disk")
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Overloaded(m) }, "much waits for the disk")
 	written := make(chan struct{})
 	go func() {
 		writing.Wait()

@@ -110,7 +110,7 @@ func sum(buckets []wire.Bucket) (n int64) {
 }
 
 // BenchmarkMeter measures the cost of the counters per request that comes alone, with and without a
-// reader of the status. Requests that come together share one measurement of the time per batch.
+// reader of the status. Requests of one batch share one measurement of the time per batch.
 func BenchmarkMeter(b *testing.B) {
 	for name, looked := range map[string]bool{"off": false, "looked at": true} {
 		b.Run(name, func(b *testing.B) {

@@ -82,9 +82,9 @@ func TestStatusOfADurableStore(t *testing.T) {
 	require.True(t, s.Server.Durable)
 }
 
-// TestStatusTellsWhoWasHeard checks that LastSeen grows for a rank that sends nothing, and is
+// TestStatusLastSeen checks that LastSeen grows for a rank that sends nothing, and is
 // always zero for a rank in the process of the store.
-func TestStatusTellsWhoWasHeard(t *testing.T) {
+func TestStatusLastSeen(t *testing.T) {
 	m, addr := serving(t, new(store.Server))
 	here, there := store.New(m), dialed(t, addr, nil)
 	join := func(s *store.Store, rank int) <-chan error {

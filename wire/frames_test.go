@@ -258,7 +258,7 @@ func TestOthersHaveNoNumber(t *testing.T) {
 		assert.Equal(t, leased, !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Lease: 1}), plain), "%v has a lease", op)
 		assert.Equal(t, op == wire.OpHello, !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Resume: 1}), plain), "%v resumes", op)
 		if !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Session: 1}), plain) {
-			t.Errorf("%v has a session, which its connection tells", op)
+			t.Errorf("%v has a session, which its connection has", op)
 		}
 	}
 }

@@ -102,7 +102,7 @@ func TestBranchRefused(t *testing.T) {
 		"a flag":             {"20000000 1f 01 0000 0000000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
 		"a code":             {"20000000 1f 00 0100 0000000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
 		"an id":              {"20000000 1f 00 0000 0100000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
-		"nobody's":           {"14000000 1f 00 0000 0000000000000000 | 00000000" + inner, wire.ErrTruncated},
+		"without an owner":   {"14000000 1f 00 0000 0000000000000000 | 00000000" + inner, wire.ErrTruncated},
 		"more than fit":      {"14000000 1f 00 0000 0000000000000000 | ffffffff" + inner, wire.ErrTruncated},
 		"no frame":           {"10000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000", wire.ErrTruncated},
 		"a frame too short":  {"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 01000000 04 00 0000 0500000000000000", wire.ErrTruncated},

@@ -67,7 +67,7 @@ func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
 	require.Regexp(t, `^pgroup: barrier #1 of group "world" on rank 1 of 4: timed out after [0-9.]+s: missing ranks 2 and 3; 2: no call since it joined .* ago; 3: `, f.Text)
 }
 
-func TestRanksThatDisagreeHearSoAlike(t *testing.T) {
+func TestMismatchIsTheSameErrorOnAllRanks(t *testing.T) {
 	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
 	errs := m.outcomes(func(r int) error {
 		_, err := pgroup.Gather(bounded(t), m.gs[r], 0, 1)
@@ -214,7 +214,7 @@ func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
 	require.Contains(t, f.Text, "lost rank 1: its session has expired: it was disconnected, or sent nothing, for too long")
 }
 
-func TestACutConnectionMends(t *testing.T) {
+func TestReconnectAfterACut(t *testing.T) {
 	k := makeKeys(t)
 	long := store.ServerLimits{ReconnectTimeout: time.Minute} // however slow the machine
 	for name, c := range map[string]struct {

@@ -21,7 +21,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestPackages builds the distributions as a release does, and uses them as a stranger does: it
+// TestPackages builds the distributions as a release does, and uses them as a new user does: it
 // installs "muster-pg[server]" from the files alone into a new environment, runs the README and the
 // tests of the source distribution there, and uninstalls all of it.
 func TestPackages(t *testing.T) {

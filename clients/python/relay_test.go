@@ -137,9 +137,9 @@ func TestPythonHasOtherWays(t *testing.T) {
 	require.EqualValues(t, 2, p.must("store", "add", "prefix/rounds", 0), "each way leads to the same store")
 }
 
-// TestPythonHearsOfARelayThatDoesNotComeBack checks that ranks whose relay does not return fail
+// TestPythonErrorOfAFailedRelay checks that ranks whose relay does not return fail
 // together, and that the other ranks get an error that names the relay as the reason.
-func TestPythonHearsOfARelayThatDoesNotComeBack(t *testing.T) {
+func TestPythonErrorOfAFailedRelay(t *testing.T) {
 	addr := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 100 * time.Millisecond}})
 	p, at := relay(t, addr, "127.0.0.1:0")
 	behind, direct := []*rank{start(t), start(t)}, start(t)

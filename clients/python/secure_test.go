@@ -44,7 +44,7 @@ func (k keys) server(t *testing.T, requireClient bool) *tls.Config {
 // TestWhoComesIn checks authentication with TLS, certificates and secrets, and the errors for
 // clients that lack them.
 func TestWhoComesIn(t *testing.T) {
-	k, stranger := makeKeys(t), makeKeys(t)
+	k, foreign := makeKeys(t), makeKeys(t)
 	secret := []store.Access{{Secret: k.secret, Write: true}}
 	servers := map[string]string{
 		"open":           serve(t, new(store.Server)),
@@ -73,7 +73,7 @@ func TestWhoComesIn(t *testing.T) {
 		{server: "secret", with: kw{"secret_file": other}, kind: "Denied", says: "wrong secret"},
 		{server: "TLS", with: kw{"tls": ca}},
 		{server: "TLS", kind: "Denied", says: "this server requires TLS: dial it with TLS"},
-		{server: "TLS", with: kw{"tls": kw{"ca": stranger.path("ca.pem")}}, kind: "Denied", says: "its certificate is not trusted: "},
+		{server: "TLS", with: kw{"tls": kw{"ca": foreign.path("ca.pem")}}, kind: "Denied", says: "its certificate is not trusted: "},
 		{server: "TLS", with: kw{"tls": kw{"ca": k.path("ca.pem"), "server_name": "elsewhere"}}, kind: "Denied", says: "its certificate is not trusted: "},
 		{server: "TLS and secret", with: kw{"tls": ca, "secret_file": k.secretFile}},
 		{server: "TLS and secret", with: kw{"tls": ca, "secret_file": other}, kind: "Denied", says: "wrong secret"},

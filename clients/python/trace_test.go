@@ -73,7 +73,7 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, files[1].Truncated)
 	require.Equal(t, files[0].Host, files[1].Host)
-	require.Equal(t, told(files[0]), told(files[1]))
+	require.Equal(t, withoutIdentity(files[0]), withoutIdentity(files[1]))
 	for _, e := range files[1].Events {
 		require.LessOrEqual(t, e.Waited, e.Duration())
 		require.Equal(t, []int{1, 2}, []int{e.Rank, e.Size})
@@ -87,9 +87,9 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	require.Contains(t, string(b), `{"name":"pgroup \u00b7 world"}`)
 }
 
-// told returns the events of a file without the fields that differ between ranks: the identity of
+// withoutIdentity returns the events of a file without the fields that differ between ranks: the identity of
 // the rank, and times.
-func told(f *timeline.File) (all []string) {
+func withoutIdentity(f *timeline.File) (all []string) {
 	rank, peer := regexp.MustCompile(`on rank \d|by rank \d`), regexp.MustCompile(`from \d`)
 	for i := range f.Events {
 		e := &f.Events[i]
@@ -111,10 +111,10 @@ func told(f *timeline.File) (all []string) {
 	return all
 }
 
-// TestTraceTellsWhoCameLastAcrossLanguages runs a job of Go and Python ranks that are traced
+// TestTraceOfGoAndPython runs a job of Go and Python ranks that are traced
 // through the environment variable, with one clock an hour ahead: the merged timeline has a row for
 // each rank, and names the rank that the others waited for.
-func TestTraceTellsWhoCameLastAcrossLanguages(t *testing.T) {
+func TestTraceOfGoAndPython(t *testing.T) {
 	const n = 3
 	dir, ctx, addr := t.TempDir(), bounded(t), serve(t, new(store.Server))
 	m := &mixed{t: t, gs: make([]*pgroup.Group, n), ps: []*rank{nil, start(t), start(t)}}
@@ -149,7 +149,7 @@ func TestTraceTellsWhoCameLastAcrossLanguages(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, files, n)
 	for _, e := range barriers(files[1]) {
-		require.Equal(t, int(e.Seq)-1, e.Last, "the store has told Python")
+		require.Equal(t, int(e.Seq)-1, e.Last, "Python has received it from the store")
 		require.Equal(t, e.Last == 1, e.Waited == 0, "who came last has waited for nobody")
 	}
 	files[2] = elsewhere(t, files[2], time.Hour)

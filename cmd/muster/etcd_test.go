@@ -91,11 +91,11 @@ func TestReplicasTellHowTheyDo(t *testing.T) {
 	leader, one, leading, _ := begin()
 	leader.complaint(t, "msg=leading")
 	standby, two, following, health := begin()
-	tells(t, health+"/healthz", 200, "ok")
-	tells(t, health+"/readyz", 503, "standby")
+	checkGet(t, health+"/healthz", 200, "ok")
+	checkGet(t, health+"/readyz", 503, "standby")
 	text := numbersHave(t, following, "muster_replication_lag_entries")
 	has(t, text, "muster_store_up 1", "muster_replication_leads 0", "muster_replication_takeovers_total 0", `muster_replication_lag_entries{standby="`+two+`"} 0`)
-	tells(t, following+"status", 200, `"leads":false,"leader":"`+one+`","term":1,`)
+	checkGet(t, following+"status", 200, `"leads":false,"leader":"`+one+`","term":1,`)
 	has(t, numbersHave(t, leading, "muster_replication_lag_entries"), "muster_store_up 1", "muster_replication_leads 1", `muster_replication_lag_entries{standby="`+two+`"} 0`)
 	if r := run(t, "who", "--store", at); !strings.Contains(r.stdout, "\nleader "+one+", for ") || !strings.Contains(r.stdout, ", term 1; standby "+two+", up to date\n") {
 		t.Errorf("%+v", r)
@@ -106,7 +106,7 @@ func TestReplicasTellHowTheyDo(t *testing.T) {
 	leader.signal(t, syscall.SIGKILL)
 	standby.complaint(t, "msg=leading")
 	testcluster.Eventually(t, time.Minute, func() bool {
-		code, _ := told(t, health+"/readyz")
+		code, _ := answer(t, health+"/readyz")
 		return code == 200
 	}, "the standby is ready, as the leader")
 	has(t, numbersHave(t, following, "muster_replication_leads 1"), "muster_replication_takeovers_total 1", "muster_store_keys ")

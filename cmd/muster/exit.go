@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"strconv"
 	"strings"
@@ -259,8 +260,8 @@ func (e *storeError) unavailable(inner *store.Error) string {
 	// out too, but its error gives a reason.
 	case inner != nil && inner.Op == "dial" && reason(e.err) == context.DeadlineExceeded.Error():
 		return fmt.Sprintf("no answer from %s: what listens there hangs, or something in between lets nothing through; check --store or MUSTER_STORE", addr)
-	case inner != nil && inner.Op == "dial" && reason(e.err) == "no such host":
-		return fmt.Sprintf("no store at %s (no such host): check the host name in --store or MUSTER_STORE", addr)
+	case inner != nil && inner.Op == "dial" && isDNS(e.err):
+		return fmt.Sprintf("no store at %s (%s): check the host name in --store or MUSTER_STORE", addr, reason(e.err))
 	case inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
 	}
@@ -273,6 +274,12 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		text += "; it is not known whether the change was made"
 	}
 	return text
+}
+
+// isDNS reports whether a host name was not resolved.
+func isDNS(err error) bool {
+	_, ok := errors.AsType[*net.DNSError](err)
+	return ok
 }
 
 // addr returns the host and port of the store, without the parameters of its URL, which may be

@@ -18,8 +18,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// told returns the answer at a URL.
-func told(t *testing.T, url string) (status int, text string) {
+// answer returns the answer at a URL.
+func answer(t *testing.T, url string) (status int, text string) {
 	t.Helper()
 	rep, err := (&http.Client{Timeout: limit}).Get(url)
 	require.NoError(t, err)
@@ -29,9 +29,9 @@ func told(t *testing.T, url string) (status int, text string) {
 	return rep.StatusCode, strings.TrimSpace(string(body))
 }
 
-func tells(t *testing.T, url string, status int, text string) {
+func checkGet(t *testing.T, url string, status int, text string) {
 	t.Helper()
-	if got, said := told(t, url); got != status || !strings.Contains(said, text) {
+	if got, said := answer(t, url); got != status || !strings.Contains(said, text) {
 		t.Errorf("%s is %d %q, want %d %q", url, got, said, status, text)
 	}
 }
@@ -42,39 +42,39 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, err)
 	defer h.Close()
 	base := "http://" + h.Addr().String()
-	tells(t, base+"/healthz", 200, "ok") // while it loads its data, which may take long
-	tells(t, base+"/readyz", 503, "kept")
+	checkGet(t, base+"/healthz", 200, "ok") // while it loads its data, which may take long
+	checkGet(t, base+"/readyz", 503, "kept")
 	m := new(store.Memory)
 	h.Serves(m)
-	tells(t, base+"/healthz", 200, "ok")
-	tells(t, base+"/readyz", 200, "ok")
+	checkGet(t, base+"/healthz", 200, "ok")
+	checkGet(t, base+"/readyz", 200, "ok")
 	h.Ends()
-	tells(t, base+"/healthz", 200, "ok")
-	tells(t, base+"/readyz", 503, "ends")
+	checkGet(t, base+"/healthz", 200, "ok")
+	checkGet(t, base+"/readyz", 503, "ends")
 	require.NoError(t, m.Close())
-	tells(t, base+"/healthz", 503, "store")
-	tells(t, base+"/keys", 404, "")
+	checkGet(t, base+"/healthz", 503, "store")
+	checkGet(t, base+"/keys", 404, "")
 }
 
-func TestServeTellsHowItDoes(t *testing.T) {
+func TestServeHealth(t *testing.T) {
 	t.Parallel()
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--health", "127.0.0.1:0", "--drain", "1h")
 	_, base, _ := strings.Cut(p.complaint(t, `msg="serving health checks"`), "health=")
 	base = strings.TrimSuffix(base, "/healthz")
 	url := p.line(t, "muster://")
-	tells(t, base+"/healthz", 200, "ok")
+	checkGet(t, base+"/healthz", 200, "ok")
 	holdOn(t, url)
 	p.signal(t, syscall.SIGTERM)
 	p.complaint(t, "msg=stopping")
-	tells(t, base+"/healthz", 200, "ok")
-	tells(t, base+"/readyz", 503, "ends")
+	checkGet(t, base+"/healthz", 200, "ok")
+	checkGet(t, base+"/readyz", 503, "ends")
 	p.signal(t, syscall.SIGTERM)
 	if r := p.wait(t); r.code != 0 {
 		t.Errorf("%+v", r)
 	}
 }
 
-func TestServeTellsSystemd(t *testing.T) {
+func TestServeNotifiesSystemd(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "muster") // t.TempDir() may be too long for a socket
 	require.NoError(t, err)
@@ -83,19 +83,19 @@ func TestServeTellsSystemd(t *testing.T) {
 	l, err := net.ListenPacket("unixgram", at)
 	require.NoError(t, err)
 	defer l.Close()
-	hears := func(want string) {
+	receives := func(want string) {
 		t.Helper()
 		b := make([]byte, 100)
 		require.NoError(t, l.SetReadDeadline(time.Now().Add(limit)))
 		n, _, err := l.ReadFrom(b)
 		if err != nil || string(b[:n]) != want {
-			t.Errorf("systemd hears %q, %v, want %q", b[:n], err, want)
+			t.Errorf("systemd receives %q, %v, want %q", b[:n], err, want)
 		}
 	}
 	p := startIn(t, nil, []string{"NOTIFY_SOCKET=" + at}, "serve", "--listen", "127.0.0.1:0")
-	hears("READY=1")
+	receives("READY=1")
 	p.signal(t, syscall.SIGTERM)
-	hears("STOPPING=1")
+	receives("STOPPING=1")
 	if r := p.wait(t); r.code != 0 {
 		t.Errorf("%+v", r)
 	}

@@ -17,7 +17,7 @@ import (
 // numbersAt returns the metrics that a page serves.
 func numbersAt(t *testing.T, page string) string {
 	t.Helper()
-	code, text := told(t, page+"metrics")
+	code, text := answer(t, page+"metrics")
 	require.Equal(t, 200, code, "%smetrics is %d %q", page, code, text)
 	return text
 }
@@ -41,7 +41,7 @@ func has(t *testing.T, text string, lines ...string) {
 	}
 }
 
-func TestServeTellsPrometheus(t *testing.T) {
+func TestServeMetrics(t *testing.T) {
 	t.Parallel()
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data", t.TempDir())
 	_, page, _ := strings.Cut(p.complaint(t, "page="), "page=")
@@ -49,15 +49,15 @@ func TestServeTellsPrometheus(t *testing.T) {
 	stuck(t, dial(t, url), "train")
 	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 1", "muster_store_log_bytes ", "muster_store_log_sync_seconds_count ",
 		`muster_groups{state="waiting"} 1`, `muster_ranks{state="waits"} 1`, `muster_store_requests_total{op="collect"} 1`, "go_goroutines ", "process_open_fds ")
-	tells(t, page+"debug/pprof/", 404, "") // only with --http-pprof
-	tells(t, page+"status", 200, `"train"`)
+	checkGet(t, page+"debug/pprof/", 404, "") // only with --http-pprof
+	checkGet(t, page+"status", 200, `"train"`)
 
 	// The page of a store in another process.
 	other := start(t, "page", "--store", url, "--http", "127.0.0.1:0", "--http-pprof")
 	page = other.line(t, "http://127.0.0.1:")
 	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 1", `muster_groups{state="waiting"} 1`)
-	tells(t, page+"debug/pprof/", 200, "goroutine")
-	tells(t, page+"debug/pprof/goroutine?debug=1", 200, "goroutine profile")
+	checkGet(t, page+"debug/pprof/", 200, "goroutine")
+	checkGet(t, page+"debug/pprof/goroutine?debug=1", 200, "goroutine profile")
 	p.signal(t, syscall.SIGKILL)
 	p.wait(t)
 	// for half a second the previous metrics are cached
@@ -73,7 +73,7 @@ func TestNumbersAndProfilesWantThePassword(t *testing.T) {
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--http-secret-file", file, "--http-pprof")
 	_, page, _ := strings.Cut(p.complaint(t, "page="), "page=")
 	for _, path := range []string{"metrics", "debug/pprof/", "debug/pprof/cmdline", "debug/pprof/heap"} {
-		tells(t, page+path, 401, "password required")
+		checkGet(t, page+path, 401, "password required")
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+path, nil)
 		require.NoError(t, err)
 		req.SetBasicAuth("prometheus", "a password for the page")
@@ -93,7 +93,7 @@ func TestBenchShowsAPage(t *testing.T) {
 	t.Parallel()
 	p := start(t, "bench", "-n", "2", "--time", "1h", "--cases", "barrier", "--host", "launcher", "--http", "127.0.0.1:0")
 	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
-	tells(t, page+"status", 200, `"groups":[`)
+	checkGet(t, page+"status", 200, `"groups":[`)
 	has(t, numbersHave(t, page, `muster_store_requests_total{op="collect"} `), "muster_store_up 1", `muster_ranks{state="`)
 	p.signal(t, syscall.SIGINT)
 	p.wait(t)

@@ -30,7 +30,7 @@ func sorted(lines string) []string {
 	return slices.Sorted(strings.SplitSeq(strings.TrimSpace(lines), "\n"))
 }
 
-func TestRunTellsRanksWhoTheyAre(t *testing.T) {
+func TestRunSetsTheEnvironment(t *testing.T) {
 	t.Parallel()
 	r := run(t, runSh(2, "--env EXTRA=a=b", "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $EXTRA $MASTER_ADDR")...)
 	if got, want := sorted(r.stdout), []string{"[0] 0 2 0 2 a=b 127.0.0.1", "[1] 1 2 1 2 a=b 127.0.0.1"}; r.code != 0 || !slices.Equal(got, want) {

@@ -249,14 +249,14 @@ func traceTime(d time.Duration) string {
 
 // rankJSON is one rank of a summary, with times in seconds.
 type rankJSON struct {
-	Rank      int     `json:"rank"`
-	Host      string  `json:"host"`
-	PID       int     `json:"pid"`
-	CameLast  int     `json:"came_last"`
-	Caused    float64 `json:"others_waited_seconds"`
-	Waited    float64 `json:"waited_seconds"`
-	Clock     float64 `json:"clock_ahead_seconds"`
-	Truncated bool    `json:"truncated"`
+	Rank        int     `json:"rank"`
+	Host        string  `json:"host"`
+	PID         int     `json:"pid"`
+	ArrivedLast int     `json:"arrived_last"`
+	Caused      float64 `json:"others_waited_seconds"`
+	Waited      float64 `json:"waited_seconds"`
+	Clock       float64 `json:"clock_ahead_seconds"`
+	Truncated   bool    `json:"truncated"`
 }
 
 func summaryJSON(s *timeline.Summary, t *timeline.Timeline) map[string]any {

@@ -44,7 +44,7 @@ func TestTraceOfAJob(t *testing.T) {
 	var summary struct {
 		Verbs int
 		Ranks []struct {
-			CameLast int `json:"came_last"`
+			ArrivedLast int `json:"arrived_last"`
 		}
 	}
 	r = run(t, "trace", dir, "--json")
@@ -53,7 +53,7 @@ func TestTraceOfAJob(t *testing.T) {
 	}
 	last := 0
 	for _, rank := range summary.Ranks {
-		last += rank.CameLast
+		last += rank.ArrivedLast
 	}
 	assert.Equal(t, 3, last, "somebody came last to each of 3: %+v", summary)
 }

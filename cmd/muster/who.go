@@ -216,12 +216,12 @@ func (p *whoPrinter) wait(w *status.Wait) {
 	var more []string
 	switch w.Kind {
 	case "verb":
-		more = append(more, fmt.Sprintf("%d of %d have joined", w.Came, w.Size))
+		more = append(more, fmt.Sprintf("%d of %d have joined", w.Arrived, w.Size))
 	case "key":
-		more = append(more, fmt.Sprintf("%d waiting", w.Came))
+		more = append(more, fmt.Sprintf("%d waiting", w.Arrived))
 	}
-	if w.Left > 0 {
-		more = append(more, "times out in "+ago(w.Left))
+	if w.Remaining > 0 {
+		more = append(more, "times out in "+ago(w.Remaining))
 	}
 	note := ""
 	if len(more) > 0 {
@@ -245,8 +245,8 @@ func whoText(r status.Who) string {
 	if r.Doing != "" {
 		s += ": " + printable(r.Doing)
 	}
-	if r.Heard >= 1 {
-		s += ", last seen " + ago(r.Heard) + " ago"
+	if r.LastSeen >= 1 {
+		s += ", last seen " + ago(r.LastSeen) + " ago"
 	}
 	return s
 }
@@ -272,15 +272,15 @@ func (p *whoPrinter) group(g *status.Group) {
 		return
 	}
 	for _, r := range g.Ranks {
-		heard := ""
-		if r.Heard >= 1 {
-			heard = ", last seen " + ago(r.Heard) + " ago"
+		seen := ""
+		if r.LastSeen >= 1 {
+			seen = ", last seen " + ago(r.LastSeen) + " ago"
 		}
-		p.line("    rank %-5d %s  %s%s", r.Rank, printable(r.Label), printable(r.Doing), heard)
+		p.line("    rank %-5d %s  %s%s", r.Rank, printable(r.Label), printable(r.Doing), seen)
 	}
 }
 
 // stateText describes the state of a group.
 func stateText(state string) string {
-	return map[string]string{"forming": "forming", "idle": "idle", "waiting": "waits", "revoked": "has failed", "over": "is over"}[state]
+	return map[string]string{"forming": "forming", "idle": "idle", "waiting": "waits", "failed": "has failed", "closed": "is closed"}[state]
 }

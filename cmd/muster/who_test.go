@@ -34,11 +34,11 @@ func stuck(t *testing.T, s *store.Store, name string) {
 	gens := make(chan uint64, 2)
 	for rank := range 2 {
 		go func() {
-			roll, err := s.Join(ctx, wire.Contribution{Group: name, Run: "r", Rank: rank, Size: 2, Label: "pid 7 on node-" + string(rune('a'+rank))}, nil)
+			membership, err := s.Join(ctx, wire.Contribution{Group: name, Run: "r", Rank: rank, Size: 2, Label: "pid 7 on node-" + string(rune('a'+rank))}, nil)
 			assert.NoError(t, err)
-			gens <- roll.Generation
+			gens <- membership.Generation
 			if rank == 0 {
-				_, _ = s.Collect(ctx, wire.Contribution{Generation: roll.Generation, Rank: 0, Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}, nil)
+				_, _ = s.Collect(ctx, wire.Contribution{Generation: membership.Generation, Rank: 0, Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}, nil)
 			}
 			done <- struct{}{}
 		}()
@@ -53,7 +53,7 @@ func stuck(t *testing.T, s *store.Store, name string) {
 	for deadline := time.Now().Add(limit); ; {
 		all, err := s.Status(ctx, "")
 		if err != nil || time.Now().After(deadline) {
-			t.Fatal("nobody waits", err)
+			t.Fatal("no rank waits", err)
 		}
 		if slices.ContainsFunc(all.Groups, func(g store.GroupStatus) bool { return g.Name == name && len(g.Records) == 1 }) {
 			return
@@ -143,9 +143,9 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 	gens := make(chan uint64, 2)
 	for rank := range 2 {
 		go func() {
-			roll, err := s.Join(t.Context(), wire.Contribution{Group: evil, Rank: rank, Size: 2, Label: evil}, nil)
+			membership, err := s.Join(t.Context(), wire.Contribution{Group: evil, Rank: rank, Size: 2, Label: evil}, nil)
 			assert.NoError(t, err)
-			gens <- roll.Generation
+			gens <- membership.Generation
 		}()
 	}
 	gen := <-gens
@@ -202,8 +202,8 @@ func TestServeShowsAPage(t *testing.T) {
 	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
 	url := p.line(t, "muster://")
 	stuck(t, dial(t, url), "train")
-	tells(t, page, 200, "<!doctype html>")
-	tells(t, page+"status", 200, `"what":"barrier #1"`)
+	checkGet(t, page, 200, "<!doctype html>")
+	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
 	for host, want := range map[string]int{"": 200, "localhost:1": 200, "[::1]:1": 200, "evil.example": 421, "evil.example:80": 421} {
 		if code := fetch(t, page, "", host); code != want {
 			t.Errorf("for host %q it is %d", host, code)
@@ -322,7 +322,7 @@ func TestPageOfAStoreThatIsThere(t *testing.T) {
 	stuck(t, dial(t, url), "train")
 	p := start(t, "page", "--store", url, "--http", "127.0.0.1:0")
 	page := p.line(t, "http://127.0.0.1:")
-	tells(t, page+"status", 200, `"what":"barrier #1"`)
+	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
 	p.signal(t, syscall.SIGINT)
 	if r := p.wait(t); r.code != 0 {
 		t.Errorf("%+v", r)
@@ -334,7 +334,7 @@ func TestRunShowsAPage(t *testing.T) {
 	t.Parallel()
 	p := start(t, "run", "-n", "1", "--http", "127.0.0.1:0", "--", "sh", "-c", "echo here; exec sleep 60")
 	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
-	tells(t, page+"status", 200, `"waiting":[]`)
+	checkGet(t, page+"status", 200, `"waiting":[]`)
 	p.line(t, "here")
 	p.signal(t, syscall.SIGINT)
 	p.wait(t)

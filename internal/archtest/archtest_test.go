@@ -90,7 +90,7 @@ func TestRules(t *testing.T) {
 		},
 		"clock": {
 			files: map[string]string{"internal/core/a.go": core + "import clock \"time\"\nvar now, d = clock.Now, clock.Second"},
-			want:  []string{"a.go:4: internal/core is pure and must be told the time"},
+			want:  []string{"a.go:4: internal/core is pure and takes the time as an argument"},
 		},
 		"goroutine": {
 			files: map[string]string{"internal/core/a.go": core + "func f() {\n\tgo f()\n}"},

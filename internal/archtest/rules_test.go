@@ -57,7 +57,7 @@ func checkPurity(p *pkg) (broken []string) {
 				broken = append(broken, fmt.Sprintf("%s: %s is pure and must not start goroutines", p.at(n.Pos()), p.dir))
 			}
 			if f.selects(n, "time", clocks...) {
-				broken = append(broken, fmt.Sprintf("%s: %s is pure and must be told the time", p.at(n.Pos()), p.dir))
+				broken = append(broken, fmt.Sprintf("%s: %s is pure and takes the time as an argument", p.at(n.Pos()), p.dir))
 			}
 			return true
 		})

@@ -70,8 +70,8 @@ func (a *audit) advance() {
 			}
 		}
 		for _, cl := range a.waiting {
-			if cl.roll != nil && cl.ends.at > 0 && cl.ends.before(next) {
-				next, end = cl.ends, func() { cl.roll.fail(a, wire.CodeTimeout, -1) }
+			if cl.rendezvous != nil && cl.ends.at > 0 && cl.ends.before(next) {
+				next, end = cl.ends, func() { cl.rendezvous.fail(a, wire.CodeTimeout, -1) }
 			}
 		}
 		if end == nil {

@@ -20,16 +20,16 @@ type audit struct {
 	due     bool     // a session ends because its time is over
 	leaving []*call  // calls of such sessions in this step: they may have been answered before
 
-	sessions map[uint64]*known
-	lost     map[uint64]wire.Code // sessions that have ended
-	leases   map[uint64]*lease
-	waiting  []*call // at the server, in order of arrival
-	groups   map[uint64]*group
-	inOrder  []*group
-	live     map[groupKey]*group
-	rolls    []*rendezvous
-	lastGen  uint64
-	keys     keys
+	sessions     map[uint64]*known
+	lost         map[uint64]wire.Code // sessions that have ended
+	leases       map[uint64]*lease
+	waiting      []*call // at the server, in order of arrival
+	groups       map[uint64]*group
+	inOrder      []*group
+	live         map[groupKey]*group
+	rendezvouses []*rendezvous
+	lastGen      uint64
+	keys         keys
 }
 
 type groupKey struct{ name, run string }
@@ -48,7 +48,7 @@ type group struct {
 	members    []auditMember
 	present    int
 	revocation *cause // why it is revoked
-	roll       *rendezvous
+	rendezvous *rendezvous
 	// all records are decided, not only those without the vote of a failed rank
 	all         bool
 	delivered   []byte         // the first report of the revocation that was delivered, encoded
@@ -198,8 +198,8 @@ func (a *audit) ends(session uint64, how wire.Code) {
 		if a.due {
 			a.leaving = append(a.leaving, cl)
 		}
-		if cl.roll != nil {
-			cl.roll.withdraw(a, cl)
+		if cl.rendezvous != nil {
+			cl.rendezvous.withdraw(a, cl)
 		}
 		if cl.stream != nil {
 			cl.stream.endRank(cl)
@@ -249,8 +249,8 @@ func (a *audit) cancels(cl *call) {
 	if cl.req.Group.No == wire.CodeTimeout {
 		x.cancelled = wire.CodeTimeout
 	}
-	if x.roll != nil {
-		x.roll.fail(a, x.cancelled, x.req.Group.Rank)
+	if x.rendezvous != nil {
+		x.rendezvous.fail(a, x.cancelled, x.req.Group.Rank)
 	}
 	switch r := x.record; {
 	case r == nil:
@@ -355,7 +355,7 @@ func (a *audit) settled() {
 		}
 		c9FreedWithItsLastUser(a, g)
 	}
-	for _, r := range a.rolls {
+	for _, r := range a.rendezvouses {
 		g3CompleteWhenAllThere(r)
 	}
 	for _, cl := range a.waiting {

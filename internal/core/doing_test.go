@@ -158,7 +158,7 @@ func TestConflictNamesTheHolderOfARank(t *testing.T) {
 	rep = w.does(w.sessions[1], other)
 	isCode(t, rep, wire.CodeMismatch)
 	contains(t, rep.Failure.Reason, "rank 0 (pid 0) has a world size of 2, rank 1 (pid 1) has 3")
-	same(t, "rolls", w.m.Holdings().Forming, 0)
+	same(t, "rendezvouses", w.m.Holdings().Forming, 0)
 	for _, bad := range []wire.Contribution{{Rank: -1, Size: 2}, {Rank: 2, Size: 2}, {Rank: 0, Size: 0}, {Rank: 0, Size: 1<<20 + 1}} {
 		isCode(t, w.does(s, wire.Request{Op: wire.OpJoin, Group: bad}), wire.CodeInvalid)
 	}

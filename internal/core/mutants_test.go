@@ -55,7 +55,7 @@ var mutants = []mutant{
 		"record.go", `case !Agree(&r.call, c):`, `case false:`,
 	},
 	{
-		"a late mismatch is told success",
+		"a late mismatch receives success",
 		"record.go", `case r.done && r.failed == nil && !Agree(&r.call, c):`, `case false:`,
 	},
 	{
@@ -127,7 +127,7 @@ var mutants = []mutant{
 }`,
 	},
 	{
-		"an attempt to form a group that fails is told to one rank",
+		"an attempt to form a group that fails is reported to one rank",
 		"rendezvous.go", `	for _, a := range r.inOrder() {
 		m.answer(`, `	for _, a := range r.inOrder()[:1] {
 		m.answer(`,
@@ -368,7 +368,7 @@ var mutants = []mutant{
 		m.remove(head, wire.ChangeDelete)`, `	case number+1 == h.Next:`,
 	},
 	{
-		"who waits for a queue is not told of a value",
+		"a caller that waits for a queue receives no value",
 		"queue.go", `m.wake(headKey)`, `_ = headKey`,
 	},
 	{
@@ -382,7 +382,7 @@ var mutants = []mutant{
 			return false`,
 	},
 	{
-		"who waits for room is told that there is some",
+		"a caller that waits for space is resumed without any",
 		"stream.go", `	if !st.full(m, n) {`, `	if n >= 0 {`,
 	},
 	{

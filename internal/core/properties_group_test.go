@@ -45,7 +45,7 @@ func (r *rendezvous) fail(a *audit, why wire.Code, by int) {
 func (a *audit) joins(cl *call) {
 	c := &cl.req.Group
 	if g, _ := a.joinedBy(cl); g != nil {
-		cl.roll = g.roll
+		cl.rendezvous = g.rendezvous
 		a.w.tally.rejoined++
 		return
 	}
@@ -55,7 +55,7 @@ func (a *audit) joins(cl *call) {
 		if g == nil {
 			return
 		}
-		r = a.roll(g.key, g, len(g.members))
+		r = a.rendezvous(g.key, g, len(g.members))
 	} else {
 		if c.Rank < 0 || c.Rank >= c.Size {
 			cl.refusal = wire.CodeInvalid
@@ -67,7 +67,7 @@ func (a *audit) joins(cl *call) {
 			cl.refusal = wire.CodeConflict
 			return
 		}
-		r = a.roll(key, nil, c.Size)
+		r = a.rendezvous(key, nil, c.Size)
 		if r.size != c.Size {
 			cl.refusal = wire.CodeMismatch
 			r.fail(a, wire.CodeMismatch, -1)
@@ -78,21 +78,21 @@ func (a *audit) joins(cl *call) {
 		cl.refusal = wire.CodeConflict
 		return
 	}
-	if len(r.joiners) == 0 && !slices.Contains(a.rolls, r) { // its only request was replaced
-		a.rolls = append(a.rolls, r)
+	if len(r.joiners) == 0 && !slices.Contains(a.rendezvouses, r) { // its only request was replaced
+		a.rendezvouses = append(a.rendezvouses, r)
 	}
 	r.joiners[c.Rank] = cl
-	cl.roll = r
+	cl.rendezvous = r
 }
 
 // supersede releases what an earlier attempt of the same process held, in favor of the next.
 func (a *audit) supersede(key groupKey, cl *call) {
 	c := &cl.req.Group
-	if g := a.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK && retries(g.roll.ranked(c.Rank), cl) {
+	if g := a.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK && retries(g.rendezvous.ranked(c.Rank), cl) {
 		a.w.tally.superseded++
 		a.fence(g, c.Rank, wire.CodeLeft)
 	}
-	for _, r := range slices.Clone(a.rolls) {
+	for _, r := range slices.Clone(a.rendezvouses) {
 		if x := r.joiners[c.Rank]; r.key == key && r.from == nil && x != nil {
 			r.replace(a, x, cl)
 		}
@@ -133,20 +133,20 @@ func (a *audit) joinedBy(cl *call) (*group, int) {
 	return nil, 0
 }
 
-// roll returns the rendezvous that is open, or opens one.
-func (a *audit) roll(key groupKey, from *group, size int) *rendezvous {
-	for _, r := range a.rolls {
+// rendezvous returns the rendezvous that is open, or opens one.
+func (a *audit) rendezvous(key groupKey, from *group, size int) *rendezvous {
+	for _, r := range a.rendezvouses {
 		if r.key == key && r.from == from {
 			return r
 		}
 	}
 	r := &rendezvous{key: key, from: from, size: size, joiners: map[int]*call{}}
-	a.rolls = append(a.rolls, r)
+	a.rendezvouses = append(a.rendezvouses, r)
 	return r
 }
 
 func (a *audit) close(r *rendezvous) {
-	a.rolls = slices.DeleteFunc(a.rolls, func(x *rendezvous) bool { return x == r })
+	a.rendezvouses = slices.DeleteFunc(a.rendezvouses, func(x *rendezvous) bool { return x == r })
 }
 
 // withdraw removes a rank from the rendezvous.
@@ -163,7 +163,7 @@ func (r *rendezvous) withdraw(a *audit, cl *call) {
 // freeze marks the rendezvous of survivors that are complete because other ranks failed. If a
 // survivor fails too in the same step, that counts as after the completion.
 func (a *audit) freeze() {
-	for _, r := range slices.Clone(a.rolls) {
+	for _, r := range slices.Clone(a.rendezvouses) {
 		if r.from != nil && len(r.joiners) > 0 && r.absentRanks() == nil {
 			r.frozen = true
 			a.close(r)
@@ -191,7 +191,7 @@ func (r *rendezvous) absentRanks() (ranks []int) {
 
 // joined checks the answer to a rank in a rendezvous.
 func (a *audit) joined(cl *call, rep *wire.Reply) {
-	r := cl.roll
+	r := cl.rendezvous
 	if rep.Code == wire.CodeOK {
 		if r.gen == 0 {
 			a.complete(r, rep)
@@ -206,11 +206,11 @@ func (a *audit) joined(cl *call, rep *wire.Reply) {
 // complete makes the generation that a rendezvous has become.
 func (a *audit) complete(r *rendezvous, rep *wire.Reply) {
 	if absent := r.absentRanks(); absent != nil && !r.frozen {
-		breaks("G2 a roll is complete when all are there at the same time", "generation %d has been issued without ranks %v", rep.Rev, absent)
+		breaks("G2 a rendezvous is complete when all are there at the same time", "generation %d has been issued without ranks %v", rep.Rev, absent)
 	}
 	g1GenerationsUnique(a, rep.Rev)
 	a.close(r)
-	g := &group{gen: rep.Rev, key: r.key, roll: r, uses: map[string]int{}}
+	g := &group{gen: rep.Rev, key: r.key, rendezvous: r, uses: map[string]int{}}
 	for rank := range r.size {
 		if cl := r.joiners[rank]; cl != nil {
 			g.members = append(g.members, auditMember{session: cl.session, join: cl.req.ID})
@@ -250,9 +250,9 @@ func g1GenerationsUnique(a *audit, gen uint64) {
 // g2TogetherAtOnce checks G2: an open rendezvous is complete only when all ranks are present at the
 // same time; then all get the same answer. A shrunk group has dense ranks, in the old order.
 func g2TogetherAtOnce(r *rendezvous, cl *call, rep *wire.Reply) {
-	const p = "G2 a roll is complete when all are there at the same time"
+	const p = "G2 a rendezvous is complete when all are there at the same time"
 	if r.joiners[cl.req.Group.Rank] != cl || rep.Rev != r.gen {
-		breaks(p, "%s gets generation %d, which is not its roll's", cl, rep.Rev)
+		breaks(p, "%s gets generation %d, which is not its rendezvous's", cl, rep.Rev)
 	}
 	if !slices.EqualFunc(rep.Values, r.members, bytes.Equal) || !slices.Equal(rep.Nums, r.olds) {
 		breaks(p, "%s gets members %q %d, not %q %d", cl, rep.Values, rep.Nums, r.members, r.olds)
@@ -263,7 +263,7 @@ func g2TogetherAtOnce(r *rendezvous, cl *call, rep *wire.Reply) {
 // shrink does not wait for ranks that are gone.
 func g3CompleteWhenAllThere(r *rendezvous) {
 	if r.gen == 0 && len(r.joiners) > 0 && r.absentRanks() == nil {
-		breaks("G3 a roll completes when all are there", "roll %v of %d waits", r.key, r.size)
+		breaks("G3 a rendezvous completes when all are there", "rendezvous %v of %d waits", r.key, r.size)
 	}
 }
 

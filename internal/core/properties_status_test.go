@@ -25,18 +25,18 @@ func q1StatusIsTrue(a *audit) {
 		breaks("Q1 a status is true", "%d calls wait, there are %d", got, want)
 	}
 	seen := map[uint64]*wire.GroupStatus{}
-	rolls := 0
+	rendezvouses := 0
 	for i := range all.Groups {
 		switch g := &all.Groups[i]; {
 		case g.Ended >= 0:
 		case g.Generation == 0:
-			rolls++
+			rendezvouses++
 		default:
 			seen[g.Generation] = g
 		}
 	}
-	if len(seen) != len(a.groups) || rolls != a.w.m.Holdings().Forming {
-		breaks("Q1 a status is true", "%d groups and %d rolls, there are %d and %d", len(seen), rolls, len(a.groups), a.w.m.Holdings().Forming)
+	if len(seen) != len(a.groups) || rendezvouses != a.w.m.Holdings().Forming {
+		breaks("Q1 a status is true", "%d groups and %d rendezvouses, there are %d and %d", len(seen), rendezvouses, len(a.groups), a.w.m.Holdings().Forming)
 	}
 	for gen, g := range a.groups {
 		if seen[gen] == nil {

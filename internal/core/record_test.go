@@ -71,7 +71,7 @@ func TestRootThatIsHeldTimesOut(t *testing.T) {
 	contains(t, rep.Failure.Doing[0], "no call since it joined")
 	w.read(seq-1, 2)
 	_, late := w.cast(2, broadcast(seq, 0), "")
-	same(t, "a late reader hears the same", late.Failure, rep.Failure)
+	same(t, "a late reader receives the same", late.Failure, rep.Failure)
 }
 
 // TestRanksThatDoNotWait checks that a root is held only for the records before it: ranks that have
@@ -159,7 +159,7 @@ func TestTooManyBytesTogether(t *testing.T) {
 	}
 	isCode(t, rep, wire.CodeTooLarge)
 	_, late := w.cast(17, allGather(), "payload")
-	same(t, "a late rank hears the same", late.Failure, rep.Failure)
+	same(t, "a late rank receives the same", late.Failure, rep.Failure)
 	_, rep = w.cast(17, barrier(2), "")
 	same(t, "the group goes on", rep == nil, true)
 }

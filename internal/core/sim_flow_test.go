@@ -118,7 +118,7 @@ func (in *inbox) recv() {
 	})
 }
 
-// acknowledge tells the store that the messages received so far need not be kept, or some that were
+// acknowledge reports to the store that the messages received so far need not be kept, or some that were
 // not received.
 func (in *inbox) acknowledge() {
 	w := in.mb.p.w

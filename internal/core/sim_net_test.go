@@ -119,7 +119,7 @@ func (c *conn) deliver(cl *call, rep *wire.Reply, frame []byte, pos int) {
 		w.trace.note(w, "proc %d has %s: %s", c.s.p.id, cl, own.Code)
 	}
 	w.delivered(cl, own)
-	c.s.heard(cl, own)
+	c.s.received(cl, own)
 }
 
 // cutOff breaks the connection: frames on their way to the client are lost, frames on their way to

@@ -62,7 +62,7 @@ type audited struct {
 	record     *record
 	group      *group
 	stream     *stream
-	roll       *rendezvous
+	rendezvous *rendezvous
 	ends       timer       // its deadline, while it waits
 	superseded bool        // replaced by a later attempt of its process
 	expect     *wire.Reply // of an operation on keys

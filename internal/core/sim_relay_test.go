@@ -89,7 +89,7 @@ func (r *relay) takes(c *conn, cl *call, frame []byte) {
 		r.members[g.Generation] = map[int]bool{}
 	}
 	r.members[g.Generation][g.Rank] = true
-	b := r.ballot(g)
+	b := r.votes(g)
 	if before := r.of(c); before != b {
 		r.send(before)
 	}
@@ -108,7 +108,7 @@ func (r *relay) takes(c *conn, cl *call, frame []byte) {
 	}
 }
 
-func (r *relay) ballot(g *wire.Contribution) *heldVotes {
+func (r *relay) votes(g *wire.Contribution) *heldVotes {
 	for _, b := range r.held {
 		if b.generation == g.Generation && b.seq == g.Seq && b.channel == g.Channel {
 			return b

@@ -163,8 +163,8 @@ func (s *session) rogue(cl *call) {
 	s.conn.post(&call{s: s, req: req}, &req)
 }
 
-// heard handles an answer.
-func (s *session) heard(cl *call, rep *wire.Reply) {
+// received handles an answer.
+func (s *session) received(cl *call, rep *wire.Reply) {
 	delete(s.calls, cl.req.ID)
 	if n := cl.req.Number; n > 0 {
 		for s.answered[n] = true; s.answered[s.acked+1]; s.acked++ {
@@ -175,7 +175,7 @@ func (s *session) heard(cl *call, rep *wire.Reply) {
 	cl.finish(rep)
 }
 
-// cancel tells the store that no caller waits any more.
+// cancel reports to the store that no caller waits any more.
 func (s *session) cancel(cl *call) {
 	if s.conn != nil {
 		req := wire.Request{Op: wire.OpCancel, ID: cl.req.ID, Group: wire.Contribution{No: cl.why}}

@@ -83,11 +83,11 @@ func (l *lane) send(c wire.Contribution, payload []byte) {
 	req := wire.Request{Op: wire.OpCollect, Group: c, Value: payload}
 	cancel := time.Duration(0)
 	req.Timeout, cancel = w.timeouts()
-	l.mb.p.call(req, cancel, func(rep *wire.Reply) { l.heard(c.Seq, rep) })
+	l.mb.p.call(req, cancel, func(rep *wire.Reply) { l.received(c.Seq, rep) })
 }
 
-// heard handles the answer to the vote for seq; nil means that there is none.
-func (l *lane) heard(seq uint64, rep *wire.Reply) {
+// received handles the answer to the vote for seq; nil means that there is none.
+func (l *lane) received(seq uint64, rep *wire.Reply) {
 	mb := l.mb
 	if seq != l.seq || l.heardOf == seq || !mb.in(l.gen) || rep != nil && rep.Code == wire.CodeConflict {
 		return // the answer to an earlier vote, or one that a later vote will have

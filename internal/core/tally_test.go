@@ -103,7 +103,7 @@ func (t *tally) sessions() []*int {
 }
 
 var sessionCounts = []string{
-	"told of room", "resumed", "lost after their grace", "joins repeated", "waits repeated", "repeats answered from memory", "skips", "gaps refused",
+	"resumed with space", "resumed", "lost after their grace", "joins repeated", "waits repeated", "repeats answered from memory", "skips", "gaps refused",
 	"frames dropped of old connections", "frames refused of lost sessions", "restarts", "with a lost tail", "from a snapshot", "takes", "leases", "entries with a lease",
 	"leases ended by their time", "by revoke", "by their session", "relays ended", "votes held back", "losses of several at once", "appends of nothing", "values pushed", "values popped",
 	"attempts failed for several", "replaced by a later try", "memberships given back", "away over two restarts",
@@ -121,7 +121,7 @@ func (t *tally) String() string {
 	for i, n := range t.sessions() {
 		fmt.Fprintf(&more, "; %s: %d", sessionCounts[i], *n)
 	}
-	return fmt.Sprintf("%d schedules of %d steps; %d groups, %d of them shrunk, %d revoked; told of success: %d, of failure: %v; decided with success: %v; "+
+	return fmt.Sprintf("%d schedules of %d steps; %d groups, %d of them shrunk, %d revoked; received success: %d, of failure: %v; decided with success: %v; "+
 		"late mismatches %d, repeated votes %d, passed votes %d, roots held in %d steps, successes with a rank that is gone %d; messages %d, expired %d, no room %d",
 		t.schedules, t.steps, t.groups, t.shrunk, t.revoked, t.yes, no, t.verbs,
 		t.lateMismatch, t.repeated, t.stale, t.held, t.stood, t.messages, t.expired, t.blocked) + more.String()

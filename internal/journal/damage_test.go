@@ -219,7 +219,7 @@ func must(errs ...error) {
 
 func TestOnlyOwnSegmentsAreRemoved(t *testing.T) {
 	d := written(t, []string{"1"}, []string{"2"})
-	foreign := []byte("somebody's notes, which have the name of a segment")
+	foreign := []byte("a user's notes, which have the name of a segment")
 	d.Put(first, foreign)
 	_, _, err := open(d, 2)
 	require.ErrorIs(t, err, journal.ErrForeign)

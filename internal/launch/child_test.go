@@ -17,11 +17,11 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
-// What the test binary is told when it is a rank, or a rank's child.
+// The environment of the test binary when it is a rank, or a rank's child.
 const (
 	modeVar = "LAUNCH_TEST_MODE"
 	rankVar = "LAUNCH_TEST_RANK"
-	toldVar = "LAUNCH_TEST_TOLD" // set if somebody waits for the end of readyFile
+	waitVar = "LAUNCH_TEST_WAIT" // set if the test waits for the end of readyFile
 )
 
 const readyFile = 3
@@ -63,10 +63,10 @@ var acts = map[string]func(arg string){
 // block waits for the end that others bring.
 func block() { <-time.After(time.Hour) }
 
-// ready tells the test and whoever began this process that it is what it is to be.
+// ready reports to the test and to the parent that this process is set up.
 func ready() {
 	fmt.Println("ready", os.Getpid())
-	if os.Getenv(toldVar) != "" {
+	if os.Getenv(waitVar) != "" {
 		_ = os.NewFile(readyFile, "ready").Close()
 	}
 }
@@ -93,7 +93,7 @@ func polite(string) {
 	c := make(chan os.Signal, 2)
 	signal.Notify(c, syscall.SIGTERM, syscall.SIGUSR1)
 	ready()
-	fmt.Println("heard", <-c)
+	fmt.Println("received", <-c)
 }
 
 func count(n string) {
@@ -117,7 +117,7 @@ func begin(mode string, escape bool) (pid int) {
 		panic(err)
 	}
 	cmd := exec.Command(self())
-	cmd.Env = append(os.Environ(), modeVar+"="+mode, toldVar+"=yes")
+	cmd.Env = append(os.Environ(), modeVar+"="+mode, waitVar+"=yes")
 	cmd.Stdout = os.Stdout // the rank's pipe stays open as long as the child lives
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: escape}

@@ -74,9 +74,9 @@ func TestMayFail(t *testing.T) {
 	said.await(t, "ready", 3)
 	testcluster.Kill(t, job.Process(1))
 	assert.EqualError(t, job.Process(1).Err(), "rank 1: killed by signal 9")
-	job.Signal(syscall.SIGUSR1) // the others are there to hear it
+	job.Signal(syscall.SIGUSR1) // the others have installed their handlers
 	assert.NoError(t, wait(t, job))
-	said.await(t, "heard user defined signal 1", 2)
+	said.await(t, "received user defined signal 1", 2)
 }
 
 func TestContextEndsRanks(t *testing.T) {
@@ -89,7 +89,7 @@ func TestContextEndsRanks(t *testing.T) {
 	why := errors.New("enough")
 	cancel(why)
 	assert.ErrorIs(t, wait(t, job), why)
-	said.await(t, "heard terminated", 3) // the grace was theirs
+	said.await(t, "received terminated", 3) // the grace was theirs
 }
 
 func TestGrace(t *testing.T) {
@@ -120,7 +120,7 @@ func TestFrozenRankIsEnded(t *testing.T) {
 	testcluster.Freeze(t, job.Process(0))
 	cancel()
 	_ = wait(t, job)
-	said.await(t, "heard terminated", 1)
+	said.await(t, "received terminated", 1)
 }
 
 func TestSignalKillsWithoutGrace(t *testing.T) {
@@ -219,8 +219,8 @@ func TestStartingThreadEnds(t *testing.T) {
 	assert.NoError(t, wait(t, job))
 }
 
-// TestExitWithParent does without what the kernel does for launched ranks.
-func TestExitWithParent(t *testing.T) {
+// TestExitWithParentPipe does without what the kernel does for launched ranks.
+func TestExitWithParentPipe(t *testing.T) {
 	var said sayings
 	cmd := exec.Command(self())
 	cmd.Env = append(os.Environ(), spec(1, "tethered:stubborn").Env(0)...)
@@ -236,7 +236,7 @@ func TestExitWithParent(t *testing.T) {
 	allGone(t, child)
 }
 
-func TestTether(t *testing.T) {
+func TestExitWithParent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var said sayings
 	s := spec(2, "tethered:block")
@@ -247,8 +247,8 @@ func TestTether(t *testing.T) {
 	assert.ErrorIs(t, wait(t, job), context.Canceled)
 }
 
-// TestExitWithParentUntethered is a program that is run by hand.
-func TestExitWithParentUntethered(t *testing.T) {
+// TestExitWithoutParentPipe is a program that is run by hand.
+func TestExitWithoutParentPipe(t *testing.T) {
 	assert.NoError(t, wait(t, start(t, spec(1, "free"))))
 }
 

@@ -84,7 +84,7 @@ func TestOutputFails(t *testing.T) {
 	assert.ErrorIs(t, wait(t, start(t, s)), full)
 }
 
-// TestOutputWithoutAReader: a broken pipe ends the ranks, which would go on for ever.
+// TestOutputWithoutAReader: a broken pipe ends the ranks, which would go on without end.
 func TestOutputWithoutAReader(t *testing.T) {
 	s := spec(2, "block")
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE} })
@@ -154,7 +154,7 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 type sayings struct {
 	mu      sync.Mutex // protects the fields below
 	text    []byte
-	changed chan struct{} // closed at the next write; nil if nobody waits
+	changed chan struct{} // closed at the next write; nil if no caller waits
 }
 
 func (s *sayings) Write(b []byte) (int, error) {
@@ -179,7 +179,7 @@ func (s *sayings) await(t *testing.T, what string, n int) []int {
 	t.Helper()
 	numbers := s.find(what, n)
 	if len(numbers) < n {
-		t.Fatalf("heard %q %d times, want %d, in %v:\n%s", what, len(numbers), n, soon, strings.Join(s.lines(), "\n"))
+		t.Fatalf("printed %q %d times, want %d, in %v:\n%s", what, len(numbers), n, soon, strings.Join(s.lines(), "\n"))
 	}
 	return numbers
 }

@@ -9,7 +9,7 @@ import "syscall"
 func processAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // reap waits for the rank's end. Between the reaping and mu, a signal could reach a
-// stranger that was given the same number within those microseconds; numbers go
+// process that was given the same number within those microseconds; numbers go
 // round slowly enough.
 func (p *Process) reap() error {
 	err := p.cmd.Wait()

@@ -157,7 +157,7 @@ func TestRanksThatDisagreeOnTLS(t *testing.T) {
 	ranks.Wait()
 }
 
-func TestAStrangerIsTurnedAway(t *testing.T) {
+func TestNoSecretIsDenied(t *testing.T) {
 	for name, hello := range map[string][]byte{
 		"silent":        nil,
 		"http":          []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + string(make([]byte, 100))),
@@ -182,18 +182,18 @@ func TestAStrangerIsTurnedAway(t *testing.T) {
 	}
 }
 
-// TestUnauthenticatedPeersDoNotBlockRanks has more strangers who say nothing than there may be handshakes: the oldest go.
+// TestUnauthenticatedPeersDoNotBlockRanks has more unauthenticated peers that send nothing than there may be handshakes: the oldest go.
 func TestUnauthenticatedPeersDoNotBlockRanks(t *testing.T) {
 	groups := cluster(t, 2, true, nil)
 	meshes, accepted := open(t, groups)
-	var strangers []net.Conn
+	var peers []net.Conn
 	for range 300 { // and there are two ranks
 		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
 		require.NoError(t, err)
 		defer conn.Close()
-		strangers = append(strangers, conn)
+		peers = append(peers, conn)
 	}
-	_, err := strangers[0].Read(make([]byte, 1))
+	_, err := peers[0].Read(make([]byte, 1))
 	require.Error(t, err, "the first one is turned away by the last")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -336,11 +336,11 @@ func TestBadListen(t *testing.T) {
 
 // TestRecords say of which rank of which group they are, and where that is.
 func TestRecords(t *testing.T) {
-	var told bytes.Buffer
+	var logged bytes.Buffer
 	groups := cluster(t, 2, true, func(c *pgroup.Config) {
 		c.Name = "train"
 		if c.Rank == 1 {
-			c.Logger = slog.New(slog.NewTextHandler(&told, &slog.HandlerOptions{Level: slog.LevelWarn}))
+			c.Logger = slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
 		}
 	})
 	meshes, _ := open(t, groups)
@@ -353,6 +353,6 @@ func TestRecords(t *testing.T) {
 	for _, m := range meshes {
 		m.Close()
 	}
-	require.Contains(t, told.String(), "a data connection was refused")
-	require.Regexp(t, `group=train generation=\d+ rank=1 seq=\d+ `, told.String())
+	require.Contains(t, logged.String(), "a data connection was refused")
+	require.Regexp(t, `group=train generation=\d+ rank=1 seq=\d+ `, logged.String())
 }

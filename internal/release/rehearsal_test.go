@@ -18,7 +18,7 @@ import (
 // rehearse installs the release that tags name, in the repository in dir, gets each of its modules,
 // and does what README.md and docs/getting-started.md say.
 func rehearse(t *testing.T, dir string, tags []string) {
-	env, bin := stranger(t, proxy(t, dir, tags))
+	env, bin := newUser(t, proxy(t, dir, tags))
 	env = append(env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 
 	readme := read(t, dir, "README.md")
@@ -72,7 +72,7 @@ func rehearse(t *testing.T, dir string, tags []string) {
 // that of the root directory have one package that users import.
 func get(t *testing.T, env []string, m module.Version) {
 	dir := t.TempDir()
-	do(t, dir, env, "go", "mod", "init", "example.com/stranger")
+	do(t, dir, env, "go", "mod", "init", "example.com/user")
 	packages := m.Path
 	if m.Path == root {
 		packages += "/..."
@@ -113,11 +113,11 @@ func proxy(t *testing.T, dir string, tags []string) string {
 	return proxy
 }
 
-// stranger returns the environment of a Go installation that has no module yet, and the directory
+// newUser returns the environment of a Go installation that has no module yet, and the directory
 // for commands. Modules come from the proxy, others from this machine's module cache if they are
 // there. Their hashes were compared with go.sum when they came into that cache, so that no network
 // is needed. -trimpath makes the packages that the build cache has valid for the new directories.
-func stranger(t *testing.T, proxy string) (env []string, bin string) {
+func newUser(t *testing.T, proxy string) (env []string, bin string) {
 	t.Helper()
 	own := strings.Split(strings.TrimSpace(do(t, ".", nil, "go", "env", "GOMODCACHE", "GOPROXY")), "\n")
 	file := func(dir string) string {

@@ -25,7 +25,7 @@ const root = "github.com/muster-pg/muster"
 var day = time.Date(2026, 12, 31, 23, 59, 0, 0, time.UTC)
 
 // TestRelease prepares a release in a copy of the working tree, and commits and tags it there. It
-// then uses the release as a stranger would: from an empty directory, by way of a module proxy.
+// then uses the release as a new user would: from an empty directory, by way of a module proxy.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	dir := repository(t)

@@ -51,11 +51,11 @@ func TestProxyPassesReset(t *testing.T) {
 	waitGone(t, p)
 }
 
-func TestProxyTellsSenderThatReceiverIsGone(t *testing.T) {
+func TestProxyEndsTheSenderWithTheReceiver(t *testing.T) {
 	p, accepted := twoEnds(t)
 	c := dial(t, p)
 	s := <-accepted
-	s.Close() // in both directions, but TCP tells only that no more will come
+	s.Close() // in both directions, but TCP shows only that no more will come
 	receiveEnd(t, c)
 	testcluster.Eventually(t, soon, func() bool {
 		_, err := c.Write([]byte("anybody?"))
@@ -419,7 +419,7 @@ func hearNothing(t testing.TB, c net.Conn) {
 	_ = c.SetReadDeadline(time.Now().Add(silence))
 	n, err := c.Read(make([]byte, 100))
 	if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("heard %d bytes, %v; want nothing", n, err)
+		t.Errorf("received %d bytes, %v; want nothing", n, err)
 	}
 }
 

@@ -101,7 +101,7 @@ func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
 	add(o, "x")
 	require.ErrorIs(t, o.Err(), transport.ErrSlow)
 	require.True(t, p.closed)
-	require.False(t, o.Blocked(0), "its reader hears of the end elsewhere")
+	require.False(t, o.Blocked(0), "its reader receives the end elsewhere")
 	p.more(100)
 	require.Zero(t, p.got.Len())
 }
@@ -131,7 +131,7 @@ func TestDrainedIsCalledOnceForAHold(t *testing.T) {
 	add(o, "12")
 	o.Flush()
 	p.more(2)
-	require.Equal(t, 1, drained, "nobody held")
+	require.Equal(t, 1, drained, "no reader waited")
 }
 
 // TestDrainedIsCalledWhenTheConnectionEnds checks that Drained is called at any end of a
@@ -193,9 +193,9 @@ func TestOutboxesShareABudget(t *testing.T) {
 	require.Zero(t, budget.Used())
 }
 
-// TestDrainedIsCalledByWhoeverWritesTheLast checks that Drained is called if Blocked returned true
+// TestDrainedAfterAWriteWithoutWaiting checks that Drained is called if Blocked returned true
 // during a write that then wrote everything, without ever waiting for the peer.
-func TestDrainedIsCalledByWhoeverWritesTheLast(t *testing.T) {
+func TestDrainedAfterAWriteWithoutWaiting(t *testing.T) {
 	drained, held := 0, false
 	p := &pipe{take: 100}
 	o := transport.NewOutbox(p, 100)
@@ -319,7 +319,7 @@ func TestLoopReadsAndWrites(t *testing.T) {
 	require.True(t, bytes.Equal(sent, got))
 }
 
-func TestLoopTellsOfEachEnd(t *testing.T) {
+func TestLoopReportsEachEnd(t *testing.T) {
 	l := newLoop(t)
 	e, c := adopt(t, l)
 	_ = c.Close()
@@ -327,7 +327,7 @@ func TestLoopTellsOfEachEnd(t *testing.T) {
 	e, _ = adopt(t, l)
 	require.NoError(t, e.sock.Close())
 	require.ErrorIs(t, <-e.ended, io.EOF)
-	require.NoError(t, e.sock.Close(), "its number may be somebody else's by now")
+	require.NoError(t, e.sock.Close(), "its number may be another socket's by now")
 	e.sock.Pause(true)
 	_, err := e.sock.TryWrite([][]byte{{1}})
 	require.ErrorIs(t, err, net.ErrClosed)

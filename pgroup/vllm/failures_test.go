@@ -168,7 +168,7 @@ func TestVLLM05MixedVerbs(t *testing.T) {
 		zero, one func(*vllm.Group, context.Context) error
 		says      string // the error on rank 1
 		is        error
-		hears     string // the error on rank 0; empty if it does not wait
+		receives  string // the error on rank 0; empty if it does not wait
 	}{
 		"barrier, any":               {meet, any1, "rank 0 called barrier, this rank broadcast from 0", pgroup.ErrMismatch, "1: failed in broadcast from 0"},
 		"barrier, text":              {meet, text, "rank 0 called barrier", pgroup.ErrMismatch, ""},
@@ -195,8 +195,8 @@ func TestVLLM05MixedVerbs(t *testing.T) {
 				} else {
 					failure(t, errs[1], c.is, c.says)
 				}
-				if c.hears != "" {
-					require.ErrorContains(t, errs[0], c.hears)
+				if c.receives != "" {
+					require.ErrorContains(t, errs[0], c.receives)
 				}
 			})
 		})

@@ -106,9 +106,9 @@ func (j *job) join(name string, pid, n, size int) (gen uint64) {
 		j.wg.Go(func() {
 			defer joined.Done()
 			c := wire.Contribution{Group: name, Run: "run-1", Rank: rank, Size: size, Label: fmt.Sprintf("pid %d on node-%c", pid+rank, 'a'+rank/4)}
-			roll, err := store.New(j.m).Join(context.Background(), c, nil)
+			membership, err := store.New(j.m).Join(context.Background(), c, nil)
 			if err == nil && rank == 0 {
-				gen = roll.Generation
+				gen = membership.Generation
 			}
 		})
 	}

@@ -141,7 +141,7 @@ func ofGroups(ch chan<- prometheus.Metric, v *status.View) {
 			ofRank[state] += n
 		}
 	}
-	for _, state := range []string{"forming", "idle", "waiting", "revoked", "over"} {
+	for _, state := range []string{"forming", "idle", "waiting", "failed", "closed"} {
 		ch <- gauge(groups, float64(ofGroup[state]), state)
 	}
 	for _, state := range []string{"idle", "waits", "awaited", "left", "lost"} {

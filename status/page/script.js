@@ -72,14 +72,14 @@ function whoText(r) {
   const parts = [];
   if (r.label) parts.push(r.label);
   if (r.doing) parts.push(r.doing);
-  if (r.heard_seconds >= 1) parts.push("last seen " + time(r.heard_seconds) + " ago");
+  if (r.last_seen_seconds >= 1) parts.push("last seen " + time(r.last_seen_seconds) + " ago");
   return parts.join(" · ");
 }
 
 // strip fills in a square for each rank; of very many, for some that follow each other, with the worst state among them.
 function strip(e, w) {
   const most = 256, size = w.size || 0, each = Math.max(1, Math.ceil(size / most));
-  const state = new Array(Math.ceil(size / each)).fill("missing"), counts = state.map(() => ({ here: 0, gone: 0 }));
+  const state = new Array(Math.ceil(size / each)).fill("missing"), counts = state.map(() => ({ present: 0, gone: 0 }));
   const mark = (spans, what) => {
     for (const [from, to] of spans || []) {
       for (let i = Math.floor(Math.max(from, 0) / each); i < state.length && i * each <= to; i++) {
@@ -87,11 +87,11 @@ function strip(e, w) {
       }
     }
   };
-  mark(w.here, "here");
+  mark(w.present, "present");
   mark(w.gone, "gone");
   state.forEach((_, i) => {
     const n = Math.min(each, size - i * each), c = counts[i];
-    state[i] = c.here + c.gone < n ? "missing" : c.gone ? "gone" : "";
+    state[i] = c.present + c.gone < n ? "missing" : c.gone ? "gone" : "";
   });
   const text = state.join(",") + JSON.stringify(counts);
   if (e.dataset.is === text) return;
@@ -99,7 +99,7 @@ function strip(e, w) {
   e.replaceChildren(...state.map((s, i) => {
     const square = make("i", s), from = i * each, n = Math.min(each, size - from), c = counts[i];
     square.title = n === 1 ? "rank " + from + (s === "missing" ? ": missing" : s === "gone" ? ": gone" : ": has joined")
-      : "ranks " + from + "–" + (from + n - 1) + ": " + c.here + " have joined, " + (n - c.here - c.gone) + " missing, " + c.gone + " gone";
+      : "ranks " + from + "–" + (from + n - 1) + ": " + c.present + " have joined, " + (n - c.present - c.gone) + " missing, " + c.gone + " gone";
     return square;
   }));
 }
@@ -115,9 +115,9 @@ function showWaits(waits, more) {
     put(li.querySelector(".time"), time(w.for_seconds));
     const note = [];
     if (w.generation) note.push("generation " + w.generation);
-    if (w.kind === "verb") note.push(w.came + " of " + w.size + " have joined, " + w.missing + " missing");
-    if (w.kind === "key") note.push(w.came + (w.came === 1 ? " call waits" : " calls wait"));
-    if (w.left_seconds) note.push("times out in " + time(w.left_seconds));
+    if (w.kind === "verb") note.push(w.arrived + " of " + w.size + " have joined, " + w.missing + " missing");
+    if (w.kind === "key") note.push(w.arrived + (w.arrived === 1 ? " call waits" : " calls wait"));
+    if (w.remaining_seconds) note.push("times out in " + time(w.remaining_seconds));
     put(li.querySelector(".note"), note.join(" · "));
     const verb = w.kind === "verb" && w.size > 1;
     li.querySelector(".ranks").hidden = !verb;
@@ -162,7 +162,7 @@ function showSummary(v) {
       detail: longest.ranks.some((r) => r.waits) ? "All missing ranks wait too: a deadlock?" : "",
     }];
   }
-  const bad = v.groups.find((g) => g.state === "revoked");
+  const bad = v.groups.find((g) => g.state === "failed");
   if (bad && state === "calm") {
     state = "stuck";
     lines = [{ head: bad.name + " failed: " + bad.why, detail: "" }];
@@ -182,7 +182,7 @@ const states = {
 };
 
 function showGroups(v) {
-  sync($("groups"), v.groups, (g) => [g.name, g.run, g.generation, g.state === "over"].join(" "), () => {
+  sync($("groups"), v.groups, (g) => [g.name, g.run, g.generation, g.state === "closed"].join(" "), () => {
     const head = make("tr", "", ...["rank", "process", "call", "last seen"].map((n) => make("th", "", n)));
     return make("details", "",
       make("summary", "", make("b"), make("span", "tag"), " ", make("span", "note")),
@@ -229,7 +229,7 @@ function showRanks(d, g) {
     put(tr.children[0], "rank " + r.rank);
     put(tr.children[1], r.label);
     put(tr.children[2], r.doing);
-    put(tr.children[3], r.heard_seconds < 0 ? "" : r.heard_seconds < 1 ? "just now" : time(r.heard_seconds) + " ago");
+    put(tr.children[3], r.last_seen_seconds < 0 ? "" : r.last_seen_seconds < 1 ? "just now" : time(r.last_seen_seconds) + " ago");
   });
   put(d.querySelector(".more"), g.more_ranks ? "and " + g.more_ranks + " more" : "");
 }
@@ -286,7 +286,7 @@ function show(v) {
 
 let last = null;
 
-// listen shows what comes. A browser itself tries again if nobody answers, but not after an answer that is an error.
+// listen shows what comes. A browser itself tries again if no server answers, but not after an answer that is an error.
 function listen() {
   const events = new EventSource("events");
   events.addEventListener("status", (e) => { last = JSON.parse(e.data); show(last); });

@@ -128,12 +128,12 @@ func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	ranks := servedStores(b, members, n)
 	gens := make([]uint64, n)
 	each(n, func(i int) {
-		roll, err := ranks[i].Join(b.Context(), wire.Contribution{Group: "g", Rank: i, Size: n}, nil)
+		membership, err := ranks[i].Join(b.Context(), wire.Contribution{Group: "g", Rank: i, Size: n}, nil)
 		if err != nil {
 			b.Error(err)
 			return
 		}
-		gens[i] = roll.Generation
+		gens[i] = membership.Generation
 	})
 	return together(b, n, func(i int, seq uint64) error {
 		c := wire.Contribution{Generation: gens[i], Rank: i, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}

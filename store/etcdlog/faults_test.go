@@ -114,7 +114,7 @@ var ofReplicas = []fault{
 		return func() { testcluster.Thaw(c.t, c.procs[i]) }
 	}},
 	{"a replica cut off from etcd", func(c *cluster, i int) func() { return cut(c.clients[i]...) }},
-	{"a replica that hears nothing of etcd", func(c *cluster, i int) func() { return silence(c.clients[i]...) }},
+	{"a replica that receives nothing of etcd", func(c *cluster, i int) func() { return silence(c.clients[i]...) }},
 	{"connections of a replica reset", func(c *cluster, i int) func() {
 		c.fronts[i].Cut(testcluster.RST)
 		for _, p := range c.clients[i] {
@@ -128,7 +128,7 @@ var ofReplicas = []fault{
 // leading, so such a fault must be shorter than the reconnect timeout of sessions.
 var ofFronts = []fault{
 	{"a replica cut off from clients", func(c *cluster, i int) func() { return cut(c.fronts[i]) }},
-	{"a replica that hears nothing of clients", func(c *cluster, i int) func() { return silence(c.fronts[i]) }},
+	{"a replica that receives nothing of clients", func(c *cluster, i int) func() { return silence(c.fronts[i]) }},
 }
 
 var ofMembers = []fault{
@@ -141,7 +141,7 @@ var ofMembers = []fault{
 		return func() { testcluster.Thaw(c.t, c.members[i]) }
 	}},
 	{"a member cut off", func(c *cluster, i int) func() { return cut(c.of(i)...) }},
-	{"a member that hears nothing", func(c *cluster, i int) func() { return silence(c.of(i)...) }},
+	{"a member that receives nothing", func(c *cluster, i int) func() { return silence(c.of(i)...) }},
 	{"connections of a member reset", func(c *cluster, i int) func() {
 		for _, p := range c.of(i) {
 			p.Cut(testcluster.RST)
@@ -258,13 +258,13 @@ func TestFaults(t *testing.T) {
 
 // deadlines runs barriers of one rank with deadlines that may pass, and records their outcomes.
 func deadlines(ctx context.Context, l *load, s *store.Store, rank int, outcomes [][]error) error {
-	roll, err := s.Join(ctx, wire.Contribution{Group: "deadlines", Rank: rank, Size: len(outcomes)}, nil)
+	membership, err := s.Join(ctx, wire.Contribution{Group: "deadlines", Rank: rank, Size: len(outcomes)}, nil)
 	if err != nil {
 		return err
 	}
 	for seq := uint64(1); !l.over.Load(); seq++ {
 		one, cancel := context.WithTimeout(ctx, time.Duration(5+rand.IntN(500))*time.Millisecond)
-		_, err := s.Collect(one, wire.Contribution{Generation: roll.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil)
+		_, err := s.Collect(one, wire.Contribution{Generation: membership.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil)
 		cancel()
 		outcomes[rank] = append(outcomes[rank], err)
 	}

@@ -178,13 +178,13 @@ func grouped(ctx context.Context, s []*store.Store, name string) error {
 	errs := make(chan error, len(s))
 	for rank, s := range s {
 		go func() {
-			roll, err := s.Join(ctx, wire.Contribution{Group: name, Rank: rank, Size: 2}, nil)
-			c := wire.Contribution{Generation: roll.Generation, Rank: rank, Root: -1, Verb: "gather", Want: wire.WantAll}
+			membership, err := s.Join(ctx, wire.Contribution{Group: name, Rank: rank, Size: 2}, nil)
+			c := wire.Contribution{Generation: membership.Generation, Rank: rank, Root: -1, Verb: "gather", Want: wire.WantAll}
 			for c.Seq = 1; c.Seq <= 2 && err == nil; c.Seq++ {
 				_, err = s.Collect(ctx, c, []byte("payload"))
 			}
 			if err == nil {
-				err = s.Leave(ctx, wire.Contribution{Generation: roll.Generation, Rank: rank})
+				err = s.Leave(ctx, wire.Contribution{Generation: membership.Generation, Rank: rank})
 			}
 			errs <- err
 		}()

@@ -231,7 +231,7 @@ func TestMalformed(t *testing.T) {
 		"a part that is gone":   {func(log []string) string { return log[1] }, "", "damaged"},
 		"a state":               {func([]string) string { return "state" }, "{", "state"},
 		"a state that is gone":  {func([]string) string { return "state" }, "", "damaged"},
-		"a leader":              {func([]string) string { return "leader" }, "nobody", "leader"},
+		"a leader":              {func([]string) string { return "leader" }, "missing", "leader"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := &etcdlog.Options{Root: newRoot(), FailureTimeout: 300 * time.Millisecond}

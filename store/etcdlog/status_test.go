@@ -49,10 +49,10 @@ func TestReplicationStatus(t *testing.T) {
 	})
 
 	behind := *o
-	heard := make(chan *store.ReplicationStatus, 1)
+	received := make(chan *store.ReplicationStatus, 1)
 	behind.OnStatus = func(r *store.ReplicationStatus) {
 		select {
-		case heard <- r:
+		case received <- r:
 		default:
 		}
 	}
@@ -64,7 +64,7 @@ func TestReplicationStatus(t *testing.T) {
 		_, err := etcdlog.Lead(ctx, c, "127.0.0.1:2", &behind)
 		ended <- err
 	}()
-	r := <-heard
+	r := <-received
 	require.Equal(t, []store.StandbyStatus{{Addr: "127.0.0.1:2"}}, r.Standbys)
 	require.Equal(t, []any{false, "127.0.0.1:1", uint64(1)}, []any{r.Leading, r.Leader, r.Term})
 	require.Less(t, r.LeadingFor, time.Hour)

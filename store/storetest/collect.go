@@ -274,9 +274,9 @@ var clashChecks = []check{
 	{"another electorate", func(t *testing.T, w *world) {
 		clash(t, w, func(c *wire.Contribution) { c.RootOnly = true }, func(c wire.Contribution) any { return c.RootOnly })
 	}, []Feature{Collect}},
-	{"types count only if both are told", typesUntold, []Feature{Collect}},
+	{"types count only if both are given", typesNotGiven, []Feature{Collect}},
 	{"another number of numbers to fold fails for all", clashLength, []Feature{Collect}},
-	{"that comes after the decision is told to the late rank, and revokes", clashLate, []Feature{Collect}},
+	{"that comes after the decision is reported to the late rank, and revokes", clashLate, []Feature{Collect}},
 	{"ends what others wait for on other channels", clashElsewhere, []Feature{Collect}},
 }
 
@@ -315,7 +315,7 @@ func over(t *testing.T, w *world, ranks []*rank, want error) {
 	}
 }
 
-func typesUntold(t *testing.T, w *world) {
+func typesNotGiven(t *testing.T, w *world) {
 	ranks := w.group(3)
 	typed := func(seq uint64, types ...string) []outcome {
 		return together(3, func(i int) ([][]byte, error) {

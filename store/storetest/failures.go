@@ -12,7 +12,7 @@ import (
 var failureChecks = []check{
 	{"a timeout names the missing on every rank, latecomers included", timeoutNames, []Feature{Collect}},
 	{"the earliest deadline counts", timeoutEarliest, []Feature{Collect}},
-	{"a timeout tells what the missing rank does instead", timeoutDoing, []Feature{Collect}},
+	{"a timeout reports what the missing rank does instead", timeoutDoing, []Feature{Collect}},
 	{"a timeout fails one sequence, and the group goes on", timeoutGoesOn, []Feature{Collect}},
 	{"a reader's timeout names the root", timeoutReader, []Feature{Collect}},
 	{"all ranks learn of a cancel, and whose it was", cancelTold, []Feature{Collect}},

@@ -17,7 +17,7 @@ var goodbyeChecks = []check{
 	{"a rank that left has no more calls", leftOver, []Feature{Collect}},
 	{"a session that is closed has left", leftByClose, []Feature{Collect, Sessions}},
 	{"an abort ends what waits, and all that comes, with its reason", abortEnds, []Feature{Collect}},
-	{"an abort is told to those who follow", abortFollowed, []Feature{Collect}},
+	{"an abort is reported to followers", abortFollowed, []Feature{Collect}},
 	{"a follow ends with its context, and the group goes on", followEnds, []Feature{Collect}},
 }
 
@@ -144,14 +144,14 @@ func followEnds(t *testing.T, w *world) {
 }
 
 var lossChecks = []check{
-	{"is told at once to those who wait, and revokes", lossTold, []Feature{Collect, Loss, Sessions}},
+	{"is reported at once to waiting calls, and revokes", lossTold, []Feature{Collect, Loss, Sessions}},
 	{"a vote cast before it stands", lossVoted, []Feature{Collect, Loss, Sessions}},
 	{"what the lost rank gave can be read", lossGave, []Feature{Collect, Loss, Sessions}},
-	{"is told to those who follow", lossFollowed, []Feature{Collect, Loss, Sessions}},
+	{"is reported to followers", lossFollowed, []Feature{Collect, Loss, Sessions}},
 	{"the survivors can go on among themselves", lossShrink, []Feature{Collect, Loss, Sessions}},
 	{"of survivors, others survive again, and are lost again", lossOfSurvivors, []Feature{Collect, Loss, Sessions}},
 	{"a new process can join as the failed rank", lossRejoin, []Feature{Collect, Loss, Sessions}},
-	{"a rank that waits in the roll is withdrawn", lossJoin, []Feature{Collect, Loss, Sessions, Status}},
+	{"a rank that waits for the membership is withdrawn", lossJoin, []Feature{Collect, Loss, Sessions, Status}},
 	{"a lost sender's messages come before its loss", lossStream, []Feature{Collect, Loss, Sessions, Streams}},
 	{"ends a send that waits for the lost rank", lossSend, []Feature{Collect, Loss, Sessions, Streams}},
 	{"keys stay", lossKeys, []Feature{Loss, Sessions}},

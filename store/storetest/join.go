@@ -23,7 +23,7 @@ var joinChecks = []check{
 	{"as a rank that is active is ErrConflict and names its process", joinHeld, []Feature{Collect}},
 	{"another world size is ErrMismatch for all at once", joinSize, []Feature{Collect}},
 	{"a rank out of range is ErrInvalid", joinRange, []Feature{Collect}},
-	{"another run is another roll", joinRun, []Feature{Collect}},
+	{"another run is another group", joinRun, []Feature{Collect}},
 	{"two groups in the same sessions do not meet", joinOverlap, []Feature{Collect}},
 	{"generations never repeat", joinGenerations, []Feature{Collect}},
 	{"of the survivors completes when all are there or gone", joinSurvivors, []Feature{Collect}},
@@ -201,8 +201,8 @@ func joinRun(t *testing.T, w *world) {
 	allGood(t, together(4, func(i int) ([][]byte, error) {
 		c := applicant("g", i%2, 2)
 		c.Run = []string{"monday", "tuesday"}[i/2]
-		roll, err := w.store().Join(w.ctx, c, nil)
-		out[i] = roll.Generation
+		membership, err := w.store().Join(w.ctx, c, nil)
+		out[i] = membership.Generation
 		return nil, err
 	}))
 	same(t, "first run", out[0], out[1])

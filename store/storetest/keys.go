@@ -131,7 +131,7 @@ func appendsNothing(t *testing.T, w *world) {
 	now, err := s.Swap(w.ctx, "key", nil, []byte("value"))
 	is(t, err, store.ErrConflict)
 	if now == nil {
-		t.Fatal("an empty entry is told as absent")
+		t.Fatal("an empty entry is reported as absent")
 	}
 	now, err = s.Swap(w.ctx, "key", now, []byte("value"))
 	good(t, err)
@@ -287,8 +287,8 @@ var listChecks = []check{
 	{"of nothing", listNothing, []Feature{List}},
 	{"more than a page", listPages, []Feature{List}},
 	{"large values", listLarge, []Feature{List}},
-	{"tells the TTL that is left", listTTL, []Feature{List, TTL}},
-	{"tells the revision of the last change", listRevision, []Feature{List, Watch}},
+	{"returns the TTL that is left", listTTL, []Feature{List, TTL}},
+	{"returns the revision of the last change", listRevision, []Feature{List, Watch}},
 	{"has the empty key too", listEmptyKey, []Feature{List}},
 	{"may be left early", listBreak, []Feature{List}},
 	{"of keys alone has all of them", keysAlone, []Feature{List}},

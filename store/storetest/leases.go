@@ -17,7 +17,7 @@ var leaseChecks = []check{
 	{"to keep it alive begins its time anew", leaseKept, []Feature{Leases, Watch}},
 	{"it is kept alive until it is closed", leaseHeld, []Feature{Leases}},
 	{"what has ended is ErrNotFound", leaseOver, []Feature{Leases}},
-	{"that it has ended is told", leaseTold, []Feature{Leases}},
+	{"its end is reported", leaseTold, []Feature{Leases}},
 	{"it ends once", leaseOnce, []Feature{Leases}},
 	{"a lease without a time is ErrInvalid", leaseInvalid, []Feature{Leases}},
 	{"thousands of entries go together", leaseMany, []Feature{Leases, List}},

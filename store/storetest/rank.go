@@ -47,8 +47,8 @@ func (w *world) group(size int) []*rank {
 func (w *world) join(ranks []*rank, name string) {
 	w.t.Helper()
 	allGood(w.t, together(len(ranks), func(n int) ([][]byte, error) {
-		roll, err := ranks[n].Join(w.ctx, applicant(name, n, len(ranks)), nil)
-		ranks[n].gen = roll.Generation
+		membership, err := ranks[n].Join(w.ctx, applicant(name, n, len(ranks)), nil)
+		ranks[n].gen = membership.Generation
 		return nil, err
 	}))
 }

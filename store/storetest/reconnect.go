@@ -20,7 +20,7 @@ var reconnectChecks = []check{
 	{"deletes take effect once, and count right", breakDeletes, []Feature{Delete, Breaks, Sessions}},
 	{"counted reads lose nothing", breakTakes, []Feature{Reads, Wait, Breaks, Sessions}},
 	{"messages arrive once, in order", breakStream, []Feature{Collect, Streams, Breaks, Sessions}},
-	{"what was given up takes effect at most once, and never if its caller was told no", breakGivenUp, []Feature{Add, Breaks, Sessions}},
+	{"what was given up takes effect at most once, and never if its caller received a failure", breakGivenUp, []Feature{Add, Breaks, Sessions}},
 	{"what was given up does not overtake what came later", breakOrder, []Feature{Breaks, Sessions}},
 	{"waits go on", breakWaits, []Feature{Wait, Breaks, Sessions}},
 	{"a wait that is cancelled meanwhile is over", breakWaitCancelled, []Feature{Wait, Breaks, Sessions}},
@@ -410,19 +410,19 @@ func breakJoin(t *testing.T, w *world) {
 			ranks[n] = &rank{Store: r.Store, engine: r.engine, w: w, n: n}
 		}
 		joining := later(t, func() ([][]byte, error) {
-			roll, err := ranks[0].Join(w.ctx, applicant(name, 0, 2), nil)
-			ranks[0].gen = roll.Generation
+			membership, err := ranks[0].Join(w.ctx, applicant(name, 0, 2), nil)
+			ranks[0].gen = membership.Generation
 			return nil, err
 		})
 		if i%2 == 0 {
 			w.back(ranks[0].engine)
 		}
 		breaking := laterErr(t, func() error { w.Break(ranks[0].engine); return nil })
-		roll, err := ranks[1].Join(w.ctx, applicant(name, 1, 2), nil)
+		membership, err := ranks[1].Join(w.ctx, applicant(name, 1, 2), nil)
 		good(t, err)
 		<-breaking
 		good(t, (<-joining).err)
-		ranks[1].gen = roll.Generation
+		ranks[1].gen = membership.Generation
 		same(t, "generation", ranks[0].gen, ranks[1].gen)
 		goesOn(t, ranks, 1)
 	}

@@ -23,7 +23,7 @@ var resultChecks = []check{
 	{"folds of every kind", resultFolds, []Feature{Collect}},
 	{"folds are in rank order", resultFoldOrder, []Feature{Collect}},
 	{"large payloads", resultLarge, []Feature{Collect}},
-	{"whose vote decided it, if that is told", resultLast, []Feature{Collect}},
+	{"whose vote decided it, if that is returned", resultLast, []Feature{Collect}},
 }
 
 func resultLast(t *testing.T, w *world) {
@@ -35,10 +35,10 @@ func resultLast(t *testing.T, w *world) {
 				ranks[i].calls(t, ranks[last], barrier(seq+1))
 			}
 		}
-		_, told, err := ranks[last].CollectLast(w.ctx, ranks[last].in(barrier(seq+1)), nil)
+		_, got, err := ranks[last].CollectLast(w.ctx, ranks[last].in(barrier(seq+1)), nil)
 		good(t, err)
-		if told != -1 {
-			same(t, "last", told, last)
+		if got != -1 {
+			same(t, "last", got, last)
 		}
 	}
 }

@@ -11,14 +11,14 @@ import (
 
 var statusChecks = []check{
 	{"an empty store has a status", statusEmpty, []Feature{Status}},
-	{"a barrier that waits tells who has come and who is missing", statusBarrier, []Feature{Status, Collect}},
-	{"a group that comes together tells who is missing", statusJoin, []Feature{Status, Collect}},
-	{"a recv that waits is told with its rank", statusRecv, []Feature{Status, Collect, Streams}},
+	{"a barrier that waits shows the ranks that arrived and the missing", statusBarrier, []Feature{Status, Collect}},
+	{"a group that forms shows the missing ranks", statusJoin, []Feature{Status, Collect}},
+	{"a recv that waits is shown with its rank", statusRecv, []Feature{Status, Collect, Streams}},
 	{"a failure is in the status", statusFailure, []Feature{Status, Collect}},
 	{"a rank that left has left", statusLeft, []Feature{Status, Collect}},
 	{"a rank that is lost is lost", statusLost, []Feature{Status, Collect, Loss}},
 	{"below a prefix there is only what is below it", statusPrefix, []Feature{Status, Collect}},
-	{"keys that are waited for are told", statusKeys, []Feature{Status, Wait, Waiters}},
+	{"keys that are waited for are shown", statusKeys, []Feature{Status, Wait, Waiters}},
 	{"many ranks come in pages, each once", statusMany, []Feature{Status, Collect, Crowds}},
 	{"it changes nothing", statusPure, []Feature{Status, Watch}},
 }

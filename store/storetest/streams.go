@@ -36,7 +36,7 @@ var streamChecks = []check{
 	{"a rank that is not there is ErrInvalid", streamRange, []Feature{Collect, Streams}},
 	{"a sender's messages come before its leave", streamLeft, []Feature{Collect, Streams}},
 	{"a send to a rank that left is ErrLeft", streamToLeft, []Feature{Collect, Streams}},
-	{"a rank in a recv is told of as such", streamDoing, []Feature{Collect, Streams}},
+	{"a rank in a recv is shown as such", streamDoing, []Feature{Collect, Streams}},
 }
 
 func streamOrder(t *testing.T, w *world) {

@@ -218,7 +218,7 @@ func ttlPasses(t *testing.T, w *world) {
 	same(t, "set", string(next(t, events).Value), "value")
 	e := next(t, events)
 	inTime(t, "the entry's life", start, w.TTL)
-	same(t, "the end is told as one of time", []bool{e.Deleted, e.Expired, e.Value == nil}, []bool{true, true, true})
+	same(t, "the end is reported as one of time", []bool{e.Deleted, e.Expired, e.Value == nil}, []bool{true, true, true})
 	lacksKey(t, w, s, "key")
 }
 

@@ -77,7 +77,7 @@ func (c *Client) block(ctx context.Context, sent []string) error {
 	for r := c.retry(); ; {
 		began := time.Now()
 		_, err := c.send(ctx, c.waits, tcpstore.Request{Op: tcpstore.OpWait, Keys: sent})
-		if time.Since(began) > c.o.Mend {
+		if time.Since(began) > c.o.ReconnectTimeout {
 			r = c.retry()
 		}
 		if !isBroken(err) || !r.again(ctx) {

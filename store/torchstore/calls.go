@@ -52,7 +52,7 @@ type retry struct {
 	pause time.Duration
 }
 
-func (c *Client) retry() retry { return retry{time.Now().Add(c.o.Mend), time.Millisecond} }
+func (c *Client) retry() retry { return retry{time.Now().Add(c.o.ReconnectTimeout), time.Millisecond} }
 
 // again waits for a short time, and reports whether there is time for another attempt.
 func (r *retry) again(ctx context.Context) bool {

@@ -29,9 +29,9 @@ type Options struct {
 	// Waits is the maximum number of waiting calls that have a connection of their own. Calls
 	// beyond it poll. The default is 256.
 	Waits int
-	// Mend is how long a call tries to reach a server that is unreachable, within its context. The
+	// ReconnectTimeout is how long a call tries to reach a server that is unreachable, within its context. The
 	// default is 10 s.
-	Mend time.Duration
+	ReconnectTimeout time.Duration
 	// Limits are the server's limits. Zero fields are PyTorch's defaults.
 	Limits tcpstore.Limits
 }
@@ -65,14 +65,14 @@ type Client struct {
 	idle  []*link // the most recently used link is last
 }
 
-// Dial connects to the TCPStore at addr, a host:port. It retries until ctx ends or Options.Mend has
+// Dial connects to the TCPStore at addr, a host:port. It retries until ctx ends or Options.ReconnectTimeout has
 // passed, since this process may have started before the one that hosts the store.
 func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
 	}
 	c := &Client{addr: addr, o: *o, links: map[*link]struct{}{}}
-	c.o.Mend = cmp.Or(o.Mend, 10*time.Second)
+	c.o.ReconnectTimeout = cmp.Or(o.ReconnectTimeout, 10*time.Second)
 	c.o.Limits.Value = cmp.Or(o.Limits.Value, 8<<20)
 	c.o.Limits.Key = cmp.Or(o.Limits.Key, 8<<10)
 	c.calls, c.waits = make(chan struct{}, cmp.Or(o.Conns, 16)), make(chan struct{}, cmp.Or(o.Waits, 256))

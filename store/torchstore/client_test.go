@@ -170,9 +170,9 @@ func TestWhatHostsSay(t *testing.T) {
 	require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=1))"), "1/3 clients joined")
 }
 
-// TestPythonHearsOfALoss checks that an unmodified client that waits for a key of a lost rank
+// TestPythonErrorOfAFailedRank checks that an unmodified client that waits for a key of a lost rank
 // raises an error at once, instead of at its timeout, and that its connection still works.
-func TestPythonHearsOfALoss(t *testing.T) {
+func TestPythonErrorOfAFailedRank(t *testing.T) {
 	s := serve(t, &torchstore.Protocol{Ranks: []string{"ready/{rank}", "part/{rank}/*"}}, nil)
 	h := newHost(t)
 	_, port, _ := strings.Cut(s.addr, ":")

@@ -91,7 +91,7 @@ func (in *inbox) borrow(buf []byte) {
 	}
 }
 
-// giveBack ends the use of a borrowed buffer, or of one for a large message, and copies the unread
+// giveBack ends the use of a shared buffer, or of one for a large message, and copies the unread
 // bytes to a new buffer. Without unread bytes the inbox keeps no buffer.
 func (in *inbox) giveBack() {
 	rest := in.buf[in.r:in.w]

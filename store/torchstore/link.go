@@ -96,7 +96,7 @@ func (l *link) greet(ctx context.Context) error {
 	}
 	var rep tcpstore.Reply
 	if err := rep.Parse(tcpstore.OpPing, 0, message); err != nil || rep.N != nonce {
-		return fmt.Errorf("%w: it answered %q", errStranger, message)
+		return fmt.Errorf("%w: it answered %q", errNoTCPStore, message)
 	}
 	if !stop() {
 		return ctx.Err()
@@ -104,7 +104,7 @@ func (l *link) greet(ctx context.Context) error {
 	return l.conn.SetDeadline(time.Time{})
 }
 
-var errStranger = errors.New("this is no TCPStore of torch 2.2 or later")
+var errNoTCPStore = errors.New("this is no TCPStore of torch 2.2 or later")
 
 // start sends a call. The reading goroutine reports a failure of the connection to the caller.
 func (l *link) start(ctx context.Context, k *call, message []byte) error {
@@ -184,7 +184,7 @@ func (l *link) readAll() error {
 	}
 }
 
-var errUnasked = errors.New("an answer that nobody asked for")
+var errUnasked = errors.New("an answer without a request")
 
 // finish ends a call, and makes the connection available to the next one.
 func (l *link) finish(k *call) {
@@ -243,7 +243,7 @@ func (c *Client) free(ctx context.Context) (*link, error) {
 			return nil, fmt.Errorf("%w: %w", ctx.Err(), before)
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case time.Since(began)+pause > c.o.Mend, errors.Is(err, errStranger), errors.Is(err, store.ErrClosed):
+		case time.Since(began)+pause > c.o.ReconnectTimeout, errors.Is(err, errNoTCPStore), errors.Is(err, store.ErrClosed):
 			return nil, c.unavailable(err)
 		}
 		before = err
@@ -316,7 +316,7 @@ func (c *Client) send(ctx context.Context, slots chan struct{}, reqs ...tcpstore
 		if slots == c.waits { // the server ends the wait with its connection
 			l.giveUp(k)
 		} else { // the call may never end, and it holds a slot
-			time.AfterFunc(c.o.Mend, func() { l.giveUp(k) })
+			time.AfterFunc(c.o.ReconnectTimeout, func() { l.giveUp(k) })
 		}
 		return nil, ctx.Err()
 	}

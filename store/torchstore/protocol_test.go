@@ -271,7 +271,7 @@ func TestBarrier(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, tcpstore.StopWaiting, one.call(tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/alone", N: 1}).N)
-	require.Zero(t, s.prefixed(t, ""), "nothing is left of it, whoever looks")
+	require.Zero(t, s.prefixed(t, ""), "nothing is left of it")
 }
 
 // TestBarrierOfARestartedServer checks that clients in a barrier leave it when the server ends,

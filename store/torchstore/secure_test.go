@@ -62,7 +62,7 @@ func TestRefusedWhereTLSIsWanted(t *testing.T) {
 	defer ours.Close()
 	require.NoError(t, ours.Set(s.ctx, "works", nil, nil))
 	_, err = store.Dial(s.ctx, s.addr, nil)
-	require.ErrorContains(t, err, "TLS", "a client of ours without it hears why, as ever")
+	require.ErrorContains(t, err, "TLS", "a client of ours without it receives the reason")
 	c := s.raw(t) // a client that wraps the protocol in TLS is accepted
 	c.Conn = tls.Client(c.Conn, client)
 	c.send(of(tcpstore.OpValidate))

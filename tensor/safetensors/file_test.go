@@ -49,9 +49,9 @@ func TestWays(t *testing.T) {
 			for range f.All() {
 				break
 			}
-			_, err = f.Tensor("nobody")
+			_, err = f.Tensor("missing")
 			require.ErrorIs(t, err, safetensors.ErrNoTensor)
-			require.ErrorContains(t, err, `tensor "nobody"`)
+			require.ErrorContains(t, err, `tensor "missing"`)
 			kept, err := f.Tensor("u64")
 			require.NoError(t, err)
 			kept.Shape[0] = 99 // the caller's own
@@ -176,7 +176,7 @@ func TestNotAFile(t *testing.T) {
 		require.ErrorContains(t, err, missing)
 		_, err = open(dir)
 		require.ErrorContains(t, err, dir+" is no regular file")
-		_, err = open(pipe) // which nobody writes to
+		_, err = open(pipe) // without a writer
 		require.ErrorContains(t, err, pipe+" is no regular file")
 		_, err = open(saved(t, nil))
 		require.ErrorIs(t, err, safetensors.ErrFormat)

@@ -176,7 +176,7 @@ func TestReferenceAcceptsWhatWeAccept(t *testing.T) {
 			seeds = append(seeds, tc.file)
 		}
 	}
-	told := len(files)
+	listed := len(files)
 	for _, name := range slices.Sorted(maps.Keys(accepted)) {
 		files = append(files, accepted[name].file)
 		seeds = append(seeds, slices.Repeat([][]byte{accepted[name].file}, 10)...)
@@ -193,7 +193,7 @@ func TestReferenceAcceptsWhatWeAccept(t *testing.T) {
 			require.NotNil(t, got, "we accept, it refuses: %q", files[i])
 			requireSame(t, contents{maps.Collect(f.All()), f.Metadata}, *got)
 			both++
-		case i < told:
+		case i < listed:
 			require.Equal(t, must[i], got != nil, "%q: %v", files[i], err)
 		case got != nil:
 			more++

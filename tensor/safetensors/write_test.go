@@ -226,7 +226,7 @@ func inPieces(t *testing.T, w io.Writer, p []byte, n int) {
 	}
 }
 
-// TestWriterMisused wants each mistake told at once, with the tensor's name, and for good. The order is b, a, z.
+// TestWriterMisused checks that each mistake is reported at once, with the tensor's name, and for good. The order is b, a, z.
 func TestWriterMisused(t *testing.T) {
 	all := map[string]safetensors.Info{
 		"a": {DType: tensor.U8, Shape: []int{4}}, "b": {DType: tensor.F32, Shape: []int{1}}, "z": {DType: tensor.U8, Shape: []int{0}},
@@ -274,7 +274,7 @@ func TestWriterMisused(t *testing.T) {
 	}
 }
 
-// TestWriterFails wants what is written to fail to be told with the tensor's name.
+// TestWriterFails checks that a failed write is reported with the tensor's name.
 func TestWriterFails(t *testing.T) {
 	full := errors.New("full")
 	c := contents{tensors: map[string]*tensor.Tensor{"a": filled(tensor.U8, 4), "b": filled(tensor.F32, 1)}}

@@ -42,7 +42,7 @@ func ExampleSplit() {
 	// Output: tree: layers.0: a func() cannot be split
 }
 
-// A config of which nobody has the type.
+// A config without a Go type.
 func ExampleJoin() {
 	tensors := map[string]*tensor.Tensor{"layers.0": tensor.New(tensor.I8, 2)}
 	var config any

@@ -82,7 +82,7 @@ func TestGroupsOfOneName(t *testing.T) {
 	for rank, f := range all.files(t) {
 		own := []*job{a, b}[rank/2].file(t, rank%2)
 		for i := range f.Events {
-			f.Events[i].Group = "everybody"
+			f.Events[i].Group = "another"
 		}
 		own.Host, own.PID, own.Process, f.Process = f.Host, f.PID, fmt.Sprint(rank), fmt.Sprint(rank)
 		files = append(files, f, own)

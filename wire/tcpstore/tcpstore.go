@@ -66,7 +66,7 @@ func (o Op) String() string {
 }
 
 // IsOlder reports whether first, the first bytes of a connection, are those of a client before torch
-// 2.2; more reports that it takes more bytes to tell. Such a client does not send Preface: its first
+// 2.2; more reports that it takes more bytes to decide. Such a client does not send Preface: its first
 // message is a number and the length of a key or of a list.
 func IsOlder(first []byte) (yes, more bool) {
 	const numbers, length = 12, 9 // of torch 2.1; the number and the length

@@ -239,7 +239,7 @@ class Session:
             except Exception as e:  # any error ends the waiting calls
                 line.pipe.close()
                 self._broke(e)
-            line = self._mend()
+            line = self._reconnect()
 
     def _read_on(self, line: Line) -> None:
         """Reads until the connection ends, and raises why."""
@@ -366,7 +366,7 @@ class Session:
             call.end(call.outcome(e))
         self._cond.notify_all()
 
-    def _mend(self) -> Optional[Line]:
+    def _reconnect(self) -> Optional[Line]:
         """Dials until there is a connection, and returns it; None when the session is closed.
 
         Between two pauses it tries every address once: of several replicas, one serves.

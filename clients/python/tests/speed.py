@@ -70,7 +70,7 @@ def run(kind: str, host: str, port: int, rank: int) -> None:
         took = measure(f)
         if rank == 0:
             print(f"{name} {took:.1f}", flush=True)
-    time.sleep(1)  # nobody leaves whom others read from
+    time.sleep(1)  # no rank leaves before the others have read from it
 
 
 def main() -> None:

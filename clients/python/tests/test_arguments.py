@@ -116,7 +116,7 @@ class Wrong(unittest.TestCase):
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             addr = "127.0.0.1:%d" % nobody.getsockname()[1]
         with self.assertRaises(muster_pg.Unavailable):
-            connect(addr, timeout=10**400)  # that is for ever
+            connect(addr, timeout=10**400)  # without a deadline
         for silence in (0, math.inf):
             self.refused("liveness_timeout is ", connect, "127.0.0.1:1", liveness_timeout=silence)
         for bad in ("sixteen characters", bytearray(32), 1):

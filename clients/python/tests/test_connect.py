@@ -21,9 +21,7 @@ _look_up = _connect._look_up
 
 
 def dead(case: unittest.TestCase) -> Tuple[int, Any]:
-    """Returns an address that answers nothing: those who want to connect find no room, and are not
-    told.
-    """
+    """Returns an address that answers nothing: new connections do not fit its backlog."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=0)
     case.addCleanup(listener.close)
     for _ in range(3):
@@ -35,7 +33,7 @@ def dead(case: unittest.TestCase) -> Tuple[int, Any]:
 
 
 def refusing() -> Tuple[int, Any]:
-    """Returns an address where nobody listens."""
+    """Returns an address where no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as s:
         return socket.AF_INET, s.getsockname()
 
@@ -105,7 +103,7 @@ class Connecting(unittest.TestCase):
         self.assertIn('no name server has said in time where "node0" is', self.fails(timeout=0.05))
         release.set()
 
-    def test_a_name_that_nobody_has(self) -> None:
+    def test_a_name_without_an_address(self) -> None:
         def unknown() -> List[Tuple[int, Any]]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -141,7 +139,7 @@ class Connecting(unittest.TestCase):
         store = got()
         thread = store._session._thread
         peer.conn.close()
-        fake.connection()  # it dials again, and nobody says anything
+        fake.connection()  # it dials again, and receives nothing
         store.close()
         self.assertFalse(thread.is_alive())
 

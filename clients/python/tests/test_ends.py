@@ -1,4 +1,4 @@
-"""What is left when something ends: no thread, no socket, and nobody who waits."""
+"""What is left when something ends: no thread, no socket, and no waiting call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from test_store import ADDRESS, Case
 
 
 def threads() -> Set[str]:
-    """Are those that somebody owns: a resolver's is nobody's."""
+    """The threads with an owner: a resolver's thread has none."""
     return {t.name for t in threading.enumerate() if t.name in ("muster reader", "muster sender", "muster trace")}
 
 
@@ -87,7 +87,7 @@ class Ends(Case):
         return out.stdout.decode()
 
     def test_the_interpreter_ends_though_calls_wait(self) -> None:
-        """Has daemons that wait for ever, in both kinds of calls, and large values under way."""
+        """Has daemons that wait without a timeout, in both kinds of calls, and large values under way."""
         self.python("""
             import math, os, threading, muster_pg
             s = muster_pg.Store.connect(os.environ["AT"])

@@ -274,7 +274,7 @@ class Sessions(unittest.TestCase):
             peer.values(wait[2], b"v")
             self.assertEqual(waiting(), [b"v"])
 
-    def test_a_long_request_is_no_silence(self) -> None:
+    def test_a_long_request_keeps_its_connection(self) -> None:
         with self.connected(liveness_timeout=0.6) as (store, peer):
             peer.conn.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
             size = 16 << 20
@@ -334,7 +334,7 @@ class Sessions(unittest.TestCase):
             muster_pg.Store.connect(ways, timeout=10)
 
     def test_a_relay_says_why(self) -> None:
-        """Code UNAVAILABLE: a store may be there soon; LOST: nobody is there; DENIED: that does not
+        """Code UNAVAILABLE: a store may be there soon; LOST: no process listens there; DENIED: that does not
         help to wait for.
         """
         for code, waits in ((Code.UNAVAILABLE, True), (Code.LOST, False), (Code.DENIED, False)):
@@ -384,7 +384,7 @@ class Sessions(unittest.TestCase):
                         self.assertIsInstance(got(), muster_pg.Unavailable)
                         self.assertIn("truncated frame", str(got()))
 
-    def test_strangers(self) -> None:
+    def test_other_servers(self) -> None:
         for says in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail.example.org ESMTP\r\n", _HEADER.pack(0, Op.PING, 0, 0, 0)):
             got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=10, wait=True)
             self.fake.connection().conn.sendall(says)
@@ -408,7 +408,7 @@ class Sessions(unittest.TestCase):
         self.assertIsInstance(got(), muster_pg.Denied)
         self.assertIn("the store did not prove that it knows the secret", str(got()))
 
-    def test_a_store_that_answers_byte_by_byte_keeps_nobody(self) -> None:
+    def test_a_store_that_answers_byte_by_byte_keeps_no_call(self) -> None:
         got = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=0.5)
         p, _ = self.fake.accept()
         with self.assertRaises(OSError):  # the client has left
@@ -466,7 +466,7 @@ class Sessions(unittest.TestCase):
             pipe._out.close()
             self.assertEqual(peer.conn.recv(1), b"")
 
-    def test_a_peer_that_does_not_read_delays_nobody_beyond_a_deadline(self) -> None:
+    def test_a_peer_that_does_not_read_delays_no_call_beyond_a_deadline(self) -> None:
         with self.connected() as (store, peer):
             large: List[Outcome] = [Outcome(store.set, "k", bytes(8 << 20), timeout=0.3) for _ in range(4)]
             for got in large:

@@ -183,7 +183,7 @@ class Keys(Case):
         self.assertEqual(len(raised), 1)
         self.fails(muster_pg.Closed, r'^store: get "k": closed$', s.get, "k")
 
-    def test_a_fork_is_told(self) -> None:
+    def test_a_fork_is_an_error(self) -> None:
         pid = os.fork()
         if pid == 0:
             try:

@@ -34,7 +34,7 @@ def events(text: str) -> List[Dict[str, Any]]:
 
 
 class Slow(io.BytesIO):
-    """A file that takes nothing after its first line until it is told to, and then little at a
+    """A file that takes nothing after its first line until it is released, and then little at a
     time.
     """
 
@@ -165,13 +165,13 @@ class File(unittest.TestCase):
                     pass
             file.go.set()
             trace.release()
-        told = events(file.getvalue().decode())
-        [dropped] = [e for e in told if e["ph"] == "i"]
+        got = events(file.getvalue().decode())
+        [dropped] = [e for e in got if e["ph"] == "i"]
         self.assertEqual((dropped["cat"], dropped["s"], dropped["tid"]), ("dropped", "p", 0))
         left_out = int(dropped["name"].split()[0])
         self.assertGreater(left_out, 100)
         self.assertEqual(dropped["name"], f"{left_out} events left out: the file was too slow")
-        self.assertEqual(len(told) - 1 + left_out, 3001)
+        self.assertEqual(len(got) - 1 + left_out, 3001)
 
     def test_a_file_that_hangs_holds_up_neither_a_failure_nor_the_end(self) -> None:
         file = Slow()
@@ -199,7 +199,7 @@ class File(unittest.TestCase):
         self.assertEqual(logs.output, ["ERROR:muster_pg:the trace traces/rank0.json could not be written: [Errno 28] No space left on device"])
         self.assertEqual((file.lines, file.closed), (2, True))
 
-    def test_after_its_end_nothing_is_told(self) -> None:
+    def test_after_its_end_nothing_is_written(self) -> None:
         trace = _trace.create(self.dir, 0, "h")
         late = Span(trace, "recv", ME)
         trace.hold()

@@ -30,10 +30,10 @@ class StandIn:
 
     def __init__(self, rank, size, store, expiry=3600):
         self.rank, self.world_size, self.store, self.expiry = rank, size, store, expiry
-        self.sent, self.received, self.heard = {}, {}, {}
+        self.sent, self.received, self.consumed = {}, {}, {}
         self.said, self.mine = 0, deque()
         for r in range(size):
-            self.sent[r] = self.received[r] = self.heard[r] = 0
+            self.sent[r] = self.received[r] = self.consumed[r] = 0
 
     def _put(self, key, value):
         while self.mine and time.time() - self.mine[0][1] > self.expiry:
@@ -53,8 +53,8 @@ class StandIn:
 
     def _cast(self, kind, value, src):
         if src != self.rank:
-            value = pickle.loads(self.store.get(f"{kind}/{src}/{self.heard[src]}"))
-            self.heard[src] += 1
+            value = pickle.loads(self.store.get(f"{kind}/{src}/{self.consumed[src]}"))
+            self.consumed[src] += 1
             return value
         key = f"{kind}/{src}/{self.said}"
         self._put(key, value)

@@ -1,4 +1,4 @@
-"""Hosts TCPStores, and does to them what it is told: one Python expression a line, with new and stores in scope; it prints what it gives."""
+"""Hosts TCPStores, and runs commands on them: one Python expression a line, with new and stores in scope; it prints what it gives."""
 
 import sys
 from datetime import timedelta

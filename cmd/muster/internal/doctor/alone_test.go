@@ -83,8 +83,8 @@ func TestEnvironments(t *testing.T) {
 	}
 }
 
-// TestPasswordsAreNotTold checks that a report contains no passwords, because it may be published.
-func TestPasswordsAreNotTold(t *testing.T) {
+// TestNoPasswordsInAReport checks that a report contains no passwords, because it may be published.
+func TestNoPasswordsInAReport(t *testing.T) {
 	d := &doctor.Doctor{System: healthy()}
 	env{"RANK": "0", "WORLD_SIZE": "2", "MUSTER_STORE": "etcd://me:hidden@10.0.0.2:2379"}.with(t, d.System)
 	r := examined(t, d)
@@ -425,9 +425,9 @@ func TestAdviceNamesWhatIsSet(t *testing.T) {
 	}
 }
 
-// TestStrangerWhereTheRanksMeet checks that another program at the port where the ranks meet is
+// TestAnotherServerAtTheAddress checks that another program at the port where the ranks meet is
 // detected without waiting for a timeout.
-func TestStrangerWhereTheRanksMeet(t *testing.T) {
+func TestAnotherServerAtTheAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ended := make(chan struct{})

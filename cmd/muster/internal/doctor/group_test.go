@@ -284,10 +284,10 @@ func TestOnePair(t *testing.T) {
 	well(t, r, 1, 0)
 }
 
-// TestStrangersAtTheDoor checks that a client without the token gets no data.
-func TestStrangersAtTheDoor(t *testing.T) {
+// TestNoDataWithoutTheToken checks that a client without the token gets no data.
+func TestNoDataWithoutTheToken(t *testing.T) {
 	t.Parallel()
-	heard := make(chan error, 1)
+	received := make(chan error, 1)
 	r, _ := job(t, 2, func(rank int, d *doctor.Doctor) {
 		if rank != 1 {
 			return
@@ -306,15 +306,15 @@ func TestStrangersAtTheDoor(t *testing.T) {
 				_, _ = c.Write([]byte(strings.Repeat("x", 26)))
 				n, _ := io.Copy(io.Discard, c)
 				if n == 0 {
-					heard <- nil
+					received <- nil
 				} else {
-					heard <- errors.New("a otherService heard something")
+					received <- errors.New("a otherService received something")
 				}
 			}()
 			return l, nil
 		}
 	})
-	require.NoError(t, <-heard)
+	require.NoError(t, <-received)
 	well(t, r, 0, 0)
 }
 

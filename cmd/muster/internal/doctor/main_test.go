@@ -110,7 +110,7 @@ func examined(t *testing.T, d *doctor.Doctor) *doctor.Report {
 	}
 	problems, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
 	require.NoError(t, err)
-	require.NotNil(t, got, "nothing was told")
+	require.NotNil(t, got, "no report")
 	require.Equal(t, got.Problems, problems)
 	return got
 }
@@ -145,7 +145,7 @@ func job(t *testing.T, n int, bend func(rank int, d *doctor.Doctor)) (*doctor.Re
 	return jobIn(t, n, func(int) context.Context { return t.Context() }, bend)
 }
 
-func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(rank int, d *doctor.Doctor)) (told *doctor.Report, errs []error) {
+func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(rank int, d *doctor.Doctor)) (first *doctor.Report, errs []error) {
 	t.Helper()
 	m := new(store.Memory)
 	defer m.Close()
@@ -180,6 +180,6 @@ func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(ran
 	}
 	require.NoError(t, srv.Close())
 	require.ErrorIs(t, <-served, store.ErrServerClosed)
-	require.NotEmpty(t, reports, "nobody told: %v", errs)
+	require.NotEmpty(t, reports, "no report: %v", errs)
 	return <-reports, errs
 }

@@ -77,7 +77,7 @@ func TestAChangeWhoseAnswerIsLost(t *testing.T) {
 
 func TestNoServer(t *testing.T) {
 	s := current(t)
-	c, p := s.behind(t, &torchstore.Options{Mend: 100 * time.Millisecond})
+	c, p := s.behind(t, &torchstore.Options{ReconnectTimeout: 100 * time.Millisecond})
 	p.Refuse(true)
 	p.Cut(testcluster.FIN)
 	_, err := c.Get(s.ctx, "k")
@@ -159,7 +159,7 @@ func TestWhatIsNoTCPStore(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, `no TCPStore of torch 2.2 or later: it answered "220 "`)
 	none := serve(t, &torchstore.Protocol{}, &store.Server{Access: []store.Access{{Secret: secret}}})
-	_, err = torchstore.Dial(ctx, none.addr, &torchstore.Options{Mend: 50 * time.Millisecond})
+	_, err = torchstore.Dial(ctx, none.addr, &torchstore.Options{ReconnectTimeout: 50 * time.Millisecond})
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	_, err = torchstore.Dial(ctx, "nowhere", nil)
 	require.ErrorIs(t, err, store.ErrInvalid)
@@ -237,7 +237,7 @@ func TestAConnectionThatSaysNothingMoreIsGivenUp(t *testing.T) {
 		}
 		return c, err
 	}
-	c := store.New(dial(t, s.addr, &torchstore.Options{Dial: dialer, Conns: 1, Mend: 50 * time.Millisecond}))
+	c := store.New(dial(t, s.addr, &torchstore.Options{Dial: dialer, Conns: 1, ReconnectTimeout: 50 * time.Millisecond}))
 	require.NoError(t, c.Set(s.ctx, "k", []byte("1"), nil))
 	close(from)
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Millisecond)

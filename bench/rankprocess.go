@@ -47,8 +47,8 @@ func (w *wires) traffic() (sum traffic) {
 
 func (t traffic) emit() { emit("%d %d %d", t.out, t.in, t.resent) }
 
-// crowd is the ranks of one process.
-type crowd struct {
+// rankProcess is the ranks of one process.
+type rankProcess struct {
 	addrs       []string // of the store, or of its relays, each of which serves host ranks
 	host        int
 	first, size int
@@ -60,16 +60,16 @@ type crowd struct {
 	broken int
 }
 
-func newCrowd(addrs string, host, first, end, size int) *crowd {
-	return &crowd{
+func newRankProcess(addrs string, host, first, end, size int) *rankProcess {
+	return &rankProcess{
 		addrs: strings.Split(addrs, " "), host: host, first: first, size: size,
 		stores: make([]*store.Store, end-first), members: make([]wire.Contribution, end-first),
 	}
 }
 
-// beCrowd runs the role of the ranks FIRST to END (exclusive) of SIZE, HOST of them at each of
-// ADDRS: crowd ADDRS FIRST END SIZE HOST. It answers each step with its duration.
-func beCrowd(args []string) error {
+// runRankProcess runs the role of the ranks FIRST to END (exclusive) of SIZE, HOST of them at each of
+// ADDRS: rank-process ADDRS FIRST END SIZE HOST. It answers each step with its duration.
+func runRankProcess(args []string) error {
 	var first, end, size, host int
 	for i, into := range []*int{&first, &end, &size, &host} {
 		n, err := strconv.Atoi(args[1+i])
@@ -78,7 +78,7 @@ func beCrowd(args []string) error {
 		}
 		*into = n
 	}
-	c := newCrowd(args[0], host, first, end, size)
+	c := newRankProcess(args[0], host, first, end, size)
 	steps := map[string]func(ctx context.Context, i int) error{
 		"connect": c.connect, "join": c.join, "barrier": c.barrier, "all-gather 64 B": c.allGather, "broadcast 1 KiB": c.broadcast, "broken": c.ping,
 	}
@@ -105,7 +105,7 @@ func beCrowd(args []string) error {
 }
 
 // each runs step for all ranks concurrently.
-func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
+func (c *rankProcess) each(step func(i int) error) (took time.Duration, err error) {
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i := range c.stores {
@@ -122,28 +122,28 @@ func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
 	return time.Since(began), err
 }
 
-// crowded is the liveness timeout for processes that outnumber the machine's cores by far, and so
+// oversubscribed is the liveness timeout for processes that outnumber the machine's cores by far, and so
 // may be stopped for long. Processes on hosts of their own would not be.
-const crowded = 15 * time.Second
+const oversubscribed = 15 * time.Second
 
 const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks transfers 7 GB
 
-func (c *crowd) connect(ctx context.Context, i int) error {
+func (c *rankProcess) connect(ctx context.Context, i int) error {
 	// without a retry: a reset is an error
-	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, LivenessTimeout: crowded})
+	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, LivenessTimeout: oversubscribed})
 	c.stores[i] = s
 	return err
 }
 
-func (c *crowd) join(ctx context.Context, i int) error {
+func (c *rankProcess) join(ctx context.Context, i int) error {
 	rank := c.first + i
-	roll, err := c.stores[i].Join(ctx, wire.Contribution{Group: "crowd", Rank: rank, Size: c.size, Label: "rank " + strconv.Itoa(rank)}, []byte(net.IPv4zero))
-	c.members[i] = wire.Contribution{Generation: roll.Generation, Rank: rank}
+	membership, err := c.stores[i].Join(ctx, wire.Contribution{Group: "rank-process", Rank: rank, Size: c.size, Label: "rank " + strconv.Itoa(rank)}, []byte(net.IPv4zero))
+	c.members[i] = wire.Contribution{Generation: membership.Generation, Rank: rank}
 	return err
 }
 
 // collect calls a verb for one rank, and checks the number of values and their length.
-func (c *crowd) collect(ctx context.Context, i int, of wire.Contribution, payload []byte, values, length int) error {
+func (c *rankProcess) collect(ctx context.Context, i int, of wire.Contribution, payload []byte, values, length int) error {
 	c.members[i].Seq++
 	of.Generation, of.Rank, of.Seq = c.members[i].Generation, c.members[i].Rank, c.members[i].Seq
 	got, err := c.stores[i].Collect(ctx, of, payload)
@@ -158,15 +158,15 @@ func (c *crowd) collect(ctx context.Context, i int, of wire.Contribution, payloa
 	return err
 }
 
-func (c *crowd) barrier(ctx context.Context, i int) error {
+func (c *rankProcess) barrier(ctx context.Context, i int) error {
 	return c.collect(ctx, i, wire.Contribution{Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil, 0, 0)
 }
 
-func (c *crowd) allGather(ctx context.Context, i int) error {
+func (c *rankProcess) allGather(ctx context.Context, i int) error {
 	return c.collect(ctx, i, wire.Contribution{Root: -1, Verb: "all-gather", Want: wire.WantAll}, make([]byte, 64), c.size, 64)
 }
 
-func (c *crowd) broadcast(ctx context.Context, i int) error {
+func (c *rankProcess) broadcast(ctx context.Context, i int) error {
 	var payload []byte
 	if c.members[i].Rank == 0 {
 		payload = make([]byte, 1<<10)
@@ -175,7 +175,7 @@ func (c *crowd) broadcast(ctx context.Context, i int) error {
 }
 
 // ping checks the connection of rank i.
-func (c *crowd) ping(ctx context.Context, i int) error {
+func (c *rankProcess) ping(ctx context.Context, i int) error {
 	_, err := c.stores[i].Revision(ctx)
 	return err
 }
@@ -190,7 +190,7 @@ func beRelays(args []string) error {
 	var w wires
 	var addrs []string
 	for range count {
-		addr, stop, err := serveRelay(args[0], &store.DialOptions{Dial: w.dial, LivenessTimeout: crowded})
+		addr, stop, err := serveRelay(args[0], &store.DialOptions{Dial: w.dial, LivenessTimeout: oversubscribed})
 		if err != nil {
 			return err
 		}
