@@ -56,7 +56,7 @@ func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*clientCon
 	var last error // of the attempt before
 	for tries, pause := 1, 5*time.Millisecond; ; tries++ {
 		l, err := d.dial(ctx, hello)
-		if err != nil && last != nil && ctx.Err() != nil {
+		if err != nil && last != nil && transport.ContextErr(ctx) != nil {
 			err = last // ctx interrupted this attempt: its error says nothing about the store
 		}
 		last = err

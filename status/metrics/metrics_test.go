@@ -85,10 +85,10 @@ func TestMetrics(t *testing.T) {
 	r := registryOf(t, said{status: everything})
 	want := `
 # TYPE muster_groups gauge
-muster_groups{state="forming"} 0
-muster_groups{state="idle"} 1
 muster_groups{state="closed"} 0
 muster_groups{state="failed"} 0
+muster_groups{state="forming"} 0
+muster_groups{state="idle"} 1
 muster_groups{state="waiting"} 1
 # TYPE muster_longest_wait_seconds gauge
 muster_longest_wait_seconds{kind="key"} 90

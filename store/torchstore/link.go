@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 	"github.com/muster-pg/muster/wire/tcpstore"
@@ -236,13 +237,14 @@ func (c *Client) free(ctx context.Context) (*link, error) {
 	var before error // of the last attempt that ctx did not interrupt
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		l, err := c.connect(ctx)
+		interrupted := transport.ContextErr(ctx)
 		switch {
 		case err == nil:
 			return l, nil
-		case ctx.Err() != nil && before != nil:
-			return nil, fmt.Errorf("%w: %w", ctx.Err(), before)
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
+		case interrupted != nil && before != nil:
+			return nil, fmt.Errorf("%w: %w", interrupted, before)
+		case interrupted != nil:
+			return nil, interrupted
 		case time.Since(began)+pause > c.o.ReconnectTimeout, errors.Is(err, errNoTCPStore), errors.Is(err, store.ErrClosed):
 			return nil, c.unavailable(err)
 		}
