@@ -26,6 +26,8 @@ def text(bad: Bad, name: str, v: Any) -> str:
     """Returns a str that has bytes."""
     if not isinstance(v, str):
         raise of_type(bad, name, "a str", v)
+    if v.isascii():
+        return v
     try:
         v.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as e:

@@ -15,6 +15,8 @@ from ._wire import Code, Op, Reply, Request
 
 RANKED = frozenset({Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.EXPIRED, Op.SEND_READY, Op.CLOSE_CHANNEL, Op.ACK})
 
+_HAS_LISTS = frozenset({Op.WAIT, Op.TAKE, Op.LIST, Op.WATCH})
+
 
 class NoAnswer(Exception):
     """A call has no answer from the store: why, and what the error is that its caller gets."""
@@ -54,23 +56,25 @@ class Call:
         self.line: Optional[Line] = None  # that it was sent on last
         self.reply = Reply()
         self.error: Optional[NoAnswer] = None
+        self.ended = False
         self._done = threading.Lock()
         self._done.acquire()
 
-    def answer(self, rep: Reply) -> None:
-        """Notes the answer. One that has less than the call asks for is none."""
-        keys, values, nums = len(rep.keys or ()), len(rep.values or ()), len(rep.nums or ())
-        if self.op in (Op.WAIT, Op.TAKE):
-            fits = values == self._keys
-        else:
-            fits = self.op not in (Op.LIST, Op.WATCH) or values == keys and nums == 2 * keys
-        if rep.code == Code.OK and not fits:
-            raise _wire.Malformed("an answer without all that was asked for")
+    def answer(self, rep: Reply) -> Optional[_wire.Malformed]:
+        """Notes the answer, and returns the error of one that has less than the call asks for."""
+        if self.op in _HAS_LISTS and rep.code == Code.OK:
+            keys, values, nums = len(rep.keys or ()), len(rep.values or ()), len(rep.nums or ())
+            if values != self._keys if self.op in (Op.WAIT, Op.TAKE) else values != keys or nums != 2 * keys:
+                return _wire.Malformed("an answer without all that was asked for")
         self.reply = rep
+        return None
 
     def end(self, error: Optional[NoAnswer] = None) -> None:
-        self.error = error
-        self._done.release()
+        """Ends it. The first outcome counts."""
+        if not self.ended:
+            self.error = error
+            self.ended = True
+            self._done.release()
 
     def wait(self, until: float) -> bool:
         """Reports whether it has ended by then."""

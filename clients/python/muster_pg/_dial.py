@@ -176,6 +176,7 @@ class Line:
         self.addr = addr  # host:port
         self.limit = _HELLO_LIMIT
         self.welcome = Reply()
+        self.error: Optional[Exception] = None  # why a caller that read could not go on; the session's thread ends the connection
         self._in = bytearray()
 
     def read(self, timeout: float, until: float = math.inf) -> Tuple[_wire.Header, bytes]:
@@ -183,6 +184,15 @@ class Line:
 
         Nothing in that time, or not all of it until then, is socket.timeout, the end EOFError.
         """
+        if not self._in:
+            b = self.pipe.receive(timeout, until)
+            if not b:
+                raise EOFError("EOF")
+            if len(b) >= _wire.HEADER_LEN:
+                h = _wire.parse_header(b, self.limit)
+                if len(b) == _wire.HEADER_LEN + h.length:  # one frame, as an answer mostly is
+                    return h, b[_wire.HEADER_LEN :]
+            self._in += b
         while True:
             if len(self._in) >= _wire.HEADER_LEN:
                 h = _wire.parse_header(self._in, self.limit)

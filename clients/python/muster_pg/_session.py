@@ -1,9 +1,9 @@
 """A session with a store: calls that many threads share, and one connection at a time.
 
 A thread of the session's own reads for all, so that it answers the store's probes regardless of the
-callers. When the connection breaks, it dials again, takes the session up, and repeats what has no
-answer: what changes something under its number, so that it takes effect once, the rest under its
-id.
+callers; a caller may read its own answer meanwhile (see Turn). When the connection breaks, the
+thread dials again, takes the session up, and repeats what has no answer: what changes something
+under its number, so that it takes effect once, the rest under its id.
 """
 
 from __future__ import annotations
@@ -14,40 +14,24 @@ import random
 import socket
 import threading
 import time
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Optional
 
 from . import _dial, _wire
-from ._call import Call, NoAnswer, Numbers, Scope
+from ._call import NoAnswer, Numbers
+from ._calls import Calls, Goodbye
 from ._connect import Attempt
 from ._dial import Dialer, Line, Refusal
-from ._errors import (
-    Compacted,
-    Denied,
-    Error,
-    Invalid,
-    ProtocolError,
-    SessionLost,
-    Unavailable,
-    kind_of,
-    words_of,
-)
+from ._errors import Compacted, Denied, Error, Invalid, ProtocolError, SessionLost, Unavailable, kind_of, words_of
 from ._wire import Code, Op, Reply, Request
 
-GRACE = 0.25  # seconds that a verb waits past its deadline for the store's own word
-_DECIDES = frozenset({Op.JOIN, Op.COLLECT, Op.RECV})
-_MOST_NUMBERED = 1000  # open at a time: the store keeps its answers for so many
 _FIRST_PAUSE, _MOST_PAUSE = 0.005, 0.25
 _MEND = 5.0  # seconds for which a store that keeps nothing is looked for: its sessions are lost by then
-_MAX_BACKOFF = 0.1  # seconds until a request is sent again that the store could not queue
 _GOODBYE = 1.0  # seconds that close waits for the store to receive it
+_STAY = 0.1  # seconds for which the session's thread reads on, when callers overlap
 _ASK_AFTER, _ASK_EVERY = 2, 5  # ticks; one is a tenth of the liveness timeout, or a second
 
 
-class _Goodbye(Exception):
-    """The store has shut down."""
-
-
-class Session:
+class Session(Calls):
     """One session.
 
     Its threads are daemons: a process that ends without close is lost to the store, as it should
@@ -55,24 +39,9 @@ class Session:
     """
 
     def __init__(self, dialer: Dialer, line: Line) -> None:
+        super().__init__(dialer.target, line)
         self._dialer = dialer  # of the thread
-        self.target = dialer.target
-        self._pid = os.getpid()
         self._attempt = Attempt()  # to take the session up again
-        self._cond = threading.Condition(threading.Lock())  # its lock protects the fields below
-        self._line: Optional[Line] = line
-        self._calls: Dict[int, Call] = {}
-        self._cancelled: Dict[int, Request] = {}  # the cancels of calls that the store was asked to give up
-        self._last = 0
-        self._numbers = Numbers()
-        self._closed = False
-        self._wanted = False  # a call waits for a connection
-        self._tick_time = min(self.target.silence / 10, 1.0)
-        self._fruitless = 0  # connections in a row that have ended without an answer; of the thread
-        self._silent = 0  # ticks since something came, while calls wait
-        self._since = 0.0  # when the connection ended; 0 while there is one
-        self._why = NoAnswer(Code.UNAVAILABLE)  # it did
-        self._lost: Optional[NoAnswer] = None  # why the first session is not this one
         self._welcome(line.welcome)
         self._thread = threading.Thread(target=self._run, args=(line,), name="muster reader", daemon=True)
         try:
@@ -85,128 +54,7 @@ class Session:
         self._id, self._incarnation, self._token = w.n, w.rev, w.value
         self._durable = bool(w.nums) and w.nums is not None and w.nums[0] != 0
         self._relayed = _dial.relayed(w)  # then a refused connection does not mean that the store is gone
-        self._joined: Set[int] = set()
-        self._leases: Set[int] = set()
-
-    def do(self, call: Call, until: float) -> Reply:
-        """Returns the store's answer, or raises NoAnswer.
-
-        A call that waits is given a little more than until, for the store's word.
-        """
-        self._check_process()
-        try:
-            self._register(call, until)
-            if call.wait(until) or call.op in _wire.WAITS and call.wait(time.monotonic() + GRACE):
-                return _result(call)
-        except BaseException:  # a signal: the caller does not wait any more
-            self._give_up(call)
-            raise
-        sent = self._give_up(call, Code.TIMEOUT)
-        if sent is None:  # the answer came just now
-            call.wait(math.inf)
-            return _result(call)
-        raise self._late(call, sent)
-
-    def _check_process(self) -> None:
-        """Refuses a fork of the process, before it touches a lock: a thread that the fork does not
-        have may have held it.
-        """
-        if os.getpid() != self._pid:
-            raise NoAnswer(Code.CLOSED, detail="it was opened in another process, of which this is a fork")
-
-    def _register(self, call: Call, until: float) -> None:
-        """Gives a call its id, and sends it if there is a connection."""
-        with self._cond:
-            if call.numbered and not self._cond.wait_for(lambda: self._room(call), min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX)):
-                raise self._late(call, False)
-            if self._closed:
-                raise NoAnswer(Code.CLOSED)
-            if call.scope is not None and call.scope.ended:
-                raise NoAnswer(Code.CANCELLED)
-            self._refuse(call)
-            self._last += 1
-            call.id = self._last
-            self._calls[call.id] = call
-            if call.numbered:
-                self._numbers.held += 1
-            if self._line is None:
-                self._wanted = True
-                self._cond.notify_all()
-            else:
-                self._transmit(call, self._line)
-
-    def _room(self, call: Call) -> bool:
-        if self._closed or call.scope is not None and call.scope.ended or self._numbers.held < _MOST_NUMBERED:
-            return True
-        self._wanted = self._line is None
-        return False
-
-    def _refuse(self, call: Call) -> None:
-        """Refuses what is in the name of a rank, or a lease, of a session that is lost."""
-        if self._lost is None:
-            return
-        if call.ranked and call.generation not in self._joined:
-            raise NoAnswer(Code.UNAVAILABLE, self._lost.what, "the session in which this rank joined is lost", also=self._lost.also)
-        if call.lease and call.lease not in self._leases:
-            raise NoAnswer(Code.NOT_FOUND, detail="the session of its lease is lost")
-
-    def _transmit(self, call: Call, line: Line) -> None:
-        """Sends a call. Called with the lock, which keeps numbers in their order."""
-        try:
-            if call.numbered and call.number == 0:
-                call.number = self._numbers.next(call)
-            call.line = line
-            _wire.address(call.frame, call.id, call.number, self._numbers.acked)
-            line.pipe.send(call.frame)
-        except BaseException:  # a signal: without its number, those behind it would wait
-            line.pipe.kill()
-            raise
-
-    def _give_up(self, call: Call, code: Code = Code.CANCELLED) -> Optional[bool]:
-        """Gives a call up, and returns whether it had been sent; None if it is answered."""
-        with self._cond:
-            if self._calls.pop(call.id, None) is None:
-                return None
-            self._cancel(call, code)
-            self._numbers.abandon(call)
-            return call.line is not None
-
-    def _cancel(self, call: Call, code: Code, why: str = "") -> None:
-        """Asks the store to give up a call that waits there, since its deadline has passed
-        (TIMEOUT) or it is CANCELLED. Called with the lock.
-        """
-        if call.op in _wire.WAITS and call.id not in self._cancelled:
-            req = self._cancelled[call.id] = Request(Op.CANCEL, id=call.id, group=_wire.Contribution(no=code, reason=why))
-            if self._line is not None:
-                self._line.pipe.send(_wire.encode(req))
-
-    def end(self, scope: Scope, why: str) -> None:
-        """Ends the calls of scope, and refuses later ones: when it returns, the store gets no
-        further request of scope. Calls that wait at the store are cancelled; each call has GRACE to
-        get its answer. why is the reason that other ranks get.
-        """
-        self._check_process()
-        with self._cond:
-            scope.ended = True
-            for call in self._of(scope):
-                self._cancel(call, Code.CANCELLED, why)
-            self._cond.notify_all()  # calls that wait for a number
-            self._cond.wait_for(lambda: not self._of(scope), GRACE)
-            self._end_calls(self._of(scope), NoAnswer(Code.CANCELLED))
-
-    def _of(self, scope: Scope) -> List[Call]:
-        return [call for call in self._calls.values() if call.scope is scope]
-
-    def _late(self, call: Call, sent: bool) -> NoAnswer:
-        """Is the error of a call whose deadline has passed: it says what is known of the store."""
-        what = words_of(Code.TIMEOUT)
-        e = NoAnswer(Code.TIMEOUT, what)
-        if self._since:
-            since = time.monotonic() - self._since
-            e = NoAnswer(Code.TIMEOUT, what, f"not connected for {since:.3g}s: {self._why.detail}", self.target.addr)
-        elif self._silent:
-            e = NoAnswer(Code.TIMEOUT, what, f"nothing received from the store for {self._silent * self._tick_time:.3g}s", self.target.addr)
-        return e.unknown() if sent and call.numbered else e
+        self._joined, self._leases = set(), set()
 
     def close(self) -> None:
         """Says goodbye, and waits shortly until the store has received it.
@@ -220,6 +68,7 @@ class Session:
             self._end_calls(list(self._calls.values()), NoAnswer(Code.CLOSED))
             line = self._line
             self._cond.notify_all()
+        self._turn.give_back(need=True)
         if line is None:
             self._attempt.end()
         elif first:
@@ -233,6 +82,7 @@ class Session:
 
     def _run(self, first: Line) -> None:
         line: Optional[Line] = first
+        self._turn.begin()
         while line is not None:
             try:
                 self._read_on(line)
@@ -243,7 +93,10 @@ class Session:
 
     def _read_on(self, line: Line) -> None:
         """Reads until the connection ends, and raises why."""
+        stay = 0.0
         while True:
+            if line.error is not None:
+                raise line.error
             try:
                 h, body = line.read(self._tick_time)
             except socket.timeout:
@@ -253,77 +106,10 @@ class Session:
                     raise socket.timeout("another process leads the store") from None
             else:
                 self._received(line, h, body)
-
-    def _received(self, line: Line, h: _wire.Header, body: bytes) -> None:
-        self._silent = 0
-        if h.id == 0:
-            if h.op == Op.GOODBYE:
-                raise _Goodbye("it has shut down")
-            if h.op == Op.PROBE:
-                line.pipe.send(_wire.encode(Request(Op.PROBE)))
-            return
-        self._fruitless = 0
-        if h.op == Op.GOODBYE:
-            self._refused(h, body)
-            return
-        if h.code == Code.AGAIN and h.id in self._calls:
-            timer = threading.Timer(random.uniform(0.01, _MAX_BACKOFF), self._send_again, (h.id, line))
-            timer.daemon = True
-            timer.start()
-            return
-        with self._cond:
-            call = self._calls.pop(h.id, None)
-            self._cancelled.pop(h.id, None)
-            held = self._numbers.held
-            self._numbers.answered(h.id, call)
-            if self._numbers.held < held or call is not None and call.scope is not None and call.scope.ended:
-                self._cond.notify_all()
-        if call is None:
-            return  # a cancel's answer, or that of a call that was given up
-        try:
-            call.answer(_wire.parse_reply(h, body))
-        except Exception as e:
-            call.end(self._broken(e))
-            raise
-        if h.code == Code.OK:
-            self._note(call)
-        call.end()
-
-    def _send_again(self, call_id: int, line: Line) -> None:
-        """Sends a call again that the store could not queue, unless it was cancelled or
-        its connection has ended.
-        """
-        with self._cond:
-            call = self._calls.get(call_id)
-            if call is None or self._line is not line:
-                return
-            self._transmit(call, line)
-            if call_id in self._cancelled:
-                line.pipe.send(_wire.encode(self._cancelled[call_id]))
-
-    def _refused(self, h: _wire.Header, body: bytes) -> None:
-        """Ends the call whose frame the store cannot read: to send it again would bring that again.
-
-        Its number is skipped when the session is resumed.
-        """
-        reply = _wire.parse_reply(h, body)
-        with self._cond:
-            call = self._calls.pop(h.id, None)
-            self._cancelled.pop(h.id, None)
-            if call is not None:
-                self._numbers.abandon(call)
-        if call is not None:
-            call.end(NoAnswer(reply.code, words_of(reply.code), "the store refuses the request: " + reply.detail, self.target.addr, kind_of(reply.code)))
-
-    def _note(self, call: Call) -> None:
-        """Notes that a rank has joined in this session, or that a lease is its."""
-        with self._cond:
-            if call.op == Op.JOIN:
-                self._joined.add(call.reply.rev)
-            elif call.op == Op.GRANT:
-                self._leases.add(call.reply.n)
-            elif call.op == Op.REVOKE:
-                self._leases.discard(call.lease)
+                if not self._calls and time.monotonic() > stay:
+                    self._turn.lend()
+                    if len(self._calls) > 1:
+                        stay = time.monotonic() + _STAY
 
     def _tick(self, line: Line) -> bool:
         """Is a tick in which nothing came: the store is asked, and given up in the end."""
@@ -342,29 +128,15 @@ class Session:
                 line.pipe.send(_wire.encode(Request(Op.PING)))
             return True
 
-    def _broken(self, e: Exception) -> NoAnswer:
-        """Is why a connection has ended."""
-        code = Code.LEFT if isinstance(e, _Goodbye) else Code.UNAVAILABLE
-        detail = "it closed the connection" if isinstance(e, EOFError) else _dial.words(e)
-        return NoAnswer(code, words_of(Code.UNAVAILABLE), detail, self.target.addr, (Unavailable,))
-
     def _broke(self, error: Exception) -> None:
         with self._cond:
             self._line, self._since, self._silent = None, time.monotonic(), 0
             self._fruitless += 1
             self._why = self._broken(error)
             self._wanted = True  # also without calls: the session is kept
-            if isinstance(error, _wire.Malformed) or isinstance(error, _Goodbye) and not self._durable:
+            if isinstance(error, _wire.Malformed) or isinstance(error, Goodbye) and not self._durable:
                 self._end_calls(list(self._calls.values()), self._why)
                 self._wanted = False  # the next call tries
-
-    def _end_calls(self, calls: Sequence[Call], e: NoAnswer) -> None:
-        """Ends calls with e. Called with the lock."""
-        for call in calls:
-            del self._calls[call.id]
-            self._numbers.abandon(call)
-            call.end(call.outcome(e))
-        self._cond.notify_all()
 
     def _reconnect(self) -> Optional[Line]:
         """Dials until there is a connection, and returns it; None when the session is closed.
@@ -485,9 +257,3 @@ class Session:
             line.pipe.send(_wire.encode(cancel))
         # A call that was given up may never have arrived: then there is no answer to wait for.
         self._cancelled = {call_id: cancel for call_id, cancel in self._cancelled.items() if call_id in self._calls}
-
-
-def _result(call: Call) -> Reply:
-    if call.error is not None:
-        raise call.error
-    return call.reply

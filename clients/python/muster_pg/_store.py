@@ -22,6 +22,7 @@ _PAGE = 1000  # entries that one round trip of list brings
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 _S = TypeVar("_S", bound="Store")
+_Subject = Tuple[str, Sequence[str], str]  # the key, keys and group of a request, without the prefix
 
 
 @dataclass(frozen=True)
@@ -281,21 +282,24 @@ class Store:
         """Has the store answer req, with the prefix in front of its keys; an answer with another
         code is an error.
         """
-        op = op or req.op.text
-        shown = _subject(req)
-        req.key = self._prefix + req.key if req.op not in _NO_KEY else req.key
-        req.keys = [self._prefix + k for k in req.keys]
-        if req.op == Op.JOIN:
-            req.group.group = self._prefix + req.group.group
+        subject, prefix = (req.key, req.keys, req.group.group), self._prefix
+        if prefix:
+            if req.op not in _NO_KEY:
+                req.key = prefix + req.key
+            if req.keys:
+                req.keys = [prefix + k for k in req.keys]
+            if req.op == Op.JOIN:
+                req.group.group = prefix + req.group.group
         try:
-            rep = self._call(req, shown, until)
+            rep = self._call(req, subject, until)
         except NoAnswer as e:
             detail = f"{e.addr}: {e.detail}" if e.addr else e.detail
-            raise store_error(op, shown, e.code, detail, also=e.also, what=e.what) from None
-        n = len(self._prefix)
-        rep.keys = rep.keys and [k[n:] for k in rep.keys]
-        if rep.code in (Code.OK, also_ok):
+            raise store_error(op or req.op.text, _shown(subject), e.code, detail, also=e.also, what=e.what) from None
+        if rep.keys and prefix:
+            rep.keys = [k[len(prefix) :] for k in rep.keys]
+        if rep.code == Code.OK or rep.code == also_ok:
             return rep
+        op, shown = op or req.op.text, _shown(subject)
         if req.op == Op.WAIT and rep.keys:
             shown = _named(rep.keys)
         error = store_error(op, shown, rep.code, rep.detail or (rep.failure.reason if rep.failure else ""), rep.failure)
@@ -303,7 +307,7 @@ class Store:
             error.value = rep.value
         raise error
 
-    def _call(self, req: Request, shown: str, until: float) -> Reply:
+    def _call(self, req: Request, subject: _Subject, until: float) -> Reply:
         left = until - time.monotonic()
         if left <= 0:
             raise NoAnswer(Code.TIMEOUT)
@@ -311,7 +315,7 @@ class Store:
             req.timeout = nanoseconds(left)
         call = Call(req, self._scope)
         if len(call.frame) > _wire.MAX_KEY:  # nothing is beyond a limit in a shorter one
-            _check(req, shown)
+            _check(req, _shown(subject))
         return self._session.do(call, until)
 
     def _collect(self, req: Request, until: float) -> Tuple[List[bytes], int]:
@@ -369,7 +373,9 @@ def _bad(op: str, key: object = "") -> Bad:
 
 
 def _keys(bad: Bad, keys: Sequence[str]) -> List[str]:
-    return [_arguments.text(bad, f"key {i}", k) for i, k in enumerate(keys)]
+    for i, k in enumerate(keys):
+        _arguments.text(bad, f"key {i}", k)
+    return list(keys)
 
 
 def unknown(e: StoreError) -> StoreError:
@@ -414,8 +420,10 @@ def _check(req: Request, shown: str) -> None:
         raise bad(f"{total} bytes in one request, the limit is {_wire.MAX_VALUE}")
 
 
-def _subject(req: Request) -> str:
-    return _named(req.keys) if req.keys and not req.key else _clip(req.key or req.group.group)
+def _shown(subject: _Subject) -> str:
+    """What an error shows of a request."""
+    key, keys, group = subject
+    return _named(keys) if keys and not key else _clip(key or group)
 
 
 def _named(keys: Sequence[str]) -> str:

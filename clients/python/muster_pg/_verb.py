@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 from . import _arguments, _objects, _wire
 from ._arguments import Value
 from ._errors import Error, Invalid, Kinds, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
-from ._session import GRACE
+from ._calls import GRACE
 from ._span import Span
 from ._wire import WANT_NOTHING, Code, Contribution, Op, Request, Failure
 

@@ -125,7 +125,7 @@ class TooLong(Malformed):
     """A frame that is longer than may be."""
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class Contribution:
     """One rank's part of a group verb."""
 
@@ -148,6 +148,9 @@ class Contribution:
     reason: str = ""
 
 
+_NONE = Contribution()  # of requests that are of no group
+
+
 @dataclass
 class Request:
     """One call. Which fields an operation has is a table of docs/reference/protocol.md."""
@@ -167,7 +170,7 @@ class Request:
     rev: int = 0
     lease: int = 0
     resume: int = 0
-    group: Contribution = field(default_factory=Contribution)
+    group: Contribution = _NONE
 
 
 @dataclass
@@ -211,7 +214,10 @@ class Header(NamedTuple):
     id: int
 
 
+_OPS = {int(op): op for op in Op}
+_ALL_CODES = {int(code): code for code in Code}
 _HEADER = struct.Struct("<IBBHQ")
+_REV_N = struct.Struct("<Qq")
 _U8 = struct.Struct("<B")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
@@ -224,6 +230,8 @@ _VOTE_TAIL = struct.Struct("<iBBB")
 # Parts of a request's body.
 _TIMEOUT, _KEY, _KEYS, _VALUE, _OLD, _DELTA, _TTL, _READS, _REV = (1 << i for i in range(9))
 _MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL = (1 << i for i in range(9, 18))
+
+_OF_GROUP = _MEMBER | _FORM | _CALL | _VOTE | _NO
 
 _FIELDS = {
     Op.HELLO: _TIMEOUT | _KEY | _VALUE | _OLD | _RESUME,
@@ -290,7 +298,7 @@ def encode(r: Request) -> bytearray:
     if f & _KEY:
         out += _string(r.key)
     if f & _KEYS:
-        out += _U32.pack(len(r.keys)) + b"".join(_string(k) for k in r.keys)
+        out += _U32.pack(len(r.keys)) + b"".join([_string(k) for k in r.keys])
     if f & _VALUE and r.value is not None:
         flags |= _FLAG_VALUE
         out += _bytes(r.value)
@@ -314,9 +322,10 @@ def encode(r: Request) -> bytearray:
     if f & _RESUME and r.resume:
         flags |= _FLAG_RESUME
         out += _NUMBERS.pack(r.resume, r.rev)
-    if f & _NO and r.group.no:
-        flags |= _FLAG_NO
-    _contribution(out, r.group, f)
+    if f & _OF_GROUP:
+        if f & _NO and r.group.no:
+            flags |= _FLAG_NO
+        _contribution(out, r.group, f)
     _HEADER.pack_into(out, 0, len(out) - HEADER_LEN, r.op, flags, 0, r.id)
     return out
 
@@ -349,9 +358,9 @@ def parse_header(b: Union[bytes, bytearray], limit: int = MAX_REPLY) -> Header:
     if length > limit:
         raise TooLong(f"frame too large: op({op}) of {length} bytes, the limit is {limit}")
     try:
-        return Header(length, Op(op), flags, Code(code), call)
-    except ValueError as e:
-        raise Malformed(str(e)) from None
+        return Header(length, _OPS[op], flags, _ALL_CODES[code], call)
+    except KeyError as e:
+        raise Malformed(f"unknown operation or code {e}") from None
 
 
 class _Parser:
@@ -369,7 +378,11 @@ class _Parser:
         return self._b[at : at + n]
 
     def num(self, s: struct.Struct) -> int:
-        n: int = s.unpack(self.take(s.size))[0]
+        at = self._at
+        self._at = at + s.size
+        if self._at > len(self._b):
+            raise Malformed("truncated frame")
+        n: int = s.unpack_from(self._b, at)[0]
         return n
 
     def flag(self) -> bool:
@@ -431,10 +444,13 @@ class _Parser:
 
 def parse_reply(h: Header, body: bytes) -> Reply:
     """Parses the body of the frame with header h."""
+    r = Reply(h.code)
+    if h.flags == 1 and len(body) == _REV_N.size:  # that of most changes
+        r.rev, r.n = _REV_N.unpack(body)
+        return r
     p = _Parser(body)
-    r = Reply(code=h.code)
     if h.flags & 1:
-        r.rev, r.n = p.num(_U64), p.num(_I64)
+        r.rev, r.n = _REV_N.unpack(p.take(_REV_N.size))
     if h.flags & 2:
         r.detail = p.string()
     if h.flags & 4:

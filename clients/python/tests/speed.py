@@ -2,9 +2,12 @@
 StatelessProcessGroup on one.
 
     speed.py muster HOST:PORT        speed.py torch HOST:PORT        speed.py vllm HOST:PORT
+    speed.py ratio HOST:PORT
 
 All of them on the store that "muster serve" serves there. Each figure is the median of ten runs;
-those of groups are of four processes.
+those of groups are of four processes. ratio alternates between muster's calls and torch's in one
+process, which needs torch and msgpack, and prints the median of the ratios of their times: other
+load on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -21,17 +24,27 @@ RANKS, RUNS, CALLS = 4, 10, 200
 VALUE = b"x" * 100
 
 
-def measure(f: Callable[[], Any]) -> float:
-    """Returns the microseconds of one call."""
+def once(f: Callable[[], Any]) -> float:
+    """Returns the microseconds of one call, in a run of them."""
+    began = time.perf_counter()
     for _ in range(CALLS):
         f()
-    runs = []
-    for _ in range(RUNS):
-        began = time.perf_counter()
-        for _ in range(CALLS):
-            f()
-        runs.append((time.perf_counter() - began) / CALLS * 1e6)
-    return statistics.median(runs)
+    return (time.perf_counter() - began) / CALLS * 1e6
+
+
+def measure(f: Callable[[], Any]) -> float:
+    """Returns the microseconds of one call."""
+    once(f)
+    return statistics.median(once(f) for _ in range(RUNS))
+
+
+def ratio(host: str, port: int) -> None:
+    """Prints how much longer muster's calls take than torch's."""
+    ours, theirs = store("muster", host, port), store("torch", host, port)
+    for name, f in ours.items():
+        once(f), once(theirs[name])
+        ratios = [once(f) / once(theirs[name]) for _ in range(4 * RUNS)]
+        print(f"{name} {statistics.median(ratios):.2f}", flush=True)
 
 
 def store(kind: str, host: str, port: int) -> Dict[str, Callable[[], Any]]:
@@ -76,6 +89,9 @@ def run(kind: str, host: str, port: int, rank: int) -> None:
 def main() -> None:
     kind, address = sys.argv[1:]
     host, _, port = address.rpartition(":")
+    if kind == "ratio":
+        ratio(host, int(port))
+        return
     if kind != "vllm":
         for name, f in store(kind, host, int(port)).items():
             print(f"{name} {measure(f):.1f}", flush=True)

@@ -11,7 +11,7 @@ from typing import Any, Dict, Tuple
 from unittest import mock
 
 import muster_pg
-from muster_pg import _group, _member, _session, _wire
+from muster_pg import _calls, _group, _member, _wire
 from muster_pg._call import Call
 from muster_pg._wire import Code, Op
 from test_session import Fake, Outcome, Peer
@@ -89,7 +89,7 @@ class Closes(unittest.TestCase):
         outcomes, calls = self.under_way()
         outcomes["send to 1"] = Outcome(x.send, b"m", 1)
         self.request(Op.SEND)
-        with mock.patch.object(_session, "GRACE", 0.05):
+        with mock.patch.object(_calls, "GRACE", 0.05):
             closing = Outcome(x.close)
             for call in (calls["barrier"], calls["recv from 1"]):
                 self.assertEqual(self.peer.frame()[::2], (Op.CANCEL, call))
@@ -103,14 +103,14 @@ class Closes(unittest.TestCase):
 
     def test_a_call_that_waits_to_be_sent_is_not_sent(self) -> None:
         x = self.group.channel("x")
-        waits, room = threading.Event(), _session.Session._room
+        waits, room = threading.Event(), _calls.Calls._room
 
-        def looks_for_room(session: _session.Session, call: Call) -> bool:
+        def looks_for_room(session: _calls.Calls, call: Call) -> bool:
             if call.op == Op.SEND:
                 waits.set()
             return room(session, call)
 
-        with mock.patch.object(_session, "_MOST_NUMBERED", 1), mock.patch.object(_session.Session, "_room", looks_for_room), mock.patch.object(_group, "LEAVE_WAIT", 30.0):
+        with mock.patch.object(_calls, "_MOST_NUMBERED", 1), mock.patch.object(_calls.Calls, "_room", looks_for_room), mock.patch.object(_group, "LEAVE_WAIT", 30.0):
             adding = Outcome(self.group.store.add, "k")
             add = self.peer.numbered()[:2]
             sending = Outcome(x.send, b"m", 1)
