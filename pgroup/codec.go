@@ -9,8 +9,9 @@ import (
 
 // Names of types that are not encoded as they are.
 const (
-	bytesType = "[]byte" // any slice of bytes, which is sent as it is
-	anyType   = "any"    // encoded as what it holds
+	bytesType  = "[]byte"         // any slice of bytes, which is sent as it is
+	anyType    = "any"            // encoded as what it holds
+	tensorType = "*tensor.Tensor" // which a collective verb does not name
 )
 
 // typeName returns the name under which ranks compare types. It does not allocate.
@@ -24,6 +25,15 @@ func typeName[T any]() string {
 	}
 	name := t.String()
 	return name[:min(len(name), 512)]
+}
+
+// recordType is typeName for collective verbs. It is empty for a tensor, which agrees with all
+// types: ranks of other languages name the dtype and shape of an array.
+func recordType[T any]() string {
+	if name := typeName[T](); name != tensorType {
+		return name
+	}
+	return ""
 }
 
 func isBytes(t reflect.Type) bool {

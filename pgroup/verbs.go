@@ -11,7 +11,7 @@ import (
 // behind.
 func Broadcast[T any](ctx context.Context, g *Group, root int, v T) (T, error) {
 	var none T
-	cl := call{Group: g, c: wire.Contribution{Verb: "broadcast", Root: root, Type: typeName[T](), RootOnly: true, Want: int32(root)}}
+	cl := call{Group: g, c: wire.Contribution{Verb: "broadcast", Root: root, Type: recordType[T](), RootOnly: true, Want: int32(root)}}
 	if err := cl.begin(); err != nil {
 		return none, err
 	}
@@ -35,7 +35,7 @@ func Broadcast[T any](ctx context.Context, g *Group, root int, v T) (T, error) {
 // AllGather returns, on all ranks, the v of each rank in the order of ranks: Size objects, at most
 // 256 MiB together.
 func AllGather[T any](ctx context.Context, g *Group, v T) ([]T, error) {
-	cl := call{Group: g, c: wire.Contribution{Verb: "allgather", Root: -1, Type: typeName[T](), Want: wire.WantAll}}
+	cl := call{Group: g, c: wire.Contribution{Verb: "allgather", Root: -1, Type: recordType[T](), Want: wire.WantAll}}
 	if err := cl.begin(); err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func AllGather[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 // Gather returns the v of each rank, in the order of ranks, on root, and nil on the other ranks.
 // These wait for it too: its success means that all ranks have called it.
 func Gather[T any](ctx context.Context, g *Group, root int, v T) ([]T, error) {
-	cl := call{Group: g, c: wire.Contribution{Verb: "gather", Root: root, Type: typeName[T](), Want: wire.WantNothing}}
+	cl := call{Group: g, c: wire.Contribution{Verb: "gather", Root: root, Type: recordType[T](), Want: wire.WantNothing}}
 	if err := cl.begin(); err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func Gather[T any](ctx context.Context, g *Group, root int, v T) ([]T, error) {
 // other ranks may pass nil. The root does not wait for the others, as in Broadcast.
 func Scatter[T any](ctx context.Context, g *Group, root int, vs []T) (T, error) {
 	var none T
-	cl := call{Group: g, c: wire.Contribution{Verb: "scatter", Root: root, Type: typeName[T](), RootOnly: true, Want: wire.WantPart}}
+	cl := call{Group: g, c: wire.Contribution{Verb: "scatter", Root: root, Type: recordType[T](), RootOnly: true, Want: wire.WantPart}}
 	if err := cl.begin(); err != nil {
 		return none, err
 	}
@@ -90,7 +90,7 @@ func Scatter[T any](ctx context.Context, g *Group, root int, vs []T) (T, error) 
 // AllToAll returns, on rank i, the vs[i] of each rank in the order of ranks. vs has Size objects on
 // all ranks, at most 16 MiB together.
 func AllToAll[T any](ctx context.Context, g *Group, vs []T) ([]T, error) {
-	cl := call{Group: g, c: wire.Contribution{Verb: "alltoall", Root: -1, Type: typeName[T](), Want: wire.WantPart}}
+	cl := call{Group: g, c: wire.Contribution{Verb: "alltoall", Root: -1, Type: recordType[T](), Want: wire.WantPart}}
 	if err := cl.begin(); err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
 )
 
 // TestEveryVerbAcrossLanguages runs each verb on two Go ranks and two Python ranks.
@@ -184,6 +185,63 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 		v, err := m.gs[2].Store().Get(ctx, "k")
 		require.NoError(t, err)
 		assert.Equal(t, "the group's own key", string(v))
+	})
+	t.Run("tensors", func(t *testing.T) {
+		of := func(r int) *tensor.Tensor { return tensor.From([]float32{float32(r), 0.5, -1, 2, 3, 4}, 2, 3) }
+		array := func(r int) map[string]any {
+			return map[string]any{"array": []any{[]any{float64(r), 0.5, -1.}, []any{2., 3., 4.}}, "dtype": "float32"}
+		}
+		for root := range 4 {
+			m.each(func(r int) error {
+				got, err := pgroup.Broadcast(ctx, m.gs[r], root, of(r))
+				assert.True(t, tensor.Equal(of(root), got), "%v", got)
+				return err
+			}, is(t, array(root), "broadcast", kw{"obj": array(root), "root": root}))
+		}
+		m.each(func(r int) error {
+			got, err := pgroup.AllGather(ctx, m.gs[r], of(r))
+			for i := range got {
+				assert.True(t, tensor.Equal(of(i), got[i]), "%v", got[i])
+			}
+			return err
+		}, func(r int, p *rank) error {
+			return is(t, []any{array(0), array(1), array(2), array(3)}, "all_gather", array(r))(r, p)
+		})
+		m.each(func(r int) error {
+			got, err := pgroup.AllReduce(ctx, m.gs[r], pgroup.Avg, int32(r), 1)
+			assert.Equal(t, []int32{1, 1}, got)
+			return err
+		}, func(r int, p *rank) error {
+			a := map[string]any{"array": []int{r, 1}, "dtype": "int32"}
+			return is(t, map[string]any{"array": []any{1., 1.}, "dtype": "int32"}, "all_reduce", a, "avg")(r, p)
+		})
+		m.each(func(r int) error {
+			if err := pgroup.Send(ctx, m.gs[r], r+1, of(r)); err != nil {
+				return err
+			}
+			got, err := pgroup.Recv[*tensor.Tensor](ctx, m.gs[r], r+1)
+			assert.True(t, tensor.Equal(of(r+1), got), "%v", got)
+			return err
+		}, func(r int, p *rank) error {
+			if err := is(t, nil, "send", array(r), r-1)(r, p); err != nil {
+				return err
+			}
+			return is(t, array(r-1), "recv", r-1)(r, p)
+		})
+		// A Go rank does not name the shape, so the rank that receives reports it.
+		for r, err := range m.outcomes(func(r int) error {
+			_, err := pgroup.Broadcast(ctx, m.gs[r], 0, of(r))
+			return err
+		}, func(r int, p *rank) error {
+			_, err := p.do("group", "broadcast", map[string]any{"array": []int{1, 2}, "dtype": "int32"})
+			return err
+		}) {
+			if m.ps[r] == nil {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, fmt.Sprintf("rank 0 has F32[2,3], rank %d has I32[2]", r))
+			}
+		}
 	})
 	t.Run("shutdown", func(t *testing.T) {
 		m.each(func(r int) error { return m.gs[r].Shutdown(ctx) }, is(t, nil, "shutdown"))

@@ -27,7 +27,7 @@ func TestTorchGroup(t *testing.T) {
 	}
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	for part, ranks := range map[string]int{"tensors": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
+	for part, ranks := range map[string]int{"tensors": 4, "arrays": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
 		require.Equal(t, ranks, strings.Count(string(out), "ok "+part), "%s\n%s", part, out)
 	}
 }

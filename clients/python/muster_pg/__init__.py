@@ -12,6 +12,7 @@
 Times are in seconds. Everything that is raised is a muster_pg.Error.
 """
 
+from ._arrays import Array
 from ._errors import (
     Aborted,
     Busy,
@@ -52,6 +53,7 @@ from ._wire import Code, Failure
 __all__ = [
     "TLS",
     "Aborted",
+    "Array",
     "Busy",
     "Cancelled",
     "Closed",

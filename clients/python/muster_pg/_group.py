@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union, overload
 
-from . import _arguments, _env, _objects, _membership, _wire
+from . import _arguments, _arrays, _env, _objects, _membership, _reduce, _wire
 from ._arguments import Value
 from ._call import NoAnswer
 from ._errors import Busy, Error, Expired, Invalid, Kinds, StoreError, TooLarge, Unknown, Unsupported, clip, make, quote
@@ -16,13 +15,12 @@ from ._membership import LEAVE_WAIT, Config, Membership, invalid
 from ._secure import TLS
 from ._span import Span
 from ._store import Store, nanoseconds
-from ._verb import INT64, SHUTDOWN, Verb, check_size, data_of
-from ._wire import WANT_ALL, WANT_REDUCED, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
+from ._verb import SHUTDOWN, Verb, check_size, data_of
+from ._wire import WANT_ALL, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
 
 _BYTES = "[]byte"  # the type of what passes as it is
 _ANY = "any"  # the type of a message that is msgpack
 _RECEIPT = 64 << 10  # bytes of a message that recv acknowledges at once; the recv of the next message acknowledges a smaller one
-_REDUCE_OPS = {"sum": 1, "product": 2, "min": 3, "max": 4, "avg": 1}
 
 _G = TypeVar("_G", bound="Group")
 _N = TypeVar("_N", int, float)
@@ -46,8 +44,10 @@ class Group:
     end the group; after the others it continues.
 
     Objects are msgpack values of at most 16 MiB: None, bool, int, float, str, bytes, lists and
-    dicts (a tuple arrives as a list). In Go they are values of any type that msgpack can decode
-    into. For Go's verbs of []byte, use the verbs that end in _bytes.
+    dicts (a tuple arrives as a list), and arrays of numpy and torch, alone or in lists and dicts.
+    An array arrives as one of the library whose arrays this rank passes to the verb, or else as an
+    Array. In Go an array is a *tensor.Tensor, and other objects are values of any type that
+    msgpack can decode into. For Go's verbs of []byte, use the verbs that end in _bytes.
     """
 
     def __init__(self, membership: Membership, channel: str = "") -> None:
@@ -171,7 +171,8 @@ class Group:
     def broadcast(self, obj: Any = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
         """Returns root's obj on every rank; what the others pass does not count.
 
-        The root does not wait for its readers.
+        Only an array of numpy or torch that another rank passes does: it receives the values of
+        root's array, which must have its dtype and shape. The root does not wait for its readers.
         """
         return self._broadcast(_objects.pack, _objects.unpack, "", obj, root, timeout)
 
@@ -187,8 +188,10 @@ class Group:
             v.check_root()
             if self.rank != root:
                 v.c.want = root if v.cause is None else WANT_NOTHING
-                return v.decode(unpack, v.cast(), 1)[0]
+                v.typed(obj, kind, receives=True)
+                return v.received(obj, v.decode(unpack, v.cast(), 1)[0])
             v.encode(pack, obj)
+            v.typed(obj, kind)
             v.cast()
             return obj
 
@@ -196,7 +199,7 @@ class Group:
         """Returns the obj of every rank, in rank order, on every rank."""
         with Verb(self, "allgather", timeout, want=WANT_ALL) as v:
             v.encode(_objects.pack, obj)
-            return v.decode(_objects.unpack, v.cast(), self.size)
+            return v.decode(_objects.unpacker(obj), v.cast(), self.size)
 
     def all_gather_bytes(self, data: Value, *, timeout: Optional[float] = None) -> List[bytes]:
         """Is all_gather of bytes that pass as they are, as Go's AllGather of []byte."""
@@ -210,7 +213,7 @@ class Group:
             v.check_root()
             v.encode(_objects.pack, obj)
             got = v.cast()
-            return v.decode(_objects.unpack, got, self.size) if self.rank == root else None
+            return v.decode(_objects.unpacker(obj), got, self.size) if self.rank == root else None
 
     def scatter(self, objs: Optional[Sequence[Any]] = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
         """Returns root's objs[i] on rank i.
@@ -221,34 +224,26 @@ class Group:
             v.check_root()
             if self.rank == root:
                 v.encode_parts(objs)
-            return v.decode(_objects.unpack, v.cast(), 1)[0]
+            return v.decode(_objects.unpacker(objs), v.cast(), 1)[0]
 
     def all_to_all(self, objs: Sequence[Any], *, timeout: Optional[float] = None) -> List[Any]:
         """Returns on rank i the objs[i] of every rank, in rank order."""
         with Verb(self, "alltoall", timeout, want=WANT_PART) as v:
             v.encode_parts(objs)
-            return v.decode(_objects.unpack, v.cast(), self.size)
+            return v.decode(_objects.unpacker(objs), v.cast(), self.size)
 
-    def all_reduce(self, numbers: Sequence[_N], op: str = "sum", *, timeout: Optional[float] = None) -> List[_N]:
-        """Returns the numbers of all ranks combined by op: sum, product, min, max or avg.
+    @overload
+    def all_reduce(self, numbers: Sequence[_N], op: str = "sum", *, timeout: Optional[float] = None) -> List[_N]: ...
+    @overload
+    def all_reduce(self, numbers: Any, op: str = "sum", *, timeout: Optional[float] = None) -> Any: ...
+    def all_reduce(self, numbers: Any, op: str = "sum", *, timeout: Optional[float] = None) -> Any:
+        """Returns the numbers of all ranks combined by op: sum, product, min, max or avg (mean).
 
-        Each rank passes equally many, all of them int (64 bits, which wrap) or all of them float.
-        They are combined in rank order, so that every rank has the same bits.
+        Each rank passes equally many, all of them int (64 bits, which wrap) or all of them float;
+        or an array of numpy or torch of one dtype and shape, and gets a new one. They are combined
+        in rank order, so that every rank has the same bits.
         """
-        _arguments.text(self._membership.bad("allreduce"), "op", op)
-        with Verb(self, "allreduce", timeout, want=WANT_REDUCED) as v:
-            ns, kind, form = v.numbers(numbers)
-            v.c.label = f"{op} of {len(ns)}"
-            v.c.reduce_op, v.c.reduce_kind = _REDUCE_OPS.get(op, 0), kind
-            if op not in _REDUCE_OPS:
-                v.refuse(Code.INVALID, f"there is no reduction {op}: there are {', '.join(_REDUCE_OPS)}")
-                v.c.want = WANT_NOTHING
-            v.encode(lambda ns: struct.pack(f"<{len(ns)}{form}", *ns), ns)
-            [got] = v.decode(bytes, v.cast(), 1)
-            out: List[Any] = list(struct.unpack(f"<{len(got) // 8}{form}", got))
-            if op == "avg":
-                out = [_quotient(n, self.size) if kind == INT64 else n / self.size for n in out]
-            return out
+        return _reduce.all_reduce(self, numbers, op, timeout)
 
     def send(self, obj: Any, dst: int, *, timeout: Optional[float] = None) -> None:
         """Sends obj to dst, and returns when the store has it: dst need not have called recv.
@@ -263,7 +258,7 @@ class Group:
         op = f"send to {dst}"
         dst = self._check_peer(op, "dst", dst)
         until = self._membership.until(op, timeout)
-        raw = isinstance(obj, (bytes, bytearray, memoryview))
+        raw = isinstance(obj, (bytes, bytearray, memoryview)) and _arrays.of(obj) is None
         try:
             payload = bytes(obj) if raw else _objects.pack(obj)
             check_size(len(payload))
@@ -486,8 +481,3 @@ class _Box:
     def __init__(self) -> None:
         self.busy = threading.Lock()  # held for the whole of a recv
         self.taken = 0  # messages
-
-
-def _quotient(n: int, by: int) -> int:
-    """Divides as Go does: truncated toward 0."""
-    return n // by if n >= 0 else -(-n // by)

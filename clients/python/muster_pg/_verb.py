@@ -6,9 +6,9 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
-from . import _arguments, _objects, _wire
+from . import _arguments, _arrays, _objects, _wire
 from ._arguments import Value
-from ._errors import Error, Invalid, Kinds, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
+from ._errors import Error, Invalid, Kinds, Mismatch, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
 from ._calls import GRACE
 from ._span import Span
 from ._wire import WANT_NOTHING, Code, Contribution, Op, Request, Failure
@@ -89,7 +89,7 @@ class Verb:
     def numbers(self, ns: Any) -> Tuple[List[Any], int, str]:
         """Returns what is to be reduced, its kind, and its form as module struct has it."""
         try:
-            out = _arguments.several(_plain, "numbers", ns)
+            out = [_arrays.scalar(n) for n in _arguments.several(_plain, "numbers", ns)]
             wrong = next((i for i, n in enumerate(out) if isinstance(n, bool) or not isinstance(n, (int, float))), None)
             if wrong is not None:
                 raise _arguments.of_type(_plain, f"number {wrong}", "an int or a float", out[wrong])
@@ -102,7 +102,7 @@ class Verb:
     def encode_parts(self, objs: Optional[Sequence[Any]]) -> None:
         """Makes one object for each rank what this rank brings."""
         try:
-            objs = _arguments.several(_plain, "objs", [] if objs is None else objs)
+            objs = _arguments.several(_plain, "objs", [] if objs is None else _arrays.parts(objs))
         except Invalid as e:
             self.refuse(Code.INVALID, str(e))
             return
@@ -110,6 +110,28 @@ class Verb:
             self.refuse(Code.INVALID, f"{len(objs)} objects for a group of {self.membership.size}")
             return
         self.encode(lambda vs: _wire.encode_parts([_objects.pack(v) for v in vs]), objs)
+
+    def typed(self, obj: Any, kind: str, receives: bool = False) -> None:
+        """Has the store compare the dtype and shape of an array with those of other ranks."""
+        if kind or not _arrays.library(obj):
+            return
+        try:
+            self.c.type = str(_arrays.of(obj))
+            if receives and not _arrays.writable(obj):
+                raise make(Invalid, f"an array {self.c.type} that is read-only cannot receive root's")
+        except Error as e:
+            self.refuse(Code.INVALID, str(e))
+            self.c.want = WANT_NOTHING
+
+    def received(self, obj: Any, got: Any) -> Any:
+        """Returns what another rank has sent, in the array that this rank has passed for it."""
+        if not isinstance(got, _arrays.Array) or not _arrays.library(obj):
+            return got
+        mine = _arrays.of(obj)
+        if mine is None or str(mine) != str(got):  # a Go rank does not name its shape
+            at = f"pgroup: {self.c.verb} #{self.c.seq} of group {quote(self.membership.name)} on rank {self.membership.rank}"
+            raise make(Mismatch, f"{at}: rank {self.c.root} has {got}, rank {self.membership.rank} has {mine}")
+        return _arrays.fill(obj, got)
 
     def cast(self) -> List[bytes]:
         """Votes, and returns what the decided record brings."""

@@ -30,6 +30,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from . import _env
+from ._arrays import memory
 from ._errors import Error, Invalid, Mismatch, Unavailable, make, ranks
 from ._group import Group
 from ._verb import Verb
@@ -361,22 +362,17 @@ def _seconds(timeout: Optional[timedelta]) -> Optional[float]:
     return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
 
 
-def _flat(t: torch.Tensor) -> memoryview:
-    """Returns the memory of a contiguous tensor."""
-    return memoryview(t.detach().view(-1).view(torch.uint8).numpy())
-
-
 def _bytes(t: torch.Tensor) -> memoryview:
     if t.device.type != "cpu":
         raise make(Invalid, f"muster_pg.torch: a tensor is on {t.device}: the backend muster has tensors of the CPU")
-    return _flat(t.contiguous())
+    return memory(t.contiguous())
 
 
 def _fill(t: torch.Tensor, data: bytes) -> None:
     if len(data) != t.numel() * t.element_size():
         raise make(Mismatch, f"muster_pg.torch: {len(data)} bytes came for a tensor of {t.numel()} {str(t.dtype)[6:]}")
     part = t if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
-    _flat(part)[:] = data
+    memory(part)[:] = data
     if part is not t:
         t.copy_(part)
 

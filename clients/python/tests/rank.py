@@ -4,13 +4,14 @@ call, and a line for its outcome.
 {"on": "group" | "store" | "new", "do": "barrier", "args": [...], "kwargs": {...}}
 {"value": ...} or {"error": {"text": ..., "kinds": [...], "missing": [...], ...}}
 
-Bytes are {"bytes": base64}.
+Bytes are {"bytes": base64}, and arrays of numpy {"array": lists, "dtype": name}.
 """
 
 from __future__ import annotations
 
 import base64
 import ctypes
+import importlib
 import json
 import os
 import sys
@@ -25,6 +26,10 @@ def plain(v: Any) -> Any:
     """Makes JSON of a value."""
     if isinstance(v, (bytes, bytearray)):
         return {"bytes": base64.b64encode(v).decode()}
+    if isinstance(v, muster_pg.Array):
+        v = v.numpy()
+    if "numpy" in sys.modules and isinstance(v, sys.modules["numpy"].ndarray):
+        return {"array": v.tolist(), "dtype": v.dtype.name}
     if isinstance(v, (list, tuple)):
         return [plain(x) for x in v]
     if isinstance(v, types.GeneratorType):
@@ -37,6 +42,8 @@ def plain(v: Any) -> Any:
 def value(v: Any) -> Any:
     """Makes a value of JSON."""
     if isinstance(v, dict):
+        if set(v) == {"array", "dtype"}:
+            return importlib.import_module("numpy").array(v["array"], v["dtype"])
         return base64.b64decode(v["bytes"]) if set(v) == {"bytes"} else {k: value(x) for k, x in v.items()}
     return [value(x) for x in v] if isinstance(v, list) else v
 

@@ -59,6 +59,28 @@ class Case(unittest.TestCase):
         self.assertIsInstance(raised.exception, muster_pg.Error)
         return raised.exception
 
+    def ranks(self, size: int, body: Callable[[muster_pg.Group], Any]) -> List[Any]:
+        """Runs body on each rank of a group."""
+        out: List[Any] = [None] * size
+
+        def run(rank: int) -> None:
+            try:
+                with muster_pg.Group.join(rank, size, ADDRESS, name=self.id(), timeout=30) as g:
+                    out[rank] = body(g)
+            except BaseException as e:
+                out[rank] = e
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for r in out:
+            if isinstance(r, BaseException):
+                raise r
+        return out
+
+
 
 class Keys(Case):
     def test_get_and_set(self) -> None:
@@ -227,27 +249,6 @@ class Addresses(unittest.TestCase):
 
 
 class Groups(Case):
-    def ranks(self, size: int, body: Callable[[muster_pg.Group], Any]) -> List[Any]:
-        """Runs body on each rank of a group."""
-        out: List[Any] = [None] * size
-
-        def run(rank: int) -> None:
-            try:
-                with muster_pg.Group.join(rank, size, ADDRESS, name=self.id(), timeout=30) as g:
-                    out[rank] = body(g)
-            except BaseException as e:
-                out[rank] = e
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        for r in out:
-            if isinstance(r, BaseException):
-                raise r
-        return out
-
     def test_channels(self) -> None:
         def body(g: muster_pg.Group) -> Any:
             a, b = g.channel("a"), g.channel("b")
@@ -295,7 +296,7 @@ class Groups(Case):
             self.fails(muster_pg.Invalid, "rank 0: invalid: root 1 of a group of 1", g.broadcast, 1, 1)
             self.fails(muster_pg.Invalid, "can not serialize 'set' object", g.all_gather, {1})
             self.fails(muster_pg.TooLarge, "an object of 16.0 MiB, the limit is 16 MiB", g.all_gather, bytes(16 << 20))
-            self.fails(muster_pg.Invalid, "no reduction mean", g.all_reduce, [1], "mean")
+            self.fails(muster_pg.Invalid, "no reduction median", g.all_reduce, [1], "median")
             self.fails(muster_pg.Invalid, "rank 0: invalid: number 1 is an int or a float, not str", g.all_reduce, [1, "x"])
             self.fails(muster_pg.Invalid, "rank 0: invalid: number 0 is an int or a float, not bool", g.all_reduce, [True])
             self.fails(muster_pg.Invalid, "rank 0: invalid: numbers is a list, not int", g.all_reduce, 1)

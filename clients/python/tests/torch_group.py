@@ -140,12 +140,30 @@ def say(part: str) -> None:
     os.write(1, f"ok {part}\n".encode())
 
 
+def arrays(rank: int, world: Any) -> None:
+    """The verbs of muster_pg.Group with tensors."""
+    group: muster_pg.Group = world.group
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.int32):
+        t = torch.full((2, 3), rank + 1, dtype=dtype)
+        total, mean = group.all_reduce(t), group.all_reduce(t, "mean")
+        assert (total.dtype, total.tolist(), t[0, 0].item()) == (dtype, [[10] * 3] * 2, rank + 1), total
+        assert mean.dtype == dtype and mean[0, 0].item() == (2.5 if dtype.is_floating_point else 2), mean
+    t = torch.arange(6.0, dtype=torch.bfloat16).view(2, 3).t() * (rank == 1)  # not contiguous
+    assert group.broadcast(t, 1) is t and t.tolist() == [[0, 3], [1, 4], [2, 5]], t
+    for got in (group.all_gather({"w": t, "rank": rank}), group.gather({"w": t, "rank": rank}, 2)):
+        assert got is None and rank != 2 or [(g["rank"], g["w"].tolist()) for g in got or []] == [(r, t.tolist()) for r in range(SIZE)]
+    group.send(torch.tensor(7.0, requires_grad=True), (rank + 1) % SIZE)
+    got = group.recv((rank - 1) % SIZE)
+    assert isinstance(got, muster_pg.Array) and got.torch().item() == 7 and str(got) == "F32[]", got
+    assert group.all_gather(torch.zeros(0, 3))[3].shape == (0, 3)
+
+
 def main(rank: int, host: str, port: int) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     dist.init_process_group("muster", store=dist.PrefixStore(f"job {os.getppid()}", store), rank=rank, world_size=SIZE, timeout=LONG)
     world, other = dist.group.WORLD, dist.new_group(backend="muster", timeout=LONG)
-    for part in (tensors, objects, concurrent, mismatches):
+    for part in (tensors, arrays, objects, concurrent, mismatches):
         part(rank, world)
         say(part.__name__)
     half = dist.new_group([1, 3], backend="muster", timeout=LONG)
