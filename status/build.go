@@ -215,11 +215,13 @@ func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
 	c, waits := b.waitsIn(g, r)
 	switch {
 	case r.Gone != 0:
-		return r.Gone.String()
+		return cmp.Or(r.Doing, r.Gone.String())
 	case waits && c.group == g:
 		return fmt.Sprintf("in %s%s", c.what, words(" for %s", c.time))
 	case waits:
 		return fmt.Sprintf("in %s of group %q%s", c.what, c.group.Name, words(" for %s", c.time))
+	case g.Protocol != "":
+		return r.Doing
 	case r.Verb == "":
 		return "no call since it joined" + words(" %s ago", r.Ago)
 	case r.Seq == 0:
@@ -241,6 +243,7 @@ func words(format string, d time.Duration) string {
 func (b *builder) group(g *store.GroupStatus, most int) Group {
 	v := Group{
 		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
+		Protocol: g.Protocol, Notes: g.Notes,
 	}
 	if g.Ended > 0 { // 0: closed at an unknown time
 		v.Ended = max(seconds(g.Ended), 0.001)
@@ -306,7 +309,7 @@ func stateOf(g *store.GroupStatus) string {
 	switch {
 	case g.Ended >= 0:
 		return "closed"
-	case g.Generation == 0:
+	case g.Generation == 0 && g.Protocol == "":
 		return "forming"
 	case g.Revoked != nil:
 		return "failed"

@@ -101,5 +101,5 @@ func (w *Watch) saw(now *store.Status, took time.Duration) {
 func (w *Watch) ask(ctx context.Context) (*store.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	return w.store.Status(ctx, "")
+	return Fetch(ctx, w.store)
 }

@@ -91,6 +91,8 @@ type Wait struct {
 	Ranks      []Who   `json:"ranks"`   // the missing ranks: the first ones
 	Present    []Span  `json:"present"` // the ranks that have arrived
 	Gone       []Span  `json:"gone,omitempty"`
+	// By are the processes that call, for keys, as far as they are known: the first ones.
+	By []string `json:"by,omitempty"`
 }
 
 // Span is the range of ranks from Span[0] to Span[1], both included.
@@ -127,8 +129,12 @@ type Group struct {
 	// "forming", "idle", "waiting", "failed", "closed"
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"`
-	Ranks []Rank `json:"ranks"`
-	More  int    `json:"more_ranks,omitempty"`
+	// Protocol is "torch" for a group of PyTorch's processes, which has no generation, and "" for a
+	// group of muster. Notes are what else is known of such a job: stopped and disconnected ranks.
+	Protocol string   `json:"protocol,omitempty"`
+	Notes    []string `json:"notes,omitempty"`
+	Ranks    []Rank   `json:"ranks"`
+	More     int      `json:"more_ranks,omitempty"`
 	// States is the number of ranks in each state, including those omitted from Ranks.
 	States map[string]int `json:"states"`
 }
@@ -194,7 +200,7 @@ func Of(now, before *store.Status, o *Options) *View {
 		v.Groups = append(v.Groups, b.group(g, o.Ranks))
 	}
 	for _, k := range now.Keys {
-		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.Waited), Arrived: k.Calls, Ranks: []Who{}, Present: []Span{}})
+		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.Waited), Arrived: k.Calls, Ranks: []Who{}, Present: []Span{}, By: k.By})
 	}
 	slices.SortStableFunc(v.Waiting, func(a, b Wait) int { return -cmp.Compare(a.For, b.For) })
 	slices.SortStableFunc(v.Failures, func(a, b Failure) int { return cmp.Compare(a.Ago, b.Ago) })

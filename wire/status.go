@@ -83,6 +83,8 @@ type GroupStatus struct {
 	Ended    time.Duration
 	Revoked  *FailureStatus // why it was revoked; nil: it is active
 	Open     int            // number of open records; Records has the oldest
+	Protocol string         // "torch": package status has made it of a PyTorch job; stores send ""
+	Notes    []string       // what else is known of such a job
 	Ranks    []RankStatus
 	Records  []RecordStatus
 	Failures []FailureStatus // the last records that failed, the oldest first
@@ -98,6 +100,7 @@ type RankStatus struct {
 	Seq      uint64        // the sequence number of that call; 0 if it has none
 	Ago      time.Duration // time since that call, or since it joined
 	LastSeen time.Duration // time since its process was last seen, to 0.2 s; -1: unknown
+	Doing    string        // of a group with a Protocol: what its process does
 	Waits    []WaitStatus
 }
 
@@ -176,6 +179,7 @@ type KeyStatus struct {
 	Key    string
 	Calls  int
 	Waited time.Duration // how long the first of the calls has waited
+	By     []string      // who calls, as far as package status knows it; stores send none
 }
 
 // ReplicationStatus is the status of a replicated store: several processes keep it, and one of them

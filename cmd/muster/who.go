@@ -22,7 +22,8 @@ func newWho() *cobra.Command {
 		Short: "Print who waits for whom, and for how long",
 		Long: `Print who waits for whom, and for how long: undecided verbs with the ranks that have joined, those
 that are missing and what they do instead; forming groups, sends, receives and calls that wait for
-keys; then the groups, and the last failures. The longest wait is first.
+keys; then the groups, and the last failures. The longest wait is first. Process groups of PyTorch
+processes that use the store as their TCPStore are among the groups.
 
 It works with any store, also one that rank 0 hosts, and shows what this process may read. Without
 --store and MUSTER_STORE it prints every "muster run" of this user on this host. "muster top" shows
@@ -60,7 +61,7 @@ the same live, "muster page" in a browser.`,
 // its job, it prints the job first.
 func (r *remote) who(cmd *cobra.Command, asJSON, ranks bool) error {
 	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-		now, err := s.Status(ctx, "")
+		now, err := status.Fetch(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -114,7 +115,14 @@ func (p *whoPrinter) print(v *status.View) {
 			p.line("%s", p.bold(fmt.Sprintf("%s waits for rank %d%s", printable(b.Group), b.Rank, whoText(b.Who))))
 		}
 	}
-	if len(v.Blame) > 0 {
+	noted := false
+	for i := range v.Groups {
+		for _, note := range v.Groups[i].Notes {
+			p.line("%s", p.bold(printable(v.Groups[i].Name+": "+note)))
+			noted = true
+		}
+	}
+	if len(v.Blame) > 0 || noted {
 		p.line("")
 	}
 	for i := range v.Waiting {
@@ -228,6 +236,9 @@ func (p *whoPrinter) wait(w *status.Wait) {
 		note = p.dim("  (" + strings.Join(more, ", ") + ")")
 	}
 	p.line("%s  %s%s", p.red(padLeft(ago(w.For), 11)), p.bold(what), note)
+	for _, by := range w.By {
+		p.line("             %s", printable(by))
+	}
 	for _, r := range w.Ranks {
 		p.line("             %s rank %d%s", p.dim("waits for"), r.Rank, whoText(r))
 	}

@@ -47,7 +47,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "pgroup", may: []string{"store", "wire", "trace"}},
-		{name: "status", may: []string{"store"}},
+		{name: "status", may: []string{"store", "wire", "wire/tcpstore"}},
 	},
 	{
 		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store", "internal/launch"}},

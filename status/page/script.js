@@ -116,7 +116,7 @@ function showWaits(waits, more) {
     const note = [];
     if (w.generation) note.push("generation " + w.generation);
     if (w.kind === "verb") note.push(w.arrived + " of " + w.size + " have joined, " + w.missing + " missing");
-    if (w.kind === "key") note.push(w.arrived + (w.arrived === 1 ? " call waits" : " calls wait"));
+    if (w.kind === "key") note.push(w.arrived + (w.arrived === 1 ? " call waits" : " calls wait"), ...(w.by || []));
     if (w.remaining_seconds) note.push("times out in " + time(w.remaining_seconds));
     put(li.querySelector(".note"), note.join(" · "));
     const verb = w.kind === "verb" && w.size > 1;
@@ -198,6 +198,7 @@ function showGroups(v) {
     if (g.ended_seconds_ago) note.push("ended " + time(g.ended_seconds_ago) + " ago");
     else if (g.age_seconds >= 0) note.push("for " + time(g.age_seconds));
     if (g.why) note.push(g.why);
+    note.push(...(g.notes || []));
     put(d.querySelector("summary .note"), note.join(" · "));
     if (!d.open && d.querySelector("tbody").childElementCount) d.querySelector("tbody").replaceChildren();
     if (d.open) showRanks(d, g);

@@ -71,6 +71,7 @@ func (p *peer) barrier(_ context.Context, req *tcpstore.Request) error {
 	}
 	name := strings.Clone(req.Key)
 	return p.later(req.Op, func(ctx context.Context) (int64, error) {
+		p.startWait("barrier " + name)
 		select {
 		case <-m.full:
 		case <-ctx.Done():

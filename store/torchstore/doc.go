@@ -15,6 +15,7 @@
 //	store.queue_push("q", v)    s.Push(ctx, "q", v)
 //	store.delete_key("a")       s.Delete(ctx, "a")
 //
-// Names that contain a zero byte are internal to the store and hidden from Python: queues,
-// barriers, and the keys that PyTorch reserves for itself.
+// Names that contain a zero byte are internal to the store and hidden from Python: queues, the keys
+// that PyTorch reserves for itself, and the entries in which servers publish their clients, for
+// status.Fetch.
 package torchstore

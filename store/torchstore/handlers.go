@@ -40,6 +40,7 @@ var handlers = [...]handler{
 func (p *peer) validate(context.Context, *tcpstore.Request) error { return nil }
 
 func (p *peer) ping(_ context.Context, req *tcpstore.Request) error {
+	p.pid.CompareAndSwap(0, uint32(req.N)) // PyTorch's clients send it when they connect
 	return p.answer(req.Op, tcpstore.Reply{N: req.N})
 }
 
@@ -62,6 +63,7 @@ func (p *peer) change(ctx context.Context, req wire.Request) error {
 	req.TTL = p.protocol.ttl(req.Key)
 	req.Key = keyOf(req.Key)
 	p.own(req.Key)
+	p.protocol.processes.arrive(p, req.Key)
 	return p.question.do(ctx, p.store, req)
 }
 

@@ -24,7 +24,10 @@ const requestTimeout = 20 * time.Second
 type peer struct {
 	protocol *Protocol
 	store    *store.Store
-	addr     net.Addr
+	addr     net.Addr                // of the client
+	local    net.Addr                // of this side
+	pid      atomic.Uint32           // as the client says; 0: not yet
+	awaited  atomic.Pointer[keyWait] // nil: it has been answered
 	logger   *slog.Logger
 	out      outbox
 	stall    stall
@@ -50,7 +53,7 @@ type peer struct {
 }
 
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcpstore.Limits) *peer {
-	peer := &peer{protocol: p, store: v.Store, addr: v.Conn.RemoteAddr(), logger: v.Logger, in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
+	peer := &peer{protocol: p, store: v.Store, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
 	if peer.logger == nil {
 		peer.logger = slog.New(slog.DiscardHandler)
 	}
@@ -171,6 +174,7 @@ func (p *peer) later(op tcpstore.Op, wait func(ctx context.Context) (answer int6
 		defer close(w.done)
 		defer cancel()
 		answer, err := wait(ctx)
+		p.endWait(err == nil)
 		switch {
 		case err == nil:
 			w.answered.Store(true)

@@ -44,9 +44,10 @@ type Protocol struct {
 	// next one begins another run, in which none is failed.
 	Ranks []string
 
-	ranks    ranks
-	barriers barriers
-	loops    loops
+	ranks     ranks
+	barriers  barriers
+	loops     loops
+	processes processes
 }
 
 // Rule applies to the names that begin with Prefix; "" matches all names.
@@ -104,6 +105,8 @@ func (p *Protocol) ServeConn(ctx context.Context, v *store.ProtocolConn) error {
 		limits.Value = wire.MaxValue
 	}
 	peer := newPeer(ctx, p, v, limits)
+	p.processes.enter(peer)
+	defer p.processes.leave(ctx, peer)
 	if tcp, ok := v.Conn.(*net.TCPConn); ok && v.Immediate {
 		if loop := p.loops.borrow(); loop != nil {
 			defer p.loops.giveBack()

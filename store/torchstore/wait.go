@@ -22,7 +22,10 @@ func (p *peer) wait(ctx context.Context, req *tcpstore.Request) error {
 	for i, k := range req.Keys {
 		keys[i] = strings.Clone(keyOf(k))
 	}
-	return p.later(req.Op, func(ctx context.Context) (int64, error) { return p.awaitOrMourn(ctx, keys) })
+	return p.later(req.Op, func(ctx context.Context) (int64, error) {
+		p.startWait(keys[0]) // all keys of an empty request exist
+		return p.awaitOrMourn(ctx, keys)
+	})
 }
 
 // awaitOrMourn waits for keys, or for the failure of a rank that should have set one. The answer in
@@ -53,6 +56,7 @@ func (p *peer) await(ctx context.Context, keys []string) error {
 	for _, k := range keys {
 		is, err := p.exists(ctx, &q, k)
 		if err == nil && !is {
+			p.nextWait(k)
 			err = p.awaitOne(ctx, k)
 		}
 		if err != nil {

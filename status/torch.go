@@ -1,0 +1,413 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// Fetch returns the status of a store, with PyTorch's processes: servers and relays publish which
+// processes use them as their TCPStore, and what those wait for (package torchstore). The process
+// groups of PyTorch whose ranks are known are groups in the result.
+//
+// A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
+// of processes on the host of their server or relay, are known; nothing is guessed.
+func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
+	now, err := s.Status(ctx, "")
+	if err != nil || now.Replication != nil && !now.Replication.Leading { // a standby answers nothing else
+		return now, err
+	}
+	t := &torchJobs{groups: map[string]*torchGroup{}}
+	for e, err := range s.List(ctx, tcpstore.ProcessesKey) {
+		if err != nil { // of a store without lists, or no right to read them
+			return now, nil
+		}
+		t.add(&e)
+	}
+	if len(t.processes) == 0 {
+		return now, nil
+	}
+	t.assign()
+	noted := map[string]bool{} // processes
+	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
+		now.Groups = append(now.Groups, t.groups[name].status(ctx, s, noted))
+	}
+	now.Keys = t.explainKeys(now.Keys)
+	return now, nil
+}
+
+// Limits on the work that the published entries can cause.
+const (
+	mostProcesses = 1 << 14
+	mostArrivals  = 1 << 12 // keys that are listed to find the ranks that have arrived
+	mostNotes     = 16
+	mostBy        = 16
+)
+
+// torchJobs are PyTorch's processes, and their process groups.
+type torchJobs struct {
+	processes []tcpstore.Process
+	groups    map[string]*torchGroup
+}
+
+// torchGroup is a process group, or the processes that have the same number of ranks in their
+// environment.
+type torchGroup struct {
+	name   string
+	size   int // 0: unknown
+	ranks  map[int]*tcpstore.Process
+	waits  map[string]*torchWait // by operation
+	others int                   // connected processes of unknown ranks, which may belong to it
+	world  bool                  // its ranks are those of the environment
+}
+
+// torchWait is an operation that ranks of a group wait in.
+type torchWait struct {
+	tcpstore.Awaited
+	waited time.Duration // by the first
+	ranks  map[int]bool  // that wait
+	calls  int           // that wait, those of unknown ranks too
+	keys   map[int]bool  // ranks whose keys are waited for
+}
+
+// add adds the processes of an entry. Its remaining TTL says how old it is.
+func (t *torchJobs) add(e *store.Entry) {
+	var all tcpstore.Processes
+	if all.Decode(e.Value) != nil {
+		return
+	}
+	age := max(tcpstore.ProcessesTTL-e.TTL, 0)
+	for _, p := range all.Processes[:min(len(all.Processes), mostProcesses-len(t.processes))] {
+		p.For += age
+		for i := range p.Waits {
+			p.Waits[i].For += age
+		}
+		t.processes = append(t.processes, p)
+	}
+}
+
+func (t *torchJobs) group(name string) *torchGroup {
+	g := t.groups[name]
+	if g == nil {
+		g = &torchGroup{name: name, ranks: map[int]*tcpstore.Process{}, waits: map[string]*torchWait{}}
+		t.groups[name] = g
+	}
+	return g
+}
+
+// take makes p the rank of g, unless another process that is connected has it.
+func (g *torchGroup) take(rank int, p *tcpstore.Process) {
+	if old := g.ranks[rank]; old == nil || old.State == tcpstore.Disconnected {
+		g.ranks[rank] = p
+	}
+}
+
+// assign finds the process groups, their ranks and what those wait for.
+func (t *torchJobs) assign() {
+	for i := range t.processes {
+		p := &t.processes[i]
+		for _, m := range p.Members {
+			g := t.group(m.Group)
+			if g.take(m.Rank, p); isWorld(m.Group) {
+				g.world, g.size = true, max(g.size, p.Size)
+			}
+		}
+		for _, w := range p.Waits {
+			if a, ok := tcpstore.Await(w.Key); ok {
+				g := t.group(a.Group)
+				if a.World {
+					g.world, g.size = true, max(g.size, p.Size)
+				}
+			}
+		}
+	}
+	unknown := t.assignByEnvironment()
+	for _, g := range t.groups {
+		g.others = unknown
+	}
+	for i := range t.processes {
+		p := &t.processes[i]
+		for _, w := range p.Waits {
+			if a, ok := tcpstore.Await(w.Key); ok && p.State != tcpstore.Disconnected {
+				t.group(a.Group).wait(a, p, w.For)
+			}
+		}
+	}
+}
+
+// isWorld reports whether the ranks of a process group are those of the environment.
+func isWorld(name string) bool { return name == "default_pg" || strings.HasSuffix(name, "/default_pg") }
+
+// assignByEnvironment finds the ranks of processes that have not set a key in the group of all ranks
+// of their job, by their environment. If several connected processes have the same environment, they
+// are of several jobs, and which of them belongs to which job is known only while they wait in it.
+// It returns how many connected processes belong to an unknown job, or have no known rank.
+func (t *torchJobs) assignByEnvironment() (unknown int) {
+	type place struct{ rank, size int }
+	same := map[place][]*tcpstore.Process{} // connected ones, or else disconnected ones
+	for i := range t.processes {
+		p := &t.processes[i]
+		at := place{p.Rank, p.Size}
+		switch others := same[at]; {
+		case p.Rank < 0:
+			if len(p.Members) == 0 && p.State != tcpstore.Disconnected {
+				unknown++
+			}
+		case len(others) > 0 && p.State == tcpstore.Disconnected:
+		case len(others) > 0 && others[0].State == tcpstore.Disconnected:
+			same[at] = []*tcpstore.Process{p}
+		default:
+			same[at] = append(others, p)
+		}
+	}
+	several := map[int]bool{} // sizes of several jobs
+	for at, processes := range same {
+		several[at.size] = several[at.size] || len(processes) > 1
+	}
+	inWorld := map[*tcpstore.Process]bool{}
+	for _, g := range t.groups {
+		for rank, p := range g.ranks {
+			inWorld[p] = inWorld[p] || g.world
+			if p.Rank >= 0 && p.Rank != rank { // the program has set its rank in another way
+				g.world = false
+			}
+		}
+	}
+	for at, processes := range same {
+		for _, p := range processes {
+			found := inWorld[p]
+			for _, g := range t.groups {
+				if g.world && g.size == at.size && (!several[at.size] || g.isWaitedInBy(p)) {
+					found = true
+					g.take(at.rank, p)
+				}
+			}
+			switch {
+			case found:
+			case several[at.size]:
+				unknown++
+			default:
+				g := t.group(fmt.Sprintf("PyTorch job of %d ranks", at.size))
+				g.size, g.world = at.size, true
+				g.take(at.rank, p)
+			}
+		}
+	}
+	return unknown
+}
+
+// isWaitedInBy reports whether p waits in an operation of g.
+func (g *torchGroup) isWaitedInBy(p *tcpstore.Process) bool {
+	return slices.ContainsFunc(p.Waits, func(w tcpstore.ProcessWait) bool {
+		a, ok := tcpstore.Await(w.Key)
+		return ok && a.Group == g.name
+	})
+}
+
+// wait adds a wait of p.
+func (g *torchGroup) wait(a tcpstore.Awaited, p *tcpstore.Process, waited time.Duration) {
+	w := g.waits[a.What]
+	if w == nil {
+		w = &torchWait{Awaited: a, ranks: map[int]bool{}, keys: map[int]bool{}}
+		g.waits[a.What] = w
+	}
+	w.waited = max(w.waited, waited)
+	w.calls++
+	for rank, is := range g.ranks {
+		if is == p {
+			w.ranks[rank] = true
+		}
+	}
+	if a.Rank >= 0 {
+		w.keys[a.Rank] = true
+	}
+}
+
+// status returns g as a group. Each process is noted in one group only.
+func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[string]bool) store.GroupStatus {
+	v := store.GroupStatus{Name: g.name, Protocol: "torch", Age: -1, Ended: -1, Size: g.size}
+	for rank := range g.ranks {
+		v.Size = max(v.Size, rank+1)
+	}
+	for _, w := range g.waits {
+		for rank := range w.keys {
+			v.Size = max(v.Size, rank+1)
+		}
+	}
+	for _, what := range slices.Sorted(maps.Keys(g.waits)) {
+		v.Records = append(v.Records, g.record(ctx, s, g.waits[what], v.Size))
+	}
+	v.Open = len(v.Records)
+	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
+		p := g.ranks[rank]
+		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: doingText(p)}
+		if p.State == tcpstore.Disconnected {
+			r.Gone = wire.CodeLeft
+		} else {
+			v.Present++
+		}
+		v.Ranks = append(v.Ranks, r)
+	}
+	v.Notes = g.notes(v.Size, noted)
+	return v
+}
+
+// sessionOf returns a number that distinguishes processes: they have no session.
+func sessionOf(p *tcpstore.Process) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(p.ID))
+	return h.Sum64()
+}
+
+// record returns an operation with the ranks that wait in it and those that they wait for. size is
+// the number of ranks, as far as it is known.
+func (g *torchGroup) record(ctx context.Context, s *store.Store, w *torchWait, size int) store.RecordStatus {
+	r := store.RecordStatus{Verb: w.What, Root: -1, Age: w.waited}
+	for _, rank := range slices.Sorted(maps.Keys(w.ranks)) {
+		r.Arrived.Add(rank)
+	}
+	r.Arrived.Count = max(r.Arrived.Count, w.calls)
+	missing := w.keys
+	switch {
+	case w.Arrivals != "":
+		arrived, all := arrivals(ctx, s, w.Arrivals)
+		r.Arrived.Count = max(r.Arrived.Count, len(arrived))
+		missing = map[int]bool{}
+		for rank := range size {
+			// that others wait for a key is not enough: it may have been set since
+			if !arrived[rank] && all && (w.keys[rank] || g.size > 0) {
+				missing[rank] = true
+			}
+		}
+	case w.Counter != "":
+		missing = map[int]bool{}
+		value, err := s.Get(ctx, w.Counter)
+		n, err2 := strconv.Atoi(string(value))
+		if cmp.Or(err, err2) != nil {
+			break
+		}
+		r.Arrived.Count = max(r.Arrived.Count, n)
+		// of those that have arrived, one that does not wait is not distinguished from a missing one
+		for rank := range size {
+			if n == len(w.ranks) && g.size > 0 && !w.ranks[rank] {
+				missing[rank] = true
+			}
+		}
+	}
+	for _, rank := range slices.Sorted(maps.Keys(missing)) {
+		r.Missing.Add(rank)
+	}
+	r.Missing.Count = max(r.Missing.Count, g.size-r.Arrived.Count)
+	return r
+}
+
+// arrivals returns the ranks that have set their keys below prefix; all is false if there are more
+// keys than that.
+func arrivals(ctx context.Context, s *store.Store, prefix string) (ranks map[int]bool, all bool) {
+	ranks = map[int]bool{}
+	for after := ""; ; {
+		page, more, err := s.Names(ctx, prefix, after, mostArrivals)
+		if err != nil {
+			return ranks, false
+		}
+		for _, e := range page {
+			if n, err := strconv.Atoi(strings.TrimPrefix(e.Key, prefix)); err == nil {
+				ranks[n] = true
+			}
+		}
+		if !more || len(page) == 0 {
+			return ranks, !more
+		}
+		if after = page[len(page)-1].Key; len(ranks) >= mostArrivals {
+			return ranks, false
+		}
+	}
+}
+
+// doingText describes what a process does that does not wait in the store.
+func doingText(p *tcpstore.Process) string {
+	switch p.State {
+	case tcpstore.Stopped:
+		return "stopped by a signal or a debugger" + words(" for %s", p.For)
+	case tcpstore.Disconnected:
+		return words("disconnected %s ago: it has exited or failed", p.For)
+	case tcpstore.Computing:
+		return "connected, waits for nothing in the store, and computes" + words(" for %s", p.For)
+	case tcpstore.Sleeping:
+		return "connected, waits for nothing in the store, and uses no processor" + words(" for %s", p.For)
+	}
+	return "connected, waits for nothing in the store"
+}
+
+// notes returns what a viewer should know of g besides its waits: facts, which need not be the cause
+// of a wait.
+func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
+	var absent []int
+	for rank := range min(size, mostRanks) {
+		p := g.ranks[rank]
+		switch {
+		case p == nil && g.world && g.size > 0:
+			absent = append(absent, rank)
+		case p != nil && (p.State == tcpstore.Stopped || p.State == tcpstore.Disconnected) && len(notes) < mostNotes && !noted[p.ID]:
+			noted[p.ID] = true
+			notes = append(notes, fmt.Sprintf("rank %d (%s): %s", rank, p.Label, doingText(p)))
+		}
+	}
+	if len(absent) > 0 && g.others == 0 {
+		notes = append(notes, "no connection from "+rankList(absent[:min(len(absent), mostSpans)]))
+	}
+	return notes
+}
+
+// explainKeys returns the keys that calls wait for, without those of PyTorch's processes that are in
+// groups, and with the processes that wait for the others.
+func (t *torchJobs) explainKeys(keys []store.KeyStatus) (rest []store.KeyStatus) {
+	grouped, by := map[string]int{}, map[string][]string{}
+	for i := range t.processes {
+		p := &t.processes[i]
+		for _, w := range p.Waits {
+			if _, ok := tcpstore.Await(w.Key); ok {
+				grouped[w.Key]++
+				continue
+			}
+			label := p.Label
+			if p.Rank >= 0 {
+				label = fmt.Sprintf("rank %d (%s)", p.Rank, label)
+			}
+			by[w.Key] = append(by[w.Key], label+words(" for %s", w.For))
+		}
+	}
+	queues := map[string]string{} // a PyTorch process that waits for a key also waits for a queue of that name
+	for _, names := range []map[string]bool{keysOf(grouped), keysOf(by)} {
+		for key := range names {
+			queues[store.QueueKey(key)] = key
+		}
+	}
+	for _, k := range keys {
+		if key, is := queues[k.Key]; is && k.Calls <= grouped[key]+len(by[key]) || grouped[k.Key] >= k.Calls {
+			continue
+		}
+		k.By = by[k.Key][:min(len(by[k.Key]), mostBy)]
+		rest = append(rest, k)
+	}
+	return rest
+}
+
+// keysOf returns the keys of m.
+func keysOf[V any](m map[string]V) map[string]bool {
+	keys := make(map[string]bool, len(m))
+	for k := range m {
+		keys[k] = true
+	}
+	return keys
+}
