@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/url"
 	"os"
@@ -22,6 +23,8 @@ type relaying struct {
 	limit    connFlags
 	who      accessFlags
 	torch    torchFlags
+	below    string // prefix of the keys of PyTorch, which are all that a client can reach
+	eof      bool   // exit at the end of standard input
 	listen   string
 	store    string
 	cluster  *etcdlog.Cluster // nil: store contains the store's own addresses
@@ -46,11 +49,13 @@ muster://127.0.0.1:7070,store:7070. Otherwise they fail, and errors name the rel
 own credentials for the store are in the URL of --store:
 muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
 or etcd://etcd:2379/root?secret-file=FILE&store-ca=FILE&store-cert=FILE&store-key=FILE
+or in MUSTER_SECRET_FILE, MUSTER_TLS_CA, MUSTER_TLS_CERT and MUSTER_TLS_KEY, as for a client.
 Its ranks have the relay's rights, as far as --access allows. So a relay with a secret or a
 certificate of its own requires one of its ranks too, or --insecure.
 
 PyTorch processes may use the relay as a TCPStore (--torch). Their client knows one address and does
 not reconnect: through a relay on its host, a job continues when another process serves the store.
+--torch-prefix gives each job keys of its own.
 
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster relay --store muster://10.0.0.5:7070
@@ -67,6 +72,8 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "time to wait for the store at start")
 	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access, from other hosts or to a relay with credentials of its own")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
+	f.BoolVar(&o.eof, "exit-on-eof", false, "exit at the end of standard input, a pipe: the relay ends with the process that started it")
+	f.StringVar(&o.below, "torch-prefix", "", "`prefix` of keys that PyTorch sees as the whole store, without authentication; other clients need --secret-file or --access")
 	o.torch.register(cmd)
 	o.who.register(cmd)
 	o.limit.register(cmd)
@@ -81,11 +88,14 @@ func (o *relaying) check(cmd *cobra.Command) error {
 	if o.timeout <= 0 {
 		return usagef(cmd, "--timeout must be positive")
 	}
-	at := &remote{url: o.store}
+	if o.below != "" && !o.torch.on {
+		return usagef(cmd, "--torch-prefix needs --torch")
+	}
+	at := &remote{url: o.store, secure: parameters()}
 	if err := at.check(cmd); err != nil {
 		return err
 	}
-	o.store = at.url
+	o.store = at.target()
 	u, err := url.Parse(o.store)
 	switch {
 	case err == nil && (u.Scheme == "etcd" || u.Scheme == "etcds"):
@@ -105,6 +115,9 @@ func (o *relaying) check(cmd *cobra.Command) error {
 		return err
 	}
 	o.tls, o.access, err = o.who.check(cmd)
+	if o.below != "" {
+		o.access = append(o.access, store.Access{Protocol: o.protocols[0].Name(), Prefix: o.below, Write: true})
+	}
 	return err
 }
 
@@ -114,6 +127,12 @@ func (o *relaying) run(cmd *cobra.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if o.eof {
+		go func() {
+			_, _ = io.Copy(io.Discard, cmd.InOrStdin()) // an error is an end too
+			stop()
+		}()
+	}
 	r, err := o.open(ctx)
 	if err != nil {
 		if ctx.Err() != nil {

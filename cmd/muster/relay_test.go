@@ -1,9 +1,13 @@
 package main_test
 
 import (
+	"io"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // relay starts a relay, and returns its process and address.
@@ -35,6 +39,7 @@ func TestRelayRefuses(t *testing.T) {
 		"--store " + safe:                                                           {1, "this store requires a secret"},
 		"--store " + safe + "?secret-file=" + d.path("other"):                       {1, "wrong secret"},
 		"--listen 127.0.0.1:0 --store " + safe + "?secret-file=" + d.path("secret"): {1, "would have its rights"},
+		"--store " + url + " --torch=false --torch-prefix job/":                     {2, "--torch-prefix needs --torch"},
 		"--store " + url + " --tls-cert x":                                          {2, "--tls-cert and --tls-key go together"},
 	} {
 		t.Run(args, func(t *testing.T) {
@@ -96,4 +101,21 @@ func TestRelayWithSecrets(t *testing.T) {
 	})
 	steps(t, at+"&secret-file="+d.path("secret"), []step{{args: "get job/a/x", code: 1, stderr: "wrong secret"}})
 	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "this store requires a secret"}})
+}
+
+// TestRelayOfAJob checks that a relay with --torch-prefix serves one prefix to PyTorch, and nothing
+// to other clients; that it takes its credentials from the environment; and that it ends with its
+// parent.
+func TestRelayOfAJob(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	_, url := serve(t, "--secret-file", d.path("secret"))
+	stdin, parent := io.Pipe()
+	p := startIn(t, stdin, []string{"MUSTER_SECRET_FILE=" + d.path("secret")}, "relay", "--listen", "127.0.0.1:0", "--store", url, "--torch-prefix", "job/1/", "--exit-on-eof")
+	at := p.line(t, "muster://127.0.0.1:")
+	assert.Equal(t, "\x07\x00\x00\x00\x00\x00\x00\x00", asTorch(t, at))
+	steps(t, url+"?secret-file="+d.path("secret"), []step{{args: "get job/1/n", stdout: "7\n"}})
+	steps(t, at, []step{{args: "get job/1/n", code: 1, stderr: "access denied"}})
+	require.NoError(t, parent.Close())
+	require.Contains(t, p.wait(t).stderr, "stopped")
 }
