@@ -17,7 +17,24 @@ import (
 // also its TCPStore: the verbs, mismatches, a rank that is missing and one that is killed.
 func TestTorchGroup(t *testing.T) {
 	addr := serve(t, &store.Server{Protocols: []store.Protocol{new(torchstore.Protocol)}})
-	cmd := exec.CommandContext(bounded(t), testcluster.Torch(t, "numpy"), filepath.Join("tests", "torch_group.py"), addr)
+	out := torchScript(t, "torch_group.py", addr)
+	for part, ranks := range map[string]int{"tensors": 4, "arrays": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
+		require.Equal(t, ranks, strings.Count(out, "ok "+part), "%s\n%s", part, out)
+	}
+}
+
+// TestTorchRendezvous checks the errors of torchrun's rendezvous backend, and its state in the store.
+// TestTorchrunMuster (cmd/muster) runs torchrun.
+func TestTorchRendezvous(t *testing.T) {
+	safe := serve(t, &store.Server{Access: []store.Access{{Secret: []byte("0123456789abcdef"), Write: true}}})
+	out := torchScript(t, "torch_rendezvous.py", serve(t, &store.Server{}), safe)
+	require.Contains(t, out, "ok errors\nok state\n")
+}
+
+// torchScript runs a script of tests/ with PyTorch until it exits, and fails the test if it does.
+func torchScript(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(bounded(t), testcluster.Torch(t, "numpy"), append([]string{filepath.Join("tests", name)}, args...)...)
 	cmd.Env = environment(t, "OMP_NUM_THREADS=1")
 	for i, v := range cmd.Env { // torch's Python has no msgpack
 		if path, ok := strings.CutPrefix(v, "PYTHONPATH="); ok {
@@ -27,7 +44,5 @@ func TestTorchGroup(t *testing.T) {
 	}
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	for part, ranks := range map[string]int{"tensors": 4, "arrays": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
-		require.Equal(t, ranks, strings.Count(string(out), "ok "+part), "%s\n%s", part, out)
-	}
+	return string(out)
 }

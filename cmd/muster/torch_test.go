@@ -130,8 +130,10 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 	}
 }
 
-// TestTorchrun runs two agents of torchrun, with two ranks each, that meet at a store of muster.
+// TestTorchrun runs two agents of torchrun, with two ranks each, whose rendezvous of PyTorch's own
+// (c10d) has its TCPStore at a store of muster.
 func TestTorchrun(t *testing.T) {
+	testcluster.SoakOnly(t, "TestTorchrunMuster has a job of torchrun")
 	exe := testcluster.Torch(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
 	var running sync.WaitGroup

@@ -188,16 +188,21 @@ class Store:
         req = Request(Op.ADD, key=_arguments.text(bad, "key", key), delta=_arguments.between(bad, "delta", delta, _LEAST, _MOST))
         return self._do(req, self._until(bad, timeout)).n
 
-    def swap(self, key: str, old: Optional[Value], new: Optional[Value], *, timeout: Optional[float] = None) -> None:
+    def swap(
+        self, key: str, old: Optional[Value], new: Optional[Value], *, ttl: Optional[float] = None, timeout: Optional[float] = None
+    ) -> None:
         """Replaces the value of key by new if it is old; otherwise that is a Conflict, whose value
         is what is there.
 
-        None is "absent": swap(key, None, v) creates, swap(key, v, None) deletes.
+        None is "absent": swap(key, None, v) creates, swap(key, v, None) deletes. With ttl the entry
+        expires after so many seconds.
         """
         bad = _bad("swap", key)
         req = Request(Op.SWAP, key=_arguments.text(bad, "key", key))
         req.value = None if new is None else _arguments.value(bad, "new", new)
         req.old = None if old is None else _arguments.value(bad, "old", old)
+        if ttl is not None:
+            req.ttl = nanoseconds(_arguments.seconds(bad, "ttl", ttl, zero=False))
         self._do(req, self._until(bad, timeout))
 
     def append(self, key: str, value: Value, *, timeout: Optional[float] = None) -> int:

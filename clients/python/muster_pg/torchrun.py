@@ -1,0 +1,310 @@
+"""The rendezvous backend "muster" of torchrun:
+
+    torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=muster \\
+      --rdzv-endpoint=muster://store:7070 --rdzv-id=job-7 train.py
+
+The state machine is that of torch's DynamicRendezvousHandler, and its state is one key of a muster
+store. Each agent runs a relay on loopback, "muster relay", for each generation of workers. It is
+the TCPStore of the agent and of its workers (MASTER_ADDR, MASTER_PORT), and serves the keys of that
+generation alone. It reconnects to the store, so that torch's clients do not notice that the store
+is restarted or taken over.
+
+Below the endpoint's prefix, a job has the keys
+
+    torchrun/JOB/state      the state of the rendezvous, JSON
+    torchrun/JOB/RUN.N/…    what the workers of generation N wrote; RUN differs for each run of JOB
+    torchrun/JOB/RUN.N      the number of agents that have left generation N
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import urllib.parse
+import uuid
+from datetime import datetime, timedelta, timezone
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+)
+
+from . import _env
+from ._errors import Conflict, Error, NotFound, Unknown, quote
+from ._relay import LOOPBACK, Relay, RelayError, find
+from ._store import Store
+
+_STATE = "state"
+_CLOSED_TTL = 600.0  # seconds that the state of a closed job remains: its late agents find it closed
+_READ_TIMEOUT = 60  # seconds, as that of torch's own backend
+_BATCH = 1000  # keys that are deleted at once
+
+_log = logging.getLogger("muster_pg")
+
+
+def handler() -> Callable[[RendezvousParameters], "Handler"]:
+    """Is the entry point of the group torchrun.handlers."""
+    return create_handler
+
+
+def create_handler(params: RendezvousParameters) -> "Handler":
+    """Connects to the store of params. An error raises at once: nothing is waited for.
+
+    The options in params (--rdzv-conf) are those of torch's c10d backend: join_timeout,
+    last_call_timeout, close_timeout, keep_alive_interval, keep_alive_max_attempt, and read_timeout,
+    the seconds that a call waits for the store.
+    """
+    url = params.endpoint or os.environ.get("MUSTER_STORE", "")
+    if not url:
+        raise RendezvousError("muster_pg.torchrun: which store? Give --rdzv-endpoint=muster://host:port, or set MUSTER_STORE")
+    if "://" not in url:
+        url = "muster://" + url
+    timeout = params.get_as_int("read_timeout", _READ_TIMEOUT) or 0
+    if timeout <= 0:
+        raise ValueError("muster_pg.torchrun: read_timeout must be positive")
+    try:
+        binary = find()
+        tls, secret = _env.credentials(os.environ)
+        store = Store.connect(url, tls=tls, secret=secret, timeout=timeout)
+    except RelayError as e:
+        raise RendezvousError(f"muster_pg.torchrun: {e}") from None
+    except Error as e:
+        raise RendezvousConnectionError(f"muster_pg.torchrun: rendezvous {quote(params.run_id)}: no store for --rdzv-endpoint: {e}") from e
+    prefix = f"torchrun/{urllib.parse.quote(params.run_id, safe='')}/"
+    backend = Backend(store.below(prefix), params.run_id)
+    try:
+        made = dynamic.create_handler(None, backend, params)  # parses the options
+        os.environ.setdefault("MUSTER_STORE", url)  # for the workers: groups of muster_pg and of Go meet there
+        return Handler(made, backend, _Relays(binary, url, store._prefix + prefix, timeout), store)
+    except BaseException:
+        store.close()
+        raise
+
+
+class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
+    """The state of a rendezvous as a key of a store.
+
+    torch pickles the state, and would run code that another host has sent. So the key has JSON, and
+    what torch gets is a pickle that this process has made of it.
+    """
+
+    def __init__(self, store: Store, job: str) -> None:
+        self.store, self._job = store, job
+        self.run = ""  # a random name for the time from the first agent of a job to its end
+        self.expiry = timedelta(0)  # a node without a heartbeat for so long has failed
+        self._joined = False
+
+    @property
+    def name(self) -> str:
+        return "muster"
+
+    def get_state(self) -> Optional[Tuple[bytes, bytes]]:
+        try:
+            value = self._call(lambda: self.store.get(_STATE))
+        except NotFound:
+            return None
+        return self._seen(value), value
+
+    def set_state(self, state: bytes, token: Optional[bytes] = None) -> Optional[Tuple[bytes, bytes, bool]]:
+        new = pickle.loads(state)  # noqa: S301  torch pickled it in this process
+        if token is None:
+            self.run = uuid.uuid4().hex[:8]
+        value = json.dumps({"run": self.run, **_encode(new)}).encode()
+
+        def swap() -> Tuple[Optional[bytes], bool]:
+            try:
+                self.store.swap(_STATE, token, value, ttl=_CLOSED_TTL if new.closed else None)
+            except Conflict as e:
+                return e.value, False
+            except Unknown:  # it may have taken effect
+                found = self.store.get(_STATE)
+                return found, found == value
+            return value, True
+
+        try:
+            now, mine = self._call(swap)
+        except NotFound:
+            now, mine = None, False
+        if mine:
+            self._joined = True
+            return state, value, True
+        return None if now is None else (self._seen(now), now, False)
+
+    def _seen(self, value: bytes) -> bytes:
+        """Returns the state that value encodes, for torch.
+
+        A job that is closed and has no agent left is over: an agent that begins sees a new job.
+        """
+        try:
+            fields = json.loads(value)
+            run, state = fields["run"], _decode(fields)
+            if not isinstance(run, str):
+                raise TypeError("run is no text")
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise RendezvousStateError(
+                f"muster_pg.torchrun: rendezvous {quote(self._job)}: the key {quote(self.store._prefix + _STATE)} has no state of a rendezvous "
+                f"({type(e).__name__}: {e}): use another --rdzv-id, or delete the key"
+            ) from None
+        if not self._joined and state.closed and all(_age(beat) > self.expiry for beat in state.last_heartbeats.values()):
+            run, state = uuid.uuid4().hex[:8], dynamic._RendezvousState()
+        self.run = run
+        return pickle.dumps(state)
+
+    def _call(self, do: Callable[[], Any]) -> Any:
+        try:
+            return do()
+        except NotFound:
+            raise
+        except Error as e:
+            raise RendezvousConnectionError(f"muster_pg.torchrun: rendezvous {quote(self._job)}: {e}") from e
+
+    def clear(self, keep: str) -> None:
+        """Deletes the keys of the job except the state and those below keep."""
+        try:
+            keys = [e.key for e in self.store.list() if e.key != _STATE and not (keep and e.key.startswith(keep))]
+            for i in range(0, len(keys), _BATCH):
+                self.store.delete(*keys[i : i + _BATCH])
+        except Error as e:
+            _log.warning("rendezvous %s: old keys of the job remain below %s: %s", quote(self._job), quote(self.store._prefix), e)
+
+
+class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
+    """torch's handler, with a relay on loopback as the TCPStore of each generation."""
+
+    def __init__(self, made: Any, backend: Backend, relays: "_Relays", store: Store) -> None:
+        super().__init__(made._this_node, made.settings, backend.name, None, made._state_holder)
+        self._backend, self._relays, self._muster = backend, relays, store
+        backend.expiry = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        try:
+            info = super().next_rendezvous()
+        except RendezvousClosedError as e:
+            job = quote(self.settings.run_id)
+            raise RendezvousClosedError(f"muster_pg.torchrun: rendezvous {job}: the job has ended: use another --rdzv-id") from e
+        except RelayError as e:
+            raise RendezvousConnectionError(f"muster_pg.torchrun: rendezvous {quote(self.settings.run_id)}: {e}") from None
+        self._relays.agents = info.world_size
+        if info.rank == 0:
+            self._backend.clear(self._relays.generation)
+        return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(LOOPBACK, self._relays.client.port))
+
+    def _get_store(self) -> PrefixStore:
+        """Returns the store of the agents of this generation, for which it starts a relay.
+
+        torch calls it as soon as the generation is complete.
+        """
+        self._relays.start(f"{self._backend.run}.{self._state_holder.state.round}")
+        return PrefixStore("agents", self._relays.client)
+
+    def _create_tcp_store_server(self, *_: Any) -> TCPStore:
+        """Is what torch has the first agent host for the workers: the relay is there for that."""
+        return self._relays.client
+
+    def shutdown(self) -> bool:
+        """Closes the rendezvous. The last agent deletes the keys of the job."""
+        try:
+            closed: bool = super().shutdown()
+            if closed and self._relays.generation and self._left() == self._relays.agents:
+                self._backend.clear("")
+            return closed
+        finally:
+            self._relays.close()
+            self._muster.close()
+
+    def _left(self) -> int:
+        try:
+            return self._backend.store.add(self._relays.generation)
+        except Error as e:
+            _log.warning("rendezvous %s: the keys of the job remain below %s: %s", quote(self.settings.run_id), quote(self._backend.store._prefix), e)
+            return 0
+
+
+class _Relays:
+    """The relay of this agent's generation."""
+
+    def __init__(self, binary: str, url: str, prefix: str, timeout: int) -> None:
+        self._binary, self._url, self._prefix, self._timeout = binary, url, prefix, timeout
+        self.generation = ""
+        self.agents = 0  # of the generation
+        self.client: Any = None  # torch's TCPStore
+        self._relay: Optional[Relay] = None
+
+    def start(self, generation: str) -> None:
+        """Replaces the relay of the generation before, whose workers have ended."""
+        self.close()
+        self._relay = Relay(self._binary, self._url, f"{self._prefix}{generation}/", self._timeout)
+        self.generation = generation
+        self.client = TCPStore(LOOPBACK, self._relay.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._timeout))
+
+    def close(self) -> None:
+        if self._relay is not None:
+            self.client = None
+            self._relay.close()
+            self._relay = None
+
+
+# The state is encoded field by field. A node is a list of its address, pid, and number in the process.
+
+_PLAIN = {"round": int, "complete": bool, "closed": bool}
+_FIELDS = {*_PLAIN, "deadline", "participants", "wait_list", "redundancy_list", "last_heartbeats"}
+
+
+def _encode(state: Any) -> Dict[str, Any]:
+    unknown = vars(state).keys() - _FIELDS
+    if unknown:
+        raise RendezvousStateError(f"muster_pg.torchrun: this torch has a rendezvous with {', '.join(sorted(unknown))}: update muster-pg")
+    return {
+        **{name: getattr(state, name) for name in _PLAIN},
+        "deadline": state.deadline and state.deadline.isoformat(),
+        "participants": [[_of_node(n), rank] for n, rank in state.participants.items()],
+        "wait_list": [_of_node(n) for n in state.wait_list],
+        "redundancy_list": [_of_node(n) for n in state.redundancy_list],
+        "last_heartbeats": [[_of_node(n), beat.isoformat()] for n, beat in state.last_heartbeats.items()],
+    }
+
+
+def _decode(fields: Dict[str, Any]) -> Any:
+    """Is the inverse of _encode; KeyError, TypeError, ValueError or AttributeError: there is none."""
+    state = dynamic._RendezvousState()
+    for name, kind in _PLAIN.items():
+        if type(fields[name]) is not kind:
+            raise TypeError(f"{name} is no {kind.__name__}")
+        setattr(state, name, fields[name])
+    state.deadline = fields["deadline"] and datetime.fromisoformat(fields["deadline"])
+    state.participants = {_node(n): int(rank) for n, rank in fields["participants"]}
+    state.wait_list = {_node(n) for n in fields["wait_list"]}
+    state.redundancy_list = {_node(n) for n in fields["redundancy_list"]}
+    state.last_heartbeats = {_node(n): datetime.fromisoformat(beat) for n, beat in fields["last_heartbeats"]}
+    return state
+
+
+def _of_node(node: Any) -> List[Any]:
+    return [node.addr, node.pid, node.local_id]
+
+
+def _node(fields: List[Any]) -> Any:
+    addr, pid, number = fields
+    if not (isinstance(addr, str) and isinstance(pid, int) and isinstance(number, int)):
+        raise TypeError("a node is no address, pid and number")
+    return dynamic._NodeDesc(addr, pid, number)
+
+
+def _age(beat: datetime) -> timedelta:
+    if beat.tzinfo is None:  # in UTC, from an older torch
+        beat = beat.replace(tzinfo=timezone.utc)
+    return datetime.now(timezone.utc) - beat

@@ -1,0 +1,285 @@
+package main_test
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+)
+
+// elastic is a job of torchrun with the rendezvous backend "muster": agents, each of which is a
+// host, and their workers, testdata/elastic.py.
+type elastic struct {
+	exe  string
+	env  []string
+	stop string // the file that ends the workers
+	args []string
+}
+
+// newElastic returns a job that meets at endpoint.
+func newElastic(t *testing.T, endpoint, id string, args ...string) *elastic {
+	t.Helper()
+	dir := t.TempDir()
+	e := &elastic{exe: testcluster.Torch(t), stop: filepath.Join(dir, "stop")}
+	msgpack, err := exec.Command(testcluster.Python(t, "msgpack"), "-c", "import msgpack, os; print(os.path.dirname(os.path.dirname(msgpack.__file__)))").Output()
+	require.NoError(t, err)
+	here, err := filepath.Abs("../../clients/python")
+	require.NoError(t, err)
+	info := filepath.Join(dir, "muster_pg-0.dist-info") // as if it were installed
+	require.NoError(t, os.Mkdir(info, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(info, "METADATA"), []byte("Metadata-Version: 2.1\nName: muster-pg\nVersion: 0\n"), 0o644))
+	project, err := os.ReadFile(filepath.Join(here, "pyproject.toml"))
+	require.NoError(t, err)
+	entry := regexp.MustCompile(`(?m)^\[project.entry-points."torchrun.handlers"\]\nmuster = "(.+)"$`).FindSubmatch(project)
+	require.NotNil(t, entry, "the entry point of pyproject.toml")
+	require.NoError(t, os.WriteFile(filepath.Join(info, "entry_points.txt"), fmt.Appendf(nil, "[torchrun.handlers]\nmuster = %s\n", entry[1]), 0o644))
+	e.env = append(os.Environ(), "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "MUSTER_BINARY="+self(t), "TMPDIR="+dir, role+"="+roleMuster,
+		"PYTHONPATH="+strings.Join([]string{here, dir, strings.TrimSpace(string(msgpack))}, ":"))
+	e.args = append([]string{
+		"-m", "torch.distributed.run", "--rdzv-backend=muster", "--rdzv-endpoint=" + endpoint, "--rdzv-id=" + id, "--local-addr=127.0.0.1",
+	}, args...)
+	e.args = append(e.args, "testdata/elastic.py", e.stop)
+	return e
+}
+
+// end has the workers end.
+func (e *elastic) end(t *testing.T) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(e.stop, nil, 0o644))
+}
+
+// agent is a running agent.
+type agent struct {
+	cmd   *exec.Cmd
+	lines chan string // of standard output
+	ended chan error
+
+	mu   sync.Mutex // protects text
+	text []byte     // standard error, and what was read of standard output
+}
+
+func (a *agent) Write(b []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.text = append(a.text, b...)
+	return len(b), nil
+}
+
+func (a *agent) String() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return string(a.text)
+}
+
+// agent starts an agent. It and what it leaves end with the test.
+func (e *elastic) agent(t *testing.T) *agent {
+	t.Helper()
+	a := &agent{cmd: exec.Command(e.exe, e.args...), lines: make(chan string, 1000), ended: make(chan error, 1)}
+	a.cmd.Env, a.cmd.Stderr = e.env, a
+	a.cmd.WaitDelay = time.Second
+	out, err := a.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, a.cmd.Start())
+	go func() {
+		defer close(a.lines)
+		all := bufio.NewScanner(io.TeeReader(out, a))
+		for all.Scan() {
+			a.lines <- all.Text()
+		}
+		a.ended <- a.cmd.Wait()
+	}()
+	t.Cleanup(func() { a.kill(t) })
+	return a
+}
+
+// kill kills the agent, its workers and its relay: all that has it as an ancestor.
+func (a *agent) kill(t *testing.T) {
+	t.Helper()
+	all := []int{a.cmd.Process.Pid}
+	for i := 0; i < len(all); i++ {
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", all[i]))
+		for _, task := range tasks {
+			b, _ := os.ReadFile(task)
+			for s := range strings.FieldsSeq(string(b)) {
+				pid, err := strconv.Atoi(s)
+				require.NoError(t, err)
+				all = append(all, pid)
+			}
+		}
+	}
+	for _, pid := range all {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// says waits for n lines that begin with text, and returns them.
+func (a *agent) says(t *testing.T, n int, text string) (found []string) {
+	t.Helper()
+	late := time.After(4 * limit)
+	for len(found) < n {
+		select {
+		case line, ok := <-a.lines:
+			if !ok {
+				t.Fatalf("it ended, and has not said %q %d times:\n%s", text, n, a)
+			}
+			if strings.HasPrefix(line, text) {
+				found = append(found, line)
+			}
+		case <-late:
+			t.Fatalf("it has not said %q %d times:\n%s", text, n, a)
+		}
+	}
+	return found
+}
+
+// succeeds waits until all workers of the agent are done, and for its end.
+func (a *agent) succeeds(t *testing.T, workers, size int) {
+	t.Helper()
+	for _, line := range a.says(t, workers, "done ") {
+		assert.Contains(t, line, fmt.Sprintf(" of %d", size))
+	}
+	for range a.lines {
+	}
+	require.NoError(t, <-a.ended, "%s", a)
+}
+
+// onlyState checks that the store has nothing but the state of the job, which is closed.
+func onlyState(t *testing.T, url, id string) {
+	t.Helper()
+	run(t, "keys", "--store", url).wants(t, 0, "torchrun/"+id+"/state\n", "")
+	assert.Contains(t, run(t, "get", "--store", url, "torchrun/"+id+"/state").stdout, `"closed": true`)
+}
+
+// TestTorchrunMuster runs two agents with a worker each, in the long form two. The store, which is durable and requires
+// a secret, is killed and restarted; no worker notices.
+func TestTorchrunMuster(t *testing.T) {
+	d := newDesk(t)
+	args := []string{"--data", t.TempDir(), "--secret-file", d.path("secret")}
+	server, url := serve(t, args...)
+	secret := "?secret-file=" + d.path("secret")
+	workers := 1
+	if testcluster.Soak() {
+		workers = 2
+	}
+	job := newElastic(t, url+secret, "a job", "--nnodes=2", fmt.Sprint("--nproc-per-node=", workers))
+	first, second := job.agent(t), job.agent(t)
+	for _, a := range []*agent{first, second} {
+		a.says(t, workers, "formed ")
+	}
+	server.signal(t, syscall.SIGKILL)
+	server.wait(t)
+	start(t, append([]string{"serve", "--listen", strings.TrimPrefix(url, "muster://")}, args...)...).line(t, url)
+	job.end(t)
+	first.succeeds(t, workers, 2*workers)
+	second.succeeds(t, workers, 2*workers)
+	assert.NotContains(t, first.String()+second.String(), "attempt 1")
+	onlyState(t, url+secret, "a%20job")
+}
+
+// TestTorchrunTakeover kills the leader of a replicated store twice under a job.
+func TestTorchrunTakeover(t *testing.T) {
+	testcluster.SoakOnly(t, "TestTorchrunMuster has a restart, and TestTorchOutlivesTheLeader a takeover")
+	at := "etcd://" + etcd(t) + "/jobs"
+	leader, _ := replica(t, at)
+	leader.complaint(t, "msg=leading")
+	job := newElastic(t, at, "job", "--nnodes=2", "--nproc-per-node=2")
+	agents := []*agent{job.agent(t), job.agent(t)}
+	for _, a := range agents {
+		a.says(t, 2, "formed ")
+	}
+	for range 2 {
+		next, _ := replica(t, at)
+		leader.signal(t, syscall.SIGKILL)
+		next.complaint(t, "msg=leading")
+		leader = next
+	}
+	job.end(t)
+	for _, a := range agents {
+		a.succeeds(t, 2, 4)
+		assert.NotContains(t, a.String(), "attempt 1")
+	}
+	onlyState(t, at, "job")
+}
+
+// TestTorchrunFewer kills one of two agents of a job that needs one, as the loss of a host does. The
+// workers of the other one form alone, and find no key of the generation before. In the long form
+// three such jobs run at a time in one store.
+func TestTorchrunFewer(t *testing.T) {
+	_, url := serve(t)
+	jobs := 1
+	if testcluster.Soak() {
+		jobs = 3
+	}
+	t.Run("jobs", func(t *testing.T) {
+		for i := range jobs {
+			t.Run(strconv.Itoa(i), func(t *testing.T) {
+				t.Parallel()
+				job := newElastic(t, url, fmt.Sprint("job-", i), "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--monitor-interval=0.1",
+					"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2")
+				agents := []*agent{job.agent(t), job.agent(t)}
+				for _, a := range agents { // one of them may have formed alone before
+					for !strings.Contains(a.says(t, 1, "formed ")[0], " of 2 ") {
+						continue
+					}
+				}
+				killed := time.Now()
+				agents[0].kill(t)
+				agents[1].says(t, 1, "formed 0 of 1 ")
+				t.Log("formed again after", time.Since(killed))
+				job.end(t)
+				agents[1].succeeds(t, 1, 1)
+			})
+		}
+	})
+	want := ""
+	for i := range jobs {
+		want += fmt.Sprintf("torchrun/job-%d/state\n", i)
+	}
+	run(t, "keys", "--store", url).wants(t, 0, want, "")
+}
+
+// TestTorchrunKills kills an agent with all its processes, and starts another one, again and again:
+// MUSTER_TORCHRUN_KILLS is the number of kills.
+func TestTorchrunKills(t *testing.T) {
+	testcluster.SoakOnly(t, "TestTorchrunFewer has a kill")
+	kills, err := strconv.Atoi(cmp.Or(os.Getenv("MUSTER_TORCHRUN_KILLS"), "3"))
+	require.NoError(t, err)
+	_, url := serve(t)
+	job := newElastic(t, url, "job", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1000", "--monitor-interval=0.1",
+		"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5")
+	agents := []*agent{job.agent(t), job.agent(t)}
+	var killed time.Time
+	for round := range kills + 1 {
+		for _, a := range agents {
+			a.says(t, 2, "formed ")
+		}
+		if round > 0 {
+			t.Log("formed again after", time.Since(killed))
+		}
+		if round < kills {
+			agents[round%2].kill(t)
+			killed = time.Now()
+			agents[round%2] = job.agent(t)
+		}
+	}
+	job.end(t)
+	for _, a := range agents {
+		a.succeeds(t, 2, 4)
+	}
+	onlyState(t, url, "job")
+}
