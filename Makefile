@@ -36,10 +36,10 @@ vulnerabilities:
 # Long forms of tests that have a short form in "make test", and those that it skips.
 soak:
 	MUSTER_SOAK=1 go test -timeout 60m ./bench ./clients/python ./cmd/muster ./collective ./deploy ./gather ./pgroup/vllm ./shm ./store ./store/torchstore
-	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestDamage$$' ./internal/durable
-	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestCreateHasOneOutcome$$' ./pgroup
+	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestDamage|TestPowerLoss.*)$$' ./internal/durable
+	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestCreateHasOneOutcome|TestManyBroadcastsInARow)$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
-	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestFaults|TestSpace|TestKilledLeader|TestSuites)$$' ./store/etcdlog
+	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestContract|TestFaults|TestSpace|TestKilledLeader|TestSuites)$$' ./store/etcdlog
 	go test -v -timeout 60m -run '^TestSimulation$$' ./store/etcdlog -sim.seeds 20000
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./store/etcdlog
 	for v in 3.5 3.6 3.7; do MUSTER_TEST_ETCD=$$(.ci/etcd $$v) go test -v -timeout 20m ./store/etcdlog || exit 1; done

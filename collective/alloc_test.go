@@ -20,7 +20,7 @@ func TestAllocations(t *testing.T) {
 	if underRace {
 		t.Skip("the race detector allocates too")
 	}
-	const rounds = 20
+	const rounds = 8
 	over(t, []int{4}, func(t *testing.T, w way, n int) {
 		for _, length := range []int{1, 20_000, 150_000} {
 			w.run(t, n, func(r *rank) {

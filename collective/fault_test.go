@@ -166,10 +166,7 @@ func TestRingIsBoundByItsLinks(t *testing.T) {
 // TestSteps runs many verbs back to back, with random delays: no step mixes with another. With
 // MUSTER_SOAK it runs five times as many.
 func TestSteps(t *testing.T) {
-	steps := steps
-	if testcluster.Soak() {
-		steps *= 5
-	}
+	steps := testcluster.Form(steps, 5*steps)
 	for name, c := range map[string]struct {
 		w     way
 		steps int

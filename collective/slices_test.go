@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
 )
@@ -99,7 +100,7 @@ func sameBitsOfMany[T tensor.Number](r *rank) {
 // TestSlices checks that the result has the same bits, whether the data is passed as one slice or
 // as several.
 func TestSlices(t *testing.T) {
-	over(t, []int{1, 2, 3, 4, 5, 8}, func(t *testing.T, w way, n int) {
+	over(t, testcluster.Form([]int{1, 2, 3, 5}, []int{1, 2, 3, 4, 5, 8}), func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
 			sameBitsOf[float32](r)
 			sameBitsOf[tensor.BFloat16](r)

@@ -151,10 +151,7 @@ func TestConfigsAbsent(t *testing.T) {
 
 // TestConfigsAreLarge gathers a config with several hundred KiB of JSON, or several MiB with MUSTER_SOAK, and one that is JSON alone.
 func TestConfigsAreLarge(t *testing.T) {
-	count := 20_000
-	if testcluster.Soak() {
-		count = 200_000
-	}
+	count := testcluster.Form(20_000, 200_000)
 	build := func(of int) *map[string][]string {
 		words := make([]string, count)
 		for i := range words {

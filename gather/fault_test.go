@@ -230,13 +230,7 @@ func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, nu
 // ranks are absent, differ, cancel and break at random: all ranks of a list always get the same
 // result.
 func TestManyListsAtOnce(t *testing.T) {
-	n := 50
-	switch {
-	case testcluster.Soak():
-		n = 500
-	case testing.Short():
-		n = 30
-	}
+	n := testcluster.Form(30, 500)
 	groups := [][]int{{0, 1, 2, 3}, {0, 1, 2}, {3, 2, 1}}
 	lists := [][]int{{0, 1, 2}, {2, 0}, {1, 2, 0}}
 	for _, w := range ways() {

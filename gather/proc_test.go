@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 	"github.com/muster-pg/muster/tensor"
@@ -116,10 +117,7 @@ func killRounds() int {
 	if n, err := strconv.Atoi(os.Getenv(roundsVar)); err == nil {
 		return n
 	}
-	if testing.Short() {
-		return 3
-	}
-	return 10
+	return testcluster.Form(3, 10)
 }
 
 // TestKilled kills the first rank, or a sender, at random moments, while they gather back to back:

@@ -11,11 +11,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/storetest"
 )
 
-func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: t.TempDir()} }
+// onDisk returns a durable store. Its directory may be in memory: a test that is about the disk makes
+// a store of its own.
+func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: testcluster.Scratch(t)} }
 
 func TestDurable(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) func() store.Engine {

@@ -165,7 +165,7 @@ func (a *attacker) each(n int, call func(s *store.Store, by, i int) error) {
 }
 
 func (a *attacker) waits() {
-	a.each(100, func(s *store.Store, by, i int) error {
+	a.each(25, func(s *store.Store, by, i int) error {
 		keys := make([]string, 500) // of 4 MiB together
 		for k := range keys {
 			keys[k] = fmt.Sprintf("%d/%d/%d/%s", by, i, k, strings.Repeat("k", 8000))
@@ -176,7 +176,7 @@ func (a *attacker) waits() {
 }
 
 func (a *attacker) watches() {
-	a.each(10_000, func(s *store.Store, by, i int) error {
+	a.each(5000, func(s *store.Store, by, i int) error {
 		prefix := fmt.Sprintf("%d/%d/%s", by, i, strings.Repeat("p", 8000))
 		for _, err := range s.Watch(a.ctx, prefix, 1) {
 			return err

@@ -17,7 +17,7 @@ var exploreDepth = flag.Int("explore.depth", exploreDefault, "how many events lo
 
 const (
 	exploreRanks   = 3
-	exploreDefault = 6 // "make soak" has 13
+	exploreDefault = 5 // "make soak" has 13
 	exploreTime    = time.Hour
 )
 

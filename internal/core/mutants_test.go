@@ -471,10 +471,10 @@ var mutants = []mutant{
 }
 
 // shortMutants is the step at which the short form samples the mutants: it runs one of so many.
-const shortMutants = 14
+const shortMutants = 33
 
 // TestMutants checks that the simulation can detect errors: it finds a counterexample for each rule
-// that is broken. With MUSTER_SOAK it tries all mutants, otherwise one of 14, which
+// that is broken. With MUSTER_SOAK it tries all mutants, otherwise one of 33, which
 // MUSTER_MUTANTS selects.
 func TestMutants(t *testing.T) {
 	if testing.Short() || underRace {

@@ -107,12 +107,12 @@ func (r *rig) checkpoint() {
 	}
 }
 
-// seeds returns how many seeds a test tries: a sixth of n in short mode.
+// seeds returns how many seeds a test tries: n with MUSTER_SOAK, otherwise a third of them.
 func seeds(n uint64) uint64 {
-	if testing.Short() {
-		return (n + 5) / 6
+	if os.Getenv("MUSTER_SOAK") != "" {
+		return n
 	}
-	return n
+	return n / 3
 }
 
 // TestPowerLoss checks the store after a power failure, at any point, also during a checkpoint: it

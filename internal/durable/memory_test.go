@@ -50,9 +50,9 @@ func peakOf(f func()) uint64 {
 // received.
 func TestMemoryOfACheckpoint(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it writes 256 MiB four times, in one goroutine: not in a short run")
+		t.Skip("it writes 128 MiB four times, in one goroutine: not in a short run")
 	}
-	const total = 256 << 20
+	const total = 128 << 20
 	value := func(n int) []byte { return make([]byte, n) }
 	for name, fill := range map[string]func(t *testing.T, do func(session uint64, req wire.Request) wire.Reply){
 		"large values": func(_ *testing.T, do func(uint64, wire.Request) wire.Reply) {

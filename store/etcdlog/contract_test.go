@@ -4,18 +4,22 @@ import (
 	"testing"
 
 	"github.com/muster-pg/muster/internal/durable/logtest"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/muster-pg/muster/store/storetest"
 )
 
-// TestContract runs the contract of all engines over a store whose log is in etcd.
+// TestContract runs the contract of all engines over a store whose log is in etcd: all of it with
+// MUSTER_SOAK, otherwise the chapters in which a call waits for others, or entries end by time, and
+// one about sizes. The other chapters are about the machine, which other engines of the suite share.
 func TestContract(t *testing.T) {
+	chapters := testcluster.Form([]string{"Keys", "Lifetimes", "Wait", "Limits", "Join", "Collect", "Failures", "Leases"}, nil)
 	c := client(t, etcd(t))
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		m := lead(t, c, &etcdlog.Options{Root: newRoot()})
 		return func() store.Engine { return m }
-	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
+	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}, Only: chapters})
 }
 
 // TestLog runs the contract of all logs over one in etcd.

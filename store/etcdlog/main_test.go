@@ -77,7 +77,7 @@ func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...st
 	members := make([]*member, n)
 	var peers []string
 	for i := range members {
-		members[i] = &member{name: fmt.Sprint("m", i), client: freePort(t), peer: freePort(t), dir: scratch(t)}
+		members[i] = &member{name: fmt.Sprint("m", i), client: freePort(t), peer: freePort(t), dir: testcluster.Scratch(t)}
 		members[i].front = front(members[i].peer)
 		peers = append(peers, members[i].name+"=http://"+members[i].front)
 	}
@@ -125,18 +125,6 @@ func (m *member) kill() {
 	_ = m.cmd.Process.Signal(syscall.SIGCONT)
 	_ = m.cmd.Process.Kill()
 	<-m.ended
-}
-
-// scratch returns a directory in memory, if the system has one, since these tests are not about the
-// disk.
-func scratch(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "etcdlog-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
 }
 
 // freePort returns an address whose port no other process takes while the member there is killed:

@@ -92,10 +92,10 @@ var mutants = []mutant{
 }
 
 // shortMutants is the step at which the short form samples the mutants: it runs one of so many.
-const shortMutants = 9
+const shortMutants = 18
 
 // TestMutants checks that the simulation detects errors: for each mutant it finds a counterexample.
-// With MUSTER_SOAK it runs all mutants, otherwise one of 9, which MUSTER_MUTANTS selects.
+// With MUSTER_SOAK it runs all mutants, otherwise one of 18, which MUSTER_MUTANTS selects.
 func TestMutants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED: each mutant is built: not in a short run")

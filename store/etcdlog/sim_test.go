@@ -4,13 +4,13 @@ import (
 	"errors"
 	"flag"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
@@ -30,12 +30,7 @@ var (
 // A seed makes nearly the same schedule each time: events at the same moment run in the order of
 // the Go scheduler.
 func TestSimulation(t *testing.T) {
-	// Checkpoints are in memory, since this test is not about the disk.
-	dir, err := os.MkdirTemp("/dev/shm", "etcdlog-sim-")
-	if err == nil {
-		t.Cleanup(func() { _ = os.RemoveAll(dir) })
-		t.Setenv("TMPDIR", dir)
-	}
+	t.Setenv("TMPDIR", testcluster.Scratch(t)) // of checkpoints
 	first, last := 1, *simSeeds
 	switch {
 	case *simSeed > 0:

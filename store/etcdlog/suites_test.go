@@ -29,15 +29,12 @@ func TestSuites(t *testing.T) {
 		t.Skip("SKIPPED: it builds the tests of other packages: not in a short run")
 	}
 	c := client(t, etcd(t))
-	names := []string{"pgroup", "membership"}
-	if testcluster.Soak() {
-		names = append(names, "gather", "dataparallel")
-	}
-	for _, name := range names {
+	names := []string{"pgroup", "membership", "gather", "dataparallel"}
+	for _, name := range names[:testcluster.Form(2, 4)] {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := lead(t, c, &etcdlog.Options{Root: newRoot()})
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-count=1", "-timeout=3m", "-skip="+without, "./"+name)
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-vet=off", "-count=1", "-timeout=3m", "-skip="+without, "./"+name)
 			cmd.Dir = "../.."
 			cmd.Env = append(os.Environ(), testcluster.StoreVariable+"=muster://"+serve(t, m))
 			cmd.WaitDelay = time.Second
