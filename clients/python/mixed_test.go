@@ -247,3 +247,20 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 		m.each(func(r int) error { return m.gs[r].Shutdown(ctx) }, is(t, nil, "shutdown"))
 	})
 }
+
+// TestQueuesAcrossLanguages has Go and Python push and pop values of one queue.
+func TestQueuesAcrossLanguages(t *testing.T) {
+	ctx, addr := bounded(t), serve(t, new(store.Server))
+	s, err := store.Dial(ctx, addr, nil)
+	require.NoError(t, err)
+	defer func() { _ = s.Close() }()
+	p := start(t)
+	p.must("new", "connect", addr)
+	require.NoError(t, s.Push(ctx, "q", []byte("from Go")))
+	p.must("store", "queue_push", "q", raw("from Python"))
+	require.EqualValues(t, 2, p.must("store", "queue_len", "q"))
+	require.Equal(t, raw("from Go"), p.must("store", "queue_pop", "q"))
+	v, err := s.Pop(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, "from Python", string(v))
+}

@@ -95,7 +95,7 @@ import inspect, re, muster_pg
 readme = "".join(re.findall("^(?:>>>|\\.\\.\\.|muster_pg\\.)(.*)$", open("README.md").read(), re.M))
 for name in muster_pg.__all__:
     assert inspect.getdoc(getattr(muster_pg, name)), f"{name} has no docstring"
-for kind in (muster_pg.Store, muster_pg.Group):
+for kind in (muster_pg.Store, muster_pg.Group, muster_pg.Lease):
     for name, verb in vars(kind).items():
         if name.startswith("_"):
             continue

@@ -44,6 +44,7 @@ from ._errors import (
     Unsupported,
 )
 from ._group import Group
+from ._lease import Lease
 from ._member import Member
 from ._secure import TLS, read_secret
 from ._store import Entry, Event, Store
@@ -70,6 +71,7 @@ __all__ = [
     "Group",
     "Invalid",
     "InvalidType",
+    "Lease",
     "Left",
     "Lost",
     "Member",

@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Callable, Dict, List, Optional, Sequence, Set
 
 from . import _dial, _wire
 from ._call import Call, NoAnswer, Numbers, Scope
@@ -42,6 +42,7 @@ class Calls:
         self._last = 0
         self._numbers = Numbers()
         self._closed = False
+        self.at_close: Set[Callable[[], None]] = set()  # called by close; a set's own calls are atomic
         self._wanted = False  # a call waits for a connection
         self._tick_time = min(target.silence / 10, 1.0)
         self._fruitless = 0  # connections in a row that have ended without an answer; of the thread that reads

@@ -69,6 +69,8 @@ class Session(Calls):
             line = self._line
             self._cond.notify_all()
         self._turn.give_back(need=True)
+        for ended in list(self.at_close):
+            ended()
         if line is None:
             self._attempt.end()
         elif first:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
-from . import _arguments, _dial, _wire
+from . import _arguments, _dial, _limits, _wire
 from ._arguments import Bad, Value
 from ._call import Call, NoAnswer, Scope
 from ._dial import Dialer
 from ._errors import Conflict, NotFound, Quoted, StoreError, Unavailable, Unknown, clip, quote, store_error, words_of
+from ._lease import Lease
 from ._secure import TLS
 from ._session import Session
 from ._wire import Code, Op, Reply, Request
 
 DEFAULT_TIMEOUT = 300.0
+_QUEUE = "\0queue"  # follows a queue's name in the key of its head, which exists while the queue has values
+_QUEUE_HEAD = struct.Struct("<QQ")  # numbers of the first value, and of the next push
 _PAGE = 1000  # entries that one round trip of list brings
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -165,11 +169,19 @@ class Store:
                 pass  # another client was faster
 
     def set(
-        self, key: str, value: Value, *, ttl: Optional[float] = None, reads: Optional[int] = None, timeout: Optional[float] = None
+        self,
+        key: str,
+        value: Value,
+        *,
+        ttl: Optional[float] = None,
+        reads: Optional[int] = None,
+        lease: Optional[Lease] = None,
+        timeout: Optional[float] = None,
     ) -> None:
         """Gives key a value.
 
-        It goes after ttl seconds, or with the last of a number of reads; otherwise it stays.
+        It goes after ttl seconds, with the last of a number of reads, or with a lease of this
+        store; otherwise it stays.
         """
         bad = _bad("set", key)
         req = Request(Op.SET, key=_arguments.text(bad, "key", key), value=_arguments.value(bad, "value", value))
@@ -177,7 +189,63 @@ class Store:
             req.ttl = nanoseconds(_arguments.seconds(bad, "ttl", ttl, zero=False))
         if reads is not None:
             req.reads = _arguments.between(bad, "reads", reads, 1, (1 << 32) - 1)
+        if lease is not None:
+            if not isinstance(lease, Lease):
+                raise _arguments.of_type(bad, "lease", "a muster_pg.Lease", lease)
+            if lease._store._session is not self._session:
+                raise bad("the lease is of another Store", ())
+            req.lease = lease.id
         self._do(req, self._until(bad, timeout))
+
+    def lease(self, ttl: float, *, timeout: Optional[float] = None) -> Lease:
+        """Grants a lease: entries that are set with it are deleted ttl seconds after this process
+        was last alive.
+
+        A thread keeps it alive, until its close. ttl is a lower bound.
+        """
+        bad = _bad("lease")
+        ttl = _arguments.seconds(bad, "ttl", ttl, zero=False, forever=False)
+        n = self._do(Request(Op.GRANT, ttl=nanoseconds(ttl)), self._until(bad, timeout)).n
+        return Lease(self, n, ttl)
+
+    def queue_push(self, queue: str, value: Value, *, timeout: Optional[float] = None) -> None:
+        """Appends value to a queue, atomically. Names of queues are separate from keys."""
+        bad = _bad("push", queue)
+        req = Request(Op.PUSH, key=_arguments.text(bad, "queue", queue), value=_arguments.value(bad, "value", value))
+        self._do(req, self._until(bad, timeout))
+
+    def queue_pop(self, queue: str, block: bool = True, *, timeout: Optional[float] = None) -> bytes:
+        """Removes the first value of a queue, and returns it: each value once.
+
+        It waits until there is one; without block that is NotFound. After an Unknown error the
+        value may have been removed.
+        """
+        bad = _bad("pop", queue)
+        name, until = _arguments.text(bad, "queue", queue), self._until(bad, timeout)
+        while True:
+            try:
+                return self._do(Request(Op.POP, key=name), until).value or b""
+            except NotFound:
+                if not block:
+                    raise
+            try:
+                self._do(Request(Op.WAIT, keys=[name + _QUEUE]), until)
+            except StoreError as e:
+                _, _, code, detail, failure, also, what, _ = e._parts
+                raise store_error("pop", _clip(name), code, detail, failure, also, what) from None
+
+    def queue_len(self, queue: str, *, timeout: Optional[float] = None) -> int:
+        """Returns the number of values in a queue."""
+        bad = _bad("queue length", queue)
+        req = Request(Op.GET, key=_arguments.text(bad, "queue", queue) + _QUEUE)
+        try:
+            head = self._do(req, self._until(bad, timeout), op="queue length").value or b""
+        except NotFound:
+            return 0
+        if len(head) != _QUEUE_HEAD.size:
+            raise bad(f"the entry at the key {quote(queue + _QUEUE)} is no queue, but {len(head)} bytes: delete it", ())
+        first, end = _QUEUE_HEAD.unpack(head)
+        return int(end - first)
 
     def add(self, key: str, delta: int = 1, *, timeout: Optional[float] = None) -> int:
         """Adds delta to the counter key, which starts at 0, and returns its new value.
@@ -320,7 +388,7 @@ class Store:
             req.timeout = nanoseconds(left)
         call = Call(req, self._scope)
         if len(call.frame) > _wire.MAX_KEY:  # nothing is beyond a limit in a shorter one
-            _check(req, _shown(subject))
+            _limits.check(req, _shown(subject))
         return self._session.do(call, until)
 
     def _collect(self, req: Request, until: float) -> Tuple[List[bytes], int]:
@@ -358,6 +426,9 @@ class Store:
         if self._scope is not None:
             self._session.end(self._scope, why)
 
+    def _deadline(self, op: str, timeout: Optional[float]) -> float:
+        return self._until(_bad(op), timeout)
+
     def _request(self, req: Request, until: float) -> Reply:
         """Has the store answer a request of a group.."""
         return self._do(req, until)
@@ -367,7 +438,7 @@ class Store:
 _NO_KEY = frozenset(
     {
         Op.PING, Op.WAIT, Op.TAKE, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.SEND_READY, Op.EXPIRED,
-        Op.CLOSE_CHANNEL, Op.ACK,
+        Op.CLOSE_CHANNEL, Op.ACK, Op.GRANT, Op.KEEP_ALIVE, Op.REVOKE,
     }
 )  # fmt: skip
 
@@ -396,33 +467,6 @@ def nanoseconds(seconds: Optional[float]) -> int:
     if seconds is None or seconds == math.inf:
         return 0
     return min(max(int(seconds * 1e9), 1), _wire.AGES)
-
-
-def _check(req: Request, shown: str) -> None:
-    """Refuses what no store takes, before anything is sent: a frame that is too large would cost
-    the connection.
-    """
-
-    def bad(what: str) -> StoreError:
-        return store_error(req.op.text, shown, Code.TOO_LARGE, what)
-
-    c = req.group
-    for name in (req.key, c.group, c.run, c.channel, c.verb, c.type, c.label, c.reason):
-        if len(_wire.text(name)) > _wire.MAX_KEY:
-            raise bad(f"{len(_wire.text(name))} bytes of name, the limit is {_wire.MAX_KEY}")
-    if len(req.keys) > _wire.MAX_KEYS:
-        raise bad(f"{len(req.keys)} keys, the limit is {_wire.MAX_KEYS}")
-    largest = max(len(req.value or b""), len(req.old or b""))
-    if largest > _wire.MAX_VALUE:
-        raise bad(f"{largest} bytes of value, the limit is {_wire.MAX_VALUE}")
-    total = len(req.value or b"") + len(req.old or b"")
-    for k in req.keys:
-        n = len(_wire.text(k))
-        if n > _wire.MAX_KEY:
-            raise bad(f"a key of {n} bytes, the limit is {_wire.MAX_KEY}")
-        total += n + 4
-    if total > _wire.MAX_VALUE:
-        raise bad(f"{total} bytes in one request, the limit is {_wire.MAX_VALUE}")
 
 
 def _shown(subject: _Subject) -> str:
