@@ -31,6 +31,7 @@ func TestPackages(t *testing.T) {
 	t.Run("binary", p.testBinary)
 	t.Run("platforms", p.testPlatforms)
 
+	p.addNumpy(t)
 	before := p.installed(t)
 	p.pip(t, "install", "muster-pg[server]")
 	t.Run("readme", p.testReadme)
@@ -75,6 +76,19 @@ func buildPackages(t *testing.T) *packages {
 	run(t, "", exe, "-m", "venv", p.venv)
 	p.version = strings.TrimSpace(run(t, "", exe, "-c", "from muster_pg import _version; print(_version.__version__)"))
 	return p
+}
+
+// addNumpy has the environment find the numpy of the interpreter, as that of a user who has it.
+func (p *packages) addNumpy(t *testing.T) {
+	numpy := strings.TrimSpace(run(t, "", interpreter(t), "-c", "import numpy, os; print(os.path.dirname(numpy.__file__))"))
+	dir := t.TempDir()
+	for _, path := range []string{numpy, numpy + ".libs"} {
+		if _, err := os.Stat(path); err == nil {
+			require.NoError(t, os.Symlink(path, filepath.Join(dir, filepath.Base(path))))
+		}
+	}
+	site := strings.TrimSpace(run(t, "", p.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+	require.NoError(t, os.WriteFile(filepath.Join(site, "numpy.pth"), []byte(dir+"\n"), 0o600))
 }
 
 // testMetadata checks what an index checks, and that the README that it shows has no relative link.
