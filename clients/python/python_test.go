@@ -18,9 +18,28 @@ import (
 // TestPython runs the Python tests: the golden bytes of package wire, and the verbs on a store that
 // this test serves.
 func TestPython(t *testing.T) {
-	out := script(t, []string{"MUSTER_TEST_STORE=" + serve(t, new(store.Server))}, "-W", "error", "-m", "unittest", "discover", "-s", "tests")
+	env := []string{"MUSTER_TEST_STORE=" + serve(t, new(store.Server)), "MUSTER_BINARY=" + command(t)}
+	out := script(t, env, "-W", "error", "-m", "unittest", "discover", "-s", "tests")
 	require.NotContains(t, out, "skipped")
 	require.Regexp(t, `Ran \d\d+ tests`, out)
+}
+
+// command builds the command muster, and returns its path.
+func command(t *testing.T) string {
+	file := filepath.Join(t.TempDir(), "muster")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", file, "github.com/muster-pg/muster/cmd/muster").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return file
+}
+
+// TestReadmeServer runs the lines about a server of the program.
+func TestReadmeServer(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	_, block, ok := strings.Cut(string(readme), "```python\nwith muster_pg.Server()")
+	require.True(t, ok)
+	block, _, _ = strings.Cut(block, "```")
+	script(t, []string{"MUSTER_BINARY=" + command(t)}, "-c", "import muster_pg\nwith muster_pg.Server()"+block)
 }
 
 // TestReadme runs the examples of the README on a store of this test.

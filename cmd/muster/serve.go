@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -28,6 +29,7 @@ type serving struct {
 	health   string
 	drain    time.Duration
 	logLevel string
+	untilEOF bool
 }
 
 func newServe() *cobra.Command {
@@ -89,6 +91,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for clients to disconnect after the first signal")
 	f.StringVar(&o.health, "health", "", "`address` (host:port) for health checks over HTTP, without authentication")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
+	f.BoolVar(&o.untilEOF, "until-eof", false, "stop, as by a signal, when standard input ends: with the process that holds its other end")
 	o.replica.register(cmd)
 	o.page.register(cmd, "")
 	o.torch.register(cmd)
@@ -104,6 +107,9 @@ func (o *serving) run(cmd *cobra.Command) error {
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(sigs)
+	if o.untilEOF {
+		go notifyEOF(cmd.InOrStdin(), sigs)
+	}
 	health, err := o.serveHealth()
 	if err != nil {
 		return err
@@ -140,6 +146,21 @@ func (o *serving) run(cmd *cobra.Command) error {
 	case sig := <-sigs:
 		health.ends()
 		return o.stop(h, sig, sigs)
+	}
+}
+
+// endOfInput is a signal for --until-eof.
+type endOfInput struct{}
+
+func (endOfInput) String() string { return "end of standard input" }
+func (endOfInput) Signal()        {}
+
+// notifyEOF sends a signal when in ends. It returns then, or at the end of the process.
+func notifyEOF(in io.Reader, sigs chan<- os.Signal) {
+	_, _ = io.Copy(io.Discard, in)
+	select {
+	case sigs <- endOfInput{}:
+	default: // two signals wait already
 	}
 }
 

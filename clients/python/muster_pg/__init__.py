@@ -47,6 +47,7 @@ from ._group import Group
 from ._lease import Lease
 from ._member import Member
 from ._secure import TLS, read_secret
+from ._server import Server
 from ._store import Entry, Event, Store
 from ._version import __version__
 from ._wire import Code, Failure
@@ -79,6 +80,7 @@ __all__ = [
     "NotFound",
     "ProtocolError",
     "RankError",
+    "Server",
     "SessionLost",
     "Skipped",
     "Stale",

@@ -9,9 +9,7 @@ import atexit
 import math
 import os
 import pickle
-import shutil
 import signal
-import subprocess
 import threading
 import unittest
 from typing import Any, Callable, List, Optional
@@ -23,21 +21,12 @@ def serve() -> str:
     """Starts "muster serve" until the end of this process, and returns its address, or "" without
     one.
     """
-    exe = shutil.which("muster")
-    if exe is None:
+    try:
+        server = muster_pg.Server()
+    except muster_pg.Unavailable:
         return ""
-    args = [exe, "serve", "--listen", "127.0.0.1:0", "--log-level", "warn"]
-    server = subprocess.Popen(args, stdout=subprocess.PIPE, text=True)
-    parent = os.getpid()
-
-    def stop() -> None:
-        if os.getpid() == parent:  # not in a fork
-            server.terminate()
-            server.communicate()
-
-    atexit.register(stop)
-    assert server.stdout is not None
-    return server.stdout.readline().strip().replace("muster://", "")
+    atexit.register(server.close)
+    return server.address.replace("muster://", "")
 
 
 ADDRESS = os.environ.get("MUSTER_TEST_STORE") or serve()
