@@ -174,8 +174,8 @@ func TestRanksMeetAtEtcd(t *testing.T) {
 	t.Parallel()
 	at := "etcd://" + etcd(t) + "/jobs"
 	replica(t, at)
-	r := run(t, "run", "-n", "2", "--no-prefix", "--store", at, "--", "sh", "-c", `echo $RANK $MUSTER_STORE $MASTER_PORT.`)
-	if r.code != 0 || !strings.Contains(r.stdout, "0 "+at+" .\n") || !strings.Contains(r.stdout, "1 "+at+" .\n") {
+	r := run(t, "run", "-n", "2", "--no-prefix", "--store", at, "--", "sh", "-c", `echo $RANK $MUSTER_STORE.`)
+	if r.code != 0 || !strings.Contains(r.stdout, "0 "+at+".\n") || !strings.Contains(r.stdout, "1 "+at+".\n") {
 		t.Errorf("exit code %d, stdout %q, stderr %q", r.code, r.stdout, r.stderr)
 	}
 	r = run(t, "bench", "-n", "2", "--time", "50ms", "--cases", "barrier", "--json", "--store", at)

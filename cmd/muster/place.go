@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -110,23 +111,35 @@ func (p *place) url() string {
 	return u
 }
 
-// environ returns the environment that makes a process the given rank of n.
+// environ returns the environment that makes a process the given rank of n, all on this node.
 func (p *place) environ(rank, n int) []string {
-	c := pgroup.Config{Run: p.id, Rank: rank, Size: n, Insecure: p.insecure, LivenessTimeout: p.live.timeout}
+	return append(p.config(p.id, rank, n), "LOCAL_RANK="+strconv.Itoa(rank), "LOCAL_WORLD_SIZE="+strconv.Itoa(n))
+}
+
+// attempt returns the environment of the process with the number local of n on this node.
+func (p *place) attempt(a agent.Attempt, local, n int) []string {
+	env := p.config(a.ID, a.First+local, a.Size)
+	if host, port, err := net.SplitHostPort(a.MasterAddress); err == nil && p.store != "" {
+		env = append(env, "MASTER_ADDR="+host, "MASTER_PORT="+port) // for programs that do not use the store
+	}
+	return append(env, "LOCAL_RANK="+strconv.Itoa(local), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
+		"GROUP_RANK="+strconv.Itoa(a.Node), "GROUP_WORLD_SIZE="+strconv.Itoa(a.Nodes),
+		"TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(a.Restarts))
+}
+
+// config returns the environment that gives a process its rank, and where the ranks meet.
+func (p *place) config(run string, rank, n int) []string {
+	c := pgroup.Config{Run: run, Rank: rank, Size: n, Insecure: p.insecure, LivenessTimeout: p.live.timeout}
 	switch {
 	case p.store != "":
 		c.Address = p.store
-		return p.local(c.Environ(), rank, n)
+		return c.Environ()
 	case p.host == nil:
 		c.Address = net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))
-		return p.local(c.Environ(), rank, n)
+		return c.Environ()
 	}
 	c.Address = p.host.url()
 	host, port, _ := net.SplitHostPort(p.host.addr.String()) // a valid address
 	plain := []string{"MASTER_ADDR=" + host, "MASTER_PORT=" + port, "MUSTER_TLS_CA=", "MUSTER_TLS_CERT=", "MUSTER_TLS_KEY="}
-	return p.local(append(c.Environ(), plain...), rank, n)
-}
-
-func (p *place) local(env []string, rank, n int) []string {
-	return append(env, "LOCAL_RANK="+strconv.Itoa(rank), "LOCAL_WORLD_SIZE="+strconv.Itoa(n))
+	return append(c.Environ(), plain...)
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -10,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -18,7 +21,8 @@ import (
 // running holds the options of run.
 type running struct {
 	place
-	n        int
+	nodeFlags
+	n        int // ranks on this node
 	noPrefix bool
 	page     pageFlags
 	env      []string
@@ -29,19 +33,26 @@ func newRun() *cobra.Command {
 	o := &running{}
 	cmd := &cobra.Command{
 		Use:   "run -n RANKS [flags] -- PROGRAM [ARG…]",
-		Short: "Start a program as the ranks of a group, on this machine",
-		Long: `Start a program as the ranks of a group, on this machine, and wait until they have ended.
+		Short: "Start a program as the ranks of a group, on one node or several",
+		Long: `Start a program as the ranks of a group, and wait until they have ended.
 
 Each rank gets its number, the number of ranks, and the store's address in its environment (see
 "muster help environment"); pgroup.FromEnv reads them, and so do programs made for torchrun. Lines
 of output begin with their rank. If one rank fails the others get SIGTERM, and SIGKILL after
 --grace. Signals are passed on; a second SIGINT or SIGTERM kills. If the reader of the output goes
 away, as in "muster run … | head", the ranks are ended. Exits with the code of the first rank that
-failed.`,
+failed, also on a node where others failed, but then with 1.
+
+With --max-restarts, all ranks start again after one has failed. With --nnodes, the same command
+runs on each node, and the nodes meet in --store: ranks are numbered across them. If a node fails,
+leaves (SIGTERM) or joins, the ranks of all nodes start again, on the nodes that there are then.
+A node above the most of --nnodes MIN:MAX is a spare, which takes the place of one that fails.`,
 		Example: `  muster run -n 4 -- ./train --epochs 3
   muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
   muster run -n 4 --http 127.0.0.1:8080 -- ./train         # with the status page
-  muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself`,
+  muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself
+  muster run -n 4 --max-restarts 3 --log-dir logs -- ./train
+  muster run --nnodes 2:4 --nproc 8 --job train --store muster://node0:7070 -- ./train`,
 		Args: operands("PROGRAM", "[ARG…]"),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
@@ -56,17 +67,33 @@ failed.`,
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
 	o.page.register(cmd, "")
 	f.StringVar(&o.store, "store", "", "`URL` of a running store, where the ranks meet instead, as etcd://host:port")
+	o.registerNodes(cmd)
 	o.live.register(cmd)
 	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback without encryption and authentication")
 	return cmd
 }
 
 func (o *running) check(cmd *cobra.Command) error {
+	if err := o.checkNodes(cmd, o.store); err != nil {
+		return err
+	}
+	flag := "-n"
+	if cmd.Flags().Changed("nproc") {
+		flag = "--nproc"
+	}
 	switch {
+	case flag == "--nproc" && cmd.Flags().Changed("ranks"):
+		return usagef(cmd, "-n and --nproc say the same: give one of them")
+	case flag == "-n" && o.most > 1:
+		return usagef(cmd, "with several nodes, set --nproc, the number of ranks on this one")
+	case flag == "--nproc":
+		o.n = o.procs
 	case !cmd.Flags().Changed("ranks"):
 		return usagef(cmd, "the number of ranks is missing: set -n")
+	}
+	switch {
 	case o.n < 1:
-		return usagef(cmd, "-n %d: there must be at least 1 rank", o.n)
+		return usagef(cmd, "%s %d: there must be at least 1 rank", flag, o.n)
 	case o.grace < 0:
 		return usagef(cmd, "--grace must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:
@@ -114,40 +141,111 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	if end, err := announce(&job{PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now()}); err == nil {
 		defer end()
 	}
-	sigs := catch()
-	defer sigs.stop()
-	show := newLaunching(os.Stderr)
-	defer show.end()
-	ranks, err := launch.Start(cmd.Context(), o.spec(path, args[1:], show))
+	meeting, err := o.meeting()
 	if err != nil {
-		return programError(args[0], err)
+		return err
 	}
-	if o.host != nil {
-		show.look(store.New(o.host.memory))
+	defer meeting.Close()
+	sigs := catch(o.grace)
+	defer sigs.stop()
+	l := &launches{running: o, path: path, args: args[1:], sigs: sigs, logs: o.logFiles(), stderr: cmd.ErrOrStderr()}
+	if l.logs.dir != "" {
+		fmt.Fprintln(l.stderr, "muster: logs are in", l.logs.dir)
 	}
-	return ended(sigs.passOn(ranks, o.grace), o.n)
+	return l.ended(o.agent(meeting, sigs, l.stderr, l.start).Run(cmd.Context()))
 }
 
-func (o *running) spec(path string, args []string, show *launching) launch.Spec {
+// launches starts the ranks of this node, once for each attempt of the job.
+type launches struct {
+	*running
+	path   string
+	args   []string
+	sigs   *signals
+	logs   logFiles
+	stderr io.Writer
+
+	failed string   // the rank that has failed last, on this node
+	tail   []string // its last lines
+}
+
+// start implements agent.Agent.Start.
+func (l *launches) start(ctx context.Context, a agent.Attempt) error {
+	show := newLaunching(os.Stderr)
+	defer show.end()
+	job, err := launch.Start(ctx, l.spec(a, show))
+	if err != nil {
+		return programError(l.path, err)
+	}
+	if l.host != nil {
+		show.look(store.New(l.host.memory))
+	}
+	err = l.sigs.wait(job)
+	if errors.Is(err, syscall.EPIPE) {
+		l.sigs.drain() // another attempt would have no reader either
+	}
+	if e, ok := errors.AsType[*launch.ExitError](err); ok {
+		l.tail = job.Process(e.Rank).Tail()
+		global := *e
+		global.Rank += a.First
+		l.failed = fmt.Sprintf("rank %d", global.Rank)
+		return &global
+	}
+	return err
+}
+
+func (l *launches) spec(a agent.Attempt, show *launching) launch.Spec {
 	k := inkOf(os.Stdout) && inkOf(os.Stderr)
-	width := len(fmt.Sprint(o.n - 1))
-	grace := o.grace
+	width := len(fmt.Sprint(a.Size - 1))
+	grace := l.grace
 	if grace == 0 {
 		grace = -1 // at once
 	}
 	return launch.Spec{
-		N: o.n, Path: path, Args: args, Grace: grace, Output: show.behind(os.Stdout), ErrOutput: show.behind(os.Stderr),
-		Env: func(rank int) []string {
-			show.started(rank, o.n)
-			return append(o.environ(rank, o.n), o.env...)
+		N: l.n, Path: l.path, Args: l.args, Grace: grace, Output: show.behind(os.Stdout), ErrOutput: show.behind(os.Stderr),
+		Log: l.logs.next(a.First),
+		Env: func(local int) []string {
+			show.started(local, l.n)
+			return append(l.attempt(a, local, l.n), l.env...)
 		},
-		Prefix: func(rank int) string {
-			if o.noPrefix {
+		Prefix: func(local int) string {
+			if l.noPrefix {
 				return ""
 			}
+			rank := a.First + local
 			return k.rank(rank, "["+padLeft(fmt.Sprint(rank), width)+"]") + " "
 		},
 	}
+}
+
+// ended converts the result of the job into the error of this process.
+func (l *launches) ended(err error) error {
+	if errors.Is(err, syscall.EPIPE) {
+		return &exit{code: 128 + int(syscall.SIGPIPE), text: "the reader of the output has gone away: the ranks were ended", err: err}
+	}
+	if unstarted, ok := errors.AsType[*exit](err); ok {
+		return unstarted
+	}
+	e, ok := errors.AsType[*launch.ExitError](err)
+	if failed, elsewhere := errors.AsType[*agent.Error](err); elsewhere && !ok {
+		return &exit{code: exitFailed, text: failed.Error() + "; the ranks here were ended", err: err}
+	}
+	if !ok {
+		return l.nodesError(err, l.sigs)
+	}
+	if l.n > 1 && len(l.tail) > 0 && l.sigs.ended() == 0 {
+		fmt.Fprintf(l.stderr, "muster: the last lines of %s:\n", l.failed)
+		for _, line := range l.tail {
+			fmt.Fprintln(l.stderr, "    "+printable(line))
+		}
+	}
+	text := err.Error()
+	if e.Signal != 0 {
+		text += fmt.Sprintf(" (%v)", e.Signal)
+	}
+	if l.n > 1 || l.most > 1 {
+		text += "; the other ranks were ended"
+	}
+	return &exit{code: e.ExitCode(), text: text, err: err}
 }
 
 // programError describes a program that cannot be started. The exit codes are those of a shell.
@@ -161,23 +259,4 @@ func programError(name string, err error) error {
 		return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q may not be executed: is it a program? chmod +x makes it one", name), err: err}
 	}
 	return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q cannot be started: %s", name, reason(err)), err: err}
-}
-
-// ended converts the result of Wait into the error of this process.
-func ended(err error, n int) error {
-	if errors.Is(err, syscall.EPIPE) {
-		return &exit{code: 128 + int(syscall.SIGPIPE), text: "the reader of the output has gone away: the ranks were ended", err: err}
-	}
-	e, ok := errors.AsType[*launch.ExitError](err)
-	if !ok {
-		return err
-	}
-	text := e.Error()
-	if e.Signal != 0 {
-		text += fmt.Sprintf(" (%v)", e.Signal)
-	}
-	if n > 1 {
-		text += "; the other ranks were ended"
-	}
-	return &exit{code: e.ExitCode(), text: text, err: err}
 }

@@ -3,46 +3,108 @@ package main
 import (
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
 )
 
-// signals are the signals that a launcher passes on to its ranks.
-type signals struct{ got chan os.Signal }
+// signals passes the signals of a launcher on to its ranks. It owns a goroutine until stop.
+type signals struct {
+	grace    time.Duration // after a signal to end, until SIGKILL
+	got      chan os.Signal
+	stopped  chan struct{}
+	draining chan struct{} // closed by drain
+	running  sync.WaitGroup
 
-// catch starts to catch them. Call it before the ranks start, so that no signal ends only the
+	mu   sync.Mutex // protects the fields below
+	job  *launch.Job
+	last syscall.Signal // the signal to end; 0: none
+	once bool           // draining is closed
+}
+
+// catch starts to catch signals. Call it before the ranks start, so that no signal ends only the
 // launcher.
-func catch() signals {
-	s := signals{make(chan os.Signal, 8)}
+func catch(grace time.Duration) *signals {
+	s := &signals{grace: grace, got: make(chan os.Signal, 8), stopped: make(chan struct{}), draining: make(chan struct{})}
 	signal.Notify(s.got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
+	s.running.Go(s.loop)
 	return s
 }
 
-func (s signals) stop() { signal.Stop(s.got) }
+func (s *signals) stop() {
+	signal.Stop(s.got)
+	close(s.stopped)
+	s.running.Wait()
+}
 
-// passOn passes signals on until the job has ended, and returns its result. After a signal to end,
-// the ranks have the duration grace to do so; a second such signal sends SIGKILL.
-func (s signals) passOn(job *launch.Job, grace time.Duration) error {
+// loop handles signals. After a signal to end, the ranks have the time grace to do so; a second such
+// signal sends SIGKILL.
+func (s *signals) loop() {
 	var kill <-chan time.Time
 	for {
 		select {
-		case <-job.Done():
-			return job.Wait()
+		case <-s.stopped:
+			return
 		case <-kill:
-			job.Signal(syscall.SIGKILL)
-		case sig := <-s.got:
+			s.pass(syscall.SIGKILL)
+		case got := <-s.got:
+			sig, _ := got.(syscall.Signal)
 			switch {
 			case sig == syscall.SIGPIPE: // of this process's own output: the write has failed, and the job ends for that
 			case sig == syscall.SIGUSR1 || sig == syscall.SIGUSR2:
-				job.Signal(sig)
+				s.pass(sig)
 			case kill != nil:
-				job.Signal(syscall.SIGKILL)
+				s.pass(syscall.SIGKILL)
 			default:
-				job.Signal(sig)
-				kill = time.After(grace)
+				s.mu.Lock()
+				s.last = sig
+				s.mu.Unlock()
+				s.drain()
+				s.pass(sig)
+				kill = time.After(s.grace)
 			}
 		}
 	}
+}
+
+func (s *signals) pass(sig syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.job != nil {
+		s.job.Signal(sig)
+	}
+}
+
+// drain has this node leave its job when its ranks have ended.
+func (s *signals) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.once {
+		s.once = true
+		close(s.draining)
+	}
+}
+
+// ended returns the signal that ended this node; 0 if there was none.
+func (s *signals) ended() syscall.Signal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// wait passes signals on to job, until it has ended, and returns its result.
+func (s *signals) wait(job *launch.Job) error {
+	s.mu.Lock()
+	s.job = job
+	if s.last != 0 { // it came while the ranks were starting
+		job.Signal(s.last)
+	}
+	s.mu.Unlock()
+	err := job.Wait()
+	s.mu.Lock()
+	s.job = nil
+	s.mu.Unlock()
+	return err
 }

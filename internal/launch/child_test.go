@@ -42,22 +42,22 @@ func TestMain(m *testing.M) {
 
 // acts are what ranks do.
 var acts = map[string]func(arg string){
-	"exit":     func(code string) { os.Exit(number(code)) },
-	"exitAt":   exitAt,
-	"killed":   func(sig string) { _ = syscall.Kill(os.Getpid(), syscall.Signal(number(sig))); block() },
-	"block":    func(string) { ready(); block() },
-	"stubborn": func(string) { signal.Ignore(syscall.SIGTERM); ready(); block() },
-	"polite":   polite,
-	"count":    count,
-	"long":     func(n string) { fmt.Println(strings.Repeat("x", number(n))) },
-	"environ":  func(string) { fmt.Println(os.Getenv("LAUNCH_TEST_EXTRA"), os.Getenv("HOME")) },
-	"stdin":    stdin,
-	"parent":   parent,
-	"family":   func(child string) { fmt.Println("child", begin(child, false)); block() },
-	"leave":    func(child string) { fmt.Println("child", begin(child, false)) },
-	"escape":   func(child string) { fmt.Println("child", begin(child, true)) },
-	"tethered": func(child string) { launch.ExitWithParent(); fmt.Println("child", begin(child, false)); block() },
-	"free":     func(string) { launch.ExitWithParent(); stdin("") },
+	"exit":       func(code string) { os.Exit(number(code)) },
+	"exitAt":     exitAt,
+	"killed":     func(sig string) { _ = syscall.Kill(os.Getpid(), syscall.Signal(number(sig))); block() },
+	"block":      func(string) { ready(); block() },
+	"stubborn":   func(string) { signal.Ignore(syscall.SIGTERM); ready(); block() },
+	"polite":     polite,
+	"count":      count,
+	"long":       func(n string) { fmt.Println(strings.Repeat("x", number(n))) },
+	"environ":    func(string) { fmt.Println(os.Getenv("LAUNCH_TEST_EXTRA"), os.Getenv("HOME")) },
+	"stdin":      stdin,
+	"parent":     parent,
+	"family":     func(child string) { fmt.Println("child", begin(child, false)); block() },
+	"leave":      func(child string) { fmt.Println("child", begin(child, false)) },
+	"escape":     func(child string) { fmt.Println("child", begin(child, true)) },
+	"parentpipe": func(child string) { launch.ExitWithParent(); fmt.Println("child", begin(child, false)); block() },
+	"free":       func(string) { launch.ExitWithParent(); stdin("") },
 }
 
 // block waits for the end that others bring.

@@ -77,6 +77,11 @@ type Spec struct {
 	// Prefix returns the prefix of each line of a rank; nil is "[rank] ".
 	Prefix func(rank int) string
 
+	// Log opens the log of a rank, which gets both of its streams without prefix, and is closed at
+	// its end; nil keeps no logs. An error of opening one starts no rank; one of writing is as for
+	// Output.
+	Log func(rank int) (io.WriteCloser, error)
+
 	// ParentPipe makes the ranks' standard input a pipe that ends with this process, for programs
 	// that call ExitWithParent. Otherwise their standard input is empty.
 	ParentPipe bool
@@ -103,6 +108,9 @@ func (s Spec) check() error {
 func (s Spec) withDefaults() Spec {
 	if s.Env == nil {
 		s.Env = func(int) []string { return nil }
+	}
+	if s.Log == nil {
+		s.Log = func(int) (io.WriteCloser, error) { return nil, nil }
 	}
 	if s.Prefix == nil {
 		s.Prefix = func(rank int) string { return "[" + strconv.Itoa(rank) + "] " }

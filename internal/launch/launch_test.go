@@ -223,7 +223,7 @@ func TestStartingThreadEnds(t *testing.T) {
 func TestExitWithParentPipe(t *testing.T) {
 	var said sayings
 	cmd := exec.Command(self())
-	cmd.Env = append(os.Environ(), spec(1, "tethered:stubborn").Env(0)...)
+	cmd.Env = append(os.Environ(), spec(1, "parentpipe:stubborn").Env(0)...)
 	cmd.Stdout = &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	parent, err := cmd.StdinPipe()
@@ -239,7 +239,7 @@ func TestExitWithParentPipe(t *testing.T) {
 func TestExitWithParent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var said sayings
-	s := spec(2, "tethered:block")
+	s := spec(2, "parentpipe:block")
 	s.Output, s.ParentPipe = &said, true
 	job := startIn(ctx, t, s)
 	said.await(t, "ready", 2) // with the parent there, they stay

@@ -56,12 +56,22 @@ func (o *output) failure() error {
 	return o.err
 }
 
+// fail keeps the error of a rank's log, as if it were one of the outputs.
+func (o *output) fail(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err == nil {
+		o.err = err
+	}
+}
+
 // connect gives cmd a pipe for each of its streams that is not discarded. There are two, since
-// lines of the two streams could mix in one.
-func (o *output) connect(cmd *exec.Cmd, prefix string) (*streams, error) {
-	s := &streams{}
+// lines of the two streams could mix in one. It owns log, also if it fails.
+func (o *output) connect(cmd *exec.Cmd, prefix string, log io.WriteCloser) (*streams, error) {
+	s := &streams{record: newRecord(log)}
 	var err error
 	if cmd.Stdout, err = s.open(o, o.stdout, prefix); err != nil {
+		s.closePipes()
 		return nil, err
 	}
 	if cmd.Stderr, err = s.open(o, o.stderr, prefix); err != nil {
@@ -74,6 +84,7 @@ func (o *output) connect(cmd *exec.Cmd, prefix string) (*streams, error) {
 // streams are the two outputs of one rank.
 type streams struct {
 	all     []*stream
+	record  *record
 	copiers sync.WaitGroup
 }
 
@@ -84,20 +95,26 @@ type stream struct {
 
 // open returns the rank's end of a new pipe, or nil if the stream is discarded.
 func (s *streams) open(o *output, w io.Writer, prefix string) (io.Writer, error) {
-	if w == nil {
+	if w == nil && s.record.file == nil {
 		return nil, nil
 	}
 	r, pw, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	send := func(b []byte) { o.write(w, b) }
-	s.all = append(s.all, &stream{read: r, write: pw, lines: lines{prefix: prefix, send: send}})
+	send := func(b []byte) {
+		s.record.flush()
+		if w != nil {
+			o.write(w, b)
+		}
+	}
+	s.all = append(s.all, &stream{read: r, write: pw, lines: lines{prefix: prefix, send: send, each: s.record.add}})
 	return pw, nil
 }
 
-// closePipes closes the pipes of a rank that was not started.
+// closePipes closes the pipes and the log of a rank that was not started.
 func (s *streams) closePipes() {
+	_ = s.record.close() // it is empty
 	for _, st := range s.all {
 		st.read.Close()
 		st.write.Close()
@@ -114,8 +131,8 @@ func (s *streams) copy() {
 
 // finish returns when all that the rank wrote is delivered. The rank's process group has ended, so
 // all of it is in the pipe. A process that left the group, and has the pipe open, is not waited
-// for.
-func (s *streams) finish() {
+// for. The error is that of the rank's log.
+func (s *streams) finish() error {
 	for _, st := range s.all {
 		_ = st.read.SetReadDeadline(time.Unix(1, 0)) // a pipe without deadlines is read to its end
 	}
@@ -123,6 +140,7 @@ func (s *streams) finish() {
 	for _, st := range s.all {
 		st.read.Close()
 	}
+	return s.record.close()
 }
 
 func (s *stream) copy() {
@@ -173,6 +191,7 @@ func readNow(raw syscall.RawConn, buf []byte) (n int) {
 type lines struct {
 	prefix string
 	send   func([]byte) // must not keep what it gets
+	each   func([]byte) // receives each line without prefix and newline, before send; must not keep it
 
 	part  []byte // the line begun, at most maxLine
 	whole []byte // lines to send
@@ -212,6 +231,7 @@ func (l *lines) take(b []byte) {
 }
 
 func (l *lines) endLine() {
+	l.each(l.part)
 	l.whole = append(l.whole, l.prefix...)
 	l.whole = append(l.whole, l.part...)
 	l.whole = append(l.whole, '\n')

@@ -52,6 +52,10 @@ func (p *Process) Err() error {
 	return p.err
 }
 
+// Tail returns the last lines that the rank has written so far, at most 10 of both streams, each cut
+// to 1 KiB. A stream that is discarded has none.
+func (p *Process) Tail() []string { return p.streams.record.last() }
+
 // Signal sends sig to the rank and its children. It returns os.ErrProcessDone if all
 // have ended.
 func (p *Process) Signal(sig os.Signal) error {
@@ -95,7 +99,9 @@ func (p *Process) watch(j *Job) {
 		j.failed <- p.err
 	}
 	p.endGroup(j.spec.Grace)
-	p.streams.finish()
+	if err := p.streams.finish(); err != nil {
+		j.out.fail(fmt.Errorf("write the log of rank %d: %w", p.rank, err))
+	}
 	close(p.done)
 	j.gone <- struct{}{}
 }

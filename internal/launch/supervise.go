@@ -50,7 +50,11 @@ func (j *Job) startAll(ctx context.Context) error {
 
 func (j *Job) start(rank int) (*Process, error) {
 	cmd := j.command(rank)
-	streams, err := j.out.connect(cmd, j.spec.Prefix(rank))
+	log, err := j.spec.Log(rank)
+	if err != nil {
+		return nil, err
+	}
+	streams, err := j.out.connect(cmd, j.spec.Prefix(rank), log)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,272 @@
+// Package agent runs the processes of a job on one node, together with the agents of the job's other
+// nodes.
+//
+// The agents meet in a store. Package membership agrees on the nodes of the job; each agreement is a
+// view. In a view the agents form a group, exchange what each of them starts (plan.go), and start
+// their processes: one attempt of the job.
+//
+//   - If a process fails, its agent aborts the group with the reason. An abort is one outcome for all
+//     members of a group, so all agents end their processes, count the same restart, and begin the
+//     next attempt in the same view, or give up with the same error.
+//   - If a node fails, leaves or joins, the view ends, and the processes with it. The next view
+//     begins with another attempt, which counts as no restart.
+//   - When the processes of a node have all succeeded, its agent waits in a barrier of the group. The
+//     job has succeeded when the barrier has.
+//
+// The agents of torchrun do the same (torch.distributed.elastic): restarts and changes of
+// membership begin all processes again.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/muster-pg/muster/membership"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// Agent is one node of a job. All fields are required unless they say otherwise. MinNodes, MaxNodes
+// and MaxRestarts are the same in all agents of the job. Run may be called once. The agent owns no
+// goroutine after that.
+type Agent struct {
+	Store *store.Store // where the agents meet; the caller closes it
+	Job   string       // names the job in the store
+	Name  string       // of this node, unique in the job
+
+	MinNodes, MaxNodes int
+	NodeRank           int // place among the nodes; -1: in the order in which they join
+	Procs              int // processes on this node
+	MaxRestarts        int // after failures of processes, in all
+
+	JoinTimeout time.Duration // for fewer than MinNodes nodes, each time
+	Settle      time.Duration // for more nodes when there are MinNodes
+
+	Address string // host that the other nodes reach this one at, for MASTER_ADDR
+	// Start runs the processes of this node, and returns when all of them have ended: nil if all
+	// succeeded. When ctx ends, it ends them. It is never called again before it has returned.
+	Start func(ctx context.Context, a Attempt) error
+	// Draining is closed when this node is to leave the job. Start is not interrupted by it; its
+	// result is then that of Run.
+	Draining <-chan struct{}
+	Report   func(text string) // receives what happens, a line each; may be nil
+}
+
+// ErrDraining is the error of an agent that was waiting for nodes when it was to leave.
+var ErrDraining = errors.New("this node is to leave the job")
+
+// Error is the failure of a process, on this node or another one.
+type Error struct {
+	Node     string // where
+	Reason   string // as "rank 3: exit status 1"
+	Restarts int    // of the job, before
+	Err      error  // that Start has returned; nil if the process was on another node
+}
+
+func (e *Error) Error() string {
+	text := e.Reason
+	if e.Err == nil {
+		text += " on node " + e.Node
+	}
+	if e.Restarts > 0 {
+		text += fmt.Sprintf(", after %d restarts", e.Restarts)
+	}
+	return text
+}
+
+// Unwrap returns e.Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// leaveTimeout bounds the farewell to the other nodes.
+const leaveTimeout = 2 * time.Second
+
+// Run takes part in the job until it has succeeded, failed, or this node has left it. The error is
+// an *Error if a process has failed more often than MaxRestarts allows. It is the same on all nodes,
+// but for Err. If ctx ends, so does Run, after the processes have.
+func (a *Agent) Run(ctx context.Context) error {
+	if a.Report == nil {
+		a.Report = func(string) {}
+	}
+	waits, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-a.Draining:
+			stop(ErrDraining)
+		case <-waits.Done():
+		}
+	}()
+	r := &run{Agent: a, waits: waits}
+	for {
+		err := r.join(ctx)
+		if !errors.Is(err, membership.ErrEvicted) || waits.Err() != nil {
+			return err
+		}
+		a.Report(fmt.Sprintf("this node was out of contact with the store and is out of the job: it joins again (%v)", err))
+	}
+}
+
+// run is the state of Agent.Run.
+type run struct {
+	*Agent
+	waits    context.Context // ends with Run's, and when Draining is closed
+	restarts int             // of the job
+}
+
+// join registers this node and makes attempts, until the job has ended or this node is out of it.
+func (r *run) join(ctx context.Context) error {
+	m, err := membership.Join(r.waits, r.Store, membership.Config{
+		Job: r.Job, ID: r.Name, Addr: r.Address, Min: r.MinNodes, Max: r.MaxNodes, Settle: r.Settle,
+	})
+	if err != nil {
+		return r.interrupted(err)
+	}
+	defer m.Close()
+	err = r.views(ctx, m)
+	if !errors.Is(err, membership.ErrEvicted) {
+		leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+		defer cancel()
+		_ = m.Leave(leave) // the job has ended here, whether or not the others receive this
+	}
+	return err
+}
+
+// errChanged ends an attempt on all nodes, after one of them has seen the end of the view.
+var errChanged = errors.New("the nodes of the job have changed")
+
+// views makes attempts in one view after the other.
+func (r *run) views(ctx context.Context, m *membership.Member) error {
+	for {
+		view, err := r.next(m)
+		if err != nil {
+			return r.interrupted(err)
+		}
+		err = r.inView(ctx, view)
+		if err == nil || r.ending() || !errors.Is(err, errChanged) && !view.Over(err) {
+			return r.interrupted(err)
+		}
+		r.Report(fmt.Sprintf("%v: all processes begin again", err))
+	}
+}
+
+// ending reports whether this node is to leave. waits ends a moment later than Draining.
+func (r *run) ending() bool {
+	select {
+	case <-r.Draining:
+		return true
+	default:
+		return r.waits.Err() != nil
+	}
+}
+
+func (r *run) next(m *membership.Member) (membership.View, error) {
+	ctx, cancel := context.WithTimeout(r.waits, r.JoinTimeout)
+	defer cancel()
+	return m.Next(ctx)
+}
+
+// interrupted returns why waits has ended instead of an error that follows from that.
+func (r *run) interrupted(err error) error {
+	if cause := context.Cause(r.waits); err != nil && cause != nil && errors.Is(err, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+// inView makes attempts until one succeeds, the job has failed, or the view has ended.
+func (r *run) inView(ctx context.Context, view membership.View) error {
+	for try := 1; ; try++ {
+		err := r.attempt(ctx, view, try)
+		failed, ok := errors.AsType[*Error](err)
+		if !ok {
+			return err
+		}
+		if r.restarts >= r.MaxRestarts {
+			return err
+		}
+		r.restarts++
+		failed.Restarts = 0
+		r.Report(fmt.Sprintf("%v: restart %d of at most %d", failed, r.restarts, r.MaxRestarts))
+	}
+}
+
+// attempt runs the processes of all nodes once.
+func (r *run) attempt(ctx context.Context, view membership.View, try int) error {
+	active := view.Context(r.waits)
+	config := view.Config()
+	config.Name += fmt.Sprintf("/attempt-%d", try)
+	config.Timeout = r.JoinTimeout
+	g, err := pgroup.Create(active, config)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	plans, err := pgroup.AllGather(active, g, r.plan())
+	if err != nil {
+		return err
+	}
+	at, err := arrange(plans, g.Rank())
+	if err != nil {
+		return err
+	}
+	r.restarts = at.Restarts
+	return r.start(ctx, view, g, at)
+}
+
+// start runs the processes of this node. Its result is the outcome of the group, which is the same on
+// all nodes, whatever this node has seen first: a failure of its own, or the end of the view.
+func (r *run) start(ctx context.Context, view membership.View, g *pgroup.Group, at Attempt) error {
+	running, stop := context.WithCancelCause(view.Context(ctx))
+	defer stop(nil)
+	defer context.AfterFunc(g.Context(), func() { stop(context.Cause(g.Context())) })()
+	own := r.Start(running, at)
+	switch {
+	case r.ending():
+		return own
+	case own == nil:
+		ctx, cancel := context.WithTimeout(view.Context(r.waits), noTimeout)
+		defer cancel()
+		if err := g.Barrier(ctx); err == nil {
+			return nil
+		}
+		g.Abort(errChanged) // without effect if the group has failed
+	case running.Err() == nil:
+		g.Abort(own)
+	default:
+		g.Abort(errChanged)
+	}
+	return r.outcome(g, own, at)
+}
+
+// noTimeout bounds the wait for the processes of the other nodes: more than any job lasts.
+const noTimeout = 100 * 365 * 24 * time.Hour
+
+// outcome returns why the group has failed.
+func (r *run) outcome(g *pgroup.Group, own error, at Attempt) error {
+	ctx, cancel := context.WithTimeout(r.waits, r.JoinTimeout)
+	defer cancel()
+	select {
+	case <-g.Context().Done():
+	case <-ctx.Done():
+		return fmt.Errorf("the outcome of the attempt is unknown: %w", context.Cause(ctx))
+	}
+	err := context.Cause(g.Context())
+	failed, ok := errors.AsType[*pgroup.RankError](err)
+	switch {
+	case !ok:
+		return err
+	case errors.Is(err, pgroup.ErrLost), errors.Is(err, pgroup.ErrLeft):
+		return fmt.Errorf("%w: %w", errChanged, err)
+	case !errors.Is(err, pgroup.ErrAborted):
+		return err
+	case failed.Reason == errChanged.Error():
+		return errChanged
+	}
+	e := &Error{Node: at.names[failed.By], Reason: failed.Reason, Restarts: r.restarts}
+	if failed.By == failed.Rank {
+		e.Err = own
+	}
+	return e
+}

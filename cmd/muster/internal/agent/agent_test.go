@@ -1,0 +1,249 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/agent"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+)
+
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
+// cluster is a job whose nodes are goroutines.
+type cluster struct {
+	t     *testing.T
+	store *store.Store
+	proto agent.Agent
+	wg    sync.WaitGroup
+
+	mu      sync.Mutex // protects the fields below
+	results map[string]error
+	reports []string
+}
+
+func newCluster(t *testing.T, proto agent.Agent) *cluster {
+	memory := &store.Memory{}
+	require.NoError(t, memory.Open())
+	t.Cleanup(func() { _ = memory.Close() })
+	proto.Job, proto.NodeRank, proto.Address, proto.Procs = "job", -1, "127.0.0.1", 2
+	if proto.JoinTimeout == 0 {
+		proto.JoinTimeout = time.Minute
+	}
+	return &cluster{t: t, store: store.New(memory), proto: proto, results: map[string]error{}}
+}
+
+type startFunc func(ctx context.Context, a agent.Attempt) error
+
+// node runs an agent in the background. Calling drain has it leave.
+func (c *cluster) node(name string, start startFunc) (drain func()) {
+	a := c.proto
+	a.Store, a.Name, a.Start = c.store, name, start
+	drained := make(chan struct{})
+	a.Draining = drained
+	a.Report = func(text string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.reports = append(c.reports, name+": "+text)
+	}
+	c.wg.Go(func() {
+		err := a.Run(c.t.Context())
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.results[name] = err
+	})
+	return sync.OnceFunc(func() { close(drained) })
+}
+
+func (c *cluster) wait() map[string]error {
+	c.wg.Wait()
+	return c.results
+}
+
+// untilEnd is a node whose processes run until they are ended.
+func untilEnd(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func TestOneNode(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 1})
+	var got agent.Attempt
+	c.node("a", func(_ context.Context, a agent.Attempt) error { got = a; return nil })
+	require.NoError(t, c.wait()["a"])
+	require.NotEmpty(t, got.ID)
+	require.Regexp(t, `^127\.0\.0\.1:\d+$`, got.MasterAddress)
+	require.Equal(t, []int{0, 0, 1, 0, 2}, []int{got.Restarts, got.Node, got.Nodes, got.First, got.Size})
+}
+
+// TestRestart has a process of one node fail in the first two attempts: the processes of all nodes
+// are ended and begin again, as other attempts.
+func TestRestart(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 3, MaxNodes: 3, MaxRestarts: 2})
+	var mu sync.Mutex
+	ids, firsts := map[int]map[string]bool{}, map[int]map[int]bool{}
+	for i := range 3 {
+		c.node(fmt.Sprint(i), func(ctx context.Context, a agent.Attempt) error {
+			mu.Lock()
+			if ids[a.Restarts] == nil {
+				ids[a.Restarts], firsts[a.Restarts] = map[string]bool{}, map[int]bool{}
+			}
+			ids[a.Restarts][a.ID], firsts[a.Restarts][a.First] = true, true
+			mu.Unlock()
+			switch {
+			case a.Restarts == 2:
+				return nil
+			case i == a.Restarts:
+				return errors.New("rank 1: exit status 3")
+			}
+			return untilEnd(ctx)
+		})
+	}
+	for name, err := range c.wait() {
+		require.NoError(t, err, name)
+	}
+	require.Len(t, ids, 3)
+	all := map[string]bool{}
+	for n := range 3 {
+		require.Len(t, ids[n], 1, "one id on all nodes")
+		require.Equal(t, map[int]bool{0: true, 2: true, 4: true}, firsts[n])
+		for id := range ids[n] {
+			all[id] = true
+		}
+	}
+	require.Len(t, all, 3, "another id in each attempt")
+	require.Contains(t, c.reports, "1: rank 1: exit status 3 on node 0: restart 1 of at most 2")
+	require.Contains(t, c.reports, "0: rank 1: exit status 3: restart 1 of at most 2")
+}
+
+// TestTooManyRestarts checks that all nodes get the error of the same process, and the node of the
+// process its own error.
+func TestTooManyRestarts(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2, MaxRestarts: 1})
+	broken := errors.New("rank 0: exit status 3")
+	c.node("a", func(context.Context, agent.Attempt) error { return broken })
+	c.node("b", func(ctx context.Context, _ agent.Attempt) error { return untilEnd(ctx) })
+	got := c.wait()
+	require.EqualError(t, got["a"], "rank 0: exit status 3, after 1 restarts")
+	require.ErrorIs(t, got["a"], broken)
+	require.EqualError(t, got["b"], "rank 0: exit status 3 on node a, after 1 restarts")
+}
+
+// TestOneOutcome has random processes fail at the same time, and others succeed at that moment: all
+// nodes have the same result, and have counted the same restarts.
+func TestOneOutcome(t *testing.T) {
+	for round := range 20 {
+		c := newCluster(t, agent.Agent{MinNodes: 4, MaxNodes: 4, MaxRestarts: 2})
+		for i := range 4 {
+			c.node(fmt.Sprint(i), func(ctx context.Context, a agent.Attempt) error {
+				if a.Restarts == 2 && round%2 == 0 {
+					return nil
+				}
+				switch what := rand.N(4); {
+				case what == 0 || i == a.Restarts:
+					return fmt.Errorf("rank %d failed", a.First)
+				case what == 1:
+					return untilEnd(ctx)
+				}
+				return nil
+			})
+		}
+		same := map[string]int{}
+		for _, err := range c.wait() {
+			if failed, ok := errors.AsType[*agent.Error](err); ok {
+				same[fmt.Sprint(failed.Reason, failed.Node, failed.Restarts)]++
+			} else {
+				same[fmt.Sprint(err)]++
+			}
+		}
+		require.Len(t, same, 1, "%v", c.results)
+	}
+}
+
+// TestDraining has one of three nodes leave: the other two begin again with the ranks that they have
+// now, and without counting a restart.
+func TestDraining(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 3})
+	began := make(chan agent.Attempt, 16)
+	left := make(chan struct{})
+	start := func(ctx context.Context, a agent.Attempt) error {
+		select {
+		case <-left:
+		default: // also with two nodes, before the third has come
+			began <- a
+			return untilEnd(ctx)
+		}
+		began <- a
+		return nil
+	}
+	c.node("a", start)
+	c.node("b", start)
+	drain := c.node("c", func(ctx context.Context, _ agent.Attempt) error {
+		select {
+		case <-left:
+			return errors.New("ended by a signal")
+		case <-ctx.Done(): // the third node has come
+			return context.Cause(ctx)
+		}
+	})
+	for n := 0; n < 2; {
+		if a := <-began; a.Nodes == 3 {
+			n++
+		}
+	}
+	drain()
+	close(left)
+	got := c.wait()
+	require.EqualError(t, got["c"], "ended by a signal")
+	require.NoError(t, got["a"])
+	require.NoError(t, got["b"])
+	for range 2 {
+		a := <-began
+		require.Equal(t, []int{2, 4, 0}, []int{a.Nodes, a.Size, a.Restarts})
+	}
+}
+
+// TestLateNode has a third node come while two are running: all begin again, with three.
+func TestLateNode(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 3})
+	began := make(chan int, 16)
+	start := func(ctx context.Context, a agent.Attempt) error {
+		began <- a.Nodes
+		if a.Nodes == 3 {
+			return nil
+		}
+		return untilEnd(ctx)
+	}
+	c.node("a", start)
+	c.node("b", start)
+	require.Equal(t, []int{2, 2}, []int{<-began, <-began})
+	c.node("c", start)
+	for name, err := range c.wait() {
+		require.NoError(t, err, name)
+	}
+	require.Equal(t, []int{3, 3, 3}, []int{<-began, <-began, <-began})
+}
+
+func TestJoinTimeout(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2, JoinTimeout: 100 * time.Millisecond})
+	c.node("a", nil)
+	err := c.wait()["a"]
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "1 of 2")
+}
+
+// TestDrainingWhileWaiting checks that a node which waits for others leaves at once.
+func TestDrainingWhileWaiting(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2})
+	c.node("a", nil)()
+	assert.ErrorIs(t, c.wait()["a"], agent.ErrDraining)
+}

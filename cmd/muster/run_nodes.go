@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/agent"
+	"github.com/muster-pg/muster/membership"
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+// nodeFlags are the options of run for several nodes, and for restarts.
+type nodeFlags struct {
+	nodes, rank string // as given
+	procs       int
+	job         string
+	restarts    int
+	join        time.Duration
+	settle      time.Duration
+	logs        string
+
+	fewest, most, own int // what nodes and rank mean; own is -1 if the order of joining counts
+}
+
+func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes, each with a \"muster run\"; `MIN:MAX` lets nodes join and leave; auto reads it from Slurm, LeaderWorkerSet or Open MPI")
+	f.IntVar(&o.procs, "nproc", 0, "number of `ranks` on this node; with one node the same as -n")
+	f.StringVar(&o.rank, "node-rank", "auto", "`place` of this node, from 0; auto: in the order in which the nodes join")
+	f.StringVar(&o.job, "job", "", "`name` of the job, the same on all nodes and used by no other job on the store")
+	f.IntVar(&o.restarts, "max-restarts", 0, "`number` of times that all ranks start again after one of them has failed")
+	f.DurationVar(&o.join, "join-timeout", 10*time.Minute, "fail if there are too few nodes for this time")
+	f.DurationVar(&o.settle, "settle", 2*time.Second, "with MIN:MAX nodes, wait this long for more than MIN")
+	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
+}
+
+// launcher is a program that starts one process on each node.
+type launcher struct{ name, nodes, rank, job string }
+
+// launchers are those that --nnodes auto knows, by their variables.
+var launchers = []launcher{
+	{"Slurm", "SLURM_NNODES", "SLURM_NODEID", "SLURM_JOB_ID"},
+	{"LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS"},
+	{"Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"},
+}
+
+// fromEnviron replaces auto by what the launcher has set.
+func (o *nodeFlags) fromEnviron(cmd *cobra.Command) error {
+	if o.nodes != "auto" {
+		return nil
+	}
+	var known []string
+	for _, l := range launchers {
+		known = append(known, fmt.Sprintf("%s (%s)", l.nodes, l.name))
+		if os.Getenv(l.nodes) == "" {
+			continue
+		}
+		o.nodes = os.Getenv(l.nodes)
+		if rank := os.Getenv(l.rank); o.rank == "auto" && rank != "" {
+			o.rank = rank
+		}
+		if o.job == "" {
+			o.job = os.Getenv(l.job)
+		}
+		return nil
+	}
+	return usagef(cmd, "--nnodes auto: none of these variables is set: %s", strings.Join(known, ", "))
+}
+
+// check validates the flags.
+func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
+	if err := o.fromEnviron(cmd); err != nil {
+		return err
+	}
+	low, high, isRange := strings.Cut(o.nodes, ":")
+	if !isRange {
+		high = low
+	}
+	var bad, badHigh error
+	o.fewest, bad = strconv.Atoi(low)
+	o.most, badHigh = strconv.Atoi(high)
+	o.own = -1
+	var badRank error
+	if o.rank != "auto" {
+		o.own, badRank = strconv.Atoi(o.rank)
+	}
+	switch {
+	case bad != nil || badHigh != nil || o.fewest < 1 || o.most < o.fewest:
+		return usagef(cmd, "--nnodes %q is neither a number of nodes nor MIN:MAX, as 2:4", o.nodes)
+	case badRank != nil || o.own < -1 || o.own >= o.most:
+		return usagef(cmd, "--node-rank %q is neither auto nor a number from 0 to %d", o.rank, o.most-1)
+	case o.own >= 0 && o.fewest != o.most:
+		return usagef(cmd, "--node-rank needs a fixed number of nodes, and --nnodes %s has a range", o.nodes)
+	case o.restarts < 0:
+		return usagef(cmd, "--max-restarts must not be negative")
+	case o.join <= 0:
+		return usagef(cmd, "--join-timeout must be positive")
+	case o.settle < 0:
+		return usagef(cmd, "--settle must not be negative")
+	case o.most == 1:
+		return nil
+	case storeURL == "":
+		return usagef(cmd, "several nodes meet in a store: set --store, as muster://host:port; \"muster serve\" starts one")
+	case o.job == "":
+		return usagef(cmd, "several nodes need the name of the job: set --job, the same on all of them")
+	}
+	return nil
+}
+
+// meeting opens the store where the agents of the nodes meet. One node needs none but its own.
+func (o *running) meeting() (*store.Store, error) {
+	if o.most == 1 {
+		memory := &store.Memory{}
+		if err := memory.Open(); err != nil {
+			return nil, err
+		}
+		return store.New(memory), nil
+	}
+	r := remote{url: o.store, secure: parameters()}
+	s, err := r.open()
+	if err != nil {
+		return nil, &storeError{redacted(o.store), err}
+	}
+	return s, nil
+}
+
+// agent returns the agent of this node; start runs its ranks.
+func (o *running) agent(s *store.Store, sigs *signals, stderr io.Writer, start func(context.Context, agent.Attempt) error) *agent.Agent {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	return &agent.Agent{
+		Store: s, Job: "muster-run/" + o.job, Name: fmt.Sprintf("%s:%d", host, os.Getpid()),
+		MinNodes: o.fewest, MaxNodes: o.most, NodeRank: o.own, Procs: o.n, MaxRestarts: o.restarts,
+		JoinTimeout: o.join, Settle: o.settle, Address: o.address(), Start: start, Draining: sigs.draining,
+		Report: func(text string) { fmt.Fprintln(stderr, "muster:", text) },
+	}
+}
+
+// address returns an address that the other nodes reach this one at: that of the interface which
+// leads to the store.
+func (o *running) address() string {
+	u, err := url.Parse(o.store)
+	if o.most == 1 || err != nil {
+		return "127.0.0.1"
+	}
+	first, _, _ := strings.Cut(u.Host, ",")
+	c, err := net.Dial("udp", first) // sends nothing
+	if err != nil {
+		return "127.0.0.1"
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).IP.String()
+}
+
+// logFiles opens the files of --log-dir: DIR/JOB-TIME/attempt-0/rank-3.log.
+type logFiles struct {
+	dir     string // "": none
+	attempt int    // of this node
+}
+
+func (o *running) logFiles() logFiles {
+	if o.logs == "" {
+		return logFiles{}
+	}
+	name := time.Now().Format("20060102-150405") + "-" + strconv.Itoa(os.Getpid())
+	if o.job != "" {
+		name = strings.ReplaceAll(o.job, "/", "_") + "-" + name
+	}
+	return logFiles{dir: filepath.Join(o.logs, name)}
+}
+
+// next returns the function that opens the logs of the next attempt; nil if there are none.
+func (l *logFiles) next(first int) func(rank int) (io.WriteCloser, error) {
+	if l.dir == "" {
+		return nil
+	}
+	dir := filepath.Join(l.dir, fmt.Sprintf("attempt-%d", l.attempt))
+	l.attempt++
+	return func(rank int) (io.WriteCloser, error) {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+		return os.Create(filepath.Join(dir, fmt.Sprintf("rank-%d.log", first+rank)))
+	}
+}
+
+// nodesError describes an error of the agent that is not one of a rank.
+func (o *running) nodesError(err error, sigs *signals) error {
+	_, inStore := errors.AsType[*store.Error](err)
+	waiting, inJob := errors.AsType[*membership.Error](err)
+	switch {
+	case errors.Is(err, agent.ErrDraining):
+		sig := sigs.ended()
+		return &exit{code: 128 + int(sig), text: fmt.Sprintf("ended by signal %d (%v) while it waited for other nodes", int(sig), sig), err: err}
+	case inJob && errors.Is(err, context.DeadlineExceeded):
+		return &exit{code: exitTimeout, text: fmt.Sprintf("too few nodes within --join-timeout %v: %v", o.join, waiting), err: err}
+	case inStore && o.most > 1:
+		return &storeError{redacted(o.store), err}
+	}
+	return err
+}

@@ -1,0 +1,188 @@
+package main_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// restarting is a rank that fails on rank 1 until the job has been restarted twice.
+const restarting = `[ $TORCHELASTIC_RESTART_COUNT = 2 ] && { echo done $RANK of $MUSTER_RUN; exit; }; [ $RANK = 1 ] && { echo cause >&2; exit 3; }; exec sleep 60`
+
+// TestRunRestarts checks that all ranks start again after one has failed, each time as another run.
+func TestRunRestarts(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := run(t, runSh(3, "--no-prefix --max-restarts 2 --log-dir "+dir, restarting)...)
+	require.Zero(t, r.code, "%+v", r)
+	lines := strings.Fields(r.stdout)
+	require.Len(t, lines, 12)
+	require.Equal(t, lines[3], lines[7], "one run")
+	assert.Contains(t, r.stderr, "muster: rank 1: exit status 3: restart 1 of at most 2\n")
+	assert.Contains(t, r.stderr, "muster: rank 1: exit status 3: restart 2 of at most 2\n")
+	for attempt, want := range []string{"cause\n", "cause\n", "done 1 of " + lines[3] + "\n"} {
+		logs, err := filepath.Glob(filepath.Join(dir, "*", "attempt-"+strconv.Itoa(attempt), "rank-1.log"))
+		require.NoError(t, err)
+		require.Len(t, logs, 1)
+		b, err := os.ReadFile(logs[0])
+		require.NoError(t, err)
+		require.Equal(t, want, string(b))
+	}
+}
+
+// TestRunGivesUp checks the summary of a job that was restarted as often as it may be.
+func TestRunGivesUp(t *testing.T) {
+	t.Parallel()
+	r := run(t, runSh(3, "--max-restarts 1", restarting)...)
+	require.Equal(t, 3, r.code)
+	require.True(t, strings.HasSuffix(r.stderr, `
+muster: rank 1: exit status 3: restart 1 of at most 1
+[1] cause
+muster: the last lines of rank 1:
+    cause
+muster: rank 1: exit status 3, after 1 restarts; the other ranks were ended
+`), r.stderr)
+}
+
+// TestRunSignalEndsRestarts checks that a job which is ended by a signal does not start again.
+func TestRunSignalEndsRestarts(t *testing.T) {
+	t.Parallel()
+	p := start(t, runSh(2, "--max-restarts 5", "echo ready; exec sleep 60")...)
+	p.line(t, "ready")
+	p.line(t, "ready")
+	p.signal(t, syscall.SIGTERM)
+	r := p.wait(t)
+	require.Equal(t, 143, r.code)
+	require.NotContains(t, r.stdout+r.stderr, "ready")
+}
+
+func runNodes(t *testing.T, url string, procs int, flags, script string) *process {
+	args := []string{"run", "--nnodes", "2", "--nproc", strconv.Itoa(procs), "--job", "train", "--store", url}
+	return start(t, append(append(args, strings.Fields(flags)...), sh(script)...)...)
+}
+
+// TestRunNodes checks the ranks of two nodes with different numbers of ranks, in the order of
+// --node-rank, and that all of them meet.
+func TestRunNodes(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	script := `echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_PORT; ` + self(t) + ` set $MUSTER_RUN/$RANK x && exec ` + self(t) + ` wait --timeout 30s $MUSTER_RUN/0 $MUSTER_RUN/1 $MUSTER_RUN/2`
+	second := runNodes(t, url, 2, "--no-prefix --node-rank 1", script)
+	first := runNodes(t, url, 1, "--no-prefix --node-rank 0", script)
+	a, b := first.wait(t), second.wait(t)
+	require.Zero(t, a.code, "%+v", a)
+	require.Zero(t, b.code, "%+v", b)
+	port := strings.Fields(a.stdout)[5]
+	require.Equal(t, "0 3 0 1 0 "+port+"\n", a.stdout)
+	require.Equal(t, []string{"1 3 0 2 1 " + port, "2 3 1 2 1 " + port}, sorted(b.stdout))
+}
+
+// TestRunNodesFailTogether checks that a failure on one node is the result on all nodes, by name.
+func TestRunNodesFailTogether(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	script := `[ $RANK$TORCHELASTIC_RESTART_COUNT = 31 ] && exit 7; [ $RANK$TORCHELASTIC_RESTART_COUNT = 00 ] && kill -9 $$; exec sleep 60`
+	nodes := []*process{runNodes(t, url, 2, "--max-restarts 1 --node-rank 0", script), runNodes(t, url, 2, "--max-restarts 1 --node-rank 1", script)}
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	name := fmt.Sprintf("%s:%d", host, nodes[1].cmd.Process.Pid)
+	r := nodes[0].wait(t)
+	require.Equal(t, 1, r.code, "%+v", r)
+	require.Contains(t, r.stderr, "muster: rank 0: killed by signal 9: restart 1 of at most 1\n")
+	require.Contains(t, r.stderr, "muster: rank 3: exit status 7 on node "+name+", after 1 restarts; the ranks here were ended\n")
+	r = nodes[1].wait(t)
+	require.Equal(t, 7, r.code, "%+v", r)
+	require.Contains(t, r.stderr, "muster: rank 3: exit status 7, after 1 restarts; the other ranks were ended\n")
+}
+
+// TestRunNodeIsReplaced kills one of two nodes: a spare takes its place, and no rank of the killed
+// node is left. Then one leaves, and the last two finish.
+func TestRunNodeIsReplaced(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	script := `echo pid $$; while [ ! -e "$DONE" ]; do sleep 0.05; done`
+	done := filepath.Join(t.TempDir(), "done")
+	node := func() *process {
+		return runNodes(t, url, 1, "--no-prefix --env DONE="+done, script)
+	}
+	pid := func(p *process) int {
+		pid, err := strconv.Atoi(strings.Fields(p.line(t, "pid"))[1])
+		require.NoError(t, err)
+		return pid
+	}
+	a, b := node(), node()
+	ranks := []int{pid(a), pid(b)}
+	c := node() // a spare
+	a.signal(t, syscall.SIGKILL)
+	ranks = append(ranks, pid(b), pid(c))
+	d := node()
+	b.signal(t, syscall.SIGTERM)
+	require.Equal(t, 143, b.wait(t).code)
+	ranks = append(ranks, pid(c), pid(d))
+	require.NoError(t, os.WriteFile(done, nil, 0o644))
+	for _, p := range []*process{c, d} {
+		r := p.wait(t)
+		require.Zero(t, r.code, "%+v", r)
+	}
+	for _, rank := range ranks {
+		assert.True(t, gone(rank), "process %d", rank)
+	}
+}
+
+// TestRunNodesRefuses checks errors that are found before any rank starts.
+func TestRunNodesRefuses(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	for args, want := range map[string]struct {
+		code   int
+		stderr string
+	}{
+		"--nnodes 2 --nproc 1 true":                                                  {2, "several nodes meet in a store: set --store"},
+		"--nnodes 2 --nproc 1 --store " + url + " true":                              {2, "set --job"},
+		"--nnodes 2 -n 1 --job j --store " + url + " true":                           {2, "set --nproc"},
+		"-n 2 --nproc 2 true":                                                        {2, "give one of them"},
+		"--nproc 0 true":                                                             {2, "--nproc 0: there must be at least 1 rank"},
+		"--nnodes 0 --nproc 1 true":                                                  {2, `--nnodes "0" is neither`},
+		"--nnodes 3:2 --nproc 1 true":                                                {2, `--nnodes "3:2" is neither`},
+		"--nnodes 2 --nproc 1 --node-rank 2 true":                                    {2, "from 0 to 1"},
+		"--nnodes 1:2 --nproc 1 --node-rank 1 true":                                  {2, "fixed number of nodes"},
+		"--nnodes auto --nproc 1 true":                                               {2, "SLURM_NNODES (Slurm)"},
+		"-n 1 --max-restarts -1 true":                                                {2, "--max-restarts"},
+		"--nnodes 2 --nproc 1 --job j --store muster://127.0.0.1:1 true":             {5, "no store at 127.0.0.1:1"},
+		"--nnodes 2 --nproc 1 --job j --join-timeout 100ms --store " + url + " true": {4, "too few nodes within --join-timeout 100ms"},
+		"-n 1 --log-dir /dev/null true":                                              {126, "/dev/null"},
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			r := run(t, append([]string{"run"}, strings.Fields(args)...)...)
+			assert.Equal(t, want.code, r.code, "%+v", r)
+			assert.Contains(t, r.stderr, want.stderr)
+		})
+	}
+}
+
+// TestRunInSlurm reads the nodes from the variables of Slurm.
+func TestRunInSlurm(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	var nodes []*process
+	for rank := range 2 {
+		env := []string{"SLURM_NNODES=2", "SLURM_NODEID=" + strconv.Itoa(1-rank), "SLURM_JOB_ID=77"}
+		nodes = append(nodes, startIn(t, nil, env, "run", "--no-prefix", "--nnodes", "auto", "--nproc", "1", "--store", url, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
+	}
+	var got []string
+	for _, p := range nodes {
+		r := p.wait(t)
+		require.Zero(t, r.code, "%+v", r)
+		got = append(got, r.stdout)
+	}
+	require.True(t, slices.Equal(got, []string{"1 of 2\n", "0 of 2\n"}), got)
+}
