@@ -2,13 +2,16 @@ package main_test
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -50,10 +53,9 @@ func newElastic(t *testing.T, endpoint, id string, args ...string) *elastic {
 	require.NoError(t, os.WriteFile(filepath.Join(info, "entry_points.txt"), fmt.Appendf(nil, "[torchrun.handlers]\nmuster = %s\n", entry[1]), 0o644))
 	e.env = append(os.Environ(), "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "MUSTER_BINARY="+self(t), "TMPDIR="+dir, role+"="+roleMuster,
 		"PYTHONPATH="+strings.Join([]string{here, dir, strings.TrimSpace(string(msgpack))}, ":"))
-	e.args = append([]string{
+	e.args = slices.Concat([]string{
 		"-m", "torch.distributed.run", "--rdzv-backend=muster", "--rdzv-endpoint=" + endpoint, "--rdzv-id=" + id, "--local-addr=127.0.0.1",
-	}, args...)
-	e.args = append(e.args, "testdata/elastic.py", e.stop)
+	}, args, []string{"testdata/elastic.py", e.stop})
 	return e
 }
 
@@ -107,8 +109,9 @@ func (e *elastic) agent(t *testing.T) *agent {
 	return a
 }
 
-// kill kills the agent, its workers and its relay: all that has it as an ancestor.
-func (a *agent) kill(t *testing.T) {
+// kill kills the agent and its workers, all that has it as an ancestor, except its relay, which it
+// returns.
+func (a *agent) kill(t *testing.T) (relay int) {
 	t.Helper()
 	all := []int{a.cmd.Process.Pid}
 	for i := 0; i < len(all); i++ {
@@ -123,8 +126,13 @@ func (a *agent) kill(t *testing.T) {
 		}
 	}
 	for _, pid := range all {
+		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); bytes.Contains(line, []byte("\x00--exit-on-eof\x00")) {
+			relay = pid
+			continue
+		}
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
+	return relay
 }
 
 // says waits for n lines that begin with text, and returns them.
@@ -191,6 +199,20 @@ func TestTorchrunMuster(t *testing.T) {
 	onlyState(t, url+secret, "a%20job")
 }
 
+// TestTorchrunReplaced checks the agents of a job without workers: one that replaces another one has
+// the TCPStore of the new generation, whichever its rank is.
+func TestTorchrunReplaced(t *testing.T) {
+	_, url := serve(t)
+	job := newElastic(t, url, "")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, job.exe, "testdata/handlers.py", url)
+	cmd.Env = job.env
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	onlyState(t, url, "job")
+}
+
 // TestTorchrunTakeover kills the leader of a replicated store twice under a job.
 func TestTorchrunTakeover(t *testing.T) {
 	testcluster.SoakOnly(t, "TestTorchrunMuster has a restart, and TestTorchOutlivesTheLeader a takeover")
@@ -238,7 +260,9 @@ func TestTorchrunFewer(t *testing.T) {
 					}
 				}
 				killed := time.Now()
-				agents[0].kill(t)
+				relay := agents[0].kill(t)
+				require.NotZero(t, relay)
+				testcluster.Eventually(t, limit, func() bool { return gone(relay) }, "the relay ends with its agent")
 				agents[1].says(t, 1, "formed 0 of 1 ")
 				t.Log("formed again after", time.Since(killed))
 				job.end(t)
@@ -272,9 +296,10 @@ func TestTorchrunKills(t *testing.T) {
 			t.Log("formed again after", time.Since(killed))
 		}
 		if round < kills {
-			agents[round%2].kill(t)
+			i := (round/2 + 1) % 2 // once the first agent of the generation, once the other one
+			agents[i].kill(t)
 			killed = time.Now()
-			agents[round%2] = job.agent(t)
+			agents[i] = job.agent(t)
 		}
 	}
 	job.end(t)

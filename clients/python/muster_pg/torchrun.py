@@ -102,6 +102,7 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
         self.store, self._job = store, job
         self.run = ""  # a random name for the time from the first agent of a job to its end
         self.expiry = timedelta(0)  # a node without a heartbeat for so long has failed
+        self.outage = timedelta.max  # the store was away if no node has sent a heartbeat for so long
         self._joined = False
 
     @property
@@ -143,7 +144,9 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
     def _seen(self, value: bytes) -> bytes:
         """Returns the state that value encodes, for torch.
 
-        A job that is closed and has no agent left is over: an agent that begins sees a new job.
+        A job that is closed and has no agent left is over: an agent that begins sees a new job. If
+        the store was away for several heartbeats, an agent of the job sees their ages relative to
+        the last one, so that no node has failed for that.
         """
         try:
             fields = json.loads(value)
@@ -155,8 +158,11 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
                 f"muster_pg.torchrun: rendezvous {quote(self._job)}: the key {quote(self.store._prefix + _STATE)} has no state of a rendezvous "
                 f"({type(e).__name__}: {e}): use another --rdzv-id, or delete the key"
             ) from None
-        if not self._joined and state.closed and all(_age(beat) > self.expiry for beat in state.last_heartbeats.values()):
+        age = min((_age(beat) for beat in state.last_heartbeats.values()), default=self.expiry)
+        if not self._joined and state.closed and age >= self.expiry:
             run, state = uuid.uuid4().hex[:8], dynamic._RendezvousState()
+        elif self._joined and age > self.outage:  # no node could write, this one included
+            state.last_heartbeats = {node: beat + age for node, beat in state.last_heartbeats.items()}
         self.run = run
         return pickle.dumps(state)
 
@@ -185,6 +191,7 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
         super().__init__(made._this_node, made.settings, backend.name, None, made._state_holder)
         self._backend, self._relays, self._muster = backend, relays, store
         backend.expiry = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
+        backend.outage = self.settings.keep_alive_interval * 2
 
     @property
     def use_agent_store(self) -> bool:
@@ -206,20 +213,23 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
     def _get_store(self) -> PrefixStore:
         """Returns the store of the agents of this generation, for which it starts a relay.
 
-        torch calls it as soon as the generation is complete.
+        torch calls it as soon as the generation is complete. It then has the first agent host a
+        TCPStore for the workers, unless one is there, and the others wait for its address. It need
+        not: the relay is there.
         """
-        self._relays.start(f"{self._backend.run}.{self._state_holder.state.round}")
+        self._relays.start(self._generation())
+        self._shared_tcp_store_server = self._relays.client
+        self._bootstrap_store_info = RendezvousStoreInfo(LOOPBACK, self._relays.client.port)
         return PrefixStore("agents", self._relays.client)
 
-    def _create_tcp_store_server(self, *_: Any) -> TCPStore:
-        """Is what torch has the first agent host for the workers: the relay is there for that."""
-        return self._relays.client
+    def _generation(self) -> str:
+        return f"{self._backend.run}.{self._state_holder.state.round}"
 
     def shutdown(self) -> bool:
         """Closes the rendezvous. The last agent deletes the keys of the job."""
         try:
             closed: bool = super().shutdown()
-            if closed and self._relays.generation and self._left() == self._relays.agents:
+            if closed and self._relays.generation == self._generation() and self._left() == self._relays.agents:
                 self._backend.clear("")
             return closed
         finally:

@@ -71,6 +71,7 @@ def state() -> None:
         below = store.below("torchrun/state/")
         a, b = (torchrun.Backend(below, "state") for _ in range(2))
         a.expiry = b.expiry = timedelta(seconds=5)
+        b.outage = timedelta(seconds=30)
         assert a.get_state() is None
         first = dynamic_rendezvous._RendezvousState()
         node = dynamic_rendezvous._NodeDesc("host", 7, 1)
@@ -85,9 +86,21 @@ def state() -> None:
         refused = b.set_state(pickle.dumps(dynamic_rendezvous._RendezvousState()))
         assert refused is not None and not refused[2] and refused[1] == set_by_a[1]
 
+        # The store was away for a minute: b is not held to have failed. An agent that begins sees that.
+        minute = timedelta(minutes=1)
+        other = dynamic_rendezvous._NodeDesc("other", 7, 1)
+        first.last_heartbeats = {node: first.last_heartbeats[node] - minute, other: first.last_heartbeats[node] - 2 * minute}
+        old = b.set_state(pickle.dumps(first), got[1])
+        assert old is not None and old[2]
+        seen, fresh = b.get_state(), torchrun.Backend(below, "state")
+        raw = fresh.get_state()
+        assert seen is not None and raw is not None and vars(pickle.loads(raw[0])) == vars(first)
+        beats = pickle.loads(seen[0]).last_heartbeats
+        assert beats[node] - beats[other] == minute and torchrun._age(beats[node]) < timedelta(seconds=30)
+
         # A closed job has ended for its agents, and for others until its last heartbeat is old.
         first.closed = True
-        closed = b.set_state(pickle.dumps(first), got[1])
+        closed = b.set_state(pickle.dumps(first), old[1])
         assert closed is not None and closed[2]
         entry = next(iter(below.list("state")))
         assert entry.ttl is not None and 0 < entry.ttl <= 600
