@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Dict, List, Optional
+from contextvars import ContextVar
+from typing import Callable, Dict, List, Optional, Tuple
 
 from . import _wire
 from ._dial import Line
@@ -31,9 +32,32 @@ class NoAnswer(Exception):
 
 
 class Scope:
-    """Calls that Session.end ends together: those of one use of a channel."""
+    """Calls that Session.end ends together: those of one use of a channel, or of a task."""
 
     ended = False  # the session's lock protects it
+
+
+class Task(Scope):
+    """The calls of one verb, which another thread may cancel: they are made in a context whose task
+    this is.
+    """
+
+    def __init__(self) -> None:
+        self._end: Optional[Callable[[Scope, str], None]] = None  # of the session of the last call
+
+    def made_by(self, end: Callable[[Scope, str], None]) -> None:
+        """Notes the session of a call, before that looks whether the task has ended."""
+        self._end = end
+
+    def cancel(self) -> None:
+        """Cancels the calls, here and at the store: it may wait for their answers for a moment."""
+        self.ended = True
+        if self._end is not None:
+            self._end(self, "the task was cancelled")
+
+
+task: ContextVar[Optional[Task]] = ContextVar("task", default=None)
+_NEVER_CANCELLED = frozenset({Op.LEAVE, Op.CLOSE_CHANNEL, Op.REVOKE})  # the end of something, which a cancelled verb may need too
 
 
 class Call:
@@ -41,7 +65,10 @@ class Call:
 
     def __init__(self, req: Request, scope: Optional[Scope] = None) -> None:
         self.op = req.op
-        self.scope = scope
+        self.scopes: Tuple[Scope, ...] = () if scope is None else (scope,)
+        self.task = task.get()
+        if self.task is not None and req.op not in _NEVER_CANCELLED:
+            self.scopes += (self.task,)
         self.numbered = req.op in _wire.NUMBERED
         self.ranked = req.op in RANKED or req.op == Op.JOIN and req.group.generation != 0
         self.generation = req.group.generation
@@ -59,6 +86,14 @@ class Call:
         self.ended = False
         self._done = threading.Lock()
         self._done.acquire()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it is refused, or was cancelled, with one of its scopes."""
+        for scope in self.scopes:
+            if scope.ended:
+                return True
+        return False
 
     def answer(self, rep: Reply) -> Optional[_wire.Malformed]:
         """Notes the answer, and returns the error of one that has less than the call asks for."""

@@ -59,6 +59,8 @@ class Calls:
         A call that waits is given a little more than until, for the store's word.
         """
         self._check_process()
+        if call.task is not None:
+            call.task.made_by(self.end)
         try:
             self._register(call, until)
             if call.line is not None:
@@ -117,7 +119,7 @@ class Calls:
                 raise self._late(call, False)
             if self._closed:
                 raise NoAnswer(Code.CLOSED)
-            if call.scope is not None and call.scope.ended:
+            if call.cancelled:
                 raise NoAnswer(Code.CANCELLED)
             self._refuse(call)
             self._last += 1
@@ -132,7 +134,7 @@ class Calls:
                 self._transmit(call, self._line)
 
     def _room(self, call: Call) -> bool:
-        if self._closed or call.scope is not None and call.scope.ended or self._numbers.held < _MOST_NUMBERED:
+        if self._closed or call.cancelled or self._numbers.held < _MOST_NUMBERED:
             return True
         self._wanted = self._line is None
         return False
@@ -191,7 +193,7 @@ class Calls:
             self._end_calls(self._of(scope), NoAnswer(Code.CANCELLED))
 
     def _of(self, scope: Scope) -> List[Call]:
-        return [call for call in self._calls.values() if call.scope is scope]
+        return [call for call in self._calls.values() if scope in call.scopes]
 
     def _late(self, call: Call, sent: bool) -> NoAnswer:
         """Is the error of a call whose deadline has passed: it says what is known of the store."""
@@ -239,7 +241,7 @@ class Calls:
                 del self._calls[h.id]  # otherwise it is a cancel's answer, or that of a call that was given up
             if self._cancelled:
                 self._cancelled.pop(h.id, None)
-            if held == _MOST_NUMBERED or call is not None and call.scope is not None and call.scope.ended:
+            if held == _MOST_NUMBERED or call is not None and call.cancelled:
                 self._cond.notify_all()
         if error is not None:
             raise error
