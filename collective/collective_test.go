@@ -279,6 +279,7 @@ func TestStart(t *testing.T) {
 // TestDisagreement has one rank make a different call: all ranks get an error that names the calls
 // of two ranks, and the Comm has failed on all of them.
 func TestDisagreement(t *testing.T) {
+	t.Parallel()
 	for name, odd := range map[string]func(r *rank) error{
 		"length": func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1001)) },
 		"type":   func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, 1000)) },
@@ -317,6 +318,7 @@ func TestDisagreement(t *testing.T) {
 // TestOneRankFails has one rank cancel, time out, leave or abort: all ranks soon get an error that
 // names it, and the Comm has failed on all of them.
 func TestOneRankFails(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		fails func(r *rank)
 		is    error

@@ -84,6 +84,7 @@ func (e *rewriting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 // TestCutOff cuts the connections of a rank while one of its verbs is running: the others get the
 // error that it has failed, and so does it.
 func TestCutOff(t *testing.T) {
+	t.Parallel()
 	w := between(t, 4)
 	const victim = 2
 	w.run(t, 4, func(r *rank) {

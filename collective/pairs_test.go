@@ -31,6 +31,7 @@ const pairBytes = 64 << 20
 // TestPairTimesOut has a rank whose peer makes no call: the error names the verb and the peer, on
 // all ranks.
 func TestPairTimesOut(t *testing.T) {
+	t.Parallel()
 	for op, f := range pairVerbs {
 		t.Run(op, func(t *testing.T) {
 			way{host: apart}.run(t, 3, func(r *rank) {
@@ -63,6 +64,7 @@ func TestPairTimesOut(t *testing.T) {
 // TestPairFrozen stops the peer of a Send or Recv whose context has no deadline: it fails after the
 // liveness timeout, as in any verb.
 func TestPairFrozen(t *testing.T) {
+	t.Parallel()
 	for op, f := range pairVerbs {
 		t.Run(op, func(t *testing.T) {
 			const victim = 1

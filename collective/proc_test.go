@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
@@ -111,11 +112,9 @@ const roundVar = "COLLECTIVE_TEST_ROUND"
 // TestKilled kills a rank at random moments: all others get an error that names it, and continue
 // without it.
 func TestKilled(t *testing.T) {
-	rounds := 5
-	if testing.Short() {
-		rounds = 1
-	}
+	rounds := testcluster.Form(3, 9) // each of three ranks is killed
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
+		t.Parallel()
 		for round := range rounds {
 			if text := os.Getenv(roundVar); text != "" { // in a process of the job
 				round, _ = strconv.Atoi(text)
@@ -140,6 +139,7 @@ func TestKilled(t *testing.T) {
 // TestFrozen stops a rank, which then neither reads nor closes anything: it fails for all others,
 // and for itself when it resumes.
 func TestFrozen(t *testing.T) {
+	t.Parallel()
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		const victim = 2
 		j.LivenessTimeout = time.Second

@@ -155,6 +155,7 @@ func TestBroadcastAll(t *testing.T) {
 // TestSlicesOfOtherLengths has rank 1 pass as many elements as the others, but in different slices:
 // all ranks get one error, which says so.
 func TestSlicesOfOtherLengths(t *testing.T) {
+	t.Parallel()
 	all := func(lengths ...int) func(r *rank) error {
 		return func(r *rank) error {
 			return collective.AllReduceAll(r.ctx, r.c, collective.Sum, split(make([]float32, total(lengths)), lengths...))

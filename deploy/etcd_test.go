@@ -2,7 +2,6 @@ package deploy_test
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 	policy "k8s.io/api/policy/v1"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // secured is an etcd that requires client certificates, together with the files of its clients and
@@ -36,7 +36,7 @@ func etcd(t *testing.T) *secured {
 	if err != nil {
 		t.Skip("NOT TESTED with etcd: apt-get install etcd-server")
 	}
-	e := &secured{addr: freePort(t), dir: t.TempDir()}
+	e := &secured{addr: testcluster.Port(t), dir: t.TempDir()}
 	_, err = certs.Make(e.dir, certs.Options{Hosts: []string{"127.0.0.1"}, Names: []string{"etcd"}})
 	require.NoError(t, err)
 	secretFile(t, e.dir)
@@ -50,14 +50,6 @@ func etcd(t *testing.T) *secured {
 		_ = cmd.Wait()
 	})
 	return e
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // folder creates a directory with copies of files of e, under the given names.
@@ -118,7 +110,7 @@ func TestKubernetesWithEtcd(t *testing.T) {
 
 	r := &replicas{url: regexp.MustCompile(`(?m)^# (muster://.*)$`).FindStringSubmatch(read(t, "kubernetes/store-etcd.yaml"))[1]}
 	for i := range int(*set.Spec.Replicas) {
-		addr := freePort(t)
+		addr := testcluster.Port(t)
 		here := strings.NewReplacer(
 			"etcd-client.etcd:2379", e.addr, "$(POD_NAME)."+service.Name+":7070", addr, "--listen=:7070", "--listen="+addr,
 			mounts["etcd"], shown, mounts["tls"], tls, mounts["secret"], own,
@@ -173,7 +165,7 @@ func TestSystemdWithEtcd(t *testing.T) {
 	r := &replicas{}
 	var addrs []string
 	for range 3 {
-		addr := freePort(t)
+		addr := testcluster.Port(t)
 		args := strings.Fields(strings.NewReplacer("${MUSTER_ETCD}", url, "${MUSTER_LISTEN}", addr, "%d", dir, "$MUSTER_SERVE_ARGS", "").Replace(line[1]))
 		r.start = append(r.start, func() *server { return serve(t, exec.Command(args[0], args[1:]...)) })
 		addrs = append(addrs, addr)

@@ -177,6 +177,7 @@ func (f *full) Write(p []byte) (int, error) {
 }
 
 func TestConcatToFails(t *testing.T) {
+	t.Parallel()
 	overAll(t, 4, gather.Options{}, func(r *rank) {
 		i := slices.Index(list, r.me())
 		if i < 0 {

@@ -119,6 +119,7 @@ func TestConfigsReleaseKeepsOwn(t *testing.T) {
 // TestConfigsAbsent tests every set of absent ranks, including the first rank: the result stays
 // aligned with the list.
 func TestConfigsAbsent(t *testing.T) {
+	t.Parallel()
 	type layer struct {
 		Of     int
 		Weight *tensor.Tensor
@@ -211,6 +212,7 @@ type ring struct {
 // TestConfigsRefused has one rank whose config cannot be split into JSON and tensors: all ranks get
 // an error that names the rank and the position in the config.
 func TestConfigsRefused(t *testing.T) {
+	t.Parallel()
 	cycle := new(ring)
 	cycle.Next = cycle
 	for name, test := range map[string]struct {

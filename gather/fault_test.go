@@ -47,6 +47,7 @@ func behindProxy(t *testing.T, n int, o gather.Options) (job, *testcluster.Proxy
 // TestDataLink breaks the connection that carries the data of a rank, after its first bytes: all
 // ranks get one failure, before their deadlines, which names that rank. The next gather works.
 func TestDataLink(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]struct {
 		on, off func(*testcluster.Proxy)
 	}{
@@ -230,6 +231,7 @@ func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, nu
 // ranks are absent, differ, cancel and break at random: all ranks of a list always get the same
 // result.
 func TestManyListsAtOnce(t *testing.T) {
+	t.Parallel()
 	n := testcluster.Form(30, 500)
 	groups := [][]int{{0, 1, 2, 3}, {0, 1, 2}, {3, 2, 1}}
 	lists := [][]int{{0, 1, 2}, {2, 0}, {1, 2, 0}}

@@ -466,6 +466,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 // TestModelOpt07NoRankIsStranded has one rank that does not take part, for each possible reason:
 // before the list is used first, and later.
 func TestModelOpt07NoRankIsStranded(t *testing.T) {
+	t.Parallel()
 	reason := errors.New("out of cheese")
 	for _, test := range []struct {
 		name  string
@@ -578,6 +579,7 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 // TestModelOpt09HalfAState damages a published state: all ranks get an error that names rank and
 // file, and then continue.
 func TestModelOpt09HalfAState(t *testing.T) {
+	t.Parallel()
 	for name, half := range halves {
 		t.Run(name, func(t *testing.T) {
 			published := make(chan struct{})

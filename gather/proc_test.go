@@ -242,6 +242,7 @@ func TestModelOpt02ReaderExits(t *testing.T) {
 // TestFrozen stops a sender: the others get the error at their deadline that it is missing. When it
 // resumes, it gets that error, and all gather again.
 func TestFrozen(t *testing.T) {
+	t.Parallel()
 	overProcs(t, 3, func(t *testing.T, j pgrouptest.Job) {
 		processes(t, j, func(r *rank) {
 			ranks := []int{0, 1, 2}
@@ -280,6 +281,7 @@ func (r *rank) missing(ranks []int, who int) {
 // TestFrozenForLong stops a rank for longer than its liveness timeout: it fails, and returns that
 // error when it resumes.
 func TestFrozenForLong(t *testing.T) {
+	t.Parallel()
 	processes(t, pgrouptest.Job{N: 3, LivenessTimeout: time.Second}, func(r *rank) {
 		ranks := []int{0, 1, 2}
 		require.True(t, r.gathers(ranks, 0, 1000))

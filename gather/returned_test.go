@@ -19,6 +19,7 @@ import (
 // context, or after the group's timeout if that has no deadline; its error names the first rank,
 // and the next gather works.
 func TestReturnedIsBounded(t *testing.T) {
+	t.Parallel()
 	sharing(t)
 	ranks := []int{1, 0}
 	for name, test := range map[string]struct {
@@ -70,6 +71,7 @@ func TestReturnedIsBounded(t *testing.T) {
 // TestReturnedFromAFirstRankThatIsGone stops or kills the first rank while it has its result. Ranks
 // that wait for the release get the same error as in any verb: it has failed.
 func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
+	t.Parallel()
 	sharing(t)
 	for name, signal := range map[string]syscall.Signal{"frozen": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {

@@ -189,6 +189,7 @@ func TestBadInput(t *testing.T) {
 }
 
 func TestMissing(t *testing.T) {
+	t.Parallel()
 	overAll(t, 3, gather.Options{}, func(r *rank) {
 		ranks := []int{1, 0, 2}
 		// sets up the list for the later calls
@@ -220,6 +221,7 @@ func TestMissing(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
+	t.Parallel()
 	overAll(t, 3, gather.Options{}, func(r *rank) {
 		res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, nil) // sets up the list for the later calls
 		if !assert.NoError(r, err) {

@@ -176,6 +176,7 @@ func TestBadArguments(t *testing.T) {
 // TestImpossibleOffers casts votes in the name of a sender, with impossible offers: the rank is
 // named in the error, and nothing else happens.
 func TestImpossibleOffers(t *testing.T) {
+	t.Parallel()
 	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.concatto"}
 	for what := range gather.Impossible(0, 0) {
 		for _, w := range []way{{name: "memory"}, {name: "TCP", apart: true}, {name: "directory", dir: true}} {
@@ -211,6 +212,7 @@ func TestImpossibleOffers(t *testing.T) {
 // TestAnotherListsExport has a first rank that asks over one list's stream for an offer of another
 // list, and reads none of it: the sender still ends before its deadline.
 func TestAnotherListsExport(t *testing.T) {
+	t.Parallel()
 	job{way: way{apart: true}, n: 3}.run(t, func(r *rank) {
 		a, b := []int{0, 1}, []int{0, 1, 2}
 		if r.me() < 2 && !r.gathers(a, 0, 1000) || !r.gathers(b, 0, 1000) {

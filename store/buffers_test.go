@@ -138,6 +138,7 @@ func TestAnAnswerThatWaitsForRoom(t *testing.T) {
 // buffer space, the server closes the connections of peers that do not read their large replies,
 // whichever liveness timeout those peers have requested.
 func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("it takes several timeouts")
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -60,10 +59,7 @@ func newProcess(t *testing.T) *process { return newProcessWith(t, 0) }
 
 func newProcessWith(t *testing.T, grace time.Duration) *process {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	p := &process{dir: t.TempDir(), addr: l.Addr().String(), grace: grace}
+	p := &process{dir: t.TempDir(), addr: testcluster.Port(t), grace: grace}
 	p.start(t)
 	t.Cleanup(p.kill)
 	return p
@@ -98,6 +94,7 @@ func (p *process) client(t *testing.T) *store.Store {
 // TestKillNine kills a durable server again and again while clients work. No call of a client
 // fails, acknowledged changes are there, and each change was made exactly once.
 func TestKillNine(t *testing.T) {
+	t.Parallel()
 	const kills, clients = 6, 8
 	p := newProcess(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -165,6 +162,7 @@ func TestKillNine(t *testing.T) {
 // timeout passes. A process that died with the first server is declared lost all the same, and a
 // client that reconnects each time is not.
 func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
+	t.Parallel()
 	const grace, every, most = 3 * time.Second, 2 * time.Second, 60 * time.Second
 	p := newProcessWith(t, grace)
 	proxy := testcluster.NewProxy(t, p.addr)

@@ -65,8 +65,9 @@ func TestDurableTimeToLiveIsRunningTime(t *testing.T) {
 }
 
 func TestBackupAndRestore(t *testing.T) {
+	t.Parallel()
 	ctx := bounded(t)
-	s := store.New(&store.Memory{Dir: t.TempDir()})
+	s := store.New(onDisk(t))
 	defer func() { _ = s.Close() }()
 	for i := range 3000 {
 		require.NoError(t, s.Set(ctx, fmt.Sprint("key ", i), bytes.Repeat([]byte("v"), i), nil))
@@ -142,6 +143,7 @@ func TestDurableUnderOtherLimits(t *testing.T) {
 // TestDurableExpiryThatWasSeen checks that an entry that a client has found expired does not exist
 // again after a crash.
 func TestDurableExpiryThatWasSeen(t *testing.T) {
+	t.Parallel()
 	dir, ctx := t.TempDir(), bounded(t)
 	m := &store.Memory{Dir: dir}
 	s := store.New(m)

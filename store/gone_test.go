@@ -30,6 +30,7 @@ var goneWays = map[string]func(dir string) error{
 // TestDirectoryIsGone checks that a store ends soon after its directory, or a file that it needs,
 // is removed or replaced, even if nothing is written.
 func TestDirectoryIsGone(t *testing.T) {
+	t.Parallel()
 	for name, take := range goneWays {
 		t.Run(name, func(t *testing.T) {
 			dir, ctx := filepath.Join(t.TempDir(), "data"), bounded(t)

@@ -221,6 +221,7 @@ func TestTooManyConnectionsFromOneAddress(t *testing.T) {
 // TestUnfinishedHandshakesBlockNoPeer checks that peers that begin a handshake and never finish it
 // do not keep others out: the server closes the oldest one.
 func TestUnfinishedHandshakesBlockNoPeer(t *testing.T) {
+	t.Parallel()
 	f := newTLSFiles(t)
 	for name, tc := range map[string]struct {
 		limits store.ServerLimits
@@ -322,6 +323,7 @@ func TestATLSPeerThatDoesNotRead(t *testing.T) {
 }
 
 func TestAPeerThatAnswersNoProbeIsLost(t *testing.T) {
+	t.Parallel()
 	eachWith(t, store.ServerLimits{LivenessTimeout: time.Second}, func(t *testing.T, s *service) {
 		c := s.client(t)
 		silent := s.greeted(t)

@@ -373,14 +373,14 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = slow.Close() })
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
-	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 16<<20), nil))
-	proxy.Throttle(2 << 20) // the transfers below take eight seconds in each direction
+	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 8<<20), nil))
+	proxy.Throttle(2 << 20) // the transfers below take four seconds in each direction
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	busy.Go(func() {
 		_, err := slow.Get(bounded(t), "large")
 		require.NoError(t, err)
-		require.NoError(t, slow.Set(bounded(t), "large", make([]byte, 16<<20), nil))
+		require.NoError(t, slow.Set(bounded(t), "large", make([]byte, 8<<20), nil))
 		require.NoError(t, g.barrier(bounded(t), 3, 1))
 	})
 	for range 200 {

@@ -344,6 +344,7 @@ func asks(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
 }
 
 func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
+	t.Parallel()
 	for _, e := range slices.Concat(engines, durables) {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: []store.Access{all("s")}}, e.wires)

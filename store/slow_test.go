@@ -293,6 +293,7 @@ func TestCloseWhileManyCall(t *testing.T) {
 }
 
 func TestAClosedEngineEndsItsConnections(t *testing.T) {
+	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
 	c := s.client(t)
 	works(t, c)

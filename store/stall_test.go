@@ -95,6 +95,7 @@ func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.
 // TestStatusWhileTheDiskStalls checks that old and new connections get the status while writes wait
 // for the disk, and that it says for how long a write has waited.
 func TestStatusWhileTheDiskStalls(t *testing.T) {
+	t.Parallel()
 	fs, dial, m := stalling(t)
 	ctx := bounded(t)
 	writer, looker := dial(), dial()
@@ -133,6 +134,7 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 // so that memory is bounded, that the status is still answered, and that all requests succeed
 // afterwards.
 func TestManyWritesWhileTheDiskStalls(t *testing.T) {
+	t.Parallel()
 	const writers, each, size = 8, 20, 1 << 20
 	fs, dial, m := stalling(t)
 	ctx := bounded(t)
@@ -169,6 +171,7 @@ func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 // TestSlowDiskFailsNoPeer checks liveness while the disk is far behind but makes progress: the
 // server does not suspect peers whose requests wait, and their clients do not suspect the server.
 func TestSlowDiskFailsNoPeer(t *testing.T) {
+	t.Parallel()
 	const writers, each, size = 4, 20, 1 << 20
 	fs := &stallingFS{FS: disklog.OS}
 	m := &store.Memory{Dir: t.TempDir()}

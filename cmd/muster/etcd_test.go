@@ -3,7 +3,6 @@ package main_test
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -23,10 +22,7 @@ func etcd(t *testing.T) (addr string) {
 	if err != nil {
 		t.Skip("NOT TESTED with etcd: apt-get install etcd-server")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr = l.Addr().String()
-	_ = l.Close()
+	addr = testcluster.Port(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, exe, "--data-dir", t.TempDir(), "--listen-client-urls", "http://"+addr, "--advertise-client-urls", "http://"+addr,
 		"--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "error", "--logger", "zap")

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // TestHintsFitTheRefusal checks that errors contain the remedy for their cause, and no other.
@@ -172,7 +174,7 @@ func TestRestoreRefuses(t *testing.T) {
 // TestRelayWaitsForItsStore checks that a relay logs that it waits for its store.
 func TestRelayWaitsForItsStore(t *testing.T) {
 	t.Parallel()
-	p := start(t, "relay", "--listen", "127.0.0.1:0", "--store", "muster://"+closedPort(t))
+	p := start(t, "relay", "--listen", "127.0.0.1:0", "--store", "muster://"+testcluster.Port(t))
 	p.complaint(t, "waiting for the store")
 	p.signal(t, syscall.SIGTERM)
 	if r := p.wait(t); r.code != 0 {

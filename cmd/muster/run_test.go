@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // sh returns the arguments for a rank that is a shell script.
@@ -52,7 +54,7 @@ func TestRunAlignsPrefixes(t *testing.T) {
 
 func TestRunMakesAGroup(t *testing.T) {
 	t.Parallel()
-	for _, where := range []string{"--master-port 0", "--master-port " + port(closedPort(t))} {
+	for _, where := range []string{"--master-port 0", "--master-port " + port(testcluster.Port(t))} {
 		args := append([]string{"run", "-n", "3", "--env", role + "=" + roleRank}, strings.Fields(where)...)
 		r := run(t, append(args, "--", self(t))...)
 		want := []string{"[0] [0 10 20] <nil> <nil>", "[1] [0 10 20] <nil> <nil>", "[2] [0 10 20] <nil> <nil>"}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // step is a command on a store, and its expected result.
@@ -135,7 +137,7 @@ func TestValuesFromStandardInput(t *testing.T) {
 
 func TestWrongStores(t *testing.T) {
 	t.Parallel()
-	closed := closedPort(t)
+	closed := testcluster.Port(t)
 	for name, c := range map[string]struct {
 		url    string
 		code   int
@@ -159,13 +161,6 @@ func TestWrongStores(t *testing.T) {
 			runIn(t, nil, []string{"MUSTER_STORE=" + c.url}, "set", "k", "v").wants(t, c.code, "", c.stderr)
 		})
 	}
-}
-
-func closedPort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // mute starts a server that accepts connections and sends nothing.

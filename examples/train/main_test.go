@@ -17,6 +17,7 @@ import (
 
 	train "github.com/muster-pg/muster/examples/train"
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -86,13 +87,11 @@ func served(t *testing.T) func(int) pgroup.Config {
 	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + l.Addr().String()} }
 }
 
-// hosted returns the configuration for a store that rank 0 hosts, at a port that was free.
+// hosted returns the configuration for a store that rank 0 hosts.
 func hosted(t *testing.T) func(int) pgroup.Config {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return func(int) pgroup.Config { return pgroup.Config{Address: l.Addr().String()} }
+	addr := testcluster.Port(t)
+	return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
 }
 
 // run runs n ranks, all of which must succeed, and returns what they print.

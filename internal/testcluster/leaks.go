@@ -1,8 +1,11 @@
 package testcluster
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +24,14 @@ const leakTimeout = 2 * time.Second
 //	func TestMain(m *testing.M) { testcluster.Leaks(m) }
 //
 // Zombies do not count.
+//
+// Parallel tests wait most of the time. So more of them run at once than there are processors, unless
+// the flag -parallel says how many.
 func Leaks(m *testing.M) {
+	flag.Parse()
+	if err := waitTogether(); err != nil {
+		fmt.Fprintln(os.Stderr, "testcluster: set -parallel:", err)
+	}
 	if err := adoptOrphans(); err != nil {
 		fmt.Fprintln(os.Stderr, "testcluster: adopt orphans:", err)
 	}
@@ -30,6 +40,20 @@ func Leaks(m *testing.M) {
 		code = report(leftGoroutines(), leftChildren())
 	}
 	os.Exit(code)
+}
+
+// parallelPerProcessor is how many parallel tests run at once for each processor.
+const parallelPerProcessor = 3
+
+// waitTogether sets the flag -parallel, unless the command line does.
+func waitTogether() error {
+	const name = "test.parallel"
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })
+	if set {
+		return nil
+	}
+	return flag.Set(name, strconv.Itoa(parallelPerProcessor*runtime.GOMAXPROCS(0)))
 }
 
 func report(leaks ...error) int {

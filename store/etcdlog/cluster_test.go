@@ -70,7 +70,7 @@ func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.
 	r := &replicas{find: client(t, members), options: o, procs: make([]*launch.Process, 3)}
 	r.options.Root = newRoot()
 	for i := range r.procs {
-		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Root: r.options.Root, Outage: r.options.OutageTimeout, FailureTimeout: r.options.FailureTimeout, Grace: grace}
+		a := replicaArg{Endpoints: etcds(i), Addr: testcluster.Port(t), Root: r.options.Root, Outage: r.options.OutageTimeout, FailureTimeout: r.options.FailureTimeout, Grace: grace}
 		r.fronts = append(r.fronts, testcluster.NewProxy(t, a.Addr))
 		a.Front = r.fronts[i].Addr()
 		r.args = append(r.args, a)

@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -77,7 +75,7 @@ func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...st
 	members := make([]*member, n)
 	var peers []string
 	for i := range members {
-		members[i] = &member{name: fmt.Sprint("m", i), client: freePort(t), peer: freePort(t), dir: testcluster.Scratch(t)}
+		members[i] = &member{name: fmt.Sprint("m", i), client: testcluster.Port(t), peer: testcluster.Port(t), dir: testcluster.Scratch(t)}
 		members[i].front = front(members[i].peer)
 		peers = append(peers, members[i].name+"=http://"+members[i].front)
 	}
@@ -125,21 +123,6 @@ func (m *member) kill() {
 	_ = m.cmd.Process.Signal(syscall.SIGCONT)
 	_ = m.cmd.Process.Kill()
 	<-m.ended
-}
-
-// freePort returns an address whose port no other process takes while the member there is killed:
-// it is below the ports that the system assigns.
-func freePort(t testing.TB) string {
-	t.Helper()
-	for range 100 {
-		addr := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000))
-		if l, err := net.Listen("tcp", addr); err == nil {
-			require.NoError(t, l.Close())
-			return addr
-		}
-	}
-	t.Fatal("no free port from 10000 to 29999")
-	return ""
 }
 
 func addresses(members []*member) (addrs []string) {

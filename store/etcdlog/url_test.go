@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
 )
@@ -52,7 +53,7 @@ func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Se
 func TestOpenURL(t *testing.T) {
 	members := etcd(t)
 	// No process listens at the first address.
-	at := "etcd://" + freePort(t) + "," + members[0].client
+	at := "etcd://" + testcluster.Port(t) + "," + members[0].client
 	follow(t, at+"/jobs/a", nil)
 	follow(t, at+"/jobs/b/", nil)
 	follow(t, at, nil)
@@ -109,8 +110,8 @@ func TestNoLeader(t *testing.T) {
 	members, silent := etcd(t), listen(t) // silent accepts connections, and answers nothing
 	for rawurl, want := range map[string]string{
 		"etcd://" + members[0].client + "/jobs":                                "the store has no leader",
-		"etcd://" + freePort(t) + "," + freePort(t):                            "connection refused",
-		"etcd://me:hidden@" + freePort(t):                                      "connection refused",
+		"etcd://" + testcluster.Port(t) + "," + testcluster.Port(t):            "connection refused",
+		"etcd://me:hidden@" + testcluster.Port(t):                              "connection refused",
 		"etcd://" + silent.Addr().String():                                     silent.Addr().String(),
 		"etcd://me:hidden@" + silent.Addr().String():                           silent.Addr().String(),
 		"etcds://" + members[0].client + "/jobs":                               members[0].client,
@@ -227,7 +228,7 @@ func TestTLS(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	secret := at("secret")
 	require.NoError(t, os.WriteFile(secret, []byte("a secret of thirty-two characters\n"), 0o600))
-	addr := freePort(t)
+	addr := testcluster.Port(t)
 	etcd(t, "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
 		"--cert-file", at("member.pem"), "--key-file", at("member-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
 	etcds := "etcds://" + addr + "/p?ca=" + at("ca.pem") + "&cert=" + at("worker.pem") + "&key=" + at("worker-key.pem")
