@@ -115,6 +115,9 @@ type Blame struct {
 	Generation uint64  `json:"generation,omitempty"`
 	What       string  `json:"what"` // the call that others wait in
 	For        float64 `json:"for_seconds"`
+	// Stacks are those of its process, or StacksError is why there are none. FetchStacks sets them.
+	Stacks      string `json:"stacks,omitempty"`
+	StacksError string `json:"stacks_error,omitempty"`
 }
 
 // Group is a group, active or closed.

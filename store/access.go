@@ -23,6 +23,7 @@ type Access struct {
 	Protocol string
 	Prefix   string // of keys and group names, as a string: "a" covers "ab", "a/" does not; "" covers all
 	Write    bool   // may change entries and join groups; otherwise read only
+	Stacks   bool   // may see the stacks of ranks of groups below Prefix (Store.Stacks)
 }
 
 // checkAccess rejects entries that match no peer, or more than one kind.
@@ -36,6 +37,8 @@ func checkAccess(accesses []Access) error {
 			return bad("neither a secret nor a name: no peer matches it")
 		case a.Secret != nil && a.Name != "":
 			return bad("a secret and a name: use two entries")
+		case a.Protocol != "" && a.Stacks:
+			return bad("stacks for a protocol, whose peers cannot ask for them")
 		case a.Protocol != "" && (a.Secret != nil || a.Name != ""):
 			return bad("a protocol, and a secret or a name, which its peers cannot present: use two entries")
 		case a.Secret != nil && badSecret(a.Secret) != "":

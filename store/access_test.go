@@ -26,7 +26,7 @@ func TestEveryOperationNeedsSomething(t *testing.T) {
 	require.Contains(t, ops, wire.OpBackup)
 	for _, op := range ops {
 		switch op {
-		case wire.OpLost, wire.OpBackup:
+		case wire.OpLost, wire.OpBackup, wire.OpStacks:
 			require.False(t, store.Known(uint8(op)), "%s takes all rights", op)
 		default:
 			require.True(t, store.Known(uint8(op)), "%s: give it a line in needs (access.go)", op)

@@ -279,6 +279,10 @@ func (c *client) handleServerFrame(l *clientConn, op wire.Op) error {
 	case wire.OpProbe:
 		l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
 		l.out.Flush()
+	case wire.OpStacks:
+		answer := &wire.Request{Op: wire.OpStacks, Value: processStacks()}
+		l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, answer) })
+		l.out.Flush()
 	}
 	return nil
 }

@@ -19,30 +19,32 @@ import (
 // that have one. Requests that need not wait are answered by the goroutine that has read them;
 // other replies come from other goroutines.
 type conn struct {
-	server       *Server
-	memory       *Memory // carries out the requests; nil for a relay
-	limits       ServerLimits
-	peer         string     // address of the peer
-	addr         netip.Addr // the address without the port; invalid if it is not TCP
-	hello        wire.Request
-	in           frameReader // owned by the goroutine that reads
-	req          wire.Request
-	rep          wire.Reply
-	session      atomic.Uint64 // 0 before the session is open
-	rights       rights        // set by the handshake; nil: everything
-	proof        [][]byte      // that this side knows the peer's secret; for the welcome
-	deferFlush   bool          // the loop flushes the replies of processRequests
-	log          *committer    // of a durable store; nil: none
-	welcomed     uint64        // where the reply to the hello ends in the outbox, if that was held
-	stream       *relayStream  // if the peer is a relay; guarded by the Memory's mu
-	paused       atomic.Bool   // reading is paused until the peer has read, or the log is written
-	received     atomic.Bool   // bytes were received since the last check
-	missedChecks atomic.Int64  // checks without received bytes; read by other goroutines
-	meter        *meter        // nil: none
-	liveness     liveness      // with stalled and sent: owned by watchPeers
-	stalled      liveness      // while much waits for a peer that reads nothing
-	sent         uint64        // bytes sent at the last check
-	timedOut     bool          // closed because it did not answer; set before it is closed, with the Memory's mu
+	server  *Server
+	memory  *Memory // carries out the requests; nil for a relay
+	limits  ServerLimits
+	peer    string     // address of the peer
+	addr    netip.Addr // the address without the port; invalid if it is not TCP
+	hello   wire.Request
+	in      frameReader // owned by the goroutine that reads
+	req     wire.Request
+	rep     wire.Reply
+	session atomic.Uint64 // 0 before the session is open
+	rights  rights        // set by the handshake; nil: everything
+	// of the groups whose stacks the peer may see; set by the handshake
+	stackPrefixes []string
+	proof         [][]byte     // that this side knows the peer's secret; for the welcome
+	deferFlush    bool         // the loop flushes the replies of processRequests
+	log           *committer   // of a durable store; nil: none
+	welcomed      uint64       // where the reply to the hello ends in the outbox, if that was held
+	stream        *relayStream // if the peer is a relay; guarded by the Memory's mu
+	paused        atomic.Bool  // reading is paused until the peer has read, or the log is written
+	received      atomic.Bool  // bytes were received since the last check
+	missedChecks  atomic.Int64 // checks without received bytes; read by other goroutines
+	meter         *meter       // nil: none
+	liveness      liveness     // with stalled and sent: owned by watchPeers
+	stalled       liveness     // while much waits for a peer that reads nothing
+	sent          uint64       // bytes sent at the last check
+	timedOut      bool         // closed because it did not answer; set before it is closed, with the Memory's mu
 
 	acceptedAt time.Time     // these two are guarded by the server's mu
 	unfinished *list.Element // its element of Server.handshakes; nil when the handshake is finished

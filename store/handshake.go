@@ -160,6 +160,7 @@ func (c *conn) authenticate(buf []byte) error {
 	c.hello.Old = nil // engines use the field otherwise
 	accesses := c.server.Access
 	if len(accesses) == 0 {
+		c.stackPrefixes = c.server.stackPrefixesOf(nil)
 		return nil
 	}
 	cert := verifiedCertificate(c.nc)
@@ -187,7 +188,7 @@ func (c *conn) authenticate(buf []byte) error {
 	default:
 		return c.deny("this store accepts unauthenticated peers of other protocols only")
 	}
-	c.rights = rightsOf(accesses, matched)
+	c.rights, c.stackPrefixes = rightsOf(accesses, matched), c.server.stackPrefixesOf(matched)
 	return nil
 }
 

@@ -66,6 +66,7 @@ type Memory struct {
 	meter         meter
 	backups       map[uint64]*backupCopy // backups that are being read, by session
 	backupsBegun  uint64                 // number of backups begun
+	queries       stackQueries           // for stacks of sessions
 	failure       error                  // why the store has failed; closed is true then
 	failed        chan struct{}          // closed when failure is set
 }
@@ -93,6 +94,7 @@ type sessionConn interface {
 	flush()
 	close()
 	silentFor() time.Duration // how long ago something was received from the peer
+	askStacks()               // asks the peer for its stacks; see stacks.go
 }
 
 // A process that was stopped finds all deadlines passed when it continues, although its peers have
@@ -162,8 +164,12 @@ var requests = sync.Pool{New: func() any { return new(wire.Request) }}
 
 // Do implements Engine.
 func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpBackup {
+	switch req.Op {
+	case wire.OpBackup:
 		return m.backup(req.Session, req.Rev, rep)
+	case wire.OpStacks:
+		m.stacks(ctx, nil, req, rep, func(string) string { return "" })
+		return ctx.Err()
 	}
 	own := requests.Get().(*wire.Request)
 	*own = *req

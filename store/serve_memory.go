@@ -210,6 +210,10 @@ func (c *conn) process(now core.Time) (full bool, err error) {
 // execute carries out c.req for a session: that of this connection, or of a relayed one.
 func (c *conn) execute(now core.Time, session uint64) (full bool) {
 	m := c.memory
+	if c.req.Op == wire.OpStacks {
+		c.executeStacks(session)
+		return false
+	}
 	code, why := wire.CodeDenied, c.denialReason()
 	if why == "" {
 		code, why = wire.CodeFull, m.machine.Refuses(session, &c.req)

@@ -91,6 +91,9 @@ type Server struct {
 	// every peer may do everything.
 	Access   []Access
 	Insecure bool // allow unauthenticated access from other hosts
+	// Stacks allows every peer to see the stacks of ranks (Store.Stacks) if Access is empty.
+	// Otherwise Access.Stacks says who may.
+	Stacks bool
 	// Protocols are other protocols on the same port, such as that of package torchstore.
 	Protocols []Protocol
 	Limits    ServerLimits

@@ -177,6 +177,11 @@ var goldenRequests = []struct {
 		"29000000 25 00 0000 2500000000000000 | 0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
+	{wire.Request{Op: wire.OpStacks, ID: 38, Rev: 7, Delta: 2}, "10000000 26 00 0000 2600000000000000 | 0200000000000000  0700000000000000"},
+	{
+		wire.Request{Op: wire.OpStacks, Value: []byte("main")},
+		"18000000 26 01 0000 0000000000000000 | 04000000 6d61696e  0000000000000000  0000000000000000",
+	},
 }
 
 func no(c wire.Contribution, code wire.Code, reason string) wire.Contribution {
@@ -249,7 +254,7 @@ func TestWaitsOrChanges(t *testing.T) {
 // TestOthersHaveNoNumber checks that fields which the table does not give to an operation are not
 // encoded.
 func TestOthersHaveNoNumber(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpAck; op++ {
+	for op := wire.OpHello; op <= wire.OpStacks; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
 		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
 			t.Errorf("%v has a number", op)
@@ -413,7 +418,7 @@ func TestUnknownFlags(t *testing.T) {
 		wire.OpHello: value | old | resume, wire.OpCancel: no, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
 		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value | old, wire.OpLeave: number | no, wire.OpCollect: value | no,
 		wire.OpSend: number | value, wire.OpExpired: number, wire.OpTake: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpCloseChannel: number, wire.OpGrant: number, wire.OpKeepAlive: lease,
-		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value,
+		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value, wire.OpStacks: value,
 	}
 	for _, g := range goldenRequests {
 		frame := unhex(t, g.bytes)
@@ -457,7 +462,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpAck + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpStacks + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}

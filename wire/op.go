@@ -44,6 +44,7 @@ const (
 	OpPop                        // removes the first value of a queue
 	OpCloseChannel               // closes a channel: the rank makes no more calls on it
 	OpAck                        // acknowledges the messages of a stream up to a position
+	OpStacks                     // asks a rank for its stacks; a server asks its client, which answers
 	opEnd
 )
 
@@ -113,6 +114,7 @@ var ops = [opEnd]opInfo{
 	OpPop:          {name: "pop", right: NeedWrite, fields: fNumber | fKey},
 	OpCloseChannel: {name: "close channel", right: NeedNothing, fields: fNumber | fMember | fCall},
 	OpAck:          {name: "acknowledge", right: NeedNothing, fields: fMember | fCall},
+	OpStacks:       {name: "stacks", fields: fValue | fDelta | fRev},
 }
 
 // info returns the row of o; an unknown operation has none of the properties.

@@ -304,14 +304,14 @@ func TestNames(t *testing.T) {
 		}
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpAck; op++ {
+	for op := wire.OpHello; op <= wire.OpStacks; op++ {
 		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
 			t.Errorf("op %d is %q", op, s)
 		} else {
 			seen[s] = true
 		}
 	}
-	assert.Equal(t, "code(24)op(38)op(0)", (wire.CodeAgain+1).String()+(wire.OpAck+1).String()+wire.Op(0).String())
+	assert.Equal(t, "code(24)op(39)op(0)", (wire.CodeAgain+1).String()+(wire.OpStacks+1).String()+wire.Op(0).String())
 	assert.Equal(t, "code(999)op(99)", wire.Code(999).String()+wire.Op(99).String())
 }
 

@@ -27,6 +27,7 @@ type hostOptions struct {
 	data         string // directory; empty: in memory
 	serverLimits store.ServerLimits
 	insecure     bool
+	stacks       bool
 	tls          *store.TLSFiles // nil: without TLS
 	access       []store.Access
 	protocols    []store.Protocol
@@ -35,7 +36,7 @@ type hostOptions struct {
 
 // server returns a server of e, which does not listen yet.
 func (o *hostOptions) server(e store.Backend) (*store.Server, error) {
-	s := &store.Server{Engine: e, Insecure: o.insecure, Access: o.access, Protocols: o.protocols, Limits: o.serverLimits, Logger: o.logger}
+	s := &store.Server{Engine: e, Insecure: o.insecure, Stacks: o.stacks, Access: o.access, Protocols: o.protocols, Limits: o.serverLimits, Logger: o.logger}
 	if o.tls == nil {
 		return s, nil
 	}

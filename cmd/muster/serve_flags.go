@@ -167,6 +167,7 @@ type accessEntry struct {
 	Protocol   string `json:"protocol"`
 	Prefix     string `json:"prefix"`
 	Write      bool   `json:"write"`
+	Stacks     bool   `json:"stacks"`
 }
 
 func readAccess(file string) (access []store.Access, err error) {
@@ -178,7 +179,7 @@ func readAccess(file string) (access []store.Access, err error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&entries); err != nil {
-		return nil, fmt.Errorf("it is no list of {\"secret_file\", \"name\" or \"protocol\", \"prefix\", \"write\"}: %w", err)
+		return nil, fmt.Errorf("it is no list of {\"secret_file\", \"name\" or \"protocol\", \"prefix\", \"write\", \"stacks\"}: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("there is data after the list")
@@ -187,7 +188,7 @@ func readAccess(file string) (access []store.Access, err error) {
 		return nil, errors.New("it is empty: no client would have access")
 	}
 	for i, e := range entries {
-		a := store.Access{Name: e.Name, Protocol: e.Protocol, Prefix: e.Prefix, Write: e.Write}
+		a := store.Access{Name: e.Name, Protocol: e.Protocol, Prefix: e.Prefix, Write: e.Write, Stacks: e.Stacks}
 		switch {
 		case !oneOf(e.SecretFile, e.Name, e.Protocol):
 			return nil, fmt.Errorf("entry %d needs a secret_file, a name or a protocol, one of them", i+1)

@@ -16,7 +16,7 @@ import (
 
 func newWho() *cobra.Command {
 	var r remote
-	var asJSON, ranks bool
+	var asJSON, ranks, stacks bool
 	cmd := &cobra.Command{
 		Use:   "who",
 		Short: "Print who waits for whom, and for how long",
@@ -46,7 +46,7 @@ the same live, "muster page" in a browser.`,
 				if i > 0 {
 					_, _ = fmt.Fprintln(cmd.OutOrStdout())
 				}
-				err = errors.Join(err, r.who(cmd, asJSON, ranks))
+				err = errors.Join(err, r.who(cmd, asJSON, ranks, stacks))
 			}
 			return err
 		},
@@ -54,18 +54,22 @@ the same live, "muster page" in a browser.`,
 	r.flags(cmd, quick)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, for programs")
 	cmd.Flags().BoolVar(&ranks, "ranks", false, "include every rank of every group")
+	cmd.Flags().BoolVar(&stacks, "stacks", false, "ask the ranks that others wait for what they are doing: goroutines, or threads of Python; the store must allow it (serve --stacks, or \"stacks\" in --access)")
 	return cmd
 }
 
 // who prints which ranks of one store wait, and for which other ranks. If the store was found by
 // its job, it prints the job first.
-func (r *remote) who(cmd *cobra.Command, asJSON, ranks bool) error {
+func (r *remote) who(cmd *cobra.Command, asJSON, ranks, stacks bool) error {
 	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
 		now, err := status.Fetch(ctx, s)
 		if err != nil {
 			return err
 		}
 		v := status.Of(now, nil, nil)
+		if stacks {
+			status.FetchStacks(ctx, s, v)
+		}
 		if asJSON {
 			e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
 			e.SetIndent("", "  ")
@@ -127,6 +131,9 @@ func (p *whoPrinter) print(v *status.View) {
 	}
 	for i := range v.Waiting {
 		p.wait(&v.Waiting[i])
+	}
+	for i := range v.Blame {
+		p.stacks(&v.Blame[i])
 	}
 	if len(v.Groups) > 0 {
 		p.line("\n%s", p.bold("groups"))
@@ -244,6 +251,22 @@ func (p *whoPrinter) wait(w *status.Wait) {
 	}
 	if n := w.Missing - len(w.Ranks); n > 0 && len(w.Ranks) > 0 {
 		p.line("             and for %d more", n)
+	}
+}
+
+// stacks prints the stacks of a rank, if it was asked for them.
+func (p *whoPrinter) stacks(b *status.Blame) {
+	if b.Stacks == "" && b.StacksError == "" {
+		return
+	}
+	p.line("\n%s", p.bold(fmt.Sprintf("stacks of %s rank %d (%s)", printable(b.Group), b.Rank, printable(b.Label))))
+	if b.StacksError != "" {
+		p.line("  %s", p.red(printable(b.StacksError)))
+	}
+	for line := range strings.Lines(b.Stacks) {
+		line = strings.TrimRight(line, "\n")
+		rest := strings.TrimLeft(line, "\t ")
+		p.line("  %s%s", strings.ReplaceAll(line[:len(line)-len(rest)], "\t", "    "), printable(rest))
 	}
 }
 

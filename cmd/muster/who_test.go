@@ -69,6 +69,39 @@ func dial(t *testing.T, url string) *store.Store {
 	return s
 }
 
+// TestWhoStacks checks that who shows the stacks of the ranks that others wait for, if the store
+// allows it.
+func TestWhoStacks(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.write(t, "access.json", `[{"secret_file": "secret", "write": true, "stacks": true}]`)
+	_, url := serve(t, "--stacks")
+	stuck(t, dial(t, url), "jobs/train")
+	r := run(t, "who", "--store", url, "--stacks")
+	require.Zero(t, r.code, r.stderr)
+	require.Contains(t, r.stdout, "stacks of jobs/train rank 1 (pid 7 on node-b)\n  goroutine ")
+	require.Regexp(t, `(?m)^  created by .*muster_test\.stuck in goroutine `, r.stdout)
+	require.NotContains(t, r.stdout, "stacks of jobs/train rank 0", "it is not waited for")
+	var v status.View
+	r = run(t, "who", "--store", url, "--stacks", "--json")
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))
+	require.Contains(t, v.Blame[0].Stacks, "muster_test.stuck")
+	require.NotContains(t, run(t, "who", "--store", url).stdout, "goroutine ")
+
+	_, url = serve(t)
+	stuck(t, dial(t, url), "jobs/train")
+	require.Contains(t, run(t, "who", "--store", url, "--stacks").stdout, "no right to see stacks")
+
+	_, url = serve(t, "--access", d.path("access.json"))
+	secret, err := store.ReadSecret(d.path("secret"))
+	require.NoError(t, err)
+	s, err := store.Dial(t.Context(), strings.TrimPrefix(url, "muster://"), &store.DialOptions{Secret: secret})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	stuck(t, s, "jobs/train")
+	require.Contains(t, run(t, "who", "--store", url, "--secret-file", d.path("secret"), "--stacks").stdout, "goroutine ")
+}
+
 func TestWho(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)

@@ -60,6 +60,15 @@ func (m *Machine) Status(now Time, prefix string, generation uint64, rank int) *
 	return &v.Page
 }
 
+// Member returns a rank that is present: the name of its group, its label and its session.
+func (m *Machine) Member(generation uint64, rank int) (group, label string, session uint64, ok bool) {
+	g := m.groups[generation]
+	if g == nil || rank < 0 || rank >= len(g.members) || g.members[rank].gone != wire.CodeOK {
+		return "", "", 0, false
+	}
+	return g.key.name, g.members[rank].label, g.members[rank].session, true
+}
+
 // viewer makes one page.
 type viewer struct {
 	Page

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Callable, Dict, List, Optional, Sequence, Set
 
-from . import _dial, _wire
+from . import _dial, _stacks, _wire
 from ._call import Call, NoAnswer, Numbers, Scope
 from ._dial import Line, Target
 from ._errors import Unavailable, kind_of, words_of
@@ -213,6 +213,8 @@ class Calls:
                 raise Goodbye("it has shut down")
             if h.op == Op.PROBE:
                 line.pipe.send(_wire.encode(Request(Op.PROBE)))
+            if h.op == Op.STACKS:
+                line.pipe.send(_wire.encode(Request(Op.STACKS, value=_stacks.text())))
             return
         self._fruitless = 0
         if h.op == Op.GOODBYE:

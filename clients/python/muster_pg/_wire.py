@@ -60,6 +60,7 @@ class Op(enum.IntEnum):
     POP = 35
     CLOSE_CHANNEL = 36
     ACK = 37
+    STACKS = 38
 
     @property
     def text(self) -> str:
@@ -266,6 +267,7 @@ _FIELDS = {
     Op.POP: _NUMBER | _KEY,
     Op.CLOSE_CHANNEL: _NUMBER | _MEMBER | _CALL,
     Op.ACK: _MEMBER | _CALL,
+    Op.STACKS: _VALUE | _DELTA | _REV,
 }
 
 # Which optional parts a request's body has.

@@ -1,0 +1,190 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Stacks. A client asks the store (OpStacks) what a rank is doing. The server asks the process of
+// that rank, by an OpStacks with ID 0 on its connection, as it sends liveness probes. The process
+// answers with an OpStacks with ID 0, whatever its callers do. A relay forwards both.
+
+const (
+	stacksTimeout = 2 * time.Second // for the answer of a process
+	maxStacks     = 64 << 10        // bytes of an answer
+	maxQueries    = 64              // of a store at the same time
+)
+
+// Stacks returns the stacks of the process of a rank: of all goroutines, or of all threads of a
+// Python process, at most 64 KiB of text. A process that does not answer within 2 seconds is
+// ErrUnavailable: it may be stopped. A server answers only peers that Server.Stacks or Access.Stacks
+// allows it, and logs each request.
+func (s *Store) Stacks(ctx context.Context, generation uint64, rank int) (string, error) {
+	var rep wire.Reply
+	err := s.Do(ctx, &wire.Request{Op: wire.OpStacks, Rev: generation, Delta: int64(rank)}, &rep)
+	return string(rep.Value), err
+}
+
+// processStacks returns the stacks of all goroutines of this process, cut to maxStacks.
+func processStacks() []byte {
+	b := make([]byte, maxStacks)
+	return b[:runtime.Stack(b, true)]
+}
+
+// stackQueries are the queries for the stacks of sessions that are not answered yet. The Memory's mu
+// protects them.
+type stackQueries struct {
+	n  int
+	of map[uint64][]chan []byte // by session
+}
+
+// add adds a query of a session.
+func (q *stackQueries) add(session uint64) chan []byte {
+	if q.of == nil {
+		q.of = map[uint64][]chan []byte{}
+	}
+	answer := make(chan []byte, 1)
+	q.of[session] = append(q.of[session], answer)
+	q.n++
+	return answer
+}
+
+// remove removes a query that add has returned.
+func (q *stackQueries) remove(session uint64, answer chan []byte) {
+	i := slices.Index(q.of[session], answer)
+	if i < 0 {
+		return
+	}
+	q.n--
+	if q.of[session] = slices.Delete(q.of[session], i, i+1); len(q.of[session]) == 0 {
+		delete(q.of, session)
+	}
+}
+
+// answer answers all queries of a session. An answer to none is dropped.
+func (q *stackQueries) answer(session uint64, text []byte) {
+	if len(q.of[session]) == 0 {
+		return
+	}
+	text = bytes.Clone(text[:min(len(text), maxStacks)])
+	for _, answer := range q.of[session] {
+		answer <- text
+		q.n--
+	}
+	delete(q.of, session)
+}
+
+// stacks answers OpStacks, and returns a description of the rank. allowed returns why the caller may
+// not see ranks of a group, or "".
+func (m *Memory) stacks(ctx context.Context, stopped <-chan struct{}, req *wire.Request, rep *wire.Reply, allowed func(group string) string) (who string) {
+	refused := func(code wire.Code, why string) { *rep = wire.Reply{Code: code, Detail: why} }
+	m.mu.Lock()
+	group, label, session, ok := m.machine.Member(req.Rev, int(min(max(req.Delta, -1), maxRank)))
+	if why := allowed(group); why != "" { // also of a rank that does not exist
+		m.mu.Unlock()
+		refused(wire.CodeDenied, why)
+		return ""
+	}
+	who = fmt.Sprintf("rank %d of group %q (%s)", req.Delta, group, label)
+	peer := m.conns[session]
+	var answer chan []byte
+	switch {
+	case !ok:
+		refused(wire.CodeNotFound, fmt.Sprintf("generation %d has no rank %d that is present", req.Rev, req.Delta))
+	case session == core.Local:
+	case peer == nil:
+		refused(wire.CodeUnavailable, who+" is not connected at the moment")
+	case m.queries.n >= maxQueries:
+		refused(wire.CodeFull, fmt.Sprintf("%d processes are asked for their stacks already", m.queries.n))
+	default:
+		answer = m.queries.add(session)
+	}
+	m.mu.Unlock()
+	if ok && session == core.Local {
+		*rep = wire.Reply{Value: processStacks()}
+	}
+	if answer == nil {
+		return who
+	}
+	peer.askStacks()
+	ctx, cancel := context.WithTimeout(ctx, stacksTimeout)
+	defer cancel()
+	select {
+	case text := <-answer:
+		*rep = wire.Reply{Value: text}
+		return who
+	case <-ctx.Done():
+	case <-stopped:
+	}
+	m.mu.Lock()
+	m.queries.remove(session, answer)
+	m.mu.Unlock()
+	refused(wire.CodeUnavailable, fmt.Sprintf("no answer of %s within %v: its process may be stopped, or its client is of a version without this request", who, stacksTimeout))
+	return who
+}
+
+// executeStacks carries out OpStacks: an answer of the client, or a request, which is answered in a
+// goroutine. The caller holds mu.
+func (c *conn) executeStacks(session uint64) {
+	if c.req.ID == 0 {
+		c.memory.queries.answer(session, c.req.Value)
+		return
+	}
+	id, req := c.req.ID, wire.Request{Rev: c.req.Rev, Delta: c.req.Delta}
+	var of *relayedConn
+	if c.stream != nil {
+		of = c.stream.current
+	}
+	c.server.wg.Go(func() {
+		var rep wire.Reply
+		who := c.memory.stacks(context.Background(), c.server.stopped, &req, &rep, c.refuseStacks)
+		c.server.log().Warn("stacks requested", "peer", c.peer, "by", clip(c.hello.Key), "of", clip(who), "bytes", len(rep.Value), "refused", rep.Detail)
+		c.out.Append(func(b []byte) []byte { return of.encode(b, wire.OpStacks, id, &rep) })
+		c.out.Flush()
+	})
+}
+
+// refuseStacks returns why the peer may not have the stacks of a group's ranks, or "".
+// The caller holds the Memory's mu.
+func (c *conn) refuseStacks(group string) string {
+	switch {
+	case c.stream != nil:
+		return "stacks are not for peers of a relay: ask the store itself"
+	case slices.ContainsFunc(c.stackPrefixes, func(prefix string) bool { return strings.HasPrefix(group, prefix) }):
+		return ""
+	}
+	return "no right to see stacks: set Access.Stacks, or Server.Stacks without Access (muster serve --stacks)"
+}
+
+// stackPrefixesOf returns the prefixes of the groups whose stacks a peer may see.
+func (s *Server) stackPrefixesOf(matched []int) (prefixes []string) {
+	if len(s.Access) == 0 && s.Stacks {
+		return []string{""}
+	}
+	for _, i := range matched {
+		if s.Access[i].Stacks {
+			prefixes = append(prefixes, s.Access[i].Prefix)
+		}
+	}
+	return prefixes
+}
+
+// askStacks implements sessionConn.
+func (c *conn) askStacks() {
+	c.out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpStacks, 0, new(wire.Reply)) })
+	c.out.Flush()
+}
+
+// askStacks implements sessionConn.
+func (b *relayedConn) askStacks() {
+	b.relay.out.Append(func(to []byte) []byte { return wire.AppendRelayReply(to, b.number, wire.OpStacks, 0, new(wire.Reply)) })
+	b.relay.out.Flush()
+}

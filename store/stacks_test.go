@@ -1,0 +1,177 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// syncBuffer is a log that can be read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// stacksServer serves srv, and returns its address and its log.
+func stacksServer(t *testing.T, srv *store.Server) (addr string, log *syncBuffer) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	log = new(syncBuffer)
+	if srv.Engine == nil {
+		srv.Engine = new(store.Memory)
+	}
+	srv.Logger = slog.New(slog.NewTextHandler(log, nil))
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(l) })
+	t.Cleanup(func() {
+		_ = srv.Close()
+		_ = srv.Engine.Close()
+		serving.Wait()
+	})
+	return l.Addr().String(), log
+}
+
+func dialAs(t *testing.T, addr string, secret []byte) *store.Store {
+	t.Helper()
+	s, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secret})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// stuckHere is a function that the stacks of this process show.
+func stuckHere(stop chan struct{}) { <-stop }
+
+func TestStacks(t *testing.T) {
+	addr, log := stacksServer(t, &store.Server{Stacks: true})
+	a, b := dialAs(t, addr, nil), dialAs(t, addr, nil)
+	p := join(t, a, b)
+	stop := make(chan struct{})
+	defer close(stop)
+	go stuckHere(stop)
+	for range 3 { // the client that is asked has no call, or one
+		text, err := a.Stacks(bounded(t), p.gen, 1)
+		require.NoError(t, err)
+		require.Contains(t, text, "goroutine ")
+		require.Contains(t, text, "stuckHere")
+		require.LessOrEqual(t, len(text), 64<<10)
+	}
+	require.Contains(t, log.String(), `msg="stacks requested"`)
+	require.Contains(t, log.String(), `rank 1 of group \"g\"`)
+	for _, req := range []wire.Request{{Rev: p.gen, Delta: 2}, {Rev: p.gen, Delta: -1}, {Rev: p.gen + 1}} {
+		_, err := a.Stacks(bounded(t), req.Rev, int(req.Delta))
+		require.ErrorIs(t, err, store.ErrNotFound)
+	}
+	p.goesOn(t, 1)
+}
+
+// TestStacksOfManyCallers checks that several callers get an answer each, also if they ask for the
+// same rank.
+func TestStacksOfManyCallers(t *testing.T) {
+	addr, _ := stacksServer(t, &store.Server{Stacks: true})
+	p := join(t, dialAs(t, addr, nil), dialAs(t, addr, nil))
+	var asked sync.WaitGroup
+	for range 8 {
+		s := dialAs(t, addr, nil)
+		for rank := range 2 {
+			asked.Go(func() {
+				text, err := s.Stacks(bounded(t), p.gen, rank)
+				if err != nil || !strings.Contains(text, "goroutine ") {
+					t.Error(rank, err)
+				}
+			})
+		}
+	}
+	asked.Wait()
+}
+
+func TestStacksWithoutAnAnswer(t *testing.T) {
+	addr, _ := stacksServer(t, &store.Server{Stacks: true})
+	proxy := testcluster.NewProxy(t, addr)
+	a, b := dialAs(t, addr, nil), dialAs(t, proxy.Addr(), nil)
+	p := join(t, a, b)
+	proxy.Blackhole(true)
+	_, err := a.Stacks(bounded(t), p.gen, 1)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "within 2s: its process may be stopped")
+	proxy.Blackhole(false)
+}
+
+func TestStacksNeedARight(t *testing.T) {
+	addr, log := stacksServer(t, &store.Server{Access: []store.Access{
+		{Secret: secretOf("a"), Write: true}, {Secret: secretOf("b"), Prefix: "g", Stacks: true}, {Secret: secretOf("c"), Prefix: "x/", Write: true, Stacks: true},
+	}})
+	all, debug, other := dialAs(t, addr, secretOf("a")), dialAs(t, addr, secretOf("b")), dialAs(t, addr, secretOf("c"))
+	p := join(t, all, dialAs(t, addr, secretOf("a")))
+	text, err := debug.Stacks(bounded(t), p.gen, 1)
+	require.NoError(t, err)
+	require.Contains(t, text, "goroutine ")
+	for _, s := range []*store.Store{all, other} {
+		_, err := s.Stacks(bounded(t), p.gen, 1)
+		require.ErrorIs(t, err, store.ErrDenied)
+		_, err = s.Stacks(bounded(t), p.gen+7, 1)
+		require.ErrorIs(t, err, store.ErrDenied, "it does not show which groups there are")
+	}
+	require.Contains(t, log.String(), "no right to see stacks")
+	off, _ := stacksServer(t, new(store.Server))
+	s := dialAs(t, off, nil)
+	q := join(t, s, dialAs(t, off, nil))
+	_, err = s.Stacks(bounded(t), q.gen, 1)
+	require.ErrorIs(t, err, store.ErrDenied)
+	require.ErrorContains(t, err, "--stacks")
+}
+
+// TestStacksThroughARelay checks that a rank behind a relay answers, and that a peer of the relay may
+// not ask: the relay's rights are not its own.
+func TestStacksThroughARelay(t *testing.T) {
+	addr, _ := stacksServer(t, &store.Server{Stacks: true})
+	relay, err := store.NewRelay(bounded(t), "muster://"+addr, nil)
+	require.NoError(t, err)
+	near, _ := stacksServer(t, &store.Server{Engine: relay, Stacks: true})
+	a, b := dialAs(t, addr, nil), dialAs(t, near, nil)
+	p := join(t, a, b)
+	text, err := a.Stacks(bounded(t), p.gen, 1)
+	require.NoError(t, err)
+	require.Contains(t, text, "goroutine ")
+	_, err = b.Stacks(bounded(t), p.gen, 0)
+	require.ErrorIs(t, err, store.ErrDenied)
+	require.ErrorContains(t, err, "ask the store itself")
+}
+
+func TestStacksOfThisProcess(t *testing.T) {
+	m := new(store.Memory)
+	defer m.Close()
+	s := store.New(m)
+	p := join(t, s, s)
+	text, err := s.Stacks(bounded(t), p.gen, 1)
+	require.NoError(t, err)
+	require.Contains(t, text, "TestStacksOfThisProcess")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = s.Stacks(ctx, p.gen, 5)
+	require.ErrorIs(t, err, store.ErrNotFound)
+}
