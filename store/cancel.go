@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"time"
 	"unicode"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -39,12 +39,8 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 		withdraw(cancellation{wire.CodeCancelled, causeOf(ctx)})
 	}
 	if passed && op.Waits() || decidesForAll(op) {
-		grace := time.NewTimer(ResultGrace)
-		defer grace.Stop()
-		select {
-		case <-done:
+		if transport.WaitGrace(done, ResultGrace) {
 			return nil
-		case <-grace.C:
 		}
 	}
 	if passed {

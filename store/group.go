@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -73,7 +74,7 @@ func mayBeCancelled(ctx context.Context) bool {
 // done that already if the cancel came after the last rank.
 func (s *Store) leaveLate(ctx context.Context, c wire.Contribution, r *Membership) error {
 	code := failureCode(ctx.Err())
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultGrace)
+	ctx, cancel := transport.Grace(ctx, ResultGrace)
 	defer cancel()
 	rank := c.Rank
 	if c.Generation != 0 {
@@ -104,7 +105,7 @@ func (s *Store) CollectLast(ctx context.Context, c wire.Contribution, payload []
 	}
 	if c.No != wire.CodeOK {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), ResultGrace)
+		ctx, cancel = transport.Grace(ctx, ResultGrace)
 		defer cancel()
 	}
 	var rep wire.Reply

@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 	"github.com/muster-pg/muster/wire/tcpstore"
@@ -113,7 +114,7 @@ const mostMissing = 100
 // missing returns the error of a wait that has timed out. It names the keys that are missing. If the
 // server cannot be reached, it returns store.ErrUnavailable instead: the keys are not the reason.
 func (c *Client) missing(ctx context.Context, keys []string, rep *wire.Reply) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.ResultGrace)
+	ctx, cancel := transport.Grace(ctx, store.ResultGrace)
 	defer cancel()
 	rep.Code, rep.Values = wire.CodeTimeout, nil
 	seen := map[string]bool{}

@@ -1,0 +1,69 @@
+package transport
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// graceTicks is how many parts a grace has. However long this process is stopped, on a host with
+// too many processes, at most one part of the grace passes meanwhile: an answer that has arrived is
+// read before the grace has passed.
+const graceTicks = 10
+
+// WaitGrace waits until done is closed, for at most d of the time in which this process runs, and
+// reports whether it is.
+func WaitGrace(done <-chan struct{}, d time.Duration) bool {
+	t := time.NewTimer(d / graceTicks)
+	defer t.Stop()
+	for range graceTicks {
+		select {
+		case <-done:
+			return true
+		case <-t.C:
+			t.Reset(d / graceTicks)
+		}
+	}
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Grace returns a context for what follows the end of ctx. It has the values of ctx, and its deadline
+// passes after d of the time in which this process runs. It has no Deadline that could be sent to
+// another process.
+func Grace(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	ticks := 0
+	var mu sync.Mutex // protects ticks, and t until it is set
+	var t *time.Timer
+	mu.Lock()
+	t = time.AfterFunc(d/graceTicks, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if ticks++; ticks == graceTicks {
+			cancel(context.DeadlineExceeded)
+		} else if inner.Err() == nil {
+			t.Reset(d / graceTicks)
+		}
+	})
+	mu.Unlock()
+	return graceContext{inner}, func() {
+		t.Stop()
+		cancel(context.Canceled)
+	}
+}
+
+// graceContext reports the end of its time as a passed deadline.
+type graceContext struct{ context.Context }
+
+// Err implements context.Context.
+func (c graceContext) Err() error {
+	if c.Context.Err() == nil {
+		return nil
+	}
+	return context.Cause(c.Context)
+}
