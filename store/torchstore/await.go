@@ -25,14 +25,15 @@ func (c *Client) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		if err == nil {
 			rep.Values, err = c.values(limited, req.Keys)
 		}
+		interrupted := transport.ContextErr(limited)
 		switch {
 		case err == nil:
-		case limited.Err() == nil:
+		case interrupted == nil:
 			return err
-		case errors.Is(limited.Err(), context.DeadlineExceeded):
+		case errors.Is(interrupted, context.DeadlineExceeded):
 			return c.missing(ctx, req.Keys, rep)
 		default:
-			return limited.Err()
+			return interrupted
 		}
 	}
 	return nil
