@@ -173,30 +173,32 @@ func onlyState(t *testing.T, url, id string) {
 	assert.Contains(t, run(t, "get", "--store", url, "torchrun/"+id+"/state").stdout, `"closed": true`)
 }
 
-// TestTorchrunMuster runs two agents with a worker each, in the long form two. The store, which is durable and requires
-// a secret, is killed and restarted; no worker notices.
+// TestTorchrunMuster runs two agents with a worker each, in the long form two. The store, which is
+// durable and requires TLS and a secret, is killed and restarted after the time in which an agent
+// without heartbeats fails. No worker notices.
 func TestTorchrunMuster(t *testing.T) {
 	d := newDesk(t)
-	args := []string{"--data", t.TempDir(), "--secret-file", d.path("secret")}
+	args := append(d.serverFlags(), "--data", t.TempDir(), "--secret-file", d.path("secret"))
 	server, url := serve(t, args...)
-	secret := "?secret-file=" + d.path("secret")
 	workers := 1
 	if testcluster.Soak() {
 		workers = 2
 	}
-	job := newElastic(t, url+secret, "a job", "--nnodes=2", fmt.Sprint("--nproc-per-node=", workers))
+	job := newElastic(t, url, "a job", "--nnodes=2", fmt.Sprint("--nproc-per-node=", workers), "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3")
+	job.env = append(job.env, "MUSTER_SECRET_FILE="+d.path("secret"), "MUSTER_TLS_CA="+d.path("tls/ca.pem"))
 	first, second := job.agent(t), job.agent(t)
 	for _, a := range []*agent{first, second} {
 		a.says(t, workers, "formed ")
 	}
 	server.signal(t, syscall.SIGKILL)
 	server.wait(t)
+	<-time.After(5 * time.Second) // longer than an agent may be silent
 	start(t, append([]string{"serve", "--listen", strings.TrimPrefix(url, "muster://")}, args...)...).line(t, url)
 	job.end(t)
 	first.succeeds(t, workers, 2*workers)
 	second.succeeds(t, workers, 2*workers)
 	assert.NotContains(t, first.String()+second.String(), "attempt 1")
-	onlyState(t, url+secret, "a%20job")
+	onlyState(t, url+"?ca="+d.path("tls/ca.pem")+"&secret-file="+d.path("secret"), "a%20job")
 }
 
 // TestTorchrunReplaced checks the agents of a job without workers: one that replaces another one has
