@@ -228,6 +228,38 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 			}
 			return is(t, array(r-1), "recv", r-1)(r, p)
 		})
+		type layer struct {
+			Config  map[string]any
+			Weights map[string]*tensor.Tensor
+		}
+		m.each(func(r int) error {
+			mine := layer{map[string]any{"name": fmt.Sprint("block.", r)}, map[string]*tensor.Tensor{"w": of(r), "absent": nil}}
+			got, err := pgroup.Gather(ctx, m.gs[r], 0, mine)
+			for i := range got {
+				assert.Equal(t, map[string]any{"name": fmt.Sprint("block.", i)}, got[i].Config)
+				assert.True(t, tensor.Equal(of(i), got[i].Weights["w"]), "%v", got[i])
+			}
+			assert.Len(t, got, []int{0: 4, 2: 0}[r])
+			return err
+		}, func(r int, p *rank) error {
+			mine := map[string]any{"Config": map[string]any{"name": fmt.Sprint("block.", r)}, "Weights": map[string]any{"w": array(r)}}
+			return is(t, nil, "gather", mine, 0)(r, p)
+		})
+		m.each(func(r int) error {
+			_, err := pgroup.Gather(ctx, m.gs[r], 3, layer{Weights: map[string]*tensor.Tensor{"w": of(r)}})
+			return err
+		}, func(r int, p *rank) error {
+			var want any
+			if r == 3 {
+				want = []any{
+					map[string]any{"Config": nil, "Weights": map[string]any{"w": array(0)}},
+					map[string]any{"w": array(1)},
+					map[string]any{"Config": nil, "Weights": map[string]any{"w": array(2)}},
+					map[string]any{"w": array(3)},
+				}
+			}
+			return is(t, want, "gather", map[string]any{"w": array(r)}, 3)(r, p)
+		})
 		// A Go rank does not name the shape, so the rank that receives reports it.
 		for r, err := range m.outcomes(func(r int) error {
 			_, err := pgroup.Broadcast(ctx, m.gs[r], 0, of(r))
