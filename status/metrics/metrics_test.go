@@ -32,9 +32,9 @@ type said struct {
 	code   wire.Code
 }
 
-func (s said) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error {
+func (s said) Do(_ context.Context, req *wire.Request, rep *wire.Reply) error {
 	*rep = wire.Reply{Code: s.code}
-	if s.status != nil {
+	if s.status != nil && req.Op == wire.OpStatus {
 		rep.Keys, rep.Value = wire.AppendStatus(nil, nil, s.status)
 	}
 	return nil
