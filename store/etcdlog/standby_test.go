@@ -97,7 +97,7 @@ func TestUnfinishedBatch(t *testing.T) {
 	value := bytes.Repeat([]byte("value"), 100)
 	for parts := range 7 {
 		t.Run(fmt.Sprint(parts, " parts"), func(t *testing.T) {
-			o := &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: 100 * time.Millisecond, FailureTimeout: 300 * time.Millisecond}
+			o := &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: time.Second, FailureTimeout: 300 * time.Millisecond}
 			c, written := client(t, members), atomic.Int64{}
 			written.Store(-1)
 			kv := &interposer{KV: c.KV}
