@@ -50,7 +50,9 @@ class Relay:
         args += ["--torch-prefix", prefix, "--exit-on-eof", "--log-level", "warn"]
         self._said: Deque[str] = deque(maxlen=20)
         try:
-            self._process = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            self._process = subprocess.Popen(  # in a session of its own: Ctrl-C in a terminal is for this process alone
+                args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
         except OSError as e:
             raise RelayError(f"cannot run {binary}: {e.strerror}") from None
         self._reader = threading.Thread(target=self._read, name="muster relay", daemon=True)

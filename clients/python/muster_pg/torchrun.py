@@ -153,7 +153,7 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
             run, state = fields["run"], _decode(fields)
             if not isinstance(run, str):
                 raise TypeError("run is no text")
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise RendezvousStateError(
                 f"muster_pg.torchrun: rendezvous {quote(self._job)}: the key {quote(self.store._prefix + _STATE)} has no state of a rendezvous "
                 f"({type(e).__name__}: {e}): use another --rdzv-id, or delete the key"
@@ -190,6 +190,7 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
     def __init__(self, made: Any, backend: Backend, relays: "_Relays", store: Store) -> None:
         super().__init__(made._this_node, made.settings, backend.name, None, made._state_holder)
         self._backend, self._relays, self._muster = backend, relays, store
+        self._names_run = not os.environ.get("MUSTER_RUN")
         backend.expiry = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
         backend.outage = self.settings.keep_alive_interval * 2
 
@@ -206,6 +207,8 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
         except RelayError as e:
             raise RendezvousConnectionError(f"muster_pg.torchrun: rendezvous {quote(self.settings.run_id)}: {e}") from None
         self._relays.agents = info.world_size
+        if self._names_run:  # for the workers: groups of different generations are different
+            os.environ["MUSTER_RUN"] = f"{self.settings.run_id} {self._relays.generation}"
         if info.rank == 0:
             self._backend.clear(self._relays.generation)
         return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(LOOPBACK, self._relays.client.port))
@@ -289,7 +292,7 @@ def _encode(state: Any) -> Dict[str, Any]:
 
 
 def _decode(fields: Dict[str, Any]) -> Any:
-    """Is the inverse of _encode; KeyError, TypeError, ValueError or AttributeError: there is none."""
+    """Is the inverse of _encode. It raises various errors if there is none."""
     state = dynamic._RendezvousState()
     for name, kind in _PLAIN.items():
         if type(fields[name]) is not kind:

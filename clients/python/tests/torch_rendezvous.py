@@ -122,7 +122,9 @@ def state() -> None:
                 return os.abort, ()
 
         good = json.loads(below.get("state"))
-        for bad in (pickle.dumps(Evil()), b"[]", b"{}", json.dumps({**good, "run": 7}).encode(), json.dumps({**good, "wait_list": [[1, 2, 3]]}).encode()):
+        infinite = json.dumps({**good, "participants": [[["host", 7, 1], float("inf")]]})
+        wrong = [json.dumps({**good, **change}) for change in ({"run": 7}, {"wait_list": [[1, 2, 3]]}, {"round": "1"}, {"deadline": 1})]
+        for bad in (pickle.dumps(Evil()), *(text.encode() for text in ("[]", "{}", "[" * 100_000, infinite, *wrong))):
             below.set("state", bad)
             try:
                 b.get_state()

@@ -12,7 +12,8 @@ import time
 import torch
 import torch.distributed as dist
 
-import muster_pg.torch  # noqa: F401  registers the backend
+import muster_pg
+import muster_pg.torch  # registers the backend
 
 stop = sys.argv[1]
 dist.init_process_group("gloo")
@@ -27,6 +28,9 @@ def say(text: str) -> None:
 
 
 dist.barrier(control)
+world = muster_pg.Group.from_env()  # by MUSTER_STORE and MUSTER_RUN, which the agent has set
+assert (world.rank, world.size) == (rank, size)
+world.barrier()
 say(f"formed {rank} of {size} pid {os.getpid()} attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
 steps = 0
 ended = torch.zeros(1)
@@ -36,6 +40,7 @@ while ended.item() == 0:
     ended[0] = rank == 0 and os.path.exists(stop)
     dist.all_reduce(ended)
     time.sleep(0.02)
+world.shutdown()
 dist.barrier(control)
 store.set(f"ended/{rank}", b"x")
 store.wait([f"ended/{r}" for r in range(size)])
