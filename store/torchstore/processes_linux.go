@@ -170,7 +170,8 @@ func (u *usage) state(pid int, now time.Time) string {
 		return tcpstore.Stopped
 	case before.at.IsZero():
 		return ""
-	case float64(u.ticks-before.ticks) >= now.Sub(before.at).Seconds()*ticksPerSecond/2:
+	case float64(u.ticks-before.ticks) >= now.Sub(before.at).Seconds()*ticksPerSecond/2,
+		col[0] == "R" && u.ticks-before.ticks > 1: // it would use more of a processor, but others do
 		return tcpstore.Computing
 	}
 	return tcpstore.Sleeping
