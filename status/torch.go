@@ -27,27 +27,46 @@ func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
 	if err != nil || now.Replication != nil && !now.Replication.Leading { // a standby answers nothing else
 		return now, err
 	}
+	prefixes := map[string]bool{"": true}
+	for e, err := range s.List(ctx, tcpstore.PrefixesKey) {
+		if err != nil || len(prefixes) == mostPrefixes { // of a store without lists, or no right to read them
+			break
+		}
+		prefixes[string(e.Value)] = true
+	}
+	for _, prefix := range slices.Sorted(maps.Keys(prefixes)) {
+		part := store.Prefix(s, prefix)
+		addTorchJobs(ctx, part, prefix, now)
+		_ = part.Close()
+	}
+	return now, nil
+}
+
+// addTorchJobs adds the jobs in a part of the store to the status of the whole.
+func addTorchJobs(ctx context.Context, part *store.Store, prefix string, now *store.Status) {
 	t := &torchJobs{groups: map[string]*torchGroup{}}
-	for e, err := range s.List(ctx, tcpstore.ProcessesKey) {
-		if err != nil { // of a store without lists, or no right to read them
-			return now, nil
+	for e, err := range part.List(ctx, tcpstore.ProcessesKey) {
+		if err != nil {
+			return
 		}
 		t.add(&e)
 	}
 	if len(t.processes) == 0 {
-		return now, nil
+		return
 	}
 	t.assign()
 	noted := map[string]bool{} // processes
 	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
-		now.Groups = append(now.Groups, t.groups[name].status(ctx, s, noted))
+		g := t.groups[name].status(ctx, part, noted)
+		g.Name = prefix + g.Name
+		now.Groups = append(now.Groups, g)
 	}
-	now.Keys = t.explainKeys(now.Keys)
-	return now, nil
+	now.Keys = t.explainKeys(prefix, now.Keys)
 }
 
 // Limits on the work that the published entries can cause.
 const (
+	mostPrefixes  = 256
 	mostProcesses = 1 << 14
 	mostArrivals  = 1 << 12 // keys that are listed to find the ranks that have arrived
 	mostNotes     = 16
@@ -370,21 +389,22 @@ func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
 }
 
 // explainKeys returns the keys that calls wait for, without those of PyTorch's processes that are in
-// groups, and with the processes that wait for the others.
-func (t *torchJobs) explainKeys(keys []store.KeyStatus) (rest []store.KeyStatus) {
+// groups, and with the processes that wait for the others. prefix is that of the processes' keys.
+func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []store.KeyStatus) {
 	grouped, by := map[string]int{}, map[string][]string{}
 	for i := range t.processes {
 		p := &t.processes[i]
 		for _, w := range p.Waits {
+			key := prefix + w.Key
 			if _, ok := tcpstore.Await(w.Key); ok {
-				grouped[w.Key]++
+				grouped[key]++
 				continue
 			}
 			label := p.Label
 			if p.Rank >= 0 {
 				label = fmt.Sprintf("rank %d (%s)", p.Rank, label)
 			}
-			by[w.Key] = append(by[w.Key], label+words(" for %s", w.For))
+			by[key] = append(by[key], label+words(" for %s", w.For))
 		}
 	}
 	queues := map[string]string{} // a PyTorch process that waits for a key also waits for a queue of that name
@@ -397,7 +417,9 @@ func (t *torchJobs) explainKeys(keys []store.KeyStatus) (rest []store.KeyStatus)
 		if key, is := queues[k.Key]; is && k.Calls <= grouped[key]+len(by[key]) || grouped[k.Key] >= k.Calls {
 			continue
 		}
-		k.By = by[k.Key][:min(len(by[k.Key]), mostBy)]
+		if names := by[k.Key]; len(names) > 0 {
+			k.By = names[:min(len(names), mostBy)]
+		}
 		rest = append(rest, k)
 	}
 	return rest

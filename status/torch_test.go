@@ -130,3 +130,25 @@ func TestTorchNotes(t *testing.T) {
 	}, v.Groups[0].Notes)
 	require.Equal(t, 3, v.Groups[0].Present)
 }
+
+// TestTorchBelowAPrefix checks that jobs in a part of the store, which servers open to PyTorch, are
+// in the status of the whole, and in that of the part.
+func TestTorchBelowAPrefix(t *testing.T) {
+	m := new(store.Memory)
+	t.Cleanup(func() { _ = m.Close() })
+	s := store.New(m)
+	part := store.Prefix(s, "job/1/")
+	value, err := (&tcpstore.Processes{Processes: []tcpstore.Process{in(rankProcess(0, "", gloo+"1"), "default_pg", 0)}}).Encode()
+	require.NoError(t, err)
+	require.NoError(t, part.Set(t.Context(), tcpstore.ProcessesKey+"a", value, &store.SetOptions{TTL: tcpstore.ProcessesTTL}))
+	require.NoError(t, s.Set(t.Context(), tcpstore.PrefixesKey+"a", []byte("job/1/"), &store.SetOptions{TTL: tcpstore.ProcessesTTL}))
+	require.NoError(t, part.Set(t.Context(), gloo+"0", nil, nil))
+	for name, s := range map[string]*store.Store{"job/1/default_pg": s, "default_pg": part} {
+		now, err := status.Fetch(t.Context(), s)
+		require.NoError(t, err)
+		v := status.Of(now, nil, nil)
+		require.Len(t, v.Groups, 1)
+		require.Equal(t, name, v.Waiting[0].Group)
+		require.Contains(t, blamed(v), 1)
+	}
+}

@@ -35,9 +35,9 @@ func (s *slow) Do(ctx context.Context, _ *wire.Request, rep *wire.Reply) error {
 func (*slow) Close() error { return nil }
 
 // TestWatchTakesAHundredthOfTheTime checks that a slow status is requested less often. A view takes
-// two requests.
+// three requests.
 func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
-	for takes, want := range map[time.Duration]int{0: 200, time.Millisecond: 200, 30 * time.Millisecond: 33, time.Second: 18} {
+	for takes, want := range map[time.Duration]int{0: 300, time.Millisecond: 300, 30 * time.Millisecond: 33, time.Second: 24} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &slow{takes: takes}
 			w := status.NewWatch(store.New(s), time.Second, nil)

@@ -36,6 +36,10 @@ type ProtocolConn struct {
 	Conn  net.Conn
 	First []byte // bytes that were already read
 	Store *Store // the part of the store that the peer can use
+	// Prefix is that of Store in Whole, the whole store, which is for what the protocol publishes.
+	// They are not set if Store is the whole store.
+	Prefix string
+	Whole  *Store
 	// Immediate is true if Store answers requests that need not wait at once: it is in this
 	// process, and not durable. One goroutine may then serve many connections.
 	Immediate bool
@@ -54,12 +58,15 @@ type foreignConn struct {
 func (c *conn) setForeign(p Protocol, first []byte) error {
 	c.hello.Key = p.Name()
 	_, secured := c.nc.(tlsConn)
-	s, err := c.server.openTo(p, secured)
+	s, prefix, err := c.server.openTo(p, secured)
 	if err != nil {
 		return err
 	}
 	prompt := c.memory != nil && !c.memory.isDurable()
 	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt, Logger: c.server.log()}}
+	if prefix != "" {
+		g.conn.Prefix, g.conn.Whole = prefix, New(unclosable{c.server.Engine})
+	}
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	c.mu.Lock()
 	c.foreign = g
@@ -76,10 +83,10 @@ func (g *foreignConn) serve(c *conn) error {
 	return g.protocol.ServeConn(g.ctx, &g.conn)
 }
 
-// openTo returns the part of the store that the peers of p can use.
-func (s *Server) openTo(p Protocol, secured bool) (*Store, error) {
-	refuse := func(wants string) error {
-		return fmt.Errorf("%w: it speaks %s, and this server wants %s: open a prefix to that by name (Access.Protocol)", ErrDenied, p.Name(), wants)
+// openTo returns the part of the store that the peers of p can use, and its prefix.
+func (s *Server) openTo(p Protocol, secured bool) (part *Store, prefix string, err error) {
+	refuse := func(wants string) (*Store, string, error) {
+		return nil, "", fmt.Errorf("%w: it speaks %s, and this server wants %s: open a prefix to that by name (Access.Protocol)", ErrDenied, p.Name(), wants)
 	}
 	i := slices.IndexFunc(s.Access, func(a Access) bool { return a.Protocol == p.Name() })
 	switch {
@@ -89,13 +96,13 @@ func (s *Server) openTo(p Protocol, secured bool) (*Store, error) {
 		if !a.Write {
 			e = &readOnly{e}
 		}
-		return Prefix(New(e), a.Prefix), nil
+		return Prefix(New(e), a.Prefix), a.Prefix, nil
 	case len(s.Access) > 0:
-		return nil, refuse("a secret or a certificate")
+		return refuse("a secret or a certificate")
 	case s.TLS != nil && !secured:
-		return nil, refuse("TLS")
+		return refuse("TLS")
 	}
-	return New(unclosable{s.Engine}), nil
+	return New(unclosable{s.Engine}), "", nil
 }
 
 // unclosable is an Engine whose Close has no effect.

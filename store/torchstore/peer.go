@@ -24,6 +24,8 @@ const requestTimeout = 20 * time.Second
 type peer struct {
 	protocol *Protocol
 	store    *store.Store
+	whole    *store.Store            // nil: store is the whole store
+	prefix   string                  // of store in whole
 	addr     net.Addr                // of the client
 	local    net.Addr                // of this side
 	pid      atomic.Uint32           // as the client says; 0: not yet
@@ -53,7 +55,7 @@ type peer struct {
 }
 
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcpstore.Limits) *peer {
-	peer := &peer{protocol: p, store: v.Store, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
+	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
 	if peer.logger == nil {
 		peer.logger = slog.New(slog.DiscardHandler)
 	}

@@ -48,7 +48,9 @@ type processes struct {
 // publication is a goroutine that publishes, from the first connection to the end of the last one.
 type publication struct {
 	store *store.Store
-	key   string
+	whole *store.Store // see store.ProtocolConn
+	part  string       // the prefix of store in whole
+	id    string       // of the entries
 	stop  context.CancelFunc
 	ended chan struct{} // closed when the goroutine has ended
 
@@ -87,7 +89,7 @@ func (s *processes) enter(p *peer) {
 		ctx, stop := context.WithCancel(context.Background())
 		s.peers = map[*peer][]tcpstore.Member{}
 		s.run = &publication{
-			store: p.store, key: tcpstore.ProcessesKey + rand.Text(), stop: stop, ended: make(chan struct{}),
+			store: p.store, whole: p.whole, part: p.prefix, id: rand.Text(), stop: stop, ended: make(chan struct{}),
 			of: map[*peer]*process{}, known: map[string]*process{},
 		}
 		go s.publish(ctx, s.run)
@@ -114,7 +116,10 @@ func (s *processes) leave(ctx context.Context, p *peer) {
 	if run.wrote && ctx.Err() == nil {
 		ctx, cancel := context.WithTimeout(ctx, lastWords)
 		defer cancel()
-		_, _ = run.store.Delete(ctx, run.key)
+		_, _ = run.store.Delete(ctx, tcpstore.ProcessesKey+run.id)
+		if run.whole != nil {
+			_, _ = run.whole.Delete(ctx, tcpstore.PrefixesKey+run.id)
+		}
 	}
 }
 
@@ -280,7 +285,13 @@ func (r *publication) write(ctx context.Context, now time.Time) {
 	defer cancel()
 	r.wrote = true // or so it may be
 	// a store that cannot be reached, or refuses changes, has no entry: the next turn tries again
-	if r.store.Set(ctx, r.key, value, &store.SetOptions{TTL: tcpstore.ProcessesTTL}) == nil {
+	o := &store.SetOptions{TTL: tcpstore.ProcessesTTL}
+	err = r.store.Set(ctx, tcpstore.ProcessesKey+r.id, value, o)
+	if err == nil && r.whole != nil {
+		// a relay may have no right to it: then only clients that know the prefix find the processes
+		_ = r.whole.Set(ctx, tcpstore.PrefixesKey+r.id, []byte(r.part), o)
+	}
+	if err == nil {
 		r.last, r.at = timeless, now
 	}
 }

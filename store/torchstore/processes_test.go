@@ -109,6 +109,12 @@ func TestProcessesBehindAnAccess(t *testing.T) {
 	c.works()
 	part := &service{Store: store.Prefix(s.Store, "python/"), ctx: s.ctx}
 	published(t, part, func(all []tcpstore.Process) bool { return len(all) == 1 })
+	testcluster.Eventually(t, testTimeout, func() bool {
+		for e, err := range s.List(s.ctx, tcpstore.PrefixesKey) {
+			return err == nil && string(e.Value) == "python/"
+		}
+		return false
+	}, "the whole store has the prefix")
 	_ = c.Close()
 	published(t, part, func(all []tcpstore.Process) bool { return len(all) == 0 })
 }

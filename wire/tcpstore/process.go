@@ -13,6 +13,11 @@ const (
 	ProcessesTTL = 30 * time.Second
 )
 
+// PrefixesKey is the prefix of entries in the whole store, with the same TTL, for servers that open
+// only a part of the store to the protocol: the value is the prefix of that part, which has the
+// processes.
+const PrefixesKey = "\x00torch-prefixes/"
+
 // Processes are the client processes of a server.
 type Processes struct {
 	Processes []Process `json:"processes"`
