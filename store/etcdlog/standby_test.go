@@ -97,7 +97,10 @@ func TestUnfinishedBatch(t *testing.T) {
 	value := bytes.Repeat([]byte("value"), 100)
 	for parts := range 7 {
 		t.Run(fmt.Sprint(parts, " parts"), func(t *testing.T) {
-			o := &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: time.Second, FailureTimeout: 300 * time.Millisecond}
+			t.Parallel()
+			o := &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: time.Second, FailureTimeout: 2 * time.Second}
+			later := *o // of the leaders after the one that is cut off
+			later.OutageTimeout = testTimeout
 			c, written := client(t, members), atomic.Int64{}
 			written.Store(-1)
 			kv := &interposer{KV: c.KV}
@@ -114,7 +117,7 @@ func TestUnfinishedBatch(t *testing.T) {
 			c.KV = kv
 			before := lead(t, c, o)
 			require.NoError(t, store.New(before).Set(bounded(t), "key", []byte("acknowledged"), nil))
-			follower := standing(t, client(t, members), o)
+			follower := standing(t, client(t, members), &later)
 			require.NoError(t, store.New(before).Set(bounded(t), "other", []byte("x"), nil))
 			written.Store(int64(parts)) // parts of the batch, which has about 6
 			err := store.New(before).Set(bounded(t), "key", value, nil)
@@ -133,7 +136,7 @@ func TestUnfinishedBatch(t *testing.T) {
 			has(t, now.Store, "key", want)
 			require.NoError(t, now.Set(bounded(t), "later", value, nil))
 			now.end(t)
-			begun := store.New(lead(t, client(t, members), o))
+			begun := store.New(lead(t, client(t, members), &later))
 			has(t, begun, "key", want)
 			has(t, begun, "other", []byte("x"))
 			has(t, begun, "later", value)

@@ -43,6 +43,8 @@ func (w *watching) Watch(ctx context.Context, key string, opts ...clientv3.OpOpt
 func TestStandbyBeginsDuringTakeover(t *testing.T) {
 	t.Parallel()
 	e, o := memetcd.New(), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: 50 * time.Millisecond, FailureTimeout: 200 * time.Millisecond}
+	later := *o // of the leaders after the first
+	later.OutageTimeout = testTimeout
 	first, value := e.Client(direct{}), bytes.Repeat([]byte("value"), 100)
 	var broken, written atomic.Bool
 	first.KV = &interposer{KV: first.KV, commit: func(changes []clientv3.Op, do func(context.Context) (*clientv3.TxnResponse, error)) (*clientv3.TxnResponse, error) {
@@ -66,14 +68,14 @@ func TestStandbyBeginsDuringTakeover(t *testing.T) {
 		}
 		return do(nil)
 	}}
-	secondLeads := standing(t, second, o)
+	secondLeads := standing(t, second, &later)
 	broken.Store(true)
 	require.ErrorIs(t, store.New(m).Set(bounded(t), "key", value, nil), store.ErrUnknown)
 	<-takesOver
 	third := e.Client(direct{})
 	w := &watching{third.Watcher, make(chan struct{}, 1)}
 	third.Watcher = w
-	thirdLeads := standing(t, third, o)
+	thirdLeads := standing(t, third, &later)
 	<-w.begun // the standby has loaded
 	close(goOn)
 	x := secondLeads()
