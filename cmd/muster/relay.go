@@ -24,7 +24,7 @@ type relaying struct {
 	who      accessFlags
 	torch    torchFlags
 	below    string // prefix of the keys of PyTorch, which are all that a client can reach
-	eof      bool   // exit at the end of standard input
+	untilEOF bool
 	listen   string
 	store    string
 	cluster  *etcdlog.Cluster // nil: store contains the store's own addresses
@@ -72,7 +72,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "time to wait for the store at start")
 	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access, from other hosts or to a relay with credentials of its own")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
-	f.BoolVar(&o.eof, "exit-on-eof", false, "exit at the end of standard input, a pipe: the relay ends with the process that started it")
+	f.BoolVar(&o.untilEOF, "until-eof", false, "stop when standard input ends: with the process that holds its other end")
 	f.StringVar(&o.below, "torch-prefix", "", "`prefix` of keys that PyTorch sees as the whole store, without authentication; other clients need --secret-file or --access")
 	o.torch.register(cmd)
 	o.who.register(cmd)
@@ -127,7 +127,7 @@ func (o *relaying) run(cmd *cobra.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if o.eof {
+	if o.untilEOF {
 		go func() {
 			_, _ = io.Copy(io.Discard, cmd.InOrStdin()) // an error is an end too
 			stop()

@@ -111,7 +111,7 @@ func TestRelayOfAJob(t *testing.T) {
 	d := newDesk(t)
 	_, url := serve(t, "--secret-file", d.path("secret"))
 	stdin, parent := io.Pipe()
-	p := startIn(t, stdin, []string{"MUSTER_SECRET_FILE=" + d.path("secret")}, "relay", "--listen", "127.0.0.1:0", "--store", url, "--torch-prefix", "job/1/", "--exit-on-eof")
+	p := startIn(t, stdin, []string{"MUSTER_SECRET_FILE=" + d.path("secret")}, "relay", "--listen", "127.0.0.1:0", "--store", url, "--torch-prefix", "job/1/", "--until-eof")
 	at := p.line(t, "muster://127.0.0.1:")
 	assert.Equal(t, "\x07\x00\x00\x00\x00\x00\x00\x00", asTorch(t, at))
 	steps(t, url+"?secret-file="+d.path("secret"), []step{{args: "get job/1/n", stdout: "7\n"}})

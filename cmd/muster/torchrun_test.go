@@ -126,7 +126,7 @@ func (a *agent) kill(t *testing.T) (relay int) {
 		}
 	}
 	for _, pid := range all {
-		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); bytes.Contains(line, []byte("\x00--exit-on-eof\x00")) {
+		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); bytes.Contains(line, []byte("\x00relay\x00")) {
 			relay = pid
 			continue
 		}

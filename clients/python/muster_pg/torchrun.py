@@ -41,9 +41,10 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from . import _env
 from ._errors import Conflict, Error, NotFound, Unknown, quote
-from ._relay import LOOPBACK, Relay, RelayError, find
+from ._server import Relay, find
 from ._store import Store
 
+_LOOPBACK = "127.0.0.1"
 _STATE = "state"
 _CLOSED_TTL = 600.0  # seconds that the state of a closed job remains: its late agents find it closed
 _READ_TIMEOUT = 60  # seconds, as that of torch's own backend
@@ -73,11 +74,12 @@ def create_handler(params: RendezvousParameters) -> "Handler":
     if timeout <= 0:
         raise ValueError("muster_pg.torchrun: read_timeout must be positive")
     try:
-        binary = find()
+        find(None)
+    except Error as e:
+        raise RendezvousError(f"muster_pg.torchrun: {e}") from None
+    try:
         tls, secret = _env.credentials(os.environ)
         store = Store.connect(url, tls=tls, secret=secret, timeout=timeout)
-    except RelayError as e:
-        raise RendezvousError(f"muster_pg.torchrun: {e}") from None
     except Error as e:
         raise RendezvousConnectionError(f"muster_pg.torchrun: rendezvous {quote(params.run_id)}: no store for --rdzv-endpoint: {e}") from e
     prefix = f"torchrun/{urllib.parse.quote(params.run_id, safe='')}/"
@@ -85,7 +87,7 @@ def create_handler(params: RendezvousParameters) -> "Handler":
     try:
         made = dynamic.create_handler(None, backend, params)  # parses the options
         os.environ.setdefault("MUSTER_STORE", url)  # for the workers: groups of muster_pg and of Go meet there
-        return Handler(made, backend, _Relays(binary, url, store._prefix + prefix, timeout), store)
+        return Handler(made, backend, _Relays(url, store._prefix + prefix, timeout), store)
     except BaseException:
         store.close()
         raise
@@ -204,14 +206,14 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
         except RendezvousClosedError as e:
             job = quote(self.settings.run_id)
             raise RendezvousClosedError(f"muster_pg.torchrun: rendezvous {job}: the job has ended: use another --rdzv-id") from e
-        except RelayError as e:
+        except Error as e:
             raise RendezvousConnectionError(f"muster_pg.torchrun: rendezvous {quote(self.settings.run_id)}: {e}") from None
         self._relays.agents = info.world_size
         if self._names_run:  # for the workers: groups of different generations are different
             os.environ["MUSTER_RUN"] = f"{self.settings.run_id} {self._relays.generation}"
         if info.rank == 0:
             self._backend.clear(self._relays.generation)
-        return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(LOOPBACK, self._relays.client.port))
+        return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(_LOOPBACK, self._relays.client.port))
 
     def _get_store(self) -> PrefixStore:
         """Returns the store of the agents of this generation, for which it starts a relay.
@@ -222,7 +224,7 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
         """
         self._relays.start(self._generation())
         self._shared_tcp_store_server = self._relays.client
-        self._bootstrap_store_info = RendezvousStoreInfo(LOOPBACK, self._relays.client.port)
+        self._bootstrap_store_info = RendezvousStoreInfo(_LOOPBACK, self._relays.client.port)
         return PrefixStore("agents", self._relays.client)
 
     def _generation(self) -> str:
@@ -250,8 +252,11 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
 class _Relays:
     """The relay of this agent's generation."""
 
-    def __init__(self, binary: str, url: str, prefix: str, timeout: int) -> None:
-        self._binary, self._url, self._prefix, self._timeout = binary, url, prefix, timeout
+    def __init__(self, url: str, prefix: str, timeout: int) -> None:
+        u = urllib.parse.urlsplit(url)
+        if u.scheme == "muster":
+            url = u._replace(path="").geturl()  # the prefix in the path is a part of prefix
+        self._url, self._prefix, self._timeout = url, prefix, timeout
         self.generation = ""
         self.agents = 0  # of the generation
         self.client: Any = None  # torch's TCPStore
@@ -260,9 +265,9 @@ class _Relays:
     def start(self, generation: str) -> None:
         """Replaces the relay of the generation before, whose workers have ended."""
         self.close()
-        self._relay = Relay(self._binary, self._url, f"{self._prefix}{generation}/", self._timeout)
+        self._relay = Relay(self._url, f"{self._prefix}{generation}/", self._timeout)
         self.generation = generation
-        self.client = TCPStore(LOOPBACK, self._relay.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._timeout))
+        self.client = TCPStore(_LOOPBACK, self._relay.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._timeout))
 
     def close(self) -> None:
         if self._relay is not None:

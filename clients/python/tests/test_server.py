@@ -16,7 +16,7 @@ from muster_pg import _server
 
 def found() -> bool:
     try:
-        return bool(_server._find(None))
+        return bool(_server.find(None))
     except muster_pg.Unavailable:
         return False
 

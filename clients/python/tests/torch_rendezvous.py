@@ -50,7 +50,7 @@ def errors() -> None:
     fails(api.RendezvousConnectionError, "muster://host:port", endpoint="http://localhost:1")
     fails(api.RendezvousError, "set MUSTER_STORE", endpoint="")
     fails(ValueError, "read_timeout", read_timeout="-1")
-    for named, text in (("/no/such/muster", "MUSTER_BINARY is /no/such/muster"), ("", "pip install 'muster-pg[server]'")):
+    for named, text in (("/no/such/muster", "/no/such/muster is no command"), ("", 'pip install "muster-pg[server]"')):
         os.environ["MUSTER_BINARY"] = named
         path, os.environ["PATH"] = os.environ["PATH"], ""
         fails(api.RendezvousError, "muster_pg.torchrun: ", text)
@@ -60,7 +60,7 @@ def errors() -> None:
     try:
         handler.next_rendezvous()
     except api.RendezvousConnectionError as e:
-        assert "muster relay has ended with status" in str(e), e
+        assert "relay: " in str(e) and "has ended with code" in str(e), e
     else:
         raise AssertionError("no error")
     assert handler.shutdown()
