@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set
 from . import _dial, _stacks, _wire
 from ._call import Call, NoAnswer, Numbers, Scope
 from ._dial import Line, Target
-from ._errors import Unavailable, kind_of, words_of
+from ._errors import Error, Unavailable, kind_of, words_of
 from ._turn import Turn
 from ._wire import Code, Op, Reply, Request
 
@@ -104,18 +104,20 @@ class Calls:
         elif until - time.monotonic() < 2 * _DIRECT or not turn.take():
             turn.give_back(need=True)  # also if another caller reads, which may just have ended
         else:
+            began = 0.0
             try:
                 while line is self._line and not call.ended:
+                    began = time.monotonic()
                     h, body = line.read(_DIRECT)
                     self._received(line, h, body)
-            except socket.timeout:
-                pass
-            except Exception as e:  # the session's thread reports it
-                line.error = e
-            except BaseException:
-                line.error = OSError("a signal interrupted a read")
+            except BaseException as e:
+                if _quiet(e, began):
+                    return
+                ours = isinstance(e, Exception) and _of_connection(e)
+                line.error = e if isinstance(e, Exception) and ours else OSError("a signal interrupted a read")
                 line.pipe.kill()
-                raise
+                if not ours:
+                    raise
             finally:
                 turn.give_back(need=bool(self._calls) or line.error is not None)
 
@@ -305,6 +307,16 @@ class Calls:
             self._numbers.abandon(call)
             call.end(call.outcome(e))
         self._cond.notify_all()
+
+
+def _quiet(e: BaseException, began: float) -> bool:
+    """Reports whether e says that nothing came, and is not the exception of a signal's handler."""
+    return isinstance(e, socket.timeout) and e.args == ("timed out",) and time.monotonic() - began >= 0.9 * _DIRECT
+
+
+def _of_connection(e: BaseException) -> bool:
+    """Reports whether e is how a connection ends, which the session's thread reports."""
+    return isinstance(e, (EOFError, Goodbye, _wire.Malformed, Error)) or isinstance(e, OSError) and e.errno is not None
 
 
 def _result(call: Call) -> Reply:

@@ -18,7 +18,8 @@ class Turn:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # held by the thread that reads
-        self._needed = threading.Event()  # the session's thread is to read
+        self._needed = threading.Lock()  # released: the session's thread is to read. A signal may leave an Event locked
+        self._needed.acquire()
         self._reads = 0  # how often callers have taken it
         self.mine = self._lock._is_owned  # type: ignore[attr-defined]  # this thread has it
         self.begin = self._lock.acquire
@@ -35,14 +36,18 @@ class Turn:
         if self.mine():
             self._lock.release()
         if need:
-            self._needed.set()
+            try:
+                self._needed.release()
+            except RuntimeError:
+                pass  # it was released already
 
     def lend(self) -> None:
         """Lends the session's turn to callers, until it is needed or none has read for a moment."""
-        self._needed.clear()
+        self._needed.acquire(False)
         self._lock.release()
         reads = -1
-        while reads != self._reads and not self._needed.is_set():
+        while reads != self._reads:
             reads = self._reads
-            self._needed.wait(_IDLE)
+            if self._needed.acquire(timeout=_IDLE):
+                break
         self._lock.acquire()
