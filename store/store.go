@@ -36,7 +36,7 @@ type Engine interface {
 
 // ResultGrace is how long a group operation waits past its context for the result that all ranks
 // share.
-const ResultGrace = 250 * time.Millisecond
+const ResultGrace = 500 * time.Millisecond
 
 // Store has the operations on an Engine. It may be used by many goroutines at once.
 type Store struct {

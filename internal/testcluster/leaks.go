@@ -43,7 +43,7 @@ func Leaks(m *testing.M) {
 }
 
 // parallelPerProcessor is how many parallel tests run at once for each processor.
-const parallelPerProcessor = 3
+const parallelPerProcessor = 2
 
 // waitTogether sets the flag -parallel, unless the command line does.
 func waitTogether() error {

@@ -20,7 +20,7 @@ func Scratch(t testing.TB) string {
 	if syscall.Statfs(tmpfs, &st) != nil || st.Bavail*uint64(st.Bsize) < scratchBytes { // #nosec G115 -- a block size is positive
 		return t.TempDir()
 	}
-	dir, err := os.MkdirTemp(tmpfs, "muster-test-")
+	dir, err := os.MkdirTemp(tmpfs, "scratch-")
 	if err != nil {
 		return t.TempDir()
 	}

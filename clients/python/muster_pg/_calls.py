@@ -17,7 +17,7 @@ from ._errors import Error, Unavailable, kind_of, words_of
 from ._turn import Turn
 from ._wire import Code, Op, Reply, Request
 
-GRACE = 0.25  # seconds that a verb waits past its deadline for the store's own word
+GRACE = 0.5  # seconds that a verb waits past its deadline for the store's own word
 _MOST_NUMBERED = 1000  # open at a time: the store keeps its answers for so many
 _MAX_BACKOFF = 0.1  # seconds until a request is sent again that the store could not queue
 _DIRECT = 0.02  # seconds for which a caller reads its own answer, before the session's thread does
