@@ -11,13 +11,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
-	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
 // Fetch returns the status of a store, with PyTorch's processes: servers and relays publish which
-// processes use them as their TCPStore, and what those wait for (package torchstore). The process
+// processes use them as their TCPStore, and what those wait for (package tcpstore). The process
 // groups of PyTorch whose ranks are known are groups in the result.
 //
 // A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
@@ -28,7 +28,7 @@ func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
 		return now, err
 	}
 	prefixes := map[string]bool{"": true}
-	for e, err := range s.List(ctx, tcpstore.PrefixesKey) {
+	for e, err := range s.List(ctx, tcpwire.PrefixesKey) {
 		if err != nil || len(prefixes) == mostPrefixes { // of a store without lists, or no right to read them
 			break
 		}
@@ -45,7 +45,7 @@ func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
 // addTorchJobs adds the jobs in a part of the store to the status of the whole.
 func addTorchJobs(ctx context.Context, part *store.Store, prefix string, now *store.Status) {
 	t := &torchJobs{groups: map[string]*torchGroup{}}
-	for e, err := range part.List(ctx, tcpstore.ProcessesKey) {
+	for e, err := range part.List(ctx, tcpwire.ProcessesKey) {
 		if err != nil {
 			return
 		}
@@ -75,7 +75,7 @@ const (
 
 // torchJobs are PyTorch's processes, and their process groups.
 type torchJobs struct {
-	processes []tcpstore.Process
+	processes []tcpwire.Process
 	groups    map[string]*torchGroup
 }
 
@@ -84,7 +84,7 @@ type torchJobs struct {
 type torchGroup struct {
 	name   string
 	size   int // 0: unknown
-	ranks  map[int]*tcpstore.Process
+	ranks  map[int]*tcpwire.Process
 	waits  map[string]*torchWait // by operation
 	others int                   // connected processes of unknown ranks, which may belong to it
 	world  bool                  // its ranks are those of the environment
@@ -92,7 +92,7 @@ type torchGroup struct {
 
 // torchWait is an operation that ranks of a group wait in.
 type torchWait struct {
-	tcpstore.Awaited
+	tcpwire.Awaited
 	waited time.Duration // by the first
 	ranks  map[int]bool  // that wait
 	calls  int           // that wait, those of unknown ranks too
@@ -101,11 +101,11 @@ type torchWait struct {
 
 // add adds the processes of an entry. Its remaining TTL says how old it is.
 func (t *torchJobs) add(e *store.Entry) {
-	var all tcpstore.Processes
+	var all tcpwire.Processes
 	if all.Decode(e.Value) != nil {
 		return
 	}
-	age := max(tcpstore.ProcessesTTL-e.TTL, 0)
+	age := max(tcpwire.ProcessesTTL-e.TTL, 0)
 	for _, p := range all.Processes[:min(len(all.Processes), mostProcesses-len(t.processes))] {
 		p.For += age
 		for i := range p.Waits {
@@ -118,15 +118,15 @@ func (t *torchJobs) add(e *store.Entry) {
 func (t *torchJobs) group(name string) *torchGroup {
 	g := t.groups[name]
 	if g == nil {
-		g = &torchGroup{name: name, ranks: map[int]*tcpstore.Process{}, waits: map[string]*torchWait{}}
+		g = &torchGroup{name: name, ranks: map[int]*tcpwire.Process{}, waits: map[string]*torchWait{}}
 		t.groups[name] = g
 	}
 	return g
 }
 
 // take makes p the rank of g, unless another process that is connected has it.
-func (g *torchGroup) take(rank int, p *tcpstore.Process) {
-	if old := g.ranks[rank]; old == nil || old.State == tcpstore.Disconnected {
+func (g *torchGroup) take(rank int, p *tcpwire.Process) {
+	if old := g.ranks[rank]; old == nil || old.State == tcpwire.Disconnected {
 		g.ranks[rank] = p
 	}
 }
@@ -142,7 +142,7 @@ func (t *torchJobs) assign() {
 			}
 		}
 		for _, w := range p.Waits {
-			if a, ok := tcpstore.Await(w.Key); ok {
+			if a, ok := tcpwire.Await(w.Key); ok {
 				g := t.group(a.Group)
 				if a.World {
 					g.world, g.size = true, max(g.size, p.Size)
@@ -157,7 +157,7 @@ func (t *torchJobs) assign() {
 	for i := range t.processes {
 		p := &t.processes[i]
 		for _, w := range p.Waits {
-			if a, ok := tcpstore.Await(w.Key); ok && p.State != tcpstore.Disconnected {
+			if a, ok := tcpwire.Await(w.Key); ok && p.State != tcpwire.Disconnected {
 				t.group(a.Group).wait(a, p, w.For)
 			}
 		}
@@ -173,18 +173,18 @@ func isWorld(name string) bool { return name == "default_pg" || strings.HasSuffi
 // It returns how many connected processes belong to an unknown job, or have no known rank.
 func (t *torchJobs) assignByEnvironment() (unknown int) {
 	type place struct{ rank, size int }
-	same := map[place][]*tcpstore.Process{} // connected ones, or else disconnected ones
+	same := map[place][]*tcpwire.Process{} // connected ones, or else disconnected ones
 	for i := range t.processes {
 		p := &t.processes[i]
 		at := place{p.Rank, p.Size}
 		switch others := same[at]; {
 		case p.Rank < 0:
-			if len(p.Members) == 0 && p.State != tcpstore.Disconnected {
+			if len(p.Members) == 0 && p.State != tcpwire.Disconnected {
 				unknown++
 			}
-		case len(others) > 0 && p.State == tcpstore.Disconnected:
-		case len(others) > 0 && others[0].State == tcpstore.Disconnected:
-			same[at] = []*tcpstore.Process{p}
+		case len(others) > 0 && p.State == tcpwire.Disconnected:
+		case len(others) > 0 && others[0].State == tcpwire.Disconnected:
+			same[at] = []*tcpwire.Process{p}
 		default:
 			same[at] = append(others, p)
 		}
@@ -193,7 +193,7 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 	for at, processes := range same {
 		several[at.size] = several[at.size] || len(processes) > 1
 	}
-	inWorld := map[*tcpstore.Process]bool{}
+	inWorld := map[*tcpwire.Process]bool{}
 	for _, g := range t.groups {
 		for rank, p := range g.ranks {
 			inWorld[p] = inWorld[p] || g.world
@@ -226,15 +226,15 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 }
 
 // isWaitedInBy reports whether p waits in an operation of g.
-func (g *torchGroup) isWaitedInBy(p *tcpstore.Process) bool {
-	return slices.ContainsFunc(p.Waits, func(w tcpstore.ProcessWait) bool {
-		a, ok := tcpstore.Await(w.Key)
+func (g *torchGroup) isWaitedInBy(p *tcpwire.Process) bool {
+	return slices.ContainsFunc(p.Waits, func(w tcpwire.ProcessWait) bool {
+		a, ok := tcpwire.Await(w.Key)
 		return ok && a.Group == g.name
 	})
 }
 
 // wait adds a wait of p.
-func (g *torchGroup) wait(a tcpstore.Awaited, p *tcpstore.Process, waited time.Duration) {
+func (g *torchGroup) wait(a tcpwire.Awaited, p *tcpwire.Process, waited time.Duration) {
 	w := g.waits[a.What]
 	if w == nil {
 		w = &torchWait{Awaited: a, ranks: map[int]bool{}, keys: map[int]bool{}}
@@ -270,7 +270,7 @@ func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[strin
 	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
 		p := g.ranks[rank]
 		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: doingText(p)}
-		if p.State == tcpstore.Disconnected {
+		if p.State == tcpwire.Disconnected {
 			r.Gone = wire.CodeLeft
 		} else {
 			v.Present++
@@ -282,7 +282,7 @@ func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[strin
 }
 
 // sessionOf returns a number that distinguishes processes: they have no session.
-func sessionOf(p *tcpstore.Process) uint64 {
+func sessionOf(p *tcpwire.Process) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(p.ID))
 	return h.Sum64()
@@ -354,15 +354,15 @@ func arrivals(ctx context.Context, s *store.Store, prefix string) (ranks map[int
 }
 
 // doingText describes what a process does that does not wait in the store.
-func doingText(p *tcpstore.Process) string {
+func doingText(p *tcpwire.Process) string {
 	switch p.State {
-	case tcpstore.Stopped:
+	case tcpwire.Stopped:
 		return "stopped by a signal or a debugger" + words(" for %s", p.For)
-	case tcpstore.Disconnected:
+	case tcpwire.Disconnected:
 		return words("disconnected %s ago: it has exited or failed", p.For)
-	case tcpstore.Computing:
+	case tcpwire.Computing:
 		return "connected, waits for nothing in the store, and computes" + words(" for %s", p.For)
-	case tcpstore.Sleeping:
+	case tcpwire.Sleeping:
 		return "connected, waits for nothing in the store, and uses no processor" + words(" for %s", p.For)
 	}
 	return "connected, waits for nothing in the store"
@@ -377,7 +377,7 @@ func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
 		switch {
 		case p == nil && g.world && g.size > 0:
 			absent = append(absent, rank)
-		case p != nil && (p.State == tcpstore.Stopped || p.State == tcpstore.Disconnected) && len(notes) < mostNotes && !noted[p.ID]:
+		case p != nil && (p.State == tcpwire.Stopped || p.State == tcpwire.Disconnected) && len(notes) < mostNotes && !noted[p.ID]:
 			noted[p.ID] = true
 			notes = append(notes, fmt.Sprintf("rank %d (%s): %s", rank, p.Label, doingText(p)))
 		}
@@ -396,7 +396,7 @@ func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []s
 		p := &t.processes[i]
 		for _, w := range p.Waits {
 			key := prefix + w.Key
-			if _, ok := tcpstore.Await(w.Key); ok {
+			if _, ok := tcpwire.Await(w.Key); ok {
 				grouped[key]++
 				continue
 			}

@@ -6,22 +6,22 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
 // torchView returns the view of a store in which servers have published processes, and the keys
 // exist.
-func torchView(t *testing.T, keys map[string]string, servers ...[]tcpstore.Process) *status.View {
+func torchView(t *testing.T, keys map[string]string, servers ...[]tcpwire.Process) *status.View {
 	t.Helper()
 	m := new(store.Memory)
 	t.Cleanup(func() { _ = m.Close() })
 	s := store.New(m)
 	for i, some := range servers {
-		value, err := (&tcpstore.Processes{Processes: some}).Encode()
+		value, err := (&tcpwire.Processes{Processes: some}).Encode()
 		require.NoError(t, err)
-		require.NoError(t, s.Set(t.Context(), tcpstore.ProcessesKey+string(rune('a'+i)), value, &store.SetOptions{TTL: tcpstore.ProcessesTTL}))
+		require.NoError(t, s.Set(t.Context(), tcpwire.ProcessesKey+string(rune('a'+i)), value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
 	}
 	for k, v := range keys {
 		require.NoError(t, s.Set(t.Context(), k, []byte(v), nil))
@@ -32,17 +32,17 @@ func torchView(t *testing.T, keys map[string]string, servers ...[]tcpstore.Proce
 }
 
 // rankProcess is rank r of a job of 4, by its environment.
-func rankProcess(r int, state string, waits ...string) tcpstore.Process {
-	p := tcpstore.Process{ID: string(rune('a' + r)), Label: "pid 4" + string(rune('0'+r)) + " on b", Rank: r, Size: 4, State: state, For: 5 * time.Second}
+func rankProcess(r int, state string, waits ...string) tcpwire.Process {
+	p := tcpwire.Process{ID: string(rune('a' + r)), Label: "pid 4" + string(rune('0'+r)) + " on b", Rank: r, Size: 4, State: state, For: 5 * time.Second}
 	for _, key := range waits {
-		p.Waits = append(p.Waits, tcpstore.ProcessWait{Key: key, For: 48 * time.Second})
+		p.Waits = append(p.Waits, tcpwire.ProcessWait{Key: key, For: 48 * time.Second})
 	}
 	return p
 }
 
 // in returns p as a process that has set its key in a process group.
-func in(p tcpstore.Process, group string, rank int) tcpstore.Process {
-	p.Members = append(p.Members, tcpstore.Member{Group: group, Rank: rank})
+func in(p tcpwire.Process, group string, rank int) tcpwire.Process {
+	p.Members = append(p.Members, tcpwire.Member{Group: group, Rank: rank})
 	return p
 }
 
@@ -59,8 +59,8 @@ const gloo = "default_pg/0//cpu//0/"
 
 func TestTorchAbsentRank(t *testing.T) {
 	arrived := map[string]string{gloo + "0": "x", gloo + "1": "x", gloo + "3": "x"}
-	waits := func(r int) tcpstore.Process { return in(rankProcess(r, tcpstore.Sleeping, gloo+"2"), "default_pg", r) }
-	v := torchView(t, arrived, []tcpstore.Process{waits(0), waits(1)}, []tcpstore.Process{waits(3)})
+	waits := func(r int) tcpwire.Process { return in(rankProcess(r, tcpwire.Sleeping, gloo+"2"), "default_pg", r) }
+	v := torchView(t, arrived, []tcpwire.Process{waits(0), waits(1)}, []tcpwire.Process{waits(3)})
 	require.Equal(t, map[int]string{2: "has not joined"}, blamed(v))
 	w := v.Waiting[0]
 	require.Equal(t, "init of gloo", w.What)
@@ -71,39 +71,39 @@ func TestTorchAbsentRank(t *testing.T) {
 	require.Equal(t, "waiting", v.Groups[0].State)
 
 	for state, doing := range map[string]string{
-		tcpstore.Computing: "connected, waits for nothing in the store, and computes for 5.0 s", tcpstore.Stopped: "stopped by a signal or a debugger for 5.0 s",
-		tcpstore.Disconnected: "disconnected 5.0 s ago: it has exited or failed", "": "connected, waits for nothing in the store",
+		tcpwire.Computing: "connected, waits for nothing in the store, and computes for 5.0 s", tcpwire.Stopped: "stopped by a signal or a debugger for 5.0 s",
+		tcpwire.Disconnected: "disconnected 5.0 s ago: it has exited or failed", "": "connected, waits for nothing in the store",
 	} {
-		v = torchView(t, arrived, []tcpstore.Process{waits(0), waits(1), waits(3), rankProcess(2, state)})
+		v = torchView(t, arrived, []tcpwire.Process{waits(0), waits(1), waits(3), rankProcess(2, state)})
 		require.Equal(t, map[int]string{2: doing}, blamed(v))
 	}
 }
 
 // TestTorchNobodyIsBlamed checks that no rank is said to be missing that is not known to be.
 func TestTorchNobodyIsBlamed(t *testing.T) {
-	waits := func(r int, key string) tcpstore.Process { return rankProcess(r, tcpstore.Sleeping, key) }
+	waits := func(r int, key string) tcpwire.Process { return rankProcess(r, tcpwire.Sleeping, key) }
 	// the key has been set since
-	v := torchView(t, map[string]string{gloo + "0": "", gloo + "1": "", gloo + "2": "", gloo + "3": ""}, []tcpstore.Process{waits(0, gloo+"2")})
+	v := torchView(t, map[string]string{gloo + "0": "", gloo + "1": "", gloo + "2": "", gloo + "3": ""}, []tcpwire.Process{waits(0, gloo+"2")})
 	require.Empty(t, v.Blame)
 	// a rank has been counted, and does not wait: which one is not known
 	const barrier = "default_pg/store_based_barrier_key:0"
 	last := barrier + ":last_worker"
-	v = torchView(t, map[string]string{barrier: "3"}, []tcpstore.Process{waits(0, last), waits(1, last)})
+	v = torchView(t, map[string]string{barrier: "3"}, []tcpwire.Process{waits(0, last), waits(1, last)})
 	require.Empty(t, v.Blame)
 	require.Equal(t, 3, v.Waiting[0].Arrived)
 	require.Equal(t, 1, v.Waiting[0].Missing)
-	v = torchView(t, map[string]string{barrier: "3"}, []tcpstore.Process{waits(0, last), waits(1, last), waits(3, last)})
+	v = torchView(t, map[string]string{barrier: "3"}, []tcpwire.Process{waits(0, last), waits(1, last), waits(3, last)})
 	require.Equal(t, map[int]string{2: "has not joined"}, blamed(v))
 	// two jobs of this size: the process may belong to either
 	a := in(waits(0, "a/"+gloo+"1"), "a/default_pg", 0)
 	b := in(waits(0, "b/"+gloo+"1"), "b/default_pg", 0)
 	b.ID = "other"
-	v = torchView(t, map[string]string{"a/" + gloo + "0": "", "b/" + gloo + "0": ""}, []tcpstore.Process{a, b, rankProcess(1, tcpstore.Computing)})
+	v = torchView(t, map[string]string{"a/" + gloo + "0": "", "b/" + gloo + "0": ""}, []tcpwire.Process{a, b, rankProcess(1, tcpwire.Computing)})
 	for _, x := range v.Blame {
 		require.Equal(t, "has not joined", x.Doing)
 	}
 	// a key of another pattern: who waits is known, and not for whom
-	v = torchView(t, nil, []tcpstore.Process{waits(0, "ready/1")})
+	v = torchView(t, nil, []tcpwire.Process{waits(0, "ready/1")})
 	require.Empty(t, v.Blame)
 }
 
@@ -111,9 +111,9 @@ func TestTorchNobodyIsBlamed(t *testing.T) {
 // with the groups in which they wait.
 func TestTorchDeadlock(t *testing.T) {
 	const one, two = "default_pg/0//1//cpu//0/", "default_pg/0//2//cpu//0/"
-	v := torchView(t, map[string]string{one + "0": "", two + "1": ""}, []tcpstore.Process{
-		in(in(rankProcess(0, tcpstore.Sleeping, one+"1"), "default_pg", 0), "default_pg/1", 0),
-		in(in(rankProcess(1, tcpstore.Sleeping, two+"0"), "default_pg", 1), "default_pg/2", 1),
+	v := torchView(t, map[string]string{one + "0": "", two + "1": ""}, []tcpwire.Process{
+		in(in(rankProcess(0, tcpwire.Sleeping, one+"1"), "default_pg", 0), "default_pg/1", 0),
+		in(in(rankProcess(1, tcpwire.Sleeping, two+"0"), "default_pg", 1), "default_pg/2", 1),
 	})
 	require.Len(t, v.Waiting, 2)
 	require.Equal(t, "default_pg/1", v.Waiting[0].Group)
@@ -121,8 +121,8 @@ func TestTorchDeadlock(t *testing.T) {
 }
 
 func TestTorchNotes(t *testing.T) {
-	p := func(r int, state string) tcpstore.Process { return in(rankProcess(r, state), "default_pg", r) }
-	v := torchView(t, nil, []tcpstore.Process{p(0, tcpstore.Sleeping), p(1, tcpstore.Stopped), p(2, tcpstore.Disconnected), p(3, tcpstore.Computing)})
+	p := func(r int, state string) tcpwire.Process { return in(rankProcess(r, state), "default_pg", r) }
+	v := torchView(t, nil, []tcpwire.Process{p(0, tcpwire.Sleeping), p(1, tcpwire.Stopped), p(2, tcpwire.Disconnected), p(3, tcpwire.Computing)})
 	require.Empty(t, v.Blame)
 	require.Equal(t, "idle", v.Groups[0].State)
 	require.Equal(t, []string{
@@ -138,10 +138,10 @@ func TestTorchBelowAPrefix(t *testing.T) {
 	t.Cleanup(func() { _ = m.Close() })
 	s := store.New(m)
 	part := store.Prefix(s, "job/1/")
-	value, err := (&tcpstore.Processes{Processes: []tcpstore.Process{in(rankProcess(0, "", gloo+"1"), "default_pg", 0)}}).Encode()
+	value, err := (&tcpwire.Processes{Processes: []tcpwire.Process{in(rankProcess(0, "", gloo+"1"), "default_pg", 0)}}).Encode()
 	require.NoError(t, err)
-	require.NoError(t, part.Set(t.Context(), tcpstore.ProcessesKey+"a", value, &store.SetOptions{TTL: tcpstore.ProcessesTTL}))
-	require.NoError(t, s.Set(t.Context(), tcpstore.PrefixesKey+"a", []byte("job/1/"), &store.SetOptions{TTL: tcpstore.ProcessesTTL}))
+	require.NoError(t, part.Set(t.Context(), tcpwire.ProcessesKey+"a", value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
+	require.NoError(t, s.Set(t.Context(), tcpwire.PrefixesKey+"a", []byte("job/1/"), &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
 	require.NoError(t, part.Set(t.Context(), gloo+"0", nil, nil))
 	for name, s := range map[string]*store.Store{"job/1/default_pg": s, "default_pg": part} {
 		now, err := status.Fetch(t.Context(), s)

@@ -94,7 +94,7 @@ type Server struct {
 	// Stacks allows every peer to see the stacks of ranks (Store.Stacks) if Access is empty.
 	// Otherwise Access.Stacks says who may.
 	Stacks bool
-	// Protocols are other protocols on the same port, such as that of package torchstore.
+	// Protocols are other protocols on the same port, such as that of package tcpstore.
 	Protocols []Protocol
 	Limits    ServerLimits
 	Logger    *slog.Logger // nil discards

@@ -9,14 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/torchstore"
 )
 
 // TestTorchGroup runs a process group of PyTorch on the backend of muster_pg.torch, whose store is
 // also its TCPStore: the verbs, mismatches, a rank that is missing and one that is killed.
 func TestTorchGroup(t *testing.T) {
-	addr := serve(t, &store.Server{Protocols: []store.Protocol{new(torchstore.Protocol)}})
+	addr := serve(t, &store.Server{Protocols: []store.Protocol{new(tcpstore.Protocol)}})
 	out := torchScript(t, "torch_group.py", addr)
 	for part, ranks := range map[string]int{"tensors": 4, "arrays": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
 		require.Equal(t, ranks, strings.Count(out, "ok "+part), "%s\n%s", part, out)

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/spf13/cobra"
 )
 
@@ -27,17 +27,17 @@ func (o *torchFlags) check(cmd *cobra.Command) ([]store.Protocol, error) {
 	if !o.on {
 		return nil, nil
 	}
-	p := &torchstore.Protocol{Ranks: o.ranks}
+	p := &tcpstore.Protocol{Ranks: o.ranks}
 	for _, rule := range o.ttl {
 		i := strings.LastIndexByte(rule, '=')
 		ttl, err := time.ParseDuration(rule[i+1:])
 		if i < 0 || err != nil {
 			return nil, usagef(cmd, "--torch-ttl %s is not prefix=time, as job/=1h", rule)
 		}
-		p.TTL = append(p.TTL, torchstore.Rule{Prefix: rule[:i], TTL: ttl})
+		p.TTL = append(p.TTL, tcpstore.Rule{Prefix: rule[:i], TTL: ttl})
 	}
 	if err := p.Check(); err != nil {
-		return nil, usagef(cmd, "%s", strings.TrimPrefix(err.Error(), "torchstore: "))
+		return nil, usagef(cmd, "%s", strings.TrimPrefix(err.Error(), "tcpstore: "))
 	}
 	return []store.Protocol{p}, nil
 }

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/spf13/cobra"
 )
 
@@ -94,7 +94,7 @@ func (r *remote) open() (*store.Store, error) {
 // schemes returns the engines that a URL may name.
 func schemes() store.Schemes {
 	all := store.Builtin()
-	all["tcp"], all["tcpstore"] = torchstore.Open, torchstore.Open
+	all["tcp"], all["tcpstore"] = tcpstore.Open, tcpstore.Open
 	all["etcd"], all["etcds"] = etcdlog.Open, etcdlog.Open
 	return all
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/wire/tcpstore"
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
 )
 
 // asTorch sends the first messages of a PyTorch client, and returns the answer.
@@ -27,7 +27,7 @@ func asTorch(t *testing.T, url string) string {
 	require.NoError(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(limit))
-	b, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), &tcpstore.Request{Op: tcpstore.OpAdd, Key: "/n", N: 7})
+	b, err := tcpwire.AppendRequest([]byte(tcpwire.Preface), &tcpwire.Request{Op: tcpwire.OpAdd, Key: "/n", N: 7})
 	require.NoError(t, err)
 	if _, err := c.Write(b); err != nil {
 		t.Fatal(err)

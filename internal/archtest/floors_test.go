@@ -17,8 +17,8 @@ type room struct {
 var floors = [][]room{
 	{
 		{name: "wire"},
-		{name: "wire/tcpstore"},
-		{name: "wire/pickle"},
+		{name: "interop/tcpstore/tcpwire"},
+		{name: "interop/pickle"},
 		{name: "trace"},
 		{name: "trace/timeline", may: []string{"trace"}}, // traces of ranks, merged and drawn
 		{name: "tensor"},
@@ -41,17 +41,17 @@ var floors = [][]room{
 	},
 	{
 		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/durable", "internal/transport"}},
-		{name: "store/torchstore", may: []string{"store", "wire/...", "trace", "internal/transport"}},
 		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "nfsws", may: []string{"tensor/..."}},
 	},
 	{
 		{name: "pgroup", may: []string{"store", "wire", "trace"}},
-		{name: "status", may: []string{"store", "wire", "wire/tcpstore"}},
+		{name: "status", may: []string{"store", "wire", "interop/tcpstore/tcpwire"}},
+		{name: "interop/tcpstore", may: []string{"store", "wire", "interop/tcpstore/tcpwire", "trace", "internal/transport"}},
 	},
 	{
 		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store", "internal/launch"}},
-		{name: "pgroup/vllm", may: []string{"pgroup", "store/...", "wire/...", "tensor", "internal/reduce"}},
+		{name: "interop/vllm", may: []string{"pgroup", "store", "wire", "interop/pickle", "interop/tcpstore", "tensor", "internal/reduce"}},
 		{name: "membership", may: []string{"pgroup", "store"}},
 		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure
 		{name: "internal/link", may: []string{"pgroup", "shm"}},

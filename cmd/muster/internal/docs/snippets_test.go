@@ -13,13 +13,13 @@ import (
 	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/gather"
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/interop/tcpstore"
+	"github.com/muster-pg/muster/interop/vllm"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/pgroup/vllm"
 	"github.com/muster-pg/muster/status/metrics"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/trace/prom"
 	"github.com/muster-pg/muster/wire"
@@ -72,13 +72,13 @@ func overEtcd(ctx context.Context, rank, size int) (*pgroup.Group, error) {
 }
 
 func onlyHosts() *store.Server {
-	srv := &store.Server{Engine: new(store.Memory), Protocols: []store.Protocol{&torchstore.Protocol{}}}
+	srv := &store.Server{Engine: new(store.Memory), Protocols: []store.Protocol{&tcpstore.Protocol{}}}
 	return srv
 }
 
 func aStoreOfPython(ctx context.Context) (*store.Store, error) {
 	schemes := store.Builtin()
-	schemes["tcp"] = torchstore.Open
+	schemes["tcp"] = tcpstore.Open
 	s, err := schemes.Open(ctx, "tcp://10.0.0.1:29500?join=true")
 	return s, err
 }
@@ -89,8 +89,8 @@ func rankZeroOfVLLM(ctx context.Context) error {
 		return err
 	}
 	engine := new(store.Memory)
-	torch := &torchstore.Protocol{
-		TTL: []torchstore.Rule{{Prefix: "", TTL: time.Hour}}, // keys that Python sets expire
+	torch := &tcpstore.Protocol{
+		TTL: []tcpstore.Rule{{Prefix: "", TTL: time.Hour}}, // keys that Python sets expire
 		// Python ranks detect failed Python ranks by these keys.
 		Ranks: []string{"broadcast_from/{rank}/*", "broadcast_tensor/{rank}/*"},
 	}
@@ -103,7 +103,7 @@ func rankZeroOfVLLM(ctx context.Context) error {
 
 func anotherRankOfVLLM(ctx context.Context) error {
 	// Without Options.Join: vllm.Join counts this rank.
-	c, err := torchstore.Dial(ctx, "127.0.0.1:29500", nil)
+	c, err := tcpstore.Dial(ctx, "127.0.0.1:29500", nil)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,204 @@
+package tcpstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Options are the options of Dial. Zero fields have defaults.
+type Options struct {
+	// Join counts this process among those that the host waits for, once, as every Python process
+	// with a world size does. Leave it false below vllm.Join, which counts the rank itself.
+	Join bool
+	// Dial makes a connection; nil uses a net.Dialer.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Conns is the maximum number of concurrent calls that do not wait. Each uses a connection. The
+	// default is 16.
+	Conns int
+	// Waits is the maximum number of waiting calls that have a connection of their own. Calls
+	// beyond it poll. The default is 256.
+	Waits int
+	// ReconnectTimeout is how long a call tries to reach a server that is unreachable, within its context. The
+	// default is 10 s.
+	ReconnectTimeout time.Duration
+	// Limits are the server's limits. Zero fields are PyTorch's defaults.
+	Limits tcpwire.Limits
+}
+
+// Client is an Engine over a TCPStore that Python hosts.
+//
+// Operations that the server does not have return store.ErrUnsupported: lifetimes and leases,
+// counted reads, revisions and Watch, groups and streams, a Swap that deletes, and List before torch
+// 2.10. Some of the other operations guarantee less than those of other
+// engines:
+//
+//   - A Swap to a value that the key already has counts as done. A Swap from "absent" also succeeds
+//     on an empty value that is set at the same time.
+//   - The length that Append returns may be that of another client's Append directly after it.
+//   - Add does not detect an overflow, and reads "12x" as 12.
+//   - List returns each value as it was at some time during the call.
+//
+// A connection that breaks is replaced. Read-only calls are repeated; a change whose answer is
+// missing returns ErrUnknown.
+type Client struct {
+	addr    string
+	o       Options
+	calls   chan struct{}   // holds a token for each call under way that does not wait
+	waits   chan struct{}   // holds a token for each call that waits
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+	running sync.WaitGroup // the read goroutines of the links
+
+	mu    sync.Mutex // protects the fields below
+	links map[*link]struct{}
+	idle  []*link // the most recently used link is last
+}
+
+// Dial connects to the TCPStore at addr, a host:port. It retries until ctx ends or Options.ReconnectTimeout has
+// passed, since this process may have started before the one that hosts the store.
+func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	c := &Client{addr: addr, o: *o, links: map[*link]struct{}{}}
+	c.o.ReconnectTimeout = cmp.Or(o.ReconnectTimeout, 10*time.Second)
+	c.o.Limits.Value = cmp.Or(o.Limits.Value, 8<<20)
+	c.o.Limits.Key = cmp.Or(o.Limits.Key, 8<<10)
+	c.calls, c.waits = make(chan struct{}, cmp.Or(o.Conns, 16)), make(chan struct{}, cmp.Or(o.Waits, 256))
+	if c.o.Dial == nil {
+		c.o.Dial = new(net.Dialer).DialContext
+	}
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, &store.Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: err.Error()}
+	}
+	c.life, c.end = context.WithCancel(context.Background())
+	req := tcpwire.Request{Op: tcpwire.OpCheck}
+	if o.Join {
+		req = tcpwire.Request{Op: tcpwire.OpAdd, Key: tcpwire.InitKey, N: 1}
+	}
+	if _, err := c.change(ctx, req); err != nil {
+		_ = c.Close()
+		e, ok := errors.AsType[*store.Error](err)
+		if !ok { // ctx has ended
+			e = c.unavailable(err)
+		}
+		e.Op, e.Key = "dial", addr
+		return nil, e
+	}
+	return c, nil
+}
+
+// Open opens tcp://host:port of torch 2.2 or later. The parameter join=true counts this process among
+// those that the host waits for: see Options.Join. Open is a store.Opener.
+func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
+	o, err := optionsOf(u)
+	if err != nil {
+		return nil, &store.Error{Op: "open", Key: u.Redacted(), Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: err.Error()}
+	}
+	return Dial(ctx, u.Host, o)
+}
+
+func optionsOf(u *url.URL) (*Options, error) {
+	o := new(Options)
+	values, err := url.ParseQuery(u.RawQuery)
+	switch {
+	case err != nil:
+		return nil, err
+	case u.User != nil || u.Fragment != "":
+		return nil, errors.New("it has neither users nor a #fragment")
+	}
+	for name, v := range values {
+		switch {
+		case len(v) > 1:
+			return nil, fmt.Errorf("the parameter %s is repeated", name)
+		case name == "join" && (v[0] == "true" || v[0] == "false"):
+			o.Join = v[0] == "true"
+		default:
+			return nil, fmt.Errorf("%s=%s: the only parameter is join=true", name, v[0])
+		}
+	}
+	return o, nil
+}
+
+// Do implements store.Engine.
+func (c *Client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	*rep = wire.Reply{}
+	if c.life.Err() != nil {
+		return store.ErrClosed
+	}
+	do := operations[req.Op]
+	if do == nil {
+		return refuse(rep, wire.CodeUnsupported, "a TCPStore has no "+req.Op.String())
+	}
+	if req.TTL != 0 || req.Reads > 0 || req.Lease > 0 {
+		return refuse(rep, wire.CodeUnsupported, "entries of a TCPStore stay: they have no TTL, no number of reads and no lease")
+	}
+	if what := c.tooLarge(req); what != "" {
+		return refuse(rep, wire.CodeTooLarge, what)
+	}
+	err := do(c, ctx, req, rep)
+	if err != nil && c.life.Err() != nil {
+		return store.ErrClosed
+	}
+	return err
+}
+
+// operations maps an op to the method that carries it out, for the operations that a TCPStore has.
+var operations = [256]func(c *Client, ctx context.Context, req *wire.Request, rep *wire.Reply) error{
+	wire.OpGet:    (*Client).get,
+	wire.OpSet:    (*Client).set,
+	wire.OpWait:   (*Client).wait,
+	wire.OpAdd:    (*Client).add,
+	wire.OpSwap:   (*Client).swap,
+	wire.OpAppend: (*Client).append,
+	wire.OpDelete: (*Client).delete,
+	wire.OpList:   (*Client).list,
+}
+
+// refuse fills rep with an error.
+func refuse(rep *wire.Reply, code wire.Code, detail string) error {
+	*rep = wire.Reply{Code: code, Detail: detail}
+	return nil
+}
+
+// tooLarge names the part of req that exceeds the server's limits, for which it would end the
+// connection. It returns "" if there is none.
+func (c *Client) tooLarge(req *wire.Request) string {
+	for _, k := range append(slices.Clip(req.Keys), req.Key) {
+		if sent, _ := sentOf(k); len(sent) > c.o.Limits.Key {
+			return fmt.Sprintf("a key of %d bytes, the limit is %d with the / in front", len(sent), c.o.Limits.Key)
+		}
+	}
+	if n := max(len(req.Value), len(req.Old)); n > c.o.Limits.Value {
+		return fmt.Sprintf("a value of %d bytes, the limit is %d", n, c.o.Limits.Value)
+	}
+	return ""
+}
+
+// Close implements store.Engine.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	c.end()
+	for l := range c.links {
+		_ = l.conn.Close()
+	}
+	c.mu.Unlock()
+	c.running.Wait()
+	return nil
+}
+
+var (
+	_ store.Engine = (*Client)(nil)
+	_ store.Opener = Open
+)

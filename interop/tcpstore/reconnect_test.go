@@ -1,0 +1,265 @@
+package tcpstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/interop/tcpstore"
+	"github.com/muster-pg/muster/store"
+)
+
+// behind returns a Store over a client of s that is connected through a proxy.
+func (s *service) behind(t *testing.T, o *tcpstore.Options) (*store.Store, *testcluster.Proxy) {
+	t.Helper()
+	p := testcluster.NewProxy(t, s.addr)
+	return store.New(dial(t, p.Addr(), o)), p
+}
+
+func TestConnectionsAreMadeAnew(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, nil)
+	require.NoError(t, s.Set(s.ctx, "k", []byte("1"), nil))
+	var waiting sync.WaitGroup
+	for range 5 {
+		waiting.Go(func() {
+			v, err := c.Wait(s.ctx, "late")
+			assert.NoError(t, err)
+			assert.Len(t, v, 1)
+		})
+	}
+	for _, how := range []testcluster.Ending{testcluster.FIN, testcluster.RST} {
+		testcluster.Eventually(t, testTimeout, func() bool { return p.Conns() >= 5 }, "five wait")
+		p.Cut(how)
+		v, err := c.Get(s.ctx, "k")
+		require.NoError(t, err)
+		require.Equal(t, "1", string(v))
+	}
+	require.NoError(t, s.Set(s.ctx, "late", []byte("2"), nil))
+	waiting.Wait()
+}
+
+func TestAChangeWhoseAnswerIsLost(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, nil)
+	_, err := c.Add(s.ctx, "n", 1)
+	require.NoError(t, err)
+	p.Down.Stall(true)
+	adding := make(chan error, 1)
+	go func() { _, err := c.Add(s.ctx, "n", 1); adding <- err }()
+	_, err = s.Wait(s.ctx, "n")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { v, err := s.Get(s.ctx, "n"); return err == nil && string(v) == "2" }, testTimeout, time.Millisecond)
+	p.Down.Stall(false)
+	p.Cut(testcluster.RST)
+	if err := <-adding; err != nil { // the reply may have arrived just before
+		require.ErrorIs(t, err, store.ErrUnknown)
+		require.ErrorIs(t, err, store.ErrUnavailable)
+	}
+	// It uses a new connection. The reply may have arrived, while the client has not detected the
+	// end of the old connection yet.
+	_, err = c.Get(s.ctx, "n")
+	require.NoError(t, err)
+	n, err := c.Add(s.ctx, "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, n, "and it was not repeated")
+}
+
+func TestNoServer(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, &tcpstore.Options{ReconnectTimeout: 100 * time.Millisecond})
+	p.Refuse(true)
+	p.Cut(testcluster.FIN)
+	_, err := c.Get(s.ctx, "k")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, p.Addr())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = c.Wait(ctx, "k")
+	require.Error(t, err)
+	p.Refuse(false)
+	require.NoError(t, c.Set(s.ctx, "k", nil, nil), "it is back")
+}
+
+// TestAStalledServer checks that a server that does not answer delays a call until the end of its
+// context and no longer, and that calls work again later.
+func TestAStalledServer(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, &tcpstore.Options{Conns: 2})
+	require.NoError(t, c.Set(s.ctx, "k", []byte("1"), nil))
+	p.Stall(true)
+	for range 5 { // more than the client has connections
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := c.Get(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, c.Set(ctx, "k", nil, nil), store.ErrTimeout)
+		_, err = c.Wait(ctx, "k", "other")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		cancel()
+	}
+	p.Stall(false)
+	v, err := c.Get(s.ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, "1", string(v))
+}
+
+// TestMoreWaitsThanConnections checks that any number of calls can wait: they use at most Waits
+// connections, and do not delay other calls.
+func TestMoreWaitsThanConnections(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, &tcpstore.Options{Conns: 3, Waits: 2})
+	var waiting sync.WaitGroup
+	for i := range 20 {
+		waiting.Go(func() {
+			v, err := c.Wait(s.ctx, fmt.Sprint(i))
+			assert.NoError(t, err)
+			assert.Len(t, v, 1)
+		})
+	}
+	for range 50 {
+		_, err := c.Add(s.ctx, "n", 1)
+		require.NoError(t, err)
+		require.LessOrEqual(t, p.Conns(), 5)
+	}
+	for i := range 20 {
+		require.NoError(t, s.Set(s.ctx, fmt.Sprint(i), nil, nil))
+	}
+	waiting.Wait()
+}
+
+func TestWhatIsNoTCPStore(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("220 mail.example.com ready\r\n"))
+			_ = c.Close()
+		}
+	})
+	defer serving.Wait()
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	_, err = tcpstore.Dial(ctx, l.Addr().String(), nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, `no TCPStore of torch 2.2 or later: it answered "220 "`)
+	none := serve(t, &tcpstore.Protocol{}, &store.Server{Access: []store.Access{{Secret: secret}}})
+	_, err = tcpstore.Dial(ctx, none.addr, &tcpstore.Options{ReconnectTimeout: 50 * time.Millisecond})
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	_, err = tcpstore.Dial(ctx, "nowhere", nil)
+	require.ErrorIs(t, err, store.ErrInvalid)
+}
+
+func TestOpen(t *testing.T) {
+	s := serve(t, &tcpstore.Protocol{}, nil)
+	schemes := store.Builtin()
+	schemes["tcp"] = tcpstore.Open
+	for _, query := range []string{"", "?join=true", "/job?join=false"} {
+		c, err := schemes.Open(s.ctx, "tcp://"+s.addr+query)
+		require.NoError(t, err, query)
+		require.NoError(t, c.Set(s.ctx, "k"+query, []byte(query), nil))
+		require.NoError(t, c.Close())
+	}
+	v, err := s.Wait(s.ctx, "k", "job/k/job?join=false", tcpstore.InitKey)
+	require.NoError(t, err)
+	require.Equal(t, "1", string(v[2]), "one has joined")
+	for _, bad := range []string{
+		"tcp://h:1?torch=2.9", "tcp://h:1?join=1", "tcp://h:1?other=1", "tcp://u@h:1", "tcp://h:1#f", "tcp://h", "tcp://h:1?join=true&join=true",
+	} {
+		_, err := schemes.Open(s.ctx, bad)
+		require.ErrorIs(t, err, store.ErrInvalid, bad)
+	}
+	_, err = tcpstore.Open(s.ctx, &url.URL{Host: "h:1", RawQuery: "%"})
+	require.ErrorIs(t, err, store.ErrInvalid)
+}
+
+// TestUnsupported checks that an operation that the protocol does not have is refused with its
+// name, and does not break the connection.
+func TestUnsupported(t *testing.T) {
+	s := current(t)
+	c, _ := s.behind(t, nil)
+	_, err := c.Revision(s.ctx)
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, "a TCPStore has no ping")
+	err = c.Set(s.ctx, "k", nil, &store.SetOptions{TTL: time.Second})
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, "no TTL")
+	_, err = c.Swap(s.ctx, "k", []byte("v"), nil)
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, "cannot delete")
+	require.NoError(t, c.Set(s.ctx, "word", []byte("1x"), nil))
+	_, err = c.Add(s.ctx, "word", 1)
+	require.ErrorIs(t, err, store.ErrInvalid)
+	e, ok := errors.AsType[*store.Error](err)
+	require.True(t, ok)
+	require.Equal(t, "word", e.Key)
+}
+
+// deaf is a connection that, after some time, loses its requests without ending.
+type deaf struct {
+	net.Conn
+	from <-chan struct{}
+}
+
+func (d *deaf) Write(b []byte) (int, error) {
+	select {
+	case <-d.from:
+		return len(b), nil
+	default:
+		return d.Conn.Write(b)
+	}
+}
+
+// TestAConnectionThatSaysNothingMoreIsGivenUp checks that calls whose callers have returned give up
+// their connections, so that other calls can proceed.
+func TestAConnectionThatSaysNothingMoreIsGivenUp(t *testing.T) {
+	s := current(t)
+	from, first := make(chan struct{}), true
+	dialer := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil && first {
+			c, first = &deaf{c, from}, false
+		}
+		return c, err
+	}
+	c := store.New(dial(t, s.addr, &tcpstore.Options{Dial: dialer, Conns: 1, ReconnectTimeout: 50 * time.Millisecond}))
+	require.NoError(t, c.Set(s.ctx, "k", []byte("1"), nil))
+	close(from)
+	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Set(ctx, "k", []byte("2"), nil), context.DeadlineExceeded)
+	require.NoError(t, c.Set(s.ctx, "k", []byte("3"), nil))
+}
+
+// TestDialSaysWhyAtItsDeadline checks that the error of a Dial whose deadline interrupts an attempt
+// has the reason why the attempts before it failed.
+func TestDialSaysWhyAtItsDeadline(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	refused := false
+	_, err := tcpstore.Dial(ctx, "127.0.0.1:1", &tcpstore.Options{Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if !refused {
+			refused = true
+			return nil, syscall.ECONNREFUSED
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+}

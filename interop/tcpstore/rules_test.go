@@ -1,0 +1,118 @@
+package tcpstore_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/interop/tcpstore"
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+)
+
+func TestTTLByPrefix(t *testing.T) {
+	s := serve(t, &tcpstore.Protocol{TTL: []tcpstore.Rule{{"job/keep/", time.Hour}, {"job/", time.Minute}}}, nil)
+	c := s.client(t)
+	c.send(
+		set("/job/set", "1"), set("/other", "1"), set("/job/keep/set", "1"),
+		tcpwire.Request{Op: tcpwire.OpAppend, Key: "/job/append", Value: []byte("v")},
+		tcpwire.Request{Op: tcpwire.OpMultiSet, Keys: []string{"/job/multi"}, Values: [][]byte{nil}},
+	)
+	c.call(add("/job/add", 1))
+	c.call(add("init/", 1))
+	c.call(tcpwire.Request{Op: tcpwire.OpCompareSet, Key: "/job/swap", Value: []byte("1")})
+	c.call(tcpwire.Request{Op: tcpwire.OpCompareSet, Key: "/job/swap", Old: []byte("1"), Value: []byte("2")})
+	got := map[string]time.Duration{}
+	for e, err := range s.List(s.ctx, "") {
+		require.NoError(t, err)
+		got[e.Key] = e.TTL.Round(10 * time.Minute)
+		if e.TTL > 0 {
+			got[e.Key] = e.TTL.Round(time.Minute)
+		}
+	}
+	require.Equal(t, map[string]time.Duration{
+		"job/set": time.Minute, "job/append": time.Minute, "job/multi": time.Minute, "job/add": time.Minute, "job/swap": time.Minute,
+		"job/keep/set": time.Hour, "other": 0, tcpstore.InitKey: 0,
+	}, got)
+}
+
+func TestWhatHasATTLGoes(t *testing.T) {
+	s := serve(t, &tcpstore.Protocol{TTL: []tcpstore.Rule{{"", 50 * time.Millisecond}}}, nil)
+	c := s.client(t)
+	rev, err := s.Revision(s.ctx)
+	require.NoError(t, err)
+	c.call(add("/n", 1))
+	for e, err := range s.Watch(s.ctx, "n", rev) {
+		require.NoError(t, err)
+		if e.Expired {
+			break
+		}
+	}
+	require.EqualValues(t, tcpwire.NotReady, c.call(check("/n")).N)
+}
+
+// TestLostRanks checks that a client that waits for a key of a lost rank gets an error at once, and
+// that its connection still works.
+func TestLostRanks(t *testing.T) {
+	s := serve(t, &tcpstore.Protocol{Ranks: []string{"ready/{rank}", "{rank}/*"}}, nil)
+	one, two, c := s.client(t), s.client(t), s.client(t)
+	one.send(set("/ready/1", ""))
+	one.works()
+	two.send(set("/2/address", ""))
+	two.works()
+	c.send(wait("/ready/1", "/never", "/1/more", "/2/more"))
+	c.silent()
+	_ = two.Close()
+	require.EqualValues(t, tcpwire.WaitCanceled, c.reply(tcpwire.OpWait, 4).N)
+	c.works()
+	require.EqualValues(t, tcpwire.StopWaiting, c.call(wait("/2/address")).N, "what it has said is there")
+	require.EqualValues(t, tcpwire.WaitCanceled, c.call(wait("/ready/2")).N, "it is still lost")
+	c.send(wait("/1/more"))
+	c.silent()
+	again := s.client(t)
+	again.send(set("/ready/2", "")) // another process is that rank now
+	again.works()
+	require.EqualValues(t, tcpwire.WaitCanceled, c.call(of(tcpwire.OpCancelWait)).N)
+	c.send(wait("/2/more"))
+	c.silent()
+	again.send(set("/2/more", ""))
+	require.EqualValues(t, tcpwire.StopWaiting, c.reply(tcpwire.OpWait, 1).N)
+}
+
+// TestRanksOfAnotherRun checks that ranks that were lost in one run of a job are not lost in the
+// next run.
+func TestRanksOfAnotherRun(t *testing.T) {
+	s := serve(t, &tcpstore.Protocol{Ranks: []string{"ready/{rank}"}}, nil)
+	for run := range 3 {
+		one, two := s.client(t), s.client(t)
+		one.send(set("/ready/1", ""))
+		one.works()
+		one.send(wait("/ready/2"))
+		one.silent()
+		two.send(set("/ready/2", ""))
+		require.EqualValues(t, tcpwire.StopWaiting, one.reply(tcpwire.OpWait, 1).N)
+		_ = one.Close()
+		_ = two.Close()
+		testcluster.Eventually(t, testTimeout, func() bool { return s.count("connection ended") == 2*(run+1) }, "both have ended")
+		_, err := s.Delete(s.ctx, "ready/1", "ready/2")
+		require.NoError(t, err)
+	}
+}
+
+func TestCheckOfAProtocol(t *testing.T) {
+	for says, p := range map[string]*tcpstore.Protocol{
+		`the TTL of "a" is 0s`:                   {TTL: []tcpstore.Rule{{Prefix: "a"}}},
+		`the pattern "a" is to have {rank} once`: {Ranks: []string{"a"}},
+		`the pattern "{rank}{rank}"`:             {Ranks: []string{"{rank}{rank}"}},
+		`the pattern "*/{rank}"`:                 {Ranks: []string{"*/{rank}"}},
+	} {
+		require.ErrorContains(t, p.Check(), says)
+		s := serve(t, p, nil)
+		c := s.raw(t)
+		c.send(of(tcpwire.OpValidate))
+		c.closed()
+		s.says(t, "tcpstore: ")
+	}
+	require.NoError(t, (&tcpstore.Protocol{Ranks: []string{"a/{rank}/*"}}).Check())
+}

@@ -1,0 +1,287 @@
+package tcpwire_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+)
+
+// feed passes b to next piece by piece. The end must be found with the last byte, and not before.
+func feed(t testing.TB, b []byte, next func(b []byte) (int, bool, error)) {
+	t.Helper()
+	asked := 0
+	for n := range b {
+		need, whole, err := next(b[:n])
+		require.NoError(t, err)
+		require.False(t, whole, "of %d bytes %d are there", len(b), n)
+		require.Greater(t, need, n)
+		require.LessOrEqual(t, need, len(b))
+		require.GreaterOrEqual(t, need, asked)
+		asked = need
+	}
+	more := append(bytes.Clone(b), "more"...)
+	n, whole, err := next(more)
+	require.NoError(t, err)
+	require.True(t, whole)
+	require.Equal(t, len(b), n)
+}
+
+func TestByteByByte(t *testing.T) {
+	for _, golden := range goldenRequests {
+		var c tcpwire.Cursor
+		feed(t, unhex(t, golden.bytes), func(b []byte) (int, bool, error) { return tcpwire.NextRequest(b, &c, tcpwire.Limits{}) })
+	}
+	for _, golden := range goldenReplies {
+		var c tcpwire.Cursor
+		feed(t, unhex(t, golden.bytes), func(b []byte) (int, bool, error) {
+			return tcpwire.NextReply(b, golden.op, golden.keys, &c, tcpwire.Limits{})
+		})
+	}
+}
+
+// TestPiecesOfAnySize checks that the cursor does not depend on where the bytes are, only on how
+// many there are.
+func TestPiecesOfAnySize(t *testing.T) {
+	req := tcpwire.Request{Op: tcpwire.OpMultiSet}
+	for i := range 50 {
+		req.Keys = append(req.Keys, strings.Repeat("k", i))
+		req.Values = append(req.Values, bytes.Repeat([]byte("v"), 3*i))
+	}
+	b, err := tcpwire.AppendRequest(nil, &req)
+	require.NoError(t, err)
+	for size := 1; size < 200; size++ {
+		var c tcpwire.Cursor
+		for n := 0; ; n = min(n+size, len(b)) {
+			end, whole, err := tcpwire.NextRequest(bytes.Clone(b[:n]), &c, tcpwire.Limits{})
+			require.NoError(t, err)
+			if whole {
+				require.Equal(t, len(b), end)
+				break
+			}
+			require.Less(t, n, len(b))
+		}
+	}
+}
+
+// TestSaysHowManyBytesItNeeds checks that a reader that waits for the number of bytes that next
+// asks for calls it a few times per message, not once for each piece.
+func TestSaysHowManyBytesItNeeds(t *testing.T) {
+	b, err := tcpwire.AppendRequest(nil, &tcpwire.Request{Op: tcpwire.OpSet, Key: "/k", Value: make([]byte, 1<<20)})
+	require.NoError(t, err)
+	var c tcpwire.Cursor
+	var needs []int
+	for n := 0; n < len(b); {
+		need, whole, err := tcpwire.NextRequest(b[:n], &c, tcpwire.Limits{})
+		require.NoError(t, err)
+		require.False(t, whole)
+		needs, n = append(needs, need), need
+	}
+	require.Equal(t, []int{1, 9, 11, 19, len(b)}, needs)
+}
+
+// TestLimits checks that a message that is too large is refused by its length, before it has
+// arrived.
+func TestLimits(t *testing.T) {
+	u64 := func(n uint64) string { return string(binary.LittleEndian.AppendUint64(nil, n)) }
+	lim := tcpwire.Limits{Key: 4, Value: 6, Keys: 2, Message: 60}
+	for name, c := range map[string]struct {
+		bytes string
+		ok    bool
+	}{
+		"key":             {"\x03" + u64(5), false},
+		"key at limit":    {"\x03" + u64(4), true},
+		"key of 2^64-1":   {"\x03" + u64(math.MaxUint64), false},
+		"key of 2^63":     {"\x03" + u64(1<<63), false},
+		"value":           {"\x01" + u64(1) + "k" + u64(7), false},
+		"value at limit":  {"\x01" + u64(1) + "k" + u64(6), true},
+		"expected value":  {"\x02" + u64(1) + "k" + u64(7), false},
+		"keys":            {"\x06" + u64(3), false},
+		"keys at limit":   {"\x06" + u64(2), true},
+		"keys of 2^64-1":  {"\x05" + u64(math.MaxUint64), false},
+		"keys of 2^63":    {"\x0b" + u64(1<<63), false},
+		"a key of keys":   {"\x06" + u64(2) + u64(0) + u64(5), false},
+		"a key of pairs":  {"\x0b" + u64(2) + u64(5), false},
+		"a value of pair": {"\x0b" + u64(2) + u64(0) + u64(7), false},
+		"value of a pair": {"\x0b" + u64(2) + u64(0) + u64(6), true},
+		"second key":      {"\x0b" + u64(2) + u64(0) + u64(0) + u64(5), false},
+		"message":         {"\x0b" + u64(2) + u64(4) + "kkkk" + u64(6) + "vvvvvv" + u64(4) + "kkkk" + u64(6), false},
+		"message at once": {"\x0b" + u64(2) + u64(4) + "kkkk" + u64(6) + "vvvvvv" + u64(4) + "kkkk" + u64(6) + "vvvvvv", false},
+	} {
+		var cursor tcpwire.Cursor
+		_, whole, err := tcpwire.NextRequest([]byte(c.bytes), &cursor, lim)
+		if c.ok {
+			require.NoError(t, err, name)
+			require.False(t, whole, name)
+			continue
+		}
+		require.ErrorIs(t, err, tcpwire.ErrTooLarge, name)
+	}
+}
+
+func TestLimitsOfReplies(t *testing.T) {
+	lim := tcpwire.Limits{Key: 4, Value: 6, Keys: 2}
+	long := binary.LittleEndian.AppendUint64(nil, 7)
+	for op, front := range map[tcpwire.Op]string{
+		tcpwire.OpGet: "", tcpwire.OpMultiGet: "", tcpwire.OpListKeys: "", tcpwire.OpQueuePop: string(long),
+	} {
+		var c tcpwire.Cursor
+		_, _, err := tcpwire.NextReply(append([]byte(front), long...), op, 1, &c, lim)
+		require.ErrorIs(t, err, tcpwire.ErrTooLarge, op)
+		require.ErrorContains(t, err, op.String())
+	}
+}
+
+func TestDefaultLimits(t *testing.T) {
+	u64 := func(n uint64) string { return string(binary.LittleEndian.AppendUint64(nil, n)) }
+	for front, most := range map[string]uint64{
+		"\x03": 8 << 10, "\x01" + u64(0): 8 << 20, "\x06": 131_072,
+	} {
+		var c tcpwire.Cursor
+		_, _, err := tcpwire.NextRequest([]byte(front+u64(most)), &c, tcpwire.Limits{})
+		require.NoError(t, err)
+		_, _, err = tcpwire.NextRequest([]byte(front+u64(most+1)), new(tcpwire.Cursor), tcpwire.Limits{})
+		require.ErrorIs(t, err, tcpwire.ErrTooLarge)
+	}
+}
+
+func TestNotOurProtocol(t *testing.T) {
+	for _, c := range []struct {
+		bytes string
+		want  error
+	}{
+		{"GET / HTTP/1.1\r\n", tcpwire.ErrUnknownOp},
+		{"\x13", tcpwire.ErrUnknownOp},
+		{"\x00\xcf", tcpwire.ErrMagic}, // before the rest has arrived
+		{"\x00\xce\xf7\x85\x3d", tcpwire.ErrMagic},
+	} {
+		_, whole, err := tcpwire.NextRequest([]byte(c.bytes), new(tcpwire.Cursor), tcpwire.Limits{})
+		require.ErrorIs(t, err, c.want, "%q", c.bytes)
+		require.False(t, whole)
+		require.Error(t, new(tcpwire.Request).Parse([]byte(c.bytes)))
+	}
+	_, _, err := tcpwire.NextReply(nil, 19, 0, new(tcpwire.Cursor), tcpwire.Limits{})
+	require.ErrorIs(t, err, tcpwire.ErrUnknownOp)
+}
+
+// TestIsOlder checks that the first messages of clients before torch 2.2 are recognized, and nothing
+// else.
+func TestIsOlder(t *testing.T) {
+	for first, want := range map[string]bool{
+		"\x03\x05\x00\x00\x00\x00\x00\x00\x00init/":        true, // ADD
+		"\x00\x12\x00\x00\x00\x00\x00\x00\x00/def":         true, // SET
+		"\x04\x01\x00\x00\x00\x00\x00\x00\x00\x02":         true, // CHECK
+		tcpwire.Preface + "\x0d\x01\x02\x03\x04":           false,
+		"GET / HTTP/1.1":                                   false,
+		"\x03\x00\x00\x13\x0e\xe0\x00\x00\x00\x00\x00\x01": false, // RDP
+		"\x0c\x05\x00\x00\x00\x00\x00\x00\x00init/":        false, // no number of torch 2.1
+	} {
+		for n := range first {
+			yes, more := tcpwire.IsOlder([]byte(first[:n]))
+			assert.Equal(t, want && n >= 9, yes, "%q", first[:n])
+			assert.False(t, yes && more)
+			assert.True(t, !want || yes || more, "%q", first[:n])
+		}
+		yes, more := tcpwire.IsOlder([]byte(first))
+		assert.Equal(t, want, yes, "%q", first)
+		assert.False(t, more)
+	}
+}
+
+func TestParseWantsOneWholeMessage(t *testing.T) {
+	var req tcpwire.Request
+	require.ErrorIs(t, req.Parse(nil), tcpwire.ErrTruncated)
+	for _, golden := range goldenRequests {
+		b := unhex(t, golden.bytes)
+		for n := range b {
+			require.ErrorIs(t, req.Parse(b[:n]), tcpwire.ErrTruncated, "%v: %d of %d", golden.req.Op, n, len(b))
+		}
+		require.ErrorIs(t, req.Parse(append(b, 0)), tcpwire.ErrTrailing)
+	}
+	var rep tcpwire.Reply
+	for _, golden := range goldenReplies {
+		b := unhex(t, golden.bytes)
+		for n := range b {
+			require.ErrorIs(t, rep.Parse(golden.op, golden.keys, b[:n]), tcpwire.ErrTruncated, "%v: %d of %d", golden.op, n, len(b))
+		}
+		require.ErrorIs(t, rep.Parse(golden.op, golden.keys, append(b, 0)), tcpwire.ErrTrailing)
+	}
+}
+
+// TestParseOfHugeCounts checks that an impossible count allocates nothing.
+func TestParseOfHugeCounts(t *testing.T) {
+	huge := binary.LittleEndian.AppendUint64(nil, math.MaxUint64)
+	for _, number := range []byte{0x05, 0x06, 0x0a, 0x0b} {
+		var r tcpwire.Request
+		require.ErrorIs(t, r.Parse(append([]byte{number}, huge...)), tcpwire.ErrTruncated)
+		assert.Zero(t, cap(r.Keys))
+	}
+	var r tcpwire.Reply
+	require.ErrorIs(t, r.Parse(tcpwire.OpListKeys, 0, huge), tcpwire.ErrTruncated)
+	require.ErrorIs(t, r.Parse(tcpwire.OpMultiGet, math.MaxInt, huge), tcpwire.ErrTruncated)
+	require.ErrorIs(t, r.Parse(tcpwire.OpMultiGet, math.MaxInt, nil), tcpwire.ErrTruncated)
+}
+
+func TestMultiSetNeedsPairs(t *testing.T) {
+	_, err := tcpwire.AppendRequest(nil, &tcpwire.Request{Op: tcpwire.OpMultiSet, Keys: []string{"a"}})
+	require.ErrorIs(t, err, tcpwire.ErrMismatch)
+}
+
+func TestNames(t *testing.T) {
+	require.Equal(t, "QUEUE_POP", tcpwire.OpQueuePop.String())
+	require.Equal(t, "VALIDATE op(19) op(200)", fmt.Sprint(tcpwire.OpValidate, tcpwire.Op(19), tcpwire.Op(200)))
+	require.False(t, tcpwire.Op(200).Answered())
+}
+
+// TestAllocatesNothing checks that an open connection allocates nothing for a message.
+func TestAllocatesNothing(t *testing.T) {
+	var (
+		room, answer []byte
+		c            tcpwire.Cursor
+		req          tcpwire.Request
+		rep          tcpwire.Reply
+	)
+	for _, golden := range goldenRequests {
+		allocs := testing.AllocsPerRun(100, func() {
+			room, _ = tcpwire.AppendRequest(room[:0], &golden.req)
+			n, whole, err := tcpwire.NextRequest(room, &c, tcpwire.Limits{})
+			if err != nil || !whole || req.Parse(room[:n]) != nil {
+				t.Fatal("a message is lost")
+			}
+		})
+		require.Zero(t, allocs, golden.req.Op)
+	}
+	for _, golden := range goldenReplies {
+		allocs := testing.AllocsPerRun(100, func() {
+			answer = tcpwire.AppendReply(answer[:0], golden.op, &golden.rep)
+			n, whole, err := tcpwire.NextReply(answer, golden.op, golden.keys, &c, tcpwire.Limits{})
+			if err != nil || !whole || rep.Parse(golden.op, golden.keys, answer[:n]) != nil {
+				t.Fatal("a reply is lost")
+			}
+		})
+		require.Zero(t, allocs, golden.op)
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	req := tcpwire.Request{Op: tcpwire.OpAdd, Key: "/counter", N: 1}
+	var (
+		room []byte
+		c    tcpwire.Cursor
+		got  tcpwire.Request
+	)
+	b.ReportAllocs()
+	for b.Loop() {
+		room, _ = tcpwire.AppendRequest(room[:0], &req)
+		n, _, _ := tcpwire.NextRequest(room, &c, tcpwire.Limits{})
+		_ = got.Parse(room[:n])
+		room = tcpwire.AppendReply(room[:0], tcpwire.OpAdd, &tcpwire.Reply{N: 1})
+	}
+}

@@ -1,0 +1,233 @@
+package vllm_test
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/interop/tcpstore"
+	"github.com/muster-pg/muster/interop/vllm"
+	"github.com/muster-pg/muster/store"
+)
+
+// python is an interpreter that has torch, and a class with vLLM's interface.
+type python struct {
+	name  string
+	class string // "standin" or "vllm": see testdata/peer.py
+	exe   string
+}
+
+// pythons returns the one that .ci/python makes, and the same with vLLM itself.
+func pythons() []python {
+	return []python{{name: "torch", class: "standin"}, {name: "vLLM", class: "vllm"}} // PYTHONPATH says where vllm is
+}
+
+// everyPython runs a case with each of them.
+func everyPython(t *testing.T, body func(t *testing.T, p python)) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			needs := []string{"numpy"}
+			if p.class == "vllm" {
+				needs = append(needs, "vllm")
+			}
+			p.exe = testcluster.Torch(t, needs...)
+			body(t, p)
+		})
+	}
+}
+
+// peer is a Python process that evaluates expressions.
+type peer struct {
+	in      io.Writer
+	answers *bufio.Scanner
+	stderr  *bytes.Buffer
+	kill    func() // kill -9
+}
+
+// start starts n peers, which takes some seconds in which they load torch.
+func (p python) start(t *testing.T, n int) []*peer {
+	t.Helper()
+	peers := make([]*peer, n)
+	for i := range peers {
+		cmd := exec.CommandContext(within(t, 2*time.Minute), p.exe, "testdata/peer.py", p.class)
+		cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
+		cmd.WaitDelay = 10 * time.Second
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		stderr := new(bytes.Buffer)
+		cmd.Stderr = stderr
+		require.NoError(t, cmd.Start())
+		kill := sync.OnceFunc(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		t.Cleanup(kill)
+		peers[i] = &peer{in, bufio.NewScanner(out), stderr, kill}
+	}
+	for _, peer := range peers {
+		require.True(t, peer.answers.Scan(), "%s", peer.stderr)
+	}
+	t.Logf("torch %s", peers[0].answers.Text())
+	return peers
+}
+
+// do lets the peer evaluate an expression, and returns the value, as repr prints it.
+func (p *peer) do(expression string) (string, error) {
+	line, err := json.Marshal(expression)
+	if err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintf(p.in, "%s\n", line); err != nil {
+		return "", err
+	}
+	if !p.answers.Scan() {
+		return "", fmt.Errorf("no answer: %s", p.stderr)
+	}
+	var answer struct{ Value, Error string }
+	if err := json.Unmarshal(p.answers.Bytes(), &answer); err != nil {
+		return "", err
+	}
+	if answer.Error != "" {
+		return "", errors.New(answer.Error)
+	}
+	return answer.Value, nil
+}
+
+// mixed is a group of Go and Python ranks.
+type mixed struct {
+	ctx   context.Context
+	ranks []*vllm.Group // nil for Python ranks
+	peers []*peer       // nil for Go ranks
+}
+
+// place is the store of a mixed group of 4.
+type place struct {
+	addr  string
+	ofGo  []int
+	reach func(rank int) *store.Store // for a Go rank
+}
+
+// hosts are the kinds of host: of the other ranks two are Go and two are Python.
+var hosts = map[string]func(t *testing.T) place{
+	"rank 0 of Go":     hostedByGo,
+	"rank 0 of Python": hostedByPython,
+}
+
+func hostedByGo(t *testing.T) place {
+	l := listen(t, "127.0.0.1:0")
+	engine := new(store.Memory)
+	protocol := &tcpstore.Protocol{Ranks: []string{"broadcast_from/{rank}/*"}}
+	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{protocol}}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		assert.ErrorIs(t, <-done, store.ErrServerClosed)
+		_ = engine.Close()
+	})
+	at := map[int]*store.Store{0: store.New(engine), 2: dial(t, l)}
+	return place{l.Addr().String(), []int{0, 2}, func(rank int) *store.Store { return at[rank] }}
+}
+
+// hostedByPython lets the port be probed, closed and bound again, as users of vLLM do.
+func hostedByPython(t *testing.T) place {
+	l := listen(t, "127.0.0.1:0")
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	var mu sync.Mutex
+	at := map[int]*store.Store{}
+	return place{addr, []int{1, 2}, func(rank int) *store.Store {
+		mu.Lock()
+		defer mu.Unlock()
+		if at[rank] == nil {
+			c, err := tcpstore.Dial(within(t, time.Minute), addr, nil)
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+				return nil
+			}
+			at[rank] = store.New(c)
+			t.Cleanup(func() { _ = c.Close() })
+		}
+		return at[rank]
+	}}
+}
+
+// world is the configuration of a mixed group.
+type world struct {
+	name       string        // its name in the peers; default "it"
+	size       int           // default 4
+	expiration time.Duration // default 1 h
+	timeout    time.Duration // the timeout of its peers; default 1 min
+}
+
+// mix makes a mixed group. Its peers are reused: they know it as g['it'].
+func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
+	t.Helper()
+	w = world{cmp.Or(w.name, "it"), cmp.Or(w.size, 4), cmp.Or(w.expiration, time.Hour), cmp.Or(w.timeout, time.Minute)}
+	m := &mixed{ctx: within(t, time.Minute), ranks: make([]*vllm.Group, w.size), peers: make([]*peer, w.size)}
+	ip, port, err := net.SplitHostPort(at.addr)
+	require.NoError(t, err)
+	free := slices.Clone(peers)
+	for rank := range w.size {
+		if !slices.Contains(at.ofGo, rank) {
+			m.peers[rank], free = free[0], free[1:]
+		}
+	}
+	together(w.size, func(rank int) {
+		if p := m.peers[rank]; p != nil {
+			_, err := p.do(fmt.Sprintf("g.update(%s=create(%q, %s, %d, %d, %v, %v))", w.name, ip, port, rank, w.size, w.expiration.Seconds(), w.timeout.Seconds()))
+			check(t, err, true, nil)
+			return
+		}
+		var err error
+		m.ranks[rank], err = vllm.Join(m.ctx, vllm.Config{Rank: rank, Size: w.size, Store: at.reach(rank), DataExpiration: w.expiration})
+		check(t, err, true, nil)
+	})
+	for _, g := range m.ranks {
+		if g != nil {
+			t.Cleanup(func() { _ = g.Close() })
+		}
+	}
+	require.False(t, t.Failed())
+	return m
+}
+
+// step lets every rank do its part at once: Python ranks evaluate an expression whose value must be
+// want, as repr prints it, with RANK for the rank.
+func (m *mixed) step(t *testing.T, expression, want string, part func(g *vllm.Group) (ok bool, got any, err error)) {
+	t.Helper()
+	together(len(m.ranks), func(rank int) {
+		if g := m.ranks[rank]; g != nil {
+			ok, got, err := part(g)
+			if err != nil || !ok {
+				t.Errorf("rank %d, of Go: got %#v, %v", rank, got, err)
+			}
+			return
+		}
+		own := strings.NewReplacer("RANK", fmt.Sprint(rank))
+		got, err := m.peers[rank].do(own.Replace(expression))
+		if err != nil || got != own.Replace(want) {
+			t.Errorf("rank %d, of Python: %s: got %s, %v, want %s", rank, own.Replace(expression), got, err, own.Replace(want))
+		}
+	})
+	require.False(t, t.Failed())
+}
