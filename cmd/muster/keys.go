@@ -18,7 +18,7 @@ import (
 
 func newKeys() *cobra.Command {
 	var r remote
-	var long, asJSON bool
+	var long, asJSON, all bool
 	cmd := &cobra.Command{
 		Use:   "keys [PREFIX]",
 		Short: "List the keys that start with PREFIX, in their order",
@@ -37,6 +37,9 @@ func newKeys() *cobra.Command {
 					if err != nil {
 						return err
 					}
+					if !all && isHidden(e.Key) {
+						continue
+					}
 					if err := show(e); err != nil {
 						return err
 					}
@@ -48,9 +51,13 @@ func newKeys() *cobra.Command {
 	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, quick)
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "with revision, TTL, size and value")
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "with the keys of servers and relays, which begin with a zero byte")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "one JSON object a line")
 	return cmd
 }
+
+// isHidden reports whether a key is one that servers and relays keep for PyTorch's processes.
+func isHidden(key string) bool { return strings.HasPrefix(key, "\x00") }
 
 // printer returns a function that prints an entry in the requested format.
 func printer(w io.Writer, k ink, long, asJSON bool) func(store.Entry) error {

@@ -204,7 +204,9 @@ func (r *remote) completeKeys(cmd *cobra.Command, _ []string, prefix string) ([]
 			if err != nil || len(keys) == 100 {
 				break
 			}
-			keys = append(keys, e.Key)
+			if !isHidden(e.Key) {
+				keys = append(keys, e.Key)
+			}
 		}
 		return nil
 	}) // no store, no suggestions

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
 )
 
 // step is a command on a store, and its expected result.
@@ -210,4 +211,17 @@ func TestStoreOfThisProcess(t *testing.T) {
 	t.Parallel()
 	run(t, "set", "k", "v", "--store", "mem://").wants(t, 0, "", "")
 	run(t, "get", "k", "--store", "mem://").wants(t, 3, "", `no key "k"`)
+}
+
+// TestHiddenKeys checks that the keys of servers and relays are listed only when they are asked for.
+func TestHiddenKeys(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	s, err := store.Open(t.Context(), url)
+	require.NoError(t, err)
+	defer s.Close()
+	require.NoError(t, s.Set(t.Context(), "\x00own", []byte("x"), nil))
+	require.NoError(t, s.Set(t.Context(), "k", []byte("x"), nil))
+	run(t, "keys", "--store", url).wants(t, 0, "k\n", "")
+	run(t, "keys", "--all", "--store", url).wants(t, 0, "\"\\x00own\"\nk\n", "")
 }
