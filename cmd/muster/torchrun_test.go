@@ -272,11 +272,11 @@ func TestTorchrunFewer(t *testing.T) {
 			})
 		}
 	})
-	want := ""
+	var want strings.Builder
 	for i := range jobs {
-		want += fmt.Sprintf("torchrun/job-%d/state\n", i)
+		fmt.Fprintf(&want, "torchrun/job-%d/state\n", i)
 	}
-	run(t, "keys", "--store", url).wants(t, 0, want, "")
+	run(t, "keys", "--store", url).wants(t, 0, want.String(), "")
 }
 
 // TestTorchrunKills kills an agent with all its processes, and starts another one, again and again:
