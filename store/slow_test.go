@@ -110,7 +110,7 @@ func TestManyLargeSetsAtOnceOnOneClient(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	c, ctx := s.client(t), bounded(t)
 	value := make([]byte, wire.MaxValue)
-	together(t, 40, func() error { return c.Set(ctx, "large", value, nil) })
+	together(t, 16, func() error { return c.Set(ctx, "large", value, nil) })
 }
 
 // together runs do in n goroutines at the same time.
