@@ -57,7 +57,7 @@ class Task(Scope):
 
 
 task: ContextVar[Optional[Task]] = ContextVar("task", default=None)
-_NEVER_CANCELLED = frozenset({Op.LEAVE, Op.CLOSE_CHANNEL, Op.REVOKE})  # the end of something, which a cancelled verb may need too
+_NEVER_CANCELLED = frozenset({Op.LEAVE, Op.CLOSE_CHANNEL, Op.REVOKE})  # the end of something, which a cancelled verb may need too; so is a vote of no
 
 
 class Call:
@@ -67,7 +67,7 @@ class Call:
         self.op = req.op
         self.scopes: Tuple[Scope, ...] = () if scope is None else (scope,)
         self.task = task.get()
-        if self.task is not None and req.op not in _NEVER_CANCELLED:
+        if self.task is not None and req.op not in _NEVER_CANCELLED and not req.group.no:
             self.scopes += (self.task,)
         self.numbered = req.op in _wire.NUMBERED
         self.ranked = req.op in RANKED or req.op == Op.JOIN and req.group.generation != 0

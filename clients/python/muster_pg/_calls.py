@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set
 from . import _dial, _stacks, _wire
 from ._call import Call, NoAnswer, Numbers, Scope
 from ._dial import Line, Target
-from ._errors import Error, Unavailable, kind_of, words_of
+from ._errors import Busy, Error, Unavailable, kind_of, words_of
 from ._turn import Turn
 from ._wire import Code, Op, Reply, Request
 
@@ -30,6 +30,9 @@ def _wait_grace(call: Call) -> bool:
     return any(call.wait(time.monotonic() + GRACE / 10) for _ in range(10))
 
 
+INTERRUPTED = "a signal handler has interrupted a call of this thread, and cannot call the store: let the handler set a flag"
+
+
 class Goodbye(Exception):
     """The store has shut down."""
 
@@ -41,8 +44,9 @@ class Calls:
         self.target = target
         self._pid = os.getpid()
         self._turn = Turn()  # of reading
-        self._lock = threading.Lock()  # protects the fields below
+        self._lock = threading.RLock()  # protects the fields below; it is not entered twice: see _check_caller
         self._cond = threading.Condition(self._lock)
+        self._interrupted: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         self._line: Optional[Line] = line
         self._calls: Dict[int, Call] = {}
         self._cancelled: Dict[int, Request] = {}  # the cancels of calls that the store was asked to give up
@@ -65,7 +69,7 @@ class Calls:
 
         A call that waits is given a little more than until, for the store's word.
         """
-        self._check_process()
+        self._check_caller()
         if call.task is not None:
             call.task.made_by(self.end)
         try:
@@ -84,12 +88,15 @@ class Calls:
             return _result(call)
         raise self._late(call, sent)
 
-    def _check_process(self) -> None:
+    def _check_caller(self) -> None:
         """Refuses a fork of the process, before it touches a lock: a thread that the fork does not
-        have may have held it.
+        have may have held it. Refuses a signal handler that has interrupted its own thread while
+        that holds the lock: what the lock protects is half done.
         """
         if os.getpid() != self._pid:
             raise NoAnswer(Code.CLOSED, detail="it was opened in another process, of which this is a fork")
+        if self._interrupted():
+            raise NoAnswer(Code.WOULD_BLOCK, INTERRUPTED, also=(Busy,))
 
     def _read_answer(self, call: Call, line: Line, until: float) -> None:
         """Reads in the caller's thread for a moment, unless another thread does.
@@ -192,7 +199,7 @@ class Calls:
         further request of scope. Calls that wait at the store are cancelled; each call has GRACE to
         get its answer. why is the reason that other ranks get.
         """
-        self._check_process()
+        self._check_caller()
         with self._cond:
             scope.ended = True
             for call in self._of(scope):

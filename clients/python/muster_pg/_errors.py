@@ -133,7 +133,9 @@ class ProtocolError(Error):
 
 
 class Busy(Error):
-    """Another thread is in a collective verb of this group, or waits for the same rank's messages."""
+    """Another thread is in a collective verb of this group, or waits for the same rank's messages; or a
+    signal handler has interrupted a call of its own thread.
+    """
 
 
 Kinds = Tuple[Type[Error], ...]

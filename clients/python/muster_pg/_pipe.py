@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 import weakref
-from typing import List, Optional, Union
+from typing import Callable, List, Optional, Union
 
 from ._errors import Denied, Error, ProtocolError, make
 from ._wire import Op
@@ -40,7 +40,8 @@ class Pipe:
         self._tls: Optional[ssl.SSLObject] = None
         self._from = ssl.MemoryBIO()
         self._to = ssl.MemoryBIO()
-        self._mu = threading.Lock()  # protects the fields below, and the TLS
+        self._mu = threading.RLock()  # protects the fields below, and the TLS
+        self._interrupted: Callable[[], bool] = self._mu._is_owned  # type: ignore[attr-defined]
         self._queue = bytearray()  # what the peer has not taken yet: while there is any, a thread sends it
         self._drain: Optional[threading.Thread] = None
         self._taken = self._seen = 0  # bytes of the queue that the peer has taken, now and at the last call of progress
@@ -76,8 +77,12 @@ class Pipe:
     def send(self, data: Union[bytes, bytearray]) -> None:
         """Sends data, behind all that was sent before.
 
-        A signal that ends it ends the connection: half of data may be on its way.
+        A signal that ends it ends the connection: half of data may be on its way. So does a signal
+        handler that sends in the middle of it: what it has to send is repeated on the next one.
         """
+        if self._interrupted():
+            self.kill()
+            return
         try:
             with self._mu:
                 if self._tls is not None:

@@ -18,10 +18,10 @@ from typing import Optional
 
 from . import _dial, _wire
 from ._call import NoAnswer, Numbers
-from ._calls import Calls, Goodbye
+from ._calls import INTERRUPTED, Calls, Goodbye
 from ._connect import Attempt
 from ._dial import Dialer, Line, Refusal
-from ._errors import Compacted, Denied, Error, Invalid, ProtocolError, SessionLost, Unavailable, kind_of, words_of
+from ._errors import Busy, Compacted, Denied, Error, Invalid, ProtocolError, SessionLost, Unavailable, kind_of, make, words_of
 from ._wire import Code, Op, Reply, Request
 
 _FIRST_PAUSE, _MOST_PAUSE = 0.005, 0.25
@@ -59,10 +59,13 @@ class Session(Calls):
     def close(self) -> None:
         """Says goodbye, and waits shortly until the store has received it.
 
-        Calls in progress end at once. It may be called twice.
+        Calls in progress end at once. It may be called twice. A signal handler that has interrupted a
+        call of its thread may get Busy.
         """
         if os.getpid() != self._pid:
             return
+        if self._interrupted():
+            raise make(Busy, "store: close: " + INTERRUPTED)
         with self._cond:
             first, self._closed = not self._closed, True
             self._end_calls(list(self._calls.values()), NoAnswer(Code.CLOSED))

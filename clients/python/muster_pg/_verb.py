@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 from . import _arguments, _arrays, _objects, _wire
 from ._arguments import Value
-from ._errors import Error, Invalid, Kinds, Mismatch, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
+from ._errors import Cancelled, Error, Invalid, Kinds, Mismatch, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
 from ._calls import GRACE
 from ._span import Span
 from ._wire import WANT_NOTHING, Code, Contribution, Op, Request, Failure
@@ -140,20 +140,26 @@ class Verb:
         until = self.until
         if self.c.no:
             self.payload, until = b"", time.monotonic() + GRACE
-        error: Optional[StoreError] = None
-        got: List[bytes] = []
-        last = -1
         self.span.waits()
-        try:
-            got, last = self.g._calls._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
-        except StoreError as e:
-            error = e
+        got, last, error = self._vote(until)
+        if error is not None and error.failure is None and isinstance(error, Cancelled) and self.cause is None and not self.g._is_closed():
+            # The task was cancelled, perhaps before the vote was sent. If it was, a vote of no changes nothing.
+            self.refuse(Code.CANCELLED, "the task was cancelled")
+            self.payload = b""
+            got, last, error = self._vote(time.monotonic() + GRACE)
         self.span.answered(self.payload, got, last)
         if self.cause is not None:
             raise self._refused(error)
         if error is not None:
             raise self.g._fault(self.c.verb, self.c.seq, error)
         return got
+
+    def _vote(self, until: float) -> Tuple[List[bytes], int, Optional[StoreError]]:
+        """Returns the wanted part of the decided record and the rank that came last, or an error."""
+        try:
+            return (*self.g._calls._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until), None)
+        except StoreError as e:
+            return [], -1, e
 
     def _refused(self, error: Optional[StoreError]) -> RankError:
         """Is the error of a verb that this rank did not take part in: its own reason, unless the

@@ -19,6 +19,7 @@ import asyncio
 import concurrent.futures
 import functools
 import os
+import threading
 from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Coroutine, Dict, Iterator, List, Optional, TypeVar
 
 from . import _call, _group, _store
@@ -49,34 +50,40 @@ def _pool() -> concurrent.futures.ThreadPoolExecutor:
 async def _run(f: Callable[[], R], undo: Callable[[R], object] = lambda _: None) -> R:
     """Returns f(), which runs in a thread, and cancels its calls if the awaiting task is cancelled.
 
-    undo gets what f returns all the same.
+    f runs in any case, so that a collective verb takes its number: a cancel before it begins has its
+    calls refused, and the verb votes no. undo gets what f returns all the same.
     """
-    task = Task()
+    task, begun = Task(), threading.Event()
+    future: "concurrent.futures.Future[R]" = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from now on wrap_future cannot cancel it
 
-    def work() -> R:
+    def work() -> None:
+        begun.set()
         token = _call.task.set(task)
         try:
-            return f()
+            future.set_result(f())
+        except BaseException as e:  # any error is the awaiting task's
+            future.set_exception(e)
         finally:
             _call.task.reset(token)
 
-    future = _pool().submit(work)
+    _pool().submit(work)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
-        # wrap_future has cancelled a future that had not begun; the next verb may follow when this one has ended.
         future.add_done_callback(lambda done: _undo(done, undo))
 
         def end() -> None:
             task.cancel()
+            begun.wait()
             concurrent.futures.wait([future], 2 * GRACE)
 
-        await asyncio.wrap_future(_pool().submit(end))
+        await asyncio.wrap_future(_pool().submit(end))  # the next verb may follow when this one has ended
         raise
 
 
 def _undo(done: "concurrent.futures.Future[R]", undo: Callable[[R], object]) -> None:
-    if not done.cancelled() and done.exception() is None:
+    if done.exception() is None:
         undo(done.result())
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import threading
 import unittest
-from typing import Any, Awaitable, Callable, List
+from typing import Any, Awaitable, Callable, List, cast
+from unittest import mock
 
 import muster_pg
-from muster_pg import aio
+from muster_pg import _call, _verb, aio
 from muster_pg._wire import Code, Op
 from test_session import Fake, Outcome
 from test_store import ADDRESS, Case
@@ -105,6 +108,69 @@ class Verbs(Case):
         """Whether a verb of g has been sent: one that is cancelled before has not been called."""
         calls = g._sync.store._session._calls
         return any(c.op == Op.COLLECT and c.line is not None for c in list(calls.values()))
+
+    def test_a_verb_that_is_cancelled_before_its_thread_begins(self) -> None:
+        """It takes its number, and is a no for all: the rank's next verb is not taken for it."""
+        pool = concurrent.futures.ThreadPoolExecutor(16)
+        self.addCleanup(pool.shutdown)
+        queued: List[Callable[[], Any]] = []
+
+        cancelled = threading.Event()
+
+        class Held:
+            def submit(self, f: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
+                """Holds the first call until the second one, which is that of the cancel, runs."""
+                queued.append(f)
+                return concurrent.futures.Future() if len(queued) == 1 else pool.submit(lambda: (pool.submit(queued[0]), f()) if len(queued) == 2 else f())
+
+        async def body(g: aio.Group) -> Any:
+            if g.rank == 1:
+                await asyncio.to_thread(cancelled.wait, 20)
+            if g.rank == 0:
+                with mock.patch.object(aio, "_pool", Held):
+                    barrier = asyncio.create_task(g.barrier())
+                    while not queued:
+                        await asyncio.sleep(0)
+                    barrier.cancel()
+                    with self.assertRaises(asyncio.CancelledError):
+                        await barrier
+                cancelled.set()
+            else:
+                with self.assertRaises(muster_pg.Cancelled) as raised:
+                    await g.barrier()
+                self.assertEqual(cast(Any, raised.exception).by, 0)
+            return await g.all_gather(g.rank)
+
+        self.assertEqual(asyncio.run(self.in_a_loop(2, body)), [[0, 1]] * 2)
+
+    def test_a_verb_that_is_cancelled_before_its_vote(self) -> None:
+        cast_vote = _verb.Verb.cast
+        cancelled = threading.Event()
+
+        async def body(g: aio.Group) -> Any:
+            if g.rank == 0:
+                reached = threading.Event()
+
+                def cast_late(v: _verb.Verb) -> List[bytes]:
+                    if v.membership.rank == 0 and v.c.seq == 1:
+                        reached.set()
+                        task = _call.task.get()
+                        while task is not None and not task.ended:
+                            cancelled.wait(0.001)
+                    return cast_vote(v)
+
+                with mock.patch.object(_verb.Verb, "cast", cast_late):
+                    barrier = asyncio.create_task(g.barrier())
+                    await asyncio.to_thread(reached.wait, 20)
+                    barrier.cancel()
+                    with self.assertRaises(asyncio.CancelledError):
+                        await barrier
+            else:
+                with self.assertRaises(muster_pg.Cancelled):
+                    await g.barrier()
+            return await g.all_gather(g.rank)
+
+        self.assertEqual(asyncio.run(self.in_a_loop(2, body)), [[0, 1]] * 2)
 
     def test_a_cancelled_join(self) -> None:
         async def body() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import unittest
 from typing import Any, Callable, List
 from unittest import mock
 
 import muster_pg
-from muster_pg import _dial, _pipe
+from muster_pg import _dial, _pipe, _wire
 from muster_pg._wire import Op
 from test_session import Fake, Outcome
 from test_store import Case
@@ -100,11 +101,48 @@ class Turns(Case):
             self.assertEqual(self.store.wait("from a handler", timeout=20), [b"%d" % n])
             self.store.delete("from a handler")
 
+    def test_a_signals_handler_while_its_thread_has_the_lock(self) -> None:
+        """Its call is Busy, and the interrupted one goes on."""
+        encode, raised = _wire.address, list[BaseException]()
+
+        def interrupt(*args: Any) -> None:
+            if not raised:
+                try:
+                    raised.append(RuntimeError("no error"))
+                    self.store.set("from a handler", b"")
+                except BaseException as e:
+                    raised[0] = e
+            encode(*args)
+
+        with mock.patch.object(_wire, "address", interrupt):
+            self.assertEqual(self.store.add("n", timeout=20), 1)
+        self.assertIsInstance(raised[0], muster_pg.Busy)
+        self.assertRegex(str(raised[0]), r'^store: set "from a handler": .*signal handler')
+        self.assertFalse(self.store.exists("from a handler"))
+
 
 class Connections(unittest.TestCase):
     def setUp(self) -> None:
         self.fake = Fake()
         self.addCleanup(self.fake.close)
+
+    def test_a_signals_handler_in_the_middle_of_a_send(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as conn:
+            peer, _ = listener.accept()
+            with peer:
+                pipe = _pipe.Pipe(conn)
+                send = pipe._send
+
+                def interrupted(data: bytes) -> None:
+                    send(data[:3])
+                    with mock.patch.object(pipe, "_send", send):
+                        pipe.send(b"from a handler")
+                    send(data[3:])
+
+                with mock.patch.object(pipe, "_send", interrupted):
+                    pipe.send(b"a frame")
+                self.assertEqual([peer.recv(100), peer.recv(100)], [b"a f", b""])
+                pipe.close()
 
     def test_a_connection_that_ends_while_a_caller_reads(self) -> None:
         connecting = Outcome(muster_pg.Store.connect, self.fake.addr, timeout=10)
