@@ -139,10 +139,16 @@ func TestExponent(t *testing.T) {
 }
 
 func TestWrongUse(t *testing.T) {
-	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}, {"gather", "-n", "1"}, {"gather", "-kib", "0"}, {"gather", "-rounds", "0"}, {"gather", "-ways", "("}, {"gather", "-ways", "nothing", "-mpi=false", "-python", ""}, {"files", "-kib", "0"}, {"ranks", "-n", "x"}, {"ranks", "-n", "0"}, {"ranks", "-each", "0"}, {"ranks", "-host", "0", "-direct=false"}, {"ranks", "-n", "99999999"}} {
+	for _, line := range []string{
+		"", "nothing", "kv -nothing", "kv -ops take", "ttl -part nothing", "ttl -shapes 1", "groups -n 1", "files -kib 0",
+		"gather -n 1", "gather -kib 0", "gather -rounds 0", "gather -ways (", "gather -ways nothing -mpi=false -python true",
+		"ranks -n x", "ranks -n 0", "ranks -each 0", "ranks -host 0 -direct=false", "ranks -n 99999999",
+		"collective -n 1", "collective -bytes 5", "collective -bytes x", "collective -verbs x", "collective -rounds 0",
+		"collective -ways (", "collective -ways nothing -mpi=false",
+	} {
 		var out, errs strings.Builder
-		if run(t.Context(), args, &out, &errs) == 0 {
-			t.Errorf("%v is taken", args)
+		if run(t.Context(), strings.Fields(line), &out, &errs) == 0 {
+			t.Errorf("%s: no error", line)
 		}
 	}
 }

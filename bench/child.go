@@ -29,9 +29,6 @@ func init() { // not a literal: the roles start children in turn
 		"rank":         beRank,
 		"rank-process": runRankProcess,
 		"relays":       beRelays,
-
-		"gatherer": beGatherer,
-		"reducer":  beReducer,
 	}
 }
 
@@ -67,11 +64,6 @@ func spawn(ctx context.Context, role string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return spawnFrom(ctx, exe, role, args...)
-}
-
-// spawnFrom starts a build of this program in a role.
-func spawnFrom(ctx context.Context, exe, role string, args ...string) (*process, error) {
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	return start(role, cmd)
@@ -122,15 +114,6 @@ func (p *process) stop() {
 	p.log.Wait()
 	_, _ = io.Copy(io.Discard, p.out)
 	_ = p.cmd.Wait()
-}
-
-// finish waits for a child that ends by itself.
-func (p *process) finish() error {
-	err := p.cmd.Wait()
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", p.role, err, strings.TrimSpace(p.stderr.String()))
-	}
-	return nil
 }
 
 // emit prints a line, which the parent reads.

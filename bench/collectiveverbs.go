@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/muster-pg/muster/collective"
@@ -10,7 +12,6 @@ import (
 const (
 	allReduceVerb = "all-reduce"
 	barrierVerb   = "barrier"
-	chainedSuffix = ", chained" // calls follow each other without a barrier
 )
 
 // collectiveVerb is a verb of package collective; bytes is the length of the larger slice.
@@ -45,15 +46,42 @@ var collectiveVerbs = []collectiveVerb{
 	}},
 }
 
-func verbOf(name string) *collectiveVerb {
-	if name == barrierVerb {
-		return &collectiveVerb{name, func(ctx context.Context, c *collective.Comm, _ int) func() error {
-			return func() error { return c.Barrier(ctx) }
-		}}
+// openSlices prepares a verb of a Comm.
+func (r *rank) openSlices(d *drill, verb string, where, bytes int) error {
+	c, err := r.comm(where)
+	if err != nil {
+		return err
 	}
-	for i := range collectiveVerbs {
-		if collectiveVerbs[i].name == name {
-			return &collectiveVerbs[i]
+	ctx := context.Background()
+	d.fence = func() error { return c.Barrier(ctx) }
+	if d.verbs = 1; !d.chain {
+		d.verbs++ // the barrier is one too
+	}
+	if verb == barrierVerb {
+		d.call = d.fence
+		return nil
+	}
+	v := collectiveVerbs[slices.IndexFunc(collectiveVerbs, func(v collectiveVerb) bool { return v.name == verb })]
+	d.call = v.open(ctx, c, bytes)
+	if verb == allReduceVerb {
+		return check(ctx, c, bytes)
+	}
+	return nil
+}
+
+// check runs one all-reduce whose result is known.
+func check(ctx context.Context, c *collective.Comm, bytes int) error {
+	rank, size := c.Group().Rank(), c.Group().Size()
+	x := make([]float32, bytes/4)
+	for i := range x {
+		x[i] = float32(rank + 1)
+	}
+	if err := collective.AllReduce(ctx, c, collective.Sum, x); err != nil {
+		return err
+	}
+	for i, v := range x {
+		if v != float32(size*(size+1)/2) {
+			return fmt.Errorf("element %d of the sum is %v", i, v)
 		}
 	}
 	return nil

@@ -24,23 +24,12 @@ func median(vs []float64) float64 {
 	return quantile(s, 0.5)
 }
 
-func sorted(vs []float64) []float64 { return slices.Sorted(slices.Values(vs)) }
-
 func mean(vs []float64) float64 {
 	sum := 0.0
 	for _, v := range vs {
 		sum += v
 	}
 	return sum / float64(len(vs))
-}
-
-// ratios returns the quotients of values that were measured in the same rounds.
-func ratios(a, b []float64) []float64 {
-	rs := make([]float64, min(len(a), len(b)))
-	for i := range rs {
-		rs[i] = a[i] / b[i]
-	}
-	return rs
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

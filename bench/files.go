@@ -18,9 +18,8 @@ import (
 )
 
 type filesOptions struct {
-	kib, rounds int
-	slice       time.Duration
-	asJSON      bool
+	turns
+	kib         int
 	python, dir string
 }
 
@@ -28,11 +27,9 @@ func runFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 	var o filesOptions
 	f := flag.NewFlagSet("files", flag.ContinueOnError)
 	f.IntVar(&o.kib, "kib", 65536, "size of a state, in KiB")
-	f.IntVar(&o.rounds, "rounds", 15, "rounds; each way has one turn in each")
-	f.DurationVar(&o.slice, "slice", 200*time.Millisecond, "length of a turn")
 	f.StringVar(&o.python, "python", "python3", "measure torch too, if this interpreter has it; empty: do not")
 	f.StringVar(&o.dir, "dir", os.TempDir(), "folder for files")
-	f.BoolVar(&o.asJSON, "json", false, "print JSON")
+	o.flags(f, 15, 200*time.Millisecond)
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -43,55 +40,38 @@ func runFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
-	rep := newReport("files", "p50 µs", "p90 µs", "÷ plain", "others %")
-	rep.note("%s in 16 tensors; all is in the page cache when it is read; medians of the calmer half of %d rounds of %v; plain: the line before that has no ratio", bytesText(o.kib*kib), o.rounds, o.slice)
-	g := &games{slice: o.slice, rounds: o.rounds}
-	stop, err := o.invite(ctx, g, rep)
-	defer stop()
-	if err != nil {
-		return err
-	}
-	if err := g.play(ctx); err != nil {
-		return err
-	}
-	g.addRows(rep)
-	return rep.write(out, o.asJSON)
-}
-
-func (o *filesOptions) invite(ctx context.Context, g *games, rep *report) (stop func(), err error) {
-	stop = func() {}
+	rep := newReport("files", p50Column, "p90 µs", "÷ plain", othersColumn)
+	rep.note("%s in 16 tensors; all is in the page cache when it is read; plain: the line before that has no ratio", bytesText(o.kib*kib))
 	d, err := openDesk(ctx, o.dir, o.kib*kib)
 	if err != nil {
-		return stop, err
+		return err
 	}
-	stop = func() { _ = d.space.Close() }
-	add := func(who party, way, plain string) {
-		g.events = append(g.events, &event{who: who, way: way, bytes: o.kib * kib, name: []string{way}, bases: map[string]string{"÷ plain": plain}})
-	}
+	defer d.space.Close()
 	plain := ""
 	for _, w := range fileEvents {
 		if w.plain {
 			plain = w.name
 		}
-		add(d, w.name, plain)
+		o.add(d, w.name, plain)
 	}
-	if !hasTorch(ctx, o.python, rep) {
-		return stop, nil
+	if hasTorch(ctx, o.python, rep) {
+		ctx, cancel := context.WithCancel(ctx)
+		torch := &team{cancel: cancel}
+		defer torch.stop()
+		if err := torch.addPython(ctx, o.python, o.dir, filesScript, o.dir); err != nil {
+			return err
+		}
+		o.pids = torch.pids()
+		o.add(torch, "torch.save, fsync, rename", plainSync)
+		o.add(torch, "torch.load", plainRead)
 	}
-	script, err := scriptIn(o.dir, filesScript)
-	if err != nil {
-		return stop, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	torch := &team{cancel: cancel}
-	if err := torch.addPython(ctx, o.python, script, o.dir); err != nil {
-		cancel()
-		return stop, err
-	}
-	add(torch, "torch.save, fsync, rename", plainSync)
-	add(torch, "torch.save", plainWrite)
-	add(torch, "torch.load", plainRead)
-	return func() { torch.stop(); _ = d.space.Close() }, nil
+	return o.run(ctx, rep, out)
+}
+
+func (o *filesOptions) add(who party, way, plain string) {
+	e := partyEvent(who, way, o.kib*kib, false, way)
+	e.bases = map[string]ratio{"÷ plain": {p50Column, wayKey(plain, o.kib*kib)}}
+	o.events = append(o.events, e)
 }
 
 // desk is this process with a workspace and files.
@@ -102,7 +82,6 @@ type desk struct {
 	state   string // file of the latest state
 	version nfsws.Version
 	bytes   []byte // contents of that file
-	room    []byte // a reusable read buffer
 }
 
 const manyTensors = 1000
@@ -125,7 +104,6 @@ func openDesk(ctx context.Context, dir string, n int) (d *desk, err error) {
 	if d.bytes, err = os.ReadFile(d.state); err != nil {
 		return nil, errors.Join(err, d.space.Close())
 	}
-	d.room = room(mib)
 	small := map[string]*tensor.Tensor{}
 	for i := range manyTensors {
 		small[fmt.Sprintf("model.layers.%d.weight", i)] = tensor.New(tensor.F32, 64*(1+i%16))
@@ -136,16 +114,11 @@ func openDesk(ctx context.Context, dir string, n int) (d *desk, err error) {
 
 func (d *desk) path(name string) string { return filepath.Join(d.dir, name+".safetensors") }
 
-// pids returns nil: the party is this process.
-func (d *desk) pids() []int { return nil }
-
 func (d *desk) turn(ctx context.Context, name string, _, count int) ([]lap, time.Duration, error) {
 	w := fileEvents[slices.IndexFunc(fileEvents, func(w fileEvent) bool { return w.name == name })]
 	var l lap
 	for range count {
-		if err := d.prepare(name); err != nil {
-			return nil, 0, err
-		}
+		runtime.GC() // so that memory that was used before is free
 		began := time.Now()
 		if err := w.call(d, ctx); err != nil {
 			return nil, 0, err
@@ -155,13 +128,10 @@ func (d *desk) turn(ctx context.Context, name string, _, count int) ([]lap, time
 	return []lap{l}, 0, nil
 }
 
-// The ways that others are compared with. In all of them, a write that replaces a file frees the
-// previous one.
+// The ways that others are compared with. A write that replaces a file frees the previous one.
 const (
-	plainWrite = "write, rename"
 	plainSync  = "write, fsync, rename"
 	plainRead  = "read, memory of its own"
-	plainBlock = "read by the MiB"
 	plainParse = "read of 1,000 tensors' file"
 )
 
@@ -172,20 +142,8 @@ type fileEvent struct {
 	call  func(d *desk, ctx context.Context) error
 }
 
-// prepare gives each call the same conditions: memory that was used before is free, and for the
-// write without a sync there is no file to replace, since ext4 syncs a file that replaces another
-// one.
-func (d *desk) prepare(name string) error {
-	runtime.GC()
-	if name != plainWrite {
-		return nil
-	}
-	return os.Remove(d.path("plain"))
-}
-
 var fileEvents = []fileEvent{
-	{plainWrite, true, func(d *desk, _ context.Context) error { return d.write(false) }},
-	{plainSync, true, func(d *desk, _ context.Context) error { return d.write(true) }},
+	{plainSync, true, (*desk).write},
 	{"safetensors.WriteFile", false, func(d *desk, _ context.Context) error {
 		return safetensors.WriteFile(d.path("ours"), d.weights, nil)
 	}},
@@ -193,9 +151,6 @@ var fileEvents = []fileEvent{
 	{plainRead, true, func(d *desk, _ context.Context) error { _, err := os.ReadFile(d.state); return err }},
 	{"safetensors.Load", false, func(d *desk, _ context.Context) error { return closed(safetensors.Load(d.state)) }},
 	{"nfsws: read and verify", false, (*desk).read},
-	{plainBlock, true, (*desk).blocks},
-	{"nfsws: view and verify", false, (*desk).view},
-	{"safetensors.Open, and touch", false, (*desk).touch},
 	{"safetensors.Open", false, func(d *desk, _ context.Context) error { return closed(safetensors.Open(d.state)) }},
 	{plainParse, true, func(d *desk, _ context.Context) error { _, err := os.ReadFile(d.path("many")); return err }},
 	{"safetensors.Open of 1,000 tensors", false, func(d *desk, _ context.Context) error {
@@ -211,17 +166,14 @@ func closed(f *safetensors.File, err error) error {
 }
 
 // write writes a plain file of the same bytes.
-func (d *desk) write(sync bool) error {
+func (d *desk) write(context.Context) error {
 	name := d.path("plain")
 	f, err := os.Create(name + ".tmp")
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(d.bytes)
-	if sync {
-		err = errors.Join(err, f.Sync())
-	}
-	return errors.Join(err, f.Close(), os.Rename(name+".tmp", name))
+	return errors.Join(err, f.Sync(), f.Close(), os.Rename(name+".tmp", name))
 }
 
 func (d *desk) publish(ctx context.Context) (err error) {
@@ -242,48 +194,4 @@ func (d *desk) read(ctx context.Context) error {
 		err = errors.New("the state is not what was published")
 	}
 	return err
-}
-
-func (d *desk) blocks(context.Context) error {
-	f, err := os.Open(d.state)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for {
-		switch _, err := io.ReadFull(f, d.room); {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return nil
-		case err != nil:
-			return err
-		}
-	}
-}
-
-func (d *desk) view(ctx context.Context) error {
-	v, err := d.space.View(ctx, 0, d.version)
-	if err != nil {
-		return err
-	}
-	defer v.Close()
-	for name, info := range v.Header.Infos() {
-		size := info.End - info.Begin
-		for off := int64(0); off < size; off += int64(len(d.room)) {
-			if _, err := v.ReadAt(name, d.room[:min(size-off, int64(len(d.room)))], off); err != nil && !errors.Is(err, io.EOF) {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (d *desk) touch(context.Context) error {
-	f, err := safetensors.Open(d.state)
-	if err != nil {
-		return err
-	}
-	for _, t := range f.All() {
-		touched(t.Data, d.room)
-	}
-	return f.Close()
 }

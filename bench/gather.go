@@ -14,154 +14,74 @@ import (
 	"time"
 )
 
-type gatherOptions struct {
-	size, rounds, tensors int
-	slice                 time.Duration
-	mpi, asJSON           bool
-	bytes                 string
-	ways                  matcher
-	python, dir, profile  string
+// peers are the flags of bench gather and bench collective: ranks, and other libraries.
+type peers struct {
+	turns
+	size   int
+	ways   matcher
+	mpi    bool
+	python string
+
+	stops []func()
 }
 
-func runGather(ctx context.Context, args []string, out io.Writer) (err error) {
-	var o gatherOptions
-	f := flag.NewFlagSet("gather", flag.ContinueOnError)
-	f.IntVar(&o.size, "n", 4, "processes, 2 to 64")
-	f.StringVar(&o.bytes, "kib", "4,1024,65536", "sizes of a rank's tensor, in KiB")
-	f.IntVar(&o.tensors, "tensors", 1000, "tensors of a map")
-	f.IntVar(&o.rounds, "rounds", 9, "rounds; each way has one turn in each")
-	f.DurationVar(&o.slice, "slice", 150*time.Millisecond, "length of a turn")
-	f.Var(&o.ways, "ways", "measure only ways that this regular expression matches")
-	f.BoolVar(&o.mpi, "mpi", true, "measure Open MPI too, if it is there")
-	f.StringVar(&o.python, "python", "python3", "measure torch too, if this interpreter has it; empty: do not")
-	f.StringVar(&o.dir, "dir", os.TempDir(), "folder for files: on a disk")
-	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of ranks 0 and 1")
-	f.BoolVar(&o.asJSON, "json", false, "print JSON")
-	if err := f.Parse(args); err != nil {
-		return err
-	}
-	sizes, err := o.parse()
-	if err != nil {
-		return err
-	}
-	if o.dir, err = os.MkdirTemp(o.dir, "muster-bench-"); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
-	rep := newReport("gather", "p50 µs", "p90 µs", "slowest rank", "CPU µs", "÷ memcpy", "÷ at once", "÷ bare", "others %")
-	rep.note("%d processes, of each so much; time on the rank that receives, behind a barrier; CPU of all ranks, with the barrier", o.size)
-	rep.note("medians of the calmer half of %d rounds of %v; memcpy: one rank's bytes, alone; at once: by all that give; bare: see docs/explanation/benchmarks.md", o.rounds, o.slice)
-	g := &games{slice: o.slice, rounds: o.rounds}
-	stop, err := o.invite(ctx, g, rep, sizes)
-	defer stop()
-	if err != nil {
-		return err
-	}
-	if err := g.play(ctx); err != nil {
-		return err
-	}
-	g.addRows(rep)
-	return rep.write(out, o.asJSON)
+func (p *peers) flags(f *flag.FlagSet, rounds int, slice time.Duration) {
+	f.IntVar(&p.size, "n", 4, "ranks, 2 to 64")
+	f.Var(&p.ways, "ways", "measure only rows that this regular expression matches")
+	f.BoolVar(&p.mpi, "mpi", true, "measure Open MPI too, if it is there")
+	f.StringVar(&p.python, "python", "python3", "measure torch too, if this interpreter has it; empty: do not")
+	p.turns.flags(f, rounds, slice)
 }
 
-func (o *gatherOptions) parse() (sizes []int, err error) {
-	if o.size < 2 || o.size > 64 {
-		return nil, fmt.Errorf("-n: %d is no number from 2 to 64", o.size)
+func (p *peers) check() error {
+	if p.size < 2 || p.size > 64 || p.rounds < 1 {
+		return errors.New("-n: a number from 2 to 64, and -rounds: one at least")
 	}
-	if o.tensors < 1 || o.rounds < 1 {
-		return nil, errors.New("-tensors and -rounds: one at least")
-	}
-	for part := range strings.SplitSeq(o.bytes, ",") {
-		n, err := strconv.Atoi(part)
-		if err != nil || n < 1 || n > 1<<20 {
-			return nil, fmt.Errorf("-kib: %q is no number from 1 to %d", part, 1<<20)
-		}
-		sizes = append(sizes, n*kib)
-	}
-	return sizes, nil
+	return nil
 }
 
-// invite starts all parties, and adds their events to g. stop ends them; it can be called after an
-// error too.
-func (o *gatherOptions) invite(ctx context.Context, g *games, rep *report, sizes []int) (stop func(), err error) {
-	var stops []func()
-	stop = func() {
-		for _, f := range stops {
-			f()
-		}
+// invite registers a team, unless err is set.
+func (p *peers) invite(t *team, err error) (*team, error) {
+	if err == nil && t != nil {
+		p.pids = append(p.pids, t.pids()...)
+		p.stops = append(p.stops, t.stop)
 	}
-	ours, err := o.team(ctx)
-	if err != nil {
-		return stop, err
-	}
-	stops = append(stops, ours.stop)
-	mpi, gone, err := o.inviteMPI(ctx, rep)
-	stops = append(stops, gone)
-	if err != nil {
-		return stop, err
-	}
-	torch, err := spawnTorch(ctx, o.python, gatherScript, o.size, rep)
-	if err != nil {
-		return stop, err
-	}
-	if torch != nil {
-		stops = append(stops, torch.stop)
-	}
-	for _, n := range sizes {
-		o.ours(g, ours, n)
-		for _, x := range mpi {
-			o.add(g, x, x.name, n, bytesText(n), gatherBases)
-		}
-		if torch != nil {
-			o.add(g, torch, "ModelOpt's way", n, bytesText(n), gatherBases)
-			o.add(g, torch, "gloo gather", n, bytesText(n), gatherBases)
-		}
-	}
-	o.special(g, ours, torch, sizes)
-	if len(g.events) == 0 {
-		return stop, fmt.Errorf("-ways: %q matches none", o.ways.String())
-	}
-	return stop, nil
+	return t, err
 }
 
-var (
-	gatherBases = map[string]string{"÷ memcpy": oneCopy, "÷ at once": allCopies, "÷ bare": bareShare}
-	mapBases    = map[string]string{}
-)
+// torch starts torch's ranks. It returns nil if torch is missing.
+func (p *peers) torch(ctx context.Context, rep *report) (*team, error) {
+	return p.invite(spawnTorch(ctx, p.python, p.size, rep))
+}
 
-// ours adds the ways that this program implements.
-func (o *gatherOptions) ours(g *games, who party, bytes int) {
-	for _, w := range gatherWays {
-		if w.sizes == nil || w.sizes(bytes) {
-			o.add(g, who, w.name, bytes, bytesText(bytes), gatherBases)
-		}
+// openMPI builds the program of Open MPI. It returns nil if that is missing.
+func (p *peers) openMPI(ctx context.Context, rep *report) (*mpiProgram, error) {
+	if !p.mpi {
+		return nil, nil
+	}
+	program, err := buildMPI(ctx)
+	switch {
+	case errors.Is(err, errNoMPI):
+		rep.note("NO OPEN MPI: %v", err)
+		return nil, nil
+	case err == nil:
+		p.stops = append(p.stops, program.remove)
+	}
+	return program, err
+}
+
+func (p *peers) stop() {
+	for _, f := range p.stops {
+		f()
 	}
 }
 
-// special adds gathers of maps, and files of the largest size.
-func (o *gatherOptions) special(g *games, ours party, torch *team, sizes []int) {
-	many := fmt.Sprintf("%d tensors", o.tensors)
-	for _, way := range mapWays {
-		o.add(g, ours, way, o.tensors, many, mapBases)
+// run plays, and writes a report.
+func (p *peers) run(ctx context.Context, rep *report, out io.Writer) error {
+	if len(p.events) == 0 {
+		return fmt.Errorf("-ways: %q matches none", p.ways.String())
 	}
-	if torch != nil {
-		o.add(g, torch, "map, ModelOpt's way", o.tensors, many, mapBases)
-	}
-	n := slices.Max(sizes)
-	for i, way := range fileWays {
-		bases := mapBases
-		if i%2 == 1 { // the one before is the plain write
-			bases = map[string]string{"÷ bare": fileWays[i-1]}
-		}
-		o.add(g, ours, way, n, bytesText(n), bases)
-	}
-}
-
-// add adds a way, if the flags select it.
-func (o *gatherOptions) add(g *games, who party, way string, bytes int, size string, bases map[string]string) {
-	if o.ways.is(way) {
-		g.events = append(g.events, &event{who: who, way: way, bytes: bytes, name: []string{size, way}, bases: bases})
-	}
+	return p.turns.run(ctx, rep, out)
 }
 
 // matcher is a regular expression flag; its zero value matches all.
@@ -181,6 +101,18 @@ func (m *matcher) String() string {
 
 func (m *matcher) is(s string) bool { return m.Regexp == nil || m.MatchString(s) }
 
+// parseNumbers parses a flag that lists numbers.
+func parseNumbers(name, text string, least, most int) (ns []int, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(part)
+		if err != nil || n < least || n > most {
+			return nil, fmt.Errorf("%s: %q is no number from %d to %d", name, part, least, most)
+		}
+		ns = append(ns, n)
+	}
+	return ns, nil
+}
+
 func bytesText(n int) string {
 	switch {
 	case n >= mib:
@@ -191,44 +123,93 @@ func bytesText(n int) string {
 	return fmt.Sprintf("%d KiB", n/kib)
 }
 
-// team starts the ranks.
-func (o *gatherOptions) team(ctx context.Context) (*team, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	t := &team{cancel: cancel}
-	addrs := ""
-	for rank := range o.size {
-		args := []string{strconv.Itoa(rank), strconv.Itoa(o.size), o.dir, o.profile}
-		p, err := spawn(ctx, "gatherer", append(args, strings.Fields(addrs)...)...)
-		if err == nil {
-			t.ranks = append(t.ranks, p)
-			if rank == 0 {
-				addrs, err = p.line()
-			}
-		}
-		if err != nil {
-			cancel()
-			return nil, err
-		}
-	}
-	return t, nil
+type gatherOptions struct {
+	peers
+	tensors    int
+	bytes, dir string
 }
 
-// inviteMPI returns no entrants if Open MPI is missing.
-func (o *gatherOptions) inviteMPI(ctx context.Context, rep *report) (who []*mpiGather, gone func(), err error) {
-	gone = func() {}
-	if !o.mpi {
-		return nil, gone, nil
+func runGather(ctx context.Context, args []string, out io.Writer) (err error) {
+	var o gatherOptions
+	f := flag.NewFlagSet("gather", flag.ContinueOnError)
+	f.StringVar(&o.bytes, "kib", "4,1024,65536", "sizes of a rank's tensor, in KiB")
+	f.IntVar(&o.tensors, "tensors", 1000, "tensors of a map")
+	f.StringVar(&o.dir, "dir", os.TempDir(), "folder for files: on a disk")
+	o.flags(f, 9, 150*time.Millisecond)
+	if err := f.Parse(args); err != nil {
+		return err
 	}
-	program, err := buildMPI(ctx)
-	if errors.Is(err, errNoMPI) {
-		rep.note("NO OPEN MPI: %v", err)
-		return nil, gone, nil
+	sizes, err := parseNumbers("-kib", o.bytes, 1, 1<<20)
+	if err := errors.Join(err, o.check()); err != nil {
+		return err
 	}
+	if o.dir, err = os.MkdirTemp(o.dir, "muster-bench-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
+	rep := newReport("gather", p50Column, "p90 µs", "slowest rank", "CPU µs", "÷ memcpy", "÷ at once", "÷ bare", othersColumn)
+	rep.note("%d processes, of each so much; time on the rank that receives, behind a barrier; CPU of all ranks, with the barrier", o.size)
+	rep.note("memcpy: one rank's bytes, alone; at once: by all that give; bare: see docs/explanation/benchmarks.md")
+	defer o.stop()
+	if err := o.add(ctx, rep, sizes); err != nil {
+		return err
+	}
+	return o.run(ctx, rep, out)
+}
+
+// add starts all parties, and adds their events.
+func (o *gatherOptions) add(ctx context.Context, rep *report, sizes []int) error {
+	ours, err := o.invite(startRanks(ctx, o.size, 1, o.dir))
 	if err != nil {
-		return nil, gone, err
+		return err
 	}
-	return []*mpiGather{
-		{program, o.size, "Open MPI, shared memory", []string{"--mca", "btl", "vader,self"}},
-		{program, o.size, "Open MPI, TCP", overTCP},
-	}, program.remove, nil
+	mpi, err := o.openMPI(ctx, rep)
+	if err != nil {
+		return err
+	}
+	torch, err := o.torch(ctx, rep)
+	if err != nil {
+		return err
+	}
+	for _, size := range sizes {
+		n := size * kib
+		bases := map[string]ratio{}
+		for column, way := range map[string]string{"÷ memcpy": oneCopy, "÷ at once": allCopies, "÷ bare": bareShare} {
+			bases[column] = ratio{p50Column, wayKey(way, n)}
+		}
+		for _, w := range gatherWays {
+			if w.sizes == nil || w.sizes(n) {
+				o.event(ours, w.name, n, bytesText(n), bases)
+			}
+		}
+		if mpi != nil {
+			o.event(&mpiParty{mpi, o.size, overMemory, false}, "gather"+atWhom+byMPI, n, bytesText(n), bases)
+			o.event(&mpiParty{mpi, o.size, overTCP, false}, "gather"+atWhom+byMPITCP, n, bytesText(n), bases)
+		}
+		if torch != nil {
+			o.event(torch, "gather"+atWhom+"ModelOpt's method", n, bytesText(n), bases)
+			o.event(torch, "gather"+atWhom+byGloo, n, bytesText(n), bases)
+		}
+	}
+	many := fmt.Sprintf("%d tensors", o.tensors)
+	for _, way := range mapWays {
+		o.event(ours, way, o.tensors, many, nil)
+	}
+	if torch != nil {
+		o.event(torch, "map"+atWhom+"ModelOpt's method", o.tensors, many, nil)
+	}
+	n := slices.Max(sizes) * kib
+	for i, way := range fileWays { // a plain write before each ConcatTo
+		o.event(ours, way, n, bytesText(n), map[string]ratio{"÷ bare": {p50Column, wayKey(fileWays[i&^1], n)}})
+	}
+	return nil
+}
+
+// event adds a way, if the flags select it.
+func (o *gatherOptions) event(who party, way string, bytes int, size string, bases map[string]ratio) {
+	if o.ways.is(way) {
+		e := partyEvent(who, way, bytes, true, size, strings.TrimPrefix(way, "gather"+atWhom))
+		e.bases = bases
+		o.events = append(o.events, e)
+	}
 }

@@ -34,7 +34,7 @@ func little(t *testing.T, more ...string) report {
 
 func TestGather(t *testing.T) {
 	sharing(t)
-	r := little(t, "-mpi=false", "-python", "", "-profile", t.TempDir())
+	r := little(t, "-mpi=false", "-python", "")
 	for _, w := range gatherWays {
 		switch {
 		case slices.Contains(mapWays, w.name):
@@ -89,10 +89,10 @@ func TestTorch(t *testing.T) {
 	}
 	python := torchPython(t)
 	sharing(t)
-	r := little(t, "-python", python, "-mpi=false", "-ways", "ModelOpt's way|gloo")
-	want(t, r, "4 KiB ModelOpt's way", "p50 µs", "CPU µs")
-	want(t, r, "1 MiB gloo gather", "p50 µs", "CPU µs")
-	want(t, r, "20 tensors map, ModelOpt's way", "p50 µs")
+	r := little(t, "-python", python, "-mpi=false", "-ways", "ModelOpt's method|gloo")
+	want(t, r, "4 KiB ModelOpt's method", "p50 µs", "CPU µs")
+	want(t, r, "1 MiB gloo", "p50 µs", "CPU µs")
+	want(t, r, "20 tensors map@ModelOpt's method", "p50 µs")
 	r = measured(t, "files", "-python", python, "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir())
 	want(t, r, "torch.save, fsync, rename", "p50 µs", "÷ plain")
 	want(t, r, "torch.load", "p50 µs", "÷ plain")
@@ -123,15 +123,17 @@ func TestFiles(t *testing.T) {
 // TestOver checks that only figures of the same rounds are compared, and only those of the calmer
 // half of the rounds.
 func TestOver(t *testing.T) {
-	slow := &event{way: "slow", rounds: []turned{{p50: 30}, {p50: 900, others: 0.5}, {p50: 20}, {p50: 5, others: 0.4}}}
-	base := &event{way: "base", rounds: []turned{{p50: 10}, {p50: 1}, {p50: 10}, {p50: 1}}}
-	if x := slow.over(base); x != 2.5 {
-		t.Errorf("%v, and 2.5 is the median of 3 and 2", x)
+	rounds := func(p50, others []float64) (fs []figures) {
+		for i, v := range p50 {
+			fs = append(fs, figures{p50Column: v, othersColumn: others[i]})
+		}
+		return fs
 	}
-	slow.bases = map[string]string{"÷ base": "base", "÷ nobody": "nobody"}
-	rep := newReport("games")
-	(&games{events: []*event{slow, base}}).addRows(rep)
-	if got := rep.Rows[0].Figures; got["÷ base"] != 2.5 || got["p50 µs"] != 25 || len(got) != 5 {
-		t.Errorf("%v", got)
-	}
+	slow := &event{key: "slow", rounds: rounds([]float64{30, 900, 20, 5}, []float64{0, 50, 0, 40})}
+	base := &event{key: "base", rounds: rounds([]float64{10, 1, 10, 1}, make([]float64, 4))}
+	slow.bases = map[string]ratio{"÷ base": {p50Column, "base"}, "÷ none": {p50Column, "none"}}
+	rep := newReport("turns")
+	(&turns{events: []*event{slow, base}}).addRows(rep)
+	// 2.5 is the median of 3 and 2
+	assert.Equal(t, figures{"÷ base": 2.5, p50Column: 25, othersColumn: 0}, rep.Rows[0].Figures)
 }

@@ -19,7 +19,7 @@ import (
 type way struct {
 	name  string
 	sizes func(bytes int) bool // the sizes to measure; nil means all
-	open  func(m *gatherer, d *drill, bytes int) error
+	open  func(r *rank, d *drill, bytes int) error
 }
 
 func gatherWay(name string) *way {
@@ -48,36 +48,35 @@ func small(bytes int) bool { return bytes < mib }
 // gatherWays are the ways of muster and of the bare lower bounds. Between two gathers, all memory
 // is returned to its owner.
 var gatherWays = []way{
-	{name: bareStar, sizes: small, open: func(m *gatherer, d *drill, _ int) error { d.call = m.star.barrier; return nil }},
-	{name: "muster barrier", sizes: small, open: openBarrier},
-	{name: "muster barriers, one after the other", sizes: small, open: chained(openBarrier)},
-	{name: oneCopy, sizes: large, open: func(m *gatherer, d *drill, n int) error { return m.openCopy(d, n, m.rank == 0, 1) }},
-	{name: "memcpy of all, by rank 0", sizes: large, open: func(m *gatherer, d *drill, n int) error { return m.openCopy(d, n, m.rank == 0, m.size-1) }},
+	{name: bareStar, sizes: small, open: func(r *rank, d *drill, _ int) error { d.call = r.star.barrier; return nil }},
+	{name: "muster barrier", sizes: small, open: func(r *rank, d *drill, _ int) error {
+		d.call = func() error { return r.groups[near].Barrier(context.Background()) }
+		return nil
+	}},
+	{name: oneCopy, sizes: large, open: func(r *rank, d *drill, n int) error { return r.openCopy(d, n, r.rank == 0) }},
 	{name: allCopies, sizes: large, open: openCopies},
 	{name: bareShare, open: openBareShare},
-	{name: "born in the arena", open: tensorsWay(near, born, nothing)},
-	{name: "born, one after the other", sizes: small, open: chained(tensorsWay(near, born, nothing))},
-	{name: "born, read in place", open: tensorsWay(near, born, touched)},
+	{name: "allocated in the arena", open: tensorsWay(near, inArena, nothing)},
+	{name: "allocated in the arena, read in place", open: tensorsWay(near, inArena, touched)},
 	{name: "copied in", open: tensorsWay(near, ordinary, nothing)},
-	{name: "copied in, read in place", open: tensorsWay(near, ordinary, touched)},
 	{name: "copied in, copied out", open: tensorsWay(near, ordinary, copied)},
-	{name: "copied in, fresh segments", sizes: large, open: func(m *gatherer, d *drill, n int) error { return m.openFresh(d, n, true) }},
-	{name: "the first gather of all", sizes: small, open: func(m *gatherer, d *drill, n int) error { return m.openFresh(d, n, false) }},
+	{name: "copied in, fresh segments", sizes: large, open: func(r *rank, d *drill, n int) error { return r.openFresh(d, n, true) }},
+	{name: "the first gather of all", sizes: small, open: func(r *rank, d *drill, n int) error { return r.openFresh(d, n, false) }},
 	{name: "over TCP", open: tensorsWay(far, ordinary, nothing)},
 	{name: "over a directory", open: tensorsWay(files, ordinary, nothing)},
-	{name: mapWays[0], sizes: never, open: mapsWay(near, born)},
+	{name: mapWays[0], sizes: never, open: mapsWay(near, inArena)},
 	{name: mapWays[1], sizes: never, open: mapsWay(near, ordinary)},
 	{name: mapWays[2], sizes: never, open: mapsWay(far, ordinary)},
-	{name: fileWays[0], sizes: never, open: func(m *gatherer, d *drill, n int) error { return m.openWrite(d, n, tmpfs) }},
-	{name: fileWays[1], sizes: never, open: func(m *gatherer, d *drill, n int) error { return m.openConcatTo(d, n, tmpfs) }},
-	{name: fileWays[2], sizes: never, open: func(m *gatherer, d *drill, n int) error { return m.openWrite(d, n, m.dir) }},
-	{name: fileWays[3], sizes: never, open: func(m *gatherer, d *drill, n int) error { return m.openConcatTo(d, n, m.dir) }},
+	{name: fileWays[0], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openWrite(d, n, tmpfs) }},
+	{name: fileWays[1], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openConcatTo(d, n, tmpfs) }},
+	{name: fileWays[2], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openWrite(d, n, r.dir) }},
+	{name: fileWays[3], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openConcatTo(d, n, r.dir) }},
 }
 
 // mapWays are gathers of many tensors, and fileWays write the gathered tensors to a file. They have
 // sizes of their own.
 var (
-	mapWays  = []string{"map, born in the arena", "map, copied in", "map, over TCP"}
+	mapWays  = []string{"map, allocated in the arena", "map, copied in", "map, over TCP"}
 	fileWays = []string{"write to tmpfs", "ConcatTo, tmpfs", "write to disk", "ConcatTo, disk"}
 )
 
@@ -85,11 +84,6 @@ func never(int) bool { return false }
 
 // tmpfs is a directory whose files are in memory.
 const tmpfs = "/dev/shm"
-
-func openBarrier(m *gatherer, d *drill, _ int) error {
-	d.call = func() error { return m.near.Barrier(context.Background()) }
-	return nil
-}
 
 // room returns n bytes of memory that has been written to.
 func room(n int) []byte {
@@ -100,35 +94,30 @@ func room(n int) []byte {
 	return b
 }
 
-// openCopy copies n bytes the given number of times on the ranks for which here is true.
-func (m *gatherer) openCopy(d *drill, n int, here bool, times int) error {
+// openCopy copies n bytes on the ranks for which here is true.
+func (r *rank) openCopy(d *drill, n int, here bool) error {
 	if !here {
 		d.call = func() error { return nil }
 		return nil
 	}
 	from, to := room(n), room(n)
-	d.call = func() error {
-		for range times {
-			copy(to, from)
-		}
-		return nil
-	}
+	d.call = func() error { copy(to, from); return nil }
 	return nil
 }
 
-func openCopies(m *gatherer, d *drill, n int) error {
-	if err := m.openCopy(d, n, m.rank != 0, 1); err != nil {
+func openCopies(r *rank, d *drill, n int) error {
+	if err := r.openCopy(d, n, r.rank != 0); err != nil {
 		return err
 	}
 	work := d.call
-	d.call = func() error { return errors.Join(work(), m.star.barrier()) }
+	d.call = func() error { return errors.Join(work(), r.star.barrier()) }
 	return nil
 }
 
 // openBareShare is the lower bound of a gather through memory: all ranks but rank 0 copy to memory
 // that rank 0 can read, and notify it.
-func openBareShare(m *gatherer, d *drill, n int) error {
-	arena, err := m.arena(d)
+func openBareShare(r *rank, d *drill, n int) error {
+	arena, err := r.arena(d)
 	if err != nil {
 		return err
 	}
@@ -139,15 +128,15 @@ func openBareShare(m *gatherer, d *drill, n int) error {
 	d.after = append(d.after, func() error { arena.Free(to); return nil })
 	from := room(n)
 	d.call = func() error {
-		if m.rank != 0 {
+		if r.rank != 0 {
 			copy(to, from)
 		}
-		return m.star.barrier()
+		return r.star.barrier()
 	}
 	return nil
 }
 
-func (m *gatherer) arena(d *drill) (*shm.Arena, error) {
+func (r *rank) arena(d *drill) (*shm.Arena, error) {
 	a, err := shm.NewArena(nil)
 	if err == nil {
 		d.after = append(d.after, a.Close)
@@ -155,23 +144,21 @@ func (m *gatherer) arena(d *drill) (*shm.Arena, error) {
 	return a, err
 }
 
-// between says where the ranks assume that the others run.
-type between int
-
-const (
-	near  between = iota // on one host
-	far                  // each on a host of its own
-	files                // with a common directory
-)
+// files is where ranks assume that all have a common directory.
+const files = far + 1
 
 // gatherer opens a Gatherer. It is closed at the end of the drill.
-func (m *gatherer) gatherer(d *drill, where between, arena *shm.Arena) (*gather.Gatherer, error) {
-	g, o := m.near, &gather.Options{Arena: arena}
+func (r *rank) gatherer(d *drill, where int, arena *shm.Arena) (*gather.Gatherer, error) {
+	g, o := r.groups[near], &gather.Options{Arena: arena}
+	var err error
 	switch where {
 	case far:
-		g, o.Listen = m.far, "127.0.0.1"
+		o.Listen = "127.0.0.1"
+		if g, err = r.group(far); err != nil {
+			return nil, err
+		}
 	case files:
-		o.Dir = filepath.Join(m.dir, "gather")
+		o.Dir = filepath.Join(r.dir, "gather")
 	}
 	ga, err := gather.Open(context.Background(), g, o)
 	if err == nil {
@@ -180,24 +167,22 @@ func (m *gatherer) gatherer(d *drill, where between, arena *shm.Arena) (*gather.
 	return ga, err
 }
 
-// birth says where a rank's tensors are allocated.
-type birth bool
-
+// Where a rank's tensors are allocated.
 const (
-	born     birth = true // in the arena of the gather
-	ordinary birth = false
+	inArena  = true // that of the gather
+	ordinary = false
 )
 
 // allocator returns the arena for tensors, or nil for Go's memory.
-func (m *gatherer) allocator(d *drill, b birth) (*shm.Arena, error) {
-	if b == ordinary {
+func (r *rank) allocator(d *drill, arena bool) (*shm.Arena, error) {
+	if !arena {
 		return nil, nil
 	}
-	return m.arena(d)
+	return r.arena(d)
 }
 
 // tensor returns a tensor of n bytes, whose first byte depends on the rank.
-func (m *gatherer) tensor(d *drill, a *shm.Arena, n int) (t *tensor.Tensor, err error) {
+func (r *rank) tensor(d *drill, a *shm.Arena, n int) (t *tensor.Tensor, err error) {
 	if a == nil {
 		t, err = tensor.Wrap(room(n), tensor.F32, n/4)
 	} else if t, err = tensor.NewIn(a, tensor.F32, n/4); err == nil {
@@ -205,7 +190,7 @@ func (m *gatherer) tensor(d *drill, a *shm.Arena, n int) (t *tensor.Tensor, err 
 		d.after = append(d.after, func() error { a.Free(data); return nil })
 	}
 	if err == nil {
-		t.Data[0] = byte(m.rank)
+		t.Data[0] = byte(r.rank)
 	}
 	return t, err
 }
@@ -224,40 +209,40 @@ func touched(data, room []byte) {
 	room[0] = sum
 }
 
-func tensorsWay(where between, b birth, u use) func(*gatherer, *drill, int) error {
-	return func(m *gatherer, d *drill, n int) error {
-		arena, err := m.allocator(d, b)
+func tensorsWay(where int, arena bool, u use) func(*rank, *drill, int) error {
+	return func(r *rank, d *drill, n int) error {
+		a, err := r.allocator(d, arena)
 		if err != nil {
 			return err
 		}
-		t, err := m.tensor(d, arena, n)
+		t, err := r.tensor(d, a, n)
 		if err != nil {
 			return err
 		}
-		ga, err := m.gatherer(d, where, arena)
+		ga, err := r.gatherer(d, where, a)
 		if err != nil {
 			return err
 		}
 		var out []byte
-		if m.rank == 0 {
+		if r.rank == 0 {
 			out = room(n)
 		}
-		d.call = func() error { return m.tensors(ga, t, u, out) }
+		d.call = func() error { return r.tensors(ga, t, u, out) }
 		return nil
 	}
 }
 
-// chained returns a way without the barriers between its calls.
-func chained(open func(*gatherer, *drill, int) error) func(*gatherer, *drill, int) error {
-	return func(m *gatherer, d *drill, n int) error {
-		d.chain = true
-		return open(m, d, n)
+// all returns all ranks.
+func (r *rank) all() (list []int) {
+	for i := range r.size {
+		list = append(list, i)
 	}
+	return list
 }
 
 // tensors runs one gather, until rank 0 has used the result and released it.
-func (m *gatherer) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []byte) error {
-	res, err := ga.Tensors(context.Background(), m.list, t)
+func (r *rank) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []byte) error {
+	res, err := ga.Tensors(context.Background(), r.all(), t)
 	if err != nil {
 		return err
 	}
@@ -275,9 +260,9 @@ func (m *gatherer) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []b
 
 // openFresh makes a new Gatherer for each gather. With links, the Gatherer has gathered a small
 // tensor before, so that only its segments are new.
-func (m *gatherer) openFresh(d *drill, n int, links bool) error {
-	t, err1 := m.tensor(d, nil, n)
-	little, err2 := m.tensor(d, nil, 4*kib)
+func (r *rank) openFresh(d *drill, n int, links bool) error {
+	t, err1 := r.tensor(d, nil, n)
+	little, err2 := r.tensor(d, nil, 4*kib)
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
@@ -286,42 +271,42 @@ func (m *gatherer) openFresh(d *drill, n int, links bool) error {
 	var ga *gather.Gatherer
 	d.before = func() (err error) {
 		// after the barrier, rank 0 has used the result
-		if err = errors.Join(m.star.barrier(), own.close()); err != nil {
+		if err = errors.Join(r.star.barrier(), own.close()); err != nil {
 			return err
 		}
-		if ga, err = m.gatherer(own, near, nil); err != nil || !links {
+		if ga, err = r.gatherer(own, near, nil); err != nil || !links {
 			return err
 		}
-		return m.tensors(ga, little, nothing, nil)
+		return r.tensors(ga, little, nothing, nil)
 	}
-	d.call = func() error { return m.tensors(ga, t, nothing, nil) }
+	d.call = func() error { return r.tensors(ga, t, nothing, nil) }
 	return nil
 }
 
 // mapsWay gathers n tensors of each rank, of 256 bytes to 4 KiB.
-func mapsWay(where between, b birth) func(*gatherer, *drill, int) error {
-	return func(m *gatherer, d *drill, n int) error {
-		arena, err := m.allocator(d, b)
+func mapsWay(where int, arena bool) func(*rank, *drill, int) error {
+	return func(r *rank, d *drill, n int) error {
+		a, err := r.allocator(d, arena)
 		if err != nil {
 			return err
 		}
 		ts := make(map[string]*tensor.Tensor, n)
 		for i := range n {
-			if ts[fmt.Sprintf("model.layers.%d.weight", i)], err = m.tensor(d, arena, 256*(1+i%16)); err != nil {
+			if ts[fmt.Sprintf("model.layers.%d.weight", i)], err = r.tensor(d, a, 256*(1+i%16)); err != nil {
 				return err
 			}
 		}
-		ga, err := m.gatherer(d, where, arena)
+		ga, err := r.gatherer(d, where, a)
 		if err != nil {
 			return err
 		}
-		d.call = func() error { return m.maps(ga, ts) }
+		d.call = func() error { return r.maps(ga, ts) }
 		return nil
 	}
 }
 
-func (m *gatherer) maps(ga *gather.Gatherer, ts map[string]*tensor.Tensor) error {
-	res, err := ga.TensorMaps(context.Background(), m.list, ts)
+func (r *rank) maps(ga *gather.Gatherer, ts map[string]*tensor.Tensor) error {
+	res, err := ga.TensorMaps(context.Background(), r.all(), ts)
 	if err != nil {
 		return err
 	}
@@ -334,6 +319,18 @@ func (m *gatherer) maps(ga *gather.Gatherer, ts map[string]*tensor.Tensor) error
 	return nil
 }
 
+// file returns the file that rank 0 writes; it is removed at the end.
+func (r *rank) file(d *drill, folder string) (f *os.File, err error) {
+	if r.rank != 0 {
+		return nil, nil
+	}
+	if f, err = os.CreateTemp(folder, "muster-bench-*.safetensors"); err != nil {
+		return nil, err
+	}
+	d.after = append(d.after, f.Close, func() error { return os.Remove(f.Name()) })
+	return f, nil
+}
+
 // rewound truncates f, so that it is as a new file.
 func rewound(f *os.File) error {
 	if f == nil {
@@ -344,34 +341,34 @@ func rewound(f *os.File) error {
 }
 
 // openConcatTo merges n bytes of each rank into one file.
-func (m *gatherer) openConcatTo(d *drill, n int, folder string) error {
-	arena, err := m.arena(d)
+func (r *rank) openConcatTo(d *drill, n int, folder string) error {
+	arena, err := r.arena(d)
 	if err != nil {
 		return err
 	}
-	t, err := m.tensor(d, arena, n)
+	t, err := r.tensor(d, arena, n)
 	if err != nil {
 		return err
 	}
-	ga, err := m.gatherer(d, near, arena)
+	ga, err := r.gatherer(d, near, arena)
 	if err != nil {
 		return err
 	}
-	f, err := m.file(d, folder)
+	f, err := r.file(d, folder)
 	if err != nil {
 		return err
 	}
 	ts := map[string]*tensor.Tensor{"weight": t}
 	d.before = func() error { return rewound(f) }
 	d.call = func() error {
-		return ga.ConcatTo(context.Background(), f, m.list, gather.Merge{Axis: map[string]int{"weight": 0}}, ts)
+		return ga.ConcatTo(context.Background(), f, r.all(), gather.Merge{Axis: map[string]int{"weight": 0}}, ts)
 	}
 	return nil
 }
 
 // openWrite makes rank 0 write as many bytes as all ranks have, and nothing else.
-func (m *gatherer) openWrite(d *drill, n int, folder string) error {
-	f, err := m.file(d, folder)
+func (r *rank) openWrite(d *drill, n int, folder string) error {
+	f, err := r.file(d, folder)
 	if err != nil || f == nil {
 		d.call = func() error { return nil }
 		return err
@@ -379,7 +376,7 @@ func (m *gatherer) openWrite(d *drill, n int, folder string) error {
 	data := room(n)
 	d.before = func() error { return rewound(f) }
 	d.call = func() error {
-		for range m.size {
+		for range r.size {
 			if _, err := f.Write(data); err != nil {
 				return err
 			}

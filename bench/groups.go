@@ -2,37 +2,39 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/muster-pg/muster/internal/benchcase"
+)
+
+// The implementations of a group's verbs.
+const (
+	byStar  = "bare"
+	byGroup = "muster"
 )
 
 type groupsOptions struct {
-	sizes          string
-	rounds         int
-	slice          time.Duration
-	mpi, asJSON    bool
-	verbs, profile string
+	turns
+	sizes string
+	mpi   bool
 }
 
 func runGroups(ctx context.Context, args []string, out io.Writer) error {
 	var o groupsOptions
 	f := flag.NewFlagSet("groups", flag.ContinueOnError)
 	f.StringVar(&o.sizes, "n", "2,4,8,16", "numbers of processes")
-	f.IntVar(&o.rounds, "rounds", 9, "rounds; each way has one turn in each")
-	f.DurationVar(&o.slice, "slice", 150*time.Millisecond, "length of a turn")
 	f.BoolVar(&o.mpi, "mpi", false, "measure Open MPI over TCP too")
-	f.StringVar(&o.verbs, "verbs", "", "measure only verbs whose name contains this")
-	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of ranks 0 and 1")
-	f.BoolVar(&o.asJSON, "json", false, "print JSON")
+	o.flags(f, 9, 150*time.Millisecond)
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	sizes, err := parseSizes(o.sizes)
+	sizes, err := parseNumbers("-n", o.sizes, 2, 255)
 	if err != nil {
 		return err
 	}
@@ -43,8 +45,9 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 		}
 		defer mpi.remove()
 	}
-	rep := newReport("groups", "p50 µs", "p90 µs", "mean µs", "CPU µs", "p50 ÷ bare", "mean ÷ bare", "CPU ÷ bare", "p50 ÷ MPI", "others %")
-	rep.note("medians of the calmer half of %d rounds of %v; CPU of all ranks together; broadcast: until the slowest rank has it, and CPU with the barrier before; ping-pong: rank 0 to 1 and back", o.rounds, o.slice)
+	rep := newReport("groups", p50Column, "p90 µs", "mean µs", "CPU µs", "p50 ÷ bare", "p50 ÷ MPI", othersColumn)
+	rep.note("CPU of all ranks together; broadcast: until the slowest rank has it, and CPU with the barrier before; ping-pong: rank 0 to 1 and back")
+	rep.note("medians of the calmer half of %d rounds of %v", o.rounds, o.slice)
 	for _, n := range sizes {
 		if err := o.measure(ctx, n, mpi, rep); err != nil {
 			return fmt.Errorf("%d processes: %w", n, err)
@@ -53,115 +56,93 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 	return rep.write(out, o.asJSON)
 }
 
-func parseSizes(s string) (sizes []int, err error) {
-	for part := range strings.SplitSeq(s, ",") {
-		n, err := strconv.Atoi(part)
-		if err != nil || n < 2 || n > 255 {
-			return nil, fmt.Errorf("-n: %q is no number from 2 to 255", part)
-		}
-		sizes = append(sizes, n)
-	}
-	return sizes, nil
-}
-
-// measure runs a group of n processes, and then one of Open MPI.
+// measure runs a group of n processes, and n of Open MPI by turns.
 func (o *groupsOptions) measure(ctx context.Context, n int, mpi *mpiProgram, rep *report) error {
-	found, err := o.group(ctx, n)
+	ranks, err := startRanks(ctx, n, 1, "")
 	if err != nil {
 		return err
 	}
-	var byMPI map[string]spread
-	if mpi != nil {
-		if byMPI, err = mpi.run(ctx, n, o.slice*time.Duration(o.rounds)); err != nil {
+	defer ranks.stop()
+	t := o.turns
+	t.pids = ranks.pids()
+	for _, v := range groupVerbs {
+		way := v.name + atWhom
+		if !v.fenced {
+			way = v.name + chainedSuffix + atWhom
+		}
+		title := strings.TrimSuffix(v.name+" "+bytesText(v.bytes), " 0 B")
+		add := func(who party, name, by string) {
+			e := partyEvent(who, way+by, v.bytes, false, strconv.Itoa(n), title, name)
+			e.bases = map[string]ratio{}
+			if by == byGroup {
+				e.bases["p50 ÷ bare"] = ratio{p50Column, wayKey(way+byStar, v.bytes)}
+				e.bases["p50 ÷ MPI"] = ratio{p50Column, wayKey(way+byMPITCP, v.bytes)}
+			}
+			t.events = append(t.events, e)
+		}
+		add(ranks, byStar, byStar)
+		if mpi != nil {
+			add(&mpiParty{mpi, n, overTCP, true}, "mpi", byMPITCP)
+		}
+		add(ranks, byGroup, byGroup)
+	}
+	if err := t.play(ctx); err != nil {
+		return err
+	}
+	t.addRows(rep)
+	return nil
+}
+
+// groupVerb is an operation of a group, in both implementations.
+type groupVerb struct {
+	name   string // of the case, too
+	bytes  int    // size of the object
+	fenced bool   // each call begins after a barrier, and its time is that of the slowest rank
+	bare   func(r *rank, object, got []byte) error
+}
+
+var groupVerbs = []groupVerb{
+	{name: "barrier", bare: func(r *rank, _, _ []byte) error { return r.star.barrier() }},
+	{name: "all-gather", bytes: kib, bare: bareGather},
+	{name: "broadcast", bytes: kib, fenced: true, bare: bareBroadcast},
+	{name: "broadcast", bytes: mib, fenced: true, bare: bareBroadcast},
+	{name: "ping-pong", bytes: kib, bare: barePingPong},
+}
+
+func bareGather(r *rank, object, got []byte) error { return r.star.call(starGather, 0, object, got) }
+
+func bareBroadcast(r *rank, object, got []byte) error {
+	reply := got[:len(object)]
+	if r.rank != 0 {
+		object = nil
+	}
+	return r.star.call(starBroadcast, 0, object, reply)
+}
+
+func barePingPong(r *rank, object, got []byte) error {
+	got = got[:len(object)]
+	switch r.rank {
+	case 0:
+		return r.star.call(starSend, 1, object, got)
+	case 1:
+		if err := r.star.call(starSend, 1, nil, got); err != nil {
 			return err
 		}
-	}
-	for _, v := range chosen(o.verbs) {
-		var rounds []groupRound
-		for i, x := range found {
-			if x.Verb == v.name && x.Way == "muster" { // the one before is the bare way
-				rounds = append(rounds, groupRound{bare: found[i-1].spread, muster: x.spread})
-			}
-		}
-		rounds = calmest(rounds, groupRound.others)
-		peer, ok := byMPI[v.name]
-		rep.add(groupFigures(rounds, groupRound.ofBare), strconv.Itoa(n), v.name, "bare")
-		figures := groupFigures(rounds, groupRound.ofMuster)
-		addRatios(figures, rounds)
-		if ok {
-			figures["p50 ÷ MPI"] = figures["p50 µs"] / peer.P50
-			rep.add(map[string]float64{"p50 µs": peer.P50, "p90 µs": peer.P90, "mean µs": peer.Mean}, strconv.Itoa(n), v.name, "mpi")
-		}
-		rep.add(figures, strconv.Itoa(n), v.name, "muster")
+		return r.star.call(starSend, 0, object, nil)
 	}
 	return nil
 }
 
-// groupRound is one turn of each way.
-type groupRound struct{ bare, muster spread }
-
-func (r groupRound) others() float64  { return max(r.bare.Others, r.muster.Others) }
-func (r groupRound) ofBare() spread   { return r.bare }
-func (r groupRound) ofMuster() spread { return r.muster }
-
-func groupFigures(rounds []groupRound, way func(groupRound) spread) map[string]float64 {
-	return map[string]float64{
-		"p50 µs":   medianOf(rounds, func(r groupRound) float64 { return way(r).P50 }),
-		"p90 µs":   medianOf(rounds, func(r groupRound) float64 { return way(r).P90 }),
-		"mean µs":  medianOf(rounds, func(r groupRound) float64 { return way(r).Mean }),
-		"CPU µs":   medianOf(rounds, func(r groupRound) float64 { return way(r).CPU }),
-		"others %": 100 * medianOf(rounds, groupRound.others),
+// openGroupVerb prepares a verb of groupVerbs.
+func (r *rank) openGroupVerb(d *drill, verb, who string, bytes int) error {
+	object := make([]byte, bytes)
+	if who == byGroup {
+		c, muster := benchcase.Find(verb), &benchcase.Rank{Group: r.groups[near], Object: object}
+		d.call = func() error { return c.Run(context.Background(), muster) }
+		return nil
 	}
-}
-
-func addRatios(figures map[string]float64, rounds []groupRound) {
-	for name, f := range map[string]func(spread) float64{
-		"p50 ÷ bare":  func(s spread) float64 { return s.P50 },
-		"mean ÷ bare": func(s spread) float64 { return s.Mean },
-		"CPU ÷ bare":  func(s spread) float64 { return s.CPU },
-	} {
-		figures[name] = medianOf(rounds, func(r groupRound) float64 { return f(r.muster) / f(r.bare) })
-	}
-}
-
-// group starts n ranks, and collects what rank 0 reports.
-func (o *groupsOptions) group(ctx context.Context, n int) (found []finding, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // kills the ranks that are left
-	args := func(rank int, more ...string) []string {
-		return append([]string{strconv.Itoa(rank), strconv.Itoa(n), strconv.Itoa(o.rounds), o.slice.String(), o.profile, o.verbs}, more...)
-	}
-	zero, err := spawn(ctx, "rank", args(0)...)
-	if err != nil {
-		return nil, err
-	}
-	ranks := []*process{zero}
-	addrs, err := zero.line()
-	if err != nil {
-		return nil, err
-	}
-	for rank := 1; rank < n; rank++ {
-		p, err := spawn(ctx, "rank", args(rank, strings.Fields(addrs)...)...)
-		if err != nil {
-			return nil, err
-		}
-		ranks = append(ranks, p)
-	}
-	for range 2 * o.rounds * len(chosen(o.verbs)) {
-		var x finding
-		line, err := zero.line()
-		if err == nil {
-			err = json.Unmarshal([]byte(line), &x)
-		}
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, x)
-	}
-	for rank, p := range ranks {
-		if err := p.finish(); err != nil {
-			return nil, fmt.Errorf("rank %d: %w", rank, err)
-		}
-	}
-	return found, nil
+	got := make([]byte, r.size*bytes) // what the star delivers
+	v := groupVerbs[slices.IndexFunc(groupVerbs, func(v groupVerb) bool { return v.name == verb })]
+	d.call = func() error { return v.bare(r, object, got) }
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,28 +15,22 @@ import (
 
 // kvOptions are the flags of bench kv.
 type kvOptions struct {
-	rounds, idle, size int
-	slice              time.Duration
-	redis, asJSON      bool
-	shapes, ops        string
-	profile            string
-	data, other        string
+	turns
+	idle, size        int
+	redis             bool
+	shapes, ops, data string
 }
 
 func runKV(ctx context.Context, args []string, out io.Writer) error {
 	var o kvOptions
 	f := flag.NewFlagSet("kv", flag.ContinueOnError)
-	f.IntVar(&o.rounds, "rounds", 9, "rounds; each peer has one turn in each")
-	f.DurationVar(&o.slice, "slice", 250*time.Millisecond, "length of a turn")
 	f.IntVar(&o.size, "size", 64, "bytes of a value")
 	f.IntVar(&o.idle, "idle", 0, "also measure muster beside so many idle connections")
 	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
 	f.StringVar(&o.shapes, "shapes", "1x1,50x1,1x16,50x16", "connections x requests under way on each")
 	f.StringVar(&o.ops, "ops", "get,set", "operations")
-	f.StringVar(&o.profile, "profile", "", "folder for a CPU profile of muster's server (and of the load, to which all contribute)")
 	f.StringVar(&o.data, "data", "", "also measure a durable muster, and redis with appendfsync always, in folders below this one")
-	f.StringVar(&o.other, "other", "", "measure the muster of another build of this program too: this file")
-	f.BoolVar(&o.asJSON, "json", false, "print JSON")
+	o.flags(f, 9, 250*time.Millisecond)
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -43,29 +38,63 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for op := range strings.SplitSeq(o.ops, ",") {
-		if op := operation(op); op != opGet && op != opSet {
-			return fmt.Errorf("there is no operation %q: get or set", op)
-		}
+	ops := strings.Split(o.ops, ",")
+	if slices.ContainsFunc(ops, func(op string) bool { return operation(op) != opGet && operation(op) != opSet }) {
+		return fmt.Errorf("-ops %s: get or set", o.ops)
 	}
 	r, err := o.spawn(ctx)
 	defer r.stop()
 	if err != nil {
 		return err
 	}
-	if o.profile != "" {
-		stop, err := profileCPU(filepath.Join(o.profile, "load.pprof"))
-		if err != nil {
-			return err
-		}
-		defer stop()
-	}
-	rep := newReport("kv", "ops/s", "p50 µs", "p99 µs", "server µs/op", "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", "Δ idle %", "others %")
-	rep.note("values of %d B; medians of the calmer half of %d rounds of %v; µs/op is CPU time", o.size, o.rounds, o.slice)
-	if err := o.measure(ctx, r.servers, shapes, rep); err != nil {
+	rep := newReport("kv", rateColumn, p50Column, p99Column, cpuColumn, "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", "rate ÷ no idle", othersColumn)
+	rep.note("values of %d B; µs/op is CPU time", o.size)
+	value := []byte(strings.Repeat("x", o.size))
+	if err := r.fill(ctx, value); err != nil {
 		return err
 	}
-	return rep.write(out, o.asJSON)
+	for _, sh := range shapes {
+		for _, op := range ops {
+			for _, s := range r.servers {
+				o.addLoad(r, s, sh, operation(op), value).bases = kvBases(s.name, op, sh)
+			}
+		}
+	}
+	return o.run(ctx, rep, out)
+}
+
+// kvBases returns what a server is compared with.
+func kvBases(name, op string, sh shape) map[string]ratio {
+	bases := map[string]ratio{}
+	base := func(column, figure, server string) { bases[column] = ratio{figure, loadKey(server, operation(op), sh)} }
+	switch name {
+	case "muster", "muster+disk":
+		if name == "muster" {
+			base("rate ÷ bare", rateColumn, "bare")
+		}
+		redis := strings.Replace(name, "muster", "redis", 1)
+		base("rate ÷ redis", rateColumn, redis)
+		base("p99 ÷ redis", p99Column, redis)
+		base("CPU ÷ redis", cpuColumn, redis)
+	}
+	if busy, idle := strings.CutSuffix(name, "+idle"); idle {
+		base("rate ÷ no idle", rateColumn, busy)
+	}
+	return bases
+}
+
+func loadKey(name string, op operation, sh shape) string { return fmt.Sprint(op, sh, name) }
+
+// addLoad adds the event of a load on a server.
+func (t *turns) addLoad(r *rivals, s *server, sh shape, op operation, value []byte) *event {
+	t.pids = r.pids()
+	e := &event{key: loadKey(s.name, op, sh), name: []string{string(op), sh.String(), s.name}, timed: true}
+	e.turn = func(ctx context.Context, _ int) (figures, time.Duration, error) {
+		f, err := measure(ctx, s, sh, op, value, t.slice)
+		return f, 0, err
+	}
+	t.events = append(t.events, e)
+	return e
 }
 
 func parseShapes(s string) (shapes []shape, err error) {
@@ -98,6 +127,13 @@ func (r *rivals) stop() {
 	}
 }
 
+func (r *rivals) pids() (pids []int) {
+	for _, s := range r.servers {
+		pids = append(pids, s.cmd.Process.Pid)
+	}
+	return pids
+}
+
 func (r *rivals) add(s *server, err error) error {
 	if err == nil {
 		r.servers = append(r.servers, s)
@@ -105,20 +141,26 @@ func (r *rivals) add(s *server, err error) error {
 	return err
 }
 
+// addMuster starts a muster server; args is its directory, if it has one.
+func (r *rivals) addMuster(ctx context.Context, name string, args ...string) error {
+	return r.add(spawnServer(ctx, name, "muster", newWireDialect, args...))
+}
+
+// fill sets every key on every server.
+func (r *rivals) fill(ctx context.Context, value []byte) error {
+	for _, s := range r.servers {
+		if err := fill(ctx, s, value); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
 // spawn starts the servers. It returns the servers that were started with an error too.
 func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 	r = new(rivals)
-	var profile []string
-	if o.profile != "" {
-		profile = []string{filepath.Join(o.profile, "muster.pprof")}
-	}
-	if err := r.add(spawnServer(ctx, "muster", "muster", newWireDialect, profile...)); err != nil {
+	if err := r.addMuster(ctx, "muster"); err != nil {
 		return r, err
-	}
-	if o.other != "" {
-		if err := r.add(spawnOther(ctx, "other", o.other)); err != nil {
-			return r, err
-		}
 	}
 	if err := r.add(spawnServer(ctx, "bare", "bare", newBareDialect)); err != nil {
 		return r, err
@@ -133,10 +175,7 @@ func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 			return r, err
 		}
 	}
-	if o.idle > 0 {
-		return r, r.addIdle(ctx, o.idle, "muster+idle")
-	}
-	return r, nil
+	return r, o.addIdle(ctx, r, "muster+idle")
 }
 
 // addDurable starts servers that write each change to disk before they answer.
@@ -146,22 +185,11 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 		return err
 	}
 	r.dirs = append(r.dirs, dir)
-	args := []string{"-data", filepath.Join(dir, "muster")}
-	if o.profile != "" {
-		args = append(args, filepath.Join(o.profile, "durable.pprof"))
-	}
-	if err := r.add(spawnServer(ctx, "muster+disk", "muster", newWireDialect, args...)); err != nil {
+	if err := r.addMuster(ctx, "muster+disk", filepath.Join(dir, "muster")); err != nil {
 		return err
 	}
-	if o.other != "" {
-		if err := r.add(spawnOther(ctx, "other+disk", o.other, "-data", filepath.Join(dir, "other"))); err != nil {
-			return err
-		}
-	}
-	if o.idle > 0 {
-		if err := r.addIdle(ctx, o.idle, "muster+disk+idle", "-data", filepath.Join(dir, "idle")); err != nil {
-			return err
-		}
+	if err := o.addIdle(ctx, r, "muster+disk+idle", filepath.Join(dir, "idle")); err != nil {
+		return err
 	}
 	if !o.redis {
 		return nil
@@ -173,107 +201,20 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 	return r.add(spawnRedis(ctx, "redis+disk", "--appendonly", "yes", "--appendfsync", "always", "--dir", aof))
 }
 
-// addIdle starts one more muster server, and a process that holds n idle connections to it.
-func (r *rivals) addIdle(ctx context.Context, n int, name string, args ...string) error {
-	s, err := spawnServer(ctx, name, "muster", newWireDialect, args...)
-	if err := r.add(s, err); err != nil {
+// addIdle starts one more muster server, and a process that holds idle connections to it, if there
+// are any.
+func (o *kvOptions) addIdle(ctx context.Context, r *rivals, name string, args ...string) error {
+	if o.idle == 0 {
+		return nil
+	}
+	if err := r.addMuster(ctx, name, args...); err != nil {
 		return err
 	}
-	h, err := spawn(ctx, "idle", s.addr, strconv.Itoa(n))
+	h, err := spawn(ctx, "idle", r.servers[len(r.servers)-1].addr, strconv.Itoa(o.idle))
 	if err != nil {
 		return err
 	}
 	r.holders = append(r.holders, h)
 	_, err = h.line()
 	return err
-}
-
-// measure gives every server its turn in each round.
-func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []shape, rep *report) error {
-	value := []byte(strings.Repeat("x", o.size))
-	for _, s := range servers {
-		if err := fill(ctx, s, value); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
-		}
-	}
-	for _, sh := range shapes {
-		for op := range strings.SplitSeq(o.ops, ",") {
-			var rounds []kvRound
-			for range o.rounds {
-				r, err := takeTurns(ctx, servers, sh, operation(op), value, o.slice)
-				if err != nil {
-					return err
-				}
-				rounds = append(rounds, r)
-			}
-			rounds = calmest(rounds, func(r kvRound) float64 { return r.others })
-			for _, s := range servers {
-				rep.add(kvFigures(rounds, s.name), op, sh.String(), s.name)
-			}
-		}
-	}
-	return nil
-}
-
-// kvRound is a turn of each server.
-type kvRound struct {
-	others float64
-	of     map[string]sample
-}
-
-// takeTurns puts a load on each server for a time slice.
-func takeTurns(ctx context.Context, servers []*server, sh shape, op operation, value []byte, slice time.Duration) (kvRound, error) {
-	r := kvRound{of: map[string]sample{}}
-	processes := map[*process]bool{} // a server may have several turns
-	for _, s := range servers {
-		processes[s.process] = true
-	}
-	ours := func() (sum time.Duration) {
-		for p := range processes {
-			sum += cpuTime(p.cmd.Process.Pid)
-		}
-		return sum + ownCPU()
-	}
-	w, before := startWatch(), ours()
-	for _, s := range servers {
-		x, err := measure(ctx, s, sh, op, value, slice)
-		if err != nil {
-			return r, fmt.Errorf("%s %s %s: %w", s.name, op, sh, err)
-		}
-		r.of[s.name] = x
-	}
-	r.others = w.others(ours() - before)
-	return r, nil
-}
-
-func kvFigures(rounds []kvRound, name string) map[string]float64 {
-	of := func(name string, f func(sample) float64) []float64 {
-		return each(rounds, func(r kvRound) float64 { return f(r.of[name]) })
-	}
-	rate := func(s sample) float64 { return s.rate }
-	p99 := func(s sample) float64 { return s.p99 }
-	cpu := func(s sample) float64 { return s.serverCPU }
-	figures := map[string]float64{
-		"ops/s":        median(of(name, rate)),
-		"p50 µs":       median(of(name, func(s sample) float64 { return s.p50 })),
-		"p99 µs":       median(of(name, p99)),
-		"server µs/op": median(of(name, cpu)),
-		"client µs/op": median(of(name, func(s sample) float64 { return s.clientCPU })),
-		"others %":     100 * medianOf(rounds, func(r kvRound) float64 { return r.others }),
-	}
-	switch name {
-	case "muster", "other":
-		figures["rate ÷ bare"] = median(ratios(of(name, rate), of("bare", rate)))
-		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis", rate)))
-		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis", p99)))
-		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis", cpu)))
-	case "muster+disk", "other+disk":
-		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis+disk", rate)))
-		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis+disk", p99)))
-		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis+disk", cpu)))
-	}
-	if busy, idle := strings.CutSuffix(name, "+idle"); idle {
-		figures["Δ idle %"] = 100 * (median(ratios(of(name, rate), of(busy, rate))) - 1)
-	}
-	return figures
 }

@@ -16,14 +16,12 @@ type shape struct{ conns, depth int }
 
 func (s shape) String() string { return fmt.Sprintf("%d×%d", s.conns, s.depth) }
 
-// sample is the result of one turn of a load.
-type sample struct {
-	rate float64 // operations per second
-	// µs of a batch: depth requests, which are written together, until the last reply
-	p50, p99  float64
-	serverCPU float64 // µs per operation, user and system
-	clientCPU float64
-}
+// The columns of a load.
+const (
+	rateColumn = "ops/s"
+	p99Column  = "p99 µs"
+	cpuColumn  = "server µs/op"
+)
 
 const (
 	keyCount   = 1000
@@ -132,14 +130,15 @@ func fill(ctx context.Context, s *server, value []byte) error {
 	return nil
 }
 
-// measure puts a load on s for duration d.
-func measure(ctx context.Context, s *server, sh shape, op operation, value []byte, d time.Duration) (sample, error) {
+// measure puts a load on s for duration d. The latency is that of a batch: depth requests, which are
+// written together, until the last reply.
+func measure(ctx context.Context, s *server, sh shape, op operation, value []byte, d time.Duration) (figures, error) {
 	cs := make([]*client, sh.conns)
 	defer closeAll(cs)
 	for i := range cs {
 		c, err := dialClient(ctx, s)
 		if cs[i] = c; err != nil {
-			return sample{}, err
+			return nil, err
 		}
 		c.took = make([]int32, 0, int(d/(20*time.Microsecond))/sh.conns+1000)
 	}
@@ -152,7 +151,7 @@ func measure(ctx context.Context, s *server, sh shape, op operation, value []byt
 		}
 		return nil
 	}); err != nil {
-		return sample{}, err
+		return nil, err
 	}
 	cpu, own, began := cpuTime(s.cmd.Process.Pid), ownCPU(), time.Now()
 	err := together(cs, func(c *client) error { return c.work(op, sh.depth, value, began.Add(d)) })
@@ -160,16 +159,16 @@ func measure(ctx context.Context, s *server, sh shape, op operation, value []byt
 	return summary(cs, sh.depth, took, cpuTime(s.cmd.Process.Pid)-cpu, ownCPU()-own), err
 }
 
-func summary(cs []*client, depth int, took, serverCPU, clientCPU time.Duration) sample {
+func summary(cs []*client, depth int, took, serverCPU, clientCPU time.Duration) figures {
 	var all []int32
 	for _, c := range cs {
 		all = append(all, c.took...)
 	}
 	slices.Sort(all)
 	n := float64(len(all) * depth)
-	return sample{
-		rate: n / took.Seconds(), p50: quantile(all, 0.5) / 1e3, p99: quantile(all, 0.99) / 1e3,
-		serverCPU: micros(serverCPU) / n, clientCPU: micros(clientCPU) / n,
+	return figures{
+		rateColumn: n / took.Seconds(), p50Column: quantile(all, 0.5) / 1e3, p99Column: quantile(all, 0.99) / 1e3,
+		cpuColumn: micros(serverCPU) / n, "client µs/op": micros(clientCPU) / n,
 	}
 }
 

@@ -48,31 +48,11 @@ func buildMPI(ctx context.Context) (*mpiProgram, error) {
 
 func (p *mpiProgram) remove() { _ = os.RemoveAll(p.dir) }
 
-// overTCP are the arguments that make Open MPI use TCP on loopback.
-var overTCP = []string{"--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"}
-
-// run measures n processes over TCP on loopback.
-func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found map[string]spread, err error) {
-	out, _, err := p.start(ctx, n, overTCP, strconv.FormatFloat(each.Seconds(), 'f', 3, 64))
-	if err != nil {
-		return nil, err
-	}
-	found = map[string]spread{}
-	for line := range strings.Lines(out) {
-		f := strings.Split(strings.TrimSpace(line), ";")
-		if len(f) != 4 {
-			continue // a message of mpirun's
-		}
-		var x spread
-		for i, into := range []*float64{&x.P50, &x.P90, &x.Mean} {
-			if *into, err = strconv.ParseFloat(f[i+1], 64); err != nil {
-				return nil, fmt.Errorf("mpirun said %q: %w", line, err)
-			}
-		}
-		found[f[0]] = x
-	}
-	return found, nil
-}
+// The arguments that make Open MPI use TCP on loopback, and shared memory.
+var (
+	overTCP    = []string{"--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"}
+	overMemory = []string{"--mca", "btl", "vader,self"}
+)
 
 // start runs the program in n processes. It returns their output and their total CPU time.
 func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...string) (out string, cpu time.Duration, err error) {
@@ -95,24 +75,26 @@ func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...str
 	return string(b), cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
 }
 
-// mpiGather is MPI_Gather as a party of bench gather. It runs only for its turn, since MPI's
-// processes use the CPU while they wait.
-type mpiGather struct {
+// mpiParty is Open MPI as a party. It runs only for its turn, since its processes use the CPU while
+// they wait.
+type mpiParty struct {
 	program *mpiProgram
 	size    int
-	name    string
-	way     []string // arguments for mpirun
+	over    []string // arguments for mpirun
+	objects bool     // the size of an all-gather is that of a rank's object
 }
 
-func (m *mpiGather) pids() []int { return nil }
-
-func (m *mpiGather) turn(ctx context.Context, _ string, n, count int) ([]lap, time.Duration, error) {
-	return m.program.laps(ctx, m.size, m.way, count, "gather", strconv.Itoa(n), strconv.Itoa(count))
-}
-
-// laps runs the program for count calls, and returns their times as one lap.
-func (p *mpiProgram) laps(ctx context.Context, size int, way []string, count int, args ...string) ([]lap, time.Duration, error) {
-	out, cpu, err := p.start(ctx, size, way, args...)
+func (m *mpiParty) turn(ctx context.Context, way string, bytes, count int) ([]lap, time.Duration, error) {
+	verb, _, _ := strings.Cut(way, atWhom)
+	verb, chained := strings.CutSuffix(verb, chainedSuffix)
+	if m.objects && verb == "all-gather" {
+		bytes *= m.size // MPI's is that of all
+	}
+	fenced := "fenced"
+	if chained {
+		fenced = "chained"
+	}
+	out, cpu, err := m.program.start(ctx, m.size, m.over, verb, strconv.Itoa(bytes), strconv.Itoa(count), fenced)
 	if err != nil {
 		return nil, 0, err
 	}

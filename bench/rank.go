@@ -2,279 +2,259 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"math"
 	"net"
-	"os"
-	"path/filepath"
-	"slices"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/internal/benchcase"
+	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// member is one process of a group: it is in a star and in a muster group, which rank 0 hosts.
-type member struct {
+// Where ranks assume that the others run.
+const (
+	near = iota // on one host
+	far         // each on a host of its own
+)
+
+// rank is one rank of bench groups, gather and collective. It is in a star, and in one or two muster
+// groups. Rank 0 hosts the star and the store.
+type rank struct {
 	rank, size int
+	dir        string // for files
+	addrs      []string
+	listener   net.Listener // rank 0's, of the store
 	star       *ray
-	group      *pgroup.Group
-	got        []byte // what the star delivers
+	groups     [2]*pgroup.Group
+	comms      [2]*collective.Comm
+	bare       *bareRanks // those of this process
 }
 
-// verb is an operation of a group, in both ways.
-type verb struct {
-	name   string
-	of     string // the case that it belongs to
-	bytes  int    // size of the object
-	fenced bool   // each time begins after a barrier, and is that of the slowest rank
-	bare   func(m *member, object []byte) error
+// drill is a measurement: all ranks run call concurrently.
+type drill struct {
+	chain  bool           // calls follow each other without a barrier
+	verbs  int            // of a Comm, for each call: the fence may be one
+	before func() error   // if not nil, runs before each call, and is not measured
+	fence  func() error   // the barrier before a call
+	call   func() error   // what is measured
+	after  []func() error // runs at the end, in reverse order
 }
 
-var verbs = []verb{
-	{name: "barrier", of: "barrier", bare: bareBarrier},
-	{name: "all-gather 1 KiB", of: "all-gather", bytes: kib, bare: bareGather},
-	{name: "broadcast 1 KiB", of: "broadcast", bytes: kib, fenced: true, bare: bareBroadcast},
-	{name: "broadcast 1 MiB", of: "broadcast", bytes: mib, fenced: true, bare: bareBroadcast},
-	{name: "ping-pong 1 KiB", of: "ping-pong", bytes: kib, bare: barePingPong},
-}
-
-// chosen returns the verbs whose name contains what.
-func chosen(what string) []verb {
-	return slices.DeleteFunc(slices.Clone(verbs), func(v verb) bool { return !strings.Contains(v.name, what) })
-}
-
-func bareBarrier(m *member, _ []byte) error { return m.star.barrier() }
-
-func bareGather(m *member, object []byte) error {
-	return m.star.call(starGather, 0, object, m.got[:m.size*len(object)])
-}
-
-func bareBroadcast(m *member, object []byte) error {
-	reply := m.got[:len(object)]
-	if m.rank != 0 {
-		object = nil
+func (d *drill) close() (err error) {
+	for len(d.after) > 0 {
+		f := d.after[len(d.after)-1]
+		d.after = d.after[:len(d.after)-1]
+		err = errors.Join(err, f())
 	}
-	return m.star.call(starBroadcast, 0, object, reply)
-}
-
-func barePingPong(m *member, object []byte) error {
-	switch m.rank {
-	case 0:
-		return m.star.call(starSend, 1, object, m.got[:len(object)])
-	case 1:
-		if err := m.star.call(starSend, 1, nil, m.got[:len(object)]); err != nil {
-			return err
-		}
-		return m.star.call(starSend, 0, object, nil)
-	}
-	return nil
-}
-
-// spread summarizes a series of times, in µs.
-type spread struct {
-	P50, P90, Mean float64
-	CPU            float64 // µs of all ranks together, per call
-	Others         float64 // the share of the CPU time that other processes used
-}
-
-// finding is what rank 0 reports: one turn of one verb.
-type finding struct {
-	Verb, Way string
-	spread
-}
-
-// beRank runs the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE VERBS [STAR GROUP]. Rank 0
-// hosts both groups, and first prints both addresses.
-func beRank(args []string) error {
-	var m member
-	var rounds int
-	var slice time.Duration
-	var err error
-	for i, into := range []*int{&m.rank, &m.size, &rounds} {
-		if *into, err = strconv.Atoi(args[i]); err != nil {
-			return err
-		}
-	}
-	if slice, err = time.ParseDuration(args[3]); err != nil {
-		return err
-	}
-	// the parent has ended
-	go func() { _ = listen(func(string) error { return nil }); os.Exit(1) }()
-	if err := m.meet(args[6:]); err != nil {
-		return err
-	}
-	if folder := args[4]; folder != "" && m.rank < 2 {
-		stop, err := profileCPU(filepath.Join(folder, fmt.Sprintf("rank%d.pprof", m.rank)))
-		if err != nil {
-			return err
-		}
-		defer stop()
-	}
-	m.got = make([]byte, max(mib, m.size*kib))
-	for _, v := range chosen(args[5]) {
-		if err := m.measure(v, rounds, slice); err != nil {
-			return fmt.Errorf("%s: %w", v.name, err)
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	return m.group.Shutdown(ctx)
-}
-
-// meet hosts both groups on rank 0, and connects to them on other ranks.
-func (m *member) meet(addrs []string) error {
-	cfg := pgroup.Config{Rank: m.rank, Size: m.size, Timeout: time.Minute}
-	if m.rank == 0 {
-		star, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		go func() { _ = serveStar(star, m.size) }()
-		if cfg.Listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-			return err
-		}
-		addrs = []string{star.Addr().String(), cfg.Listener.Addr().String()}
-		emit("%s %s", addrs[0], addrs[1])
-	} else {
-		cfg.Address = addrs[1]
-	}
-	var err error
-	if m.star, err = dialStar(addrs[0], m.rank); err != nil {
-		return err
-	}
-	m.group, err = pgroup.Create(context.Background(), cfg)
 	return err
 }
 
-// measure measures v in turns: bare, muster, bare, …
-func (m *member) measure(v verb, rounds int, slice time.Duration) error {
-	ctx := context.Background()
-	object := make([]byte, v.bytes)
-	muster := &benchcase.Rank{Group: m.group, Object: object}
-	ways := []struct {
-		name  string
-		call  func() error
-		count int
-	}{
-		{name: "bare", call: func() error { return v.bare(m, object) }},
-		{name: "muster", call: func() error { return benchcase.Find(v.of).Run(ctx, muster) }},
-	}
-	for i := range ways {
-		n, err := m.calibrate(ways[i].call, v.fenced, slice)
-		if err != nil {
-			return fmt.Errorf("%s: %w", ways[i].name, err)
-		}
-		ways[i].count = n
-	}
-	for range rounds {
-		for _, way := range ways {
-			s, err := m.series(way.call, way.count, v.fenced)
-			if err != nil {
-				return fmt.Errorf("%s: %w", way.name, err)
-			}
-			if m.rank == 0 {
-				b, _ := json.Marshal(finding{v.name, way.name, s})
-				emit("%s", b)
+// times runs count calls, and returns how long each took, in µs.
+func (d *drill) times(count int) (took []float64, err error) {
+	for i := range count {
+		if d.before != nil {
+			if err := d.before(); err != nil {
+				return nil, err
 			}
 		}
-	}
-	return nil
-}
-
-// calibrate determines how many calls fit into a slice; rank 0 decides.
-func (m *member) calibrate(call func() error, fenced bool, slice time.Duration) (n int, err error) {
-	const trial = 10
-	if _, err := m.times(call, trial, fenced); err != nil {
-		return 0, err
-	}
-	began := time.Now()
-	if _, err := m.times(call, trial, fenced); err != nil {
-		return 0, err
-	}
-	took := time.Since(began) / trial
-	var mine []byte
-	if m.rank == 0 {
-		mine = binary.LittleEndian.AppendUint64(nil, uint64(min(max(slice/max(took, time.Microsecond), 5), 5000)))
-	}
-	got := make([]byte, 8)
-	err = m.star.call(starBroadcast, 0, mine, got)
-	return int(binary.LittleEndian.Uint64(got)), err
-}
-
-// times calls call n times, and returns how long each took on this rank, in µs.
-func (m *member) times(call func() error, n int, fenced bool) ([]float64, error) {
-	took := make([]float64, n)
-	for i := range took {
-		if fenced {
-			if err := m.star.barrier(); err != nil {
+		if i == 0 || !d.chain {
+			if err := d.fence(); err != nil {
 				return nil, err
 			}
 		}
 		began := time.Now()
-		if err := call(); err != nil {
+		if err := d.call(); err != nil {
 			return nil, err
 		}
-		took[i] = micros(time.Since(began))
+		took = append(took, micros(time.Since(began)))
 	}
 	return took, nil
 }
 
-// series measures n calls.
-func (m *member) series(call func() error, n int, fenced bool) (s spread, err error) {
-	if err := m.star.barrier(); err != nil {
-		return s, err
+// localRanks are the ranks of one process.
+type localRanks []*rank
+
+// beRank runs the role of the ranks FIRST to END (exclusive) of SIZE: rank FIRST END SIZE DIR [STAR
+// GROUP]. The process of rank 0 first prints the addresses of the star and the store. From then on
+// each line is WAY;BYTES;COUNT, and the answer is a lap.
+func beRank(args []string) (err error) {
+	var first, end, size int
+	for i, into := range []*int{&first, &end, &size} {
+		if *into, err = strconv.Atoi(args[i]); err != nil {
+			return err
+		}
 	}
-	w, before := startWatch(), ownCPU()
-	took, err := m.times(call, n, fenced)
-	if err != nil {
-		return s, err
-	}
-	cpu, err := m.gather([]float64{micros(ownCPU() - before)})
-	if err != nil {
-		return s, err
-	}
-	sum := 0.0
-	for _, c := range cpu {
-		sum += c[0]
-	}
-	s.Others = w.others(time.Duration(sum * 1e3))
-	if fenced {
-		all, err := m.gather(took)
+	addrs := args[4:]
+	var listener net.Listener
+	if first == 0 {
+		star, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
-			return s, err
+			return err
 		}
-		for _, other := range all {
-			for i, t := range other {
-				took[i] = max(took[i], t)
-			}
+		go func() { _ = serveStar(star, size) }()
+		if listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			return err
 		}
+		addrs = []string{star.Addr().String(), listener.Addr().String()}
+		emit("%s %s", addrs[0], addrs[1])
 	}
-	s.CPU, s.Mean = sum/float64(n), mean(took)
-	slices.Sort(took)
-	s.P50, s.P90 = quantile(took, 0.5), quantile(took, 0.9)
-	return s, m.star.barrier()
+	var rs localRanks
+	bare := newBareRanks(end - first)
+	for i := first; i < end; i++ {
+		rs = append(rs, &rank{rank: i, size: size, dir: args[3], addrs: addrs, listener: listener, bare: bare})
+	}
+	if err := rs.each(func(_ int, r *rank) error { return r.meet() }); err != nil {
+		return err
+	}
+	return errors.Join(listen(rs.answer), rs.each(func(_ int, r *rank) error { return r.close() }))
 }
 
-// gather returns the numbers of all ranks to all. Each rank passes equally many.
-func (m *member) gather(mine []float64) ([][]float64, error) {
-	out := make([]byte, 0, 8*len(mine))
-	for _, v := range mine {
-		out = binary.LittleEndian.AppendUint64(out, math.Float64bits(v))
+// meet connects to the star and forms the near group.
+func (r *rank) meet() (err error) {
+	if r.star, err = dialStar(r.addrs[0], r.rank); err == nil {
+		_, err = r.group(near)
 	}
-	in := make([]byte, m.size*len(out))
-	if err := m.star.call(starGather, 0, out, in); err != nil {
-		return nil, err
+	return err
+}
+
+// group returns the rank's group, which all ranks form at its first use. The members of the far group
+// rendezvous in the store of the near one.
+func (r *rank) group(where int) (*pgroup.Group, error) {
+	if r.groups[where] == nil {
+		cfg := pgroup.Config{Name: "near", Rank: r.rank, Size: r.size, Timeout: time.Minute, Address: r.addrs[1]}
+		switch {
+		case where == far:
+			cfg.Name, cfg.Host, cfg.Address = "far", "node-"+strconv.Itoa(r.rank), "muster://"+r.addrs[1]
+		case r.rank == 0:
+			cfg.Listener, cfg.Address = r.listener, ""
+		}
+		g, err := pgroup.Create(context.Background(), cfg)
+		if err != nil {
+			return nil, err
+		}
+		r.groups[where] = g
 	}
-	all := make([][]float64, m.size)
-	for rank := range all {
-		for i := range mine {
-			all[rank] = append(all[rank], math.Float64frombits(binary.LittleEndian.Uint64(in[rank*len(out)+8*i:])))
+	return r.groups[where], nil
+}
+
+// comm returns the Comm of a group, likewise.
+func (r *rank) comm(where int) (*collective.Comm, error) {
+	if r.comms[where] == nil {
+		g, err := r.group(where)
+		if err != nil {
+			return nil, err
+		}
+		if r.comms[where], err = collective.Open(context.Background(), g, &collective.Options{Listen: "127.0.0.1"}); err != nil {
+			return nil, err
 		}
 	}
-	return all, nil
+	return r.comms[where], nil
+}
+
+func (r *rank) close() (err error) {
+	for _, c := range r.comms {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	for _, where := range []int{far, near} { // the near group hosts the store, and is closed last
+		if g := r.groups[where]; g != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			err = errors.Join(err, g.Shutdown(ctx))
+			cancel()
+		}
+	}
+	return err
+}
+
+// each runs f for all ranks of this process concurrently; i is their index in it.
+func (rs localRanks) each(f func(i int, r *rank) error) error {
+	errs := make([]error, len(rs))
+	var wg sync.WaitGroup
+	for i, r := range rs {
+		wg.Go(func() { errs[i] = f(i, r) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (rs localRanks) answer(line string) error {
+	f := strings.Split(line, ";")
+	if len(f) != 3 {
+		return fmt.Errorf("%q is no turn", line)
+	}
+	bytes, err1 := strconv.Atoi(f[1])
+	count, err2 := strconv.Atoi(f[2])
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Errorf("%q is no turn: %w", line, err)
+	}
+	l, err := rs.turn(f[0], bytes, count)
+	if err != nil {
+		return fmt.Errorf("%s, %d B: %w", f[0], bytes, err)
+	}
+	b, err := json.Marshal(l)
+	if err == nil {
+		emit("%s", b)
+	}
+	return err
+}
+
+// warmUps is the number of calls of a turn that are not counted: they create segments and touch
+// pages.
+const warmUps = 3
+
+// turn measures count calls of all ranks of this process.
+func (rs localRanks) turn(way string, bytes, count int) (all lap, err error) {
+	drills, laps := make([]*drill, len(rs)), make([]lap, len(rs))
+	defer func() {
+		err = errors.Join(err, rs.each(func(i int, _ *rank) error { return drills[i].close() }))
+	}()
+	if err := rs.each(func(i int, r *rank) (err error) {
+		drills[i] = &drill{fence: r.star.barrier}
+		if err = r.open(drills[i], way, bytes); err == nil {
+			_, err = drills[i].times(warmUps)
+		}
+		return err
+	}); err != nil {
+		return all, err
+	}
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	cpu := ownCPU()
+	if err := rs.each(func(i int, _ *rank) (err error) { laps[i].Took, err = drills[i].times(count); return err }); err != nil {
+		return all, err
+	}
+	cpu = ownCPU() - cpu
+	runtime.ReadMemStats(&after)
+	all = merged(laps, isChained(way))
+	all.CPU, all.Alloc = micros(cpu), float64(after.TotalAlloc-before.TotalAlloc)/float64(max(drills[0].verbs, 1)*len(rs))
+	return all, rs.each(func(_ int, r *rank) error { return r.star.barrier() })
+}
+
+// open prepares a way.
+func (r *rank) open(d *drill, way string, bytes int) error {
+	verb, who, _ := strings.Cut(way, atWhom)
+	verb, d.chain = strings.CutSuffix(verb, chainedSuffix)
+	switch who {
+	case byStar, byGroup:
+		return r.openGroupVerb(d, verb, who, bytes)
+	case byMemory, inOne:
+		return r.openSlices(d, verb, near, bytes)
+	case byTCP:
+		return r.openSlices(d, verb, far, bytes)
+	case byBare, byCopies:
+		d.fence = func() error { r.bare.gate.wait(); return nil }
+		d.call = r.bare.open(r.rank, bytes, who == byCopies)
+		return nil
+	}
+	if w := gatherWay(way); w != nil {
+		return w.open(r, d, bytes)
+	}
+	return errors.New("no such way")
 }

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime/pprof"
 	"strconv"
 	"strings"
 	"time"
@@ -33,25 +32,11 @@ func newBareDialect() dialect { return bareDialect{} }
 // spawnServer starts a server of this program, which prints its address.
 func spawnServer(ctx context.Context, name, role string, newDialect func() dialect, args ...string) (*server, error) {
 	p, err := spawn(ctx, role, args...)
-	return awaitServer(name, newDialect, p, err)
-}
-
-// spawnOther starts a muster server of another build of this program.
-func spawnOther(ctx context.Context, name, exe string, args ...string) (*server, error) {
-	p, err := spawnFrom(ctx, exe, "muster", args...)
-	return awaitServer(name, newWireDialect, p, err)
-}
-
-// awaitServer reads the address from the process that spawn has returned.
-func awaitServer(name string, newDialect func() dialect, p *process, err error) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
 	addr, err := p.line()
-	if err != nil {
-		return nil, err
-	}
-	return &server{name: name, addr: addr, newDialect: newDialect, process: p}, nil
+	return &server{name: name, addr: addr, newDialect: newDialect, process: p}, err
 }
 
 // errNoRedis is the error if redis-server is missing.
@@ -115,64 +100,26 @@ func awaitListener(ctx context.Context, addr string) error {
 	}
 }
 
-// serveMuster runs the role of a muster server. It answers "memory" with its memoryUse, and from
-// "profile PATH" on it writes a CPU profile. args are optional: -data and a folder, and the path of
-// a CPU profile.
+// serveMuster runs the role of a muster server. It answers each line with its memoryUse. args is
+// optional: a directory for its data.
 func serveMuster(args []string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	m := new(store.Memory)
-	if len(args) > 1 && args[0] == "-data" {
-		m.Dir, args = args[1], args[2:]
+	if len(args) > 0 {
+		m.Dir = args[0]
 	}
 	s := &store.Server{Engine: m}
 	go func() { _ = s.Serve(l) }()
 	defer s.Close()
-	var atEnd []func()
-	defer func() {
-		for _, f := range atEnd {
-			f()
-		}
-	}()
-	if len(args) > 0 {
-		stop, err := profileCPU(args[0])
-		if err != nil {
-			return err
-		}
-		atEnd = append(atEnd, stop)
-	}
 	emit("%s", l.Addr())
-	return listen(func(line string) error {
-		if path, ok := strings.CutPrefix(line, "profile "); ok {
-			stop, err := profileCPU(path)
-			if err != nil {
-				return err
-			}
-			atEnd = append(atEnd, stop)
-			emit("on")
-			return nil
-		}
+	return listen(func(string) error {
 		use := measureMemory()
 		emit("%d %d %d", use.resident, use.heap, use.stack)
 		return nil
 	})
-}
-
-// profileCPU writes a profile to path until stop is called.
-func profileCPU(path string) (stop func(), err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := pprof.StartCPUProfile(f); err != nil {
-		return nil, err
-	}
-	return func() {
-		pprof.StopCPUProfile()
-		_ = f.Close()
-	}, nil
 }
 
 // holdIdle runs the role of a process that holds many idle connections: idle ADDR COUNT.

@@ -5,19 +5,78 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"net"
+	"os/exec"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
-// party can run a way several times on command, and report how long each call took.
+// Events of ranks are named VERB@WHO.
+const (
+	atWhom        = "@"
+	chainedSuffix = ", chained" // of a verb whose calls follow each other without a barrier
+)
+
+func isChained(way string) bool { return strings.Contains(way, chainedSuffix) }
+
+// party can run a way several times on command.
 type party interface {
-	// turn returns a lap for each rank, or for the first rank alone, and the CPU time of processes
+	// turn returns a lap for each process, or for the first rank alone, and the CPU time of processes
 	// that have ended since.
 	turn(ctx context.Context, way string, bytes, count int) (laps []lap, ended time.Duration, err error)
-	// pids returns the processes that still run.
-	pids() []int
 }
+
+// lap is what a process reports of a turn.
+type lap struct {
+	Took  []float64 // µs, of each call
+	CPU   float64   // µs, of all calls and the overhead around them
+	Alloc float64   // bytes that a rank allocated in all calls, if known
+}
+
+// merged combines the laps of several ranks into one: the time of a call is that of the slowest rank,
+// or of the first rank if calls are chained.
+func merged(laps []lap, chained bool) (all lap) {
+	for i, l := range laps {
+		all.CPU += l.CPU
+		all.Alloc = max(all.Alloc, l.Alloc)
+		if i == 0 {
+			all.Took = slices.Clone(l.Took)
+			continue
+		}
+		for n, t := range l.Took {
+			if !chained {
+				all.Took[n] = max(all.Took[n], t)
+			}
+		}
+	}
+	return all
+}
+
+// partyEvent returns the event of one way of who, with the figures of the merged lap; if byRank is
+// set, with those of the first lap, and of the slowest rank's.
+func partyEvent(who party, way string, bytes int, byRank bool, name ...string) *event {
+	return &event{key: wayKey(way, bytes), name: name, turn: func(ctx context.Context, count int) (figures, time.Duration, error) {
+		laps, ended, err := who.turn(ctx, way, bytes, count)
+		if err != nil {
+			return nil, 0, err
+		}
+		all := merged(laps, byRank || isChained(way))
+		f := figures{p50Column: median(all.Took), "p90 µs": quantile(slices.Sorted(slices.Values(all.Took)), 0.9), "mean µs": mean(all.Took)}
+		if byRank {
+			f["slowest rank"] = slices.Max(each(laps, func(l lap) float64 { return median(l.Took) }))
+		}
+		for column, v := range map[string]float64{"CPU µs": all.CPU, "alloc B": all.Alloc} {
+			if v > 0 {
+				f[column] = v / float64(count)
+			}
+		}
+		return f, ended, nil
+	}}
+}
+
+func wayKey(way string, bytes int) string { return fmt.Sprint(way, " ", bytes) }
 
 // team is a party of processes that read their turns as lines.
 type team struct {
@@ -67,150 +126,48 @@ func (t *team) stop() {
 	t.cancel()
 }
 
-// event is one way of one party at one size, and the results of its turns.
-type event struct {
-	who   party
-	way   string
-	bytes int
-	name  []string          // of its row
-	bases map[string]string // columns, and the ways of the same size to compare with
-
-	count  int
-	rounds []turned
-}
-
-// turned is the result of one turn.
-type turned struct {
-	p50, p90 float64 // µs, on rank 0
-	slowest  float64 // p50 of the slowest rank
-	mean     float64 // µs, on rank 0
-	cpu      float64 // µs of all ranks together, per call; 0 if unknown
-	alloc    float64 // bytes allocated per call, on the rank that allocates most; 0 if unknown
-	others   float64
-}
-
-func (e *event) key() string { return fmt.Sprint(e.way, e.bytes) }
-
-// take runs a turn of e.
-func (e *event) take(ctx context.Context, all []party, count int) (turned, error) {
-	pids := []int{os.Getpid()}
-	for _, c := range all {
-		pids = append(pids, c.pids()...)
-	}
-	ours := func() (sum time.Duration) {
-		for _, pid := range pids {
-			sum += cpuTime(pid)
+// startRanks starts size ranks of this program, each of them in every process.
+func startRanks(ctx context.Context, size, each int, dir string) (*team, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &team{cancel: cancel}
+	addrs := ""
+	for first := 0; first < size; first += each {
+		args := []string{strconv.Itoa(first), strconv.Itoa(first + each), strconv.Itoa(size), dir}
+		p, err := spawn(ctx, "rank", append(args, strings.Fields(addrs)...)...)
+		if err == nil {
+			t.ranks = append(t.ranks, p)
+			if first == 0 {
+				addrs, err = p.line()
+			}
 		}
-		return sum
-	}
-	before, w := ours(), startWatch()
-	laps, ended, err := e.who.turn(ctx, e.way, e.bytes, count)
-	if err != nil {
-		return turned{}, fmt.Errorf("%v: %w", e.name, err)
-	}
-	x := turned{others: w.others(ours() - before + ended)}
-	for i, l := range laps {
-		x.cpu += l.CPU / float64(count)
-		p50 := median(l.Took)
-		x.slowest = max(x.slowest, p50)
-		x.alloc = max(x.alloc, l.Alloc/float64(count))
-		if i == 0 {
-			x.p50, x.p90, x.mean = p50, quantile(sorted(l.Took), 0.9), mean(l.Took)
-		}
-	}
-	return x, nil
-}
-
-// games are events that take turns.
-type games struct {
-	events []*event
-	slice  time.Duration
-	rounds int
-}
-
-// most is the maximum number of calls of a turn.
-const most = 2000
-
-// play runs every event once in each round, after a turn that determines how many calls fill a
-// slice.
-func (g *games) play(ctx context.Context) error {
-	var all []party
-	for _, e := range g.events {
-		all = append(all, e.who)
-	}
-	all = distinct(all)
-	for _, e := range g.events {
-		x, err := e.take(ctx, all, 2)
 		if err != nil {
-			return err
-		}
-		e.count = int(min(max(micros(g.slice)/max(x.p50, 1), 3), most))
-	}
-	for range g.rounds {
-		for _, e := range g.events {
-			x, err := e.take(ctx, all, e.count)
-			if err != nil {
-				return err
-			}
-			e.rounds = append(e.rounds, x)
+			cancel()
+			return nil, err
 		}
 	}
-	return nil
+	return t, nil
 }
 
-func distinct(cs []party) (found []party) {
-	seen := map[party]bool{}
-	for _, c := range cs {
-		if !seen[c] {
-			seen[c] = true
-			found = append(found, c)
-		}
+// startProgram starts the ranks of a program of the user's: each gets its number, the number of ranks,
+// and a free address for rank 0, and takes turns as a rank of this program does.
+func startProgram(ctx context.Context, program string, size int) (*team, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") // finds a free address for rank 0
+	if err != nil {
+		return nil, err
 	}
-	return found
-}
-
-// addRows adds a row for each event. Only values of the same rounds are compared: of the calmer half
-// of the rounds of both events.
-func (g *games) addRows(rep *report) {
-	byKey := map[string]*event{}
-	for _, e := range g.events {
-		byKey[e.key()] = e
+	addr := l.Addr().String()
+	if err := l.Close(); err != nil {
+		return nil, err
 	}
-	for _, e := range g.events {
-		figures := map[string]float64{
-			"p50 µs": e.calm(func(x turned) float64 { return x.p50 }), "p90 µs": e.calm(func(x turned) float64 { return x.p90 }),
-			"slowest rank": e.calm(func(x turned) float64 { return x.slowest }), "others %": 100 * e.calm(func(x turned) float64 { return x.others }),
+	ctx, cancel := context.WithCancel(ctx)
+	t := &team{cancel: cancel}
+	for rank := range size {
+		p, err := start(program, exec.CommandContext(ctx, program, strconv.Itoa(rank), strconv.Itoa(size), addr))
+		if err != nil {
+			cancel()
+			return nil, err
 		}
-		for column, f := range map[string]func(turned) float64{
-			"CPU µs":  func(x turned) float64 { return x.cpu },
-			"mean µs": func(x turned) float64 { return x.mean },
-			"alloc B": func(x turned) float64 { return x.alloc },
-		} {
-			if v := e.calm(f); v > 0 {
-				figures[column] = v
-			}
-		}
-		for column, way := range e.bases {
-			if base := byKey[(&event{way: way, bytes: e.bytes}).key()]; base != nil && base != e {
-				figures[column] = e.over(base)
-			}
-		}
-		rep.add(figures, e.name...)
+		t.ranks = append(t.ranks, p)
 	}
-}
-
-// calm returns the median of a figure over the calmer half of the turns.
-func (e *event) calm(f func(turned) float64) float64 {
-	return medianOf(calmest(slices.Clone(e.rounds), func(x turned) float64 { return x.others }), f)
-}
-
-// over returns the ratio of e's time to base's.
-func (e *event) over(base *event) float64 {
-	type pair struct{ e, base turned }
-	pairs := make([]pair, len(e.rounds))
-	for i := range pairs {
-		pairs[i] = pair{e.rounds[i], base.rounds[i]}
-	}
-	pairs = calmest(pairs, func(p pair) float64 { return max(p.e.others, p.base.others) })
-	return medianOf(pairs, func(p pair) float64 { return p.e.p50 / p.base.p50 })
+	return t, nil
 }

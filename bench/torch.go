@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-//go:embed python/gather.py
-var gatherScript string
+//go:embed python/ranks.py
+var torchScript string
 
 //go:embed python/files.py
 var filesScript string
@@ -31,11 +31,8 @@ func hasTorch(ctx context.Context, python string, rep *report) bool {
 	return true
 }
 
-//go:embed python/collective.py
-var collectiveScript string
-
-// spawnTorch starts torch's ranks, which run a script. It returns nil if torch is missing.
-func spawnTorch(ctx context.Context, python, text string, size int, rep *report) (*team, error) {
+// spawnTorch starts torch's ranks. It returns nil if torch is missing.
+func spawnTorch(ctx context.Context, python string, size int, rep *report) (*team, error) {
 	if !hasTorch(ctx, python, rep) {
 		return nil, nil
 	}
@@ -43,14 +40,10 @@ func spawnTorch(ctx context.Context, python, text string, size int, rep *report)
 	if err != nil {
 		return nil, err
 	}
-	script, err := scriptIn(dir, text)
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	t := &team{cancel: func() { cancel(); _ = os.RemoveAll(dir) }}
 	for rank := range size {
-		if err := t.addPython(ctx, python, script, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
+		if err := t.addPython(ctx, python, dir, torchScript, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
 			t.cancel()
 			return nil, err
 		}
@@ -58,17 +51,13 @@ func spawnTorch(ctx context.Context, python, text string, size int, rep *report)
 	return t, nil
 }
 
-// scriptIn writes a script into dir.
-func scriptIn(dir, script string) (name string, err error) {
-	name = filepath.Join(dir, "bench.py")
-	return name, os.WriteFile(name, []byte(script), 0o600)
-}
-
-// addPython starts a script.
-func (t *team) addPython(ctx context.Context, python, script string, args ...string) error {
-	p, err := start("torch", exec.CommandContext(ctx, python, append([]string{script}, args...)...))
-	if err == nil {
+// addPython starts a script, which it writes to dir.
+func (t *team) addPython(ctx context.Context, python, dir, script string, args ...string) error {
+	name := filepath.Join(dir, "bench.py")
+	err := os.WriteFile(name, []byte(script), 0o600)
+	p, err2 := start("torch", exec.CommandContext(ctx, python, append([]string{name}, args...)...))
+	if err2 == nil {
 		t.ranks = append(t.ranks, p)
 	}
-	return err
+	return errors.Join(err, err2)
 }

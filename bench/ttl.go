@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,11 +16,10 @@ import (
 
 // ttlOptions are the flags of bench ttl.
 type ttlOptions struct {
-	n, size, rounds       int
-	slice                 time.Duration
-	redis, sorted, asJSON bool
-	shapes, part, profile string
-	other                 string
+	turns
+	n, size      int
+	redis        bool
+	shapes, part string
 }
 
 func runTTL(ctx context.Context, args []string, out io.Writer) error {
@@ -29,15 +27,10 @@ func runTTL(ctx context.Context, args []string, out io.Writer) error {
 	f := flag.NewFlagSet("ttl", flag.ContinueOnError)
 	f.IntVar(&o.n, "n", 1_000_000, "entries with a time to live")
 	f.IntVar(&o.size, "size", 16, "bytes of a value")
-	f.BoolVar(&o.sorted, "sorted", false, "set them in the order of their keys, and not in any")
 	f.StringVar(&o.part, "part", "", "measure memory or rate alone")
-	f.IntVar(&o.rounds, "rounds", 9, "rate: rounds; each peer has one turn in each")
-	f.DurationVar(&o.slice, "slice", 250*time.Millisecond, "rate: length of a turn")
 	f.StringVar(&o.shapes, "shapes", "50x1,50x16", "rate: connections x requests under way on each")
 	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
-	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of muster's servers, without the first fill")
-	f.StringVar(&o.other, "other", "", "measure the muster of another build of this program too: this file")
-	f.BoolVar(&o.asJSON, "json", false, "print JSON: a report for each part")
+	o.flags(f, 9, 250*time.Millisecond)
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -47,44 +40,21 @@ func runTTL(ctx context.Context, args []string, out io.Writer) error {
 	return o.live(ctx, out)
 }
 
-// spawn starts a muster server, one of another build, and a redis-server for each of the suffixes.
-func (o *ttlOptions) spawn(ctx context.Context, suffixes ...string) (r *rivals, err error) {
+// spawn starts two muster servers and two redis-servers: one is to have the entries.
+func (o *ttlOptions) spawn(ctx context.Context) (r *rivals, err error) {
 	r = new(rivals)
-	for _, suffix := range suffixes {
-		if err := r.add(spawnServer(ctx, "muster"+suffix, "muster", newWireDialect)); err != nil {
+	for _, suffix := range []string{"", withTTL} {
+		if err := r.addMuster(ctx, "muster"+suffix); err != nil {
 			return r, err
 		}
-	}
-	for _, suffix := range suffixes {
-		if o.other == "" {
-			break
+		if !o.redis {
+			continue
 		}
-		if err := r.add(spawnOther(ctx, "other"+suffix, o.other)); err != nil {
-			return r, err
-		}
-	}
-	if !o.redis {
-		return r, nil
-	}
-	for _, suffix := range suffixes {
 		if err := r.add(spawnRedis(ctx, "redis"+suffix, "--appendonly", "no", "--dir", os.TempDir())); err != nil {
 			return r, err
 		}
 	}
 	return r, nil
-}
-
-// profileMuster makes the muster servers write profiles from now on.
-func (o *ttlOptions) profileMuster(servers []*server) error {
-	for _, s := range servers {
-		if o.profile == "" || s.isRedis() {
-			continue
-		}
-		if _, err := s.ask("profile " + filepath.Join(o.profile, s.name+".pprof")); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // The suffixes of the names of a server that has the entries, and of a load on all of them.
@@ -99,7 +69,7 @@ func (o *ttlOptions) live(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r, err := o.spawn(ctx, "", withTTL)
+	r, err := o.spawn(ctx)
 	defer r.stop()
 	if err != nil {
 		return err
@@ -109,11 +79,11 @@ func (o *ttlOptions) live(ctx context.Context, out io.Writer) error {
 	rep.note("%d entries with keys of %d B and values of %d B, which are not counted, and a TTL of %v", o.n, len(keys[0]), o.size, longTTL)
 	for _, s := range r.servers {
 		if strings.HasSuffix(s.name, withTTL) {
-			figures, err := o.weigh(ctx, s, keys)
+			f, err := o.weigh(ctx, s, keys)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
-			rep.add(figures, s.name)
+			rep.add(f, s.name)
 		}
 	}
 	if o.part != "rate" {
@@ -124,16 +94,24 @@ func (o *ttlOptions) live(ctx context.Context, out io.Writer) error {
 	if o.part == "memory" {
 		return nil
 	}
-	if err := o.profileMuster(r.servers); err != nil {
+	rep = newReport("ttl: rate", rateColumn, p50Column, p99Column, cpuColumn, "client µs/op", "rate ÷ empty", "p99 ÷ empty", "CPU ÷ empty", othersColumn)
+	rep.note("%s: beside %d entries; %s: and the load is for those, not for %d others; µs/op is CPU time", withTTL, o.n, strings.TrimSpace(asksAll), keyCount)
+	if err := r.fill(ctx, o.value()); err != nil {
 		return err
 	}
-	rep = newReport("ttl: rate", "ops/s", "p50 µs", "p99 µs", "server µs/op", "client µs/op", "rate ÷ empty", "p99 ÷ empty", "CPU ÷ empty", "others %")
-	rep.note("%s: beside %d entries; %s: and the load is for those, not for %d others", withTTL, o.n, strings.TrimSpace(asksAll), keyCount)
-	rep.note("medians of the calmer half of %d rounds of %v; µs/op is CPU time", o.rounds, o.slice)
-	if err := o.rate(ctx, r.servers, shapes, keys, rep); err != nil {
-		return err
+	keys = shuffled(keys)
+	for _, sh := range shapes {
+		for _, op := range []operation{opGet, opSet, opTTL} {
+			for _, s := range loads(r.servers, keys, op) {
+				e := o.addLoad(r, s, sh, op, o.value())
+				if empty, _, has := strings.Cut(s.name, withTTL); has {
+					key := loadKey(empty, op, sh)
+					e.bases = map[string]ratio{"rate ÷ empty": {rateColumn, key}, "p99 ÷ empty": {p99Column, key}, "CPU ÷ empty": {cpuColumn, key}}
+				}
+			}
+		}
 	}
-	return rep.write(out, o.asJSON)
+	return o.run(ctx, rep, out)
 }
 
 // ttlKeys returns n keys in sorted order.
@@ -155,10 +133,8 @@ func ttlKeys(n int) []string {
 func (o *ttlOptions) value() []byte { return []byte(strings.Repeat("x", o.size)) }
 
 // weigh fills s, and determines the memory of an entry beyond its key and value.
-func (o *ttlOptions) weigh(ctx context.Context, s *server, keys []string) (map[string]float64, error) {
-	if !o.sorted {
-		keys = shuffled(keys)
-	}
+func (o *ttlOptions) weigh(ctx context.Context, s *server, keys []string) (figures, error) {
+	keys = shuffled(keys)
 	before, err := weight(ctx, s)
 	if err != nil {
 		return nil, err
@@ -175,7 +151,7 @@ func (o *ttlOptions) weigh(ctx context.Context, s *server, keys []string) (map[s
 	}
 	n := float64(len(keys))
 	beyond := func(bytes int64) float64 { return float64(bytes)/n - float64(len(keys[0])+o.size) }
-	return map[string]float64{
+	return figures{
 		"B/entry": beyond(after.used - before.used), "RSS B/entry": beyond(after.resident - before.resident),
 		"RSS B/entry as it ran": beyond(ran - before.resident), "sets/s": n / took.Seconds(), "server µs/set": micros(cpu) / n,
 	}, nil
@@ -243,37 +219,6 @@ func fillTTL(ctx context.Context, s *server, keys []string, value []byte) error 
 	return nil
 }
 
-// rate runs the turns of all servers, forwards and backwards in turn, so that none always follows
-// the same one.
-func (o *ttlOptions) rate(ctx context.Context, servers []*server, shapes []shape, keys []string, rep *report) error {
-	value := o.value()
-	for _, s := range servers {
-		if err := fill(ctx, s, value); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
-		}
-	}
-	keys = shuffled(keys)
-	for _, sh := range shapes {
-		for _, op := range []operation{opGet, opSet, opTTL} {
-			turns := loads(servers, keys, op)
-			var rounds []kvRound
-			for range o.rounds {
-				r, err := takeTurns(ctx, turns, sh, op, value, o.slice)
-				if err != nil {
-					return err
-				}
-				rounds = append(rounds, r)
-				slices.Reverse(turns)
-			}
-			rounds = calmest(rounds, func(r kvRound) float64 { return r.others })
-			for _, s := range loads(servers, keys, op) {
-				rep.add(ttlFigures(rounds, s.name), string(op), sh.String(), s.name)
-			}
-		}
-	}
-	return nil
-}
-
 // loads returns the servers, and once more those that have the entries, as loads on these entries.
 // Sets are left out there, since they would remove the times to live.
 func loads(servers []*server, keys []string, op operation) (turns []*server) {
@@ -286,28 +231,4 @@ func loads(servers []*server, keys []string, op operation) (turns []*server) {
 		}
 	}
 	return turns
-}
-
-func ttlFigures(rounds []kvRound, name string) map[string]float64 {
-	figures := kvFigures(rounds, "") // "others %"
-	of := func(name string, f func(sample) float64) []float64 {
-		return each(rounds, func(r kvRound) float64 { return f(r.of[name]) })
-	}
-	empty, _, has := strings.Cut(name, withTTL)
-	for _, f := range []struct {
-		figure, ratio string
-		of            func(sample) float64
-	}{
-		{"ops/s", "rate ÷ empty", func(s sample) float64 { return s.rate }},
-		{"p50 µs", "", func(s sample) float64 { return s.p50 }},
-		{"p99 µs", "p99 ÷ empty", func(s sample) float64 { return s.p99 }},
-		{"server µs/op", "CPU ÷ empty", func(s sample) float64 { return s.serverCPU }},
-		{"client µs/op", "", func(s sample) float64 { return s.clientCPU }},
-	} {
-		figures[f.figure] = median(of(name, f.of))
-		if has && f.ratio != "" {
-			figures[f.ratio] = median(ratios(of(name, f.of), of(empty, f.of)))
-		}
-	}
-	return figures
 }

@@ -8,13 +8,9 @@ import torch
 
 torch.set_num_threads(1)
 path = os.path.join(sys.argv[1], "torch.pt")
-ways = {"torch.save": True, "torch.load": False, "torch.save, fsync, rename": True}
 
 
-def save(t, sync):
-    if not sync:
-        torch.save(t, path)
-        return
+def save(t):
     with open(path + ".tmp", "wb") as f:
         torch.save(t, f)
         f.flush()
@@ -25,16 +21,14 @@ def save(t, sync):
 for line in sys.stdin:
     way, n, count = line.strip().split(";")
     t = torch.ones(int(n) // 4)
-    save(t, False)
+    save(t)
     took = []
     for i in range(-1, int(count)):
-        if ways[way]:
-            os.remove(path)
         began = time.perf_counter()
-        if ways[way]:
-            save(t, "fsync" in way)
-        else:
+        if way == "torch.load":
             torch.load(path)
+        else:
+            save(t)
         if i >= 0:
             took.append((time.perf_counter() - began) * 1e6)
     os.remove(path)

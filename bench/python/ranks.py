@@ -1,7 +1,7 @@
-# The ways of torch to do what bench gather measures: RANK SIZE MEETING-FILE. A line is WAY;BYTES;COUNT, answered by one line of JSON.
+# What torch's gloo does of bench gather and collective: RANK SIZE MEETING-FILE. A line is VERB@WHO;BYTES;COUNT, answered by one line of JSON.
 #
-# ModelOpt's way is what modelopt.torch.export's get_tensors_parallel does: every rank saves into a SharedMemory of its own, made for this
-# one gather; a barrier; the first rank loads from all; a barrier; and they are removed.
+# ModelOpt's method is what modelopt.torch.export's get_tensors_parallel does: every rank saves into a SharedMemory of its own, made for
+# this one gather; a barrier; the first rank loads from all; a barrier; and they are removed.
 import json
 import os
 import resource
@@ -55,23 +55,25 @@ def modelopt(value, save):
         mine.unlink()
 
 
-def gather_modelopt(n):
-    t = torch.ones(n // 4)
-    return lambda: modelopt(t, save_tensor)
+def many(count):
+    return {"model.layers.%d.weight" % i: torch.ones(64 * (1 + i % 16)) for i in range(count)}
 
 
-def gather_map(count):
-    ts = {"model.layers.%d.weight" % i: torch.ones(64 * (1 + i % 16)) for i in range(count)}
-    return lambda: modelopt(ts, save_map)
+def with_parts(verb, whole, n):
+    parts = [torch.ones(n // 4) for _ in range(size)] if whole else None
+    part = torch.ones(n // 4)
+    return lambda: verb(part, parts)
 
 
-def gather_gloo(n):
-    t = torch.ones(n // 4)
-    into = [torch.ones(n // 4) for _ in range(size)] if rank == 0 else None
-    return lambda: dist.gather(t, into, 0)
-
-
-ways = {"ModelOpt's way": gather_modelopt, "map, ModelOpt's way": gather_map, "gloo gather": gather_gloo}
+verbs = {
+    "gather@ModelOpt's method": lambda n: lambda t=torch.ones(n // 4): modelopt(t, save_tensor),
+    "map@ModelOpt's method": lambda n: lambda ts=many(n): modelopt(ts, save_map),
+    "gather@gloo": lambda n: with_parts(lambda part, parts: dist.gather(part, parts, 0), rank == 0, n),
+    "all-gather@gloo": lambda n: with_parts(lambda part, parts: dist.all_gather(parts, part), True, n // size),
+    "all-reduce@gloo": lambda n: lambda x=torch.zeros(n // 4): dist.all_reduce(x),
+    "broadcast@gloo": lambda n: lambda x=torch.zeros(n // 4): dist.broadcast(x, 0),
+    "barrier@gloo": lambda n: dist.barrier,
+}
 
 
 def cpu():
@@ -81,12 +83,14 @@ def cpu():
 
 for line in sys.stdin:
     way, n, count = line.strip().split(";")
-    call = ways[way](int(n))
+    chained = ", chained" in way
+    call = verbs[way.replace(", chained", "")](int(n))
     took = []
     for i in range(-3, int(count)):
         if i == 0:
             spent = cpu()
-        dist.barrier()
+        if i == 0 or not chained:
+            dist.barrier()
         began = time.perf_counter()
         call()
         if i >= 0:
