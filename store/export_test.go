@@ -94,3 +94,6 @@ func SetFS(m *Memory, fs durable.FS) { m.fs = fs }
 
 // Overloaded reports whether requests wait for the disk of a durable Memory.
 func Overloaded(m *Memory) bool { return m.commit.overloaded() }
+
+// GroupStacks groups the text of runtime.Stack.
+func GroupStacks(all string) string { return groupStacks(all) }

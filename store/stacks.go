@@ -2,8 +2,10 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,6 +23,8 @@ const (
 	stacksTimeout = 2 * time.Second // for the answer of a process
 	maxStacks     = 64 << 10        // bytes of an answer
 	maxQueries    = 64              // of a store at the same time
+
+	maxStacksOfProcess = 16 << 20 // bytes of a process's stacks that are looked at
 )
 
 // Stacks returns the stacks of the process of a rank: of all goroutines, or of all threads of a
@@ -34,9 +38,60 @@ func (s *Store) Stacks(ctx context.Context, generation uint64, rank int) (string
 }
 
 // processStacks returns the stacks of all goroutines of this process, cut to maxStacks.
+//
+// A process may have thousands of goroutines, of which a few say why it hangs. So goroutines whose
+// stacks differ only in arguments are one entry, goroutine 1 is first, and the other entries follow by
+// their number of goroutines, the rarest first: what is cut off are pools of workers.
 func processStacks() []byte {
-	b := make([]byte, maxStacks)
-	return b[:runtime.Stack(b, true)]
+	all := make([]byte, 1<<20)
+	n := runtime.Stack(all, true)
+	for n == len(all) && n < maxStacksOfProcess {
+		all = make([]byte, 2*n)
+		n = runtime.Stack(all, true)
+	}
+	text := groupStacks(string(all[:n]))
+	return []byte(text[:min(len(text), maxStacks)])
+}
+
+// stackArguments are the parts of a stack that differ among goroutines that do the same.
+var stackArguments = regexp.MustCompile(`\(0x[^)\n]*\)|\(\{0x[^)\n]*\)| \+0x[0-9a-f]+| in goroutine \d+`)
+
+// groupStacks groups the text of runtime.Stack.
+func groupStacks(all string) string {
+	type entry struct {
+		state, stack string
+		ids          []string
+	}
+	var entries []*entry
+	byStack := map[string]*entry{}
+	for g := range strings.SplitSeq(strings.TrimSpace(all), "\n\n") {
+		head, stack, _ := strings.Cut(g, "\n")
+		id, state, _ := strings.Cut(strings.TrimPrefix(head, "goroutine "), " ")
+		stack = stackArguments.ReplaceAllString(stack, "")
+		e := byStack[stack]
+		if e == nil {
+			e = &entry{state: state, stack: stack}
+			byStack[stack] = e
+			entries = append(entries, e)
+		}
+		e.ids = append(e.ids, id)
+	}
+	size := func(e *entry) int {
+		if e.ids[0] == "1" {
+			return 0
+		}
+		return len(e.ids)
+	}
+	slices.SortStableFunc(entries, func(a, b *entry) int { return cmp.Compare(size(a), size(b)) })
+	var text strings.Builder
+	for _, e := range entries {
+		more := ""
+		if n := len(e.ids) - 1; n > 0 {
+			more = fmt.Sprintf(" and %d more", n)
+		}
+		fmt.Fprintf(&text, "goroutine %s%s %s\n%s\n\n", e.ids[0], more, e.state, e.stack)
+	}
+	return text.String()
 }
 
 // stackQueries are the queries for the stacks of sessions that are not answered yet. The Memory's mu

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -70,14 +71,10 @@ func TestStacks(t *testing.T) {
 	addr, log := stacksServer(t, &store.Server{Stacks: true})
 	a, b := dialAs(t, addr, nil), dialAs(t, addr, nil)
 	p := join(t, a, b)
-	stop := make(chan struct{})
-	defer close(stop)
-	go stuckHere(stop)
 	for range 3 { // the client that is asked has no call, or one
 		text, err := a.Stacks(bounded(t), p.gen, 1)
 		require.NoError(t, err)
-		require.Contains(t, text, "goroutine ")
-		require.Contains(t, text, "stuckHere")
+		require.Regexp(t, `^goroutine 1 \[[^\n]+\n(?s:.*)main\.main`, text)
 		require.LessOrEqual(t, len(text), 64<<10)
 	}
 	require.Contains(t, log.String(), `msg="stacks requested"`)
@@ -87,6 +84,39 @@ func TestStacks(t *testing.T) {
 		require.ErrorIs(t, err, store.ErrNotFound)
 	}
 	p.goesOn(t, 1)
+}
+
+// TestStacksOfManyGoroutines checks that a pool of goroutines is one entry, behind the others.
+func TestStacksOfManyGoroutines(t *testing.T) {
+	stop := make(chan struct{})
+	var started, stopped sync.WaitGroup
+	pool := func(release chan struct{}) {
+		started.Done()
+		stuckHere(release)
+	}
+	started.Add(1001)
+	for range 1000 {
+		stopped.Go(func() { pool(stop) })
+	}
+	stopped.Go(func() {
+		started.Done()
+		<-stop
+	})
+	started.Wait()
+	all := make([]byte, 64<<20)
+	var text string
+	require.Eventually(t, func() bool { // some may not be in stuckHere yet
+		text = store.GroupStacks(string(all[:runtime.Stack(all, true)]))
+		return strings.Contains(text, " and 999 more [chan receive")
+	}, 10*time.Second, 10*time.Millisecond, text)
+	close(stop)
+	stopped.Wait()
+	last := text[strings.LastIndex(text[:strings.Index(text, " and 999 more")], "goroutine "):]
+	require.Contains(t, last, "stuckHere")
+	require.Equal(t, 1, strings.Count(text, ".stuckHere"))
+	require.Equal(t, 1, strings.Count(last, "\n\n"), "the largest pool is last")
+	require.True(t, strings.HasPrefix(text, "goroutine 1 "))
+	require.NotRegexp(t, `\(0x|\+0x`, text)
 }
 
 // TestStacksOfManyCallers checks that several callers get an answer each, also if they ask for the

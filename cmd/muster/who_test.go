@@ -79,13 +79,12 @@ func TestWhoStacks(t *testing.T) {
 	stuck(t, dial(t, url), "jobs/train")
 	r := run(t, "who", "--store", url, "--stacks")
 	require.Zero(t, r.code, r.stderr)
-	require.Contains(t, r.stdout, "stacks of jobs/train rank 1 (pid 7 on node-b)\n  goroutine ")
-	require.Regexp(t, `(?m)^  created by .*muster_test\.stuck in goroutine `, r.stdout)
+	require.Regexp(t, `stacks of jobs/train rank 1 \(pid 7 on node-b\)\n  goroutine 1 \[.*\n(?s:.*)\n  main\.main`, r.stdout)
 	require.NotContains(t, r.stdout, "stacks of jobs/train rank 0", "it is not waited for")
 	var v status.View
 	r = run(t, "who", "--store", url, "--stacks", "--json")
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))
-	require.Contains(t, v.Blame[0].Stacks, "muster_test.stuck")
+	require.Contains(t, v.Blame[0].Stacks, "main.main")
 	require.NotContains(t, run(t, "who", "--store", url).stdout, "goroutine ")
 
 	_, url = serve(t)
