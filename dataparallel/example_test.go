@@ -224,3 +224,71 @@ func ExampleWorkerNode_Member() {
 	fmt.Println(c.Path, complete)
 	// Output: /ckpt/7 true
 }
+
+func ExampleWorkerNode_Train() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	var all sync.WaitGroup
+	for _, id := range []string{"a", "b"} {
+		n := &dataparallel.WorkerNode{Store: meet, Worker: membership.Config{Job: "train", ID: id, Min: 2, Max: 8}} // or WorkerFromEnv
+		weights := []float32{0}
+		t := &dataparallel.Training{Goal: 10, Tensors: map[string]*tensor.Tensor{"weights": tensor.From(weights)}}
+		t.Step = func(ctx context.Context, s *dataparallel.Strategy) error {
+			grads := []float32{float32(s.Rank())} // of this rank's share of batch t.Completed
+			err := s.AllReduceGradients(ctx, map[string]*tensor.Tensor{"weights": tensor.From(grads)})
+			if err == nil {
+				weights[0] -= grads[0]
+			}
+			return err
+		}
+		all.Go(func() {
+			defer n.Close()
+			err := n.Train(ctx, t)
+			if id == "a" {
+				fmt.Println(t.Completed, weights, err)
+			}
+		})
+	}
+	all.Wait()
+	// Output: 10 [-5] <nil>
+}
+
+func ExampleWorkerNode_Checkpoint() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	var all sync.WaitGroup
+	for _, n := range workers(ctx, meet, "a", "b") {
+		all.Go(func() {
+			defer n.Close()
+			err := n.Checkpoint(ctx, 7, "/ckpt/7", func() error { return nil }) // writes this worker's part
+			newest, _ := n.Member().NewestCheckpoint(ctx)
+			if n.Rank() == 0 {
+				fmt.Println(newest.Epoch, newest.Path, err)
+			}
+			_ = n.Strategy().Shutdown(ctx)
+		})
+	}
+	all.Wait()
+	// Output: 7 /ckpt/7 <nil>
+}
+
+func ExampleWorkerFromEnv() {
+	_, err := dataparallel.WorkerFromEnv()
+	fmt.Println(errors.Is(err, dataparallel.ErrNoLauncher))
+	// Output: true
+}
+
+func ExampleWorkerNode_View() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	n := workers(ctx, meet, "a")[0]
+	defer n.Close()
+	fmt.Println(n.View().Generation, n.View().Workers)
+	fmt.Println(n.Group().Size(), n.Comm().Group().Rank())
+	// Output:
+	// 1 ["a"]
+	// 1 0
+}

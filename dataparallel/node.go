@@ -20,25 +20,30 @@ import (
 )
 
 // WorkerNode is a worker of a job in which workers may join, leave and fail. It registers, renews its
-// lease, and connects to the other workers of its view:
+// lease, and connects to the other workers of its view. Train is the whole loop of a training:
 //
-//	node := &dataparallel.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: host, Min: 2, Max: 8}}
-//	err := node.Start(ctx) // returns in a view
+//	node, err := dataparallel.WorkerFromEnv() // or &dataparallel.WorkerNode{Address: …, Worker: …}
 //	defer node.Close()
-//	for s := node.Strategy(); ; {
-//		err := train(ctx, s) // begins with s.BroadcastTensors(ctx, 0, params)
-//		if !node.Over(err) {
-//			return err
+//	t := &dataparallel.Training{Goal: steps, Tensors: params}
+//	t.Step = func(ctx context.Context, s *dataparallel.Strategy) error {
+//		grads := backward(params, batch(t.Completed, s.Rank(), s.Size()))
+//		err := s.AllReduceGradients(ctx, grads)
+//		if err == nil {
+//			update(params, grads)
 //		}
-//		if s, err = node.Next(ctx); err != nil {
-//			return err
-//		}
+//		return err
 //	}
+//	err = node.Train(ctx, t)
+//
+// A program with another loop calls Start, uses Strategy until a call fails with an error for which Over
+// returns true, and then calls Next, which returns the Strategy of the next view.
 //
 // A view ends when one of its workers fails or leaves, or another worker joins. Calls of its Strategy then
-// fail, with the same error on all ranks, and Next returns the Strategy of the next view, with ranks from 0
-// again. Rank 0 is the worker that has been in the job for longest: broadcast weights from it. A rank may
-// have completed a step that failed on another rank.
+// fail, with the same error on all ranks. Ranks of each view count from 0. Rank 0 is the worker that has
+// been in the job for longest. A rank may have completed a step that failed on another rank.
+//
+// If a view cannot form with a worker that is new in it, because the worker does not connect within
+// JoinTimeout, or has other settings, the workers that were in the view before exclude it and go on.
 //
 // A WorkerNode is safe for concurrent use. It owns no goroutine itself. Its membership.Member has those
 // that renew the lease and watch for views, from Start to Close; its collective.Comm has those of the
@@ -62,13 +67,19 @@ type WorkerNode struct {
 	// LivenessTimeout is as in pgroup.Config. It is not used with Store, which has its own.
 	LivenessTimeout time.Duration
 
+	// JoinTimeout is how long the workers of a view wait for a new one to connect, before they exclude it;
+	// default 30 s. The first view of a worker has no such limit.
+	JoinTimeout time.Duration
+
 	Timeout   time.Duration        // of a verb whose ctx has no deadline, and of the connection to the store; default 5 min
 	Algorithm collective.Algorithm // the same in all workers
 	Logger    *slog.Logger         // default: none
 	Trace     trace.Sink           // receives the events of each Strategy and its Comm
 
-	steps sync.Mutex   // held by Start, Next and Close
-	open  *store.Store // opened by Start, or nil; protected by steps
+	steps sync.Mutex // held by Start, Next and Close
+	// The fields below are protected by steps.
+	open   *store.Store    // opened by Start, or nil
+	formed membership.View // the last view in which all had connected
 
 	mu     sync.Mutex              // protects the fields below; not held during I/O
 	life   context.Context         // from Start until Close begins; nil: not started
@@ -85,12 +96,17 @@ var (
 	ErrNotStarted = errors.New("not started")
 	// ErrInsecure: workers would listen without TLS on an address that is not loopback.
 	ErrInsecure = store.ErrInsecure
+	// ErrFinished: the job has finished without this worker, which was a standby or cut off at the end.
+	ErrFinished = membership.ErrFinished
+	// ErrNoLauncher: a variable that WorkerFromEnv needs is not set.
+	ErrNoLauncher = errors.New("not started by a launcher of elastic jobs")
 )
 
 const (
 	defaultTimeout = 5 * time.Minute
 	defaultTTL     = 10 * time.Second // that of package membership
 	duplicatePause = 100 * time.Millisecond
+	joinTimeout    = 30 * time.Second
 	leaveTime      = time.Second // how long Close waits for the store's reply
 )
 
@@ -148,8 +164,9 @@ func (w *WorkerNode) untilClose(ctx context.Context) (context.Context, context.C
 }
 
 // Next waits for a newer view, closes the connections of the old one, and returns the Strategy of the new
-// view when all of its workers have connected. A worker whose lease has expired registers again. Call Next
-// when Over returns true: while the view has not ended, Next waits.
+// view when all of its workers have connected. A worker whose lease has expired registers again; one that the
+// others have excluded gets membership.ErrExcluded. Call Next when Over returns true: while the view has not
+// ended, Next waits.
 func (w *WorkerNode) Next(ctx context.Context) (*Strategy, error) {
 	if !w.steps.TryLock() {
 		return nil, w.fail("next", pgroup.ErrBusy)
@@ -195,6 +212,31 @@ func (w *WorkerNode) Over(err error) bool {
 func (w *WorkerNode) Strategy() *Strategy {
 	if r := w.current(); r != nil {
 		return r.strategy
+	}
+	return nil
+}
+
+// View returns the current view, with its workers and its generation; the zero View if Strategy returns nil.
+func (w *WorkerNode) View() membership.View {
+	if r := w.current(); r != nil {
+		return r.view
+	}
+	return membership.View{}
+}
+
+// Comm returns the Comm of the current view, for other collective verbs; nil if Strategy returns nil. The
+// node closes it.
+func (w *WorkerNode) Comm() *collective.Comm {
+	if r := w.current(); r != nil {
+		return r.comm
+	}
+	return nil
+}
+
+// Group returns the group of the current view; nil if Strategy returns nil. The node closes it.
+func (w *WorkerNode) Group() *pgroup.Group {
+	if r := w.current(); r != nil {
+		return r.group
 	}
 	return nil
 }
@@ -280,8 +322,8 @@ func (w *WorkerNode) check() error {
 	switch {
 	case (w.Address == "") == (w.Store == nil):
 		return fmt.Errorf("%w: set one of Address and Store", pgroup.ErrInvalid)
-	case w.Timeout < 0:
-		return fmt.Errorf("%w: Timeout is %v", pgroup.ErrInvalid, w.Timeout)
+	case w.Timeout < 0 || w.JoinTimeout < 0:
+		return fmt.Errorf("%w: Timeout is %v, and JoinTimeout %v", pgroup.ErrInvalid, w.Timeout, w.JoinTimeout)
 	case w.Listen != "" && !w.secure() && !isLoopback(w.Listen):
 		return fmt.Errorf("%w: Listen is %q: set TLS, or listen on 127.0.0.1, or set Insecure", ErrInsecure, w.Listen)
 	}

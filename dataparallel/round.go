@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/muster-pg/muster/collective"
@@ -71,7 +72,7 @@ func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*membership.Memb
 func (w *WorkerNode) next(ctx context.Context) (*Strategy, error) {
 	for {
 		v, err := w.member.Next(ctx)
-		if errors.Is(err, membership.ErrEvicted) {
+		if errors.Is(err, membership.ErrEvicted) && !errors.Is(err, membership.ErrExcluded) {
 			w.log().Warn("evicted, registering again", "worker", w.Worker.ID, "err", err)
 			w.leave()
 			if err := w.enter(ctx); err != nil {
@@ -86,14 +87,44 @@ func (w *WorkerNode) next(ctx context.Context) (*Strategy, error) {
 		r, err := w.connect(ctx, v)
 		switch {
 		case err == nil:
+			w.formed = v
 			w.swap(r)
 			w.log().Info("joined view", "worker", w.Worker.ID, "view", v.Generation, "rank", v.Rank, "size", v.Size())
 			return r.strategy, nil
-		case ctx.Err() != nil || !v.Over(err):
+		case ctx.Err() != nil || !v.Over(err) && !w.exclude(ctx, v, err):
 			return nil, err
 		}
 		w.log().Info("view ended before all workers had connected", "worker", w.Worker.ID, "view", v.Generation, "err", err)
 	}
+}
+
+// exclude removes new workers from the job because view v could not form with them. It returns false if
+// this worker is a new one itself, or none is: then cause is for the caller. Several workers may exclude
+// the same ones.
+func (w *WorkerNode) exclude(ctx context.Context, v membership.View, cause error) bool {
+	fresh := v.Newcomers(w.formed)
+	if len(fresh) == 0 || slices.Contains(fresh, v.Rank) {
+		return false
+	}
+	blamed := slices.DeleteFunc(ranksOf(cause), func(rank int) bool { return !slices.Contains(fresh, rank) })
+	if len(blamed) == 0 {
+		blamed = fresh
+	}
+	w.log().Warn("excluding new workers, with which the view does not form", "worker", w.Worker.ID, "view", v.Generation, "ranks", blamed, "err", cause)
+	if err := v.Exclude(ctx, blamed...); err != nil {
+		w.log().Warn("exclude", "worker", w.Worker.ID, "err", err)
+		return v.Over(err)
+	}
+	return true
+}
+
+// ranksOf returns the ranks that err names.
+func ranksOf(err error) []int {
+	re, ok := errors.AsType[*pgroup.RankError](err)
+	if !ok || re.Failure == nil {
+		return nil
+	}
+	return slices.Concat(re.Missing, re.Lost, re.Left, []int{re.By})
 }
 
 // swap makes r the current round, and closes the previous one.
@@ -152,6 +183,10 @@ func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, er
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ctx = v.Context(ctx)
+	if fresh := v.Newcomers(w.formed); len(fresh) > 0 && !slices.Contains(fresh, v.Rank) {
+		ctx, cancel = context.WithTimeout(ctx, cmp.Or(w.JoinTimeout, joinTimeout))
+		defer cancel()
+	}
 	cfg := v.Config()
 	cfg.Host, cfg.Timeout, cfg.Logger, cfg.TLS = w.Host, w.Timeout, w.Logger, w.TLS
 	if cfg.TLS == nil && w.encrypts() {
@@ -164,6 +199,9 @@ func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, er
 	c, err := w.openComm(ctx, g)
 	if err != nil {
 		return nil, errors.Join(err, g.Close())
+	}
+	if err := c.Barrier(ctx); err != nil { // connections open with the first verb
+		return nil, errors.Join(err, c.Close(), g.Close())
 	}
 	r := &round{view: v, group: g, comm: c, over: v.Context(context.Background())}
 	r.strategy = New(c, &Options{Trace: w.Trace})

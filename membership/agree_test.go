@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -55,13 +56,13 @@ func (h *history) saw(id string, before uint64, v membership.View) {
 // life is a worker that joins every view that it is in.
 type life struct {
 	id   string
-	way  *line
+	way  *testcluster.Line
 	m    *membership.Member
 	done chan struct{}
 }
 
 func (h *history) live(t *testing.T, memory *store.Memory, c membership.Config) *life {
-	l := &life{id: c.ID, way: newLine(memory), done: make(chan struct{})}
+	l := &life{id: c.ID, way: testcluster.NewLine(memory), done: make(chan struct{})}
 	h.mu.Lock()
 	h.came[c.ID] = len(h.came)
 	h.mu.Unlock()
@@ -137,20 +138,20 @@ func agree(t *testing.T, seed uint64) int {
 		case what < 9:
 			l := take(&there)
 			if chance.IntN(2) == 0 {
-				l.way.freeze()
+				l.way.Freeze()
 			} else {
-				l.way.freezeAt(wire.OpSwap) // at the moment of its decision, if it is the leader
+				l.way.FreezeAt(wire.OpSwap) // at the moment of its decision, if it is the leader
 			}
 			frozen = append(frozen, l)
 		case len(frozen) > 0:
-			take(&frozen).way.thaw() // evicted or not
+			take(&frozen).way.Thaw() // evicted or not
 		}
 		if chance.IntN(2) == 0 {
 			<-time.After(time.Duration(chance.IntN(3000)) * time.Millisecond)
 		}
 	}
 	for _, l := range frozen {
-		l.way.thaw()
+		l.way.Thaw()
 	}
 	<-time.After(time.Minute)
 	synctest.Wait()

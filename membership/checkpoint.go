@@ -1,10 +1,15 @@
 package membership
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
+	"net/url"
+	"path"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -71,6 +76,75 @@ func (m *Member) Checkpoint(ctx context.Context, id string) (*Checkpoint, error)
 		return nil, m.fail(fmt.Sprintf("checkpoint %q", id), err)
 	}
 	return m.checkpoint(id, &s), nil
+}
+
+// NewestCheckpoint returns the complete checkpoint with the highest epoch; of several with this epoch the
+// one that was started last. It may be of an earlier view, of other workers, or of an earlier run of a job
+// with this name: the store keeps checkpoints for 24 hours. The error matches ErrNotFound if there is none.
+func (m *Member) NewestCheckpoint(ctx context.Context) (*Checkpoint, error) {
+	const op = "newest checkpoint"
+	all, err := m.checkpoints(ctx)
+	if err != nil {
+		return nil, m.fail(op, err)
+	}
+	c := newest(all)
+	if c == nil {
+		return nil, m.fail(op, fmt.Errorf("%w: of %d checkpoints none is complete", ErrNotFound, len(all)))
+	}
+	return m.checkpoint(c.id, &c.saved), nil
+}
+
+// listed is a checkpoint as the store lists it.
+type listed struct {
+	saved
+	id    string
+	rev   store.Revision
+	ended map[string]bool // by the name of the registration
+	keys  []string        // all of its keys
+}
+
+// checkpoints lists the checkpoints of the job.
+func (m *Member) checkpoints(ctx context.Context) ([]*listed, error) {
+	byID := map[string]*listed{}
+	for e, err := range m.store.List(ctx, m.keys.checkpoints) {
+		if err != nil {
+			return nil, err
+		}
+		escaped, rest, _ := strings.Cut(strings.TrimPrefix(e.Key, m.keys.checkpoints), "/")
+		id, err := url.PathUnescape(escaped)
+		if err != nil {
+			return nil, foreign(e, err)
+		}
+		c := byID[id]
+		if c == nil {
+			c = &listed{id: id, ended: map[string]bool{}}
+			byID[id] = c
+		}
+		c.keys = append(c.keys, e.Key)
+		if name, ok := strings.CutPrefix(rest, "ended/"); ok {
+			c.ended[name] = true
+			continue
+		}
+		c.rev = e.Rev
+		if err := decode(e, &c.saved); err != nil {
+			return nil, err
+		}
+	}
+	return slices.Collect(maps.Values(byID)), nil
+}
+
+// newest returns the newest of the checkpoints that are complete, or nil.
+func newest(all []*listed) (best *listed) {
+	for _, c := range all {
+		complete := len(c.Slots) > 0 // otherwise it has expired, and an end of it has not
+		for _, s := range c.Slots {
+			complete = complete && c.ended[path.Base(s.Key)]
+		}
+		if complete && (best == nil || cmp.Or(cmp.Compare(c.Epoch, best.Epoch), cmp.Compare(c.rev, best.rev)) > 0) {
+			best = c
+		}
+	}
+	return best
 }
 
 func (m *Member) checkpoint(id string, s *saved) *Checkpoint {

@@ -118,3 +118,58 @@ func TestCheckpointOfTheLost(t *testing.T) {
 		require.ErrorIs(t, err, membership.ErrOver)
 	})
 }
+
+// TestNewestCheckpoint checks the query with checkpoints that are incomplete, older, or of the same
+// epoch; after the workers have left; and after the job has finished.
+func TestNewestCheckpoint(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a, b := join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))
+		next(t, a, 0, "a", "b")
+		next(t, b, 1, "a", "b")
+		newest := func(m *membership.Member) string {
+			t.Helper()
+			c, err := m.NewestCheckpoint(bounded(t))
+			if err != nil {
+				require.ErrorIs(t, err, membership.ErrNotFound)
+				return ""
+			}
+			require.Equal(t, []string{"a", "b"}, idsOf(c.Workers))
+			return c.Path
+		}
+		save := func(epoch int64, path string, ms ...*membership.Member) {
+			t.Helper()
+			c, err := a.StartCheckpoint(bounded(t), epoch, path)
+			require.NoError(t, err)
+			for _, m := range ms {
+				of, err := m.Checkpoint(bounded(t), c.ID)
+				require.NoError(t, err)
+				_, err = of.End(bounded(t))
+				require.NoError(t, err)
+			}
+		}
+		require.Empty(t, newest(a))
+		save(7, "7", a)
+		require.Empty(t, newest(b), "b has not ended it")
+		save(5, "5", a, b)
+		require.Equal(t, "5", newest(b))
+		save(9, "9", a, b)
+		save(8, "8", a, b)
+		save(10, "10", b)
+		require.Equal(t, "9", newest(a))
+		save(9, "9 again", b, a)
+		require.Equal(t, "9 again", newest(a))
+
+		leave := func() {
+			t.Helper()
+			require.NoError(t, b.Leave(bounded(t)))
+			require.NoError(t, a.Leave(bounded(t)))
+		}
+		leave() // drained: it begins again with this checkpoint
+		a, b = join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))
+		require.Equal(t, "9 again", newest(a))
+		require.NoError(t, next(t, a, 0, "a", "b").Finish(bounded(t)))
+		leave()
+		a, b = join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))
+		require.Empty(t, newest(b), "the job has finished: another one begins")
+	})
+}

@@ -216,3 +216,72 @@ func ExampleCheckpoint_Wait() {
 	fmt.Println(view.Over(err))
 	// Output: true
 }
+
+func ExampleMember_NewestCheckpoint() {
+	ctx := context.Background()
+	a, b, _, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	for epoch, savers := range map[int64][]*membership.Member{7: {a, b}, 8: {a}} {
+		started, _ := a.StartCheckpoint(ctx, epoch, fmt.Sprint("/ckpt/", epoch))
+		for _, m := range savers {
+			c, _ := m.Checkpoint(ctx, started.ID)
+			_, _ = c.End(ctx)
+		}
+	}
+	c, err := b.NewestCheckpoint(ctx) // b has not ended that of epoch 8
+	fmt.Println(c.Path, err)
+	// Output: /ckpt/7 <nil>
+}
+
+func ExampleView_Exclude() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	_ = view.Exclude(ctx, 1) // b, for example because no other worker can connect to it
+	_, err := b.Next(ctx)
+	fmt.Println(errors.Is(err, membership.ErrExcluded))
+	// Output: true
+}
+
+func ExampleView_Finish() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	before, _ := view.Finished(ctx)
+	_ = view.Finish(ctx)
+	after, _ := view.Finished(ctx)
+	fmt.Println(before, after)
+	// Output: false true
+}
+
+func ExampleView_Finished() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	finished, err := view.Finished(ctx)
+	fmt.Println(finished, err)
+	// Output: false <nil>
+}
+
+func ExampleMember_WaitFinished() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	go func() { _ = view.Finish(ctx) }() // on another worker
+	fmt.Println(b.WaitFinished(ctx, view))
+	// Output: <nil>
+}
+
+func ExampleView_Newcomers() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	fmt.Println(view.Newcomers(membership.View{}), view.Newcomers(view))
+	// Output: [0 1] []
+}

@@ -20,6 +20,7 @@ import (
 //	roster/worker/NAME          a registration, while its lease is valid; NAME is random
 //	checkpoint/ID/is            a Checkpoint
 //	checkpoint/ID/ended/NAME    exists when that worker has ended the checkpoint
+//	finished/RUN                exists when the work of that run of the job is done
 //	group/GENERATION/world      the name of the view's group
 //
 // The view sorts before the workers: a worker that lists the roster and finds its own registration was
@@ -37,6 +38,8 @@ func keysOf(job string) keys {
 func (k *keys) group(generation uint64) string {
 	return fmt.Sprintf("%sgroup/%d/world", k.job, generation)
 }
+
+func (k *keys) finished(run string) string { return k.job + "finished/" + run }
 
 func (k *keys) checkpoint(id string) string { return k.checkpoints + url.PathEscape(id) + "/" }
 

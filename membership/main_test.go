@@ -14,7 +14,6 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
 
 func TestMain(m *testing.M) {
@@ -144,67 +143,4 @@ func nothing(t testing.TB, m *membership.Member, for_ time.Duration) string {
 	v, err := m.Next(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "%v", v)
 	return err.Error()
-}
-
-// line is a connection to a store that can be frozen: requests and answers under way wait until it
-// is thawed.
-type line struct {
-	store.Engine
-
-	mu     sync.Mutex
-	frozen chan struct{} // closed when it is thawed; nil if it is not frozen
-	at     wire.Op       // the operation that freezes it, if set
-}
-
-func newLine(e store.Engine) *line { return &line{Engine: e} }
-
-func (l *line) freeze() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.frozen = make(chan struct{})
-}
-
-// freezeAt freezes the line when the next request with op is sent. That request is under way then.
-func (l *line) freezeAt(op wire.Op) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.at = op
-}
-
-func (l *line) thaw() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.at = 0
-	if l.frozen != nil {
-		close(l.frozen)
-		l.frozen = nil
-	}
-}
-
-func (l *line) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if err := l.pass(ctx, req.Op); err != nil {
-		return err
-	}
-	if err := l.Engine.Do(ctx, req, rep); err != nil {
-		return err
-	}
-	return l.pass(ctx, 0)
-}
-
-func (l *line) pass(ctx context.Context, op wire.Op) error {
-	l.mu.Lock()
-	if op != 0 && op == l.at {
-		l.frozen, l.at = make(chan struct{}), 0
-	}
-	frozen := l.frozen
-	l.mu.Unlock()
-	if frozen == nil {
-		return nil
-	}
-	select {
-	case <-frozen:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -160,6 +160,8 @@ func (m *Member) apply(e store.Event) error {
 	var err error
 	switch worker := strings.HasPrefix(e.Key, m.keys.workers); {
 	case m.over != nil:
+	case worker && e.Deleted && e.Key == m.self.key && !e.Expired:
+		m.finish(fmt.Errorf("%w: %w: another worker has deleted its registration", ErrExcluded, ErrEvicted))
 	case worker && e.Deleted && e.Key == m.self.key:
 		m.finish(fmt.Errorf("%w: its registration has been deleted", ErrEvicted))
 	case worker && e.Deleted:
@@ -366,7 +368,7 @@ func (m *Member) closeLease(ctx context.Context) {
 }
 
 // Leave is Close with a goodbye: the others see that this worker has left, not that it failed. The last
-// worker to leave deletes all keys of the job. The registration ends also if Leave returns an error. After
+// worker to leave deletes all keys of the job; if the job is not finished, it keeps the newest complete checkpoint. The registration ends also if Leave returns an error. After
 // Close, Leave does nothing.
 func (m *Member) Leave(ctx context.Context) error {
 	before := m.why()
@@ -392,12 +394,16 @@ func (m *Member) goodbye(ctx context.Context) error {
 	if err != nil || len(r.workers) > 0 || r.view == nil {
 		return err
 	}
-	var left []string
-	for key, err := range m.store.Keys(ctx, m.keys.checkpoints) {
-		if err != nil {
-			return err
+	cs, err := m.checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	_, unfinished := m.store.Get(ctx, m.keys.finished(r.view.Run))
+	left, last := []string{}, newest(cs)
+	for _, c := range cs {
+		if c != last || unfinished == nil { // a job that has been drained begins with it again
+			left = append(left, c.keys...)
 		}
-		left = append(left, key)
 	}
 	// Another job of this name may have begun. It creates its checkpoints after its view, so this swap
 	// fails if there are any.

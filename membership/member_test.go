@@ -35,7 +35,7 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
-		way := newLine(memory)
+		way := testcluster.NewLine(memory)
 		a := join(t, store.New(memory), worker("a", 1, 3))
 		next(t, a, 0, "a")
 		c := worker("b", 1, 3)
@@ -46,7 +46,7 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 		require.NoError(t, v.Context(t.Context()).Err(), "heartbeats go by themselves")
 
 		start := time.Now()
-		way.freeze()
+		way.Freeze()
 		why := ended(t, v.Context(t.Context()))
 		require.LessOrEqual(t, time.Since(start), 100*time.Millisecond)
 		require.Greater(t, time.Since(start), 60*time.Millisecond)
@@ -57,7 +57,7 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 		require.EqualValues(t, 3, next(t, a, 0, "a").Generation) // without a call that asks for it
 
 		require.NoError(t, of.Context(t.Context()).Err(), "b has not received it")
-		way.thaw()
+		way.Thaw()
 		_, err := b.Next(bounded(t))
 		require.ErrorIs(t, err, membership.ErrEvicted)
 		require.ErrorContains(t, err, `next of worker "b" (rank 1) in job "train": evicted`)
@@ -80,10 +80,10 @@ func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
-		way := newLine(memory)
+		way := testcluster.NewLine(memory)
 		a := join(t, store.New(way), worker("a", 1, 0))
 		v := next(t, a, 0, "a")
-		way.freeze()
+		way.Freeze()
 		start := time.Now()
 		_, err := a.Next(t.Context())
 		require.ErrorIs(t, err, membership.ErrEvicted)
@@ -93,7 +93,7 @@ func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 		start = time.Now()
 		require.NoError(t, a.Close())
 		require.LessOrEqual(t, time.Since(start), 2*time.Second)
-		way.thaw()
+		way.Thaw()
 	})
 }
 
@@ -103,7 +103,7 @@ func TestFailure7HeartbeatsAndRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
-		s, way := store.New(memory), newLine(memory)
+		s, way := store.New(memory), testcluster.NewLine(memory)
 		a := join(t, s, worker("a", 2, 0))
 		b := join(t, store.New(way), worker("b", 2, 0))
 		va, vb := next(t, a, 0, "a", "b"), next(t, b, 1, "a", "b")
@@ -111,7 +111,7 @@ func TestFailure7HeartbeatsAndRanks(t *testing.T) {
 		require.NoError(t, va.Context(t.Context()).Err())
 		require.NoError(t, vb.Context(t.Context()).Err())
 
-		way.freeze()
+		way.Freeze()
 		require.Equal(t, []int{1}, ended(t, va.Context(t.Context())).Lost)
 		back := join(t, s, worker("b", 2, 0))
 		require.EqualValues(t, 2, next(t, back, 1, "a", "b").Generation)
@@ -121,7 +121,7 @@ func TestFailure7HeartbeatsAndRanks(t *testing.T) {
 		again := join(t, s, worker("a", 2, 0))
 		next(t, back, 0, "b", "a")
 		next(t, again, 1, "b", "a")
-		way.thaw()
+		way.Thaw()
 	})
 }
 
@@ -184,18 +184,18 @@ func TestDeciderIsFrozen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
-		s, way := store.New(memory), newLine(memory)
+		s, way := store.New(memory), testcluster.NewLine(memory)
 		a := join(t, store.New(way), worker("a", 2, 4))
 		b := join(t, s, worker("b", 2, 4))
 		settles(t, a, "a", "b")
 		old := settles(t, b, "a", "b")
-		way.freeze()
+		way.Freeze()
 		c := join(t, s, worker("c", 2, 4)) // a is the leader, and cannot decide
 		nothing(t, c, 5*time.Second)
 		v := settles(t, b, "b", "c")
 		require.Equal(t, []int{0}, ended(t, old.Context(t.Context())).Lost)
 		require.Greater(t, v.Generation, old.Generation)
-		way.thaw()
+		way.Thaw()
 		_, err := a.Next(bounded(t)) // it decides nothing that another worker receives
 		require.ErrorIs(t, err, membership.ErrEvicted)
 		nothing(t, b, time.Minute)
@@ -210,18 +210,18 @@ func TestViewIsDecidedOnce(t *testing.T) {
 		const second = "membership/train/roster/view"
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
-		s, way := store.New(memory), newLine(memory)
+		s, way := store.New(memory), testcluster.NewLine(memory)
 		a := join(t, store.New(way), worker("a", 2, 4))
 		b := join(t, s, worker("b", 2, 4))
 		settles(t, a, "a", "b")
 		settles(t, b, "a", "b")
-		way.freezeAt(wire.OpSwap)
+		way.FreezeAt(wire.OpSwap)
 		c := join(t, s, worker("c", 2, 4))
 		v := settles(t, c, "b", "c")
 		require.EqualValues(t, 2, v.Generation)
 		before, err := s.Get(t.Context(), second)
 		require.NoError(t, err)
-		way.thaw()
+		way.Thaw()
 		_, err = a.Next(bounded(t))
 		require.ErrorIs(t, err, membership.ErrEvicted)
 		time.Sleep(time.Minute)
@@ -272,7 +272,7 @@ func TestStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
-		way := newLine(memory)
+		way := testcluster.NewLine(memory)
 		s := store.New(way)
 		within := func(f func(ctx context.Context) error) {
 			t.Helper()
@@ -283,19 +283,19 @@ func TestStoreThatHangs(t *testing.T) {
 			require.LessOrEqual(t, time.Since(start), time.Second+store.ResultGrace)
 		}
 		for _, op := range []wire.Op{wire.OpGrant, wire.OpSet, wire.OpList} {
-			way.freezeAt(op)
+			way.FreezeAt(op)
 			within(func(ctx context.Context) error {
 				_, err := membership.Join(ctx, s, worker("a", 1, 0))
 				return err
 			})
-			way.thaw()
+			way.Thaw()
 			time.Sleep(time.Minute) // what the call has written expires
 		}
 		a := join(t, s, worker("a", 1, 0))
 		next(t, a, 0, "a")
 		c, err := a.StartCheckpoint(t.Context(), 1, "")
 		require.NoError(t, err)
-		way.freeze()
+		way.Freeze()
 		within(func(ctx context.Context) error { _, err := a.StartCheckpoint(ctx, 1, ""); return err })
 		within(func(ctx context.Context) error { _, err := a.Checkpoint(ctx, c.ID); return err })
 		within(func(ctx context.Context) error { _, err := c.End(ctx); return err })
@@ -303,7 +303,7 @@ func TestStoreThatHangs(t *testing.T) {
 		within(func(ctx context.Context) error { return c.Wait(ctx) })
 		within(func(ctx context.Context) error { _, err := a.Next(ctx); return err })
 		within(func(ctx context.Context) error { return a.Leave(ctx) })
-		way.thaw()
+		way.Thaw()
 		time.Sleep(time.Minute)
 		next(t, join(t, s, worker("a", 1, 0)), 0, "a")
 	})

@@ -44,6 +44,11 @@ var (
 	ErrDuplicate = errors.New("id in use")
 	// ErrEvicted: the lease of this worker has expired. It may Join again.
 	ErrEvicted = errors.New("evicted")
+	// ErrExcluded: another worker has removed this worker with View.Exclude, because their view could not
+	// form with it. The error matches ErrEvicted, too.
+	ErrExcluded = errors.New("excluded")
+	// ErrFinished: the work of the job is done; see View.Finish.
+	ErrFinished = errors.New("finished")
 	// ErrOver: the view has ended. The error is a *ViewError.
 	ErrOver = errors.New("view over")
 	// ErrNotInView: this worker is not in the view.
@@ -64,7 +69,7 @@ const (
 	// retention is how long the store keeps a view that no worker renews. After that the job is
 	// forgotten, and another job of this name begins with generation 1.
 	retention = time.Hour
-	// checkpointTTL is how long the store keeps a checkpoint. The last worker's Leave deletes it.
+	// checkpointTTL is how long the store keeps a checkpoint. Leave says which ones go earlier.
 	checkpointTTL = 24 * time.Hour
 	// closeWait is how long Close waits for the store's reply.
 	closeWait = time.Second

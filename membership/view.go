@@ -72,6 +72,90 @@ func (v View) Context(ctx context.Context) context.Context {
 	return ctx
 }
 
+// Newcomers returns the ranks of v whose workers were not in the view before: they have joined since, or
+// joined again. If before is the zero View, all are newcomers.
+func (v View) Newcomers(before View) (ranks []int) {
+	for rank, s := range v.state.Slots {
+		if before.state == nil || before.state.record.rank(s.Key) < 0 {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// Exclude removes the workers with these ranks from the job. It is for a view that cannot form with them:
+// the view ends, and the next one is without them. Next of an excluded worker returns ErrExcluded. The
+// worker may Join again; a caller that lets it try without a limit may have to exclude it again.
+func (v View) Exclude(ctx context.Context, ranks ...int) error {
+	var registrations []string
+	for _, rank := range ranks {
+		if rank < 0 || rank >= v.Size() {
+			return v.fail("exclude", fmt.Errorf("%w: there is no rank %d in a view of %d", ErrInvalid, rank, v.Size()))
+		}
+		registrations = append(registrations, v.state.Slots[rank].Key)
+	}
+	if _, err := v.Store.Delete(ctx, registrations...); err != nil {
+		return v.fail("exclude", err)
+	}
+	return nil
+}
+
+// Finish records that the work of this job is done. Every worker of the view may call it. A worker that
+// was cut off while the others finished, or a standby, learns of it from WaitFinished. The record expires
+// after an hour. It is of this run of the job: another job of this name is not finished.
+func (v View) Finish(ctx context.Context) error {
+	err := v.Store.Set(ctx, v.state.keys.finished(v.state.Run), nil, &store.SetOptions{TTL: retention})
+	if err != nil {
+		return v.fail("finish", err)
+	}
+	return nil
+}
+
+// Finished reports whether a worker of this run of the job has called Finish.
+func (v View) Finished(ctx context.Context) (bool, error) {
+	_, err := v.Store.Get(ctx, v.state.keys.finished(v.state.Run))
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, v.fail("finished", err)
+	}
+	return true, nil
+}
+
+// WaitFinished waits until a worker of the run of view v has called Finish. If v is the zero View, it is the
+// run of the newest view, which a standby has never been in. Member m may have joined after v.
+func (m *Member) WaitFinished(ctx context.Context, v View) error {
+	run := ""
+	if v.state != nil {
+		run = v.state.Run
+	}
+	for run == "" {
+		m.mu.Lock()
+		changed := m.changed
+		if m.current != nil {
+			run = m.current.Run
+		}
+		m.mu.Unlock()
+		if run != "" {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return m.fail("wait for the finish", context.Cause(ctx))
+		}
+	}
+	if _, err := m.store.Wait(ctx, m.keys.finished(run)); err != nil {
+		return m.fail("wait for the finish", err)
+	}
+	return nil
+}
+
+func (v View) fail(op string, err error) *Error {
+	return &Error{Op: op, Job: v.Job, ID: v.state.who.ID, Rank: v.Rank, Err: err}
+}
+
 // endDelay is how long Over waits for the end of a view that another worker may have seen already.
 const endDelay = time.Second
 

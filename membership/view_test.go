@@ -146,3 +146,62 @@ func TestConfigOfAView(t *testing.T) {
 	}
 	require.Len(t, seen, 4)
 }
+
+func TestExclude(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a, b := join(t, at(), worker("a", 1, 3)), join(t, at(), worker("b", 1, 3))
+		before := settles(t, a, "a", "b")
+		c := join(t, at(), worker("c", 1, 3))
+		v := settles(t, a, "a", "b", "c")
+		of := settles(t, c, "a", "b", "c")
+		require.Equal(t, []int{2}, v.Newcomers(before))
+		require.Equal(t, []int{0, 1, 2}, of.Newcomers(membership.View{}))
+		require.Empty(t, v.Newcomers(of))
+		settles(t, b, "a", "b", "c")
+
+		require.ErrorIs(t, v.Exclude(bounded(t), 3), membership.ErrInvalid)
+		for range 2 { // it is idempotent
+			require.NoError(t, v.Exclude(bounded(t), 2))
+		}
+		require.Empty(t, settles(t, a, "a", "b").Newcomers(before), "as before")
+		settles(t, b, "a", "b")
+		_, err := c.Next(bounded(t))
+		require.ErrorIs(t, err, membership.ErrExcluded)
+		require.ErrorIs(t, err, membership.ErrEvicted)
+		back := join(t, at(), worker("c", 1, 3))
+		again := settles(t, a, "a", "b", "c")
+		require.Equal(t, []int{2}, again.Newcomers(v), "it has joined again")
+		settles(t, back, "a", "b", "c")
+	})
+}
+
+// TestFinish checks that a worker which was not there when the others finished learns of it, and
+// that the next job of this name is another one.
+func TestFinish(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a, b := join(t, at(), worker("a", 1, 2)), join(t, at(), worker("b", 1, 2))
+		va, vb := settles(t, a, "a", "b"), settles(t, b, "a", "b")
+		require.NoError(t, b.Close()) // cut off
+		finished, err := va.Finished(bounded(t))
+		require.NoError(t, err)
+		require.False(t, finished)
+		back := join(t, at(), worker("b", 1, 2))
+		waits := make(chan error, 1)
+		go func() { waits <- back.WaitFinished(bounded(t), vb) }()
+		for range 2 {
+			require.NoError(t, va.Finish(bounded(t)))
+		}
+		require.NoError(t, <-waits)
+		v := settles(t, back, "a", "b")
+		finished, err = v.Finished(bounded(t))
+		require.NoError(t, err)
+		require.True(t, finished)
+
+		require.NoError(t, back.Leave(bounded(t)))
+		require.NoError(t, a.Leave(bounded(t)))
+		a = join(t, at(), worker("a", 1, 2))
+		finished, err = next(t, a, 0, "a").Finished(bounded(t))
+		require.NoError(t, err)
+		require.False(t, finished)
+	})
+}

@@ -27,7 +27,7 @@ import (
 
 var _ = []any{
 	handleAFailure, withoutALauncher, groupsWithinTheJob, aStoreInMemory, overEtcd, onlyHosts, aStoreOfPython, rankZeroOfVLLM,
-	anotherRankOfVLLM, gatherConfigs, averageGradients, elastic, numbers, records, drive,
+	anotherRankOfVLLM, gatherConfigs, averageGradients, elastic, elasticTraining, elasticCheckpoints, numbers, records, drive,
 }
 
 func handleAFailure(ctx context.Context, g *pgroup.Group) error {
@@ -190,6 +190,49 @@ func elastic(ctx context.Context, s *store.Store, host, addr string, train func(
 			return err
 		}
 	}
+}
+
+func elasticTraining(ctx context.Context, params map[string]*tensor.Tensor, backward func(params map[string]*tensor.Tensor, batch []int) map[string]*tensor.Tensor,
+	batch func(step int64, rank, size int) []int, update func(params, grads map[string]*tensor.Tensor),
+) error {
+	node, err := dataparallel.WorkerFromEnv()
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	t := &dataparallel.Training{Goal: 10_000, Tensors: params} // weights, state of the optimizer
+	t.Step = func(ctx context.Context, s *dataparallel.Strategy) error {
+		grads := backward(params, batch(t.Completed, s.Rank(), s.Size()))
+		err := s.AllReduceGradients(ctx, grads)
+		if err == nil {
+			update(params, grads) // after the last call of s
+		}
+		return err
+	}
+	err = node.Train(ctx, t)
+	return err
+}
+
+func elasticCheckpoints(ctx context.Context, node *dataparallel.WorkerNode, t *dataparallel.Training, params map[string]*tensor.Tensor, save, load func(path string, params map[string]*tensor.Tensor) error) error {
+	t.After = func(ctx context.Context, _ *dataparallel.Strategy) error {
+		if t.Completed%100 != 0 {
+			return nil
+		}
+		path := fmt.Sprintf("/ckpt/%d", t.Completed)
+		return node.Checkpoint(ctx, t.Completed, path, func() error { return save(path, params) })
+	}
+	err := node.Start(ctx)
+	if err != nil {
+		return err
+	}
+	newest, err := node.Member().NewestCheckpoint(ctx)
+	switch {
+	case err == nil:
+		t.Completed, err = newest.Epoch, load(newest.Path, params)
+	case errors.Is(err, membership.ErrNotFound): // begin with step 0
+		err = nil
+	}
+	return err
 }
 
 func numbers(s *store.Store, cfg pgroup.Config) error {

@@ -1,0 +1,63 @@
+package dataparallel
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/muster-pg/muster/membership"
+)
+
+// Environment variables that a launcher of elastic jobs sets.
+const (
+	envStore   = "MUSTER_STORE"
+	envJob     = "MUSTER_JOB"
+	envWorker  = "MUSTER_WORKER"
+	envElastic = "MUSTER_ELASTIC"
+)
+
+// WorkerFromEnv returns the node of a worker that muster run --elastic, or another launcher, has started
+// with these variables:
+//
+//	MUSTER_STORE    URL of the store
+//	MUSTER_JOB      name of the job, the same in all workers
+//	MUSTER_WORKER   ID of this worker, unique in the job
+//	MUSTER_ELASTIC  MIN:MAX, the fewest and the most workers of a view
+//
+// If one is not set, the error matches ErrNoLauncher and names it.
+func WorkerFromEnv() (*WorkerNode, error) {
+	values := map[string]string{}
+	var missing []string
+	for _, name := range []string{envStore, envJob, envWorker, envElastic} {
+		if values[name] = os.Getenv(name); values[name] == "" {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("dataparallel: worker from the environment: %w: %s: start the program with muster run --elastic MIN:MAX, or set them",
+			ErrNoLauncher, strings.Join(missing, " and ")+" not set")
+	}
+	least, most, err := parseElastic(values[envElastic])
+	if err != nil {
+		return nil, fmt.Errorf("dataparallel: worker from the environment: %w", err)
+	}
+	return &WorkerNode{
+		Address: values[envStore],
+		Worker:  membership.Config{Job: values[envJob], ID: values[envWorker], Min: least, Max: most},
+	}, nil
+}
+
+// parseElastic parses MIN:MAX.
+func parseElastic(text string) (least, most int, err error) {
+	low, high, ok := strings.Cut(text, ":")
+	if ok {
+		if least, err = strconv.Atoi(low); err == nil {
+			most, err = strconv.Atoi(high)
+		}
+	}
+	if !ok || err != nil || least < 1 || most < least {
+		return 0, 0, fmt.Errorf("%w: %s is %q: set MIN:MAX, with 1 ≤ MIN ≤ MAX, as in 2:8", membership.ErrInvalid, envElastic, text)
+	}
+	return least, most, nil
+}

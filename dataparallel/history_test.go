@@ -1,0 +1,215 @@
+package dataparallel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/dataparallel"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// TestHistories trains while workers come, leave, are killed, freeze, flap and are cut off from the
+// store, at random. Each of them checks its weights after each step against those of a single process;
+// steps never go back; a generation has the same workers for all of them; and when the faults end, all
+// workers that live reach the goal.
+func TestHistories(t *testing.T) {
+	t.Parallel()
+	seeds := testcluster.Form(24, 500)
+	views := 0
+	var mu sync.Mutex
+	next := make(chan uint64)
+	var all sync.WaitGroup
+	for range 8 { // at once: they wait for most of the time
+		all.Go(func() {
+			for seed := range next {
+				n := newHistory(t, seed).run()
+				mu.Lock()
+				views += n
+				mu.Unlock()
+			}
+		})
+	}
+	for seed := range seeds {
+		if t.Failed() {
+			break
+		}
+		next <- uint64(seed)
+	}
+	close(next)
+	all.Wait()
+	t.Logf("%d views in %d histories", views, seeds)
+	require.Greater(t, views, 2*seeds)
+}
+
+// history is one job.
+type history struct {
+	*testing.T
+	seed   uint64
+	chance *rand.Rand
+	memory *store.Memory
+	host   func(rank int) string
+	goal   int64
+	calm   chan struct{} // closed when there are no more faults: the last step waits for it
+	least  int
+	lives  []*life // that have not been ended
+	all    sync.WaitGroup
+
+	mu       sync.Mutex          // protects the fields below
+	views    map[string][]string // the IDs of the workers of each view
+	finished int
+}
+
+// life is a worker.
+type life struct {
+	*training
+	h    *history
+	line *testcluster.Line
+	end  context.CancelFunc
+	last int64 // the most steps that it had completed
+}
+
+func newHistory(t *testing.T, seed uint64) *history {
+	h := &history{T: t, seed: seed, chance: rand.New(rand.NewPCG(seed, 7)), memory: new(store.Memory), host: together, calm: make(chan struct{}), views: map[string][]string{}}
+	if h.chance.IntN(3) == 0 {
+		h.host = apart // their collectives use TCP
+	}
+	h.least, h.goal = 1+h.chance.IntN(2), int64(50+h.chance.IntN(300))
+	return h
+}
+
+// ttl is the time after which a worker that is cut off is evicted.
+const ttl = 300 * time.Millisecond
+
+func (h *history) live(id int) {
+	ctx, end := context.WithTimeout(h.Context(), 4*soon)
+	l := &life{h: h, line: testcluster.NewLine(h.memory), end: end}
+	n := &dataparallel.WorkerNode{Store: store.New(l.line), Worker: worker(fmt.Sprint(id), h.least, 4), Timeout: soon, JoinTimeout: 2 * time.Second, Host: h.host(id), Listen: "127.0.0.1"}
+	n.Worker.Job, n.Worker.TTL = fmt.Sprint("history ", h.seed), ttl
+	l.training = newTraining(h.T, n, h.goal)
+	l.pause = 2 * time.Millisecond
+	l.Step, l.After = l.checked, l.record
+	h.lives = append(h.lives, l)
+	h.all.Go(func() {
+		defer end()
+		err := n.Train(ctx, &l.Training)
+		switch {
+		case err == nil:
+			assert.NoError(h, l.check(), "seed %d", h.seed)
+			assert.Equal(h, h.goal, l.Completed)
+			h.mu.Lock()
+			h.finished++
+			h.mu.Unlock()
+		case errors.Is(err, dataparallel.ErrFinished), errors.Is(err, context.Canceled), errors.Is(err, pgroup.ErrClosed):
+		default:
+			h.Errorf("seed %d, worker %d: %v", h.seed, id, err)
+		}
+		assert.NoError(h, n.Close())
+	})
+}
+
+// checked is Step: it checks that no step of this worker is lost.
+func (l *life) checked(ctx context.Context, s *dataparallel.Strategy) error {
+	if l.Completed < l.last {
+		l.h.Errorf("seed %d: worker %s had completed %d steps, and begins step %d", l.h.seed, l.node.Worker.ID, l.last, l.Completed)
+	}
+	if err := l.check(); err != nil { // also what it has received
+		l.h.Errorf("seed %d: %v", l.h.seed, err)
+	}
+	if l.Completed == l.Goal-1 {
+		select {
+		case <-l.h.calm:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return l.step(ctx, s)
+}
+
+// record is After.
+func (l *life) record(context.Context, *dataparallel.Strategy) error {
+	l.last = l.Completed
+	v := l.node.View()
+	if v.Workers == nil { // its end was asked for
+		return nil
+	}
+	var ids []string
+	for _, w := range v.Workers {
+		ids = append(ids, w.ID)
+	}
+	l.h.mu.Lock()
+	defer l.h.mu.Unlock()
+	key := fmt.Sprint(v.Config().Run, " ", v.Generation)
+	if before, ok := l.h.views[key]; ok && !slices.Equal(before, ids) {
+		l.h.Errorf("seed %d: view %s has workers %v on one worker, and %v on another", l.h.seed, key, before, ids)
+	}
+	l.h.views[key] = ids
+	return l.check()
+}
+
+// take removes one of those that live, at random.
+func (h *history) take() *life {
+	i := h.chance.IntN(len(h.lives))
+	l := h.lives[i]
+	h.lives = slices.Delete(h.lives, i, i+1)
+	return l
+}
+
+// run returns the number of views.
+func (h *history) run() int {
+	defer h.memory.Close()
+	for id := range h.least + h.chance.IntN(3) {
+		h.live(id)
+	}
+	var frozen []*life // that live, and are cut off from the store
+	for id := 10; id < 20+h.chance.IntN(10); id++ {
+		switch what := h.chance.IntN(10); {
+		case len(h.lives) < 2 || what < 3:
+			h.live(id)
+		case what < 5: // it leaves
+			h.take().end()
+		case what < 6: // it is killed
+			l := h.take()
+			l.line.Freeze()
+			l.end()
+		case what < 8: // it is cut off: evicted or not
+			l := h.lives[h.chance.IntN(len(h.lives))]
+			l.line.Freeze()
+			frozen = append(frozen, l)
+		default: // it flaps
+			for _, l := range frozen {
+				l.line.Thaw()
+			}
+			frozen = nil
+		}
+		select {
+		case <-time.After(time.Duration(h.chance.IntN(int(ttl) / 2))):
+		case <-h.Context().Done():
+		}
+	}
+	for len(h.lives) < h.least {
+		h.live(30 + len(h.lives))
+	}
+	for _, l := range frozen {
+		l.line.Thaw()
+	}
+	for _, l := range h.lives { // a worker that registers after the end would begin another job
+		assert.NoError(h, waitFor(bounded(h.T), func() bool { return l.node.Member() != nil }), "seed %d", h.seed)
+	}
+	close(h.calm)
+	h.all.Wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	assert.Positive(h, h.finished, "seed %d", h.seed)
+	return len(h.views)
+}
