@@ -120,7 +120,7 @@ func (c *Config) createError(err, before error, took time.Duration) error {
 	step := fmt.Sprintf("pgroup: create of group %q on rank %d of %d", c.Name, c.Rank, c.Size)
 	if e, ok := errors.AsType[*store.Error](err); ok && e.Op == "dial" && (e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled) {
 		what, do := "no process listens at", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)"
-		if strings.Contains(err.Error(), "no answer: ") {
+		if e.Reason == wire.ReasonNoAnswer {
 			what, do = "no answer from", "check that rank 0 or a store listens there, and is not frozen"
 		}
 		step += fmt.Sprintf(": %s %s after %.1fs: %s", what, e.Key, took.Seconds(), do)
@@ -131,13 +131,18 @@ func (c *Config) createError(err, before error, took time.Duration) error {
 	return fmt.Errorf("%s: %w%s", step, oneLineError{err}, accessHint(err))
 }
 
+// secretReasons are the reasons for which a secret is missing or wrong.
+var secretReasons = []wire.Reason{wire.ReasonNoSecret, wire.ReasonSecret, wire.ReasonServerSecret}
+
 // accessHint returns which fields to check if a store and a rank do not accept each other.
 func accessHint(err error) string {
 	e, ok := errors.AsType[*store.Error](err)
 	switch {
 	case !ok || e.Op != "dial" || !errors.Is(err, store.ErrDenied):
 		return ""
-	case strings.Contains(e.Detail, "secret"):
+	case e.Reason == wire.ReasonRelay:
+		return "" // the relay's own settings are wrong
+	case slices.Contains(secretReasons, e.Reason):
 		return ": check Config.Secret (MUSTER_SECRET_FILE), which all ranks and the store share"
 	}
 	return ": check Config.TLS (MUSTER_TLS_CA, MUSTER_TLS_CERT, MUSTER_TLS_KEY)"

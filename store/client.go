@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -97,17 +98,20 @@ func dialError(addr string, err error, waited time.Duration) error {
 	case ok && reported.Op != "":
 		return err
 	case ok && errors.Is(reported, ErrDenied):
-		e.Code, e.Err, e.Detail = reported.Code, reported.Err, reported.Detail
+		e.Code, e.Err, e.Detail, e.Reason = reported.Code, reported.Err, reported.Detail, reported.Reason
 	case ok && isUnreachable(reported): // a relay reports it
-		e.Err = fmt.Errorf("%w: %s", ErrUnavailable, reported.Detail)
+		e.Err, e.Detail, e.Reason = ErrUnavailable, reported.Detail, reported.Reason
 	case ok:
-		e.Err, e.Detail = fmt.Errorf("%w: %w", ErrUnavailable, reported.Err), reported.Detail
+		e.Err, e.Detail, e.Reason = fmt.Errorf("%w: %w", ErrUnavailable, reported.Err), reported.Detail, reported.Reason
 	case errors.Is(err, ErrProtocol):
 		e.Err = err
 	}
+	if _, ok := errors.AsType[noAnswerError](err); ok {
+		e.Reason = wire.ReasonNoAnswer
+	}
 	if waited > 0 {
 		e.Code = failureCode(err)
-		e.Detail = fmt.Sprintf("no store answered for %v", waited.Round(time.Millisecond))
+		e.Detail = strings.TrimPrefix(fmt.Sprintf("%s: no store answered for %v", e.Detail, waited.Round(time.Millisecond)), ": ")
 	}
 	return e
 }

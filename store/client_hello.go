@@ -132,7 +132,7 @@ func (d *dialer) dialAddr(ctx context.Context, way string, hello *wire.Request) 
 		err = l.hello(hello, &d.options)
 	}
 	if !stop() {
-		err = fmt.Errorf("no answer: %w", ctx.Err())
+		err = noAnswerError{fmt.Errorf("no answer: %w", ctx.Err())}
 	}
 	if err != nil {
 		_ = l.nc.Close()
@@ -182,7 +182,7 @@ func (l *clientConn) tlsHandshake(config *tls.Config) error {
 	if err == nil || isUnreachable(err) || errors.Is(err, net.ErrClosed) { // the server may be shutting down
 		return err
 	}
-	return cmp.Or(tlsRefusal(err), error(ambiguousTLSError{denied("TLS: " + err.Error())}))
+	return cmp.Or(tlsRefusal(err), error(ambiguousTLSError{denied(wire.ReasonUnknown, "TLS: "+err.Error())}))
 }
 
 // speaksPlain reports whether head, read in place of a TLS record, begins a frame that answers a
@@ -191,7 +191,14 @@ func speaksPlain(head [5]byte) bool {
 	return head[2] == 0 && head[3] == 0 && head[4] == byte(wire.OpHello)
 }
 
-func denied(why string) error { return &Error{Code: wire.CodeDenied, Err: ErrDenied, Detail: why} }
+func denied(reason wire.Reason, why string) error {
+	return &Error{Code: wire.CodeDenied, Err: ErrDenied, Detail: why, Reason: reason}
+}
+
+// noAnswerError is the error of a dial that has connected, but got no answer in time.
+type noAnswerError struct{ error }
+
+func (e noAnswerError) Unwrap() error { return e.error }
 
 // hello opens the session. With a secret, it succeeds only if the store has proved that it knows
 // the secret too.
@@ -219,9 +226,9 @@ func (l *clientConn) hello(resume *wire.Request, o *DialOptions) error {
 	case h.Op != wire.OpHello:
 		return fmt.Errorf("%w: unexpected reply to the hello", ErrProtocol)
 	case rep.Code != wire.CodeOK:
-		return &Error{Code: rep.Code, Err: CodeError(rep.Code), Detail: rep.Detail}
+		return &Error{Code: rep.Code, Err: CodeError(rep.Code), Detail: rep.Detail, Reason: wire.Reason(rep.N)}
 	case secret != nil && (shown == nil || !shown(&rep)):
-		return denied("the store did not prove that it knows the secret")
+		return denied(wire.ReasonServerSecret, "the store did not prove that it knows the secret")
 	}
 	l.welcome = rep
 	l.in.limit = wire.MaxReply

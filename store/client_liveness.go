@@ -111,9 +111,10 @@ func (l *clientConn) watchReplaced(life context.Context, moved func(ctx context.
 func (c *client) contextError(op wire.Op, sent bool, err error) error {
 	c.mu.Lock()
 	s := &c.health
-	what := ""
+	what, reason := "", wire.ReasonUnknown
 	switch {
 	case !s.downSince.IsZero():
+		reason = wire.ReasonDisconnected
 		what = fmt.Sprintf("not connected for %v: %v", time.Since(s.downSince).Round(time.Millisecond), s.downReason.Detail)
 	case s.ticks > 0:
 		what = fmt.Sprintf("nothing received from the store for %v", s.silentFor())
@@ -125,5 +126,5 @@ func (c *client) contextError(op wire.Op, sent bool, err error) error {
 	if what == "" {
 		return err
 	}
-	return &Error{Key: c.dialer.addr, Code: failureCode(err), Err: err, Detail: what}
+	return &Error{Key: c.dialer.addr, Code: failureCode(err), Err: err, Detail: what, Reason: reason}
 }

@@ -2,10 +2,13 @@ package store
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"reflect"
+
+	"github.com/muster-pg/muster/wire"
 )
 
 // A TLS handshake fails because one side does not trust the other, which is permanent, or because
@@ -32,33 +35,45 @@ func isAmbiguousTLS(err error) bool {
 func tlsRefusal(err error) error {
 	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		if speaksPlain(plain.RecordHeader) {
-			return denied(tlsUnsupported)
+			return denied(wire.ReasonTLS, tlsUnsupported)
 		}
 		return ambiguousTLSError{fmt.Errorf("%w: the server does not use TLS", ErrProtocol)}
 	}
 	if untrusted, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return denied("its certificate is not trusted: " + untrusted.Err.Error())
+		reason := wire.ReasonServerCertificate
+		if _, ok := errors.AsType[x509.HostnameError](untrusted.Err); ok {
+			reason = wire.ReasonServerName
+		}
+		return denied(reason, "its certificate is not trusted: "+untrusted.Err.Error())
 	}
 	alert, ok := errors.AsType[*net.OpError](err)
 	switch {
 	case !ok || alert.Op != "remote error" && alert.Op != "local error":
 		return nil
-	case alert.Op == "remote error" && isCertificateAlert(alert.Err):
-		return denied("TLS refused: " + alert.Err.Error())
-	case alert.Op == "remote error":
-		return ambiguousTLSError{denied("TLS refused: " + alert.Err.Error())}
+	case alert.Op == "local error":
+		return ambiguousTLSError{denied(wire.ReasonUnknown, "TLS: "+alert.Err.Error())}
 	}
-	return ambiguousTLSError{denied("TLS: " + alert.Err.Error())}
+	reason := alertReason(alert.Err)
+	refusal := denied(reason, "TLS refused: "+alert.Err.Error())
+	if reason == wire.ReasonUnknown {
+		return ambiguousTLSError{refusal}
+	}
+	return refusal
 }
 
-// isCertificateAlert reports whether an alert (RFC 8446, section 6.2) is about a certificate or
-// denies access: bad_certificate to certificate_unknown, unknown_ca, access_denied,
-// certificate_required. Package tls does not export the type, which is a number.
-func isCertificateAlert(alert error) bool {
+// alertReason returns what an alert (RFC 8446, section 6.2) says about the client's certificate:
+// certificate_required, or bad_certificate to certificate_unknown, unknown_ca and access_denied.
+// Package tls does not export the type, which is a number.
+func alertReason(alert error) wire.Reason {
 	v := reflect.ValueOf(alert)
 	if v.Kind() != reflect.Uint8 {
-		return false
+		return wire.ReasonUnknown
 	}
-	n := v.Uint()
-	return n >= 42 && n <= 46 || n == 48 || n == 49 || n == 116
+	switch n := v.Uint(); {
+	case n == 116:
+		return wire.ReasonNoCertificate
+	case n >= 42 && n <= 46, n == 48, n == 49:
+		return wire.ReasonCertificate
+	}
+	return wire.ReasonUnknown
 }

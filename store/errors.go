@@ -77,6 +77,7 @@ type Error struct {
 	Keys    []string // the first 10 keys of an operation on several; for a Wait that timed out, the missing ones
 	Code    wire.Code
 	Detail  string        // what the code does not say
+	Reason  wire.Reason   // why the store denied access, or could not be reached
 	Failure *wire.Failure // why a group operation failed
 	Err     error
 
@@ -144,9 +145,9 @@ func failure(req *wire.Request, err error) error {
 	case ok && e.Op != "":
 		return err
 	case ok && e.Key == "":
-		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Detail}
+		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Detail, Reason: e.Reason}
 	case ok:
-		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Key + ": " + e.Detail}
+		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Key + ": " + e.Detail, Reason: e.Reason}
 	default:
 		e = &Error{Code: failureCode(err), Err: err}
 	}

@@ -110,7 +110,7 @@ func (c *conn) tlsHandshake(buf []byte) error {
 		c.nc = raw
 		c.mu.Unlock()
 		if plain.RecordHeader[0] == wire.Preface[0] {
-			c.refuseHello(wire.CodeDenied, tlsRequired)
+			c.refuseHello(wire.CodeDenied, wire.ReasonNoTLS, tlsRequired)
 		}
 		return fmt.Errorf("%w: this server speaks TLS only, the peer does not: it began with %q", ErrProtocol, plain.RecordHeader)
 	}
@@ -144,9 +144,9 @@ func (c *conn) preface(buf []byte) error {
 	case got == wire.Preface:
 		return nil
 	case got[:wire.VersionAt] == wire.Preface[:wire.VersionAt]:
-		c.refuseHello(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
+		c.refuseHello(wire.CodeUnsupported, wire.ReasonUnknown, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
 	case got[0] == tlsRecord && got[1] == 3: // a ClientHello
-		c.refuseHello(wire.CodeDenied, tlsUnsupported)
+		c.refuseHello(wire.CodeDenied, wire.ReasonTLS, tlsUnsupported)
 		return fmt.Errorf("%w: the peer speaks TLS, this server does not", ErrProtocol)
 	}
 	return fmt.Errorf("%w: it began with %q", ErrProtocol, got)
@@ -178,15 +178,15 @@ func (c *conn) authenticate(buf []byte) error {
 		matched = append(matched, bySecret...)
 	case len(matched) > 0:
 	case cert != nil && secrets:
-		return c.deny(fmt.Sprintf("the certificate of %s has no rights here, and no secret was given", quoted(cert.Subject.CommonName)))
+		return c.deny(wire.ReasonCertificate, fmt.Sprintf("the certificate of %s has no rights here, and no secret was given", quoted(cert.Subject.CommonName)))
 	case cert != nil:
-		return c.deny(fmt.Sprintf("the certificate of %s has no rights here", quoted(cert.Subject.CommonName)))
+		return c.deny(wire.ReasonCertificate, fmt.Sprintf("the certificate of %s has no rights here", quoted(cert.Subject.CommonName)))
 	case secrets:
-		return c.deny("this store requires a secret, and none was given")
+		return c.deny(wire.ReasonNoSecret, "this store requires a secret, and none was given")
 	case hasNames(accesses):
-		return c.deny("this store requires a client certificate, and none was given")
+		return c.deny(wire.ReasonNoCertificate, "this store requires a client certificate, and none was given")
 	default:
-		return c.deny("this store accepts unauthenticated peers of other protocols only")
+		return c.deny(wire.ReasonUnknown, "this store accepts unauthenticated peers of other protocols only")
 	}
 	c.rights, c.stackPrefixes = rightsOf(accesses, matched), c.server.stackPrefixesOf(matched)
 	return nil
@@ -211,7 +211,7 @@ func (c *conn) challenge(buf, nonce []byte) ([]int, error) {
 	}
 	matched, ok := matchSecret(c.server.Access, c.req.Value, nonce, mine, bind)
 	if !ok {
-		return nil, c.deny("wrong secret")
+		return nil, c.deny(wire.ReasonSecret, "wrong secret")
 	}
 	secret := c.server.Access[matched[0]].Secret // all matched accesses have the same secret
 	c.proof = [][]byte{proof(secret, proofServer, nonce, mine, bind)}
@@ -219,8 +219,8 @@ func (c *conn) challenge(buf, nonce []byte) ([]int, error) {
 }
 
 // deny refuses the peer with CodeDenied, and returns the error.
-func (c *conn) deny(why string) error {
-	c.refuseHello(wire.CodeDenied, why)
+func (c *conn) deny(reason wire.Reason, why string) error {
+	c.refuseHello(wire.CodeDenied, reason, why)
 	return fmt.Errorf("%w: %s", ErrDenied, why)
 }
 
@@ -258,9 +258,9 @@ func (c *conn) refuseRequest(now core.Time, session uint64, code wire.Code, why 
 }
 
 // refuseHello answers a hello with an error, and closes the connection.
-func (c *conn) refuseHello(code wire.Code, detail string) {
+func (c *conn) refuseHello(code wire.Code, reason wire.Reason, detail string) {
 	_ = c.nc.SetDeadline(time.Now().Add(refusalTimeout))
-	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail})
+	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail, N: int64(reason)})
 	if _, err := c.nc.Write(b); err == nil {
 		linger(c.nc)
 	}
@@ -271,7 +271,7 @@ func (c *conn) refuseHello(code wire.Code, detail string) {
 func (c *conn) refuseForLimit(detail string) {
 	_ = c.nc.SetDeadline(time.Now().Add(refusalTimeout))
 	if c.tlsHandshake(make([]byte, len(wire.Preface))) == nil && c.foreign == nil {
-		c.refuseHello(wire.CodeFull, detail)
+		c.refuseHello(wire.CodeFull, wire.ReasonUnknown, detail)
 	}
 	_ = c.nc.Close()
 }

@@ -336,7 +336,7 @@ func (r *Relay) serve(c *conn, buf []byte) {
 	u, err := r.connection(c.server.stopped)
 	if err != nil {
 		code, why := r.unavailableReply(err)
-		c.refuseHello(code, why)
+		c.refuseHello(code, wire.ReasonRelay, why)
 		c.server.ended(c, err)
 		return
 	}

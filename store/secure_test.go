@@ -101,29 +101,30 @@ func TestNoWayIn(t *testing.T) {
 	byName := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "other"}}}
 	for name, no := range map[string]struct {
 		server *store.Server
+		reason wire.Reason
 		secret []byte
 		files  *store.TLSFiles
 		says   string // error of the client
 		logs   string // log of the server
 	}{
-		"no secret":            {secret, nil, nil, "this store requires a secret, and none was given", "this store requires a secret"},
-		"wrong secret":         {secret, secretOf("x"), nil, "wrong secret", "denied: wrong secret"},
-		"wrong secret, TLS":    {both, secretOf("x"), f.client(), "wrong secret", "wrong secret"},
-		"no rights":            {both, nil, f.client(), `the certificate of "trainer" has no rights here, and no secret was given`, "has no rights here"},
-		"no secret, TLS":       {both, nil, f.anonymous(), "this store requires a secret", "this store requires a secret"},
-		"no name":              {byName, nil, f.client(), `the certificate of "trainer" has no rights here`, "has no rights here"},
-		"no certificate here":  {byName, nil, f.anonymous(), "this store requires a client certificate", "this store requires a client certificate"},
-		"no certificate":       {mutual, nil, f.anonymous(), "TLS refused: tls: certificate required", "TLS handshake: tls: client didn't provide a certificate"},
-		"unknown certificate":  {mutual, nil, unsigned, "TLS refused: tls: unknown certificate authority", "unknown authority"},
-		"untrusted":            {mutual, nil, untrusting, "its certificate is not trusted: x509: certificate signed by unknown authority", "bad certificate"},
-		"another host":         {mutual, nil, elsewhere, "its certificate is not trusted: x509: certificate is valid for node7, not elsewhere", "bad certificate"},
-		"secret for nothing":   {plain, secretOf("s"), nil, "the store did not prove that it knows the secret", ""},
-		"secret, not TLS":      {encrypted, secretOf("s"), f.anonymous(), "the store did not prove that it knows the secret", ""},
-		"a secret for a name":  {byName, secretOf("s"), f.anonymous(), "this store requires a client certificate", ""},
-		"plain where TLS is":   {encrypted, nil, nil, "this server requires TLS", "this server speaks TLS only, the peer does not"},
-		"secret where TLS is":  {both, secretOf("s"), nil, "this server requires TLS", "this server speaks TLS only, the peer does not"},
-		"TLS where plain is":   {plain, nil, f.anonymous(), "this server does not use TLS", "the peer speaks TLS, this server does not"},
-		"TLS where secrets is": {secret, secretOf("s"), f.anonymous(), "this server does not use TLS", "the peer speaks TLS, this server does not"},
+		"no secret":            {secret, wire.ReasonNoSecret, nil, nil, "this store requires a secret, and none was given", "this store requires a secret"},
+		"wrong secret":         {secret, wire.ReasonSecret, secretOf("x"), nil, "wrong secret", "denied: wrong secret"},
+		"wrong secret, TLS":    {both, wire.ReasonSecret, secretOf("x"), f.client(), "wrong secret", "wrong secret"},
+		"no rights":            {both, wire.ReasonCertificate, nil, f.client(), `the certificate of "trainer" has no rights here, and no secret was given`, "has no rights here"},
+		"no secret, TLS":       {both, wire.ReasonNoSecret, nil, f.anonymous(), "this store requires a secret", "this store requires a secret"},
+		"no name":              {byName, wire.ReasonCertificate, nil, f.client(), `the certificate of "trainer" has no rights here`, "has no rights here"},
+		"no certificate here":  {byName, wire.ReasonNoCertificate, nil, f.anonymous(), "this store requires a client certificate", "this store requires a client certificate"},
+		"no certificate":       {mutual, wire.ReasonNoCertificate, nil, f.anonymous(), "TLS refused: tls: certificate required", "TLS handshake: tls: client didn't provide a certificate"},
+		"unknown certificate":  {mutual, wire.ReasonCertificate, nil, unsigned, "TLS refused: tls: unknown certificate authority", "unknown authority"},
+		"untrusted":            {mutual, wire.ReasonServerCertificate, nil, untrusting, "its certificate is not trusted: x509: certificate signed by unknown authority", "bad certificate"},
+		"another host":         {mutual, wire.ReasonServerName, nil, elsewhere, "its certificate is not trusted: x509: certificate is valid for node7, not elsewhere", "bad certificate"},
+		"secret for nothing":   {plain, wire.ReasonServerSecret, secretOf("s"), nil, "the store did not prove that it knows the secret", ""},
+		"secret, not TLS":      {encrypted, wire.ReasonServerSecret, secretOf("s"), f.anonymous(), "the store did not prove that it knows the secret", ""},
+		"a secret for a name":  {byName, wire.ReasonNoCertificate, secretOf("s"), f.anonymous(), "this store requires a client certificate", ""},
+		"plain where TLS is":   {encrypted, wire.ReasonNoTLS, nil, nil, "this server requires TLS", "this server speaks TLS only, the peer does not"},
+		"secret where TLS is":  {both, wire.ReasonNoTLS, secretOf("s"), nil, "this server requires TLS", "this server speaks TLS only, the peer does not"},
+		"TLS where plain is":   {plain, wire.ReasonTLS, nil, f.anonymous(), "this server does not use TLS", "the peer speaks TLS, this server does not"},
+		"TLS where secrets is": {secret, wire.ReasonTLS, secretOf("s"), f.anonymous(), "this server does not use TLS", "the peer speaks TLS, this server does not"},
 	} {
 		for w, wires := range map[string]wires{"tcp": tcp, "pipes": pipes} {
 			if w == "pipes" && no.files != nil {
@@ -136,6 +137,8 @@ func TestNoWayIn(t *testing.T) {
 				_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
 				require.ErrorIs(t, err, store.ErrDenied)
 				require.NotErrorIs(t, err, store.ErrUnavailable)
+				reported, _ := errors.AsType[*store.Error](err)
+				require.Equal(t, no.reason, reported.Reason)
 				require.ErrorContains(t, err, `store: dial "127.0.0.1:1": denied: `+no.says)
 				if no.logs != "" {
 					s.says(t, no.logs)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/wire"
 	"github.com/spf13/cobra"
 )
 
@@ -100,7 +101,7 @@ func (o *doctoring) run(cmd *cobra.Command) error {
 	ctx, cancel := context.WithTimeout(cmd.Context(), o.remote.timeout)
 	defer cancel()
 	o.Version, o.System, o.AnswerTimeout = version(), doctor.Here(), min(3*time.Second, o.remote.timeout/6)
-	o.System.Open, o.Advice = schemes().Open, func(why string) string { return access(o.Store, why) }
+	o.System.Open, o.Advice = schemes().Open, func(why wire.Reason) string { return access(o.Store, why) }
 	o.System.FromEnv = func() (pgroup.Config, error) {
 		c, err := pgroup.FromEnv()
 		c.Schemes = schemes()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/wire"
 	"github.com/spf13/cobra"
 )
 
@@ -168,7 +169,11 @@ func (e *storeError) Error() string {
 		return fmt.Sprintf("timed out: %s; --timeout gives it more time", e.late(inner))
 	}
 	if inner != nil && inner.Op == "dial" && errors.Is(e.err, store.ErrDenied) {
-		return fmt.Sprintf("access denied by the store at %s: %s%s", e.addr(), inner.Detail, access(e.url, inner.Detail))
+		text := fmt.Sprintf("access denied by the store at %s: %s", e.addr(), inner.Detail)
+		if remedy := access(e.url, inner.Reason); remedy != "" {
+			text += ": " + remedy
+		}
+		return text
 	}
 	return strings.TrimPrefix(e.err.Error(), "store: ")
 }
@@ -181,30 +186,26 @@ var ofStore = strings.NewReplacer(
 	"--tls-ca, --tls-cert and --tls-key", "store-ca, store-cert and store-key in the URL",
 )
 
-// access returns which settings to use after the store at url denied access with the reason why.
-func access(url, why string) string {
+// remedies are which settings to use, by the reason why a store denied access.
+var remedies = map[wire.Reason]string{
+	wire.ReasonNoTLS:             "set --tls-ca (MUSTER_TLS_CA)",
+	wire.ReasonTLS:               "leave out --tls-ca, --tls-cert and --tls-key",
+	wire.ReasonNoCertificate:     "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)",
+	wire.ReasonCertificate:       "check --tls-cert (MUSTER_TLS_CERT)",
+	wire.ReasonNoSecret:          "set --secret-file (MUSTER_SECRET_FILE)",
+	wire.ReasonSecret:            "check --secret-file (MUSTER_SECRET_FILE)",
+	wire.ReasonRelay:             "check the settings of the relay",
+	wire.ReasonServerCertificate: "check --tls-ca (MUSTER_TLS_CA)",
+	wire.ReasonServerName:        "use a name or address that its certificate has, or make one with \"muster certs --host\"",
+	wire.ReasonServerSecret:      "if that store has no secret, leave out --secret-file (MUSTER_SECRET_FILE); else check it",
+}
+
+// access returns which settings to use after the store at url denied access, or "".
+func access(url string, why wire.Reason) string {
 	if strings.HasPrefix(url, "etcd") {
-		return ofStore.Replace(access("", why))
+		return ofStore.Replace(remedies[why])
 	}
-	for _, x := range [...]struct{ part, flags string }{
-		{"x509: certificate is valid for", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
-		{"not valid for any names", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
-		{"certificate required", "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
-		{"requires a client certificate", "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
-		{"TLS refused: tls: ", "check --tls-cert (MUSTER_TLS_CERT)"},
-		{"has no rights here", "check --tls-cert (MUSTER_TLS_CERT)"},
-		{"requires TLS", "set --tls-ca (MUSTER_TLS_CA)"},
-		{"is not trusted", "check --tls-ca (MUSTER_TLS_CA)"},
-		{"does not use TLS", "leave out --tls-ca, --tls-cert and --tls-key"},
-		{"wrong secret", "check --secret-file (MUSTER_SECRET_FILE)"},
-		{"did not prove that it knows the secret", "if that store has no secret, leave out --secret-file (MUSTER_SECRET_FILE); else check it"},
-		{"secret", "set --secret-file (MUSTER_SECRET_FILE)"},
-	} {
-		if strings.Contains(why, x.part) {
-			return ": " + x.flags
-		}
-	}
-	return ""
+	return remedies[why]
 }
 
 // late describes what a call waited for that timed out.
@@ -226,26 +227,14 @@ func (e *storeError) late(inner *store.Error) string {
 // that ended while the client had no connection.
 func isUnavailable(err error) bool {
 	inner, ok := errors.AsType[*store.Error](err)
-	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrProtocol) || ok && inner.Op == "dial" || unconnected(err) != ""
-}
-
-// unconnected returns for how long a call that timed out had no connection and why, or "" if it had
-// one.
-func unconnected(err error) string {
-	const since = "not connected for "
-	_, rest, found := strings.Cut(oneLine(err.Error()), since)
-	if !found {
-		return ""
-	}
-	return since + rest
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrProtocol) || ok && (inner.Op == "dial" || inner.Reason == wire.ReasonDisconnected)
 }
 
 func (e *storeError) unavailable(inner *store.Error) string {
 	addr := e.addr()
-	_, relayed, byRelay := strings.Cut(e.err.Error(), "the relay cannot reach the store at ")
 	switch {
-	case byRelay:
-		return fmt.Sprintf("the relay at %s cannot reach its store at %s", addr, oneLine(relayed))
+	case inner != nil && inner.Reason == wire.ReasonRelay:
+		return fmt.Sprintf("no store behind %s: %s", addr, inner.Detail)
 	case errors.Is(e.err, store.ErrFull) && inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("the store at %s has no room: %s", addr, reason(e.err))
 	case errors.Is(e.err, store.ErrProtocol):
@@ -256,9 +245,7 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		return fmt.Sprintf("no process serves the store in the etcd at %s: start some with \"muster serve --etcd URL\"", addr)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "etcd"):
 		return fmt.Sprintf("no etcd at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
-	// A dial that timed out without another reason. A relay that the store does not answer times
-	// out too, but its error gives a reason.
-	case inner != nil && inner.Op == "dial" && reason(e.err) == context.DeadlineExceeded.Error():
+	case inner != nil && inner.Reason == wire.ReasonNoAnswer:
 		return fmt.Sprintf("no answer from %s: what listens there hangs, or something in between lets nothing through; check --store or MUSTER_STORE", addr)
 	case inner != nil && inner.Op == "dial" && isDNS(e.err):
 		return fmt.Sprintf("no store at %s (%s): check the host name in --store or MUSTER_STORE", addr, reason(e.err))
@@ -266,8 +253,8 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
 	}
 	text := fmt.Sprintf("the store at %s went away (%s)", addr, reason(e.err))
-	if why := unconnected(e.err); why != "" {
-		text = fmt.Sprintf("the store at %s cannot be reached (%s)", addr, why)
+	if inner != nil && inner.Reason == wire.ReasonDisconnected {
+		text = fmt.Sprintf("the store cannot be reached (%s)", inner.Detail)
 	}
 	text += ": start it again, and then this"
 	if errors.Is(e.err, store.ErrUnknown) {

@@ -17,6 +17,7 @@ import (
 	muster "github.com/muster-pg/muster/cmd/muster"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/wire"
 )
 
 // TestHintsFitTheRefusal checks that errors contain the remedy for their cause, and no other.
@@ -38,15 +39,15 @@ func TestHintsFitTheRefusal(t *testing.T) {
 // the flags for TLS are for etcd.
 func TestHintsForAStoreInEtcd(t *testing.T) {
 	t.Parallel()
-	for why, want := range map[string]string{
-		"this server requires TLS":                "set store-ca in the URL",
-		"its certificate is not trusted: x509":    "check store-ca in the URL",
-		"TLS refused: tls: certificate required":  "set store-cert and store-key in the URL",
-		"TLS refused: tls: bad certificate":       "check store-cert in the URL",
-		"this server does not use TLS":            "leave out store-ca, store-cert and store-key in the URL",
-		"this store requires a secret, none here": "set --secret-file (MUSTER_SECRET_FILE)",
+	for why, want := range map[wire.Reason]string{
+		wire.ReasonNoTLS:             "set store-ca in the URL",
+		wire.ReasonServerCertificate: "check store-ca in the URL",
+		wire.ReasonNoCertificate:     "set store-cert and store-key in the URL",
+		wire.ReasonCertificate:       "check store-cert in the URL",
+		wire.ReasonTLS:               "leave out store-ca, store-cert and store-key in the URL",
+		wire.ReasonNoSecret:          "set --secret-file (MUSTER_SECRET_FILE)",
 	} {
-		assert.Equal(t, ": "+want, muster.Access("etcds://a:2379/jobs", why))
+		assert.Equal(t, want, muster.Access("etcds://a:2379/jobs", why))
 		assert.NotContains(t, muster.Access("muster://a:7070", why), "in the URL")
 	}
 }
@@ -87,7 +88,7 @@ func TestStoreWithDataIsAway(t *testing.T) {
 	wait := start(t, "wait", "k", "--timeout", "3s", "--store", url)
 	waits(t, url)
 	p.signal(t, syscall.SIGKILL)
-	wait.wait(t).wants(t, 5, "", "cannot be reached (not connected for ")
+	wait.wait(t).wants(t, 5, "", ": not connected for ")
 }
 
 // TestChangeWithoutAnAnswer checks that an error says so if the change may have been made.

@@ -74,7 +74,7 @@ func TestRelayWithoutAStore(t *testing.T) {
 	_, at := relay(t, "--store", url)
 	p.signal(t, syscall.SIGKILL)
 	p.wait(t)
-	run(t, "get", "--store", at, "a").wants(t, 5, "", "cannot reach its store at "+strings.TrimPrefix(url, "muster://"))
+	run(t, "get", "--store", at, "a").wants(t, 5, "", "no store behind "+strings.TrimPrefix(at, "muster://")+": the relay cannot reach the store at "+strings.TrimPrefix(url, "muster://"))
 }
 
 // TestRelayWithSecrets checks that the credentials of the relay for the store and those that it

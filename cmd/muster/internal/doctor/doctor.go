@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/wire"
 )
 
 // Level is the severity of a finding.
@@ -49,7 +50,7 @@ type Doctor struct {
 	System  *System
 	Store   string // URL of the store to check, with its parameters; "" is none
 	// what to do after the store has denied access for a reason; nil is a general advice
-	Advice func(why string) string
+	Advice func(why wire.Reason) string
 	// a port number, which must be free on this host, or host:port, which must be reachable
 	Ports         []string
 	Dir           string        // a directory that the ranks share; "" is none

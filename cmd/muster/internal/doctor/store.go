@@ -54,17 +54,15 @@ func (d *Doctor) store(ctx context.Context, p *patient) []Finding {
 
 // noAccess returns the finding for an error of the store.
 func (d *Doctor) noAccess(err error) Finding {
-	text, detail := strings.TrimPrefix(err.Error(), "store: "), ""
-	if e, isStore := errors.AsType[*store.Error](err); isStore && e.Detail != "" {
-		detail = e.Detail
-	}
+	text := strings.TrimPrefix(err.Error(), "store: ")
+	e, isStore := errors.AsType[*store.Error](err)
 	switch {
-	case errors.Is(err, store.ErrDenied) && detail != "":
+	case errors.Is(err, store.ErrDenied) && isStore && e.Detail != "":
 		do := "check the secret and the TLS files of this client"
 		if d.Advice != nil {
-			do = strings.TrimPrefix(d.Advice(detail), ": ")
+			do = d.Advice(e.Reason)
 		}
-		return problem("the store denies access: "+detail, do)
+		return problem("the store denies access: "+e.Detail, do)
 	case errors.Is(err, store.ErrInvalid):
 		return problem(text, "correct the URL, or the file that it names")
 	case errors.Is(err, store.ErrProtocol):
