@@ -23,6 +23,27 @@ import (
 // A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
 // of processes on the host of their server or relay, are known; nothing is guessed.
 func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
+	return FetchTorch(ctx, s, nil)
+}
+
+// TorchOptions says what else FetchTorch reads; nil means nothing.
+type TorchOptions struct {
+	// Servers asks the debug servers of the ranks for what they have recorded of their collective
+	// operations. Each rank's address is a key of the store, which
+	// torch.distributed.debug.start_debug_server sets. FetchTorch sends requests to these addresses,
+	// so set it only if those who write to the store may choose where requests go to.
+	Servers bool
+	// Recordings have, by rank, what was recorded before, such as in files. They are of the job in
+	// the store, if it has one job.
+	Recordings map[int]*Recording
+}
+
+// FetchTorch is Fetch, and adds what the ranks of PyTorch have recorded of their collective
+// operations: which rank is in which one, and which ranks have not called it, or another one.
+func FetchTorch(ctx context.Context, s *store.Store, o *TorchOptions) (*store.Status, error) {
+	if o == nil {
+		o = new(TorchOptions)
+	}
 	now, err := s.Status(ctx, "")
 	if err != nil || now.Replication != nil && !now.Replication.Leading { // a standby answers nothing else
 		return now, err
@@ -34,27 +55,37 @@ func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
 		}
 		prefixes[string(e.Value)] = true
 	}
-	for _, prefix := range slices.Sorted(maps.Keys(prefixes)) {
+	unread := o.Recordings // until a part has processes
+	for _, prefix := range slices.Backward(slices.Sorted(maps.Keys(prefixes))) {
 		part := store.Prefix(s, prefix)
-		addTorchJobs(ctx, part, prefix, now)
+		recordings := unread
+		if o.Servers {
+			recordings = askServers(ctx, part)
+			maps.Copy(recordings, unread)
+		}
+		if addTorchJobs(ctx, part, prefix, recordings, now) || prefix == "" {
+			unread = nil
+		}
 		_ = part.Close()
 	}
 	return now, nil
 }
 
-// addTorchJobs adds the jobs in a part of the store to the status of the whole.
-func addTorchJobs(ctx context.Context, part *store.Store, prefix string, now *store.Status) {
+// addTorchJobs adds the jobs in a part of the store to the status of the whole. It reports whether
+// there are any.
+func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordings map[int]*Recording, now *store.Status) bool {
 	t := &torchJobs{groups: map[string]*torchGroup{}}
 	for e, err := range part.List(ctx, tcpwire.ProcessesKey) {
 		if err != nil {
-			return
+			break
 		}
 		t.add(&e)
 	}
-	if len(t.processes) == 0 {
-		return
+	if len(t.processes) == 0 && (prefix != "" || len(recordings) == 0) {
+		return false
 	}
 	t.assign()
+	t.addRecordings(recordings)
 	noted := map[string]bool{} // processes
 	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
 		g := t.groups[name].status(ctx, part, noted)
@@ -62,6 +93,7 @@ func addTorchJobs(ctx context.Context, part *store.Store, prefix string, now *st
 		now.Groups = append(now.Groups, g)
 	}
 	now.Keys = t.explainKeys(prefix, now.Keys)
+	return true
 }
 
 // Limits on the work that the published entries can cause.
@@ -88,6 +120,12 @@ type torchGroup struct {
 	waits  map[string]*torchWait // by operation
 	others int                   // connected processes of unknown ranks, which may belong to it
 	world  bool                  // its ranks are those of the environment
+
+	// what its ranks have recorded: see addRecordings
+	recordings map[int]*Recording
+	recorded   []store.RecordStatus
+	doing      map[int]string // by rank
+	disagree   []string
 }
 
 // torchWait is an operation that ranks of a group wait in.
@@ -266,10 +304,11 @@ func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[strin
 	for _, what := range slices.Sorted(maps.Keys(g.waits)) {
 		v.Records = append(v.Records, g.record(ctx, s, g.waits[what], v.Size))
 	}
+	v.Records = append(v.Records, g.recorded...)
 	v.Open = len(v.Records)
 	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
 		p := g.ranks[rank]
-		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: doingText(p)}
+		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p)}
 		if p.State == tcpwire.Disconnected {
 			r.Gone = wire.CodeLeft
 		} else {
@@ -353,6 +392,18 @@ func arrivals(ctx context.Context, s *store.Store, prefix string) (ranks map[int
 	}
 }
 
+// doingText describes what a rank does that waits in no operation.
+func (g *torchGroup) doingText(rank int, p *tcpwire.Process) string {
+	doing := g.doing[rank]
+	switch {
+	case doing == "" || p.State == tcpwire.Stopped || p.State == tcpwire.Disconnected:
+		return doingText(p)
+	case p.State == "":
+		return doing
+	}
+	return doing + "; " + doingText(p)
+}
+
 // doingText describes what a process does that does not wait in the store.
 func doingText(p *tcpwire.Process) string {
 	switch p.State {
@@ -371,6 +422,12 @@ func doingText(p *tcpwire.Process) string {
 // notes returns what a viewer should know of g besides its waits: facts, which need not be the cause
 // of a wait.
 func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
+	notes = append(notes, g.disagree[:min(len(g.disagree), mostNotes)]...)
+	for _, rank := range slices.Sorted(maps.Keys(g.recordings)) {
+		if r := g.recordings[rank]; r.Err != nil && len(notes) < mostNotes && (g.ranks[rank] == nil || g.ranks[rank].State != tcpwire.Stopped && g.ranks[rank].State != tcpwire.Disconnected) {
+			notes = append(notes, fmt.Sprintf("rank %d: nothing recorded: %v", rank, r.Err))
+		}
+	}
 	var absent []int
 	for rank := range min(size, mostRanks) {
 		p := g.ranks[rank]

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/muster-pg/muster/status"
@@ -16,7 +17,7 @@ import (
 
 func newWho() *cobra.Command {
 	var r remote
-	var asJSON, ranks, stacks bool
+	var o whoOptions
 	cmd := &cobra.Command{
 		Use:   "who",
 		Short: "Print who waits for whom, and for how long",
@@ -33,7 +34,21 @@ the same live, "muster page" in a browser.`,
   muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if asJSON {
+			var err error
+			if o.torch.Recordings, err = readRecordings(cmd, o.files); err != nil {
+				return err
+			}
+			if len(o.files) > 0 && r.url == "" && os.Getenv("MUSTER_STORE") == "" { // of a job that has ended
+				s := store.New(new(store.Memory))
+				defer s.Close()
+				now, err := status.FetchTorch(cmd.Context(), s, &o.torch)
+				if err != nil {
+					return err
+				}
+				now.Server = nil
+				return r.show(cmd, status.Of(now, nil, nil), &o)
+			}
+			if o.json {
 				if err := r.findOne(); err != nil {
 					return err
 				}
@@ -46,43 +61,56 @@ the same live, "muster page" in a browser.`,
 				if i > 0 {
 					_, _ = fmt.Fprintln(cmd.OutOrStdout())
 				}
-				err = errors.Join(err, r.who(cmd, asJSON, ranks, stacks))
+				err = errors.Join(err, r.who(cmd, &o))
 			}
 			return err
 		},
 	}
 	r.flags(cmd, quick)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, for programs")
-	cmd.Flags().BoolVar(&ranks, "ranks", false, "include every rank of every group")
-	cmd.Flags().BoolVar(&stacks, "stacks", false, "ask the ranks that others wait for what they are doing: goroutines, or threads of Python; the store must allow it (serve --stacks, or \"stacks\" in --access)")
+	cmd.Flags().BoolVar(&o.json, "json", false, "print one JSON object, for programs")
+	cmd.Flags().BoolVar(&o.ranks, "ranks", false, "include every rank of every group")
+	cmd.Flags().BoolVar(&o.torch.Servers, "collectives", false, "ask the debug servers of PyTorch's ranks, whose addresses are in the store, which collective each rank is in")
+	cmd.Flags().StringSliceVar(&o.files, "flight-recorder", nil, "read the dumps of PyTorch's Flight Recorder in `FILES`, whose names end with the rank; a pattern such as '/tmp/trace_*' names several")
+	cmd.Flags().BoolVar(&o.stacks, "stacks", false, "ask the ranks that others wait for what they are doing: goroutines, or threads of Python; the store must allow it (serve --stacks, or \"stacks\" in --access)")
 	return cmd
+}
+
+// whoOptions are the flags of who.
+type whoOptions struct {
+	json, ranks, stacks bool
+	files               []string // patterns
+	torch               status.TorchOptions
 }
 
 // who prints which ranks of one store wait, and for which other ranks. If the store was found by
 // its job, it prints the job first.
-func (r *remote) who(cmd *cobra.Command, asJSON, ranks, stacks bool) error {
+func (r *remote) who(cmd *cobra.Command, o *whoOptions) error {
 	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-		now, err := status.Fetch(ctx, s)
+		now, err := status.FetchTorch(ctx, s, &o.torch)
 		if err != nil {
 			return err
 		}
 		v := status.Of(now, nil, nil)
-		if stacks {
+		if o.stacks {
 			status.FetchStacks(ctx, s, v)
 		}
-		if asJSON {
-			e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
-			e.SetIndent("", "  ")
-			return e.Encode(v)
-		}
-		out := bufio.NewWriter(cmd.OutOrStdout())
-		p := &whoPrinter{out, inkOf(cmd.OutOrStdout()), ranks}
-		if r.job != nil {
-			p.line("%s", p.dim(r.job.String()))
-		}
-		p.print(v)
-		return out.Flush()
+		return r.show(cmd, v, o)
 	})
+}
+
+func (r *remote) show(cmd *cobra.Command, v *status.View, o *whoOptions) error {
+	if o.json {
+		e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	p := &whoPrinter{out, inkOf(cmd.OutOrStdout()), o.ranks}
+	if r.job != nil {
+		p.line("%s", p.dim(r.job.String()))
+	}
+	p.print(v)
+	return out.Flush()
 }
 
 // visible returns why s shows nothing, if it will not do so later either.

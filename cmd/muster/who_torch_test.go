@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
 )
 
 // torchHang is a way in which a job of four ranks hangs, and what "muster who" has to say.
@@ -52,10 +53,19 @@ var torchHangs = []torchHang{
 	{name: "killed-2", blame: map[int]string{2: "disconnected"}, notes: []string{"rank 2 (pid "}, before: syscall.SIGKILL},
 }
 
+// collectiveHangs are hangs in collectives of a job whose ranks have debug servers, one after the
+// other; the last one ends the job.
+var collectiveHangs = []torchHang{
+	{name: "busy-1", blame: map[int]string{1: "in no collective; "}},
+	{name: "idle-3", blame: map[int]string{3: "in no collective; "}},
+	{name: "paused-2", blame: map[int]string{2: "stopped by a signal"}, notes: []string{"rank 2 (pid "}, before: syscall.SIGSTOP, after: syscall.SIGCONT},
+	{name: "operation-1", blame: map[int]string{1: "in gloo:broadcast #1 of Float [4] for"}, notes: []string{"ranks disagree: ranks 0, 2, 3 in gloo:all_reduce #1 of Float [4], rank 1 in gloo:broadcast #1"}},
+}
+
 // viewOf returns what "muster who --json" prints.
-func viewOf(t *testing.T, url string) (v status.View) {
+func viewOf(t *testing.T, url string, args ...string) (v status.View) {
 	t.Helper()
-	r := run(t, "who", "--store", url, "--json")
+	r := run(t, append([]string{"who", "--store", url, "--json"}, args...)...)
 	require.Zero(t, r.code, r.stderr)
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))
 	return v
@@ -115,91 +125,135 @@ func (h *torchHang) differs(v *status.View) string {
 	return ""
 }
 
-// TestWhoTorch checks that "muster who" names the ranks for which an unmodified PyTorch job waits, in
-// ten kinds of hangs: behind a relay, so that the store does not have the connections of the ranks.
-func TestWhoTorch(t *testing.T) {
-	t.Parallel()
+// hangingJob is a job of four ranks behind a relay, so that the store does not have the connections
+// of the ranks.
+type hangingJob struct {
+	*testing.T
+	url   string // of the store
+	s     *store.Store
+	start func(rank int)
+	ranks [4]*exec.Cmd
+	args  []string // of who
+}
+
+// newHangingJob returns a job that goes through hangs. No rank has been started.
+func newHangingJob(t *testing.T, hangs []torchHang, servers bool) *hangingJob {
+	t.Helper()
 	if _, err := os.Stat("/proc/self/environ"); err != nil {
 		t.Skip("this system does not show the environment of other processes")
 	}
 	exe := testcluster.Torch(t)
-	_, url := serve(t)
-	_, near := relay(t, "--store", url)
+	j := &hangingJob{T: t}
+	_, j.url = serve(t)
+	_, near := relay(t, "--store", j.url)
 	host, port, _ := strings.Cut(strings.TrimPrefix(near, "muster://"), ":")
-	s := dial(t, url)
-	ctx, cancel := context.WithTimeout(t.Context(), 8*limit)
+	j.s = dial(t, j.url)
 	var names []string
-	for _, h := range torchHangs {
+	for _, h := range hangs {
 		names = append(names, h.name)
 	}
-	var ranks [4]*exec.Cmd
+	args := []string{"testdata/hang.py", host, port, strings.Join(names, ",")}
+	if servers {
+		args, j.args = append(args, "servers"), []string{"--collectives"}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*limit)
 	t.Cleanup(func() {
 		cancel()
-		for _, r := range ranks {
+		for _, r := range j.ranks {
 			if r != nil {
 				_ = r.Wait()
 			}
 		}
 	})
-	started := func(ranks ...string) {
-		_, err := s.Wait(ctx, ranks...)
-		require.NoError(t, err)
+	j.start = func(rank int) {
+		r := exec.CommandContext(ctx, exe, args...)
+		r.Env = append(os.Environ(), fmt.Sprintf("RANK=%d", rank), "WORLD_SIZE=4", "OMP_NUM_THREADS=1")
+		r.Stderr = os.Stderr
+		require.NoError(t, r.Start())
+		j.ranks[rank] = r
 	}
-	start := func(rank int) {
-		ranks[rank] = exec.CommandContext(ctx, exe, "testdata/hang.py", host, port, strings.Join(names, ","))
-		ranks[rank].Env = append(os.Environ(), fmt.Sprintf("RANK=%d", rank), "WORLD_SIZE=4", "OMP_NUM_THREADS=1")
-		ranks[rank].Stderr = os.Stderr
-		require.NoError(t, ranks[rank].Start())
-	}
+	return j
+}
 
-	// rank 3 has not connected
-	for rank := range 3 {
-		start(rank)
+// wait waits until the ranks have set keys.
+func (j *hangingJob) wait(keys ...string) {
+	ctx, cancel := context.WithTimeout(j.Context(), 2*limit)
+	defer cancel()
+	_, err := j.s.Wait(ctx, keys...)
+	require.NoError(j, err)
+}
+
+// hang has the job hang, and returns after how long "muster who" says why, and says nothing else.
+func (j *hangingJob) hang(h *torchHang) time.Duration {
+	signal := func(sig syscall.Signal) {
+		for _, rank := range h.ranks() {
+			if sig != 0 {
+				require.NoError(j, j.ranks[rank].Process.Signal(sig))
+			}
+		}
 	}
-	started("started/0", "started/1", "started/2")
+	if len(h.doing) > 0 { // all ranks have begun with the group
+		testcluster.Eventually(j, limit, func() bool {
+			v := viewOf(j.T, j.url, j.args...)
+			return slices.ContainsFunc(v.Groups, func(g status.Group) bool {
+				return g.Name == h.name+"/default_pg" && g.Present == 4 && g.State == "idle"
+			})
+		}, h.name)
+	}
+	for _, rank := range h.ranks() {
+		if h.before != 0 { // not before the others are past the last case
+			j.wait(fmt.Sprintf("at/%s/%d", h.name, rank))
+		}
+	}
+	signal(h.before)
+	began := time.Now()
+	last, v := "?", status.View{}
+	for last != "" && time.Since(began) < limit {
+		v = viewOf(j.T, j.url, j.args...)
+		last = h.differs(&v)
+	}
+	if last != "" {
+		out, _ := json.MarshalIndent(v, "", " ")
+		j.Fatalf("%s: %s\n%s", h.name, last, out)
+	}
+	took := time.Since(began).Round(100 * time.Millisecond)
+	j.Logf("%s: named after %v", h.name, took)
+	signal(h.after)
+	require.NoError(j, j.s.Set(j.Context(), "go/"+h.name, nil, nil))
+	return took
+}
+
+// TestWhoTorch checks that "muster who" names the ranks for which an unmodified PyTorch job waits, in
+// ten kinds of hangs.
+func TestWhoTorch(t *testing.T) {
+	t.Parallel()
+	j := newHangingJob(t, torchHangs, false)
+	for rank := range 3 {
+		j.start(rank)
+	}
+	j.wait("started/0", "started/1", "started/2")
 	testcluster.Eventually(t, limit, func() bool {
-		v := viewOf(t, url)
+		v := viewOf(t, j.url)
 		return slices.ContainsFunc(v.Groups, func(g status.Group) bool { return slices.Equal(g.Notes, []string{"no connection from rank 3"}) })
 	}, "rank 3 is known to be absent")
-	start(3)
-	started("started/3")
-
+	j.start(3)
+	j.wait("started/3")
 	for _, h := range torchHangs {
-		signal := func(sig syscall.Signal) {
-			for _, rank := range h.ranks() {
-				if sig != 0 {
-					require.NoError(t, ranks[rank].Process.Signal(sig))
-				}
-			}
-		}
-		var v status.View
-		if len(h.doing) > 0 { // all ranks have begun with the group
-			testcluster.Eventually(t, limit, func() bool {
-				v = viewOf(t, url)
-				return slices.ContainsFunc(v.Groups, func(g status.Group) bool {
-					return g.Name == h.name+"/default_pg" && g.Present == 4 && g.State == "idle"
-				})
-			}, h.name)
-		}
-		for _, rank := range h.ranks() {
-			if h.before != 0 { // not before the others are past the last case
-				started(fmt.Sprintf("at/%s/%d", h.name, rank))
-			}
-		}
-		signal(h.before)
-		began := time.Now()
-		last := ""
-		for last = "?"; last != "" && time.Since(began) < limit; {
-			v = viewOf(t, url)
-			last = h.differs(&v)
-		}
-		if last != "" {
-			out, _ := json.MarshalIndent(v, "", " ")
-			t.Fatalf("%s: %s\n%s", h.name, last, out)
-		}
-		t.Logf("%s: named after %v", h.name, time.Since(began).Round(100*time.Millisecond))
-		signal(h.after)
-		require.NoError(t, s.Set(ctx, "go/"+h.name, nil, nil))
+		j.hang(&h)
 	}
-	require.NoError(t, s.Set(ctx, "end", nil, nil))
+	require.NoError(t, j.s.Set(t.Context(), "end", nil, nil))
+}
+
+// TestWhoTorchCollectives checks that "muster who --collectives" names the rank that has not called a
+// collective in which the others wait, and one that has called another.
+func TestWhoTorchCollectives(t *testing.T) {
+	t.Parallel()
+	j := newHangingJob(t, collectiveHangs, true)
+	for rank := range j.ranks {
+		j.start(rank)
+	}
+	j.wait("started/0", "started/1", "started/2", "started/3")
+	for _, h := range collectiveHangs {
+		j.hang(&h)
+	}
 }

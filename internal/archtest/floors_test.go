@@ -19,6 +19,7 @@ var floors = [][]room{
 		{name: "wire"},
 		{name: "interop/tcpstore/tcpwire"},
 		{name: "interop/pickle"},
+		{name: "interop/flightrecorder", may: []string{"interop/pickle"}},
 		{name: "trace"},
 		{name: "trace/timeline", may: []string{"trace"}}, // traces of ranks, merged and drawn
 		{name: "tensor"},
@@ -46,7 +47,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "pgroup", may: []string{"store", "wire", "trace"}},
-		{name: "status", may: []string{"store", "wire", "interop/tcpstore/tcpwire"}},
+		{name: "status", may: []string{"store", "wire", "interop/flightrecorder", "interop/tcpstore/tcpwire"}},
 		{name: "interop/tcpstore", may: []string{"store", "wire", "interop/tcpstore/tcpwire", "trace", "internal/transport"}},
 	},
 	{

@@ -1,0 +1,282 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/interop/flightrecorder"
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/store"
+)
+
+// Recording is what a rank of PyTorch has recorded of its collective operations.
+type Recording struct {
+	Dump   *flightrecorder.Dump // nil: there is none
+	Err    error                // why there is none
+	At     time.Time            // when it was made
+	Live   bool                 // of a rank that runs: a call of less than a second is not shown
+	Source string               // the rank's name if no process is known: a file, or its debug server
+}
+
+// shortCall is how long a call of a rank that runs takes at least to be shown: in a job without a
+// fault, ranks are in calls all the time.
+const shortCall = time.Second
+
+// collectives are the calls that ranks have recorded of one process group and backend, which counts
+// its calls by itself.
+type collectives struct {
+	backend string
+	world   bool
+	ranks   map[int]*progress
+}
+
+// progress is how far a rank is in the calls of a process group.
+type progress struct {
+	of      *Recording
+	pending *flightrecorder.Call // its first call that has not completed; nil: it is in none
+	last    *flightrecorder.Call // its last call that has completed; nil: there is none
+	at      position             // of pending, or else of the call after last
+}
+
+// position is the place of a call in the order of calls. A process group that is made again has the
+// same name, and its sequence numbers start again.
+type position struct{ instance, seq uint64 }
+
+func (p position) compare(o position) int {
+	return cmp.Or(cmp.Compare(p.instance, o.instance), cmp.Compare(p.seq, o.seq))
+}
+
+// collectivesOf sorts the calls of all ranks by process group and backend.
+func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
+	all := map[string]*collectives{}
+	dropped := false
+	for _, r := range recordings {
+		dropped = dropped || r.Dump != nil && r.Dump.Dropped
+	}
+	for _, rank := range slices.Sorted(maps.Keys(recordings)) {
+		r := recordings[rank]
+		if r.Dump == nil {
+			continue
+		}
+		for i := range r.Dump.Calls {
+			c := &r.Dump.Calls[i]
+			if c.P2P {
+				continue
+			}
+			id := c.Group + "\x00" + c.Backend
+			if all[id] == nil {
+				all[id] = &collectives{backend: c.Backend, ranks: map[int]*progress{}}
+			}
+			g := all[id]
+			g.world = g.world || c.World()
+			if g.ranks[rank] == nil {
+				g.ranks[rank] = &progress{of: r}
+			}
+			g.ranks[rank].add(c, dropped)
+		}
+	}
+	return all
+}
+
+// add adds the next call of the rank. If a rank has dropped calls, it is unknown how often the group
+// was made.
+func (p *progress) add(c *flightrecorder.Call, dropped bool) {
+	if before := p.newest(); before != nil && c.Seq <= before.Seq {
+		p.pending, p.last = nil, nil
+		if !dropped {
+			p.at.instance++
+		}
+	}
+	switch {
+	case !c.Done && p.pending == nil:
+		p.pending, p.at.seq = c, c.Seq
+	case c.Done && p.pending == nil:
+		p.last, p.at.seq = c, c.Seq+1
+	}
+}
+
+// newest returns the call with the highest number that add has kept.
+func (p *progress) newest() *flightrecorder.Call {
+	if p.pending != nil {
+		return p.pending
+	}
+	return p.last
+}
+
+// age is how long the rank has been in its call.
+func (p *progress) age() time.Duration { return max(p.of.At.Sub(p.pending.Created), 0) }
+
+// doing describes a rank that is in no call.
+func (p *progress) doing() string {
+	if p.last == nil {
+		return "in no collective"
+	}
+	return fmt.Sprintf("in no collective; its last was %s, called%s", callText(p.last), words(" %s ago", max(p.of.At.Sub(p.last.Created), 0)))
+}
+
+// callText is a call with its backend, as PyTorch names it.
+func callText(c *flightrecorder.Call) string { return c.Backend + ":" + c.String() }
+
+// sameOnAllRanks are the operations whose inputs have the same dtypes and shapes on all ranks.
+var sameOnAllRanks = map[string]bool{"all_reduce": true, "broadcast": true, "reduce": true, "_all_gather_base": true, "_reduce_scatter_base": true}
+
+// kindOf returns what all ranks must agree on in a call.
+func kindOf(c *flightrecorder.Call) string {
+	if sameOnAllRanks[c.Name] {
+		return c.String()
+	}
+	return c.Name
+}
+
+// addRecordings adds what ranks have recorded, as operations of their process groups.
+func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
+	if len(recordings) == 0 {
+		return
+	}
+	size := 0
+	for rank := range recordings {
+		size = max(size, rank+1)
+	}
+	for i := range t.processes {
+		size = max(size, t.processes[i].Size)
+	}
+	world := t.worldOf(size)
+	world.recordings = recordings
+	for rank, r := range recordings {
+		if world.ranks[rank] == nil && r.Source != "" {
+			world.ranks[rank] = &tcpwire.Process{ID: r.Source, Label: r.Source, Rank: rank}
+		}
+	}
+	all := collectivesOf(recordings)
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		c, g := all[id], world
+		if !c.world {
+			name, _, _ := strings.Cut(id, "\x00")
+			// its ranks have numbers of their own, which a recording does not have
+			g = t.group(fmt.Sprintf("%s/%s, by rank of the job", world.name, name))
+			for rank := range c.ranks {
+				if p := world.ranks[rank]; p != nil {
+					g.ranks[rank] = p
+				}
+			}
+		}
+		c.addTo(g)
+	}
+}
+
+// worldOf returns the group of all ranks of the job: the newest one that its ranks have made.
+func (t *torchJobs) worldOf(size int) *torchGroup {
+	name := "default_pg"
+	for i := range t.processes {
+		p := &t.processes[i]
+		for _, m := range p.Members {
+			if isWorld(m.Group) && p.State != tcpwire.Disconnected && t.groups[m.Group] != nil {
+				name = m.Group // the last one
+			}
+		}
+	}
+	g := t.group(name)
+	g.world, g.size = len(t.processes) > 0, max(g.size, size)
+	for i := range t.processes {
+		if p := &t.processes[i]; p.Rank >= 0 && p.Size == size {
+			g.take(p.Rank, p)
+		}
+	}
+	return g
+}
+
+// addTo adds the calls that have not completed to g: the ranks that are in them, and those that have
+// not called them, or have called another operation under the same number.
+func (c *collectives) addTo(g *torchGroup) {
+	if g.doing == nil {
+		g.doing = map[int]string{}
+	}
+	in := map[position][]int{} // ranks
+	for _, rank := range slices.Sorted(maps.Keys(c.ranks)) {
+		p := c.ranks[rank]
+		if p.pending == nil {
+			if g.doing[rank] == "" || p.last != nil {
+				g.doing[rank] = p.doing()
+			}
+			continue
+		}
+		in[p.at] = append(in[p.at], rank)
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(in), position.compare) {
+		var age time.Duration
+		live := false
+		for _, rank := range in[at] {
+			age = max(age, c.ranks[rank].age())
+			live = live || c.ranks[rank].of.Live
+		}
+		if live && age < shortCall {
+			continue
+		}
+		c.addCall(g, at, in[at], age)
+	}
+}
+
+// addCall adds one call, which ranks are in.
+func (c *collectives) addCall(g *torchGroup, at position, ranks []int, age time.Duration) {
+	var missing []int
+	size := g.size
+	for rank := range c.ranks {
+		size = max(size, rank+1)
+	}
+	for rank := range min(size, mostRanks) {
+		p, process := c.ranks[rank], g.ranks[rank]
+		switch {
+		case p != nil && p.at.compare(at) < 0, p != nil && p.at == at && p.pending == nil:
+			missing = append(missing, rank)
+		case p == nil && c.world && g.recordings[rank] != nil && g.recordings[rank].Dump != nil: // it has called nothing
+			missing = append(missing, rank)
+			g.doing[rank] = "in no collective"
+		case p == nil && c.world && process != nil && (process.State == tcpwire.Stopped || process.State == tcpwire.Disconnected):
+			missing = append(missing, rank)
+		}
+	}
+	kinds := map[string][]int{} // ranks
+	for _, rank := range ranks {
+		kind := kindOf(c.ranks[rank].pending)
+		kinds[kind] = append(kinds[kind], rank)
+	}
+	// most ranks first
+	order := slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
+		return cmp.Or(-cmp.Compare(len(kinds[a]), len(kinds[b])), cmp.Compare(kinds[a][0], kinds[b][0]))
+	})
+	call := func(kind string) *flightrecorder.Call { return c.ranks[kinds[kind][0]].pending }
+	if len(order) > 1 {
+		var parts []string
+		for _, kind := range order[:min(len(order), mostBy)] {
+			parts = append(parts, rankList(kinds[kind])+" in "+callText(call(kind)))
+		}
+		g.disagree = append(g.disagree, "ranks disagree: "+strings.Join(parts, ", "))
+		if len(kinds[order[0]]) > len(kinds[order[1]]) { // the others differ from most
+			for _, kind := range order[1:] {
+				for _, rank := range kinds[kind] {
+					missing = append(missing, rank)
+					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", callText(call(kind)), Short(age), callText(call(order[0])))
+				}
+			}
+			slices.Sort(missing)
+			order = order[:1]
+		}
+	}
+	for _, kind := range order {
+		first := call(kind)
+		r := store.RecordStatus{Verb: first.Backend + ":" + first.Name, Seq: first.Seq, Root: -1, Age: age}
+		for _, rank := range kinds[kind] {
+			r.Arrived.Add(rank)
+		}
+		r.Arrived.Count = len(kinds[kind])
+		for _, rank := range missing {
+			r.Missing.Add(rank)
+		}
+		r.Missing.Count = len(missing)
+		g.recorded = append(g.recorded, r)
+	}
+}
