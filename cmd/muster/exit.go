@@ -79,7 +79,15 @@ Variables that run sets for each rank:
   MUSTER_STORE                   URL of the store: run hosts it, unless --master-port is given
   MUSTER_RUN                     id of this run; ranks of different runs never join one group
 
-pgroup.FromEnv reads them, and those of torchrun, Open MPI, Slurm and Kubernetes.`}
+pgroup.FromEnv reads them, and those of torchrun, Open MPI, Slurm and Kubernetes.
+
+Variables that run --elastic sets for each worker instead:
+
+  MUSTER_STORE                   URL of the store
+  MUSTER_JOB                     name of the job in the store
+  MUSTER_WORKER                  ID of the worker, another one each time that it starts
+  MUSTER_ELASTIC                 fewest and most workers of a view, MIN:MAX
+  LOCAL_RANK, LOCAL_WORLD_SIZE   its place on this node, and the number of places`}
 }
 
 // exit is an error together with the exit code of the process. Its text may be empty.

@@ -127,6 +127,24 @@ func (p *place) attempt(a agent.Attempt, local, n int) []string {
 		"TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(a.Restarts))
 }
 
+// plain are the variables that keep an outer TLS from a store that this process hosts without it.
+var plain = []string{"MUSTER_TLS_CA=", "MUSTER_TLS_CERT=", "MUSTER_TLS_KEY="}
+
+// worker returns the environment that leads a worker of an elastic job to the store.
+func (p *place) worker() []string {
+	var env []string
+	if p.live.timeout > 0 {
+		env = append(env, envLiveness+"="+p.live.timeout.String())
+	}
+	if p.insecure {
+		env = append(env, "MUSTER_INSECURE=1")
+	}
+	if p.host != nil {
+		return append(append(env, "MUSTER_STORE="+p.host.url()), plain...)
+	}
+	return append(env, "MUSTER_STORE="+p.store)
+}
+
 // config returns the environment that gives a process its rank, and where the ranks meet.
 func (p *place) config(run string, rank, n int) []string {
 	c := pgroup.Config{Run: run, Rank: rank, Size: n, Insecure: p.insecure, LivenessTimeout: p.live.timeout}
@@ -140,6 +158,5 @@ func (p *place) config(run string, rank, n int) []string {
 	}
 	c.Address = p.host.url()
 	host, port, _ := net.SplitHostPort(p.host.addr.String()) // a valid address
-	plain := []string{"MASTER_ADDR=" + host, "MASTER_PORT=" + port, "MUSTER_TLS_CA=", "MUSTER_TLS_CERT=", "MUSTER_TLS_KEY="}
-	return append(c.Environ(), plain...)
+	return append(append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port), plain...)
 }

@@ -46,12 +46,18 @@ failed, also on a node where others failed, but then with 1.
 With --max-restarts, all ranks start again after one has failed. With --nnodes, the same command
 runs on each node, and the nodes meet in --store: ranks are numbered across them. If a node fails,
 leaves (SIGTERM) or joins, the ranks of all nodes start again, on the nodes that there are then.
-A node above the most of --nnodes MIN:MAX is a spare, which takes the place of one that fails.`,
+A node above the most of --nnodes MIN:MAX is a spare, which takes the place of one that fails.
+
+With --elastic, the processes are workers, which find each other by package membership. One that
+fails starts again alone, as another worker, at most --max-restarts times in the whole job; the
+others go on. The job fails when fewer than MIN workers are left, on all nodes with the code of the
+first worker that failed, and succeeds when all workers that are left have.`,
 		Example: `  muster run -n 4 -- ./train --epochs 3
   muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
   muster run -n 4 --http 127.0.0.1:8080 -- ./train         # with the status page
   muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself
   muster run -n 4 --max-restarts 3 --log-dir logs -- ./train
+  muster run --elastic 4:8 --spares 2 --max-restarts 20 -- ./train
   muster run --nnodes 2:4 --nproc 8 --job train --store muster://node0:7070 -- ./train`,
 		Args: operands("PROGRAM", "[ARG…]"),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
@@ -77,6 +83,9 @@ func (o *running) check(cmd *cobra.Command) error {
 	if err := o.checkNodes(cmd, o.store); err != nil {
 		return err
 	}
+	if err := o.checkElastic(cmd); err != nil {
+		return err
+	}
 	flag := "-n"
 	if cmd.Flags().Changed("nproc") {
 		flag = "--nproc"
@@ -88,8 +97,13 @@ func (o *running) check(cmd *cobra.Command) error {
 		return usagef(cmd, "with several nodes, set --nproc, the number of ranks on this one")
 	case flag == "--nproc":
 		o.n = o.procs
-	case !cmd.Flags().Changed("ranks"):
+	case !cmd.Flags().Changed("ranks") && o.greatest == 0:
 		return usagef(cmd, "the number of ranks is missing: set -n")
+	}
+	if o.greatest > 0 {
+		if err := o.countWorkers(cmd); err != nil {
+			return err
+		}
 	}
 	switch {
 	case o.n < 1:
@@ -152,7 +166,13 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	if l.logs.dir != "" {
 		fmt.Fprintln(l.stderr, "muster: logs are in", l.logs.dir)
 	}
-	return l.ended(o.agent(meeting, sigs, l.stderr, l.start).Run(cmd.Context()))
+	a := o.agent(meeting, sigs, l.stderr, l.start)
+	if o.greatest > 0 {
+		w := &elasticWorkers{launches: l}
+		a.Elastic = &agent.Elastic{Min: o.least, Max: o.greatest, Start: w.start}
+		return w.ended(a.Run(cmd.Context()))
+	}
+	return l.ended(a.Run(cmd.Context()))
 }
 
 // launches starts the ranks of this node, once for each attempt of the job.

@@ -28,7 +28,11 @@ type nodeFlags struct {
 	join        time.Duration
 	settle      time.Duration
 	logs        string
+	failures    int
+	elastic     string // as given
+	spares      int
 
+	least, greatest   int // workers of an elastic job; 0: the processes are ranks
 	fewest, most, own int // what nodes and rank mean; own is -1 if the order of joining counts
 }
 
@@ -41,6 +45,9 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.IntVar(&o.restarts, "max-restarts", 0, "`number` of times that all ranks start again after one of them has failed")
 	f.DurationVar(&o.join, "join-timeout", 10*time.Minute, "fail if there are too few nodes for this time")
 	f.DurationVar(&o.settle, "settle", 2*time.Second, "with MIN:MAX nodes, wait this long for more than MIN")
+	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
+	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of processes more on this node; a worker above MAX waits to take the place of one that fails")
+	f.IntVar(&o.failures, "max-node-failures", 0, "leave a node out of an elastic job after this `number` of failures of its workers or of itself; 0 is no limit")
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
 }
 
@@ -101,6 +108,10 @@ func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 		return usagef(cmd, "--node-rank %q is neither auto nor a number from 0 to %d", o.rank, o.most-1)
 	case o.own >= 0 && o.fewest != o.most:
 		return usagef(cmd, "--node-rank needs a fixed number of nodes, and --nnodes %s has a range", o.nodes)
+	case o.failures < 0:
+		return usagef(cmd, "--max-node-failures must not be negative")
+	case o.failures > 0 && o.elastic == "":
+		return usagef(cmd, "--max-node-failures needs --elastic")
 	case o.restarts < 0:
 		return usagef(cmd, "--max-restarts must not be negative")
 	case o.join <= 0:
@@ -136,16 +147,25 @@ func (o *running) meeting() (*store.Store, error) {
 
 // agent returns the agent of this node; start runs its ranks.
 func (o *running) agent(s *store.Store, sigs *signals, stderr io.Writer, start func(context.Context, agent.Attempt) error) *agent.Agent {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
+	host := nodeHost()
 	return &agent.Agent{
-		Store: s, Job: "muster-run/" + o.job, Name: fmt.Sprintf("%s:%d", host, os.Getpid()),
+		Store: s, Job: "muster-run/" + o.job, Name: fmt.Sprintf("%s:%d", host, os.Getpid()), Host: host, MaxNodeFailures: o.failures,
 		MinNodes: o.fewest, MaxNodes: o.most, NodeRank: o.own, Procs: o.n, MaxRestarts: o.restarts,
 		JoinTimeout: o.join, Settle: o.settle, Address: o.address(), Start: start, Draining: sigs.draining,
 		Report: func(text string) { fmt.Fprintln(stderr, "muster:", text) },
 	}
+}
+
+// nodeHost returns the name of this host.
+func nodeHost() string {
+	if host := os.Getenv("MUSTER_HOST"); host != "" {
+		return host
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return host
 }
 
 // address returns an address that the other nodes reach this one at: that of the interface which

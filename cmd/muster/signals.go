@@ -19,7 +19,7 @@ type signals struct {
 	running  sync.WaitGroup
 
 	mu   sync.Mutex // protects the fields below
-	job  *launch.Job
+	jobs map[*launch.Job]bool
 	last syscall.Signal // the signal to end; 0: none
 	once bool           // draining is closed
 }
@@ -27,7 +27,7 @@ type signals struct {
 // catch starts to catch signals. Call it before the ranks start, so that no signal ends only the
 // launcher.
 func catch(grace time.Duration) *signals {
-	s := &signals{grace: grace, got: make(chan os.Signal, 8), stopped: make(chan struct{}), draining: make(chan struct{})}
+	s := &signals{grace: grace, got: make(chan os.Signal, 8), stopped: make(chan struct{}), draining: make(chan struct{}), jobs: map[*launch.Job]bool{}}
 	signal.Notify(s.got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
 	s.running.Go(s.loop)
 	return s
@@ -72,8 +72,8 @@ func (s *signals) loop() {
 func (s *signals) pass(sig syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.job != nil {
-		s.job.Signal(sig)
+	for job := range s.jobs {
+		job.Signal(sig)
 	}
 }
 
@@ -97,14 +97,14 @@ func (s *signals) ended() syscall.Signal {
 // wait passes signals on to job, until it has ended, and returns its result.
 func (s *signals) wait(job *launch.Job) error {
 	s.mu.Lock()
-	s.job = job
+	s.jobs[job] = true
 	if s.last != 0 { // it came while the ranks were starting
 		job.Signal(s.last)
 	}
 	s.mu.Unlock()
 	err := job.Wait()
 	s.mu.Lock()
-	s.job = nil
+	delete(s.jobs, job)
 	s.mu.Unlock()
 	return err
 }

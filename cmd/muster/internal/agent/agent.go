@@ -35,11 +35,13 @@ type Agent struct {
 	Store *store.Store // where the agents meet; the caller closes it
 	Job   string       // names the job in the store
 	Name  string       // of this node, unique in the job
+	Host  string       // the host of this node, which other agents may have too, one after the other
 
 	MinNodes, MaxNodes int
 	NodeRank           int // place among the nodes; -1: in the order in which they join
 	Procs              int // processes on this node
 	MaxRestarts        int // after failures of processes, in all
+	MaxNodeFailures    int // of a host, which is then left out; 0: no limit
 
 	JoinTimeout time.Duration // for fewer than MinNodes nodes, each time
 	Settle      time.Duration // for more nodes when there are MinNodes
@@ -47,7 +49,10 @@ type Agent struct {
 	Address string // host that the other nodes reach this one at, for MASTER_ADDR
 	// Start runs the processes of this node, and returns when all of them have ended: nil if all
 	// succeeded. When ctx ends, it ends them. It is never called again before it has returned.
+	// It is nil if Elastic is set.
 	Start func(ctx context.Context, a Attempt) error
+	// Elastic makes the job an elastic one; nil: the processes are ranks.
+	Elastic *Elastic
 	// Draining is closed when this node is to leave the job. Start is not interrupted by it; its
 	// result is then that of Run.
 	Draining <-chan struct{}
@@ -99,6 +104,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 	}()
 	r := &run{Agent: a, waits: waits}
+	if a.Elastic != nil {
+		var err error
+		if r.before, err = r.ended(waits); err != nil {
+			return r.interrupted(err)
+		}
+	}
 	for {
 		err := r.join(ctx)
 		if !errors.Is(err, membership.ErrEvicted) || waits.Err() != nil {
@@ -113,6 +124,8 @@ type run struct {
 	*Agent
 	waits    context.Context // ends with Run's, and when Draining is closed
 	restarts int             // of the job
+	before   string          // ID of an elastic job of this name that had ended when this node began
+	starts   []int           // of the workers of an elastic job, by slot
 }
 
 // join registers this node and makes attempts, until the job has ended or this node is out of it.
@@ -124,7 +137,11 @@ func (r *run) join(ctx context.Context) error {
 		return r.interrupted(err)
 	}
 	defer m.Close()
-	err = r.views(ctx, m)
+	if r.Elastic != nil {
+		err = r.elastic(ctx, m)
+	} else {
+		err = r.views(ctx, m)
+	}
 	if !errors.Is(err, membership.ErrEvicted) {
 		leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 		defer cancel()
@@ -139,7 +156,7 @@ var errChanged = errors.New("the nodes of the job have changed")
 // views makes attempts in one view after the other.
 func (r *run) views(ctx context.Context, m *membership.Member) error {
 	for {
-		view, err := r.next(m)
+		view, err := r.next(r.waits, m)
 		if err != nil {
 			return r.interrupted(err)
 		}
@@ -161,8 +178,9 @@ func (r *run) ending() bool {
 	}
 }
 
-func (r *run) next(m *membership.Member) (membership.View, error) {
-	ctx, cancel := context.WithTimeout(r.waits, r.JoinTimeout)
+// next waits for a view, for at most JoinTimeout.
+func (r *run) next(ctx context.Context, m *membership.Member) (membership.View, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.JoinTimeout)
 	defer cancel()
 	return m.Next(ctx)
 }

@@ -1,0 +1,299 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/agent"
+	"github.com/muster-pg/muster/internal/testcluster"
+)
+
+// workers are the workers of a cluster's nodes, which are goroutines.
+type workers struct {
+	mu  sync.Mutex            // protects the field below
+	end map[string]chan error // by worker
+}
+
+// start implements agent.Elastic.Start.
+func (w *workers) start(ctx context.Context, worker agent.Worker) error {
+	end := make(chan error, 1)
+	w.mu.Lock()
+	w.end[worker.ID] = end
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.end, worker.ID)
+		w.mu.Unlock()
+	}()
+	select {
+	case err := <-end:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// running returns the workers that run, in order.
+func (w *workers) running() (ids []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id := range w.end {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// ends ends a worker.
+func (w *workers) ends(id string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.end[id] <- err
+}
+
+// elasticNode is node for an elastic job.
+func (c *cluster) elasticNode(name string, least, most int) (w *workers, drain func()) {
+	w = &workers{end: map[string]chan error{}}
+	proto := c.proto
+	defer func() { c.proto = proto }()
+	c.proto.Host, c.proto.Elastic = "host of "+name, &agent.Elastic{Min: least, Max: most, Start: w.start}
+	return w, c.node(name, nil)
+}
+
+// runs waits until exactly these workers run.
+func (w *workers) runs(t *testing.T, ids ...string) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, func() bool { return slices.Equal(w.running(), ids) }, fmt.Sprint("workers ", ids))
+}
+
+// reported waits for a report.
+func (c *cluster) reported(text string) {
+	c.t.Helper()
+	testcluster.Eventually(c.t, time.Minute, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return slices.Contains(c.reports, text)
+	}, text)
+}
+
+var errExit = errors.New("exit status 3")
+
+// TestElasticRestartsOneWorker checks that a worker which fails starts again alone, as another
+// worker, that the job goes on without it when no restart is left, and succeeds on all nodes.
+func TestElasticRestartsOneWorker(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2, MaxRestarts: 1})
+	a, _ := c.elasticNode("a", 2, 4)
+	b, _ := c.elasticNode("b", 2, 4)
+	a.runs(t, "a-0", "a-1")
+	b.runs(t, "b-0", "b-1")
+	b.ends("b-0", errExit)
+	b.runs(t, "b-0.2", "b-1")
+	c.reported("a: worker b-0: exit status 3 on node b: restart 1 of at most 1")
+	c.reported("b: worker b-0: exit status 3: restart 1 of at most 1")
+	b.ends("b-0.2", errExit)
+	c.reported("a: worker b-0.2: exit status 3 on node b: 3 workers go on")
+	for _, id := range []string{"a-0", "a-1"} {
+		a.ends(id, nil)
+	}
+	b.ends("b-1", nil)
+	require.Equal(t, map[string]error{"a": nil, "b": nil}, c.wait())
+}
+
+// TestElasticAgain checks that a job of a name starts again after one that has failed, and that
+// nothing of it is left in the store.
+func TestElasticAgain(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 2})
+	for range 3 {
+		a, _ := c.elasticNode("a", 2, 2)
+		a.runs(t, "a-0", "a-1")
+		a.ends("a-1", errExit)
+		require.Error(t, c.wait()["a"])
+	}
+	for key, err := range c.store.Keys(t.Context(), "") {
+		require.NoError(t, err)
+		t.Error("key is left:", key)
+	}
+}
+
+// TestElasticSpareNode checks that a node which waits for a place ends with the job.
+func TestElasticSpareNode(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2})
+	a, _ := c.elasticNode("a", 4, 4)
+	b, _ := c.elasticNode("b", 4, 4)
+	a.runs(t, "a-0", "a-1")
+	b.runs(t, "b-0", "b-1")
+	spare, _ := c.elasticNode("c", 4, 4)
+	testcluster.Eventually(t, time.Minute, func() bool {
+		n := 0
+		for key, err := range c.store.Keys(t.Context(), "membership/") {
+			if err == nil && strings.Contains(key, "/worker/") {
+				n++
+			}
+		}
+		return n == 3
+	}, "all nodes are registered")
+	a.ends("a-1", errExit)
+	got := c.wait()
+	require.Error(t, got["a"])
+	require.EqualError(t, got["b"], got["a"].Error())
+	require.EqualError(t, got["c"], got["a"].Error())
+	require.Empty(t, spare.running())
+}
+
+// TestElasticEndsStandbys checks that workers which never were in a view are ended with the job.
+func TestElasticEndsStandbys(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 1})
+	a, _ := c.elasticNode("a", 1, 1)
+	a.runs(t, "a-0", "a-1")
+	a.ends("a-0", nil)
+	require.NoError(t, c.wait()["a"])
+}
+
+// TestElasticFails checks that the workers of all nodes are ended when too few are left, and that
+// all nodes have the same error.
+func TestElasticFails(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2})
+	a, _ := c.elasticNode("a", 4, 4)
+	b, _ := c.elasticNode("b", 4, 4)
+	a.runs(t, "a-0", "a-1")
+	b.runs(t, "b-0", "b-1")
+	a.ends("a-1", errExit)
+	got := c.wait()
+	failed, ok := errors.AsType[*agent.JobError](got["b"])
+	require.True(t, ok, got["b"])
+	require.Equal(t, 1, failed.Code)
+	require.EqualError(t, failed, "worker a-1: exit status 3 on node a: 3 of at least 4 workers are left")
+	require.Equal(t, failed.Error(), got["a"].Error())
+	require.Empty(t, append(a.running(), b.running()...))
+}
+
+// TestElasticNodesComeAndGo has a node leave, and others come: the workers of the other nodes go on.
+func TestElasticNodesComeAndGo(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 2})
+	a, _ := c.elasticNode("a", 2, 4)
+	a.runs(t, "a-0", "a-1")
+	b, drain := c.elasticNode("b", 2, 4)
+	b.runs(t, "b-0", "b-1")
+	spare, _ := c.elasticNode("c", 2, 4)
+	drain()
+	b.ends("b-0", errExit)
+	b.ends("b-1", nil)
+	spare.runs(t, "c-0", "c-1")
+	a.runs(t, "a-0", "a-1")
+	for _, id := range []string{"0", "1"} {
+		a.ends("a-"+id, nil)
+		spare.ends("c-"+id, nil)
+	}
+	require.Equal(t, map[string]error{"a": nil, "b": errExit, "c": nil}, c.wait())
+	require.Empty(t, c.reports, "no failure has been counted")
+}
+
+// TestElasticExcludes checks that a host which has failed twice is left out, and that the others say
+// so and go on.
+func TestElasticExcludes(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 2, MaxRestarts: 9, MaxNodeFailures: 2})
+	a, _ := c.elasticNode("a", 2, 4)
+	a.runs(t, "a-0", "a-1")
+	b, _ := c.elasticNode("b", 2, 4)
+	b.runs(t, "b-0", "b-1")
+	b.ends("b-0", errExit)
+	b.runs(t, "b-0.2", "b-1")
+	b.ends("b-1", errExit)
+	c.reported("a: node host of b is left out of the job after 2 failures; the last one: worker b-1: exit status 3")
+	again := func() error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.results["b"]
+	}
+	testcluster.Eventually(t, time.Minute, func() bool { return again() != nil }, "the node ends")
+	require.EqualError(t, again(), "this node (host of b) is left out of the job after 2 failures; the last one: worker b-1: exit status 3")
+	require.Empty(t, b.running())
+	c.mu.Lock()
+	delete(c.results, "b")
+	c.mu.Unlock()
+	c.elasticNode("b", 2, 4)
+	testcluster.Eventually(t, time.Minute, func() bool { return again() != nil }, "the node is refused")
+	a.runs(t, "a-0", "a-1")
+	a.ends("a-0", nil)
+	a.ends("a-1", nil)
+	require.NoError(t, c.wait()["a"])
+}
+
+// TestElasticTooFewWorkers checks that a job which has too few workers for JoinTimeout fails.
+func TestElasticTooFewWorkers(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 2, JoinTimeout: 100 * time.Millisecond})
+	a, _ := c.elasticNode("a", 3, 4)
+	require.EqualError(t, c.wait()["a"], "2 of at least 3 workers within --join-timeout 100ms")
+	require.Empty(t, a.running())
+}
+
+// TestElasticOneOutcome has random workers of four nodes fail and succeed, and nodes leave: all
+// nodes that stay have the same result, and no worker is left.
+func TestElasticOneOutcome(t *testing.T) {
+	for range testcluster.Form(20, 500) {
+		c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 4, MaxRestarts: 3})
+		var all []*workers
+		var drains []func()
+		for i := range 4 {
+			w, drain := c.elasticNode(fmt.Sprint(i), 3, 6)
+			all, drains = append(all, w), append(drains, drain)
+		}
+		for _, w := range all {
+			testcluster.Eventually(t, time.Minute, func() bool { return len(w.running()) == 2 }, "all workers run")
+		}
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			c.wg.Wait()
+		}()
+		var leaves []string
+		for live := true; live; {
+			select {
+			case <-over:
+				live = false
+			default:
+			}
+			i := rand.N(4)
+			if ids := all[i].running(); len(ids) > 0 {
+				all[i].tryEnd(ids[rand.N(len(ids))], []error{nil, errExit, errExit}[rand.N(3)])
+			}
+			if rand.N(200) == 0 && len(leaves) < 2 {
+				drains[i]()
+				leaves = append(leaves, fmt.Sprint(i))
+				for _, id := range all[i].running() {
+					all[i].tryEnd(id, nil)
+				}
+			}
+		}
+		same := map[string]bool{}
+		for name, err := range c.wait() {
+			if !slices.Contains(leaves, name) {
+				same[fmt.Sprint(err)] = true
+			}
+		}
+		require.Len(t, same, 1, "%v", c.results)
+		for _, w := range all {
+			assert.Empty(t, w.running())
+		}
+	}
+}
+
+// tryEnd is ends for a worker that may have ended.
+func (w *workers) tryEnd(id string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case w.end[id] <- err:
+	default:
+	}
+}

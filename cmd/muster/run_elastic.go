@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/agent"
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/spf13/cobra"
+)
+
+// checkElastic validates the flags of an elastic job.
+func (o *running) checkElastic(cmd *cobra.Command) error {
+	if o.elastic == "" {
+		if o.spares != 0 {
+			return usagef(cmd, "--spares needs --elastic MIN:MAX; a node above the most of --nnodes is a spare node")
+		}
+		return nil
+	}
+	low, high, isRange := strings.Cut(o.elastic, ":")
+	if !isRange {
+		high = low
+	}
+	least, bad := strconv.Atoi(low)
+	greatest, badHigh := strconv.Atoi(high)
+	switch {
+	case bad != nil || badHigh != nil || least < 1 || greatest < least:
+		return usagef(cmd, "--elastic %q is neither a number of workers nor MIN:MAX, as 2:8", o.elastic)
+	case o.spares < 0:
+		return usagef(cmd, "--spares must not be negative")
+	case o.masterPort != 0:
+		return usagef(cmd, "the workers of --elastic meet in a store: --master-port is not for them")
+	case o.own >= 0:
+		return usagef(cmd, "--node-rank says nothing with --elastic: workers have ranks in the order in which they join")
+	}
+	o.least, o.greatest = least, greatest
+	return nil
+}
+
+// countWorkers sets the number of processes on this node.
+func (o *running) countWorkers(cmd *cobra.Command) error {
+	if !cmd.Flags().Changed("ranks") && !cmd.Flags().Changed("nproc") {
+		o.n = o.greatest
+	}
+	if o.n < 1 {
+		return nil // an error in any case
+	}
+	o.n += o.spares
+	if o.most == 1 && o.n < o.least {
+		return usagef(cmd, "%d processes can not be %d workers: set -n or --elastic", o.n, o.least)
+	}
+	return nil
+}
+
+// elasticWorkers starts the workers of this node, each as a job of its own.
+type elasticWorkers struct {
+	*launches
+
+	mu    sync.Mutex          // protects the fields below; held while output is written
+	tails map[string][]string // the last lines of workers that have failed
+}
+
+// workerError is the failure of a worker.
+type workerError struct {
+	*launch.ExitError
+	id string
+}
+
+// Error implements error.
+func (e workerError) Error() string { return "worker " + e.id + ": " + e.Reason() }
+
+// Reason returns the failure without the worker, for agent.Elastic.Start.
+func (e workerError) Reason() string {
+	_, text, _ := strings.Cut(e.ExitError.Error(), ": ")
+	if e.Signal != 0 {
+		text += fmt.Sprintf(" (%v)", e.Signal)
+	}
+	return text
+}
+
+// start implements agent.Elastic.Start.
+func (w *elasticWorkers) start(ctx context.Context, worker agent.Worker) error {
+	job, err := launch.Start(ctx, w.spec(worker))
+	if err != nil {
+		return programError(w.path, err)
+	}
+	err = w.sigs.wait(job)
+	if errors.Is(err, syscall.EPIPE) {
+		w.sigs.drain() // another worker would have no reader either
+	}
+	e, ok := errors.AsType[*launch.ExitError](err)
+	if !ok {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.tails == nil {
+		w.tails = map[string][]string{}
+	}
+	w.tails[worker.ID] = job.Process(0).Tail()
+	return workerError{e, worker.ID}
+}
+
+func (w *elasticWorkers) spec(worker agent.Worker) launch.Spec {
+	k := inkOf(os.Stdout) && inkOf(os.Stderr)
+	grace := w.grace
+	if grace == 0 {
+		grace = -1 // at once
+	}
+	name := strconv.Itoa(worker.Slot)
+	if worker.Start > 1 {
+		name += "." + strconv.Itoa(worker.Start)
+	}
+	prefix := k.rank(worker.Slot, "["+padLeft(name, len(strconv.Itoa(w.n-1)))+"]") + " "
+	if w.noPrefix {
+		prefix = ""
+	}
+	return launch.Spec{
+		N: 1, Path: w.path, Args: w.args, Grace: grace, Output: serial{&w.mu, os.Stdout}, ErrOutput: serial{&w.mu, os.Stderr},
+		Log:    w.logs.worker(name),
+		Env:    func(int) []string { return append(w.environ(worker), w.env...) },
+		Prefix: func(int) string { return prefix },
+	}
+}
+
+// environ returns the environment of a worker. Variables that an outer launcher has set for ranks
+// are emptied: they are not for the worker.
+func (w *elasticWorkers) environ(worker agent.Worker) []string {
+	env := w.worker()
+	for _, name := range []string{"RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} {
+		if os.Getenv(name) != "" {
+			env = append(env, name+"=")
+		}
+	}
+	return append(env, "MUSTER_JOB="+w.jobName(), "MUSTER_WORKER="+worker.ID, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest),
+		"LOCAL_RANK="+strconv.Itoa(worker.Slot), "LOCAL_WORLD_SIZE="+strconv.Itoa(w.n))
+}
+
+// jobName returns the name of the job in the store.
+func (w *elasticWorkers) jobName() string {
+	if w.job != "" {
+		return w.job
+	}
+	return fmt.Sprintf("%s-%s-%d", filepath.Base(w.path), nodeHost(), os.Getpid())
+}
+
+// serial is a writer that several jobs share.
+type serial struct {
+	mu *sync.Mutex
+	w  io.Writer
+}
+
+// Write implements io.Writer.
+func (s serial) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.Write(p)
+}
+
+// worker returns the function that opens the log of a worker; nil if there are none.
+func (l *logFiles) worker(name string) func(int) (io.WriteCloser, error) {
+	if l.dir == "" {
+		return nil
+	}
+	return func(int) (io.WriteCloser, error) {
+		if err := os.MkdirAll(l.dir, 0o755); err != nil {
+			return nil, err
+		}
+		return os.Create(filepath.Join(l.dir, "worker-"+name+".log"))
+	}
+}
+
+// ended converts the result of the job into the error of this process.
+func (w *elasticWorkers) ended(err error) error {
+	if excluded, ok := errors.AsType[*agent.ExcludedError](err); ok {
+		return &exit{code: exitFailed, text: excluded.Error() + " (--max-node-failures)", err: err}
+	}
+	if own, ok := errors.AsType[workerError](err); ok { // this node was to leave
+		return &exit{code: own.ExitCode(), text: own.Error(), err: err}
+	}
+	e, ok := errors.AsType[*agent.JobError](err)
+	if !ok {
+		return w.launches.ended(err)
+	}
+	if e.First != nil && len(w.tails[e.First.Worker]) > 0 {
+		fmt.Fprintf(w.stderr, "muster: the last lines of worker %s:\n", e.First.Worker)
+		for _, line := range w.tails[e.First.Worker] {
+			fmt.Fprintln(w.stderr, "    "+printable(line))
+		}
+	}
+	code := e.Code
+	if code == 0 {
+		code = exitTimeout
+	}
+	return &exit{code: code, text: e.Error() + "; the other workers were ended", err: err}
+}

@@ -1,0 +1,148 @@
+package main_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// runElastic starts workers that are a shell script.
+func runElastic(t *testing.T, flags, script string) *process {
+	return start(t, append(append([]string{"run"}, strings.Fields(flags)...), sh(script)...)...)
+}
+
+// TestRunElasticEnvironment checks the variables of workers.
+func TestRunElasticEnvironment(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	env := []string{"RANK=7", "WORLD_SIZE=9", "MUSTER_HOST=nodeA"}
+	p := startIn(t, nil, env, append([]string{"run", "--elastic", "1:2", "--spares", "1", "--no-prefix", "--job", "train", "--store", url},
+		sh(`echo $MUSTER_STORE $MUSTER_JOB $MUSTER_WORKER $MUSTER_ELASTIC $LOCAL_RANK $LOCAL_WORLD_SIZE "$RANK$WORLD_SIZE$MUSTER_RANK"; exec sleep 60`)...)...)
+	var got, want []string
+	for i := range 3 {
+		got = append(got, p.line(t, url))
+		want = append(want, url+" train nodeA."+strconv.Itoa(p.cmd.Process.Pid)+"-"+strconv.Itoa(i)+" 1:2 "+strconv.Itoa(i)+" 3")
+	}
+	slices.Sort(got)
+	require.Equal(t, want, got)
+}
+
+// TestRunElasticRestarts checks that one worker starts again alone, with another ID and its log,
+// that the job goes on when no restart is left, and ends when its workers do.
+func TestRunElasticRestarts(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	p := runElastic(t, "--elastic 2:3 --max-restarts 1 --log-dir "+dir, `echo started $MUSTER_WORKER $$; [ $LOCAL_RANK = 1 ] && exit 3; while [ ! -e `+dir+`/done ]; do sleep 0.05; done`)
+	p.complaint(t, "-1: exit status 3: restart 1 of at most 1")
+	p.complaint(t, "-1.2: exit status 3: 2 workers go on")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "done"), nil, 0o644))
+	r := p.wait(t)
+	require.Zero(t, r.code, "%+v", r)
+	lines := sorted(r.stdout)
+	require.Len(t, lines, 4)
+	assert.True(t, strings.HasPrefix(lines[2], "[1] started ") && strings.Contains(lines[2], "-1.2 ") || strings.HasPrefix(lines[1], "[1.2] started "), lines)
+	logs, err := filepath.Glob(filepath.Join(dir, "*", "worker-*.log"))
+	require.NoError(t, err)
+	var names []string
+	for _, l := range logs {
+		names = append(names, filepath.Base(l))
+	}
+	require.Equal(t, []string{"worker-0.log", "worker-1.2.log", "worker-1.log", "worker-2.log"}, names)
+}
+
+// TestRunElasticFails checks the summary of a job that has failed, on both of its nodes.
+func TestRunElasticFails(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	flags := "--nnodes 2 --nproc 2 --elastic 4 --max-restarts 1 --job train --store " + url
+	a := runElastic(t, flags, `trap 'exit 9' TERM; echo ready; while :; do sleep 60 & wait $!; done`)
+	b := runElastic(t, flags, `echo cause $MUSTER_WORKER; [ $LOCAL_RANK = 1 ] && kill -9 $$; exec sleep 60`)
+	for _, p := range []*process{a, b} {
+		r := p.wait(t)
+		require.Equal(t, 137, r.code, "the code of the first worker that failed, on all nodes: %+v", r)
+		require.Regexp(t, `(?m)^muster: worker [^ ]+-1: killed by signal 9 \(killed\) on node [^ ]+, after 1 restarts: 3 of at least 4 workers are left; the last of 2 failures: worker [^ ]+-1\.2: killed by signal 9 \(killed\); the other workers were ended$`, r.stderr)
+		require.Equal(t, p == b, strings.Contains(r.stderr, "muster: the last lines of worker "), r.stderr)
+	}
+}
+
+// TestRunElasticNodeFails kills a node: the workers of the other one go on.
+func TestRunElasticNodeFails(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	dir := t.TempDir()
+	flags := "--nnodes 1:2 --nproc 1 --elastic 1:2 --no-prefix --job train --store " + url
+	script := `echo pid $$; while [ ! -e ` + dir + `/done ]; do sleep 0.05; done`
+	pid := func(p *process) int {
+		pid, err := strconv.Atoi(strings.Fields(p.line(t, "pid"))[1])
+		require.NoError(t, err)
+		return pid
+	}
+	a, b := runElastic(t, flags, script), runElastic(t, flags, script)
+	of := []int{pid(a), pid(b)}
+	b.signal(t, syscall.SIGKILL)
+	a.complaint(t, "has failed: 1 workers go on")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "done"), nil, 0o644))
+	r := a.wait(t)
+	require.Zero(t, r.code, "%+v", r)
+	require.NotContains(t, r.stdout, "pid", "the worker was not started again")
+	for _, pid := range of {
+		assert.True(t, gone(pid))
+	}
+}
+
+// TestRunElasticSignals checks that a job which is ended by a signal does not start workers again.
+func TestRunElasticSignals(t *testing.T) {
+	t.Parallel()
+	p := runElastic(t, "--elastic 1:2 --max-restarts 9", "echo ready; exec sleep 60")
+	p.line(t, "ready")
+	p.line(t, "ready")
+	p.signal(t, syscall.SIGTERM)
+	r := p.wait(t)
+	require.Equal(t, 143, r.code, "%+v", r)
+	require.Empty(t, r.stdout)
+}
+
+// TestRunElasticExcludes checks the error of a node that has failed too often.
+func TestRunElasticExcludes(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	node := func(host, script string) *process {
+		args := []string{"run", "--nnodes", "1:2", "--nproc", "1", "--elastic", "1:2", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
+		return startIn(t, nil, []string{"MUSTER_HOST=" + host}, append(args, sh(script)...)...)
+	}
+	a := node("good", "echo ready; exec sleep 60")
+	a.line(t, "ready")
+	for range 2 { // once more: it may not join again
+		r := node("broken", "exit 3").wait(t)
+		require.Equal(t, 1, r.code)
+		require.Regexp(t, `muster: this node \(broken\) is left out of the job after 2 failures; the last one: worker broken[^ ]+: exit status 3 \(--max-node-failures\)\n$`, r.stderr)
+	}
+	a.complaint(t, "muster: node broken is left out of the job after 2 failures; the last one: worker broken")
+}
+
+// TestRunElasticRefuses checks errors of flags.
+func TestRunElasticRefuses(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--elastic x true":                          `--elastic "x" is neither`,
+		"--elastic 3:2 true":                        `--elastic "3:2" is neither`,
+		"-n 2 --spares 1 true":                      "--spares needs --elastic",
+		"--elastic 2 --spares -1 true":              "--spares must not be negative",
+		"--elastic 2 --master-port 29500 true":      "--master-port is not for them",
+		"--elastic 4 -n 2 true":                     "2 processes can not be 4 workers",
+		"--elastic 2 --max-node-failures -1 true":   "--max-node-failures must not be negative",
+		"--nnodes 2 --node-rank 0 --elastic 2 true": "set --store",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			run(t, append([]string{"run"}, strings.Fields(args)...)...).wants(t, 2, "", want)
+		})
+	}
+}
