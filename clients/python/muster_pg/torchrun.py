@@ -12,6 +12,7 @@ is restarted or taken over.
 Below the endpoint's prefix, a job has the keys
 
     torchrun/JOB/state      the state of the rendezvous, JSON
+    torchrun/JOB/agents/…   a key of each agent, which the store deletes when its process ends
     torchrun/JOB/RUN.N/…    what the workers of generation N wrote; RUN differs for each run of JOB
     torchrun/JOB/RUN.N      the number of agents that have left generation N
 """
@@ -22,10 +23,12 @@ import json
 import logging
 import os
 import pickle
+import threading
+import time
 import urllib.parse
 import uuid
 from datetime import datetime, timedelta, timezone
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
@@ -40,15 +43,19 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from . import _env
-from ._errors import Conflict, Error, NotFound, Unknown, quote
+from ._errors import Closed, Conflict, Error, NotFound, Unknown, quote
+from ._lease import Lease
 from ._server import Relay, find
 from ._store import Store
 
 _LOOPBACK = "127.0.0.1"
 _STATE = "state"
+_AGENTS = "agents/"
+_MISSING = 0.5  # seconds that an agent's key is missing until the agent has failed: it sets it again when its session was lost
 _CLOSED_TTL = 600.0  # seconds that the state of a closed job remains: its late agents find it closed
 _READ_TIMEOUT = 60  # seconds, as that of torch's own backend
 _BATCH = 1000  # keys that are deleted at once
+_LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 
 _log = logging.getLogger("muster_pg")
 
@@ -106,6 +113,7 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
         self.expiry = timedelta(0)  # a node without a heartbeat for so long has failed
         self.outage = timedelta.max  # the store was away if no node has sent a heartbeat for so long
         self._joined = False
+        self._agents: Dict[str, float] = {}  # agents whose keys were seen, and when they were first missing; 0 while they are there
 
     @property
     def name(self) -> str:
@@ -165,8 +173,29 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
             run, state = uuid.uuid4().hex[:8], dynamic._RendezvousState()
         elif self._joined and age > self.outage:  # no node could write, this one included
             state.last_heartbeats = {node: beat + age for node, beat in state.last_heartbeats.items()}
+        for node in self._failed(state.last_heartbeats):
+            state.last_heartbeats[node] = _LONG_AGO
         self.run = run
         return pickle.dumps(state)
+
+    def _failed(self, nodes: Iterable[Any]) -> List[Any]:
+        """Returns those of nodes whose processes have ended, by their keys: long before their
+        heartbeats are old.
+
+        While the store is away, and after its restart, it has the keys of all agents that come back.
+        An agent whose key was never seen may be of a version that sets none.
+        """
+        there = self._call(lambda: {e.key[len(_AGENTS) :] for e in self.store.list(_AGENTS)})
+        now, failed = time.monotonic(), []
+        for node in nodes:
+            name = _name(node)
+            if name in there:
+                self._agents[name] = 0.0
+            elif name in self._agents:
+                since = self._agents[name] = self._agents[name] or now
+                if now - since >= _MISSING:
+                    failed.append(node)
+        return failed
 
     def _call(self, do: Callable[[], Any]) -> Any:
         try:
@@ -177,13 +206,42 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
             raise RendezvousConnectionError(f"muster_pg.torchrun: rendezvous {quote(self._job)}: {e}") from e
 
     def clear(self, keep: str) -> None:
-        """Deletes the keys of the job except the state and those below keep."""
+        """Deletes the keys of the job except the state, those of agents, and those below keep."""
         try:
-            keys = [e.key for e in self.store.list() if e.key != _STATE and not (keep and e.key.startswith(keep))]
+            keys = [e.key for e in self.store.list() if e.key != _STATE and not e.key.startswith(_AGENTS) and not (keep and e.key.startswith(keep))]
             for i in range(0, len(keys), _BATCH):
                 self.store.delete(*keys[i : i + _BATCH])
         except Error as e:
             _log.warning("rendezvous %s: old keys of the job remain below %s: %s", quote(self._job), quote(self.store._prefix), e)
+
+
+class _Presence:
+    """The key of an agent, under a lease: the store deletes it half a second after the agent's process has
+    ended, or ttl seconds after it was frozen.
+    """
+
+    def __init__(self, store: Store, name: str, ttl: float) -> None:
+        self._store, self._key, self._ttl = store, _AGENTS + name, ttl
+        lease = self._set()
+        threading.Thread(target=self._keep, args=(lease,), name="muster presence", daemon=True).start()
+
+    def _set(self) -> Lease:
+        lease = self._store.lease(self._ttl)
+        self._store.set(self._key, b"", lease=lease)
+        return lease
+
+    def _keep(self, lease: Lease) -> None:
+        """Sets the key again whenever the session was lost, until the store is closed here."""
+        while True:
+            lease.wait()
+            if isinstance(lease.error, Closed):
+                return
+            try:
+                lease = self._set()
+            except Closed:
+                return
+            except Error:
+                time.sleep(_MISSING / 5)
 
 
 class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
@@ -195,6 +253,7 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
         self._names_run = not os.environ.get("MUSTER_RUN")
         backend.expiry = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
         backend.outage = self.settings.keep_alive_interval * 2
+        _Presence(backend.store, _name(made._this_node), backend.expiry.total_seconds())
 
     @property
     def use_agent_store(self) -> bool:
@@ -309,6 +368,10 @@ def _decode(fields: Dict[str, Any]) -> Any:
     state.redundancy_list = {_node(n) for n in fields["redundancy_list"]}
     state.last_heartbeats = {_node(n): datetime.fromisoformat(beat) for n, beat in fields["last_heartbeats"]}
     return state
+
+
+def _name(node: Any) -> str:
+    return "/".join(map(str, _of_node(node)))
 
 
 def _of_node(node: Any) -> List[Any]:

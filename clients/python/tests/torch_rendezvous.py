@@ -116,6 +116,29 @@ def state() -> None:
         seen = b.get_state()
         assert seen is not None and b.run == late.run
 
+        # An agent whose key is missing has failed, not one that sets it again, nor one that never had one.
+        state = dynamic_rendezvous._RendezvousState()
+        now = dynamic_rendezvous.datetime.now(dynamic_rendezvous.timezone.utc)
+        state.last_heartbeats = {node: now, other: now}
+        below.delete("state")
+        assert a.set_state(pickle.dumps(state)) is not None
+
+        def beats_of(b: torchrun.Backend) -> Any:
+            seen = b.get_state()
+            assert seen is not None
+            return pickle.loads(seen[0]).last_heartbeats
+
+        with muster_pg.Store.connect(OPEN) as agent:
+            torchrun._Presence(agent.below("torchrun/state/"), torchrun._name(node), 5)
+            assert beats_of(a) == {node: now, other: now}
+            assert a.get_state() is not None
+        began = time.monotonic()
+        while beats_of(a)[node] == now:
+            assert time.monotonic() - began < 30
+        assert time.monotonic() - began >= torchrun._MISSING and beats_of(a)[other] == now
+        below.set("agents/" + torchrun._name(node), b"")
+        assert beats_of(a) == {node: now, other: now}
+
         # What is no state runs no code.
         class Evil:
             def __reduce__(self) -> Any:
