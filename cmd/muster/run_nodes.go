@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,7 @@ type nodeFlags struct {
 
 func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes, each with a \"muster run\"; `MIN:MAX` lets nodes join and leave; auto reads it from Slurm, LeaderWorkerSet or Open MPI")
+	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes, each with a \"muster run\"; `MIN:MAX` lets nodes join and leave; auto reads it from Slurm, LeaderWorkerSet, Open MPI or a Kubernetes indexed Job")
 	f.IntVar(&o.procs, "nproc", 0, "number of `ranks` on this node; with one node the same as -n")
 	f.StringVar(&o.rank, "node-rank", "auto", "`place` of this node, from 0; auto: in the order in which the nodes join")
 	f.StringVar(&o.job, "job", "", "`name` of the job, the same on all nodes and used by no other job on the store")
@@ -51,14 +52,32 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
 }
 
-// launcher is a program that starts one process on each node.
-type launcher struct{ name, nodes, rank, job string }
+// launcher is a program that starts one process on each node. Its variables are names.
+type launcher struct {
+	name, nodes, rank string
+	job               func(rank string) string
+}
 
-// launchers are those that --nnodes auto knows, by their variables.
+// launchers are those that --nnodes auto knows, by their rank variables.
 var launchers = []launcher{
-	{"Slurm", "SLURM_NNODES", "SLURM_NODEID", "SLURM_JOB_ID"},
-	{"LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS"},
-	{"Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"},
+	{"Slurm", "SLURM_NNODES", "SLURM_NODEID", variable("SLURM_JOB_ID")},
+	{"LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", variable("LWS_LEADER_ADDRESS")},
+	{"Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", variable("PMIX_NAMESPACE")},
+	{"a Kubernetes indexed Job", "WORLD_SIZE", "JOB_COMPLETION_INDEX", indexedJob},
+}
+
+func variable(name string) func(string) string {
+	return func(string) string { return os.Getenv(name) }
+}
+
+// indexedJob returns the name of a Kubernetes indexed Job. Its pods have the host names JOB-INDEX.
+func indexedJob(index string) string {
+	host, err := os.Hostname()
+	job, ok := strings.CutSuffix(cmp.Or(os.Getenv("HOSTNAME"), host), "-"+index)
+	if err != nil || !ok {
+		return ""
+	}
+	return job
 }
 
 // fromEnviron replaces auto by what the launcher has set.
@@ -68,16 +87,19 @@ func (o *nodeFlags) fromEnviron(cmd *cobra.Command) error {
 	}
 	var known []string
 	for _, l := range launchers {
-		known = append(known, fmt.Sprintf("%s (%s)", l.nodes, l.name))
-		if os.Getenv(l.nodes) == "" {
+		known = append(known, fmt.Sprintf("%s (%s)", l.rank, l.name))
+		rank := os.Getenv(l.rank)
+		if rank == "" {
 			continue
 		}
-		o.nodes = os.Getenv(l.nodes)
-		if rank := os.Getenv(l.rank); o.rank == "auto" && rank != "" {
+		if o.nodes = os.Getenv(l.nodes); o.nodes == "" {
+			return usagef(cmd, "--nnodes auto: %s of %s is set, and %s, the number of nodes, is not", l.rank, l.name, l.nodes)
+		}
+		if o.rank == "auto" && o.elastic == "" {
 			o.rank = rank
 		}
 		if o.job == "" {
-			o.job = os.Getenv(l.job)
+			o.job = l.job(rank)
 		}
 		return nil
 	}

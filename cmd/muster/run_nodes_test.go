@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -154,7 +153,7 @@ func TestRunNodesRefuses(t *testing.T) {
 		"--nnodes 3:2 --nproc 1 true":                                                {2, `--nnodes "3:2" is neither`},
 		"--nnodes 2 --nproc 1 --node-rank 2 true":                                    {2, "from 0 to 1"},
 		"--nnodes 1:2 --nproc 1 --node-rank 1 true":                                  {2, "fixed number of nodes"},
-		"--nnodes auto --nproc 1 true":                                               {2, "SLURM_NNODES (Slurm)"},
+		"--nnodes auto --nproc 1 true":                                               {2, "SLURM_NODEID (Slurm)"},
 		"-n 1 --max-restarts -1 true":                                                {2, "--max-restarts"},
 		"--nnodes 2 --nproc 1 --job j --store muster://127.0.0.1:1 true":             {5, "no store at 127.0.0.1:1"},
 		"--nnodes 2 --nproc 1 --job j --join-timeout 100ms --store " + url + " true": {4, "too few nodes within --join-timeout 100ms"},
@@ -169,20 +168,32 @@ func TestRunNodesRefuses(t *testing.T) {
 	}
 }
 
-// TestRunInSlurm reads the nodes from the variables of Slurm.
-func TestRunInSlurm(t *testing.T) {
+// TestRunInOtherLaunchers reads the nodes from the variables of a launcher, in the order of its ranks.
+func TestRunInOtherLaunchers(t *testing.T) {
 	t.Parallel()
-	_, url := serve(t)
-	var nodes []*process
-	for rank := range 2 {
-		env := []string{"SLURM_NNODES=2", "SLURM_NODEID=" + strconv.Itoa(1-rank), "SLURM_JOB_ID=77"}
-		nodes = append(nodes, startIn(t, nil, env, "run", "--no-prefix", "--nnodes", "auto", "--nproc", "1", "--store", url, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
+	for name, env := range map[string]string{
+		"Slurm":           "SLURM_NNODES=2 SLURM_NODEID=# SLURM_JOB_ID=77",
+		"LeaderWorkerSet": "LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=# LWS_LEADER_ADDRESS=leader",
+		"Open MPI":        "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=# PMIX_NAMESPACE=77",
+		"Kubernetes":      "WORLD_SIZE=2 JOB_COMPLETION_INDEX=# HOSTNAME=train-#",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, url := serve(t)
+			var nodes []*process
+			for rank := range 2 {
+				vars := strings.Fields(strings.ReplaceAll(env, "#", strconv.Itoa(1-rank)))
+				nodes = append(nodes, startIn(t, nil, vars, "run", "--no-prefix", "--nnodes", "auto", "--nproc", "1", "--store", url, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
+			}
+			var got []string
+			for _, p := range nodes {
+				r := p.wait(t)
+				require.Zero(t, r.code, "%+v", r)
+				got = append(got, r.stdout)
+			}
+			require.Equal(t, []string{"1 of 2\n", "0 of 2\n"}, got)
+		})
 	}
-	var got []string
-	for _, p := range nodes {
-		r := p.wait(t)
-		require.Zero(t, r.code, "%+v", r)
-		got = append(got, r.stdout)
-	}
-	require.True(t, slices.Equal(got, []string{"1 of 2\n", "0 of 2\n"}), got)
+	r := runIn(t, nil, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "--nproc", "1", "true")
+	r.wants(t, 2, "", "JOB_COMPLETION_INDEX of a Kubernetes indexed Job is set, and WORLD_SIZE, the number of nodes, is not")
 }
