@@ -26,7 +26,7 @@ type placement struct {
 	all     []int
 }
 
-func newSites(hosts [][]int, rank int) (s placement) {
+func newPlacement(hosts [][]int, rank int) (s placement) {
 	s.hosts, s.columns = hosts, len(hosts[0])
 	for i, ranks := range hosts {
 		s.columns = min(s.columns, len(ranks))

@@ -23,9 +23,9 @@ import (
 //	128 head[48]      of its last post with an odd number
 //	4096              slots, for even and odd numbers
 const (
-	boardHead  = 4096
-	boardSlot  = 512 << 10
-	boardSize  = boardHead + 2*boardSlot
+	bufferHead = 4096
+	bufferSlot = 512 << 10
+	bufferSize = bufferHead + 2*bufferSlot
 	atPosted   = 0
 	atAsleep   = 8
 	atLeft     = 12
@@ -34,12 +34,12 @@ const (
 
 // sharedBuffers is the medium for processes of one host.
 type sharedBuffers struct {
-	arena *shm.Arena
-	mine  []byte
-	all   [][]byte // by index
-	me    int
-	conns []*shm.Conn
-	lent  []*shm.Block
+	arena  *shm.Arena
+	mine   []byte
+	all    [][]byte // by index
+	me     int
+	conns  []*shm.Conn
+	mapped []*shm.Block
 }
 
 func word32(b []byte, at int) *uint32 { return (*uint32)(unsafe.Pointer(&b[at])) }
@@ -53,8 +53,8 @@ func (m *sharedBuffers) unhold()      {}
 func (m *sharedBuffers) withdraw() {}
 
 func (m *sharedBuffers) slot(n uint64) []byte {
-	at := boardHead + int(n%2)*boardSlot
-	return m.mine[at:][:boardSlot:boardSlot]
+	at := bufferHead + int(n%2)*bufferSlot
+	return m.mine[at:][:bufferSlot:bufferSlot]
 }
 
 func (m *sharedBuffers) post(n uint64, h *head, _ vector) {
@@ -112,7 +112,7 @@ func (m *sharedBuffers) wait(over context.Context, index int, n uint64) bool {
 
 func (m *sharedBuffers) look(index int, n uint64, length int) (head, vector) {
 	b := m.all[index]
-	at := boardHead + int(n%2)*boardSlot
+	at := bufferHead + int(n%2)*bufferSlot
 	return parseHead(b[headStride*(1+n%2):]), one(b[at:][:length])
 }
 
@@ -122,7 +122,7 @@ func (m *sharedBuffers) leave() {
 }
 
 func (m *sharedBuffers) close() {
-	for _, b := range m.lent {
+	for _, b := range m.mapped {
 		b.Release()
 	}
 	for _, c := range m.conns {

@@ -18,7 +18,7 @@ func newSharedBuffer() (*sharedBuffers, *shm.Ref) {
 	if err != nil {
 		return nil, nil
 	}
-	mine, err := arena.Alloc(boardSize)
+	mine, err := arena.Alloc(bufferSize)
 	if err != nil {
 		_ = arena.Close()
 		return nil, nil
@@ -62,9 +62,9 @@ func (m *sharedBuffers) exchange(ctx context.Context, c *core, i, rank int, refs
 		return err
 	}
 	m.conns = append(m.conns, conn)
-	lend := func() error { return conn.Share(ctx, m.arena, *refs[m.me]) }
+	share := func() error { return conn.Share(ctx, m.arena, *refs[m.me]) }
 	if i < m.me {
-		if err := lend(); err != nil {
+		if err := share(); err != nil {
 			return err
 		}
 	}
@@ -72,15 +72,15 @@ func (m *sharedBuffers) exchange(ctx context.Context, c *core, i, rank int, refs
 	if err != nil {
 		return err
 	}
-	m.lent = append(m.lent, blocks...)
+	m.mapped = append(m.mapped, blocks...)
 	if refs[i].Offset%headStride != 0 { // its numbers would not be aligned
 		return fmt.Errorf("rank %d shares memory at %d: another version of muster?", rank, refs[i].Offset)
 	}
-	if m.all[i] = blocks[0].Data; len(m.all[i]) < boardSize {
-		return fmt.Errorf("rank %d shares %d bytes, where %d are expected: another version of muster?", rank, len(m.all[i]), boardSize)
+	if m.all[i] = blocks[0].Data; len(m.all[i]) < bufferSize {
+		return fmt.Errorf("rank %d shares %d bytes, where %d are expected: another version of muster?", rank, len(m.all[i]), bufferSize)
 	}
 	if i > m.me {
-		return lend()
+		return share()
 	}
 	return nil
 }

@@ -140,7 +140,7 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 		c.end(err)
 		return nil, err
 	}
-	c.group, c.placement, c.timeout = sub, newSites(hosts(sub), sub.Rank()), sub.Config().Timeout
+	c.group, c.placement, c.timeout = sub, newPlacement(hosts(sub), sub.Rank()), sub.Config().Timeout
 	c.conns = newConns(c)
 	context.AfterFunc(c.over, c.conns.close) // so that verbs that wait for others end
 	if err := c.open(ctx); err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestNoBoard has two ranks of one process without memory that a third could map: all ranks use
-// connections, so Open succeeds without a shared buffer.
-func TestNoBoard(t *testing.T) {
+// TestNoSharedBuffer has two ranks of one process without memory that a third could map: all ranks
+// use connections, so Open succeeds without a shared buffer.
+func TestNoSharedBuffer(t *testing.T) {
 	const n = 3
 	meet := store.New(new(store.Memory))
 	defer meet.Close()
@@ -32,7 +32,7 @@ func TestNoBoard(t *testing.T) {
 			}
 			defer g.Close()
 			if i == 1 {
-				withoutBoard(ctx, t, g)
+				withoutSharedBuffer(ctx, t, g)
 				return
 			}
 			o := new(collective.Options)
@@ -46,8 +46,8 @@ func TestNoBoard(t *testing.T) {
 	all.Wait()
 }
 
-// withoutBoard opens as a Comm does, by hand.
-func withoutBoard(ctx context.Context, t *testing.T, g *pgroup.Group) {
+// withoutSharedBuffer opens as a Comm does, by hand.
+func withoutSharedBuffer(ctx context.Context, t *testing.T, g *pgroup.Group) {
 	sub, err := g.Sub(ctx, "collective", 0, 1, 2)
 	if !assert.NoError(t, err) {
 		return

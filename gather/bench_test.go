@@ -23,14 +23,14 @@ type pair struct {
 	arena *shm.Arena // where tensors are allocated; nil: on the heap
 }
 
-func newPair(b *testing.B, apart, born bool) *pair {
+func newPair(b *testing.B, apart, allocated bool) *pair {
 	b.Helper()
 	p := &pair{B: b}
 	o := &gather.Options{}
 	if apart {
 		o.Listen = "127.0.0.1"
 	}
-	if born {
+	if allocated {
 		var err error
 		p.arena, err = shm.NewArena(nil)
 		if errors.Is(err, shm.ErrUnsupported) {
@@ -130,12 +130,12 @@ func (p *pair) measure(n int, verb func(ctx context.Context, rank int) (release 
 // copy of as many bytes.
 func BenchmarkTensors(b *testing.B) {
 	for _, way := range []struct {
-		name        string
-		apart, born bool
-	}{{"memory", false, false}, {"born", false, true}, {"TCP", true, false}} {
+		name             string
+		apart, allocated bool
+	}{{"memory", false, false}, {"allocated in the arena", false, true}, {"TCP", true, false}} {
 		for _, n := range []int{4 << 10, 1 << 20, 64 << 20} {
 			b.Run(fmt.Sprintf("%s/%dKiB", way.name, n>>10), func(b *testing.B) {
-				p := newPair(b, way.apart, way.born)
+				p := newPair(b, way.apart, way.allocated)
 				ts := [2]*tensor.Tensor{p.tensor(n), p.tensor(n)}
 				p.measure(n, func(ctx context.Context, rank int) (func(), error) {
 					res, err := p.ga[rank].Tensors(ctx, []int{0, 1}, ts[rank])

@@ -112,7 +112,7 @@ func failureText(re *pgroup.RankError) string {
 // rank: the checksums detect it.
 func TestChangedOnOffer(t *testing.T) {
 	for _, w := range ways() {
-		if !w.born {
+		if !w.allocated {
 			continue
 		}
 		offered, changed := make(chan struct{}), make(chan struct{})

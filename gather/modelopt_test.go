@@ -237,7 +237,7 @@ func TestModelOpt02OthersSegments(t *testing.T) {
 func TestModelOpt03FullMemory(t *testing.T) {
 	for _, w := range ways() {
 		// these use no shared memory, the rank's own arena, or a mix
-		if w.dir || w.born || w.mixed {
+		if w.dir || w.allocated || w.mixed {
 			continue
 		}
 		full := 1 // the rank that lacks the memory
@@ -342,7 +342,7 @@ func memory(t *testing.T) (segments int, taken int64) {
 // pages of the same file.
 func TestModelOpt05NoCopy(t *testing.T) {
 	for _, w := range ways() {
-		if !w.born {
+		if !w.allocated {
 			continue
 		}
 		_, former := memory(t) // segments of other tests' arenas that are still allocated
@@ -366,7 +366,7 @@ func TestModelOpt05NoCopy(t *testing.T) {
 			}
 			assert.Equal(r, before, r.arena.Stats())
 			_, taken := memory(r.T)
-			assert.LessOrEqual(r, taken-former, int64(2*(4<<20+4096)), "no more than what was born")
+			assert.LessOrEqual(r, taken-former, int64(2*(4<<20+4096)), "no more than what is in the arena")
 		})
 	}
 }
@@ -407,7 +407,7 @@ func TestModelOpt05Reused(t *testing.T) {
 				assert.Equal(r, taken, n)
 				assert.NoError(r, r.group.Barrier(r.ctx))
 			})
-			if left, _ := memory(t); !w.born {
+			if left, _ := memory(t); !w.allocated {
 				assert.Equal(t, former, left, "after Close")
 			}
 		})
@@ -453,7 +453,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 					took = append(took, int(requests.Load()-before))
 					if !w.dir && !w.apart {
 						segments, _ := memory(r.T)
-						assert.LessOrEqual(r, segments-former, 2*n, "an arena for each rank, and one for what is born")
+						assert.LessOrEqual(r, segments-former, 2*n, "an arena for each rank, and one for the tensors in it")
 					}
 					assert.NoError(r, r.group.Barrier(r.ctx))
 				}

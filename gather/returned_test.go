@@ -42,7 +42,7 @@ func TestReturnedIsBounded(t *testing.T) {
 		}, pgroup.ErrCancelled},
 	} {
 		t.Run(name, func(t *testing.T) {
-			job{way: way{born: true}, n: 2, span: test.span}.run(t, func(r *rank) {
+			job{way: way{allocated: true}, n: 2, span: test.span}.run(t, func(r *rank) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				res, err := r.ga.Tensors(ctx, ranks, r.tensor(r.me(), 1000))

@@ -263,11 +263,11 @@ func TestARankThatCloses(t *testing.T) {
 	}
 }
 
-// TestOnLoan has tensors that were allocated in shared memory, and are changed as soon as that is
-// allowed.
-func TestOnLoan(t *testing.T) {
+// TestSharedTensorsMayChange has tensors that were allocated in shared memory, and are changed as
+// soon as that is allowed.
+func TestSharedTensorsMayChange(t *testing.T) {
 	for _, w := range ways() {
-		if !w.born {
+		if !w.allocated {
 			continue
 		}
 		w.run(t, 2, gather.Options{}, func(r *rank) {

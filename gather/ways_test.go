@@ -24,20 +24,20 @@ import (
 
 // way is how data is transferred; all tests of this package run over each of them.
 type way struct {
-	name  string
-	apart bool // each rank on a host of its own
-	mixed bool // ranks 0 and 1 on one host, the others on another
-	tls   bool
-	dir   bool
-	born  bool // tensors are allocated in Options.Arena
-	sums  bool
+	name      string
+	apart     bool // each rank on a host of its own
+	mixed     bool // ranks 0 and 1 on one host, the others on another
+	tls       bool
+	dir       bool
+	allocated bool // tensors are allocated in Options.Arena
+	sums      bool
 }
 
 func ways() []way {
 	all := []way{{name: "TCP", apart: true}, {name: "TLS", apart: true, tls: true, sums: true}, {name: "directory", dir: true}}
 	if arena, err := shm.NewArena(nil); err == nil {
 		_ = arena.Close()
-		all = append(all, way{name: "memory"}, way{name: "memory, born there", born: true}, way{name: "memory, verified", sums: true}, way{name: "mixed", mixed: true})
+		all = append(all, way{name: "memory"}, way{name: "memory, in an arena", allocated: true}, way{name: "memory, verified", sums: true}, way{name: "mixed", mixed: true})
 	}
 	return all
 }
@@ -107,7 +107,7 @@ func (r *rank) play(o gather.Options, f func(r *rank)) {
 			r.group.Abort(errors.New("the test has failed"))
 		}
 	}()
-	if r.born {
+	if r.allocated {
 		arena, err := shm.NewArena(&shm.Options{Segment: 1 << 20})
 		require.NoError(r, err)
 		defer func() { assert.NoError(r, arena.Close()) }()

@@ -247,16 +247,16 @@ func reports(welcomed chan struct{}) *store.DialOptions {
 		if err != nil {
 			return nil, err
 		}
-		return &telling{c, func() { once.Do(func() { close(welcomed) }) }}, nil
+		return &signallingConn{c, func() { once.Do(func() { close(welcomed) }) }}, nil
 	}}
 }
 
-type telling struct {
+type signallingConn struct {
 	net.Conn
 	answered func()
 }
 
-func (c *telling) Read(b []byte) (int, error) {
+func (c *signallingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
 		c.answered()

@@ -116,7 +116,7 @@ func (s *membership) leave(c wire.Contribution) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
 	if err := s.store.Leave(ctx, c); err != nil {
-		s.handle("").log.Debug("the store did not hear that this rank leaves", "err", err)
+		s.handle("").log.Debug("the store did not receive that this rank leaves", "err", err)
 	}
 }
 

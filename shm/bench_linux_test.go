@@ -101,15 +101,15 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-func BenchmarkRoom(b *testing.B) {
+func BenchmarkCheckMemory(b *testing.B) {
 	a := newArena(b, nil)
 	for b.Loop() {
-		require.NoError(b, shm.RoomOf(a, 1))
+		require.NoError(b, shm.CheckIn(a, 1))
 	}
 }
 
-// BenchmarkLend measures the lender's cost of sharing a block of a segment that the peer has.
-func BenchmarkLend(b *testing.B) {
+// BenchmarkShare measures the owner's cost of sharing a block of a segment that the peer has.
+func BenchmarkShare(b *testing.B) {
 	near, far := sockets(b)
 	defer far.Close()
 	c := shm.NewConn(near)

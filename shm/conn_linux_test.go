@@ -51,9 +51,9 @@ func TestLendMapRelease(t *testing.T) {
 	}
 }
 
-// TestAsOftenAsLent checks that a ref that was shared several times stays shared until it is
+// TestAsOftenAsShared checks that a ref that was shared several times stays shared until it is
 // released as often.
-func TestAsOftenAsLent(t *testing.T) {
+func TestAsOftenAsShared(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, nil)
@@ -188,7 +188,7 @@ func TestNotReusedWhileHeld(t *testing.T) {
 // TestConnEnds checks the state of each side when a Conn ends while a block is shared: a Block
 // keeps its contents, and its memory is never written to again.
 func TestConnEnds(t *testing.T) {
-	for _, who := range []string{"lender", "borrower"} {
+	for _, who := range []string{"owner", "reader"} {
 		t.Run(who, func(t *testing.T) {
 			ctx := within(t)
 			c, d := pair(t)
@@ -200,7 +200,7 @@ func TestConnEnds(t *testing.T) {
 			blocks, err := d.Map(ctx, ref)
 			require.NoError(t, err)
 			ends, peer := c, d
-			if who == "borrower" {
+			if who == "reader" {
 				ends, peer = d, c
 			}
 			require.NoError(t, ends.Close())
@@ -432,7 +432,7 @@ func TestTakeBack(t *testing.T) {
 	require.NoError(t, c.Unshare(ref))
 	a.Free(b)
 	_, err := a.Alloc(600 << 10)
-	require.ErrorIs(t, err, shm.ErrFull, "one loan is left")
+	require.ErrorIs(t, err, shm.ErrFull, "one shared block is left")
 	blocks, err := p.Map(t.Context(), ref)
 	require.NoError(t, err)
 	blocks[0].Release()
@@ -446,7 +446,7 @@ func TestTakeBack(t *testing.T) {
 
 func TestMost(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a million loans: not in a short run")
+		t.Skip("a million shared blocks: not in a short run")
 	}
 	ctx := within(t)
 	c, d := pair(t)
@@ -526,9 +526,9 @@ func TestReleaseDoesNotWait(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
 	d := shm.NewConn(near)
-	lender := rawPeer{t, far}
-	s := lender.memfd(1<<16, sealedAll)
-	lender.segment(s, 1<<16)
+	owner := rawPeer{t, far}
+	s := owner.memfd(1<<16, sealedAll)
+	owner.segment(s, 1<<16)
 	const rounds, each = 64, 2000
 	for range rounds {
 		refs := make([]shm.Ref, each)

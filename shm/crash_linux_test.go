@@ -25,15 +25,15 @@ import (
 
 // children are the roles of the test binary when it does not run tests.
 var children = map[string]func() error{
-	"lender":   beLender,
-	"borrower": beBorrower,
-	"holder":   beHolder,
-	"echo":     beEcho,
-	"group":    fillGroup,
-	"share":    fillShare,
-	"address":  fillAddressSpace,
-	"files":    useUpDescriptors,
-	"size":     exceedFileSize,
+	"owner":   beOwner,
+	"reader":  beReader,
+	"holder":  beHolder,
+	"echo":    beEcho,
+	"group":   fillGroup,
+	"share":   fillShare,
+	"address": fillAddressSpace,
+	"files":   useUpDescriptors,
+	"size":    exceedFileSize,
 }
 
 // sharedRef is the message between a child and its test about a shared block.
@@ -81,7 +81,7 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// receive reads a lender's message about a shared block.
+// receive reads a owner's message about a shared block.
 func (p *process) receive(t testing.TB) (got sharedRef) {
 	t.Helper()
 	line, err := p.out.ReadBytes('\n')
@@ -106,9 +106,9 @@ func parent() (*shm.Conn, error) {
 	return shm.NewConn(c.(*net.UnixConn)), nil
 }
 
-// beLender shares blocks one after the other, each with its own size and contents, and frees each
+// beOwner shares blocks one after the other, each with its own size and contents, and frees each
 // at once; a few are shared at a time.
-func beLender() error {
+func beOwner() error {
 	ctx := context.Background()
 	c, err := parent()
 	if err != nil {
@@ -143,9 +143,9 @@ func beLender() error {
 	}
 }
 
-// beBorrower maps each block that it is notified of, checks it, and reports that; it releases every
+// beReader maps each block that it is notified of, checks it, and reports that; it releases every
 // other one.
-func beBorrower() error {
+func beReader() error {
 	c, err := parent()
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func beBorrower() error {
 			return err
 		}
 		if sum(blocks[0].Data) != p.Sum {
-			return fmt.Errorf("%+v is not what was lent", p.Ref)
+			return fmt.Errorf("%+v is not what was shared", p.Ref)
 		}
 		if i%2 == 0 {
 			blocks[0].Release()
@@ -246,9 +246,9 @@ func TestLenderIsKilled(t *testing.T) {
 	ctx := within(t)
 	before, files := segments(os.Getpid()), names(t)
 	for kill := range 12 {
-		c, p := start(t, "lender")
-		other, q := start(t, "lender")
-		held, sums := make([][]*shm.Block, 2), make([][]uint32, 2) // a few of each lender
+		c, p := start(t, "owner")
+		other, q := start(t, "owner")
+		held, sums := make([][]*shm.Block, 2), make([][]uint32, 2) // a few of each owner
 		take := func(i int, c *shm.Conn, p *process) {
 			got := p.receive(t)
 			blocks, err := c.Map(ctx, got.Ref)
@@ -300,7 +300,7 @@ func TestBorrowerIsKilled(t *testing.T) {
 	before := segments(os.Getpid())
 	a := newArena(t, &shm.Options{Segment: 1 << 20})
 	for kill := range 12 {
-		c, p := start(t, "borrower")
+		c, p := start(t, "reader")
 		var all []shm.Ref
 		for i := range kill {
 			b, ref := filled(t, a, 200_000, uint64(i))
@@ -326,8 +326,8 @@ func TestBorrowerIsKilled(t *testing.T) {
 	require.Equal(t, before, segments(os.Getpid()))
 }
 
-// TestFrozenIsNotDead stops a borrower, ends the Conn, and uses all available memory: blocks that
-// the borrower has are not touched, nor are those of which it is still to be notified.
+// TestFrozenIsNotDead stops a reader, ends the Conn, and uses all available memory: blocks that
+// the reader has are not touched, nor are those of which it is still to be notified.
 func TestFrozenIsNotDead(t *testing.T) {
 	ctx := within(t)
 	c, p := start(t, "holder")
@@ -369,7 +369,7 @@ func TestFrozenIsNotDead(t *testing.T) {
 // TestNoSegmentIsLeft kills all processes that have a segment, and checks that it is gone.
 func TestNoSegmentIsLeft(t *testing.T) {
 	before := segments(os.Getpid())
-	c, p := start(t, "lender")
+	c, p := start(t, "owner")
 	p.receive(t)
 	pid := p.cmd.Process.Pid
 	require.NotZero(t, segments(pid))

@@ -38,22 +38,22 @@ func connect() (*shm.Conn, *shm.Conn) {
 
 func Example() {
 	ctx := context.Background()
-	lender, borrower := connect() // these are in two processes
-	defer lender.Close()
-	defer borrower.Close()
+	owner, reader := connect() // these are in two processes
+	defer owner.Close()
+	defer reader.Close()
 
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(5))
 	copy(b, "hello")
 	ref, _ := arena.Find(b)
-	check(lender.Share(ctx, arena, ref)) // then send ref to the peer
+	check(owner.Share(ctx, arena, ref)) // then send ref to the peer
 
-	blocks := must(borrower.Map(ctx, ref))
+	blocks := must(reader.Map(ctx, ref))
 	fmt.Printf("%s\n", blocks[0].Data)
 	blocks[0].Release()
 
-	check(lender.WaitReleased(ctx, ref))
+	check(owner.WaitReleased(ctx, ref))
 	arena.Free(b)
 	// Output: hello
 }
@@ -122,14 +122,14 @@ func ExampleArena_Trim() {
 
 func ExampleArena_Stats() {
 	ctx := context.Background()
-	lender, borrower := connect()
-	defer lender.Close()
-	defer borrower.Close()
+	owner, reader := connect()
+	defer owner.Close()
+	defer reader.Close()
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(1000))
 	ref, _ := arena.Find(b[:100])
-	check(lender.Share(ctx, arena, ref))
+	check(owner.Share(ctx, arena, ref))
 	fmt.Printf("%+v\n", arena.Stats())
 	// Output: {Segments:1 Retired:0 Mapped:67108864 Taken:1048576 InUse:1024 Shared:1024}
 }
@@ -161,14 +161,14 @@ func ExampleNewConn() {
 
 func ExampleConn_Share() {
 	ctx := context.Background()
-	lender, borrower := connect()
-	defer lender.Close()
-	defer borrower.Close()
+	owner, reader := connect()
+	defer owner.Close()
+	defer reader.Close()
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(100))
 	ref, _ := arena.Find(b)
-	fmt.Println(lender.Share(ctx, arena, ref))
+	fmt.Println(owner.Share(ctx, arena, ref))
 	arena.Free(b) // these bytes are not reused before the peer has released them
 	fmt.Println(arena.Stats().InUse)
 	// Output:
@@ -178,16 +178,16 @@ func ExampleConn_Share() {
 
 func ExampleConn_Unshare() {
 	ctx := context.Background()
-	lender, borrower := connect()
-	defer lender.Close()
-	defer borrower.Close()
+	owner, reader := connect()
+	defer owner.Close()
+	defer reader.Close()
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(100))
 	ref, _ := arena.Find(b)
-	fmt.Println(lender.Share(ctx, arena, ref))
-	fmt.Println(lender.Unshare(ref)) // the peer was not notified of it
-	fmt.Println(lender.WaitReleased(ctx, ref))
+	fmt.Println(owner.Share(ctx, arena, ref))
+	fmt.Println(owner.Unshare(ref)) // the peer was not notified of it
+	fmt.Println(owner.WaitReleased(ctx, ref))
 	// Output:
 	// <nil>
 	// <nil>
@@ -203,17 +203,17 @@ func ExampleCheckMemory() {
 
 func ExampleConn_Map() {
 	ctx := context.Background()
-	lender, borrower := connect()
-	defer lender.Close()
-	defer borrower.Close()
+	owner, reader := connect()
+	defer owner.Close()
+	defer reader.Close()
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(10))
 	copy(b, "0123456789")
 	first, _ := arena.Find(b[:4])
 	rest, _ := arena.Find(b[4:])
-	check(lender.Share(ctx, arena, first, rest))
-	blocks := must(borrower.Map(ctx, rest, first))
+	check(owner.Share(ctx, arena, first, rest))
+	blocks := must(reader.Map(ctx, rest, first))
 	for _, block := range blocks {
 		fmt.Printf("%s\n", block.Data)
 		block.Release()
@@ -226,20 +226,20 @@ func ExampleConn_Map() {
 // Memory that a peer has shared can be mapped after its end.
 func ExampleConn_Map_afterTheEnd() {
 	ctx := context.Background()
-	lender, borrower := connect()
+	owner, reader := connect()
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(9))
 	copy(b, "testament")
 	ref, _ := arena.Find(b)
-	check(lender.Share(ctx, arena, ref)) // then send ref to the peer
-	lender.Close()                       // or kill -9
-	<-borrower.Done()
-	blocks := must(borrower.Map(ctx, ref))
+	check(owner.Share(ctx, arena, ref)) // then send ref to the peer
+	owner.Close()                       // or kill -9
+	<-reader.Done()
+	blocks := must(reader.Map(ctx, ref))
 	fmt.Printf("%s\n", blocks[0].Data)
 	blocks[0].Release()
-	borrower.Close() // the memory of the peer is freed with it
-	_, err := borrower.Map(ctx, ref)
+	reader.Close() // the memory of the peer is freed with it
+	_, err := reader.Map(ctx, ref)
 	fmt.Println(err)
 	// Output:
 	// testament
@@ -248,17 +248,17 @@ func ExampleConn_Map_afterTheEnd() {
 
 func ExampleConn_WaitReleased() {
 	ctx := context.Background()
-	lender, borrower := connect()
-	defer lender.Close()
+	owner, reader := connect()
+	defer owner.Close()
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(10))
 	ref, _ := arena.Find(b)
-	check(lender.Share(ctx, arena, ref))
-	borrower.Close() // without having released it
-	err := lender.WaitReleased(ctx, ref)
+	check(owner.Share(ctx, arena, ref))
+	reader.Close() // without having released it
+	err := owner.WaitReleased(ctx, ref)
 	fmt.Println(errors.Is(err, io.EOF))
-	<-lender.Done()
+	<-owner.Done()
 	fmt.Println(arena.Stats().Retired) // the bytes may still be read
 	// Output:
 	// true
@@ -275,16 +275,16 @@ func ExampleConn_Close() {
 
 func ExampleBlock_Release() {
 	ctx := context.Background()
-	lender, borrower := connect()
-	defer lender.Close()
+	owner, reader := connect()
+	defer owner.Close()
 	arena := must(shm.NewArena(nil))
 	defer arena.Close()
 	b := must(arena.Alloc(5))
 	copy(b, "hello")
 	ref, _ := arena.Find(b)
-	check(lender.Share(ctx, arena, ref))
-	blocks := must(borrower.Map(ctx, ref))
-	borrower.Close()
+	check(owner.Share(ctx, arena, ref))
+	blocks := must(reader.Map(ctx, ref))
+	reader.Close()
 	fmt.Printf("%s\n", blocks[0].Data) // until it is released
 	blocks[0].Release()
 	fmt.Println(blocks[0].Data == nil)

@@ -25,11 +25,11 @@ func Layout(a *Arena) (all, free []Span) {
 	return all, free
 }
 
-// RoomBelow checks n bytes against the limits that are read below root.
-func RoomBelow(root fs.FS, n int64) error { return newHost(root).check(n) }
+// CheckBelow checks n bytes against the limits that are read below root.
+func CheckBelow(root fs.FS, n int64) error { return newHost(root).check(n) }
 
-// RoomOf is Room with the limits that an arena has read.
-func RoomOf(a *Arena, n int64) error { return a.host.check(n) }
+// CheckIn is Room with the limits that an arena has read.
+func CheckIn(a *Arena, n int64) error { return a.host.check(n) }
 
 // SetHost makes a read its limits below root.
 func SetHost(a *Arena, root fs.FS) { a.host = newHost(root) }

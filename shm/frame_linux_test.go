@@ -71,7 +71,7 @@ func FuzzConn(f *testing.F) {
 		c := shm.NewConn(near)
 		p := rawPeer{t, far}
 		p.segment(p.memfd(1<<12, sealedAll), 1<<12)
-		lent, ref := filled(t, a, 64, 1)
+		shared, ref := filled(t, a, 64, 1)
 		require.NoError(t, c.Share(t.Context(), a, ref))
 		p.giveBack(ref)
 		_, _ = far.Write(b)
@@ -81,7 +81,7 @@ func FuzzConn(f *testing.F) {
 		require.NoError(t, c.WaitReleased(t.Context(), ref))
 		require.NoError(t, c.Close())
 		far.Close()
-		a.Free(lent)
+		a.Free(shared)
 		require.Zero(t, a.Stats().InUse)
 	})
 }

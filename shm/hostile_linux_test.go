@@ -115,14 +115,14 @@ func TestHostile(t *testing.T) {
 			defer f.Close()
 			p.segment(int(f.Fd()), size)
 		}, "something else than memory"},
-		"twice":              {func(p rawPeer) { good(p); good(p) }, "there before: true"},
-		"padding":            {func(p rawPeer) { p.send(message(1, 1, 1, 1|1<<32, size), p.memfd(size, sealedAll)) }, "0x1 where 0 is due"},
-		"segments for ever":  {segmentsForEver, "4096 segments"},
-		"returns the unlent": {func(p rawPeer) { p.giveBack(ref) }, fmt.Sprintf("release of %+v, which is not shared", ref)},
-		"returns padding":    {func(p rawPeer) { p.send(message(2, 1, 1, 1|1<<32, 0, 1)) }, "0x1 where 0 is due"},
-		"drops nothing":      {func(p rawPeer) { p.send(message(3, 1, 1, 1)) }, "the end of segment 1"},
-		"drops twice":        {func(p rawPeer) { good(p); p.send(message(3, 2, 1, 1, 1, 1)) }, "the end of segment 1"},
-		"ends in between":    {func(p rawPeer) { p.send(message(2, 1, 1)); p.sock.Close() }, "ended the connection"},
+		"twice":                      {func(p rawPeer) { good(p); good(p) }, "there before: true"},
+		"padding":                    {func(p rawPeer) { p.send(message(1, 1, 1, 1|1<<32, size), p.memfd(size, sealedAll)) }, "0x1 where 0 is due"},
+		"segments for ever":          {segmentsForEver, "4096 segments"},
+		"returns what is not shared": {func(p rawPeer) { p.giveBack(ref) }, fmt.Sprintf("release of %+v, which is not shared", ref)},
+		"returns padding":            {func(p rawPeer) { p.send(message(2, 1, 1, 1|1<<32, 0, 1)) }, "0x1 where 0 is due"},
+		"drops nothing":              {func(p rawPeer) { p.send(message(3, 1, 1, 1)) }, "the end of segment 1"},
+		"drops twice":                {func(p rawPeer) { good(p); p.send(message(3, 2, 1, 1, 1, 1)) }, "the end of segment 1"},
+		"ends in between":            {func(p rawPeer) { p.send(message(2, 1, 1)); p.sock.Close() }, "ended the connection"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -166,10 +166,10 @@ func segmentsForEver(p rawPeer) {
 // TestReturnsTooMuch checks that a peer that returns more than was shared is no longer trusted: the
 // memory that it has is retired, the memory that it returned before is not.
 func TestReturnsTooMuch(t *testing.T) {
-	for name, extra := range map[string]func(lent shm.Ref) shm.Ref{
-		"once more": func(lent shm.Ref) shm.Ref { return lent },
-		"a part":    func(lent shm.Ref) shm.Ref { lent.Len--; return lent },
-		"another":   func(lent shm.Ref) shm.Ref { lent.Arena++; return lent },
+	for name, extra := range map[string]func(shared shm.Ref) shm.Ref{
+		"once more": func(shared shm.Ref) shm.Ref { return shared },
+		"a part":    func(shared shm.Ref) shm.Ref { shared.Len--; return shared },
+		"another":   func(shared shm.Ref) shm.Ref { shared.Arena++; return shared },
 	} {
 		for _, frames := range []int{1, 2} {
 			t.Run(fmt.Sprintf("%s in %d frames", name, frames), func(t *testing.T) {

@@ -71,16 +71,16 @@ func TestRoom(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			require.NoError(t, shm.RoomBelow(tc.files.fs(), tc.most))
-			err := shm.RoomBelow(tc.files.fs(), tc.most+1)
+			require.NoError(t, shm.CheckBelow(tc.files.fs(), tc.most))
+			err := shm.CheckBelow(tc.files.fs(), tc.most+1)
 			require.ErrorIs(t, err, shm.ErrFull)
 			require.ErrorContains(t, err, tc.name)
 		})
 	}
-	require.NoError(t, shm.RoomBelow(fstest.MapFS{}, 1<<50), "what cannot be read is no limit")
+	require.NoError(t, shm.CheckBelow(fstest.MapFS{}, 1<<50), "what cannot be read is no limit")
 	a := newArena(t, nil)
-	require.NoError(t, shm.RoomOf(a, 1))
-	require.ErrorIs(t, shm.RoomOf(a, 1<<60), shm.ErrFull)
+	require.NoError(t, shm.CheckIn(a, 1))
+	require.ErrorIs(t, shm.CheckIn(a, 1<<60), shm.ErrFull)
 	require.NoError(t, shm.CheckMemory(1))
 	require.ErrorIs(t, shm.CheckMemory(1<<60), shm.ErrFull)
 }

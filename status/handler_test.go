@@ -313,19 +313,19 @@ func BenchmarkView(b *testing.B) {
 func TestRanksOfALargeGroup(t *testing.T) {
 	const n = 300
 	s, _, url := page(t)
-	rolls := make([]store.Membership, n)
+	memberships := make([]store.Membership, n)
 	var wg sync.WaitGroup
 	for rank := range n {
 		wg.Go(func() {
 			var err error
-			rolls[rank], err = s.Join(t.Context(), wire.Contribution{Group: "large", Rank: rank, Size: n, Label: fmt.Sprint("pid ", rank)}, nil)
+			memberships[rank], err = s.Join(t.Context(), wire.Contribution{Group: "large", Rank: rank, Size: n, Label: fmt.Sprint("pid ", rank)}, nil)
 			assert.NoError(t, err)
 		})
 	}
 	wg.Wait()
 	_, body, _ := get(t, url+"/status")
 	require.Contains(t, body, `"more_ranks":44`)
-	code, body, _ := get(t, url+"/ranks?generation="+fmt.Sprint(rolls[0].Generation))
+	code, body, _ := get(t, url+"/ranks?generation="+fmt.Sprint(memberships[0].Generation))
 	require.Equal(t, 200, code)
 	var g status.Group
 	require.NoError(t, json.Unmarshal([]byte(body), &g))

@@ -79,8 +79,8 @@ func TestTorchAbsentRank(t *testing.T) {
 	}
 }
 
-// TestTorchNobodyIsBlamed checks that no rank is said to be missing that is not known to be.
-func TestTorchNobodyIsBlamed(t *testing.T) {
+// TestTorchNoRankIsBlamed checks that no rank is said to be missing that is not known to be.
+func TestTorchNoRankIsBlamed(t *testing.T) {
 	waits := func(r int, key string) tcpwire.Process { return rankProcess(r, tcpwire.Sleeping, key) }
 	// the key has been set since
 	v := torchView(t, map[string]string{gloo + "0": "", gloo + "1": "", gloo + "2": "", gloo + "3": ""}, []tcpwire.Process{waits(0, gloo+"2")})

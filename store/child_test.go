@@ -57,7 +57,7 @@ func childServer(_ context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	if err := tellAddr(to, l); err != nil {
+	if err := sendAddr(to, l); err != nil {
 		return err
 	}
 	return (&store.Server{Engine: new(store.Memory)}).Serve(l)
@@ -75,14 +75,14 @@ func childRelay(ctx context.Context, arg string) error {
 	if err != nil {
 		return err
 	}
-	if err := tellAddr(to[2], l); err != nil {
+	if err := sendAddr(to[2], l); err != nil {
 		return err
 	}
 	return (&store.Server{Engine: r}).Serve(l)
 }
 
-// tellAddr sends the address of l to to.
-func tellAddr(to string, l net.Listener) error {
+// sendAddr sends the address of l to to.
+func sendAddr(to string, l net.Listener) error {
 	parent, err := net.Dial("tcp", to)
 	if err != nil {
 		return err

@@ -97,12 +97,12 @@ func (c *client) connEnded(l *clientConn, err error) {
 	c.log().Debug("store connection ended", "err", why)
 	c.health.down(why)
 	c.readTurn.wg.Go(l.pipe.Done)
-	hopeless := malformed(err) || errors.Is(err, errGoodbye) && !c.session.durable
-	if hopeless {
+	permanent := malformed(err) || errors.Is(err, errGoodbye) && !c.session.durable
+	if permanent {
 		c.failAll(why)
 	}
 	c.readTurn.taken = false
-	if !hopeless { // otherwise the next call reconnects
+	if !permanent { // otherwise the next call reconnects
 		c.startReconnecting()
 	}
 }

@@ -36,8 +36,8 @@ func ofBranches(t *testing.T, c net.Conn) (calls []wire.RelayCall, h wire.Header
 	return calls, h, rep
 }
 
-// trunkTo returns a bare multiplexed connection to s with these relayed connections.
-func trunkTo(t *testing.T, s *service, numbers ...uint32) net.Conn {
+// multiplexTo returns a bare multiplexed connection to s with these relayed connections.
+func multiplexTo(t *testing.T, s *service, numbers ...uint32) net.Conn {
 	t.Helper()
 	c := s.greeted(t)
 	send(t, c, branches(numbers...))
@@ -64,7 +64,7 @@ func TestWhatIsWrongOnABranch(t *testing.T) {
 		"a body that does not parse": append(wire.AppendRelay(nil, 3, wire.RelayCall{Conn: 7}), bad...),
 		"a flag":                     wire.AppendHeader(wire.AppendRelay(nil, 0, wire.RelayCall{Conn: 7}), wire.Header{Op: wire.OpPing, Flags: 64}),
 	} {
-		c := trunkTo(t, s, 7, 8)
+		c := multiplexTo(t, s, 7, 8)
 		send(t, c, b)
 		call, h, _ := ofBranch(t, c)
 		require.Equal(t, wire.RelayCall{Conn: 7}, call, name)
@@ -88,7 +88,7 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 		"no votes":                frame(wire.Header{Op: wire.OpVotes}, 1),
 		"rights that are none":    wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: []byte("everything")}),
 	} {
-		c := trunkTo(t, s, 7)
+		c := multiplexTo(t, s, 7)
 		send(t, c, b)
 		closed(t, c)
 		s.says(t, "connection ended")
@@ -101,7 +101,7 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 func TestAnswersForManyBranches(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
-	c := trunkTo(t, s, 1, 2, 3)
+	c := multiplexTo(t, s, 1, 2, 3)
 	var joins []byte
 	for n := range uint32(2) {
 		joins = wire.AppendRelayRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 2}})
@@ -128,7 +128,7 @@ func TestWhatARootHasSaidIsOneFrameForMany(t *testing.T) {
 	t.Parallel()
 	for name, engine := range map[string]store.Backend{"memory": nil, "durable": onDisk(t)} {
 		s := serve(t, &store.Server{Engine: engine}, tcp)
-		c := trunkTo(t, s, 1, 2, 3, 4)
+		c := multiplexTo(t, s, 1, 2, 3, 4)
 		var joins []byte
 		for n := range uint32(4) {
 			joins = wire.AppendRelayRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 4}})
@@ -160,7 +160,7 @@ func TestBranchesCountAsConnections(t *testing.T) {
 	t.Parallel()
 	for _, limits := range []store.ServerLimits{{Conns: 3}, {PerAddr: 3}} {
 		s := serve(t, &store.Server{Limits: limits}, tcp)
-		c := trunkTo(t, s, 1, 2)
+		c := multiplexTo(t, s, 1, 2)
 		send(t, c, branches(3))
 		call, h, rep := ofBranch(t, c)
 		require.EqualValues(t, 3, call.Conn)

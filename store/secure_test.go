@@ -48,8 +48,8 @@ func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
 	return c
 }
 
-// door is the TLS and access configuration of a server.
-type door struct {
+// serverSecurity is the TLS and access configuration of a server.
+type serverSecurity struct {
 	TLS    *tls.Config
 	Access []store.Access
 }
@@ -60,17 +60,17 @@ func TestWaysIn(t *testing.T) {
 	required.RequireClient = true
 	for _, e := range slices.Concat(engines, durables) {
 		for name, way := range map[string]struct {
-			server door
+			server serverSecurity
 			secret []byte
 			files  *store.TLSFiles
 		}{
-			"TLS":                   {door{TLS: serverTLS(t, f.server())}, nil, f.anonymous()},
-			"certificates":          {door{TLS: serverTLS(t, required)}, nil, f.client()},
-			"secret":                {door{Access: []store.Access{all("x"), all("s")}}, secretOf("s"), nil},
-			"TLS and secret":        {door{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, secretOf("s"), f.anonymous()},
-			"certificate by name":   {door{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "trainer", Write: true}}}, nil, f.client()},
-			"certificate or secret": {door{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "trainer", Write: true}}}, nil, f.client()},
-			"secret, not the name":  {door{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "other"}}}, secretOf("s"), f.client()},
+			"TLS":                   {serverSecurity{TLS: serverTLS(t, f.server())}, nil, f.anonymous()},
+			"certificates":          {serverSecurity{TLS: serverTLS(t, required)}, nil, f.client()},
+			"secret":                {serverSecurity{Access: []store.Access{all("x"), all("s")}}, secretOf("s"), nil},
+			"TLS and secret":        {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, secretOf("s"), f.anonymous()},
+			"certificate by name":   {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "trainer", Write: true}}}, nil, f.client()},
+			"certificate or secret": {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "trainer", Write: true}}}, nil, f.client()},
+			"secret, not the name":  {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "other"}}}, secretOf("s"), f.client()},
 		} {
 			t.Run(e.name+"/"+name, func(t *testing.T) {
 				s := serve(t, &store.Server{Engine: e.engine(t), TLS: way.server.TLS, Access: way.server.Access}, e.wires)
@@ -483,20 +483,20 @@ func TestServeBeyondLoopback(t *testing.T) {
 	noCA.CA = ""
 	beyond, here := &net.TCPAddr{IP: net.IPv4zero, Port: 7070}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7070}
 	for name, tc := range map[string]struct {
-		door
+		serverSecurity
 		insecure bool   // allowed only with Insecure
 		bad      string // error on any address; "": none
 	}{
-		"nothing":               {door{}, true, ""},
-		"TLS":                   {door{TLS: serverTLS(t, noCA)}, true, ""},
-		"TLS, certificates":     {door{TLS: serverTLS(t, f.server())}, true, ""},
-		"required certificates": {door{TLS: serverTLS(t, required)}, false, ""},
-		"secret":                {door{Access: []store.Access{all("s")}}, false, ""},
-		"TLS and secret":        {door{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
-		"TLS and names":         {door{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
-		"names without TLS":     {door{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and the server asks for none`},
-		"names without a CA":    {door{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "the server asks for none"},
-		"a short secret":        {door{Access: []store.Access{{Secret: []byte("short")}}}, false, "5 bytes are too few"},
+		"nothing":               {serverSecurity{}, true, ""},
+		"TLS":                   {serverSecurity{TLS: serverTLS(t, noCA)}, true, ""},
+		"TLS, certificates":     {serverSecurity{TLS: serverTLS(t, f.server())}, true, ""},
+		"required certificates": {serverSecurity{TLS: serverTLS(t, required)}, false, ""},
+		"secret":                {serverSecurity{Access: []store.Access{all("s")}}, false, ""},
+		"TLS and secret":        {serverSecurity{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
+		"TLS and names":         {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
+		"names without TLS":     {serverSecurity{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and the server asks for none`},
+		"names without a CA":    {serverSecurity{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "the server asks for none"},
+		"a short secret":        {serverSecurity{Access: []store.Access{{Secret: []byte("short")}}}, false, "5 bytes are too few"},
 	} {
 		for _, addr := range []net.Addr{beyond, here} {
 			for _, insecure := range []bool{false, true} {

@@ -33,7 +33,7 @@ var goldenBranches = []struct {
 		"2c000000 1f 00 0000 0000000000000000 | 02000000 07000000 0500000000000000 08000000 0600000000000000 | 00000000 11 00 0000 0500000000000000",
 	},
 	{
-		"the end of a branch, which the store does not hear of why",
+		"the end of a branch, whose reason the store does not get",
 		wire.AppendRelayRequest(nil, 7, &wire.Request{Op: wire.OpLost}),
 		"28000000 1f 00 0000 0000000000000000 | 01000000 07000000 0000000000000000 | 08000000 15 00 0000 0000000000000000 | 0000000000000000",
 	},

@@ -22,10 +22,10 @@ import (
 // reports them.
 func sameWords(t *testing.T, inGo error, goRank int, inPython error, pyRank int) {
 	t.Helper()
-	teller := func(err error, rank int) string {
+	textWithoutRank := func(err error, rank int) string {
 		return strings.Replace(err.Error(), fmt.Sprintf("on rank %d of", rank), "on rank R of", 1)
 	}
-	require.Equal(t, teller(inGo, goRank), teller(inPython, pyRank))
+	require.Equal(t, textWithoutRank(inGo, goRank), textWithoutRank(inPython, pyRank))
 }
 
 // outcome returns the result of a verb on a Python rank as the fields of an exception, which must

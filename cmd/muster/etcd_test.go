@@ -68,14 +68,14 @@ func TestStoreInEtcd(t *testing.T) {
 	run(t, "get", "--store", "muster://"+two+","+three, "n").wants(t, 0, "10\n", "")
 
 	run(t, "get", "--store", "etcd://"+addr+"/others", "key").wants(t, 5, "", "no process serves the store in the etcd at "+addr)
-	run(t, "get", "--store", "etcd://me:hidden@"+addr+"?mend=x", "key").wants(t, 2, "", "me:xxxxx@")
+	run(t, "get", "--store", "etcd://me:hidden@"+addr+"?unknown=x", "key").wants(t, 2, "", "me:xxxxx@")
 	run(t, "get", "--store", "etcd://127.0.0.1:1,127.0.0.1:x", "key").wants(t, 2, "", "etcd://host:port,host:port")
 	run(t, "get", "--store", "etcd://host", "key").wants(t, 2, "", "host is not host:port")
 }
 
-// TestReplicasTellHowTheyDo checks that a standby reports in its metrics and at its health address
-// that it is one, and that the leader lists the standbys.
-func TestReplicasTellHowTheyDo(t *testing.T) {
+// TestReplicasReportTheirState checks that a standby reports in its metrics and at its health
+// address that it is one, and that the leader lists the standbys.
+func TestReplicasReportTheirState(t *testing.T) {
 	t.Parallel()
 	at := "etcd://" + etcd(t) + "/jobs"
 	begin := func() (p *process, addr, page, health string) {

@@ -44,7 +44,7 @@ func (m *Machine) doingOf(g *group, rank int) string {
 	case elsewhere != "":
 		return elsewhere
 	case s.verb == "":
-		return fmt.Sprintf("no call since it joined %s ago", m.since(g.born))
+		return fmt.Sprintf("no call since it joined %s ago", m.since(g.began))
 	case s.seq == 0:
 		return fmt.Sprintf("in no call; its last was %s, %s ago", s.verb, m.since(s.at))
 	}

@@ -131,7 +131,7 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 	case wire.OpSend:
 		a.sends(cl)
 	case wire.OpSendReady:
-		a.asksForRoom(cl, req)
+		a.asksForSpace(cl, req)
 	case wire.OpRecv:
 		a.receives(cl)
 	case wire.OpGrant, wire.OpKeepAlive, wire.OpRevoke:

@@ -65,7 +65,7 @@ type explored struct {
 	ranks     [exploreRanks]explorer
 	delivered map[uint64][]byte // outcomes, by sequence number
 	cuts      int
-	givings   int
+	giveUps   int
 	losses    int
 	crashes   int
 	relays    int
@@ -86,7 +86,7 @@ type explorer struct {
 const exploreSteps = 4
 
 func explore(s system) *explored {
-	x := &explored{system: s, m: core.New(core.Limits{}), delivered: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1, relays: 1}
+	x := &explored{system: s, m: core.New(core.Limits{}), delivered: map[uint64][]byte{}, cuts: 1, giveUps: 1, losses: 1, crashes: 1, relays: 1}
 	x.m.SetBounds(core.Bounds{Window: x.window})
 	for rank := range x.ranks {
 		rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Old: []byte{byte(rank + 1)}})
@@ -216,7 +216,7 @@ func (x *explored) outcome(rank int, rep *wire.Reply) {
 			breaks("C3 a failure names those at fault", "#%d: rank %d is not lost", seq, other)
 		}
 	}
-	if rep.Code != wire.CodeOK && rep.Code != wire.CodeFull && x.losses > 0 && x.givings > 0 {
+	if rep.Code != wire.CodeOK && rep.Code != wire.CodeFull && x.losses > 0 && x.giveUps > 0 {
 		breaks("C3 every failure has a cause", "#%d: %s", seq, say{rep})
 	}
 }
@@ -238,7 +238,7 @@ func (x *explored) moves() (vs []move) {
 		add(stale, !r.connected && len(r.old) > 0)
 		add(cut, r.connected && x.cuts > 0)
 		add(resume, !r.connected)
-		add(giveUp, r.connected && x.givings > 0 && r.step <= exploreSteps && r.step != 2)
+		add(giveUp, r.connected && x.giveUps > 0 && r.step <= exploreSteps && r.step != 2)
 		add(lose, x.losses > 0)
 		add(crashAfter, busy && x.crashes > 0)
 		add(crashWithout, busy && x.crashes > 0)
@@ -276,7 +276,7 @@ func (x *explored) do(v move) {
 	case resume:
 		x.resume(v.rank)
 	case giveUp:
-		x.givings--
+		x.giveUps--
 		r.gaveUp = true
 		r.out = append(r.out, wire.Request{Op: wire.OpCancel, ID: uint64(r.step)})
 	case lose:
@@ -361,7 +361,7 @@ func (x *explored) settled() {
 		if channels, _ := x.m.Opened(r.gen); channels > 2 || channels == 2 && x.closedByAll() {
 			breaks("C9 a channel is freed with its last user", "%d channels", channels)
 		}
-		if quiet && !r.lost && r.step <= exploreSteps && (r.step != 1 || !lost && x.givings > 0) {
+		if quiet && !r.lost && r.step <= exploreSteps && (r.step != 1 || !lost && x.giveUps > 0) {
 			breaks("L4 every connected rank learns", "rank %d waits in step %d, and nothing is on its way", rank, r.step)
 		}
 	}
@@ -376,7 +376,7 @@ func (x *explored) closedByAll() bool {
 var exploreSeed = maphash.MakeSeed()
 
 func (x *explored) hash() uint64 {
-	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.delivered, x.cuts, x.givings, x.losses, x.crashes, x.relays))
+	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.delivered, x.cuts, x.giveUps, x.losses, x.crashes, x.relays))
 }
 
 // run executes a schedule.

@@ -41,7 +41,7 @@ type endedGroup struct {
 	key        groupKey
 	gen        uint64 // 0: it was never formed
 	size       int
-	born, at   Time         // when it began and ended
+	began, at  Time         // when it began and ended
 	revocation *pastFailure // nil: it was not revoked
 	failures   []pastFailure
 }
@@ -78,12 +78,12 @@ func (m *Machine) noteRendezvous(r *rendezvous, v *wire.Failure) {
 		appendFailure(&r.from.failures, m.newPastFailure("", "shrink", 0, v))
 		return
 	}
-	m.addEndedGroup(endedGroup{key: r.key, size: r.size, born: m.now - v.Waited, at: m.now, failures: []pastFailure{m.newPastFailure("", "create", 0, v)}})
+	m.addEndedGroup(endedGroup{key: r.key, size: r.size, began: m.now - v.Waited, at: m.now, failures: []pastFailure{m.newPastFailure("", "create", 0, v)}})
 }
 
 // ended returns what the history keeps of g.
 func (g *group) ended(now Time) endedGroup {
-	p := endedGroup{key: g.key, gen: g.gen, size: len(g.members), born: g.born, at: now, failures: g.failures}
+	p := endedGroup{key: g.key, gen: g.gen, size: len(g.members), began: g.began, at: now, failures: g.failures}
 	if g.revoked != nil {
 		p.revocation = &g.revocation
 	}

@@ -28,7 +28,7 @@ type group struct {
 	follows      []*follow
 	shrink       *rendezvous   // the rendezvous of the survivors, once one of them has called
 	old          []int         // after a shrink, by rank: the rank before it
-	born         Time          // when the last member joined
+	began        Time          // when the last member joined
 	revocation   pastFailure   // why and when it was revoked, for the status page
 	failures     []pastFailure // of the last operations that failed, the oldest first
 }

@@ -128,7 +128,7 @@ func (m *Machine) decideAll(g *group, v *wire.Failure, which func(*record) bool)
 		for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
 			if r := ch.records[seq]; r != nil && r.open() && which(r) {
 				own := *v
-				own.Waited = m.now - r.born
+				own.Waited = m.now - r.began
 				if len(v.Lost) > 1 { // votes that were sent count: a record names only the ranks that it lacks
 					own.Lost = slices.DeleteFunc(slices.Clone(v.Lost), func(rank int) bool { return !r.lacks(rank) })
 				}

@@ -159,8 +159,8 @@ func (a *audit) sends(cl *call) {
 	}
 }
 
-// asksForRoom handles a sender that waits for space.
-func (a *audit) asksForRoom(cl *call, req *wire.Request) {
+// asksForSpace handles a sender that waits for space.
+func (a *audit) asksForSpace(cl *call, req *wire.Request) {
 	if a.outbound(cl) && cl.stream.full(a, int(req.Delta)) {
 		cl.stream.senders = append(cl.stream.senders, cl)
 	}

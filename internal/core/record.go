@@ -49,7 +49,7 @@ type record struct {
 	pending      int               // present ranks that have not passed it
 	skipped      []int             // ranks that had passed it before its first vote
 	bytes        int               // of all payloads
-	born         Time              // when the first vote came
+	began        Time              // when the first vote came
 	timer        timer             // the earliest deadline of all votes
 	done         bool
 	failed       *wire.Reply // the reply to all ranks, if it is decided as a failure
@@ -119,7 +119,7 @@ func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 // sequence number already are in skipped: if the record requires one of them, its first vote fails
 // it.
 func (ch *channel) openRecord(m *Machine, c *wire.Contribution) *record {
-	r := &record{ch: ch, seq: c.Seq, born: m.now, votes: ch.spare, call: *c}
+	r := &record{ch: ch, seq: c.Seq, began: m.now, votes: ch.spare, call: *c}
 	ch.spare = nil
 	if r.votes == nil {
 		r.votes = make([]vote, len(ch.g.members))
@@ -183,7 +183,7 @@ func (m *Machine) count(r *record, b *vote, c *wire.Contribution, payload []byte
 		m.decide(r, failureReply(m.refusal(r, c.Rank, c.No, c.Reason)))
 	case !Agree(&r.call, c):
 		v := clash(&r.call, c)
-		v.Waited = m.now - r.born
+		v.Waited = m.now - r.began
 		m.decide(r, failureReply(v))
 		m.revoke(g, v, everyRecord)
 	case b.yes: // a duplicate
@@ -228,7 +228,7 @@ func (m *Machine) decideIfPossible(r *record) {
 	switch {
 	case r.bytes > recordBytes:
 		m.decide(r, failureReply(&wire.Failure{
-			Code: wire.CodeTooLarge, By: -1, Waited: m.now - r.born,
+			Code: wire.CodeTooLarge, By: -1, Waited: m.now - r.began,
 			Reason: fmt.Sprintf("%d bytes from all ranks together, the limit is %d", r.bytes, recordBytes),
 		}))
 	case !r.call.RootOnly && r.yes == len(r.votes):
@@ -246,7 +246,7 @@ func (m *Machine) decideIfPossible(r *record) {
 // has left or failed, and nil otherwise. A failed rank takes precedence for the code: it revokes
 // the group.
 func (r *record) unreachable(m *Machine) *wire.Failure {
-	v := &wire.Failure{By: -1, Waited: m.now - r.born}
+	v := &wire.Failure{By: -1, Waited: m.now - r.began}
 	first, end := 0, len(r.votes)
 	if r.call.RootOnly { // readers may be many, and each of their votes comes here
 		first, end = r.call.Root, r.call.Root+1
@@ -307,7 +307,7 @@ func (r *record) forgetPayloads(m *Machine) {
 
 // refusal returns the failure that rank's vote of no makes, or its lack of a vote.
 func (m *Machine) refusal(r *record, rank int, code wire.Code, reason string) *wire.Failure {
-	v := &wire.Failure{Code: code, By: rank, Reason: strings.Clone(reason), Waited: m.now - r.born}
+	v := &wire.Failure{Code: code, By: rank, Reason: strings.Clone(reason), Waited: m.now - r.began}
 	v.Missing = slices.DeleteFunc(r.missing(), func(x int) bool { return x == rank })
 	v.Doing = m.doing(r.ch.g, v.Missing)
 	return v
@@ -329,7 +329,7 @@ func (r *record) missing() (ranks []int) {
 
 // due fails r: the earliest deadline of its votes has passed.
 func (r *record) due(m *Machine) {
-	v := &wire.Failure{Code: wire.CodeTimeout, By: -1, Missing: r.missing(), Waited: m.now - r.born}
+	v := &wire.Failure{Code: wire.CodeTimeout, By: -1, Missing: r.missing(), Waited: m.now - r.began}
 	v.Doing, v.Reason = m.doing(r.ch.g, v.Missing), m.sharedCause(r.ch.g, v.Missing)
 	m.decide(r, failureReply(v))
 }

@@ -164,7 +164,7 @@ func TestTooManyBytesTogether(t *testing.T) {
 	same(t, "the group goes on", rep == nil, true)
 }
 
-func TestTypesAreTheirTellers(t *testing.T) {
+func TestTypesAreThoseOfTheirRanks(t *testing.T) {
 	w := newCrew(t, 3)
 	for rank, typ := range []string{"", "int", "string"} {
 		v := allGather()

@@ -74,5 +74,5 @@ func TestFoldOfUnequalLengths(t *testing.T) {
 	isCode(t, rep, wire.CodeInvalid)
 	same(t, "by", rep.Failure.By, 1)
 	contains(t, rep.Failure.Reason, "2 numbers, rank 0 has 1")
-	same(t, "both hear the same", w.answer(first).Failure, rep.Failure)
+	same(t, "both get the same", w.answer(first).Failure, rep.Failure)
 }

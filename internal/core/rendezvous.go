@@ -247,7 +247,7 @@ func (m *Machine) formIfComplete(r *rendezvous) {
 	as := r.inOrder()
 	m.generation++
 	g := &group{
-		key: r.key, gen: m.generation, members: make([]member, len(as)), present: len(as), born: m.now,
+		key: r.key, gen: m.generation, members: make([]member, len(as)), present: len(as), began: m.now,
 		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	for i, a := range as {

@@ -117,7 +117,7 @@ func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 
 func (m *Machine) restoreGroup(s *SavedGroup) error {
 	g := &group{
-		key: groupKey{s.Name, s.Run}, gen: s.Gen, members: make([]member, len(s.Members)), revoked: s.Revoked, old: s.Old, born: s.Born,
+		key: groupKey{s.Name, s.Run}, gen: s.Gen, members: make([]member, len(s.Members)), revoked: s.Revoked, old: s.Old, began: s.Born,
 		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	m.groups[g.gen] = g
@@ -193,7 +193,7 @@ func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 	if len(s.Votes) != n || s.Call.Root >= n && s.Failed == nil { // an invalid root is why it failed
 		return fmt.Errorf("core: record %d of channel %q does not fit its group of %d", s.Seq, ch.name, n)
 	}
-	r := &record{ch: ch, payer: Local, cost: newRecordCost(&s.Call, n), seq: s.Seq, call: s.Call, votes: make([]vote, n), skipped: s.Skipped, last: s.Last, born: s.Born, done: s.Done, failed: s.Failed}
+	r := &record{ch: ch, payer: Local, cost: newRecordCost(&s.Call, n), seq: s.Seq, call: s.Call, votes: make([]vote, n), skipped: s.Skipped, last: s.Last, began: s.Born, done: s.Done, failed: s.Failed}
 	ch.records[r.seq] = r
 	for rank := range s.Votes {
 		x, b := &s.Votes[rank], &r.votes[rank]

@@ -19,7 +19,7 @@ type member struct {
 	cur   int    // its rank in that generation
 	size  int
 	tries int
-	open  int // lanes and flows that are not done
+	open  int // sequences and flows that are not done
 
 	claim   []byte // proves its claim to the rank; kept while the outcome of a Join is not known
 	try     uint64
@@ -83,7 +83,7 @@ func (mb *member) join(from uint64) {
 	})
 }
 
-// enter begins a generation: every lane of the plan starts.
+// enter begins a generation: every sequence of the plan starts.
 func (mb *member) enter(from uint64, c *wire.Contribution, rep *wire.Reply) {
 	w, pl := mb.p.w, mb.plan
 	mb.gen, mb.size, mb.cur = rep.Rev, len(rep.Values), c.Rank
@@ -117,7 +117,7 @@ type use struct {
 	gen     uint64
 	channel string
 	nth     int // of its name
-	open    int // lanes and flows that are not done
+	open    int // sequences and flows that are not done
 	ended   bool
 }
 
@@ -126,7 +126,7 @@ func (u *use) begin() {
 	u.open = 1
 	if slices.Contains(mb.plan.channels, u.channel) {
 		u.open++
-		(&lane{mb: mb, gen: u.gen, channel: u.channel, use: u}).next()
+		(&sequence{mb: mb, gen: u.gen, channel: u.channel, use: u}).next()
 	}
 	for _, f := range mb.plan.flows {
 		if f.tag == u.channel && f.src == mb.cur && f.dst < mb.size {
@@ -141,7 +141,7 @@ func (u *use) begin() {
 	u.done()
 }
 
-// done ends one lane or flow; after the last the channel is closed, or stays open.
+// done ends one sequence or flow; after the last the channel is closed, or stays open.
 func (u *use) done() {
 	if u.open--; u.open > 0 || u.ended || !u.mb.in(u.gen) {
 		return
@@ -151,7 +151,7 @@ func (u *use) done() {
 		return
 	}
 	u.ended = true
-	u.mb.laneDone(u.gen)
+	u.mb.sequenceDone(u.gen)
 }
 
 // close closes the channel, and may use it again. Calls of this use that are still under way then
@@ -169,7 +169,7 @@ func (u *use) close() {
 			(&use{mb: mb, gen: u.gen, channel: u.channel, nth: u.nth + 1}).begin()
 			return
 		}
-		mb.laneDone(u.gen)
+		mb.sequenceDone(u.gen)
 	}
 	if mb.p.w.chance(0.5) { // does not wait for the answer
 		mb.p.call(wire.Request{Op: wire.OpCloseChannel, Group: c}, 0, func(*wire.Reply) {})
@@ -220,8 +220,8 @@ func (mb *member) abort() {
 	mb.p.call(wire.Request{Op: wire.OpLeave, Group: c}, 0, func(*wire.Reply) {})
 }
 
-// laneDone ends one lane or flow of mb in gen; after the last mb leaves, or stays.
-func (mb *member) laneDone(gen uint64) {
+// sequenceDone ends one sequence or flow of mb in gen; after the last mb leaves, or stays.
+func (mb *member) sequenceDone(gen uint64) {
 	if !mb.in(gen) {
 		return
 	}

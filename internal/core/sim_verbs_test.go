@@ -8,8 +8,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// lane is one rank's sequence of collective verbs on one channel.
-type lane struct {
+// sequence is one rank's sequence of collective verbs on one channel.
+type sequence struct {
 	mb      *member
 	gen     uint64
 	channel string
@@ -19,7 +19,7 @@ type lane struct {
 	step    int
 }
 
-func (l *lane) next() {
+func (l *sequence) next() {
 	if !l.mb.in(l.gen) {
 		return
 	}
@@ -28,7 +28,7 @@ func (l *lane) next() {
 }
 
 // cast calls the next verb of the program.
-func (l *lane) cast() {
+func (l *sequence) cast() {
 	mb := l.mb
 	w := mb.p.w
 	if !mb.in(l.gen) {
@@ -78,7 +78,7 @@ func (l *lane) cast() {
 }
 
 // send casts a vote, and waits for the answer.
-func (l *lane) send(c wire.Contribution, payload []byte) {
+func (l *sequence) send(c wire.Contribution, payload []byte) {
 	w := l.mb.p.w
 	req := wire.Request{Op: wire.OpCollect, Group: c, Value: payload}
 	cancel := time.Duration(0)
@@ -87,7 +87,7 @@ func (l *lane) send(c wire.Contribution, payload []byte) {
 }
 
 // received handles the answer to the vote for seq; nil means that there is none.
-func (l *lane) received(seq uint64, rep *wire.Reply) {
+func (l *sequence) received(seq uint64, rep *wire.Reply) {
 	mb := l.mb
 	if seq != l.seq || l.heardOf == seq || !mb.in(l.gen) || rep != nil && rep.Code == wire.CodeConflict {
 		return // the answer to an earlier vote, or one that a later vote will have
@@ -109,7 +109,7 @@ func (l *lane) received(seq uint64, rep *wire.Reply) {
 }
 
 // vote returns the yes vote for o, as pgroup encodes it.
-func (l *lane) vote(o op) (wire.Contribution, []byte) {
+func (l *sequence) vote(o op) (wire.Contribution, []byte) {
 	mb := l.mb
 	c := mb.contribution()
 	c.Channel, c.Seq, c.Verb, c.Type, c.Want = l.channel, l.seq, o.verb, o.typ, wire.WantNothing
@@ -149,7 +149,7 @@ func (l *lane) vote(o op) (wire.Contribution, []byte) {
 }
 
 // payload returns a unique payload.
-func (l *lane) payload() []byte {
+func (l *sequence) payload() []byte {
 	w := l.mb.p.w
 	w.turn++
 	b := append(make([]byte, 0, 48), "payload "...)
@@ -161,7 +161,7 @@ func (l *lane) payload() []byte {
 }
 
 // payloads returns one payload for each rank.
-func (l *lane) payloads() []byte {
+func (l *sequence) payloads() []byte {
 	parts := make([][]byte, l.mb.size)
 	for i := range parts {
 		parts[i] = l.payload()
@@ -169,14 +169,14 @@ func (l *lane) payloads() []byte {
 	return wire.AppendParts(nil, parts)
 }
 
-func (l *lane) numbers() []byte {
+func (l *sequence) numbers() []byte {
 	w := l.mb.p.w
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, w.rng.Uint64()), uint64(l.mb.cur))
 }
 
 // deviate turns a vote into one that a correct program would not cast: a no, another verb,
 // nonsense.
-func (l *lane) deviate(c wire.Contribution, payload []byte) (wire.Contribution, []byte) {
+func (l *sequence) deviate(c wire.Contribution, payload []byte) (wire.Contribution, []byte) {
 	w := l.mb.p.w
 	switch {
 	case w.chance(w.odds.no): // its context has ended, or its object cannot be encoded
@@ -216,7 +216,7 @@ func (l *lane) deviate(c wire.Contribution, payload []byte) (wire.Contribution, 
 
 // mischief makes invalid calls beside the votes: in the name of other ranks, and for generations
 // and records that are over.
-func (l *lane) mischief(o op) {
+func (l *sequence) mischief(o op) {
 	mb := l.mb
 	w := mb.p.w
 	ignore := func(*wire.Reply) {}

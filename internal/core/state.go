@@ -215,7 +215,7 @@ func (w *waiter) saved() SavedCall {
 }
 
 func (g *group) state() SavedGroup {
-	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Old: g.old, Born: g.born}
+	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Old: g.old, Born: g.began}
 	for i := range g.members {
 		x := &g.members[i]
 		s.Members = append(s.Members, SavedMember{x.session, x.join, x.label, x.info, x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try})
@@ -248,7 +248,7 @@ func (ch *channel) state() SavedChannel {
 	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
 		r := ch.records[seq]
 		x := SavedRecord{
-			Seq: seq, Call: r.call, Skipped: slices.Clone(r.skipped), Last: r.last, Born: r.born, Due: r.timer.state(), Done: r.done, Failed: r.failed,
+			Seq: seq, Call: r.call, Skipped: slices.Clone(r.skipped), Last: r.last, Born: r.began, Due: r.timer.state(), Done: r.done, Failed: r.failed,
 		}
 		for rank := range r.votes {
 			b := &r.votes[rank]

@@ -160,7 +160,7 @@ func (v *viewer) addMissing(missing *wire.Ranks, r *rendezvous, first, end int) 
 func (v *viewer) group(g *group, from int) (next int) {
 	s := wire.GroupStatus{}
 	if from == 0 {
-		s = wire.GroupStatus{Name: g.key.name, Run: g.key.run, Generation: g.gen, Size: len(g.members), Present: g.present, Age: v.ago(g.born), Ended: -1}
+		s = wire.GroupStatus{Name: g.key.name, Run: g.key.run, Generation: g.gen, Size: len(g.members), Present: g.present, Age: v.ago(g.began), Ended: -1}
 		if g.revoked != nil {
 			s.Revoked = v.failureStatus(&g.revocation)
 		}
@@ -197,7 +197,7 @@ func (v *viewer) records(g *group, s *wire.GroupStatus) {
 		}
 	}
 	slices.SortFunc(open, func(a, b *record) int {
-		return cmp.Or(cmp.Compare(a.born, b.born), cmp.Compare(a.ch.name, b.ch.name), cmp.Compare(a.seq, b.seq))
+		return cmp.Or(cmp.Compare(a.began, b.began), cmp.Compare(a.ch.name, b.ch.name), cmp.Compare(a.seq, b.seq))
 	})
 	s.Open = len(open)
 	for _, r := range open[:min(len(open), wire.StatusRecords)] {
@@ -211,7 +211,7 @@ func (v *viewer) records(g *group, s *wire.GroupStatus) {
 }
 
 func (v *viewer) record(r *record) wire.RecordStatus {
-	s := wire.RecordStatus{Channel: r.ch.name, Seq: r.seq, Verb: r.call.Verb, Root: r.call.Root, Age: v.ago(r.born)}
+	s := wire.RecordStatus{Channel: r.ch.name, Seq: r.seq, Verb: r.call.Verb, Root: r.call.Root, Age: v.ago(r.began)}
 	if r.timer.pos > 0 {
 		s.Remaining = max(r.timer.at-v.now, 1)
 	}
@@ -292,7 +292,7 @@ func (v *viewer) endedGroups() {
 			continue
 		}
 		s := wire.GroupStatus{
-			Name: e.key.name, Run: e.key.run, Generation: e.gen, Size: e.size, Age: max(v.now-e.born, 0), Ended: v.ago(e.at),
+			Name: e.key.name, Run: e.key.run, Generation: e.gen, Size: e.size, Age: max(v.now-e.began, 0), Ended: v.ago(e.at),
 			Failures: v.failureStatuses(e.failures),
 		}
 		if e.revocation != nil {

@@ -122,7 +122,7 @@ func TestDelayChanges(t *testing.T) {
 	c := dial(t, p)
 	p.Delay(time.Hour)
 	send(t, c, "late")
-	hearNothing(t, c)
+	receivesNothing(t, c)
 	p.Delay(0)
 	receive(t, c, "late")
 }
@@ -150,7 +150,7 @@ func TestStall(t *testing.T) {
 	c := dial(t, p)
 	p.Stall(true)
 	send(t, c, "waits")
-	hearNothing(t, c)
+	receivesNothing(t, c)
 	p.Stall(false)
 	receive(t, c, "waits")
 }
@@ -166,10 +166,10 @@ func TestBlackhole(t *testing.T) {
 	receive(t, s, "question")
 	send(t, s, "answer")
 	s.Close()
-	hearNothing(t, c) // nor that it has ended
+	receivesNothing(t, c) // nor that it has ended
 
 	p.Down.Blackhole(false)
-	hearNothing(t, c) // what lost something stays silent
+	receivesNothing(t, c) // what lost something stays silent
 	send(t, s2, "hello")
 	receive(t, c2, "hello") // what lost nothing goes on
 }
@@ -182,7 +182,7 @@ func TestBlackholeBothWays(t *testing.T) {
 	send(t, c, "lost")
 	_ = c.SetLinger(0)
 	c.Close()
-	hearNothing(t, s)
+	receivesNothing(t, s)
 	p.Cut(testcluster.FIN)
 	receiveEnd(t, s)
 }
@@ -414,7 +414,7 @@ func roundTrip(t testing.TB, c net.Conn) time.Duration {
 	return time.Since(start)
 }
 
-func hearNothing(t testing.TB, c net.Conn) {
+func receivesNothing(t testing.TB, c net.Conn) {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(silence))
 	n, err := c.Read(make([]byte, 100))

@@ -59,7 +59,7 @@ func TestFreezeAndThaw(t *testing.T) {
 	for range 3 {
 		testcluster.Freeze(t, p)
 		send(t, c, "meanwhile")
-		hearNothing(t, c)
+		receivesNothing(t, c)
 		require.True(t, testcluster.Alive(p.Pid()), "a frozen process is not dead")
 		testcluster.Thaw(t, p)
 		receive(t, c, "meanwhile")

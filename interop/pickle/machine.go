@@ -7,7 +7,7 @@ import (
 
 // Parse returns the value of b, which is one whole pickle. The value does not alias b.
 func Parse(b []byte) (any, error) {
-	room := minRoom + roomEach*len(b)
+	room := minBudget + budgetPerByte*len(b)
 	m := machine{b: b, ops: &opcodes, room: &room}
 	v, err := m.run()
 	if err != nil {
@@ -82,7 +82,7 @@ func (m *machine) stop() (any, error) {
 // spend charges n bytes before they are allocated.
 func (m *machine) spend(n int) error {
 	if n > *m.room {
-		return m.fail(ErrTooLarge, "more than %d MiB and %d bytes for each of the pickle's are needed", minRoom>>20, roomEach)
+		return m.fail(ErrTooLarge, "more than %d MiB and %d bytes for each of the pickle's are needed", minBudget>>20, budgetPerByte)
 	}
 	*m.room -= n
 	return nil

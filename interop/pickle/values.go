@@ -37,9 +37,9 @@ func (d Dict) Get(name string) (any, bool) {
 const (
 	maxDepth = 1000 // nesting of values
 	// number of values beyond the pickle's bytes, if a value in several places counts in each
-	maxShared = 1 << 20
-	minRoom   = 64 << 20 // bytes that may be allocated
-	roomEach  = 32       // additional bytes for each byte of the pickle
-	maxDigits = 4300     // of an int in decimal, as in CPython
-	maxRank   = 64       // axes of an array, as in numpy
+	maxShared     = 1 << 20
+	minBudget     = 64 << 20 // bytes that may be allocated
+	budgetPerByte = 32       // additional bytes for each byte of the pickle
+	maxDigits     = 4300     // of an int in decimal, as in CPython
+	maxRank       = 64       // axes of an array, as in numpy
 )

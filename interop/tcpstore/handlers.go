@@ -126,7 +126,7 @@ func (p *peer) multiGet(ctx context.Context, req *tcpwire.Request) error {
 		return errLong
 	}
 	for ; p.sent < len(req.Keys); p.sent++ {
-		if err := p.roomy(); err != nil {
+		if err := p.waitForSpace(); err != nil {
 			return err
 		}
 		if err := p.value(ctx, req.Keys[p.sent]); err != nil {

@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// firstRoom is the initial size of a connection's buffer. It is small, since most connections
+	// firstBuffer is the initial size of a connection's buffer. It is small, since most connections
 	// are idle most of the time.
-	firstRoom = 4 << 10
-	// mostRoom is the maximum size of a buffer that is kept after a large message.
-	mostRoom = 64 << 10
+	firstBuffer = 4 << 10
+	// keptBuffer is the maximum size of a buffer that is kept after a large message.
+	keptBuffer = 64 << 10
 )
 
 // inbox splits the bytes of a connection into messages. The buffer for a large message grows as its
@@ -71,7 +71,7 @@ func (in *inbox) room(need int) []byte {
 		buf := in.buf
 		if left || have == len(buf) {
 			// for a list, need covers no more than the next item
-			buf = make([]byte, max(firstRoom, min(max(need, have+have/4), 4*have)))
+			buf = make([]byte, max(firstBuffer, min(max(need, have+have/4), 4*have)))
 		}
 		in.r, in.w = 0, copy(buf, in.buf[in.r:in.w])
 		in.buf = buf
@@ -81,7 +81,7 @@ func (in *inbox) room(need int) []byte {
 
 // left reports whether buf was allocated for a large message, and now holds a small one or a part
 // of one.
-func (in *inbox) left() bool { return len(in.buf) > mostRoom && in.w-in.r < len(in.buf)/8 }
+func (in *inbox) left() bool { return len(in.buf) > keptBuffer && in.w-in.r < len(in.buf)/8 }
 
 // borrow uses buf as the buffer, if no unread bytes are left. Most messages arrive whole, and then
 // need no buffer of their own.
@@ -100,7 +100,7 @@ func (in *inbox) giveBack() {
 	}
 	in.buf, in.r, in.w, in.borrowed = nil, 0, 0, false
 	if len(rest) > 0 {
-		in.buf = make([]byte, max(firstRoom, len(rest)))
+		in.buf = make([]byte, max(firstBuffer, len(rest)))
 		in.w = copy(in.buf, rest)
 	}
 }

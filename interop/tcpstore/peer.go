@@ -91,7 +91,7 @@ func (p *peer) carryOutAll() (need int, long bool, err error) {
 			return 0, true, nil
 		}
 		if err == nil {
-			err = p.roomy()
+			err = p.waitForSpace()
 		}
 		if errors.Is(err, errLong) {
 			return 0, true, nil
@@ -119,7 +119,7 @@ func (p *peer) carryOut(message []byte) error {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
 	}
 	// the request, and the buffer of the next one, would keep it in memory
-	if len(p.in.buf) > mostRoom {
+	if len(p.in.buf) > keptBuffer {
 		p.req, p.question = tcpwire.Request{}, question{}
 	}
 	return nil

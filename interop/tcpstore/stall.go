@@ -30,7 +30,7 @@ type stall struct {
 // noteHeld notes the size of the incomplete message, before more of it is read.
 func (p *peer) noteHeld() {
 	held := int64(p.in.w - p.in.r)
-	if held <= mostRoom {
+	if held <= keptBuffer {
 		held = 0
 	}
 	p.stall.held.Store(held)
@@ -54,8 +54,8 @@ func (p *peer) room() error {
 	return p.out.room(p.life, piece)
 }
 
-// roomy calls room if much waits for the client. It may block.
-func (p *peer) roomy() error {
+// waitForSpace calls room if much waits for the client. It may block.
+func (p *peer) waitForSpace() error {
 	waiting, _ := p.out.Backlog()
 	switch {
 	case waiting <= piece:

@@ -47,9 +47,9 @@ const (
 	envTimeout = "MUSTER_TEST_TIMEOUT"
 )
 
-// useTether reports whether ranks watch a pipe for the end of the test, by a goroutine that their
-// own leak checks would find. On Linux the kernel ends them.
-const useTether = runtime.GOOS != "linux"
+// useParentPipe reports whether ranks watch a pipe for the end of the test, by a goroutine that
+// their own leak checks would find. On Linux the kernel ends them.
+const useParentPipe = runtime.GOOS != "linux"
 
 // calls counts the calls of Run by test: a rank runs the call that it was started for.
 var calls = struct {
@@ -96,7 +96,7 @@ func (j Job) start(t *testing.T, call string) {
 	out := newTranscript(t.Output(), j.N, testing.Verbose())
 	var dumping atomic.Bool // from here on ranks end because they were asked for their stacks
 	job, err := launch.Start(ctx, launch.Spec{
-		N: j.N, Path: self, Args: arguments(t, limit), Output: out, ParentPipe: useTether, Grace: time.Second, Prefix: prefix,
+		N: j.N, Path: self, Args: arguments(t, limit), Output: out, ParentPipe: useParentPipe, Grace: time.Second, Prefix: prefix,
 		MayFail: func(rank int) bool { return dumping.Load() || slices.Contains(j.MayFail, rank) },
 		Env: func(rank int) []string {
 			// The race detector would make each rank linger for a second at its end.

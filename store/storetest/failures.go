@@ -15,7 +15,7 @@ var failureChecks = []check{
 	{"a timeout reports what the missing rank does instead", timeoutDoing, []Feature{Collect}},
 	{"a timeout fails one sequence, and the group goes on", timeoutGoesOn, []Feature{Collect}},
 	{"a reader's timeout names the root", timeoutReader, []Feature{Collect}},
-	{"all ranks learn of a cancel, and whose it was", cancelTold, []Feature{Collect}},
+	{"all ranks learn of a cancel, and whose it was", cancelReported, []Feature{Collect}},
 	{"a context that is over is a vote of no", cancelBefore, []Feature{Collect}},
 	{"all ranks get the reason of a refused vote", noReaches, []Feature{Collect}},
 	{"a reader's no does not undo what its root decided", noAfterYes, []Feature{Collect}},
@@ -82,7 +82,7 @@ func timeoutReader(t *testing.T, w *world) {
 	goesOn(t, ranks, 2)
 }
 
-func cancelTold(t *testing.T, w *world) {
+func cancelReported(t *testing.T, w *world) {
 	ranks := w.group(3)
 	ctx, cancel := context.WithCancel(w.ctx)
 	one := ranks[1].collectLater(t, ctx, barrier(1))

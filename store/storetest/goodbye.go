@@ -9,8 +9,8 @@ import (
 )
 
 var goodbyeChecks = []check{
-	{"those who need a rank that left hear it at once", leftHeard, []Feature{Collect}},
-	{"those who wait for a rank hear it when it leaves", leftWaiting, []Feature{Collect}},
+	{"calls that need a rank that left fail at once", leftReported, []Feature{Collect}},
+	{"calls that wait for a rank fail when it leaves", leftWaiting, []Feature{Collect}},
 	{"a vote cast before it left stands", leftVoted, []Feature{Collect}},
 	{"who does not need the rank that left goes on", leftNotNeeded, []Feature{Collect}},
 	{"what a rank gave before it left can be read", leftGave, []Feature{Collect}},
@@ -21,7 +21,7 @@ var goodbyeChecks = []check{
 	{"a follow ends with its context, and the group goes on", followEnds, []Feature{Collect}},
 }
 
-func leftHeard(t *testing.T, w *world) {
+func leftReported(t *testing.T, w *world) {
 	ranks := w.group(3)
 	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
 	out := fromAll([]*rank{ranks[0], ranks[2]}, barrier(1))
@@ -144,7 +144,7 @@ func followEnds(t *testing.T, w *world) {
 }
 
 var lossChecks = []check{
-	{"is reported at once to waiting calls, and revokes", lossTold, []Feature{Collect, Loss, Sessions}},
+	{"is reported at once to waiting calls, and revokes", lossReported, []Feature{Collect, Loss, Sessions}},
 	{"a vote cast before it stands", lossVoted, []Feature{Collect, Loss, Sessions}},
 	{"what the lost rank gave can be read", lossGave, []Feature{Collect, Loss, Sessions}},
 	{"is reported to followers", lossFollowed, []Feature{Collect, Loss, Sessions}},
@@ -157,7 +157,7 @@ var lossChecks = []check{
 	{"keys stay", lossKeys, []Feature{Loss, Sessions}},
 }
 
-func lossTold(t *testing.T, w *world) {
+func lossReported(t *testing.T, w *world) {
 	ranks := w.group(4)
 	zero := ranks[0].calls(t, ranks[1], barrier(1))
 	recv := later(t, func() ([][]byte, error) { o := ranks[1].recv(w.ctx, 3, "", 1); return o.values, o.err })
@@ -216,16 +216,16 @@ func lossFollowed(t *testing.T, w *world) {
 func lossShrink(t *testing.T, w *world) {
 	ranks := w.group(3)
 	w.lose(ranks[0], ranks[1])
-	rolls := make([]store.Membership, 2)
+	memberships := make([]store.Membership, 2)
 	now := ranks[1:]
 	allGood(t, together(2, func(i int) (_ [][]byte, err error) {
-		rolls[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
+		memberships[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
 		return nil, err
 	}))
-	same(t, "old ranks", rolls[0].Ranks, []int{1, 2})
-	same(t, "both rolls", rolls[1], rolls[0])
+	same(t, "old ranks", memberships[0].Ranks, []int{1, 2})
+	same(t, "both memberships", memberships[1], memberships[0])
 	for i, r := range now {
-		r.gen, r.n = rolls[0].Generation, i
+		r.gen, r.n = memberships[0].Generation, i
 	}
 	goesOn(t, now, 1)
 }
@@ -237,15 +237,15 @@ func lossOfSurvivors(t *testing.T, w *world) {
 	for len(now) > 2 {
 		w.lose(now[0], now[1])
 		now = now[1:]
-		rolls := make([]store.Membership, len(now))
+		memberships := make([]store.Membership, len(now))
 		allGood(t, together(len(now), func(i int) (_ [][]byte, err error) {
-			rolls[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
+			memberships[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
 			return nil, err
 		}))
 		for i, r := range now {
-			same(t, "roll", rolls[i], rolls[0])
-			same(t, "old rank", rolls[0].Ranks[i], i+1)
-			r.gen, r.n = rolls[0].Generation, i
+			same(t, "membership", memberships[i], memberships[0])
+			same(t, "old rank", memberships[0].Ranks[i], i+1)
+			r.gen, r.n = memberships[0].Generation, i
 		}
 		goesOn(t, now, 1)
 	}

@@ -36,17 +36,17 @@ var joinChecks = []check{
 
 func joinCompletes(t *testing.T, w *world) {
 	const n = 5
-	rolls := make([]store.Membership, n)
+	memberships := make([]store.Membership, n)
 	allGood(t, together(n, func(i int) (_ [][]byte, err error) {
-		rolls[i], err = w.store().Join(w.ctx, applicant("g", i, n), fmt.Appendf(nil, "member %d", i))
+		memberships[i], err = w.store().Join(w.ctx, applicant("g", i, n), fmt.Appendf(nil, "member %d", i))
 		return nil, err
 	}))
-	for _, r := range rolls {
+	for _, r := range memberships {
 		same(t, "members", texts(r.Members), []string{"member 0", "member 1", "member 2", "member 3", "member 4"})
-		same(t, "generation", r.Generation, rolls[0].Generation)
+		same(t, "generation", r.Generation, memberships[0].Generation)
 		same(t, "old ranks", len(r.Ranks), 0)
 	}
-	same(t, "generation is 0", rolls[0].Generation == 0, false)
+	same(t, "generation is 0", memberships[0].Generation == 0, false)
 }
 
 func joinAlone(t *testing.T, w *world) {
@@ -245,9 +245,9 @@ func joinGenerations(t *testing.T, w *world) {
 func joinSurvivors(t *testing.T, w *world) {
 	ranks := w.group(4)
 	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
-	rolls := make([]store.Membership, 4)
+	memberships := make([]store.Membership, 4)
 	shrink := func(i int) (err error) {
-		rolls[i], err = ranks[i].Join(w.ctx, ranks[i].asMember(), fmt.Appendf(nil, "was %d", i))
+		memberships[i], err = ranks[i].Join(w.ctx, ranks[i].asMember(), fmt.Appendf(nil, "was %d", i))
 		return err
 	}
 	early := []<-chan outcome{
@@ -257,15 +257,15 @@ func joinSurvivors(t *testing.T, w *world) {
 	good(t, ranks[2].Leave(w.ctx, ranks[2].asMember()))
 	for i, ch := range early {
 		good(t, (<-ch).err)
-		same(t, "old ranks", rolls[3*i].Ranks, []int{0, 3})
-		same(t, "members", texts(rolls[3*i].Members), []string{"was 0", "was 3"})
-		same(t, "generation is new", rolls[3*i].Generation > ranks[0].gen, true)
+		same(t, "old ranks", memberships[3*i].Ranks, []int{0, 3})
+		same(t, "members", texts(memberships[3*i].Members), []string{"was 0", "was 3"})
+		same(t, "generation is new", memberships[3*i].Generation > ranks[0].gen, true)
 	}
 	old := ranks[0].collect(w.ctx, barrier(1))
 	is(t, old.err, store.ErrStale)
 	now := []*rank{ranks[0], ranks[3]}
 	for i, r := range now {
-		r.gen, r.n = rolls[0].Generation, i
+		r.gen, r.n = memberships[0].Generation, i
 	}
 	goesOn(t, now, 1)
 }

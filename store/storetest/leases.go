@@ -17,7 +17,7 @@ var leaseChecks = []check{
 	{"to keep it alive begins its time anew", leaseKept, []Feature{Leases, Watch}},
 	{"it is kept alive until it is closed", leaseHeld, []Feature{Leases}},
 	{"what has ended is ErrNotFound", leaseOver, []Feature{Leases}},
-	{"its end is reported", leaseTold, []Feature{Leases}},
+	{"its end is reported", leaseEndReported, []Feature{Leases}},
 	{"it ends once", leaseOnce, []Feature{Leases}},
 	{"a lease without a time is ErrInvalid", leaseInvalid, []Feature{Leases}},
 	{"thousands of entries go together", leaseMany, []Feature{Leases, List}},
@@ -181,7 +181,7 @@ func leaseOver(t *testing.T, w *world) {
 	lacksKey(t, w, s, "key")
 }
 
-func leaseTold(t *testing.T, w *world) {
+func leaseEndReported(t *testing.T, w *world) {
 	s := w.store()
 	l, err := s.Lease(w.ctx, 20*w.TTL)
 	good(t, err)

@@ -15,7 +15,7 @@ import (
 
 var reconnectChecks = []check{
 	{"adds take effect once", breakAdds, []Feature{Add, Breaks, Sessions}},
-	{"swaps take effect once, and hear so", breakSwaps, []Feature{Swap, Breaks, Sessions}},
+	{"swaps take effect once, and are answered", breakSwaps, []Feature{Swap, Breaks, Sessions}},
 	{"appends take effect once, in the order of their caller", breakAppends, []Feature{Append, Breaks, Sessions}},
 	{"deletes take effect once, and count right", breakDeletes, []Feature{Delete, Breaks, Sessions}},
 	{"counted reads lose nothing", breakTakes, []Feature{Reads, Wait, Breaks, Sessions}},
@@ -26,7 +26,7 @@ var reconnectChecks = []check{
 	{"a wait that is cancelled meanwhile is over", breakWaitCancelled, []Feature{Wait, Breaks, Sessions}},
 	{"a watch gives each change once", breakWatch, []Feature{Watch, Breaks, Sessions}},
 	{"a follow goes on", breakFollow, []Feature{Collect, Breaks, Sessions}},
-	{"votes stand, and all ranks hear the values", breakCollect, []Feature{Collect, Breaks, Sessions}},
+	{"votes stand, and all ranks get the values", breakCollect, []Feature{Collect, Breaks, Sessions}},
 	{"all ranks get the same outcome", breakOutcome, []Feature{Collect, Breaks, Sessions}},
 	{"collects succeed, one after the other", breakCollects, []Feature{Collect, Breaks, Sessions}},
 	{"a join is answered, and answered again", breakJoin, []Feature{Collect, Breaks, Sessions}},

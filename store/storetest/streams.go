@@ -32,7 +32,7 @@ var streamChecks = []check{
 	{"an expired message is ErrExpired, and the next can be read", streamExpired, []Feature{Collect, Streams}},
 	{"a recv that waits when the next message comes gets it before it expires", streamInTime, []Feature{Collect, Streams}},
 	{"a message that was read does not count as expired", streamReadNotExpired, []Feature{Collect, Streams}},
-	{"expired messages make room", streamExpiredRoom, []Feature{Collect, Streams}},
+	{"expired messages free space", streamExpiredSpace, []Feature{Collect, Streams}},
 	{"a rank that is not there is ErrInvalid", streamRange, []Feature{Collect, Streams}},
 	{"a sender's messages come before its leave", streamLeft, []Feature{Collect, Streams}},
 	{"a send to a rank that left is ErrLeft", streamToLeft, []Feature{Collect, Streams}},
@@ -298,7 +298,7 @@ func streamReadNotExpired(t *testing.T, w *world) {
 	is(t, ranks[1].recv(w.ctx, 0, "unread", 1).err, store.ErrExpired)
 }
 
-func streamExpiredRoom(t *testing.T, w *world) {
+func streamExpiredSpace(t *testing.T, w *world) {
 	ranks := w.group(2)
 	for range 2 {
 		good(t, ranks[0].send(w.ctx, 1, "", string(big(8<<20)), w.TTL))

@@ -22,10 +22,10 @@ type PictureOptions struct {
 
 // Positions in the picture, in pixels.
 const (
-	marginLeft  = 104
-	marginRight = 190 // space for the bars of how long the others waited for each row
-	marginTop   = 76
-	legendRoom  = 64
+	marginLeft   = 104
+	marginRight  = 190 // space for the bars of how long the others waited for each row
+	marginTop    = 76
+	legendHeight = 64
 )
 
 // picture is a picture that is being drawn.
@@ -127,7 +127,7 @@ const style = `<style>
 `
 
 func (p *picture) begin(title string) {
-	width, height := p.width+marginLeft+marginRight, marginTop+p.whole+legendRoom
+	width, height := p.width+marginLeft+marginRight, marginTop+p.whole+legendHeight
 	if title == "" {
 		title = fmt.Sprintf("%s, %s together", count(len(p.t.Rows), "rank"), count(p.summary.Records, "verb"))
 	}

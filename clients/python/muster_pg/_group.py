@@ -349,16 +349,16 @@ class Group:
         """
         old = self._membership
         until = old.until("shrink", timeout)
-        if old.closed or not old.site.hold():
+        if old.closed or not old.shared.hold():
             raise old.closed_error("shrink")
-        new = Membership(old.config, old.site, old.name, old.run)
+        new = Membership(old.config, old.shared, old.name, old.run)
         new.rank, new.size, new.host = old.rank, old.size, old.host
         try:
             with Span(old.trace, "shrink", new) as span:
                 span.waits()
                 new.enter(until, "shrink", old.generation)
         except BaseException:
-            old.site.release()
+            old.shared.release()
             raise
         return Group(new)
 

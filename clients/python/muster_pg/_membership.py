@@ -104,7 +104,7 @@ class Config:
             raise invalid(f"there is no store: {self.size} ranks need one to meet")
 
 
-class Site:
+class SharedStore:
     """Where groups meet.
 
     Every group holds it; a store that was connected to for them goes with the last one.
@@ -134,8 +134,8 @@ class Site:
 class Membership:
     """One rank's place. The channels of its group share it."""
 
-    def __init__(self, config: Config, site: Site, name: str, run: str) -> None:
-        self.config, self.site, self.store, self.name, self.run = config, site, site.store, name, run
+    def __init__(self, config: Config, shared: SharedStore, name: str, run: str) -> None:
+        self.config, self.shared, self.store, self.name, self.run = config, shared, shared.store, name, run
         self.rank, self.size = config.rank, config.size
         self.generation = 0
         self.trace = config.trace
@@ -178,7 +178,7 @@ class Membership:
             ranks = rep.nums or []
             self.rank = ranks.index(self.rank) if self.rank in ranks else -1
         try:
-            self._check_roll([m or b"" for m in members])
+            self._check_members([m or b"" for m in members])
         except Error:
             self.leave()
             raise
@@ -186,7 +186,7 @@ class Membership:
             self.trace.hold()
             self.id = max(_member.fnv(text(f"{self.name}\0{self.run}\0{self.generation}") + b"".join(m or b"" for m in members)), 1)
 
-    def _check_roll(self, members: List[bytes]) -> None:
+    def _check_members(self, members: List[bytes]) -> None:
         if not 0 <= self.rank < self.size:
             raise make(ProtocolError, f"not a muster store: a group of {self.size} without this rank")
         self.members = _member.parse(members)
@@ -213,7 +213,7 @@ class Membership:
             self.leave()  # ends this rank's own calls too
         if self.trace is not None:
             self.trace.release()
-        self.site.release()
+        self.shared.release()
 
     def error(self, op: str, failure: Failure, channel: str = "", seq: int = 0, also: Kinds = (), cause: str = "") -> RankError:
         return rank_error(op, self.name, channel, self.rank, self.size, seq, failure, also, cause)
@@ -307,11 +307,11 @@ def _join_once(config: Config, until: float) -> Membership:
     if isinstance(store, str):
         left = max(until - time.monotonic(), 0.001)
         store = Store.connect(store, tls=config.tls, secret=config.secret, liveness_timeout=config.liveness_timeout, timeout=left, wait=True).within(config.timeout)
-    membership = Membership(config, Site(store, own), config.name, config.run)
+    membership = Membership(config, SharedStore(store, own), config.name, config.run)
     try:
         membership.enter(until, "")
     except BaseException:
-        membership.site.release()
+        membership.shared.release()
         raise
     return membership
 

@@ -160,7 +160,7 @@ class Session(Calls):
                 try:
                     line = self._dialer.dial(math.inf, self._resume(), self._attempt)
                 except Exception as e:  # any error ends the calls that wait for the dial
-                    if self._hopeless(e, time.monotonic() - began):
+                    if self._is_permanent(e, time.monotonic() - began):
                         self._fail(e)
                         break
                     if tries % len(self._dialer.ways) == 0:
@@ -178,7 +178,7 @@ class Session(Calls):
     def _resume(self) -> Request:
         return Request(Op.HELLO, resume=self._id, rev=self._incarnation, value=self._token)
 
-    def _hopeless(self, e: Exception, tried: float) -> bool:
+    def _is_permanent(self, e: Exception, tried: float) -> bool:
         """Reports whether the store need not be looked for any more: one that keeps nothing, and is
         not there, took everything with it.
         """

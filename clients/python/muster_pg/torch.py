@@ -62,7 +62,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def __init__(self, group: Group) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
-        self._lanes = _Lanes()
+        self._threads = _Threads()
         self._name, self._desc = group.name, "undefined"
 
     # What torch asks of every group.
@@ -106,12 +106,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         destroy_process_group.
         """
         self.group.close()
-        self._lanes.close()
+        self._threads.close()
 
     def abort(self) -> None:
         """Ends the group for all ranks."""
         self.group.abort("torch.distributed aborted the process group")
-        self._lanes.close()
+        self._threads.close()
 
     # Collectives.
 
@@ -228,11 +228,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: List[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         [t] = tensors
         data = bytes(_bytes(t))  # now: the caller may change t when isend has returned
-        return self._lanes.later(f"send {dst} {tag}", tensors, lambda: self._tagged(tag).send(data, dst))
+        return self._threads.later(f"send {dst} {tag}", tensors, lambda: self._tagged(tag).send(data, dst))
 
     def recv(self, tensors: List[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
         [t] = tensors
-        return self._lanes.later(f"recv {src} {tag}", tensors, lambda: _fill(t, self._tagged(tag).recv(src)))
+        return self._threads.later(f"recv {src} {tag}", tensors, lambda: _fill(t, self._tagged(tag).recv(src)))
 
     def recv_anysource(self, tensors: List[torch.Tensor], tag: int = 0) -> dist.Work:
         raise make(Invalid, "muster_pg.torch: recv from any rank: the backend muster has no such operation: name the rank")
@@ -245,8 +245,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _collective(self, opts: Any, outputs: Any, run: Callable[[Optional[float]], object]) -> dist.Work:
         timeout = _seconds(getattr(opts, "timeout", None))
         if getattr(opts, "asyncOp", True):
-            return self._lanes.later("collectives", outputs, lambda: run(timeout))
-        self._lanes.drain("collectives")
+            return self._threads.later("collectives", outputs, lambda: run(timeout))
+        self._threads.drain("collectives")
         run(timeout)
         return _DONE
 
@@ -329,25 +329,25 @@ def _finished() -> _Work:
 _DONE = _finished()
 
 
-class _Lanes:
-    """Threads for asynchronous operations: those of one lane run one after the other."""
+class _Threads:
+    """Threads for asynchronous operations: those of one queue run one after the other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects the fields below
         self._pools: Dict[str, concurrent.futures.ThreadPoolExecutor] = {}
         self._last: Dict[str, "_Future[object]"] = {}
 
-    def later(self, lane: str, outputs: object, run: Callable[[], object]) -> _Work:
+    def later(self, queue: str, outputs: object, run: Callable[[], object]) -> _Work:
         with self._lock:
-            pool = self._pools.get(lane)
+            pool = self._pools.get(queue)
             if pool is None:
-                pool = self._pools[lane] = concurrent.futures.ThreadPoolExecutor(1, f"muster {lane}")
-            future = self._last[lane] = pool.submit(run)
+                pool = self._pools[queue] = concurrent.futures.ThreadPoolExecutor(1, f"muster {queue}")
+            future = self._last[queue] = pool.submit(run)
         return _Work(future, outputs)
 
-    def drain(self, lane: str) -> None:
-        """Waits for the operations of a lane. Their errors are those of their Works."""
-        last = self._last.get(lane)
+    def drain(self, queue: str) -> None:
+        """Waits for the operations of a queue. Their errors are those of their Works."""
+        last = self._last.get(queue)
         if last is not None:
             concurrent.futures.wait([last])
 

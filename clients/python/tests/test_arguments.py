@@ -113,8 +113,8 @@ class Wrong(unittest.TestCase):
         for bad in BAD_TIMES:
             self.refused('store: dial "127.0.0.1:1": invalid request: timeout is ', connect, "127.0.0.1:1", timeout=bad)
             self.refused('store: dial "127.0.0.1:1": invalid request: liveness_timeout is ', connect, "127.0.0.1:1", liveness_timeout=bad)
-        with socket.create_server(("127.0.0.1", 0)) as nobody:
-            addr = "127.0.0.1:%d" % nobody.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            addr = "127.0.0.1:%d" % silent.getsockname()[1]
         with self.assertRaises(muster_pg.Unavailable):
             connect(addr, timeout=10**400)  # without a deadline
         for silence in (0, math.inf):

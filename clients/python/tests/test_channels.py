@@ -105,12 +105,12 @@ class Closes(unittest.TestCase):
         x = self.group.channel("x")
         waits, room = threading.Event(), _calls.Calls._room
 
-        def looks_for_room(session: _calls.Calls, call: Call) -> bool:
+        def looks_for_space(session: _calls.Calls, call: Call) -> bool:
             if call.op == Op.SEND:
                 waits.set()
             return room(session, call)
 
-        with mock.patch.object(_calls, "_MOST_NUMBERED", 1), mock.patch.object(_calls.Calls, "_room", looks_for_room), mock.patch.object(_group, "LEAVE_WAIT", 30.0):
+        with mock.patch.object(_calls, "_MOST_NUMBERED", 1), mock.patch.object(_calls.Calls, "_room", looks_for_space), mock.patch.object(_group, "LEAVE_WAIT", 30.0):
             adding = Outcome(self.group.store.add, "k")
             add = self.peer.numbered()[:2]
             sending = Outcome(x.send, b"m", 1)

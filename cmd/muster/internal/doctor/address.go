@@ -13,7 +13,7 @@ import (
 )
 
 // host checks the name of this host.
-func (d *Doctor) host(ctx context.Context, _ *patient) []Finding {
+func (d *Doctor) host(ctx context.Context, _ *process) []Finding {
 	name, err := d.System.Hostname()
 	if err != nil || name == "" {
 		return []Finding{warning(fmt.Sprintf("this host has no name (%v)", err), "give it one: messages name ranks by it")}
@@ -64,7 +64,7 @@ func waysOf(address string) []string {
 }
 
 // meeting returns the address where the ranks meet, as far as the environment defines it.
-func (d *Doctor) meeting(p *patient) string {
+func (d *Doctor) meeting(p *process) string {
 	env := d.System.Getenv
 	switch {
 	case p.config != nil:
@@ -88,20 +88,20 @@ func elsewhere(meeting string) string {
 }
 
 // hosting reports whether this process itself is to listen at the address where the ranks meet.
-func (p *patient) hosting() bool {
+func (p *process) hosting() bool {
 	return p.config != nil && p.config.Rank == 0 && p.config.Size > 1 && !strings.Contains(p.config.Address, "://") && p.config.Address != ""
 }
 
 // address checks the address where the ranks meet: whether its name resolves, to which addresses,
 // and by which interface they are reached.
-func (d *Doctor) address(ctx context.Context, p *patient) (fs []Finding) {
+func (d *Doctor) address(ctx context.Context, p *process) (fs []Finding) {
 	for _, host := range hostsOf(d.meeting(p)) {
 		fs = append(fs, d.addressOf(ctx, p, host)...)
 	}
 	return fs
 }
 
-func (d *Doctor) addressOf(ctx context.Context, p *patient, host string) []Finding {
+func (d *Doctor) addressOf(ctx context.Context, p *process, host string) []Finding {
 	addrs, slow, err := d.resolve(ctx, host)
 	if err != nil {
 		return []Finding{problem(fmt.Sprintf("%s, where the ranks meet, does not resolve here: %s", host, lookupError(err)),
@@ -151,7 +151,7 @@ func (d *Doctor) resolve(ctx context.Context, host string) (addrs []string, slow
 
 // way returns by which interface host is reached. If rank 0 runs here, it checks that an interface
 // has the address.
-func (d *Doctor) way(ctx context.Context, p *patient, host string, addrs []string) []Finding {
+func (d *Doctor) way(ctx context.Context, p *process, host string, addrs []string) []Finding {
 	nics, err := d.System.Interfaces()
 	if err != nil {
 		return []Finding{warning("the interfaces of this host cannot be listed: "+err.Error(), "run it with the rights of the job")}
@@ -175,7 +175,7 @@ func (d *Doctor) way(ctx context.Context, p *patient, host string, addrs []strin
 // this host.
 var virtual = []string{"docker", "virbr", "veth", "br-", "podman", "lxc", "lxd", "vmnet"}
 
-func (d *Doctor) over(p *patient, nic, host string, addrs []string) []Finding {
+func (d *Doctor) over(p *process, nic, host string, addrs []string) []Finding {
 	if slices.ContainsFunc(virtual, func(v string) bool { return strings.HasPrefix(nic, v) }) {
 		return []Finding{warning(fmt.Sprintf("%s (%s) is reached over %s, which leads to containers of this host alone", host, strings.Join(addrs, ", "), nic),
 			elsewhere(d.meeting(p)))}

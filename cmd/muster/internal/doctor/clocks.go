@@ -21,7 +21,7 @@ type reading struct{ Before, After int64 }
 // decided, so each clock shows a time between the rank's Before and After at that moment. So clock
 // a is ahead of clock b by at least a.Before - b.After, and by at most a.After - b.Before. Several
 // barriers narrow these bounds.
-func (w *ward) clocks(ctx context.Context) error {
+func (w *groupCheck) clocks(ctx context.Context) error {
 	mine := make([]reading, clockRounds)
 	for i := range mine {
 		mine[i].Before = w.System.Now().UnixNano()
@@ -62,7 +62,7 @@ func ahead(theirs, mine []reading) (least, most time.Duration) {
 }
 
 // skew returns a finding if the clock of a rank is certainly wrong compared with that of rank 0.
-func (w *ward) skew(rank int, least, most time.Duration) (f Finding, off bool) {
+func (w *groupCheck) skew(rank int, least, most time.Duration) (f Finding, off bool) {
 	by, way := least, "ahead of"
 	if most < 0 {
 		by, way = -most, "behind"

@@ -15,7 +15,7 @@ import (
 const littleDisk = 1 << 30
 
 // directory checks --dir from this process alone.
-func (d *Doctor) directory(context.Context, *patient) []Finding {
+func (d *Doctor) directory(context.Context, *process) []Finding {
 	if d.Dir == "" {
 		return nil
 	}

@@ -74,7 +74,7 @@ func (d *Doctor) answerTimeout() time.Duration {
 // there is no group, or if it fails, each rank calls report with its own findings. The number of
 // problems is the same on all ranks that could agree on it.
 func (d *Doctor) Run(ctx context.Context, report func(*Report) error) (problems int, err error) {
-	p := d.patient()
+	p := d.process()
 	found := d.alone(ctx, p)
 	if p.config == nil || p.config.Size < 2 {
 		r := d.report(found, 1, 1)
@@ -83,28 +83,28 @@ func (d *Doctor) Run(ctx context.Context, report func(*Report) error) (problems 
 	return d.together(ctx, p, found, report)
 }
 
-// patient is the configuration of this process.
-type patient struct {
+// process is the configuration of this process.
+type process struct {
 	config *pgroup.Config // nil if there is no launcher
 	wrong  error          // an error in what the launcher set
 }
 
-func (d *Doctor) patient() *patient {
+func (d *Doctor) process() *process {
 	if !d.launched() {
-		return &patient{}
+		return &process{}
 	}
 	c, err := d.System.FromEnv()
 	if err != nil {
-		return &patient{wrong: err}
+		return &process{wrong: err}
 	}
-	return &patient{config: &c}
+	return &process{config: &c}
 }
 
 // alone runs the checks that need no other rank, concurrently.
-func (d *Doctor) alone(ctx context.Context, p *patient) []Finding {
+func (d *Doctor) alone(ctx context.Context, p *process) []Finding {
 	checks := []struct {
 		name  string
-		check func(context.Context, *patient) []Finding
+		check func(context.Context, *process) []Finding
 	}{
 		{"environment", d.environment},
 		{"host", d.host},

@@ -35,7 +35,7 @@ func (d *Doctor) present() (all []launcher) {
 }
 
 // environment checks for variables that contradict each other.
-func (d *Doctor) environment(_ context.Context, p *patient) (fs []Finding) {
+func (d *Doctor) environment(_ context.Context, p *process) (fs []Finding) {
 	present := d.present()
 	if len(present) == 0 {
 		return d.unlaunched()

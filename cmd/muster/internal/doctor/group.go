@@ -14,34 +14,34 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// card is the information about a rank that all ranks exchange first.
-type card struct {
+// rankInfo is the information about a rank that all ranks exchange first.
+type rankInfo struct {
 	Version string
 	Host    string
 	Dir     string
 	Nonce   string // that of rank 0 is part of file names
 }
 
-// ward is a group whose ranks are checked together.
-type ward struct {
+// groupCheck is a group whose ranks are checked together.
+type groupCheck struct {
 	*Doctor
 	group   *pgroup.Group
 	members []pgroup.Member
-	cards   []card
+	infos   []rankInfo
 	found   []Finding // findings of this rank
 	all     []Finding // on rank 0: findings about all ranks together
 }
 
 // together runs the checks that need all ranks. The findings that this rank made alone are included
 // in the report.
-func (d *Doctor) together(ctx context.Context, p *patient, alone []Finding, report func(*Report) error) (int, error) {
+func (d *Doctor) together(ctx context.Context, p *process, alone []Finding, report func(*Report) error) (int, error) {
 	g, err := d.join(ctx, *p.config)
 	if err != nil {
 		r := d.report(append(alone, d.notJoined(ctx, p, err)...), 1, 1)
 		return r.Problems, report(r)
 	}
 	defer g.Close()
-	w := &ward{Doctor: d, group: g, members: g.Members(), found: alone}
+	w := &groupCheck{Doctor: d, group: g, members: g.Members(), found: alone}
 	problems, err := w.examine(ctx, report)
 	if err == nil {
 		return problems, g.Shutdown(ctx)
@@ -73,7 +73,7 @@ func (d *Doctor) join(ctx context.Context, c pgroup.Config) (*pgroup.Group, erro
 }
 
 // notJoined returns the reason why the group has not formed, and what can be seen of it from here.
-func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding {
+func (d *Doctor) notJoined(ctx context.Context, p *process, err error) []Finding {
 	invalid := errors.Is(err, pgroup.ErrInvalid)
 	do := "are all ranks started, and do they have the same addresses? --timeout gives them more time"
 	switch {
@@ -95,7 +95,7 @@ func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding
 }
 
 // examine runs the checks of the group, and returns the number of problems of all ranks.
-func (w *ward) examine(ctx context.Context, report func(*Report) error) (int, error) {
+func (w *groupCheck) examine(ctx context.Context, report func(*Report) error) (int, error) {
 	if err := w.introduce(ctx); err != nil {
 		return 0, err
 	}
@@ -107,17 +107,17 @@ func (w *ward) examine(ctx context.Context, report func(*Report) error) (int, er
 	return w.reportAll(ctx, report)
 }
 
-// introduce exchanges the cards of all ranks and compares them.
-func (w *ward) introduce(ctx context.Context) error {
+// introduce exchanges the infos of all ranks and compares them.
+func (w *groupCheck) introduce(ctx context.Context) error {
 	host := w.System.Getenv("MUSTER_HOST")
 	if host == "" {
 		host, _ = w.System.Hostname() // an unknown name is already a finding of its own
 	}
-	cards, err := pgroup.AllGather(ctx, w.group, card{w.Version, host, w.Dir, rand.Text()})
+	infos, err := pgroup.AllGather(ctx, w.group, rankInfo{w.Version, host, w.Dir, rand.Text()})
 	if err != nil {
 		return err
 	}
-	w.cards = cards
+	w.infos = infos
 	if w.group.Rank() != 0 {
 		return nil
 	}
@@ -125,18 +125,18 @@ func (w *ward) introduce(ctx context.Context) error {
 	w.compareVersions()
 	names := map[string]int{}
 	for _, m := range w.members {
-		if node, seen := names[w.cards[m.Rank].Host]; seen && node != m.Node {
-			w.say("host", warning(fmt.Sprintf("several hosts or containers call themselves %s", w.cards[m.Rank].Host), "give them names of their own, or set MUSTER_HOST: messages cannot distinguish them"))
+		if node, seen := names[w.infos[m.Rank].Host]; seen && node != m.Node {
+			w.say("host", warning(fmt.Sprintf("several hosts or containers call themselves %s", w.infos[m.Rank].Host), "give them names of their own, or set MUSTER_HOST: messages cannot distinguish them"))
 			break
 		}
-		names[w.cards[m.Rank].Host] = m.Node
+		names[w.infos[m.Rank].Host] = m.Node
 	}
 	return nil
 }
 
-func (w *ward) compareVersions() {
+func (w *groupCheck) compareVersions() {
 	by := map[string][]int{}
-	for rank, c := range w.cards {
+	for rank, c := range w.infos {
 		by[c.Version] = append(by[c.Version], rank)
 	}
 	if len(by) == 1 {
@@ -151,13 +151,15 @@ func (w *ward) compareVersions() {
 }
 
 // say adds findings about all ranks together, on rank 0.
-func (w *ward) say(check string, fs ...Finding) { w.all = append(w.all, named(check, fs)...) }
+func (w *groupCheck) say(check string, fs ...Finding) { w.all = append(w.all, named(check, fs)...) }
 
 // find adds findings of this rank.
-func (w *ward) find(check string, fs ...Finding) { w.found = append(w.found, named(check, fs)...) }
+func (w *groupCheck) find(check string, fs ...Finding) {
+	w.found = append(w.found, named(check, fs)...)
+}
 
 // nodes lists the hosts with their ranks.
-func (w *ward) nodes() string {
+func (w *groupCheck) nodes() string {
 	var text []string
 	for node := range w.group.NodeCount() {
 		text = append(text, w.node(node))
@@ -170,7 +172,7 @@ func (w *ward) nodes() string {
 }
 
 // node describes one host with its ranks.
-func (w *ward) node(n int) string {
+func (w *groupCheck) node(n int) string {
 	var ranks []int
 	name := ""
 	for _, m := range w.members {
@@ -183,7 +185,7 @@ func (w *ward) node(n int) string {
 
 // reportAll collects all findings on rank 0, which reports them, and sends the number of problems to all
 // ranks.
-func (w *ward) reportAll(ctx context.Context, report func(*Report) error) (int, error) {
+func (w *groupCheck) reportAll(ctx context.Context, report func(*Report) error) (int, error) {
 	mine, err := json.Marshal(w.found)
 	if err != nil {
 		return 0, err
@@ -209,7 +211,7 @@ func (w *ward) reportAll(ctx context.Context, report func(*Report) error) (int, 
 }
 
 // attributed returns the findings of all ranks, with the ranks that made them.
-func (w *ward) attributed(theirs [][]byte) (found []Finding, err error) {
+func (w *groupCheck) attributed(theirs [][]byte) (found []Finding, err error) {
 	for rank, b := range theirs {
 		var fs []Finding
 		if err := json.Unmarshal(b, &fs); err != nil {

@@ -200,10 +200,10 @@ func (n narrow) Write(b []byte) (int, error) {
 	return n.Conn.Write(b)
 }
 
-// narrowDoor accepts connections that drop writes that do not fit into a packet.
-type narrowDoor struct{ net.Listener }
+// narrowListener accepts connections that drop writes that do not fit into a packet.
+type narrowListener struct{ net.Listener }
 
-func (n narrowDoor) Accept() (net.Conn, error) {
+func (n narrowListener) Accept() (net.Conn, error) {
 	c, err := n.Listener.Accept()
 	return narrow{c}, err
 }
@@ -216,7 +216,7 @@ func TestLinksThatLoseWhatComesBack(t *testing.T) {
 		}
 		d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
 			l, err := new(net.ListenConfig).Listen(ctx, network, addr)
-			return narrowDoor{l}, err
+			return narrowListener{l}, err
 		}
 	})
 	f := wants(t, r, "links", doctor.Problem, "rank 0 on node-a cannot talk to rank 1 on node-a: few bytes pass, and 64 KiB do not come back")
@@ -350,7 +350,7 @@ func TestFindingsOfRanks(t *testing.T) {
 	well(t, r, 0, 1)
 }
 
-func TestTellingFails(t *testing.T) {
+func TestReportingFails(t *testing.T) {
 	t.Parallel()
 	full := errors.New("disk full")
 	d := &doctor.Doctor{Version: "v1", System: healthy()}

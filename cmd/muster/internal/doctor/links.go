@@ -40,15 +40,15 @@ type trouble struct {
 type where struct{ Addr, Token, Err string }
 
 // links makes each rank listen, and dial every other rank.
-func (w *ward) links(ctx context.Context) error {
+func (w *groupCheck) links(ctx context.Context) error {
 	at := where{Token: rand.Text()}
-	door, err := w.openDoor(ctx, at.Token)
+	peerListener, err := w.listenForPeers(ctx, at.Token)
 	if err != nil {
 		at.Err = innermost(err)
 		w.find("links", problem("this rank can listen nowhere: "+at.Err, "packages gather and collective connect ranks with each other: let it listen at its address in the network"))
 	} else {
-		defer door.close()
-		at.Addr = door.listener.Addr().String()
+		defer peerListener.close()
+		at.Addr = peerListener.listener.Addr().String()
 	}
 	all, err := pgroup.AllGather(ctx, w.group, at)
 	if err != nil {
@@ -69,7 +69,7 @@ func (w *ward) links(ctx context.Context) error {
 }
 
 // dialInTime calls dialAll with half of the time until the deadline.
-func (w *ward) dialInTime(ctx context.Context, all []where) []trouble {
+func (w *groupCheck) dialInTime(ctx context.Context, all []where) []trouble {
 	if end, isSet := ctx.Deadline(); isSet {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
@@ -79,7 +79,7 @@ func (w *ward) dialInTime(ctx context.Context, all []where) []trouble {
 }
 
 // dialAll tests the connections to all other ranks.
-func (w *ward) dialAll(ctx context.Context, all []where) (bad []trouble) {
+func (w *groupCheck) dialAll(ctx context.Context, all []where) (bad []trouble) {
 	var mu sync.Mutex // protects bad
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, atOnce)
@@ -113,7 +113,7 @@ func (w *ward) dialAll(ctx context.Context, all []where) (bad []trouble) {
 const bulk = 64 << 10
 
 // try dials, sends the token, and transfers many bytes in both directions.
-func (w *ward) try(ctx context.Context, to where) (kind string, err error) {
+func (w *groupCheck) try(ctx context.Context, to where) (kind string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, w.answerTimeout())
 	defer cancel()
 	c, err := w.System.Dial(ctx, "tcp", to.Addr)
@@ -164,7 +164,7 @@ type route struct {
 }
 
 // explain groups the troubles by hosts, because a firewall rarely distinguishes ranks.
-func (w *ward) explain(bad []trouble, all []where) (fs []Finding) {
+func (w *groupCheck) explain(bad []trouble, all []where) (fs []Finding) {
 	by := map[route][]trouble{}
 	for _, t := range bad {
 		r := route{w.members[t.From].Node, w.members[t.To].Node, t.Kind}
@@ -186,7 +186,7 @@ func (w *ward) explain(bad []trouble, all []where) (fs []Finding) {
 }
 
 // pairs describes which ranks cannot connect to which.
-func (w *ward) pairs(ts []trouble) string {
+func (w *groupCheck) pairs(ts []trouble) string {
 	var from, to []int
 	for _, t := range ts {
 		from, to = append(from, t.From), append(to, t.To)
@@ -205,7 +205,7 @@ func (w *ward) pairs(ts []trouble) string {
 	return text
 }
 
-func (w *ward) kindText(kind string, t trouble) string {
+func (w *groupCheck) kindText(kind string, t trouble) string {
 	return map[string]string{
 		refused:     "the connection is refused",
 		silent:      fmt.Sprintf("no answer within %v", w.answerTimeout()),
@@ -217,7 +217,7 @@ func (w *ward) kindText(kind string, t trouble) string {
 	}[kind]
 }
 
-func (w *ward) kindAdvice(kind, addr string) string {
+func (w *groupCheck) kindAdvice(kind, addr string) string {
 	first, last := w.System.Ephemeral()
 	host, _, _ := net.SplitHostPort(addr)
 	if isLoopback(host) {

@@ -9,11 +9,11 @@ import (
 
 const (
 	littleShared = 1 << 30   // of /dev/shm; the default of containers is 64 MiB
-	littleRoom   = 256 << 20 // of available memory
+	littleMemory = 256 << 20 // of available memory
 )
 
 // memory checks the shared memory for the ranks of one host.
-func (d *Doctor) memory(context.Context, *patient) (fs []Finding) {
+func (d *Doctor) memory(context.Context, *process) (fs []Finding) {
 	switch err := d.System.Memfd(); {
 	case errors.Is(err, errors.ErrUnsupported):
 		fs = append(fs, ok("this system has no sealed shared memory: ranks of one host use TCP"))
@@ -22,7 +22,7 @@ func (d *Doctor) memory(context.Context, *patient) (fs []Finding) {
 	default:
 		fs = append(fs, ok("shared memory works (memfd)"))
 	}
-	if err := d.System.Room(littleRoom); err != nil {
+	if err := d.System.Room(littleMemory); err != nil {
 		fs = append(fs, problem(strings.TrimPrefix(err.Error(), "shm: "), "shared memory counts against that limit: give the container more memory (--memory, resources.limits)"))
 	}
 	return append(fs, d.shared()...)
@@ -61,7 +61,7 @@ const spareFiles = 64
 
 // files checks the limit of open files of a rank: one for each other rank in both directions, and
 // on the store's host one for each client.
-func (d *Doctor) files(_ context.Context, p *patient) (fs []Finding) {
+func (d *Doctor) files(_ context.Context, p *process) (fs []Finding) {
 	size := 1
 	if p.config != nil {
 		size = p.config.Size

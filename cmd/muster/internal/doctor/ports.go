@@ -15,7 +15,7 @@ import (
 )
 
 // ports checks the port where the ranks meet, and the ports in d.Ports.
-func (d *Doctor) ports(ctx context.Context, p *patient) (fs []Finding) {
+func (d *Doctor) ports(ctx context.Context, p *process) (fs []Finding) {
 	switch meeting := d.meeting(p); {
 	case p.hosting():
 		fs = append(fs, d.free(ctx, p.config.Address, true))

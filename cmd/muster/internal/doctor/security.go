@@ -13,7 +13,7 @@ import (
 const soonOver = 7 * 24 * time.Hour
 
 // security checks the certificates of the group.
-func (d *Doctor) security(_ context.Context, p *patient) []Finding {
+func (d *Doctor) security(_ context.Context, p *process) []Finding {
 	if p.config == nil || p.config.TLS == nil {
 		return nil
 	}

@@ -15,11 +15,11 @@ const soonSeen = time.Second
 
 // sharedDirectory checks which of rank 0's changes in --dir the other ranks see. Every rank runs
 // all steps, whatever it finds.
-func (w *ward) sharedDirectory(ctx context.Context) error {
-	for rank, c := range w.cards {
-		if (c.Dir == "") != (w.cards[0].Dir == "") {
+func (w *groupCheck) sharedDirectory(ctx context.Context) error {
+	for rank, c := range w.infos {
+		if (c.Dir == "") != (w.infos[0].Dir == "") {
 			if w.group.Rank() == 0 {
-				w.say("dir", problem(fmt.Sprintf("rank 0 has --dir %q and rank %d has %q", w.cards[0].Dir, rank, c.Dir), "give it to all ranks, or to none"))
+				w.say("dir", problem(fmt.Sprintf("rank 0 has --dir %q and rank %d has %q", w.infos[0].Dir, rank, c.Dir), "give it to all ranks, or to none"))
 			}
 			return nil
 		}
@@ -27,7 +27,7 @@ func (w *ward) sharedDirectory(ctx context.Context) error {
 	if w.Dir == "" {
 		return nil
 	}
-	b := &board{ward: w, path: filepath.Join(w.Dir, "muster-doctor-"+w.cards[0].Nonce)}
+	b := &sharedDirCheck{groupCheck: w, path: filepath.Join(w.Dir, "muster-doctor-"+w.infos[0].Nonce)}
 	before := len(w.found)
 	defer b.remove(ctx)
 	for _, step := range []func(){b.ask, b.create, b.look, b.overwrite, b.reread, b.race, b.settle} {
@@ -46,13 +46,13 @@ func (w *ward) sharedDirectory(ctx context.Context) error {
 }
 
 // longest is the timeout of a step. A loop inside a step waits for at most w.answerTimeout().
-func (w *ward) longest() time.Duration { return w.answerTimeout() + w.answerTimeout()/2 }
+func (w *groupCheck) longest() time.Duration { return w.answerTimeout() + w.answerTimeout()/2 }
 
-// board is the state of the shared directory check. Rank 0 writes files, and the other ranks read
-// them. A step that hangs keeps its goroutine, which may write to the fields later. So after such a
-// step no further steps run, and the fields are not evaluated.
-type board struct {
-	*ward
+// sharedDirCheck is the state of the shared directory check. Rank 0 writes files, and the other
+// ranks read them. A step that hangs keeps its goroutine, which may write to the fields later. So
+// after such a step no further steps run, and the fields are not evaluated.
+type sharedDirCheck struct {
+	*groupCheck
 	path string
 	hung bool
 
@@ -68,9 +68,9 @@ type board struct {
 	version byte // on rank 0: of the replaced file
 }
 
-func (b *board) writer() bool { return b.group.Rank() == 0 }
+func (b *sharedDirCheck) writer() bool { return b.group.Rank() == 0 }
 
-func (b *board) note(err error) {
+func (b *sharedDirCheck) note(err error) {
 	if b.writes == nil {
 		b.writes = err
 	}
@@ -78,7 +78,7 @@ func (b *board) note(err error) {
 
 // ask looks up a file that does not exist yet, so that the client of the file system caches that.
 // Some clients keep this for long.
-func (b *board) ask() {
+func (b *sharedDirCheck) ask() {
 	if !b.writer() {
 		_, _ = os.Stat(b.path)
 		return
@@ -87,7 +87,7 @@ func (b *board) ask() {
 	b.note(replace(b.path+".race", content(1)))
 }
 
-func (b *board) create() {
+func (b *sharedDirCheck) create() {
 	if b.writer() {
 		b.note(write(b.path, content(1)))
 	} else {
@@ -97,7 +97,7 @@ func (b *board) create() {
 }
 
 // look waits until the new file is visible.
-func (b *board) look() {
+func (b *sharedDirCheck) look() {
 	if b.writer() {
 		return
 	}
@@ -114,7 +114,7 @@ func (b *board) look() {
 	b.listed = slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(b.path) })
 }
 
-func (b *board) overwrite() {
+func (b *sharedDirCheck) overwrite() {
 	if b.writer() {
 		b.note(write(b.path+".over", content(2)))
 	}
@@ -122,7 +122,7 @@ func (b *board) overwrite() {
 
 // reread opens a file again after it was overwritten and closed. Its new content must be visible
 // then.
-func (b *board) reread() {
+func (b *sharedDirCheck) reread() {
 	if !b.writer() {
 		got, err := os.ReadFile(b.path + ".over")
 		b.stale = err == nil && bytes.Equal(got, content(1))
@@ -132,7 +132,7 @@ func (b *board) reread() {
 const replaced = 20 // maximum number of replacements
 
 // race reads a file while rank 0 replaces it, for half of the timeout at most.
-func (b *board) race() {
+func (b *sharedDirCheck) race() {
 	for began := time.Now(); time.Since(began) < b.answerTimeout()/2 && !b.last && !b.elsewhere(); time.Sleep(time.Millisecond) {
 		if !b.writer() {
 			b.readRaced()
@@ -148,16 +148,16 @@ func (b *board) race() {
 }
 
 // settle waits for the last version, which exists now.
-func (b *board) settle() {
+func (b *sharedDirCheck) settle() {
 	for began := time.Now(); !b.writer() && time.Since(began) < b.answerTimeout() && !b.last && !b.elsewhere(); time.Sleep(10 * time.Millisecond) {
 		b.readRaced()
 	}
 }
 
 // elsewhere reports whether this is not rank 0's directory.
-func (b *board) elsewhere() bool { return b.seen < 0 && !b.listed }
+func (b *sharedDirCheck) elsewhere() bool { return b.seen < 0 && !b.listed }
 
-func (b *board) readRaced() {
+func (b *sharedDirCheck) readRaced() {
 	got, err := os.ReadFile(b.path + ".race")
 	switch {
 	case err != nil:
@@ -170,7 +170,7 @@ func (b *board) readRaced() {
 }
 
 // judge turns the results of the steps into findings.
-func (b *board) judge() {
+func (b *sharedDirCheck) judge() {
 	switch {
 	case b.hung:
 		b.find("dir", problem(fmt.Sprintf("an operation in %s did not end within %v", b.Dir, b.longest()), "the server of that file system does not answer: programs there hang, and cannot be interrupted"))
@@ -183,7 +183,7 @@ func (b *board) judge() {
 	}
 }
 
-func (b *board) judgeReader() {
+func (b *sharedDirCheck) judgeReader() {
 	if b.seen < 0 || b.seen > soonSeen {
 		b.find("dir", warning(fmt.Sprintf("a file that was asked for before it was there is not seen in %s for more than %v, though it is in the list", b.Dir, min(b.answerTimeout(), soonSeen)),
 			"the client remembers that there was none: mount with lookupcache=positive (NFS), or wait by listing the directory, as package nfsws does"))
@@ -203,7 +203,7 @@ func (b *board) judgeReader() {
 }
 
 // remove removes all files.
-func (b *board) remove(ctx context.Context) {
+func (b *sharedDirCheck) remove(ctx context.Context) {
 	if !b.writer() {
 		return
 	}

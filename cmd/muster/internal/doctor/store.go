@@ -20,7 +20,7 @@ const lagging = 10_000
 
 // store checks the store at d.Store as a client with these settings: its certificates, whether it
 // grants access, and which process leads. In a job, joining the group tests the other ranks' access.
-func (d *Doctor) store(ctx context.Context, p *patient) []Finding {
+func (d *Doctor) store(ctx context.Context, p *process) []Finding {
 	u, err := url.Parse(d.Store)
 	if err != nil || !slices.Contains([]string{"muster", "etcd", "etcds"}, u.Scheme) || p.config != nil && p.config.Rank != 0 {
 		return nil

@@ -11,9 +11,9 @@ import (
 	"github.com/muster-pg/muster/internal/link"
 )
 
-// door listens for the connections with which the other ranks test this rank. It closes connections
-// of clients that do not have the token.
-type door struct {
+// peerListener listens for the connections with which the other ranks test this rank. It closes
+// connections of clients that do not have the token.
+type peerListener struct {
 	listener      net.Listener
 	token         string
 	answerTimeout time.Duration
@@ -24,19 +24,19 @@ type door struct {
 	conns  map[net.Conn]bool
 }
 
-// openDoor listens where packages gather and collective would: at this node's address on the route
-// to the store, or at loopback if there is only one node.
-func (w *ward) openDoor(ctx context.Context, token string) (*door, error) {
+// listenForPeers listens where packages gather and collective would: at this node's address on the
+// route to the store, or at loopback if there is only one node.
+func (w *groupCheck) listenForPeers(ctx context.Context, token string) (*peerListener, error) {
 	l, err := w.System.Listen(ctx, "tcp", net.JoinHostPort(w.reachable(ctx), "0"))
 	if err != nil {
 		return nil, err
 	}
-	d := &door{listener: l, token: token, answerTimeout: w.answerTimeout(), conns: map[net.Conn]bool{}}
+	d := &peerListener{listener: l, token: token, answerTimeout: w.answerTimeout(), conns: map[net.Conn]bool{}}
 	d.wg.Go(d.accept)
 	return d, nil
 }
 
-func (w *ward) reachable(ctx context.Context) string {
+func (w *groupCheck) reachable(ctx context.Context) string {
 	const loopback = "127.0.0.1"
 	if w.group.NodeCount() == 1 {
 		return loopback
@@ -49,7 +49,7 @@ func (w *ward) reachable(ctx context.Context) string {
 	return loopback
 }
 
-func (d *door) accept() {
+func (d *peerListener) accept() {
 	for {
 		c, err := d.listener.Accept()
 		if err != nil {
@@ -66,7 +66,7 @@ func (d *door) accept() {
 	}
 }
 
-func (d *door) enter(c net.Conn) bool {
+func (d *peerListener) enter(c net.Conn) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.closed {
@@ -75,7 +75,7 @@ func (d *door) enter(c net.Conn) bool {
 	return !d.closed
 }
 
-func (d *door) leave(c net.Conn) {
+func (d *peerListener) leave(c net.Conn) {
 	_ = c.Close()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +83,7 @@ func (d *door) leave(c net.Conn) {
 }
 
 // serve is the other end of try.
-func (d *door) serve(c net.Conn) {
+func (d *peerListener) serve(c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(3 * d.answerTimeout)) // cannot fail for a socket
 	token := make([]byte, len(d.token))
 	if readFull(c, token) != nil || subtle.ConstantTimeCompare(token, []byte(d.token)) != 1 {
@@ -99,7 +99,7 @@ func (d *door) serve(c net.Conn) {
 	}
 }
 
-func (d *door) close() {
+func (d *peerListener) close() {
 	_ = d.listener.Close()
 	d.mu.Lock()
 	d.closed = true
