@@ -187,6 +187,17 @@ func (c *Comm) Name() string { return c.name }
 // Group returns the Comm's own group, with the ranks of the one that it was opened on.
 func (c *Comm) Group() *pgroup.Group { return c.group }
 
+// SharesMemory reports whether all ranks reduce through memory, because they are on one host, and whether
+// some do: those of hosts with several ranks. Where all do, a sum has the order of the ranks, whatever its
+// position in a slice, so the bits do not depend on how data is split among calls.
+func (c *Comm) SharesMemory() (all, some bool) { return c.size() == 1 || c.allShare(), c.someShare() }
+
+func (c *core) someShare() bool {
+	return c.shared && (c.opts.Algorithm == Auto || c.opts.Algorithm == Hierarchical)
+}
+
+func (c *core) allShare() bool { return c.someShare() && len(c.placement.hosts) == 1 }
+
 // Shutdown returns when all ranks have called it, and closes the Comm, even if it fails. After that
 // no rank waits for this one.
 func (c *Comm) Shutdown(ctx context.Context) error {

@@ -270,3 +270,14 @@ func ExampleComm_Close() {
 	})
 	// Output: true
 }
+
+func ExampleComm_SharesMemory() {
+	connected(2, func(_ context.Context, rank int, c *collective.Comm) error {
+		all, some := c.SharesMemory()
+		if rank == 0 {
+			fmt.Println(all, some)
+		}
+		return nil
+	})
+	// Output: true true
+}

@@ -133,7 +133,7 @@ func (c *call) do(p *plan) error {
 		return c.alone(p)
 	case p.op == Avg && reduce.IsNarrow(p.dt):
 		return c.doWide(p)
-	case c.shared && len(c.placement.hosts) == 1 && (c.opts.Algorithm == Auto || c.opts.Algorithm == Hierarchical):
+	case c.allShare():
 		return c.onHost(p)
 	case p.x.n == 0:
 		return c.meet()

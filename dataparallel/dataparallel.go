@@ -16,8 +16,24 @@ import (
 type Options struct {
 	// Trace receives an event of every operation: dataparallel.allreduce_gradients, .broadcast_tensor,
 	// .broadcast_tensors, .barrier and .shutdown. Bytes is the size of this rank's tensors. Nil means
-	// the group's sink, see pgroup.Group.Trace.
+	// the group's sink, see pgroup.Group.Trace. The other verbs are .allreduce_weighted, .start_gradients
+	// and .step_sharded.
 	Trace trace.Sink
+
+	// The fields below must be the same on all ranks.
+
+	// Bucket is the number of bytes from which on a bucket of StartGradients is full: a larger one costs
+	// less, and a smaller one begins earlier. Default: 1 MiB if all ranks share memory, 4 MiB otherwise.
+	Bucket int
+	// Order compares the names of gradients: those that a backward pass has first come first. Default:
+	// descending, with numbers in names as numbers, as layer.10 before layer.2.
+	Order func(a, b string) int
+	// Wire is the dtype of float32 gradients on the network: tensor.BF16 or tensor.F16. Each gradient is
+	// rounded to it, the average is computed in float32, and rounded again. So the error of an average is
+	// at most u of the mean of the absolute values of its gradients, plus u of itself, with u = 2⁻⁸ for BF16
+	// and 2⁻¹¹ for F16. F16 makes numbers beyond ±65504 infinite, and those below 6·10⁻⁵ less precise. It
+	// has no effect where ranks of a host share memory: those exchange float32. Default: float32.
+	Wire tensor.DType
 }
 
 // Strategy averages gradients and broadcasts weights over a Comm, whose Algorithm decides how: flat, or
@@ -34,12 +50,14 @@ type Strategy struct {
 	group string // its name
 	trace trace.Sink
 	view  context.Context // all calls end when it ends; nil: they do not
-	turn  chan struct{}   // a lock that a context can interrupt: full while a call holds it
+	opts  Options
+	turn  chan struct{} // a lock that a context can interrupt: full while a call holds it
 
 	// The fields below belong to the call that holds turn.
 	seq       uint64
 	closed    bool
 	last      *plan            // of the last call's tensors
+	flat      [2][]float32     // gradients and parameters of StepSharded
 	tensors   []*tensor.Tensor // in the order of the plan's parts
 	data      [][]byte         // the data of tensors
 	aliases   alias.Finder
@@ -49,6 +67,9 @@ type Strategy struct {
 // Operations, in errors and traces.
 const (
 	allReduceGradients = "allreduce_gradients"
+	allReduceWeighted  = "allreduce_weighted"
+	startGradients     = "start_gradients"
+	stepSharded        = "step_sharded"
 	broadcastTensor    = "broadcast_tensor"
 	broadcastTensors   = "broadcast_tensors"
 	barrier            = "barrier"
@@ -59,12 +80,15 @@ const (
 func New(c *collective.Comm, o *Options) *Strategy {
 	s := &Strategy{comm: c, group: c.Name(), turn: make(chan struct{}, 1)}
 	s.mine, s.all = make([]uint64, words), make([]uint64, words*s.Size())
-	s.trace = c.Group().Trace()
-	if o == nil {
-		return s
+	if o != nil {
+		s.opts = *o
 	}
-	if o.Trace != nil {
-		s.trace = o.Trace
+	s.trace = s.opts.Trace
+	if s.trace == nil {
+		s.trace = c.Group().Trace()
+	}
+	if s.opts.Order == nil {
+		s.opts.Order = descending
 	}
 	return s
 }
@@ -120,21 +144,51 @@ func (s *Strategy) Shutdown(ctx context.Context) error {
 
 // do calls f while it holds the turn. f returns the number of bytes that it moved.
 func (s *Strategy) do(ctx context.Context, op string, f func(ctx context.Context) (int64, error)) error {
-	e := trace.Event{
+	c, err := s.open(ctx, op)
+	if err != nil {
+		return err
+	}
+	return c.close(f(c.ctx))
+}
+
+// call is a call of a Strategy that has the turn.
+type call struct {
+	*Strategy
+	op     string
+	caller context.Context
+	ctx    context.Context // bounded
+	cancel context.CancelFunc
+	event  trace.Event
+}
+
+// open waits for the turn.
+func (s *Strategy) open(ctx context.Context, op string) (*call, error) {
+	c := &call{Strategy: s, op: op, caller: ctx, event: trace.Event{
 		Op: "dataparallel." + op, Group: s.group, Generation: s.comm.Group().Generation(), Rank: s.Rank(), Size: s.Size(), Last: -1, Start: trace.Now(s.trace),
+	}}
+	c.ctx, c.cancel = s.bound(ctx)
+	if err := s.begin(c.ctx, op); err != nil {
+		return nil, c.end(err)
 	}
-	bounded, cancel := s.bound(ctx)
-	defer cancel()
-	if e.Err = s.begin(bounded, op); e.Err == nil {
-		s.seq++
-		e.Seq = s.seq
-		e.Bytes, e.Err = f(bounded)
-		e.Err = s.named(op, e.Err)
-		<-s.turn
-	}
-	e.Err = s.ofView(e.Err)
-	trace.Record(ctx, s.trace, e)
-	return e.Err
+	s.seq++
+	c.event.Seq = s.seq
+	return c, nil
+}
+
+// close gives the turn back, and returns the error of the call.
+func (c *call) close(bytes int64, err error) error {
+	c.event.Bytes, err = bytes, c.named(c.op, err)
+	clear(c.tensors) // keep no reference to the caller's memory
+	clear(c.data)
+	<-c.turn
+	return c.end(err)
+}
+
+func (c *call) end(err error) error {
+	c.cancel()
+	c.event.Err = c.ofView(err)
+	trace.Record(c.caller, c.trace, c.event)
+	return c.event.Err
 }
 
 // begin takes the turn. If ctx ends before it gets the turn, it aborts the group, because the other ranks
@@ -196,57 +250,13 @@ func (s *Strategy) fail(op string, err error) error {
 // move broadcasts the tensors from root or, if root is -1, averages them.
 func (s *Strategy) move(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) error {
 	return s.do(ctx, op, func(ctx context.Context) (int64, error) {
-		defer func() { // keep no reference to the caller's memory
-			clear(s.tensors)
-			clear(s.data)
-		}()
-		p, err := s.agree(ctx, op, root, ts)
+		p, err := s.agree(ctx, op, root, ts, 0, nil)
 		switch {
 		case err != nil:
 			return 0, err
 		case root >= 0:
 			return p.bytes, collective.BroadcastAll(ctx, s.comm, root, s.data)
 		}
-		for from := 0; from < len(p.parts) && err == nil; {
-			dt, to := p.parts[from].dtype, from+1
-			for to < len(p.parts) && p.parts[to].dtype == dt {
-				to++
-			}
-			err = averages[dt](ctx, s, s.tensors[from:to])
-			from = to
-		}
-		return p.bytes, err
+		return p.bytes, s.averageAll(ctx, p)
 	})
-}
-
-// averages has a function for each dtype that can be averaged.
-var averages = map[tensor.DType]func(ctx context.Context, s *Strategy, ts []*tensor.Tensor) error{
-	tensor.F16: average[tensor.Float16], tensor.BF16: average[tensor.BFloat16], tensor.F32: average[float32], tensor.F64: average[float64],
-	tensor.I8: average[int8], tensor.I16: average[int16], tensor.I32: average[int32], tensor.I64: average[int64],
-	tensor.U8: average[uint8], tensor.U16: average[uint16], tensor.U32: average[uint32], tensor.U64: average[uint64],
-}
-
-// average averages tensors of one dtype in place. It copies those whose data is not aligned for T.
-func average[T tensor.Number](ctx context.Context, s *Strategy, ts []*tensor.Tensor) error {
-	xs := make([][]T, len(ts))
-	clones := map[*tensor.Tensor]*tensor.Tensor{}
-	for i, t := range ts {
-		x, err := tensor.View[T](t)
-		if err != nil {
-			clones[t] = t.Clone()
-			x, err = tensor.View[T](clones[t])
-		}
-		if err != nil { // a big-endian host
-			s.comm.Group().Abort(err) // the other ranks are in the verb already
-			return s.fail(allReduceGradients, err)
-		}
-		xs[i] = x
-	}
-	if err := collective.AllReduceAll(ctx, s.comm, collective.Avg, xs); err != nil {
-		return err
-	}
-	for t, clone := range clones {
-		copy(t.Data, clone.Data)
-	}
-	return nil
 }

@@ -70,6 +70,66 @@ func ExampleStrategy_AllReduceGradients_mismatch() {
 	// Output: dataparallel: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
 }
 
+func ExampleStrategy_AllReduceWeighted() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		mean, examples := []float32{2}, 30. // of the examples of this rank
+		if s.Rank() == 1 {
+			mean, examples = []float32{6}, 10
+		}
+		err := s.AllReduceWeighted(ctx, map[string]*tensor.Tensor{"w": tensor.From(mean)}, examples)
+		if s.Rank() == 1 {
+			fmt.Println(mean, err)
+		}
+	})
+	// Output: [3] <nil>
+}
+
+func ExampleStrategy_StartGradients() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		first, last := []float32{0}, []float32{0}
+		a, _ := s.StartGradients(ctx, map[string]*tensor.Tensor{"layer.1": tensor.From(first), "layer.2": tensor.From(last)})
+		last[0] = float32(s.Rank()) // computed first
+		a.Ready("layer.2")
+		first[0] = 10 * float32(s.Rank()) // while layer.2 is averaged
+		a.Ready("layer.1")
+		err := a.Wait(ctx)
+		if s.Rank() == 0 {
+			fmt.Println(first, last, err)
+		}
+	})
+	// Output: [5] [0.5] <nil>
+}
+
+func ExampleStrategy_StepSharded() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		w := []float32{10, 20, 30, 40}
+		g := []float32{1, 2, 3, 4}
+		params, grads := map[string]*tensor.Tensor{"w": tensor.From(w)}, map[string]*tensor.Tensor{"w": tensor.From(g)}
+		err := s.StepSharded(ctx, params, grads, func(sh dataparallel.Shard) error {
+			for i := range sh.Params { // two of the four, on each rank
+				sh.Params[i] -= sh.Grads[i]
+			}
+			return nil
+		})
+		if s.Rank() == 1 {
+			fmt.Println(w, err)
+		}
+	})
+	// Output: [9 18 27 36] <nil>
+}
+
+func ExampleAverage_Wait() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		x := []float32{float32(s.Rank())}
+		a, _ := s.StartGradients(ctx, map[string]*tensor.Tensor{"w": tensor.From(x)})
+		err := a.Wait(ctx) // begins with all that is not ready yet
+		if s.Rank() == 0 {
+			fmt.Println(x, err)
+		}
+	})
+	// Output: [0.5] <nil>
+}
+
 func ExampleStrategy_BroadcastTensor() {
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		x := []int64{int64(s.Rank())}

@@ -4,3 +4,6 @@ package dataparallel
 func DiffersFromNothing(tensors map[string]string) string {
 	return (&claim{Tensors: tensors}).differs(1, &claim{})
 }
+
+// Descending is the default of Options.Order.
+var Descending = descending

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"iter"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/muster-pg/muster/collective"
@@ -16,13 +18,12 @@ import (
 // plan is the order in which a set of tensors is moved. It depends on names, dtypes and shapes only, so it
 // is the same on all ranks. It is reused while the calls have the same tensors.
 type plan struct {
-	parts        []part
-	bytes        int64
-	hash         uint64
-	hasNoAverage *part // the first part whose dtype cannot be averaged, or nil
+	parts []part
+	bytes int64
+	hash  uint64
 }
 
-// part describes a tensor. The parts of a plan are ordered by dtype, then by name.
+// part describes a tensor. The parts of a plan are ordered by dtype, then by Options.Order, then by name.
 type part struct {
 	name  string
 	dtype tensor.DType
@@ -48,7 +49,7 @@ func (p *plan) matches(ts map[string]*tensor.Tensor) bool {
 // planFor returns the plan of ts and fills in s.tensors and s.data, or returns why a tensor is not valid.
 func (s *Strategy) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
 	if !s.last.matches(ts) {
-		p, err := newPlan(ts)
+		p, err := newPlan(ts, s.opts.Order)
 		if err != nil {
 			return nil, err
 		}
@@ -62,7 +63,7 @@ func (s *Strategy) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
 	return s.last, nil
 }
 
-func newPlan(ts map[string]*tensor.Tensor) (*plan, error) {
+func newPlan(ts map[string]*tensor.Tensor, order func(a, b string) int) (*plan, error) {
 	p := &plan{parts: make([]part, 0, len(ts))}
 	for _, name := range slices.Sorted(maps.Keys(ts)) {
 		t := ts[name]
@@ -75,72 +76,122 @@ func newPlan(ts map[string]*tensor.Tensor) (*plan, error) {
 		p.parts = append(p.parts, part{name, t.DType, slices.Clone(t.Shape), len(t.Data)})
 		p.bytes += int64(len(t.Data))
 	}
-	slices.SortStableFunc(p.parts, func(a, b part) int { return cmp.Compare(a.dtype, b.dtype) })
-	p.finish()
+	slices.SortStableFunc(p.parts, func(a, b part) int { return cmp.Or(cmp.Compare(a.dtype, b.dtype), order(a.name, b.name)) })
+	h := fnv.New64a()
+	for i := range p.parts {
+		fmt.Fprintf(h, "%q %v %v\n", p.parts[i].name, p.parts[i].dtype, p.parts[i].shape)
+	}
+	p.hash = h.Sum64()
 	return p, nil
 }
 
-// finish computes the hash, and sets hasNoAverage.
-func (p *plan) finish() {
-	h := fnv.New64a()
-	for i := range p.parts {
-		part := &p.parts[i]
-		fmt.Fprintf(h, "%q %v %v\n", part.name, part.dtype, part.shape)
-		if averages[part.dtype] == nil && p.hasNoAverage == nil {
-			p.hasNoAverage = part
+// buckets yields ranges of parts, of one dtype each, that end with the part with which they have limit bytes.
+func (p *plan) buckets(limit int) iter.Seq2[int, int] {
+	return func(yield func(from, to int) bool) {
+		for from := 0; from < len(p.parts); {
+			size, to := p.parts[from].bytes, from+1
+			for to < len(p.parts) && p.parts[to].dtype == p.parts[from].dtype && size < limit {
+				size += p.parts[to].bytes
+				to++
+			}
+			if !yield(from, to) {
+				return
+			}
+			from = to
 		}
 	}
-	p.hash = h.Sum64()
 }
 
-// words is how many words each rank sends to the others in agree: the operation, and the plan's hash.
-const words = 2
+// words is how many words each rank sends to the others in agree: the operation, the hash of the plan and
+// of the options, and the weight of the rank.
+const words = 3
+
+// codes are the numbers of operations other than a broadcast, in agree.
+var codes = map[string]uint64{allReduceGradients: 0, allReduceWeighted: 1 << 40, startGradients: 2 << 40, stepSharded: 3 << 40}
 
 // invalid marks the operation of a rank whose arguments are not valid.
 const invalid = 1 << 63
 
 // agree returns the plan if all ranks have the same one, for the same operation. Otherwise all ranks
-// return the same error. Two words from each rank decide it; only when they differ do ranks exchange
-// what their calls are, in explain.
-func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) (*plan, error) {
+// return the same error. A few words from each rank decide it; only when they differ do ranks exchange
+// what their calls are, in explain. check, if not nil, returns why other arguments of this rank are not valid.
+func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, weight float64, check func(p *plan) error) (*plan, error) {
 	p, bad := s.planFor(ts)
-	switch {
-	case root >= s.Size() || root < 0 && op != allReduceGradients:
-		bad = fmt.Errorf("there is no rank %d in a group of %d", root, s.Size())
-	case bad == nil && op == allReduceGradients && p.hasNoAverage != nil:
-		bad = fmt.Errorf("tensor %q is %v, which cannot be averaged", p.hasNoAverage.name, p.hasNoAverage.dtype)
-	case bad == nil && op == allReduceGradients:
-		if i, j, ok := s.aliases.Find(s.data); ok {
-			bad = fmt.Errorf("tensors %q and %q share memory", p.parts[i].name, p.parts[j].name)
-		}
+	if bad == nil {
+		bad = s.refuses(op, root, p, weight)
 	}
-	s.mine[0], s.mine[1] = uint64(root+1), 0
+	if bad == nil && check != nil {
+		bad = check(p)
+	}
+	s.mine[0], s.mine[1], s.mine[2] = uint64(root+1)|codes[op], 0, math.Float64bits(weight)
 	if bad != nil {
 		s.mine[0] |= invalid
 	} else {
-		s.mine[1] = p.hash
+		s.mine[1] = p.hash ^ uint64(s.opts.Wire)<<32 ^ uint64(s.opts.Bucket)
 	}
 	if err := collective.AllGather(ctx, s.comm, s.all, s.mine); err != nil {
 		return nil, err
 	}
 	for i, w := range s.all {
-		if w != s.all[i%words] || w&invalid != 0 && i%words == 0 {
+		if i%words < 2 && w != s.all[i%words] || w&invalid != 0 && i%words == 0 {
 			return nil, s.explain(ctx, op, root, ts, bad)
 		}
 	}
+	if op == allReduceWeighted && !slices.ContainsFunc(s.weights(), func(w float64) bool { return w > 0 }) {
+		return nil, s.fail(op, fmt.Errorf("%w: the weights of all ranks are 0", pgroup.ErrInvalid))
+	}
 	return p, nil
+}
+
+// weights returns those of all ranks, after agree.
+func (s *Strategy) weights() []float64 {
+	ws := make([]float64, s.Size())
+	for i := range ws {
+		ws[i] = math.Float64frombits(s.all[i*words+2])
+	}
+	return ws
+}
+
+// refuses returns why the arguments of op are not valid.
+func (s *Strategy) refuses(op string, root int, p *plan, weight float64) error {
+	_, reduces := codes[op]
+	if root >= s.Size() || root < 0 && !reduces {
+		return fmt.Errorf("there is no rank %d in a group of %d", root, s.Size())
+	}
+	if !reduces {
+		return nil
+	}
+	for i := range p.parts {
+		part := &p.parts[i]
+		switch {
+		case averages[part.dtype] == nil:
+			return fmt.Errorf("tensor %q is %v, which cannot be averaged", part.name, part.dtype)
+		case op == allReduceWeighted && scales[part.dtype] == nil:
+			return fmt.Errorf("tensor %q is %v, which cannot be weighted", part.name, part.dtype)
+		case op == stepSharded && part.dtype != tensor.F32:
+			return fmt.Errorf("tensor %q is %v, and not F32", part.name, part.dtype)
+		}
+	}
+	if i, j, ok := s.aliases.Find(s.data); ok {
+		return fmt.Errorf("tensors %q and %q share memory", p.parts[i].name, p.parts[j].name)
+	}
+	if s.opts.Wire != tensor.Invalid && s.opts.Wire != tensor.F16 && s.opts.Wire != tensor.BF16 {
+		return fmt.Errorf("Options.Wire is %v, and not F16 or BF16", s.opts.Wire)
+	}
+	return checkWeight(weight)
 }
 
 // claim describes a rank's call when ranks do not agree.
 type claim struct {
 	Op      string
+	Options string
 	Bad     string            // why it is not valid, or empty
 	Tensors map[string]string // dtype and shape by name
 }
 
 // explain gathers the claims of all ranks, and returns an error that says how they differ.
 func (s *Strategy) explain(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, bad error) error {
-	mine := claim{Op: op, Tensors: map[string]string{}}
+	mine := claim{Op: op, Options: fmt.Sprintf("Wire %v and Bucket %d", s.opts.Wire, s.opts.Bucket), Tensors: map[string]string{}}
 	if root >= 0 {
 		mine.Op = fmt.Sprintf("%s from rank %d", op, root)
 	}
@@ -171,6 +222,9 @@ func (s *Strategy) explain(ctx context.Context, op string, root int, ts map[stri
 func (c *claim) differs(rank int, zero *claim) string {
 	if c.Op != zero.Op {
 		return fmt.Sprintf("rank %d called %s, rank 0 called %s", rank, c.Op, zero.Op)
+	}
+	if c.Options != zero.Options {
+		return fmt.Sprintf("rank %d has Options with %s, rank 0 with %s", rank, c.Options, zero.Options)
 	}
 	both := map[string]string{} // a decoded map may be nil
 	maps.Copy(both, zero.Tensors)

@@ -111,7 +111,7 @@ func (t *Training) check() error {
 	if t.made.Completed != t.Completed { // a checkpoint was read
 		t.made = version{Completed: t.Completed}
 	}
-	_, err := newPlan(t.Tensors)
+	_, err := newPlan(t.Tensors, descending)
 	return err
 }
 
@@ -170,7 +170,7 @@ type offer struct {
 // receive brings t to the newest version in the view. All ranks choose the same one, and the same source:
 // the lowest rank that has it.
 func (t *Training) receive(ctx context.Context, r *round) error {
-	p, err := newPlan(t.Tensors)
+	p, err := newPlan(t.Tensors, descending)
 	if err != nil {
 		return err
 	}

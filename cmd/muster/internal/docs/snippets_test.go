@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log"
 	"net/http"
 	"time"
@@ -27,7 +28,7 @@ import (
 
 var _ = []any{
 	handleAFailure, withoutALauncher, groupsWithinTheJob, aStoreInMemory, overEtcd, onlyHosts, aStoreOfPython, rankZeroOfVLLM,
-	anotherRankOfVLLM, gatherConfigs, averageGradients, elastic, elasticTraining, elasticCheckpoints, numbers, records, drive,
+	anotherRankOfVLLM, gatherConfigs, averageGradients, weighted, overlapped, sharded, elastic, elasticTraining, elasticCheckpoints, numbers, records, drive,
 }
 
 func handleAFailure(ctx context.Context, g *pgroup.Group) error {
@@ -109,6 +110,38 @@ func anotherRankOfVLLM(ctx context.Context) error {
 	}
 	g, err := vllm.Join(ctx, vllm.Config{Rank: 1, Size: 4, Store: store.New(c)})
 	return errors.Join(g.Close(), err)
+}
+
+func weighted(ctx context.Context, s *dataparallel.Strategy, grads map[string]*tensor.Tensor, examples []int) error {
+	err := s.AllReduceWeighted(ctx, grads, float64(len(examples))) // grads: means over this rank's examples
+	return err
+}
+
+func overlapped(ctx context.Context, s *dataparallel.Strategy, grads map[string]*tensor.Tensor, backward func(map[string]*tensor.Tensor) iter.Seq[string]) error {
+	a, err := s.StartGradients(ctx, grads)
+	if err != nil {
+		return err
+	}
+	for name := range backward(grads) { // yields the names of gradients when they are computed
+		a.Ready(name)
+	}
+	err = a.Wait(ctx)
+	return err
+}
+
+func sharded(ctx context.Context, s *dataparallel.Strategy, params, grads map[string]*tensor.Tensor) error {
+	var velocity []float32
+	err := s.StepSharded(ctx, params, grads, func(sh dataparallel.Shard) error {
+		if len(velocity) != len(sh.Params) {
+			velocity = make([]float32, len(sh.Params)) // of this rank's part
+		}
+		for i, g := range sh.Grads { // averaged over all ranks
+			velocity[i] = 0.9*velocity[i] + g
+			sh.Params[i] -= 0.1 * velocity[i]
+		}
+		return nil
+	})
+	return err
 }
 
 type Layer struct {

@@ -1,0 +1,396 @@
+package dataparallel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/dataparallel"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// tensorSizes are those of a small model: small tensors between large ones.
+var tensorSizes = []int{1, 300, 40_000, 3, 0, 5000, 64, 33_001}
+
+// floats returns tensors that differ from rank to rank, and whose sum depends on its order.
+func floats(rank int) (ts map[string]*tensor.Tensor, xs map[string][]float32) {
+	ts, xs = map[string]*tensor.Tensor{}, map[string][]float32{}
+	chance, scales := rand.New(rand.NewPCG(uint64(rank), 3)), []float32{1, 10, 100, 1000, 10_000}
+	for i, n := range tensorSizes {
+		name, x := fmt.Sprint("layer.", i+5), make([]float32, n)
+		for k := range x {
+			x[k] = float32(chance.Float64()-0.5) * scales[k%len(scales)]
+		}
+		ts[name], xs[name] = tensor.From(x), x
+	}
+	return ts, xs
+}
+
+// bits returns all of ts.
+func bits(ts map[string]*tensor.Tensor) (all []byte) {
+	for _, name := range slices.Sorted(maps.Keys(ts)) {
+		all = append(all, ts[name].Data...)
+	}
+	return all
+}
+
+// with returns a Strategy with options over the Comm of r.
+func (r *rank) with(o dataparallel.Options) *dataparallel.Strategy {
+	return dataparallel.New(r.comm, &o)
+}
+
+// sameOnAll checks that all ranks have the same bits.
+func (r *rank) sameOnAll(b []byte) {
+	all := make([]byte, len(b)*r.Size())
+	if r.ok(collective.AllGather(r.ctx, r.comm, all, b)) {
+		for i := range r.Size() {
+			assert.True(r, slices.Equal(all[i*len(b):][:len(b)], b), "ranks %d and %d differ", i, r.Rank())
+		}
+	}
+}
+
+func TestWeighted(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		weights := []float64{1, 0, 5}
+		grads, xs := floats(r.Rank())
+		if r.Rank() == 1 {
+			xs["layer.7"][3] = float32(math.NaN()) // it has no examples
+		}
+		r.ok(r.AllReduceWeighted(r.ctx, grads, weights[r.Rank()]))
+		_, first := floats(0)
+		_, last := floats(2)
+		for name, x := range xs {
+			for i := range x {
+				a, b := float64(first[name][i]), float64(last[name][i])
+				if want := (a + 5*b) / 6; math.Abs(want-float64(x[i])) > 3e-7*(math.Abs(a)+math.Abs(b)) {
+					assert.Failf(r, "wrong", "element %d of %s is %v, want %v", i, name, x[i], want)
+					return
+				}
+			}
+		}
+		r.sameOnAll(bits(grads))
+
+		plain, _ := floats(r.Rank())
+		r.ok(r.AllReduceGradients(r.ctx, plain))
+		equal, _ := floats(r.Rank())
+		r.ok(r.AllReduceWeighted(r.ctx, equal, 0.3))
+		assert.True(r, slices.Equal(bits(plain), bits(equal)), "equal weights are no weights")
+	})
+}
+
+func TestWeightedInOtherTypes(t *testing.T) {
+	over(t, 2, func(r *rank) {
+		f64, f16 := []float64{float64(r.Rank())}, []tensor.Float16{tensor.Float16From(float32(4 * r.Rank()))}
+		bf16 := []tensor.BFloat16{tensor.BFloat16From(float32(8 * r.Rank()))}
+		r.ok(r.AllReduceWeighted(r.ctx, map[string]*tensor.Tensor{"a": tensor.From(f64), "b": tensor.From(f16), "c": tensor.From(bf16)}, float64(1+2*r.Rank())))
+		assert.Equal(r, []float64{0.75}, f64)
+		assert.EqualValues(r, 3, f16[0].Float32())
+		assert.EqualValues(r, 6, bf16[0].Float32())
+	})
+}
+
+func TestWeightsThatAreNone(t *testing.T) {
+	over(t, 2, func(r *rank) {
+		x := []float32{float32(r.Rank())}
+		grads := map[string]*tensor.Tensor{"w": tensor.From(x)}
+		for _, c := range []struct {
+			weight float64
+			says   string
+		}{{math.NaN(), "rank 1: weight NaN is not"}, {-1, "rank 1: weight -1 is not"}, {math.Inf(1), "rank 1: weight +Inf is not"}} {
+			weight := 1.
+			if r.Rank() == 1 {
+				weight = c.weight
+			}
+			err := r.AllReduceWeighted(r.ctx, grads, weight)
+			assert.ErrorIs(r, err, pgroup.ErrInvalid)
+			assert.ErrorContains(r, err, c.says)
+		}
+		err := r.AllReduceWeighted(r.ctx, grads, 0)
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		assert.ErrorContains(r, err, "the weights of all ranks are 0")
+		err = r.AllReduceWeighted(r.ctx, map[string]*tensor.Tensor{"n": tensor.New(tensor.I32, 2)}, 1)
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		assert.ErrorContains(r, err, `tensor "n" is I32, which cannot be weighted`)
+		if r.Rank() == 0 {
+			err = r.AllReduceWeighted(r.ctx, grads, 1)
+		} else {
+			err = r.AllReduceGradients(r.ctx, grads)
+		}
+		assert.ErrorIs(r, err, pgroup.ErrMismatch)
+		assert.ErrorContains(r, err, "rank 1 called allreduce_gradients, rank 0 called allreduce_weighted")
+		assert.Equal(r, []float32{float32(r.Rank())}, x, "nothing has changed")
+		r.ok(r.AllReduceWeighted(r.ctx, grads, 1))
+		assert.Equal(r, []float32{0.5}, x)
+	})
+}
+
+// TestStartGradients checks that an average that overlaps has the bits of one that does not, whatever
+// the order in which gradients are ready on each rank, and with any bucket.
+func TestStartGradients(t *testing.T) {
+	for _, bucket := range []int{0, 1, 100_000} {
+		t.Run(fmt.Sprint("bucket ", bucket), func(t *testing.T) {
+			over(t, 4, func(r *rank) {
+				s := r.with(dataparallel.Options{Bucket: bucket})
+				want, _ := floats(r.Rank())
+				want["loss"] = tensor.From([]float64{float64(r.Rank())})
+				got := map[string]*tensor.Tensor{}
+				for name, x := range want {
+					got[name] = x.Clone()
+				}
+				r.ok(s.AllReduceGradients(r.ctx, want))
+				a, err := s.StartGradients(r.ctx, got)
+				if !r.ok(err) {
+					return
+				}
+				names := slices.Sorted(maps.Keys(got))
+				rand.New(rand.NewPCG(uint64(r.Rank()), 4)).Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+				var all sync.WaitGroup
+				for _, part := range [][]string{names[:4], names[4:7], {names[0]}} { // those that remain are ready in Wait
+					all.Go(func() {
+						for _, name := range part {
+							a.Ready(name)
+						}
+					})
+				}
+				all.Wait()
+				r.ok(a.Wait(r.ctx))
+				r.ok(a.Wait(r.ctx)) // it is idempotent
+				assert.True(r, slices.Equal(bits(want), bits(got)), "rank %d", r.Rank())
+				r.sameOnAll(bits(got))
+				r.ok(s.Barrier(r.ctx))
+			})
+		})
+	}
+}
+
+func TestStartGradientsThatFail(t *testing.T) {
+	over(t, 2, func(r *rank) {
+		x := []float32{1, float32(r.Rank())}
+		grads := map[string]*tensor.Tensor{"w": tensor.From(x[:1]), "b": tensor.From(x[1:])}
+		a, err := r.StartGradients(r.ctx, grads)
+		r.ok(err)
+		a.Ready("w", "none")
+		err = a.Wait(r.ctx)
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		assert.ErrorContains(r, err, `ready: there is no tensor "none"`)
+		assert.Equal(r, []float32{1, 0.5}, x, "those that exist are averaged")
+		a.Ready("w") // too late: without effect
+
+		if r.Rank() == 1 {
+			delete(grads, "b")
+		}
+		_, err = r.StartGradients(r.ctx, grads)
+		assert.ErrorIs(r, err, pgroup.ErrMismatch)
+		assert.ErrorContains(r, err, `rank 0 has a tensor "b", rank 1 has none`)
+
+		grads["b"] = tensor.From(x[1:])
+		a, err = r.StartGradients(r.ctx, grads)
+		if r.Rank() == 0 {
+			if err == nil { // the other rank has not failed yet
+				a.Ready("w", "b")
+				err = a.Wait(r.ctx)
+			}
+			assert.True(r, errors.Is(err, pgroup.ErrCancelled) || errors.Is(err, context.Canceled), "%v", err)
+			return
+		}
+		r.ok(err)
+		ended, cancel := context.WithCancel(r.ctx)
+		cancel()
+		err = a.Wait(ended)
+		assert.ErrorIs(r, err, context.Canceled)
+	})
+}
+
+// TestStartGradientsBegins checks that the buckets that are ready are averaged while the others are
+// computed.
+func TestStartGradientsBegins(t *testing.T) {
+	over(t, 2, func(r *rank) {
+		s := r.with(dataparallel.Options{Bucket: 1})
+		x, y := []float32{float32(r.Rank())}, []float32{7}
+		a, err := s.StartGradients(r.ctx, map[string]*tensor.Tensor{"layer.10": tensor.From(x), "layer.9": tensor.From(y)})
+		r.ok(err)
+		a.Ready("layer.10")
+		// The Comm serves in order: when this barrier returns, so has the bucket before it.
+		r.ok(r.comm.Barrier(r.ctx))
+		assert.Equal(r, []float32{0.5}, x)
+		r.ok(a.Wait(r.ctx))
+	})
+}
+
+// TestWire checks the error of 16-bit transport against the limit of its documentation.
+func TestWire(t *testing.T) {
+	for _, c := range []struct {
+		wire tensor.DType
+		u    float64
+	}{{tensor.BF16, 1. / (1 << 8)}, {tensor.F16, 1. / (1 << 11)}, {tensor.Invalid, 1. / (1 << 23)}} {
+		for _, w := range ways {
+			t.Run(fmt.Sprint(c.wire, " ", w.name), func(t *testing.T) {
+				w.run(t, 3, func(r *rank) {
+					s := r.with(dataparallel.Options{Wire: c.wire})
+					grads, xs := floats(r.Rank())
+					grads["exact"] = tensor.From([]float64{0.1 * float64(r.Rank())})
+					var of [3]map[string][]float32
+					for i := range of {
+						_, of[i] = floats(i)
+					}
+					again, _ := floats(r.Rank())
+					again["exact"] = tensor.From([]float64{0.1 * float64(r.Rank())})
+					r.ok(s.AllReduceGradients(r.ctx, grads))
+					for name, x := range xs {
+						for i := range x {
+							sum, size := 0., 0.
+							for k := range of {
+								sum, size = sum+float64(of[k][name][i]), size+math.Abs(float64(of[k][name][i]))
+							}
+							limit := c.u*(size+math.Abs(sum))/3*(1+c.u) + 1e-7
+							if math.Abs(sum/3-float64(x[i])) > limit {
+								assert.Failf(r, "wrong", "element %d of %s is %v, want %v ± %v", i, name, x[i], sum/3, limit)
+								return
+							}
+						}
+					}
+					exact, err := tensor.View[float64](grads["exact"])
+					r.ok(err)
+					assert.InDelta(r, 0.1, exact[0], 1e-15)
+					r.sameOnAll(bits(grads))
+					a, err := s.StartGradients(r.ctx, again)
+					if r.ok(err) {
+						r.ok(a.Wait(r.ctx))
+						assert.True(r, slices.Equal(bits(grads), bits(again)))
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestOptionsThatDiffer(t *testing.T) {
+	over(t, 2, func(r *rank) {
+		grads := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2)}
+		s := r.with(dataparallel.Options{Wire: []tensor.DType{tensor.Invalid, tensor.BF16}[r.Rank()]})
+		err := s.AllReduceGradients(r.ctx, grads)
+		assert.ErrorIs(r, err, pgroup.ErrMismatch)
+		assert.ErrorContains(r, err, "rank 1 has Options with Wire BF16 and Bucket 0, rank 0 with Wire invalid and Bucket 0")
+		err = r.with(dataparallel.Options{Wire: tensor.I8}).AllReduceGradients(r.ctx, grads)
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		assert.ErrorContains(r, err, "Options.Wire is I8, and not F16 or BF16")
+	})
+}
+
+// TestStepSharded compares five steps with momentum with those of one process.
+func TestStepSharded(t *testing.T) {
+	const rate, momentum = 0.1, 0.9
+	over(t, 3, func(r *rank) {
+		params, xs := floats(9)
+		_, want := floats(9)
+		velocities := map[string][]float32{}
+		var own []float32
+		for step := range 5 {
+			grads, _ := floats(100*step + r.Rank())
+			before := bits(grads)
+			err := r.StepSharded(r.ctx, params, grads, func(sh dataparallel.Shard) error {
+				if own == nil {
+					own = make([]float32, len(sh.Params))
+				}
+				for i, g := range sh.Grads {
+					own[i] = momentum*own[i] + g
+					sh.Params[i] -= rate * own[i]
+				}
+				return nil
+			})
+			if !r.ok(err) {
+				return
+			}
+			assert.True(r, slices.Equal(before, bits(grads)), "gradients do not change")
+			var of [3]map[string][]float32
+			for i := range of {
+				_, of[i] = floats(100*step + i)
+			}
+			for name, w := range want {
+				if velocities[name] == nil {
+					velocities[name] = make([]float32, len(w))
+				}
+				v := velocities[name]
+				for i := range w {
+					g := (of[0][name][i] + of[1][name][i] + of[2][name][i]) / 3
+					v[i] = momentum*v[i] + g
+					w[i] -= rate * v[i]
+				}
+			}
+		}
+		for name, w := range want {
+			assert.True(r, slices.Equal(w, xs[name]), "%s on rank %d", name, r.Rank())
+		}
+		assert.Less(r, len(own), 80_000/3, "a third of the state")
+	})
+}
+
+func TestStepShardedThatFails(t *testing.T) {
+	over(t, 2, func(r *rank) {
+		w, g := []float32{1, 2, 3}, []float32{float32(r.Rank()), 0, 1}
+		params, grads := map[string]*tensor.Tensor{"w": tensor.From(w)}, map[string]*tensor.Tensor{"w": tensor.From(g)}
+		other := params
+		if r.Rank() == 1 {
+			other = map[string]*tensor.Tensor{"b": tensor.New(tensor.F32, 3)}
+		}
+		err := r.StepSharded(r.ctx, other, grads, func(dataparallel.Shard) error { return errors.New("not called") })
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		assert.ErrorContains(r, err, "rank 1: params and grads have other names, dtypes or shapes")
+		err = r.StepSharded(r.ctx, map[string]*tensor.Tensor{"n": tensor.New(tensor.F64)}, map[string]*tensor.Tensor{"n": tensor.New(tensor.F64)}, nil)
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		assert.ErrorContains(r, err, `tensor "n" is F64, and not F32`)
+
+		full := errors.New("the disk is full")
+		err = r.StepSharded(r.ctx, params, grads, func(sh dataparallel.Shard) error {
+			sh.Params[0] = 100
+			if r.Rank() == 1 {
+				return full
+			}
+			return nil
+		})
+		assert.ErrorContains(r, err, "the disk is full")
+		assert.Equal(r, r.Rank() == 1, errors.Is(err, full), "%v", err)
+		assert.Equal(r, []float32{1, 2, 3}, w, "unchanged")
+	})
+}
+
+// TestOrderOfNames checks that layers of a backward pass come from the last to the first.
+func TestOrderOfNames(t *testing.T) {
+	names := []string{"layer.2.w", "layer.10.w", "layer.10.b", "embed", "head", "layer.02.w", "layer.9", "layer", "layer.9.w"}
+	slices.SortFunc(names, dataparallel.Descending)
+	require.Equal(t, []string{"layer.10.w", "layer.10.b", "layer.9.w", "layer.9", "layer.02.w", "layer.2.w", "layer", "head", "embed"}, names)
+	for _, a := range names {
+		for _, b := range names {
+			require.Equal(t, dataparallel.Descending(a, b), -dataparallel.Descending(b, a))
+		}
+	}
+}
+
+// TestStartGradientsHoldsTheTurn checks that another call waits for Wait.
+func TestStartGradientsHoldsTheTurn(t *testing.T) {
+	ways[0].run(t, 2, func(r *rank) {
+		a, err := r.StartGradients(r.ctx, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2)})
+		r.ok(err)
+		ended := make(chan error, 1)
+		go func() { ended <- r.Barrier(r.ctx) }()
+		select {
+		case err := <-ended:
+			assert.Fail(r, "the barrier has ended", "%v", err)
+		case <-time.After(20 * time.Millisecond):
+		}
+		r.ok(a.Wait(r.ctx))
+		r.ok(<-ended)
+	})
+}
