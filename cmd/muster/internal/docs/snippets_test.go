@@ -113,7 +113,8 @@ func anotherRankOfVLLM(ctx context.Context) error {
 }
 
 func weighted(ctx context.Context, s *dataparallel.Strategy, grads map[string]*tensor.Tensor, examples []int) error {
-	err := s.AllReduceWeighted(ctx, grads, float64(len(examples))) // grads: means over this rank's examples
+	// grads: means over the examples of this rank
+	err := s.AllReduceWeighted(ctx, grads, float64(len(examples)))
 	return err
 }
 
