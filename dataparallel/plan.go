@@ -173,7 +173,8 @@ func (s *Strategy) refuses(op string, root int, p *plan, weight float64) error {
 		}
 	}
 	if i, j, ok := s.aliases.Find(s.data); ok {
-		return fmt.Errorf("tensors %q and %q share memory", p.parts[i].name, p.parts[j].name)
+		a, b := p.parts[i].name, p.parts[j].name
+		return fmt.Errorf("tensors %q and %q share memory", min(a, b), max(a, b))
 	}
 	if s.opts.Wire != tensor.Invalid && s.opts.Wire != tensor.F16 && s.opts.Wire != tensor.BF16 {
 		return fmt.Errorf("Options.Wire is %v, and not F16 or BF16", s.opts.Wire)
