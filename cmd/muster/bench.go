@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -13,15 +12,17 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
+	"github.com/muster-pg/muster/cmd/muster/internal/benchrun"
 	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/wire"
 	"github.com/spf13/cobra"
 )
 
 // benching holds the options of bench.
 type benching struct {
-	spec    benchSpec
+	spec    benchrun.Spec
 	ranks   []int
 	sizes   sizes
 	host    string
@@ -132,7 +133,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 	table.title(all, &o.sizes)
 	progress := newCountBar(cmd.ErrOrStderr(), "measured")
 	defer progress.clear()
-	total := int64(len(o.ranks) * o.spec.rounds())
+	total := int64(len(o.ranks) * o.spec.Rounds())
 	for _, n := range o.ranks {
 		progress.clear()
 		table.head(n)
@@ -171,9 +172,9 @@ func (o *benching) group(n int, done func(benchreport.Result)) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), o.spec.limit())
+	ctx, cancel := context.WithTimeout(context.Background(), o.spec.Limit())
 	defer cancel()
-	said, wrong := newReports[benchReport](ctx), new(complaints)
+	said, wrong := newReports[benchrun.Report](ctx), new(complaints)
 	job, err := launch.Start(ctx, launch.Spec{
 		N: n, Path: self, Args: []string{"bench-rank", string(spec)}, ParentPipe: true, Grace: time.Second,
 		Env:    func(rank int) []string { return p.environ(rank, n) },
@@ -187,17 +188,17 @@ func (o *benching) group(n int, done func(benchreport.Result)) error {
 }
 
 // collectReports combines the reports of the ranks until the job has ended.
-func collectReports(job *launch.Job, said <-chan benchReport, n int, done func(benchreport.Result)) {
+func collectReports(job *launch.Job, said <-chan benchrun.Report, n int, done func(benchreport.Result)) {
 	type key struct {
 		name string
 		size int
 	}
-	by := map[key][]benchReport{}
-	take := func(r benchReport) {
+	by := map[key][]benchrun.Report{}
+	take := func(r benchrun.Report) {
 		k := key{r.Case, r.Size}
 		by[k] = append(by[k], r)
 		if rs := by[k]; len(rs) == n {
-			done(resultOf(rs))
+			done(benchrun.Combine(rs))
 		}
 	}
 	for {
@@ -213,28 +214,25 @@ func collectReports(job *launch.Job, said <-chan benchReport, n int, done func(b
 	}
 }
 
-// resultOf combines the reports of all ranks for one case.
-func resultOf(rs []benchReport) benchreport.Result {
-	c := benchcase.Find(rs[0].Case)
-	var all histogram
-	var rates []float64
-	for _, r := range rs {
-		if c.Timed(r.Rank) {
-			all.merge(r.Times)
-			rates = append(rates, float64(r.Times.Count)/r.Took.Seconds())
-		}
-	}
-	rate := slices.Min(rates)
-	if c.Independent {
-		rate = 0
-		for _, r := range rates {
-			rate += r
-		}
-	}
-	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-	return benchreport.Result{
-		Case: c.Name, Ranks: len(rs), Size: rs[0].Size, Count: all.Count, Rate: math.Round(rate),
-		Median: us(all.quantile(0.5)), P99: us(all.quantile(0.99)), Mean: us(all.mean()),
+// newBenchRank is the command of one rank.
+func newBenchRank() *cobra.Command {
+	return &cobra.Command{
+		Use: "bench-rank SPEC", Hidden: true, Short: "One of the processes of bench", Args: operands("SPEC"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			launch.ExitWithParent()
+			var spec benchrun.Spec
+			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
+				return usagef(cmd, "SPEC: %v", err)
+			}
+			cfg, err := pgroup.FromEnv()
+			if err != nil {
+				return err
+			}
+			cfg.Schemes = schemes()
+			ctx, cancel := context.WithTimeout(context.Background(), spec.Limit())
+			defer cancel()
+			return benchrun.Run(ctx, spec, cfg, func(r benchrun.Report) error { return report(cmd.OutOrStdout(), r) })
+		},
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/tensor"
 )
 
 var (
@@ -19,30 +18,7 @@ var (
 	Access  = access
 )
 
-type (
-	Histogram = histogram
-	Size      = size
-)
-
-func (h *histogram) Add(ds ...time.Duration) {
-	for _, d := range ds {
-		h.add(d)
-	}
-}
-
-func (h *histogram) Quantile(q float64) time.Duration { return h.quantile(q) }
-func (h *histogram) Mean() time.Duration              { return h.mean() }
-func (h *histogram) Merge(o histogram)                { h.merge(o) }
-
-// StatsOf returns the statistics of a tensor: min, max, mean and standard deviation of its finite
-// elements.
-func StatsOf(ctx context.Context, t *tensor.Tensor) ([4]float64, error) {
-	s, err := statsOf(ctx, new(elements), t)
-	if err != nil || s.spread == nil {
-		return [4]float64{}, err
-	}
-	return [4]float64{s.Min, s.Max, s.Mean, s.Std}, nil
-}
+type Size = size
 
 var (
 	Globbed = globbed

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/tensorstats"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 	"github.com/spf13/cobra"
@@ -69,7 +70,7 @@ type tensorRow struct {
 	info       safetensors.Info
 	elements   int64
 
-	stats *tensorStats // nil: there are none
+	stats *tensorstats.Stats // nil: there are none
 	err   error
 	done  chan struct{} // closed when stats and err are set
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/tensorstats"
 	"github.com/spf13/cobra"
 )
 
@@ -113,7 +114,7 @@ func (o *listing) measure(ctx context.Context, rows []*tensorRow) (wait func()) 
 	for range workers {
 		go func() {
 			defer func() { ended <- struct{}{} }()
-			e := new(elements)
+			e := new(tensorstats.Reader)
 			for r := range todo {
 				r.measure(ctx, e, o.noStats)
 			}
@@ -132,14 +133,14 @@ func (o *listing) measure(ctx context.Context, rows []*tensorRow) (wait func()) 
 	}
 }
 
-func (r *tensorRow) measure(ctx context.Context, e *elements, noStats bool) {
+func (r *tensorRow) measure(ctx context.Context, e *tensorstats.Reader, noStats bool) {
 	defer close(r.done)
-	if noStats || !hasStats(r.info.DType) {
+	if noStats || !tensorstats.Ordered(r.info.DType) {
 		return
 	}
 	t, err := r.from.Tensor(r.name)
 	if err == nil {
-		r.stats, err = statsOf(ctx, e, t)
+		r.stats, err = tensorstats.Of(ctx, e, t)
 	}
 	if err != nil {
 		r.err = fmt.Errorf("%s: tensor %q: %w", r.file, r.name, err)
@@ -154,7 +155,7 @@ type tensorJSON struct {
 	Shape      []int  `json:"shape"`
 	Parameters int64  `json:"parameters"`
 	Bytes      int64  `json:"bytes"`
-	*tensorStats
+	*tensorstats.Stats
 }
 
 func (o *listing) printJSON(out *bufio.Writer, rows []*tensorRow) error {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/tensorstats"
 	"golang.org/x/term"
 )
 
@@ -58,11 +59,11 @@ func newTensorTable(where io.Writer, out *bufio.Writer, rows []*tensorRow, noSta
 	if !noStats {
 		t.notes = noteLeast
 		t.columns = append(t.columns,
-			number("MIN", 5, func(s *spread) float64 { return s.Min }),
-			column{head: "", width: statsBins, left: true, drop: 4, cell: picture},
-			number("MAX", 5, func(s *spread) float64 { return s.Max }),
-			number("MEAN", 2, func(s *spread) float64 { return s.Mean }),
-			number("STD", 3, func(s *spread) float64 { return s.Std }),
+			number("MIN", 5, func(s *tensorstats.Spread) float64 { return s.Min }),
+			column{head: "", width: len(tensorstats.Spread{}.Bins), left: true, drop: 4, cell: picture},
+			number("MAX", 5, func(s *tensorstats.Spread) float64 { return s.Max }),
+			number("MEAN", 2, func(s *tensorstats.Spread) float64 { return s.Mean }),
+			number("STD", 3, func(s *tensorstats.Spread) float64 { return s.Std }),
 		)
 	}
 	t.fit()
@@ -87,12 +88,12 @@ func longest(c column, rows []*tensorRow) int {
 	return n
 }
 
-func number(head string, drop int, of func(*spread) float64) column {
+func number(head string, drop int, of func(*tensorstats.Spread) float64) column {
 	return column{head: head, width: numberLen, drop: drop, cell: func(r *tensorRow) string {
-		if r.stats == nil || r.stats.spread == nil {
+		if r.stats == nil || r.stats.Spread == nil {
 			return "-"
 		}
-		return strconv.FormatFloat(of(r.stats.spread), 'g', 3, 64)
+		return strconv.FormatFloat(of(r.stats.Spread), 'g', 3, 64)
 	}}
 }
 
@@ -106,7 +107,7 @@ func dimensions(shape []int) string {
 
 // picture draws the bins as bars. A bin with any element is visible.
 func picture(r *tensorRow) string {
-	if r.stats == nil || r.stats.spread == nil {
+	if r.stats == nil || r.stats.Spread == nil {
 		return ""
 	}
 	bars := []rune("▁▂▃▄▅▆▇█")

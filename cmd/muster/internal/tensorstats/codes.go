@@ -1,4 +1,4 @@
-package main
+package tensorstats
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func (c *codeCounts) of(ctx context.Context, t *tensor.Tensor) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		block := data[:min(len(data), statsBlock)]
+		block := data[:min(len(data), blockLen)]
 		data = data[len(block):]
 		if t.DType.Bits() == 8 {
 			for _, code := range block {
@@ -58,8 +58,8 @@ func codeValues(dt tensor.DType) ([]float32, error) {
 	return all.AppendFloat32s(nil)
 }
 
-// statsOfCodes is like statsOf, for a dtype with codes.
-func statsOfCodes(ctx context.Context, c *codeCounts, t *tensor.Tensor) (*tensorStats, error) {
+// statsOfCodes is like Of, for a dtype with codes.
+func statsOfCodes(ctx context.Context, c *codeCounts, t *tensor.Tensor) (*Stats, error) {
 	values, err := codeValues(t.DType)
 	if err != nil {
 		return nil, err
@@ -67,14 +67,14 @@ func statsOfCodes(ctx context.Context, c *codeCounts, t *tensor.Tensor) (*tensor
 	if err := c.of(ctx, t); err != nil {
 		return nil, err
 	}
-	s := &tensorStats{}
+	s := &Stats{}
 	var l limits
 	for code, x := range values {
 		if n := c[code]; n > 0 {
 			s.note(&l, float64(x), n)
 		}
 	}
-	if s.spread = l.spread(); s.spread == nil {
+	if s.Spread = l.spread(); s.Spread == nil {
 		return s, nil
 	}
 	mid, half := s.frame()

@@ -1,4 +1,6 @@
-package main
+// Package tensorstats computes how the elements of a tensor are spread: minimum, maximum, mean,
+// standard deviation, and counts of the finite ones, and the numbers of the special ones.
+package tensorstats
 
 import (
 	"context"
@@ -12,36 +14,36 @@ import (
 )
 
 const (
-	statsBlock = 1 << 14 // elements in memory at a time
-	statsBins  = 16
+	blockLen = 1 << 14 // elements in memory at a time
+	binCount = 16
 )
 
-// tensorStats contains the statistics of the elements of one tensor.
-type tensorStats struct {
+// Stats contains the statistics of the elements of one tensor.
+type Stats struct {
 	NaN   int64 `json:"nan"`
 	Inf   int64 `json:"inf"`
 	Zeros int64 `json:"zeros"`
 
-	*spread // nil if no element is finite
+	*Spread // nil if no element is finite
 }
 
-// spread contains the statistics of the finite elements.
-type spread struct {
+// Spread contains the statistics of the finite elements.
+type Spread struct {
 	Min  float64 `json:"min"`
 	Max  float64 `json:"max"`
 	Mean float64 `json:"mean"`
 	// the population standard deviation: the sum of squares is divided by n, not n-1
 	Std float64 `json:"std"`
 	// counts of the elements in equal parts of the range from Min to Max
-	Bins [statsBins]int64 `json:"bins"`
+	Bins [binCount]int64 `json:"bins"`
 }
 
-// hasStats reports whether elements of a dtype can be ordered.
-func hasStats(dt tensor.DType) bool { return dt != tensor.C64 }
+// Ordered reports whether elements of a dtype can be ordered.
+func Ordered(dt tensor.DType) bool { return dt != tensor.C64 }
 
-// statsOf reads t block by block, once or twice. If the mapped file is truncated meanwhile, it
-// returns an error instead of a fault.
-func statsOf(ctx context.Context, e *elements, t *tensor.Tensor) (s *tensorStats, err error) {
+// Of returns the statistics of t, which it reads with e block by block, once or twice. If the mapped
+// file is truncated meanwhile, it returns an error instead of a fault.
+func Of(ctx context.Context, e *Reader, t *tensor.Tensor) (s *Stats, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		switch r := recover().(type) {
@@ -55,9 +57,9 @@ func statsOf(ctx context.Context, e *elements, t *tensor.Tensor) (s *tensorStats
 	if hasCodes(t.DType) {
 		return statsOfCodes(ctx, &e.codes, t)
 	}
-	s = &tensorStats{}
+	s = &Stats{}
 	e.begin(t)
-	if err := s.limits(ctx, e); err != nil || s.spread == nil {
+	if err := s.limits(ctx, e); err != nil || s.Spread == nil {
 		return s, err
 	}
 	e.begin(t)
@@ -70,16 +72,16 @@ type limits struct {
 	lo, hi float64
 }
 
-// spread returns a spread with these limits, or nil if there were no elements.
-func (l *limits) spread() *spread {
+// spread returns a Spread with these limits, or nil if there were no elements.
+func (l *limits) spread() *Spread {
 	if !l.some {
 		return nil
 	}
-	return &spread{Min: l.lo, Max: l.hi}
+	return &Spread{Min: l.lo, Max: l.hi}
 }
 
 // note counts n elements with the value x.
-func (s *tensorStats) note(l *limits, x float64, n int64) {
+func (s *Stats) note(l *limits, x float64, n int64) {
 	switch {
 	case math.IsNaN(x):
 		s.NaN += n
@@ -98,7 +100,7 @@ func (s *tensorStats) note(l *limits, x float64, n int64) {
 }
 
 // limits counts NaN, infinite and zero elements, and finds Min and Max.
-func (s *tensorStats) limits(ctx context.Context, e *elements) error {
+func (s *Stats) limits(ctx context.Context, e *Reader) error {
 	var l limits
 	for {
 		block, err := e.next(ctx)
@@ -114,13 +116,13 @@ func (s *tensorStats) limits(ctx context.Context, e *elements) error {
 			}
 		}
 	}
-	s.spread = l.spread()
+	s.Spread = l.spread()
 	return nil
 }
 
 // frame returns the middle of the range and half of its width. Elements are mapped with them to the
 // range from -1 to 1, so that nothing overflows.
-func (s *spread) frame() (mid, half float64) {
+func (s *Spread) frame() (mid, half float64) {
 	if half = s.Max/2 - s.Min/2; half == 0 {
 		return s.Min, 1
 	}
@@ -128,10 +130,10 @@ func (s *spread) frame() (mid, half float64) {
 }
 
 // binOf returns the bin of an element that was mapped to the range from -1 to 1.
-func binOf(y float64) int { return max(0, min(statsBins-1, int((y+1)*(statsBins/2)))) }
+func binOf(y float64) int { return max(0, min(binCount-1, int((y+1)*(binCount/2)))) }
 
 // measure computes the mean, the standard deviation and the bins.
-func (s *spread) measure(ctx context.Context, e *elements) error {
+func (s *Spread) measure(ctx context.Context, e *Reader) error {
 	mid, half := s.frame()
 	var all moments
 	for {
@@ -180,25 +182,25 @@ func (m *moments) add(block []float64) {
 	m.n = total
 }
 
-// elements reads the elements of a tensor as float64, block by block. One elements is used for many
+// Reader reads the elements of a tensor as float64, block by block. One Reader is used for many
 // tensors.
-type elements struct {
+type Reader struct {
 	t      *tensor.Tensor
 	at     int
 	codes  codeCounts
-	narrow [statsBlock]float32
-	wide   [statsBlock]float64
+	narrow [blockLen]float32
+	wide   [blockLen]float64
 }
 
-func (e *elements) begin(t *tensor.Tensor) { e.t, e.at = t, 0 }
+func (e *Reader) begin(t *tensor.Tensor) { e.t, e.at = t, 0 }
 
 // next returns the next block, which is valid until the next call and may be modified; it is empty
 // at the end.
-func (e *elements) next(ctx context.Context) ([]float64, error) {
+func (e *Reader) next(ctx context.Context) ([]float64, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	n := min(statsBlock, e.t.Len()-e.at)
+	n := min(blockLen, e.t.Len()-e.at)
 	from := e.at
 	e.at += n
 	if wide := wideOf(e.t.DType); wide != nil {

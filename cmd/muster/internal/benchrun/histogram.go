@@ -1,4 +1,4 @@
-package main
+package benchrun
 
 import (
 	"maps"
@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// histogram counts durations in buckets that are less than 1 % wide.
-type histogram struct {
+// Histogram counts durations in buckets that are less than 1 % wide.
+type Histogram struct {
 	Buckets map[int]int   `json:"buckets"`
 	Count   int           `json:"count"`
 	Sum     time.Duration `json:"sum"`
@@ -16,7 +16,8 @@ type histogram struct {
 
 const fine = 8 // leading bits of a duration that determine its bucket
 
-func (h *histogram) add(d time.Duration) {
+// Add counts d.
+func (h *Histogram) Add(d time.Duration) {
 	if h.Buckets == nil {
 		h.Buckets = map[int]int{}
 	}
@@ -27,7 +28,8 @@ func (h *histogram) add(d time.Duration) {
 	h.Sum += d
 }
 
-func (h *histogram) merge(o histogram) {
+// Merge adds the counts of o.
+func (h *Histogram) Merge(o Histogram) {
 	if h.Buckets == nil {
 		h.Buckets = map[int]int{}
 	}
@@ -38,8 +40,8 @@ func (h *histogram) merge(o histogram) {
 	h.Sum += o.Sum
 }
 
-// quantile returns the duration that a fraction q of all durations do not exceed.
-func (h *histogram) quantile(q float64) time.Duration {
+// Quantile returns the duration that a fraction q of all durations do not exceed.
+func (h *Histogram) Quantile(q float64) time.Duration {
 	left := int(q * float64(h.Count))
 	for _, b := range slices.Sorted(maps.Keys(h.Buckets)) {
 		if left -= h.Buckets[b]; left < 0 {
@@ -50,4 +52,5 @@ func (h *histogram) quantile(q float64) time.Duration {
 	return 0
 }
 
-func (h *histogram) mean() time.Duration { return h.Sum / time.Duration(max(h.Count, 1)) }
+// Mean returns the mean of all durations.
+func (h *Histogram) Mean() time.Duration { return h.Sum / time.Duration(max(h.Count, 1)) }

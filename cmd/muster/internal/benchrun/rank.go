@@ -1,30 +1,30 @@
-package main
+// Package benchrun measures the cases of a group in each of its ranks, and combines what the ranks
+// report.
+package benchrun
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"iter"
+	"math"
 	"net"
 	"slices"
 	"time"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
 	"github.com/muster-pg/muster/internal/benchcase"
-	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/spf13/cobra"
 )
 
 const (
-	benchFirst = 20 // operations of the first round, which is not counted
+	firstCount = 20 // operations of the first round, which is not counted
 	// duration of a round; between rounds rank 0 decides the length of the next
-	benchRound = 100 * time.Millisecond
+	roundTime = 100 * time.Millisecond
 )
 
-// benchSpec is the job that the ranks receive.
-type benchSpec struct {
+// Spec is the job that the ranks receive.
+type Spec struct {
 	Sizes []int         `json:"sizes"`
 	Time  time.Duration `json:"time"`
 	Cases []string      `json:"cases"`
@@ -32,38 +32,22 @@ type benchSpec struct {
 	Launcher bool `json:"launcher"`
 }
 
-// benchReport is the result of one rank in one case.
-type benchReport struct {
+// Report is the result of one rank in one case.
+type Report struct {
 	Rank  int           `json:"rank"`
 	Case  string        `json:"case"`
 	Size  int           `json:"size"` // 0 if the case has no size
 	Took  time.Duration `json:"took"`
-	Times histogram     `json:"times"`
+	Times Histogram     `json:"times"`
 }
 
-func newBenchRank() *cobra.Command {
-	return &cobra.Command{
-		Use: "bench-rank SPEC", Hidden: true, Short: "One of the processes of bench", Args: operands("SPEC"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			launch.ExitWithParent()
-			var spec benchSpec
-			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
-				return usagef(cmd, "SPEC: %v", err)
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), spec.limit())
-			defer cancel()
-			return benchRank(ctx, spec, cmd.OutOrStdout())
-		},
-	}
+// Limit returns the timeout for all cases, which is far more than they need.
+func (s Spec) Limit() time.Duration {
+	return 30*time.Second + 5*time.Duration(s.Rounds())*(s.Time+time.Second)
 }
 
-// limit returns the timeout for all cases, which is far more than they need.
-func (s benchSpec) limit() time.Duration {
-	return 30*time.Second + 5*time.Duration(s.rounds())*(s.Time+time.Second)
-}
-
-// rounds returns how many results a group produces.
-func (s benchSpec) rounds() (n int) {
+// Rounds returns how many results a group produces.
+func (s Spec) Rounds() (n int) {
 	for range s.each() {
 		n++
 	}
@@ -71,7 +55,7 @@ func (s benchSpec) rounds() (n int) {
 }
 
 // each iterates over the cases with each size. A case without a size occurs once.
-func (s benchSpec) each() iter.Seq2[int, *benchcase.Case] {
+func (s Spec) each() iter.Seq2[int, *benchcase.Case] {
 	return func(yield func(int, *benchcase.Case) bool) {
 		for later, size := range s.Sizes {
 			for i := range benchcase.All {
@@ -87,20 +71,17 @@ func (s benchSpec) each() iter.Seq2[int, *benchcase.Case] {
 	}
 }
 
-// benchProcess is one rank of the benchmark.
-type benchProcess struct {
+// process is one rank of the benchmark.
+type process struct {
 	benchcase.Rank // the rank; its store is that of the launcher
-	spec           benchSpec
+	spec           Spec
 }
 
-func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
-	cfg, err := pgroup.FromEnv()
-	if err != nil {
-		return err
-	}
-	cfg.Schemes = schemes()
-	b := &benchProcess{spec: spec, Rank: benchcase.Rank{Key: fmt.Sprintf("bench/%d", cfg.Rank)}}
-	if b.Store, err = schemes().Open(ctx, cfg.Address); err != nil {
+// Run joins the group of cfg as one of its ranks, measures the cases, and passes each result to
+// report. The launcher's store is at the address of cfg.
+func Run(ctx context.Context, spec Spec, cfg pgroup.Config, report func(Report) error) (err error) {
+	b := &process{spec: spec, Rank: benchcase.Rank{Key: fmt.Sprintf("bench/%d", cfg.Rank)}}
+	if b.Store, err = cfg.Schemes.Open(ctx, cfg.Address); err != nil {
 		return err
 	}
 	defer b.Store.Close()
@@ -114,7 +95,7 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}
-		if err := report(out, r); err != nil {
+		if err := report(r); err != nil {
 			return err
 		}
 	}
@@ -123,7 +104,7 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 
 // join forms the group. If rank 0 hosts it, the others get its address from the launcher's store,
 // so that no free port must be guessed.
-func (b *benchProcess) join(ctx context.Context, cfg pgroup.Config) (err error) {
+func (b *process) join(ctx context.Context, cfg pgroup.Config) (err error) {
 	const where = "bench/address"
 	switch {
 	case b.spec.Launcher:
@@ -148,16 +129,16 @@ func (b *benchProcess) join(ctx context.Context, cfg pgroup.Config) (err error) 
 
 // measure runs rounds of a case until rank 0 decides that its time is over. The first round is not
 // counted.
-func (b *benchProcess) measure(ctx context.Context, c *benchcase.Case) (benchReport, error) {
-	r := benchReport{Rank: b.Group.Rank(), Case: c.Name}
+func (b *process) measure(ctx context.Context, c *benchcase.Case) (Report, error) {
+	r := Report{Rank: b.Group.Rank(), Case: c.Name}
 	if c.Sized {
 		r.Size = len(b.Object)
 	}
 	if err := b.Store.Set(ctx, b.Key, b.Object, nil); err != nil {
 		return r, err
 	}
-	var warm histogram
-	count, took, err := benchFirst, time.Duration(0), error(nil)
+	var warm Histogram
+	count, took, err := firstCount, time.Duration(0), error(nil)
 	for times := &warm; ; times = &r.Times {
 		if times == &r.Times {
 			count = b.next(count, took, r.Took)
@@ -175,16 +156,16 @@ func (b *benchProcess) measure(ctx context.Context, c *benchcase.Case) (benchRep
 }
 
 // next returns how many operations the next round has; 0 means that there is none.
-func (b *benchProcess) next(count int, took, total time.Duration) int {
+func (b *process) next(count int, took, total time.Duration) int {
 	left := b.spec.Time - total
 	if left <= 0 {
 		return 0
 	}
 	each := max(took/time.Duration(count), 1)
-	return int(min(max(min(left, benchRound)/each, 1), time.Duration(100*count)))
+	return int(min(max(min(left, roundTime)/each, 1), time.Duration(100*count)))
 }
 
-func (b *benchProcess) round(ctx context.Context, c *benchcase.Case, count int, times *histogram) (time.Duration, error) {
+func (b *process) round(ctx context.Context, c *benchcase.Case, count int, times *Histogram) (time.Duration, error) {
 	start := time.Now()
 	last := start
 	for range count {
@@ -192,8 +173,33 @@ func (b *benchProcess) round(ctx context.Context, c *benchcase.Case, count int, 
 			return 0, err
 		}
 		now := time.Now()
-		times.add(now.Sub(last))
+		times.Add(now.Sub(last))
 		last = now
 	}
 	return last.Sub(start), nil
+}
+
+// Combine combines the reports of all ranks for one case.
+func Combine(rs []Report) benchreport.Result {
+	c := benchcase.Find(rs[0].Case)
+	var all Histogram
+	var rates []float64
+	for _, r := range rs {
+		if c.Timed(r.Rank) {
+			all.Merge(r.Times)
+			rates = append(rates, float64(r.Times.Count)/r.Took.Seconds())
+		}
+	}
+	rate := slices.Min(rates)
+	if c.Independent {
+		rate = 0
+		for _, r := range rates {
+			rate += r
+		}
+	}
+	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+	return benchreport.Result{
+		Case: c.Name, Ranks: len(rs), Size: rs[0].Size, Count: all.Count, Rate: math.Round(rate),
+		Median: us(all.Quantile(0.5)), P99: us(all.Quantile(0.99)), Mean: us(all.Mean()),
+	}
 }
