@@ -68,7 +68,7 @@ func TestPairFrozen(t *testing.T) {
 	for op, f := range pairVerbs {
 		t.Run(op, func(t *testing.T) {
 			const victim = 1
-			j := pgrouptest.Job{N: 3, Hosts: []string{"node 0", "node 1", "node 2"}, LivenessTimeout: time.Second}
+			j := pgrouptest.Job{N: 3, Hosts: []string{"node 0", "node 1", "node 2"}, LivenessTimeout: 3 * time.Second}
 			processes(t, j, func(r *rank) {
 				r.allReduce(1000)
 				pid := r.g.Members()[victim].PID

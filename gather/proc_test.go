@@ -282,7 +282,7 @@ func (r *rank) missing(ranks []int, who int) {
 // error when it resumes.
 func TestFrozenForLong(t *testing.T) {
 	t.Parallel()
-	processes(t, pgrouptest.Job{N: 3, LivenessTimeout: time.Second}, func(r *rank) {
+	processes(t, pgrouptest.Job{N: 3, LivenessTimeout: 3 * time.Second}, func(r *rank) {
 		ranks := []int{0, 1, 2}
 		require.True(t, r.gathers(ranks, 0, 1000))
 		require.NoError(t, r.group.Barrier(r.ctx))

@@ -77,7 +77,7 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			const first = 1
 			ranks := []int{first, 0, 2}
-			processes(t, pgrouptest.Job{N: 3, MayFail: []int{first}, LivenessTimeout: time.Second}, func(r *rank) {
+			processes(t, pgrouptest.Job{N: 3, MayFail: []int{first}, LivenessTimeout: 3 * time.Second}, func(r *rank) {
 				res, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
 				require.NoError(r, err)
 				require.NoError(r, r.group.Barrier(r.ctx))
