@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
@@ -11,16 +12,23 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 )
 
-// job describes a running "muster run" of this user on this host. While it runs, it has a file in
-// jobsDir and holds a lock on it. The kernel releases the lock when the process ends, for whatever
-// reason. With these files who, top and page find the store of a job.
+// job describes a running "muster run". While it runs, it has a file in jobsDir, for this user on
+// this host, and holds a lock on it. The kernel releases the lock when the process ends, for whatever
+// reason. With these files ps finds the jobs, and who, top and page their store. The store has the
+// same under a lease, for ps.
 type job struct {
+	Job     string    `json:"job"`
+	Node    string    `json:"node"`
 	PID     int       `json:"pid"`
-	URL     string    `json:"url"`
+	URL     string    `json:"url,omitempty"` // not in the store: other hosts may have another one
 	Command []string  `json:"command"`
 	Started time.Time `json:"started"`
+	Ranks   int       `json:"ranks"` // processes on this node
+	agent.Status
 }
 
 func (j *job) String() string {
@@ -48,7 +56,7 @@ func jobsDir() (string, error) {
 
 // announce creates the file of a job. If it cannot, the job runs, but other commands do not find it
 // by themselves.
-func announce(j *job) (end func(), err error) {
+func announce(j *job) (*jobFile, error) {
 	dir, err := jobsDir()
 	if err != nil {
 		return nil, err
@@ -57,28 +65,46 @@ func announce(j *job) (end func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	path := f.Name()
-	end = func() {
-		_ = os.Remove(path)
-		_ = f.Close()
-	}
-	b, err := json.Marshal(j)
-	if err == nil {
-		_, err = f.Write(b)
-	}
+	file := &jobFile{f: f, path: f.Name()}
+	err = file.write(j)
 	if err == nil {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
 	if named := filepath.Join(dir, rand.Text()+".json"); err == nil {
-		if err = os.Rename(path, named); err == nil {
-			path = named
+		if err = os.Rename(file.path, named); err == nil {
+			file.path = named
 		}
 	}
 	if err != nil {
-		end()
+		file.remove()
 		return nil, err
 	}
-	return end, nil
+	return file, nil
+}
+
+// jobFile is the file of a job.
+type jobFile struct {
+	f    *os.File
+	path string
+	size int
+}
+
+// write replaces the contents, in place since the lock is on this file. Spaces fill the rest of what
+// was longer before. A reader that sees half of it reads again.
+func (j *jobFile) write(what *job) error {
+	b, err := json.Marshal(what)
+	if err != nil {
+		return err
+	}
+	b = append(b, bytes.Repeat([]byte(" "), max(0, j.size-len(b)))...)
+	j.size = len(b)
+	_, err = j.f.WriteAt(b, 0)
+	return err
+}
+
+func (j *jobFile) remove() {
+	_ = os.Remove(j.path)
+	_ = j.f.Close()
 }
 
 // jobs returns the running jobs, oldest first. It removes the files of jobs that have ended.
@@ -109,7 +135,14 @@ func jobAt(path string) (j job, ok bool) {
 		_ = os.Remove(path)
 		return j, false
 	}
-	return j, json.NewDecoder(f).Decode(&j) == nil
+	for range 10 {
+		b, err := os.ReadFile(path)
+		j = job{}
+		if err == nil && json.Unmarshal(b, &j) == nil {
+			return j, true
+		}
+	}
+	return j, false
 }
 
 // find sets the store of r to that of the running job, unless a store was named. If several jobs

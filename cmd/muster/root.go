@@ -64,7 +64,7 @@ Look at a model: muster tensors model.safetensors`,
 		}
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench(), newDoctor())
-	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newWho(), newTop(), newPage())
+	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newPs(), newWho(), newTop(), newPage())
 	add(groupFiles, newTensors(), newGather(), newTrace())
 	add(groupOther, newRestore(), newCerts(), newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank(), newMan())

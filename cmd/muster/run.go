@@ -152,14 +152,13 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer shown.close()
-	if end, err := announce(&job{PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now()}); err == nil {
-		defer end()
-	}
 	meeting, err := o.meeting()
 	if err != nil {
 		return err
 	}
 	defer meeting.Close()
+	board := startBoard(job{Job: o.jobName(path), Node: o.name(), PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now(), Ranks: o.n}, o.public())
+	defer board.close()
 	sigs := catch(o.grace)
 	defer sigs.stop()
 	l := &launches{running: o, path: path, args: args[1:], sigs: sigs, logs: o.logFiles(), stderr: cmd.ErrOrStderr()}
@@ -167,6 +166,7 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		fmt.Fprintln(l.stderr, "muster: logs are in", l.logs.dir)
 	}
 	a := o.agent(meeting, sigs, l.stderr, l.start)
+	a.Status = board.set
 	if o.greatest > 0 {
 		w := &elasticWorkers{launches: l}
 		a.Elastic = &agent.Elastic{Min: o.least, Max: o.greatest, Start: w.start}

@@ -105,7 +105,7 @@ func (w *elasticWorkers) start(ctx context.Context, worker agent.Worker) error {
 	if w.tails == nil {
 		w.tails = map[string][]string{}
 	}
-	w.tails[worker.ID] = job.Process(0).Tail()
+	w.tails["worker "+worker.ID] = job.Process(0).Tail()
 	return workerError{e, worker.ID}
 }
 
@@ -140,16 +140,8 @@ func (w *elasticWorkers) environ(worker agent.Worker) []string {
 			env = append(env, name+"=")
 		}
 	}
-	return append(env, "MUSTER_JOB="+w.jobName(), "MUSTER_WORKER="+worker.ID, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest),
+	return append(env, "MUSTER_JOB="+w.jobName(w.path), "MUSTER_WORKER="+worker.ID, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest),
 		"LOCAL_RANK="+strconv.Itoa(worker.Slot), "LOCAL_WORLD_SIZE="+strconv.Itoa(w.n))
-}
-
-// jobName returns the name of the job in the store.
-func (w *elasticWorkers) jobName() string {
-	if w.job != "" {
-		return w.job
-	}
-	return fmt.Sprintf("%s-%s-%d", filepath.Base(w.path), nodeHost(), os.Getpid())
 }
 
 // serial is a writer that several jobs share.
@@ -190,9 +182,9 @@ func (w *elasticWorkers) ended(err error) error {
 	if !ok {
 		return w.launches.ended(err)
 	}
-	if e.First != nil && len(w.tails[e.First.Worker]) > 0 {
-		fmt.Fprintf(w.stderr, "muster: the last lines of worker %s:\n", e.First.Worker)
-		for _, line := range w.tails[e.First.Worker] {
+	if e.First != nil && len(w.tails[e.First.Process]) > 0 {
+		fmt.Fprintf(w.stderr, "muster: the last lines of %s:\n", e.First.Process)
+		for _, line := range w.tails[e.First.Process] {
 			fmt.Fprintln(w.stderr, "    "+printable(line))
 		}
 	}

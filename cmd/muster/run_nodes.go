@@ -169,14 +169,46 @@ func (o *running) meeting() (*store.Store, error) {
 
 // agent returns the agent of this node; start runs its ranks.
 func (o *running) agent(s *store.Store, sigs *signals, stderr io.Writer, start func(context.Context, agent.Attempt) error) *agent.Agent {
-	host := nodeHost()
 	return &agent.Agent{
-		Store: s, Job: "muster-run/" + o.job, Name: fmt.Sprintf("%s:%d", host, os.Getpid()), Host: host, MaxNodeFailures: o.failures,
+		Store: s, Job: jobPrefix + o.job, Name: o.name(), Host: nodeHost(), MaxNodeFailures: o.failures,
 		MinNodes: o.fewest, MaxNodes: o.most, NodeRank: o.own, Procs: o.n, MaxRestarts: o.restarts,
 		JoinTimeout: o.join, Settle: o.settle, Address: o.address(), Start: start, Draining: sigs.draining,
 		Report: func(text string) { fmt.Fprintln(stderr, "muster:", text) },
 	}
 }
+
+// name returns the name of this node, unique in the job.
+func (o *running) name() string { return fmt.Sprintf("%s:%d", nodeHost(), os.Getpid()) }
+
+// jobName returns the name of the job in the store.
+func (o *running) jobName(program string) string {
+	if o.job != "" {
+		return o.job
+	}
+	return fmt.Sprintf("%s-%s-%d", filepath.Base(program), nodeHost(), os.Getpid())
+}
+
+// public returns how to open the store where ps finds the job; nil if rank 0 hosts it.
+func (o *running) public() func(context.Context) (*store.Store, error) {
+	switch {
+	case o.host != nil:
+		return func(context.Context) (*store.Store, error) { return store.New(unclosed{o.host.memory}), nil }
+	case o.store != "":
+		return func(ctx context.Context) (*store.Store, error) {
+			ctx, cancel := context.WithTimeout(ctx, dialTime)
+			defer cancel()
+			r := remote{url: o.store, secure: parameters()}
+			return schemes().Open(ctx, r.target())
+		}
+	}
+	return nil
+}
+
+// unclosed is an engine that its users do not close.
+type unclosed struct{ store.Engine }
+
+// Close implements store.Engine.
+func (unclosed) Close() error { return nil }
 
 // nodeHost returns the name of this host.
 func nodeHost() string {

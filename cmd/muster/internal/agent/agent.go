@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/membership"
@@ -57,7 +58,23 @@ type Agent struct {
 	// result is then that of Run.
 	Draining <-chan struct{}
 	Report   func(text string) // receives what happens, a line each; may be nil
+	Status   func(Status)      // receives the state of the job when it changes; may be nil
 }
+
+// Status is the state of a job, as the agent of a node knows it.
+type Status struct {
+	State    string   `json:"state"` // Waiting or Running
+	Nodes    int      `json:"nodes"` // that run processes
+	Size     int      `json:"size"`  // processes of all nodes
+	Restarts int      `json:"restarts"`
+	Failure  *Failure `json:"failure,omitempty"` // the last one
+}
+
+// States of a job.
+const (
+	Waiting = "waiting" // for nodes
+	Running = "running"
+)
 
 // ErrDraining is the error of an agent that was waiting for nodes when it was to leave.
 var ErrDraining = errors.New("this node is to leave the job")
@@ -94,6 +111,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.Report == nil {
 		a.Report = func(string) {}
 	}
+	if a.Status == nil {
+		a.Status = func(Status) {}
+	}
 	waits, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go func() {
@@ -124,6 +144,7 @@ type run struct {
 	*Agent
 	waits    context.Context // ends with Run's, and when Draining is closed
 	restarts int             // of the job
+	failure  *Failure        // the last one of a rank
 	before   string          // ID of an elastic job of this name that had ended when this node began
 	starts   []int           // of the workers of an elastic job, by slot
 }
@@ -156,6 +177,7 @@ var errChanged = errors.New("the nodes of the job have changed")
 // views makes attempts in one view after the other.
 func (r *run) views(ctx context.Context, m *membership.Member) error {
 	for {
+		r.Status(Status{State: Waiting, Restarts: r.restarts, Failure: r.failure})
 		view, err := r.next(r.waits, m)
 		if err != nil {
 			return r.interrupted(err)
@@ -201,6 +223,8 @@ func (r *run) inView(ctx context.Context, view membership.View) error {
 		if !ok {
 			return err
 		}
+		process, reason, _ := strings.Cut(failed.Reason, ": ")
+		r.failure = &Failure{Process: process, Node: failed.Node, Reason: reason, Time: time.Now()}
 		if r.restarts >= r.MaxRestarts {
 			return err
 		}
@@ -230,6 +254,7 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 		return err
 	}
 	r.restarts = at.Restarts
+	r.Status(Status{State: Running, Nodes: at.Nodes, Size: at.Size, Restarts: at.Restarts, Failure: r.failure})
 	return r.start(ctx, view, g, at)
 }
 

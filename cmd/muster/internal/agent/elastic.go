@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 )
 
 // Elastic has an agent run the workers of an elastic job, which find each other by package
-// membership, instead of ranks. All fields are required.
+// membership, instead of ranks. Fields are required unless they have a default.
 //
 // Each agent keeps the workers of its node alive: one that fails starts again alone, as another
 // worker, while the others go on. MaxRestarts of the Agent bounds that for the whole job. The job
@@ -24,7 +25,12 @@ type Elastic struct {
 	// Start runs a worker, and returns when it has ended. When ctx ends, it ends the worker. It is
 	// called from several goroutines at the same time.
 	Start func(ctx context.Context, w Worker) error
+	// Finish is the time that the last workers have to end by themselves when the job has succeeded;
+	// standbys may not know. Default 30 s.
+	Finish time.Duration
 }
+
+const defaultFinish = 30 * time.Second
 
 // Worker is one start of a worker.
 type Worker struct {
@@ -52,17 +58,19 @@ type elastic struct {
 	id      string          // of the job
 	workers context.Context // ends when this node is to end its workers
 	stop    context.CancelCauseFunc
+	over    chan struct{} // closed when the outcome is known
 
 	mu      sync.Mutex  // protects the fields below
 	seen    *state      // the newest one
 	noted   bool        // a worker has ended because this node is to leave
 	own     error       // the first error of such a worker
 	overdue *time.Timer // runs while there are too few workers
+	finish  *time.Timer // ends the workers that are left
 }
 
 // elastic runs the workers of this node until the job has ended, or this node is out of it.
 func (r *run) elastic(ctx context.Context, m *membership.Member) error {
-	e := &elastic{run: r, shared: r.shared()}
+	e := &elastic{run: r, shared: r.shared(), over: make(chan struct{})}
 	e.workers, e.stop = context.WithCancelCause(ctx)
 	defer e.stop(nil)
 	following, end := context.WithCancel(ctx)
@@ -82,6 +90,9 @@ func (r *run) elastic(ctx context.Context, m *membership.Member) error {
 	tasks.Wait()
 	e.mu.Lock()
 	e.expect(nil)
+	if e.finish != nil {
+		e.finish.Stop()
+	}
 	e.mu.Unlock()
 	if e.id != "" && !errors.Is(err, membership.ErrEvicted) {
 		e.leave(ctx)
@@ -98,6 +109,7 @@ func (e *elastic) begin(ctx context.Context, m *membership.Member) error {
 	waits, stop := context.WithCancelCause(e.waits)
 	defer stop(nil)
 	defer context.AfterFunc(e.workers, func() { stop(context.Cause(e.workers)) })()
+	e.Status(Status{State: Waiting})
 	var err error
 	if e.view, err = e.next(waits, m); err != nil {
 		if cause := context.Cause(waits); cause != nil && e.waits.Err() == nil {
@@ -119,6 +131,7 @@ func (e *elastic) begin(ctx context.Context, m *membership.Member) error {
 		return errOver
 	}
 	e.expect(st)
+	e.Status(st.status())
 	return nil
 }
 
@@ -215,7 +228,7 @@ func (e *elastic) note(err error) {
 // counted counts the end of a worker, and reports whether it starts again. An error is that of the
 // store.
 func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
-	f := Failure{Worker: w.ID, Node: e.Name, Code: 1, Time: time.Now()}
+	f := Failure{Process: "worker " + w.ID, Node: e.Name, Code: 1, Time: time.Now()}
 	if err != nil {
 		f.Reason = err.Error()
 	}
@@ -277,10 +290,26 @@ func (e *elastic) see(st *state) {
 	if h := st.Hosts[e.Host]; h != nil && h.Out {
 		e.stop(&ExcludedError{Host: e.Host, Failures: h.Failures, Last: h.Last})
 	}
-	if st.Outcome != "" {
-		e.stop(errOver)
+	if st.Outcome != "" && (before == nil || before.Outcome == "") {
+		e.conclude(st)
 	}
 	e.expect(st)
+	e.Status(st.status())
+}
+
+// conclude ends the workers that are left: when the job has succeeded, some time later. The caller
+// holds mu.
+func (e *elastic) conclude(st *state) {
+	close(e.over)
+	if st.Outcome == failed || e.id == "" {
+		e.stop(errOver)
+		return
+	}
+	e.finish = time.AfterFunc(cmp.Or(e.Elastic.Finish, defaultFinish), func() { e.stop(errOver) })
+}
+
+func (s *state) status() Status {
+	return Status{State: Running, Nodes: len(s.Nodes), Size: s.running(), Restarts: s.Restarts, Failure: s.Last}
 }
 
 // report describes the changes since before, which may be nil.
@@ -290,7 +319,7 @@ func (e *elastic) report(before, st *state) {
 	}
 	if f := st.Last; st.Failures > before.Failures && f != nil && st.Outcome == "" {
 		text := f.String()
-		if f.Worker != "" && f.Node != e.Name {
+		if f.Process != "" && f.Node != e.Name {
 			text += " on node " + f.Node
 		}
 		switch {
@@ -325,6 +354,7 @@ func (e *elastic) expect(st *state) {
 // result waits for the outcome of the job, after the workers of this node have ended.
 func (e *elastic) result() error {
 	select {
+	case <-e.over:
 	case <-e.workers.Done():
 	case <-e.waits.Done():
 	}

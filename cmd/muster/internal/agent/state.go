@@ -63,22 +63,21 @@ type host struct {
 	Last     Failure
 }
 
-// Failure is the failure of a worker, or of a node if Worker is empty.
+// Failure is the failure of a process, or of a node if Process is empty.
 type Failure struct {
-	Worker  string `json:"worker,omitempty"`
-	Node    string `json:"node"`
-	Reason  string `json:"reason"` // as "exit status 3"
-	Code    int    `json:"code"`   // as a shell's
-	Restart int    `json:"restart,omitempty"`
-	// Time is that of the node's clock.
-	Time time.Time `json:"time"`
+	Process string    `json:"process,omitempty"` // as "rank 3" or "worker a-3"
+	Node    string    `json:"node"`
+	Reason  string    `json:"reason"`            // as "exit status 3"
+	Code    int       `json:"code,omitempty"`    // as a shell's
+	Restart int       `json:"restart,omitempty"` // number of the restart that followed
+	Time    time.Time `json:"time"`              // of the node's clock
 }
 
 func (f *Failure) String() string {
-	if f.Worker == "" {
+	if f.Process == "" {
 		return fmt.Sprintf("node %s %s", f.Node, f.Reason)
 	}
-	return fmt.Sprintf("worker %s: %s", f.Worker, f.Reason)
+	return fmt.Sprintf("%s: %s", f.Process, f.Reason)
 }
 
 // running returns the number of workers that have not ended.

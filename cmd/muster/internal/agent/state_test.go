@@ -22,7 +22,7 @@ func (s *state) entered(name string, r rules, generation uint64, live ...string)
 }
 
 func fail(s *state, node, worker string, code int) bool {
-	return s.failure(Failure{Worker: worker, Node: node, Reason: "exit status", Code: code})
+	return s.failure(Failure{Process: "worker " + worker, Node: node, Reason: "exit status", Code: code})
 }
 
 // TestRestartsAreOfTheWholeJob checks that restarts on all nodes count together, and that the job
