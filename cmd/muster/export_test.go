@@ -20,10 +20,7 @@ var (
 
 type Size = size
 
-var (
-	Globbed = globbed
-	BarLine = barLine
-)
+var BarLine = barLine
 
 // PrintWho prints a view as "muster who" does.
 func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{Writer: w}).print(v) }

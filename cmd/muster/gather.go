@@ -22,7 +22,7 @@ import (
 type merging struct {
 	shards  []string
 	out     string
-	axes    axisRules
+	axes    merge.Axes
 	force   bool
 	timeout time.Duration
 	log     io.Writer
@@ -93,20 +93,20 @@ func (o *merging) run(out io.Writer) error {
 	if err := o.distinct(models); err != nil {
 		return err
 	}
-	axes, err := o.axes.of(models)
+	shards := make([]merge.Shard, len(models))
+	for i, m := range models {
+		shards[i] = merge.Shard{Name: m.path, Model: m.Model}
+	}
+	axes, err := o.axes.Of(shards)
 	if err != nil {
 		return err
 	}
-	metadata, differ := mergedMetadata(models)
+	metadata, differ := merge.Metadata(shards)
 	if len(differ) > 0 {
 		for i, k := range differ {
 			differ[i] = preview([]byte(k))
 		}
 		_, _ = fmt.Fprintf(o.log, "metadata left out, since the shards differ: %s\n", strings.Join(differ, ", "))
-	}
-	shards := make([]merge.Shard, len(models))
-	for i, m := range models {
-		shards[i] = merge.Shard{Name: m.path, Model: m.Model}
 	}
 	plan, err := merge.New(shards, axes)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/glob"
 	"github.com/muster-pg/muster/cmd/muster/internal/tensorstats"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
@@ -97,7 +98,7 @@ func rowsOf(m *model, patterns []string, used map[string]bool) (rows []*tensorRo
 func matches(name string, patterns []string, used map[string]bool) bool {
 	fits := len(patterns) == 0
 	for _, p := range patterns {
-		if globbed(p, name) {
+		if glob.Match(p, name) {
 			fits, used[p] = true, true
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -303,31 +302,5 @@ func TestTensorsHostileNames(t *testing.T) {
 	assert.LessOrEqual(t, len(r.stdout), 5<<20)
 	for _, l := range listJSON(t, path) {
 		assert.NotNil(t, ts[l.Name], "no tensor %q", l.Name)
-	}
-}
-
-func TestGlobs(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		pattern, name string
-		want          bool
-	}{
-		{"", "", true},
-		{"", "a", false},
-		{"*", "", true},
-		{"*", "a.b", true},
-		{"a", "a", true},
-		{"a*", "a", true},
-		{"*a", "ba", true},
-		{"*a", "ab", false},
-		{"a*a", "a", false},
-		{"a*a", "aa", true},
-		{"*.q.*", "0.q.w", true},
-		{"*.q.*", "0.qq.w", false},
-		{"a**b", "ab", true},
-		{"*ab*ab", "ab", false},
-		{"*ab*ab", "xababxab", true},
-	} {
-		assert.Equal(t, test.want, muster.Globbed(test.pattern, test.name), "%q fits %q", test.pattern, test.name)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package merge
 
 import (
 	"fmt"
@@ -6,21 +6,21 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/glob"
 )
 
-// axisRule says along which axis tensors are joined.
-type axisRule struct {
-	Name string `json:"name"` // a name or a glob
-	Axis int    `json:"axis"`
+// Axis says along which axis tensors are joined: those with this name, which may be a glob.
+type Axis struct {
+	Name string
+	Axis int
 }
 
-func (r axisRule) String() string { return fmt.Sprintf("%s=%d", printable(r.Name), r.Axis) }
-
-// axisRules is the value of a flag that may be repeated.
-type axisRules []axisRule
+// Axes is the value of a flag that may be repeated.
+type Axes []Axis
 
 // Set implements pflag.Value. The name may contain "=".
-func (rs *axisRules) Set(text string) error {
+func (rs *Axes) Set(text string) error {
 	i := strings.LastIndexByte(text, '=')
 	if i < 1 {
 		return fmt.Errorf("it is not NAME=AXIS, as '*.q_proj.weight=0'")
@@ -34,22 +34,22 @@ func (rs *axisRules) Set(text string) error {
 			return fmt.Errorf("%q is there twice", r.Name)
 		}
 	}
-	*rs = append(*rs, axisRule{text[:i], axis})
+	*rs = append(*rs, Axis{text[:i], axis})
 	return nil
 }
 
 // String implements pflag.Value.
-func (rs *axisRules) String() string { return "" }
+func (rs *Axes) String() string { return "" }
 
 // Type implements pflag.Value.
-func (rs *axisRules) Type() string { return "NAME=AXIS" }
+func (rs *Axes) Type() string { return "NAME=AXIS" }
 
-// of returns the axis of each tensor that has one: from the rule with its exact name, or else from
+// Of returns the axis of each tensor that has one: from the rule with its exact name, or else from
 // the first glob that matches.
-func (rs axisRules) of(models []*model) (map[string]int, error) {
+func (rs Axes) Of(shards []Shard) (map[string]int, error) {
 	axes, used := map[string]int{}, map[string]bool{}
-	for _, m := range models {
-		for _, name := range m.Names() {
+	for _, s := range shards {
+		for _, name := range s.Model.Names() {
 			if _, ok := axes[name]; ok {
 				continue
 			}
@@ -60,16 +60,16 @@ func (rs axisRules) of(models []*model) (map[string]int, error) {
 	}
 	for _, r := range rs {
 		if !used[r.Name] {
-			return nil, fmt.Errorf("--axis %v: no shard has a tensor with such a name: \"muster tensors --no-stats\" lists them", r)
+			return nil, fmt.Errorf("--axis %s=%d: no shard has a tensor with such a name: \"muster tensors --no-stats\" lists them", r.Name, r.Axis)
 		}
 	}
 	return axes, nil
 }
 
 // fit returns the rule for a name, and records all rules that match it in used.
-func (rs axisRules) fit(name string, used map[string]bool) (best axisRule, ok bool) {
+func (rs Axes) fit(name string, used map[string]bool) (best Axis, ok bool) {
 	for _, r := range rs {
-		if !globbed(r.Name, name) {
+		if !glob.Match(r.Name, name) {
 			continue
 		}
 		used[r.Name] = true
@@ -80,12 +80,12 @@ func (rs axisRules) fit(name string, used map[string]bool) (best axisRule, ok bo
 	return best, ok
 }
 
-// mergedMetadata returns the metadata of the merged model, which consists of the keys whose value
+// Metadata returns the metadata of the merged model, which consists of the keys whose value
 // is the same in all files that have them. It returns the keys whose values differ in differ.
-func mergedMetadata(models []*model) (same map[string]string, differ []string) {
+func Metadata(shards []Shard) (same map[string]string, differ []string) {
 	odd := map[string]bool{}
-	for _, m := range models {
-		for _, f := range m.Files() {
+	for _, s := range shards {
+		for _, f := range s.Model.Files() {
 			for k, v := range f.Metadata {
 				if old, ok := same[k]; ok && old != v {
 					odd[k] = true
