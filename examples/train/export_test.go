@@ -55,8 +55,8 @@ func ExactMean(ranks [][][]float32, losses [][]float64) (grad []float32, loss fl
 // Batches returns the first batches of examples.
 func Batches(n, size, count int) (all [][]int) {
 	b := batches{n: n, size: size}
-	for range count {
-		all = append(all, b.next())
+	for step := range count {
+		all = append(all, b.of(step))
 	}
 	return all
 }

@@ -2,6 +2,7 @@
 //
 //	muster run -n 4 -- go run ./examples/train
 //	muster run -n 4 -- go run ./examples/train -deterministic -csv four.csv
+//	muster run --elastic 2:4 --max-restarts 99 -- go run ./examples/train -elastic -life 20s -pause 50ms
 //
 // Every rank has the whole model, and learns from its share of each batch; the gradients are
 // averaged over all ranks. README.md shows the output and the plots.
@@ -35,7 +36,11 @@ func run(args []string, out, errs io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := o.run(ctx, out); err != nil {
+	run := o.run
+	if o.elastic {
+		run = o.runElastic
+	}
+	if err := run(ctx, out); err != nil {
 		fmt.Fprintln(errs, "train:", err)
 		return 1
 	}

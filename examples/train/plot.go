@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,4 +99,79 @@ func save(file, format string, above, below *plot.Plot) error {
 	}
 	_, err = c.WriteTo(f)
 	return errors.Join(err, f.Close())
+}
+
+// drawMembers draws the loss over time, and below it a line for each worker from its first step to its
+// last, with a cross if it did not complete the last step of all, and the size of the view.
+func drawMembers(file string, logs [][]entry) error {
+	format, err := plotFormat(file)
+	if err != nil {
+		return err
+	}
+	if len(logs) == 0 {
+		return errors.New("there are no logs to draw")
+	}
+	slices.SortFunc(logs, func(a, b []entry) int { return a[0].at.Compare(b[0].at) })
+	begin, last := logs[0][0].at, 0
+	byStep := map[int]entry{}
+	for _, l := range logs {
+		for _, e := range l {
+			byStep[e.step], last = e, max(last, e.step)
+		}
+	}
+	seconds := func(e entry) float64 { return e.at.Sub(begin).Seconds() }
+	var losses, sizes, ends plotter.XYs
+	for _, step := range slices.Sorted(maps.Keys(byStep)) {
+		e := byStep[step]
+		losses = append(losses, plotter.XY{X: seconds(e), Y: e.loss})
+		sizes = append(sizes, plotter.XY{X: seconds(e), Y: float64(e.size)})
+	}
+	loss, members := plot.New(), plot.New()
+	loss.Y.Label.Text = "loss of the batch, nats"
+	members.X.Label.Text, members.Y.Label.Text = "seconds", "workers"
+	if _, err := addXYs(loss, losses, 0); err != nil {
+		return err
+	}
+	view, err := addXYs(members, sizes, 0)
+	if err != nil {
+		return err
+	}
+	view.StepStyle = plotter.PostStep
+	members.Legend.Add("in the view", view)
+	var life *plotter.Line
+	for i, l := range logs {
+		y, from, to := -float64(i+1)/2, l[0], l[len(l)-1]
+		if life, err = addXYs(members, plotter.XYs{{X: seconds(from), Y: y}, {X: seconds(to), Y: y}}, 1); err != nil {
+			return err
+		}
+		if to.step < last {
+			ends = append(ends, plotter.XY{X: seconds(to), Y: y})
+		}
+	}
+	members.Legend.Add("life of a process", life)
+	if len(ends) > 0 {
+		crosses, err := plotter.NewScatter(ends)
+		if err != nil {
+			return err
+		}
+		crosses.Shape, crosses.Color = draw.CrossGlyph{}, plotutil.Color(0)
+		members.Add(crosses)
+		members.Legend.Add("killed", crosses)
+	}
+	members.Legend.Left = true
+	members.Y.Max = float64(sizes[0].Y) + 4 // room for the legend
+	loss.X.Min, loss.Y.Min, members.X.Min = 0, 0, 0
+	members.X.Max = loss.X.Max
+	members.Y.Tick.Marker = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 1, Label: "1"}, {Value: 2, Label: "2"}, {Value: 3, Label: "3"}, {Value: 4, Label: "4"}}
+	return save(file, format, loss, members)
+}
+
+func addXYs(p *plot.Plot, points plotter.XYs, color int) (*plotter.Line, error) {
+	line, err := plotter.NewLine(points)
+	if err != nil {
+		return nil, err
+	}
+	line.Color = plotutil.Color(color)
+	p.Add(line)
+	return line, nil
 }

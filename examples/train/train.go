@@ -35,9 +35,8 @@ func open(ctx context.Context, g *pgroup.Group, o *options, data dataset) (*trai
 	if err != nil {
 		return nil, err
 	}
-	t := &trainer{options: o, comm: comm, dp: dataparallel.New(comm, nil), data: data, net: newNetwork(o.hidden), grad: newLayers(o.hidden)}
-	t.sgd.velocity = make([]float32, len(t.grad.all))
-	t.sums = make(exactSum, len(t.grad.all)+1)
+	t := newTrainer(o, data)
+	t.comm, t.dp = comm, dataparallel.New(comm, nil)
 	if t.dp.Rank() == 0 {
 		t.net.draw(seed)
 	}
@@ -47,11 +46,18 @@ func open(ctx context.Context, g *pgroup.Group, o *options, data dataset) (*trai
 	return t, nil
 }
 
+func newTrainer(o *options, data dataset) *trainer {
+	t := &trainer{options: o, data: data, net: newNetwork(o.hidden), grad: newLayers(o.hidden)}
+	t.sgd.velocity = make([]float32, len(t.grad.all))
+	t.sums = make(exactSum, len(t.grad.all)+1)
+	return t
+}
+
 // run takes all steps. After each step it calls report with the loss, which is the same on all ranks.
 func (t *trainer) run(ctx context.Context, report func(step int, loss float64) error) error {
 	b := batches{n: len(t.data.train), size: t.batch}
 	for step := 1; step <= t.steps; step++ {
-		loss, err := t.step(ctx, b.next())
+		loss, err := t.step(ctx, b.of(step-1))
 		if err == nil {
 			err = report(step, loss)
 		}
@@ -120,8 +126,12 @@ func (t *trainer) exact(ctx context.Context, mine []int, n int) (float64, error)
 
 // same returns a checksum of the weights. It returns an error if the weights of the ranks differ.
 func (t *trainer) same(ctx context.Context, g *pgroup.Group) (string, error) {
-	sum := fmt.Sprintf("%x", sha256.Sum256(tensor.From(t.net.all).Data))
+	sum := t.checksum()
 	return sum, alike(ctx, g, "weights", sum)
+}
+
+func (t *trainer) checksum() string {
+	return fmt.Sprintf("%x", sha256.Sum256(tensor.From(t.net.all).Data))
 }
 
 // alike returns an error on all ranks if their values of what differ.
@@ -143,18 +153,17 @@ func alike(ctx context.Context, g *pgroup.Group, what, mine string) error {
 // omitted.
 type batches struct {
 	n, size int
-	epoch   uint64
-	left    []int
+	epoch   int   // of order
+	order   []int // of the examples; nil: none yet
 }
 
-func (b *batches) next() []int {
-	if len(b.left) < b.size {
-		b.epoch++
-		b.left = rand.New(rand.NewPCG(seed, b.epoch)).Perm(b.n)
+// of returns the batch of a step, from 0. Steps may be taken in any order, by any process.
+func (b *batches) of(step int) []int {
+	each := b.n / b.size
+	if epoch := step / each; b.order == nil || b.epoch != epoch {
+		b.epoch, b.order = epoch, rand.New(rand.NewPCG(seed, uint64(epoch)+1)).Perm(b.n)
 	}
-	batch := b.left[:b.size]
-	b.left = b.left[b.size:]
-	return batch
+	return b.order[step%each*b.size:][:b.size]
 }
 
 // report prints and records a run on rank 0.

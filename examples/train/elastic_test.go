@@ -1,0 +1,108 @@
+package main_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/launch"
+)
+
+var checksum = regexp.MustCompile(`weights: sha256 (\w+)`)
+
+// TestElastic trains with three workers of which each is killed now and then, and starts again, as under
+// muster run --elastic. The weights are those of a single process that nothing disturbs.
+func TestElastic(t *testing.T) {
+	const flags = "-deterministic -steps 100"
+	alone := checksum.FindStringSubmatch(run(t, 1, flags))
+	require.NotNil(t, alone)
+
+	dir := t.TempDir()
+	logs, plot := filepath.Join(dir, "logs"), filepath.Join(dir, "elastic.svg")
+	at := served(t)(0).Address
+	self, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	out := newText()
+	var mu sync.Mutex
+	killed := 0
+	var all sync.WaitGroup
+	for slot := range 3 {
+		all.Go(func() {
+			for n := 0; ; n++ { // until it has finished
+				life := "4s"
+				if slot == 0 && n == 0 {
+					life = "500ms" // before the others can have finished
+				}
+				job, err := launch.Start(ctx, launch.Spec{
+					N: 1, Path: self, Output: out, ErrOutput: out, ParentPipe: true, Grace: -1,
+					Env: func(int) []string {
+						return []string{
+							"MUSTER_STORE=" + at, "MUSTER_JOB=digits", fmt.Sprintf("MUSTER_WORKER=%d-%d", slot, n), "MUSTER_ELASTIC=1:3",
+							"GORACE=atexit_sleep_ms=0", fmt.Sprintf("%s=%s -elastic -pause 20ms -life %s -logs %s -plot %s", arguments, flags, life, logs, plot),
+						}
+					},
+				})
+				if !assert.NoError(t, err) {
+					return
+				}
+				err = job.Wait()
+				if e, ok := errors.AsType[*launch.ExitError](err); ok && e.Signal != 0 {
+					mu.Lock()
+					killed++
+					mu.Unlock()
+					continue
+				}
+				assert.NoError(t, err)
+				return
+			}
+		})
+	}
+	all.Wait()
+	require.Positive(t, killed, out)
+	sums := checksum.FindAllStringSubmatch(out.String(), -1)
+	require.NotEmpty(t, sums, out)
+	for _, sum := range sums {
+		require.Equal(t, alone[1], sum[1], out)
+	}
+	picture := string(read(t, plot))
+	for _, s := range []string{"<svg", ">killed<", ">life of a process<", ">seconds<"} {
+		assert.Contains(t, picture, s)
+	}
+	files, err := filepath.Glob(filepath.Join(logs, "*.log"))
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, len(files), 3+killed-1) // one may be killed before its first step
+}
+
+func TestElasticWithoutALauncher(t *testing.T) {
+	j := start(t, 1, func(int) string { return "-elastic" }, served(t))
+	_ = j.Wait()
+	assert.Error(t, j.Process(0).Err())
+	assert.Contains(t, said(j, 0), "not started by a launcher of elastic jobs: MUSTER_JOB and MUSTER_WORKER and MUSTER_ELASTIC not set: start the program with muster run --elastic")
+}
+
+func TestFlagsOfElastic(t *testing.T) {
+	for args, says := range map[string]string{
+		"-life 1s":               "-logs, -pause and -life are for -elastic",
+		"-elastic -csv a.csv":    "-elastic writes -logs and -plot",
+		"-elastic -pause -1s":    "must not be negative",
+		"-elastic -plot a.svg":   "give -logs, too",
+		"-elastic -plot a.x":     "give -logs, too",
+		"-elastic -model m.safe": "and not -csv, -model",
+	} {
+		j := start(t, 1, func(int) string { return args }, served(t))
+		_ = j.Wait()
+		assert.Contains(t, said(j, 0), says, args)
+		assert.True(t, strings.HasPrefix(said(j, 0), "train: "), args)
+	}
+}
