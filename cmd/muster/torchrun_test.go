@@ -310,3 +310,46 @@ func TestTorchrunKills(t *testing.T) {
 	}
 	onlyState(t, url, "job")
 }
+
+// TestTorchrunStoreKills kills the durable store of a job, and starts it again, again and again:
+// MUSTER_TORCHRUN_KILLS is the number of kills. The workers go on, and none is started again.
+func TestTorchrunStoreKills(t *testing.T) {
+	testcluster.SoakOnly(t, "TestTorchrunMuster has a kill")
+	kills, err := strconv.Atoi(cmp.Or(os.Getenv("MUSTER_TORCHRUN_KILLS"), "3"))
+	require.NoError(t, err)
+	dir := t.TempDir()
+	server, url := serve(t, "--data", dir)
+	job := newElastic(t, url, "job", "--nnodes=2", "--nproc-per-node=2")
+	agents := []*agent{job.agent(t), job.agent(t)}
+	for _, a := range agents {
+		a.says(t, 2, "formed ")
+	}
+	s := dial(t, url)
+	steps := func() (least int) { // of the ranks
+		least = -1
+		for e, err := range s.List(t.Context(), "torchrun/job/") {
+			require.NoError(t, err)
+			if n, err := strconv.Atoi(string(e.Value)); err == nil && strings.Contains(e.Key, "steps/") && (least < 0 || n < least) {
+				least = n
+			}
+		}
+		return least
+	}
+	for range kills {
+		before := steps()
+		require.GreaterOrEqual(t, before, 0)
+		server.signal(t, syscall.SIGKILL)
+		server.wait(t)
+		killed := time.Now()
+		server = start(t, "serve", "--listen", strings.TrimPrefix(url, "muster://"), "--data", dir)
+		server.line(t, url)
+		testcluster.Eventually(t, limit, func() bool { return steps() > before+1 }, "all ranks go on")
+		t.Log("went on after", time.Since(killed))
+	}
+	job.end(t)
+	for _, a := range agents {
+		a.succeeds(t, 2, 4)
+		assert.NotContains(t, a.String(), "attempt 1")
+	}
+	onlyState(t, url, "job")
+}
