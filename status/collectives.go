@@ -37,9 +37,10 @@ type collectives struct {
 // progress is how far a rank is in the calls of a process group.
 type progress struct {
 	of      *Recording
-	pending *flightrecorder.Call // its first call that has not completed; nil: it is in none
-	last    *flightrecorder.Call // its last call that has completed; nil: there is none
-	at      position             // of pending, or else of the call after last
+	pending *flightrecorder.Call            // its first call that has not completed; nil: it is in none
+	done    map[uint64]*flightrecorder.Call // those that have completed, by number
+	last    *flightrecorder.Call            // its last call that has completed; nil: there is none
+	at      position                        // of pending, or else of the call after last
 }
 
 // position is the place of a call in the order of calls. A process group that is made again has the
@@ -86,7 +87,7 @@ func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
 // was made.
 func (p *progress) add(c *flightrecorder.Call, dropped bool) {
 	if before := p.newest(); before != nil && c.Seq <= before.Seq {
-		p.pending, p.last = nil, nil
+		p.pending, p.last, p.done = nil, nil, nil
 		if !dropped {
 			p.at.instance++
 		}
@@ -96,6 +97,10 @@ func (p *progress) add(c *flightrecorder.Call, dropped bool) {
 		p.pending, p.at.seq = c, c.Seq
 	case c.Done && p.pending == nil:
 		p.last, p.at.seq = c, c.Seq+1
+		if p.done == nil {
+			p.done = map[uint64]*flightrecorder.Call{}
+		}
+		p.done[c.Seq] = c
 	}
 }
 
@@ -174,7 +179,7 @@ func (t *torchJobs) worldOf(size int) *torchGroup {
 	for i := range t.processes {
 		p := &t.processes[i]
 		for _, m := range p.Members {
-			if isWorld(m.Group) && p.State != tcpwire.Disconnected && t.groups[m.Group] != nil {
+			if isWorld(m.Group) && !p.Ended() && t.groups[m.Group] != nil {
 				name = m.Group // the last one
 			}
 		}
@@ -216,12 +221,12 @@ func (c *collectives) addTo(g *torchGroup) {
 		if live && age < shortCall {
 			continue
 		}
-		c.addCall(g, at, in[at], age)
+		c.addCall(g, at, age)
 	}
 }
 
-// addCall adds one call, which ranks are in.
-func (c *collectives) addCall(g *torchGroup, at position, ranks []int, age time.Duration) {
+// addCall adds one call, which some ranks are in.
+func (c *collectives) addCall(g *torchGroup, at position, age time.Duration) {
 	var missing []int
 	size := g.size
 	for rank := range c.ranks {
@@ -235,31 +240,33 @@ func (c *collectives) addCall(g *torchGroup, at position, ranks []int, age time.
 		case p == nil && c.world && g.recordings[rank] != nil && g.recordings[rank].Dump != nil: // it has called nothing
 			missing = append(missing, rank)
 			g.doing[rank] = "in no collective"
-		case p == nil && c.world && process != nil && (process.State == tcpwire.Stopped || process.State == tcpwire.Disconnected):
+		case p == nil && c.world && process != nil && (process.State == tcpwire.Stopped || process.Ended()):
 			missing = append(missing, rank)
 		}
 	}
-	kinds := map[string][]int{} // ranks
-	for _, rank := range ranks {
-		kind := kindOf(c.ranks[rank].pending)
-		kinds[kind] = append(kinds[kind], rank)
+	// A rank that has completed the call counts, too: with other shapes, some ranks may complete it.
+	kinds, calls := map[string][]int{}, map[string]*flightrecorder.Call{}
+	for _, rank := range slices.Sorted(maps.Keys(c.ranks)) {
+		if call := c.ranks[rank].call(at); call != nil {
+			kind := kindOf(call)
+			kinds[kind], calls[kind] = append(kinds[kind], rank), call
+		}
 	}
 	// most ranks first
 	order := slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(len(kinds[a]), len(kinds[b])), cmp.Compare(kinds[a][0], kinds[b][0]))
 	})
-	call := func(kind string) *flightrecorder.Call { return c.ranks[kinds[kind][0]].pending }
 	if len(order) > 1 {
 		var parts []string
 		for _, kind := range order[:min(len(order), mostBy)] {
-			parts = append(parts, rankList(kinds[kind])+" in "+callText(call(kind)))
+			parts = append(parts, rankList(kinds[kind])+" in "+callText(calls[kind]))
 		}
 		g.disagree = append(g.disagree, "ranks disagree: "+strings.Join(parts, ", "))
 		if len(kinds[order[0]]) > len(kinds[order[1]]) { // the others differ from most
 			for _, kind := range order[1:] {
 				for _, rank := range kinds[kind] {
 					missing = append(missing, rank)
-					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", callText(call(kind)), Short(age), callText(call(order[0])))
+					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", callText(calls[kind]), Short(age), callText(calls[order[0]]))
 				}
 			}
 			slices.Sort(missing)
@@ -267,16 +274,28 @@ func (c *collectives) addCall(g *torchGroup, at position, ranks []int, age time.
 		}
 	}
 	for _, kind := range order {
-		first := call(kind)
-		r := store.RecordStatus{Verb: first.Backend + ":" + first.Name, Seq: first.Seq, Root: -1, Age: age}
-		for _, rank := range kinds[kind] {
+		in := slices.DeleteFunc(kinds[kind], func(rank int) bool { return c.ranks[rank].at != at })
+		if len(in) == 0 {
+			continue
+		}
+		r := store.RecordStatus{Verb: calls[kind].Backend + ":" + calls[kind].Name, Seq: at.seq, Root: -1, Age: age}
+		for _, rank := range in {
 			r.Arrived.Add(rank)
 		}
-		r.Arrived.Count = len(kinds[kind])
 		for _, rank := range missing {
 			r.Missing.Add(rank)
 		}
-		r.Missing.Count = len(missing)
 		g.recorded = append(g.recorded, r)
 	}
+}
+
+// call returns the call of the rank at a position, which it is in or has completed.
+func (p *progress) call(at position) *flightrecorder.Call {
+	switch {
+	case p.at == at:
+		return p.pending
+	case p.at.instance == at.instance:
+		return p.done[at.seq]
+	}
+	return nil
 }

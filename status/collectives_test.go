@@ -97,6 +97,12 @@ func TestCollectives(t *testing.T) {
 			notes:   []string{"ranks disagree: ranks 0–2 in gloo:all_reduce #1 of [1], rank 3 in gloo:all_reduce #1 of [2]"},
 			waiting: []string{"gloo:all_reduce #1"},
 		},
+		"another shape, which the others have completed": {
+			ranks:   []*status.Recording{recorded("all_reduce [1]", "barrier!"), recorded("all_reduce [1]", "barrier!"), recorded("all_reduce [1]"), recorded("all_reduce [2]!")},
+			blame:   map[int]string{2: strings.ReplaceAll(idle, "barrier #1", "all_reduce #1 of [1]"), 3: "in gloo:all_reduce #1 of [2] for 12 s, while most are in gloo:all_reduce #1 of [1]; " + computes},
+			notes:   []string{"ranks disagree: ranks 0–2 in gloo:all_reduce #1 of [1], rank 3 in gloo:all_reduce #1 of [2]"},
+			waiting: []string{"gloo:barrier #2"},
+		},
 		"shapes that may differ": {
 			ranks:   []*status.Recording{recorded("gather [1]!"), recorded("gather [2]!"), recorded("gather [1]!"), recorded("gather [1]!")},
 			waiting: []string{"gloo:gather #1"},

@@ -16,86 +16,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Fetch returns the status of a store, with PyTorch's processes: servers and relays publish which
-// processes use them as their TCPStore, and what those wait for (package tcpstore). The process
-// groups of PyTorch whose ranks are known are groups in the result.
-//
-// A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
-// of processes on the host of their server or relay, are known; nothing is guessed.
-func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
-	return FetchTorch(ctx, s, nil)
-}
-
-// TorchOptions says what else FetchTorch reads; nil means nothing.
-type TorchOptions struct {
-	// Servers asks the debug servers of the ranks for what they have recorded of their collective
-	// operations. Each rank's address is a key of the store, which
-	// torch.distributed.debug.start_debug_server sets. FetchTorch sends requests to these addresses,
-	// so set it only if those who write to the store may choose where requests go to.
-	Servers bool
-	// Recordings have, by rank, what was recorded before, such as in files. They are of the job in
-	// the store, if it has one job.
-	Recordings map[int]*Recording
-}
-
-// FetchTorch is Fetch, and adds what the ranks of PyTorch have recorded of their collective
-// operations: which rank is in which one, and which ranks have not called it, or another one.
-func FetchTorch(ctx context.Context, s *store.Store, o *TorchOptions) (*store.Status, error) {
-	if o == nil {
-		o = new(TorchOptions)
-	}
-	now, err := s.Status(ctx, "")
-	if err != nil || now.Replication != nil && !now.Replication.Leading { // a standby answers nothing else
-		return now, err
-	}
-	prefixes := map[string]bool{"": true}
-	for e, err := range s.List(ctx, tcpwire.PrefixesKey) {
-		if err != nil || len(prefixes) == mostPrefixes { // of a store without lists, or no right to read them
-			break
-		}
-		prefixes[string(e.Value)] = true
-	}
-	unread := o.Recordings // until a part has processes
-	for _, prefix := range slices.Backward(slices.Sorted(maps.Keys(prefixes))) {
-		part := store.Prefix(s, prefix)
-		recordings := unread
-		if o.Servers {
-			recordings = askServers(ctx, part)
-			maps.Copy(recordings, unread)
-		}
-		if addTorchJobs(ctx, part, prefix, recordings, now) || prefix == "" {
-			unread = nil
-		}
-		_ = part.Close()
-	}
-	return now, nil
-}
-
-// addTorchJobs adds the jobs in a part of the store to the status of the whole. It reports whether
-// there are any.
-func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordings map[int]*Recording, now *store.Status) bool {
-	t := &torchJobs{groups: map[string]*torchGroup{}}
-	for e, err := range part.List(ctx, tcpwire.ProcessesKey) {
-		if err != nil {
-			break
-		}
-		t.add(&e)
-	}
-	if len(t.processes) == 0 && (prefix != "" || len(recordings) == 0) {
-		return false
-	}
-	t.assign()
-	t.addRecordings(recordings)
-	noted := map[string]bool{} // processes
-	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
-		g := t.groups[name].status(ctx, part, noted)
-		g.Name = prefix + g.Name
-		now.Groups = append(now.Groups, g)
-	}
-	now.Keys = t.explainKeys(prefix, now.Keys)
-	return true
-}
-
 // Limits on the work that the published entries can cause.
 const (
 	mostPrefixes  = 256
@@ -164,7 +84,7 @@ func (t *torchJobs) group(name string) *torchGroup {
 
 // take makes p the rank of g, unless another process that is connected has it.
 func (g *torchGroup) take(rank int, p *tcpwire.Process) {
-	if old := g.ranks[rank]; old == nil || old.State == tcpwire.Disconnected {
+	if old := g.ranks[rank]; old == nil || old.Ended() {
 		g.ranks[rank] = p
 	}
 }
@@ -195,7 +115,7 @@ func (t *torchJobs) assign() {
 	for i := range t.processes {
 		p := &t.processes[i]
 		for _, w := range p.Waits {
-			if a, ok := tcpwire.Await(w.Key); ok && p.State != tcpwire.Disconnected {
+			if a, ok := tcpwire.Await(w.Key); ok && !p.Ended() {
 				t.group(a.Group).wait(a, p, w.For)
 			}
 		}
@@ -217,11 +137,11 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 		at := place{p.Rank, p.Size}
 		switch others := same[at]; {
 		case p.Rank < 0:
-			if len(p.Members) == 0 && p.State != tcpwire.Disconnected {
+			if len(p.Members) == 0 && !p.Ended() {
 				unknown++
 			}
-		case len(others) > 0 && p.State == tcpwire.Disconnected:
-		case len(others) > 0 && others[0].State == tcpwire.Disconnected:
+		case len(others) > 0 && p.Ended():
+		case len(others) > 0 && others[0].Ended():
 			same[at] = []*tcpwire.Process{p}
 		default:
 			same[at] = append(others, p)
@@ -309,7 +229,7 @@ func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[strin
 	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
 		p := g.ranks[rank]
 		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p)}
-		if p.State == tcpwire.Disconnected {
+		if p.Ended() {
 			r.Gone = wire.CodeLeft
 		} else {
 			v.Present++
@@ -396,7 +316,7 @@ func arrivals(ctx context.Context, s *store.Store, prefix string) (ranks map[int
 func (g *torchGroup) doingText(rank int, p *tcpwire.Process) string {
 	doing := g.doing[rank]
 	switch {
-	case doing == "" || p.State == tcpwire.Stopped || p.State == tcpwire.Disconnected:
+	case doing == "" || p.State == tcpwire.Stopped || p.Ended():
 		return doingText(p)
 	case p.State == "":
 		return doing
@@ -409,6 +329,8 @@ func doingText(p *tcpwire.Process) string {
 	switch p.State {
 	case tcpwire.Stopped:
 		return "stopped by a signal or a debugger" + words(" for %s", p.For)
+	case tcpwire.Exiting:
+		return "in teardown" + words(" for %s", p.For) + ": it has closed its connections to the store, and its process still runs"
 	case tcpwire.Disconnected:
 		return words("disconnected %s ago: it has exited or failed", p.For)
 	case tcpwire.Computing:
@@ -424,7 +346,7 @@ func doingText(p *tcpwire.Process) string {
 func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
 	notes = append(notes, g.disagree[:min(len(g.disagree), mostNotes)]...)
 	for _, rank := range slices.Sorted(maps.Keys(g.recordings)) {
-		if r := g.recordings[rank]; r.Err != nil && len(notes) < mostNotes && (g.ranks[rank] == nil || g.ranks[rank].State != tcpwire.Stopped && g.ranks[rank].State != tcpwire.Disconnected) {
+		if r := g.recordings[rank]; r.Err != nil && len(notes) < mostNotes && (g.ranks[rank] == nil || g.ranks[rank].State != tcpwire.Stopped && !g.ranks[rank].Ended()) {
 			notes = append(notes, fmt.Sprintf("rank %d: nothing recorded: %v", rank, r.Err))
 		}
 	}
@@ -434,15 +356,42 @@ func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
 		switch {
 		case p == nil && g.world && g.size > 0:
 			absent = append(absent, rank)
-		case p != nil && (p.State == tcpwire.Stopped || p.State == tcpwire.Disconnected) && len(notes) < mostNotes && !noted[p.ID]:
+		case p != nil && (p.State == tcpwire.Stopped || p.Ended()) && len(notes) < mostNotes && !noted[p.ID]:
 			noted[p.ID] = true
 			notes = append(notes, fmt.Sprintf("rank %d (%s): %s", rank, p.Label, doingText(p)))
+		}
+	}
+	for _, rank := range g.remaining(size) {
+		if p := g.ranks[rank]; len(notes) < mostNotes && !noted[p.ID] {
+			notes = append(notes, fmt.Sprintf("rank %d (%s): in teardown, or in work that the ranks that have ended do not have: %s", rank, p.Label, g.doingText(rank, p)))
 		}
 	}
 	if len(absent) > 0 && g.others == 0 {
 		notes = append(notes, "no connection from "+rankList(absent[:min(len(absent), mostSpans)]))
 	}
 	return notes
+}
+
+// remaining returns the ranks that run on without a wait while most of the others have ended.
+func (g *torchGroup) remaining(size int) (ranks []int) {
+	if !g.world || g.size == 0 || len(g.waits)+len(g.recorded) > 0 {
+		return nil
+	}
+	ended := 0
+	for rank := range min(size, mostRanks) {
+		switch p := g.ranks[rank]; {
+		case p == nil:
+			return nil
+		case p.Ended():
+			ended++
+		default:
+			ranks = append(ranks, rank)
+		}
+	}
+	if len(ranks) >= ended {
+		return nil
+	}
+	return ranks
 }
 
 // explainKeys returns the keys that calls wait for, without those of PyTorch's processes that are in

@@ -131,6 +131,24 @@ func TestTorchNotes(t *testing.T) {
 	require.Equal(t, 3, v.Groups[0].Present)
 }
 
+// TestTorchTeardown checks that a rank that has not ended, while the others have, is not said to have
+// failed or to be waited for.
+func TestTorchTeardown(t *testing.T) {
+	p := func(r int, state string) tcpwire.Process { return in(rankProcess(r, state), "default_pg", r) }
+	const ended = ": disconnected 5.0 s ago: it has exited or failed"
+	v := torchView(t, nil, []tcpwire.Process{p(0, tcpwire.Disconnected), p(1, tcpwire.Disconnected), p(2, tcpwire.Sleeping), p(3, tcpwire.Exiting)})
+	require.Empty(t, v.Blame)
+	require.Equal(t, []string{
+		"rank 0 (pid 40 on b)" + ended, "rank 1 (pid 41 on b)" + ended,
+		"rank 3 (pid 43 on b): in teardown for 5.0 s: it has closed its connections to the store, and its process still runs",
+		"rank 2 (pid 42 on b): in teardown, or in work that the ranks that have ended do not have: connected, waits for nothing in the store, and uses no processor for 5.0 s",
+	}, v.Groups[0].Notes)
+
+	// two have failed of four: the others are no remaining ones
+	v = torchView(t, nil, []tcpwire.Process{p(0, tcpwire.Disconnected), p(1, tcpwire.Disconnected), p(2, tcpwire.Sleeping), p(3, tcpwire.Computing)})
+	require.Len(t, v.Groups[0].Notes, 2)
+}
+
 // TestTorchBelowAPrefix checks that jobs in a part of the store, which servers open to PyTorch, are
 // in the status of the whole, and in that of the part.
 func TestTorchBelowAPrefix(t *testing.T) {

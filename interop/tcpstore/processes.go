@@ -68,6 +68,7 @@ type process struct {
 	tcpwire.Process
 	run   string // of its job
 	pid   int    // 0: it is not known to run on this host
+	start string // when it was started, to distinguish it from a later process with its number
 	conns int
 	since time.Time // of State
 	usage usage
@@ -191,6 +192,8 @@ func (r *publication) update(peers map[*peer][]tcpwire.Member, now time.Time) {
 		state := tcpwire.Disconnected
 		if x.conns > 0 {
 			state = x.usage.state(x.pid, now)
+		} else if x.pid != 0 && startOf(x.pid) == x.start {
+			state = tcpwire.Exiting
 		}
 		if state != x.State {
 			x.State, x.since = state, now
@@ -217,14 +220,17 @@ func (x *process) places() (all []place) {
 	return all
 }
 
-// forget removes a process that has disconnected, if all others of its job have too, or if another
+// forget removes a process that has disconnected, if all others of its job have ended, or if another
 // process has taken its rank.
 func (r *publication) forget() {
 	taken, jobs := map[place]bool{}, map[place]bool{}
 	for _, x := range r.known {
 		for _, at := range x.places() {
 			if x.conns > 0 {
-				taken[at], jobs[place{at.group, at.size, 0}] = true, true
+				taken[at] = true
+			}
+			if x.conns > 0 || x.State == tcpwire.Exiting {
+				jobs[place{at.group, at.size, 0}] = true
 			}
 		}
 	}

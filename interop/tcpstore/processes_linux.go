@@ -76,6 +76,7 @@ func owns(pid int, inode uint64) bool {
 // with one.
 func (x *process) describe(pid int) {
 	host, _ := os.Hostname()
+	x.start = startOf(pid)
 	x.pid, x.ID, x.Label = pid, fmt.Sprintf("%s/%d", host, pid), fmt.Sprintf("pid %d on %s", pid, host)
 	if script := scriptOf(pid); script != "" {
 		x.Label += ", " + script
@@ -144,18 +145,38 @@ type usage struct {
 	at    time.Time
 }
 
+// statOf returns the fields of a process's line in /proc from the state on, the third field; nil if
+// there is no such process.
+func statOf(pid int) []string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	// the name of the command, in parentheses, may contain anything
+	col := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(col) < 20 {
+		return nil
+	}
+	return col
+}
+
+// startOf returns when a process was started, in units of the kernel; "" if it does not run: a zombie
+// has ended.
+func startOf(pid int) string {
+	col := statOf(pid)
+	if col == nil || col[0] == "Z" || col[0] == "X" {
+		return ""
+	}
+	return col[19]
+}
+
 // state returns the state of a process of this host, or "" if it is unknown.
 func (u *usage) state(pid int, now time.Time) string {
 	if pid == 0 {
 		return ""
 	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	// the name of the command, in parentheses, may contain anything
-	col := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(col) < 13 {
+	col := statOf(pid)
+	if col == nil {
 		return ""
 	}
 	user, err := strconv.ParseUint(col[11], 10, 64)

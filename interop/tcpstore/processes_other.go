@@ -10,6 +10,8 @@ func inodesOf([]*peer) map[ports]uint64 { return nil }
 func owns(int, uint64) bool             { return false }
 func (x *process) describe(int)         {}
 
+func startOf(int) string { return "" }
+
 type usage struct{}
 
 func (*usage) state(int, time.Time) string { return "" }

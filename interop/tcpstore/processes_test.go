@@ -91,14 +91,26 @@ func TestProcessesOfThisHost(t *testing.T) {
 		t.Skip("this system does not show which process has a connection")
 	}
 	s := current(t)
-	s.as(t, os.Getpid())
-	s.as(t, os.Getpid())
+	one, two := s.as(t, os.Getpid()), s.as(t, os.Getpid())
 	all := published(t, s, func(all []tcpwire.Process) bool { return len(all) == 1 && all[0].State != "" })
 	host, err := os.Hostname()
 	require.NoError(t, err)
 	require.Contains(t, all[0].Label, fmt.Sprintf("pid %d on %s", os.Getpid(), host))
 	require.Contains(t, all[0].Label, "tcpstore.test")
 	require.Contains(t, []string{tcpwire.Sleeping, tcpwire.Computing}, all[0].State)
+
+	// it closes its connections, and runs on
+	one.send(set("/default_pg/0//cpu//0/0", "address"))
+	one.works()
+	other := s.as(t, 1<<22+1) // of its job
+	other.send(set("/default_pg/0//cpu//0/1", "address"))
+	other.works()
+	published(t, s, func(all []tcpwire.Process) bool { return len(all) == 2 && len(all[0].Members)+len(all[1].Members) == 2 })
+	_ = one.Close()
+	_ = two.Close()
+	published(t, s, func(all []tcpwire.Process) bool {
+		return len(all) == 2 && (all[0].State == tcpwire.Exiting || all[1].State == tcpwire.Exiting)
+	})
 }
 
 // TestProcessesBehindAnAccess checks that processes are published in the part of the store that they

@@ -44,8 +44,12 @@ const (
 	Stopped      = "stopped"      // by SIGSTOP, or by a debugger
 	Computing    = "computing"    // it uses at least half of a processor
 	Sleeping     = "sleeping"     // it uses less
+	Exiting      = "exiting"      // its connections have ended, and it still runs
 	Disconnected = "disconnected" // its connections have ended: it has exited or failed
 )
+
+// Ended reports whether the connections of p have ended.
+func (p *Process) Ended() bool { return p.State == Disconnected || p.State == Exiting }
 
 // ProcessWait is a call that waits for a key.
 type ProcessWait struct {

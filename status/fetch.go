@@ -1,0 +1,90 @@
+package status
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/store"
+)
+
+// Fetch returns the status of a store, with PyTorch's processes: servers and relays publish which
+// processes use them as their TCPStore, and what those wait for (package tcpstore). The process
+// groups of PyTorch whose ranks are known are groups in the result.
+//
+// A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
+// of processes on the host of their server or relay, are known; nothing is guessed.
+func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
+	return FetchTorch(ctx, s, nil)
+}
+
+// TorchOptions says what else FetchTorch reads; nil means nothing.
+type TorchOptions struct {
+	// Servers asks the debug servers of the ranks for what they have recorded of their collective
+	// operations. Each rank's address is a key of the store, which
+	// torch.distributed.debug.start_debug_server sets. FetchTorch sends requests to these addresses,
+	// so set it only if those who write to the store may choose where requests go to.
+	Servers bool
+	// Recordings have, by rank, what was recorded before, such as in files. They are of the job in
+	// the store, if it has one job.
+	Recordings map[int]*Recording
+}
+
+// FetchTorch is Fetch, and adds what the ranks of PyTorch have recorded of their collective
+// operations: which rank is in which one, and which ranks have not called it, or another one.
+func FetchTorch(ctx context.Context, s *store.Store, o *TorchOptions) (*store.Status, error) {
+	if o == nil {
+		o = new(TorchOptions)
+	}
+	now, err := s.Status(ctx, "")
+	if err != nil || now.Replication != nil && !now.Replication.Leading { // a standby answers nothing else
+		return now, err
+	}
+	prefixes := map[string]bool{"": true}
+	for e, err := range s.List(ctx, tcpwire.PrefixesKey) {
+		if err != nil || len(prefixes) == mostPrefixes { // of a store without lists, or no right to read them
+			break
+		}
+		prefixes[string(e.Value)] = true
+	}
+	unread := o.Recordings // until a part has processes
+	for _, prefix := range slices.Backward(slices.Sorted(maps.Keys(prefixes))) {
+		part := store.Prefix(s, prefix)
+		recordings := unread
+		if o.Servers {
+			recordings = askServers(ctx, part)
+			maps.Copy(recordings, unread)
+		}
+		if addTorchJobs(ctx, part, prefix, recordings, now) || prefix == "" {
+			unread = nil
+		}
+		_ = part.Close()
+	}
+	return now, nil
+}
+
+// addTorchJobs adds the jobs in a part of the store to the status of the whole. It reports whether
+// there are any.
+func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordings map[int]*Recording, now *store.Status) bool {
+	t := &torchJobs{groups: map[string]*torchGroup{}}
+	for e, err := range part.List(ctx, tcpwire.ProcessesKey) {
+		if err != nil {
+			break
+		}
+		t.add(&e)
+	}
+	if len(t.processes) == 0 && (prefix != "" || len(recordings) == 0) {
+		return false
+	}
+	t.assign()
+	t.addRecordings(recordings)
+	noted := map[string]bool{} // processes
+	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
+		g := t.groups[name].status(ctx, part, noted)
+		g.Name = prefix + g.Name
+		now.Groups = append(now.Groups, g)
+	}
+	now.Keys = t.explainKeys(prefix, now.Keys)
+	return true
+}
