@@ -30,6 +30,7 @@ const (
 	roleRank   = "rank"   // a user's program
 	roleHolder = "holder" // holds a connection until it is killed
 	roleFiller = "filler" // fills a store
+	roleWorker = "worker" // of an elastic job
 )
 
 // limit is the timeout of operations that should take almost no time.
@@ -45,6 +46,8 @@ func TestMain(m *testing.M) {
 		os.Exit(asHolder())
 	case roleFiller:
 		os.Exit(asFiller())
+	case roleWorker:
+		os.Exit(asWorker())
 	}
 	for _, name := range []string{"MUSTER_STORE", "MUSTER_NAME", "NO_COLOR", "RANK"} {
 		_ = os.Unsetenv(name)

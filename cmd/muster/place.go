@@ -130,7 +130,8 @@ func (p *place) attempt(a agent.Attempt, local, n int) []string {
 // plain are the variables that keep an outer TLS from a store that this process hosts without it.
 var plain = []string{"MUSTER_TLS_CA=", "MUSTER_TLS_CERT=", "MUSTER_TLS_KEY="}
 
-// worker returns the environment that leads a worker of an elastic job to the store.
+// worker returns the environment that leads a worker of an elastic job to the store. The URL has all
+// that a client needs: package dataparallel reads no other variable.
 func (p *place) worker() []string {
 	var env []string
 	if p.live.timeout > 0 {
@@ -140,9 +141,10 @@ func (p *place) worker() []string {
 		env = append(env, "MUSTER_INSECURE=1")
 	}
 	if p.host != nil {
-		return append(append(env, "MUSTER_STORE="+p.host.url()), plain...)
+		return append(append(env, "MUSTER_STORE="+p.url()), plain...)
 	}
-	return append(env, "MUSTER_STORE="+p.store)
+	r := remote{url: p.store, secure: parameters()}
+	return append(env, "MUSTER_STORE="+r.target())
 }
 
 // config returns the environment that gives a process its rank, and where the ranks meet.

@@ -67,7 +67,7 @@ Look at a model: muster tensors model.safetensors`,
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newPs(), newWho(), newTop(), newPage())
 	add(groupFiles, newTensors(), newGather(), newTrace())
 	add(groupOther, newRestore(), newCerts(), newVersion())
-	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank(), newMan())
+	root.AddCommand(exitCodesTopic(), environmentTopic(), newGuard(), newDemoRank(), newBenchRank(), newMan())
 	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)
 	root.SetCompletionCommandGroupID(groupOther)

@@ -161,6 +161,9 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	defer board.close()
 	sigs := catch(o.grace)
 	defer sigs.stop()
+	guard := startGuard()
+	defer guard.close()
+	o.env = append(o.env, guard.mark)
 	l := &launches{running: o, path: path, args: args[1:], sigs: sigs, logs: o.logFiles(), stderr: cmd.ErrOrStderr()}
 	if l.logs.dir != "" {
 		fmt.Fprintln(l.stderr, "muster: logs are in", l.logs.dir)

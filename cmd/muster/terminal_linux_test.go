@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,21 @@ import (
 
 // onTerminal starts muster on a terminal with the given width.
 func onTerminal(t *testing.T, width uint16, args ...string) (ptm *os.File, cmd *exec.Cmd) {
+	t.Helper()
+	cmd = exec.CommandContext(t.Context(), self(t), args...)
+	cmd.Env = append(os.Environ(), role+"="+roleMuster, "NO_COLOR=1", "TERM=xterm")
+	return startOn(t, width, cmd), cmd
+}
+
+// onOwnTerminal starts cmd on a terminal that it controls: when that is closed, it gets SIGHUP.
+func onOwnTerminal(t *testing.T, cmd *exec.Cmd) (*os.File, *exec.Cmd) {
+	t.Helper()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	return startOn(t, 80, cmd), cmd
+}
+
+// startOn starts cmd on a terminal with the given width, whose other side it returns.
+func startOn(t *testing.T, width uint16, cmd *exec.Cmd) (ptm *os.File) {
 	t.Helper()
 	ptm, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
@@ -31,12 +47,10 @@ func onTerminal(t *testing.T, width uint16, args ...string) (ptm *os.File, cmd *
 		t.Skip("no terminals here:", err)
 	}
 	require.NoError(t, unix.IoctlSetWinsize(int(pts.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}))
-	cmd = exec.CommandContext(t.Context(), self(t), args...)
-	cmd.Env = append(os.Environ(), role+"="+roleMuster, "NO_COLOR=1", "TERM=xterm")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pts, pts, pts
 	require.NoError(t, cmd.Start())
 	_ = pts.Close()
-	return ptm, cmd
+	return ptm
 }
 
 // terminal runs muster on a terminal with the given width, and returns what it wrote there.
