@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/pgroup"
@@ -26,6 +27,7 @@ type place struct {
 	masterPort int // 0: this process hosts the store
 	insecure   bool
 	live       livenessFlag
+	reconnect  time.Duration // reconnect timeout of the store that this process hosts; 0: the default
 
 	host *host
 	id   string // of the run
@@ -41,7 +43,7 @@ func (p *place) open() error {
 	if p.store != "" || p.masterPort != 0 {
 		return nil
 	}
-	o := hostOptions{insecure: p.insecure, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout}}
+	o := hostOptions{insecure: p.insecure, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout, ReconnectTimeout: p.reconnect}}
 	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" { // the ranks have the variable too
 		secret, err := store.ReadSecret(file)
 		if err != nil {

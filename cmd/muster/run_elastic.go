@@ -5,17 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/spf13/cobra"
 )
+
+// localReconnect is the reconnect timeout of a store that is hosted on loopback for the workers of this
+// node. The next view of an elastic job waits for it after a worker was killed. No network breaks
+// connections there: one that ends is that of a process that has ended.
+const localReconnect = 100 * time.Millisecond
 
 // checkElastic validates the flags of an elastic job.
 func (o *running) checkElastic(cmd *cobra.Command) error {
@@ -42,6 +49,9 @@ func (o *running) checkElastic(cmd *cobra.Command) error {
 		return usagef(cmd, "--node-rank says nothing with --elastic: workers have ranks in the order in which they join")
 	}
 	o.least, o.greatest = least, greatest
+	if ip := net.ParseIP(o.masterAddr); ip.IsLoopback() {
+		o.reconnect = localReconnect
+	}
 	return nil
 }
 
