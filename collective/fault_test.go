@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"regexp"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -37,19 +35,10 @@ func between(t *testing.T, n int) *wires {
 	for range n {
 		w.data = append(w.data, testcluster.NewProxy(t, "127.0.0.1:1"))
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	srv := &store.Server{Engine: new(store.Memory), Limits: store.ServerLimits{LivenessTimeout: 600 * time.Millisecond}}
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = srv.Engine.Close()
-		serving.Wait()
-	})
+	addr := testcluster.Serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 600 * time.Millisecond}})
 	var stores []*store.Store
 	for i := range n {
-		w.store = append(w.store, testcluster.NewProxy(t, l.Addr().String()))
+		w.store = append(w.store, testcluster.NewProxy(t, addr))
 		s, err := store.Dial(t.Context(), w.store[i].Addr(), nil)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = s.Close() })

@@ -182,7 +182,7 @@ func TestFiftyAtOnce(t *testing.T) {
 
 func TestUnauthenticatedRegistrationIsRefused(t *testing.T) {
 	ours, reads := []byte("the secret of all workers"), []byte("the secret of who may look")
-	addr := serve(t, &store.Server{Engine: new(store.Memory), Access: []store.Access{
+	addr := testcluster.Serve(t, &store.Server{Engine: new(store.Memory), Access: []store.Access{
 		{Secret: ours, Prefix: "membership/train/", Write: true}, {Secret: reads},
 	}})
 	with := func(secret []byte) (*store.Store, error) {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,7 +26,7 @@ const soon = 30 * time.Second
 var places = map[string]func(t *testing.T) func() *store.Store{
 	"store": func(t *testing.T) func() *store.Store { return testcluster.Store(t) },
 	"tcp": func(t *testing.T) func() *store.Store {
-		addr := serve(t, &store.Server{Engine: new(store.Memory)})
+		addr := testcluster.Serve(t, &store.Server{Engine: new(store.Memory)})
 		return func() *store.Store { return dial(t, addr) }
 	},
 }
@@ -39,43 +37,10 @@ func everywhere(t *testing.T, f func(t *testing.T, at func() *store.Store)) {
 	}
 }
 
-// serve serves until the end of the test, and returns the address.
-func serve(t *testing.T, srv *store.Server) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	serveAt(t, srv, l)
-	return l.Addr().String()
-}
-
-// serveAt returns a function that ends the server and its engine.
-func serveAt(t *testing.T, srv *store.Server, l net.Listener) (stop func()) {
-	t.Helper()
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	stop = func() {
-		_ = srv.Close()
-		_ = srv.Engine.Close()
-		serving.Wait()
-	}
-	t.Cleanup(stop)
-	return stop
-}
-
-func dial(t *testing.T, addr string) *store.Store {
-	t.Helper()
-	s, err := store.Dial(bounded(t), addr, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	return s
-}
+func dial(t *testing.T, addr string) *store.Store { return testcluster.Dial(t, addr, nil) }
 
 // bounded returns the test's context with a timeout.
-func bounded(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	t.Cleanup(cancel)
-	return ctx
-}
+func bounded(t testing.TB) context.Context { return testcluster.Within(t, soon) }
 
 // worker returns the Config of the job that most tests use.
 func worker(id string, least, most int) membership.Config {

@@ -386,7 +386,7 @@ func TestKeysOfADeadJobGo(t *testing.T) {
 }
 
 func TestConnectionThatBreaks(t *testing.T) {
-	addr := serve(t, &store.Server{Engine: new(store.Memory), Limits: store.ServerLimits{ReconnectTimeout: soon}})
+	addr := testcluster.Serve(t, &store.Server{Engine: new(store.Memory), Limits: store.ServerLimits{ReconnectTimeout: soon}})
 	proxy := testcluster.NewProxy(t, addr)
 	a, b := join(t, dial(t, proxy.Addr()), worker("a", 2, 3)), join(t, dial(t, proxy.Addr()), worker("b", 2, 3))
 	next(t, a, 0, "a", "b")
@@ -407,7 +407,7 @@ func TestStoreThatIsRestarted(t *testing.T) {
 	require.NoError(t, err)
 	dir := t.TempDir()
 	durable := func() *store.Server { return &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: soon}} }
-	stop := serveAt(t, durable(), l)
+	stop := testcluster.ServeAt(t, durable(), l)
 	addr := l.Addr().String()
 	a, b := join(t, dial(t, addr), worker("a", 2, 3)), join(t, dial(t, addr), worker("b", 2, 3))
 	v := next(t, a, 0, "a", "b")
@@ -416,7 +416,7 @@ func TestStoreThatIsRestarted(t *testing.T) {
 		stop()
 		l, err = net.Listen("tcp", addr)
 		require.NoError(t, err)
-		stop = serveAt(t, durable(), l)
+		stop = testcluster.ServeAt(t, durable(), l)
 	}
 	join(t, dial(t, addr), worker("c", 2, 3))
 	next(t, a, 0, "a", "b", "c")
@@ -430,7 +430,7 @@ func TestStoreThatForgets(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	addr := l.Addr().String()
-	stop := serveAt(t, &store.Server{Engine: new(store.Memory)}, l)
+	stop := testcluster.ServeAt(t, &store.Server{Engine: new(store.Memory)}, l)
 	s := dial(t, addr)
 	c := worker("a", 1, 0)
 	c.TTL = time.Second
@@ -446,12 +446,12 @@ func TestStoreThatForgets(t *testing.T) {
 
 	l, err = net.Listen("tcp", addr)
 	require.NoError(t, err)
-	serveAt(t, &store.Server{Engine: new(store.Memory)}, l)
+	testcluster.ServeAt(t, &store.Server{Engine: new(store.Memory)}, l)
 	require.EqualValues(t, 1, next(t, join(t, s, c), 0, "a").Generation)
 }
 
 func TestKilledAndFrozenProcesses(t *testing.T) {
-	addr := serve(t, &store.Server{Engine: new(store.Memory)})
+	addr := testcluster.Serve(t, &store.Server{Engine: new(store.Memory)})
 	s := dial(t, addr)
 	first := process(t, addr, "p0", 1, 4) // the leader
 	_, err := s.Wait(bounded(t), "seen/p0/1")

@@ -2,7 +2,6 @@ package pgroup_test
 
 import (
 	"errors"
-	"net"
 	"testing"
 	"time"
 
@@ -17,20 +16,11 @@ import (
 // TestASendThatCloseInterruptsIsUnknown checks the error of a Send whose answer a Close does not
 // wait for. It may have delivered its message, and the error says so.
 func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	srv := &store.Server{Engine: new(store.Memory)}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	defer func() {
-		_ = srv.Close()
-		assert.ErrorIs(t, <-served, store.ErrServerClosed)
-		_ = srv.Engine.Close()
-	}()
-	proxy := testcluster.NewProxy(t, l.Addr().String())
+	addr := serve(t)
+	proxy := testcluster.NewProxy(t, addr)
 	created := make(chan *pgroup.Group, 1)
 	go func() {
-		g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: "muster://" + l.Addr().String()})
+		g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: "muster://" + addr})
 		assert.NoError(t, err)
 		created <- g
 	}()

@@ -72,17 +72,7 @@ func serve(t *testing.T) string {
 }
 
 func serveBackend(t *testing.T, e store.Backend) string {
-	t.Helper()
-	l := listen(t)
-	srv := &store.Server{Engine: e}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		_ = srv.Close()
-		assert.ErrorIs(t, <-done, store.ErrServerClosed)
-		_ = e.Close()
-	})
-	return l.Addr().String()
+	return testcluster.Serve(t, &store.Server{Engine: e})
 }
 
 // relayed uses a store that no rank hosts, which the ranks reach through two relays.
@@ -207,12 +197,7 @@ func upTo(n int) []int {
 	return vs
 }
 
-// within returns a context that ends after d.
-func within(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
+var within = testcluster.Within
 
 // ended waits until ctx has ended.
 func ended(t *testing.T, ctx context.Context) {

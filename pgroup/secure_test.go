@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -104,15 +105,9 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 // TestHostWhosePortHasAnotherSecret checks that rank 0, if its port is in use by a server with
 // another secret, gets that error too, and does not wait for the port.
 func TestHostWhosePortHasAnotherSecret(t *testing.T) {
-	l := listen(t)
-	srv := &store.Server{Engine: new(store.Memory), Access: []store.Access{{Secret: []byte(strings.Repeat("x", 16)), Write: true}}}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
-	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Address: l.Addr().String(), Secret: secret})
+	addr := testcluster.Serve(t, &store.Server{Access: []store.Access{{Secret: []byte(strings.Repeat("x", 16)), Write: true}}})
+	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Address: addr, Secret: secret})
 	says(t, err, store.ErrDenied, "address already in use", "wrong secret")
-	_ = srv.Close()
-	assert.ErrorIs(t, <-done, store.ErrServerClosed)
-	_ = srv.Engine.Close()
 }
 
 func TestHostWithBadPapers(t *testing.T) {

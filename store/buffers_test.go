@@ -19,28 +19,12 @@ import (
 // buffered serves e with the smallest buffers that a server can have, 64 MiB, of which 48 MiB are
 // for large replies.
 func buffered(t *testing.T, e store.Backend, o ...store.ServerLimits) (addr string) {
-	l, err := store.Listen(t.Context(), "127.0.0.1:0")
-	require.NoError(t, err)
 	limits := append(o, store.ServerLimits{})[0]
 	limits.Buffers = 1
-	srv := &store.Server{Engine: e, Limits: limits}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		_ = srv.Close()
-		assert.ErrorIs(t, <-served, store.ErrServerClosed)
-		_ = e.Close()
-	})
-	return l.Addr().String()
+	return testcluster.Serve(t, &store.Server{Engine: e, Limits: limits})
 }
 
-func connected(t *testing.T, addr string) *store.Store {
-	t.Helper()
-	e, err := store.Dial(t.Context(), addr, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = e.Close() })
-	return store.New(e)
-}
+func connected(t *testing.T, addr string) *store.Store { return testcluster.Dial(t, addr, nil) }
 
 // TestLargeAnswersWaitForRoom checks that 48 clients, some of them behind a relay, all succeed in
 // reading 16 MiB at the same time, while the server's buffers hold 3 such replies.

@@ -28,13 +28,7 @@ func served(engine func(*testing.T) store.Backend, w wires, grace time.Duration)
 		e := engine(t)
 		l, dial := w(t)
 		srv := &store.Server{Engine: e, Limits: store.ServerLimits{ReconnectTimeout: grace}}
-		var serving sync.WaitGroup
-		serving.Go(func() { _ = srv.Serve(l) })
-		t.Cleanup(func() {
-			_ = srv.Close()
-			_ = e.Close()
-			serving.Wait()
-		})
+		testcluster.ServeAt(t, srv, l)
 		return func() store.Engine {
 			s, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: dial})
 			require.NoError(t, err)

@@ -85,7 +85,7 @@ func TestBadInputClosesOnlyItsConnection(t *testing.T) {
 				}
 				_, _ = c.Write(bad.bytes) // the reader of a pipe may end in the middle of the bytes
 				closed(t, c)
-				s.says(t, bad.reason)
+				s.Says(t, bad.reason)
 				works(t, other)
 			})
 		}
@@ -142,7 +142,7 @@ func TestTruncatedFrameThenEnd(t *testing.T) {
 		whole := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, Key: "torn", Value: make([]byte, 100)})
 		send(t, c, whole[:50])
 		require.NoError(t, c.Close())
-		s.says(t, "connection ended")
+		s.Says(t, "connection ended")
 		_, err := s.client(t).Get(bounded(t), "torn")
 		require.ErrorIs(t, err, store.ErrNotFound)
 	})
@@ -166,7 +166,7 @@ func TestHalfAHandshakeEnds(t *testing.T) {
 			send(t, c, greeting()[:n])
 			closed(t, c)
 		}
-		s.says(t, "handshake: ")
+		s.Says(t, "handshake: ")
 		works(t, s.client(t))
 	}
 }

@@ -258,7 +258,7 @@ func TestUnfinishedHandshakesBlockNoPeer(t *testing.T) {
 				require.NoError(t, c.SetDeadline(time.Now().Add(testTimeout)))
 				closed(t, c)
 			}
-			s.says(t, "handshake: ")
+			s.Says(t, "handshake: ")
 			works(t, s.as(t, s.knowing(nil, files)))
 		})
 	}
@@ -286,8 +286,8 @@ func TestHalfATLSHandshakeEnds(t *testing.T) {
 	shaken := tls.Client(s.raw(t), &tls.Config{InsecureSkipVerify: true})
 	require.NoError(t, shaken.Handshake())
 	closed(t, shaken) // it sends no hello
-	s.says(t, "TLS handshake: ")
-	s.says(t, "err=\"handshake: ")
+	s.Says(t, "TLS handshake: ")
+	s.Says(t, "err=\"handshake: ")
 }
 
 func TestASecretThatIsNotProvedInTime(t *testing.T) {
@@ -296,7 +296,7 @@ func TestASecretThatIsNotProvedInTime(t *testing.T) {
 	send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}))
 	require.Equal(t, wire.OpProof, receive(t, c).Op)
 	closed(t, c)
-	s.says(t, "handshake: ")
+	s.Says(t, "handshake: ")
 }
 
 // TestATLSPeerThatDoesNotRead checks that a peer over TLS that does not read does not delay others,
@@ -317,7 +317,7 @@ func TestATLSPeerThatDoesNotRead(t *testing.T) {
 	before, began := heap(), time.Now()
 	require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
 	require.Less(t, time.Since(began), 10*time.Second, "others wait")
-	s.says(t, "the peer does not read")
+	s.Says(t, "the peer does not read")
 	require.Less(t, heap()-before, int64(64<<20), "memory")
 	works(t, other)
 }
@@ -328,7 +328,7 @@ func TestAPeerThatAnswersNoProbeIsLost(t *testing.T) {
 		c := s.client(t)
 		silent := s.greeted(t)
 		closed(t, silent)
-		s.says(t, "peer lost")
+		s.Says(t, "peer lost")
 		works(t, c)
 	})
 }

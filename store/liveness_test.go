@@ -115,7 +115,7 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 			// The last message may have come a moment before start.
 			require.Greater(t, time.Since(start), min(max(c.server, c.peer), time.Second)-200*time.Millisecond)
 			require.Less(t, time.Since(start), 8*time.Second)
-			s.says(t, "peer lost")
+			s.Says(t, "peer lost")
 			proxy.Cut(testcluster.RST) // otherwise its Close would wait
 		})
 	}

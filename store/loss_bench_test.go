@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"net"
 	"slices"
 	"syscall"
 	"testing"
@@ -20,21 +19,12 @@ import (
 //
 //	go test ./store -run '^$' -bench LossOfAKilledProcess -benchtime 100x
 func BenchmarkLossOfAKilledProcess(b *testing.B) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(b, err)
-	srv := &store.Server{Engine: new(store.Memory)}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	defer func() {
-		_ = srv.Close()
-		require.ErrorIs(b, <-served, store.ErrServerClosed)
-		_ = srv.Engine.Close()
-	}()
+	addr := testcluster.Serve(b, new(store.Server))
 	var took []time.Duration
 	for b.Loop() {
 		b.StopTimer()
-		p := testcluster.Start(b, "rank 1", l.Addr().String())
-		a, err := store.Dial(b.Context(), l.Addr().String(), nil)
+		p := testcluster.Start(b, "rank 1", addr)
+		a, err := store.Dial(b.Context(), addr, nil)
 		require.NoError(b, err)
 		membership, err := a.Join(b.Context(), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
 		require.NoError(b, err)

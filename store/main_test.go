@@ -1,15 +1,11 @@
 package store_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"os"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -32,34 +28,10 @@ func TestMain(m *testing.M) {
 // testTimeout is the timeout of operations that are fast unless the machine is overloaded.
 const testTimeout = 30 * time.Second
 
-// journal is a log that can be read while it is written.
-type journal struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (j *journal) Write(b []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.all.Write(b)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.all.String()
-}
-
-// says waits until the log contains words.
-func (j *journal) says(t *testing.T, words string) {
-	t.Helper()
-	testcluster.Eventually(t, testTimeout, func() bool { return strings.Contains(j.String(), words) }, "the log says "+words)
-}
-
 // service is a running Server and its log.
 type service struct {
 	*store.Server
-	journal
+	testcluster.Log
 	addr string
 	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
@@ -69,17 +41,8 @@ func serve(t *testing.T, srv *store.Server, w wires) *service {
 	t.Helper()
 	l, dial := w(t)
 	s := &service{Server: srv, addr: l.Addr().String(), dial: dial}
-	if srv.Engine == nil {
-		srv.Engine = new(store.Memory)
-	}
-	srv.Logger = slog.New(slog.NewTextHandler(&s.journal, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = srv.Engine.Close()
-		serving.Wait()
-	})
+	srv.Logger = s.Log.Logger()
+	testcluster.ServeAt(t, srv, l)
 	return s
 }
 
@@ -159,12 +122,7 @@ func closed(t *testing.T, c net.Conn) {
 }
 
 // bounded returns a context that ends long after the operation should have completed.
-func bounded(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	t.Cleanup(cancel)
-	return ctx
-}
+func bounded(t *testing.T) context.Context { return testcluster.Within(t, testTimeout) }
 
 // works fails the test unless s can set and get.
 func works(t *testing.T, s *store.Store) {
@@ -179,11 +137,4 @@ func works(t *testing.T, s *store.Store) {
 func frame(h wire.Header, body ...byte) []byte {
 	h.Len = uint32(len(body))
 	return append(wire.AppendHeader(nil, h), body...)
-}
-
-// forget discards the log so far.
-func (j *journal) forget() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.all.Reset()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -227,7 +226,7 @@ func TestLargeAnswersOfIdleSessions(t *testing.T) {
 	const n, size = 24, 1 << 20
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	addr := servingMemory(t, &store.Memory{Limits: store.Limits{Held: n * size / 2, HeldOf: n * size / 2}})
+	addr := testcluster.Serve(t, &store.Server{Engine: &store.Memory{Limits: store.Limits{Held: n * size / 2, HeldOf: n * size / 2}}})
 	boss, err := store.Dial(ctx, addr, nil)
 	require.NoError(t, err)
 	defer boss.Close()
@@ -250,18 +249,4 @@ func TestLargeAnswersOfIdleSessions(t *testing.T) {
 		_, err := boss.Wait(short, "nothing")
 		return !errors.Is(err, store.ErrFull)
 	}, "what idle sessions have popped still counts")
-}
-
-func servingMemory(t *testing.T, m *store.Memory) (addr string) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	srv := &store.Server{Engine: m}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		require.NoError(t, srv.Close())
-		require.ErrorIs(t, <-served, store.ErrServerClosed)
-		require.NoError(t, m.Close())
-	})
-	return l.Addr().String()
 }

@@ -91,7 +91,7 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 		c := multiplexTo(t, s, 7)
 		send(t, c, b)
 		closed(t, c)
-		s.says(t, "connection ended")
+		s.Says(t, "connection ended")
 		t.Log(name)
 	}
 }

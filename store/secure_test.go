@@ -141,7 +141,7 @@ func TestNoWayIn(t *testing.T) {
 				require.Equal(t, no.reason, reported.Reason)
 				require.ErrorContains(t, err, `store: dial "127.0.0.1:1": denied: `+no.says)
 				if no.logs != "" {
-					s.says(t, no.logs)
+					s.Says(t, no.logs)
 				}
 			})
 		}
@@ -363,7 +363,7 @@ func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 				c := s.raw(t)
 				go func() { _, _ = c.Write(b) }()
 				closed(t, c)
-				s.says(t, want)
+				s.Says(t, want)
 			}
 			_, err := s.as(t, s.knowing(secretOf("s"), nil)).Get(bounded(t), "in")
 			require.ErrorIs(t, err, store.ErrNotFound)
@@ -532,7 +532,7 @@ func TestTLSThatIsNotWhatItSays(t *testing.T) {
 	works(t, s.as(t, s.knowing(nil, f.client())))
 	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.anonymous()))
 	require.Error(t, err)
-	s.says(t, "no certificate of the peer has been verified")
+	s.Says(t, "no certificate of the peer has been verified")
 
 	old, err := serverTLS(t, f.server()).GetConfigForClient(nil)
 	require.NoError(t, err)

@@ -76,7 +76,7 @@ func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
 		require.NoError(t, err)
 		before := heap()
 		require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
-		s.says(t, "the peer does not read")
+		s.Says(t, "the peer does not read")
 		// An engine still makes some copies that no peer receives.
 		testcluster.Eventually(t, testTimeout, func() bool { return heap()-before < 64<<20 }, "memory")
 		works(t, other)

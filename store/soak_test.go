@@ -68,7 +68,7 @@ func TestSoak(t *testing.T) {
 	var heaps, goroutines []int64
 	for len(heaps) == 0 || ctx.Err() == nil { // at least once, also on a machine that is too busy
 		pause(ctx, *soak/samples)
-		s.forget() // otherwise its log grows
+		s.Reset() // otherwise its log grows
 		heaps, goroutines = append(heaps, heap()), append(goroutines, int64(runtime.NumGoroutine()))
 	}
 	running.Wait()

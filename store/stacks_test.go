@@ -1,10 +1,7 @@
 package store_test
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -18,50 +15,17 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// syncBuffer is a log that can be read while it is written.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // stacksServer serves srv, and returns its address and its log.
-func stacksServer(t *testing.T, srv *store.Server) (addr string, log *syncBuffer) {
+func stacksServer(t *testing.T, srv *store.Server) (addr string, log *testcluster.Log) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	log = new(syncBuffer)
-	if srv.Engine == nil {
-		srv.Engine = new(store.Memory)
-	}
-	srv.Logger = slog.New(slog.NewTextHandler(log, nil))
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = srv.Engine.Close()
-		serving.Wait()
-	})
-	return l.Addr().String(), log
+	log = new(testcluster.Log)
+	srv.Logger = log.Logger()
+	return testcluster.Serve(t, srv), log
 }
 
 func dialAs(t *testing.T, addr string, secret []byte) *store.Store {
 	t.Helper()
-	s, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secret})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return testcluster.Dial(t, addr, &store.DialOptions{Secret: secret})
 }
 
 // stuckHere is a function that the stacks of this process show.

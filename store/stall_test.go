@@ -74,22 +74,8 @@ func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.
 	m = &store.Memory{Dir: t.TempDir()}
 	store.SetFS(m, fs)
 	require.NoError(t, m.Open())
-	l, err := store.Listen(t.Context(), "127.0.0.1:0")
-	require.NoError(t, err)
-	srv := &store.Server{Engine: m}
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = m.Close()
-		serving.Wait()
-	})
-	return fs, func() *store.Store {
-		s, err := store.Dial(bounded(t), l.Addr().String(), nil)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = s.Close() })
-		return s
-	}, m
+	addr := testcluster.Serve(t, &store.Server{Engine: m})
+	return fs, func() *store.Store { return testcluster.Dial(t, addr, nil) }, m
 }
 
 // TestStatusWhileTheDiskStalls checks that old and new connections get the status while writes wait

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -19,23 +20,11 @@ import (
 func serving(t *testing.T, srv *store.Server) (m *store.Memory, addr string) {
 	m = new(store.Memory)
 	srv.Engine = m
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = srv.Serve(l) }()
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = m.Close()
-		<-done
-	})
-	return m, l.Addr().String()
+	return m, testcluster.Serve(t, srv)
 }
 
 func dialed(t *testing.T, addr string, o *store.DialOptions) *store.Store {
-	s, err := store.Dial(t.Context(), addr, o)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return testcluster.Dial(t, addr, o)
 }
 
 // TestStatusOfTheServer checks the counters and sizes of the store as a whole.

@@ -17,13 +17,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
 
 // tlsFiles is a directory of certificates, with the log of the code that reads them.
 type tlsFiles struct {
 	dir string
-	journal
+	testcluster.Log
 }
 
 func newTLSFiles(t *testing.T) *tlsFiles {
@@ -41,7 +42,7 @@ func (f *tlsFiles) make(t *testing.T, dir string) {
 
 func (f *tlsFiles) path(name string) string { return filepath.Join(f.dir, name+".pem") }
 
-func (f *tlsFiles) logger() *slog.Logger { return slog.New(slog.NewTextHandler(&f.journal, nil)) }
+func (f *tlsFiles) logger() *slog.Logger { return slog.New(slog.NewTextHandler(&f.Log, nil)) }
 
 func (f *tlsFiles) server() *store.TLSFiles {
 	return &store.TLSFiles{Cert: f.path("server"), Key: f.path("server-key"), CA: f.path("ca"), Logger: f.logger()}
@@ -235,7 +236,7 @@ func TestTLSTakesUpChangedFiles(t *testing.T) {
 		time.Sleep(time.Second)
 		second := serial()
 		require.NotEqual(t, first, second)
-		require.Equal(t, 2, strings.Count(f.String(), "changed TLS files loaded"), &f.journal)
+		require.Equal(t, 2, strings.Count(f.String(), "changed TLS files loaded"), f.String())
 
 		time.Sleep(time.Hour)
 		require.Equal(t, second, serial())

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -46,7 +47,7 @@ func TestChannelForEachStepInBoth(t *testing.T) {
 			if testing.Short() {
 				steps = 50
 			}
-			addr := serve(t, new(store.Server))
+			addr := testcluster.Serve(t, new(store.Server))
 			if name == behind {
 				_, addr = relay(t, addr, "127.0.0.1:0")
 			}
@@ -121,7 +122,7 @@ func voted(t *testing.T, addr, name string, rank int, receives bool) {
 // TestPythonClosesOneChannel closes one of two channels: calls on it are refused, those on the
 // other and on the group work.
 func TestPythonClosesOneChannel(t *testing.T) {
-	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	m.channels("x", "y")
 	m.ps[1].must("x", "close")
 	m.ps[1].must("x", "close")
@@ -145,7 +146,7 @@ func TestPythonClosesOneChannel(t *testing.T) {
 // TestPythonClosesAChannelWithCallsUnderWay checks that the calls on a closed channel end at once,
 // and the barrier for all ranks, with an error that names the rank that closed.
 func TestPythonClosesAChannelWithCallsUnderWay(t *testing.T) {
-	addr := serve(t, new(store.Server))
+	addr := testcluster.Serve(t, new(store.Server))
 	m := create(t, 3, addr, nil, pgroup.Config{})
 	m.channels("x", "y")
 	p := m.ps[1]
@@ -177,7 +178,7 @@ func TestPythonClosesAChannelWithCallsUnderWay(t *testing.T) {
 // TestARankThatHasClosedAChannelIsNamedInBoth checks that a verb or a message which needs a rank
 // that has closed the channel fails at once, and that the group remains usable.
 func TestARankThatHasClosedAChannelIsNamedInBoth(t *testing.T) {
-	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	m.channels("x", "y")
 	m.ps[1].must("x", "close")
 	require.NoError(t, m.gs[0].Channel("y").Close())
@@ -196,7 +197,7 @@ func TestARankThatHasClosedAChannelIsNamedInBoth(t *testing.T) {
 // TestPythonUsesANameAgainWhileGoLags checks that Python may be in the second use of a name while
 // Go is in the first, with messages and records of each.
 func TestPythonUsesANameAgainWhileGoLags(t *testing.T) {
-	addr := serve(t, new(store.Server))
+	addr := testcluster.Serve(t, new(store.Server))
 	m := create(t, 2, addr, nil, pgroup.Config{})
 	x, p := m.gs[0].Channel("x"), m.ps[1]
 	for use := range 3 {
@@ -232,7 +233,7 @@ func TestPythonUsesANameAgainWhileGoLags(t *testing.T) {
 func TestPythonAcknowledgesLargeMessages(t *testing.T) {
 	const size = 4 << 20
 	memory := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 2 * size}}
-	m := create(t, 6, serve(t, &store.Server{Engine: memory}), nil, pgroup.Config{})
+	m := create(t, 6, testcluster.Serve(t, &store.Server{Engine: memory}), nil, pgroup.Config{})
 	for dst := 1; dst < 6; dst += 2 {
 		require.NoError(t, pgroup.Send(bounded(t), m.gs[0], dst, make([]byte, size)))
 		got := m.ps[dst].must("group", "recv", 0)

@@ -39,7 +39,7 @@ func outcome(t *testing.T, err error, kind string) *failure {
 }
 
 func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
-	m := create(t, 4, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 4, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	barrier := func(inGo, inPython []int) []error {
 		return m.outcomes(func(r int) error {
 			if r != inGo[0] {
@@ -68,7 +68,7 @@ func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
 }
 
 func TestMismatchIsTheSameErrorOnAllRanks(t *testing.T) {
-	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	errs := m.outcomes(func(r int) error {
 		_, err := pgroup.Gather(bounded(t), m.gs[r], 0, 1)
 		return err
@@ -86,7 +86,7 @@ func TestMismatchIsTheSameErrorOnAllRanks(t *testing.T) {
 }
 
 func TestAnObjectThatCannotBeSentIsANoForAll(t *testing.T) {
-	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	errs := m.outcomes(func(r int) error {
 		_, err := pgroup.AllToAll(bounded(t), m.gs[r], []int{1, 2})
 		return err
@@ -105,7 +105,7 @@ func TestAnObjectThatCannotBeSentIsANoForAll(t *testing.T) {
 }
 
 func TestAbortAndLeavingTravelBothWays(t *testing.T) {
-	addr := serve(t, new(store.Server))
+	addr := testcluster.Serve(t, new(store.Server))
 	pair := func(name string) *mixed { return create(t, 2, addr, kw{"name": name}, pgroup.Config{Name: name}) }
 	ctx := bounded(t)
 	barrier := func(_ int, p *rank) error {
@@ -139,7 +139,7 @@ func TestAbortAndLeavingTravelBothWays(t *testing.T) {
 }
 
 func TestAKilledPythonRankIsLostToGo(t *testing.T) {
-	m := create(t, 3, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 3, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	m.ps[1].kill()
 	errs := make(chan error, 2)
 	for _, r := range []int{0, 2} {
@@ -166,7 +166,7 @@ func beRank(addr string) {
 }
 
 func TestAKilledGoRankIsLostToPython(t *testing.T) {
-	addr := serve(t, new(store.Server))
+	addr := testcluster.Serve(t, new(store.Server))
 	p := start(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), asRank+"="+addr)
@@ -185,7 +185,7 @@ func TestAKilledGoRankIsLostToPython(t *testing.T) {
 // TestPythonThatHoldsItsLock checks that a rank may announce for how long it will hold the
 // interpreter's lock. No thread of a process answers in that time.
 func TestPythonThatHoldsItsLock(t *testing.T) {
-	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
 		if _, err := p.do("new", "hold", 2500); err != nil {
 			return err
@@ -199,7 +199,7 @@ func TestPythonThatHoldsItsLock(t *testing.T) {
 // TestPythonThatHoldsItsLockForTooLong checks that a rank fails if it holds the lock for longer
 // than announced, as the README says.
 func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
-	m := create(t, 2, serve(t, new(store.Server)), kw{"liveness_timeout": 0.6}, pgroup.Config{})
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), kw{"liveness_timeout": 0.6}, pgroup.Config{})
 	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
 		if _, err := p.do("new", "hold", 2500); err != nil {
 			return err
@@ -232,7 +232,7 @@ func TestReconnectAfterACut(t *testing.T) {
 			if c.srv.TLS != nil {
 				config = pgroup.Config{Secret: k.secret, TLS: &store.TLSFiles{CA: k.path("ca.pem")}}
 			}
-			proxy := testcluster.NewProxy(t, serve(t, c.srv))
+			proxy := testcluster.NewProxy(t, testcluster.Serve(t, c.srv))
 			m := create(t, 2, proxy.Addr(), c.with, config)
 			cutBarrier(t, proxy, m)
 			m.ps[1].must("new", "connect", proxy.Addr(), c.with)
@@ -287,7 +287,7 @@ func cutAdds(t *testing.T, proxy *testcluster.Proxy, p *rank) {
 
 func TestAwayForLongerThanTheGrace(t *testing.T) {
 	srv := &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Millisecond, LivenessTimeout: time.Second}}
-	addr := serve(t, srv)
+	addr := testcluster.Serve(t, srv)
 	proxy := testcluster.NewProxy(t, addr)
 	p, q := start(t), start(t)
 	joined := make(chan error, 1)
@@ -313,7 +313,7 @@ func TestAwayForLongerThanTheGrace(t *testing.T) {
 }
 
 func TestASilentStoreIsNamed(t *testing.T) {
-	proxy := testcluster.NewProxy(t, serve(t, new(store.Server)))
+	proxy := testcluster.NewProxy(t, testcluster.Serve(t, new(store.Server)))
 	p := start(t)
 	p.must("new", "join", 0, 1, proxy.Addr(), kw{"timeout": 30})
 	p.must("new", "connect", proxy.Addr())
@@ -331,7 +331,7 @@ func TestASilentStoreIsNamed(t *testing.T) {
 
 func TestAStoreThatGoes(t *testing.T) {
 	srv := new(store.Server)
-	addr := serve(t, srv)
+	addr := testcluster.Serve(t, srv)
 	m := create(t, 2, addr, nil, pgroup.Config{})
 	m.ps[1].must("new", "connect", addr)
 	done := make(chan error, 1)
@@ -380,7 +380,7 @@ func TestTorchrunWithoutAStore(t *testing.T) {
 }
 
 func TestWhoIsNotThereWhenJoining(t *testing.T) {
-	addr := serve(t, new(store.Server))
+	addr := testcluster.Serve(t, new(store.Server))
 	p := start(t)
 	f := p.fails("Timeout", "new", "join", 1, 3, addr, kw{"timeout": 2})
 	require.Equal(t, []int{0, 2}, f.Missing)

@@ -24,7 +24,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
 )
 
 func TestMain(m *testing.M) {
@@ -199,26 +198,6 @@ func (r *rank) fails(kind, on, verb string, args ...any) *failure {
 // raw returns bytes in the encoding of tests/rank.py.
 func raw(s string) map[string]any {
 	return map[string]any{"bytes": base64.StdEncoding.EncodeToString([]byte(s))}
-}
-
-// serve serves a store until the end of the test, and returns its address. The store is in
-// srv.Engine, or is a new one without limits.
-func serve(t *testing.T, srv *store.Server) string {
-	t.Helper()
-	l := listen(t)
-	memory, ok := srv.Engine.(*store.Memory)
-	if !ok {
-		memory = new(store.Memory)
-		srv.Engine = memory
-	}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		_ = srv.Close()
-		require.ErrorIs(t, <-done, store.ErrServerClosed)
-		_ = memory.Close()
-	})
-	return l.Addr().String()
 }
 
 func listen(t *testing.T) net.Listener {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
@@ -21,7 +22,7 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 		Rate   float64
 	}
 	ctx := bounded(t)
-	m := create(t, 4, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m := create(t, 4, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	is := func(t *testing.T, want any, verb string, args ...any) func(int, *rank) error {
 		return func(r int, p *rank) error {
 			got, err := p.do("group", verb, args...)
@@ -282,7 +283,7 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 
 // TestQueuesAcrossLanguages has Go and Python push and pop values of one queue.
 func TestQueuesAcrossLanguages(t *testing.T) {
-	ctx, addr := bounded(t), serve(t, new(store.Server))
+	ctx, addr := bounded(t), testcluster.Serve(t, new(store.Server))
 	s, err := store.Dial(ctx, addr, nil)
 	require.NoError(t, err)
 	defer func() { _ = s.Close() }()

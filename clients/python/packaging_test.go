@@ -262,7 +262,7 @@ def main() -> None:
 
 main()
 `), 0o600))
-	p.run(t, "", "python", program, serve(t, new(store.Server)))
+	p.run(t, "", "python", program, testcluster.Serve(t, new(store.Server)))
 	mypy := []string{"-m", "mypy", "--strict", "--cache-dir", t.TempDir(), "--python-executable", p.python}
 	run(t, "", interpreter(t), append(mypy, program)...)
 

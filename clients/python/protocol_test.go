@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -30,7 +31,7 @@ type tap struct {
 // listenIn returns an address at which a tap forwards to a store.
 func listenIn(t *testing.T) (addr string, w *tap) {
 	w = &tap{t: t}
-	target := serve(t, new(store.Server))
+	target := testcluster.Serve(t, new(store.Server))
 	l := listen(t)
 	var all sync.WaitGroup
 	t.Cleanup(func() {

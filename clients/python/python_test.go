@@ -18,7 +18,7 @@ import (
 // TestPython runs the Python tests: the golden bytes of package wire, and the verbs on a store that
 // this test serves.
 func TestPython(t *testing.T) {
-	env := []string{"MUSTER_TEST_STORE=" + serve(t, new(store.Server)), "MUSTER_BINARY=" + command(t)}
+	env := []string{"MUSTER_TEST_STORE=" + testcluster.Serve(t, new(store.Server)), "MUSTER_BINARY=" + command(t)}
 	out := script(t, env, "-W", "error", "-m", "unittest", "discover", "-s", "tests")
 	require.NotContains(t, out, "skipped")
 	require.Regexp(t, `Ran \d\d+ tests`, out)
@@ -48,7 +48,7 @@ func TestReadme(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(readme), "127.0.0.1:7070")
 	file := filepath.Join(t.TempDir(), "README.md")
-	text := strings.ReplaceAll(string(readme), "127.0.0.1:7070", serve(t, new(store.Server)))
+	text := strings.ReplaceAll(string(readme), "127.0.0.1:7070", testcluster.Serve(t, new(store.Server)))
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	out := script(t, nil, "-m", "doctest", "-v", file)
 	m := regexp.MustCompile(`(\d+) passed`).FindStringSubmatch(out)
@@ -63,7 +63,7 @@ func TestGuide(t *testing.T) {
 	_, program, ok := strings.Cut(string(guide), "```python\n")
 	require.True(t, ok)
 	program, _, _ = strings.Cut(program, "```")
-	addr := "muster://" + serve(t, new(store.Server))
+	addr := "muster://" + testcluster.Serve(t, new(store.Server))
 	cmd := exec.CommandContext(bounded(t), interpreter(t), "-c", program)
 	cmd.Env = environment(t, "RANK=1", "WORLD_SIZE=2", "MUSTER_STORE="+addr)
 	cmd.Stderr = t.Output()
@@ -90,9 +90,9 @@ func TestReadmeAuthentication(t *testing.T) {
 	k := makeKeys(t)
 	secret := []store.Access{{Secret: k.secret, Write: true}}
 	servers := []string{
-		serve(t, &store.Server{Access: secret}),
-		serve(t, &store.Server{TLS: k.server(t, true)}),
-		serve(t, &store.Server{TLS: k.server(t, false), Access: secret}),
+		testcluster.Serve(t, &store.Server{Access: secret}),
+		testcluster.Serve(t, &store.Server{TLS: k.server(t, true)}),
+		testcluster.Serve(t, &store.Server{TLS: k.server(t, false), Access: secret}),
 	}
 	require.Len(t, lines, len(servers))
 	var program strings.Builder

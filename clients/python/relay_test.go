@@ -96,7 +96,7 @@ func (m *mixed) adds() any { return m.ps[1].must("store", "add", "rounds", 0) }
 // TestPythonBehindARelayThatIsKilled checks that a relay that is killed makes no rank fail: the
 // next relay at its address takes over, and requests that change values take effect exactly once.
 func TestPythonBehindARelayThatIsKilled(t *testing.T) {
-	addr := serve(t, patient())
+	addr := testcluster.Serve(t, patient())
 	p, at := relay(t, addr, "127.0.0.1:0")
 	m := create(t, 4, at, nil, pgroup.Config{})
 	for r := 1; r < 4; r += 2 {
@@ -120,7 +120,7 @@ func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 // TestPythonHasOtherWays checks that a session continues by any route that the address lists:
 // through another relay, or directly.
 func TestPythonHasOtherWays(t *testing.T) {
-	addr := serve(t, patient())
+	addr := testcluster.Serve(t, patient())
 	first, a := relay(t, addr, "127.0.0.1:0")
 	second, b := relay(t, addr, "127.0.0.1:0")
 	ways := a + "," + b + "," + addr
@@ -140,7 +140,7 @@ func TestPythonHasOtherWays(t *testing.T) {
 // TestPythonErrorOfAFailedRelay checks that ranks whose relay does not return fail
 // together, and that the other ranks get an error that names the relay as the reason.
 func TestPythonErrorOfAFailedRelay(t *testing.T) {
-	addr := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 100 * time.Millisecond}})
+	addr := testcluster.Serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 100 * time.Millisecond}})
 	p, at := relay(t, addr, "127.0.0.1:0")
 	behind, direct := []*rank{start(t), start(t)}, start(t)
 	done := make(chan error, 2)
@@ -163,7 +163,7 @@ func TestPythonErrorOfAFailedRelay(t *testing.T) {
 // Python's error has the same text as Go's.
 func TestTheStoreBehindPythonsRelayIsGone(t *testing.T) {
 	srv := patient()
-	addr := serve(t, srv)
+	addr := testcluster.Serve(t, srv)
 	_, at := relay(t, addr, "127.0.0.1:0")
 	p := start(t)
 	p.must("new", "connect", at)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -47,11 +48,11 @@ func TestWhoComesIn(t *testing.T) {
 	k, foreign := makeKeys(t), makeKeys(t)
 	secret := []store.Access{{Secret: k.secret, Write: true}}
 	servers := map[string]string{
-		"open":           serve(t, new(store.Server)),
-		"secret":         serve(t, &store.Server{Access: secret}),
-		"TLS":            serve(t, &store.Server{TLS: k.server(t, false)}),
-		"TLS and secret": serve(t, &store.Server{TLS: k.server(t, false), Access: secret}),
-		"certificates":   serve(t, &store.Server{TLS: k.server(t, true)}),
+		"open":           testcluster.Serve(t, new(store.Server)),
+		"secret":         testcluster.Serve(t, &store.Server{Access: secret}),
+		"TLS":            testcluster.Serve(t, &store.Server{TLS: k.server(t, false)}),
+		"TLS and secret": testcluster.Serve(t, &store.Server{TLS: k.server(t, false), Access: secret}),
+		"certificates":   testcluster.Serve(t, &store.Server{TLS: k.server(t, true)}),
 	}
 	ca := kw{"ca": k.path("ca.pem")}
 	client := kw{"ca": k.path("ca.pem"), "cert": k.path("client.pem"), "key": k.path("client-key.pem")}
@@ -138,7 +139,7 @@ func TestAGroupWithTLSAndASecret(t *testing.T) {
 // session continues.
 func TestTheRightsOfASecret(t *testing.T) {
 	k := makeKeys(t)
-	addr := serve(t, &store.Server{Access: []store.Access{{Secret: k.secret, Prefix: "a/", Write: true}}})
+	addr := testcluster.Serve(t, &store.Server{Access: []store.Access{{Secret: k.secret, Prefix: "a/", Write: true}}})
 	p := start(t)
 	p.must("new", "connect", "muster://"+addr+"/a?secret-file="+k.secretFile)
 	p.must("store", "set", "k", raw("v"))

@@ -17,7 +17,7 @@ import (
 // TestStacksOfPython checks that a Python rank shows its threads, whatever its callers do, and that
 // one that is stopped is reported as such.
 func TestStacksOfPython(t *testing.T) {
-	addr := serve(t, &store.Server{Stacks: true})
+	addr := testcluster.Serve(t, &store.Server{Stacks: true})
 	m := create(t, 2, addr, nil, pgroup.Config{})
 	s, err := store.Dial(bounded(t), addr, nil)
 	require.NoError(t, err)

@@ -16,7 +16,7 @@ import (
 // TestTorchGroup runs a process group of PyTorch on the backend of muster_pg.torch, whose store is
 // also its TCPStore: the verbs, mismatches, a rank that is missing and one that is killed.
 func TestTorchGroup(t *testing.T) {
-	addr := serve(t, &store.Server{Protocols: []store.Protocol{new(tcpstore.Protocol)}})
+	addr := testcluster.Serve(t, &store.Server{Protocols: []store.Protocol{new(tcpstore.Protocol)}})
 	out := torchScript(t, "torch_group.py", addr)
 	for part, ranks := range map[string]int{"tensors": 4, "arrays": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
 		require.Equal(t, ranks, strings.Count(out, "ok "+part), "%s\n%s", part, out)
@@ -26,8 +26,8 @@ func TestTorchGroup(t *testing.T) {
 // TestTorchRendezvous checks the errors of torchrun's rendezvous backend, and its state in the store.
 // TestTorchrunMuster (cmd/muster) runs torchrun.
 func TestTorchRendezvous(t *testing.T) {
-	safe := serve(t, &store.Server{Access: []store.Access{{Secret: []byte("0123456789abcdef"), Write: true}}})
-	out := torchScript(t, "torch_rendezvous.py", serve(t, &store.Server{}), safe)
+	safe := testcluster.Serve(t, &store.Server{Access: []store.Access{{Secret: []byte("0123456789abcdef"), Write: true}}})
+	out := torchScript(t, "torch_rendezvous.py", testcluster.Serve(t, &store.Server{}), safe)
 	require.Contains(t, out, "ok errors\nok state\n")
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -27,7 +28,7 @@ import (
 func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "not", "there yet")
 	ctx := bounded(t)
-	m := create(t, 2, serve(t, new(store.Server)), kw{"trace_dir": dir, "host": "node/1"}, pgroup.Config{TraceDir: dir, Host: "node/1"})
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir, "host": "node/1"}, pgroup.Config{TraceDir: dir, Host: "node/1"})
 	g, p := m.gs[0], m.ps[1]
 	both := func(inGo func() error, verb string, args ...any) {
 		m.each(func(int) error { return inGo() }, func(_ int, p *rank) error {
@@ -116,7 +117,7 @@ func withoutIdentity(f *timeline.File) (all []string) {
 // each rank, and names the rank that the others waited for.
 func TestTraceOfGoAndPython(t *testing.T) {
 	const n = 3
-	dir, ctx, addr := t.TempDir(), bounded(t), serve(t, new(store.Server))
+	dir, ctx, addr := t.TempDir(), bounded(t), testcluster.Serve(t, new(store.Server))
 	m := &mixed{t: t, gs: make([]*pgroup.Group, n), ps: []*rank{nil, start(t), start(t)}}
 	m.each(func(r int) (err error) {
 		m.gs[r], err = pgroup.Create(ctx, pgroup.Config{Size: n, Address: "muster://" + addr, Run: "r", TraceDir: dir})
@@ -228,7 +229,7 @@ func elsewhere(t *testing.T, f *timeline.File, ahead time.Duration) *timeline.Fi
 func TestTraceOfAKilledPythonRank(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t)
-	p.must("new", "join", 0, 1, serve(t, new(store.Server)), kw{"trace_dir": dir})
+	p.must("new", "join", 0, 1, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir})
 	read := func() *timeline.File {
 		files, err := timeline.ReadDir(dir)
 		require.NoError(t, err)
@@ -271,7 +272,7 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 // names the missing ranks.
 func TestTraceOfAGroupThatDoesNotForm(t *testing.T) {
 	dir := t.TempDir()
-	_ = start(t).fails("Timeout", "new", "join", 0, 2, serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 2})
+	_ = start(t).fails("Timeout", "new", "join", 0, 2, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 2})
 	files, err := timeline.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)
@@ -286,7 +287,7 @@ func TestTraceOfAGroupThatDoesNotForm(t *testing.T) {
 // number for its generation.
 func TestTraceOfSurvivors(t *testing.T) {
 	dir := t.TempDir()
-	m := create(t, 3, serve(t, new(store.Server)), kw{"trace_dir": dir}, pgroup.Config{TraceDir: dir})
+	m := create(t, 3, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir}, pgroup.Config{TraceDir: dir})
 	require.NoError(t, m.gs[0].Close())
 	_, err := pgroup.AllGather(bounded(t), m.gs[2], 1)
 	require.ErrorIs(t, err, pgroup.ErrLeft)

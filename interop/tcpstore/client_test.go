@@ -185,7 +185,7 @@ func TestPythonErrorOfAFailedRank(t *testing.T) {
 	peer.silent()
 	_ = peer.Close()
 	require.Contains(t, <-said, "error ")
-	s.says(t, `rank=1 key=part/1/x reason="rank 1 has disconnected`)
+	s.Says(t, `rank=1 key=part/1/x reason="rank 1 has disconnected`)
 	require.Equal(t, "None", h.do(t, "stores['c'].set('k', 'v')"))
 	require.Equal(t, "b'v'", h.do(t, "stores['c'].get('k')"))
 }

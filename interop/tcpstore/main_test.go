@@ -5,10 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,35 +22,11 @@ func TestMain(m *testing.M) { testcluster.Leaks(m) }
 // testTimeout is the timeout of operations that are fast unless the machine is overloaded.
 const testTimeout = 30 * time.Second
 
-// journal is a log that can be read while it is written.
-type journal struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (j *journal) Write(b []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.all.Write(b)
-}
-
-// says waits until the log contains words.
-func (j *journal) says(t *testing.T, words string) {
-	t.Helper()
-	testcluster.Eventually(t, testTimeout, func() bool { return j.count(words) > 0 }, "the log says "+words)
-}
-
-func (j *journal) count(words string) int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return strings.Count(j.all.String(), words)
-}
-
 // service is a Server for Python clients, and its store.
 type service struct {
 	*store.Server
 	*store.Store // the store as Go clients see it
-	journal
+	testcluster.Log
 	addr string
 	ctx  context.Context
 }
@@ -70,18 +43,10 @@ func serve(t testing.TB, p *tcpstore.Protocol, srv *store.Server) *service {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	s := &service{Server: srv, Store: store.New(srv.Engine), addr: l.Addr().String()}
-	var cancel context.CancelFunc
-	s.ctx, cancel = context.WithTimeout(t.Context(), 2*testTimeout)
 	srv.Protocols = []store.Protocol{p}
-	srv.Logger = slog.New(slog.NewTextHandler(&s.journal, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	t.Cleanup(func() {
-		cancel()
-		_ = srv.Close()
-		_ = srv.Engine.Close()
-		serving.Wait()
-	})
+	srv.Logger = s.Log.Logger()
+	testcluster.ServeAt(t, srv, l)
+	s.ctx = testcluster.Within(t, 2*testTimeout)
 	return s
 }
 

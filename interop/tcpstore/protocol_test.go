@@ -112,7 +112,7 @@ func TestWhatEndsAConnection(t *testing.T) {
 			c, other := s.client(t), s.client(t)
 			c.write(tc.sent)
 			c.closed()
-			s.says(t, tc.says)
+			s.Says(t, tc.says)
 			other.works()
 		})
 	}
@@ -301,7 +301,7 @@ func TestBarrierWithoutThoseWhoLeft(t *testing.T) {
 	gone.send(b)
 	gone.silent()
 	_ = gone.Close()
-	s.says(t, "connection ended")
+	s.Says(t, "connection ended")
 	two.send(b)
 	two.silent()
 	require.EqualValues(t, tcpwire.StopWaiting, one.call(b).N)
@@ -396,7 +396,7 @@ func TestWaitsEndWithTheirConnection(t *testing.T) {
 		c.silent()
 		_ = c.Close()
 	}
-	testcluster.Eventually(t, testTimeout, func() bool { return s.count("connection ended") == 3 }, "three connections have ended")
+	testcluster.Eventually(t, testTimeout, func() bool { return strings.Count(s.String(), "connection ended") == 3 }, "three connections have ended")
 	c := s.client(t)
 	c.send(wait("/never"))
 	c.silent()
@@ -458,7 +458,7 @@ func TestOurProtocolOnTheSamePort(t *testing.T) {
 	_, err = http.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
 	require.NoError(t, err)
 	(&client{Conn: http, t: t}).closed()
-	s.says(t, "not a muster store")
+	s.Says(t, "not a muster store")
 }
 
 // TestManyJoinAtOnce checks that as many clients as a large job has can connect at the same moment,

@@ -1,6 +1,7 @@
 package tcpstore_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -94,7 +95,7 @@ func TestRanksOfAnotherRun(t *testing.T) {
 		require.EqualValues(t, tcpwire.StopWaiting, one.reply(tcpwire.OpWait, 1).N)
 		_ = one.Close()
 		_ = two.Close()
-		testcluster.Eventually(t, testTimeout, func() bool { return s.count("connection ended") == 2*(run+1) }, "both have ended")
+		testcluster.Eventually(t, testTimeout, func() bool { return strings.Count(s.String(), "connection ended") == 2*(run+1) }, "both have ended")
 		_, err := s.Delete(s.ctx, "ready/1", "ready/2")
 		require.NoError(t, err)
 	}
@@ -112,7 +113,7 @@ func TestCheckOfAProtocol(t *testing.T) {
 		c := s.raw(t)
 		c.send(of(tcpwire.OpValidate))
 		c.closed()
-		s.says(t, "tcpstore: ")
+		s.Says(t, "tcpstore: ")
 	}
 	require.NoError(t, (&tcpstore.Protocol{Ranks: []string{"a/{rank}/*"}}).Check())
 }

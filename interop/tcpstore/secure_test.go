@@ -39,7 +39,7 @@ func (s *service) refused(t *testing.T, why string) {
 	c := s.raw(t)
 	c.send(of(tcpwire.OpValidate), set("/a", "1"))
 	c.closed()
-	s.says(t, why)
+	s.Says(t, why)
 	_, err := s.Get(s.ctx, "a")
 	require.ErrorIs(t, err, store.ErrNotFound)
 }
@@ -119,7 +119,7 @@ func TestAPrefixToRead(t *testing.T) {
 	require.Equal(t, "1", string(c.call(get("/a")).Value))
 	c.send(set("/a", "2"))
 	c.closed()
-	s.says(t, "no right to write")
+	s.Says(t, "no right to write")
 	_, err := store.Dial(s.ctx, s.addr, nil)
 	require.ErrorIs(t, err, store.ErrDenied)
 	require.ErrorContains(t, err, "other protocols only")
@@ -146,9 +146,9 @@ func TestServerLimits(t *testing.T) {
 	third := s.raw(t)
 	third.send(of(tcpwire.OpValidate))
 	_, _ = third.Read(make([]byte, 1))
-	s.says(t, "the limit is 2 connections from one address")
+	s.Says(t, "the limit is 2 connections from one address")
 	half.closed()
-	s.says(t, "i/o timeout")
+	s.Says(t, "i/o timeout")
 	one.works() // it has sent nothing for longer than the handshake timeout
 	s.client(t).works()
 }
@@ -160,8 +160,8 @@ func TestOlderClients(t *testing.T) {
 	c := s.raw(t)
 	c.write(append([]byte("\x03"), c.bytes(add(tcpwire.InitKey, 1))[1:]...))
 	c.closed()
-	s.says(t, "peer="+c.LocalAddr().String())
-	s.says(t, "the client is of a torch before 2.2")
+	s.Says(t, "peer="+c.LocalAddr().String())
+	s.Says(t, "the client is of a torch before 2.2")
 	s.client(t).works()
 }
 

@@ -2,9 +2,9 @@ package vllm_test
 
 import (
 	"fmt"
-	"net"
 	"testing"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/interop/vllm"
 	"github.com/muster-pg/muster/store"
 )
@@ -34,25 +34,10 @@ func BenchmarkVerbs(b *testing.B) {
 
 func benchGroup(b *testing.B, n int) []*vllm.Group {
 	b.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	engine := new(store.Memory)
-	srv := &store.Server{Engine: engine}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = srv.Serve(l)
-	}()
-	b.Cleanup(func() {
-		_ = srv.Close()
-		<-done
-		_ = engine.Close()
-	})
+	addr := testcluster.Serve(b, new(store.Server))
 	gs := make([]*vllm.Group, n)
 	together(n, func(rank int) {
-		s, err := store.Dial(b.Context(), l.Addr().String(), nil)
+		s, err := store.Dial(b.Context(), addr, nil)
 		if err != nil {
 			b.Error(err)
 			return

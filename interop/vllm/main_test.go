@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -50,20 +49,7 @@ func (e bareEngine) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 // serve serves a store at l until the end of the test, or until it is stopped.
 func serve(t *testing.T, l net.Listener) (stop func()) {
 	t.Helper()
-	engine := new(store.Memory)
-	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{&tcpstore.Protocol{}}}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
-	var once sync.Once
-	stop = func() {
-		once.Do(func() {
-			_ = srv.Close()
-			assert.ErrorIs(t, <-done, store.ErrServerClosed)
-			_ = engine.Close()
-		})
-	}
-	t.Cleanup(stop)
-	return stop
+	return testcluster.ServeAt(t, &store.Server{Protocols: []store.Protocol{&tcpstore.Protocol{}}}, l)
 }
 
 func listen(t *testing.T, addr string) net.Listener {
@@ -143,12 +129,7 @@ func barrier(ctx context.Context) func(g *vllm.Group) (struct{}, error) {
 	return func(g *vllm.Group) (struct{}, error) { return struct{}{}, g.Barrier(ctx) }
 }
 
-// within returns a context that ends after d.
-func within(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
+var within = testcluster.Within
 
 // failure requires that err is a RankError that matches target and has all of these words, and
 // returns its Failure.

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -136,14 +135,7 @@ func hostedByGo(t *testing.T) place {
 	l := listen(t, "127.0.0.1:0")
 	engine := new(store.Memory)
 	protocol := &tcpstore.Protocol{Ranks: []string{"broadcast_from/{rank}/*"}}
-	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{protocol}}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		_ = srv.Close()
-		assert.ErrorIs(t, <-done, store.ErrServerClosed)
-		_ = engine.Close()
-	})
+	testcluster.ServeAt(t, &store.Server{Engine: engine, Protocols: []store.Protocol{protocol}}, l)
 	at := map[int]*store.Store{0: store.New(engine), 2: dial(t, l)}
 	return place{l.Addr().String(), []int{0, 2}, func(rank int) *store.Store { return at[rank] }}
 }

@@ -3,7 +3,6 @@ package metrics_test
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/status/metrics"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -206,20 +206,7 @@ func textOf(t *testing.T, r prometheus.Gatherer, names []string) string {
 
 // TestStoreOfTheRealWorld checks that a real store, over a connection, has the same metrics.
 func TestStoreOfTheRealWorld(t *testing.T) {
-	m := &store.Memory{Dir: t.TempDir()}
-	srv := &store.Server{Engine: m}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	defer func() {
-		require.NoError(t, srv.Close())
-		require.ErrorIs(t, <-served, store.ErrServerClosed)
-		require.NoError(t, m.Close())
-	}()
-	s, err := store.Dial(t.Context(), l.Addr().String(), nil)
-	require.NoError(t, err)
-	defer s.Close()
+	s := testcluster.Dial(t, testcluster.Serve(t, &store.Server{Engine: &store.Memory{Dir: t.TempDir()}}), nil)
 	for range 3 {
 		require.NoError(t, s.Set(t.Context(), "k", []byte("value"), nil))
 	}

@@ -1,45 +1,25 @@
 package etcdlog_test
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
 )
-
-// journal is a log to which several goroutines write.
-type journal struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (j *journal) Write(b []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.b.Write(b)
-}
-
-// String returns the bytes written since the last call of String.
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	defer j.b.Reset()
-	return j.b.String()
-}
 
 // TestLogLevels checks the log levels of changes of the leader: an orderly handover is not logged
 // as a warning; a replaced leader, and the end of a leader's process, are warnings, but not errors
 // of the store.
 func TestLogLevels(t *testing.T) {
 	members := etcd(t)
-	var log journal
+	var log testcluster.Log
 	o := etcdlog.Options{Root: newRoot(), FailureTimeout: 5 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	leads := make(chan *store.Memory, 100)
 	begin := func() (end func()) {
@@ -72,7 +52,7 @@ func TestLogLevels(t *testing.T) {
 	<-second.Failed()
 	<-leads
 	two()
-	said = log.String()
+	said = strings.TrimPrefix(log.String(), said)
 	require.Contains(t, said, "level=WARN")
 	require.Contains(t, said, etcdlog.ErrReplaced.Error())
 	require.NotContains(t, said, "level=ERROR")

@@ -32,18 +32,9 @@ func TestMain(m *testing.M) {
 const testTimeout = 30 * time.Second
 
 // bounded returns the test's context with a timeout.
-func bounded(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
-	t.Cleanup(cancel)
-	return ctx
-}
+func bounded(t testing.TB) context.Context { return testcluster.Within(t, 4*testTimeout) }
 
-// within returns a context with timeout d.
-func within(t testing.TB, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
+var within = testcluster.Within
 
 // member is an etcd server of the tests, on loopback, on ports that were free.
 type member struct {

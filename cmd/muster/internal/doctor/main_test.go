@@ -147,13 +147,7 @@ func job(t *testing.T, n int, bend func(rank int, d *doctor.Doctor)) (*doctor.Re
 
 func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(rank int, d *doctor.Doctor)) (first *doctor.Report, errs []error) {
 	t.Helper()
-	m := new(store.Memory)
-	defer m.Close()
-	srv := &store.Server{Engine: m}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
+	addr := testcluster.Serve(t, new(store.Server))
 	errs = make([]error, n)
 	reports := make(chan *doctor.Report, n)
 	ended := make(chan struct{}, n)
@@ -163,7 +157,7 @@ func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(ran
 		d.System.Hostname = func() (string, error) { return host, nil }
 		d.System.Getenv = func(name string) string { return env{"RANK": fmt.Sprint(rank), "WORLD_SIZE": fmt.Sprint(n)}[name] }
 		d.System.FromEnv = func() (pgroup.Config, error) {
-			return pgroup.Config{Rank: rank, Size: n, Address: "muster://" + l.Addr().String(), Host: host}, nil
+			return pgroup.Config{Rank: rank, Size: n, Address: "muster://" + addr, Host: host}, nil
 		}
 		if bend != nil {
 			bend(rank, d)
@@ -178,8 +172,6 @@ func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(ran
 	for range n {
 		<-ended
 	}
-	require.NoError(t, srv.Close())
-	require.ErrorIs(t, <-served, store.ErrServerClosed)
 	require.NotEmpty(t, reports, "no report: %v", errs)
 	return <-reports, errs
 }

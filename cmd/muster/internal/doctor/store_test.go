@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -37,18 +37,7 @@ func secured(t *testing.T) (addr, dir string) {
 	files := &store.TLSFiles{Cert: filepath.Join(dir, "tls/server.pem"), Key: filepath.Join(dir, "tls/server-key.pem")}
 	config, err := files.Server()
 	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	m := new(store.Memory)
-	srv := &store.Server{Engine: m, TLS: config, Access: []store.Access{{Secret: secret, Write: true}}}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		assert.NoError(t, srv.Close())
-		require.ErrorIs(t, <-served, store.ErrServerClosed)
-		assert.NoError(t, m.Close())
-	})
-	return l.Addr().String(), dir
+	return testcluster.Serve(t, &store.Server{TLS: config, Access: []store.Access{{Secret: secret, Write: true}}}), dir
 }
 
 // TestStore checks the findings about a store with TLS and a secret, for clients with right and
