@@ -2,6 +2,7 @@ package status
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"encoding/hex"
 	"encoding/json"
@@ -42,12 +43,12 @@ const (
 // 127.0.0.1 (DNS rebinding): reject requests whose Host is neither an address nor localhost.
 //
 // The page is at "/" of the handler, and its links are relative. Handler uses only the fields
-// Address and Version of o, which may be nil.
+// Address, Version and Stacks of o, which may be nil.
 func Handler(s *store.Store, o *Options) http.Handler {
-	h := &handler{store: store.ReadOnly(s)}
+	h := &handler{store: store.ReadOnly(s), source: s}
 	page := Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50}
 	if o != nil {
-		page.Address, page.Version = o.Address, o.Version
+		page.Address, page.Version, page.Stacks = o.Address, o.Version, o.Stacks
 	}
 	h.watch = NewWatch(h.store, every*9/10, &page)
 	static, _ := fs.Sub(files, "page") // cannot fail: the directory is embedded
@@ -58,13 +59,18 @@ func Handler(s *store.Store, o *Options) http.Handler {
 	mux.HandleFunc("GET /ranks", h.ranks)
 	mux.HandleFunc("GET /keys", h.keys)
 	mux.HandleFunc("GET /value", h.value)
+	if page.Stacks {
+		mux.HandleFunc("GET /stacks", h.stacks)
+	}
 	return guarded(mux)
 }
 
 type handler struct {
 	store *store.Store
-	watch *Watch
-	open  atomic.Int32 // open pages
+	// source is the store with all rights, for stacks, which are no right to read
+	source *store.Store
+	watch  *Watch
+	open   atomic.Int32 // open pages
 
 	mu    sync.Mutex // protects the fields below
 	view  *View
@@ -108,6 +114,19 @@ func (h *handler) ranks(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	reply(w, Of(&store.Status{Groups: now.Groups[i : i+1]}, nil, nil).Groups[0], nil)
+}
+
+// stacks serves the stacks of a rank's process. Only a request with this header gets them, which
+// pages of other sites cannot send.
+func (h *handler) stacks(w http.ResponseWriter, r *http.Request) {
+	gen, err := strconv.ParseUint(r.FormValue("generation"), 10, 64)
+	rank, err2 := strconv.Atoi(r.FormValue("rank"))
+	if err := cmp.Or(err, err2); err != nil || r.Header.Get("X-Muster") == "" {
+		reply(w, nil, fmt.Errorf("%w: a request for stacks has a generation, a rank, and the header X-Muster", store.ErrInvalid))
+		return
+	}
+	text, err := h.source.Stacks(r.Context(), gen, rank)
+	reply(w, map[string]string{"stacks": text}, err)
 }
 
 func reply(w http.ResponseWriter, v any, err error) {

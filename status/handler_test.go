@@ -181,6 +181,41 @@ func TestKeysAndValues(t *testing.T) {
 	require.Equal(t, "secret", string(v))
 }
 
+// TestStacksOnThePage checks that the page serves stacks only if it is configured to, and only what
+// its store may read.
+func TestStacksOnThePage(t *testing.T) {
+	engine := new(store.Memory)
+	s := store.New(engine)
+	defer func() { _ = s.Close() }()
+	m, err := s.Join(t.Context(), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 1, Label: "me"}, nil)
+	require.NoError(t, err)
+	at := fmt.Sprintf("/stacks?generation=%d&rank=", m.Generation)
+	ask := func(h http.Handler, path, header string) (int, string) {
+		r := httptest.NewRequest(http.MethodGet, path, nil)
+		if header != "" {
+			r.Header.Set("X-Muster", header)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	code, _ := ask(status.Handler(s, nil), at+"0", "1")
+	require.Equal(t, 404, code)
+	h := status.Handler(s, &status.Options{Stacks: true})
+	code, body := ask(h, at+"0", "1")
+	require.Equal(t, 200, code)
+	require.Contains(t, body, "TestStacksOnThePage")
+	code, body = ask(h, at+"1", "1")
+	require.Equal(t, 404, code)
+	require.Contains(t, body, "has no rank 1")
+	for path, header := range map[string]string{at + "0": "", at + "x": "1", "/stacks": "1"} {
+		code, body = ask(h, path, header)
+		require.Equal(t, 400, code, body)
+	}
+	_, body = ask(h, "/status", "")
+	require.Contains(t, body, `"stacks":true`)
+}
+
 // TestStoreThatIsAway checks that an unavailable store causes an error with the reason.
 func TestStoreThatIsAway(t *testing.T) {
 	_, c, url := page(t)

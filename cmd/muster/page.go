@@ -29,6 +29,8 @@ type pageFlags struct {
 	secret           []byte
 	pprof            bool
 	store            string // its URL, as the page shows it
+	stacks           bool
+	logger           *slog.Logger // of a store of this process, which does not log requests of the page itself
 }
 
 func (p *pageFlags) register(cmd *cobra.Command, addr string) {
@@ -139,7 +141,14 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 // handler returns the handler of everything at the page's address.
 func (p *pageFlags) handler(s *store.Store) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", status.Handler(s, &status.Options{Address: p.store, Version: version()}))
+	page := status.Handler(s, &status.Options{Address: p.store, Version: version(), Stacks: p.stacks})
+	mux.Handle("/", page)
+	if p.logger != nil {
+		mux.HandleFunc("GET /stacks", func(w http.ResponseWriter, r *http.Request) {
+			p.logger.Warn("stacks requested on the page", "peer", r.RemoteAddr, "generation", r.FormValue("generation"), "rank", r.FormValue("rank"))
+			page.ServeHTTP(w, r)
+		})
+	}
 	mux.Handle("GET /metrics", metrics.Handler(s))
 	if p.pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -228,7 +237,7 @@ loopback, and for a store that requires a secret or a certificate.`,
 				if err := visible(ctx, s); err != nil {
 					return err
 				}
-				p.store = redacted(r.url)
+				p.store, p.stacks = redacted(r.url), true // the store decides
 				g, err := p.start(s, nil)
 				if err != nil {
 					return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -26,6 +27,7 @@ type place struct {
 	masterAddr string
 	masterPort int // 0: this process hosts the store
 	insecure   bool
+	stacks     bool // of the store that this process hosts
 	live       livenessFlag
 	reconnect  time.Duration // reconnect timeout of the store that this process hosts; 0: the default
 
@@ -43,13 +45,16 @@ func (p *place) open() error {
 	if p.store != "" || p.masterPort != 0 {
 		return nil
 	}
-	o := hostOptions{insecure: p.insecure, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout, ReconnectTimeout: p.reconnect}}
+	o := hostOptions{insecure: p.insecure, stacks: p.stacks, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout, ReconnectTimeout: p.reconnect}}
+	if p.stacks { // each request for stacks is logged
+		o.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
 	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" { // the ranks have the variable too
 		secret, err := store.ReadSecret(file)
 		if err != nil {
 			return &exit{code: exitUsage, text: "MUSTER_SECRET_FILE: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
 		}
-		o.access = []store.Access{{Secret: secret, Write: true}}
+		o.access = []store.Access{{Secret: secret, Write: true, Stacks: p.stacks}}
 	}
 	addr := net.JoinHostPort(p.masterAddr, "0")
 	h, err := startHost(addr, o)
@@ -81,7 +86,7 @@ func (p *place) show(flags *pageFlags, out io.Writer) (*page, error) {
 	if p.host == nil {
 		return nil, nil
 	}
-	flags.store = p.host.url()
+	flags.store, flags.stacks, flags.logger = p.host.url(), p.stacks, p.host.server.Logger
 	g, err := flags.start(store.New(p.host.memory), nil)
 	if g != nil {
 		_, _ = fmt.Fprintln(out, "muster: who waits for whom is at", g.url())

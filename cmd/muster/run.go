@@ -71,6 +71,7 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	f.DurationVar(&o.grace, "grace", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
+	f.BoolVar(&o.stacks, "stacks", false, "without --store: allow the clients of the store, and with --http the page, to see the stacks of ranks (who --stacks)")
 	o.page.register(cmd, "")
 	f.StringVar(&o.store, "store", "", "`URL` of a running store, where the ranks meet instead, as etcd://host:port")
 	o.registerNodes(cmd)

@@ -116,7 +116,7 @@ func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal
 	}
 	defer client.Close()
 	shown := &current{}
-	o.page.store = "muster://" + l.Addr().String()
+	o.page.store, o.page.stacks, o.page.logger = "muster://"+l.Addr().String(), o.stacks, o.logger
 	page, err := o.page.start(store.New(shown), o.tls)
 	if err != nil {
 		return err

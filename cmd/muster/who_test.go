@@ -6,6 +6,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -90,6 +92,43 @@ func TestWhoFlightRecorder(t *testing.T) {
 	r = run(t, "who", "--flight-recorder", d.path("broken_3"))
 	require.Zero(t, r.code, r.stderr)
 	require.Contains(t, r.stdout, "default_pg: rank 3: nothing recorded: flightrecorder: not a dump")
+}
+
+// TestRunStacks checks that the store of run, and its page, show stacks with --stacks alone, and that
+// requests on the page are logged.
+func TestRunStacks(t *testing.T) {
+	t.Parallel()
+	for _, flag := range []string{"--stacks", "--stacks=false"} {
+		p := start(t, "run", "-n", "1", "--no-prefix", "--http", "127.0.0.1:0", flag, "--", "sh", "-c", "echo at $MUSTER_STORE; exec sleep 600")
+		url := strings.TrimPrefix(p.line(t, "at "), "at ")
+		stuck(t, dial(t, url), "train")
+		r := run(t, "who", "--store", url, "--stacks")
+		require.Zero(t, r.code, r.stderr)
+		generation := 0
+		var v status.View
+		require.NoError(t, json.Unmarshal([]byte(run(t, "who", "--store", url, "--json").stdout), &v))
+		for _, b := range v.Blame {
+			generation = int(b.Generation)
+		}
+		page := p.complaint(t, "who waits for whom is at")
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("%sstacks?generation=%d&rank=1", page[strings.Index(page, "http://"):], generation), nil)
+		require.NoError(t, err)
+		req.Header.Set("X-Muster", "test")
+		rep, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		body, err := io.ReadAll(rep.Body)
+		require.NoError(t, err)
+		require.NoError(t, rep.Body.Close())
+		if flag == "--stacks" {
+			require.Contains(t, r.stdout, "main.main")
+			require.Contains(t, string(body), "main.main")
+			p.complaint(t, `msg="stacks requested on the page"`)
+		} else {
+			require.Contains(t, r.stdout, "no right to see stacks")
+			require.Equal(t, 404, rep.StatusCode)
+		}
+		p.signal(t, syscall.SIGTERM)
+	}
 }
 
 // TestWhoStacks checks that who shows the stacks of the ranks that others wait for, if the store

@@ -430,6 +430,28 @@ func TestUnknownIsSaid(t *testing.T) {
 	}
 }
 
+// TestStacks checks that the page shows the stacks of a rank on request, and has no button for that
+// unless it may.
+func TestStacks(t *testing.T) {
+	j := stuck(t)
+	for _, may := range []bool{true, false} {
+		page := httptest.NewServer(status.Handler(store.New(j.m), &status.Options{Stacks: may}))
+		t.Cleanup(func() {
+			page.CloseClientConnections()
+			page.Close()
+		})
+		ctx := browser(t, devices[0])
+		run(t, ctx, chromedp.Navigate(page.URL))
+		has(t, ctx, "#waits .who", "rank 2 pid 4102")
+		const button = `[...document.querySelectorAll("#waits .who button")].filter((b) => b.offsetParent)`
+		require.Equal(t, may, value[int](t, ctx, button+".length") > 0)
+		if may {
+			value[bool](t, ctx, button+"[0].click() || true")
+			has(t, ctx, "#waits .stacks", "goroutine 1")
+		}
+	}
+}
+
 // replicated is a store that reports the given status of its replicas.
 type replicated struct {
 	store.Engine

@@ -104,7 +104,20 @@ function strip(e, w) {
   }));
 }
 
-function showWaits(waits, more) {
+// stacks shows the stacks of a rank below it, or hides them.
+async function stacks(e, generation, rank) {
+  const pre = e.querySelector("pre");
+  pre.hidden = !pre.hidden;
+  if (pre.hidden) return;
+  put(pre, "…");
+  try {
+    put(pre, (await ask("stacks?generation=" + generation + "&rank=" + rank, { headers: { "X-Muster": "stacks" } })).stacks);
+  } catch (err) {
+    put(pre, err.message);
+  }
+}
+
+function showWaits(waits, more, hasStacks) {
   sync($("waits"), waits, (w) => [w.group, w.run, w.generation, w.what].join(" "), () => {
     const li = make("li", "", make("div", "what", make("span"), make("span", "time")), make("div", "note"), make("div", "ranks"), make("div", "list"));
     li.querySelector(".ranks").setAttribute("aria-hidden", "true");
@@ -122,10 +135,17 @@ function showWaits(waits, more) {
     const verb = w.kind === "verb" && w.size > 1;
     li.querySelector(".ranks").hidden = !verb;
     if (verb) strip(li.querySelector(".ranks"), w);
-    sync(li.querySelector(".list"), w.ranks, (r) => String(r.rank), () => make("div", "who", make("b"), make("span")), (e, r) => {
+    sync(li.querySelector(".list"), w.ranks, (r) => String(r.rank), (r) => {
+      const e = make("div", "who", make("b"), make("span"), " ", make("button", "", "Stacks"), make("pre", "stacks"));
+      e.children[2].type = "button";
+      e.children[2].addEventListener("click", () => stacks(e, w.generation, r.rank));
+      e.children[3].hidden = true;
+      return e;
+    }, (e, r) => {
       e.className = r.waits ? "who waits" : "who";
-      put(e.firstChild, "rank " + r.rank + " ");
-      put(e.lastChild, whoText(r));
+      put(e.children[0], "rank " + r.rank + " ");
+      put(e.children[1], whoText(r));
+      e.children[2].hidden = !hasStacks || !w.generation || !r.label;
     });
   });
   put($("waiting-count"), waits.length ? String(waits.length + more) : "nothing");
@@ -277,7 +297,7 @@ function line(state, text) {
 function show(v) {
   line("live", "live");
   showSummary(v);
-  showWaits(v.waiting, v.more_waiting || 0);
+  showWaits(v.waiting, v.more_waiting || 0, v.stacks);
   showGroups(v);
   showFailures(v.failures, v.more_failures || 0);
   showReplication(v.replication);
@@ -301,8 +321,8 @@ function listen() {
 listen();
 $("groups").addEventListener("toggle", () => { if (last) showGroups(last); }, true);
 
-async function ask(url) {
-  const rep = await fetch(url);
+async function ask(url, options) {
+  const rep = await fetch(url, options);
   const body = await rep.json();
   if (!rep.ok) throw new Error(body.error || rep.statusText);
   return body;
