@@ -35,7 +35,7 @@ func between(t *testing.T, n int) *wires {
 	for range n {
 		w.data = append(w.data, testcluster.NewProxy(t, "127.0.0.1:1"))
 	}
-	addr := testcluster.Serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 600 * time.Millisecond}})
+	addr := testcluster.Serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 2 * time.Second}})
 	var stores []*store.Store
 	for i := range n {
 		w.store = append(w.store, testcluster.NewProxy(t, addr))
@@ -83,7 +83,7 @@ func TestCutOff(t *testing.T) {
 			w.data[victim].Blackhole(true)
 		}
 		if r.me() == victim { // no message can reach it before its deadline
-			ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+			ctx, cancel := context.WithTimeout(r.ctx, 4*time.Second)
 			defer cancel()
 			r.ctx = ctx
 		}

@@ -128,7 +128,7 @@ func TestKillNine(t *testing.T) {
 		})
 	}
 	holder := p.client(t)
-	lease, err := holder.Lease(ctx, time.Second)
+	lease, err := holder.Lease(ctx, 10*time.Second)
 	require.NoError(t, err)
 	require.NoError(t, holder.Set(ctx, "held", []byte("by lease"), &store.SetOptions{Lease: lease}))
 	for rank := range 4 {

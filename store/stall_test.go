@@ -121,9 +121,10 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 // afterwards.
 func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 	t.Parallel()
-	const writers, each, size = 8, 20, 1 << 20
+	const writers, each, size = 8, 12, 1 << 20
 	fs, dial, m := stalling(t)
-	ctx := bounded(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout) // the disk may be busy with other things
+	defer cancel()
 	looker := dial()
 	clients := make([]*store.Store, writers)
 	for i := range clients {
@@ -159,25 +160,28 @@ func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 func TestSlowDiskFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	const writers, each, size = 4, 20, 1 << 20
+	const liveness = 2500 * time.Millisecond // half of what the disk takes
 	fs := &stallingFS{FS: disklog.OS}
 	m := &store.Memory{Dir: t.TempDir()}
 	store.SetFS(m, fs)
-	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: time.Second}}, tcp)
+	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
 	clients := make([]*store.Store, writers)
 	for i := range clients {
 		var err error
-		clients[i], err = store.Dial(bounded(t), s.addr, &store.DialOptions{LivenessTimeout: time.Second})
+		clients[i], err = store.Dial(bounded(t), s.addr, &store.DialOptions{LivenessTimeout: liveness})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = clients[i].Close() })
 		_, err = clients[i].Join(bounded(t), wire.Contribution{Group: fmt.Sprint(i), Size: 1}, nil)
 		require.NoError(t, err)
 	}
 	resume := fs.stall()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
+	defer cancel()
 	value := bytes.Repeat([]byte("v"), size)
 	var writing sync.WaitGroup
 	for i, c := range clients {
 		for n := range each {
-			writing.Go(func() { assert.NoError(t, c.Set(bounded(t), fmt.Sprint(i, "/", n), value, nil)) })
+			writing.Go(func() { assert.NoError(t, c.Set(ctx, fmt.Sprint(i, "/", n), value, nil)) })
 		}
 	}
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Overloaded(m) }, "much waits for the disk")

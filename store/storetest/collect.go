@@ -47,7 +47,7 @@ func barrierLeavesNothing(t *testing.T, w *world) {
 	ranks := w.group(2)
 	before := w.revision(ranks[0].Store)
 	allGood(t, together(2, func(i int) ([][]byte, error) {
-		for seq := range uint64(1000) {
+		for seq := range uint64(200) {
 			if o := ranks[i].collect(w.ctx, barrier(seq+1)); o.err != nil {
 				return nil, o.err
 			}
@@ -147,7 +147,7 @@ func rootBoundedBytes(t *testing.T, w *world) {
 
 func rootResumes(t *testing.T, w *world) {
 	ranks := w.group(2)
-	const rounds = 1000
+	const rounds = 300
 	root := later(t, func() ([][]byte, error) {
 		for seq := range uint64(rounds) {
 			if o := ranks[0].collect(w.ctx, broadcast(seq+1, 0), byte(seq)); o.err != nil {
