@@ -54,26 +54,26 @@ func (d *drill) close() (err error) {
 	return err
 }
 
-// times runs count calls, and returns how long each took, in µs.
-func (d *drill) times(count int) (took []float64, err error) {
-	for i := range count {
+// times fills took with how long each of as many calls takes, in µs.
+func (d *drill) times(took []float64) error {
+	for i := range took {
 		if d.before != nil {
 			if err := d.before(); err != nil {
-				return nil, err
+				return err
 			}
 		}
 		if i == 0 || !d.chain {
 			if err := d.fence(); err != nil {
-				return nil, err
+				return err
 			}
 		}
 		began := time.Now()
 		if err := d.call(); err != nil {
-			return nil, err
+			return err
 		}
-		took = append(took, micros(time.Since(began)))
+		took[i] = micros(time.Since(began))
 	}
-	return took, nil
+	return nil
 }
 
 // localRanks are the ranks of one process.
@@ -217,17 +217,20 @@ func (rs localRanks) turn(way string, bytes, count int) (all lap, err error) {
 	if err := rs.each(func(i int, r *rank) (err error) {
 		drills[i] = &drill{fence: r.star.barrier}
 		if err = r.open(drills[i], way, bytes); err == nil {
-			_, err = drills[i].times(warmUps)
+			err = drills[i].times(make([]float64, warmUps))
 		}
 		return err
 	}); err != nil {
 		return all, err
 	}
+	for i := range laps {
+		laps[i].Took = make([]float64, count)
+	}
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	cpu := ownCPU()
-	if err := rs.each(func(i int, _ *rank) (err error) { laps[i].Took, err = drills[i].times(count); return err }); err != nil {
+	if err := rs.each(func(i int, _ *rank) error { return drills[i].times(laps[i].Took) }); err != nil {
 		return all, err
 	}
 	cpu = ownCPU() - cpu
