@@ -1,9 +1,12 @@
 package tcpstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
@@ -176,10 +179,42 @@ func (q *question) get(ctx context.Context, s *store.Store, key string) error {
 }
 
 func (p *peer) add(ctx context.Context, req *tcpwire.Request) error {
-	if err := p.change(ctx, wire.Request{Op: wire.OpAdd, Key: req.Key, Delta: req.N}); err != nil {
+	err := p.change(ctx, wire.Request{Op: wire.OpAdd, Key: req.Key, Delta: req.N})
+	n := p.question.rep.N
+	if errors.Is(err, store.ErrInvalid) {
+		n, err = p.addToText(ctx, req, err)
+	}
+	if err != nil {
 		return err
 	}
-	return p.answer(req.Op, tcpwire.Reply{N: p.question.rep.N})
+	return p.answer(req.Op, tcpwire.Reply{N: n})
+}
+
+// leadingNumber matches what PyTorch's server reads as the number of a value, by C++'s std::stoll.
+var leadingNumber = regexp.MustCompile(`^[ \t\n\v\f\r]*([+-]?[0-9]+)`)
+
+// addToText adds to a value that only begins with a number, such as "5x", as PyTorch's server does. For
+// another value it returns why.
+func (p *peer) addToText(ctx context.Context, req *tcpwire.Request, why error) (int64, error) {
+	for {
+		if err := p.question.do(ctx, p.store, wire.Request{Op: wire.OpGet, Key: keyOf(req.Key)}); err != nil {
+			return 0, err
+		}
+		old := bytes.Clone(p.question.rep.Value)
+		number := leadingNumber.FindSubmatch(old)
+		if number == nil {
+			return 0, why
+		}
+		n, err := strconv.ParseInt(string(number[1]), 10, 64)
+		if sum := n + req.N; err != nil || (sum > n) != (req.N > 0) && req.N != 0 {
+			return 0, why
+		}
+		n += req.N
+		err = p.change(ctx, wire.Request{Op: wire.OpSwap, Key: req.Key, Old: old, Value: strconv.AppendInt(nil, n, 10)})
+		if !errors.Is(err, store.ErrConflict) {
+			return n, err
+		}
+	}
 }
 
 func (p *peer) append(ctx context.Context, req *tcpwire.Request) error {

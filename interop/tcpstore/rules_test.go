@@ -1,6 +1,7 @@
 package tcpstore_test
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -116,4 +117,32 @@ func TestCheckOfAProtocol(t *testing.T) {
 		s.Says(t, "tcpstore: ")
 	}
 	require.NoError(t, (&tcpstore.Protocol{Ranks: []string{"a/{rank}/*"}}).Check())
+}
+
+// TestAddToText checks that add reads a value as PyTorch's server does, by std::stoll, and that the
+// end of a connection is logged with its reason: PyTorch's protocol has no error reply.
+func TestAddToText(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	for value, sum := range map[string]int64{"5x": 7, " \t-5 x": -3, "+7,5": 9, "0x10": 2, "12": 14} {
+		c.send(set("/n", value))
+		require.Equal(t, sum, c.call(add("/n", 2)).N, value)
+		got, err := s.Get(s.ctx, "n")
+		require.NoError(t, err)
+		require.Equal(t, strconv.FormatInt(sum, 10), string(got), "the text is gone")
+	}
+	for _, value := range []string{"x", "", "- 5", "9223372036854775808", "9223372036854775807x"} {
+		s.Reset()
+		c := s.client(t)
+		c.send(set("/n", value), add("/n", 2))
+		c.closed()
+		s.Says(t, "level=WARN msg=\"connection ended\" peer="+c.LocalAddr().String())
+	}
+
+	s.Reset()
+	c = s.client(t)
+	half := strings.Repeat("x", 9<<20)
+	c.send(set("/n", half), tcpwire.Request{Op: tcpwire.OpAppend, Key: "/n", Value: []byte(half)})
+	c.closed()
+	s.Says(t, "too large")
 }
