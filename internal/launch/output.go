@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	maxLine  = 64 << 10 // a longer line is cut into pieces, or one rank could take all memory
-	readSize = 32 << 10
-	maxDrain = 1 << 20 // the most that a pipe holds, unless root has raised it
+	maxLine   = 64 << 10 // a longer line is cut into pieces, or one rank could take all memory
+	firstRead = 512      // most ranks of a large job write little: their buffers would be most of its memory
+	readSize  = 32 << 10
+	maxDrain  = 1 << 20 // the most that a pipe holds, unless root has raised it
 )
 
 // output merges the lines of all ranks.
@@ -144,10 +145,13 @@ func (s *streams) finish() error {
 }
 
 func (s *stream) copy() {
-	buf := make([]byte, readSize)
+	buf := make([]byte, firstRead)
 	for {
 		n, err := s.read.Read(buf)
 		s.lines.add(buf[:n])
+		if n == len(buf) && n < readSize {
+			buf = make([]byte, min(4*n, readSize))
+		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			s.drain(buf)
 		}
