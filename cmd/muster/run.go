@@ -243,6 +243,9 @@ func (l *launches) spec(a agent.Attempt, show *launching) launch.Spec {
 
 // ended converts the result of the job into the error of this process.
 func (l *launches) ended(err error) error {
+	if excluded, ok := errors.AsType[*agent.ExcludedError](err); ok {
+		return &exit{code: exitFailed, text: excluded.Error() + " (--max-node-failures)", err: err}
+	}
 	if errors.Is(err, syscall.EPIPE) {
 		return &exit{code: 128 + int(syscall.SIGPIPE), text: "the reader of the output has gone away: the ranks were ended", err: err}
 	}

@@ -182,9 +182,6 @@ func (l *logFiles) worker(name string) func(int) (io.WriteCloser, error) {
 
 // ended converts the result of the job into the error of this process.
 func (w *elasticWorkers) ended(err error) error {
-	if excluded, ok := errors.AsType[*agent.ExcludedError](err); ok {
-		return &exit{code: exitFailed, text: excluded.Error() + " (--max-node-failures)", err: err}
-	}
 	if own, ok := errors.AsType[workerError](err); ok { // this node was to leave
 		return &exit{code: own.ExitCode(), text: own.Error(), err: err}
 	}

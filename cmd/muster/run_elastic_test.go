@@ -137,7 +137,7 @@ func TestRunElasticRefuses(t *testing.T) {
 		"--elastic 2 --spares -1 true":              "--spares must not be negative",
 		"--elastic 2 --master-port 29500 true":      "--master-port is not for them",
 		"--elastic 4 -n 2 true":                     "2 processes can not be 4 workers",
-		"--elastic 2 --max-node-failures -1 true":   "--max-node-failures must not be negative",
+		"-n 2 --max-node-failures -1 true":          "--max-node-failures must not be negative",
 		"--nnodes 2 --node-rank 0 --elastic 2 true": "set --store",
 	} {
 		t.Run(args, func(t *testing.T) {

@@ -48,7 +48,7 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.DurationVar(&o.settle, "settle", 2*time.Second, "with MIN:MAX nodes, wait this long for more than MIN")
 	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
 	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of processes more on this node; a worker above MAX waits to take the place of one that fails")
-	f.IntVar(&o.failures, "max-node-failures", 0, "leave a node out of an elastic job after this `number` of failures of its workers or of itself; 0 is no limit")
+	f.IntVar(&o.failures, "max-node-failures", 0, "leave a node out of the job after this `number` of failures of its processes or of itself; 0 is no limit")
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
 }
 
@@ -132,8 +132,6 @@ func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 		return usagef(cmd, "--node-rank needs a fixed number of nodes, and --nnodes %s has a range", o.nodes)
 	case o.failures < 0:
 		return usagef(cmd, "--max-node-failures must not be negative")
-	case o.failures > 0 && o.elastic == "":
-		return usagef(cmd, "--max-node-failures needs --elastic")
 	case o.restarts < 0:
 		return usagef(cmd, "--max-restarts must not be negative")
 	case o.join <= 0:

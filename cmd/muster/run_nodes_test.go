@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -133,6 +134,30 @@ func TestRunNodeIsReplaced(t *testing.T) {
 	}
 	for _, rank := range ranks {
 		assert.True(t, gone(rank), "process %d", rank)
+	}
+}
+
+// TestRunExcludes has a node whose rank fails twice: it is left out, may not join again, and a spare
+// takes its place.
+func TestRunExcludes(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	node := func(host, script string) *process {
+		args := []string{"run", "--nnodes", "2", "--nproc", "1", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
+		return startIn(t, nil, []string{"MUSTER_HOST=" + host}, append(args, sh(script)...)...)
+	}
+	good := `[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; exec sleep 60`
+	a, broken := node("good", good), node("broken", "exit 3")
+	why := regexp.MustCompile(`muster: this node \(broken\) is left out of the job after 2 failures; the last one: rank [01]: exit status 3 \(--max-node-failures\)\n$`)
+	a.complaint(t, "muster: node broken is left out of the job after 2 failures; the last one: rank ")
+	for _, p := range []*process{broken, node("broken", "exit 3")} {
+		r := p.wait(t)
+		require.Equal(t, 1, r.code)
+		require.Regexp(t, why, r.stderr)
+	}
+	for _, p := range []*process{node("spare", good), a} {
+		r := p.wait(t)
+		require.Zero(t, r.code, "%+v", r)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/muster-pg/muster/membership"
@@ -124,6 +125,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 	}()
 	r := &run{Agent: a, waits: waits}
+	defer r.endRenewal()
+	if err := r.admitted(waits); err != nil {
+		return r.interrupted(err)
+	}
 	if a.Elastic != nil {
 		var err error
 		if r.before, err = r.ended(waits); err != nil {
@@ -145,8 +150,10 @@ type run struct {
 	waits    context.Context // ends with Run's, and when Draining is closed
 	restarts int             // of the job
 	failure  *Failure        // the last one of a rank
-	before   string          // ID of an elastic job of this name that had ended when this node began
-	starts   []int           // of the workers of an elastic job, by slot
+	hosts    exclusion
+	renewals sync.WaitGroup
+	before   string // ID of an elastic job of this name that had ended when this node began
+	starts   []int  // of the workers of an elastic job, by slot
 }
 
 // join registers this node and makes attempts, until the job has ended or this node is out of it.
@@ -253,6 +260,9 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 	if err != nil {
 		return err
 	}
+	if err := r.exclude(active, plans); err != nil {
+		return err
+	}
 	r.restarts = at.Restarts
 	r.Status(Status{State: Running, Nodes: at.Nodes, Size: at.Size, Restarts: at.Restarts, Failure: r.failure})
 	return r.start(ctx, view, g, at)
@@ -301,12 +311,14 @@ func (r *run) outcome(g *pgroup.Group, own error, at Attempt) error {
 	case !ok:
 		return err
 	case errors.Is(err, pgroup.ErrLost), errors.Is(err, pgroup.ErrLeft):
+		r.blameLost(at, failed)
 		return fmt.Errorf("%w: %w", errChanged, err)
 	case !errors.Is(err, pgroup.ErrAborted):
 		return err
 	case failed.Reason == errChanged.Error():
 		return errChanged
 	}
+	r.blame(at.hosts[failed.By], failed.Reason)
 	e := &Error{Node: at.names[failed.By], Reason: failed.Reason, Restarts: r.restarts}
 	if failed.By == failed.Rank {
 		e.Err = own

@@ -288,7 +288,7 @@ func (e *elastic) see(st *state) {
 	e.seen = st
 	e.report(before, st)
 	if h := st.Hosts[e.Host]; h != nil && h.Out {
-		e.stop(&ExcludedError{Host: e.Host, Failures: h.Failures, Last: h.Last})
+		e.stop(&ExcludedError{Host: e.Host, Failures: h.Failures, Last: h.Last.String()})
 	}
 	if st.Outcome != "" && (before == nil || before.Outcome == "") {
 		e.conclude(st)

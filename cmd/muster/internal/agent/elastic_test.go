@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -133,15 +132,7 @@ func TestElasticSpareNode(t *testing.T) {
 	a.runs(t, "a-0", "a-1")
 	b.runs(t, "b-0", "b-1")
 	spare, _ := c.elasticNode("c", 4, 4)
-	testcluster.Eventually(t, time.Minute, func() bool {
-		n := 0
-		for key, err := range c.store.Keys(t.Context(), "membership/") {
-			if err == nil && strings.Contains(key, "/worker/") {
-				n++
-			}
-		}
-		return n == 3
-	}, "all nodes are registered")
+	testcluster.Eventually(t, time.Minute, func() bool { return c.registered() == 3 }, "all nodes are registered")
 	a.ends("a-1", errExit)
 	got := c.wait()
 	require.Error(t, got["a"])

@@ -20,12 +20,18 @@ type plan struct {
 	Procs       int
 	Restarts    int
 	ID          string // of the attempt, if this node is the first
+
+	Host            string
+	MaxNodeFailures int
+	Failures        map[string]int // by host
+	Last            map[string]string
 }
 
 func (r *run) plan() plan {
 	return plan{
 		Name: r.Name, Address: r.Address, Port: freePort(r.Address), MinNodes: r.MinNodes, MaxNodes: r.MaxNodes, MaxRestarts: r.MaxRestarts,
 		NodeRank: r.NodeRank, Procs: r.Procs, Restarts: r.restarts, ID: rand.Text(),
+		Host: r.Host, MaxNodeFailures: r.MaxNodeFailures, Failures: r.hosts.failures, Last: r.hosts.last,
 	}
 }
 
@@ -52,7 +58,7 @@ type Attempt struct {
 	// empty if there was no such port.
 	MasterAddress string
 
-	names []string // of the nodes, by their agents' rank
+	names, hosts []string // of the nodes, by their agents' rank
 }
 
 // arrange returns the attempt of the agent with the given rank, which is computed from the plans of
@@ -60,7 +66,7 @@ type Attempt struct {
 func arrange(plans []plan, rank int) (Attempt, error) {
 	at := Attempt{Nodes: len(plans)}
 	for _, p := range plans {
-		at.names = append(at.names, p.Name)
+		at.names, at.hosts = append(at.names, p.Name), append(at.hosts, p.Host)
 		at.Restarts = max(at.Restarts, p.Restarts)
 		at.Size += p.Procs
 	}
@@ -94,6 +100,8 @@ func agree(plans []plan) error {
 			return fmt.Errorf("nodes %s and %s disagree on the number of nodes: %s and %s", a.Name, b.Name, nodes(a), nodes(b))
 		case a.MaxRestarts != b.MaxRestarts:
 			return fmt.Errorf("nodes %s and %s disagree on the number of restarts: %d and %d", a.Name, b.Name, a.MaxRestarts, b.MaxRestarts)
+		case a.MaxNodeFailures != b.MaxNodeFailures:
+			return fmt.Errorf("nodes %s and %s disagree on the number of failures of a node: %d and %d", a.Name, b.Name, a.MaxNodeFailures, b.MaxNodeFailures)
 		case (a.NodeRank < 0) != (b.NodeRank < 0):
 			return fmt.Errorf("nodes %s and %s disagree: one has a node rank, and the other has none", a.Name, b.Name)
 		case b.NodeRank >= 0 && other != "":

@@ -107,7 +107,7 @@ func (s *state) enter(name string, n node, view members, r rules, before string,
 		other := slices.Sorted(maps.Keys(s.Nodes))[0]
 		return fmt.Errorf("nodes %s and %s disagree: %v and %v", other, name, s.Rules, r)
 	case h != nil && h.Out:
-		return &ExcludedError{Host: n.Host, Failures: h.Failures, Last: h.Last}
+		return &ExcludedError{Host: n.Host, Failures: h.Failures, Last: h.Last.String()}
 	}
 	n.Since = view.generation
 	s.Nodes[name] = &n
@@ -294,9 +294,9 @@ func (e *JobError) Error() string {
 type ExcludedError struct {
 	Host     string
 	Failures int
-	Last     Failure
+	Last     string // failure
 }
 
 func (e *ExcludedError) Error() string {
-	return fmt.Sprintf("this node (%s) is left out of the job after %d failures; the last one: %v", e.Host, e.Failures, &e.Last)
+	return fmt.Sprintf("this node (%s) is left out of the job after %d failures; the last one: %s", e.Host, e.Failures, e.Last)
 }
