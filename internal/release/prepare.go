@@ -23,7 +23,7 @@ const root = "github.com/muster-pg/muster"
 
 // Published lists the directories of the modules that users can get and install, dependencies
 // first. The other modules of the workspace are never published.
-var Published = []string{".", "trace/otel", "trace/prom", "status/metrics", "store/etcdlog", "cmd/muster"}
+var Published = []string{"proctest", ".", "trace/otel", "trace/prom", "status/metrics", "store/etcdlog", "cmd/muster"}
 
 // changelog is the file whose section Unreleased a release dates.
 const changelog = "CHANGELOG.md"

@@ -1,0 +1,3 @@
+module github.com/muster-pg/muster/proctest
+
+go 1.26.0
