@@ -79,6 +79,7 @@ func (r *run) elastic(ctx context.Context, m *membership.Member) error {
 	err := e.begin(ctx, m)
 	if err == nil {
 		tasks.Go(func() { e.nodes(following, m) })
+		tasks.Go(func() { e.shared.renew(following) })
 		var keepers sync.WaitGroup
 		for slot := range r.Procs {
 			keepers.Go(func() { e.keep(slot) })

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -122,6 +123,22 @@ func TestElasticAgain(t *testing.T) {
 		require.NoError(t, err)
 		t.Error("key is left:", key)
 	}
+}
+
+// TestElasticLasts checks that workers start again after days without any change.
+func TestElasticLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 1, MaxRestarts: 1})
+		a, _ := c.elasticNode("a", 2, 2)
+		a.runs(t, "a-0", "a-1")
+		time.Sleep(100 * time.Hour)
+		a.ends("a-1", errExit)
+		a.runs(t, "a-0", "a-1.2")
+		a.ends("a-0", nil)
+		a.ends("a-1.2", nil)
+		require.NoError(t, c.wait()["a"])
+		require.NoError(t, c.store.Close())
+	})
 }
 
 // TestElasticSpareNode checks that a node which waits for a place ends with the job.

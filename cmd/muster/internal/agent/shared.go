@@ -93,6 +93,18 @@ func (s *shared) follow(ctx context.Context, see func(*state)) {
 	}
 }
 
+// renew keeps the state from expiring while nothing changes it, until ctx ends.
+func (s *shared) renew(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(stateTTL / 3):
+			_, _ = s.update(ctx, func(*state) error { return nil }) // or the next time
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // watch is follow until the first error.
 func (s *shared) watch(ctx context.Context, see func(*state)) error {
 	after, err := s.store.Revision(ctx)
