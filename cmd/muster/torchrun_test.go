@@ -353,3 +353,27 @@ func TestTorchrunStoreKills(t *testing.T) {
 	}
 	onlyState(t, url, "job")
 }
+
+// TestTorchrunManyJobs runs 20 jobs at the same time in one store.
+func TestTorchrunManyJobs(t *testing.T) {
+	testcluster.SoakOnly(t, "TestTorchrunFewer has three jobs in its long form")
+	_, url := serve(t)
+	var want []string
+	var jobs []*elastic
+	var agents []*agent
+	for i := range 20 {
+		id := fmt.Sprint("job-", i)
+		job := newElastic(t, url, id, "--nnodes=1", "--nproc-per-node=1")
+		jobs, agents = append(jobs, job), append(agents, job.agent(t))
+		want = append(want, "torchrun/"+id+"/state\n")
+	}
+	for _, a := range agents {
+		a.says(t, 1, "formed 0 of 1 ")
+	}
+	for i, a := range agents {
+		jobs[i].end(t)
+		a.succeeds(t, 1, 1)
+	}
+	slices.Sort(want)
+	run(t, "keys", "--store", url).wants(t, 0, strings.Join(want, ""), "")
+}
