@@ -34,7 +34,7 @@ func says(t *testing.T, err, target error, words ...string) {
 }
 
 func TestConfigErrorsNameTheField(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	defer l.Close()
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -49,7 +49,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{pgroup.Config{Size: 2e9, Store: s}, []string{"rank 0 of 2000000000: a group has at most 1048576 ranks"}},
 		{pgroup.Config{Size: 2}, []string{"none of Config.Address, Config.Listener and Config.Store"}},
 		{pgroup.Config{Size: 2, Address: "h:1", Store: s}, []string{"Config.Address and Config.Store"}},
-		{pgroup.Config{Rank: 1, Size: 2, Listener: listen(t)}, []string{"Config.Listener on rank 1"}},
+		{pgroup.Config{Rank: 1, Size: 2, Listener: testcluster.Listen(t)}, []string{"Config.Listener on rank 1"}},
 		{pgroup.Config{Size: 2, Address: "localhost"}, []string{`Config.Address "localhost"`, "host:port"}},
 		{pgroup.Config{Size: 2, Address: "::1:29500"}, []string{"Config.Address", "too many colons"}},
 		{pgroup.Config{Size: 2, Address: "h:99999"}, []string{"Config.Address", `"99999"`}},
@@ -116,7 +116,7 @@ func TestCreateWithoutListener(t *testing.T) {
 // TestCreateWhereTheStoreHangs checks the error of a server that accepts and does not answer: it
 // does not say that no server listens.
 func TestCreateWhereTheStoreHangs(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	defer l.Close()
 	addr := l.Addr().String()
 	_, err := pgroup.Create(within(t, 1500*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
@@ -125,7 +125,7 @@ func TestCreateWhereTheStoreHangs(t *testing.T) {
 }
 
 func TestCreateNamesMissingRanks(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	together(2, func(rank int) {
 		c := pgroup.Config{Rank: rank, Size: 4, Address: l.Addr().String()}
 		if rank == 0 {
@@ -189,7 +189,7 @@ func TestCreateWhereAStoreIsServed(t *testing.T) {
 // TestCreateAtAnotherServer checks the error if the server at the address speaks another
 // protocol, as PyTorch's TCPStore does.
 func TestCreateAtAnotherServer(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	defer l.Close()
 	var conns sync.WaitGroup
 	conns.Go(func() {
@@ -287,7 +287,7 @@ func TestCreateWhileTheLastRunEnds(t *testing.T) {
 // TestCreateHostsWhenTheLastHostHasGone checks that rank 0, if its port is in use by the last run
 // of another process, hosts when that has ended.
 func TestCreateHostsWhenTheLastHostHasGone(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	last := &store.Server{Engine: new(store.Memory)}
 	served := make(chan error)
 	go func() { served <- last.Serve(l) }()
@@ -308,7 +308,7 @@ func TestCreateHostsWhenTheLastHostHasGone(t *testing.T) {
 }
 
 func TestCreateWithAClosedListener(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	_ = l.Close()
 	start := time.Now()
 	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Listener: l})
@@ -321,7 +321,7 @@ func TestCreateWithAClosedListener(t *testing.T) {
 func TestCreateCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, c := range []pgroup.Config{{Size: 2, Listener: listen(t)}, {Rank: 1, Size: 2, Address: freeAddr(t)}} {
+	for _, c := range []pgroup.Config{{Size: 2, Listener: testcluster.Listen(t)}, {Rank: 1, Size: 2, Address: freeAddr(t)}} {
 		_, err := pgroup.Create(ctx, c)
 		says(t, err, context.Canceled, "create of group")
 	}

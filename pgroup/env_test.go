@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -130,7 +131,7 @@ func TestEnvironIsTheInverse(t *testing.T) {
 }
 
 func TestEnvironOfAListener(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	defer l.Close()
 	setenv(t, pgroup.Config{Size: 2, Listener: l}.Environ()...)
 	got, err := pgroup.FromEnv()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -71,7 +72,7 @@ func TestTwoGroupsAtOneAddress(t *testing.T) {
 // freeAddr returns an address without a listener.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l := listen(t)
+	l := testcluster.Listen(t)
 	defer l.Close()
 	return l.Addr().String()
 }

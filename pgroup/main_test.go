@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -43,7 +42,7 @@ func inMemory(t *testing.T) func(int) pgroup.Config {
 
 // hosted uses a store that rank 0 hosts, and the others connect to.
 func hosted(t *testing.T) func(int) pgroup.Config {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	return func(rank int) pgroup.Config {
 		if rank == 0 {
 			return pgroup.Config{Listener: l}
@@ -56,13 +55,6 @@ func hosted(t *testing.T) func(int) pgroup.Config {
 func served(t *testing.T) func(int) pgroup.Config {
 	url := "muster://" + serve(t)
 	return func(int) pgroup.Config { return pgroup.Config{Address: url} }
-}
-
-func listen(t *testing.T) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	return l
 }
 
 // serve serves a store until the end of the test, and returns its address.

@@ -78,7 +78,7 @@ func TestGroupOverTLSWithASecret(t *testing.T) {
 // once, though Create waits for a host that does not listen yet.
 func TestGroupThatARankMayNotJoin(t *testing.T) {
 	p := newPapers(t)
-	l := listen(t)
+	l := testcluster.Listen(t)
 	hosting := make(chan error, 1)
 	go func() {
 		_, err := pgroup.Create(within(t, 2*time.Second), pgroup.Config{Listener: l, Size: 2, Secret: secret})
@@ -154,7 +154,7 @@ func TestFromEnvSecrets(t *testing.T) {
 // store, as others do.
 func TestGroupAtAURLWithASecret(t *testing.T) {
 	p := newPapers(t)
-	l := listen(t)
+	l := testcluster.Listen(t)
 	addr := l.Addr().String()
 	_ = l.Close()
 	at := "muster://" + addr + "/jobs?secret-file=" + url.QueryEscape(p.path("secret"))

@@ -347,7 +347,7 @@ func TestAStoreThatGoes(t *testing.T) {
 }
 
 func TestTheHostIsNamedWhenItGoes(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	p := start(t)
 	joined := make(chan error, 1)
 	go func() {
@@ -370,7 +370,7 @@ func TestTheHostIsNamedWhenItGoes(t *testing.T) {
 // TestTorchrunWithoutAStore checks that rank 0 of a job of Python ranks reports at once that no store
 // is there, and what to set. All other ranks end when torchrun sees that it has failed.
 func TestTorchrunWithoutAStore(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	require.NoError(t, l.Close())
 	began := time.Now()
@@ -385,7 +385,7 @@ func TestWhoIsNotThereWhenJoining(t *testing.T) {
 	f := p.fails("Timeout", "new", "join", 1, 3, addr, kw{"timeout": 2})
 	require.Equal(t, []int{0, 2}, f.Missing)
 	require.Regexp(t, `^pgroup: create of group "world" on rank 1 of 3: timed out after [12](\.\d+)?s: missing ranks 0 and 2$`, f.Text)
-	l := listen(t)
+	l := testcluster.Listen(t)
 	closed := l.Addr().String()
 	require.NoError(t, l.Close())
 	f = p.fails("Timeout", "new", "join", 1, 3, closed, kw{"timeout": 1.5})

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +26,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testcluster.Children{"relay": beRelay}.Run()
+	testcluster.Children{"relay": testcluster.ServeRelay}.Run()
 	if addr := os.Getenv(asRank); addr != "" {
 		beRank(addr)
 		return
@@ -198,13 +197,6 @@ func (r *rank) fails(kind, on, verb string, args ...any) *failure {
 // raw returns bytes in the encoding of tests/rank.py.
 func raw(s string) map[string]any {
 	return map[string]any{"bytes": base64.StdEncoding.EncodeToString([]byte(s))}
-}
-
-func listen(t *testing.T) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	return l
 }
 
 // mixed is a group whose even ranks are in Go, and whose odd ranks are in Python.

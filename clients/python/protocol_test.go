@@ -32,7 +32,7 @@ type tap struct {
 func listenIn(t *testing.T) (addr string, w *tap) {
 	w = &tap{t: t}
 	target := testcluster.Serve(t, new(store.Server))
-	l := listen(t)
+	l := testcluster.Listen(t)
 	var all sync.WaitGroup
 	t.Cleanup(func() {
 		_ = l.Close()

@@ -1,10 +1,7 @@
 package python_test
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -18,41 +15,10 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// beRelay relays the store at an address, as muster relay does: it listens at a second one, and
-// reports its address to a third.
-func beRelay(ctx context.Context, arg string) error {
-	to := strings.Fields(arg)
-	r, err := store.NewRelay(ctx, "muster://"+to[0], nil)
-	if err != nil {
-		return err
-	}
-	l, err := net.Listen("tcp", to[1])
-	if err != nil {
-		return err
-	}
-	parent, err := net.Dial("tcp", to[2])
-	if err != nil {
-		return err
-	}
-	fmt.Fprint(parent, l.Addr())
-	if err := parent.Close(); err != nil {
-		return err
-	}
-	return (&store.Server{Engine: r}).Serve(l)
-}
-
 // relay starts a relay of the store at addr, which listens at at, and returns its address.
 func relay(t *testing.T, addr, at string) (*launch.Process, string) {
 	t.Helper()
-	l := listen(t)
-	defer l.Close()
-	p := testcluster.Start(t, "relay", addr+" "+at+" "+l.Addr().String())
-	c, err := l.Accept()
-	require.NoError(t, err)
-	defer c.Close()
-	where, err := io.ReadAll(c)
-	require.NoError(t, err)
-	return p, string(where)
+	return testcluster.Addressed(t, "relay", addr+" "+at)
 }
 
 // patient returns a store whose timeouts are long enough for the slowest machine.

@@ -103,7 +103,7 @@ func TestWhoComesIn(t *testing.T) {
 // ranks cannot host.
 func TestAGroupWithTLSAndASecret(t *testing.T) {
 	k := makeKeys(t)
-	l := listen(t)
+	l := testcluster.Listen(t)
 	p := start(t)
 	joined := make(chan error, 1)
 	go func() {

@@ -65,7 +65,7 @@ func TestProxyEndsTheSenderWithTheReceiver(t *testing.T) {
 }
 
 func TestProxyTargetRefuses(t *testing.T) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	l.Close()
 	p := testcluster.NewProxy(t, l.Addr().String())
 	if c, err := net.Dial("tcp", p.Addr()); err == nil { // the reset may come even before
@@ -336,7 +336,7 @@ func changeFaults(p *testcluster.Proxy, stop <-chan struct{}) {
 
 // echoServer returns the address of a server that echoes until the test ends.
 func echoServer(t *testing.T) string {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -354,7 +354,7 @@ func echoServer(t *testing.T) string {
 
 // twoEnds returns a proxy and the connections that reach its target.
 func twoEnds(t *testing.T) (*testcluster.Proxy, <-chan *net.TCPConn) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	accepted := make(chan *net.TCPConn, 100)
 	go func() {
 		for {
@@ -367,14 +367,6 @@ func twoEnds(t *testing.T) (*testcluster.Proxy, <-chan *net.TCPConn) {
 		}
 	}()
 	return testcluster.NewProxy(t, l.Addr().String()), accepted
-}
-
-func listen(t *testing.T) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(func() { l.Close() })
-	return l
 }
 
 func dial(t *testing.T, p *testcluster.Proxy) *net.TCPConn {

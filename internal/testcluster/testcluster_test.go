@@ -45,7 +45,7 @@ func echoChild(_ context.Context, addr string) error {
 
 // startChild starts a process that echoes what it is sent over the connection.
 func startChild(t *testing.T) (*launch.Process, net.Conn) {
-	l := listen(t)
+	l := testcluster.Listen(t)
 	p := testcluster.Start(t, "echo", l.Addr().String())
 	c, err := l.Accept()
 	require.NoError(t, err)

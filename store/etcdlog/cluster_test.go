@@ -168,11 +168,3 @@ func open(t testing.TB, rawurl string) *store.Store {
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
-
-func listen(t testing.TB) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	return l
-}

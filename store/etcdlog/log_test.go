@@ -25,7 +25,7 @@ func TestLogLevels(t *testing.T) {
 	begin := func() (end func()) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		r := &etcdlog.Replica{Client: client(t, members), Options: o, Listener: listen(t), OnLead: func(m *store.Memory) {
+		r := &etcdlog.Replica{Client: client(t, members), Options: o, Listener: testcluster.Listen(t), OnLead: func(m *store.Memory) {
 			if m != nil {
 				leads <- m
 			}

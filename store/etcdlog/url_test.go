@@ -37,7 +37,7 @@ func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Se
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: listen(t), NewServer: server}
+	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: testcluster.Listen(t), NewServer: server}
 	go func() { ended <- r.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
@@ -107,7 +107,7 @@ func TestBadURLs(t *testing.T) {
 // missing.
 func TestNoLeader(t *testing.T) {
 	t.Parallel()
-	members, silent := etcd(t), listen(t) // silent accepts connections, and answers nothing
+	members, silent := etcd(t), testcluster.Listen(t) // silent accepts connections, and answers nothing
 	for rawurl, want := range map[string]string{
 		"etcd://" + members[0].client + "/jobs":                                "the store has no leader",
 		"etcd://" + testcluster.Port(t) + "," + testcluster.Port(t):            "connection refused",
@@ -177,7 +177,7 @@ func TestUsers(t *testing.T) {
 		c, err := cluster.Client()
 		require.NoError(t, err)
 		ctx := within(t, testTimeout)
-		err = (&etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: listen(t)}).Run(ctx)
+		err = (&etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: testcluster.Listen(t)}).Run(ctx)
 		require.Error(t, err, rawurl)
 		require.NoError(t, ctx.Err(), rawurl)
 		require.NoError(t, c.Close())
