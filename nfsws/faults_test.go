@@ -444,3 +444,32 @@ func TestReplacedManifestStays(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, first.Config, again.Config)
 }
+
+// TestListingWithoutAManifest tests a listing that has missed the manifests, as one may while a state
+// is replaced: the state is found by another listing.
+func TestListingWithoutAManifest(t *testing.T) {
+	for name, old := range map[string]func(e fs.DirEntry) bool{
+		"no file":     func(fs.DirEntry) bool { return true },
+		"no manifest": func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".json") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			s.v.old = slices.DeleteFunc(s.v.old, old)
+			reader, err := nfsws.Open("/d", 2, nfsws.Options{}.On(s.v))
+			require.NoError(t, err)
+			listings := 0
+			s.v.arm(func(op string) *fault {
+				if !strings.HasPrefix(op, "readdir") {
+					return nil
+				}
+				listings++
+				return &fault{stale: listings < 3}
+			})
+			n, err := read(reader, 0)
+			require.NoError(t, err)
+			require.EqualValues(t, 1, n)
+			_, err = read(reader, 5)
+			require.ErrorIs(t, err, nfsws.ErrNotPublished)
+		})
+	}
+}

@@ -18,7 +18,8 @@ type Entry struct {
 
 // List yields the newest state of each rank of this generation, in the order of ranks. Its manifest
 // was read, its weights were not. What a rank's error is about, Entry.Rank says; the others are
-// listed all the same.
+// listed all the same. Directories are not read atomically: a rank that replaces its state at this
+// moment may be missing, though Read finds it.
 func (w *Workspace) List(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		ctx, done, err := w.begin(ctx)
@@ -64,7 +65,7 @@ func (w *Workspace) describe(ctx context.Context, rank int, v Version) (Entry, e
 	err := w.retryStale(ctx, func() error {
 		src, err := w.open(rank, v)
 		if err != nil {
-			last, none := w.find(rank)
+			last, none := w.find(rank, listings)
 			v = last
 			return cmp.Or(none, err)
 		}

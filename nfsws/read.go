@@ -27,15 +27,15 @@ func (w *Workspace) Read(ctx context.Context, rank int) (*State, error) {
 		return nil, w.wrap("read", rank, err)
 	}
 	defer done()
-	s, err := w.read(ctx, rank)
+	s, err := w.read(ctx, rank, listings)
 	return s, w.wrap("read", rank, err)
 }
 
 // read looks for the newest state again whenever the one that it found may have been replaced, or
 // has not arrived.
-func (w *Workspace) read(ctx context.Context, rank int) (s *State, err error) {
+func (w *Workspace) read(ctx context.Context, rank, n int) (s *State, err error) {
 	err = w.retryStale(ctx, func() error {
-		v, err := w.find(rank)
+		v, err := w.find(rank, n)
 		if err != nil {
 			return err
 		}
@@ -71,7 +71,7 @@ func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
 	defer done()
 	begun := time.Now()
 	for pace := (pace{w.poll, 10 * w.poll}); ; {
-		s, err := w.read(ctx, rank)
+		s, err := w.read(ctx, rank, 1)
 		if !errors.Is(err, ErrNotPublished) {
 			return s, w.wrap("wait for", rank, err)
 		}
@@ -83,18 +83,30 @@ func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
 	}
 }
 
+// listings is for find, where a rank that has published nothing is an answer.
+const listings = 3
+
 // find returns the newest version of rank, by its name only, or what this handle has published
-// itself, even if this client cannot see it yet.
-func (w *Workspace) find(rank int) (Version, error) {
-	entries, err := w.list()
-	if err != nil {
-		return Version{}, err
+// itself, even if this client cannot see it yet. It lists the directory at most n times.
+//
+// A directory is not read atomically (POSIX, readdir): while a manifest gets its name and an older one
+// is removed, a listing may have neither, or no file at all. So a rank has published nothing only if
+// several listings say so.
+func (w *Workspace) find(rank, n int) (v Version, err error) {
+	found := false
+	for range n {
+		entries, err := w.list()
+		if err != nil {
+			return Version{}, err
+		}
+		if v, found = newest(entries, rank); found {
+			break
+		}
 	}
-	v, ok := newest(entries, rank)
-	if last := w.lastPublished(); last != nil && rank == w.rank && (!ok || compareVersions(v, *last) < 0) {
+	if last := w.lastPublished(); last != nil && rank == w.rank && (!found || compareVersions(v, *last) < 0) {
 		return *last, nil
 	}
-	if !ok {
+	if !found {
 		return Version{}, ErrNotPublished
 	}
 	return v, nil

@@ -36,7 +36,7 @@ func (w *Workspace) View(ctx context.Context, rank int, v Version) (*View, error
 	var view *View
 	if v == (Version{}) {
 		err = w.retryStale(ctx, func() error {
-			v, err := w.find(rank)
+			v, err := w.find(rank, listings)
 			if err == nil {
 				view, err = w.view(rank, v)
 			}
