@@ -193,7 +193,7 @@ func (b *builder) who(g *store.GroupStatus, rank int) Who {
 		return Who{Rank: rank, Doing: "has not joined", LastSeen: -1}
 	}
 	_, waits := b.waitsIn(g, r)
-	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, LastSeen: seconds(r.LastSeen)}
+	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, LastSeen: seconds(r.LastSeen), server: r.Server}
 }
 
 // waitsIn returns the call that a rank of g waits in, in g or in another group, and whether there

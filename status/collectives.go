@@ -20,6 +20,7 @@ type Recording struct {
 	At     time.Time            // when it was made
 	Live   bool                 // of a rank that runs: a call of less than a second is not shown
 	Source string               // the rank's name if no process is known: a file, or its debug server
+	server string               // address of the debug server that was asked
 }
 
 // shortCall is how long a call of a rank that runs takes at least to be shown: in a job without a

@@ -3,6 +3,7 @@ package status_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -198,6 +199,8 @@ func TestDebugServers(t *testing.T) {
 		switch r.Method + " " + r.URL.String() {
 		case "POST /handler/fr_trace_json":
 			_, _ = w.Write(dump)
+		case "POST /handler/dump_traceback":
+			_, _ = io.WriteString(w, "Thread 0x1: File train.py, line 7")
 		case "POST /handler/dump_nccl_trace_json":
 			http.NotFound(w, r)
 		default:
@@ -236,6 +239,17 @@ func TestDebugServers(t *testing.T) {
 	require.Contains(t, notes, "rank 2: nothing recorded: its debug server does not answer: ")
 	require.Contains(t, notes, `rank 3: nothing recorded: "file:///etc/passwd" is no address of a debug server`)
 	require.Len(t, v.Groups[0].Notes, 3)
+
+	// its stacks, when others wait for it
+	idle := store.GroupStatus{Name: "g", Protocol: "torch", Ended: -1, Size: 2, Ranks: []store.RankStatus{{Rank: 0}, {Rank: 1, Label: "x", Server: server.URL}}}
+	record := store.RecordStatus{Verb: "barrier", Root: -1}
+	record.Arrived.Add(0)
+	record.Missing.Add(1)
+	idle.Records = append(idle.Records, record)
+	v = status.Of(&store.Status{Groups: []store.GroupStatus{idle}}, nil, nil)
+	status.FetchStacks(t.Context(), s, v)
+	require.Len(t, v.Blame, 1)
+	require.Equal(t, "Thread 0x1: File train.py, line 7", v.Blame[0].Stacks)
 
 	now, err = status.Fetch(t.Context(), s)
 	require.NoError(t, err)

@@ -42,7 +42,7 @@ func askServers(ctx context.Context, part *store.Store) map[int]*Recording {
 	atOnce := make(chan struct{}, mostAtOnce)
 	var asked sync.WaitGroup
 	for rank, addr := range servers(ctx, part) {
-		r := &Recording{Source: addr}
+		r := &Recording{Source: addr, server: addr}
 		recordings[rank] = r
 		asked.Go(func() {
 			atOnce <- struct{}{}

@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	"github.com/muster-pg/muster/store"
@@ -10,22 +11,35 @@ import (
 // mostStacks is how many ranks FetchStacks asks: each answer has up to 64 KiB.
 const mostStacks = 16
 
+const serverStacks = 64 << 10 // bytes of a debug server's answer that are kept, as of others
+
 // FetchStacks asks the first ranks of v.Blame, all at the same time, for the stacks of their
-// processes, and puts those into v. Processes of PyTorch are not asked: they have no client that
-// answers.
+// processes, and puts those into v. Processes of PyTorch are asked only if they have debug servers,
+// and FetchTorch has asked those.
 func FetchStacks(ctx context.Context, s *store.Store, v *View) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
 	for i := range v.Blame[:min(len(v.Blame), mostStacks)] {
 		b := &v.Blame[i]
-		if b.Generation == 0 { // it has not joined
+		if b.Generation == 0 && b.server == "" { // it has not joined
 			continue
 		}
 		asked.Go(func() {
-			text, err := s.Stacks(ctx, b.Generation, b.Rank)
+			text, err := stacksOf(ctx, s, b)
 			if b.Stacks = text; err != nil {
 				b.StacksError = err.Error()
 			}
 		})
 	}
+}
+
+// stacksOf returns the stacks of a rank.
+func stacksOf(ctx context.Context, s *store.Store, b *Blame) (string, error) {
+	if b.server == "" {
+		return s.Stacks(ctx, b.Generation, b.Rank)
+	}
+	ctx, cancel := context.WithTimeout(ctx, serverTimeout)
+	defer cancel()
+	text, err := askServer(ctx, b.server, "dump_traceback")
+	return strings.ToValidUTF8(string(text[:min(len(text), serverStacks)]), "?"), err
 }

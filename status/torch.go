@@ -229,6 +229,9 @@ func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[strin
 	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
 		p := g.ranks[rank]
 		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p)}
+		if rec := g.recordings[rank]; rec != nil {
+			r.Server = rec.server
+		}
 		if p.Ended() {
 			r.Gone = wire.CodeLeft
 		} else {

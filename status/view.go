@@ -106,6 +106,8 @@ type Who struct {
 	Doing    string  `json:"doing,omitempty"`
 	Waits    bool    `json:"waits"`             // whether it waits itself
 	LastSeen float64 `json:"last_seen_seconds"` // since its process was last seen; -1: unknown
+
+	server string // address of its debug server, if it is a process of PyTorch that has one
 }
 
 // Blame is a rank that others wait for, and that does not wait itself.

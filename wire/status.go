@@ -101,6 +101,7 @@ type RankStatus struct {
 	Ago      time.Duration // time since that call, or since it joined
 	LastSeen time.Duration // time since its process was last seen, to 0.2 s; -1: unknown
 	Doing    string        // of a group with a Protocol: what its process does
+	Server   string        // likewise: the address of its debug server; "": it has none
 	Waits    []WaitStatus
 }
 

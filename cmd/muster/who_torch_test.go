@@ -276,6 +276,9 @@ func TestWhoTorchCollectives(t *testing.T) {
 	for _, h := range collectiveHangs {
 		j.named(&h)
 	}
+	v := viewOf(t, j.url, "--collectives", "--stacks")
+	require.Len(t, v.Blame, 1)
+	require.Contains(t, v.Blame[0].Stacks, "in broadcast", v.Blame[0].StacksError)
 }
 
 // manyHangs are jobs of TestManyHangs with their hangs, one after the other; the last one of a job
