@@ -154,3 +154,21 @@ func TestRunWithoutATerminal(t *testing.T) {
 	require.NotContains(t, r.stdout+r.stderr, "\x1b")
 	require.NotContains(t, terminal(t, 80, "run", "-n", "1", "--", "sh", "-c", "echo here"), "ranks have")
 }
+
+// TestTopAndPageFindTheLocalJob checks that both need no URL for the job that runs on this host.
+func TestTopAndPageFindTheLocalJob(t *testing.T) {
+	t.Parallel()
+	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
+	job := startIn(t, nil, env, runSh(1, "--no-prefix", "echo $MUSTER_STORE; exec sleep 60")...)
+	url := job.line(t, "muster://")
+	cmd := exec.CommandContext(t.Context(), self(t), "top", "--timeout", "1s")
+	cmd.Env = append(append(os.Environ(), role+"="+roleMuster, "TERM=xterm"), env...)
+	ptm := startOn(t, 80, cmd)
+	var out bytes.Buffer
+	_, _ = out.ReadFrom(ptm) // ends with EIO
+	_ = cmd.Wait()
+	require.Contains(t, out.String(), url)
+	page := startIn(t, nil, env, "page", "--http", "127.0.0.1:0")
+	_, at, _ := strings.Cut(page.line(t, "http://"), "http://")
+	checkGet(t, "http://"+strings.Fields(at)[0]+"status", 200, `"waiting":[]`)
+}
