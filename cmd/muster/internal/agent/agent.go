@@ -129,11 +129,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := r.admitted(waits); err != nil {
 		return r.interrupted(err)
 	}
-	if a.Elastic != nil {
-		var err error
-		if r.before, err = r.ended(waits); err != nil {
-			return r.interrupted(err)
-		}
+	var err error
+	if r.before, err = r.ended(waits); err != nil {
+		return r.interrupted(err)
 	}
 	for {
 		err := r.join(ctx)
@@ -152,7 +150,8 @@ type run struct {
 	failure  *Failure        // the last one of a rank
 	hosts    exclusion
 	renewals sync.WaitGroup
-	before   string // ID of an elastic job of this name that had ended when this node began
+	before   string // ID of a job of this name that had ended when this node began
+	last     string // ID of the last attempt
 	starts   []int  // of the workers of an elastic job, by slot
 }
 
@@ -183,13 +182,19 @@ var errChanged = errors.New("the nodes of the job have changed")
 
 // views makes attempts in one view after the other.
 func (r *run) views(ctx context.Context, m *membership.Member) error {
+	waiting, end := r.untilOver()
+	defer end()
 	for {
 		r.Status(Status{State: Waiting, Restarts: r.restarts, Failure: r.failure})
-		view, err := r.next(r.waits, m)
+		view, err := r.next(waiting, m)
+		if over, ok := errors.AsType[*overError](context.Cause(waiting)); ok && err != nil {
+			return over.outcome
+		}
 		if err != nil {
 			return r.interrupted(err)
 		}
 		err = r.inView(ctx, view)
+		r.conclude(ctx, err)
 		if err == nil || r.ending() || !errors.Is(err, errChanged) && !view.Over(err) {
 			return r.interrupted(err)
 		}
@@ -263,7 +268,7 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 	if err := r.exclude(active, plans); err != nil {
 		return err
 	}
-	r.restarts = at.Restarts
+	r.restarts, r.last = at.Restarts, at.ID
 	r.Status(Status{State: Running, Nodes: at.Nodes, Size: at.Size, Restarts: at.Restarts, Failure: r.failure})
 	return r.start(ctx, view, g, at)
 }

@@ -213,6 +213,28 @@ func TestDraining(t *testing.T) {
 	}
 }
 
+// TestSpareEndsWithTheJob checks that a node which waits for a place has the outcome of the job, and
+// that the next job of the name is another one.
+func TestSpareEndsWithTheJob(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2})
+	for _, outcome := range []error{nil, errors.New("rank 0: exit status 3"), nil} {
+		end := make(chan struct{})
+		start := func(context.Context, agent.Attempt) error { <-end; return outcome }
+		for i := range 3 {
+			c.node(fmt.Sprint(i), start)
+		}
+		testcluster.Eventually(t, time.Minute, func() bool { return c.registered() == 3 }, "all nodes are registered")
+		close(end)
+		for name, err := range c.wait() {
+			if outcome == nil {
+				require.NoError(t, err, name)
+			} else {
+				require.ErrorContains(t, err, "rank 0: exit status 3", name)
+			}
+		}
+	}
+}
+
 // TestExcludesRanks has the ranks of one host fail twice: it is left out, all others report it and go
 // on with a spare, and it may not join again.
 func TestExcludesRanks(t *testing.T) {
