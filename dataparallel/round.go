@@ -73,9 +73,7 @@ func (w *WorkerNode) next(ctx context.Context) (*Strategy, error) {
 	for {
 		v, err := w.member.Next(ctx)
 		if errors.Is(err, membership.ErrEvicted) && !errors.Is(err, membership.ErrExcluded) {
-			w.log().Warn("evicted, registering again", "worker", w.Worker.ID, "err", err)
-			w.leave()
-			if err := w.enter(ctx); err != nil {
+			if err := w.again(ctx, err); err != nil {
 				return nil, err
 			}
 			continue
@@ -91,11 +89,32 @@ func (w *WorkerNode) next(ctx context.Context) (*Strategy, error) {
 			w.swap(r)
 			w.log().Info("joined view", "worker", w.Worker.ID, "view", v.Generation, "rank", v.Rank, "size", v.Size())
 			return r.strategy, nil
-		case ctx.Err() != nil || !v.Over(err) && !w.exclude(ctx, v, err):
+		case ctx.Err() != nil:
+			return nil, err
+		case v.Over(err):
+		case noAnswer(err):
+			if err := w.again(ctx, err); err != nil {
+				return nil, err
+			}
+		case !w.exclude(ctx, v, err):
 			return nil, err
 		}
 		w.log().Info("view ended before all workers had connected", "worker", w.Worker.ID, "view", v.Generation, "err", err)
 	}
+}
+
+// again registers the worker again.
+func (w *WorkerNode) again(ctx context.Context, why error) error {
+	w.log().Warn("registering again", "worker", w.Worker.ID, "err", why)
+	w.leave()
+	return w.enter(ctx)
+}
+
+// noAnswer reports whether err says that this worker did not reach the store. Then it knows nothing of the
+// others, and must not exclude them; they may have excluded it.
+func noAnswer(err error) bool {
+	return slices.ContainsFunc([]error{pgroup.ErrUnknown, pgroup.ErrUnavailable, store.ErrSessionLost, store.ErrStale},
+		func(e error) bool { return errors.Is(err, e) })
 }
 
 // exclude removes new workers from the job because view v could not form with them. It returns false if

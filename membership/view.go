@@ -85,8 +85,12 @@ func (v View) Newcomers(before View) (ranks []int) {
 
 // Exclude removes the workers with these ranks from the job. It is for a view that cannot form with them:
 // the view ends, and the next one is without them. Next of an excluded worker returns ErrExcluded. The
-// worker may Join again; a caller that lets it try without a limit may have to exclude it again.
+// worker may Join again; a caller that lets it try without a limit may have to exclude it again. If the view
+// has ended, Exclude does nothing, and returns the *ViewError.
 func (v View) Exclude(ctx context.Context, ranks ...int) error {
+	if v.state.ctx.Err() != nil { // they may be in a later view, which has formed
+		return context.Cause(v.state.ctx)
+	}
 	var registrations []string
 	for _, rank := range ranks {
 		if rank < 0 || rank >= v.Size() {
