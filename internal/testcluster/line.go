@@ -25,7 +25,14 @@ func NewLine(e store.Engine) *Line { return &Line{Engine: e} }
 func (l *Line) Freeze() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.frozen = make(chan struct{})
+	l.freeze()
+}
+
+// freeze does nothing if the line is frozen. The caller holds mu.
+func (l *Line) freeze() {
+	if l.frozen == nil {
+		l.frozen = make(chan struct{})
+	}
 }
 
 // FreezeAt freezes the line when the next request with op is sent. That request is in progress then.
@@ -60,7 +67,8 @@ func (l *Line) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 func (l *Line) pass(ctx context.Context, op wire.Op) error {
 	l.mu.Lock()
 	if op != 0 && op == l.at {
-		l.frozen, l.at = make(chan struct{}), 0
+		l.at = 0
+		l.freeze()
 	}
 	frozen := l.frozen
 	l.mu.Unlock()
