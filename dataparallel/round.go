@@ -96,10 +96,24 @@ func (w *WorkerNode) next(ctx context.Context) (*Strategy, error) {
 			if err := w.again(ctx, err); err != nil {
 				return nil, err
 			}
-		case !w.exclude(ctx, v, err):
+		case !w.exclude(ctx, v, err) && !w.awaitEnd(ctx, v, err):
 			return nil, err
 		}
 		w.log().Info("view ended before all workers had connected", "worker", w.Worker.ID, "view", v.Generation, "err", err)
+	}
+}
+
+// awaitEnd waits, after a timeout or a broken connection, whether the workers that were in the view before
+// v go on without those at fault: then v ends. This worker is a new one, and knows of no view before v.
+func (w *WorkerNode) awaitEnd(ctx context.Context, v membership.View, err error) bool {
+	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pgroup.ErrFailed) {
+		return false
+	}
+	select {
+	case <-v.Context(ctx).Done():
+		return ctx.Err() == nil
+	case <-time.After(cmp.Or(w.JoinTimeout, joinTimeout)):
+		return false
 	}
 }
 
