@@ -22,6 +22,7 @@ type signals struct {
 	jobs map[*launch.Job]bool
 	last syscall.Signal // the signal to end; 0: none
 	once bool           // draining is closed
+	kill bool           // SIGKILL was sent: ranks that start later get it too
 }
 
 // catch starts to catch signals. Call it before the ranks start, so that no signal ends only the
@@ -72,6 +73,7 @@ func (s *signals) loop() {
 func (s *signals) pass(sig syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.kill = s.kill || sig == syscall.SIGKILL
 	for job := range s.jobs {
 		job.Signal(sig)
 	}
@@ -100,6 +102,9 @@ func (s *signals) wait(job *launch.Job) error {
 	s.jobs[job] = true
 	if s.last != 0 { // it came while the ranks were starting
 		job.Signal(s.last)
+	}
+	if s.kill {
+		job.Signal(syscall.SIGKILL)
 	}
 	s.mu.Unlock()
 	err := job.Wait()
