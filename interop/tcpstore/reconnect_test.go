@@ -202,7 +202,7 @@ func TestUnsupported(t *testing.T) {
 	_, err = c.Swap(s.ctx, "k", []byte("v"), nil)
 	require.ErrorIs(t, err, store.ErrUnsupported)
 	require.ErrorContains(t, err, "cannot delete")
-	require.NoError(t, c.Set(s.ctx, "word", []byte("1x"), nil))
+	require.NoError(t, c.Set(s.ctx, "word", []byte("x1"), nil))
 	_, err = c.Add(s.ctx, "word", 1)
 	require.ErrorIs(t, err, store.ErrInvalid)
 	e, ok := errors.AsType[*store.Error](err)

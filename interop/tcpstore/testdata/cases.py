@@ -134,7 +134,7 @@ def num_keys_and_delete():
     assert s.delete_key("nk/1")
     assert not s.delete_key("nk/1")
     assert s.num_keys() == before + 1
-    t = client(timeout=1)
+    t = client(timeout=5)
     raises(lambda: t.get("nk/1"))
 
 
