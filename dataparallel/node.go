@@ -225,7 +225,7 @@ func (w *WorkerNode) View() membership.View {
 }
 
 // Comm returns the Comm of the current view, for other collective verbs; nil if Strategy returns nil. The
-// node closes it.
+// node aborts its group when the view ends, and closes it.
 func (w *WorkerNode) Comm() *collective.Comm {
 	if r := w.current(); r != nil {
 		return r.comm
@@ -233,7 +233,8 @@ func (w *WorkerNode) Comm() *collective.Comm {
 	return nil
 }
 
-// Group returns the group of the current view; nil if Strategy returns nil. The node closes it.
+// Group returns the group of the current view; nil if Strategy returns nil. The node aborts it when the view
+// ends, so that its verbs fail on all ranks, and closes it.
 func (w *WorkerNode) Group() *pgroup.Group {
 	if r := w.current(); r != nil {
 		return r.group

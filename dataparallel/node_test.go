@@ -209,6 +209,42 @@ func TestOverIsOfTheView(t *testing.T) {
 	require.False(t, n.Over(n.Strategy().BroadcastTensor(t.Context(), 3, tensor.New(tensor.F32))))
 }
 
+// TestVerbsOfTheGroupEndWithTheView checks verbs of the view's group and Comm whose contexts do not end:
+// they fail when another worker joins, and Over returns true.
+func TestVerbsOfTheGroupEndWithTheView(t *testing.T) {
+	at := url(t)
+	a, b, c, d := newNode(t, at, "a", 2, 4), newNode(t, at, "b", 2, 4), newNode(t, at, "c", 2, 4), newNode(t, at, "d", 2, 4)
+	start(t, a, b)
+	ctx := t.Context()
+	errs := make(chan error, 4)
+	meets := func(n *dataparallel.WorkerNode, verb func(*dataparallel.WorkerNode) error) {
+		err := verb(n)
+		if !n.Over(err) {
+			errs <- fmt.Errorf("Over is false: %w", err)
+			return
+		}
+		_, err = n.Next(bounded(t))
+		errs <- err
+	}
+	barrier := func(n *dataparallel.WorkerNode) error { return n.Group().Barrier(ctx) }
+	ends := func(n *dataparallel.WorkerNode) error {
+		<-n.Group().Context().Done()
+		return context.Cause(n.Group().Context())
+	}
+	go meets(a, barrier)
+	go meets(b, ends)
+	start(t, c)
+	require.NoError(t, errors.Join(<-errs, <-errs))
+	require.Equal(t, []int{3, 3, 3}, []int{a.Size(), b.Size(), c.Size()})
+
+	go meets(a, func(n *dataparallel.WorkerNode) error { return n.Comm().Barrier(ctx) })
+	go meets(b, barrier)
+	go meets(c, ends)
+	start(t, d)
+	require.NoError(t, errors.Join(<-errs, <-errs, <-errs))
+	require.Equal(t, []int{4, 4, 4, 4}, []int{a.Size(), b.Size(), c.Size(), d.Size()})
+}
+
 // TestWhatCloseEnds checks that Close ends a waiting Start, a waiting Next and a waiting verb.
 func TestWhatCloseEnds(t *testing.T) {
 	at := url(t)

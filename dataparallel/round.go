@@ -209,6 +209,7 @@ type round struct {
 	group    *pgroup.Group
 	comm     *collective.Comm
 	strategy *Strategy
+	unhook   func() // undoes abortAtEnd, or waits for it
 }
 
 // connect creates the group of v and its Comm. All workers of v call it.
@@ -239,7 +240,23 @@ func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, er
 	r := &round{view: v, group: g, comm: c, over: v.Context(context.Background())}
 	r.strategy = New(c, &Options{Trace: w.Trace})
 	r.strategy.view = r.over
+	r.abortAtEnd()
 	return r, nil
+}
+
+// abortAtEnd aborts the group when the view ends. Without that, a verb of Group or Comm whose context
+// does not end would wait for a rank that is in the next view already, or waits here, too.
+func (r *round) abortAtEnd() {
+	aborted := make(chan struct{})
+	stop := context.AfterFunc(r.over, func() {
+		defer close(aborted)
+		r.view.Abort(r.group)
+	})
+	r.unhook = func() {
+		if !stop() {
+			<-aborted
+		}
+	}
 }
 
 func (w *WorkerNode) openComm(ctx context.Context, g *pgroup.Group) (*collective.Comm, error) {
@@ -250,6 +267,7 @@ func (w *WorkerNode) openComm(ctx context.Context, g *pgroup.Group) (*collective
 }
 
 func (r *round) close() {
+	r.unhook()
 	_ = r.comm.Close()
 	_ = r.group.Close()
 }

@@ -72,6 +72,14 @@ func (v View) Context(ctx context.Context) context.Context {
 	return ctx
 }
 
+// errEnded is the cause of an abort by View.Abort. Over recognizes its text.
+var errEnded = errors.New("the view has ended")
+
+// Abort aborts the group g of this view, which has ended: verbs of g fail on all ranks, whatever their
+// contexts, with an error for which Over returns true. It is for a caller that does not pass Context to each
+// verb. g must still be closed.
+func (v View) Abort(g *pgroup.Group) { g.Abort(errEnded) }
+
 // Newcomers returns the ranks of v whose workers were not in the view before: they have joined since, or
 // joined again. If before is the zero View, all are newcomers.
 func (v View) Newcomers(before View) (ranks []int) {
@@ -167,8 +175,8 @@ const endDelay = time.Second
 // then returns the view that follows, or the error that this worker was evicted. If Over returns false,
 // err has another cause, and is for the caller to handle.
 //
-// If another rank has cancelled a verb, the reason may be that it saw the end of the view first. In that
-// case Over waits up to a second for the end.
+// If another rank has cancelled a verb, or aborted the group by View.Abort, it may have seen the end of the
+// view first. In that case Over waits up to a second for the end.
 func (v View) Over(err error) bool {
 	if err == nil {
 		return false
@@ -181,7 +189,8 @@ func (v View) Over(err error) bool {
 	switch {
 	case ours && (errors.Is(err, pgroup.ErrLost) || errors.Is(err, pgroup.ErrLeft)):
 		return true
-	case ours && errors.Is(err, pgroup.ErrCancelled) && re.By >= 0 && re.By != v.Rank:
+	case ours && errors.Is(err, pgroup.ErrCancelled) && re.By >= 0 && re.By != v.Rank,
+		ours && errors.Is(err, pgroup.ErrAborted) && re.Reason == errEnded.Error():
 		return v.endsWithin(endDelay)
 	}
 	return v.state.ctx.Err() != nil && followsEnd(err)
