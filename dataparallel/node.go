@@ -76,7 +76,8 @@ type WorkerNode struct {
 	Logger    *slog.Logger         // default: none
 	Trace     trace.Sink           // receives the events of each Strategy and its Comm
 
-	steps sync.Mutex // held by Start, Next and Close
+	training sync.Mutex // held by Train: two loops would take each other's steps
+	steps    sync.Mutex // held by Start, Next and Close
 	// The fields below are protected by steps.
 	open   *store.Store    // opened by Start, or nil
 	formed membership.View // the last view in which all had connected

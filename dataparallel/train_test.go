@@ -336,6 +336,26 @@ func TestTrainReturnsOtherErrors(t *testing.T) {
 	}
 }
 
+// TestTrainIsCalledTwice checks that a second Train takes no steps, and that the first one goes on.
+func TestTrainIsCalledTwice(t *testing.T) {
+	x := newTraining(t, newNode(t, url(t), "a", 1, 1), 5)
+	inStep, proceed := make(chan struct{}), make(chan struct{})
+	x.Step = func(ctx context.Context, s *dataparallel.Strategy) error {
+		if x.Completed == 0 {
+			close(inStep)
+			<-proceed
+		}
+		return x.step(ctx, s)
+	}
+	wait := x.train(bounded(t))
+	<-inStep
+	second := newTraining(t, x.node, 5)
+	require.ErrorIs(t, x.node.Train(bounded(t), &second.Training), pgroup.ErrBusy)
+	require.Zero(t, second.Completed)
+	close(proceed)
+	x.done(wait())
+}
+
 // TestGrowthThatFails lets a job of two workers grow by one that makes it impossible for the view to
 // form. The two go on without it, and lose no step.
 func TestGrowthThatFails(t *testing.T) {

@@ -18,6 +18,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// maxProcesses is the most processes that a node starts. A worker takes two threads of this process, and the Go
+// runtime ends a process with 10000.
+const maxProcesses = 4096
+
 // running holds the options of run.
 type running struct {
 	place
@@ -109,6 +113,8 @@ func (o *running) check(cmd *cobra.Command) error {
 	switch {
 	case o.n < 1:
 		return usagef(cmd, "%s %d: there must be at least 1 rank", flag, o.n)
+	case o.n > maxProcesses:
+		return usagef(cmd, "more than %d processes on one node: use several nodes, with --nnodes", maxProcesses)
 	case o.grace < 0:
 		return usagef(cmd, "--grace must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:

@@ -60,10 +60,10 @@ func (o *running) countWorkers(cmd *cobra.Command) error {
 	if !cmd.Flags().Changed("ranks") && !cmd.Flags().Changed("nproc") {
 		o.n = o.greatest
 	}
-	if o.n < 1 {
+	if o.n < 1 || o.n > maxProcesses {
 		return nil // an error in any case
 	}
-	o.n += o.spares
+	o.n += min(o.spares, maxProcesses) // the sum does not overflow, and is an error if spares is larger
 	if o.most == 1 && o.n < o.least {
 		return usagef(cmd, "%d processes can not be %d workers: set -n or --elastic", o.n, o.least)
 	}
