@@ -23,6 +23,7 @@ const (
 	envHost     = "MUSTER_HOST"             // Config.Host
 	envInsecure = "MUSTER_INSECURE"         // Config.Insecure, 1 or 0
 	envTrace    = "MUSTER_TRACE"            // Config.TraceDir
+	envElastic  = "MUSTER_ELASTIC"          // of a worker, which has no rank; see package dataparallel
 
 	envSecretFile = "MUSTER_SECRET_FILE" // file of Config.Secret
 	envTLSCA      = "MUSTER_TLS_CA"      // these three are PEM files, of Config.TLS
@@ -80,6 +81,9 @@ func FromEnv() (Config, error) {
 			c := e.config(l)
 			return c, e.err
 		}
+	}
+	if os.Getenv(envElastic) != "" {
+		return Config{}, invalid("a worker of an elastic job (%s is set) has no rank before a view forms: run without --elastic, or join the job, in Go with dataparallel.WorkerFromEnv", envElastic)
 	}
 	var known []string
 	for _, l := range launchers {

@@ -83,6 +83,7 @@ func TestFromEnvErrorsNameTheVariable(t *testing.T) {
 		words []string
 	}{
 		"nothing":       {nil, []string{"RANK (torchrun)", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"}},
+		"elastic":       {[]string{"MUSTER_ELASTIC=2:4"}, []string{"MUSTER_ELASTIC is set", "--elastic", "WorkerFromEnv"}},
 		"no size":       {[]string{"RANK=0"}, []string{"torchrun", "WORLD_SIZE is not set"}},
 		"no address":    {[]string{"RANK=0", "WORLD_SIZE=2"}, []string{"torchrun", "MASTER_ADDR is not set"}},
 		"no port":       {[]string{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=h"}, []string{"torchrun", "MASTER_PORT is not set"}},

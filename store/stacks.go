@@ -216,7 +216,7 @@ func (c *conn) refuseStacks(group string) string {
 	case slices.ContainsFunc(c.stackPrefixes, func(prefix string) bool { return strings.HasPrefix(group, prefix) }):
 		return ""
 	}
-	return "no right to see stacks: set Access.Stacks, or Server.Stacks without Access (muster serve --stacks)"
+	return "no right to see stacks: set Access.Stacks, or Server.Stacks without Access (muster serve --stacks, muster run --stacks)"
 }
 
 // stackPrefixesOf returns the prefixes of the groups whose stacks a peer may see.

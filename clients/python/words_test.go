@@ -136,6 +136,7 @@ func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 		with(slurm, "SLURM_STEP_NODELIST", "n[1"), with(slurm, "SLURM_STEP_NODELIST", "n]1"), with(slurm, "SLURM_STEP_NODELIST", ","),
 		with(slurm, "SLURM_STEP_NODELIST", "rack[0-1]n[04-05]"), with(slurm, "SLURM_STEP_NODELIST", ""), with(slurm, "SLURM_JOB_ID", ""),
 		with(slurm, "SLURM_STEP_ID", ""), with(mpi, "OMPI_COMM_WORLD_LOCAL_SIZE", "1"), with(mpi, "MASTER_PORT", "9"),
+		{"MUSTER_ELASTIC": "2:4", "MUSTER_STORE": "muster://store:7070"},
 		{"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "job-0.svc", "MASTER_PORT": "7070"},
 	}
 	got := compare(t, `

@@ -36,7 +36,7 @@ func exitCodesTopic() *cobra.Command {
   1    failure: the line on standard error says why; doctor: a problem was found
   2    wrong usage: unknown flag, malformed address, missing argument
   3    get: there is no such key
-  4    --timeout has passed
+  4    --timeout has passed; run: too few nodes or workers for --join-timeout
   5    the store could not be reached, or went away and did not return within --timeout
 
 run exits with the exit code of the first rank that failed, or 128 plus the number of the
@@ -75,9 +75,11 @@ Variables that run sets for each rank:
 
   RANK, LOCAL_RANK               0 to n-1
   WORLD_SIZE, LOCAL_WORLD_SIZE   n
+  GROUP_RANK, GROUP_WORLD_SIZE   the place of this node, and the number of nodes
   MASTER_ADDR, MASTER_PORT       where the ranks meet
   MUSTER_STORE                   URL of the store: run hosts it, unless --master-port is given
   MUSTER_RUN                     id of this run; ranks of different runs never join one group
+  TORCHELASTIC_RESTART_COUNT     restarts of the job so far
 
 pgroup.FromEnv reads them, and those of torchrun, Open MPI, Slurm and Kubernetes.
 

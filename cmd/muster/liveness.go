@@ -18,7 +18,7 @@ type livenessFlag struct {
 
 func (l *livenessFlag) register(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&l.timeout, "liveness-timeout", store.DefaultLivenessTimeout,
-		"liveness timeout: a peer that sends nothing for so long, and answers no probe, has failed; at least 600ms; or set "+envLiveness)
+		"liveness timeout: a peer that sends nothing for so long, and answers no probe, has failed; from 600ms to 1h; or set "+envLiveness)
 }
 
 // check validates the flag, or the variable if the flag is not given.

@@ -14,6 +14,7 @@ import (
 
 const (
 	groupStart = "start"
+	groupJobs  = "jobs"
 	groupStore = "store"
 	groupFiles = "files"
 	groupOther = "other"
@@ -42,6 +43,7 @@ func newRoot() *cobra.Command {
 
 See it work:     muster demo
 Start a group:   muster run -n 4 -- ./train
+See what hangs:  muster who
 Host a store:    muster serve --listen 127.0.0.1:7070
 Look into it:    muster keys --store muster://127.0.0.1:7070
 Look at a model: muster tensors model.safetensors`,
@@ -53,6 +55,7 @@ Look at a model: muster tensors model.safetensors`,
 	}
 	root.AddGroup(
 		&cobra.Group{ID: groupStart, Title: "Processes:"},
+		&cobra.Group{ID: groupJobs, Title: "Running jobs (of this host, or of --store or MUSTER_STORE):"},
 		&cobra.Group{ID: groupStore, Title: "A running store (--store or MUSTER_STORE):"},
 		&cobra.Group{ID: groupFiles, Title: "Files:"},
 		&cobra.Group{ID: groupOther, Title: "Other:"},
@@ -64,9 +67,10 @@ Look at a model: muster tensors model.safetensors`,
 		}
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench(), newDoctor())
-	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newPs(), newWho(), newTop(), newPage())
-	add(groupFiles, newTensors(), newGather(), newTrace())
-	add(groupOther, newRestore(), newCerts(), newVersion())
+	add(groupJobs, newPs(), newWho(), newTop(), newPage())
+	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup())
+	add(groupFiles, newTensors(), newGather(), newTrace(), newRestore(), newCerts())
+	add(groupOther, newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newGuard(), newDemoRank(), newBenchRank(), newMan())
 	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)

@@ -69,7 +69,7 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
 	f.SetInterspersed(false) // flags after the program belong to the program
-	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; required")
+	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; required without --nproc and --elastic")
 	f.BoolVar(&o.noPrefix, "no-prefix", false, "do not prefix lines of output; keep standard error separate")
 	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
 	f.DurationVar(&o.grace, "grace", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
@@ -123,6 +123,8 @@ func (o *running) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--http shows the store that run hosts, and with --master-port rank 0 does: \"muster page --store muster://%s:%d\" shows that", o.masterAddr, o.masterPort)
 	case o.store != "" && o.page.addr != "":
 		return usagef(cmd, "--http shows the store that run hosts: \"muster page --store %s\" shows that one", redacted(o.store))
+	case o.store != "" && o.stacks:
+		return usagef(cmd, "--stacks is for the store that run hosts: a store of its own allows it, \"muster serve --stacks\"")
 	case o.masterAddr == "":
 		return usagef(cmd, "--master-addr must not be empty")
 	case o.store != "" && (cmd.Flags().Changed("master-addr") || cmd.Flags().Changed("master-port")):
@@ -166,12 +168,16 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	defer meeting.Close()
 	board := startBoard(job{Job: o.jobName(path), Node: o.name(), PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now(), Ranks: o.n}, o.public())
 	defer board.close()
+	logs := o.logFiles()
+	if err := logs.prepare(); err != nil {
+		return &exit{code: exitFailed, text: fmt.Sprintf("--log-dir %s: %s: set it to a directory in which this user may write", o.logs, reason(err)), err: err}
+	}
 	sigs := catch(o.grace)
 	defer sigs.stop()
 	guard := startGuard()
 	defer guard.close()
 	o.env = append(o.env, guard.mark)
-	l := &launches{running: o, path: path, args: args[1:], sigs: sigs, logs: o.logFiles(), stderr: cmd.ErrOrStderr()}
+	l := &launches{running: o, path: path, args: args[1:], sigs: sigs, logs: logs, stderr: cmd.ErrOrStderr()}
 	if l.logs.dir != "" {
 		fmt.Fprintln(l.stderr, "muster: logs are in", l.logs.dir)
 	}

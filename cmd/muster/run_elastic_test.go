@@ -67,7 +67,7 @@ func TestRunElasticFails(t *testing.T) {
 	for _, p := range []*process{a, b} {
 		r := p.wait(t)
 		require.Equal(t, 137, r.code, "the code of the first worker that failed, on all nodes: %+v", r)
-		require.Regexp(t, `(?m)^muster: worker [^ ]+-1: killed by signal 9 \(killed\) on node [^ ]+, after 1 restarts: 3 of at least 4 workers are left; the last of 2 failures: worker [^ ]+-1\.2: killed by signal 9 \(killed\); the other workers were ended$`, r.stderr)
+		require.Regexp(t, `(?m)^muster: worker [^ ]+-1: killed by signal 9 \(killed\) on node [^ ]+, after 1 restart: 3 of at least 4 workers are left; the last of 2 failures: worker [^ ]+-1\.2: killed by signal 9 \(killed\); the other workers were ended$`, r.stderr)
 		require.Equal(t, p == b, strings.Contains(r.stderr, "muster: the last lines of worker "), r.stderr)
 	}
 }

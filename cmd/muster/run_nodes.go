@@ -43,7 +43,7 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.IntVar(&o.procs, "nproc", 0, "number of `ranks` on this node; with one node the same as -n")
 	f.StringVar(&o.rank, "node-rank", "auto", "`place` of this node, from 0; auto: in the order in which the nodes join")
 	f.StringVar(&o.job, "job", "", "`name` of the job, the same on all nodes and used by no other job on the store")
-	f.IntVar(&o.restarts, "max-restarts", 0, "`number` of times that all ranks start again after one of them has failed")
+	f.IntVar(&o.restarts, "max-restarts", 0, "`number` of times that all ranks start again after one of them has failed, or with --elastic, that a worker starts again; 0 is never")
 	f.DurationVar(&o.join, "join-timeout", 10*time.Minute, "fail if there are too few nodes for this time")
 	f.DurationVar(&o.settle, "settle", 2*time.Second, "with MIN:MAX nodes, wait this long for more than MIN")
 	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
@@ -251,6 +251,15 @@ func (o *running) logFiles() logFiles {
 		name = strings.ReplaceAll(o.job, "/", "_") + "-" + name
 	}
 	return logFiles{dir: filepath.Join(o.logs, name)}
+}
+
+// prepare creates the directory of the logs, so that one that cannot be made ends the command before
+// a rank starts.
+func (l *logFiles) prepare() error {
+	if l.dir == "" {
+		return nil
+	}
+	return os.MkdirAll(l.dir, 0o755)
 }
 
 // next returns the function that opens the logs of the next attempt; nil if there are none.

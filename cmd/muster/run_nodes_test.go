@@ -48,7 +48,7 @@ muster: rank 1: exit status 3: restart 1 of at most 1
 [1] cause
 muster: the last lines of rank 1:
     cause
-muster: rank 1: exit status 3, after 1 restarts; the other ranks were ended
+muster: rank 1: exit status 3, after 1 restart; the other ranks were ended
 `), r.stderr)
 }
 
@@ -97,10 +97,10 @@ func TestRunNodesFailTogether(t *testing.T) {
 	r := nodes[0].wait(t)
 	require.Equal(t, 1, r.code, "%+v", r)
 	require.Contains(t, r.stderr, "muster: rank 0: killed by signal 9: restart 1 of at most 1\n")
-	require.Contains(t, r.stderr, "muster: rank 3: exit status 7 on node "+name+", after 1 restarts; the ranks here were ended\n")
+	require.Contains(t, r.stderr, "muster: rank 3: exit status 7 on node "+name+", after 1 restart; the ranks here were ended\n")
 	r = nodes[1].wait(t)
 	require.Equal(t, 7, r.code, "%+v", r)
-	require.Contains(t, r.stderr, "muster: rank 3: exit status 7, after 1 restarts; the other ranks were ended\n")
+	require.Contains(t, r.stderr, "muster: rank 3: exit status 7, after 1 restart; the other ranks were ended\n")
 }
 
 // TestRunNodeIsReplaced kills one of two nodes: a spare takes its place, and no rank of the killed
@@ -182,7 +182,9 @@ func TestRunNodesRefuses(t *testing.T) {
 		"-n 1 --max-restarts -1 true":                                                {2, "--max-restarts"},
 		"--nnodes 2 --nproc 1 --job j --store muster://127.0.0.1:1 true":             {5, "no store at 127.0.0.1:1"},
 		"--nnodes 2 --nproc 1 --job j --join-timeout 100ms --store " + url + " true": {4, "too few nodes within --join-timeout 100ms"},
-		"-n 1 --log-dir /dev/null true":                                              {126, "/dev/null"},
+		"-n 1 --log-dir /dev/null true":                                              {1, "--log-dir /dev/null: "},
+		"-n 1 --log-dir /proc/none true":                                             {1, "--log-dir /proc/none: "}, // not: there is no program "true"
+		"-n 1 --stacks --store " + url + " true":                                     {2, "muster serve --stacks"},
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()

@@ -88,7 +88,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` (host:port) to listen at")
 	f.StringVar(&o.data, "data", "", "`directory` of the store, created if missing; without it the store is in memory")
 	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access from other hosts")
-	f.BoolVar(&o.stacks, "stacks", false, "without authentication: allow every client to see the stacks of ranks (who --stacks), and with --http the page")
+	f.BoolVar(&o.stacks, "stacks", false, "allow every client of a store without --secret-file and --access, and the page of --http, to see the stacks of ranks (who --stacks)")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for clients to disconnect after the first signal")
 	f.StringVar(&o.health, "health", "", "`address` (host:port) for health checks over HTTP, without authentication")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")

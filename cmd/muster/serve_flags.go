@@ -76,7 +76,7 @@ func (l *limitFlags) register(cmd *cobra.Command) {
 	bytes(&l.bytes, "max-bytes", 4<<30, "maximum size of keys and values; beyond it writes are refused, reads and deletes work")
 	bytes(&l.held, "max-held", 4<<30, "maximum size of waiting calls, votes, messages and group members of all peers; beyond it such calls are refused")
 	bytes(&l.heldOf, "max-held-per-peer", 2<<30, "the same as --max-held, for one peer")
-	number(&l.limits.Keys, "max-keys", 16<<20, "keys")
+	number(&l.limits.Keys, "max-keys", 16<<20, "maximum number of keys")
 	number(&l.limits.History, "history", 8192, "number of changes that watch --from can go back")
 	number(&l.limits.Waiting, "max-waiting", 65536, "maximum number of waiting calls of one peer")
 	number(&l.limits.Leases, "max-leases", 65536, "maximum number of leases of one peer")

@@ -51,7 +51,7 @@ keys scroll, r shows every rank, space pauses, q ends.`,
 		},
 	}
 	r.flags(cmd, 0)
-	cmd.Flags().DurationVar(&every, "every", time.Second, "interval `time` between updates")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "`time` between updates")
 	return cmd
 }
 

@@ -49,10 +49,10 @@ for one rank alone. The file's name selects the format: .svg, .html (the picture
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .html or .json; may be repeated")
-	f.BoolVar(&o.asJSON, "json", false, "the summary print one JSON object, for programs")
+	f.BoolVar(&o.asJSON, "json", false, "print the summary as one JSON object, for programs")
 	f.DurationVar(&o.from, "from", 0, "draw from this `time` on, counted from the first event")
 	f.DurationVar(&o.span, "for", 0, "draw this much `time`; 0: up to the end")
-	f.IntVar(&o.width, "width", 0, "of the picture, in `pixels`; 0: 1200")
+	f.IntVar(&o.width, "width", 0, "width of the picture in `pixels`; 0: 1200")
 	f.StringVar(&o.title, "title", "", "`text` above the picture")
 	return cmd
 }

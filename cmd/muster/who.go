@@ -71,7 +71,7 @@ the same live, "muster page" in a browser.`,
 	cmd.Flags().BoolVar(&o.ranks, "ranks", false, "include every rank of every group")
 	cmd.Flags().BoolVar(&o.torch.Servers, "collectives", false, "ask the debug servers of PyTorch's ranks, whose addresses are in the store, which collective each rank is in")
 	cmd.Flags().StringSliceVar(&o.files, "flight-recorder", nil, "read the dumps of PyTorch's Flight Recorder in `FILES`, whose names end with the rank; a pattern such as '/tmp/trace_*' names several")
-	cmd.Flags().BoolVar(&o.stacks, "stacks", false, "ask the ranks that others wait for what they are doing: goroutines, or threads of Python; the store must allow it (serve --stacks, or \"stacks\" in --access)")
+	cmd.Flags().BoolVar(&o.stacks, "stacks", false, "ask the ranks that others wait for what they are doing: goroutines, or threads of Python; the store must allow it (run --stacks, serve --stacks, or \"stacks\" in --access)")
 	return cmd
 }
 

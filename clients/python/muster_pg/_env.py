@@ -153,6 +153,8 @@ def config(environ: Mapping[str, str] = os.environ) -> Config:
     for launcher in _LAUNCHERS:
         if environ.get(launcher.rank):
             return _config(_Env(environ, launcher.name), launcher)
+    if environ.get("MUSTER_ELASTIC"):
+        raise invalid("a worker of an elastic job (MUSTER_ELASTIC is set) has no rank before a view forms: run without --elastic, or join the job, in Go with dataparallel.WorkerFromEnv")
     known = ", ".join(f"{launcher.rank} ({launcher.name})" for launcher in _LAUNCHERS)
     raise invalid(f'no launcher\'s environment: none of {known} is set; "muster run -n 4 -- PROGRAM" sets it, or give rank and size in the program')
 

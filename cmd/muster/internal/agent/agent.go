@@ -93,10 +93,18 @@ func (e *Error) Error() string {
 	if e.Err == nil {
 		text += " on node " + e.Node
 	}
-	if e.Restarts > 0 {
-		text += fmt.Sprintf(", after %d restarts", e.Restarts)
+	return text + afterRestarts(e.Restarts)
+}
+
+// afterRestarts returns ", after n restarts", and nothing if n is 0.
+func afterRestarts(n int) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return ", after 1 restart"
 	}
-	return text
+	return fmt.Sprintf(", after %d restarts", n)
 }
 
 // Unwrap returns e.Err.

@@ -134,9 +134,9 @@ func TestTooManyRestarts(t *testing.T) {
 	c.node("a", func(context.Context, agent.Attempt) error { return broken })
 	c.node("b", func(ctx context.Context, _ agent.Attempt) error { return untilEnd(ctx) })
 	got := c.wait()
-	require.EqualError(t, got["a"], "rank 0: exit status 3, after 1 restarts")
+	require.EqualError(t, got["a"], "rank 0: exit status 3, after 1 restart")
 	require.ErrorIs(t, got["a"], broken)
-	require.EqualError(t, got["b"], "rank 0: exit status 3 on node a, after 1 restarts")
+	require.EqualError(t, got["b"], "rank 0: exit status 3 on node a, after 1 restart")
 }
 
 // TestOneOutcome has random processes fail at the same time, and others succeed at that moment: all

@@ -279,10 +279,7 @@ func (e *JobError) Error() string {
 	text := e.Reason
 	if e.First != nil {
 		text = fmt.Sprintf("%v on node %s", e.First, e.First.Node)
-		if e.Restarts > 0 {
-			text += fmt.Sprintf(", after %d restarts", e.Restarts)
-		}
-		text += ": " + e.Reason
+		text += afterRestarts(e.Restarts) + ": " + e.Reason
 	}
 	if e.Failures > 1 && e.Last != nil {
 		text += fmt.Sprintf("; the last of %d failures: %v", e.Failures, e.Last)
