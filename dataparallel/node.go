@@ -202,7 +202,7 @@ func (w *WorkerNode) Close() error {
 
 // Over reports whether err, an error of the Strategy, was caused by the end of its view: then call Next. If
 // it returns false, err has another cause, and is for the caller to handle. If another rank has cancelled
-// the verb, Over waits up to a second for the end of the view. An error that the end of the view has caused
+// the verb, Over waits up to five seconds for the end of the view. An error that the end of the view has caused
 // usually matches *membership.ViewError, which says which workers joined, left or failed.
 func (w *WorkerNode) Over(err error) bool {
 	r := w.current()

@@ -168,15 +168,16 @@ func (v View) fail(op string, err error) *Error {
 	return &Error{Op: op, Job: v.Job, ID: v.state.who.ID, Rank: v.Rank, Err: err}
 }
 
-// endDelay is how long Over waits for the end of a view that another worker may have seen already.
-const endDelay = time.Second
+// endDelay is how long Over waits for the end of a view that another worker may have seen already: as long
+// as a busy host may delay the news. It takes as long only if the other worker stays in the view.
+const endDelay = 5 * time.Second
 
 // Over reports whether err was caused by the end of this view: a rank has failed, left or joined. Next
 // then returns the view that follows, or the error that this worker was evicted. If Over returns false,
 // err has another cause, and is for the caller to handle.
 //
 // If another rank has cancelled a verb, or aborted the group by View.Abort, it may have seen the end of the
-// view first. In that case Over waits up to a second for the end.
+// view first. In that case Over waits up to five seconds for the end.
 func (v View) Over(err error) bool {
 	if err == nil {
 		return false

@@ -6,6 +6,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -194,6 +197,35 @@ func TestDurableRestartInOrder(t *testing.T) {
 	require.NoError(t, c.Close())
 	require.NoError(t, srv.Close())
 	require.NoError(t, srv.Engine.Close())
+}
+
+// TestLockEndsWithTheStore checks that a closed store can be opened again while a child of this process
+// has copies of its files, as between fork and exec.
+func TestLockEndsWithTheStore(t *testing.T) {
+	if _, err := os.Stat("/proc/self/fd"); err != nil {
+		t.Skip("SKIPPED: open files are listed on Linux only")
+	}
+	dir := t.TempDir()
+	m := &store.Memory{Dir: dir}
+	require.NoError(t, m.Open())
+	fds, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	copies := 0
+	for _, e := range fds {
+		fd, err := strconv.Atoi(e.Name())
+		require.NoError(t, err)
+		if file, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(file, dir) {
+			dup, err := syscall.Dup(fd)
+			require.NoError(t, err)
+			defer syscall.Close(dup)
+			copies++
+		}
+	}
+	require.Positive(t, copies)
+	require.NoError(t, m.Close())
+	m = &store.Memory{Dir: dir}
+	require.NoError(t, m.Open())
+	require.NoError(t, m.Close())
 }
 
 func TestDurableRefuses(t *testing.T) {

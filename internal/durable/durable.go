@@ -404,6 +404,7 @@ func (d *Disk) release() error {
 	var errs []error
 	for _, f := range []*os.File{d.lockFile, d.dirFile} {
 		if f != nil {
+			unlock(f)
 			errs = append(errs, f.Close())
 		}
 	}

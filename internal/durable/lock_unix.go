@@ -19,3 +19,7 @@ func lockDir(f *os.File) error {
 	}
 	return nil
 }
+
+// unlock ends the lock of flock before f is closed: a child of this process that has been forked, and
+// has not begun another program, has a copy of f.
+func unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
