@@ -244,6 +244,9 @@ func elasticTraining(ctx context.Context, params map[string]*tensor.Tensor, back
 		return err
 	}
 	err = node.Train(ctx, t)
+	if errors.Is(err, dataparallel.ErrFinished) {
+		return nil // this worker was a standby, or was cut off, and the others have finished
+	}
 	return err
 }
 
