@@ -248,19 +248,31 @@ func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
 	return again && lost == nil, lost
 }
 
-// nodes removes nodes that have failed from the state, and ends the workers if this one is evicted.
+// nodes removes nodes that have failed from the state, and ends the workers if this one is evicted. A
+// change waits for the store, if that cannot be reached, but not longer than this node is in the job.
 func (e *elastic) nodes(ctx context.Context, m *membership.Member) {
 	for {
 		view := e.view
 		<-view.Context(ctx).Done()
+		lost, stop := context.WithCancel(ctx)
+		var change sync.WaitGroup
 		if end, ok := errors.AsType[*membership.ViewError](context.Cause(view.Context(ctx))); ok {
-			e.change(ctx, func(st *state) {
-				for _, w := range end.Gone[:len(end.Lost)] {
-					st.lost(w.ID, time.Now())
-				}
+			change.Go(func() {
+				e.change(lost, func(st *state) {
+					for _, w := range end.Gone[:len(end.Lost)] {
+						st.lost(w.ID, time.Now())
+					}
+				})
 			})
 		}
 		next, err := m.Next(ctx)
+		if err == nil {
+			unhook := context.AfterFunc(next.Context(ctx), stop)
+			change.Wait()
+			unhook()
+		}
+		stop()
+		change.Wait()
 		if err != nil {
 			if ctx.Err() == nil {
 				e.stop(err)
@@ -268,7 +280,7 @@ func (e *elastic) nodes(ctx context.Context, m *membership.Member) {
 			return
 		}
 		e.view = next
-		e.change(ctx, func(st *state) { st.reconcile(membersOf(next), time.Now()) })
+		e.change(next.Context(ctx), func(st *state) { st.reconcile(membersOf(next), time.Now()) })
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
 )
 
 // workers are the workers of a cluster's nodes, which are goroutines.
@@ -138,6 +139,28 @@ func TestElasticLasts(t *testing.T) {
 		a.ends("a-1.2", nil)
 		require.NoError(t, c.wait()["a"])
 		require.NoError(t, c.store.Close())
+	})
+}
+
+// TestElasticWithoutStore checks that a node which does not reach the store ends its workers when its lease
+// expires, and joins again when it reaches the store.
+func TestElasticWithoutStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 2})
+		memory := &store.Memory{}
+		require.NoError(t, memory.Open())
+		line := testcluster.NewLine(memory)
+		c.store = store.New(line)
+		a, _ := c.elasticNode("a", 2, 2)
+		a.runs(t, "a-0", "a-1")
+		line.Freeze()
+		a.runs(t)
+		line.Thaw()
+		a.runs(t, "a-0.2", "a-1.2")
+		a.ends("a-0.2", nil)
+		a.ends("a-1.2", nil)
+		require.NoError(t, c.wait()["a"])
+		require.NoError(t, memory.Close())
 	})
 }
 
