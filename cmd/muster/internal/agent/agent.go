@@ -146,6 +146,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		if !errors.Is(err, membership.ErrEvicted) || waits.Err() != nil {
 			return err
 		}
+		r.evicted = true
 		a.Report(fmt.Sprintf("this node was out of contact with the store and is out of the job: it joins again (%v)", err))
 	}
 }
@@ -154,6 +155,7 @@ func (a *Agent) Run(ctx context.Context) error {
 type run struct {
 	*Agent
 	waits    context.Context // ends with Run's, and when Draining is closed
+	evicted  bool            // at least once
 	restarts int             // of the job
 	failure  *Failure        // the last one of a rank
 	hosts    exclusion
@@ -165,9 +167,7 @@ type run struct {
 
 // join registers this node and makes attempts, until the job has ended or this node is out of it.
 func (r *run) join(ctx context.Context) error {
-	m, err := membership.Join(r.waits, r.Store, membership.Config{
-		Job: r.Job, ID: r.Name, Addr: r.Address, Min: r.MinNodes, Max: r.MaxNodes, Settle: r.Settle,
-	})
+	m, err := r.register()
 	if err != nil {
 		return r.interrupted(err)
 	}
@@ -184,6 +184,26 @@ func (r *run) join(ctx context.Context) error {
 	}
 	return err
 }
+
+// register registers this node. If it was evicted, its earlier registration may not have expired: a durable
+// store that was away counts the lease from its start. Then register tries again, for at most JoinTimeout.
+func (r *run) register() (*membership.Member, error) {
+	for end := time.Now().Add(r.JoinTimeout); ; {
+		m, err := membership.Join(r.waits, r.Store, membership.Config{
+			Job: r.Job, ID: r.Name, Addr: r.Address, Min: r.MinNodes, Max: r.MaxNodes, Settle: r.Settle,
+		})
+		if !r.evicted || !errors.Is(err, membership.ErrDuplicate) || time.Now().After(end) {
+			return m, err
+		}
+		select {
+		case <-time.After(duplicatePause):
+		case <-r.waits.Done():
+			return nil, context.Cause(r.waits)
+		}
+	}
+}
+
+const duplicatePause = 200 * time.Millisecond
 
 // errChanged ends an attempt on all nodes, after one of them has seen the end of the view.
 var errChanged = errors.New("the nodes of the job have changed")

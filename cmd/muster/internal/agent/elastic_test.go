@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -155,7 +156,11 @@ func TestElasticWithoutStore(t *testing.T) {
 		a.runs(t, "a-0", "a-1")
 		line.Freeze()
 		a.runs(t)
+		earlier, err := membership.Join(t.Context(), store.New(memory), membership.Config{Job: "job", ID: "a", Min: 1, Max: 2})
+		require.NoError(t, err) // as if the lease had not expired in the store
 		line.Thaw()
+		time.Sleep(5 * time.Second)
+		require.NoError(t, earlier.Leave(t.Context()))
 		a.runs(t, "a-0.2", "a-1.2")
 		a.ends("a-0.2", nil)
 		a.ends("a-1.2", nil)
