@@ -26,12 +26,14 @@ const (
 	boardTTL   = 10 * time.Second // of the lease
 	boardPause = time.Second      // until the next attempt to reach the store
 	boardEnd   = time.Second      // for the end of the lease
+	boardWarn  = 5 * time.Second  // without the store, until a warning: the ranks wait for it, too
 )
 
 // board publishes the state of a job for ps: in the job's file at once, and in the store by a
 // goroutine, so that a slow store delays no rank. Neither may be possible; the job runs all the same.
 type board struct {
 	open    func(context.Context) (*store.Store, error) // nil: no store
+	warn    func(error)                                 // why the store has not been reached
 	changed chan struct{}                               // holds a token after a change
 	stop    context.CancelFunc
 	tasks   sync.WaitGroup
@@ -41,9 +43,10 @@ type board struct {
 	file *jobFile // nil: there is none
 }
 
-// startBoard publishes j until close is called. open opens the store; its result is closed.
-func startBoard(j job, open func(context.Context) (*store.Store, error)) *board {
-	b := &board{open: open, changed: make(chan struct{}, 1), job: j}
+// startBoard publishes j until close is called. open opens the store; its result is closed. warn is
+// called once if that has not succeeded for a while.
+func startBoard(j job, open func(context.Context) (*store.Store, error), warn func(error)) *board {
+	b := &board{open: open, warn: warn, changed: make(chan struct{}, 1), job: j}
 	b.file, _ = announce(&j)
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop
@@ -77,10 +80,16 @@ func (b *board) close() {
 
 // publish keeps the job in the store until ctx ends.
 func (b *board) publish(ctx context.Context) {
+	begun := time.Now()
 	for ctx.Err() == nil {
-		if s, err := b.open(ctx); err == nil {
+		switch s, err := b.open(ctx); {
+		case err == nil:
+			begun = time.Time{}
 			b.publishIn(ctx, s)
 			_ = s.Close()
+		case !begun.IsZero() && ctx.Err() == nil && time.Since(begun) >= boardWarn:
+			begun = time.Time{}
+			b.warn(err)
 		}
 		select {
 		case <-time.After(boardPause):

@@ -166,7 +166,9 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer meeting.Close()
-	board := startBoard(job{Job: o.jobName(path), Node: o.name(), PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now(), Ranks: o.n}, o.public())
+	board := startBoard(job{Job: o.jobName(path), Node: o.name(), PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now(), Ranks: o.n}, o.public(), func(err error) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "muster: %s has not been reached for %v: %s: the ranks may wait for it\n", redacted(o.store), boardWarn, reason(err))
+	})
 	defer board.close()
 	logs := o.logFiles()
 	if err := logs.prepare(); err != nil {

@@ -69,6 +69,18 @@ func port(addr string) string {
 	return port
 }
 
+// TestRunWithoutItsStore checks that a store that is not reached is reported while the ranks wait.
+func TestRunWithoutItsStore(t *testing.T) {
+	t.Parallel()
+	p := start(t, "run", "-n", "1", "--store", "muster://127.0.0.1:1", "--", "sleep", "60")
+	defer p.endsIn(limit)()
+	line, err := p.stderr.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "muster: muster://127.0.0.1:1 has not been reached for 5s: connection refused: the ranks may wait for it\n", line)
+	p.signal(t, syscall.SIGTERM)
+	require.Equal(t, 143, p.wait(t).code)
+}
+
 func TestRunHostsAStore(t *testing.T) {
 	t.Parallel()
 	r := run(t, "run", "-n", "3", "--no-prefix", "--", self(t), "add", "started")
