@@ -45,7 +45,7 @@ func TestCollectiveWithoutPeers(t *testing.T) {
 func TestCollectiveMPI(t *testing.T) {
 	p, err := buildMPI(t.Context())
 	if errors.Is(err, errNoMPI) {
-		t.Skip("NO OPEN MPI: ", err)
+		t.Skip("SKIPPED: NO OPEN MPI: ", err)
 	}
 	require.NoError(t, err)
 	p.remove()

@@ -20,7 +20,7 @@ func sharing(t *testing.T) {
 	t.Helper()
 	a, err := shm.NewArena(nil)
 	if errors.Is(err, shm.ErrUnsupported) {
-		t.Skip("NO SHARED MEMORY: ", err)
+		t.Skip("SKIPPED: NO SHARED MEMORY: ", err)
 	}
 	require.NoError(t, err)
 	require.NoError(t, a.Close())
@@ -63,7 +63,7 @@ func TestGatherWithoutPeers(t *testing.T) {
 func TestGatherMPI(t *testing.T) {
 	p, err := buildMPI(t.Context())
 	if errors.Is(err, errNoMPI) {
-		t.Skip("NO OPEN MPI: ", err)
+		t.Skip("SKIPPED: NO OPEN MPI: ", err)
 	}
 	require.NoError(t, err)
 	p.remove()

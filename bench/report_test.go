@@ -61,7 +61,7 @@ func TestDurable(t *testing.T) {
 
 func TestRedis(t *testing.T) {
 	if _, err := exec.LookPath("redis-server"); err != nil {
-		t.Skip("NO REDIS: ", errNoRedis)
+		t.Skip("SKIPPED: NO REDIS: ", errNoRedis)
 	}
 	r := measured(t, "kv", "-rounds", "1", "-slice", "5ms", "-shapes", "3x4")
 	want(t, r, "get 3×4 muster", "rate ÷ redis", "p99 ÷ redis")
@@ -79,7 +79,7 @@ func TestNoRedis(t *testing.T) {
 func TestMPI(t *testing.T) {
 	p, err := buildMPI(t.Context())
 	if errors.Is(err, errNoMPI) {
-		t.Skip("NO OPEN MPI: ", err)
+		t.Skip("SKIPPED: NO OPEN MPI: ", err)
 	}
 	require.NoError(t, err)
 	p.remove()

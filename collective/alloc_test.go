@@ -18,7 +18,7 @@ const mostAllocated = 1 << 10
 // as on a busy machine, has checked on the other ranks.
 func TestAllocations(t *testing.T) {
 	if underRace {
-		t.Skip("the race detector allocates too")
+		t.Skip("SKIPPED: the race detector allocates too")
 	}
 	const rounds = 8
 	over(t, []int{4}, func(t *testing.T, w way, n int) {

@@ -116,7 +116,7 @@ func TestTLS(t *testing.T) {
 // not each time.
 func TestRingIsBoundByItsLinks(t *testing.T) {
 	if underRace {
-		t.Skip("under the race detector it is not the links that take the time")
+		t.Skip("SKIPPED: under the race detector it is not the links that take the time")
 	}
 	const (
 		ranks  = 4

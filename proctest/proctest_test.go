@@ -76,7 +76,7 @@ func TestMayFail(t *testing.T) {
 
 func wanted(t *testing.T) {
 	if os.Getenv("PROCTEST_WANTED") == "" {
-		t.Skip("fails on purpose: run by the test of what a failure looks like")
+		t.Skip("SKIPPED: fails on purpose: run by the test of what a failure looks like")
 	}
 }
 
@@ -272,7 +272,7 @@ func TestCount(t *testing.T) {
 // passes, too.
 func TestCoverage(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it builds another test binary")
+		t.Skip("SKIPPED: it builds another test binary")
 	}
 	profile := filepath.Join(t.TempDir(), "profile")
 	for _, args := range [][]string{{"-coverprofile=" + profile}, {"-coverprofile=" + profile, "-covermode=atomic", "-count=2"}} {

@@ -446,7 +446,7 @@ func TestTakeBack(t *testing.T) {
 
 func TestMost(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a million shared blocks: not in a short run")
+		t.Skip("SKIPPED: a million shared blocks: not in a short run")
 	}
 	ctx := within(t)
 	c, d := pair(t)
@@ -478,7 +478,7 @@ func TestMost(t *testing.T) {
 // blocks.
 func TestMostSegments(t *testing.T) {
 	if testing.Short() {
-		t.Skip("4,096 segments: not in a short run")
+		t.Skip("SKIPPED: 4,096 segments: not in a short run")
 	}
 	ctx := within(t)
 	before, files := segments(os.Getpid()), open(t)

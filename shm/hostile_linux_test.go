@@ -117,7 +117,7 @@ func TestHostile(t *testing.T) {
 		}, "something else than memory"},
 		"twice":                      {func(p rawPeer) { good(p); good(p) }, "there before: true"},
 		"padding":                    {func(p rawPeer) { p.send(message(1, 1, 1, 1|1<<32, size), p.memfd(size, sealedAll)) }, "0x1 where 0 is due"},
-		"segments for ever":          {segmentsForEver, "4096 segments"},
+		"segments without end":       {segmentsWithoutEnd, "4096 segments"},
 		"returns what is not shared": {func(p rawPeer) { p.giveBack(ref) }, fmt.Sprintf("release of %+v, which is not shared", ref)},
 		"returns padding":            {func(p rawPeer) { p.send(message(2, 1, 1, 1|1<<32, 0, 1)) }, "0x1 where 0 is due"},
 		"drops nothing":              {func(p rawPeer) { p.send(message(3, 1, 1, 1)) }, "the end of segment 1"},
@@ -156,7 +156,7 @@ func pipe(t testing.TB) (int, int) {
 	return p[0], p[1]
 }
 
-func segmentsForEver(p rawPeer) {
+func segmentsWithoutEnd(p rawPeer) {
 	fd := p.memfd(1<<12, sealedAll)
 	for i := range 4097 {
 		p.send(message(1, 1, 1, uint64(i), 1<<12), fd)

@@ -124,7 +124,7 @@ func TestAnAnswerThatWaitsForRoom(t *testing.T) {
 func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("it takes several timeouts")
+		t.Skip("SKIPPED: it takes several timeouts")
 	}
 	m := new(store.Memory)
 	addr := buffered(t, m, store.ServerLimits{LivenessTimeout: time.Second})

@@ -57,7 +57,7 @@ func TestDirectoryIsGone(t *testing.T) {
 // is never acknowledged.
 func TestNothingIsAcknowledgedIntoARemovedDirectory(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("there it is noticed within a second only")
+		t.Skip("SKIPPED: there it is noticed within a second only")
 	}
 	for round := range 5 {
 		dir, ctx := filepath.Join(t.TempDir(), "data"), bounded(t)

@@ -345,7 +345,7 @@ func TestTheWindowEnds(t *testing.T) {
 func TestTheWindowInBytes(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
 		if strings.Contains(t.Name(), "pipes") {
-			t.Skip("not over pipes: it is what the others test, but slower")
+			t.Skip("SKIPPED: not over pipes: it is what the others test, but slower")
 		}
 		c, ctx := s.client(t), bounded(t)
 		require.NoError(t, c.Set(ctx, "large", make([]byte, wire.MaxValue), nil))

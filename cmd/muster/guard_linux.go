@@ -22,17 +22,21 @@ func ignoreSignals() {
 }
 
 const (
-	guardPause = 20 * time.Millisecond
-	guardClean = 3 // scans in a row that find nothing: a process may be between fork and exec
+	guardPause     = 20 * time.Millisecond
+	guardMostPause = time.Second
+	guardClean     = 3 // scans in a row that find nothing: a process may be between fork and exec
 )
 
-// endMarked kills the processes with a mark until there are none.
+// endMarked kills the processes with a mark until there are none. The pauses grow, since a process that
+// waits for a disk may take long to end.
 func endMarked(mark string) {
+	pause := guardPause
 	for clean := 0; clean < guardClean; clean++ {
 		if killMarked(mark) > 0 {
 			clean = -1
+			pause = min(2*pause, guardMostPause)
 		}
-		time.Sleep(guardPause)
+		time.Sleep(pause)
 	}
 }
 

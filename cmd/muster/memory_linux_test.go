@@ -33,7 +33,7 @@ const (
 // clients get errors that name a limit, and that other clients are served meanwhile.
 func TestMemoryUnderAttack(t *testing.T) {
 	if testing.Short() {
-		t.Skip("the race detector takes memory of its own, several times as much")
+		t.Skip("SKIPPED: the race detector takes memory of its own, several times as much")
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
 	reader := filepath.Join(t.TempDir(), "reader")

@@ -240,7 +240,7 @@ func TestRunWhoseReaderGoesAway(t *testing.T) {
 
 func TestRunKilledTakesItsRanksAlong(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("the kernel does it on Linux only")
+		t.Skip("SKIPPED: the kernel does it on Linux only")
 	}
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

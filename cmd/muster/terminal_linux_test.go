@@ -35,7 +35,7 @@ func startOn(t *testing.T, width uint16, cmd *exec.Cmd) (ptm *os.File) {
 	t.Helper()
 	ptm, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		t.Skip("no terminals here:", err)
+		t.Skip("SKIPPED: no terminals here:", err)
 	}
 	t.Cleanup(func() { _ = ptm.Close() })
 	n, err := unix.IoctlGetInt(int(ptm.Fd()), unix.TIOCGPTN)
@@ -44,7 +44,7 @@ func startOn(t *testing.T, width uint16, cmd *exec.Cmd) (ptm *os.File) {
 	}
 	pts, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		t.Skip("no terminals here:", err)
+		t.Skip("SKIPPED: no terminals here:", err)
 	}
 	require.NoError(t, unix.IoctlSetWinsize(int(pts.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pts, pts, pts

@@ -145,7 +145,7 @@ type hangingJob struct {
 func newHangingJob(t *testing.T, hangs []torchHang, servers bool) *hangingJob {
 	t.Helper()
 	if _, err := os.Stat("/proc/self/environ"); err != nil {
-		t.Skip("this system does not show the environment of other processes")
+		t.Skip("SKIPPED: this system does not show the environment of other processes")
 	}
 	exe := testcluster.Torch(t)
 	j := &hangingJob{T: t}

@@ -50,7 +50,7 @@ func peakOf(f func()) uint64 {
 // received.
 func TestMemoryOfACheckpoint(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it writes 128 MiB four times, in one goroutine: not in a short run")
+		t.Skip("SKIPPED: it writes 128 MiB four times, in one goroutine: not in a short run")
 	}
 	const total = 128 << 20
 	value := func(n int) []byte { return make([]byte, n) }

@@ -43,7 +43,7 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	if os.Getenv("MUSTER_TEST_RELEASE") == "" {
-		t.Skip("MUSTER_TEST_RELEASE is not set: the release is not installed")
+		t.Skip("SKIPPED: MUSTER_TEST_RELEASE is not set: the release is not installed")
 	}
 	rehearse(t, dir, tags)
 }
@@ -72,7 +72,7 @@ func repository(t *testing.T) string {
 	from, dir := filepath.Join("..", ".."), t.TempDir()
 	list, err := exec.CommandContext(t.Context(), "git", "-C", from, "ls-files", "-z", "-co", "--exclude-standard").Output()
 	if err != nil {
-		t.Skip("needs git and a checkout: ", err)
+		t.Skip("SKIPPED: needs git and a checkout: ", err)
 	}
 	for name := range strings.SplitSeq(strings.TrimRight(string(list), "\x00"), "\x00") {
 		text, err := os.ReadFile(filepath.Join(from, name))

@@ -17,7 +17,7 @@ import (
 func TestLeavesOver(t *testing.T) {
 	what := os.Getenv(leak)
 	if what == "" {
-		t.Skip("TestLeaks runs this")
+		t.Skip("SKIPPED: TestLeaks runs this")
 	}
 	switch what {
 	case "goroutine":
@@ -49,7 +49,7 @@ func TestLeaks(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			if what == "orphan" && runtime.GOOS != "linux" {
-				t.Skip("orphans are counted on Linux only")
+				t.Skip("SKIPPED: orphans are counted on Linux only")
 			}
 			t.Parallel() // each waits for what might still end
 			said, err := leaking(t, what)

@@ -88,7 +88,7 @@ func TestProcessesArePublished(t *testing.T) {
 // host: this one.
 func TestProcessesOfThisHost(t *testing.T) {
 	if _, err := os.Stat("/proc/self/fd"); err != nil {
-		t.Skip("this system does not show which process has a connection")
+		t.Skip("SKIPPED: this system does not show which process has a connection")
 	}
 	s := current(t)
 	one, two := s.as(t, os.Getpid()), s.as(t, os.Getpid())

@@ -19,7 +19,7 @@ import (
 func TestBusyHostLosesNoRank(t *testing.T) {
 	soak := os.Getenv("MUSTER_SOAK")
 	if soak == "" {
-		t.Skip("MUSTER_SOAK is not set: to 15s, or to 1 for 10 minutes")
+		t.Skip("SKIPPED: MUSTER_SOAK is not set: to 15s, or to 1 for 10 minutes")
 	}
 	long, err := time.ParseDuration(soak)
 	if err != nil {

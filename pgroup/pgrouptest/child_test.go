@@ -31,7 +31,7 @@ func asRankError(err error) (*pgroup.RankError, bool) { return errors.AsType[*pg
 
 func onlyWanted(t *testing.T) {
 	if os.Getenv(wanted) == "" {
-		t.Skip("fails on purpose: run by the test of what a failure looks like")
+		t.Skip("SKIPPED: fails on purpose: run by the test of what a failure looks like")
 	}
 }
 

@@ -61,7 +61,7 @@ func etcd(t testing.TB, flags ...string) []*member {
 func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...string) []*member {
 	t.Helper()
 	if _, err := exec.LookPath(executable()); err != nil {
-		t.Skip("there is no etcd: apt-get install etcd-server, or set MUSTER_TEST_ETCD, as to what .ci/etcd prints")
+		t.Skip("SKIPPED: there is no etcd: apt-get install etcd-server, or set MUSTER_TEST_ETCD, as to what .ci/etcd prints")
 	}
 	members := make([]*member, n)
 	var peers []string

@@ -188,7 +188,7 @@ func TestUsers(t *testing.T) {
 func ctl(t *testing.T, members []*member, args string) {
 	t.Helper()
 	if _, err := exec.LookPath("etcdctl"); err != nil {
-		t.Skip("there is no etcdctl: apt-get install etcd-client")
+		t.Skip("SKIPPED: there is no etcdctl: apt-get install etcd-client")
 	}
 	cmd := exec.CommandContext(bounded(t), "etcdctl", append([]string{"--endpoints=" + members[0].client, "--dial-timeout=20s"}, strings.Fields(args)...)...)
 	cmd.Env = append(os.Environ(), "ETCDCTL_API=3")

@@ -91,7 +91,7 @@ func TestAlias(t *testing.T) {
 // TestMappedIsReadOnly writes to a mapping, which is a fault.
 func TestMappedIsReadOnly(t *testing.T) {
 	if runtime.GOOS == "windows" {
-		t.Skip("not mapped")
+		t.Skip("SKIPPED: not mapped")
 	}
 	f, err := safetensors.Open(saved(t, raw(one(byteFields), "x")))
 	require.NoError(t, err)
@@ -109,7 +109,7 @@ func TestCloseUnmaps(t *testing.T) {
 	mapped := func() bool {
 		b, err := os.ReadFile("/proc/self/maps")
 		if err != nil {
-			t.Skip("no list of mappings here")
+			t.Skip("SKIPPED: no list of mappings here")
 		}
 		return strings.Contains(string(b), name)
 	}
