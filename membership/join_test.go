@@ -86,6 +86,7 @@ func TestBadConfig(t *testing.T) {
 		"Config.ID is empty":                              func(c *membership.Config) { c.ID = "" },
 		"Config.ID is not UTF-8":                          func(c *membership.Config) { c.ID = "\xff" },
 		"Config.Addr has 257 bytes, the limit is 256":     func(c *membership.Config) { c.Addr = strings.Repeat("a", 257) },
+		"Config.Settings has 257 bytes, the limit is 256": func(c *membership.Config) { c.Settings = strings.Repeat("a", 257) },
 		"Config.Min is 0: a view has at least one worker": func(c *membership.Config) { c.Min = 0 },
 		"Config.Max is 1, less than Config.Min, 2":        func(c *membership.Config) { c.Max = 1 },
 		"Config.Settle is -1s":                            func(c *membership.Config) { c.Settle = -time.Second },
@@ -113,9 +114,14 @@ func TestWorkersWithDifferentSizes(t *testing.T) {
 		_, err := membership.Join(bounded(t), at(), worker("b", 2, 3))
 		require.ErrorIs(t, err, membership.ErrMismatch)
 		require.ErrorContains(t, err, `Min is 2 and Max is 3 here, and 1 and 3 on worker "a" at 10.0.0.1:a`)
+		other := worker("d", 1, 3)
+		other.Settings = "--batch 32"
+		_, err = membership.Join(bounded(t), at(), other)
+		require.ErrorIs(t, err, membership.ErrMismatch)
+		require.ErrorContains(t, err, `ranks disagree: "--batch 32" here, and "" on worker "a" at 10.0.0.1:a`)
 		join(t, at(), worker("c", 1, 3))
 		require.Equal(t, []string{"a", "c"}, idsOf(settles(t, a, "a", "c").Workers))
-		require.Equal(t, []membership.Worker{{ID: "c", Addr: "10.0.0.1:c"}}, ended(t, v.Context(t.Context())).Joined, "b was in no view")
+		require.Equal(t, []membership.Worker{{ID: "c", Addr: "10.0.0.1:c"}}, ended(t, v.Context(t.Context())).Joined, "b and d were in no view")
 	})
 }
 

@@ -47,14 +47,17 @@ func (k *keys) checkpoint(id string) string { return k.checkpoints + url.PathEsc
 type registration struct {
 	Worker
 	Min, Max int
+	Settings string `json:",omitempty"`
 
 	key string
 	rev store.Revision // of its only change; registrations are ordered by it
 }
 
-// agrees reports whether two workers have the same Min and Max. A worker that does not agree with the
+// agrees reports whether two workers have the same Min, Max and Settings. A worker that does not agree with the
 // first one is refused; until it has left it does not count.
-func (r *registration) agrees(o *registration) bool { return r.Min == o.Min && r.Max == o.Max }
+func (r *registration) agrees(o *registration) bool {
+	return r.Min == o.Min && r.Max == o.Max && r.Settings == o.Settings
+}
 
 // slot is the place of a worker in a record.
 type slot struct {
@@ -179,8 +182,12 @@ func (r *roster) refuses(self *registration) error {
 			first = g
 		}
 	}
-	if !first.agrees(self) {
+	switch {
+	case first.agrees(self):
+		return nil
+	case first.Settings != self.Settings:
+		return fmt.Errorf("%w: %q here, and %q on worker %v", ErrMismatch, self.Settings, first.Settings, first.Worker)
+	default:
 		return fmt.Errorf("%w: Min is %d and Max is %d here, and %d and %d on worker %v", ErrMismatch, self.Min, self.Max, first.Min, first.Max, first.Worker)
 	}
-	return nil
 }

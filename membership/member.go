@@ -49,7 +49,7 @@ func Join(ctx context.Context, s *store.Store, c Config) (*Member, error) {
 	}
 	m := &Member{cfg: c, store: s, keys: keysOf(c.Job), kick: make(chan struct{}, 1), changed: make(chan struct{})}
 	m.life, m.stop = context.WithCancel(context.Background())
-	m.self = registration{Worker: Worker{c.ID, c.Addr}, Min: c.Min, Max: c.Max, key: m.keys.workers + rand.Text()}
+	m.self = registration{Worker: Worker{c.ID, c.Addr}, Min: c.Min, Max: c.Max, Settings: c.Settings, key: m.keys.workers + rand.Text()}
 	if m.lease, err = s.Lease(ctx, c.TTL); err == nil {
 		err = m.register(ctx)
 	}

@@ -53,7 +53,7 @@ var (
 	ErrOver = errors.New("view over")
 	// ErrNotInView: this worker is not in the view.
 	ErrNotInView = errors.New("not in the view")
-	// ErrMismatch: the workers of the job have different values of Min or Max.
+	// ErrMismatch: the workers of the job have different values of Min, Max or Settings.
 	ErrMismatch = store.ErrMismatch
 	// ErrInvalid: a Config is not valid.
 	ErrInvalid = store.ErrInvalid
@@ -65,7 +65,7 @@ var (
 
 const (
 	defaultTTL = 10 * time.Second
-	maxName    = 256 // bytes of a job, an id or an address
+	maxName    = 256 // bytes of a job, an id, an address or settings
 	// retention is how long the store keeps a view that no worker renews. After that the job is
 	// forgotten, and another job of this name begins with generation 1.
 	retention = time.Hour
@@ -85,6 +85,9 @@ type Config struct {
 	// A Max of 0 means Min. A worker that joins a view of Max workers is a standby: it waits until one
 	// of them is gone.
 	Min, Max int
+	// Settings is text that must be the same in all workers of the job too, as the options of a program.
+	// The error of a worker that has another one than the first worker quotes both. May be empty.
+	Settings string
 	// Settle is how long rank 0 waits for more workers when there are at least Min and fewer than
 	// Max, also after a worker has failed or left.
 	Settle time.Duration
@@ -109,7 +112,7 @@ func (c *Config) check() error {
 	for _, n := range []struct {
 		field, value string
 		empty        bool
-	}{{"Job", c.Job, false}, {"ID", c.ID, false}, {"Addr", c.Addr, true}} {
+	}{{"Job", c.Job, false}, {"ID", c.ID, false}, {"Addr", c.Addr, true}, {"Settings", c.Settings, true}} {
 		switch {
 		case n.value == "" && !n.empty:
 			return fmt.Errorf("%w: Config.%s is empty", ErrInvalid, n.field)

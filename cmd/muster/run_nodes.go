@@ -138,6 +138,8 @@ func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 		return usagef(cmd, "--join-timeout must be positive")
 	case o.settle < 0:
 		return usagef(cmd, "--settle must not be negative")
+	case o.fewest < o.most && o.join <= o.settle:
+		return usagef(cmd, "--join-timeout %v must be longer than --settle %v, the wait for nodes above the least of --nnodes %s", o.join, o.settle, o.nodes)
 	case o.most == 1:
 		return nil
 	case storeURL == "":
@@ -287,6 +289,9 @@ func (o *running) nodesError(err error, sigs *signals) error {
 		return &exit{code: 128 + int(sig), text: fmt.Sprintf("ended by signal %d (%v) while it waited for other nodes", int(sig), sig), err: err}
 	case inJob && errors.Is(err, context.DeadlineExceeded):
 		return &exit{code: exitTimeout, text: fmt.Sprintf("too few nodes within --join-timeout %v: %v", o.join, waiting), err: err}
+	case inJob && errors.Is(err, membership.ErrMismatch):
+		_, both, _ := strings.Cut(waiting.Err.Error(), ": ")
+		return &exit{code: exitUsage, text: fmt.Sprintf("this node has other options than job %q: %s", o.job, both), err: err}
 	case inStore && o.most > 1:
 		return &storeError{redacted(o.store), err}
 	}

@@ -178,6 +178,7 @@ func TestRunNodesRefuses(t *testing.T) {
 		"--nnodes 3:2 --nproc 1 true":                                                {2, `--nnodes "3:2" is neither`},
 		"--nnodes 2 --nproc 1 --node-rank 2 true":                                    {2, "from 0 to 1"},
 		"--nnodes 1:2 --nproc 1 --node-rank 1 true":                                  {2, "fixed number of nodes"},
+		"--nnodes 1:2 --nproc 1 --join-timeout 1s --job j --store " + url + " true":  {2, "--join-timeout 1s must be longer than --settle 2s, the wait for nodes above the least of --nnodes 1:2"},
 		"--nnodes auto --nproc 1 true":                                               {2, "SLURM_NODEID (Slurm)"},
 		"-n 1 --max-restarts -1 true":                                                {2, "--max-restarts"},
 		"--nnodes 2 --nproc 1 --job j --store muster://127.0.0.1:1 true":             {5, "no store at 127.0.0.1:1"},
@@ -192,6 +193,32 @@ func TestRunNodesRefuses(t *testing.T) {
 			assert.Equal(t, want.code, r.code, "%+v", r)
 			assert.Contains(t, r.stderr, want.stderr)
 		})
+	}
+}
+
+// TestRunNodesWithOtherOptions checks that a node whose options do not fit those of the job is refused at
+// once, with both, and that the job goes on.
+func TestRunNodesWithOtherOptions(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	node := func(flags, script string) *process {
+		return start(t, append(append([]string{"run", "--nproc", "1", "--job", "train", "--settle", "0s", "--store", url}, strings.Fields(flags)...), sh(script)...)...)
+	}
+	same := " --max-restarts 3 --max-node-failures 0"
+	for job, others := range map[string][]string{
+		"--nnodes 1:2 --elastic 1:2" + same: {"--nnodes 1:2" + same, "--nnodes 1:2 --elastic 1:3" + same, "--nnodes 1:3 --elastic 1:2" + same},
+		"--nnodes 1:2" + same:               {"--nnodes 1:2 --elastic 1:2" + same, "--nnodes 2" + same, "--nnodes 1:2 --max-restarts 4 --max-node-failures 0"},
+	} {
+		first := node(job, "echo ready; exec sleep 60")
+		first.line(t, "ready")
+		for _, other := range others {
+			r := node(other, "echo started").wait(t)
+			require.Equal(t, 2, r.code, "%+v", r)
+			require.Empty(t, r.stdout)
+			require.Contains(t, r.stderr, fmt.Sprintf("muster: this node has other options than job \"train\": %q here, and %q on worker ", other, job))
+		}
+		first.signal(t, syscall.SIGTERM)
+		require.Equal(t, 143, first.wait(t).code)
 	}
 }
 

@@ -30,8 +30,9 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Agent is one node of a job. All fields are required unless they say otherwise. MinNodes, MaxNodes
-// and MaxRestarts are the same in all agents of the job. Run may be called once. The agent owns no
+// Agent is one node of a job. All fields are required unless they say otherwise. MinNodes, MaxNodes,
+// MaxRestarts, MaxNodeFailures, the use of NodeRank, and Min and Max of Elastic, are the same in all agents
+// of the job: Run of another one returns membership.ErrMismatch, with both settings. Run may be called once. The agent owns no
 // goroutine after that.
 type Agent struct {
 	Store *store.Store // where the agents meet; the caller closes it
@@ -190,7 +191,7 @@ func (r *run) join(ctx context.Context) error {
 func (r *run) register() (*membership.Member, error) {
 	for end := time.Now().Add(r.JoinTimeout); ; {
 		m, err := membership.Join(r.waits, r.Store, membership.Config{
-			Job: r.Job, ID: r.Name, Addr: r.Address, Min: r.MinNodes, Max: r.MaxNodes, Settle: r.Settle,
+			Job: r.Job, ID: r.Name, Addr: r.Address, Min: r.MinNodes, Max: r.MaxNodes, Settle: r.Settle, Settings: r.settings(),
 		})
 		if !r.evicted || !errors.Is(err, membership.ErrDuplicate) || time.Now().After(end) {
 			return m, err

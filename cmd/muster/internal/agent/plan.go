@@ -5,33 +5,28 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
 )
 
 // plan is what the agent of a node sends to the others before an attempt.
 type plan struct {
-	Name        string
-	Address     string
-	Port        int // free at Address, for the processes
-	MinNodes    int
-	MaxNodes    int
-	MaxRestarts int
-	NodeRank    int
-	Procs       int
-	Restarts    int
-	ID          string // of the attempt, if this node is the first
+	Name     string
+	Address  string
+	Port     int // free at Address, for the processes
+	NodeRank int
+	Procs    int
+	Restarts int
+	ID       string // of the attempt, if this node is the first
 
-	Host            string
-	MaxNodeFailures int
-	Failures        map[string]int // by host
-	Last            map[string]string
+	Host     string
+	Failures map[string]int // by host
+	Last     map[string]string
 }
 
 func (r *run) plan() plan {
 	return plan{
-		Name: r.Name, Address: r.Address, Port: freePort(r.Address), MinNodes: r.MinNodes, MaxNodes: r.MaxNodes, MaxRestarts: r.MaxRestarts,
+		Name: r.Name, Address: r.Address, Port: freePort(r.Address),
 		NodeRank: r.NodeRank, Procs: r.Procs, Restarts: r.restarts, ID: rand.Text(),
-		Host: r.Host, MaxNodeFailures: r.MaxNodeFailures, Failures: r.hosts.failures, Last: r.hosts.last,
+		Host: r.Host, Failures: r.hosts.failures, Last: r.hosts.last,
 	}
 }
 
@@ -90,31 +85,36 @@ func arrange(plans []plan, rank int) (Attempt, error) {
 	return at, nil
 }
 
-// agree checks that the nodes were started with options that fit together.
+// agree checks that no two nodes have the same place. Nodes with other options are refused before (settings).
 func agree(plans []plan) error {
-	a := plans[0]
 	ranks := map[int]string{}
-	for _, b := range plans {
-		switch other := ranks[b.NodeRank]; {
-		case a.MinNodes != b.MinNodes || a.MaxNodes != b.MaxNodes:
-			return fmt.Errorf("nodes %s and %s disagree on the number of nodes: %s and %s", a.Name, b.Name, nodes(a), nodes(b))
-		case a.MaxRestarts != b.MaxRestarts:
-			return fmt.Errorf("nodes %s and %s disagree on the number of restarts: %d and %d", a.Name, b.Name, a.MaxRestarts, b.MaxRestarts)
-		case a.MaxNodeFailures != b.MaxNodeFailures:
-			return fmt.Errorf("nodes %s and %s disagree on the number of failures of a node: %d and %d", a.Name, b.Name, a.MaxNodeFailures, b.MaxNodeFailures)
-		case (a.NodeRank < 0) != (b.NodeRank < 0):
-			return fmt.Errorf("nodes %s and %s disagree: one has a node rank, and the other has none", a.Name, b.Name)
-		case b.NodeRank >= 0 && other != "":
-			return fmt.Errorf("nodes %s and %s have the same node rank %d", other, b.Name, b.NodeRank)
+	for _, p := range plans {
+		if other := ranks[p.NodeRank]; p.NodeRank >= 0 && other != "" {
+			return fmt.Errorf("nodes %s and %s have the same node rank %d", other, p.Name, p.NodeRank)
 		}
-		ranks[b.NodeRank] = b.Name
+		ranks[p.NodeRank] = p.Name
 	}
 	return nil
 }
 
-func nodes(p plan) string {
-	if p.MinNodes == p.MaxNodes {
-		return fmt.Sprint(p.MinNodes)
+// settings returns the options that must be the same on all nodes, as they are given to muster run. A node
+// with others is refused when it registers: it would wait for the nodes of the job, which do not meet it.
+func (a *Agent) settings() string {
+	text := "--nnodes " + span(a.MinNodes, a.MaxNodes)
+	if a.Elastic != nil {
+		text += " --elastic " + span(a.Elastic.Min, a.Elastic.Max)
 	}
-	return strings.Join([]string{fmt.Sprint(p.MinNodes), fmt.Sprint(p.MaxNodes)}, ":")
+	text += fmt.Sprintf(" --max-restarts %d --max-node-failures %d", a.MaxRestarts, a.MaxNodeFailures)
+	if a.NodeRank >= 0 {
+		text += " --node-rank …"
+	}
+	return text
+}
+
+// span returns MIN:MAX, or the number if they are equal.
+func span(low, high int) string {
+	if low == high {
+		return fmt.Sprint(low)
+	}
+	return fmt.Sprintf("%d:%d", low, high)
 }

@@ -102,20 +102,12 @@ func (s *state) enter(name string, n node, view members, r rules, before string,
 	if s.Outcome != "" || s.Run != view.run || len(s.Nodes) == 0 {
 		*s = state{ID: rand.Text(), Run: view.run, Rules: r, Nodes: map[string]*node{}, Hosts: map[string]*host{}}
 	}
-	switch h := s.Hosts[n.Host]; {
-	case r != s.Rules:
-		other := slices.Sorted(maps.Keys(s.Nodes))[0]
-		return fmt.Errorf("nodes %s and %s disagree: %v and %v", other, name, s.Rules, r)
-	case h != nil && h.Out:
+	if h := s.Hosts[n.Host]; h != nil && h.Out {
 		return &ExcludedError{Host: n.Host, Failures: h.Failures, Last: h.Last.String()}
 	}
 	n.Since = view.generation
 	s.Nodes[name] = &n
 	return nil
-}
-
-func (r rules) String() string {
-	return fmt.Sprintf("%d to %d workers with at most %d restarts and %d failures of a node", r.Min, r.Max, r.MaxRestarts, r.MaxNodeFailures)
 }
 
 // reconcile removes the nodes that are not in a view: they have failed. A node that leaves removes
