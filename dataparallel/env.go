@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/membership"
 )
@@ -15,6 +16,7 @@ const (
 	envJob     = "MUSTER_JOB"
 	envWorker  = "MUSTER_WORKER"
 	envElastic = "MUSTER_ELASTIC"
+	envLease   = "MUSTER_LEASE"
 )
 
 // WorkerFromEnv returns the node of a worker that muster run --elastic, or another launcher, has started
@@ -24,8 +26,9 @@ const (
 //	MUSTER_JOB      name of the job, the same in all workers
 //	MUSTER_WORKER   ID of this worker, unique in the job
 //	MUSTER_ELASTIC  MIN:MAX, the fewest and the most workers of a view
+//	MUSTER_LEASE    membership.Config.TTL, as 30s; may be empty
 //
-// If one is not set, the error matches ErrNoLauncher and names it.
+// If another one is not set, the error matches ErrNoLauncher and names it.
 func WorkerFromEnv() (*WorkerNode, error) {
 	values := map[string]string{}
 	var missing []string
@@ -42,10 +45,16 @@ func WorkerFromEnv() (*WorkerNode, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dataparallel: worker from the environment: %w", err)
 	}
-	return &WorkerNode{
+	w := &WorkerNode{
 		Address: values[envStore],
 		Worker:  membership.Config{Job: values[envJob], ID: values[envWorker], Min: least, Max: most},
-	}, nil
+	}
+	if lease := os.Getenv(envLease); lease != "" {
+		if w.Worker.TTL, err = time.ParseDuration(lease); err != nil || w.Worker.TTL <= 0 {
+			return nil, fmt.Errorf("dataparallel: worker from the environment: %w: %s is %q: set a duration, as 30s", membership.ErrInvalid, envLease, lease)
+		}
+	}
+	return w, nil
 }
 
 // parseElastic parses MIN:MAX.

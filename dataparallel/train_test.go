@@ -217,6 +217,50 @@ func TestTrainFromACheckpoint(t *testing.T) {
 	all.Wait()
 }
 
+// TestStepsWithoutTheStore checks that workers go on with their steps while the store is away, for less than
+// their lease, also when one of them is so slow that the others look for the cause.
+func TestStepsWithoutTheStore(t *testing.T) {
+	memory := new(store.Memory)
+	defer memory.Close()
+	const goal = 200
+	var lines []*testcluster.Line
+	var xs []*training
+	for _, id := range []string{"a", "b"} {
+		line := testcluster.NewLine(memory)
+		n := &dataparallel.WorkerNode{Store: store.New(line), Worker: worker(id, 2, 0), Timeout: soon, Host: id, Listen: "127.0.0.1"}
+		n.Worker.TTL = 4 * soon
+		x := newTraining(t, n, goal)
+		lines, xs = append(lines, line), append(xs, x)
+	}
+	away := sync.OnceFunc(func() {
+		for _, l := range lines {
+			l.Freeze()
+		}
+	})
+	slow := xs[1].Step
+	xs[1].Step = func(ctx context.Context, s *dataparallel.Strategy) error {
+		switch xs[1].Completed {
+		case 50:
+			away()
+		case 60:
+			xs[1].pause = time.Second
+		case 61:
+			xs[1].pause = 0
+		}
+		return slow(ctx, s)
+	}
+	reached := xs[0].reaches(150)
+	waits := []func() error{xs[0].train(bounded(t)), xs[1].train(bounded(t))}
+	<-reached
+	for _, l := range lines {
+		l.Thaw()
+	}
+	for i, x := range xs {
+		x.done(waits[i]())
+		require.Len(t, x.after, goal)
+	}
+}
+
 // TestStandbyOfAFinishedJob checks that a worker that was never in a view does not begin again, and does
 // not wait for others, when the job has finished.
 func TestStandbyOfAFinishedJob(t *testing.T) {
@@ -469,6 +513,15 @@ func TestWorkerFromEnv(t *testing.T) {
 	n, err := dataparallel.WorkerFromEnv()
 	require.NoError(t, err)
 	require.Equal(t, membership.Config{Job: "train", ID: "w1", Min: 1, Max: 4}, n.Worker)
+	for _, bad := range []string{"0s", "-1s", "10"} {
+		t.Setenv("MUSTER_LEASE", bad)
+		_, err = dataparallel.WorkerFromEnv()
+		require.ErrorContains(t, err, fmt.Sprintf("MUSTER_LEASE is %q: set a duration, as 30s", bad))
+	}
+	t.Setenv("MUSTER_LEASE", "1m30s")
+	n, err = dataparallel.WorkerFromEnv()
+	require.NoError(t, err)
+	require.Equal(t, membership.Config{Job: "train", ID: "w1", Min: 1, Max: 4, TTL: 90 * time.Second}, n.Worker)
 	x := newTraining(t, n, 10)
 	x.done(x.train(bounded(t))())
 	require.Nil(t, n.Comm())

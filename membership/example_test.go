@@ -285,3 +285,27 @@ func ExampleView_Newcomers() {
 	fmt.Println(view.Newcomers(membership.View{}), view.Newcomers(view))
 	// Output: [0 1] []
 }
+
+func ExampleRemove() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close() // if its process had been killed, this would not run
+	_ = membership.Remove(ctx, view.Store, "train", "b")
+	over := view.Context(ctx)
+	<-over.Done()
+	fmt.Println(context.Cause(over))
+	// Output: membership: view 1 of job "train" ended on rank 0 of 2, worker "a": lost rank 1, worker "b" at host-b:7000
+}
+
+func ExampleFinishedRuns() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	before, _ := membership.FinishedRuns(ctx, view.Store, "train")
+	_ = view.Finish(ctx)
+	now, _ := membership.FinishedRuns(ctx, view.Store, "train")
+	fmt.Println(len(before), len(now))
+	// Output: 0 1
+}

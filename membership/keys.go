@@ -17,6 +17,7 @@ import (
 // keys are the keys of a job, all of them below membership/JOB/, where JOB is escaped:
 //
 //	roster/view                 a record: the newest view, replaced by compare-and-swap
+//	roster/lost/NAME            exists when that worker was removed because it has failed
 //	roster/worker/NAME          a registration, while its lease is valid; NAME is random
 //	checkpoint/ID/is            a Checkpoint
 //	checkpoint/ID/ended/NAME    exists when that worker has ended the checkpoint
@@ -25,12 +26,12 @@ import (
 //
 // The view sorts before the workers: a worker that lists the roster and finds its own registration was
 // registered when it read the view.
-type keys struct{ job, roster, view, workers, checkpoints string }
+type keys struct{ job, roster, view, lost, workers, checkpoints string }
 
 func keysOf(job string) keys {
 	base := "membership/" + url.PathEscape(job) + "/"
 	return keys{
-		job: base, roster: base + "roster/", view: base + "roster/view", workers: base + "roster/worker/",
+		job: base, roster: base + "roster/", view: base + "roster/view", lost: base + "roster/lost/", workers: base + "roster/worker/",
 		checkpoints: base + "checkpoint/",
 	}
 }
@@ -90,12 +91,13 @@ func (r *record) holds(rs []*registration) bool {
 // roster is the registered workers and the newest view.
 type roster struct {
 	workers map[string]*registration // by key
+	lost    map[string]bool          // keys of workers that were removed because they have failed
 	view    *record                  // nil if there is none
 }
 
 // readRoster reads the roster in the order of its keys; see keys.
 func readRoster(ctx context.Context, s *store.Store, k *keys) (*roster, error) {
-	r := &roster{workers: map[string]*registration{}}
+	r := &roster{workers: map[string]*registration{}, lost: map[string]bool{}}
 	for e, err := range s.List(ctx, k.roster) {
 		if err != nil {
 			return nil, err
@@ -112,6 +114,9 @@ func (r *roster) add(e store.Entry, k *keys) error {
 	switch {
 	case strings.HasPrefix(e.Key, k.workers):
 		return r.addWorker(e)
+	case strings.HasPrefix(e.Key, k.lost):
+		r.lost[k.workers+strings.TrimPrefix(e.Key, k.lost)] = true
+		return nil
 	case e.Key == k.view:
 		return r.setView(e)
 	}

@@ -167,11 +167,12 @@ func (m *Member) apply(e store.Event) error {
 	case worker && e.Deleted:
 		delete(m.roster.workers, e.Key)
 		if m.current != nil {
-			m.current.remove(e.Key, !e.Expired)
+			m.current.remove(e.Key, !e.Expired && !m.roster.lost[e.Key])
 		}
 	case e.Deleted && e.Key == m.keys.view:
 		m.roster.view = nil
 	case e.Deleted:
+		delete(m.roster.lost, m.keys.workers+strings.TrimPrefix(e.Key, m.keys.lost))
 	default:
 		if err = m.roster.add(e.Entry, &m.keys); err == nil && !worker {
 			m.adopt(m.roster.view)

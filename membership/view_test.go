@@ -174,6 +174,35 @@ func TestExclude(t *testing.T) {
 	})
 }
 
+// TestRemove checks that a worker that its launcher has removed has failed for the others, at once, and that
+// one which has left is not touched.
+func TestRemove(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a, b := join(t, at(), worker("a", 1, 2)), join(t, at(), worker("b", 1, 2))
+		v := settles(t, a, "a", "b")
+		require.NoError(t, membership.Remove(bounded(t), at(), "train", "b"))
+		end := ended(t, v.Context(t.Context()))
+		require.Equal(t, []int{1}, end.Lost)
+		require.Empty(t, end.Left)
+		require.ErrorIs(t, end, pgroup.ErrLost)
+		settles(t, a, "a")
+		for {
+			_, err := b.Next(bounded(t))
+			if err != nil {
+				require.ErrorIs(t, err, membership.ErrEvicted)
+				break
+			}
+		}
+		require.NoError(t, b.Close())
+
+		b = join(t, at(), worker("b", 1, 2))
+		v = settles(t, a, "a", "b")
+		require.NoError(t, b.Leave(bounded(t)))
+		require.NoError(t, membership.Remove(bounded(t), at(), "train", "b"))
+		require.Equal(t, []int{1}, ended(t, v.Context(t.Context())).Left)
+	})
+}
+
 // TestFinish checks that a worker which was not there when the others finished learns of it, and
 // that the next job of this name is another one.
 func TestFinish(t *testing.T) {
@@ -187,9 +216,15 @@ func TestFinish(t *testing.T) {
 		back := join(t, at(), worker("b", 1, 2))
 		waits := make(chan error, 1)
 		go func() { waits <- back.WaitFinished(bounded(t), vb) }()
+		runs, err := membership.FinishedRuns(bounded(t), at(), "train")
+		require.NoError(t, err)
+		require.Empty(t, runs)
 		for range 2 {
 			require.NoError(t, va.Finish(bounded(t)))
 		}
+		runs, err = membership.FinishedRuns(bounded(t), at(), "train")
+		require.NoError(t, err)
+		require.Equal(t, []string{va.Config().Run}, runs)
 		require.NoError(t, <-waits)
 		v := settles(t, back, "a", "b")
 		finished, err = v.Finished(bounded(t))

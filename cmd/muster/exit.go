@@ -89,6 +89,7 @@ Variables that run --elastic sets for each worker instead:
   MUSTER_JOB                     name of the job in the store
   MUSTER_WORKER                  ID of the worker, another one each time that it starts
   MUSTER_ELASTIC                 fewest and most workers of a view, MIN:MAX
+  MUSTER_LEASE                   time without the store after which the worker counts as failed
   LOCAL_RANK, LOCAL_WORLD_SIZE   its place on this node, and the number of places`}
 }
 

@@ -187,8 +187,7 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	a.Status = board.set
 	if o.greatest > 0 {
 		w := &elasticWorkers{launches: l}
-		a.Elastic = &agent.Elastic{Min: o.least, Max: o.greatest, Start: w.start}
-		return w.ended(a.Run(cmd.Context()))
+		return w.run(cmd.Context(), a)
 	}
 	return l.ended(a.Run(cmd.Context()))
 }

@@ -16,6 +16,8 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/membership"
+	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
@@ -70,12 +72,74 @@ func (o *running) countWorkers(cmd *cobra.Command) error {
 	return nil
 }
 
+// workersStore opens the store where the workers of an elastic job meet; meeting is that of the agents. It is
+// nil if it cannot be reached: the workers wait for it, and the agent does without.
+func (o *running) workersStore(ctx context.Context, meeting *store.Store) *store.Store {
+	if o.most > 1 {
+		return store.New(unclosed{meeting.Engine()})
+	}
+	s, err := o.public()(ctx)
+	if err != nil {
+		return nil
+	}
+	return s
+}
+
+// takeover is how long a job waits for an earlier one of its name, which may have been killed: a while longer
+// than the reconnect timeout of the store.
+const takeover = 2 * time.Second
+
+// alone registers the only node of an elastic job, as the agents of several nodes do, so that no other job of
+// this name has its workers in the same store: they would be workers of one job. While the store cannot be
+// reached there is no such protection. The result may be nil.
+func (o *running) alone(ctx context.Context, s *store.Store, a *agent.Agent) (*membership.Member, error) {
+	if o.most > 1 || o.store == "" || o.job == "" || s == nil {
+		return nil, nil
+	}
+	c := a.Registration()
+	c.ID, c.Addr = "muster run", a.Name
+	for end := time.Now().Add(takeover); ; {
+		m, err := membership.Join(ctx, s, c)
+		duplicate := errors.Is(err, membership.ErrDuplicate)
+		switch known, ok := errors.AsType[*membership.Error](err); {
+		case duplicate && time.Now().Before(end):
+		case duplicate && ok:
+			return nil, &exit{code: exitFailed, text: fmt.Sprintf("an elastic job %q runs in %s already: %v: set another --job; with --nnodes on both they are one job", o.job, redacted(o.store), known.Err), err: err}
+		case errors.Is(err, membership.ErrMismatch):
+			return nil, o.nodesError(err, nil)
+		default:
+			return m, nil // without it, if the store has failed: the workers report that
+		}
+		select {
+		case <-time.After(takeover / 10):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // elasticWorkers starts the workers of this node, each as a job of its own.
 type elasticWorkers struct {
 	*launches
 
 	mu    sync.Mutex          // protects the fields below; held while output is written
 	tails map[string][]string // the last lines of workers that have failed
+}
+
+// run runs the job.
+func (w *elasticWorkers) run(ctx context.Context, a *agent.Agent) error {
+	a.Elastic = &agent.Elastic{Min: w.least, Max: w.greatest, Start: w.start, Store: w.workersStore(ctx, a.Store), Job: w.jobName(w.path)}
+	if a.Elastic.Store != nil {
+		defer a.Elastic.Store.Close()
+	}
+	m, err := w.alone(ctx, a.Elastic.Store, a)
+	if err != nil {
+		return err
+	}
+	if m != nil {
+		defer func() { _ = m.Leave(context.WithoutCancel(ctx)) }()
+	}
+	return w.ended(a.Run(ctx))
 }
 
 // workerError is the failure of a worker.
@@ -150,7 +214,7 @@ func (w *elasticWorkers) environ(worker agent.Worker) []string {
 			env = append(env, name+"=")
 		}
 	}
-	return append(env, "MUSTER_JOB="+w.jobName(w.path), "MUSTER_WORKER="+worker.ID, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest),
+	return append(env, "MUSTER_JOB="+w.jobName(w.path), "MUSTER_WORKER="+worker.ID, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest), "MUSTER_LEASE="+w.lease.String(),
 		"LOCAL_RANK="+strconv.Itoa(worker.Slot), "LOCAL_WORLD_SIZE="+strconv.Itoa(w.n))
 }
 

@@ -23,12 +23,12 @@ func TestRunElasticEnvironment(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	env := []string{"RANK=7", "WORLD_SIZE=9", "MUSTER_HOST=nodeA"}
-	p := startIn(t, nil, env, append([]string{"run", "--elastic", "1:2", "--spares", "1", "--no-prefix", "--job", "train", "--store", url},
-		sh(`echo $MUSTER_STORE $MUSTER_JOB $MUSTER_WORKER $MUSTER_ELASTIC $LOCAL_RANK $LOCAL_WORLD_SIZE "$RANK$WORLD_SIZE$MUSTER_RANK"; exec sleep 60`)...)...)
+	p := startIn(t, nil, env, append([]string{"run", "--elastic", "1:2", "--spares", "1", "--lease", "90s", "--no-prefix", "--job", "train", "--store", url},
+		sh(`echo $MUSTER_STORE $MUSTER_JOB $MUSTER_WORKER $MUSTER_ELASTIC $MUSTER_LEASE $LOCAL_RANK $LOCAL_WORLD_SIZE "$RANK$WORLD_SIZE$MUSTER_RANK"; exec sleep 60`)...)...)
 	var got, want []string
 	for i := range 3 {
 		got = append(got, p.line(t, url))
-		want = append(want, url+" train nodeA."+strconv.Itoa(p.cmd.Process.Pid)+"-"+strconv.Itoa(i)+" 1:2 "+strconv.Itoa(i)+" 3")
+		want = append(want, url+" train nodeA."+strconv.Itoa(p.cmd.Process.Pid)+"-"+strconv.Itoa(i)+" 1:2 1m30s "+strconv.Itoa(i)+" 3")
 	}
 	slices.Sort(got)
 	require.Equal(t, want, got)
@@ -127,6 +127,93 @@ func TestRunElasticExcludes(t *testing.T) {
 	a.complaint(t, "muster: node broken is left out of the job after 2 failures; the last one: worker broken")
 }
 
+// TestRunElasticRemovesWorkers checks that the others need not wait until the session of a worker that was
+// killed ends in a store that runs elsewhere.
+func TestRunElasticRemovesWorkers(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t, "--reconnect-timeout", "1h")
+	p := start(t, "run", "--elastic", "1:2", "--no-prefix", "--env", role+"="+roleWorker, "--store", url, "--", self(t))
+	view := func(text string) []string { return strings.Fields(p.line(t, text)) }
+	line := view("view")
+	for line[2] != "2" {
+		line = view("view")
+	}
+	pid, err := strconv.Atoi(line[4])
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	after, err := strconv.Atoi(line[1])
+	require.NoError(t, err)
+	for {
+		generation, err := strconv.Atoi(view("view")[1])
+		require.NoError(t, err)
+		if generation > after {
+			break
+		}
+	}
+}
+
+// TestRunElasticOneName checks that the workers of two jobs do not become one job, because both have one name
+// and one store. A job whose launcher was killed is no obstacle.
+func TestRunElasticOneName(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	flags := "--elastic 1:2 --job train --store " + url
+	a := runElastic(t, flags, "echo ready; exec sleep 60")
+	a.line(t, "ready")
+	already := `muster: an elastic job "train" runs in ` + url + ` already: id in use: by worker "muster run" at `
+	for other, want := range map[string]string{
+		flags: already,
+		"--elastic 1:3 --job train --store " + url: already,
+		"--nnodes 1:2 --nproc 1 " + flags:          `muster: this node has other options than job "train": "--nnodes 1:2 --elastic 1:2 `,
+	} {
+		r := runElastic(t, other, "echo started").wait(t)
+		require.Empty(t, r.stdout)
+		require.Contains(t, r.stderr, want)
+	}
+	a.signal(t, syscall.SIGKILL)
+	_ = a.wait(t)
+	b := runElastic(t, flags, "echo again")
+	b.line(t, "again")
+	require.Zero(t, b.wait(t).code)
+}
+
+// TestRunElasticLease has a durable store that is away for longer than the lease of one job, and not for that
+// of another: the workers of the one are ended and start again, those of the other go on.
+func TestRunElasticLease(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	server, url := serve(t, "--data", dir)
+	job := func(lease string) *process {
+		return start(t, "run", "--nnodes", "1:2", "--settle", "0s", "--nproc", "2", "--elastic", "2", "--lease", lease, "--job", "job of "+lease,
+			"--no-prefix", "--env", role+"="+roleWorker, "--store", url, "--", self(t))
+	}
+	short, long := job("1s"), job("1h")
+	view := func(p *process) (pids []string) {
+		for generation := ""; len(pids) < 2; {
+			f := strings.Fields(p.line(t, "view"))
+			if f[1] != generation {
+				pids = nil
+			}
+			if generation = f[1]; f[2] == "2" {
+				pids = append(pids, f[4])
+			}
+		}
+		slices.Sort(pids)
+		return pids
+	}
+	before, same := view(short), view(long)
+	server.signal(t, syscall.SIGKILL)
+	_ = server.wait(t)
+	short.complaint(t, "muster: this node was out of contact with the store and is out of the job: it joins again")
+	_, _ = serve(t, "--data", dir, "--listen", strings.TrimPrefix(url, "muster://"))
+	require.NotEqual(t, before, view(short))
+	pid, err := strconv.Atoi(same[0])
+	require.NoError(t, err)
+	require.False(t, gone(pid), "the worker lives")
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	long.complaint(t, "1 of at least 2 workers are left")
+}
+
 // TestRunElasticRefuses checks errors of flags.
 func TestRunElasticRefuses(t *testing.T) {
 	t.Parallel()
@@ -141,6 +228,7 @@ func TestRunElasticRefuses(t *testing.T) {
 		"--elastic 2 --master-port 29500 true":          "--master-port is not for them",
 		"--elastic 4 -n 2 true":                         "2 processes can not be 4 workers",
 		"-n 2 --max-node-failures -1 true":              "--max-node-failures must not be negative",
+		"--elastic 2 --lease 999ms true":                "--lease 999ms must be at least 1s",
 		"--nnodes 2 --node-rank 0 --elastic 2 true":     "set --store",
 	} {
 		t.Run(args, func(t *testing.T) {

@@ -20,6 +20,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// minLease is the shortest lease of a node or worker.
+const minLease = time.Second
+
 // nodeFlags are the options of run for several nodes, and for restarts.
 type nodeFlags struct {
 	nodes, rank string // as given
@@ -28,6 +31,7 @@ type nodeFlags struct {
 	restarts    int
 	join        time.Duration
 	settle      time.Duration
+	lease       time.Duration
 	logs        string
 	failures    int
 	elastic     string // as given
@@ -46,6 +50,7 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.IntVar(&o.restarts, "max-restarts", 0, "`number` of times that all ranks start again after one of them has failed, or with --elastic, that a worker starts again; 0 is never")
 	f.DurationVar(&o.join, "join-timeout", 10*time.Minute, "fail if there are too few nodes for this time")
 	f.DurationVar(&o.settle, "settle", 2*time.Second, "with MIN:MAX nodes, wait this long for more than MIN")
+	f.DurationVar(&o.lease, "lease", 10*time.Second, "`time` without the store after which a node, or a worker of --elastic, counts as failed")
 	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
 	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of processes more on this node; a worker above MAX waits to take the place of one that fails")
 	f.IntVar(&o.failures, "max-node-failures", 0, "leave a node out of the job after this `number` of failures of its processes or of itself; 0 is no limit")
@@ -138,6 +143,8 @@ func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 		return usagef(cmd, "--join-timeout must be positive")
 	case o.settle < 0:
 		return usagef(cmd, "--settle must not be negative")
+	case o.lease < minLease:
+		return usagef(cmd, "--lease %v must be at least %v: a busy host is silent for a while", o.lease, minLease)
 	case o.fewest < o.most && o.join <= o.settle:
 		return usagef(cmd, "--join-timeout %v must be longer than --settle %v, the wait for nodes above the least of --nnodes %s", o.join, o.settle, o.nodes)
 	case o.most == 1:
@@ -172,7 +179,7 @@ func (o *running) agent(s *store.Store, sigs *signals, stderr io.Writer, start f
 	return &agent.Agent{
 		Store: s, Job: jobPrefix + o.job, Name: o.name(), Host: nodeHost(), MaxNodeFailures: o.failures,
 		MinNodes: o.fewest, MaxNodes: o.most, NodeRank: o.own, Procs: o.n, MaxRestarts: o.restarts,
-		JoinTimeout: o.join, Settle: o.settle, Address: o.address(), Start: start, Draining: sigs.draining,
+		JoinTimeout: o.join, Settle: o.settle, Lease: o.lease, Address: o.address(), Start: start, Draining: sigs.draining,
 		Report: func(text string) { fmt.Fprintln(stderr, "muster:", text) },
 	}
 }

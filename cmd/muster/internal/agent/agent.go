@@ -48,6 +48,7 @@ type Agent struct {
 
 	JoinTimeout time.Duration // for fewer than MinNodes nodes, each time
 	Settle      time.Duration // for more nodes when there are MinNodes
+	Lease       time.Duration // membership.Config.TTL of this node; 0: its default
 
 	Address string // host that the other nodes reach this one at, for MASTER_ADDR
 	// Start runs the processes of this node, and returns when all of them have ended: nil if all
@@ -186,13 +187,18 @@ func (r *run) join(ctx context.Context) error {
 	return err
 }
 
+// Registration returns the registration of this node.
+func (a *Agent) Registration() membership.Config {
+	return membership.Config{
+		Job: a.Job, ID: a.Name, Addr: a.Address, Min: a.MinNodes, Max: a.MaxNodes, Settle: a.Settle, Settings: a.settings(), TTL: a.Lease,
+	}
+}
+
 // register registers this node. If it was evicted, its earlier registration may not have expired: a durable
 // store that was away counts the lease from its start. Then register tries again, for at most JoinTimeout.
 func (r *run) register() (*membership.Member, error) {
 	for end := time.Now().Add(r.JoinTimeout); ; {
-		m, err := membership.Join(r.waits, r.Store, membership.Config{
-			Job: r.Job, ID: r.Name, Addr: r.Address, Min: r.MinNodes, Max: r.MaxNodes, Settle: r.Settle, Settings: r.settings(),
-		})
+		m, err := membership.Join(r.waits, r.Store, r.Registration())
 		if !r.evicted || !errors.Is(err, membership.ErrDuplicate) || time.Now().After(end) {
 			return m, err
 		}

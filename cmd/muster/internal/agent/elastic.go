@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/membership"
+	"github.com/muster-pg/muster/store"
 )
 
 // Elastic has an agent run the workers of an elastic job, which find each other by package
@@ -25,6 +26,11 @@ type Elastic struct {
 	// Start runs a worker, and returns when it has ended. When ctx ends, it ends the worker. It is
 	// called from several goroutines at the same time.
 	Start func(ctx context.Context, w Worker) error
+	// Store is where the workers meet, in the job Job of package membership; nil: the agent does not reach
+	// it. The agent removes workers that have failed from it, so that the others need not wait for a timeout.
+	// When the work is finished (membership.View.Finish), no worker starts again.
+	Store *store.Store
+	Job   string
 	// Finish is the time that the last workers have to end by themselves when the job has succeeded;
 	// standbys may not know. Default 30 s.
 	Finish time.Duration
@@ -59,6 +65,7 @@ type elastic struct {
 	workers context.Context // ends when this node is to end its workers
 	stop    context.CancelCauseFunc
 	over    chan struct{} // closed when the outcome is known
+	done    []string      // runs of the workers' job that were finished when this node began
 
 	mu      sync.Mutex  // protects the fields below
 	seen    *state      // the newest one
@@ -112,6 +119,9 @@ func (e *elastic) begin(ctx context.Context, m *membership.Member) error {
 	defer context.AfterFunc(e.workers, func() { stop(context.Cause(e.workers)) })()
 	e.Status(Status{State: Waiting})
 	var err error
+	if e.done, err = e.finishedRuns(waits); err != nil {
+		return e.interrupted(err)
+	}
 	if e.view, err = e.next(waits, m); err != nil {
 		if cause := context.Cause(waits); cause != nil && e.waits.Err() == nil {
 			return cause
@@ -236,8 +246,10 @@ func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
 	if known, ok := errors.AsType[workerError](err); ok {
 		f.Reason, f.Code = known.Reason(), known.ExitCode()
 	}
+	finished := err != nil && e.removed(w)
 	_, lost = e.shared.update(e.workers, func(st *state) error {
 		again = false
+		st.Finished = st.Finished || finished
 		if err == nil {
 			st.success(e.Name)
 		} else {
@@ -246,6 +258,26 @@ func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
 		return nil
 	})
 	return again && lost == nil, lost
+}
+
+// removed removes a worker that has failed from the job of the workers, and reports whether the work of that
+// is finished. If their store does not answer, the lease of the worker ends by itself, and it starts again.
+func (e *elastic) removed(w Worker) (finished bool) {
+	if e.Elastic.Store == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(e.workers, leaveTimeout)
+	defer cancel()
+	_ = membership.Remove(ctx, e.Elastic.Store, e.Elastic.Job, w.ID)
+	now, err := e.finishedRuns(ctx)
+	return err == nil && slices.ContainsFunc(now, func(run string) bool { return !slices.Contains(e.done, run) })
+}
+
+func (e *elastic) finishedRuns(ctx context.Context) ([]string, error) {
+	if e.Elastic.Store == nil {
+		return nil, nil
+	}
+	return membership.FinishedRuns(ctx, e.Elastic.Store, e.Elastic.Job)
 }
 
 // nodes removes nodes that have failed from the state, and ends the workers if this one is evicted. A

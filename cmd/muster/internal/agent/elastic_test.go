@@ -195,6 +195,39 @@ func TestElasticEndsStandbys(t *testing.T) {
 	require.NoError(t, c.wait()["a"])
 }
 
+// TestElasticFinished checks that a worker which ends with an error after the work is finished, as a standby
+// may, does not start again: it would find no others. One that fails before is removed from the workers' job.
+func TestElasticFinished(t *testing.T) {
+	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 1, MaxRestarts: 9})
+	join := func(id string) *membership.Member {
+		m, err := membership.Join(t.Context(), c.store, membership.Config{Job: "workers", ID: id, Min: 1, Max: 1})
+		require.NoError(t, err)
+		return m
+	}
+	before := join("before")
+	v, err := before.Next(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, v.Finish(t.Context())) // an earlier job of this name
+	require.NoError(t, before.Leave(t.Context()))
+
+	w := &workers{end: map[string]chan error{}}
+	c.proto.Elastic = &agent.Elastic{Min: 1, Max: 1, Start: w.start, Store: c.store, Job: "workers"}
+	c.node("a", nil)
+	w.runs(t, "a-0", "a-1")
+	killed, other := join("a-1"), join("a-0")
+	defer killed.Close()
+	w.ends("a-1", errExit)
+	w.runs(t, "a-0", "a-1.2")
+	v, err = other.Next(t.Context())
+	require.NoError(t, err, "it is not a standby any more")
+	require.NoError(t, v.Finish(t.Context()))
+	require.NoError(t, other.Leave(t.Context()))
+	w.ends("a-1.2", errExit)
+	w.runs(t, "a-0")
+	w.ends("a-0", nil)
+	require.NoError(t, c.wait()["a"])
+}
+
 // TestElasticFails checks that the workers of all nodes are ended when too few are left, and that
 // all nodes have the same error.
 func TestElasticFails(t *testing.T) {

@@ -24,7 +24,9 @@ type state struct {
 	Hosts    map[string]*host // that had failures
 
 	Done int // workers that have succeeded
-	Late int // workers that have failed since the first one has succeeded
+	Late int // workers that have failed since the first one has succeeded, or since the work is finished
+
+	Finished bool `json:",omitempty"` // the workers have said so: none starts again
 
 	Outcome outcome
 	Code    int    // exit code of all nodes if the job has failed; 0: there were too few workers
@@ -150,7 +152,7 @@ func (s *state) active(name string) *node {
 // end counts workers of a node that have failed and do not start again.
 func (s *state) end(n *node, workers int) {
 	n.Running -= workers
-	if s.Done > 0 {
+	if s.Done > 0 || s.Finished {
 		s.Late += workers
 	}
 }
@@ -165,7 +167,8 @@ func (s *state) success(name string) {
 }
 
 // failure counts a worker that has failed, and reports whether it starts again. It does not after
-// another one has succeeded: the job is ending, and the new worker might never find enough others.
+// another one has succeeded, or when the work is finished: the new worker might never find enough others.
+// A standby may end with an error then.
 func (s *state) failure(f Failure) (restarts bool) {
 	n := s.active(f.Node)
 	if n == nil {
@@ -175,7 +178,7 @@ func (s *state) failure(f Failure) (restarts bool) {
 		s.First = &f
 	}
 	out := s.blame(n.Host, f)
-	restarts = !out && s.Done == 0 && s.Restarts < s.Rules.MaxRestarts
+	restarts = !out && s.Done == 0 && !s.Finished && s.Restarts < s.Rules.MaxRestarts
 	switch {
 	case restarts:
 		s.Restarts++
