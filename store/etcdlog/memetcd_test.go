@@ -141,6 +141,7 @@ func events(ctx context.Context, changes clientv3.WatchChan, last <-chan int64) 
 				rev = e.Kv.ModRevision
 			}
 		case until = <-last:
+			last = nil // the other value is for the other watch
 		case <-ctx.Done():
 			return append(all, fmt.Sprint(ctx.Err(), " at ", rev, " of ", until))
 		}
