@@ -304,8 +304,8 @@ func refusedFrame(err error) *wire.Reply {
 
 // ownValue copies the value of c.req if the machine may keep it.
 func (c *conn) ownValue(owned bool) {
-	if !owned && c.req.Op.KeepsValue() && c.req.Value != nil {
-		c.req.Value = append(make([]byte, 0, len(c.req.Value)), c.req.Value...)
+	if !owned && c.req.Op.KeepsValue() {
+		c.req.Value = core.CopyValue(c.req.Value)
 	}
 }
 

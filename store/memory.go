@@ -175,7 +175,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	*own = *req
 	defer func() { *own = wire.Request{}; requests.Put(own) }()
 	if req.Op.KeepsValue() {
-		own.Value = bytes.Clone(req.Value)
+		own.Value = core.CopyValue(req.Value)
 	}
 	m.mu.Lock()
 	if err := m.open(); err != nil {

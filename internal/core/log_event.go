@@ -1,7 +1,6 @@
 package core
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 
@@ -107,7 +106,7 @@ func (m *Machine) replayRequest(now Time, session uint64, frame []byte) error {
 		return err
 	}
 	if req.Op.KeepsValue() {
-		req.Value = bytes.Clone(req.Value)
+		req.Value = CopyValue(req.Value)
 	}
 	m.Apply(now, session, &req, new(wire.Reply))
 	return nil

@@ -364,7 +364,7 @@ func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error]
 				Expires: core.Time(binary.LittleEndian.Uint64(v[8:])), Reads: binary.LittleEndian.Uint32(v[16:]),
 			}
 			if n := binary.LittleEndian.Uint32(v[20:]); n == 0 {
-				e.Value = append([]byte{}, v[entryHead:]...)
+				e.Value = core.CopyValue(v[entryHead:])
 			} else if e.Value = largeValue(values, uint64(n), v[entryHead:], all); e.Value == nil {
 				yield(core.Entry{}, fmt.Errorf("entry %q has a piece missing", k))
 				return

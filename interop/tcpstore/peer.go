@@ -90,7 +90,8 @@ func (p *peer) carryOutAll() (need int, long bool, err error) {
 			p.in.r -= len(message)
 			return 0, true, nil
 		}
-		if err == nil {
+		if waiting, _ := p.out.Backlog(); err == nil && waiting > piece {
+			p.flush() // the socket often takes all: then this was not long
 			err = p.waitForSpace()
 		}
 		if errors.Is(err, errLong) {
