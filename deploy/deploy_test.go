@@ -1,5 +1,5 @@
 // Package deploy_test tests the files in this directory as far as one machine without a cluster
-// can. It parses the manifests strictly, as the orchestrator would, and runs their commands as
+// can. It compares the manifests with the schemas of Kubernetes, and runs their commands as
 // processes.
 package deploy_test
 
@@ -25,10 +25,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	apps "k8s.io/api/apps/v1"
-	batch "k8s.io/api/batch/v1"
-	core "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -63,15 +59,6 @@ func rank(ctx context.Context, _ string) error {
 	return g.Shutdown(ctx)
 }
 
-// muster builds the command, and returns its path.
-func muster(t *testing.T) string {
-	t.Helper()
-	exe := filepath.Join(t.TempDir(), "muster")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "../cmd/muster").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return exe
-}
-
 // static builds the command as for the image, and returns its path. With these flags the compiler
 // builds all dependencies once more.
 func static(t *testing.T) string {
@@ -92,17 +79,6 @@ func read(t *testing.T, file string) string {
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	return string(b)
-}
-
-// documents decodes the documents of a YAML file into the given types. A field that a type does not
-// have is an error.
-func documents(t *testing.T, file string, into ...any) {
-	t.Helper()
-	parts := strings.Split(read(t, file), "\n---\n")
-	require.Len(t, parts, len(into))
-	for i, part := range parts {
-		require.NoError(t, yaml.UnmarshalStrict([]byte(part), into[i]))
-	}
 }
 
 // server is a running muster serve.
@@ -152,7 +128,7 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 }
 
 // probe returns the status code that a kubelet would get.
-func (s *server) probe(t *testing.T, p *core.Probe) int {
+func (s *server) probe(t *testing.T, p probe) int {
 	t.Helper()
 	client := http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second}
 	defer client.CloseIdleConnections()
@@ -192,13 +168,9 @@ func secretFile(t *testing.T, dir string) string {
 // TestKubernetes checks that the container of the stateful set serves, stops, and restarts with its
 // volume, and that the pods of the job meet there.
 func TestKubernetes(t *testing.T) {
-	var service core.Service
-	var set apps.StatefulSet
-	var job batch.Job
-	documents(t, "kubernetes/store.yaml", &service, &set)
-	documents(t, "kubernetes/job.yaml", &job)
-
-	exe := muster(t)
+	objects := documents(t, "kubernetes/store.yaml", "Service", "StatefulSet")
+	service, set := objects[0], objects[1]
+	exe := testcluster.Command(t)
 	pod := set.Spec.Template.Spec
 	c := pod.Containers[0]
 	volume, mounts := t.TempDir(), map[string]string{}
@@ -224,28 +196,29 @@ func TestKubernetes(t *testing.T) {
 	assert.Equal(t, 200, s.probe(t, c.LivenessProbe))
 	assert.Equal(t, 200, s.probe(t, c.ReadinessProbe))
 	s.call(t, exe, secret, "set", "kept", "yes")
-	s.stop(t, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second)
+	s.stop(t, time.Duration(pod.TerminationGracePeriodSeconds)*time.Second)
 	s = start()
 	assert.Equal(t, "yes", s.call(t, exe, secret, "get", "kept"))
 
-	assert.Equal(t, service.Name, set.Spec.ServiceName)
-	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Labels)
+	assert.Equal(t, service.Metadata.Name, set.Spec.ServiceName)
+	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Metadata.Labels)
 	assert.EqualValues(t, 7070, service.Spec.Ports[0].Port)
-	assert.EqualValues(t, 1, *set.Spec.Replicas)
-	checkJob(t, &job, s, secret, fmt.Sprintf("muster://%s-0.%s:7070", set.Name, service.Name))
+	assert.EqualValues(t, 1, set.Spec.Replicas)
+	checkJob(t, s, secret, fmt.Sprintf("muster://%s-0.%s:7070", set.Metadata.Name, service.Metadata.Name))
 }
 
-// checkJob starts the pods of a job as processes; url is the URL of the store in the cluster.
-func checkJob(t *testing.T, job *batch.Job, s *server, secret, url string) {
+// checkJob starts the pods of the job as processes; url is the URL of the store in the cluster.
+func checkJob(t *testing.T, s *server, secret, url string) {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
+	job := documents(t, "kubernetes/job.yaml", "Job")[0]
 	c := job.Spec.Template.Spec.Containers[0]
 	assert.Equal(t, job.Spec.Completions, job.Spec.Parallelism)
-	assert.Equal(t, batch.IndexedCompletion, *job.Spec.CompletionMode)
+	assert.Equal(t, "Indexed", job.Spec.CompletionMode)
 	assert.Equal(t, "tls", c.VolumeMounts[1].Name)
 	items := job.Spec.Template.Spec.Volumes[1].Secret.Items
-	assert.Equal(t, []core.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}}, items, "a job does not get the store's key")
+	assert.Equal(t, []labels{{"key": "ca.crt", "path": "ca.crt"}}, items, "a job does not get the store's key")
 	replaced := strings.NewReplacer(url, s.url, c.VolumeMounts[1].MountPath+"/ca.crt", s.ca, c.VolumeMounts[0].MountPath, filepath.Dir(secret))
 	var env []string
 	for _, v := range c.Env {
@@ -255,8 +228,8 @@ func checkJob(t *testing.T, job *batch.Job, s *server, secret, url string) {
 		}
 		env = append(env, v.Name+"="+value)
 	}
-	said := make([]bytes.Buffer, *job.Spec.Completions)
-	pods := make([]*exec.Cmd, *job.Spec.Completions)
+	said := make([]bytes.Buffer, job.Spec.Completions)
+	pods := make([]*exec.Cmd, job.Spec.Completions)
 	for i := range pods {
 		pods[i] = exec.CommandContext(t.Context(), exe)
 		pods[i].Env = slices.Concat(env, testcluster.Env("rank", ""), []string{"JOB_COMPLETION_INDEX=" + strconv.Itoa(i)})
@@ -310,7 +283,7 @@ func TestImage(t *testing.T) {
 // TestSystemd runs the commands of the units, serve and relay, and verifies the units with
 // systemd-analyze if it is installed.
 func TestSystemd(t *testing.T) {
-	exe := muster(t)
+	exe := testcluster.Command(t)
 	units := map[string]string{}
 	command := func(name string, more ...string) *exec.Cmd {
 		unit := strings.ReplaceAll(read(t, "systemd/"+name), "ExecStart=muster", "ExecStart="+exe)
@@ -341,7 +314,7 @@ func TestSystemd(t *testing.T) {
 // TestSystemdDropIns runs the commands of the units with the drop-ins that their comments propose: a
 // store with TLS and a secret, and a relay that reaches it.
 func TestSystemdDropIns(t *testing.T) {
-	exe, dir := muster(t), t.TempDir()
+	exe, dir := testcluster.Command(t), t.TempDir()
 	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}})
 	require.NoError(t, err)
 	secretFile(t, dir)

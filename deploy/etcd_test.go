@@ -13,10 +13,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	apps "k8s.io/api/apps/v1"
-	batch "k8s.io/api/batch/v1"
-	core "k8s.io/api/core/v1"
-	policy "k8s.io/api/policy/v1"
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -89,13 +85,9 @@ func (r *replicas) goOn(t *testing.T, exe, secret string, grace time.Duration) {
 // TestKubernetesWithEtcd checks that the pods of the stateful set serve one store from an etcd with
 // TLS, while they are replaced one by one and killed, and that the pods of the job meet there.
 func TestKubernetesWithEtcd(t *testing.T) {
-	var service core.Service
-	var budget policy.PodDisruptionBudget
-	var set apps.StatefulSet
-	var job batch.Job
-	documents(t, "kubernetes/store-etcd.yaml", &service, &budget, &set)
-	documents(t, "kubernetes/job.yaml", &job)
-	exe, e := muster(t), etcd(t)
+	objects := documents(t, "kubernetes/store-etcd.yaml", "Service", "PodDisruptionBudget", "StatefulSet")
+	service, budget, set := objects[0], objects[1], objects[2]
+	exe, e := testcluster.Command(t), etcd(t)
 	pod := set.Spec.Template.Spec
 	c := pod.Containers[0]
 	mounts := map[string]string{}
@@ -109,10 +101,10 @@ func TestKubernetesWithEtcd(t *testing.T) {
 	require.Equal(t, "POD_NAME", c.Env[0].Name)
 
 	r := &replicas{url: regexp.MustCompile(`(?m)^# (muster://.*)$`).FindStringSubmatch(read(t, "kubernetes/store-etcd.yaml"))[1]}
-	for i := range int(*set.Spec.Replicas) {
+	for i := range set.Spec.Replicas {
 		addr := testcluster.Port(t)
 		here := strings.NewReplacer(
-			"etcd-client.etcd:2379", e.addr, "$(POD_NAME)."+service.Name+":7070", addr, "--listen=:7070", "--listen="+addr,
+			"etcd-client.etcd:2379", e.addr, "$(POD_NAME)."+service.Metadata.Name+":7070", addr, "--listen=:7070", "--listen="+addr,
 			mounts["etcd"], shown, mounts["tls"], tls, mounts["secret"], own,
 		)
 		var args []string
@@ -126,26 +118,26 @@ func TestKubernetesWithEtcd(t *testing.T) {
 			return s
 		})
 		r.all = append(r.all, r.start[i]())
-		name := fmt.Sprintf("%s-%d.%s:7070", set.Name, i, service.Name)
+		name := fmt.Sprintf("%s-%d.%s:7070", set.Metadata.Name, i, service.Metadata.Name)
 		require.Contains(t, r.url, name)
 		r.url = strings.ReplaceAll(r.url, name, addr)
 	}
 	r.url = strings.NewReplacer(mounts["tls"], tls, mounts["secret"], own).Replace(r.url)
 	secret := filepath.Join(own, "secret")
-	r.goOn(t, exe, secret, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second)
-	checkJob(t, &job, &server{url: r.url, ca: filepath.Join(tls, "ca.crt")}, secret, "muster://muster-0.muster:7070")
+	r.goOn(t, exe, secret, time.Duration(pod.TerminationGracePeriodSeconds)*time.Second)
+	checkJob(t, &server{url: r.url, ca: filepath.Join(tls, "ca.crt")}, secret, "muster://muster-0.muster:7070")
 
-	assert.Equal(t, service.Name, set.Spec.ServiceName)
-	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Labels)
-	assert.Equal(t, budget.Spec.Selector.MatchLabels, set.Spec.Template.Labels)
-	assert.Equal(t, 1, budget.Spec.MaxUnavailable.IntValue())
-	assert.Equal(t, set.Spec.Template.Labels, pod.TopologySpreadConstraints[0].LabelSelector.MatchLabels)
+	assert.Equal(t, service.Metadata.Name, set.Spec.ServiceName)
+	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Metadata.Labels)
+	assert.Equal(t, budget.Spec.Selector["matchLabels"], set.Spec.Template.Metadata.Labels)
+	assert.Equal(t, 1, budget.Spec.MaxUnavailable)
+	assert.Equal(t, set.Spec.Template.Metadata.Labels, pod.TopologySpreadConstraints[0].LabelSelector.MatchLabels)
 }
 
 // TestSystemdWithEtcd checks that the unit's command serves one store on three hosts, which are
 // simulated by processes.
 func TestSystemdWithEtcd(t *testing.T) {
-	exe, e := muster(t), etcd(t)
+	exe, e := testcluster.Command(t), etcd(t)
 	unit := strings.ReplaceAll(read(t, "systemd/muster-etcd.service"), "ExecStart=muster", "ExecStart="+exe)
 	files := map[string]string{ // in /etc/muster
 		"secret": "secret", "server.pem": "server.pem", "server-key.pem": "server-key.pem", "etcd-ca.pem": "ca.pem", "etcd.pem": "etcd.pem", "etcd-key.pem": "etcd-key.pem",

@@ -18,18 +18,10 @@ import (
 // TestPython runs the Python tests: the golden bytes of package wire, and the verbs on a store that
 // this test serves.
 func TestPython(t *testing.T) {
-	env := []string{"MUSTER_TEST_STORE=" + testcluster.Serve(t, new(store.Server)), "MUSTER_BINARY=" + command(t)}
+	env := []string{"MUSTER_TEST_STORE=" + testcluster.Serve(t, new(store.Server)), "MUSTER_BINARY=" + testcluster.Command(t)}
 	out := script(t, env, "-W", "error", "-m", "unittest", "discover", "-s", "tests")
 	require.NotContains(t, out, "skipped")
 	require.Regexp(t, `Ran \d\d+ tests`, out)
-}
-
-// command builds the command muster, and returns its path.
-func command(t *testing.T) string {
-	file := filepath.Join(t.TempDir(), "muster")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", file, "github.com/muster-pg/muster/cmd/muster").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return file
 }
 
 // TestReadmeServer runs the lines about a server of the program.
@@ -39,7 +31,7 @@ func TestReadmeServer(t *testing.T) {
 	_, block, ok := strings.Cut(string(readme), "```python\nwith muster_pg.Server()")
 	require.True(t, ok)
 	block, _, _ = strings.Cut(block, "```")
-	script(t, []string{"MUSTER_BINARY=" + command(t)}, "-c", "import muster_pg\nwith muster_pg.Server()"+block)
+	script(t, []string{"MUSTER_BINARY=" + testcluster.Command(t)}, "-c", "import muster_pg\nwith muster_pg.Server()"+block)
 }
 
 // TestReadme runs the examples of the README on a store of this test.

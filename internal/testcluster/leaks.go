@@ -36,6 +36,9 @@ func Leaks(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "testcluster: adopt orphans:", err)
 	}
 	code := m.Run()
+	if builtIn != "" {
+		_ = os.RemoveAll(builtIn)
+	}
 	if code == 0 {
 		code = report(leftGoroutines(), leftChildren())
 	}
