@@ -12,7 +12,7 @@ is restarted or taken over.
 Below the endpoint's prefix, a job has the keys
 
     torchrun/JOB/state      the state of the rendezvous, JSON
-    torchrun/JOB/agents/…   a key of each agent, which the store deletes when its process ends
+    torchrun/JOB/state/…    a key of each agent, which the store deletes when its process ends
     torchrun/JOB/RUN.N/…    what the workers of generation N wrote; RUN differs for each run of JOB
     torchrun/JOB/RUN.N      the number of agents that have left generation N
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import threading
@@ -43,14 +44,15 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from . import _env
-from ._errors import Closed, Conflict, Error, NotFound, Unknown, quote
+from ._errors import Closed, Conflict, Error, NotFound, Timeout, Unknown, quote
 from ._lease import Lease
 from ._server import Relay, find
 from ._store import Store
 
 _LOOPBACK = "127.0.0.1"
 _STATE = "state"
-_AGENTS = "agents/"
+_AGENTS = _STATE + "/"
+_POLL = 1.0  # seconds for which an agent waits for a change, until it looks at deadlines and heartbeats, as torch does
 _MISSING = 0.5  # seconds that an agent's key is missing until the agent has failed: it sets it again when its session was lost
 _CLOSED_TTL = 600.0  # seconds that the state of a closed job remains: its late agents find it closed
 _READ_TIMEOUT = 60  # seconds, as that of torch's own backend
@@ -114,6 +116,9 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
         self.outage = timedelta.max  # the store was away if no node has sent a heartbeat for so long
         self._joined = False
         self._agents: Dict[str, float] = {}  # agents whose keys were seen, and when they were first missing; 0 while they are there
+        self._nodes = 0  # how many there are
+        self._due = math.inf  # when the next of them counts as failed
+        self._rev = 0  # the revision of the store before the last read that followed wait
 
     @property
     def name(self) -> str:
@@ -187,7 +192,9 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
         """
         there = self._call(lambda: {e.key[len(_AGENTS) :] for e in self.store.list(_AGENTS)})
         now, failed = time.monotonic(), []
+        self._nodes, self._due = 0, math.inf
         for node in nodes:
+            self._nodes += 1
             name = _name(node)
             if name in there:
                 self._agents[name] = 0.0
@@ -195,7 +202,26 @@ class Backend(dynamic.RendezvousBackend):  # type: ignore[misc]
                 since = self._agents[name] = self._agents[name] or now
                 if now - since >= _MISSING:
                     failed.append(node)
+                else:
+                    self._due = min(self._due, since + _MISSING)
         return failed
+
+    def wait(self) -> None:
+        """Waits until the state or the keys of agents have changed since the last call, or an agent
+        counts as failed; at most a second.
+
+        The agents of a large job change the state as many times as there are agents, and each of
+        them reads all of it. So they read less often: all together about a thousand times a second.
+        """
+        if self._rev:
+            try:
+                next(self.store.watch(_STATE, self._rev, timeout=max(min(_POLL, self._due - time.monotonic()), 0.001)))
+            except Timeout:
+                return
+            except Error:  # the changes are forgotten; or the store is away, for which the next call waits
+                pass
+            time.sleep(min(self._nodes / 1000, _POLL))
+        self._rev = self._call(self.store.revision)
 
     def _call(self, do: Callable[[], Any]) -> Any:
         try:
@@ -244,12 +270,33 @@ class _Presence:
                 time.sleep(_MISSING / 5)
 
 
+class _Executor(dynamic._DistributedRendezvousOpExecutor):  # type: ignore[misc]
+    """torch's executor of the rendezvous, but it waits for changes where that looks each second."""
+
+    def __init__(self, handler: Any, backend: Backend) -> None:
+        super().__init__(handler._this_node, handler._state_holder, handler.settings)
+        self._backend = backend
+
+    def run(self, state_handler: Callable[[Any, float], Any], *deadlines: Any) -> None:
+        def act(ctx: Any, deadline: float) -> Any:
+            while (action := state_handler(ctx, deadline)) == dynamic._Action.SYNC:
+                self._backend.wait()
+                self._state_holder._last_sync_time = -1  # it keeps a state for a second
+                self._state_holder.sync()
+                ctx = dynamic._RendezvousContext(self._node, self._state_holder.state, self._settings)
+            self._state = ctx.state  # on which the executor carries out the action
+            return action
+
+        super().run(act, *deadlines)
+
+
 class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
     """torch's handler, with a relay on loopback as the TCPStore of each generation."""
 
     def __init__(self, made: Any, backend: Backend, relays: "_Relays", store: Store) -> None:
         super().__init__(made._this_node, made.settings, backend.name, None, made._state_holder)
         self._backend, self._relays, self._muster = backend, relays, store
+        self._op_executor = _Executor(self, backend)
         self._names_run = not os.environ.get("MUSTER_RUN")
         backend.expiry = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
         backend.outage = self.settings.keep_alive_interval * 2
@@ -261,6 +308,7 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
 
     def next_rendezvous(self) -> RendezvousInfo:
         try:
+            self._state_holder.sync()  # an agent that joins a job that runs does not wait for up to 0.3 s
             info = super().next_rendezvous()
         except RendezvousClosedError as e:
             job = quote(self.settings.run_id)

@@ -136,8 +136,28 @@ def state() -> None:
         while beats_of(a)[node] == now:
             assert time.monotonic() - began < 30
         assert time.monotonic() - began >= torchrun._MISSING and beats_of(a)[other] == now
-        below.set("agents/" + torchrun._name(node), b"")
+        key = torchrun._AGENTS + torchrun._name(node)
+        below.set(key, b"")
         assert beats_of(a) == {node: now, other: now}
+
+        # A wait ends at a change of the state or of the agents, and when an agent counts as failed.
+        def waits(poll: float = 60) -> float:
+            torchrun._POLL, began = poll, time.monotonic()
+            a.wait()
+            return time.monotonic() - began
+
+        assert waits() < 30, "the first one returns at once: nothing was read before"
+        below.set("run.1/key of a worker", b"")
+        assert waits(0.3) >= 0.3
+        assert a.set_state(pickle.dumps(state), below.get("state")) is not None
+        assert waits() < 30
+        below.delete(key)
+        assert waits() < 30 and beats_of(a)[node] == now, "it is missing, and may set its key again"
+        waits(60)
+        while beats_of(a)[node] == now:
+            assert waits() < 30
+        assert waits(0.3) >= 0.3, "no agent is missing that has not failed"
+        torchrun._POLL = 1
 
         # What is no state runs no code.
         class Evil:

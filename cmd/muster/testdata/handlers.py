@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import api, registry
+from torch.distributed.elastic.rendezvous import api, dynamic_rendezvous, registry
 
 registry._register_out_of_tree_handlers()
 params = api.RendezvousParameters(
@@ -15,6 +15,13 @@ params = api.RendezvousParameters(
 )
 first, second, third = (registry.get_rendezvous_handler(params) for _ in range(3))
 pool = ThreadPoolExecutor()
+
+
+def delay(seconds):
+    assert seconds != 1, "an agent waits for changes, and not for a second"
+
+
+dynamic_rendezvous._delay = delay
 
 
 def form(*agents):
