@@ -78,6 +78,9 @@ func FromEnv() (Config, error) {
 	for _, l := range launchers {
 		if os.Getenv(l.rank) != "" {
 			e := env{launcher: l.name}
+			if l.name == "torchrun" && os.Getenv("TORCHELASTIC_RUN_ID") == "" && os.Getenv(envRun) != "" {
+				e.launcher = "muster run" // it sets the variables of torchrun
+			}
 			c := e.config(l)
 			return c, e.err
 		}

@@ -86,6 +86,8 @@ func TestFromEnvErrorsNameTheVariable(t *testing.T) {
 		"elastic":       {[]string{"MUSTER_ELASTIC=2:4"}, []string{"MUSTER_ELASTIC is set", "--elastic", "WorkerFromEnv"}},
 		"no size":       {[]string{"RANK=0"}, []string{"torchrun", "WORLD_SIZE is not set"}},
 		"no address":    {[]string{"RANK=0", "WORLD_SIZE=2"}, []string{"torchrun", "MASTER_ADDR is not set"}},
+		"muster run":    {[]string{"RANK=0", "MUSTER_RUN=r"}, []string{"the environment of muster run: WORLD_SIZE is not set"}},
+		"both":          {[]string{"RANK=0", "MUSTER_RUN=r", "TORCHELASTIC_RUN_ID=7"}, []string{"the environment of torchrun"}},
 		"no port":       {[]string{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=h"}, []string{"torchrun", "MASTER_PORT is not set"}},
 		"bad rank":      {with(torchrun, "RANK=three"), []string{"torchrun", `RANK is "three"`}},
 		"negative rank": {with(torchrun, "RANK=-1"), []string{`RANK is "-1"`}},

@@ -27,7 +27,7 @@ const (
 	maxSecret   = 4096
 	proofClient = "muster 1 client"
 	proofServer = "muster 1 server"                                       // differs from proofClient, so that a proof cannot be sent back to its author
-	makeSecret  = `"head -c 32 /dev/urandom | base64 > secret" makes one` //nolint:gosec // says how to make a secret
+	makeSecret  = `"(umask 077; head -c 32 /dev/urandom | base64 > secret)" makes one` //nolint:gosec // says how to make a secret
 )
 
 // newNonce returns a new nonce, so that a proof is valid for one handshake only.

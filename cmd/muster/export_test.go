@@ -4,9 +4,11 @@ import (
 	"context"
 	"io"
 	"net"
+	"os"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
 )
@@ -57,4 +59,19 @@ func (h *Health) Close()                { h.close() }
 // NewTop returns the model of muster top for a store.
 func NewTop(ctx context.Context, s *store.Store, url string, every time.Duration) tea.Model {
 	return newTopModel(ctx, s, url, every, false)
+}
+
+// Signals are the signals of a launcher.
+type Signals struct{ *signals }
+
+func Catch(grace time.Duration) Signals      { return Signals{catch(grace)} }
+func (s Signals) Stop()                      { s.stop() }
+func (s Signals) Send(sig os.Signal)         { s.got <- sig }
+func (s Signals) Wait(job *launch.Job) error { return s.wait(job) }
+
+// Killed reports whether SIGKILL was sent.
+func (s Signals) Killed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kill
 }

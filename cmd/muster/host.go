@@ -109,7 +109,8 @@ func listenError(flag, addr string, err error) error {
 	case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnavailable):
 		text = strings.TrimPrefix(err.Error(), "store: ")
 	case errors.Is(err, syscall.EADDRINUSE):
-		text = fmt.Sprintf("cannot listen at %s: %s: set %s to another port, or to 0 for a free one", addr, reason(err), flag)
+		host, _, _ := net.SplitHostPort(addr) // it has been checked
+		text = fmt.Sprintf("cannot listen at %s: %s: set %s to another port, or to %s for a free one", addr, reason(err), flag, net.JoinHostPort(host, "0"))
 	default:
 		text = fmt.Sprintf("cannot listen at %s: %s: set %s to an address of this machine", addr, reason(err), flag)
 	}

@@ -52,7 +52,7 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 		}
 		return nil
 	}
-	if err := checkListen(p.addr); err != nil {
+	if err := checkListen(p.addr, "8080"); err != nil {
 		return usagef(cmd, "--http %s: %v", p.addr, err)
 	}
 	if p.secretFile != "" {

@@ -82,7 +82,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 
 // check validates what the flags alone cannot, and sets the options that follow from it.
 func (o *relaying) check(cmd *cobra.Command) error {
-	if err := checkListen(o.listen); err != nil {
+	if err := checkListen(o.listen, "7070"); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
 	}
 	if o.timeout <= 0 {
@@ -114,7 +114,7 @@ func (o *relaying) check(cmd *cobra.Command) error {
 	if o.protocols, err = o.torch.check(cmd); err != nil {
 		return err
 	}
-	o.tls, o.access, err = o.who.check(cmd)
+	o.tls, o.access, err = o.who.check(cmd, false)
 	if o.below != "" {
 		o.access = append(o.access, store.Access{Protocol: o.protocols[0].Name(), Prefix: o.below, Write: true})
 	}

@@ -43,9 +43,10 @@ func newRun() *cobra.Command {
 Each rank gets its number, the number of ranks, and the store's address in its environment (see
 "muster help environment"); pgroup.FromEnv reads them, and so do programs made for torchrun. Lines
 of output begin with their rank. If one rank fails the others get SIGTERM, and SIGKILL after
---grace. Signals are passed on; a second SIGINT or SIGTERM kills. If the reader of the output goes
-away, as in "muster run … | head", the ranks are ended. Exits with the code of the first rank that
-failed, also on a node where others failed, but then with 1.
+--grace. Signals are passed on; a second SIGINT or SIGTERM kills. With SIGQUIT (Ctrl-\), programs in
+Go print the stacks of their goroutines and end. If the reader of the output goes away, as in
+"muster run … | head", the ranks are ended. Exits with the code of the first rank that failed, also
+on a node where others failed, but then with 1.
 
 With --max-restarts, all ranks start again after one has failed. With --nnodes, the same command
 runs on each node, and the nodes meet in --store: ranks are numbered across them. If a node fails,
@@ -281,6 +282,9 @@ func (l *launches) ended(err error) error {
 	text := err.Error()
 	if e.Signal != 0 {
 		text += fmt.Sprintf(" (%v)", e.Signal)
+	}
+	if l.sigs.ended() != 0 {
+		return &exit{code: e.ExitCode(), text: l.sigs.blame(e, text), err: err}
 	}
 	if l.n > 1 || l.most > 1 {
 		text += "; the other ranks were ended"

@@ -247,7 +247,7 @@ func (l *logFiles) worker(name string) func(int) (io.WriteCloser, error) {
 // ended converts the result of the job into the error of this process.
 func (w *elasticWorkers) ended(err error) error {
 	if own, ok := errors.AsType[workerError](err); ok { // this node was to leave
-		return &exit{code: own.ExitCode(), text: own.Error(), err: err}
+		return &exit{code: own.ExitCode(), text: w.sigs.blame(own.ExitError, own.Error()), err: err}
 	}
 	e, ok := errors.AsType[*agent.JobError](err)
 	if !ok {

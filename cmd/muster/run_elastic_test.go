@@ -107,6 +107,7 @@ func TestRunElasticSignals(t *testing.T) {
 	r := p.wait(t)
 	require.Equal(t, 143, r.code, "%+v", r)
 	require.Empty(t, r.stdout)
+	require.Equal(t, "muster: ended by signal 15 (terminated)\n", r.stderr)
 }
 
 // TestRunElasticExcludes checks the error of a node that has failed too often.

@@ -169,9 +169,25 @@ func (o *running) meeting() (*store.Store, error) {
 	r := remote{url: o.store, secure: parameters()}
 	s, err := r.open()
 	if err != nil {
-		return nil, &storeError{redacted(o.store), err}
+		return nil, o.storeError(err)
 	}
 	return s, nil
+}
+
+// ofRun replaces flags with variables: run has flags for the store that it hosts only.
+var ofRun = strings.NewReplacer(
+	"--secret-file (MUSTER_SECRET_FILE)", "MUSTER_SECRET_FILE",
+	"--tls-ca (MUSTER_TLS_CA)", "MUSTER_TLS_CA",
+	"--tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)", "MUSTER_TLS_CERT and MUSTER_TLS_KEY",
+	"--tls-cert (MUSTER_TLS_CERT)", "MUSTER_TLS_CERT",
+	"--tls-ca, --tls-cert and --tls-key", "MUSTER_TLS_CA, MUSTER_TLS_CERT and MUSTER_TLS_KEY",
+	"check --store or MUSTER_STORE", "check --store",
+)
+
+// storeError describes an error of --store.
+func (o *running) storeError(err error) error {
+	line, code := explain(&storeError{redacted(o.store), err})
+	return &exit{code: code, text: ofRun.Replace(line), err: err}
 }
 
 // agent returns the agent of this node; start runs its ranks.
@@ -300,7 +316,7 @@ func (o *running) nodesError(err error, sigs *signals) error {
 		_, both, _ := strings.Cut(waiting.Err.Error(), ": ")
 		return &exit{code: exitUsage, text: fmt.Sprintf("this node has other options than job %q: %s", o.job, both), err: err}
 	case inStore && o.most > 1:
-		return &storeError{redacted(o.store), err}
+		return o.storeError(err)
 	}
 	return err
 }

@@ -3,7 +3,9 @@ package main_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -18,6 +20,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	muster "github.com/muster-pg/muster/cmd/muster"
+	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
@@ -159,7 +163,7 @@ func TestRunEndedBySignal(t *testing.T) {
 	p.line(t, "ready")
 	p.signal(t, syscall.SIGINT)
 	r := p.wait(t)
-	if r.code != 130 || !strings.Contains(r.stderr, "killed by signal 2 (interrupt)") {
+	if r.code != 130 || r.stderr != "muster: ended by signal 2 (interrupt)\n" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -173,9 +177,9 @@ func TestRunKillsAfterTheGrace(t *testing.T) {
 	p.line(t, "ready")
 	p.line(t, "ready")
 	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 137 {
-		t.Errorf("%+v", r)
-	}
+	r := p.wait(t)
+	require.Equal(t, 137, r.code, "%+v", r)
+	require.Regexp(t, `muster: ended by signal 15 \(terminated\); rank [01]: killed by signal 9 \(killed\)\n$`, r.stderr)
 }
 
 func TestRunSecondSignalKills(t *testing.T) {
@@ -188,6 +192,60 @@ func TestRunSecondSignalKills(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	if r := p.wait(t); r.code != 137 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestRunSignalBeforeTheStart has the terminal close before slow ranks start: SIGKILL is due before there is
+// a rank. Ranks that ignore SIGHUP and SIGTERM end all the same.
+func TestRunSignalBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	sigs := muster.Catch(time.Millisecond)
+	defer sigs.Stop()
+	sigs.Send(syscall.SIGHUP)
+	testcluster.Eventually(t, limit, sigs.Killed, "SIGKILL was due")
+	r, w := io.Pipe()
+	defer w.Close()
+	ready := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(r).ReadString('\n')
+		ready <- line
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	job, err := launch.Start(ctx, launch.Spec{N: 1, Path: "/bin/sh", Args: []string{"-c", `trap "" HUP TERM; echo ready; while :; do sleep 600; done`}, Grace: -1, Output: w})
+	require.NoError(t, err)
+	require.Equal(t, "[0] ready\n", <-ready)
+	e, ok := errors.AsType[*launch.ExitError](sigs.Wait(job))
+	require.True(t, ok)
+	require.Equal(t, syscall.SIGKILL, e.Signal)
+}
+
+// TestRunPassesQuitOn checks that SIGQUIT, as Ctrl-\ sends it, has each rank do what its program does with it:
+// a Go program prints the stacks of its goroutines and ends. None starts again.
+func TestRunPassesQuitOn(t *testing.T) {
+	t.Parallel()
+	for name, flags := range map[string]string{"ranks": "-n 2", "workers": "--elastic 1:2"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			here := testcluster.Listen(t)
+			args := append([]string{"run"}, strings.Fields(flags+" --max-restarts 9 --env "+role+"="+roleHolder)...)
+			p := start(t, append(args, "--", self(t), here.Addr().String())...)
+			for range 2 {
+				c, err := here.Accept()
+				require.NoError(t, err)
+				defer c.Close()
+				_, err = bufio.NewReader(c).ReadString('\n')
+				require.NoError(t, err)
+			}
+			p.signal(t, syscall.SIGQUIT)
+			r := p.wait(t)
+			require.Equal(t, 2, r.code, "%+v", r)
+			for _, rank := range []string{"0", "1"} {
+				require.Contains(t, r.stderr+r.stdout, "["+rank+"] SIGQUIT: quit")
+				require.Contains(t, r.stderr+r.stdout, "["+rank+"] goroutine 1 ")
+			}
+		})
 	}
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -88,7 +87,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` (host:port) to listen at")
 	f.StringVar(&o.data, "data", "", "`directory` of the store, created if missing; without it the store is in memory")
 	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access from other hosts")
-	f.BoolVar(&o.stacks, "stacks", false, "allow every client of a store without --secret-file and --access, and the page of --http, to see the stacks of ranks (who --stacks)")
+	f.BoolVar(&o.stacks, "stacks", false, "allow every client with access to the whole store (--access allows others), and the page of --http, to see the stacks of ranks (who --stacks)")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for clients to disconnect after the first signal")
 	f.StringVar(&o.health, "health", "", "`address` (host:port) for health checks over HTTP, without authentication")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
@@ -193,14 +192,14 @@ func (o *serving) check(cmd *cobra.Command) error {
 		return err
 	}
 	o.logger = logger
-	if err := checkListen(o.listen); err != nil {
+	if err := checkListen(o.listen, "7070"); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
 	}
 	if err := o.replica.check(cmd, o); err != nil {
 		return err
 	}
 	if o.health != "" {
-		if err := checkListen(o.health); err != nil {
+		if err := checkListen(o.health, "8081"); err != nil {
 			return usagef(cmd, "--health %s: %v", o.health, err)
 		}
 	}
@@ -210,7 +209,7 @@ func (o *serving) check(cmd *cobra.Command) error {
 	if o.limits, o.serverLimits, err = o.limit.check(cmd); err != nil {
 		return err
 	}
-	if o.tls, o.access, err = o.who.check(cmd); err != nil {
+	if o.tls, o.access, err = o.who.check(cmd, o.stacks); err != nil {
 		return err
 	}
 	if o.protocols, err = o.torch.check(cmd); err != nil {
@@ -222,13 +221,14 @@ func (o *serving) check(cmd *cobra.Command) error {
 	return nil
 }
 
-func checkListen(addr string) error {
-	_, port, err := net.SplitHostPort(addr)
+// checkListen checks an address; port is an example for its error.
+func checkListen(addr, port string) error {
+	_, given, err := net.SplitHostPort(addr)
 	if err != nil {
-		return errors.New("it is not host:port, as 127.0.0.1:7070")
+		return fmt.Errorf("it is not host:port, as 127.0.0.1:%s", port)
 	}
-	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		return fmt.Errorf("port %q is no number from 0 to 65535", port)
+	if n, err := strconv.Atoi(given); err != nil || n < 0 || n > 65535 {
+		return fmt.Errorf("port %q is no number from 0 to 65535", given)
 	}
 	return nil
 }

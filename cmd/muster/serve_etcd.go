@@ -45,7 +45,7 @@ func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 		return err
 	}
 	if r.advertise != "" {
-		if err := checkListen(r.advertise); err != nil {
+		if err := checkListen(r.advertise, "7070"); err != nil {
 			return usagef(cmd, "--advertise %s: %v", r.advertise, err)
 		}
 		return nil

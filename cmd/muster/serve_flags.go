@@ -131,8 +131,8 @@ func (a *accessFlags) register(cmd *cobra.Command) {
 	f.BoolVar(&a.files.RequireClient, "require-client-cert", false, "require a client certificate")
 }
 
-// check reads the files that the flags name.
-func (a *accessFlags) check(cmd *cobra.Command) (files *store.TLSFiles, access []store.Access, err error) {
+// check reads the files that the flags name. stacks is a right of --secret-file.
+func (a *accessFlags) check(cmd *cobra.Command, stacks bool) (files *store.TLSFiles, access []store.Access, err error) {
 	t := &a.files
 	switch {
 	case (t.Cert == "") != (t.Key == ""):
@@ -155,7 +155,7 @@ func (a *accessFlags) check(cmd *cobra.Command) (files *store.TLSFiles, access [
 		if err != nil {
 			return nil, nil, &exit{code: exitFailed, text: "--secret-file: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
 		}
-		access = append(access, store.Access{Secret: secret, Write: true})
+		access = append(access, store.Access{Secret: secret, Write: true, Stacks: stacks})
 	}
 	return files, access, nil
 }

@@ -20,10 +20,11 @@ func TestServeRefuses(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"--listen " + taken:         {1, "address already in use"},
+		"--listen " + taken:         {1, "address already in use: set --listen to another port, or to 127.0.0.1:0 for a free one"},
 		"--listen 0.0.0.0:0":        {1, "--insecure"},
 		"--listen nobody.invalid:0": {1, "cannot listen"},
-		"--listen nonsense":         {2, "host:port"},
+		"--listen nonsense":         {2, "host:port, as 127.0.0.1:7070"},
+		"--http 8080":               {2, "--http 8080: it is not host:port, as 127.0.0.1:8080"},
 		"--listen 127.0.0.1:99999":  {2, "65535"},
 		"--log-level loud":          {2, "debug, info, warn"},
 		"--max-keys 0":              {2, "--max-keys must be positive"},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -94,6 +95,20 @@ func (s *signals) ended() syscall.Signal {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
+}
+
+// blame returns the summary of a job of which a process has failed. If a signal was to end it, that is the
+// reason, and what the process made of it is added if it did something else than end by it.
+func (s *signals) blame(e *launch.ExitError, process string) string {
+	sig := s.ended()
+	if sig == 0 {
+		return process
+	}
+	text := fmt.Sprintf("ended by signal %d (%v)", int(sig), sig)
+	if e.Signal != sig {
+		text += "; " + process
+	}
+	return text
 }
 
 // wait passes signals on to job, until it has ended, and returns its result.

@@ -44,7 +44,7 @@ for one rank alone. The file's name selects the format: .svg, .html (the picture
   muster trace traces -o start.svg --from 2s --for 500ms
   muster trace traces/rank0-*.json traces/rank3-*.json`,
 		Args: operands("DIR|FILE", "[FILE…]"),
-		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return traceError(o.run(cmd, args)) },
 	}
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
@@ -109,6 +109,18 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	(&tracePrinter{out, inkOf(cmd.OutOrStdout())}).print(&s, t, note)
 	return out.Flush()
+}
+
+// traceError removes the name of the package from an error of package timeline.
+func traceError(err error) error {
+	if err == nil {
+		return nil
+	}
+	text, ours := strings.CutPrefix(err.Error(), "timeline: ")
+	if !ours {
+		return err
+	}
+	return &exit{code: exitFailed, text: text, err: err}
 }
 
 // read reads files, or the last job of a directory. The note says what it omitted.

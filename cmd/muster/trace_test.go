@@ -97,7 +97,7 @@ func TestTraceOfWhatIsNone(t *testing.T) {
 		"one directory, or files":                                    {"trace", dir, text},
 	} {
 		r := run(t, args...)
-		if r.code == 0 || r.stdout != "" || !strings.Contains(r.stderr, want) {
+		if r.code == 0 || r.stdout != "" || !strings.Contains(r.stderr, want) || strings.Contains(r.stderr, "timeline") {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}

@@ -153,14 +153,20 @@ func TestWhoStacks(t *testing.T) {
 	stuck(t, dial(t, url), "jobs/train")
 	require.Contains(t, run(t, "who", "--store", url, "--stacks").stdout, "no right to see stacks")
 
-	_, url = serve(t, "--access", d.path("access.json"))
 	secret, err := store.ReadSecret(d.path("secret"))
 	require.NoError(t, err)
-	s, err := store.Dial(t.Context(), strings.TrimPrefix(url, "muster://"), &store.DialOptions{Secret: secret})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	stuck(t, s, "jobs/train")
-	require.Contains(t, run(t, "who", "--store", url, "--secret-file", d.path("secret"), "--stacks").stdout, "goroutine ")
+	for flags, want := range map[string]string{
+		"--access " + d.path("access.json"):               "goroutine ",
+		"--secret-file " + d.path("secret") + " --stacks": "goroutine ",
+		"--secret-file " + d.path("secret"):               "no right to see stacks",
+	} {
+		_, url = serve(t, strings.Fields(flags)...)
+		s, err := store.Dial(t.Context(), strings.TrimPrefix(url, "muster://"), &store.DialOptions{Secret: secret})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		stuck(t, s, "jobs/train")
+		require.Contains(t, run(t, "who", "--store", url, "--secret-file", d.path("secret"), "--stacks").stdout, want, flags)
+	}
 }
 
 func TestWho(t *testing.T) {
