@@ -73,15 +73,16 @@ func (cl *call) vote(ctx context.Context, payload []byte) ([][]byte, error) {
 	if cl.c.No != wire.CodeOK {
 		payload = nil
 	}
-	bounded, cancel := cl.withTimeout(ctx)
-	defer cancel()
 	cl.voted = trace.Now(cl.cfg.sink)
-	got, last, err := cl.store.CollectLast(bounded, cl.c, payload)
+	got, last, err := cl.collect(ctx, payload)
 	switch {
 	case cl.refusal != nil:
 		err = cl.refused(err)
 	case err != nil:
 		err = cl.asRankError(cl.c.Verb, cl.c.Seq, err)
+		if re, ok := errors.AsType[*RankError](err); ok {
+			cl.addProgress(re)
+		}
 	}
 	if cl.cfg.sink != nil {
 		cl.noteResult(ctx, payload, got, last, err)

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/muster-pg/muster/internal/hostmem"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
 )
@@ -19,6 +20,25 @@ var (
 // KillHost ends the server of a group's store without a proper shutdown, as the end of its process
 // does.
 func KillHost(g *Group) { _ = g.shared.server.Close() }
+
+// ShareMemory makes ranks of one process share the memory that ranks of several processes would.
+func ShareMemory(gs []*Group) error {
+	m, ref, err := hostmem.Create(len(gs))
+	if err != nil {
+		return err
+	}
+	gs[0].mem.opened.Store(m)
+	for _, g := range gs[1:] {
+		if m, err = hostmem.Open(ref, len(gs)); err != nil {
+			return err
+		}
+		g.mem.opened.Store(m)
+	}
+	return nil
+}
+
+// DecidedInMemory returns how many operations of g were decided in shared memory.
+func DecidedInMemory(g *Group) int { return g.mem.decided }
 
 // MemberRoundTrip encodes and parses a member.
 func MemberRoundTrip(pid uint32, hosts bool, host, addr string) (gotPID uint32, gotHosts bool, gotHost, gotAddr string, err error) {
@@ -40,3 +60,6 @@ func StoreOf(g *Group) *store.Store { return g.store }
 func EndTrace(f *os.File, w io.Writer, l *slog.Logger) {
 	(&traceFile{ChromeWriter: trace.Chrome(w), f: f, refs: 1}).release(&Config{Logger: l})
 }
+
+// Seq returns the number of the last collective operation of g.
+func Seq(g *Group) uint64 { return g.seq.Load() }

@@ -94,6 +94,21 @@ func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ..
 			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) { ranks(t, n, at, body) })
 		}
 	}
+	for _, n := range sizes {
+		t.Run(fmt.Sprintf("memory/%d", n), func(t *testing.T) { ranksInMemory(t, n, body) })
+	}
+}
+
+// ranksInMemory is ranks with a group whose operations are decided in shared memory.
+func ranksInMemory(t *testing.T, n int, body func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	gs := create(t, n, hosted)
+	if err := pgroup.ShareMemory(gs); err != nil {
+		closeAll(gs)
+		t.Skip("SKIPPED: ", err)
+	}
+	together(n, func(rank int) { body(t, gs[rank]) })
+	closeAll(gs)
 }
 
 // ranks runs body on each of n ranks, and closes their groups when all have returned.

@@ -107,6 +107,9 @@ func (s *membership) noteRevocation(re *RankError) {
 	defer s.lock.Unlock()
 	if s.revocation == nil {
 		s.revocation = re
+		if g := s.channels[""]; g != nil {
+			g.mem.leave()
+		}
 	}
 }
 
@@ -163,11 +166,14 @@ func (s *membership) closeWithin(ctx context.Context) error {
 
 	defer close(s.closed)
 	start := trace.Now(s.cfg.sink)
+	mem := &s.handle("").mem
+	mem.leave()          // ranks that wait in it for this one go on at the store
 	s.leave(s.request()) // this ends the pending calls of this rank too
 	if cancel != nil {
 		cancel(s.closedError(""))
 	}
 	s.wg.Wait()
+	mem.close()
 	if s.cfg.sink != nil {
 		s.handle("").traceOp(context.Background(), "close", start, 0, nil)
 	}

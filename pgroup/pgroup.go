@@ -48,6 +48,7 @@ type Group struct {
 	log     *slog.Logger
 
 	mu  sync.Mutex    // held during a collective operation: a caller that finds it locked gets ErrBusy
+	mem sharedMemory  // of the group itself; see its fields
 	seq atomic.Uint64 // of the last collective operation; changed with mu held
 	buf []byte        // buffer for encoded objects; protected by mu
 
@@ -159,6 +160,7 @@ func (g *Group) Abort(cause error) {
 	}
 	start := trace.Now(s.cfg.sink)
 	s.leave(c)
+	s.handle("").mem.leave()
 	if s.cfg.sink != nil {
 		s.handle("").traceOp(context.Background(), "abort", start, 0, cause)
 	}

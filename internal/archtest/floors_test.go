@@ -35,6 +35,7 @@ var floors = [][]room{
 		{name: "internal/journal", may: []string{}},                // a log on the disk
 		{name: "internal/journal/disk", may: []string{"internal/journal"}},
 		{name: "internal/durable", may: []string{"wire", "internal/core", "internal/journal", "internal/journal/disk"}}, // a machine in a directory
+		{name: "internal/hostmem", may: []string{"wire", "internal/core", "internal/mutationtest"}}, // records decided in shared memory
 		{name: "internal/durable/logtest", may: []string{"wire", "internal/core", "internal/durable"}},
 		{name: "internal/launch"},                        // starts processes
 		{name: "internal/mutationtest", may: []string{}}, // rules that are broken, for tests
@@ -47,7 +48,7 @@ var floors = [][]room{
 		{name: "nfsws", may: []string{"tensor/..."}},
 	},
 	{
-		{name: "pgroup", may: []string{"store", "wire", "trace"}},
+		{name: "pgroup", may: []string{"internal/hostmem", "store", "wire", "trace"}},
 		{name: "status", may: []string{"store", "wire", "interop/flightrecorder", "interop/tcpstore/tcpwire"}},
 		{name: "interop/tcpstore", may: []string{"store", "wire", "interop/tcpstore/tcpwire", "trace", "internal/transport"}},
 	},

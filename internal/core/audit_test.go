@@ -290,7 +290,11 @@ func (a *audit) leaves(cl *call) {
 	}
 	c := &cl.req.Group
 	if c.No != wire.CodeOK {
-		g.revoke(a, wire.CodeAborted, c.Rank)
+		code := wire.CodeAborted
+		if c.No == wire.CodeMismatch {
+			code = c.No
+		}
+		g.revoke(a, code, c.Rank)
 		return
 	}
 	a.fence(g, c.Rank, wire.CodeLeft)

@@ -9,7 +9,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// leave removes a rank from its group, or revokes the group if the request has a reason to abort.
+// leave removes a rank from its group, or revokes the group if the request has a reason: an abort, or
+// a mismatch that the rank has found in an operation that the store did not decide.
 func (m *Machine) leave(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	g, _ := m.memberOf(t, c, rep)
@@ -17,11 +18,19 @@ func (m *Machine) leave(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	if c.No != wire.CodeOK {
-		m.revoke(g, &wire.Failure{Code: wire.CodeAborted, By: c.Rank, Reason: strings.Clone(c.Reason)}, everyRecord)
+		m.revoke(g, &wire.Failure{Code: revocationCode(c.No), By: c.Rank, Reason: strings.Clone(c.Reason)}, everyRecord)
 		return true
 	}
 	m.removeMember(g, c.Rank)
 	return true
+}
+
+// revocationCode returns the code of a revocation that a rank asks for.
+func revocationCode(no wire.Code) wire.Code {
+	if no == wire.CodeMismatch {
+		return no
+	}
+	return wire.CodeAborted
 }
 
 // removeMember removes a present member, which has left. Its waiting calls get CodeClosed first, so

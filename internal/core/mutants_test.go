@@ -51,6 +51,10 @@ var mutants = []mutant{
 		"group_end.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, func(*record) bool { return false })`,
 	},
 	{
+		"a mismatch that a rank reports is an abort",
+		"group_end.go", `if no == wire.CodeMismatch {`, `if false {`,
+	},
+	{
 		"a mismatch counts as a yes",
 		"record.go", `case !Agree(&r.call, c):`, `case false:`,
 	},

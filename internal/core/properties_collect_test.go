@@ -149,7 +149,7 @@ func c3HasCause(a *audit, r *record, v *wire.Failure) bool {
 	g := r.ch.g
 	switch v.Code {
 	case wire.CodeMismatch:
-		return g.all && len(v.Clash) == 2 && !agree(&v.Clash[0], &v.Clash[1]) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
+		return g.all && v.Clash == nil && v.By >= 0 || g.all && len(v.Clash) == 2 && !agree(&v.Clash[0], &v.Clash[1]) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
 	case wire.CodeLost:
 		return len(v.Lost) > 0
 	case wire.CodeLeft:

@@ -287,7 +287,7 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	case wire.CodeAborted:
 		right = right && v.By == g.revocation.rank
 	case wire.CodeMismatch:
-		right = right && len(v.Clash) == 2 && (v.Clash[1].Rank == g.revocation.rank) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
+		right = right && v.Clash == nil && v.By == g.revocation.rank || right && len(v.Clash) == 2 && (v.Clash[1].Rank == g.revocation.rank) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
 	}
 	if !right || !bytes.Equal(got, g.delivered) {
 		breaks(p, "%s: got %s; the cause was %+v; others got %q", cl, say{rep}, *g.revocation, g.delivered)

@@ -217,6 +217,9 @@ func (mb *member) leave(gen uint64, done func(*wire.Reply)) {
 func (mb *member) abort() {
 	c := mb.contribution()
 	c.No, c.Reason = wire.CodeAborted, "rank "+strconv.Itoa(mb.cur)+" has had enough"
+	if mb.p.w.chance(0.3) {
+		c.No = wire.CodeMismatch
+	}
 	mb.p.call(wire.Request{Op: wire.OpLeave, Group: c}, 0, func(*wire.Reply) {})
 }
 

@@ -1,0 +1,145 @@
+package hostmem
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Ref names a memory to the other processes of its host.
+type Ref struct {
+	PID   int    // of the process that made it
+	File  int    // its descriptor there
+	Token []byte // what the memory begins with
+}
+
+const (
+	fileName = "muster-group"
+	tokenLen = 16
+	seals    = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+)
+
+// Create makes the memory of a group with so many ranks. It is a memfd, so it is in no file system,
+// and ends with the last process that has it mapped. Memory is taken from the host as it is used:
+// at most 4 MiB for each rank.
+func Create(ranks int) (*Memory, Ref, error) {
+	if ranks > maxRanks {
+		return nil, Ref{}, fmt.Errorf("hostmem: %d ranks, the limit is %d", ranks, maxRanks)
+	}
+	fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate(fileName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return nil, Ref{}, fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	shape := standard(ranks)
+	err = unix.Ftruncate(fd, int64(shape.size()))
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	var m *Memory
+	if err == nil {
+		m, err = mapped(fd, shape)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, Ref{}, fmt.Errorf("hostmem: create: %w", err)
+	}
+	token := make([]byte, tokenLen)
+	_, _ = rand.Read(token)
+	copy(m.mem, token)
+	m.words[wordRanks] = m.identity()
+	m.file = fd
+	return m, Ref{PID: os.Getpid(), File: fd, Token: token}, nil
+}
+
+// Open maps the memory of another process of the same user, through /proc. The size of the file is
+// sealed: no process can shrink it, which would be a SIGBUS for all others.
+func Open(ref Ref, ranks int) (*Memory, error) {
+	path := fmt.Sprintf("/proc/%d/fd/%d", ref.PID, ref.File)
+	if link, err := os.Readlink(path); err != nil || !strings.HasPrefix(link, "/memfd:"+fileName) {
+		return nil, fmt.Errorf("hostmem: open: %s is %q: in another PID namespace? (%v)", path, link, err)
+	}
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("hostmem: open %s: %w", path, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var stat unix.Stat_t
+	shape := standard(ranks)
+	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err == nil {
+		err = unix.Fstat(fd, &stat)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("hostmem: open %s: %w", path, err)
+	case got&seals != seals || stat.Size != int64(shape.size()):
+		return nil, errCorrupt
+	}
+	m, err := mapped(fd, shape)
+	if err != nil {
+		return nil, fmt.Errorf("hostmem: open %s: %w", path, err)
+	}
+	if len(ref.Token) != tokenLen || !bytes.Equal(m.mem[:tokenLen], ref.Token) || m.words[wordRanks] != m.identity() {
+		m.unmap()
+		return nil, errCorrupt
+	}
+	return m, nil
+}
+
+func (s shape) identity() uint64 { return uint64(s.ranks) | version<<32 }
+
+func mapped(fd int, s shape) (*Memory, error) {
+	b, err := unix.Mmap(fd, 0, s.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	m := &Memory{shape: s, mem: b, words: unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), len(b)/8), file: -1}
+	m.unmap = func() {
+		m.closeFile()
+		_ = unix.Munmap(b)
+	}
+	return m, nil
+}
+
+// closeFile closes the descriptor that other ranks open, if this rank has it.
+func (m *Memory) closeFile() {
+	if m.file >= 0 {
+		_ = unix.Close(m.file)
+		m.file = -1
+	}
+}
+
+func yield() { _, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+
+const (
+	futexWait = 0
+	futexWake = 1
+)
+
+func (m *Memory) futex() *uint32 { return (*uint32)(unsafe.Pointer(&m.words[wordBell])) }
+
+func (m *Memory) bell() uint32 { return atomic.LoadUint32(m.futex()) }
+
+// sleep returns when the bell no longer has the value bell, after d, or for no reason.
+func (m *Memory) sleep(bell uint32, d time.Duration) {
+	timeout := unix.NsecToTimespec(int64(d))
+	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex())), futexWait, uintptr(bell), uintptr(unsafe.Pointer(&timeout)), 0, 0)
+}
+
+func (m *Memory) wake() {
+	atomic.AddUint32(m.futex(), 1)
+	_, _, _ = syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex())), futexWake, math.MaxInt32, 0, 0, 0)
+}

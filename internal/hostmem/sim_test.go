@@ -1,0 +1,504 @@
+package hostmem
+
+// A simulation of ranks that use one memory, and of the store, under a scheduler that chooses which
+// rank makes its next access to the memory, when a wait is over, and when a rank ends. Each seed is
+// one history. The properties are those of the package's comment.
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// simShape is small, so that ranks reach its limits.
+func simShape(ranks int) shape { return shape{ranks: ranks, window: 16, heads: 3, bytes: 512} }
+
+const (
+	simWindow = 4 // records of the store by which a root may be ahead of its readers
+	simSteps  = 20000
+)
+
+// world is one history.
+type world struct {
+	t       *testing.T
+	seed    uint64
+	rng     *rand.Rand
+	words   []uint64
+	ranks   []*simRank
+	plan    []wire.Contribution // the call that all ranks make, by seq−1
+	store   simStore
+	done    map[uint64][]int // by seq: the ranks that got a success from the memory
+	returns chan *simRank    // a rank that has made its step
+	seen    map[string]int   // how often the outcomes occur
+
+	wrong     map[uint64][]int               // by seq: the ranks that make another call
+	succeeded map[uint64][]wire.Contribution // by seq: the calls with a success
+
+	patience int // a wait in memory is over after about as many steps
+}
+
+// simRank is one rank. Its goroutine runs only between a receive from turn and a send to
+// world.returns.
+type simRank struct {
+	w       *world
+	rank    int
+	m       *Memory
+	turn    chan bool // false: the rank is killed
+	blocked func() bool
+	over    bool
+	killed  bool
+}
+
+type killed struct{}
+
+func (r *simRank) step() {
+	if !r.killed {
+		r.w.returns <- r
+		if r.killed = !<-r.turn; r.killed {
+			r.w.seen["killed"]++
+		}
+	}
+	if r.killed { // also in functions that its end defers
+		panic(killed{})
+	}
+}
+
+func (r *simRank) expired() bool {
+	r.step()
+	return r.w.rng.IntN(r.w.patience) == 0
+}
+
+// violated reports a property that does not hold, as package mutationtest expects it.
+func (w *world) violated(property, format string, args ...any) {
+	w.t.Helper()
+	w.t.Errorf("seed %d:\n%s does not hold: %s", w.seed, property, fmt.Sprintf(format, args...))
+}
+
+const (
+	oneDecider   = "H1 a record is decided in memory or by the store, never both"
+	allAgreed    = "H2 a record is done in memory only if all required ranks made the same call"
+	rightBytes   = "H3 payloads are those that the ranks sent for the record"
+	ends         = "H4 every rank that lives ends, with a result for each call"
+	sameOutcome  = "H5 all ranks get the same outcome"
+	noneOutside  = "H6 no access is out of bounds"
+	mismatchSeen = "H7 calls that succeed for the same record agree"
+)
+
+// simStore decides records as package core does, without its details.
+type simStore struct {
+	w       *world
+	records map[uint64]*simRecord
+	floor   []uint64 // by rank: the last record that it has voted on
+	revoked string
+	dead    []bool
+}
+
+type simRecord struct {
+	votes   map[int]wire.Contribution
+	data    map[int][]byte
+	decided bool
+	failure string
+}
+
+func (s *simStore) update(seq uint64) {
+	r := s.records[seq]
+	if r == nil || r.decided {
+		return
+	}
+	call := s.w.plan[seq-1]
+	var first *wire.Contribution
+	for rank := range s.w.ranks {
+		v, ok := r.votes[rank]
+		switch {
+		case !ok:
+			if required(&call, rank) && (s.dead[rank] || s.floor[rank] > seq) {
+				r.decided, r.failure = true, fmt.Sprintf("rank %d is lost or skipped it", rank)
+				return
+			}
+			continue
+		case v.No != wire.CodeOK:
+			r.decided, r.failure = true, "no"
+			return
+		}
+		if first == nil {
+			first = &v
+		} else if !core.Agree(first, &v) {
+			r.decided, r.failure = true, "mismatch"
+			s.revoke("mismatch")
+			return
+		}
+	}
+	switch {
+	case first == nil:
+	case !first.RootOnly && len(r.votes) == len(s.w.ranks):
+		r.decided = true
+	case first.RootOnly:
+		if _, ok := r.votes[first.Root]; ok && seq <= slices.Min(s.floor)+simWindow {
+			r.decided = true
+		}
+	}
+}
+
+func (s *simStore) updateAll() {
+	for _, seq := range slices.Sorted(maps.Keys(s.records)) {
+		s.update(seq)
+	}
+}
+
+func (s *simStore) revoke(why string) {
+	if s.revoked == "" {
+		s.revoked = why
+	}
+	for _, r := range s.records {
+		if !r.decided {
+			r.decided, r.failure = true, s.revoked
+		}
+	}
+}
+
+func required(c *wire.Contribution, rank int) bool { return !c.RootOnly || rank == c.Root }
+
+// vote blocks the rank until the store has decided.
+func (r *simRank) vote(c *wire.Contribution, payload []byte) (got [][]byte, failure string) {
+	s := &r.w.store
+	seq := c.Seq
+	if ranks := r.w.done[seq]; len(ranks) > 0 {
+		r.w.violated(oneDecider, "record %d: rank %d votes at the store, ranks %v have its success", seq, r.rank, ranks)
+	}
+	rec := s.records[seq]
+	if rec == nil {
+		rec = &simRecord{votes: map[int]wire.Contribution{}, data: map[int][]byte{}}
+		s.records[seq] = rec
+	}
+	s.floor[r.rank] = max(s.floor[r.rank], seq)
+	switch {
+	case rec.decided && rec.failure == "" && c.No == wire.CodeOK:
+		for _, v := range rec.votes {
+			if !core.Agree(&v, c) {
+				s.revoke("mismatch")
+				return nil, s.revoked
+			}
+		}
+	case !rec.decided && s.revoked != "":
+		return nil, s.revoked
+	}
+	if _, ok := rec.votes[r.rank]; !ok && !rec.decided || c.RootOnly && c.Rank == c.Root {
+		rec.votes[r.rank], rec.data[r.rank] = *c, bytes.Clone(payload)
+	}
+	s.updateAll()
+	r.blocked = func() bool {
+		s.updateAll()
+		return !rec.decided
+	}
+	r.step()
+	r.blocked = nil
+	if rec.failure != "" {
+		return nil, rec.failure
+	}
+	return expected(c, len(r.w.ranks)), ""
+}
+
+// payloadOf returns what rank sends for record seq.
+func payloadOf(c *wire.Contribution, rank, ranks int) []byte {
+	if c.RootOnly && rank != c.Root || c.Verb == "barrier" {
+		return nil
+	}
+	rng := rand.New(rand.NewPCG(c.Seq, 1))
+	size := []int{1, 8, 100, 180, 240, 300}[rng.IntN(6)]
+	b := bytes.Repeat([]byte{byte(16*c.Seq) + byte(rank)}, size/8*8+8)
+	if c.Want != wire.WantPart {
+		return b
+	}
+	parts := make([][]byte, ranks)
+	for i := range parts {
+		parts[i] = append(bytes.Clone(b[:8]), byte(i))
+	}
+	return wire.AppendParts(nil, parts)
+}
+
+// expected returns the result of a successful record.
+func expected(c *wire.Contribution, ranks int) (all [][]byte) {
+	from, end := 0, ranks
+	switch {
+	case c.Want == wire.WantNothing:
+		return nil
+	case c.Want >= 0:
+		from, end = int(c.Want), int(c.Want)+1
+	case c.RootOnly:
+		from, end = c.Root, c.Root+1
+	}
+	for rank := from; rank < end; rank++ {
+		sent := *c
+		if c.Want >= 0 {
+			sent.Want = wire.WantNothing
+		}
+		b := payloadOf(&sent, rank, ranks)
+		if c.Want == wire.WantPart {
+			parts, _ := wire.ParseParts(b, ranks)
+			b = parts[c.Rank]
+		}
+		all = append(all, b)
+	}
+	if c.Want == wire.WantReduced {
+		sum := bytes.Clone(all[0])
+		for _, b := range all[1:] {
+			core.Reduce(c.Reduction, sum, b)
+		}
+		all = [][]byte{sum}
+	}
+	return all
+}
+
+// call returns rank's own call of the plan's.
+func call(c wire.Contribution, rank int) wire.Contribution {
+	c.Rank = rank
+	if c.Verb == "broadcast" && rank == c.Root || c.Verb == "gather" && rank != c.Root {
+		c.Want = wire.WantNothing
+	}
+	return c
+}
+
+// newPlan returns the calls of a history.
+func newPlan(rng *rand.Rand, ranks int) (plan []wire.Contribution) {
+	for seq := range 8 + rng.IntN(16) {
+		root := rng.IntN(ranks)
+		if rng.IntN(2) == 0 { // so that a root gets ahead
+			root = 0
+		}
+		plan = append(plan, newCall(rng, uint64(seq)+1, ranks, root))
+	}
+	return plan
+}
+
+// newCall returns a random call of record seq.
+func newCall(rng *rand.Rand, seq uint64, ranks, root int) wire.Contribution {
+	kinds := []wire.Contribution{
+		{Verb: "barrier", Root: -1, Want: wire.WantNothing},
+		{Verb: "allgather", Root: -1, Want: wire.WantAll, Type: "int"},
+		{Verb: "broadcast", Root: root, RootOnly: true, Want: int32(root)},
+		{Verb: "broadcast", Root: root, RootOnly: true, Want: int32(root)},
+		{Verb: "gather", Root: root, Want: wire.WantAll},
+		{Verb: "scatter", Root: root, RootOnly: true, Want: wire.WantPart},
+		{Verb: "alltoall", Root: -1, Want: wire.WantPart},
+		{Verb: "allreduce", Root: -1, Want: wire.WantReduced, Reduction: wire.Reduction{Op: wire.ReduceSum, Kind: wire.Uint64}},
+	}
+	c := kinds[rng.IntN(len(kinds))]
+	c.Seq = seq
+	return c
+}
+
+// run is the program of a rank: all calls of the plan, with a fault now and then.
+func (r *simRank) run(faults bool) {
+	w := r.w
+	joins := 1 + uint64(w.rng.IntN(4))
+	for seq := uint64(1); seq <= uint64(len(w.plan)); seq++ {
+		c := call(w.plan[seq-1], r.rank)
+		payload := payloadOf(&c, r.rank, len(w.ranks))
+		fault := 100
+		if faults {
+			fault = w.rng.IntN(150)
+		}
+		wrong, cancelled := false, false
+		switch fault {
+		case 0:
+			c.No, payload = wire.CodeInvalid, nil
+		case 1:
+			cancelled = true
+		case 2:
+			c = call(newCall(w.rng, seq, len(w.ranks), w.rng.IntN(len(w.ranks))), r.rank)
+			payload = payloadOf(&c, r.rank, len(w.ranks))
+			wrong = !core.Agree(&c, &w.plan[seq-1])
+		case 3:
+			if seq < uint64(len(w.plan)) {
+				r.m.Leave()
+			}
+		case 4:
+			continue // skips it
+		}
+		if seq == joins {
+			r.m.Join(r.rank, seq, time.Second)
+		} else if seq > joins && r.m.start == 0 {
+			r.m.Join(r.rank, seq, time.Second)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		if cancelled {
+			cancel()
+		}
+		if wrong {
+			w.wrong[seq] = append(w.wrong[seq], r.rank)
+		}
+		got, _, ok, err := r.m.Collect(ctx, &c, payload)
+		cancel()
+		if !ok && cancelled {
+			c.No = wire.CodeCancelled
+		}
+		failure := ""
+		switch {
+		case err != nil:
+			if len(w.wrong[seq]) == 0 {
+				w.violated(rightBytes, "record %d, rank %d: %v", seq, r.rank, err)
+			}
+			r.m.Leave()
+			w.store.revoke("mismatch")
+			w.seen["mismatch"]++
+			return
+		case ok:
+			w.done[seq] = append(w.done[seq], r.rank)
+			w.seen["memory"]++
+			if rec := w.store.records[seq]; rec != nil {
+				w.violated(oneDecider, "record %d: success in memory on rank %d, votes %v at the store", seq, r.rank, rec.votes)
+			}
+			w.checkAgreed(&c)
+		default:
+			got, failure = r.vote(&c, payload)
+			if w.seen["store"]++; failure != "" {
+				w.seen["failure"]++
+			}
+		}
+		if want := expected(&c, len(w.ranks)); len(w.wrong[seq]) == 0 && failure == "" && c.No == wire.CodeOK && !slices.EqualFunc(got, want, bytes.Equal) {
+			w.violated(rightBytes, "record %d (%s), rank %d: got %x, want %x", seq, c.Verb, r.rank, got, want)
+		}
+		if failure == "" && c.No == wire.CodeOK {
+			for _, other := range w.succeeded[seq] {
+				if !core.Agree(&other, &c) {
+					w.violated(mismatchSeen, "record %d: success for %v and for %v", seq, other, c)
+				}
+			}
+			w.succeeded[seq] = append(w.succeeded[seq], c)
+		}
+		if w.store.revoked != "" {
+			return
+		}
+	}
+}
+
+// checkAgreed checks that every required rank has called the record of c when it is done.
+func (w *world) checkAgreed(c *wire.Contribution) {
+	seq := c.Seq
+	for _, r := range w.ranks {
+		if required(c, r.rank) && (r.m.start == 0 || !r.called(seq)) {
+			w.violated(allAgreed, "record %d (%s) is done, rank %d has not called it", seq, c.Verb, r.rank)
+		}
+	}
+}
+
+// called reports whether the rank has posted for record seq, or gone beyond it.
+func (r *simRank) called(seq uint64) bool {
+	if r.m.passed >= seq {
+		return true
+	}
+	sim := r.m.sim
+	r.m.sim = nil
+	defer func() { r.m.sim = sim }()
+	_, _, err := r.m.posted(r.rank, seq)
+	return err == nil
+}
+
+func simulate(t *testing.T, seed uint64) *world {
+	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[uint64][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[uint64][]int{}, succeeded: map[uint64][]wire.Contribution{}}
+	n := 2 + w.rng.IntN(3)
+	w.patience = []int{3, 20, 200}[w.rng.IntN(3)]
+	faults := w.rng.IntN(3) > 0
+	s := simShape(n)
+	w.words = make([]uint64, s.size()/8)
+	w.plan = newPlan(w.rng, n)
+	w.store = simStore{w: w, records: map[uint64]*simRecord{}, floor: make([]uint64, n), dead: make([]bool, n)}
+	mem := unsafe.Slice((*byte)(unsafe.Pointer(&w.words[0])), s.size())
+	for rank := range n {
+		r := &simRank{w: w, rank: rank, turn: make(chan bool)}
+		r.m = &Memory{shape: s, mem: mem, words: w.words, unmap: func() {}, file: -1, sim: r}
+		w.ranks = append(w.ranks, r)
+		go func() {
+			defer func() {
+				switch x := recover(); x {
+				case nil, killed{}:
+				default:
+					w.violated(noneOutside, "rank %d: %v", rank, x)
+				}
+				r.over = true
+				w.returns <- r
+			}()
+			if <-r.turn {
+				r.run(faults)
+			} else {
+				panic(killed{})
+			}
+		}()
+	}
+	w.schedule(faults)
+	return w
+}
+
+// schedule gives the ranks their turns until all have ended.
+func (w *world) schedule(faults bool) {
+	var last *simRank
+	for range simSteps {
+		var can []*simRank
+		live := false
+		for _, r := range w.ranks {
+			live = live || !r.over
+			if !r.over && (r.blocked == nil || !r.blocked()) {
+				can = append(can, r)
+			}
+		}
+		switch {
+		case !live:
+			return
+		case len(can) == 0: // those that wait for a rank that has ended: its session ends
+			for _, r := range w.ranks {
+				w.store.dead[r.rank] = w.store.dead[r.rank] || r.over
+			}
+			if !slices.Contains(w.store.dead, true) {
+				w.violated(ends, "all ranks wait at the store")
+				return
+			}
+			w.store.updateAll()
+			if w.store.revoked == "" {
+				w.store.revoke("lost")
+			}
+			continue
+		}
+		r := can[w.rng.IntN(len(can))]
+		if last != nil && slices.Contains(can, last) && w.rng.IntN(4) > 0 { // often makes several steps
+			r = last
+		}
+		last = r
+		r.turn <- !faults || w.rng.IntN(1500) > 0
+		<-w.returns
+	}
+	w.violated(ends, "a rank has not ended after %d steps", simSteps)
+}
+
+// TestSimulation runs random histories. Each outcome that the properties are about must occur.
+func TestSimulation(t *testing.T) {
+	seeds := uint64(3000)
+	if os.Getenv("MUSTER_SOAK") != "" {
+		seeds = 100_000
+	}
+	seen := map[string]int{}
+	for seed := range seeds {
+		w := simulate(t, seed)
+		if t.Failed() {
+			return
+		}
+		for what, n := range w.seen {
+			seen[what] += n
+		}
+	}
+	t.Log(seen)
+	for what, least := range map[string]uint64{"memory": 5 * seeds, "store": 5 * seeds, "failure": seeds, "killed": seeds / 10, "mismatch": seeds / 300} {
+		if uint64(seen[what]) < least { // #nosec G115 -- a count
+			t.Errorf("%q occurs %d times in %d histories", what, seen[what], seeds)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package pgroup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/muster-pg/muster/internal/hostmem"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// sharedMemory is the memory in which a group whose ranks are processes of one host decides its
+// collective operations, in front of the store (package internal/hostmem). It is for the group
+// itself, and not for its channels.
+//
+// It is set up in the background after some operations, so that short groups do not pay for it: rank
+// 0 makes the memory and stores how to open it below the group's prefix, and the others look for it
+// there. If any rank does not find it, cannot open it, or is of another language, no operation is
+// decided in memory, because not all ranks have joined.
+type sharedMemory struct {
+	opened atomic.Pointer[hostmem.Memory] // ready to be joined, or joined
+
+	// The fields below belong to the operation in progress (Group.mu).
+	joined  *hostmem.Memory
+	tries   int // set-ups that have begun
+	decided int // operations that were decided in memory
+}
+
+const (
+	// memoryKey has the hostmem.Ref, below the prefix of the generation.
+	memoryKey = "\x00memory"
+	// memoryKeyTTL bounds how long memoryKey is kept. Ranks are at most 128 operations apart.
+	memoryKeyTTL = 10 * time.Minute
+	// memoryTimeout bounds one set-up.
+	memoryTimeout = time.Second
+)
+
+// memoryAfter has the sequence numbers at which a rank tries to set up the memory, until it has it.
+var memoryAfter = [...]uint64{32, 36, 48, 64, 128, 512}
+
+// memory returns the memory if this rank has joined it; the operation of cl is the first that uses
+// it if it was opened since the last one.
+func (cl *call) memory() *hostmem.Memory {
+	sm := &cl.mem
+	if sm.joined != nil || cl.channel != "" {
+		return sm.joined
+	}
+	if m := sm.opened.Load(); m != nil {
+		m.Join(cl.rank, cl.c.Seq, cl.cfg.Timeout)
+		sm.joined = m
+		return m
+	}
+	if sm.tries < len(memoryAfter) && cl.c.Seq >= memoryAfter[sm.tries] {
+		sm.tries++
+		if !cl.onOneHost() {
+			sm.tries = len(memoryAfter)
+			return nil
+		}
+		cl.openMemory()
+	}
+	return nil
+}
+
+// onOneHost reports whether the ranks are at least two, and processes of one host.
+func (s *membership) onOneHost() bool {
+	pids := map[uint32]bool{}
+	for _, b := range s.members {
+		m, _ := parseMemberInfo(b) // validated by checkMembers
+		if node(b) != node(s.members[s.rank]) || pids[m.pid] {
+			return false
+		}
+		pids[m.pid] = true
+	}
+	return len(pids) > 1
+}
+
+// openMemory makes or opens the memory, in a goroutine that Close waits for.
+func (g *Group) openMemory() {
+	g.lock.Lock()
+	defer g.lock.Unlock()
+	if g.closeBegan {
+		return
+	}
+	g.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), memoryTimeout)
+		defer cancel()
+		m, err := g.newMemory(ctx)
+		switch {
+		case m != nil && !g.mem.opened.CompareAndSwap(nil, m): // an earlier set-up was slow
+			m.Close()
+		case err != nil && !errors.Is(err, store.ErrNotFound):
+			g.log.Debug("no shared memory: the store decides all operations", "err", err)
+		}
+	})
+}
+
+// newMemory makes the memory on rank 0, and opens it elsewhere.
+func (s *membership) newMemory(ctx context.Context) (*hostmem.Memory, error) {
+	at := s.prefixedStore()
+	if s.rank == 0 {
+		m, ref, err := hostmem.Create(s.size)
+		if err != nil {
+			return nil, err
+		}
+		b, err := json.Marshal(ref)
+		if err == nil {
+			err = at.Set(ctx, memoryKey, b, &store.SetOptions{TTL: memoryKeyTTL})
+		}
+		if err != nil {
+			m.Close()
+			return nil, err
+		}
+		return m, nil
+	}
+	b, err := at.Get(ctx, memoryKey)
+	if err != nil {
+		return nil, err
+	}
+	var ref hostmem.Ref
+	if err := json.Unmarshal(b, &ref); err != nil {
+		return nil, err
+	}
+	return hostmem.Open(ref, s.size)
+}
+
+// leave makes the store decide all later operations, on all ranks.
+func (sm *sharedMemory) leave() {
+	if m := sm.opened.Load(); m != nil {
+		m.Leave()
+	}
+}
+
+// close frees the memory.
+func (sm *sharedMemory) close() {
+	if m := sm.opened.Load(); m != nil {
+		m.Close()
+	}
+}
+
+// collect decides the operation in shared memory, or at the store.
+func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last int, err error) {
+	if m := cl.memory(); m != nil {
+		began := time.Now()
+		got, last, ok, err := m.Collect(ctx, &cl.c, payload)
+		switch {
+		case err != nil:
+			return nil, -1, cl.disagree(err)
+		case ok:
+			cl.mem.decided++
+			return got, last, nil
+		}
+		if _, ok := ctx.Deadline(); !ok { // of the operation, not of this second part of it
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(ctx, began.Add(cl.cfg.Timeout))
+			defer cancel()
+		}
+	}
+	bounded, cancel := cl.withTimeout(ctx)
+	defer cancel()
+	return cl.store.CollectLast(bounded, cl.c, payload)
+}
+
+// addProgress adds to the description of the missing ranks what the store does not know: how far they
+// came in shared memory.
+func (cl *call) addProgress(re *RankError) {
+	m := cl.mem.joined
+	if m == nil || re.Failure == nil || len(re.Doing) == 0 {
+		return
+	}
+	v := *re.Failure // which others may have
+	v.Doing = slices.Clone(v.Doing)
+	for i := range v.Doing {
+		if n := m.Passed(v.Missing[i]); n > 0 {
+			v.Doing[i] += fmt.Sprintf("; it has passed #%d in shared memory", n)
+		}
+	}
+	re.Failure = &v
+}
+
+// disagree ends the group: this rank's call differs from the root's, whose operation has succeeded
+// in shared memory.
+func (cl *call) disagree(cause error) error {
+	c := cl.request()
+	c.No, c.Reason = wire.CodeMismatch, clip(cause.Error(), wire.MaxKey)
+	cl.leave(c)
+	return &store.Error{Op: wire.OpCollect.String(), Code: c.No, Err: store.ErrMismatch, Failure: &wire.Failure{Code: c.No, By: cl.rank, Reason: c.Reason}}
+}

@@ -1,0 +1,241 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+)
+
+// untilInMemory calls barriers until the last was decided in shared memory.
+func untilInMemory(t *testing.T, g *pgroup.Group) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("SKIPPED: processes share memory on Linux alone")
+	}
+	for range 100_000 {
+		before := pgroup.DecidedInMemory(g)
+		require.NoError(t, g.Barrier(t.Context()))
+		here := int64(pgroup.DecidedInMemory(g) - before)
+		// Its result says whether all ranks decided the barrier in memory. A rank alone cannot: a
+		// record is decided once.
+		all, err := pgroup.AllReduce(t.Context(), g.Channel("in memory"), pgroup.Min, here)
+		require.NoError(t, err)
+		if all[0] == 1 {
+			return
+		}
+	}
+	t.Fatal("no barrier was decided in shared memory")
+}
+
+// TestProcessesOfAHostShareMemory checks that the operations of a group whose ranks are processes of
+// one host are decided in memory after a while, with the same results.
+func TestProcessesOfAHostShareMemory(t *testing.T) {
+	pgrouptest.Job{N: 4}.Run(t, func(t *testing.T, g *pgroup.Group) {
+		untilInMemory(t, g)
+		before := pgroup.DecidedInMemory(g)
+		for i := range testcluster.Form(100, 3000) {
+			checkVerbs(t, g, i)
+		}
+		if pgroup.DecidedInMemory(g) == before {
+			t.Error("no operation was decided in memory")
+		}
+		require.NoError(t, g.Shutdown(t.Context()))
+	})
+}
+
+// checkVerbs calls each collective verb once, with payloads of several sizes.
+func checkVerbs(t *testing.T, g *pgroup.Group, i int) {
+	t.Helper()
+	ctx, n := t.Context(), g.Size()
+	object := func(rank int) string {
+		return strings.Repeat(fmt.Sprintf("%d of rank %d;", i, rank), []int{1, 100, 5000}[i%3])
+	}
+	all := make([]string, n)
+	parts := make([]string, n)
+	for rank := range n {
+		all[rank], parts[rank] = object(rank), fmt.Sprint(object(g.Rank()), " for ", rank)
+	}
+	root := i % n
+	got, err := pgroup.Broadcast(ctx, g, root, object(g.Rank()))
+	require.NoError(t, err)
+	require.Equal(t, object(root), got, "broadcast")
+	gathered, err := pgroup.AllGather(ctx, g, object(g.Rank()))
+	require.NoError(t, err)
+	require.Equal(t, all, gathered, "all-gather")
+	gathered, err = pgroup.Gather(ctx, g, root, object(g.Rank()))
+	require.NoError(t, err)
+	if g.Rank() == root {
+		require.Equal(t, all, gathered, "gather")
+	}
+	part, err := pgroup.Scatter(ctx, g, root, parts)
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(object(root), " for ", g.Rank()), part, "scatter")
+	exchanged, err := pgroup.AllToAll(ctx, g, parts)
+	require.NoError(t, err)
+	for rank := range n {
+		require.Equal(t, fmt.Sprint(object(rank), " for ", g.Rank()), exchanged[rank], "all-to-all")
+	}
+	sum, err := pgroup.AllReduce(ctx, g, pgroup.Sum, i, g.Rank())
+	require.NoError(t, err)
+	require.Equal(t, []int{n * i, n * (n - 1) / 2}, sum, "all-reduce")
+	require.NoError(t, g.Barrier(ctx))
+}
+
+// TestRankIsKilledInSharedMemory checks that the end of a process, at any place of an operation, ends
+// the group as without shared memory.
+func TestRankIsKilledInSharedMemory(t *testing.T) {
+	pgrouptest.Job{N: 4, MayFail: []int{2}}.Run(t, func(t *testing.T, g *pgroup.Group) {
+		untilInMemory(t, g)
+		if g.Rank() == 2 {
+			time.AfterFunc(20*time.Millisecond, func() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) })
+		}
+		for {
+			if err := g.Barrier(t.Context()); err != nil {
+				rankError(t, g, err, pgroup.ErrLost, "lost rank 2")
+				break
+			}
+		}
+		next, err := g.Shrink(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 3, next.Size())
+		untilInMemory(t, next)
+		require.NoError(t, next.Shutdown(t.Context()))
+	})
+}
+
+// sharing runs body on ranks of this process whose operations are decided in shared memory.
+func sharing(t *testing.T, n int, body func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	ranksInMemory(t, n, func(t *testing.T, g *pgroup.Group) {
+		untilInMemory(t, g)
+		body(t, g)
+	})
+}
+
+// TestMissingRankInSharedMemory checks that a deadline is kept, and names the missing rank.
+func TestMissingRankInSharedMemory(t *testing.T) {
+	sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			<-g.Context().Done()
+			return
+		}
+		start := time.Now()
+		err := g.Barrier(within(t, time.Second))
+		took := time.Since(start)
+		v := rankError(t, g, err, pgroup.ErrTimeout, "missing rank 1", "in shared memory")
+		equal(t, g, "missing", v.Missing, []int{1})
+		if took < 900*time.Millisecond || took > 3*time.Second {
+			t.Errorf("rank %d: after %v", g.Rank(), took)
+		}
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestLateRankInSharedMemory checks that an operation succeeds whose last rank comes after the others
+// have gone to the store.
+func TestLateRankInSharedMemory(t *testing.T) {
+	sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+		for i := range 3 {
+			if g.Rank() == i {
+				<-time.After(150 * time.Millisecond)
+			}
+			got, err := pgroup.AllGather(t.Context(), g, g.Rank())
+			ok(t, g, "all-gather", err)
+			equal(t, g, "all-gather", got, []int{0, 1, 2})
+			got, err = pgroup.AllGather(t.Context(), g, g.Rank()*i)
+			ok(t, g, "all-gather", err)
+			equal(t, g, "all-gather", got, []int{0, i, 2 * i})
+		}
+	})
+}
+
+// TestMismatchInSharedMemory checks that all ranks get a mismatch if one calls another operation,
+// also if the root of the others' has succeeded before.
+func TestMismatchInSharedMemory(t *testing.T) {
+	calls := map[string]func(ctx context.Context, g *pgroup.Group) error{
+		"barrier": func(ctx context.Context, g *pgroup.Group) error { return g.Barrier(ctx) },
+		"broadcast": func(ctx context.Context, g *pgroup.Group) error {
+			_, err := pgroup.Broadcast(ctx, g, 0, "x")
+			return err
+		},
+		"another root": func(ctx context.Context, g *pgroup.Group) error {
+			_, err := pgroup.Broadcast(ctx, g, 1, "x")
+			return err
+		},
+		"another type": func(ctx context.Context, g *pgroup.Group) error {
+			_, err := pgroup.Broadcast(ctx, g, 0, 1)
+			return err
+		},
+	}
+	for theirs, first := range calls {
+		for own, second := range calls {
+			if theirs == own {
+				continue
+			}
+			t.Run(theirs+" and "+own, func(t *testing.T) {
+				sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+					call := first
+					if g.Rank() == 2 {
+						<-time.After(10 * time.Millisecond) // the root is likely to be done
+						call = second
+					}
+					err := call(t.Context(), g)
+					for err == nil {
+						err = g.Barrier(t.Context())
+					}
+					rankError(t, g, err, pgroup.ErrMismatch, "ranks disagree")
+				})
+			})
+		}
+	}
+}
+
+// TestEndsInSharedMemory checks that operations end when a rank leaves, aborts, cancels, refuses or
+// skips.
+func TestEndsInSharedMemory(t *testing.T) {
+	ends := []struct {
+		name string
+		end  func(g *pgroup.Group)
+		is   error
+	}{
+		{"leaves", func(g *pgroup.Group) { _ = g.Close() }, pgroup.ErrLeft},
+		{"aborts", func(g *pgroup.Group) { g.Abort(errors.New("no more")) }, pgroup.ErrAborted},
+		{"cancels", func(g *pgroup.Group) {
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			_ = g.Barrier(ctx)
+		}, pgroup.ErrCancelled},
+		{"refuses", func(g *pgroup.Group) { _, _ = pgroup.AllGather(context.Background(), g, func() {}) }, pgroup.ErrInvalid},
+		{"skips", func(g *pgroup.Group) {
+			g.Skip(pgroup.Seq(g) + 1)
+			_ = g.Barrier(context.Background())
+		}, pgroup.ErrSkipped},
+	}
+	for _, e := range ends {
+		t.Run(e.name, func(t *testing.T) {
+			sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+				if g.Rank() == 2 {
+					e.end(g)
+					return
+				}
+				err := g.Barrier(t.Context())
+				rankError(t, g, err, e.is)
+				if e.name == "skips" { // so that rank 2 does not wait
+					_ = g.Barrier(t.Context())
+				}
+			})
+		})
+	}
+}
