@@ -47,6 +47,7 @@ soak:
 	go test -v -timeout 60m -run '^TestSimulation$$' ./internal/core -sim.seeds 100000
 	go test -v -timeout 60m -run '^TestExplore$$' ./internal/core -explore.depth 13
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./internal/core
+	MUSTER_SOAK=1 go test -v -timeout 60m ./internal/hostmem
 	.ci/fuzz 60s
 
 # The documentation as a site, in the folder site: open site/index.html.

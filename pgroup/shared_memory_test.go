@@ -115,10 +115,10 @@ func TestRankIsKilledInSharedMemory(t *testing.T) {
 	})
 }
 
-// sharing runs body on ranks of this process whose operations are decided in shared memory.
-func sharing(t *testing.T, n int, body func(t *testing.T, g *pgroup.Group)) {
+// sharing runs body on three ranks of this process whose operations are decided in shared memory.
+func sharing(t *testing.T, body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
-	ranksInMemory(t, n, func(t *testing.T, g *pgroup.Group) {
+	ranksInMemory(t, 3, func(t *testing.T, g *pgroup.Group) {
 		untilInMemory(t, g)
 		body(t, g)
 	})
@@ -126,7 +126,7 @@ func sharing(t *testing.T, n int, body func(t *testing.T, g *pgroup.Group)) {
 
 // TestMissingRankInSharedMemory checks that a deadline is kept, and names the missing rank.
 func TestMissingRankInSharedMemory(t *testing.T) {
-	sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+	sharing(t, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
 			<-g.Context().Done()
 			return
@@ -146,7 +146,7 @@ func TestMissingRankInSharedMemory(t *testing.T) {
 // TestLateRankInSharedMemory checks that an operation succeeds whose last rank comes after the others
 // have gone to the store.
 func TestLateRankInSharedMemory(t *testing.T) {
-	sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+	sharing(t, func(t *testing.T, g *pgroup.Group) {
 		for i := range 3 {
 			if g.Rank() == i {
 				<-time.After(150 * time.Millisecond)
@@ -185,7 +185,7 @@ func TestMismatchInSharedMemory(t *testing.T) {
 				continue
 			}
 			t.Run(theirs+" and "+own, func(t *testing.T) {
-				sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+				sharing(t, func(t *testing.T, g *pgroup.Group) {
 					call := first
 					if g.Rank() == 2 {
 						<-time.After(10 * time.Millisecond) // the root is likely to be done
@@ -225,7 +225,7 @@ func TestEndsInSharedMemory(t *testing.T) {
 	}
 	for _, e := range ends {
 		t.Run(e.name, func(t *testing.T) {
-			sharing(t, 3, func(t *testing.T, g *pgroup.Group) {
+			sharing(t, func(t *testing.T, g *pgroup.Group) {
 				if g.Rank() == 2 {
 					e.end(g)
 					return

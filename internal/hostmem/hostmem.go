@@ -92,14 +92,14 @@ func (m *Memory) step() {
 	}
 }
 
-// Mismatch is the error of a rank whose call differs from that of a root that has decided the record
+// MismatchError is the error of a rank whose call differs from that of a root that has decided the record
 // alone, such as a Broadcast.
-type Mismatch struct {
+type MismatchError struct {
 	Done, Own wire.Contribution
 }
 
 // Error describes both calls.
-func (e *Mismatch) Error() string {
+func (e *MismatchError) Error() string {
 	return fmt.Sprintf("rank %d called %s, rank %d called %s", e.Done.Rank, core.Describe(&e.Done), e.Own.Rank, core.Describe(&e.Own))
 }
 
@@ -280,7 +280,7 @@ func (m *Memory) check(c *wire.Contribution, last int) error {
 		return err
 	}
 	if theirs.Rank = last; !core.Agree(&theirs, c) && c.No == wire.CodeOK {
-		return &Mismatch{Done: theirs, Own: *c}
+		return &MismatchError{Done: theirs, Own: *c}
 	}
 	return nil
 }

@@ -68,8 +68,12 @@ func Create(ranks int) (*Memory, Ref, error) {
 // sealed: no process can shrink it, which would be a SIGBUS for all others.
 func Open(ref Ref, ranks int) (*Memory, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", ref.PID, ref.File)
-	if link, err := os.Readlink(path); err != nil || !strings.HasPrefix(link, "/memfd:"+fileName) {
-		return nil, fmt.Errorf("hostmem: open: %s is %q: in another PID namespace? (%v)", path, link, err)
+	link, err := os.Readlink(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("hostmem: open: in another PID namespace, or of another user? %w", err)
+	case !strings.HasPrefix(link, "/memfd:"+fileName):
+		return nil, fmt.Errorf("hostmem: open: %s is %q: in another PID namespace?", path, link)
 	}
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

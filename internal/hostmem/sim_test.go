@@ -42,6 +42,7 @@ type world struct {
 	seen    map[string]int   // how often the outcomes occur
 
 	wrong     map[uint64][]int               // by seq: the ranks that make another call
+	mismatch  map[uint64]bool                // by seq: a rank has found a mismatch in memory
 	succeeded map[uint64][]wire.Contribution // by seq: the calls with a success
 
 	patience int // a wait in memory is over after about as many steps
@@ -275,13 +276,13 @@ func newPlan(rng *rand.Rand, ranks int) (plan []wire.Contribution) {
 		if rng.IntN(2) == 0 { // so that a root gets ahead
 			root = 0
 		}
-		plan = append(plan, newCall(rng, uint64(seq)+1, ranks, root))
+		plan = append(plan, newCall(rng, uint64(seq)+1, root))
 	}
 	return plan
 }
 
 // newCall returns a random call of record seq.
-func newCall(rng *rand.Rand, seq uint64, ranks, root int) wire.Contribution {
+func newCall(rng *rand.Rand, seq uint64, root int) wire.Contribution {
 	kinds := []wire.Contribution{
 		{Verb: "barrier", Root: -1, Want: wire.WantNothing},
 		{Verb: "allgather", Root: -1, Want: wire.WantAll, Type: "int"},
@@ -314,8 +315,8 @@ func (r *simRank) run(faults bool) {
 			c.No, payload = wire.CodeInvalid, nil
 		case 1:
 			cancelled = true
-		case 2:
-			c = call(newCall(w.rng, seq, len(w.ranks), w.rng.IntN(len(w.ranks))), r.rank)
+		case 2, 5, 6, 7:
+			c = call(newCall(w.rng, seq, w.rng.IntN(len(w.ranks))), r.rank)
 			payload = payloadOf(&c, r.rank, len(w.ranks))
 			wrong = !core.Agree(&c, &w.plan[seq-1])
 		case 3:
@@ -348,6 +349,8 @@ func (r *simRank) run(faults bool) {
 			if len(w.wrong[seq]) == 0 {
 				w.violated(rightBytes, "record %d, rank %d: %v", seq, r.rank, err)
 			}
+			w.mismatch[seq] = true
+			w.checkOutcomes(seq)
 			r.m.Leave()
 			w.store.revoke("mismatch")
 			w.seen["mismatch"]++
@@ -375,9 +378,20 @@ func (r *simRank) run(faults bool) {
 				}
 			}
 			w.succeeded[seq] = append(w.succeeded[seq], c)
+			w.checkOutcomes(seq)
 		}
 		if w.store.revoked != "" {
 			return
+		}
+	}
+}
+
+// checkOutcomes checks that no rank finds a mismatch in an operation that needs all ranks and has
+// succeeded for another one.
+func (w *world) checkOutcomes(seq uint64) {
+	for _, c := range w.succeeded[seq] {
+		if !c.RootOnly && w.mismatch[seq] {
+			w.violated(sameOutcome, "record %d: success of %s on rank %d, and a mismatch", seq, c.Verb, c.Rank)
 		}
 	}
 }
@@ -405,7 +419,7 @@ func (r *simRank) called(seq uint64) bool {
 }
 
 func simulate(t *testing.T, seed uint64) *world {
-	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[uint64][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[uint64][]int{}, succeeded: map[uint64][]wire.Contribution{}}
+	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[uint64][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[uint64][]int{}, mismatch: map[uint64]bool{}, succeeded: map[uint64][]wire.Contribution{}}
 	n := 2 + w.rng.IntN(3)
 	w.patience = []int{3, 20, 200}[w.rng.IntN(3)]
 	faults := w.rng.IntN(3) > 0

@@ -48,7 +48,7 @@ func (m *Memory) wait(ctx context.Context, sleepers int, ready func() bool) {
 }
 
 // ring wakes the ranks that wait, if there are any: system calls are what costs time here. A rank
-// that ended while it slept is counted for ever, which costs the others a system call for each
+// that ended while it slept stays counted, which costs the others a system call for each
 // record.
 func (m *Memory) ring(sleepers int) {
 	if m.load(sleepers) > 0 && m.sim == nil {
