@@ -44,7 +44,9 @@ func Create(ranks int) (*Memory, Ref, error) {
 		return nil, Ref{}, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	shape := standard(ranks)
-	err = unix.Ftruncate(fd, int64(shape.size()))
+	if err = checkFileSize(shape.size()); err == nil {
+		err = unix.Ftruncate(fd, int64(shape.size()))
+	}
 	if err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 	}
@@ -62,6 +64,15 @@ func Create(ranks int) (*Memory, Ref, error) {
 	m.words[wordRanks] = m.identity()
 	m.file = fd
 	return m, Ref{PID: os.Getpid(), File: fd, Token: token}, nil
+}
+
+// checkFileSize returns an error where ftruncate would raise the signal of RLIMIT_FSIZE.
+func checkFileSize(size int) error {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &lim); err == nil && uint64(size) > lim.Cur { // #nosec G115 -- positive
+		return fmt.Errorf("%d bytes exceed the largest file of the process (ulimit -f)", size)
+	}
+	return nil
 }
 
 // Open maps the memory of another process of the same user, through /proc. The size of the file is

@@ -1,0 +1,109 @@
+package hostmem
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// TestOpenRefuses checks that only the memory that a Ref names is opened, of the right size.
+func TestOpenRefuses(t *testing.T) {
+	m, ref, err := Create(2)
+	require.NoError(t, err)
+	defer m.Close()
+	other, err := Open(ref, 2)
+	require.NoError(t, err)
+	other.Close()
+
+	file, err := os.Create(filepath.Join(t.TempDir(), "x"))
+	require.NoError(t, err)
+	defer file.Close()
+	unsealed, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	require.NoError(t, err)
+	defer unix.Close(unsealed)
+	require.NoError(t, unix.Ftruncate(unsealed, int64(standard(2).size())))
+	for name, bad := range map[string]func(r *Ref){
+		"no process":  func(r *Ref) { r.PID = 1 << 30 },
+		"no file":     func(r *Ref) { r.File = 1 << 20 },
+		"a file":      func(r *Ref) { r.File = int(file.Fd()) },
+		"unsealed":    func(r *Ref) { r.File = unsealed },
+		"other token": func(r *Ref) { r.Token = []byte(strings.Repeat("x", tokenLen)) },
+		"no token":    func(r *Ref) { r.Token = nil },
+	} {
+		r := ref
+		bad(&r)
+		m, err := Open(r, 2)
+		require.Error(t, err, name)
+		require.Nil(t, m, name)
+	}
+	_, err = Open(ref, 3)
+	require.Error(t, err, "another number of ranks")
+	_, _, err = Create(maxRanks + 1)
+	require.Error(t, err)
+}
+
+// TestSizeCannotChange checks that no process can shrink the memory, which would be a SIGBUS for the
+// others.
+func TestSizeCannotChange(t *testing.T) {
+	m, ref, err := Create(2)
+	require.NoError(t, err)
+	defer m.Close()
+	require.ErrorIs(t, unix.Ftruncate(ref.File, 0), unix.EPERM)
+	require.ErrorIs(t, unix.Ftruncate(ref.File, 1<<40), unix.EPERM)
+}
+
+// TestCorruptMemory checks that what a faulty rank writes is an error, or a slow record, and no access
+// out of bounds.
+func TestCorruptMemory(t *testing.T) {
+	for name, corrupt := range map[string]func(m *Memory){
+		"offset": func(m *Memory) { copy(m.head(1, 1)[8:], "\xff\xff\xff\xff") },
+		"length": func(m *Memory) { copy(m.head(1, 1)[12:], "\xff\xff\xff\x7f") },
+		"call":   func(m *Memory) { copy(m.head(1, 1)[16:], "\xff\xff") },
+		"texts":  func(m *Memory) { copy(m.head(1, 1)[headFixed+7:], "\xff\xff\xff") },
+		"record": func(m *Memory) { copy(m.head(1, 1), "\x07") },
+		"rank": func(m *Memory) {
+			m.store(m.stateWord(1), uint64(newState(1, phaseDone, 2, 1<<countBits-1)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, ref, err := Create(2)
+			require.NoError(t, err)
+			defer m.Close()
+			other, err := Open(ref, 2)
+			require.NoError(t, err)
+			defer other.Close()
+			m.Join(0, 1, time.Minute)
+			other.Join(1, 1, time.Minute)
+			c := wire.Contribution{Seq: 1, Rank: 1, Root: 1, RootOnly: true, Verb: "broadcast", Want: wire.WantNothing}
+			_, _, ok, err := other.Collect(t.Context(), &c, []byte("payload"))
+			require.NoError(t, err)
+			require.True(t, ok)
+			corrupt(other)
+			c.Rank, c.Want = 0, 1
+			_, _, ok, err = m.Collect(t.Context(), &c, nil)
+			require.Error(t, err)
+			require.True(t, ok)
+		})
+	}
+}
+
+// TestClosedMemory checks that a closed memory leaves all to the store.
+func TestClosedMemory(t *testing.T) {
+	m, _, err := Create(2)
+	require.NoError(t, err)
+	m.Join(0, 1, time.Minute)
+	m.Close()
+	m.Close()
+	m.Leave()
+	require.Zero(t, m.Passed(0))
+	_, _, ok, err := m.Collect(t.Context(), &wire.Contribution{Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}, nil)
+	require.NoError(t, err)
+	require.False(t, ok)
+}
