@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"reflect"
 	"sync"
 
@@ -28,9 +29,21 @@ var MsgPack Codec = msgpack{}
 // maxDepth bounds the nesting of what is decoded.
 const maxDepth = 256
 
-// handle has the only settings that keep strings and bytes apart below an interface (WriteExt, no
-// RawToString). It has no extensions: received bytes choose no type and no code to run.
-var handle = func() *codec.MsgpackHandle {
+// initLen is how many bytes or elements are allocated because of a length alone, in bytes from a
+// peer, and readerInitLen from a reader, which is a file of this program.
+const (
+	initLen       = 1 << 10
+	readerInitLen = 64 << 10
+)
+
+// whole is for encodings that are complete: their lengths are true. The library allocates in steps
+// of at most the initial length, and copies at each step: in those of initLen, 16 MiB take half a
+// minute.
+var handle, readerHandle, whole = newHandle(initLen), newHandle(readerInitLen), newHandle(math.MaxInt)
+
+// newHandle returns the only settings that keep strings and bytes apart below an interface (WriteExt,
+// no RawToString). They have no extensions: received bytes choose no type and no code to run.
+func newHandle(initLen int) *codec.MsgpackHandle {
 	h := &codec.MsgpackHandle{WriteExt: true}
 	h.RawToString = false
 	h.MapType = reflect.TypeFor[map[string]any]()
@@ -38,20 +51,20 @@ var handle = func() *codec.MsgpackHandle {
 	h.ErrorIfNoArrayExpand = true
 	h.CheckCircularRef = true // a cycle would overflow the stack, which cannot be recovered from
 	h.MaxDepth = maxDepth
-	h.MaxInitLen = 1 << 10 // a received length alone allocates no memory
+	h.MaxInitLen = initLen
 	return h
-}()
+}
 
 type msgpack struct{}
 
-// coder is an encoder and a decoder, which are expensive to make.
+// coder is an encoder and two decoders, which are expensive to make.
 type coder struct {
-	enc *codec.Encoder
-	dec *codec.Decoder
+	enc        *codec.Encoder
+	dec, large *codec.Decoder
 }
 
 var coders = sync.Pool{New: func() any {
-	return &coder{codec.NewEncoderBytes(nil, handle), codec.NewDecoderBytes(nil, handle)}
+	return &coder{codec.NewEncoderBytes(nil, handle), codec.NewDecoderBytes(nil, handle), codec.NewDecoderBytes(nil, whole)}
 }}
 
 // release gives c back to the pool, without references to what it has coded. A coder that failed is
@@ -60,6 +73,7 @@ func (c *coder) release() {
 	none := []byte{}
 	c.enc.ResetBytes(&none)
 	c.dec.ResetBytes(none)
+	c.large.ResetBytes(none)
 	coders.Put(c)
 }
 
@@ -84,11 +98,15 @@ func (msgpack) Parse(b []byte, v any) (err error) {
 	}
 	c := coders.Get().(*coder)
 	defer rescue(&err, "decoding", v)
-	c.dec.ResetBytes(b)
-	if err := c.dec.Decode(v); err != nil {
+	dec := c.dec
+	if len(b) > initLen && complete(b) {
+		dec = c.large
+	}
+	dec.ResetBytes(b)
+	if err := dec.Decode(v); err != nil {
 		return fmt.Errorf("msgpack: %w", err)
 	}
-	if n := c.dec.NumBytesRead(); n != len(b) {
+	if n := dec.NumBytesRead(); n != len(b) {
 		return fmt.Errorf("msgpack: %d bytes after the end of a %T", len(b)-n, v)
 	}
 	c.release()
@@ -111,7 +129,7 @@ func WriteMsgPack(w io.Writer, v any) (err error) {
 // ReadMsgPack is MsgPack.Parse for all that r has up to its end.
 func ReadMsgPack(r io.Reader, v any) (err error) {
 	defer rescue(&err, "decoding", v)
-	if err := codec.NewDecoder(r, handle).Decode(v); err != nil {
+	if err := codec.NewDecoder(r, readerHandle).Decode(v); err != nil {
 		return fmt.Errorf("msgpack: %w", err)
 	}
 	if n, _ := io.Copy(io.Discard, r); n > 0 {

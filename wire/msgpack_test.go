@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -209,6 +210,61 @@ func TestMsgPackByManyGoroutines(t *testing.T) {
 			t.Error("a value changed")
 		}
 	}
+}
+
+// TestMsgPackLarge checks that the time to decode bytes grows with their length, and not with its
+// square: the library allocates in few steps.
+func TestMsgPackLarge(t *testing.T) {
+	type config struct{ Raw []byte }
+	large := bytes.Repeat([]byte{7}, 4<<20)
+	list := make([]any, 200_000)
+	for name, v := range map[string]any{"bytes": large, "a struct": config{large}, "a map": map[string]any{"raw": large}, "a list": list} {
+		b, err := wire.MsgPack.Append(nil, v)
+		require.NoError(t, err)
+		got := reflect.New(reflect.TypeOf(v))
+		allocs := testing.AllocsPerRun(1, func() {
+			got = reflect.New(reflect.TypeOf(v))
+			require.NoError(t, wire.MsgPack.Parse(b, got.Interface()))
+		})
+		require.True(t, reflect.DeepEqual(v, got.Elem().Interface()), name)
+		require.Less(t, allocs, 100., name)
+	}
+}
+
+// TestMsgPackOfEachFormat checks a large message with a value of each format: it is decoded, and
+// refused if its end is missing, without an allocation of what its lengths promise.
+func TestMsgPackOfEachFormat(t *testing.T) {
+	pad := "\xc5\x08\x00" + strings.Repeat("p", 2<<10)
+	x := strings.Repeat("\x01", 16)
+	for _, f := range []string{
+		"\x00", "\x7f", "\xe0", "\xff", "\xc0", "\xc2", "\xc3", "\x80", "\x81\xa1a\x01", "\x90", "\x93\x01\x02\x03", "\xa0", "\xa3abc",
+		"\xc4\x02ab", "\xc5\x00\x02ab", "\xc6\x00\x00\x00\x02ab", "\xc7\x02\x05ab", "\xc8\x00\x02\x05ab", "\xc9\x00\x00\x00\x02\x05ab",
+		"\xca" + x[:4], "\xcb" + x[:8], "\xcc\x01", "\xcd" + x[:2], "\xce" + x[:4], "\xcf" + x[:8], "\xd0\x01", "\xd1" + x[:2], "\xd2" + x[:4], "\xd3" + x[:8],
+		"\xd4\x05" + x[:1], "\xd5\x05" + x[:2], "\xd6\x05" + x[:4], "\xd7\x05" + x[:8], "\xd8\x05" + x, "\xd9\x02ab", "\xda\x00\x02ab", "\xdb\x00\x00\x00\x02ab",
+		"\xdc\x00\x02\x01\x02", "\xdd\x00\x00\x00\x02\x01\x02", "\xde\x00\x01\xa1a\x01", "\xdf\x00\x00\x00\x01\xa1a\x01",
+	} {
+		var small, large []any
+		require.NoError(t, wire.MsgPack.Parse([]byte("\x91"+f), &small), "%q", f)
+		b := []byte("\x92" + pad + f)
+		require.NoError(t, wire.MsgPack.Parse(b, &large), "%q", f)
+		require.Equal(t, small[0], large[1], "%q", f)
+		require.Equal(t, 2<<10, len(large[0].([]byte)))
+		for n := 1; n <= len(f); n++ {
+			require.Error(t, wire.MsgPack.Parse(b[:len(b)-n], &large), "%q without %d bytes", f, n)
+		}
+	}
+	allocated := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.TotalAlloc
+	}
+	before := allocated()
+	for _, f := range []string{"\xc1", "\xc6\xff\xff\xff\xff", "\xdb\xff\xff\xff\xff", "\xc9\xff\xff\xff\xff\x05", "\xdd\xff\xff\xff\xff", "\xdf\xff\xff\xff\xff", strings.Repeat("\xdd\xff\xff\xff\xff", 200)} {
+		var v any
+		require.Error(t, wire.MsgPack.Parse([]byte("\x92"+pad+f), &v), "%q", f)
+		require.Error(t, wire.MsgPack.Parse([]byte("\x92"+pad+f), new([]layer)), "%q", f)
+	}
+	require.Less(t, allocated()-before, uint64(64<<20))
 }
 
 // FuzzMsgPack checks that any input is a value or an error, and that a value has an encoding that

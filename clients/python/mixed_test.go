@@ -297,3 +297,68 @@ func TestQueuesAcrossLanguages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "from Python", string(v))
 }
+
+// TestArraysInSlices sends arrays of 20 MiB in both directions, in slices as in the README: an
+// object has at most 16 MiB, and so have the slices that wait for a rank.
+func TestArraysInSlices(t *testing.T) {
+	const size, slices = 20 << 20 / 8, 3
+	ctx := bounded(t)
+	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
+	whole := make([]int64, size)
+	for i := range whole {
+		whole[i] = int64(i % 10)
+	}
+	part := func(i int) []int64 { return whole[size*i/slices : size*(i+1)/slices] }
+
+	t.Run("from Python", func(t *testing.T) {
+		var parts []*tensor.Tensor
+		m.each(func(int) error {
+			for range slices {
+				x, err := pgroup.Recv[*tensor.Tensor](ctx, m.gs[0], 1)
+				if err != nil {
+					return err
+				}
+				parts = append(parts, x)
+			}
+			return nil
+		}, func(_ int, p *rank) error {
+			for i := range slices {
+				if _, err := p.do("group", "send", map[string]any{"array": part(i), "dtype": "int64"}, 0); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		got, err := tensor.Concat(nil, 0, parts...)
+		require.NoError(t, err)
+		require.True(t, tensor.Equal(tensor.From(whole, size), got))
+	})
+	t.Run("from Go", func(t *testing.T) {
+		m.each(func(int) error {
+			for i := range slices {
+				if err := pgroup.Send(ctx, m.gs[0], 1, tensor.From(part(i), len(part(i)))); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, func(_ int, p *rank) error {
+			for i := range slices {
+				got, err := p.do("group", "recv", 0)
+				if err != nil {
+					return err
+				}
+				x := got.(map[string]any)["array"].([]any)
+				same := len(x) == len(part(i))
+				for j, v := range part(i) {
+					same = same && x[j] == float64(v)
+				}
+				assert.True(t, same, "slice %d", i)
+			}
+			return nil
+		})
+	})
+	m.each(func(int) error { return m.gs[0].Barrier(ctx) }, func(_ int, p *rank) error {
+		_, err := p.do("group", "barrier")
+		return err
+	})
+}
