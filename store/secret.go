@@ -26,7 +26,7 @@ const (
 	minSecret   = 16 // a false server gets a proof, and can try guesses on it offline
 	maxSecret   = 4096
 	proofClient = "muster 1 client"
-	proofServer = "muster 1 server"                                       // differs from proofClient, so that a proof cannot be sent back to its author
+	proofServer = "muster 1 server"                                                    // differs from proofClient, so that a proof cannot be sent back to its author
 	makeSecret  = `"(umask 077; head -c 32 /dev/urandom | base64 > secret)" makes one` //nolint:gosec // says how to make a secret
 )
 

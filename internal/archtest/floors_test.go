@@ -35,7 +35,7 @@ var floors = [][]room{
 		{name: "internal/journal", may: []string{}},                // a log on the disk
 		{name: "internal/journal/disk", may: []string{"internal/journal"}},
 		{name: "internal/durable", may: []string{"wire", "internal/core", "internal/journal", "internal/journal/disk"}}, // a machine in a directory
-		{name: "internal/hostmem", may: []string{"wire", "internal/core", "internal/mutationtest"}}, // records decided in shared memory
+		{name: "internal/hostmem", may: []string{"wire", "internal/core", "internal/mutationtest"}},                     // records decided in shared memory
 		{name: "internal/durable/logtest", may: []string{"wire", "internal/core", "internal/durable"}},
 		{name: "internal/launch"},                        // starts processes
 		{name: "internal/mutationtest", may: []string{}}, // rules that are broken, for tests
