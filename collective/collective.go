@@ -140,7 +140,12 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 		c.end(err)
 		return nil, err
 	}
-	c.group, c.placement, c.timeout = sub, newPlacement(hosts(sub), sub.Rank()), sub.Config().Timeout
+	members, err := sub.Members(ctx)
+	if err != nil {
+		c.end(err)
+		return nil, errors.Join(err, sub.Close())
+	}
+	c.group, c.placement, c.timeout = sub, newPlacement(hosts(members), sub.Rank()), sub.Config().Timeout
 	c.conns = newConns(c)
 	context.AfterFunc(c.over, c.conns.close) // so that verbs that wait for others end
 	if err := c.open(ctx); err != nil {
@@ -171,8 +176,8 @@ func allRanks(n int) []int {
 }
 
 // hosts returns the ranks by host.
-func hosts(g *pgroup.Group) (all [][]int) {
-	for _, m := range g.Members() {
+func hosts(members []pgroup.Member) (all [][]int) {
+	for _, m := range members {
 		if m.Node == len(all) {
 			all = append(all, nil)
 		}

@@ -64,6 +64,13 @@ type rank struct {
 
 func (r *rank) me() int { return r.g.Rank() }
 
+// pid returns the process of a rank.
+func (r *rank) pid(rank int) int {
+	members, err := r.g.Members(context.Background())
+	require.NoError(r, err)
+	return members[rank].PID
+}
+
 func (w way) options(rank int) *collective.Options {
 	o := &collective.Options{Algorithm: w.alg, Listen: w.listen}
 	if w.trace != nil {

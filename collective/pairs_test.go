@@ -71,7 +71,7 @@ func TestPairFrozen(t *testing.T) {
 			j := pgrouptest.Job{N: 3, Hosts: []string{"node 0", "node 1", "node 2"}, LivenessTimeout: 3 * time.Second}
 			processes(t, j, func(r *rank) {
 				r.allReduce(1000)
-				pid := r.g.Members()[victim].PID
+				pid := r.pid(victim)
 				if r.me() == 0 {
 					require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
 					start := time.Now()

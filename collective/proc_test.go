@@ -145,7 +145,7 @@ func TestFrozen(t *testing.T) {
 		j.LivenessTimeout = 3 * time.Second // a healthy rank of a busy host may not run for a second
 		processes(t, j, func(r *rank) {
 			r.allReduce(1000)
-			pid := r.g.Members()[victim].PID
+			pid := r.pid(victim)
 			if r.me() == 0 {
 				require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
 			}

@@ -248,7 +248,7 @@ func TestFrozen(t *testing.T) {
 			ranks := []int{0, 1, 2}
 			require.True(t, r.gathers(ranks, 0, 1000))
 			require.NoError(t, r.group.Barrier(r.ctx))
-			pid := r.group.Members()[2].PID
+			pid := r.pid(2)
 			switch r.me() {
 			case 0:
 				require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
@@ -287,14 +287,14 @@ func TestFrozenForLong(t *testing.T) {
 		require.True(t, r.gathers(ranks, 0, 1000))
 		require.NoError(t, r.group.Barrier(r.ctx))
 		if r.me() == 0 {
-			require.NoError(t, syscall.Kill(r.group.Members()[2].PID, syscall.SIGSTOP))
+			require.NoError(t, syscall.Kill(r.pid(2), syscall.SIGSTOP))
 		}
 		_, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
 		for err == nil { // rank 2 has sent before it is stopped, or waits to be stopped
 			_, err = r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
 		}
 		if r.me() == 0 {
-			require.NoError(t, syscall.Kill(r.group.Members()[2].PID, syscall.SIGCONT))
+			require.NoError(t, syscall.Kill(r.pid(2), syscall.SIGCONT))
 		}
 		assert.ErrorIs(t, err, pgroup.ErrLost)
 		assert.Equal(t, []int{2}, r.rankError(err).Lost, "%v", err)
@@ -349,6 +349,6 @@ func (r *rank) kills(victim int) {
 	if victim == r.me() {
 		suicide()
 	}
-	assert.NoError(r, syscall.Kill(r.group.Members()[victim].PID, syscall.SIGKILL))
+	assert.NoError(r, syscall.Kill(r.pid(victim), syscall.SIGKILL))
 	<-r.group.Context().Done()
 }

@@ -85,7 +85,7 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 					<-r.ctx.Done() // it is killed before that
 					return
 				}
-				pid := r.group.Members()[first].PID
+				pid := r.pid(first)
 				if r.me() == 0 {
 					require.NoError(r, syscall.Kill(pid, signal))
 					defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()

@@ -125,6 +125,13 @@ func (r *rank) play(o gather.Options, f func(r *rank)) {
 // me returns this rank's number.
 func (r *rank) me() int { return r.group.Rank() }
 
+// pid returns the process of a rank.
+func (r *rank) pid(rank int) int {
+	members, err := r.group.Members(context.Background())
+	require.NoError(r, err)
+	return members[rank].PID
+}
+
 // tensor returns a tensor whose elements identify the rank of and the index.
 func (r *rank) tensor(of int, shape ...int) *tensor.Tensor {
 	if r.arena == nil {

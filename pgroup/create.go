@@ -177,23 +177,20 @@ func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Gro
 	claim := claimOf(&a)
 	membership, err := at.store.JoinAs(ctx, claim, wire.Contribution{
 		Group: a.name, Run: a.run, Rank: a.rank, Size: a.size, Generation: a.from, Label: fmt.Sprintf("pid %d on %s", os.Getpid(), host),
-	}, appendMemberInfo(nil, c.selfInfo(host, at)))
+	}, wire.AppendMember(nil, c.selfInfo(host, at)))
 	if err != nil {
 		if errors.Is(err, ErrUnknown) {
 			a.keepClaim(claim)
 		}
 		return nil, s.joinError(ctx, a.op, err)
 	}
-	s.generation, s.members, s.size = membership.Generation, membership.Members, len(membership.Members)
-	if a.from != 0 {
-		s.rank = slices.Index(membership.Ranks, a.rank)
-	}
-	if err := s.checkMembers(); err != nil {
-		s.leave(s.request())
-		return nil, s.joinError(ctx, a.op, err)
-	}
-	if c.sink != nil {
-		s.setTraceID()
+	s.generation, s.id, s.rank, s.size = membership.Generation, membership.ID, membership.Rank, membership.Size
+	s.host, s.nodes, s.local = membership.Host, membership.Nodes, membership.Local
+	if membership.Members != nil {
+		if s.members, err = parseMembers(membership.Members, s.size); err != nil {
+			s.leave(s.request())
+			return nil, s.joinError(ctx, a.op, err)
+		}
 	}
 	c.file.hold()
 	g := s.handle("")
@@ -221,21 +218,4 @@ func (s *membership) joinError(ctx context.Context, op string, err error) error 
 		return err
 	}
 	return s.asRankError(cmp.Or(op, "create"), "", 0, err)
-}
-
-// checkMembers validates the infos of the other ranks, once: they come from the network.
-func (s *membership) checkMembers() error {
-	if s.rank < 0 || s.rank >= s.size {
-		return fmt.Errorf("%w: a group of %d without this rank", store.ErrProtocol, s.size)
-	}
-	for rank, b := range s.members {
-		m, err := parseMemberInfo(b)
-		if err != nil {
-			return fmt.Errorf("the entry of rank %d: %w", rank, err)
-		}
-		if m.hosts {
-			s.host = rank
-		}
-	}
-	return nil
 }

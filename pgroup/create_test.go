@@ -183,7 +183,7 @@ func TestCreateWhereAStoreIsServed(t *testing.T) {
 		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
 	})
 	together(3, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
-	same(t, gs[0], "no rank hosts", gs[0].Members()[0].Addr, "")
+	same(t, gs[0], "no rank hosts", members(t, gs[0])[0].Addr, "")
 }
 
 // TestCreateAtAnotherServer checks the error if the server at the address speaks another
@@ -303,7 +303,7 @@ func TestCreateHostsWhenTheLastHostHasGone(t *testing.T) {
 			return pgroup.Config{Address: l.Addr().String(), Dial: dial}
 		}
 	})
-	same(t, gs[1], "rank 0 hosts", gs[1].Members()[0].Addr, l.Addr().String())
+	same(t, gs[1], "rank 0 hosts", members(t, gs[1])[0].Addr, l.Addr().String())
 	together(2, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
 }
 

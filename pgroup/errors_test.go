@@ -94,24 +94,3 @@ func TestClip(t *testing.T) {
 	}
 	assert.Equal(t, "short", pgroup.Clip("short", 5))
 }
-
-func TestMemberRoundTrip(t *testing.T) {
-	pid, hosts, host, addr, err := pgroup.MemberRoundTrip(77, true, "node-1", "[::1]:29500")
-	if err != nil || pid != 77 || !hosts || host != "node-1" || addr != "[::1]:29500" {
-		t.Errorf("got %d %v %q %q %v", pid, hosts, host, addr, err)
-	}
-	_, hosts, host, addr, err = pgroup.MemberRoundTrip(1, false, strings.Repeat("h", 300), strings.Repeat("a", 300))
-	if err != nil || hosts || len(host) != 64 || len(addr) != 255 {
-		t.Errorf("got %v %q %q %v", hosts, host, addr, err)
-	}
-}
-
-func FuzzParseMember(f *testing.F) {
-	f.Add([]byte{})
-	f.Add(make([]byte, 14))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if err := pgroup.ParseMember(b); err == nil && len(b) < 14 {
-			t.Errorf("%q passed", b)
-		}
-	})
-}

@@ -354,10 +354,11 @@ func ExampleGroup_Store() {
 
 func ExampleGroup_Members() {
 	inGroup(4, func(ctx context.Context, g *pgroup.Group) error {
-		if g.Rank() == 3 {
-			fmt.Println(len(g.Members()), "ranks on", g.NodeCount(), "node; local rank", g.LocalRank(), g.SameNode(0))
+		members, err := g.Members(ctx)
+		if err == nil && g.Rank() == 3 {
+			fmt.Println(len(members), "ranks on", g.NodeCount(), "node; local rank", g.LocalRank(), g.SameNode(0))
 		}
-		return nil
+		return err
 	})
 	// Output: 4 ranks on 1 node; local rank 3 true
 }

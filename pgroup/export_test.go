@@ -40,18 +40,6 @@ func ShareMemory(gs []*Group) error {
 // DecidedInMemory returns how many operations of g were decided in shared memory.
 func DecidedInMemory(g *Group) int { return g.mem.decided }
 
-// MemberRoundTrip encodes and parses a member.
-func MemberRoundTrip(pid uint32, hosts bool, host, addr string) (gotPID uint32, gotHosts bool, gotHost, gotAddr string, err error) {
-	m, err := parseMemberInfo(appendMemberInfo(nil, memberInfo{node: 7, pid: pid, hosts: hosts, host: host, addr: addr}))
-	return m.pid, m.hosts, m.host, m.addr, err
-}
-
-// ParseMember parses data that comes from the network.
-func ParseMember(b []byte) error {
-	_, err := parseMemberInfo(b)
-	return err
-}
-
 // StoreOf returns the store of g, without a prefix.
 func StoreOf(g *Group) *store.Store { return g.store }
 

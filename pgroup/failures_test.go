@@ -419,7 +419,7 @@ func TestFailure11NoPortIsProbed(t *testing.T) {
 	ranks(t, 3, six, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: "[::1]:0"})
 	require.NoError(t, err)
-	if addr := g.Members()[0].Addr; !strings.HasPrefix(addr, "[::1]:") || strings.HasSuffix(addr, ":0") {
+	if addr := members(t, g)[0].Addr; !strings.HasPrefix(addr, "[::1]:") || strings.HasSuffix(addr, ":0") {
 		t.Errorf("it listens at %s", addr)
 	}
 	_ = g.Close()

@@ -10,9 +10,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // TestOverlappingGroups forms pg1 of ranks 0–3 and pg2 of ranks 0–2 in the same processes, as
@@ -61,7 +64,7 @@ func TestTwoGroupsAtOneAddress(t *testing.T) {
 	}
 	one := create(t, 4, named("one"))
 	two := create(t, 3, named("two"))
-	same(t, two[1], "host", two[1].Members()[0].Addr, addr)
+	same(t, two[1], "host", members(t, two[1])[0].Addr, addr)
 	together(4, func(rank int) { ok(t, one[rank], "shutdown", one[rank].Shutdown(t.Context())) })
 	together(3, func(rank int) { ok(t, two[rank], "barrier", two[rank].Barrier(t.Context())) })
 	closeAll(two)
@@ -214,6 +217,14 @@ func TestSplit(t *testing.T) {
 	})
 }
 
+// members returns the members of g.
+func members(t *testing.T, g *pgroup.Group) []pgroup.Member {
+	t.Helper()
+	ms, err := g.Members(t.Context())
+	ok(t, g, "members", err)
+	return ms
+}
+
 func TestMembers(t *testing.T) {
 	onNodes := func(t *testing.T) func(int) pgroup.Config {
 		config := hosted(t)
@@ -226,7 +237,7 @@ func TestMembers(t *testing.T) {
 	ranks(t, 4, onNodes, func(t *testing.T, g *pgroup.Group) {
 		same(t, g, "nodes", g.NodeCount(), 2)
 		same(t, g, "local rank", g.LocalRank(), g.Rank()/2)
-		for rank, m := range g.Members() {
+		for rank, m := range members(t, g) {
 			same(t, g, "rank", m.Rank, rank)
 			same(t, g, "local rank", m.LocalRank, rank/2)
 			same(t, g, "host", m.Host, fmt.Sprintf("node-%d", rank%2))
@@ -240,6 +251,82 @@ func TestMembers(t *testing.T) {
 		same(t, g, "local rank", g.LocalRank(), g.Rank())
 		same(t, g, "same node", g.SameNode(3), true)
 	})
+}
+
+// TestMembersOfMany checks a group that is too large for members in the answer to the join, and the
+// group of its survivors.
+func TestMembersOfMany(t *testing.T) {
+	const n, each = 70, 4
+	onNodes := func(t *testing.T) func(int) pgroup.Config {
+		config := served(t)
+		return func(rank int) pgroup.Config {
+			c := config(rank)
+			c.Host = fmt.Sprintf("node-%d", rank/each)
+			return c
+		}
+	}
+	check := func(g *pgroup.Group, first int) {
+		same(t, g, "nodes", g.NodeCount(), (n+each-1)/each)
+		all := members(t, g)
+		same(t, g, "size", len(all), g.Size())
+		for rank, m := range all {
+			old := first + rank
+			same(t, g, "host", m.Host, fmt.Sprintf("node-%d", old/each))
+			same(t, g, "node", m.Node, old/each)
+			same(t, g, "same node", g.SameNode(rank), old/each == (first+g.Rank())/each)
+		}
+		same(t, g, "local rank", g.LocalRank(), all[g.Rank()].LocalRank)
+		all[0].Host = "" // a copy
+		same(t, g, "host", members(t, g)[0].Host, "node-0")
+	}
+	gs := create(t, n, onNodes)
+	together(n, func(rank int) { check(gs[rank], 0) })
+	ok(t, gs[0], "close", gs[0].Close())
+	_, err := gs[0].Members(t.Context())
+	assert.NoError(t, err, "what it knows needs no request")
+	together(n-1, func(i int) {
+		g, err := gs[1+i].Shrink(t.Context())
+		if ok(t, gs[1+i], "shrink", err); err != nil {
+			return
+		}
+		gs[1+i] = g
+		same(t, g, "rank", g.Rank(), i)
+		check(g, 1)
+	})
+	closeAll(gs[1:])
+}
+
+// TestMembersFail checks the errors of a request for members.
+func TestMembersFail(t *testing.T) {
+	const n = 66
+	addr := serve(t)
+	malformed, err := store.Open(t.Context(), "muster://"+addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = malformed.Close() })
+	gs := make([]*pgroup.Group, n)
+	together(n, func(rank int) {
+		var err error
+		if rank == 65 {
+			_, err = malformed.Join(t.Context(), wire.Contribution{Group: "world", Rank: rank, Size: n}, []byte("no member"))
+		} else {
+			gs[rank], err = pgroup.Create(t.Context(), pgroup.Config{Rank: rank, Size: n, Address: "muster://" + addr})
+		}
+		assert.NoError(t, err, rank)
+	})
+	_, err = gs[1].Members(t.Context())
+	assert.ErrorContains(t, err, "the entry of rank 65: malformed member: another version of muster?")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = gs[2].Members(ctx)
+	re, _ := errors.AsType[*pgroup.RankError](err)
+	if assert.NotNil(t, re, err) {
+		assert.Equal(t, "members", re.Op)
+		assert.ErrorIs(t, err, context.Canceled)
+	}
+	ok(t, gs[3], "close", gs[3].Close())
+	_, err = gs[3].Members(t.Context())
+	assert.ErrorIs(t, err, pgroup.ErrClosed)
+	closeAll(gs[:65])
 }
 
 func TestStoreIsTheGroupsOwn(t *testing.T) {

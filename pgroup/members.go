@@ -1,13 +1,17 @@
 package pgroup
 
 import (
-	"encoding/binary"
-	"errors"
+	"context"
+	"fmt"
 	"hash/fnv"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // Member is one rank, as all ranks know it.
@@ -20,69 +24,17 @@ type Member struct {
 	Addr      string // at which it hosts the group's store; "" if it does not
 }
 
-// memberInfo is what a rank sends the others when it joins: node u64 | pid u32 | hosts u8 | length
-// of host u8, host | address. All ranks get that of all others, so it is short, and decoded only
-// when needed.
-type memberInfo struct {
-	node  uint64 // equal on the ranks of one node
-	pid   uint32
-	hosts bool
-	host  string
-	addr  string
-}
-
-const (
-	memberInfoLen = 8 + 4 + 1 + 1
-	maxHost       = 64
-	maxAddr       = 255
-)
-
-var errMemberInfo = errors.New("malformed member: another version of muster?")
-
-func appendMemberInfo(b []byte, m memberInfo) []byte {
-	m.host = clip(m.host, maxHost)
-	b = binary.LittleEndian.AppendUint64(b, m.node)
-	b = binary.LittleEndian.AppendUint32(b, m.pid)
-	hosts := byte(0)
-	if m.hosts {
-		hosts = 1
-	}
-	b = append(b, hosts, byte(len(m.host)))
-	b = append(b, m.host...)
-	return append(b, clip(m.addr, maxAddr)...)
-}
-
-func parseMemberInfo(b []byte) (memberInfo, error) {
-	if len(b) < memberInfoLen {
-		return memberInfo{}, errMemberInfo
-	}
-	n := int(b[13])
-	if b[12] > 1 || n > maxHost || len(b) < memberInfoLen+n || len(b) > memberInfoLen+n+maxAddr {
-		return memberInfo{}, errMemberInfo
-	}
-	return memberInfo{
-		node:  binary.LittleEndian.Uint64(b),
-		pid:   binary.LittleEndian.Uint32(b[8:]),
-		hosts: b[12] == 1,
-		host:  string(b[memberInfoLen : memberInfoLen+n]),
-		addr:  string(b[memberInfoLen+n:]),
-	}, nil
-}
-
-// node returns the node of a member without decoding the rest.
-func node(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
-
 // selfInfo returns what this process sends the others.
-func (c *Config) selfInfo(host string, at *sharedStore) memberInfo {
+func (c *Config) selfInfo(host string, at *sharedStore) *wire.Member {
 	id := c.Host
 	if id == "" {
 		id = thisNode()
 	}
 	h := fnv.New64a()
 	h.Write([]byte(id))
-	m := memberInfo{node: h.Sum64(), pid: uint32(os.Getpid()), hosts: at.hosts(), host: host}
-	if m.hosts {
-		m.addr = at.addr
+	m := &wire.Member{Node: h.Sum64(), PID: uint32(os.Getpid()), Hosts: at.hosts(), Host: host}
+	if m.Hosts {
+		m.Addr = clip(at.addr, wire.MaxAddr)
 	}
 	return m
 }
@@ -90,13 +42,13 @@ func (c *Config) selfInfo(host string, at *sharedStore) memberInfo {
 // nodeName returns the name of this node for errors.
 func (c *Config) nodeName() string {
 	if c.Host != "" {
-		return clip(c.Host, maxHost)
+		return clip(c.Host, wire.MaxHost)
 	}
 	name, err := os.Hostname()
 	if err != nil {
 		return "?"
 	}
-	return clip(name, maxHost)
+	return clip(name, wire.MaxHost)
 }
 
 // thisNode identifies what can share memory: a boot of a machine, and a container on it. Host names
@@ -120,44 +72,66 @@ var thisNode = sync.OnceValue(func() string {
 	return strings.Join(id, " ")
 })
 
-// Members returns the ranks in their order. Like the methods below it needs no round trip: it is
-// known since the group was formed.
-func (g *Group) Members() []Member {
-	ms := make([]Member, g.size)
-	local, nodes := map[uint64]int{}, map[uint64]int{}
-	for rank, b := range g.members {
-		m, _ := parseMemberInfo(b) // validated by checkMembers
-		if _, ok := nodes[m.node]; !ok {
-			nodes[m.node] = len(nodes)
+// Members returns the ranks in their order. In a group of more than 64 ranks the first call is a
+// request to the store; ctx bounds it, and Config.Timeout if ctx has no deadline. Its error is a
+// *RankError.
+func (g *Group) Members(ctx context.Context) ([]Member, error) {
+	ms := g.knownMembers()
+	if ms == nil {
+		ctx, cancel := g.withTimeout(ctx)
+		defer cancel()
+		infos, err := g.store.Members(ctx, g.request(), 0, 0)
+		if err == nil {
+			ms, err = parseMembers(infos, g.size)
 		}
-		ms[rank] = Member{Rank: rank, LocalRank: local[m.node], Node: nodes[m.node], PID: int(m.pid), Host: m.host, Addr: m.addr}
-		local[m.node]++
+		if err != nil {
+			return nil, g.asRankError("members", 0, err)
+		}
+		g.setMembers(ms)
 	}
-	return ms
+	return slices.Clone(ms), nil
 }
 
-// LocalRank returns the number of lower ranks on this rank's node.
-func (g *Group) LocalRank() int {
-	n := 0
-	for _, b := range g.members[:g.rank] {
-		if node(b) == node(g.members[g.rank]) {
-			n++
-		}
-	}
-	return n
+func (s *membership) knownMembers() []Member {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return s.members
 }
+
+func (s *membership) setMembers(ms []Member) {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	s.members = ms
+}
+
+// parseMembers parses and validates the infos of all ranks of a group: they come from the network.
+func parseMembers(infos [][]byte, size int) ([]Member, error) {
+	if len(infos) != size {
+		return nil, fmt.Errorf("%w: %d members of a group of %d", store.ErrProtocol, len(infos), size)
+	}
+	ms := make([]Member, size)
+	local, nodes := map[uint64]int{}, map[uint64]int{}
+	for rank, b := range infos {
+		m, err := wire.ParseMember(b)
+		if err != nil {
+			return nil, fmt.Errorf("the entry of rank %d: %w", rank, err)
+		}
+		if _, ok := nodes[m.Node]; !ok {
+			nodes[m.Node] = len(nodes)
+		}
+		ms[rank] = Member{Rank: rank, LocalRank: local[m.Node], Node: nodes[m.Node], PID: int(m.PID), Host: m.Host, Addr: m.Addr}
+		local[m.Node]++
+	}
+	return ms, nil
+}
+
+// LocalRank returns the number of lower ranks on this rank's node. Like the methods below it needs
+// no request: the answer to the join has it.
+func (g *Group) LocalRank() int { return g.local.Below(g.rank) }
 
 // SameNode reports whether rank is on this rank's node, so that they can share memory. It is false
 // for a rank that does not exist.
-func (g *Group) SameNode(rank int) bool {
-	return rank >= 0 && rank < g.size && node(g.members[rank]) == node(g.members[g.rank])
-}
+func (g *Group) SameNode(rank int) bool { return g.local.Has(rank) }
 
 // NodeCount returns the number of nodes that the ranks are on.
-func (g *Group) NodeCount() int {
-	nodes := map[uint64]bool{}
-	for _, b := range g.members {
-		nodes[node(b)] = true
-	}
-	return len(nodes)
-}
+func (g *Group) NodeCount() int { return g.nodes }

@@ -27,9 +27,10 @@ type membership struct {
 	name, run  string
 	rank, size int
 	generation uint64
-	id         uint64   // of the generation in traces, if it is traced
-	members    [][]byte // by rank, as appendMemberInfo encoded them; validated
-	host       int      // the rank that hosts the store; -1: none of the group does
+	id         uint64       // of the generation in traces
+	local      wire.RankSet // the ranks on this rank's node
+	nodes      int
+	host       int // the rank that hosts the store; -1: none of the group does
 	shared     *sharedStore
 	store      *store.Store
 
@@ -39,6 +40,7 @@ type membership struct {
 	lock         sync.Mutex // protects the fields below; not held during I/O
 	closeBegan   bool       // Close has begun
 	shuttingDown bool       // Shutdown has begun, so the end of the host is expected
+	members      []Member   // by rank; nil until they are known
 	revocation   *RankError // why the generation was revoked, as far as this rank knows
 	channels     map[string]*Group
 	uses         map[string]int // of each Sub, so that the same name and ranks make another group

@@ -66,17 +66,18 @@ func (cl *call) memory() *hostmem.Memory {
 	return nil
 }
 
-// onOneHost reports whether the ranks are at least two, and processes of one host.
+// onOneHost reports whether the ranks are at least two, and processes of one host. It is false for
+// more than wire.MaxInline ranks, whose processes are known only to those that have asked for the
+// members: all ranks must give the same answer.
 func (s *membership) onOneHost() bool {
-	pids := map[uint32]bool{}
-	for _, b := range s.members {
-		m, _ := parseMemberInfo(b) // validated by checkMembers
-		if node(b) != node(s.members[s.rank]) || pids[m.pid] {
-			return false
-		}
-		pids[m.pid] = true
+	if s.nodes > 1 || s.size > wire.MaxInline {
+		return false
 	}
-	return len(pids) > 1
+	pids := map[int]bool{}
+	for _, m := range s.knownMembers() {
+		pids[m.PID] = true
+	}
+	return len(pids) > 1 && len(pids) == s.size
 }
 
 // openMemory makes or opens the memory, in a goroutine that Close waits for.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"os"
 	"path/filepath"
 	"strings"
@@ -100,17 +99,6 @@ func (c *Config) traceJoin(ctx context.Context, a joinRequest, g *Group, start t
 	e.End, e.Err = time.Now(), err
 	e.Waited = e.Duration()
 	trace.Record(ctx, c.sink, e)
-}
-
-// setTraceID sets the id that distinguishes this generation from one with the same number on
-// another store: a hash of its members.
-func (s *membership) setTraceID() {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s\x00%s\x00%d", s.name, s.run, s.generation)
-	for _, m := range s.members {
-		h.Write(m)
-	}
-	s.id = max(h.Sum64(), 1)
 }
 
 // traceFile is a file of TraceDir. Each handle of a group that writes to it holds a reference; the

@@ -5,19 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
-// Membership is the result of forming a group, the same for all ranks.
-type Membership struct {
-	Generation uint64   // identifies the group; never used again
-	Members    [][]byte // the member argument of each rank's Join
-	Ranks      []int    // of a shrunk group: the old rank of each member
-}
+// Membership is the result of forming a group, as one rank gets it. Its Members are the member
+// arguments of all Joins; a group of more than wire.MaxInline ranks has none, and its ranks call
+// Store.Members when they need them.
+type Membership = wire.Formed
 
 // Claim identifies the requests of one process for one rank. If the outcome of a Join is unknown, a
 // Join with the same Token and a higher Try replaces the earlier one. The zero Claim replaces
@@ -47,14 +44,26 @@ func (s *Store) JoinAs(ctx context.Context, claim Claim, c wire.Contribution, me
 	if err := s.Do(ctx, &wire.Request{Op: wire.OpJoin, Group: c, Value: nonNil(member), Old: claim.Token, Rev: claim.Try}, &rep); err != nil {
 		return Membership{}, markUnknown(err)
 	}
-	r := Membership{Generation: rep.Rev, Members: rep.Values}
-	for _, n := range rep.Nums {
-		r.Ranks = append(r.Ranks, int(n))
+	r, err := wire.ParseFormed(&rep, c.Rank)
+	if err == nil && c.Generation == 0 && (r.Rank != c.Rank || r.Size != c.Size) {
+		err = fmt.Errorf("rank %d of %d for rank %d of %d", r.Rank, r.Size, c.Rank, c.Size)
+	}
+	if err != nil {
+		s.leaveFormed(ctx, rep.Rev, r.Rank)
+		return Membership{}, fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
 	if mayBeCancelled(ctx) {
 		return Membership{}, s.leaveLate(ctx, c, &r)
 	}
 	return r, nil
+}
+
+// Members returns what the ranks of c.Generation gave Join as their member, from rank first on: n of
+// them, or all if n is 0. c.Rank is the caller's. A rank that has left or failed is still there.
+func (s *Store) Members(ctx context.Context, c wire.Contribution, first, n int) ([][]byte, error) {
+	var rep wire.Reply
+	err := s.Do(ctx, &wire.Request{Op: wire.OpMembers, Group: c, Delta: int64(first), Rev: uint64(max(n, 0))}, &rep)
+	return rep.Values, err
 }
 
 // mayBeCancelled reports whether the store may have been asked to cancel a call with ctx: at once
@@ -74,17 +83,18 @@ func mayBeCancelled(ctx context.Context) bool {
 // done that already if the cancel came after the last rank.
 func (s *Store) leaveLate(ctx context.Context, c wire.Contribution, r *Membership) error {
 	code := failureCode(ctx.Err())
-	ctx, cancel := transport.Grace(ctx, ResultGrace)
-	defer cancel()
-	rank := c.Rank
-	if c.Generation != 0 {
-		rank = slices.Index(r.Ranks, rank)
-	}
-	_ = s.Leave(ctx, wire.Contribution{Generation: r.Generation, Rank: rank}) // a failure is harmless: the rank was removed, or its session ends
+	s.leaveFormed(ctx, r.Generation, r.Rank)
 	return &Error{
 		Op: wire.OpJoin.String(), Key: c.Group, Code: code, Err: CodeError(code),
 		Detail: "the group had formed when this rank gave up, and this rank has left it",
 	}
+}
+
+// leaveFormed removes the caller from a group that formed, and whose membership it does not use.
+func (s *Store) leaveFormed(ctx context.Context, generation uint64, rank int) {
+	ctx, cancel := transport.Grace(ctx, ResultGrace)
+	defer cancel()
+	_ = s.Leave(ctx, wire.Contribution{Generation: generation, Rank: rank}) // a failure is harmless: the rank was removed, or its session ends
 }
 
 // Collect casts c.Rank's vote for the record (c.Generation, c.Channel, c.Seq), and returns what

@@ -182,6 +182,10 @@ var goldenRequests = []struct {
 		wire.Request{Op: wire.OpStacks, Value: []byte("main")},
 		"18000000 26 01 0000 0000000000000000 | 04000000 6d61696e  0000000000000000  0000000000000000",
 	},
+	{
+		wire.Request{Op: wire.OpMembers, ID: 39, Rev: 5, Delta: 64, Group: member},
+		"1c000000 27 00 0000 2700000000000000 | 4000000000000000  0500000000000000  0700000000000000 02000000",
+	},
 }
 
 func no(c wire.Contribution, code wire.Code, reason string) wire.Contribution {
@@ -254,7 +258,7 @@ func TestWaitsOrChanges(t *testing.T) {
 // TestOthersHaveNoNumber checks that fields which the table does not give to an operation are not
 // encoded.
 func TestOthersHaveNoNumber(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpStacks; op++ {
+	for op := wire.OpHello; op <= wire.OpMembers; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
 		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
 			t.Errorf("%v has a number", op)
@@ -462,7 +466,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpStacks + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpMembers + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}

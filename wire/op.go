@@ -45,6 +45,7 @@ const (
 	OpCloseChannel               // closes a channel: the rank makes no more calls on it
 	OpAck                        // acknowledges the messages of a stream up to a position
 	OpStacks                     // asks a rank for its stacks; a server asks its client, which answers
+	OpMembers                    // returns what the ranks of a group said of themselves when they joined
 	opEnd
 )
 
@@ -115,6 +116,7 @@ var ops = [opEnd]opInfo{
 	OpCloseChannel: {name: "close channel", right: NeedNothing, fields: fNumber | fMember | fCall},
 	OpAck:          {name: "acknowledge", right: NeedNothing, fields: fMember | fCall},
 	OpStacks:       {name: "stacks", fields: fValue | fDelta | fRev},
+	OpMembers:      {name: "members", right: NeedNothing, readOnly: true, fields: fDelta | fRev | fMember},
 }
 
 // info returns the row of o; an unknown operation has none of the properties.

@@ -71,6 +71,13 @@ var goldenReplies = []struct {
 			"02000000 0900000000000000 0200000000000000",
 	},
 	{
+		"formed", wire.OpJoin,
+		wire.Reply{Rev: 9, N: 2, Values: [][]byte{[]byte("a"), []byte("b")}, Nums: []int64{2, 0, 1, 255, 0, 2, 1}},
+		"5a000000 0e 29 0000 0500000000000000 | 0900000000000000 0200000000000000  02000000 01000000 61 01000000 62" +
+			"07000000 0200000000000000 0000000000000000 0100000000000000 ff00000000000000" +
+			"0000000000000000 0200000000000000 0100000000000000",
+	},
+	{
 		"message", wire.OpRecv,
 		wire.Reply{Value: []byte{}, Type: "t"},
 		"09000000 13 44 0000 0500000000000000 | 00000000  01000000 74",
@@ -304,14 +311,14 @@ func TestNames(t *testing.T) {
 		}
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpStacks; op++ {
+	for op := wire.OpHello; op <= wire.OpMembers; op++ {
 		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
 			t.Errorf("op %d is %q", op, s)
 		} else {
 			seen[s] = true
 		}
 	}
-	assert.Equal(t, "code(24)op(39)op(0)", (wire.CodeAgain+1).String()+(wire.OpStacks+1).String()+wire.Op(0).String())
+	assert.Equal(t, "code(24)op(40)op(0)", (wire.CodeAgain+1).String()+(wire.OpMembers+1).String()+wire.Op(0).String())
 	assert.Equal(t, "code(999)op(99)", wire.Code(999).String()+wire.Op(99).String())
 }
 

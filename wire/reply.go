@@ -9,12 +9,12 @@ import (
 type Reply struct {
 	Code   Code
 	Detail string // text of an error
-	Rev    uint64 // revision of an entry; OpJoin: the generation
+	Rev    uint64 // revision of an entry; OpJoin: the generation (see ParseFormed)
 	// OpAdd: the counter; OpDelete: the number of keys that existed; OpHello: the session; OpPush:
 	// the length of the queue; OpPop: the length before
 	N      int64
 	Value  []byte
-	Values [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin: the info of the members
+	Values [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin, OpMembers: the values of the members
 	Keys   []string // OpList, OpWatch; OpWait that timed out: the missing keys; OpStatus: names
 	// OpList: revision and TTL of each key; OpWatch: revision and Change of each; OpStatus:
 	// generation and rank of the next page

@@ -28,7 +28,7 @@ type Request struct {
 	//   - OpAdd: the number to add
 	//   - OpList: the maximum number of keys to return, negated to omit their values
 	//   - OpSendReady: the length of the message in bytes
-	//   - OpStatus: the first rank of the page; OpStacks: the rank
+	//   - OpStatus: the first rank of the page; OpStacks: the rank; OpMembers: the first rank
 	//   - OpGet: below 0 omits the value, and above 0 the value may be the memory of a store in this
 	//     process, which must not be modified; this is not in the frame
 	Delta int64
@@ -39,6 +39,7 @@ type Request struct {
 	// Rev is a revision: OpWatch returns the changes after it. OpHello: the incarnation of the
 	// store that Resume is of. OpBackup: the first byte of the part. OpStatus: the first generation
 	// of the page. OpStacks: the generation. OpJoin: with Old, the try of this process: 1, 2, …
+	// OpMembers: the number of members, 0 for all of the rest.
 	Rev    uint64
 	Lease  uint64       // OpSet: the lease of the entry; OpKeepAlive, OpRevoke: this one
 	Resume uint64       // OpHello: the session to resume, with its token in Value; 0: a new one

@@ -171,7 +171,8 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 	t.Run("facts", func(t *testing.T) {
 		for r, g := range m.gs {
 			if g != nil {
-				members := g.Members()
+				members, err := g.Members(ctx)
+				require.NoError(t, err)
 				require.Equal(t, 1, g.NodeCount())
 				require.Equal(t, m.ps[1].cmd.Process.Pid, members[1].PID)
 				require.Equal(t, 3, members[3].LocalRank)

@@ -126,6 +126,8 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 		a.leaves(cl)
 	case wire.OpFollow:
 		cl.group = a.memberOf(cl)
+	case wire.OpMembers:
+		a.asksMembers(cl)
 	case wire.OpCollect:
 		a.votes(cl)
 	case wire.OpSend:
@@ -325,6 +327,8 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 		a.received(cl, rep)
 	case wire.OpFollow:
 		a.followed(cl, rep)
+	case wire.OpMembers:
+		g8MembersOfTheGroup(a, cl, rep)
 	case wire.OpCloseChannel, wire.OpAck:
 		if rep.Code != wire.CodeOK {
 			breaks("C9 a channel can be closed, and what was received be acknowledged", "%s: %s", cl, rep.Code)

@@ -110,6 +110,7 @@ func (x *explored) request(rank int) wire.Request {
 	switch r.step {
 	case 1:
 		req.Op, c.Group, c.Size, c.Label = wire.OpJoin, "world", exploreRanks, fmt.Sprint("rank ", rank)
+		req.Value = exploreInfo(rank)
 	case 2:
 		req.Op, req.Number, req.Key, req.Delta = wire.OpAdd, 1, "n", 1
 		return req
@@ -355,6 +356,9 @@ func (x *explored) settled() {
 	}
 	for rank := range x.ranks {
 		r := &x.ranks[rank]
+		if r.gen != 0 && !r.lost {
+			x.members(rank)
+		}
 		if n := x.m.Records(r.gen, "", 0); n > x.window {
 			breaks("C8 at most W records", "%d", n)
 		}
@@ -364,6 +368,20 @@ func (x *explored) settled() {
 		if quiet && !r.lost && r.step <= exploreSteps && (r.step != 1 || !lost && x.giveUps > 0) {
 			breaks("L4 every connected rank learns", "rank %d waits in step %d, and nothing is on its way", rank, r.step)
 		}
+	}
+}
+
+// exploreInfo is what a rank says of itself.
+func exploreInfo(rank int) []byte { return wire.AppendMember(nil, &wire.Member{Node: uint64(rank)}) }
+
+// members checks that a rank that has joined gets the members of its group, also from a server that
+// was started again.
+func (x *explored) members(rank int) {
+	r := &x.ranks[rank]
+	var rep wire.Reply
+	x.m.Apply(0, r.session, &wire.Request{Op: wire.OpMembers, Delta: 1, Group: wire.Contribution{Generation: r.gen, Rank: rank}}, &rep)
+	if rep.Code != wire.CodeOK || len(rep.Values) != exploreRanks-1 || !bytes.Equal(rep.Values[1], exploreInfo(2)) {
+		breaks("G8 a rank gets the members of its group", "rank %d: %s", rank, say{&rep})
 	}
 }
 

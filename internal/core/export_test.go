@@ -12,7 +12,7 @@ import (
 // Bounds are the limits of what a group may hold, made small for simulations. Zero fields keep
 // their defaults.
 type Bounds struct {
-	Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce, Channels, Streams int
+	Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce, Channels, Streams, Inline int
 }
 
 // SetBounds changes the bounds of a Machine that holds nothing yet, and returns all of them.
@@ -27,7 +27,7 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 		set(&m.bounds.window, b.Window), set(&m.bounds.aheadRecords, b.AheadRecords), set(&m.bounds.aheadBytes, b.AheadBytes),
 		set(&m.bounds.streamMessages, b.StreamMessages), set(&m.bounds.streamBytes, b.StreamBytes),
 		set(&m.bounds.unacked, b.Unacked), set(&m.bounds.expireAtOnce, b.ExpireAtOnce),
-		set(&m.bounds.channels, b.Channels), set(&m.bounds.streams, b.Streams),
+		set(&m.bounds.channels, b.Channels), set(&m.bounds.streams, b.Streams), set(&m.bounds.inline, b.Inline),
 	}
 }
 

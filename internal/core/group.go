@@ -19,6 +19,8 @@ type group struct {
 	key          groupKey
 	gen          uint64              // issued once; grows
 	members      []member            // by rank
+	infos        [][]byte            // by rank: what each process sends the others about itself; never modified
+	summary      summary             // of infos
 	present      int                 // members that have neither left nor failed
 	revoked      *wire.Reply         // what each call gets; nil while g is active
 	channels     map[string]*channel // by name: the first one of each, see channel.next
@@ -27,7 +29,6 @@ type group struct {
 	streamCount  int                 // of all tags
 	follows      []*follow
 	shrink       *rendezvous   // the rendezvous of the survivors, once one of them has called
-	old          []int         // after a shrink, by rank: the rank before it
 	began        Time          // when the last member joined
 	revocation   pastFailure   // why and when it was revoked, for the status page
 	failures     []pastFailure // of the last operations that failed, the oldest first
@@ -39,7 +40,6 @@ type member struct {
 	session uint64    // that joined as this rank
 	join    uint64    // id of the call that joined
 	label   string    // names the process in errors
-	info    []byte    // opaque to the store: what the process sends the others about itself
 	gone    wire.Code // CodeLost: failed; CodeLeft: left; CodeOK: present
 	verb    string    // its last call, which errors show
 	seq     uint64    // and its sequence number; 0 if it has none

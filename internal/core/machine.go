@@ -90,12 +90,14 @@ type bounds struct {
 	unacked int
 	// expireAtOnce is how many entries one Tick removes at most: they take about 0.1 ms.
 	expireAtOnce int
+	// inline is the size of a group up to which the answer to a join has the members.
+	inline int
 }
 
 var defaultBounds = bounds{
 	window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20, unacked: 1024,
 	channels: 4096, streams: 1 << 20,
-	expireAtOnce: 32,
+	expireAtOnce: 32, inline: wire.MaxInline,
 }
 
 // counts are counters for status pages. They are not part of the state: no decision depends on
@@ -208,6 +210,7 @@ var handlers = [...]handler{
 	wire.OpPop:          (*Machine).pop,
 	wire.OpCloseChannel: (*Machine).closeChannel,
 	wire.OpAck:          (*Machine).ack,
+	wire.OpMembers:      (*Machine).membersFrom,
 }
 
 // Apply carries out req for a session at time now. It reports whether rep is the answer. If not,

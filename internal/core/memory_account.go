@@ -70,7 +70,9 @@ func joinCost(label string, member []byte) int {
 
 func replyCost(rep *wire.Reply) int { return answerCost + rounded(valueBytes(rep)) }
 
-func (s *member) cost() int { return memberCost + rounded(len(s.label)) + rounded(len(s.info)) }
+func (g *group) memberCost(rank int) int {
+	return memberCost + rounded(len(g.members[rank].label)) + rounded(len(g.infos[rank]))
+}
 
 // cost includes the votes of one record, which the channel keeps for its next one.
 func (ch *channel) cost() int { return newChannelCost(ch.name, len(ch.floor)) }
@@ -92,7 +94,7 @@ func (msg *message) cost() int {
 // chargeGroup charges the members of a new group.
 func (m *Machine) chargeGroup(g *group) {
 	for i := range g.members {
-		m.account.charge(g.members[i].session, g.members[i].cost())
+		m.account.charge(g.members[i].session, g.memberCost(i))
 	}
 }
 
@@ -104,7 +106,7 @@ func (m *Machine) releaseGroup(g *group) {
 // each calls f for all that g holds, except calls that wait.
 func (g *group) each(f func(session uint64, bytes int)) {
 	for i := range g.members {
-		f(g.members[i].session, g.members[i].cost())
+		f(g.members[i].session, g.memberCost(i))
 	}
 	for _, ch := range g.inOrder() {
 		f(ch.payer, ch.cost())
@@ -215,7 +217,7 @@ func (m *Machine) beginCost(c *wire.Contribution) int {
 	return newChannelCost(c.Channel, len(g.members))
 }
 
-// membersBytes bounds the info of all members of a group together: each member gets all of it in
+// membersBytes bounds the info of all members of a group together: a member may get all of it in
 // one answer.
 const membersBytes = 64 << 20
 
@@ -223,7 +225,7 @@ const membersBytes = 64 << 20
 // Each member has an equal share of the limit.
 func tooLargeMember(n, size int) string {
 	if most := membersBytes / size; n > most {
-		return fmt.Sprintf("a member of %d bytes: in a group of %d the limit is %d, since every rank gets all members", n, size, most)
+		return fmt.Sprintf("a member of %d bytes: in a group of %d the limit is %d, since a rank may get all members in one answer", n, size, most)
 	}
 	return ""
 }

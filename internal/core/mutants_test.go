@@ -183,6 +183,40 @@ var mutants = []mutant{
 		"restore.go", `unresumed: s.Unresumed`, `unresumed: false`,
 	},
 	{
+		"a rank that asks for some of the members gets the first ones",
+		"members.go", `rep.Values = g.infos[req.Delta:]`, `rep.Values = g.infos`,
+	},
+	{
+		"a rank that asks for two members gets all",
+		"members.go", `rep.Values = rep.Values[:req.Rev]`, `_ = rep`,
+	},
+	{
+		"the answer to each join has all members",
+		"members.go", `len(g.members) <= m.bounds.inline`, `m != nil`,
+	},
+	{
+		"a rank is told the ranks of another node as its own",
+		"rendezvous.go", `replies[g.node(rank)]`, `replies[g.node(0)]`,
+	},
+	{
+		"a join that is answered again has the ranks of another node",
+		"rendezvous.go", `g.local(rank)`, `g.local(0)`,
+	},
+	{
+		"a survivor whose join is answered again keeps its old rank",
+		"rendezvous.go", `if c.Generation != 0 {
+			*rep`, `if c == nil {
+			*rep`,
+	},
+	{
+		"a rank does not learn who hosts the store",
+		"members.go", `g.summary.host = rank`, `_ = rank`,
+	},
+	{
+		"what is restored forgets who hosts the store",
+		"restore.go", `g.summarize()`, `_ = g.summary`,
+	},
+	{
 		"a generation number is used again",
 		"rendezvous.go", `m.generation++`, `m.generation = uint64(len(m.groups)) + 1`,
 	},
@@ -281,7 +315,7 @@ var mutants = []mutant{
 	},
 	{
 		"a rank whose join comes again has a conflict with itself",
-		"rendezvous.go", `if g, _ := m.joinedBy(t); g != nil { //`, `if g, _ := m.joinedBy(t); g != nil && t.ID == 0 { //`,
+		"rendezvous.go", `if g, rank := m.joinedBy(t); g != nil { //`, `if g, rank := m.joinedBy(t); g != nil && t.ID == 0 { //`,
 	},
 	{
 		"a lease outlives its session",
@@ -475,10 +509,10 @@ var mutants = []mutant{
 }
 
 // shortMutants is the step at which the short form samples the mutants: it runs one of so many.
-const shortMutants = 33
+const shortMutants = 36
 
 // TestMutants checks that the simulation can detect errors: it finds a counterexample for each rule
-// that is broken. With MUSTER_SOAK it tries all mutants, otherwise one of 33, which
+// that is broken. With MUSTER_SOAK it tries all mutants, otherwise one of 36, which
 // MUSTER_MUTANTS selects.
 func TestMutants(t *testing.T) {
 	if testing.Short() || underRace {

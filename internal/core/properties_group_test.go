@@ -16,9 +16,9 @@ type rendezvous struct {
 	from    *group        // the group whose survivors form a new one; nil otherwise
 	joiners map[int]*call // by rank
 	members [][]byte      // set once it is complete
-	olds    []int64
 	gen     uint64
-	frozen  bool // complete; the answers go out in this step
+	id      int64 // that the first answer had
+	frozen  bool  // complete; the answers go out in this step
 
 	failed    wire.Code // why the attempt has failed; OK if it has not
 	by        int       // the rank that cancelled
@@ -196,7 +196,7 @@ func (a *audit) joined(cl *call, rep *wire.Reply) {
 		if r.gen == 0 {
 			a.complete(r, rep)
 		}
-		g2TogetherAtOnce(r, cl, rep)
+		g2TogetherAtOnce(a, r, cl, rep)
 		return
 	}
 	r.withdraw(a, cl)
@@ -215,9 +215,6 @@ func (a *audit) complete(r *rendezvous, rep *wire.Reply) {
 		if cl := r.joiners[rank]; cl != nil {
 			g.members = append(g.members, auditMember{session: cl.session, join: cl.req.ID})
 			r.members = append(r.members, cl.req.Value)
-			if r.from != nil {
-				r.olds = append(r.olds, int64(rank))
-			}
 		}
 	}
 	g.present = len(g.members)
@@ -248,14 +245,73 @@ func g1GenerationsUnique(a *audit, gen uint64) {
 }
 
 // g2TogetherAtOnce checks G2: an open rendezvous is complete only when all ranks are present at the
-// same time; then all get the same answer. A shrunk group has dense ranks, in the old order.
-func g2TogetherAtOnce(r *rendezvous, cl *call, rep *wire.Reply) {
+// same time; then all get the same answer. A shrunk group has dense ranks, in the old order. A rank
+// gets the ranks of its node, and the members if they are few.
+func g2TogetherAtOnce(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 	const p = "G2 a rendezvous is complete when all are there at the same time"
 	if r.joiners[cl.req.Group.Rank] != cl || rep.Rev != r.gen {
 		breaks(p, "%s gets generation %d, which is not its rendezvous's", cl, rep.Rev)
 	}
-	if !slices.EqualFunc(rep.Values, r.members, bytes.Equal) || !slices.Equal(rep.Nums, r.olds) {
-		breaks(p, "%s gets members %q %d, not %q %d", cl, rep.Values, rep.Nums, r.members, r.olds)
+	rank := slices.Index(slices.Sorted(maps.Keys(r.joiners)), cl.req.Group.Rank)
+	want := r.members
+	if len(want) > a.w.bounds.Inline {
+		want = nil
+	}
+	n := int64(0)
+	if r.from != nil {
+		n = int64(rank) + 1
+	}
+	if rep.N != n || len(rep.Nums) < 4 || !slices.EqualFunc(rep.Values, want, bytes.Equal) {
+		breaks(p, "%s gets rank %d %d and members %q, not rank %d and %q", cl, rep.N, rep.Nums, rep.Values, rank, want)
+	}
+	size, host, nodes, id, local := rep.Nums[0], int64(-1), map[uint64]bool{}, rep.Nums[3], wire.RankSet(rep.Nums[4:])
+	own, _ := wire.MemberNode(r.members[rank])
+	for other, b := range r.members {
+		node, hosts := wire.MemberNode(b)
+		nodes[node] = true
+		if hosts {
+			host = int64(other)
+		}
+		if local.Has(other) != (node == own) {
+			breaks(p, "%s is told %v as its node's ranks, and %q", cl, local, r.members)
+		}
+	}
+	if r.id == 0 {
+		r.id = id
+		a.w.tally.formed(len(want) > 0)
+	}
+	if int(size) != len(r.members) || rep.Nums[1] != host || int(rep.Nums[2]) != len(nodes) || id != r.id || id == 0 {
+		breaks(p, "%s gets size, host, nodes and id %d, and %q; the first got id %d", cl, rep.Nums[:4], r.members, r.id)
+	}
+}
+
+// asksMembers handles a rank that asks for members of its group.
+func (a *audit) asksMembers(cl *call) {
+	g := a.memberOf(cl)
+	if g == nil {
+		a.w.tally.membersRefused++
+		return
+	}
+	all := g.rendezvous.members
+	first, n := int(cl.req.Delta), int(cl.req.Rev)
+	if first < 0 || first > len(all) {
+		cl.refusal = wire.CodeInvalid
+		return
+	}
+	if n == 0 {
+		n = len(all)
+	}
+	if g.revocation != nil || g.present < len(all) {
+		a.w.tally.membersAfter++
+	}
+	cl.expect = &wire.Reply{Values: all[first:min(first+n, len(all))]}
+}
+
+// g8MembersOfTheGroup checks G8: a rank of a group gets what its ranks said of themselves when they
+// joined, also after some have left or failed, and when the group is revoked.
+func g8MembersOfTheGroup(_ *audit, cl *call, rep *wire.Reply) {
+	if rep.Code != wire.CodeOK || !slices.EqualFunc(rep.Values, cl.expect.Values, bytes.Equal) {
+		breaks("G8 a rank gets the members of its group", "%s: %s, not %q", cl, say{rep}, cl.expect.Values)
 	}
 }
 

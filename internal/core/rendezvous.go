@@ -69,8 +69,11 @@ const (
 // has succeeded, and whose answer was lost with the connection, is answered again.
 func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	if g, _ := m.joinedBy(t); g != nil { // the answer was lost with the connection
-		*rep = *g.joinReply()
+	if g, rank := m.joinedBy(t); g != nil { // the answer was lost with the connection
+		*rep = *m.joinReply(g, g.local(rank))
+		if c.Generation != 0 {
+			*rep = *renumbered(rep, rank)
+		}
 		return true
 	}
 	if len(req.Old) > maxToken {
@@ -131,19 +134,6 @@ func (m *Machine) supersedeIn(r *rendezvous, rank int, c claim) {
 		m.answer(&a.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "superseded by a later request of the same process"})
 		m.removeJoiner(a)
 	}
-}
-
-// joinReply returns the answer to all ranks that formed g: its generation, the info of each
-// member, and the old ranks if it is a group of survivors.
-func (g *group) joinReply() *wire.Reply {
-	rep := &wire.Reply{Rev: g.gen, Values: make([][]byte, len(g.members))}
-	for i := range g.members {
-		rep.Values[i] = g.members[i].info
-	}
-	for _, rank := range g.old {
-		rep.Nums = append(rep.Nums, int64(rank))
-	}
-	return rep
 }
 
 // joinSurvivors adds the caller to the rendezvous of its group's survivors (shrink). That one
@@ -247,23 +237,27 @@ func (m *Machine) formIfComplete(r *rendezvous) {
 	as := r.inOrder()
 	m.generation++
 	g := &group{
-		key: r.key, gen: m.generation, members: make([]member, len(as)), present: len(as), began: m.now,
+		key: r.key, gen: m.generation, members: make([]member, len(as)), infos: make([][]byte, len(as)), present: len(as), began: m.now,
 		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	for i, a := range as {
-		g.members[i] = member{session: a.Session, join: a.ID, label: a.label, info: a.info, at: m.now, claim: a.claim}
+		g.members[i], g.infos[i] = member{session: a.Session, join: a.ID, label: a.label, at: m.now, claim: a.claim}, a.info
 		s := m.sessions[a.Session]
 		s.memberships = append(s.memberships, membership{g, i})
-		if r.from != nil {
-			g.old = append(g.old, a.rank)
-		}
 	}
 	m.groups[g.gen] = g
 	m.chargeGroup(g)
 	m.byGeneration.add(g)
 	m.live[g.key] = g
-	rep := g.joinReply()
-	for _, a := range as {
+	replies := map[uint64]*wire.Reply{}
+	for node, local := range g.summarize() {
+		replies[node] = m.joinReply(g, local)
+	}
+	for rank, a := range as {
+		rep := replies[g.node(rank)]
+		if r.from != nil {
+			rep = renumbered(rep, rank)
+		}
 		m.answer(&a.waiter, rep)
 	}
 	if r.from != nil {

@@ -117,13 +117,13 @@ func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 
 func (m *Machine) restoreGroup(s *SavedGroup) error {
 	g := &group{
-		key: groupKey{s.Name, s.Run}, gen: s.Gen, members: make([]member, len(s.Members)), revoked: s.Revoked, old: s.Old, began: s.Born,
+		key: groupKey{s.Name, s.Run}, gen: s.Gen, members: make([]member, len(s.Members)), infos: make([][]byte, len(s.Members)), revoked: s.Revoked, began: s.Born,
 		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	m.groups[g.gen] = g
 	m.byGeneration.add(g)
 	for i, x := range s.Members {
-		g.members[i] = member{x.Session, x.Join, x.Label, x.Info, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}}
+		g.members[i], g.infos[i] = member{x.Session, x.Join, x.Label, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}}, x.Info
 		if x.Gone != wire.CodeOK {
 			continue
 		}
@@ -134,6 +134,7 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 		g.present++
 		of.memberships = append(of.memberships, membership{g, i})
 	}
+	g.summarize()
 	if g.revoked != nil && g.revoked.Failure != nil {
 		g.revocation = m.newPastFailure("", "", 0, g.revoked.Failure)
 	}

@@ -43,7 +43,7 @@ func (mb *member) join(from uint64) {
 	if w.chance(w.odds.size) {
 		c.Size++
 	}
-	req := wire.Request{Op: wire.OpJoin, Group: c, Value: []byte("member " + strconv.Itoa(c.Rank) + " of session " + strconv.Itoa(int(mb.p.session.id)))}
+	req := wire.Request{Op: wire.OpJoin, Group: c, Value: mb.info(c.Rank)}
 	cancel := time.Duration(0)
 	req.Timeout, cancel = w.timeouts()
 	if req.Timeout == 0 || w.chance(0.5) {
@@ -68,11 +68,11 @@ func (mb *member) join(from uint64) {
 		case rep != nil && rep.Code == wire.CodeOK && cl.withdrawn:
 			c.Generation, c.Size = rep.Rev, 0
 			if from != 0 {
-				c.Rank = slices.Index(rep.Nums, int64(c.Rank))
+				c.Rank = int(rep.N) - 1
 			}
 			mb.p.call(wire.Request{Op: wire.OpLeave, Group: c}, 0, func(*wire.Reply) { mb.finish() })
 		case rep != nil && rep.Code == wire.CodeOK:
-			mb.enter(from, &c, rep)
+			mb.enter(&c, rep)
 		default:
 			w.after(w.between(time.Millisecond, 20*time.Millisecond), func() {
 				if session == mb.p.session && !mb.p.dead && mb.gen == 0 {
@@ -83,12 +83,29 @@ func (mb *member) join(from uint64) {
 	})
 }
 
+// info is what mb says of itself when it joins as rank. Its processes are on two nodes.
+func (mb *member) info(rank int) []byte {
+	return wire.AppendMember(nil, &wire.Member{
+		Node: uint64(mb.p.id % 2), Hosts: mb.p.local, Host: "member " + strconv.Itoa(rank) + " of session " + strconv.Itoa(int(mb.p.session.id)),
+	})
+}
+
+// askMembers asks for members of gen, some of which may not exist.
+func (mb *member) askMembers(gen uint64) {
+	c := mb.contribution()
+	c.Generation = gen
+	mb.p.call(wire.Request{Op: wire.OpMembers, Group: c, Delta: int64(mb.p.w.upTo(mb.size+3) - 1), Rev: uint64(mb.p.w.upTo(3))}, 0, func(*wire.Reply) {})
+}
+
 // enter begins a generation: every sequence of the plan starts.
-func (mb *member) enter(from uint64, c *wire.Contribution, rep *wire.Reply) {
+func (mb *member) enter(c *wire.Contribution, rep *wire.Reply) {
 	w, pl := mb.p.w, mb.plan
-	mb.gen, mb.size, mb.cur = rep.Rev, len(rep.Values), c.Rank
-	if from != 0 {
-		mb.cur = slices.Index(rep.Nums, int64(c.Rank))
+	mb.gen, mb.size, mb.cur = rep.Rev, int(rep.Nums[0]), c.Rank
+	if rep.N != 0 {
+		mb.cur = int(rep.N) - 1
+	}
+	if w.chance(0.3) {
+		mb.askMembers(mb.gen)
 	}
 	names := slices.Clone(pl.channels)
 	for _, f := range pl.flows {
@@ -188,6 +205,9 @@ func (mb *member) lost(gen uint64) {
 		return
 	}
 	w := mb.p.w
+	if w.chance(0.2) {
+		mb.askMembers(gen)
+	}
 	what := mb.plan.policy
 	if w.chance(0.2) {
 		what = policy(w.upTo(int(policies)))
@@ -211,6 +231,9 @@ func (mb *member) leave(gen uint64, done func(*wire.Reply)) {
 	c := mb.contribution()
 	c.Generation = gen
 	mb.p.call(wire.Request{Op: wire.OpLeave, Group: c}, 0, done)
+	if mb.p.w.chance(0.2) {
+		mb.askMembers(gen)
+	}
 }
 
 // abort ends the group for all ranks, with this rank's message.

@@ -113,6 +113,9 @@ func (w *world) drawBounds() {
 	if w.chance(0.5) {
 		b.Unacked = 1 + w.upTo(6)
 	}
+	if w.chance(0.5) {
+		b.Inline = 1 + w.upTo(3)
+	}
 	w.bounds = w.m.SetBounds(b)
 }
 

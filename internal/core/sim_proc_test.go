@@ -90,6 +90,8 @@ func (cl *call) String() string {
 		s += fmt.Sprintf(" g%d %q #%d rank %d %s root %d", c.Generation, c.Channel, c.Seq, c.Rank, c.Verb, c.Root)
 	case wire.OpSend, wire.OpRecv, wire.OpSendReady, wire.OpCloseChannel, wire.OpAck:
 		s += fmt.Sprintf(" g%d %q rank %d peer %d #%d", c.Generation, c.Channel, c.Rank, c.Root, c.Seq)
+	case wire.OpMembers:
+		s += fmt.Sprintf(" g%d rank %d from %d: %d", c.Generation, c.Rank, r.Delta, r.Rev)
 	case wire.OpLeave, wire.OpFollow, wire.OpExpired:
 		s += fmt.Sprintf(" g%d rank %d", c.Generation, c.Rank)
 	default:

@@ -67,7 +67,6 @@ type SavedGroup struct {
 	Channels  []SavedChannel // those of one name in the order in which they began; Streams too
 	Streams   []SavedStream
 	Shrink    *SavedRendezvous
-	Old       []int
 	Born      Time
 }
 
@@ -215,10 +214,10 @@ func (w *waiter) saved() SavedCall {
 }
 
 func (g *group) state() SavedGroup {
-	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Old: g.old, Born: g.began}
+	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Born: g.began}
 	for i := range g.members {
 		x := &g.members[i]
-		s.Members = append(s.Members, SavedMember{x.session, x.join, x.label, x.info, x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try})
+		s.Members = append(s.Members, SavedMember{x.session, x.join, x.label, g.infos[i], x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try})
 	}
 	for _, ch := range g.inOrder() {
 		s.Channels = append(s.Channels, ch.state())

@@ -47,6 +47,18 @@ type tally struct {
 	awayTwice int
 	// channels that a rank closed; that were freed; acknowledgements of messages
 	closed, freed, acked int
+	// groups whose joins had the members, and had not; requests for members that were refused; those
+	// of a group that was revoked, or had lost ranks
+	inline, large, membersRefused, membersAfter int
+}
+
+// formed counts a group.
+func (t *tally) formed(inline bool) {
+	if inline {
+		t.inline++
+	} else {
+		t.large++
+	}
 }
 
 // run counts a record that was decided with success.
@@ -98,7 +110,7 @@ func (t *tally) sessions() []*int {
 		&t.rooms, &t.resumed, &t.lostAfterGrace, &t.rejoined, &t.again, &t.repeats, &t.skips, &t.gaps, &t.dropped, &t.late,
 		&t.restarts, &t.tails, &t.restored, &t.takes, &t.leases, &t.leased, &t.leasesByTTL, &t.leasesRevoked, &t.leasesBySession,
 		&t.relays, &t.heldBack, &t.lostTogether, &t.empty, &t.pushed, &t.popped, &t.failedTogether, &t.superseded, &t.released, &t.awayTwice,
-		&t.closed, &t.freed, &t.acked,
+		&t.closed, &t.freed, &t.acked, &t.inline, &t.large, &t.membersRefused, &t.membersAfter,
 	}
 }
 
@@ -108,6 +120,7 @@ var sessionCounts = []string{
 	"leases ended by their time", "by revoke", "by their session", "relays ended", "votes held back", "losses of several at once", "appends of nothing", "values pushed", "values popped",
 	"attempts failed for several", "replaced by a later try", "memberships given back", "away over two restarts",
 	"channels closed by a rank", "channels freed", "messages acknowledged",
+	"joins with the members", "joins without", "requests for members refused", "requests for members after a loss",
 }
 
 func (t *tally) String() string {

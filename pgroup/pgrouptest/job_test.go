@@ -123,7 +123,9 @@ func TestFrozenRankIsMissing(t *testing.T) {
 		must(t, g.Barrier(t.Context()))
 		switch g.Rank() {
 		case 0:
-			pid := g.Members()[2].PID
+			members, err := g.Members(t.Context())
+			must(t, err)
+			pid := members[2].PID
 			must(t, syscall.Kill(pid, syscall.SIGSTOP))
 			wantMissing(t, g.Barrier(within(t, 300*time.Millisecond)), 2)
 			must(t, syscall.Kill(pid, syscall.SIGCONT))

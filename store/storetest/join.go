@@ -14,6 +14,7 @@ import (
 var joinChecks = []check{
 	{"completes when all are there, with what each said of itself", joinCompletes, []Feature{Collect}},
 	{"of one completes at once", joinAlone, []Feature{Collect}},
+	{"of many tells each rank its node's ranks, and the members on request", joinMany, []Feature{Collect}},
 	{"that times out names the missing, and the rank may come again", joinTimeout, []Feature{Collect}},
 	{"that times out does so for all at the earliest deadline", joinOutcome, []Feature{Collect, Attempts, Status}},
 	{"that is cancelled is withdrawn", joinCancelled, []Feature{Collect}},
@@ -44,7 +45,11 @@ func joinCompletes(t *testing.T, w *world) {
 	for _, r := range memberships {
 		same(t, "members", texts(r.Members), []string{"member 0", "member 1", "member 2", "member 3", "member 4"})
 		same(t, "generation", r.Generation, memberships[0].Generation)
-		same(t, "old ranks", len(r.Ranks), 0)
+	}
+	for i, r := range memberships {
+		same(t, "rank", r.Rank, i)
+		same(t, "size, host and nodes", []int{r.Size, r.Host, r.Nodes}, []int{n, -1, 1})
+		same(t, "id", r.ID != 0 && r.ID == memberships[0].ID, true)
 	}
 	same(t, "generation is 0", memberships[0].Generation == 0, false)
 }
@@ -52,6 +57,59 @@ func joinCompletes(t *testing.T, w *world) {
 func joinAlone(t *testing.T, w *world) {
 	r := w.group(1)
 	goesOn(t, r, 1)
+}
+
+// joinMany forms a group that is too large for members in the answer. Its ranks are on nodes of 3.
+func joinMany(t *testing.T, w *world) {
+	const n, host = wire.MaxInline + 5, 4
+	s := w.store()
+	member := func(i int) []byte {
+		return wire.AppendMember(nil, &wire.Member{Node: uint64(i / 3), PID: uint32(i), Hosts: i == host})
+	}
+	memberships := make([]store.Membership, n)
+	allGood(t, together(n, func(i int) (_ [][]byte, err error) {
+		memberships[i], err = s.Join(w.ctx, applicant("g", i, n), member(i))
+		return nil, err
+	}))
+	for i, m := range memberships {
+		same(t, "rank, size, host and nodes", []int{m.Rank, m.Size, m.Host, m.Nodes}, []int{i, n, host, (n + 2) / 3})
+		same(t, "members", m.Members == nil, true)
+		for other := range n {
+			same(t, fmt.Sprintf("node of %d and %d", i, other), m.Local.Has(other), i/3 == other/3)
+		}
+	}
+	c := func(rank int) wire.Contribution {
+		return wire.Contribution{Generation: memberships[0].Generation, Rank: rank}
+	}
+	all := func(rank int) {
+		t.Helper()
+		got, err := s.Members(w.ctx, c(rank), 0, 0)
+		good(t, err)
+		same(t, "all", len(got), n)
+		for i, b := range got {
+			same(t, "member", b, member(i))
+		}
+	}
+	all(0)
+	some, err := s.Members(w.ctx, c(7), 60, 2)
+	good(t, err)
+	same(t, "some", some, [][]byte{member(60), member(61)})
+	some, err = s.Members(w.ctx, c(7), n-1, 2)
+	good(t, err)
+	same(t, "the last", some, [][]byte{member(n - 1)})
+	_, err = s.Members(w.ctx, c(7), n+1, 0)
+	is(t, err, store.ErrInvalid)
+	_, err = s.Members(w.ctx, c(7), -1, 0)
+	is(t, err, store.ErrInvalid)
+
+	// A rank that has left is still listed, and gets nothing any more; a group that was aborted still answers.
+	good(t, s.Leave(w.ctx, c(1)))
+	_, err = s.Members(w.ctx, c(1), 0, 0)
+	is(t, err, store.ErrClosed)
+	aborts := c(2)
+	aborts.No, aborts.Reason = wire.CodeAborted, "enough"
+	good(t, s.Leave(w.ctx, aborts))
+	all(0)
 }
 
 func joinTimeout(t *testing.T, w *world) {
@@ -257,7 +315,8 @@ func joinSurvivors(t *testing.T, w *world) {
 	good(t, ranks[2].Leave(w.ctx, ranks[2].asMember()))
 	for i, ch := range early {
 		good(t, (<-ch).err)
-		same(t, "old ranks", memberships[3*i].Ranks, []int{0, 3})
+		same(t, "rank", memberships[3*i].Rank, i)
+		same(t, "size", memberships[3*i].Size, 2)
 		same(t, "members", texts(memberships[3*i].Members), []string{"was 0", "was 3"})
 		same(t, "generation is new", memberships[3*i].Generation > ranks[0].gen, true)
 	}
@@ -290,7 +349,7 @@ func joinSurvivorsClaimed(t *testing.T, w *world) {
 	is(t, (<-stale).err, store.ErrConflict)
 	r, err := ranks[1].Join(w.ctx, ranks[1].asMember(), nil)
 	good(t, err)
-	same(t, "old ranks", r.Ranks, []int{0, 1})
+	same(t, "rank", r.Rank, 1)
 	good(t, (<-again).err)
 }
 
@@ -322,7 +381,7 @@ func joinDenied(t *testing.T, w *world) {
 func joinNoMember(t *testing.T, w *world) {
 	ranks := w.group(2)
 	s := w.store()
-	ops := []wire.Op{wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpired, wire.OpJoin}
+	ops := []wire.Op{wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpired, wire.OpJoin, wire.OpMembers}
 	if !w.lacks(Channels) {
 		ops = append(ops, wire.OpCloseChannel, wire.OpAck)
 	}

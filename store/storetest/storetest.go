@@ -229,6 +229,7 @@ func requests() map[Feature][]wire.Request {
 			{Op: wire.OpJoin, Group: c, Value: []byte("me")},
 			{Op: wire.OpLeave, Group: c},
 			{Op: wire.OpFollow, Group: c},
+			{Op: wire.OpMembers, Group: c},
 			{Op: wire.OpCollect, Group: c, Value: []byte{}},
 		},
 		Delete: {{Op: wire.OpDelete, Keys: []string{"k"}}},

@@ -130,13 +130,16 @@ class Group:
 
     @property
     def members(self) -> List[Member]:
-        """The ranks, in their order."""
-        return list(self._membership.members)
+        """The ranks, in their order.
+
+        A group of more than 64 ranks asks the store for them at the first use.
+        """
+        return self._membership.members()
 
     @property
     def local_rank(self) -> int:
         """The number of lower ranks on this rank's node."""
-        return self._membership.members[self.rank].local_rank
+        return self._membership.local.index(self.rank)
 
     @property
     def store(self) -> Store:

@@ -7,13 +7,14 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Dict, List, Sequence
+from typing import Dict, List, Sequence, Tuple
 
 from ._errors import ProtocolError, clip, make
-from ._wire import text
+from ._wire import Reply, text
 
 _HEAD = struct.Struct("<QIBB")  # node, pid, whether it hosts the store, length of the host's name; then that, and an address
 _MAX_HOST, _MAX_ADDR = 64, 255
+_FORMED = 4  # numbers of the answer to a join before the ranks of the node
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,26 @@ def parse(members: Sequence[bytes]) -> List[Member]:
         )
         local[node] = local.get(node, 0) + 1
     return out
+
+
+def formed(rep: Reply, rank: int) -> Tuple[int, int, int, int, List[int]]:
+    """Returns what the answer to a join says: the id, rank, size and host of the group, and the
+    ranks on this rank's node.
+    """
+    nums = rep.nums or []
+    if rep.n:  # after a shrink
+        rank = rep.n - 1
+    if len(nums) < _FORMED or len(nums) % 3 != _FORMED % 3 or not 0 <= rank < nums[0] < 1 << 31 or not -1 <= nums[1] < nums[0]:
+        raise make(ProtocolError, "not a muster store: a group without this rank")
+    size = nums[0]
+    local: List[int] = []
+    for first, count, step in zip(*[iter(nums[_FORMED:])] * 3):
+        if not (len(local) == 0 or local[-1] < first) or first < 0 or count < 1 or step < 1 or first + (count - 1) * step >= size:
+            raise make(ProtocolError, f"not a muster store: a group of {size} with a node of other ranks")
+        local += range(first, first + count * step, step)
+    if rank not in local:
+        raise make(ProtocolError, f"not a muster store: a group of {size} without this rank")
+    return nums[3] & 0xFFFFFFFFFFFFFFFF, rank, size, nums[1], local
 
 
 def _malformed(rank: int) -> Exception:

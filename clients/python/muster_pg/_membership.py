@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _arguments, _member
 from ._arguments import Bad
@@ -140,9 +140,10 @@ class Membership:
         self.generation = 0
         self.trace = config.trace
         self.id = 0  # distinguishes this generation from that number on another store; for the trace
-        self.members: List[Member] = []
+        self.local: List[int] = []  # the ranks on this rank's node
         self.host = -1  # the rank that hosts the store; -1 if none does
         self.lock = threading.Lock()  # protects the fields below
+        self._members: Optional[List[Member]] = None  # None until they are known
         self.closed = False
 
     def contribution(self) -> Contribution:
@@ -172,27 +173,36 @@ class Membership:
             if op == "" and went_away(e):
                 raise e from None
             raise self.fault(op or "create", "", 0, e) from None
-        members = rep.values or []
-        self.generation, self.size = rep.rev, len(members)
-        if old:
-            ranks = rep.nums or []
-            self.rank = ranks.index(self.rank) if self.rank in ranks else -1
+        self.generation = rep.rev
         try:
-            self._check_members([m or b"" for m in members])
+            self.id, self.rank, self.size, self.host, self.local = _member.formed(rep, self.rank)
+            if rep.values is not None:
+                self._members = self._parse_members(rep.values)
         except Error:
             self.leave()
             raise
         if self.trace is not None:
             self.trace.hold()
-            self.id = max(_member.fnv(text(f"{self.name}\0{self.run}\0{self.generation}") + b"".join(m or b"" for m in members)), 1)
 
-    def _check_members(self, members: List[bytes]) -> None:
-        if not 0 <= self.rank < self.size:
-            raise make(ProtocolError, f"not a muster store: a group of {self.size} without this rank")
-        self.members = _member.parse(members)
-        for m in self.members:
-            if m.addr:
-                self.host = m.rank
+    def members(self) -> List[Member]:
+        """Returns the ranks, which a large group asks the store for when they are first needed."""
+        with self.lock:
+            known = self._members
+        if known is None:
+            req = Request(Op.MEMBERS, group=self.contribution())
+            try:
+                rep = self.store._request(req, self.until("members", None))
+            except StoreError as e:
+                raise self.fault("members", "", 0, e) from None
+            known = self._parse_members(rep.values or [])
+            with self.lock:
+                self._members = known
+        return list(known)
+
+    def _parse_members(self, members: Sequence[Optional[bytes]]) -> List[Member]:
+        if len(members) != self.size:
+            raise make(ProtocolError, f"not a muster store: {len(members)} members of a group of {self.size}")
+        return _member.parse([m or b"" for m in members])
 
     def leave(self, no: Code = Code.OK, reason: str = "") -> None:
         """Sends the goodbye. A store that cannot be reached detects the end itself."""

@@ -61,6 +61,7 @@ class Op(enum.IntEnum):
     CLOSE_CHANNEL = 36
     ACK = 37
     STACKS = 38
+    MEMBERS = 39
 
     @property
     def text(self) -> str:
@@ -268,6 +269,7 @@ _FIELDS = {
     Op.CLOSE_CHANNEL: _NUMBER | _MEMBER | _CALL,
     Op.ACK: _MEMBER | _CALL,
     Op.STACKS: _VALUE | _DELTA | _REV,
+    Op.MEMBERS: _DELTA | _REV | _MEMBER,
 }
 
 # Which optional parts a request's body has.

@@ -137,8 +137,7 @@ class Wrong(unittest.TestCase):
         op, _, call, body = self.peer.frame()
         self.assertEqual(op, Op.JOIN)
         member = bytes(13) + b"\0"
-        rev = b"\1" + bytes(15)
-        self.peer.say(op, call, flags=1 | 8, body=rev + _wire.encode_parts([member, member]))
+        self.peer.forms(call, 1, [member, member])
         g: muster_pg.Group = got()
         return g
 

@@ -34,7 +34,7 @@ class Closes(unittest.TestCase):
         op, _, call, _ = self.peer.frame()
         self.assertEqual(op, Op.JOIN)
         member = _member.encode("host")
-        self.peer.say(Op.JOIN, call, flags=1 | 8, body=struct.pack("<Qq", 5, 0) + _wire.encode_parts([member, member]))
+        self.peer.forms(call, 5, [member, member])
         self.group: muster_pg.Group = joining()
         self.assertEqual(self.group.generation, 5)
 

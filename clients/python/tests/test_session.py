@@ -11,7 +11,7 @@ import struct
 import threading
 import unittest
 import warnings
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 from unittest import mock
 
 import muster_pg
@@ -48,6 +48,14 @@ class Peer:
         assert flags & 8, op
         number, acked = struct.unpack_from("<QQ", body)
         return op, call, number, acked
+
+    def forms(self, call: int, generation: int, members: List[bytes], *, n: int = 0, nums: Sequence[int] = ()) -> None:
+        """Answers a join: a group of these members, on one node unless nums say something else."""
+        nums = nums or (len(members), -1, 1, 7, 0, len(members), 1)
+        body = struct.pack("<Qq", generation, n)
+        if members:
+            body += _wire.encode_parts(members)
+        self.say(Op.JOIN, call, flags=1 | 8 * bool(members) | 32, body=body + struct.pack(f"<I{len(nums)}q", len(nums), *nums))
 
     def say(self, op: Op, call: int = 0, *, flags: int = 0, code: Code = Code.OK, body: bytes = b"") -> None:
         self.conn.sendall(_HEADER.pack(len(body), op, flags, code, call) + body)

@@ -41,8 +41,11 @@ func (d *Doctor) together(ctx context.Context, p *process, alone []Finding, repo
 		return r.Problems, report(r)
 	}
 	defer g.Close()
-	w := &groupCheck{Doctor: d, group: g, members: g.Members(), found: alone}
-	problems, err := w.examine(ctx, report)
+	w := &groupCheck{Doctor: d, group: g, found: alone}
+	problems := 0
+	if w.members, err = g.Members(ctx); err == nil {
+		problems, err = w.examine(ctx, report)
+	}
 	if err == nil {
 		return problems, g.Shutdown(ctx)
 	}
