@@ -37,6 +37,10 @@ type load struct {
 	check   *store.Store
 }
 
+// pace is the pause between two calls of a loop of the load. A watch that is interrupted for 10 s must
+// find fewer changes than the store keeps, and the load must leave processor time for other tests.
+const pace = 5 * time.Millisecond
+
 // newLoad starts n ranks, and holds a lease of ttl. dial makes the connection of client i. The load
 // ends with ctx at the latest.
 func newLoad(ctx context.Context, t testing.TB, n int, ttl time.Duration, dial func(i int) *store.Store) *load {
@@ -72,6 +76,9 @@ func (l *load) rank(rank, n int, s *store.Store) error {
 	}
 	defer g.Close()
 	for round := int64(0); ; round++ {
+		if rank == 0 {
+			<-time.After(pace)
+		}
 		mine := []int64{round, int64(rank), 0}
 		if rank == 0 && l.over.Load() {
 			mine[2] = 1
@@ -102,8 +109,7 @@ func (l *load) adds(s *store.Store) error {
 			return err
 		}
 		l.added.Add(1)
-		// A watch that is interrupted for 10 s must find fewer changes than the store keeps.
-		<-time.After(5 * time.Millisecond)
+		<-time.After(pace)
 	}
 	return nil
 }
@@ -138,6 +144,7 @@ func (l *load) watch(s *store.Store) error {
 			return fmt.Errorf("the watch brought %q, want %q", e.Key, want)
 		}
 		n++
+		<-time.After(pace)
 		if err := set(); err != nil {
 			return err
 		}
