@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -57,13 +58,15 @@ const (
 	Hierarchical
 )
 
-// Options are the options of Open. Zero fields have defaults. All except Listen and Trace must be
+// Options are the options of Open. Zero fields have defaults. All except Listen, Dial and Trace must be
 // the same on all ranks.
 type Options struct {
 	Algorithm Algorithm
 	// host or host:port that ranks on other hosts connect to; default: the interface that leads to
 	// the store
 	Listen string
+	// makes a connection to a rank on another host; nil: a net.Dialer
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// gets an event for every verb that has begun; nil: the group's, see pgroup.Group.Trace
 	Trace trace.Sink
 
@@ -158,7 +161,7 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 func (c *core) open(ctx context.Context) (err error) {
 	follow := c.group.Context()
 	context.AfterFunc(follow, func() { c.onGroupEnd(context.Cause(follow)) })
-	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Accept: c.conns.accept}); err != nil {
+	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Dial: c.opts.Dial, Accept: c.conns.accept}); err != nil {
 		return err
 	}
 	return c.share(ctx)

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,26 +18,31 @@ import (
 	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/membership"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
 )
 
-// TestHistories trains while workers come, leave, are killed, freeze, flap and are cut off from the
-// store, at random. Each of them checks its weights after each step against those of a single process;
+// TestHistories trains while workers come, leave, are killed, freeze, flap, and are cut off from the
+// store or from each other, at random: with an all-reduce, with one of reduced precision, and with a sharded
+// optimizer step. Each of them checks its weights after each step against those of a single process;
 // steps never go back; a generation has the same workers for all of them; and when the faults end, all
 // workers that live reach the goal.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	seeds := testcluster.Form(24, 500)
-	views := 0
+	views, again := 0, int64(0)
 	var mu sync.Mutex
 	next := make(chan uint64)
 	var all sync.WaitGroup
 	for range 8 { // at once: they wait for most of the time
 		all.Go(func() {
 			for seed := range next {
-				n := newHistory(t, seed).run()
+				h := newHistory(t, seed)
+				n := h.run()
 				mu.Lock()
 				views += n
+				again += h.again.Load()
 				mu.Unlock()
 			}
 		})
@@ -48,7 +55,7 @@ func TestHistories(t *testing.T) {
 	}
 	close(next)
 	all.Wait()
-	t.Logf("%d views in %d histories", views, seeds)
+	t.Logf("%d views in %d histories; %d times a worker began again", views, seeds, again)
 	require.Greater(t, views, 2*seeds)
 }
 
@@ -60,6 +67,7 @@ type history struct {
 	memory *store.Memory
 	host   func(rank int) string
 	goal   int64
+	model  func(*life)   // sets the tensors and the step of a worker
 	calm   chan struct{} // closed when there are no more faults: the last step waits for it
 	least  int
 	lives  []*life // that have not been ended
@@ -68,22 +76,138 @@ type history struct {
 	mu       sync.Mutex          // protects the fields below
 	views    map[string][]string // the IDs of the workers of each view
 	finished int
+
+	again atomic.Int64 // how often a worker has begun again, because connections to others broke
 }
 
 // life is a worker.
 type life struct {
 	*training
-	h    *history
-	line *testcluster.Line
-	end  context.CancelFunc
-	last int64 // the most steps that it had completed
+	h      *history
+	line   *testcluster.Line
+	links  links
+	end    context.CancelFunc
+	last   int64 // the most steps that it had completed
+	reduce func(ctx context.Context, s *dataparallel.Strategy) error
+	verify func() error // checks the weights
+}
+
+// links are the connections that a worker makes to others.
+type links struct {
+	mu    sync.Mutex // protects the fields below
+	isCut bool
+	conns []net.Conn
+}
+
+// dial implements WorkerNode.Dial.
+func (l *links) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := new(net.Dialer).DialContext(ctx, network, addr)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err != nil:
+		return nil, err
+	case l.isCut:
+		return nil, errors.Join(errors.New("the network is cut"), c.Close())
+	}
+	l.conns = append(l.conns, c)
+	return c, nil
+}
+
+// cut breaks all connections, and has new ones fail until they may be made again.
+func (l *links) cut(yes bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isCut = yes; yes {
+		for _, c := range l.conns {
+			_ = c.Close()
+		}
+		l.conns = nil
+	}
+}
+
+// models are the ways in which a history trains.
+var models = []func(*life){sums, reduced, sharded}
+
+// sums is the model of the other tests.
+func sums(l *life) { l.reduce, l.verify = l.step, l.check }
+
+// gradAt is the gradient of a weight in a step: a small number, so that sums and averages are exact in all
+// types, and the same for any number of ranks.
+func gradAt(step int64, i int) float32 { return float32(hash(step, 0, i)%32) - 16 }
+
+// floatModel sets tensors whose weights are the sums of all gradients, and returns them and the part of the
+// gradients of a rank.
+func floatModel(l *life) (params map[string]*tensor.Tensor, weights []float32, grads func(rank, size int) map[string]*tensor.Tensor) {
+	weights = make([]float32, modelSize)
+	l.Tensors = map[string]*tensor.Tensor{"weights": tensor.From(weights)}
+	l.verify = func() error {
+		for i := int(l.Completed) % 97; i < len(weights); i += 97 { // not all of them: there are many steps
+			var want float32
+			for step := range l.Completed {
+				want += gradAt(step, i)
+			}
+			if w := weights[i]; w != want {
+				return fmt.Errorf("weight of worker %s after %d steps is %v, want %v", l.node.Worker.ID, l.Completed, w, want)
+			}
+		}
+		return nil
+	}
+	return l.Tensors, weights, func(rank, size int) map[string]*tensor.Tensor {
+		g := make([]float32, modelSize)
+		for i := range g {
+			if (int(l.Completed)+i)%size == rank {
+				g[i] = float32(size) * gradAt(l.Completed, i)
+			}
+		}
+		return map[string]*tensor.Tensor{"weights": tensor.From(g)}
+	}
+}
+
+// reduced has gradients averaged in BF16.
+func reduced(l *life) {
+	_, weights, grads := floatModel(l)
+	l.reduce = func(ctx context.Context, s *dataparallel.Strategy) error {
+		c := l.node.Comm()
+		if c == nil {
+			return dataparallel.ErrNotStarted
+		}
+		g := grads(s.Rank(), s.Size())
+		err := dataparallel.New(c, &dataparallel.Options{Wire: tensor.BF16}).AllReduceGradients(ctx, g)
+		if err == nil {
+			for i, x := range view(l.t, g["weights"]) {
+				weights[i] += x
+			}
+		}
+		return err
+	}
+}
+
+func view(t *testing.T, x *tensor.Tensor) []float32 {
+	v, err := tensor.View[float32](x)
+	assert.NoError(t, err)
+	return v
+}
+
+// sharded has each rank update a shard of the weights.
+func sharded(l *life) {
+	params, _, grads := floatModel(l)
+	l.reduce = func(ctx context.Context, s *dataparallel.Strategy) error {
+		return s.StepSharded(ctx, params, grads(s.Rank(), s.Size()), func(sh dataparallel.Shard) error {
+			for i, g := range sh.Grads {
+				sh.Params[i] += g
+			}
+			return nil
+		})
+	}
 }
 
 func newHistory(t *testing.T, seed uint64) *history {
 	h := &history{T: t, seed: seed, chance: rand.New(rand.NewPCG(seed, 7)), memory: new(store.Memory), host: together, calm: make(chan struct{}), views: map[string][]string{}}
-	if h.chance.IntN(3) == 0 {
+	if h.chance.IntN(2) == 0 {
 		h.host = apart // their collectives use TCP
 	}
+	h.model = models[seed%uint64(len(models))]
 	h.least, h.goal = 1+h.chance.IntN(2), int64(50+h.chance.IntN(300))
 	return h
 }
@@ -94,22 +218,24 @@ const ttl = 300 * time.Millisecond
 func (h *history) live(id int) {
 	ctx, end := context.WithTimeout(h.Context(), 4*soon)
 	l := &life{h: h, line: testcluster.NewLine(h.memory), end: end}
-	n := &dataparallel.WorkerNode{Store: store.New(l.line), Worker: worker(fmt.Sprint(id), h.least, 4), Timeout: soon, JoinTimeout: 2 * time.Second, Host: h.host(id), Listen: "127.0.0.1"}
+	n := &dataparallel.WorkerNode{Store: store.New(l.line), Worker: worker(fmt.Sprint(id), h.least, 4), Timeout: soon, JoinTimeout: 2 * time.Second, Host: h.host(id), Listen: "127.0.0.1", Dial: l.links.dial}
 	n.Worker.Job, n.Worker.TTL = fmt.Sprint("history ", h.seed), ttl
 	l.training = newTraining(h.T, n, h.goal)
-	l.pause = 2 * time.Millisecond
+	h.model(l)
 	l.Step, l.After = l.checked, l.record
 	h.lives = append(h.lives, l)
 	h.all.Go(func() {
 		defer end()
 		err := n.Train(ctx, &l.Training)
-		for errors.Is(err, membership.ErrExcluded) { // it was cut off while a view formed: a launcher starts it again
+		// It was cut off while a view formed, or from workers that reach the store: it tries again with its state.
+		for ctx.Err() == nil && (errors.Is(err, membership.ErrExcluded) || errors.Is(err, pgroup.ErrFailed)) {
+			h.again.Add(1)
 			assert.NoError(h, n.Close())
 			err = n.Train(ctx, &l.Training)
 		}
 		switch {
 		case err == nil:
-			assert.NoError(h, l.check(), "seed %d", h.seed)
+			assert.NoError(h, l.verify(), "seed %d", h.seed)
 			assert.Equal(h, h.goal, l.Completed)
 			h.mu.Lock()
 			h.finished++
@@ -128,7 +254,7 @@ func (l *life) checked(ctx context.Context, s *dataparallel.Strategy) error {
 	if l.Completed < l.last {
 		l.h.Errorf("seed %d: worker %s had completed %d steps, and begins step %d", l.h.seed, l.node.Worker.ID, l.last, l.Completed)
 	}
-	if err := l.check(); err != nil { // also what it has received
+	if err := l.verify(); err != nil { // also what it has received
 		l.h.Errorf("seed %d: %v", l.h.seed, err)
 	}
 	if l.Completed == l.Goal-1 {
@@ -138,7 +264,12 @@ func (l *life) checked(ctx context.Context, s *dataparallel.Strategy) error {
 			return context.Cause(ctx)
 		}
 	}
-	return l.step(ctx, s)
+	select {
+	case <-time.After(2 * time.Millisecond): // the backward pass
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return l.reduce(ctx, s)
 }
 
 // record is After.
@@ -159,7 +290,7 @@ func (l *life) record(context.Context, *dataparallel.Strategy) error {
 		l.h.Errorf("seed %d: view %s has workers %v on one worker, and %v on another", l.h.seed, key, before, ids)
 	}
 	l.h.views[key] = ids
-	return l.check()
+	return l.verify()
 }
 
 // take removes one of those that live, at random.
@@ -176,9 +307,9 @@ func (h *history) run() int {
 	for id := range h.least + h.chance.IntN(3) {
 		h.live(id)
 	}
-	var frozen []*life // that live, and are cut off from the store
+	var frozen []*life // that live, and are cut off
 	for id := 10; id < 20+h.chance.IntN(10); id++ {
-		switch what := h.chance.IntN(10); {
+		switch what := h.chance.IntN(12); {
 		case len(h.lives) < 2 || what < 3:
 			h.live(id)
 		case what < 5: // it leaves
@@ -191,10 +322,12 @@ func (h *history) run() int {
 			l := h.lives[h.chance.IntN(len(h.lives))]
 			l.line.Freeze()
 			frozen = append(frozen, l)
+		case what < 10: // it is cut off from the other workers, and not from the store
+			l := h.lives[h.chance.IntN(len(h.lives))]
+			l.links.cut(true)
+			frozen = append(frozen, l)
 		default: // it flaps
-			for _, l := range frozen {
-				l.line.Thaw()
-			}
+			heal(frozen)
 			frozen = nil
 		}
 		select {
@@ -205,9 +338,7 @@ func (h *history) run() int {
 	for len(h.lives) < h.least {
 		h.live(30 + len(h.lives))
 	}
-	for _, l := range frozen {
-		l.line.Thaw()
-	}
+	heal(frozen)
 	for _, l := range h.lives { // a worker that registers after the end would begin another job
 		assert.NoError(h, waitFor(bounded(h.T), func() bool { return l.node.Member() != nil }), "seed %d", h.seed)
 	}
@@ -217,4 +348,12 @@ func (h *history) run() int {
 	defer h.mu.Unlock()
 	assert.Positive(h, h.finished, "seed %d", h.seed)
 	return len(h.views)
+}
+
+// heal ends the faults of workers that are cut off.
+func heal(ls []*life) {
+	for _, l := range ls {
+		l.line.Thaw()
+		l.links.cut(false)
+	}
 }

@@ -60,7 +60,9 @@ type WorkerNode struct {
 	// Listen is the host or host:port that workers on other nodes connect to. Default: the interface of
 	// the default route, and 127.0.0.1 if all workers are on one node. An address that is not loopback
 	// requires TLS or Insecure.
-	Listen   string
+	Listen string
+	// Dial makes a connection to a worker on another node; nil means a net.Dialer.
+	Dial     func(ctx context.Context, network, addr string) (net.Conn, error)
 	Insecure bool   // allow connections without TLS between hosts, which the network can read and change
 	Host     string // names this node, as in pgroup.Config
 

@@ -263,7 +263,7 @@ func (w *WorkerNode) openComm(ctx context.Context, g *pgroup.Group) (*collective
 	if w.Listen == "" && g.NodeCount() > 1 && !w.secure() {
 		return nil, fmt.Errorf("%w: the view has workers on %d nodes: set TLS, or Listen to 127.0.0.1 if they are one machine, or Insecure", ErrInsecure, g.NodeCount())
 	}
-	return collective.Open(ctx, g, &collective.Options{Algorithm: w.Algorithm, Listen: w.Listen, Trace: w.Trace})
+	return collective.Open(ctx, g, &collective.Options{Algorithm: w.Algorithm, Listen: w.Listen, Dial: w.Dial, Trace: w.Trace})
 }
 
 func (r *round) close() {

@@ -64,8 +64,9 @@ func (v version) compare(o version) int {
 // memory, of the same size, and copied when they are complete.
 //
 // Train returns ErrFinished if the job has finished without this worker, the error of Step or After if the
-// end of a view has not caused it, and the error of Start and Next otherwise. One Train runs at a time: another
-// call returns pgroup.ErrBusy.
+// end of a view has not caused it, and the error of Start and Next otherwise. If connections between workers
+// break while all of them reach the store, that is a pgroup.ErrFailed: after Close, Train may be called again
+// with t, whose state counts. One Train runs at a time: another call returns pgroup.ErrBusy.
 func (w *WorkerNode) Train(ctx context.Context, t *Training) error {
 	if !w.training.TryLock() {
 		return w.fail("train", fmt.Errorf("%w: another Train is in progress", pgroup.ErrBusy))

@@ -35,6 +35,8 @@ type Options struct {
 	// Accept has returned. It must not block. The dialer must send first: what the acceptor sends
 	// before may arrive before Dial knows that it is accepted.
 	Accept func(*Conn)
+	// Dial connects to a rank on another host; nil means a net.Dialer.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 // Conn is a connection to a rank. The caller of Dial, or Accept, owns it.
@@ -239,6 +241,9 @@ func (m *Mesh) connect(ctx context.Context, rank int) (net.Conn, error) {
 		if conn, err := d.DialContext(ctx, "unix", c.Unix); err == nil {
 			return conn, nil
 		}
+	}
+	if dial := m.opts.Dial; dial != nil {
+		return dial(ctx, "tcp", m.peers[rank].Addr)
 	}
 	return d.DialContext(ctx, "tcp", m.peers[rank].Addr)
 }
