@@ -1,5 +1,5 @@
 # All of these need Go alone; race needs gcc too, and site Python. The pinned tools build themselves.
-.PHONY: test race lint fmt fuzz bench cover soak site vulnerabilities ci release binaries rehearsal notes
+.PHONY: test race lint fmt fuzz bench cover soak site vulnerabilities ci ratios release binaries rehearsal notes
 
 test:
 	go test work
@@ -56,6 +56,10 @@ site:
 
 ci:
 	.ci/run
+
+# Speed beside that of the last release, or of a commit: make ratios BASE=v0.1.0
+ratios:
+	.ci/ratios $(BASE)
 
 # Prepare a release, and print its notes: make release VERSION=v0.1.0. CONTRIBUTING.md describes it.
 release:

@@ -11,6 +11,7 @@
 //	                          // and bare Go
 //	go run ./bench files      // states on disk beside write, fsync and rename; safetensors;
 //	                          // torch.save and torch.load
+//	.ci/ratios                // muster bench beside that of the last release, for CI
 //
 // Times vary between machines and runs. Compare the ratios within one run, and the CPU time per
 // operation. A figure is the median of several rounds. In each round every system has its turn
@@ -43,6 +44,7 @@ var commands = []command{
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
 	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
 	{"collective", "all-reduce and other verbs of 4 ranks beside Open MPI, gloo, Zerfoo and bare Go", runCollective},
+	{"ratios", "muster bench of two builds, in pairs of runs: fails on a loss that repeats", runRatios},
 	{"files", "publish and verify 64 MiB beside a plain file; safetensors; torch.save and torch.load", runFiles},
 }
 
