@@ -21,7 +21,7 @@ from ._wire import Code
 NONCE_LEN = 32
 _BINDING_LEN = 32
 _MIN_SECRET, _MAX_SECRET = 16, 4096
-_MAKE = '"head -c 32 /dev/urandom | base64 > secret" makes one'
+_MAKE = '"(umask 077; head -c 32 /dev/urandom | base64 > secret)" makes one'
 _CLIENT, _SERVER = b"muster 1 client", b"muster 1 server"
 
 File = Union[str, "os.PathLike[str]"]
