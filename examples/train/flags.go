@@ -34,7 +34,7 @@ func parseFlags(args []string, out io.Writer) (*options, error) {
 	f.BoolVar(&o.deterministic, "deterministic", false, "the same bits whatever the number of ranks")
 	f.StringVar(&o.data, "data", "", "`file` of gzipped CSV, a row for each digit: 64 pixels from 0 to 16, and the label; default: the data that come with the program")
 	f.StringVar(&o.csv, "csv", "", "`file` for the loss of each step, with all its bits")
-	f.StringVar(&o.plot, "plot", "", "`file`.svg, .png or .pdf for a picture of it, with the curves of the CSV files that are named behind the flags")
+	f.StringVar(&o.plot, "plot", "", "`file`.svg for a picture of it, with the curves of the CSV files that are named behind the flags")
 	f.BoolVar(&o.elastic, "elastic", false, "be a worker of muster run --elastic, which may be killed at any time")
 	f.StringVar(&o.logs, "logs", "", "with -elastic, `directory` for a log of each worker; -plot draws them")
 	f.DurationVar(&o.pause, "pause", 0, "with -elastic, how long each step takes in addition")
@@ -74,8 +74,7 @@ func (o *options) check() error {
 	case o.plot == "" && len(o.others) > 0:
 		return fmt.Errorf("%q is for -plot, which is not given", o.others[0])
 	case o.plot != "":
-		_, err := plotFormat(o.plot)
-		if err != nil {
+		if err := checkPlot(o.plot); err != nil {
 			return fmt.Errorf("-plot %w", err)
 		}
 	}

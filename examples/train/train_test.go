@@ -210,7 +210,7 @@ func TestFlags(t *testing.T) {
 		"-hidden -1":        "-hidden -1: from 1",
 		"-lr 0":             "-lr 0: above 0",
 		"-lr NaN":           "-lr NaN: above 0",
-		"-plot a.txt":       `-plot "a.txt" should end in .svg, .png or .pdf`,
+		"-plot a.txt":       `-plot "a.txt" should end in .svg`,
 		"other.csv":         `"other.csv" is for -plot`,
 		"-csv a.csv b -lr1": `"b" is for -plot`,
 	} {
