@@ -79,25 +79,33 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 // host names, one after the other.
 const greetTime = 30 * time.Second
 
-// greet sends the protocol's preface and a ping, and waits for the answer.
+// missingKey is a key that no process sets.
+const missingKey = tcpwire.KeyPrefix + "muster: is this a TCPStore?"
+
+// greet sends the protocol's preface and two questions whose answers are known, and waits for them:
+// whether all of no keys exist, and whether missingKey does. Servers of torch 2.2 know no ping.
 func (l *link) greet(ctx context.Context) error {
-	nonce := time.Now().UnixNano() & 0xffffffff
-	hello, err := tcpwire.AppendRequest([]byte(tcpwire.Preface), &tcpwire.Request{Op: tcpwire.OpPing, N: nonce})
-	if err != nil {
-		return err
+	hello := []byte(tcpwire.Preface)
+	for _, keys := range [][]string{nil, {missingKey}} {
+		var err error
+		if hello, err = tcpwire.AppendRequest(hello, &tcpwire.Request{Op: tcpwire.OpCheck, Keys: keys}); err != nil {
+			return err
+		}
 	}
 	_ = l.conn.SetDeadline(time.Now().Add(greetTime))
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
 	if _, err := l.conn.Write(hello); err != nil {
 		return err
 	}
-	message, err := l.in.receive(l.conn, expected{op: tcpwire.OpPing}.find)
-	if err != nil {
-		return fmt.Errorf("no answer of a TCPStore: %w", err)
-	}
-	var rep tcpwire.Reply
-	if err := rep.Parse(tcpwire.OpPing, 0, message); err != nil || rep.N != nonce {
-		return fmt.Errorf("%w: it answered %q", errNoTCPStore, message)
+	for _, want := range []int64{tcpwire.Ready, tcpwire.NotReady} {
+		message, err := l.in.receive(l.conn, expected{op: tcpwire.OpCheck}.find)
+		if err != nil {
+			return fmt.Errorf("no answer of a TCPStore: %w", err)
+		}
+		var rep tcpwire.Reply
+		if err := rep.Parse(tcpwire.OpCheck, 0, message); err != nil || rep.N != want {
+			return fmt.Errorf("%w: it answered %q", errNoTCPStore, l.in.buf[:min(l.in.w, 16)])
+		}
 	}
 	if !stop() {
 		return ctx.Err()

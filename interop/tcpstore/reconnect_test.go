@@ -157,7 +157,7 @@ func TestWhatIsNoTCPStore(t *testing.T) {
 	defer cancel()
 	_, err = tcpstore.Dial(ctx, l.Addr().String(), nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.ErrorContains(t, err, `no TCPStore of torch 2.2 or later: it answered "220 "`)
+	require.ErrorContains(t, err, `no TCPStore of torch 2.2 or later: it answered "2`)
 	none := serve(t, &tcpstore.Protocol{}, &store.Server{Access: []store.Access{{Secret: secret}}})
 	_, err = tcpstore.Dial(ctx, none.addr, &tcpstore.Options{ReconnectTimeout: 50 * time.Millisecond})
 	require.ErrorIs(t, err, store.ErrUnavailable)

@@ -38,7 +38,7 @@ OPERATIONS = {
 
 def idle(port):
     c = socket.create_connection(("127.0.0.1", port))
-    c.sendall(b"\x00\xce\xf7\x85\x3c")  # no ping: PyTorch's server loses one that arrives together with this
+    c.sendall(b"\x00\xce\xf7\x85\x3c")  # no ping, whose answer can take seconds: PyTorch's server looks up host names first
     return c
 
 
