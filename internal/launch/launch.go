@@ -42,6 +42,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -176,8 +177,14 @@ func (j *Job) Wait() error {
 func (j *Job) Done() <-chan struct{} { return j.done }
 
 // Signal sends sig to every rank that has not ended, and to its children.
-// SIGKILL ends the job without any grace.
+// SIGKILL ends the job without any grace. After SIGQUIT no rank gets SIGTERM, when another one has ended,
+// but only SIGKILL after the grace: it may be printing its stacks.
 func (j *Job) Signal(sig os.Signal) {
+	if sig == syscall.SIGQUIT {
+		for _, p := range j.procs { // before the first of them can end
+			p.spareSIGTERM()
+		}
+	}
 	for _, p := range j.procs {
 		_ = p.Signal(sig) // ignore ranks that have ended
 	}

@@ -24,7 +24,7 @@ type Process struct {
 	err  *ExitError // written before done closes
 
 	mu         sync.Mutex // protects the fields below; held while signalling
-	terminated bool       // the group was sent SIGTERM
+	terminated bool       // the group was sent SIGTERM, or is to end without it
 	gone       bool       // the group is empty: its number may be reused
 }
 
@@ -75,6 +75,13 @@ func (p *Process) signalLocked(s syscall.Signal) error {
 		return os.ErrProcessDone
 	}
 	return os.NewSyscallError("kill", syscall.Kill(-p.Pid(), s))
+}
+
+// spareSIGTERM has terminate do nothing.
+func (p *Process) spareSIGTERM() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.terminated = true
 }
 
 // terminate sends SIGTERM to the group, once: some programs take a second one as a request to exit
