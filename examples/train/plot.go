@@ -15,7 +15,7 @@ import (
 // The size of a chart with its labels, and of the space around its lines, in pixels.
 const (
 	chartWidth, chartHeight        = 640., 280.
-	left, right, above, underneath = 60., 20., 30., 45.
+	left, right, above, underneath = 85., 20., 30., 45.
 )
 
 var colors = []string{"#c0392b", "#2471a3", "#1e8449", "#b7950b", "#6c3483", "#566573"}
