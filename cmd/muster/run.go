@@ -45,8 +45,8 @@ Each rank gets its number, the number of ranks, and the store's address in its e
 of output begin with their rank. If one rank fails the others get SIGTERM, and SIGKILL after
 --grace. Signals are passed on; a second SIGINT or SIGTERM kills. With SIGQUIT (Ctrl-\), programs in
 Go print the stacks of their goroutines and end. If the reader of the output goes away, as in
-"muster run … | head", the ranks are ended. Exits with the code of the first rank that failed, also
-on a node where others failed, but then with 1.
+"muster run … | head", the ranks are ended. Exits with the code of the first rank that failed, or
+with 1 on a node where none of its own did.
 
 With --max-restarts, all ranks start again after one has failed. With --nnodes, the same command
 runs on each node, and the nodes meet in --store: ranks are numbered across them. If a node fails,
