@@ -89,7 +89,8 @@ func (g *Group) Trace() trace.Sink { return g.cfg.sink }
 func (g *Group) Generation() uint64 { return g.generation }
 
 // Store returns the store of the group, below a prefix that only this generation has. Its Close
-// does nothing. Keys are kept until they are deleted, or as long as the store.
+// does nothing. Keys are kept until they are deleted, or as long as the store. Those that begin with a
+// NUL byte are the group's own.
 func (g *Group) Store() *store.Store { return g.prefixedStore() }
 
 // Channel returns a handle of the group with its own sequence of operations, without a round trip.
@@ -159,8 +160,8 @@ func (g *Group) Abort(cause error) {
 		c.Reason = clip(cause.Error(), wire.MaxKey)
 	}
 	start := trace.Now(s.cfg.sink)
-	s.leave(c)
 	s.handle("").mem.leave()
+	s.leave(c)
 	if s.cfg.sink != nil {
 		s.handle("").traceOp(context.Background(), "abort", start, 0, cause)
 	}

@@ -34,8 +34,11 @@ type sharedMemory struct {
 const (
 	// memoryKey has the hostmem.Ref, below the prefix of the generation.
 	memoryKey = "\x00memory"
-	// memoryKeyTTL bounds how long memoryKey is kept. Ranks are at most 128 operations apart.
+	// memoryKeyTTL bounds how long memoryKey is kept: a rank that is later does not find it.
 	memoryKeyTTL = 10 * time.Minute
+	// keptAtStore is the size of a payload that the store should not keep until the next operation
+	// that it decides, which may be never.
+	keptAtStore = 64 << 10
 	// memoryTimeout bounds one set-up.
 	memoryTimeout = time.Second
 )
@@ -50,7 +53,8 @@ func (cl *call) memory() *hostmem.Memory {
 	if sm.joined != nil || cl.channel != "" {
 		return sm.joined
 	}
-	if m := sm.opened.Load(); m != nil {
+	if m := sm.opened.Load(); m != nil && cl.revokedBy() == nil {
+		cl.Context() // follows the group: the end of a rank must turn the memory off
 		m.Join(cl.rank, cl.c.Seq, cl.cfg.Timeout)
 		sm.joined = m
 		return m
@@ -82,13 +86,14 @@ func (s *membership) onOneHost() bool {
 
 // openMemory makes or opens the memory, in a goroutine that Close waits for.
 func (g *Group) openMemory() {
+	over := g.Context()
 	g.lock.Lock()
 	defer g.lock.Unlock()
 	if g.closeBegan {
 		return
 	}
 	g.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), memoryTimeout)
+		ctx, cancel := context.WithTimeout(over, memoryTimeout)
 		defer cancel()
 		m, err := g.newMemory(ctx)
 		switch {
@@ -163,7 +168,21 @@ func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last
 	}
 	bounded, cancel := cl.withTimeout(ctx)
 	defer cancel()
-	return cl.store.CollectLast(bounded, cl.c, payload)
+	got, last, err = cl.store.CollectLast(bounded, cl.c, payload)
+	if errors.Is(err, ErrUnknown) {
+		cl.mem.leave() // so that this rank's next vote at the store shows that it has passed this record
+	}
+	if len(payload) > keptAtStore || slices.ContainsFunc(got, func(b []byte) bool { return len(b) > keptAtStore }) {
+		cl.slowNext()
+	}
+	return got, last, err
+}
+
+// slowNext makes the store decide the next operation too, so that it frees the payloads of this one.
+func (cl *call) slowNext() {
+	if m := cl.mem.joined; m != nil {
+		m.SlowNext()
+	}
 }
 
 // addProgress adds to the description of the missing ranks what the store does not know: how far they
@@ -175,7 +194,7 @@ func (cl *call) addProgress(re *RankError) {
 	}
 	v := *re.Failure // which others may have
 	v.Doing = slices.Clone(v.Doing)
-	for i := range v.Doing {
+	for i := range min(len(v.Doing), len(v.Missing)) {
 		if n := m.Passed(v.Missing[i]); n > 0 {
 			v.Doing[i] += fmt.Sprintf("; it has passed #%d in shared memory", n)
 		}

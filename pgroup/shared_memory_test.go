@@ -239,3 +239,182 @@ func TestEndsInSharedMemory(t *testing.T) {
 		})
 	}
 }
+
+// share returns a group of ranks of this process whose operations are decided in shared memory.
+func share(t *testing.T, n int, at place) []*pgroup.Group {
+	t.Helper()
+	gs := create(t, n, at)
+	t.Cleanup(func() { closeAll(gs) })
+	if err := pgroup.ShareMemory(gs); err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	together(n, func(rank int) { untilInMemory(t, gs[rank]) })
+	return gs
+}
+
+// TestReaderIsFarBehind checks that the result of a broadcast stays that of the memory, however many
+// operations of its root fail before the reader comes.
+func TestReaderIsFarBehind(t *testing.T) {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, fail := range map[string]func(g *pgroup.Group, upTo uint64){
+		"cancelled": func(g *pgroup.Group, _ uint64) { _ = g.Barrier(cancelled) },
+		"refused":   func(g *pgroup.Group, _ uint64) { _, _ = pgroup.AllGather(t.Context(), g, func() {}) },
+		"skipped": func(g *pgroup.Group, upTo uint64) {
+			g.Skip(upTo - 1)
+			_ = g.Barrier(cancelled)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gs := share(t, 2, hosted)
+			before := pgroup.DecidedInMemory(gs[0])
+			_, err := pgroup.Broadcast(t.Context(), gs[0], 0, "x")
+			require.NoError(t, err)
+			require.Equal(t, before+1, pgroup.DecidedInMemory(gs[0]))
+			for upTo := pgroup.Seq(gs[0]) + 300; pgroup.Seq(gs[0]) < upTo; {
+				fail(gs[0], upTo)
+			}
+			got, err := pgroup.Broadcast(t.Context(), gs[1], 0, "")
+			require.NoError(t, err)
+			require.Equal(t, "x", got)
+		})
+	}
+}
+
+// waitingCodec encodes when it may.
+type waitingCodec struct{ begun, goOn chan struct{} }
+
+func (c waitingCodec) Append(b []byte, _ any) ([]byte, error) {
+	close(c.begun)
+	<-c.goOn
+	return append(b, 1), nil
+}
+func (c waitingCodec) Parse([]byte, any) error { return nil }
+func (c waitingCodec) Name() string            { return "waiting" }
+
+// TestCloseBeforeTheMemoryIsJoined checks that an operation that has begun does not touch memory that
+// Close has freed.
+func TestCloseBeforeTheMemoryIsJoined(t *testing.T) {
+	codec := waitingCodec{make(chan struct{}), make(chan struct{})}
+	gs := create(t, 2, func(t *testing.T) func(int) pgroup.Config {
+		config := hosted(t)
+		return func(rank int) pgroup.Config {
+			c := config(rank)
+			c.Codec = codec
+			return c
+		}
+	})
+	defer closeAll(gs)
+	if err := pgroup.ShareMemory(gs); err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	done := make(chan error)
+	go func() {
+		_, err := pgroup.AllGather(t.Context(), gs[1], struct{ X int }{1})
+		done <- err
+	}()
+	<-codec.begun
+	require.NoError(t, gs[1].Close())
+	close(codec.goOn)
+	require.ErrorIs(t, <-done, pgroup.ErrClosed)
+}
+
+// TestAbortBeforeTheMemoryIsJoined checks that no operation succeeds after an Abort, also if the memory
+// is opened after it.
+func TestAbortBeforeTheMemoryIsJoined(t *testing.T) {
+	gs := create(t, 2, hosted)
+	defer closeAll(gs)
+	gs[0].Abort(errors.New("no more"))
+	together(2, func(rank int) { rankError(t, gs[rank], gs[rank].Barrier(t.Context()), pgroup.ErrAborted) })
+	if err := pgroup.ShareMemory(gs); err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	for range 3 {
+		together(2, func(rank int) { rankError(t, gs[rank], gs[rank].Barrier(t.Context()), pgroup.ErrAborted) })
+	}
+}
+
+// TestBroadcastsNoticeAKilledRank checks that the end of a rank ends operations that do not need it.
+func TestBroadcastsNoticeAKilledRank(t *testing.T) {
+	pgrouptest.Job{N: 3, MayFail: []int{2}}.Run(t, func(t *testing.T, g *pgroup.Group) {
+		untilInMemory(t, g)
+		if g.Rank() == 2 {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		<-g.Context().Done() // the store has detected it
+		_, err := pgroup.Broadcast(t.Context(), g, 0, "x")
+		rankError(t, g, err, pgroup.ErrLost, "lost rank 2")
+	})
+}
+
+// TestRootIsAheadInSharedMemory checks that a root does not wait in memory for each of its operations
+// while a reader is busy.
+func TestRootIsAheadInSharedMemory(t *testing.T) {
+	gs := share(t, 2, hosted)
+	start := time.Now()
+	for range 120 {
+		_, err := pgroup.Broadcast(t.Context(), gs[0], 0, "x")
+		require.NoError(t, err)
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("120 broadcasts took %v", took)
+	}
+	for range 120 {
+		got, err := pgroup.Broadcast(t.Context(), gs[1], 0, "")
+		require.NoError(t, err)
+		require.Equal(t, "x", got)
+	}
+}
+
+// TestUnknownInSharedMemory checks that ranks that wait for one whose vote was lost get the reason when
+// it goes on, and not at their deadlines.
+func TestUnknownInSharedMemory(t *testing.T) {
+	l := testcluster.Listen(t)
+	p := testcluster.NewProxy(t, l.Addr().String())
+	gs := share(t, 3, func(*testing.T) func(int) pgroup.Config {
+		return func(rank int) pgroup.Config {
+			return []pgroup.Config{{Listener: l}, {Address: p.Addr()}, {Address: l.Addr().String()}}[rank]
+		}
+	})
+	lost := make(chan struct{})
+	together(3, func(rank int) {
+		g := gs[rank]
+		if rank != 1 {
+			<-lost
+			rankError(t, g, g.Barrier(within(t, 30*time.Second)), pgroup.ErrSkipped)
+			return
+		}
+		p.Up.Stall(true)
+		err := g.Barrier(within(t, 400*time.Millisecond))
+		p.Cut(testcluster.Ending(0))
+		p.Up.Stall(false)
+		close(lost)
+		if !errors.Is(err, pgroup.ErrUnknown) {
+			t.Errorf("rank 1: got %v, want ErrUnknown", err)
+		}
+		_, err = pgroup.Broadcast(t.Context(), g, 1, "x")
+		ok(t, g, "the next broadcast", err)
+	})
+}
+
+// TestStoreFreesLargePayloads checks that the store does not keep the payloads of the last operation
+// that it decided while later ones are decided in memory.
+func TestStoreFreesLargePayloads(t *testing.T) {
+	gs := share(t, 2, hosted)
+	heap := func() int {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc >> 20)
+	}
+	before := heap()
+	together(2, func(rank int) {
+		_, err := pgroup.AllGather(t.Context(), gs[rank], make([]byte, 16<<20))
+		ok(t, gs[rank], "all-gather", err)
+	})
+	together(2, func(rank int) { untilInMemory(t, gs[rank]) })
+	if after := heap(); after > before+16 {
+		t.Errorf("the heap has %d MiB, %d before two payloads of 16 MiB", after, before)
+	}
+}

@@ -12,8 +12,8 @@
 //     change after that.
 //  2. A rank votes at the store only for a record that is slow.
 //  3. A record becomes done only when every rank that it requires has arrived: all ranks, or the
-//     root alone for a broadcast or a scatter. The last one to arrive has verified that the calls of
-//     all ranks agree.
+//     root alone for a broadcast or a scatter. Of all ranks, the last one to arrive has verified that
+//     their calls agree. After a root alone, each reader compares its call with the root's.
 //
 // A rank makes a record slow if it cannot take part (it refuses, its context has ended, its payload
 // is too large, there is no space), if the calls disagree, or if it has waited for too long. Then all
@@ -31,8 +31,8 @@
 // # Trust
 //
 // The memory is writable by all ranks of the group, which have the same user. Offsets and lengths
-// are checked, and payloads are copied before they are parsed: a faulty rank can make results
-// wrong, as it could with its own payload, but no access is out of bounds.
+// are read once and checked: a faulty rank can make results wrong, as it could with its own payload,
+// but no access is out of bounds.
 package hostmem
 
 import (
@@ -73,6 +73,9 @@ type Memory struct {
 	passed uint64        // the last record that this rank has passed
 	low    uint64        // a record that every rank has passed
 	space  space         // of this rank's payloads
+	stuck  uint64        // m.low when a wait for space was in vain
+	gone   bool          // this rank has turned the memory off, and passes no more records in it
+	slow   bool          // it makes the next record slow
 
 	using  sync.Mutex   // held during Collect, which uses the mapping
 	life   sync.RWMutex // held during Leave, which may be called meanwhile
@@ -109,7 +112,12 @@ var errCorrupt = errors.New("hostmem: the shared memory is corrupt: another vers
 // Join begins this rank's part, before its call of Collect for record next. timeout is that of calls
 // whose context has no deadline.
 func (m *Memory) Join(rank int, next uint64, timeout time.Duration) {
-	m.limit = min(maxWait, timeout/4)
+	m.using.Lock()
+	defer m.using.Unlock()
+	if m.closed {
+		return
+	}
+	m.limit, m.stuck = min(maxWait, timeout/4), maxSeq
 	m.rank, m.start, m.passed = rank, next, next-1
 	m.store(m.rankWord(rank, wordPassed), next-1)
 	m.store(m.rankWord(rank, wordStart), next)
@@ -141,11 +149,14 @@ func (m *Memory) Collect(ctx context.Context, c *wire.Contribution, payload []by
 	if m.closed || m.start == 0 || c.Seq < m.start {
 		return nil, -1, false, nil
 	}
-	if c.Seq != m.passed+1 { // records were skipped, by this rank alone
-		m.Leave()
+	if m.tooFar(c.Seq) {
+		return nil, -1, false, nil
 	}
-	defer m.pass(c.Seq)
+	if !m.gone {
+		defer m.pass(c.Seq)
+	}
 	s := m.decide(ctx, c, payload)
+	m.slow = false
 	if s.phase() != phaseDone {
 		return nil, -1, false, nil
 	}
@@ -158,12 +169,32 @@ func (m *Memory) Collect(ctx context.Context, c *wire.Contribution, payload []by
 	return got, s.last(), true, err
 }
 
+// tooFar reports whether this rank must not touch the word of record seq, which may still be needed
+// for the record before it in that word.
+//
+// A rank that skips records, or whose next record is nearly a window ahead of the slowest rank (by
+// records that failed: those that succeed keep the ranks together), turns the memory off, and never
+// passes a record in it again. So low stays at most its passed, no root posts for a record after
+// passed+heads, and an operation of all ranks needs this one: no such record can become done.
+func (m *Memory) tooFar(seq uint64) bool {
+	ahead := seq+uint64(m.heads) > m.low+uint64(m.window)
+	if ahead && !m.gone {
+		m.low = m.slowest()
+		ahead = seq+uint64(m.heads) > m.low+uint64(m.window)
+	}
+	if !m.gone && (ahead || seq != m.passed+1) {
+		m.gone = true // no rank can post for a record after passed+heads any more
+		m.Leave()
+	}
+	return m.gone && seq > m.passed+uint64(m.heads)
+}
+
 // decide returns the final state of record c.Seq.
 func (m *Memory) decide(ctx context.Context, c *wire.Contribution, payload []byte) state {
 	sends := !c.RootOnly || c.Rank == c.Root
 	switch {
 	case !m.ready() || c.Seq < m.first || c.Seq > maxSeq,
-		m.isOff() || !valid(c, payload, m.ranks) || ctx.Err() != nil,
+		m.slow || m.isOff() || !valid(c, payload, m.ranks) || ctx.Err() != nil,
 		sends && !m.post(ctx, c, payload):
 		return m.settle(c.Seq, phaseSlow)
 	case !sends:
@@ -212,6 +243,10 @@ func (m *Memory) await(ctx context.Context, seq uint64) state {
 	return m.settle(seq, phaseSlow)
 }
 
+// SlowNext makes the next record of this rank slow. The store keeps a record, with its payloads,
+// until all ranks have voted on a later one.
+func (m *Memory) SlowNext() { m.slow = true }
+
 // settle ends record seq in the given phase, unless it has ended, and returns its final state.
 func (m *Memory) settle(seq uint64, p phase) state {
 	word := m.stateWord(seq)
@@ -228,9 +263,8 @@ func (m *Memory) settle(seq uint64, p phase) state {
 	}
 }
 
-// final returns s if it is that of record seq. The word may belong to a later record, if this rank
-// is far behind: then the store knows the result, because ranks are that far ahead only if the
-// memory is off, or they skipped records.
+// final returns s if it is that of record seq. tooFar keeps later records from the word while any rank
+// may need it; if it belongs to one all the same, which only a faulty rank can do, the store decides.
 func (m *Memory) final(s state, seq uint64) state {
 	if s.seq() == seq {
 		return s
@@ -336,7 +370,7 @@ func (m *Memory) payloads(c *wire.Contribution, from, end int) ([][]byte, error)
 // part returns the part for rank of a payload that is still in the shared memory.
 func part(payload []byte, rank, ranks int) ([]byte, error) {
 	parts, err := wire.ParseParts(payload, ranks)
-	if err != nil {
+	if err != nil || len(parts) != ranks { // its number may have changed meanwhile
 		return nil, errCorrupt
 	}
 	return parts[rank], nil

@@ -45,8 +45,8 @@ const (
 	payloadGap = 64 // payloads begin at multiples of it
 )
 
-// shape is the geometry of a memory. Its window exceeds by how much ranks can be apart: heads for
-// records that memory decides, and 128 records of the store (see core's window) beside these.
+// shape is the geometry of a memory. Its window is more than the heads: a rank may be ahead of the
+// slowest one by heads records that memory decides, and by more that the store decides (see tooFar).
 type shape struct {
 	ranks  int
 	window int // states
@@ -159,8 +159,10 @@ func (m *Memory) post(ctx context.Context, c *wire.Contribution, payload []byte)
 		}
 		return ok
 	}
-	if !reserve() {
-		m.wait(ctx, wordWriters, reserve)
+	if !reserve() && m.low != m.stuck { // not again before the slowest rank has moved
+		if m.wait(ctx, wordWriters, reserve); !ok {
+			m.stuck = m.low
+		}
 	}
 	if !ok {
 		return false

@@ -31,7 +31,7 @@ const (
 
 // Create makes the memory of a group with so many ranks. It is a memfd, so it is in no file system,
 // and ends with the last process that has it mapped. Memory is taken from the host as it is used:
-// at most 4 MiB for each rank.
+// at most 4 MiB for each rank, and 17 KiB.
 func Create(ranks int) (*Memory, Ref, error) {
 	if ranks > maxRanks {
 		return nil, Ref{}, fmt.Errorf("hostmem: %d ranks, the limit is %d", ranks, maxRanks)

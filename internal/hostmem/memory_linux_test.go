@@ -1,11 +1,14 @@
 package hostmem
 
 import (
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -106,4 +109,46 @@ func TestClosedMemory(t *testing.T) {
 	_, _, ok, err := m.Collect(t.Context(), &wire.Contribution{Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}, nil)
 	require.NoError(t, err)
 	require.False(t, ok)
+}
+
+// TestPartsChange checks that a payload that changes while it is parsed is an error.
+func TestPartsChange(t *testing.T) {
+	m, ref, err := Create(2)
+	require.NoError(t, err)
+	defer m.Close()
+	other, err := Open(ref, 2)
+	require.NoError(t, err)
+	m.Join(0, 1, time.Minute)
+	other.Join(1, 1, time.Minute)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for n := (*uint32)(unsafe.Pointer(&other.data(1)[0])); ; {
+			select {
+			case <-stop:
+				return
+			default:
+				atomic.StoreUint32(n, 2)
+				atomic.StoreUint32(n, 0)
+			}
+		}
+	}()
+	for seq := range uint64(20_000) {
+		c := wire.Contribution{Seq: seq + 1, Rank: 1, Root: 1, RootOnly: true, Verb: "scatter", Want: wire.WantPart}
+		h := other.head(1, c.Seq)
+		binary.LittleEndian.PutUint64(h, c.Seq)
+		binary.LittleEndian.PutUint32(h[8:], 0)
+		binary.LittleEndian.PutUint32(h[12:], 4)
+		binary.LittleEndian.PutUint16(h[16:], uint16(callSize(&c)))
+		appendCall(h[headFixed:headFixed], &c)
+		other.settle(c.Seq, phaseDone)
+		other.pass(c.Seq)
+		c.Rank = 0
+		if _, _, _, err := m.Collect(t.Context(), &c, nil); err == nil {
+			t.Fatal("no error: 4 bytes are not two parts")
+		}
+	}
+	close(stop)
+	<-stopped
+	other.Close()
 }

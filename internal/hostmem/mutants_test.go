@@ -101,6 +101,10 @@ var mutants = []struct {
 		"hostmem.go", `if s.last() != m.rank {`, `if c.RootOnly && s.last() != m.rank {`,
 	},
 	{
+		"a rank that is far ahead writes to the word of an earlier record",
+		"hostmem.go", `if !m.gone && (ahead || seq != m.passed+1) {`, `if !m.gone && seq != m.passed+1 {`,
+	},
+	{
 		"a refusal counts as a yes",
 		"hostmem.go", `	if c.No != wire.CodeOK {
 		return false

@@ -109,6 +109,7 @@ type simRecord struct {
 	data    map[int][]byte
 	decided bool
 	failure string
+	call    wire.Contribution // of the first vote
 }
 
 func (s *simStore) update(seq uint64) {
@@ -116,7 +117,7 @@ func (s *simStore) update(seq uint64) {
 	if r == nil || r.decided {
 		return
 	}
-	call := s.w.plan[seq-1]
+	call := r.call
 	var first *wire.Contribution
 	for rank := range s.w.ranks {
 		v, ok := r.votes[rank]
@@ -178,7 +179,7 @@ func (r *simRank) vote(c *wire.Contribution, payload []byte) (got [][]byte, fail
 	}
 	rec := s.records[seq]
 	if rec == nil {
-		rec = &simRecord{votes: map[int]wire.Contribution{}, data: map[int][]byte{}}
+		rec = &simRecord{call: *c, votes: map[int]wire.Contribution{}, data: map[int][]byte{}}
 		s.records[seq] = rec
 	}
 	s.floor[r.rank] = max(s.floor[r.rank], seq)
@@ -271,7 +272,7 @@ func call(c wire.Contribution, rank int) wire.Contribution {
 
 // newPlan returns the calls of a history.
 func newPlan(rng *rand.Rand, ranks int) (plan []wire.Contribution) {
-	for seq := range 8 + rng.IntN(16) {
+	for seq := range 8 + rng.IntN(32) {
 		root := rng.IntN(ranks)
 		if rng.IntN(2) == 0 { // so that a root gets ahead
 			root = 0
@@ -302,6 +303,7 @@ func newCall(rng *rand.Rand, seq uint64, root int) wire.Contribution {
 func (r *simRank) run(faults bool) {
 	w := r.w
 	joins := 1 + uint64(w.rng.IntN(4))
+	hasty := false // cancels all later operations: so it gets far ahead
 	for seq := uint64(1); seq <= uint64(len(w.plan)); seq++ {
 		c := call(w.plan[seq-1], r.rank)
 		payload := payloadOf(&c, r.rank, len(w.ranks))
@@ -310,6 +312,12 @@ func (r *simRank) run(faults bool) {
 			fault = w.rng.IntN(150)
 		}
 		wrong, cancelled := false, false
+		if fault == 8 {
+			hasty = true
+		}
+		if hasty {
+			cancelled = true
+		}
 		switch fault {
 		case 0:
 			c.No, payload = wire.CodeInvalid, nil
@@ -399,6 +407,9 @@ func (w *world) checkOutcomes(seq uint64) {
 // checkAgreed checks that every required rank has called the record of c when it is done.
 func (w *world) checkAgreed(c *wire.Contribution) {
 	seq := c.Seq
+	if c.No != wire.CodeOK { // a refusal of a record that is done for others
+		return
+	}
 	for _, r := range w.ranks {
 		if required(c, r.rank) && (r.m.start == 0 || !r.called(seq)) {
 			w.violated(allAgreed, "record %d (%s) is done, rank %d has not called it", seq, c.Verb, r.rank)
@@ -456,7 +467,8 @@ func simulate(t *testing.T, seed uint64) *world {
 // schedule gives the ranks their turns until all have ended.
 func (w *world) schedule(faults bool) {
 	var last *simRank
-	for range simSteps {
+	stopped := map[*simRank]int{} // until a step
+	for at := range simSteps {
 		var can []*simRank
 		live := false
 		for _, r := range w.ranks {
@@ -482,7 +494,13 @@ func (w *world) schedule(faults bool) {
 			}
 			continue
 		}
+		if awake := slices.DeleteFunc(slices.Clone(can), func(r *simRank) bool { return stopped[r] > at }); len(awake) > 0 {
+			can = awake
+		}
 		r := can[w.rng.IntN(len(can))]
+		if faults && w.rng.IntN(300) == 0 {
+			stopped[r] = at + 600
+		}
 		if last != nil && slices.Contains(can, last) && w.rng.IntN(4) > 0 { // often makes several steps
 			r = last
 		}
@@ -495,7 +513,7 @@ func (w *world) schedule(faults bool) {
 
 // TestSimulation runs random histories. Each outcome that the properties are about must occur.
 func TestSimulation(t *testing.T) {
-	seeds := uint64(3000)
+	seeds := uint64(6000)
 	if os.Getenv("MUSTER_SOAK") != "" {
 		seeds = 100_000
 	}
