@@ -61,11 +61,13 @@ func (cl *call) memory() *hostmem.Memory {
 	}
 	if sm.tries < len(memoryAfter) && cl.c.Seq >= memoryAfter[sm.tries] {
 		sm.tries++
-		if !cl.onOneHost() {
+		here := cl.onOneHost()
+		if !here || cl.rank == 0 { // it makes one memory: the others might open different ones
 			sm.tries = len(memoryAfter)
-			return nil
 		}
-		cl.openMemory()
+		if here {
+			cl.openMemory()
+		}
 	}
 	return nil
 }

@@ -195,7 +195,7 @@ var mutants = []mutant{
 		"members.go", `len(g.members) <= m.bounds.inline`, `m != nil`,
 	},
 	{
-		"a rank is told the ranks of another node as its own",
+		"a rank gets the ranks of another node as its own",
 		"rendezvous.go", `replies[g.node(rank)]`, `replies[g.node(0)]`,
 	},
 	{

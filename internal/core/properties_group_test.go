@@ -273,7 +273,7 @@ func g2TogetherAtOnce(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 			host = int64(other)
 		}
 		if local.Has(other) != (node == own) {
-			breaks(p, "%s is told %v as its node's ranks, and %q", cl, local, r.members)
+			breaks(p, "%s gets %v as its node's ranks, and %q", cl, local, r.members)
 		}
 	}
 	if r.id == 0 {

@@ -95,8 +95,8 @@ func (m *Memory) step() {
 	}
 }
 
-// MismatchError is the error of a rank whose call differs from that of a root that has decided the record
-// alone, such as a Broadcast.
+// MismatchError is the error of a rank whose call differs from that of a root that has decided the
+// record alone, such as a Broadcast.
 type MismatchError struct {
 	Done, Own wire.Contribution
 }
@@ -244,7 +244,7 @@ func (m *Memory) await(ctx context.Context, seq uint64) state {
 }
 
 // SlowNext makes the next record of this rank slow. The store keeps a record, with its payloads,
-// until all ranks have voted on a later one.
+// until all ranks have voted on a later one. The caller is the goroutine that calls Collect.
 func (m *Memory) SlowNext() { m.slow = true }
 
 // settle ends record seq in the given phase, unless it has ended, and returns its final state.

@@ -14,7 +14,7 @@ import (
 var joinChecks = []check{
 	{"completes when all are there, with what each said of itself", joinCompletes, []Feature{Collect}},
 	{"of one completes at once", joinAlone, []Feature{Collect}},
-	{"of many tells each rank its node's ranks, and the members on request", joinMany, []Feature{Collect}},
+	{"of many gives each rank its node's ranks, and the members on request", joinMany, []Feature{Collect}},
 	{"that times out names the missing, and the rank may come again", joinTimeout, []Feature{Collect}},
 	{"that times out does so for all at the earliest deadline", joinOutcome, []Feature{Collect, Attempts, Status}},
 	{"that is cancelled is withdrawn", joinCancelled, []Feature{Collect}},
