@@ -86,7 +86,9 @@ func (g *Group) asRankError(op string, seq uint64, err error) error {
 func (g *Group) closeChannel() (err error) {
 	g.use.close.Do(func() {
 		g.use.end(errChannelClosed)
+		g.mem.leave() // ends calls that wait in it
 		g.use.calls.Lock()
+		g.mem.close()
 		start := trace.Now(g.cfg.sink)
 		if g.use.began.Load() && !g.membership.isClosed() {
 			c := g.request()
@@ -138,6 +140,9 @@ func (s *membership) forget(g *Group, err error) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	delete(s.channels, g.channel)
+	if g.use.began.Load() {
+		s.closedNames.Add(g.channel)
+	}
 	if err == nil {
 		return
 	}

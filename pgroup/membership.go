@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-pg/muster/internal/hostmem"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
@@ -43,6 +44,7 @@ type membership struct {
 	members      []Member   // by rank; nil until they are known
 	revocation   *RankError // why the generation was revoked, as far as this rank knows
 	channels     map[string]*Group
+	closedNames  hostmem.Closed
 	uses         map[string]int // of each Sub, so that the same name and ranks make another group
 	prefixed     *store.Store
 	ctx          context.Context // what Context returns; nil until its first call
@@ -106,12 +108,13 @@ func (s *membership) noteRevocation(re *RankError) {
 		return
 	}
 	s.lock.Lock()
-	defer s.lock.Unlock()
-	if s.revocation == nil {
+	first := s.revocation == nil
+	if first {
 		s.revocation = re
-		if g := s.channels[""]; g != nil {
-			g.mem.leave()
-		}
+	}
+	s.lock.Unlock()
+	if first {
+		s.leaveMemory()
 	}
 }
 
@@ -168,14 +171,13 @@ func (s *membership) closeWithin(ctx context.Context) error {
 
 	defer close(s.closed)
 	start := trace.Now(s.cfg.sink)
-	mem := &s.handle("").mem
-	mem.leave()          // ranks that wait in it for this one go on at the store
+	s.leaveMemory()      // ranks that wait in it for this one go on at the store
 	s.leave(s.request()) // this ends the pending calls of this rank too
 	if cancel != nil {
 		cancel(s.closedError(""))
 	}
 	s.wg.Wait()
-	mem.close()
+	s.closeMemory()
 	if s.cfg.sink != nil {
 		s.handle("").traceOp(context.Background(), "close", start, 0, nil)
 	}

@@ -48,7 +48,7 @@ type Group struct {
 	log     *slog.Logger
 
 	mu  sync.Mutex    // held during a collective operation: a caller that finds it locked gets ErrBusy
-	mem sharedMemory  // of the group itself; see its fields
+	mem sharedMemory  // see its fields
 	seq atomic.Uint64 // of the last collective operation; changed with mu held
 	buf []byte        // buffer for encoded objects; protected by mu
 
@@ -160,7 +160,7 @@ func (g *Group) Abort(cause error) {
 		c.Reason = clip(cause.Error(), wire.MaxKey)
 	}
 	start := trace.Now(s.cfg.sink)
-	s.handle("").mem.leave()
+	s.leaveMemory()
 	s.leave(c)
 	if s.cfg.sink != nil {
 		s.handle("").traceOp(context.Background(), "abort", start, 0, cause)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -15,13 +16,16 @@ import (
 )
 
 // sharedMemory is the memory in which a group whose ranks are processes of one host decides its
-// collective operations, in front of the store (package internal/hostmem). It is for the group
-// itself, and not for its channels.
+// collective operations, in front of the store (package internal/hostmem). The group has one, and
+// each of its first channels (hostmem.Closed says which).
 //
 // It is set up in the background after some operations, so that short groups do not pay for it: rank
 // 0 makes the memory and stores how to open it below the group's prefix, and the others look for it
 // there. If any rank does not find it, cannot open it, or is of another language, no operation is
 // decided in memory, because not all ranks have joined.
+//
+// The set-up follows a vote that the store has received: so the store knows that this rank uses the
+// channel, and closing it there ends the operations that need this rank.
 type sharedMemory struct {
 	opened atomic.Pointer[hostmem.Memory] // ready to be joined, or joined
 
@@ -32,8 +36,10 @@ type sharedMemory struct {
 }
 
 const (
-	// memoryKey has the hostmem.Ref, below the prefix of the generation.
+	// memoryKey has the hostmem.Ref, below the prefix of the generation. The channel's name follows.
 	memoryKey = "\x00memory"
+	// maxMemories is from how many on no channel gets one: each takes at least 16 KiB for each rank.
+	maxMemories = 16
 	// memoryKeyTTL bounds how long memoryKey is kept: a rank that is later does not find it.
 	memoryKeyTTL = 10 * time.Minute
 	// keptAtStore is the size of a payload that the store should not keep until the next operation
@@ -50,26 +56,30 @@ var memoryAfter = [...]uint64{32, 36, 48, 64, 128, 512}
 // it if it was opened since the last one.
 func (cl *call) memory() *hostmem.Memory {
 	sm := &cl.mem
-	if sm.joined != nil || cl.channel != "" {
-		return sm.joined
-	}
-	if m := sm.opened.Load(); m != nil && cl.revokedBy() == nil {
-		cl.Context() // follows the group: the end of a rank must turn the memory off
-		m.Join(cl.rank, cl.c.Seq, cl.cfg.Timeout)
-		sm.joined = m
-		return m
-	}
-	if sm.tries < len(memoryAfter) && cl.c.Seq >= memoryAfter[sm.tries] {
-		sm.tries++
-		here := cl.onOneHost()
-		if !here || cl.rank == 0 { // it makes one memory: the others might open different ones
-			sm.tries = len(memoryAfter)
-		}
-		if here {
-			cl.openMemory()
+	if sm.joined == nil {
+		if m := sm.opened.Load(); m != nil && cl.revokedBy() == nil {
+			cl.Context() // follows the group: the end of a rank must turn the memory off
+			m.Join(cl.rank, cl.c.Seq, cl.cfg.Timeout)
+			sm.joined = m
 		}
 	}
-	return nil
+	return sm.joined
+}
+
+// setUpMemory begins a set-up if it is time for one.
+func (cl *call) setUpMemory() {
+	sm := &cl.mem
+	if sm.tries == len(memoryAfter) || cl.c.Seq < memoryAfter[sm.tries] || sm.opened.Load() != nil {
+		return
+	}
+	sm.tries++
+	here := cl.onOneHost()
+	if !here || cl.rank == 0 { // it makes one memory: the others might open different ones
+		sm.tries = len(memoryAfter)
+	}
+	if here {
+		cl.openMemory()
+	}
 }
 
 // onOneHost reports whether the ranks are at least two, and processes of one host. It is false for
@@ -91,24 +101,36 @@ func (g *Group) openMemory() {
 	over := g.Context()
 	g.lock.Lock()
 	defer g.lock.Unlock()
-	if g.closeBegan {
+	if g.closeBegan || g.channel != "" && (g.closedNames.Has(g.channel) || g.memories() >= maxMemories) {
 		return
 	}
 	g.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(over, memoryTimeout)
 		defer cancel()
-		m, err := g.newMemory(ctx)
+		m, err := g.newMemory(ctx, memoryKey+g.channel)
 		switch {
 		case m != nil && !g.mem.opened.CompareAndSwap(nil, m): // an earlier set-up was slow
 			m.Close()
+		case m != nil && g.isClosed(): // the channel, meanwhile
+			g.mem.close()
 		case err != nil && !errors.Is(err, store.ErrNotFound):
 			g.log.Debug("no shared memory: the store decides all operations", "err", err)
 		}
 	})
 }
 
-// newMemory makes the memory on rank 0, and opens it elsewhere.
-func (s *membership) newMemory(ctx context.Context) (*hostmem.Memory, error) {
+// memories counts the memories that this rank has open. s.lock must be held.
+func (s *membership) memories() (n int) {
+	for _, g := range s.channels {
+		if g.mem.opened.Load() != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// newMemory makes a memory on rank 0, and opens it elsewhere.
+func (s *membership) newMemory(ctx context.Context, key string) (*hostmem.Memory, error) {
 	at := s.prefixedStore()
 	if s.rank == 0 {
 		m, ref, err := hostmem.Create(s.size)
@@ -117,7 +139,7 @@ func (s *membership) newMemory(ctx context.Context) (*hostmem.Memory, error) {
 		}
 		b, err := json.Marshal(ref)
 		if err == nil {
-			err = at.Set(ctx, memoryKey, b, &store.SetOptions{TTL: memoryKeyTTL})
+			err = at.Set(ctx, key, b, &store.SetOptions{TTL: memoryKeyTTL})
 		}
 		if err != nil {
 			m.Close()
@@ -125,7 +147,7 @@ func (s *membership) newMemory(ctx context.Context) (*hostmem.Memory, error) {
 		}
 		return m, nil
 	}
-	b, err := at.Get(ctx, memoryKey)
+	b, err := at.Get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
@@ -134,6 +156,26 @@ func (s *membership) newMemory(ctx context.Context) (*hostmem.Memory, error) {
 		return nil, err
 	}
 	return hostmem.Open(ref, s.size)
+}
+
+// leaveMemory makes the store decide all later operations of the group and its channels, on all
+// ranks.
+func (s *membership) leaveMemory() {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	for _, g := range s.channels {
+		g.mem.leave()
+	}
+}
+
+// closeMemory frees the memory of the group and its channels.
+func (s *membership) closeMemory() {
+	s.lock.Lock()
+	all := slices.Collect(maps.Values(s.channels))
+	s.lock.Unlock()
+	for _, g := range all { // each waits for a call in its memory
+		g.mem.close()
+	}
 }
 
 // leave makes the store decide all later operations, on all ranks.
@@ -145,7 +187,7 @@ func (sm *sharedMemory) leave() {
 
 // close frees the memory.
 func (sm *sharedMemory) close() {
-	if m := sm.opened.Load(); m != nil {
+	if m := sm.opened.Swap(nil); m != nil {
 		m.Close()
 	}
 }
@@ -175,16 +217,14 @@ func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last
 		cl.mem.leave() // so that this rank's next vote at the store shows that it has passed this record
 	}
 	if len(payload) > keptAtStore || slices.ContainsFunc(got, func(b []byte) bool { return len(b) > keptAtStore }) {
-		cl.slowNext()
+		if m := cl.mem.joined; m != nil {
+			m.SlowNext() // the store frees the payloads then
+		}
+	}
+	if err == nil {
+		cl.setUpMemory()
 	}
 	return got, last, err
-}
-
-// slowNext makes the store decide the next operation too, so that it frees the payloads of this one.
-func (cl *call) slowNext() {
-	if m := cl.mem.joined; m != nil {
-		m.SlowNext()
-	}
 }
 
 // addProgress adds to the description of the missing ranks what the store does not know: how far they

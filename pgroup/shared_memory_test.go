@@ -1,12 +1,14 @@
 package pgroup_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
+	"github.com/muster-pg/muster/wire"
 )
 
 // untilInMemory calls barriers until the last was decided in shared memory.
@@ -416,5 +419,126 @@ func TestStoreFreesLargePayloads(t *testing.T) {
 	together(2, func(rank int) { untilInMemory(t, gs[rank]) })
 	if after := heap(); after > before+16 {
 		t.Errorf("the heap has %d MiB, %d before two payloads of 16 MiB", after, before)
+	}
+}
+
+// TestChannelsShareMemory checks that channels are decided in memory after a while too, each in its own,
+// in their first use.
+func TestChannelsShareMemory(t *testing.T) {
+	pgrouptest.Job{N: 3}.Run(t, func(t *testing.T, g *pgroup.Group) {
+		first, second := g.Channel("first"), g.Channel("second")
+		for _, ch := range []*pgroup.Group{g, first, second} {
+			untilInMemory(t, ch)
+		}
+		together(3, func(i int) {
+			ch := []*pgroup.Group{g, first, second}[i]
+			for i := range testcluster.Form(50, 1000) {
+				checkVerbs(t, ch, i)
+			}
+		})
+		require.NoError(t, first.Shutdown(t.Context()))
+		again := g.Channel("first")
+		for i := range 30 {
+			checkVerbs(t, again, i)
+		}
+		require.Zero(t, pgroup.DecidedInMemory(again))
+		require.NoError(t, g.Shutdown(t.Context()))
+	})
+}
+
+// shareChannel is share for the channel "x" of each group.
+func shareChannel(t *testing.T, n int, at place) (gs, xs []*pgroup.Group) {
+	t.Helper()
+	gs = create(t, n, at)
+	t.Cleanup(func() { closeAll(gs) })
+	for _, g := range gs {
+		xs = append(xs, g.Channel("x"))
+	}
+	together(n, func(rank int) { ok(t, gs[rank], "barrier", xs[rank].Barrier(t.Context())) })
+	if err := pgroup.ShareMemory(xs); err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	together(n, func(rank int) { untilInMemory(t, xs[rank]) })
+	return gs, xs
+}
+
+// TestNextUseOfAChannelInSharedMemory checks that a reader gets the broadcasts of its own use of a
+// channel, whatever the root has done with the name since.
+func TestNextUseOfAChannelInSharedMemory(t *testing.T) {
+	gs, xs := shareChannel(t, 2, hosted)
+	n := pgroup.Seq(xs[0])
+	send := func(x *pgroup.Group, what string) {
+		for i := range 60 {
+			_, err := pgroup.Broadcast(t.Context(), x, 0, fmt.Sprint(what, i))
+			require.NoError(t, err)
+		}
+	}
+	send(xs[0], "first")
+	require.NoError(t, xs[0].Close())
+	again := gs[0].Channel("x")
+	for range n {
+		_, err := pgroup.Broadcast(t.Context(), again, 0, "")
+		require.NoError(t, err)
+	}
+	send(again, "second")
+	for i := range 60 {
+		got, err := pgroup.Broadcast(t.Context(), xs[1], 0, "")
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprint("first", i), got)
+	}
+	_, err := pgroup.AllGather(t.Context(), xs[1], 1)
+	rankError(t, gs[1], err, pgroup.ErrSkipped, "it has closed the channel")
+}
+
+// TestCloseOfAChannelInSharedMemory checks that Close ends a call that waits in memory at once, for all
+// ranks.
+func TestCloseOfAChannelInSharedMemory(t *testing.T) {
+	gs, xs := shareChannel(t, 3, hosted)
+	called := make(chan struct{})
+	together(4, func(rank int) {
+		switch rank {
+		case 0:
+			close(called)
+			if err := xs[0].Barrier(t.Context()); !errors.Is(err, pgroup.ErrClosed) {
+				t.Errorf("got %v, want ErrClosed", err)
+			}
+		case 1:
+			err := xs[1].Barrier(t.Context())
+			if v := rankError(t, gs[1], err, err, "has closed the channel"); v.Code != wire.CodeCancelled && v.Code != wire.CodeSkipped {
+				t.Errorf("got %v, want ErrCancelled, or ErrSkipped if rank 0 had not called", err)
+			}
+		case 3: // rank 2 does not call
+			<-called
+			require.NoError(t, xs[0].Close())
+		}
+	})
+	together(3, func(rank int) { ok(t, gs[rank], "barrier of the group", gs[rank].Barrier(t.Context())) })
+}
+
+// TestEndOfTheGroupInTheMemoryOfAChannel checks that the end of the group ends its channels, also
+// operations of a root alone.
+func TestEndOfTheGroupInTheMemoryOfAChannel(t *testing.T) {
+	ends := map[string]func(g *pgroup.Group) error{
+		"aborts":  func(g *pgroup.Group) error { g.Abort(errors.New("no more")); return pgroup.ErrAborted },
+		"leaves":  func(g *pgroup.Group) error { return cmp.Or(g.Close(), pgroup.ErrLeft) },
+		"differs": func(g *pgroup.Group) error { _, _ = pgroup.AllGather(t.Context(), g, 1); return pgroup.ErrMismatch },
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			gs, xs := shareChannel(t, 2, hosted)
+			var other sync.WaitGroup
+			if name == "differs" {
+				other.Go(func() { _ = gs[0].Barrier(t.Context()) })
+			}
+			want := end(gs[1])
+			other.Wait()
+			_, err := pgroup.AllGather(t.Context(), xs[0], 1)
+			rankError(t, gs[0], err, want)
+			if name != "leaves" { // which is no reason for a root to fail
+				<-gs[0].Context().Done()
+				_, err = pgroup.Broadcast(t.Context(), xs[0], 0, 1)
+				rankError(t, gs[0], err, want)
+			}
+		})
 	}
 }

@@ -112,6 +112,10 @@ var mutants = []struct {
 	_, why`, `	_, why`,
 	},
 	{
+		"a rank that has closed a channel uses memory for the next one of that name",
+		"closed.go", `return ok ||`, `return ok && false ||`,
+	},
+	{
 		"a head is written again before all ranks have read it",
 		"layout.go", `if c.Seq <= m.low+uint64(m.heads) {`, `if true {`,
 	},

@@ -3,6 +3,9 @@ package hostmem
 // A simulation of ranks that use one memory, and of the store, under a scheduler that chooses which
 // rank makes its next access to the memory, when a wait is over, and when a rank ends. Each seed is
 // one history. The properties are those of the package's comment.
+//
+// The ranks call the operations of a channel, close it, and use its name again. Rank 0 makes a memory
+// in each use that may have one, and the others look for it, as package pgroup does.
 
 import (
 	"bytes"
@@ -33,19 +36,35 @@ type world struct {
 	t       *testing.T
 	seed    uint64
 	rng     *rand.Rand
-	words   []uint64
+	region  *simRegion // that rank 0 has made last
 	ranks   []*simRank
-	plan    []wire.Contribution // the call that all ranks make, by seq−1
+	plan    [][]wire.Contribution // by use of the channel's name: the call that all ranks make, by seq−1
 	store   simStore
-	done    map[uint64][]int // by seq: the ranks that got a success from the memory
-	returns chan *simRank    // a rank that has made its step
-	seen    map[string]int   // how often the outcomes occur
+	done    map[simID][]int // the ranks that got a success from the memory
+	returns chan *simRank   // a rank that has made its step
+	seen    map[string]int  // how often the outcomes occur
 
-	wrong     map[uint64][]int               // by seq: the ranks that make another call
-	mismatch  map[uint64]bool                // by seq: a rank has found a mismatch in memory
-	succeeded map[uint64][]wire.Contribution // by seq: the calls with a success
+	wrong     map[simID][]int               // the ranks that make another call
+	mismatch  map[simID]bool                // a rank has found a mismatch in memory
+	succeeded map[simID][]wire.Contribution // the calls with a success
 
 	patience int // a wait in memory is over after about as many steps
+}
+
+// simID names a record: that of a channel of the store, which is a use of the name.
+type simID struct {
+	channel *simChannel
+	seq     uint64
+}
+
+func (id simID) String() string { return fmt.Sprintf("%d of use %d", id.seq, id.channel.use+1) }
+
+// simRegion is a memory, with the handles of the ranks that have joined it.
+type simRegion struct {
+	mem     []byte
+	words   []uint64
+	joined  map[int]*Memory
+	channel map[int]*simChannel // by rank: the use in which it has joined
 }
 
 // simRank is one rank. Its goroutine runs only between a receive from turn and a send to
@@ -53,7 +72,10 @@ type world struct {
 type simRank struct {
 	w       *world
 	rank    int
-	m       *Memory
+	m       *Memory // nil: it has not joined one in this use
+	region  *simRegion
+	closed  Closed
+	voted   bool      // in this use
 	turn    chan bool // false: the rank is killed
 	blocked func() bool
 	over    bool
@@ -93,27 +115,73 @@ const (
 	sameOutcome  = "H5 all ranks get the same outcome"
 	noneOutside  = "H6 no access is out of bounds"
 	mismatchSeen = "H7 calls that succeed for the same record agree"
+	sameUse      = "H8 a record that memory decides is of the same use of its channel on all ranks"
 )
 
 // simStore decides records as package core does, without its details.
 type simStore struct {
-	w       *world
-	records map[uint64]*simRecord
+	w        *world
+	channels []*simChannel // of one name, in the order of their beginning
+	revoked  string
+	dead     []bool
+}
+
+// simChannel is one use of the name at the store. Its use is that of the rank that began it.
+type simChannel struct {
+	use     int
+	used    []bool   // by rank: it has voted
 	floor   []uint64 // by rank: the last record that it has voted on
-	revoked string
-	dead    []bool
+	records map[uint64]*simRecord
 }
 
 type simRecord struct {
 	votes   map[int]wire.Contribution
-	data    map[int][]byte
 	decided bool
 	failure string
 	call    wire.Contribution // of the first vote
 }
 
-func (s *simStore) update(seq uint64) {
-	r := s.records[seq]
+// channel returns the channel that a vote of rank is for.
+func (s *simStore) channel(rank, use int) *simChannel {
+	for _, ch := range s.channels {
+		if ch.floor[rank] != maxSeq {
+			return ch
+		}
+	}
+	n := len(s.w.ranks)
+	ch := &simChannel{use: use, used: make([]bool, n), floor: make([]uint64, n), records: map[uint64]*simRecord{}}
+	s.channels = append(s.channels, ch)
+	return ch
+}
+
+// close closes the channel for rank, and frees channels that have no user.
+func (s *simStore) close(rank int) {
+	for _, ch := range s.channels {
+		if ch.floor[rank] != maxSeq {
+			if ch.used[rank] {
+				ch.floor[rank] = maxSeq
+			}
+			break
+		}
+	}
+	s.updateAll()
+	s.channels = slices.DeleteFunc(s.channels, func(ch *simChannel) bool {
+		for rank := range s.w.ranks {
+			if ch.used[rank] && ch.floor[rank] != maxSeq && !s.dead[rank] {
+				return false
+			}
+			for seq := range ch.records {
+				if ch.floor[rank] < seq && !s.dead[rank] {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+func (s *simStore) update(ch *simChannel, seq uint64) {
+	r := ch.records[seq]
 	if r == nil || r.decided {
 		return
 	}
@@ -123,7 +191,7 @@ func (s *simStore) update(seq uint64) {
 		v, ok := r.votes[rank]
 		switch {
 		case !ok:
-			if required(&call, rank) && (s.dead[rank] || s.floor[rank] > seq) {
+			if required(&call, rank) && (s.dead[rank] || ch.floor[rank] > seq) {
 				r.decided, r.failure = true, fmt.Sprintf("rank %d is lost or skipped it", rank)
 				return
 			}
@@ -145,15 +213,17 @@ func (s *simStore) update(seq uint64) {
 	case !first.RootOnly && len(r.votes) == len(s.w.ranks):
 		r.decided = true
 	case first.RootOnly:
-		if _, ok := r.votes[first.Root]; ok && seq <= slices.Min(s.floor)+simWindow {
+		if _, ok := r.votes[first.Root]; ok && seq <= slices.Min(ch.floor)+simWindow {
 			r.decided = true
 		}
 	}
 }
 
 func (s *simStore) updateAll() {
-	for _, seq := range slices.Sorted(maps.Keys(s.records)) {
-		s.update(seq)
+	for _, ch := range s.channels {
+		for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
+			s.update(ch, seq)
+		}
 	}
 }
 
@@ -161,9 +231,11 @@ func (s *simStore) revoke(why string) {
 	if s.revoked == "" {
 		s.revoked = why
 	}
-	for _, r := range s.records {
-		if !r.decided {
-			r.decided, r.failure = true, s.revoked
+	for _, ch := range s.channels {
+		for _, r := range ch.records {
+			if !r.decided {
+				r.decided, r.failure = true, s.revoked
+			}
 		}
 	}
 }
@@ -171,18 +243,18 @@ func (s *simStore) revoke(why string) {
 func required(c *wire.Contribution, rank int) bool { return !c.RootOnly || rank == c.Root }
 
 // vote blocks the rank until the store has decided.
-func (r *simRank) vote(c *wire.Contribution, payload []byte) (got [][]byte, failure string) {
-	s := &r.w.store
-	seq := c.Seq
-	if ranks := r.w.done[seq]; len(ranks) > 0 {
-		r.w.violated(oneDecider, "record %d: rank %d votes at the store, ranks %v have its success", seq, r.rank, ranks)
+func (r *simRank) vote(id simID, c *wire.Contribution) (got [][]byte, failure string) {
+	s, ch, seq := &r.w.store, id.channel, c.Seq
+	if ranks := r.w.done[id]; len(ranks) > 0 {
+		r.w.violated(oneDecider, "record %v: rank %d votes at the store, ranks %v have its success", id, r.rank, ranks)
 	}
-	rec := s.records[seq]
+	ch.used[r.rank], r.voted = true, true
+	rec := ch.records[seq]
 	if rec == nil {
-		rec = &simRecord{call: *c, votes: map[int]wire.Contribution{}, data: map[int][]byte{}}
-		s.records[seq] = rec
+		rec = &simRecord{call: *c, votes: map[int]wire.Contribution{}}
+		ch.records[seq] = rec
 	}
-	s.floor[r.rank] = max(s.floor[r.rank], seq)
+	ch.floor[r.rank] = max(ch.floor[r.rank], seq)
 	switch {
 	case rec.decided && rec.failure == "" && c.No == wire.CodeOK:
 		for _, v := range rec.votes {
@@ -195,7 +267,7 @@ func (r *simRank) vote(c *wire.Contribution, payload []byte) (got [][]byte, fail
 		return nil, s.revoked
 	}
 	if _, ok := rec.votes[r.rank]; !ok && !rec.decided || c.RootOnly && c.Rank == c.Root {
-		rec.votes[r.rank], rec.data[r.rank] = *c, bytes.Clone(payload)
+		rec.votes[r.rank] = *c
 	}
 	s.updateAll()
 	r.blocked = func() bool {
@@ -217,7 +289,7 @@ func payloadOf(c *wire.Contribution, rank, ranks int) []byte {
 	}
 	rng := rand.New(rand.NewPCG(c.Seq, 1))
 	size := []int{1, 8, 100, 180, 240, 300}[rng.IntN(6)]
-	b := bytes.Repeat([]byte{byte(16*c.Seq) + byte(rank)}, size/8*8+8)
+	b := bytes.Repeat([]byte{byte(16*c.Seq) + byte(4*len(c.Channel)) + byte(rank)}, size/8*8+8)
 	if c.Want != wire.WantPart {
 		return b
 	}
@@ -271,13 +343,29 @@ func call(c wire.Contribution, rank int) wire.Contribution {
 }
 
 // newPlan returns the calls of a history.
-func newPlan(rng *rand.Rand, ranks int) (plan []wire.Contribution) {
-	for seq := range 8 + rng.IntN(32) {
-		root := rng.IntN(ranks)
-		if rng.IntN(2) == 0 { // so that a root gets ahead
-			root = 0
+func newPlan(rng *rand.Rand, ranks int) (plan [][]wire.Contribution) {
+	uses := 1
+	length := 8 + rng.IntN(32)
+	if rng.IntN(2) == 0 {
+		uses, length = 2+rng.IntN(2), 4+rng.IntN(12)
+	}
+	alike := rng.IntN(2) == 0 // all uses have the same calls
+	var calls []wire.Contribution
+	for use := range uses {
+		if !alike || use == 0 {
+			calls = nil
+			for seq := range length {
+				root := rng.IntN(ranks)
+				if rng.IntN(2) == 0 { // so that a root gets ahead
+					root = 0
+				}
+				calls = append(calls, newCall(rng, uint64(seq)+1, root))
+			}
 		}
-		plan = append(plan, newCall(rng, uint64(seq)+1, root))
+		plan = append(plan, slices.Clone(calls))
+		for i := range plan[use] {
+			plan[use][i].Channel = "xxx"[:use]
+		}
 	}
 	return plan
 }
@@ -299,19 +387,55 @@ func newCall(rng *rand.Rand, seq uint64, root int) wire.Contribution {
 	return c
 }
 
-// run is the program of a rank: all calls of the plan, with a fault now and then.
+// run is the program of a rank: it uses a channel, closes it, and uses its name again.
 func (r *simRank) run(faults bool) {
+	for use := range r.w.plan {
+		if !r.use(use, faults) {
+			return
+		}
+		if r.m != nil {
+			r.m.Close()
+			r.m, r.region = nil, nil
+		}
+		r.w.store.close(r.rank)
+		r.closed.Add("x")
+		r.voted = false
+	}
+}
+
+// join makes or opens a memory, and joins it.
+func (r *simRank) join(ch *simChannel, seq uint64) {
 	w := r.w
-	joins := 1 + uint64(w.rng.IntN(4))
+	if r.m != nil || !r.voted || r.closed.Has("x") {
+		return
+	}
+	s := simShape(len(w.ranks))
+	if r.rank == 0 {
+		words := make([]uint64, s.size()/8)
+		w.region = &simRegion{words: words, mem: unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), s.size()), joined: map[int]*Memory{}, channel: map[int]*simChannel{}}
+	}
+	if r.region = w.region; r.region != nil {
+		r.m = &Memory{shape: s, mem: r.region.mem, words: r.region.words, unmap: func() {}, file: -1, sim: r}
+		r.region.joined[r.rank], r.region.channel[r.rank] = r.m, ch
+		r.m.Join(r.rank, seq, time.Second)
+	}
+}
+
+// use makes all calls of a use of the channel, with a fault now and then. It reports whether the rank
+// goes on.
+func (r *simRank) use(use int, faults bool) bool {
+	w := r.w
+	plan := w.plan[use]
+	joins := 2 + uint64(w.rng.IntN(5))
 	hasty := false // cancels all later operations: so it gets far ahead
-	for seq := uint64(1); seq <= uint64(len(w.plan)); seq++ {
-		c := call(w.plan[seq-1], r.rank)
+	for seq := uint64(1); seq <= uint64(len(plan)); seq++ {
+		c := call(plan[seq-1], r.rank)
 		payload := payloadOf(&c, r.rank, len(w.ranks))
 		fault := 100
 		if faults {
 			fault = w.rng.IntN(150)
 		}
-		wrong, cancelled := false, false
+		cancelled := false
 		if fault == 8 {
 			hasty = true
 		}
@@ -325,28 +449,33 @@ func (r *simRank) run(faults bool) {
 			cancelled = true
 		case 2, 5, 6, 7:
 			c = call(newCall(w.rng, seq, w.rng.IntN(len(w.ranks))), r.rank)
+			c.Channel = plan[0].Channel
 			payload = payloadOf(&c, r.rank, len(w.ranks))
-			wrong = !core.Agree(&c, &w.plan[seq-1])
 		case 3:
-			if seq < uint64(len(w.plan)) {
+			if seq < uint64(len(plan)) && r.m != nil {
 				r.m.Leave()
 			}
 		case 4:
-			continue // skips it
+			seq += uint64(w.rng.IntN(8)) // skips some
+			continue
 		}
-		if seq == joins {
-			r.m.Join(r.rank, seq, time.Second)
-		} else if seq > joins && r.m.start == 0 {
-			r.m.Join(r.rank, seq, time.Second)
+		id := simID{w.store.channel(r.rank, use), seq}
+		if seq >= joins {
+			r.join(id.channel, seq)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		if cancelled {
 			cancel()
 		}
-		if wrong {
-			w.wrong[seq] = append(w.wrong[seq], r.rank)
+		if id.channel.use != use || !core.Agree(&c, &plan[seq-1]) {
+			w.wrong[id] = append(w.wrong[id], r.rank)
 		}
-		got, _, ok, err := r.m.Collect(ctx, &c, payload)
+		var got [][]byte
+		var ok bool
+		var err error
+		if r.m != nil {
+			got, _, ok, err = r.m.Collect(ctx, &c, payload)
+		}
 		cancel()
 		if !ok && cancelled {
 			c.No = wire.CodeCancelled
@@ -354,94 +483,98 @@ func (r *simRank) run(faults bool) {
 		failure := ""
 		switch {
 		case err != nil:
-			if len(w.wrong[seq]) == 0 {
-				w.violated(rightBytes, "record %d, rank %d: %v", seq, r.rank, err)
+			if len(w.wrong[id]) == 0 {
+				w.violated(rightBytes, "record %v, rank %d: %v", id, r.rank, err)
 			}
-			w.mismatch[seq] = true
-			w.checkOutcomes(seq)
+			w.mismatch[id] = true
+			w.checkOutcomes(id)
 			r.m.Leave()
 			w.store.revoke("mismatch")
 			w.seen["mismatch"]++
-			return
+			return false
 		case ok:
-			w.done[seq] = append(w.done[seq], r.rank)
+			w.done[id] = append(w.done[id], r.rank)
 			w.seen["memory"]++
-			if rec := w.store.records[seq]; rec != nil {
-				w.violated(oneDecider, "record %d: success in memory on rank %d, votes %v at the store", seq, r.rank, rec.votes)
+			if rec := id.channel.records[seq]; rec != nil {
+				w.violated(oneDecider, "record %v: success in memory on rank %d, votes %v at the store", id, r.rank, rec.votes)
 			}
-			w.checkAgreed(&c)
+			r.checkAgreed(id, &c)
 		default:
-			got, failure = r.vote(&c, payload)
+			got, failure = r.vote(id, &c)
 			if w.seen["store"]++; failure != "" {
 				w.seen["failure"]++
 			}
+			if use > 0 && failure == "" {
+				w.seen["again"]++
+			}
 		}
-		if want := expected(&c, len(w.ranks)); len(w.wrong[seq]) == 0 && failure == "" && c.No == wire.CodeOK && !slices.EqualFunc(got, want, bytes.Equal) {
-			w.violated(rightBytes, "record %d (%s), rank %d: got %x, want %x", seq, c.Verb, r.rank, got, want)
+		if want := expected(&c, len(w.ranks)); len(w.wrong[id]) == 0 && failure == "" && c.No == wire.CodeOK && !slices.EqualFunc(got, want, bytes.Equal) {
+			w.violated(rightBytes, "record %v (%s), rank %d: got %x, want %x", id, c.Verb, r.rank, got, want)
 		}
 		if failure == "" && c.No == wire.CodeOK {
-			for _, other := range w.succeeded[seq] {
+			for _, other := range w.succeeded[id] {
 				if !core.Agree(&other, &c) {
-					w.violated(mismatchSeen, "record %d: success for %v and for %v", seq, other, c)
+					w.violated(mismatchSeen, "record %v: success for %v and for %v", id, other, c)
 				}
 			}
-			w.succeeded[seq] = append(w.succeeded[seq], c)
-			w.checkOutcomes(seq)
+			w.succeeded[id] = append(w.succeeded[id], c)
+			w.checkOutcomes(id)
 		}
 		if w.store.revoked != "" {
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // checkOutcomes checks that no rank finds a mismatch in an operation that needs all ranks and has
 // succeeded for another one.
-func (w *world) checkOutcomes(seq uint64) {
-	for _, c := range w.succeeded[seq] {
-		if !c.RootOnly && w.mismatch[seq] {
-			w.violated(sameOutcome, "record %d: success of %s on rank %d, and a mismatch", seq, c.Verb, c.Rank)
+func (w *world) checkOutcomes(id simID) {
+	for _, c := range w.succeeded[id] {
+		if !c.RootOnly && w.mismatch[id] {
+			w.violated(sameOutcome, "record %v: success of %s on rank %d, and a mismatch", id, c.Verb, c.Rank)
 		}
 	}
 }
 
-// checkAgreed checks that every required rank has called the record of c when it is done.
-func (w *world) checkAgreed(c *wire.Contribution) {
-	seq := c.Seq
+// checkAgreed checks that every required rank has called the record of c when it is done, in the same
+// use of the channel.
+func (r *simRank) checkAgreed(id simID, c *wire.Contribution) {
 	if c.No != wire.CodeOK { // a refusal of a record that is done for others
 		return
 	}
-	for _, r := range w.ranks {
-		if required(c, r.rank) && (r.m.start == 0 || !r.called(seq)) {
-			w.violated(allAgreed, "record %d (%s) is done, rank %d has not called it", seq, c.Verb, r.rank)
+	w := r.w
+	for rank := range w.ranks {
+		if m := r.region.joined[rank]; required(c, rank) && (m == nil || !called(m, id.seq)) {
+			w.violated(allAgreed, "record %v (%s) is done, rank %d has not called it", id, c.Verb, rank)
+		}
+		if ch := r.region.channel[rank]; required(c, rank) && ch != id.channel {
+			w.violated(sameUse, "record %v is done, rank %d is in use %d", id, rank, ch.use+1)
 		}
 	}
 }
 
-// called reports whether the rank has posted for record seq, or gone beyond it.
-func (r *simRank) called(seq uint64) bool {
-	if r.m.passed >= seq {
+// called reports whether the rank of m has posted for record seq, or gone beyond it.
+func called(m *Memory, seq uint64) bool {
+	if m.passed >= seq {
 		return true
 	}
-	sim := r.m.sim
-	r.m.sim = nil
-	defer func() { r.m.sim = sim }()
-	_, _, err := r.m.posted(r.rank, seq)
+	sim := m.sim
+	m.sim = nil
+	defer func() { m.sim = sim }()
+	_, _, err := m.posted(m.rank, seq)
 	return err == nil
 }
 
 func simulate(t *testing.T, seed uint64) *world {
-	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[uint64][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[uint64][]int{}, mismatch: map[uint64]bool{}, succeeded: map[uint64][]wire.Contribution{}}
+	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[simID][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[simID][]int{}, mismatch: map[simID]bool{}, succeeded: map[simID][]wire.Contribution{}}
 	n := 2 + w.rng.IntN(3)
 	w.patience = []int{3, 20, 200}[w.rng.IntN(3)]
 	faults := w.rng.IntN(3) > 0
-	s := simShape(n)
-	w.words = make([]uint64, s.size()/8)
 	w.plan = newPlan(w.rng, n)
-	w.store = simStore{w: w, records: map[uint64]*simRecord{}, floor: make([]uint64, n), dead: make([]bool, n)}
-	mem := unsafe.Slice((*byte)(unsafe.Pointer(&w.words[0])), s.size())
+	w.store = simStore{w: w, dead: make([]bool, n)}
 	for rank := range n {
 		r := &simRank{w: w, rank: rank, turn: make(chan bool)}
-		r.m = &Memory{shape: s, mem: mem, words: w.words, unmap: func() {}, file: -1, sim: r}
 		w.ranks = append(w.ranks, r)
 		go func() {
 			defer func() {
@@ -505,7 +638,7 @@ func (w *world) schedule(faults bool) {
 			r = last
 		}
 		last = r
-		r.turn <- !faults || w.rng.IntN(1500) > 0
+		r.turn <- !faults || w.rng.IntN(1200) > 0
 		<-w.returns
 	}
 	w.violated(ends, "a rank has not ended after %d steps", simSteps)
@@ -528,7 +661,7 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Log(seen)
-	for what, least := range map[string]uint64{"memory": 5 * seeds, "store": 5 * seeds, "failure": seeds, "killed": seeds / 10, "mismatch": seeds / 300} {
+	for what, least := range map[string]uint64{"memory": 5 * seeds, "store": 5 * seeds, "failure": seeds, "killed": seeds / 10, "mismatch": seeds / 300, "again": seeds / 2} {
 		if uint64(seen[what]) < least { // #nosec G115 -- a count
 			t.Errorf("%q occurs %d times in %d histories", what, seen[what], seeds)
 		}
