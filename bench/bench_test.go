@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"math"
+	"net"
 	"os"
 	"os/exec"
 	"regexp"
@@ -149,6 +151,42 @@ func TestWrongUse(t *testing.T) {
 		var out, errs strings.Builder
 		if run(t.Context(), strings.Fields(line), &out, &errs) == 0 {
 			t.Errorf("%s: no error", line)
+		}
+	}
+}
+
+// TestTrafficOfClosedConnections checks that the traffic of connections does not decrease when one
+// of them is closed.
+func TestTrafficOfClosedConnections(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var w wires
+	for n := range uint64(2) {
+		c, err := w.dial(t.Context(), "tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		peer, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer peer.Close()
+		_, err = peer.Write([]byte("hello"))
+		if _, e := io.ReadFull(c, make([]byte, 5)); err != nil || e != nil {
+			t.Fatal(err, e)
+		}
+		before := w.traffic()
+		if runtime.GOOS == "linux" && before.in != 5*(n+1) {
+			t.Errorf("%d bytes received over %d connections", before.in, n+1)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if after := w.traffic(); after.in != before.in {
+			t.Errorf("%d bytes before a connection is closed, and %d after", before.in, after.in)
 		}
 	}
 }

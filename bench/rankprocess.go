@@ -18,29 +18,56 @@ import (
 // retransmitted.
 type traffic struct{ out, in, resent uint64 }
 
+func (t traffic) plus(u traffic) traffic {
+	return traffic{t.out + u.out, t.in + u.in, t.resent + u.resent}
+}
+
 // wires are connections whose traffic the kernel counts, so that they are as fast as others.
 type wires struct {
-	mu    sync.Mutex // protects conns
-	conns []*net.TCPConn
+	mu    sync.Mutex // protects the fields below
+	conns map[*net.TCPConn]bool
+	ended traffic // of closed connections
+}
+
+// countedConn is a connection of wires.
+type countedConn struct {
+	*net.TCPConn
+	of *wires
+}
+
+// Close counts what the connection has carried: the kernel forgets it.
+func (c countedConn) Close() error {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if c.of.conns[c.TCPConn] {
+		delete(c.of.conns, c.TCPConn)
+		c.of.ended = c.of.ended.plus(trafficOf(c.TCPConn))
+	}
+	return c.TCPConn.Close()
 }
 
 // dial is a dial function for store.DialOptions.
 func (w *wires) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := new(net.Dialer).DialContext(ctx, network, addr)
-	if tcp, ok := c.(*net.TCPConn); ok {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.conns = append(w.conns, tcp)
+	if err != nil {
+		return nil, err
 	}
-	return c, err
-}
-
-func (w *wires) traffic() (sum traffic) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, c := range w.conns {
-		t := trafficOf(c)
-		sum.out, sum.in, sum.resent = sum.out+t.out, sum.in+t.in, sum.resent+t.resent
+	own := countedConn{c.(*net.TCPConn), w}
+	if w.conns == nil {
+		w.conns = map[*net.TCPConn]bool{}
+	}
+	w.conns[own.TCPConn] = true
+	return own, nil
+}
+
+func (w *wires) traffic() traffic {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sum := w.ended
+	for c := range w.conns {
+		sum = sum.plus(trafficOf(c))
 	}
 	return sum
 }

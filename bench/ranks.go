@@ -190,7 +190,7 @@ func (cs rankProcesses) traffic() (sum traffic, err error) {
 		if _, e := fmt.Sscan(a, &t.out, &t.in, &t.resent); e != nil && err == nil {
 			err = fmt.Errorf("%q: %w", a, e)
 		}
-		sum.out, sum.in, sum.resent = sum.out+t.out, sum.in+t.in, sum.resent+t.resent
+		sum = sum.plus(t)
 	}
 	return sum, err
 }

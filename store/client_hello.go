@@ -127,7 +127,7 @@ func (d *dialer) dialAddr(ctx context.Context, way string, hello *wire.Request) 
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
-	l := &clientConn{nc: conn, addr: way, in: &frameReader{limit: maxHandshakeFrame}, buf: make([]byte, clientBufferSize)}
+	l := &clientConn{nc: conn, addr: way, in: &frameReader{limit: maxHandshakeFrame, first: clientFirstAlloc}, buf: make([]byte, clientBufferSize)}
 	if err = l.tlsHandshake(config); err == nil {
 		err = l.hello(hello, &d.options)
 	}

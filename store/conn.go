@@ -57,7 +57,7 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
-	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frameReader{limit: maxHandshakeFrame, budget: s.budget}}
+	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frameReader{limit: maxHandshakeFrame, first: serverFirstAlloc, budget: s.budget}}
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
 	}

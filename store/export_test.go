@@ -46,7 +46,7 @@ func Waiting(m *Memory) int {
 
 // Cut splits a stream that arrives in pieces into frames, with a buffer of room bytes.
 func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err error) {
-	f, buf := frameReader{limit: wire.MaxBody}, make([]byte, room)
+	f, buf := frameReader{limit: wire.MaxBody, first: serverFirstAlloc}, make([]byte, room)
 	for _, p := range pieces {
 		for len(p) > 0 {
 			n := copy(f.buffer(buf), p)
@@ -67,6 +67,13 @@ func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err e
 		}
 	}
 	return heads, bodies, nil
+}
+
+// ReadReply reads a frame as a client does, and returns its body.
+func ReadReply(conn net.Conn) (body []byte, err error) {
+	in := &frameReader{limit: wire.MaxReply, first: clientFirstAlloc}
+	_, body, _, err = readFrame(conn, in, make([]byte, clientBufferSize))
+	return body, err
 }
 
 // Calls returns the number of calls of a client that have no reply.

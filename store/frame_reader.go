@@ -8,14 +8,21 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// firstAlloc is how much is allocated for a large frame before more of it has arrived.
-const firstAlloc = 64 << 10
+// How much is allocated for a large frame before more of it has arrived: by a server, for any of its
+// peers, and by a client, which has one connection, to a store that it has authenticated. Growing a
+// buffer copies it, and leaves garbage: for a reply of 680 KB that took a client as long as all the
+// rest.
+const (
+	serverFirstAlloc = 64 << 10
+	clientFirstAlloc = 1 << 20
+)
 
 // frameReader splits a stream of bytes into frames. It reads into a buffer that it borrows while it
 // parses, so that idle connections hold none. A frame larger than that gets memory of its own,
 // which grows as the frame arrives: a length alone must not allocate memory.
 type frameReader struct {
 	limit uint32 // of a body, in bytes
+	first int    // serverFirstAlloc or clientFirstAlloc
 	buf   []byte // shared or owned
 	owned bool   // buf is owned, for one large frame
 	r, w  int    // read and write positions in buf
@@ -60,7 +67,7 @@ func (f *frameReader) buffer(borrowed []byte) []byte {
 	}
 	buf := borrowed
 	if f.owned = need > len(borrowed); f.owned {
-		n := min(need, max(firstAlloc, 4*len(pending)))
+		n := min(need, max(f.first, 4*len(pending)))
 		if !f.charge(n) {
 			f.buf, f.r, f.w, f.owned = make([]byte, 1), 0, 0, false // never parsed
 			return f.buf
@@ -94,7 +101,7 @@ func (f *frameReader) next() (h wire.Header, body []byte, owned, ok bool, err er
 	f.r += n
 	if owned = f.owned; owned {
 		f.release()
-		*f = frameReader{limit: f.limit, budget: f.budget}
+		*f = frameReader{limit: f.limit, first: f.first, budget: f.budget}
 	}
 	return h, body, owned, true, nil
 }

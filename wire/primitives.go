@@ -201,17 +201,28 @@ func (p *parser) ints() []int {
 
 func (p *parser) values() [][]byte {
 	vs := make([][]byte, p.count(4))
+	b := p.b
 	for i := range vs {
-		n := p.u32()
-		if n == nilLen {
+		if len(b) < 4 {
+			p.fail(ErrTruncated)
+			return vs
+		}
+		n := binary.LittleEndian.Uint32(b)
+		b = b[4:]
+		switch {
+		case n == nilLen:
 			continue
-		}
-		if n > MaxReply {
+		case n > MaxReply:
 			p.fail(ErrTooLarge)
-			break
+			return vs
+		case int(n) > len(b):
+			p.fail(ErrTruncated)
+			return vs
 		}
-		vs[i] = p.take(int(n))
+		vs[i] = b[:n:n]
+		b = b[n:]
 	}
+	p.b = b
 	return vs
 }
 
