@@ -60,6 +60,7 @@ func (cl *call) memory() *hostmem.Memory {
 		if m := sm.opened.Load(); m != nil && cl.revokedBy() == nil {
 			cl.Context() // follows the group: the end of a rank must turn the memory off
 			m.Join(cl.rank, cl.c.Seq, cl.cfg.Timeout)
+			m.SlowNext() // the last vote may have been lost
 			sm.joined = m
 		}
 	}
@@ -213,12 +214,9 @@ func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last
 	bounded, cancel := cl.withTimeout(ctx)
 	defer cancel()
 	got, last, err = cl.store.CollectLast(bounded, cl.c, payload)
-	if errors.Is(err, ErrUnknown) {
-		cl.mem.leave() // so that this rank's next vote at the store shows that it has passed this record
-	}
-	if len(payload) > keptAtStore || slices.ContainsFunc(got, func(b []byte) bool { return len(b) > keptAtStore }) {
-		if m := cl.mem.joined; m != nil {
-			m.SlowNext() // the store frees the payloads then
+	if m := cl.mem.joined; m != nil {
+		if err != nil || len(payload) > keptAtStore || slices.ContainsFunc(got, func(b []byte) bool { return len(b) > keptAtStore }) {
+			m.SlowNext()
 		}
 	}
 	if err == nil {

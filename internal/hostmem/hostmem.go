@@ -75,7 +75,7 @@ type Memory struct {
 	space  space         // of this rank's payloads
 	stuck  uint64        // m.low when a wait for space was in vain
 	gone   bool          // this rank has turned the memory off, and passes no more records in it
-	slow   bool          // it makes the next record slow
+	slow   bool          // it makes records slow until one is: see SlowNext
 
 	using  sync.Mutex   // held during Collect, which uses the mapping
 	life   sync.RWMutex // held during Leave, which may be called meanwhile
@@ -156,8 +156,8 @@ func (m *Memory) Collect(ctx context.Context, c *wire.Contribution, payload []by
 		defer m.pass(c.Seq)
 	}
 	s := m.decide(ctx, c, payload)
-	m.slow = false
 	if s.phase() != phaseDone {
+		m.slow = false // this rank votes at the store
 		return nil, -1, false, nil
 	}
 	if s.last() != m.rank {
@@ -243,8 +243,10 @@ func (m *Memory) await(ctx context.Context, seq uint64) state {
 	return m.settle(seq, phaseSlow)
 }
 
-// SlowNext makes the next record of this rank slow. The store keeps a record, with its payloads,
-// until all ranks have voted on a later one. The caller is the goroutine that calls Collect.
+// SlowNext makes the next record slow that has not ended before this rank calls it: so the store learns
+// that this rank has passed its earlier ones. It keeps a record, with its payloads, until all ranks
+// have voted on a later one; and if the vote of this rank was lost, the others wait there for it. The
+// caller is the goroutine that calls Collect.
 func (m *Memory) SlowNext() { m.slow = true }
 
 // settle ends record seq in the given phase, unless it has ended, and returns its final state.

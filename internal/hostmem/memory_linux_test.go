@@ -97,6 +97,32 @@ func TestCorruptMemory(t *testing.T) {
 	}
 }
 
+// TestSlowNext checks that a rank reads a record that has ended before it makes the next one slow.
+func TestSlowNext(t *testing.T) {
+	m, ref, err := Create(2)
+	require.NoError(t, err)
+	defer m.Close()
+	other, err := Open(ref, 2)
+	require.NoError(t, err)
+	defer other.Close()
+	m.Join(0, 1, time.Minute)
+	other.Join(1, 1, time.Minute)
+	broadcast := func(m *Memory, seq uint64, rank, root int) bool {
+		t.Helper()
+		c := wire.Contribution{Seq: seq, Rank: rank, Root: root, RootOnly: true, Verb: "broadcast", Want: wire.WantNothing}
+		_, _, ok, err := m.Collect(t.Context(), &c, nil)
+		require.NoError(t, err)
+		return ok
+	}
+	require.True(t, broadcast(other, 1, 1, 1))
+	m.SlowNext()
+	require.True(t, broadcast(m, 1, 0, 1))
+	require.False(t, broadcast(m, 2, 0, 0))
+	require.False(t, broadcast(other, 2, 1, 0))
+	require.True(t, broadcast(m, 3, 0, 0))
+	require.True(t, broadcast(other, 3, 1, 0))
+}
+
 // TestClosedMemory checks that a closed memory leaves all to the store.
 func TestClosedMemory(t *testing.T) {
 	m, _, err := Create(2)

@@ -116,6 +116,10 @@ var mutants = []struct {
 		"closed.go", `return ok ||`, `return ok && false ||`,
 	},
 	{
+		"a rank whose vote was lost goes on in memory",
+		"hostmem.go", `SlowNext() { m.slow = true }`, `SlowNext() {}`,
+	},
+	{
 		"a head is written again before all ranks have read it",
 		"layout.go", `if c.Seq <= m.low+uint64(m.heads) {`, `if true {`,
 	},

@@ -76,6 +76,7 @@ type simRank struct {
 	region  *simRegion
 	closed  Closed
 	voted   bool      // in this use
+	lost    bool      // its last vote was lost
 	turn    chan bool // false: the rank is killed
 	blocked func() bool
 	over    bool
@@ -115,6 +116,7 @@ const (
 	sameOutcome  = "H5 all ranks get the same outcome"
 	noneOutside  = "H6 no access is out of bounds"
 	mismatchSeen = "H7 calls that succeed for the same record agree"
+	votesAgain   = "H9 a rank whose vote was lost decides no record before the store has a later vote of it"
 	sameUse      = "H8 a record that memory decides is of the same use of its channel on all ranks"
 )
 
@@ -242,11 +244,15 @@ func (s *simStore) revoke(why string) {
 
 func required(c *wire.Contribution, rank int) bool { return !c.RootOnly || rank == c.Root }
 
-// vote blocks the rank until the store has decided.
-func (r *simRank) vote(id simID, c *wire.Contribution) (got [][]byte, failure string) {
+// vote blocks the rank until the store has decided. With faults the vote may be lost.
+func (r *simRank) vote(id simID, c *wire.Contribution, faults bool) (got [][]byte, failure string) {
 	s, ch, seq := &r.w.store, id.channel, c.Seq
 	if ranks := r.w.done[id]; len(ranks) > 0 {
 		r.w.violated(oneDecider, "record %v: rank %d votes at the store, ranks %v have its success", id, r.rank, ranks)
+	}
+	if r.lost = faults && r.w.rng.IntN(30) == 0; r.lost {
+		r.w.seen["lost"]++
+		return nil, "unknown"
 	}
 	ch.used[r.rank], r.voted = true, true
 	rec := ch.records[seq]
@@ -399,7 +405,7 @@ func (r *simRank) run(faults bool) {
 		}
 		r.w.store.close(r.rank)
 		r.closed.Add("x")
-		r.voted = false
+		r.voted, r.lost = false, false
 	}
 }
 
@@ -418,6 +424,7 @@ func (r *simRank) join(ch *simChannel, seq uint64) {
 		r.m = &Memory{shape: s, mem: r.region.mem, words: r.region.words, unmap: func() {}, file: -1, sim: r}
 		r.region.joined[r.rank], r.region.channel[r.rank] = r.m, ch
 		r.m.Join(r.rank, seq, time.Second)
+		r.m.SlowNext()
 	}
 }
 
@@ -473,8 +480,9 @@ func (r *simRank) use(use int, faults bool) bool {
 		var got [][]byte
 		var ok bool
 		var err error
+		last := -1
 		if r.m != nil {
-			got, _, ok, err = r.m.Collect(ctx, &c, payload)
+			got, last, ok, err = r.m.Collect(ctx, &c, payload)
 		}
 		cancel()
 		if !ok && cancelled {
@@ -499,10 +507,16 @@ func (r *simRank) use(use int, faults bool) bool {
 				w.violated(oneDecider, "record %v: success in memory on rank %d, votes %v at the store", id, r.rank, rec.votes)
 			}
 			r.checkAgreed(id, &c)
+			if r.lost && last == r.rank {
+				w.violated(votesAgain, "record %v: rank %d decides it, the others wait for its vote on an earlier one", id, r.rank)
+			}
 		default:
-			got, failure = r.vote(id, &c)
+			got, failure = r.vote(id, &c, faults)
 			if w.seen["store"]++; failure != "" {
 				w.seen["failure"]++
+				if r.m != nil {
+					r.m.SlowNext()
+				}
 			}
 			if use > 0 && failure == "" {
 				w.seen["again"]++
@@ -661,7 +675,7 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Log(seen)
-	for what, least := range map[string]uint64{"memory": 5 * seeds, "store": 5 * seeds, "failure": seeds, "killed": seeds / 10, "mismatch": seeds / 300, "again": seeds / 2} {
+	for what, least := range map[string]uint64{"memory": 5 * seeds, "store": 5 * seeds, "failure": seeds, "killed": seeds / 10, "mismatch": seeds / 300, "again": seeds / 2, "lost": seeds / 4} {
 		if uint64(seen[what]) < least { // #nosec G115 -- a count
 			t.Errorf("%q occurs %d times in %d histories", what, seen[what], seeds)
 		}
