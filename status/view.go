@@ -45,7 +45,9 @@ type Server struct {
 	Groups      int64   `json:"groups"`
 	Keys        int64   `json:"keys"`
 	Bytes       int64   `json:"bytes"`
-	Rates       *Rates  `json:"rates,omitempty"` // nil in the first view
+	// Loop is how the server reads its sockets: "io_uring", "epoll", or "" for neither.
+	Loop  string `json:"loop,omitempty"`
+	Rates *Rates `json:"rates,omitempty"` // nil in the first view
 }
 
 // Replication describes the processes of a replicated store, of which one at a time is the leader.
@@ -282,7 +284,7 @@ const stalled = 100 * time.Millisecond
 func serverOf(now, before *store.Status) *Server {
 	s := now.Server
 	v := &Server{
-		Up: seconds(s.Up), Durable: s.Durable, Sessions: s.Sessions, Calls: s.Calls, Groups: s.Groups, Keys: s.Keys, Bytes: s.Bytes,
+		Up: seconds(s.Up), Durable: s.Durable, Sessions: s.Sessions, Calls: s.Calls, Groups: s.Groups, Keys: s.Keys, Bytes: s.Bytes, Loop: s.Loop,
 	}
 	if s.SyncPending >= stalled {
 		v.DiskStalled = seconds(s.SyncPending)

@@ -16,6 +16,8 @@ type meter struct {
 
 	conns, arrived, refused, slow atomic.Int64 // connections: open, accepted, refused, dropped because the peer did not read
 
+	loop atomic.Pointer[string] // Loop.Kind of the server's loops; nil: none
+
 	lastQuery atomic.Int64 // when the status was last queried, since start; 0: never, or long ago
 	start     time.Time
 
@@ -85,6 +87,9 @@ func (m *meter) status(s *wire.ServerStatus) {
 	s.Ops = append([]int64{}, m.ops[:last]...)
 	s.Latency, s.LatencySum = m.latency.buckets(), m.latency.sum
 	s.Conns, s.Accepted, s.Refused, s.Dropped = m.conns.Load(), m.arrived.Load(), m.refused.Load(), m.slow.Load()
+	if kind := m.loop.Load(); kind != nil {
+		s.Loop = *kind
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.Syncs, s.SyncSum = m.synced.buckets(), m.synced.sum

@@ -44,17 +44,18 @@ func (p *relayPeer) adopted(s *transport.Sock) (transport.Reader, error) {
 	return p, nil
 }
 
-// Readable implements transport.Reader.
-func (p *relayPeer) Readable(buf []byte) error {
+// Buffer implements transport.Reader.
+func (p *relayPeer) Buffer(buf []byte) []byte {
 	if p.pauseIfBlocked() { // before reading: each of many peers would add another frame
 		return nil
 	}
-	n, err := p.sock.Read(p.in.buffer(buf))
-	if err != nil {
-		return err
-	}
+	return p.in.buffer(buf)
+}
+
+// Received implements transport.Reader.
+func (p *relayPeer) Received(n int) error {
 	p.receivedBytes(n)
-	err = p.forwardFrames()
+	err := p.forwardFrames()
 	p.in.compact()
 	p.pauseIfBlocked()
 	return err

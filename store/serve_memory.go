@@ -67,12 +67,11 @@ type loopConn struct {
 	sock *transport.Sock
 }
 
-// Readable implements transport.Reader.
-func (c *loopConn) Readable(buf []byte) error {
-	n, err := c.sock.Read(c.in.buffer(buf))
-	if err != nil {
-		return err
-	}
+// Buffer implements transport.Reader.
+func (c *loopConn) Buffer(buf []byte) []byte { return c.in.buffer(buf) }
+
+// Received implements transport.Reader.
+func (c *loopConn) Received(n int) error {
 	c.receivedBytes(n)
 	c.deferFlush = true
 	held, err := c.processRequests()

@@ -376,6 +376,10 @@ func (s *Server) loop() *transport.Loop {
 			}
 			s.loops = append(s.loops, l)
 		}
+		if m, ok := s.Engine.(*Memory); ok {
+			kind := s.loops[0].Kind()
+			m.meter.loop.Store(&kind)
+		}
 	}
 	s.adopted++
 	return s.loops[s.adopted%len(s.loops)]

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -42,6 +43,23 @@ func TestStatusCountsConnections(t *testing.T) {
 			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.LostSessions == 1 && n.Sessions == 1 })
 		})
 	}
+}
+
+// TestStatusShowsTheLoop checks that an operator can see, and choose, how sockets are read.
+func TestStatusShowsTheLoop(t *testing.T) {
+	loop := func() string {
+		m := new(store.Memory)
+		works(t, serve(t, &store.Server{Engine: m}, tcp).client(t))
+		return counts(t, m, func(*store.ServerStatus) bool { return true }).Loop
+	}
+	l, err := transport.NewLoop()
+	if err != nil {
+		t.Skip("SKIPPED: there are loops on Linux only: ", err)
+	}
+	defer l.Close()
+	require.Equal(t, l.Kind(), loop())
+	t.Setenv(transport.NoIOUring, "1")
+	require.Equal(t, "epoll", loop())
 }
 
 // firstCounts returns the counters before the first connection, without those that differ from run

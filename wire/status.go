@@ -58,6 +58,9 @@ type ServerStatus struct {
 	// SyncPending is how long the current write of the log has been waiting for the disk, or 0 if
 	// no write is in progress. No change is acknowledged meanwhile.
 	SyncPending time.Duration
+	// Loop is how the server reads its sockets: "io_uring" or "epoll"; "" if it has read none, or
+	// reads each in a goroutine of its own.
+	Loop string
 }
 
 // counts returns the numbers behind the latencies, in their order on the wire.

@@ -136,7 +136,8 @@ func (s *ServerStatus) append(b []byte) []byte {
 	for _, n := range s.counts() {
 		b = appendU64(b, uint64(*n))
 	}
-	return appendDuration(appendDuration(appendBuckets(b, s.Syncs), s.SyncSum), s.SyncPending)
+	b = appendDuration(appendDuration(appendBuckets(b, s.Syncs), s.SyncSum), s.SyncPending)
+	return appendString(b, s.Loop)
 }
 
 func (s *ServerStatus) parse(p *parser) {
@@ -153,6 +154,9 @@ func (s *ServerStatus) parse(p *parser) {
 	s.Syncs, s.SyncSum = p.buckets(), p.duration()
 	if len(p.b) > 0 { // an older store ends here
 		s.SyncPending = p.duration()
+	}
+	if len(p.b) > 0 { // or here
+		s.Loop = p.string(MaxKey)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -15,11 +16,20 @@ import (
 // pass through the scheduler: with 50 connections and two cores the p99 latency of requests was
 // twice as long.
 //
+// Where io_uring is available, one system call receives from all sockets that are readable, and
+// another one sends the replies: a fifth to a third less CPU time per request.
+//
 // A Loop owns that goroutine, which ends with Close, and the sockets that it has adopted.
 type Loop struct {
-	ep   int // epoll descriptor
-	wake int // eventfd: readable when the loop has to end
+	ep   int   // epoll descriptor
+	wake int   // eventfd: readable when the loop has to end
+	ring *ring // nil: each receive and send is a system call
 	done chan struct{}
+
+	// owned by the goroutine
+	buf     []byte    // for receiving
+	ready   []*Sock   // readable sockets, and then those that were read and go on
+	sending []*Outbox // that sendTogether has taken
 
 	mu      sync.Mutex // protects the fields below
 	socks   map[int32]*Sock
@@ -28,9 +38,14 @@ type Loop struct {
 
 // Reader handles the events of a Sock. The loop's goroutine calls its methods.
 type Reader interface {
-	// Readable reads once, into buf or another buffer. An error ends the connection.
-	Readable(buf []byte) error
-	// Flush writes the replies of Readable. The loop calls it after all readable sockets have been
+	// Buffer returns where the next bytes are received to: buf, or another buffer. The loop then
+	// calls Received, before another Buffer is called with the same buf. If Buffer returns nil, it
+	// receives nothing.
+	Buffer(buf []byte) []byte
+	// Received handles n received bytes. It is also called with 0 if nothing has arrived, after a
+	// pause. An error ends the connection.
+	Received(n int) error
+	// Flush writes the replies of Received. The loop calls it after all readable sockets have been
 	// read: waking each peer at once would let it run, on a busy machine, before its neighbours are
 	// served.
 	Flush()
@@ -42,6 +57,9 @@ type Reader interface {
 type Sock struct {
 	loop   *Loop
 	reader Reader
+	outbox *Outbox // that writes to it; nil: none
+
+	receiving bool // owned by the loop's goroutine: receiveTogether receives from it
 
 	mu     sync.Mutex // protects the fields below, and fd against being closed while it is used
 	fd     int
@@ -50,26 +68,57 @@ type Sock struct {
 	resume func()
 }
 
-// readBufferSize is the size of the buffer that the sockets of a loop share for reading.
-const readBufferSize = 64 << 10
+const (
+	// readBufferSize is the size of the buffer that the sockets of a loop share for reading.
+	readBufferSize = 64 << 10
+	// maxEvents is how many sockets a loop serves together.
+	maxEvents = 64
+	// readPartSize is how many bytes are received from each of several sockets at once.
+	readPartSize = 16 << 10
+)
 
-// NewLoop starts a loop.
+// NewLoop starts a loop. It uses io_uring where the kernel has it, unless NoIOUring is set.
 func NewLoop() (*Loop, error) {
-	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, os.NewSyscallError("epoll_create1", err)
+	if os.Getenv(NoIOUring) == "" {
+		if r, err := newRing(maxEvents); err == nil {
+			return startLoop(r)
+		}
 	}
-	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	return startLoop(nil)
+}
+
+// startLoop starts a loop with r, which may be nil, and which it closes.
+func startLoop(r *ring) (*Loop, error) {
+	l := &Loop{ep: -1, wake: -1, ring: r, done: make(chan struct{}), socks: map[int32]*Sock{}}
+	var err error
+	if l.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err == nil {
+		l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	}
 	if err == nil {
-		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wake)})
+		err = unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, l.wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(l.wake)})
 	}
 	if err != nil {
-		_ = unix.Close(ep)
-		return nil, os.NewSyscallError("eventfd", err)
+		l.release()
+		return nil, os.NewSyscallError("epoll", err)
 	}
-	l := &Loop{ep: ep, wake: wake, done: make(chan struct{}), socks: map[int32]*Sock{}}
 	go l.run()
 	return l, nil
+}
+
+// release closes the descriptors of the loop.
+func (l *Loop) release() {
+	_, _ = unix.Close(l.ep), unix.Close(l.wake)
+	if l.ring != nil {
+		l.ring.close()
+	}
+}
+
+// Kind returns how the loop receives and sends: "io_uring" or "epoll".
+func (l *Loop) Kind() string {
+	if l.ring != nil {
+		return "io_uring"
+	}
+	return "epoll"
 }
 
 // Adopt takes the socket out of c, which it closes, and lets the loop read it. newReader is called
@@ -129,22 +178,31 @@ func (l *Loop) Close() {
 
 func (l *Loop) run() {
 	defer close(l.done)
-	events := make([]unix.EpollEvent, 256)
-	buf := make([]byte, readBufferSize)
-	read := make([]*Sock, 0, len(events))
+	size := readBufferSize
+	if l.ring != nil {
+		size = maxEvents * readPartSize
+	}
+	l.buf = make([]byte, size)
+	events := make([]unix.EpollEvent, maxEvents)
 	for {
 		n, err := unix.EpollWait(l.ep, events, -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			// Another part of the process has closed the descriptor.
 			panic(os.NewSyscallError("epoll_wait", err))
 		}
-		read = read[:0]
+		l.ready = l.ready[:0]
 		for _, e := range events[:max(n, 0)] {
-			if s := l.handle(e, buf); s != nil {
-				read = append(read, s)
+			if s := l.handle(e); s != nil {
+				l.ready = append(l.ready, s)
 			}
 		}
-		for _, s := range read {
+		if l.ring != nil && len(l.ready) > 1 {
+			l.receiveTogether()
+			l.sendTogether()
+		} else {
+			l.receive()
+		}
+		for _, s := range l.ready {
 			s.reader.Flush()
 		}
 		if l.endIfClosing() {
@@ -153,8 +211,8 @@ func (l *Loop) run() {
 	}
 }
 
-// handle handles an event, and returns the socket if it was read.
-func (l *Loop) handle(e unix.EpollEvent, buf []byte) *Sock {
+// handle handles an event, and returns the socket if it is to be read.
+func (l *Loop) handle(e unix.EpollEvent) *Sock {
 	l.mu.Lock()
 	s := l.socks[e.Fd]
 	l.mu.Unlock()
@@ -164,13 +222,82 @@ func (l *Loop) handle(e unix.EpollEvent, buf []byte) *Sock {
 	// A reader that was paused may have unprocessed requests: it continues when its socket is
 	// writable.
 	if e.Events&unix.EPOLLOUT != 0 && s.writable() || e.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-		if err := s.reader.Readable(buf); err != nil {
-			l.end(s, err)
-			return nil
-		}
 		return s
 	}
 	return nil
+}
+
+// receive receives from all ready sockets, one after the other, and leaves those in ready that go on.
+func (l *Loop) receive() {
+	l.ready = slices.DeleteFunc(l.ready, func(s *Sock) bool {
+		b := s.reader.Buffer(l.buf[:readBufferSize])
+		if b == nil {
+			return false
+		}
+		n, err := unix.Read(s.fd, b)
+		return !l.received(s, n, err)
+	})
+}
+
+// receiveTogether is receive with one system call.
+func (l *Loop) receiveTogether() {
+	for i, s := range l.ready {
+		b := s.reader.Buffer(l.buf[i*readPartSize : (i+1)*readPartSize])
+		if s.receiving = b != nil; s.receiving {
+			l.ring.transfer(ringRecv, s.fd, b)
+		}
+	}
+	results := l.ring.submit()
+	l.ready = slices.DeleteFunc(l.ready, func(s *Sock) bool {
+		if !s.receiving {
+			return false
+		}
+		n, err := results[0].bytes()
+		results = results[1:]
+		return !l.received(s, n, err)
+	})
+}
+
+// received passes the result of a receive to the reader of s, or ends s, and reports whether s goes
+// on.
+func (l *Loop) received(s *Sock, n int, err error) bool {
+	switch {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		n, err = 0, nil
+	case err != nil:
+		err = os.NewSyscallError("read", err)
+	case n == 0:
+		err = io.EOF
+	}
+	if err == nil {
+		err = s.reader.Received(n)
+	}
+	if err != nil {
+		l.end(s, err)
+	}
+	return err == nil
+}
+
+// sendTogether sends the replies of all ready sockets with one system call. Flush sends what it
+// leaves.
+func (l *Loop) sendTogether() {
+	l.sending = l.sending[:0]
+	for _, s := range l.ready {
+		if s.outbox == nil {
+			continue
+		}
+		if b := s.outbox.take(); b != nil {
+			l.ring.transfer(ringSend, s.fd, b)
+			l.sending = append(l.sending, s.outbox)
+		}
+	}
+	for i, result := range l.ring.submit() {
+		n, err := result.bytes()
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+			err = nil
+		}
+		l.sending[i].took(n, os.NewSyscallError("write", err))
+	}
 }
 
 // end closes a socket. It must be unused by then, because its number can be reused.
@@ -210,24 +337,8 @@ func (l *Loop) endIfClosing() bool {
 	for _, s := range socks {
 		l.end(s, net.ErrClosed)
 	}
-	_ = unix.Close(l.ep)
-	_ = unix.Close(l.wake)
+	l.release()
 	return true
-}
-
-// Read reads what is available; 0 without an error means nothing. Only the loop's goroutine may
-// call it.
-func (s *Sock) Read(b []byte) (int, error) {
-	n, err := unix.Read(s.fd, b)
-	switch {
-	case n > 0:
-		return n, nil
-	case err == nil:
-		return 0, io.EOF
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
-		return 0, nil
-	}
-	return 0, os.NewSyscallError("read", err)
 }
 
 // TryWrite implements Pipe.

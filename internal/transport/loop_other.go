@@ -13,13 +13,17 @@ type Loop struct{}
 
 // Reader handles the events of a Sock.
 type Reader interface {
-	Readable(buf []byte) error
+	Buffer(buf []byte) []byte
+	Received(n int) error
 	Flush()
 	Ended(err error)
 }
 
 // Sock is a socket of a Loop.
-type Sock struct{ Pipe }
+type Sock struct {
+	Pipe
+	outbox *Outbox
+}
 
 // NewLoop is not supported here.
 func NewLoop() (*Loop, error) { return nil, errors.ErrUnsupported }
@@ -30,8 +34,8 @@ func (l *Loop) Adopt(*net.TCPConn, func(*Sock) (Reader, error)) error { return e
 // Close does nothing.
 func (l *Loop) Close() {}
 
-// Read is not supported here.
-func (s *Sock) Read([]byte) (int, error) { return 0, errors.ErrUnsupported }
-
 // Pause does nothing.
 func (s *Sock) Pause(bool) {}
+
+// Kind returns "".
+func (l *Loop) Kind() string { return "" }

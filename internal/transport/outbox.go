@@ -9,6 +9,9 @@ import (
 	"sync/atomic"
 )
 
+// NoIOUring is the environment variable that, if it is not empty, keeps loops from using io_uring.
+const NoIOUring = "MUSTER_NO_IO_URING"
+
 // ErrSlow is the error of a connection whose peer does not read the replies to its requests.
 var ErrSlow = errors.New("the peer does not read: too much is waiting for it")
 
@@ -29,16 +32,9 @@ const (
 	// sharedLimit bounds the shared bytes that wait for one peer: other peers may have read theirs
 	// long ago.
 	sharedLimit = 1 << 30
-	// smallBuffer is the size of the pooled buffers that small frames are appended to.
-	smallBuffer = 4 << 10
-	// fullBuffer is the size from which on a buffer gets no more frames: growing it would copy it,
-	// and leave unused capacity.
-	fullBuffer = 64 << 10
 	// maxBuffers is the number of buffers in one write.
 	maxBuffers = 16
 )
-
-var buffers = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
 
 // Gate is the log of a durable store, as an Outbox sees it. Its methods are called with an outbox
 // locked; it must not hold a lock of its own while it calls a method of an Outbox.
@@ -55,12 +51,6 @@ type Gate interface {
 // mark is the position that frames wait for: those that end at the offset end, in the stream of all
 // bytes that were ever held, or before it.
 type mark struct{ end, pos uint64 }
-
-// chunk is some bytes to be written.
-type chunk struct {
-	b      []byte
-	shared *Body // the body of b, if other connections share it: neither reused nor counted
-}
 
 // Outbox queues frames for one connection and writes them, several at once if they come fast. The
 // caller of Flush writes as much as the pipe takes without waiting; the rest is written when the
@@ -102,12 +92,21 @@ type Outbox struct {
 	heldShared            int    // the part of shared that is in held
 	heldTotal, movedTotal uint64 // total bytes ever appended to held, and moved from held to queue
 
-	bufs [maxBuffers][]byte // owned by the goroutine that set writing
+	spare chunks // empty: an array for queue
+
+	bufs  [maxBuffers][]byte // these two are owned by the goroutine that set writing
+	taken chunks             // by take
 }
 
 // NewOutbox returns the outbox of a connection. If a frame is appended while more than limit bytes
 // wait for the peer, the connection is closed (ErrSlow). Shared bytes have a limit of their own.
-func NewOutbox(p Pipe, limit int) *Outbox { return &Outbox{pipe: p, limit: limit} }
+func NewOutbox(p Pipe, limit int) *Outbox {
+	o := &Outbox{pipe: p, limit: limit}
+	if s, ok := p.(*Sock); ok {
+		s.outbox = o
+	}
+	return o
+}
 
 // AddLimit raises the limit by n bytes, or lowers it if n is negative.
 func (o *Outbox) AddLimit(n int) {
@@ -216,21 +215,6 @@ func (o *Outbox) grow(pos uint64, f func(b []byte) []byte) {
 	o.Budget.Take(n)
 }
 
-// chunks are bytes to be written, in order. The next frame goes into the last chunk, unless that is
-// shared or full.
-type chunks []chunk
-
-// grow appends a frame, which f appends to its argument, and returns its length.
-func (q *chunks) grow(f func(b []byte) []byte) (n int) {
-	if n := len(*q); n == 0 || (*q)[n-1].shared != nil || len((*q)[n-1].b) >= fullBuffer {
-		*q = append(*q, chunk{b: buffers.Get().(*[smallBuffer]byte)[:0]})
-	}
-	last := &(*q)[len(*q)-1]
-	before := len(last.b)
-	last.b = f(last.b)
-	return len(last.b) - before
-}
-
 // Held returns the offset, for Release, at which the last frame ends that was ever held; 0 if there
 // was none.
 func (o *Outbox) Held() uint64 {
@@ -292,15 +276,47 @@ func (o *Outbox) move(end uint64) {
 func (o *Outbox) Flush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.begin() {
+		o.write()
+	}
+}
+
+// begin sets writing and returns true if there is something to write, unless another goroutine
+// writes. The caller holds mu.
+func (o *Outbox) begin() bool {
 	for len(o.marks) > 0 {
 		if o.moveCommitted(); len(o.marks) > 0 && o.Gate.Await(o, o.marks[len(o.marks)-1].pos) {
 			break
 		}
 	}
-	if !o.writing && len(o.queue) > 0 {
-		o.writing = true
-		o.write()
+	if o.writing || len(o.queue) == 0 {
+		return false
 	}
+	o.writing = true
+	return true
+}
+
+// take is Flush for a caller that makes the write itself, of the bytes that take returns, and then
+// calls took. It returns nil if there is nothing to write.
+func (o *Outbox) take() []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.begin() {
+		return nil
+	}
+	o.taken = o.takeQueue()
+	return o.taken[0].b
+}
+
+// took ends a write of n of the bytes that take has returned, and writes the rest.
+func (o *Outbox) took(n int, err error) {
+	queue := o.taken
+	o.taken = nil
+	rest, freed := written(queue, n)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.wrote(queue, rest, freed, n-freed, err)
+	o.write()
 }
 
 // resume continues writing when the pipe is writable.
@@ -314,29 +330,11 @@ func (o *Outbox) resume() {
 // unlocks during I/O, and has set writing.
 func (o *Outbox) write() {
 	for len(o.queue) > 0 && o.err == nil {
-		queue := o.queue
-		o.queue = nil
+		queue := o.takeQueue()
 		o.mu.Unlock()
 		rest, freed, shared, err := o.writeAll(queue)
 		o.mu.Lock()
-		if o.err == nil { // otherwise fail has reset the counts
-			o.bytes -= freed
-			o.shared -= shared
-			o.Budget.Take(-freed)
-		}
-		o.sent += uint64(freed + shared)
-		if o.SentCounter != nil {
-			o.SentCounter.Add(uint64(freed + shared))
-		}
-		if err != nil {
-			o.fail(err)
-		}
-		if o.err != nil {
-			releaseShared(rest)
-			break
-		}
-		if len(rest) > 0 {
-			o.queue = append(rest, o.queue...)
+		if o.wrote(queue, rest, freed, shared, err); len(rest) > 0 && o.err == nil {
 			o.pipe.NotifyWritable(o.resume)
 			return
 		}
@@ -344,6 +342,37 @@ func (o *Outbox) write() {
 	o.writing = false
 	if len(o.held) == 0 {
 		o.notifyDrained()
+	}
+}
+
+// takeQueue returns the queue, and leaves an empty one. The caller holds mu.
+func (o *Outbox) takeQueue() (queue chunks) {
+	queue, o.queue, o.spare = o.queue, o.spare, nil
+	return queue
+}
+
+// wrote counts what was written of queue, and puts the rest back in front. The caller holds mu.
+func (o *Outbox) wrote(queue, rest chunks, freed, shared int, err error) {
+	if o.err == nil { // otherwise fail has reset the counts
+		o.bytes -= freed
+		o.shared -= shared
+		o.Budget.Take(-freed)
+	}
+	o.sent += uint64(freed + shared)
+	if o.SentCounter != nil {
+		o.SentCounter.Add(uint64(freed + shared))
+	}
+	if err != nil {
+		o.fail(err)
+	}
+	switch {
+	case o.err != nil:
+		releaseShared(rest)
+	case len(rest) > 0:
+		o.queue = append(rest, o.queue...)
+	case cap(queue) <= maxBuffers: // the array is used again, and must not keep the bytes alive
+		clear(queue)
+		o.spare = queue[:0]
 	}
 }
 
@@ -357,7 +386,7 @@ func (o *Outbox) notifyDrained() {
 }
 
 // writeAll writes what the pipe takes of queue, and returns the rest.
-func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed, shared int, err error) {
+func (o *Outbox) writeAll(queue chunks) (rest chunks, freed, shared int, err error) {
 	for len(queue) > 0 {
 		bufs := o.bufs[:0]
 		for _, c := range queue[:min(len(queue), maxBuffers)] {
@@ -377,38 +406,6 @@ func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed, shared int, err e
 		shared += n - f
 	}
 	return nil, freed, shared, nil
-}
-
-// written removes n written bytes from queue, and returns how many of them were not shared.
-func written(queue []chunk, n int) (rest []chunk, freed int) {
-	for len(queue) > 0 {
-		c := &queue[0]
-		k := min(n, len(c.b))
-		n -= k
-		if c.shared == nil {
-			freed += k
-		}
-		if k < len(c.b) {
-			c.b = c.b[k:]
-			break
-		}
-		if c.shared != nil {
-			c.shared.release()
-		} else if cap(c.b) == smallBuffer {
-			buffers.Put((*[smallBuffer]byte)(c.b[:smallBuffer]))
-		}
-		queue = queue[1:]
-	}
-	return queue, freed
-}
-
-// releaseShared releases the shared bodies in queue.
-func releaseShared(queue []chunk) {
-	for _, c := range queue {
-		if c.shared != nil {
-			c.shared.release()
-		}
-	}
 }
 
 // fail closes the connection, which its reader notices. The caller holds mu.

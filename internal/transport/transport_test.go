@@ -263,16 +263,17 @@ func sockets(t *testing.T) (ours, theirs net.Conn) {
 type echo struct {
 	sock  *transport.Sock
 	out   *transport.Outbox
+	buf   []byte
 	ended chan error
 }
 
-func (e *echo) Readable(buf []byte) error {
-	n, err := e.sock.Read(buf)
-	if err != nil {
-		return err
-	}
-	e.out.Append(func(b []byte) []byte { return append(b, buf[:n]...) })
-	e.out.Flush()
+func (e *echo) Buffer(buf []byte) []byte {
+	e.buf = buf
+	return buf
+}
+
+func (e *echo) Received(n int) error {
+	e.out.Append(func(b []byte) []byte { return append(b, e.buf[:n]...) })
 	if e.out.Blocked(1 << 20) {
 		e.sock.Pause(true)
 		if !e.out.Blocked(1 << 20) {
@@ -282,7 +283,7 @@ func (e *echo) Readable(buf []byte) error {
 	return nil
 }
 
-func (e *echo) Flush() {}
+func (e *echo) Flush() { e.out.Flush() }
 
 func (e *echo) Ended(err error) { e.ended <- err }
 
@@ -309,35 +310,89 @@ func adopt(t *testing.T, l *transport.Loop) (*echo, net.Conn) {
 	return e, theirs
 }
 
+// onLoops runs test with both kinds of loops.
+func onLoops(t *testing.T, test func(t *testing.T)) {
+	t.Run("io_uring", func(t *testing.T) {
+		if kind := newLoop(t).Kind(); kind != "io_uring" {
+			t.Skip("SKIPPED: this kernel, or the environment, has no io_uring")
+		}
+		test(t)
+	})
+	t.Run("epoll", func(t *testing.T) {
+		t.Setenv(transport.NoIOUring, "1")
+		require.Equal(t, "epoll", newLoop(t).Kind())
+		test(t)
+	})
+}
+
+// TestLoopOfManySockets checks that a loop which serves many sockets together gives each its own
+// bytes, also those of peers that read late, and that the end of one is not that of another.
+func TestLoopOfManySockets(t *testing.T) {
+	onLoops(t, func(t *testing.T) {
+		l := newLoop(t)
+		var working sync.WaitGroup
+		for i := range 150 {
+			e, c := adopt(t, l)
+			sent, rounds := bytes.Repeat([]byte{byte(i), byte(i >> 4), 7}, 1000), 10
+			if i%30 == 0 { // more than sockets hold
+				sent, rounds = bytes.Repeat(sent, 2000), 1
+			}
+			working.Go(func() {
+				defer c.Close()
+				for range rounds {
+					if i%10 == 3 {
+						_ = c.(*net.TCPConn).SetLinger(0) // the end is a reset
+						_, _ = c.Write(sent)
+						break
+					}
+					go func() { _, _ = c.Write(sent) }()
+					got := make([]byte, len(sent))
+					_, err := io.ReadFull(c, got)
+					if !assert.NoError(t, err) || !assert.True(t, bytes.Equal(sent, got), "socket %d", i) {
+						return
+					}
+				}
+				_ = c.Close()
+				assert.Error(t, <-e.ended)
+			})
+		}
+		working.Wait()
+	})
+}
+
 func TestLoopReadsAndWrites(t *testing.T) {
-	_, c := adopt(t, newLoop(t))
-	sent := bytes.Repeat([]byte("0123456789"), 2<<20) // large, so that echo pauses many times
-	go func() { _, _ = c.Write(sent) }()
-	got := make([]byte, len(sent))
-	_, err := io.ReadFull(c, got)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(sent, got))
+	onLoops(t, func(t *testing.T) {
+		_, c := adopt(t, newLoop(t))
+		sent := bytes.Repeat([]byte("0123456789"), 2<<20) // large, so that echo pauses many times
+		go func() { _, _ = c.Write(sent) }()
+		got := make([]byte, len(sent))
+		_, err := io.ReadFull(c, got)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(sent, got))
+	})
 }
 
 func TestLoopReportsEachEnd(t *testing.T) {
-	l := newLoop(t)
-	e, c := adopt(t, l)
-	_ = c.Close()
-	require.ErrorIs(t, <-e.ended, io.EOF)
-	e, _ = adopt(t, l)
-	require.NoError(t, e.sock.Close())
-	require.ErrorIs(t, <-e.ended, io.EOF)
-	require.NoError(t, e.sock.Close(), "its number may be another socket's by now")
-	e.sock.Pause(true)
-	_, err := e.sock.TryWrite([][]byte{{1}})
-	require.ErrorIs(t, err, net.ErrClosed)
-	e, _ = adopt(t, l)
-	l.Close()
-	require.ErrorIs(t, <-e.ended, net.ErrClosed)
-	e, c = adopt(t, l)
-	require.ErrorIs(t, <-e.ended, net.ErrClosed, "the loop is closed")
-	_, err = c.Read(make([]byte, 1))
-	require.Error(t, err)
+	onLoops(t, func(t *testing.T) {
+		l := newLoop(t)
+		e, c := adopt(t, l)
+		_ = c.Close()
+		require.ErrorIs(t, <-e.ended, io.EOF)
+		e, _ = adopt(t, l)
+		require.NoError(t, e.sock.Close())
+		require.ErrorIs(t, <-e.ended, io.EOF)
+		require.NoError(t, e.sock.Close(), "its number may be another socket's by now")
+		e.sock.Pause(true)
+		_, err := e.sock.TryWrite([][]byte{{1}})
+		require.ErrorIs(t, err, net.ErrClosed)
+		e, _ = adopt(t, l)
+		l.Close()
+		require.ErrorIs(t, <-e.ended, net.ErrClosed)
+		e, c = adopt(t, l)
+		require.ErrorIs(t, <-e.ended, net.ErrClosed, "the loop is closed")
+		_, err = c.Read(make([]byte, 1))
+		require.Error(t, err)
+	})
 }
 
 func TestAdoptWithAReaderThatRefuses(t *testing.T) {
@@ -351,20 +406,22 @@ func TestAdoptWithAReaderThatRefuses(t *testing.T) {
 }
 
 func TestLoopKeepsNoDescriptor(t *testing.T) {
-	before := descriptors(t)
-	l := newLoop(t)
-	for i := range 1000 {
-		e, c := adopt(t, l)
-		if i%2 == 0 {
-			_ = e.sock.Close()
-		} else {
+	onLoops(t, func(t *testing.T) {
+		before := descriptors(t)
+		l := newLoop(t)
+		for i := range 1000 {
+			e, c := adopt(t, l)
+			if i%2 == 0 {
+				_ = e.sock.Close()
+			} else {
+				_ = c.Close()
+			}
+			assert.Error(t, <-e.ended, "it ended without a reason")
 			_ = c.Close()
 		}
-		assert.Error(t, <-e.ended, "it ended without a reason")
-		_ = c.Close()
-	}
-	l.Close()
-	testcluster.Eventually(t, testTimeout, func() bool { return descriptors(t) <= before }, "all descriptors are closed")
+		l.Close()
+		testcluster.Eventually(t, testTimeout, func() bool { return descriptors(t) <= before }, "all descriptors are closed")
+	})
 }
 
 func descriptors(t *testing.T) int {
@@ -377,14 +434,16 @@ func descriptors(t *testing.T) int {
 }
 
 func TestLoopsThatCloseWhileTheyWork(t *testing.T) {
-	for range 50 {
-		l := newLoop(t)
-		e, c := adopt(t, l)
-		var closing sync.WaitGroup
-		closing.Go(func() { _, _ = c.Write([]byte("x")) })
-		closing.Go(l.Close)
-		closing.Go(l.Close)
-		closing.Wait()
-		assert.Error(t, <-e.ended, "it ended without a reason")
-	}
+	onLoops(t, func(t *testing.T) {
+		for range 50 {
+			l := newLoop(t)
+			e, c := adopt(t, l)
+			var closing sync.WaitGroup
+			closing.Go(func() { _, _ = c.Write([]byte("x")) })
+			closing.Go(l.Close)
+			closing.Go(l.Close)
+			closing.Wait()
+			assert.Error(t, <-e.ended, "it ended without a reason")
+		}
+	})
 }

@@ -100,6 +100,7 @@ type reader struct {
 	sock *transport.Sock
 	need int
 	away atomic.Bool   // the connection's goroutine owns the peer; the loop does not use it
+	idle bool          // Buffer has found away set
 	long chan struct{} // gets a token when the goroutine is to take over
 	over chan error    // gets the connection's error when it ends
 }
@@ -129,16 +130,19 @@ func (p *peer) serveBy(ctx context.Context, loop *transport.Loop, c *net.TCPConn
 	}
 }
 
-// Readable implements transport.Reader.
-func (r *reader) Readable(buf []byte) error {
-	if r.away.Load() { // the connection has ended
-		_, err := r.sock.Read(buf)
-		return err
+// Buffer implements transport.Reader.
+func (r *reader) Buffer(buf []byte) []byte {
+	if r.idle = r.away.Load(); r.idle { // the connection has ended
+		return buf
 	}
 	r.in.borrow(buf)
-	n, err := r.sock.Read(r.in.room(r.need))
-	if err != nil {
-		return err
+	return r.in.room(r.need)
+}
+
+// Received implements transport.Reader.
+func (r *reader) Received(n int) error {
+	if r.idle {
+		return nil
 	}
 	r.in.w += n
 	return r.goOn()
