@@ -179,8 +179,10 @@ func (c *conn) processBatch() (more, full, overloaded bool, err error) {
 	m.meter.answered = 0
 	defer func() { m.meter.end(began, m.meter.answered) }()
 	for done := 0; done < requestBatch; done += c.stream.weight() {
-		if op := c.in.op(); overloaded && op != 0 && op != wire.OpStatus {
-			return false, false, true, nil
+		if overloaded {
+			if op := c.in.op(); op != 0 && op != wire.OpStatus {
+				return false, false, true, nil
+			}
 		}
 		if ok, err := c.next(); err != nil || !ok {
 			return false, false, false, err

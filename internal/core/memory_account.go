@@ -164,13 +164,15 @@ func (m *Machine) recount() account {
 // Limits.Held or Limits.HeldOf. It returns "" if the request may be applied. A request that is sent
 // again is not refused: it has been carried out, or waits already.
 func (m *Machine) Refuses(sessionID uint64, req *wire.Request) string {
+	n := int64(m.mostCost(req))
+	if n == 0 {
+		return ""
+	}
 	s := m.sessions[sessionID]
 	if s == nil || sessionID == Local || s.waiters[req.ID] != nil || req.Number != 0 && req.Number <= s.lastNumber() {
 		return ""
 	}
-	n := int64(m.mostCost(req))
 	switch {
-	case n == 0:
 	case m.account.bySession[sessionID]+n > m.limits.HeldOf:
 		return fmt.Sprintf("the calls, votes, messages and members of this session hold %d bytes, and this needs up to %d; the limit of a session is %d: "+
 			"let calls end first, or raise Limits.HeldOf; a message counts until its receiver acknowledges it", m.account.bySession[sessionID], n, m.limits.HeldOf)
