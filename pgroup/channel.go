@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -46,7 +47,12 @@ func (g *Group) endCall() {
 
 // withTimeout gives ctx the default timeout if it has no deadline, and cancels it when g is closed.
 func (g *Group) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := g.membership.withTimeout(ctx)
+	return g.withTimeoutSince(ctx, time.Now())
+}
+
+// withTimeoutSince is withTimeout for an operation that has begun at start.
+func (g *Group) withTimeoutSince(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
+	ctx, cancel := g.membership.withTimeoutSince(ctx, start)
 	if g.use == nil { // the store ends the calls of a group that is closed
 		return ctx, cancel
 	}
@@ -148,6 +154,6 @@ func (s *membership) forget(g *Group, err error) {
 	}
 	next := s.newGroup(g.channel)
 	next.seq.Store(g.seq.Load())
-	next.inboxes.of = g.inboxes.of
+	next.inbox.of = g.inbox.of
 	next.use.began.Store(true)
 }

@@ -127,8 +127,12 @@ func noCancel() {}
 
 // withTimeout gives ctx the default timeout if it has no deadline.
 func (s *membership) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return s.withTimeoutSince(ctx, time.Now())
+}
+
+func (s *membership) withTimeoutSince(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, noCancel
 	}
-	return context.WithTimeout(ctx, s.cfg.Timeout)
+	return context.WithDeadline(ctx, start.Add(s.cfg.Timeout))
 }

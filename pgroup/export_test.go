@@ -23,13 +23,13 @@ func KillHost(g *Group) { _ = g.shared.server.Close() }
 
 // ShareMemory makes ranks of one process share the memory that ranks of several processes would.
 func ShareMemory(gs []*Group) error {
-	m, ref, err := hostmem.Create(len(gs))
+	m, ref, err := hostmem.Create(0, len(gs), gs[0].cfg.Timeout)
 	if err != nil {
 		return err
 	}
 	gs[0].mem.opened.Store(m)
 	for _, g := range gs[1:] {
-		if m, err = hostmem.Open(ref, len(gs)); err != nil {
+		if m, err = hostmem.Open(ref, g.rank, len(gs), g.cfg.Timeout); err != nil {
 			return err
 		}
 		g.mem.opened.Store(m)
@@ -39,6 +39,9 @@ func ShareMemory(gs []*Group) error {
 
 // DecidedInMemory returns how many operations of g were decided in shared memory.
 func DecidedInMemory(g *Group) int { return g.mem.decided }
+
+// PassedInMemory returns how many messages of g were passed in shared memory.
+func PassedInMemory(g *Group) uint64 { return g.mem.passed.Load() }
 
 // StoreOf returns the store of g, without a prefix.
 func StoreOf(g *Group) *store.Store { return g.store }

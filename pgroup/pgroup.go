@@ -52,8 +52,9 @@ type Group struct {
 	seq atomic.Uint64 // of the last collective operation; changed with mu held
 	buf []byte        // buffer for encoded objects; protected by mu
 
-	inboxes inboxes
-	use     *channelUse // of a channel; nil for the group itself
+	inbox  peers[inbox]  // streams to this rank, by source
+	outbox peers[outbox] // streams from this rank, by destination
+	use    *channelUse   // of a channel; nil for the group itself
 }
 
 // Name returns the name of the group. That of a Sub or a Split begins with the name of its parent.

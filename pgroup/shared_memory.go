@@ -16,26 +16,35 @@ import (
 )
 
 // sharedMemory is the memory in which a group whose ranks are processes of one host decides its
-// collective operations, in front of the store (package internal/hostmem). The group has one, and
-// each of its first channels (hostmem.Closed says which).
+// collective operations and passes messages, in front of the store (package internal/hostmem). The
+// group has one, and each of its first channels (hostmem.Closed says which).
 //
-// It is set up in the background after some operations, so that short groups do not pay for it: rank
-// 0 makes the memory and stores how to open it below the group's prefix, and the others look for it
-// there. If any rank does not find it, cannot open it, or is of another language, no operation is
-// decided in memory, because not all ranks have joined.
+// It is set up in the background after some operations, so that short groups do not pay for it: the
+// first rank makes the memory and stores how to open it below the group's prefix, and the others
+// find it there. If any rank does not find it, cannot open it, or is of another language, no
+// collective operation is decided in memory, because not all ranks have joined; messages need their
+// two ranks alone.
 //
-// The set-up follows a vote that the store has received: so the store knows that this rank uses the
-// channel, and closing it there ends the operations that need this rank.
+// A rank joins after a vote that the store has received, and the first message of a stream passes
+// through the store: so the store knows that this rank uses the channel, and closing it there ends
+// the operations that need this rank.
 type sharedMemory struct {
-	opened atomic.Pointer[hostmem.Memory] // ready to be joined, or joined
+	opened atomic.Pointer[hostmem.Memory]
+	off    atomic.Bool   // the group has ended, or this rank leaves the rest to the store
+	calls  atomic.Uint64 // before it is opened
+	passed atomic.Uint64 // messages of this rank that were passed in memory
 
 	// The fields below belong to the operation in progress (Group.mu).
+	voted   bool // the store has decided an operation
 	joined  *hostmem.Memory
-	tries   int // set-ups that have begun
 	decided int // operations that were decided in memory
 }
 
 const (
+	// memoryAfter is the number of calls after which a rank begins to set up the memory. It tries
+	// again after twice as many, and so on, memoryTries times in all.
+	memoryAfter = 32
+	memoryTries = 6
 	// memoryKey has the hostmem.Ref, below the prefix of the generation. The channel's name follows.
 	memoryKey = "\x00memory"
 	// maxMemories is from how many on no channel gets one: each takes at least 16 KiB for each rank.
@@ -49,17 +58,13 @@ const (
 	memoryTimeout = time.Second
 )
 
-// memoryAfter has the sequence numbers at which a rank tries to set up the memory, until it has it.
-var memoryAfter = [...]uint64{32, 36, 48, 64, 128, 512}
-
-// memory returns the memory if this rank has joined it; the operation of cl is the first that uses
-// it if it was opened since the last one.
-func (cl *call) memory() *hostmem.Memory {
+// joinedMemory returns the memory if this rank has joined it; the operation of cl is the first that
+// uses it if it was opened since the last one.
+func (cl *call) joinedMemory() *hostmem.Memory {
 	sm := &cl.mem
 	if sm.joined == nil {
-		if m := sm.opened.Load(); m != nil && cl.revokedBy() == nil {
-			cl.Context() // follows the group: the end of a rank must turn the memory off
-			m.Join(cl.rank, cl.c.Seq, cl.cfg.Timeout)
+		if m := cl.memory(); m != nil && sm.voted {
+			m.Join(cl.c.Seq)
 			m.SlowNext() // the last vote may have been lost
 			sm.joined = m
 		}
@@ -67,20 +72,20 @@ func (cl *call) memory() *hostmem.Memory {
 	return sm.joined
 }
 
-// setUpMemory begins a set-up if it is time for one.
-func (cl *call) setUpMemory() {
-	sm := &cl.mem
-	if sm.tries == len(memoryAfter) || cl.c.Seq < memoryAfter[sm.tries] || sm.opened.Load() != nil {
-		return
+// memory returns the memory if it is open, and begins to open it after some calls.
+func (g *Group) memory() *hostmem.Memory {
+	sm := &g.mem
+	if sm.off.Load() {
+		return nil
 	}
-	sm.tries++
-	here := cl.onOneHost()
-	if !here || cl.rank == 0 { // it makes one memory: the others might open different ones
-		sm.tries = len(memoryAfter)
+	m := sm.opened.Load()
+	if m == nil {
+		n := sm.calls.Add(1)
+		if n&(n-1) == 0 && n >= memoryAfter && n < memoryAfter<<memoryTries && g.onOneHost() {
+			g.openMemory()
+		}
 	}
-	if here {
-		cl.openMemory()
-	}
+	return m
 }
 
 // onOneHost reports whether the ranks are at least two, and processes of one host. It is false for
@@ -99,7 +104,7 @@ func (s *membership) onOneHost() bool {
 
 // openMemory makes or opens the memory, in a goroutine that Close waits for.
 func (g *Group) openMemory() {
-	over := g.Context()
+	over := g.Context() // follows the group: the end of a rank must turn the memory off
 	g.lock.Lock()
 	defer g.lock.Unlock()
 	if g.closeBegan || g.channel != "" && (g.closedNames.Has(g.channel) || g.memories() >= maxMemories) {
@@ -114,7 +119,7 @@ func (g *Group) openMemory() {
 			m.Close()
 		case m != nil && g.isClosed(): // the channel, meanwhile
 			g.mem.close()
-		case err != nil && !errors.Is(err, store.ErrNotFound):
+		case err != nil:
 			g.log.Debug("no shared memory: the store decides all operations", "err", err)
 		}
 	})
@@ -130,33 +135,29 @@ func (s *membership) memories() (n int) {
 	return n
 }
 
-// newMemory makes a memory on rank 0, and opens it elsewhere.
+// newMemory makes a memory, unless another rank has made it: then it opens that.
 func (s *membership) newMemory(ctx context.Context, key string) (*hostmem.Memory, error) {
-	at := s.prefixedStore()
-	if s.rank == 0 {
-		m, ref, err := hostmem.Create(s.size)
-		if err != nil {
-			return nil, err
-		}
-		b, err := json.Marshal(ref)
-		if err == nil {
-			err = at.Set(ctx, key, b, &store.SetOptions{TTL: memoryKeyTTL})
-		}
-		if err != nil {
-			m.Close()
-			return nil, err
-		}
-		return m, nil
-	}
-	b, err := at.Get(ctx, key)
+	made, ref, err := hostmem.Create(s.rank, s.size, s.cfg.Timeout)
 	if err != nil {
 		return nil, err
 	}
-	var ref hostmem.Ref
-	if err := json.Unmarshal(b, &ref); err != nil {
+	own, err := json.Marshal(ref)
+	if err != nil {
+		made.Close()
 		return nil, err
 	}
-	return hostmem.Open(ref, s.size)
+	first, err := s.prefixedStore().SwapFor(ctx, key, nil, own, memoryKeyTTL)
+	if err == nil {
+		return made, nil
+	}
+	made.Close()
+	if !errors.Is(err, store.ErrConflict) {
+		return nil, err
+	}
+	if err := json.Unmarshal(first, &ref); err != nil {
+		return nil, err
+	}
+	return hostmem.Open(ref, s.rank, s.size, s.cfg.Timeout)
 }
 
 // leaveMemory makes the store decide all later operations of the group and its channels, on all
@@ -181,6 +182,7 @@ func (s *membership) closeMemory() {
 
 // leave makes the store decide all later operations, on all ranks.
 func (sm *sharedMemory) leave() {
+	sm.off.Store(true)
 	if m := sm.opened.Load(); m != nil {
 		m.Leave()
 	}
@@ -195,8 +197,8 @@ func (sm *sharedMemory) close() {
 
 // collect decides the operation in shared memory, or at the store.
 func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last int, err error) {
-	if m := cl.memory(); m != nil {
-		began := time.Now()
+	began := time.Now()
+	if m := cl.joinedMemory(); m != nil {
 		got, last, ok, err := m.Collect(ctx, &cl.c, payload)
 		switch {
 		case err != nil:
@@ -205,13 +207,8 @@ func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last
 			cl.mem.decided++
 			return got, last, nil
 		}
-		if _, ok := ctx.Deadline(); !ok { // of the operation, not of this second part of it
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadline(ctx, began.Add(cl.cfg.Timeout))
-			defer cancel()
-		}
 	}
-	bounded, cancel := cl.withTimeout(ctx)
+	bounded, cancel := cl.withTimeoutSince(ctx, began)
 	defer cancel()
 	got, last, err = cl.store.CollectLast(bounded, cl.c, payload)
 	if m := cl.mem.joined; m != nil {
@@ -219,9 +216,7 @@ func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last
 			m.SlowNext()
 		}
 	}
-	if err == nil {
-		cl.setUpMemory()
-	}
+	cl.mem.voted = cl.mem.voted || err == nil
 	return got, last, err
 }
 

@@ -404,6 +404,129 @@ func TestUnknownInSharedMemory(t *testing.T) {
 	})
 }
 
+// untilMessagesInMemory has ranks 0 and 1 exchange messages until one of each was passed in shared
+// memory.
+func untilMessagesInMemory(t *testing.T, g *pgroup.Group) {
+	t.Helper()
+	peer := 1 - g.Rank()
+	for range 100_000 {
+		own := pgroup.PassedInMemory(g) > 0
+		ok(t, g, "send", pgroup.Send(t.Context(), g, peer, own))
+		theirs, err := pgroup.Recv[bool](t.Context(), g, peer)
+		ok(t, g, "recv", err)
+		if theirs && own || t.Failed() {
+			return
+		}
+	}
+	t.Error("no message was passed in shared memory")
+}
+
+// TestMessagesInSharedMemory checks that processes of one host pass messages in memory after a while,
+// without a collective operation, in order, of any size.
+func TestMessagesInSharedMemory(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("SKIPPED: processes share memory on Linux alone")
+	}
+	pgrouptest.Job{N: 3}.Run(t, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 2 {
+			require.NoError(t, g.Shutdown(t.Context()))
+			return
+		}
+		// Each rank sends in bursts, while the other one receives now and then.
+		burst := func(n int) {
+			for i := range n {
+				want := strings.Repeat(fmt.Sprint(i, ";"), []int{1, 100, 20_000, 400_000}[i%4])
+				if g.Rank() == 0 {
+					require.NoError(t, pgroup.Send(t.Context(), g, 1, want))
+					continue
+				}
+				got, err := pgroup.Recv[string](t.Context(), g, 0)
+				require.NoError(t, err)
+				require.Equal(t, want, got)
+			}
+		}
+		burst(100)
+		sent := pgroup.PassedInMemory(g)
+		for range testcluster.Form(3, 30) {
+			for _, n := range []int{1, 3, 40, 200} {
+				burst(n)
+			}
+			untilMessagesInMemory(t, g)
+		}
+		if g.Rank() == 0 && pgroup.PassedInMemory(g) == sent {
+			t.Error("no message was passed in memory")
+		}
+		require.NoError(t, g.Shutdown(t.Context()))
+	})
+}
+
+// TestSendAfterAbortInSharedMemory checks that no message is passed after an Abort, also to a rank that
+// waits for it in memory.
+func TestSendAfterAbortInSharedMemory(t *testing.T) {
+	for range testcluster.Form(20, 500) {
+		gs := share(t, 2, hosted)
+		together(2, func(rank int) {
+			untilMessagesInMemory(t, gs[rank])
+			if rank == 1 {
+				for { // until the Abort; messages before it may arrive
+					if _, err := pgroup.Recv[string](t.Context(), gs[1], 0); err != nil {
+						rankError(t, gs[1], err, pgroup.ErrAborted)
+						return
+					}
+				}
+			}
+			ok(t, gs[0], "send", pgroup.Send(t.Context(), gs[0], 1, "x"))
+			gs[0].Abort(errors.New("no more"))
+			rankError(t, gs[0], pgroup.Send(t.Context(), gs[0], 1, "x"), pgroup.ErrAborted)
+		})
+	}
+}
+
+// TestKeptMessageInSharedMemory checks that a message of another type than the receiver wants stays for
+// it, in order.
+func TestKeptMessageInSharedMemory(t *testing.T) {
+	gs := share(t, 2, hosted)
+	together(2, func(rank int) {
+		g := gs[rank]
+		untilMessagesInMemory(t, g)
+		for i := range 200 {
+			if rank == 0 {
+				ok(t, g, "send", pgroup.Send(t.Context(), g, 1, i))
+				continue
+			}
+			for range 2 {
+				if _, err := pgroup.Recv[string](t.Context(), g, 0); !errors.Is(err, pgroup.ErrMismatch) {
+					t.Errorf("got %v, want a mismatch", err)
+				}
+			}
+			got, err := pgroup.Recv[int](t.Context(), g, 0)
+			ok(t, g, "recv", err)
+			same(t, g, "recv", got, i)
+		}
+	})
+}
+
+// TestRecvInSharedMemory checks that a receive whose wait began in memory keeps its deadline, names the
+// rank, and ends with it.
+func TestRecvInSharedMemory(t *testing.T) {
+	gs := share(t, 3, hosted)
+	together(2, func(rank int) { untilMessagesInMemory(t, gs[rank]) })
+	start := time.Now()
+	_, err := pgroup.Recv[int](within(t, 500*time.Millisecond), gs[0], 1)
+	v := rankError(t, gs[0], err, pgroup.ErrTimeout, "recv from 1", "missing rank 1")
+	equal(t, gs[0], "missing", v.Missing, []int{1})
+	if took := time.Since(start); took < 450*time.Millisecond || took > 3*time.Second {
+		t.Errorf("after %v", took)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	_, err = pgroup.Recv[int](ctx, gs[0], 1)
+	rankError(t, gs[0], err, pgroup.ErrCancelled)
+	time.AfterFunc(10*time.Millisecond, func() { _ = gs[1].Close() })
+	_, err = pgroup.Recv[int](t.Context(), gs[0], 1)
+	rankError(t, gs[0], err, pgroup.ErrLeft, "rank 1 left")
+}
+
 // TestStoreFreesLargePayloads checks that the store does not keep the payloads of the last operation
 // that it decided while later ones are decided in memory.
 func TestStoreFreesLargePayloads(t *testing.T) {

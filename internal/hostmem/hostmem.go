@@ -1,7 +1,8 @@
-// Package hostmem decides the collective operations of a group in memory that its ranks share,
-// where all of them are processes of one host. It is an accelerator in front of the store, which
-// decides the same records (package internal/core): an operation takes a few microseconds instead
-// of a round trip for each rank. Whatever is slow or wrong is left to the store.
+// Package hostmem decides the collective operations of a group in memory that its ranks share, and
+// passes messages between two of them, where all ranks are processes of one host. It is an
+// accelerator in front of the store, which decides the same records (package internal/core): an
+// operation takes a few microseconds instead of a round trip for each rank. Whatever is slow or wrong
+// is left to the store.
 //
 // # Invariant
 //
@@ -56,8 +57,8 @@ var ErrUnsupported = errors.New("hostmem: this system has no memory that can be 
 // operations of most programs, such as workers that wait for the next step of their scheduler.
 const maxWait = 50 * time.Millisecond
 
-// Memory is one rank's handle of the memory that a group shares. Collect is called by one goroutine
-// at a time; Leave and Close may be called at any time.
+// Memory is one rank's handle of the memory that a group shares. It is safe for concurrent use, but
+// Collect is called by one goroutine at a time, and see Send and Receive.
 type Memory struct {
 	shape
 	mem   []byte
@@ -66,19 +67,21 @@ type Memory struct {
 	file  int // the descriptor that other ranks open; -1: none
 	sim   simulation
 
-	rank   int
-	limit  time.Duration // of a wait
-	start  uint64        // the first record for which this rank looks into the memory; 0: it has not joined
-	first  uint64        // the first record that memory may decide, once all ranks have joined; 0: unknown
-	passed uint64        // the last record that this rank has passed
-	low    uint64        // a record that every rank has passed
-	space  space         // of this rank's payloads
-	stuck  uint64        // m.low when a wait for space was in vain
-	gone   bool          // this rank has turned the memory off, and passes no more records in it
-	slow   bool          // it makes records slow until one is: see SlowNext
+	rank  int
+	limit time.Duration // of a wait
+
+	// Of Collect and Join, with using held.
+	start  uint64 // the first record for which this rank looks into the memory; 0: it has not joined
+	first  uint64 // the first record that memory may decide, once all ranks have joined; 0: unknown
+	passed uint64 // the last record that this rank has passed
+	low    uint64 // a record that every rank has passed
+	space  space  // of this rank's payloads
+	stuck  uint64 // m.low when a wait for space was in vain
+	gone   bool   // this rank has turned the memory off, and passes no more records in it
+	slow   bool   // it makes records slow until one is: see SlowNext
 
 	using  sync.Mutex   // held during Collect, which uses the mapping
-	life   sync.RWMutex // held during Leave, which may be called meanwhile
+	life   sync.RWMutex // read-locked by calls that may be made meanwhile
 	closed bool         // set with both held
 }
 
@@ -109,18 +112,16 @@ func (e *MismatchError) Error() string {
 // errCorrupt is the error of a rank that finds in the memory what no rank writes.
 var errCorrupt = errors.New("hostmem: the shared memory is corrupt: another version of muster?")
 
-// Join begins this rank's part, before its call of Collect for record next. timeout is that of calls
-// whose context has no deadline.
-func (m *Memory) Join(rank int, next uint64, timeout time.Duration) {
+// Join begins this rank's part, before its call of Collect for record next.
+func (m *Memory) Join(next uint64) {
 	m.using.Lock()
 	defer m.using.Unlock()
 	if m.closed {
 		return
 	}
-	m.limit, m.stuck = min(maxWait, timeout/4), maxSeq
-	m.rank, m.start, m.passed = rank, next, next-1
-	m.store(m.rankWord(rank, wordPassed), next-1)
-	m.store(m.rankWord(rank, wordStart), next)
+	m.start, m.passed, m.stuck = next, next-1, maxSeq
+	m.store(m.rankWord(m.rank, wordPassed), next-1)
+	m.store(m.rankWord(m.rank, wordStart), next)
 	m.add(wordJoined, 1)
 }
 
@@ -239,7 +240,7 @@ func (m *Memory) arrive(ctx context.Context, c *wire.Contribution) state {
 // await returns the final state of record seq. It makes the record slow after a while.
 func (m *Memory) await(ctx context.Context, seq uint64) state {
 	word := m.stateWord(seq)
-	m.wait(ctx, wordSleepers, func() bool { return state(m.load(word)).settled(seq) })
+	m.wait(ctx, wordSleepers, wordBell, func() bool { return state(m.load(word)).settled(seq) })
 	return m.settle(seq, phaseSlow)
 }
 
@@ -259,7 +260,7 @@ func (m *Memory) settle(seq uint64, p phase) state {
 		}
 		next := newState(seq, p, s.arrivals(seq), m.rank)
 		if m.swap(word, uint64(s), uint64(next)) {
-			m.ring(wordSleepers)
+			m.ring(wordSleepers, wordBell)
 			return next
 		}
 	}
@@ -382,7 +383,7 @@ func part(payload []byte, rank, ranks int) ([]byte, error) {
 func (m *Memory) pass(seq uint64) {
 	m.passed = seq
 	m.store(m.rankWord(m.rank, wordPassed), seq)
-	m.ring(wordWriters)
+	m.ring(wordWriters, wordBell)
 }
 
 // slowest returns the last record that every rank has passed.
@@ -413,13 +414,16 @@ func (m *Memory) Leave() {
 		return
 	}
 	m.store(wordOff, 1)
-	m.ring(wordSleepers)
-	m.ring(wordWriters)
+	m.ring(wordSleepers, wordBell)
+	m.ring(wordWriters, wordBell)
+	for rank := range m.ranks {
+		m.ring(m.rankWord(rank, wordReceivers), m.rankWord(rank, wordInboxBell))
+	}
 }
 
 func (m *Memory) isOff() bool { return m.load(wordOff) != 0 }
 
-// Close turns the memory off, waits for the end of a call of Collect, and frees this process's
+// Close turns the memory off, waits for the end of calls in progress, and frees this process's
 // mapping. A second Close does nothing.
 func (m *Memory) Close() {
 	m.Leave()

@@ -13,7 +13,8 @@ import (
 //
 //	words      8 B each: see wordToken and below
 //	states     8 B for each record in the window, by seq modulo window
-//	ranks      for each rank: words (wordPassed, wordStart), heads, payloads
+//	ranks      for each rank: words (see wordPassed and below), heads, payloads
+//	slots      for each pair of ranks: see pairState
 //
 // A head describes what a rank posted for a record, by seq modulo heads:
 //
@@ -30,13 +31,15 @@ const (
 	wordBell     = 40 // incremented to wake them: a futex of 4 bytes
 	wordStates   = 64
 
-	wordPassed = 0 // of a rank: the last record that it has passed
-	wordStart  = 1 // of a rank: the first record for which it looks into the memory
-	rankHeads  = 8 // of a rank: the first word of its heads
+	wordPassed    = 0 // of a rank: the last record that it has passed
+	wordStart     = 1 // of a rank: the first record for which it looks into the memory
+	wordReceivers = 2 // of a rank: how many of its calls sleep until a message comes
+	wordInboxBell = 3 // of a rank: incremented to wake them
+	rankHeads     = 8 // of a rank: the first word of its heads
 
 	headSize   = 256
 	headFixed  = 8 + 4 + 4 + 2
-	version    = 1
+	version    = 2
 	maxRanks   = 1024
 	maxSeq     = 1<<seqBits - 1
 	seqBits    = 40
@@ -52,15 +55,18 @@ type shape struct {
 	window int // states
 	heads  int // records that a rank may post before the others have passed them
 	bytes  int // of a rank's payloads
+	slot   int // bytes of a pair's slot
 }
 
 // standard is the shape that ranks use.
 func standard(ranks int) shape {
-	return shape{ranks: ranks, window: 256, heads: 64, bytes: 4 << 20}
+	const perRank = 4 << 20
+	slot := min(perRank/max(ranks, 1), 1<<20+pairHeader) / pairHeader * pairHeader
+	return shape{ranks: ranks, window: 256, heads: 64, bytes: perRank, slot: slot}
 }
 
 // size returns the size of the memory in bytes.
-func (s shape) size() int { return 8*(wordStates+s.window) + s.ranks*s.stride() }
+func (s shape) size() int { return 8*(wordStates+s.window) + s.ranks*(s.stride()+s.ranks*s.slot) }
 
 // stride is the number of bytes of one rank.
 func (s shape) stride() int { return 8*rankHeads + s.heads*headSize + s.bytes }
@@ -160,7 +166,7 @@ func (m *Memory) post(ctx context.Context, c *wire.Contribution, payload []byte)
 		return ok
 	}
 	if !reserve() && m.low != m.stuck { // not again before the slowest rank has moved
-		if m.wait(ctx, wordWriters, reserve); !ok {
+		if m.wait(ctx, wordWriters, wordBell, reserve); !ok {
 			m.stuck = m.low
 		}
 	}

@@ -29,10 +29,10 @@ const (
 	seals    = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 )
 
-// Create makes the memory of a group with so many ranks. It is a memfd, so it is in no file system,
+// Create makes the memory of a group, on one of its ranks. It is a memfd, so it is in no file system,
 // and ends with the last process that has it mapped. Memory is taken from the host as it is used:
-// at most 4 MiB for each rank, and 17 KiB.
-func Create(ranks int) (*Memory, Ref, error) {
+// at most 8 MiB for each rank, and 17 KiB. timeout is that of calls whose context has no deadline.
+func Create(rank, ranks int, timeout time.Duration) (*Memory, Ref, error) {
 	if ranks > maxRanks {
 		return nil, Ref{}, fmt.Errorf("hostmem: %d ranks, the limit is %d", ranks, maxRanks)
 	}
@@ -52,7 +52,7 @@ func Create(ranks int) (*Memory, Ref, error) {
 	}
 	var m *Memory
 	if err == nil {
-		m, err = mapped(fd, shape)
+		m, err = mapped(fd, rank, shape, timeout)
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -77,7 +77,7 @@ func checkFileSize(size int) error {
 
 // Open maps the memory of another process of the same user, through /proc. The size of the file is
 // sealed: no process can shrink it, which would be a SIGBUS for all others.
-func Open(ref Ref, ranks int) (*Memory, error) {
+func Open(ref Ref, rank, ranks int, timeout time.Duration) (*Memory, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", ref.PID, ref.File)
 	link, err := os.Readlink(path)
 	switch {
@@ -103,7 +103,7 @@ func Open(ref Ref, ranks int) (*Memory, error) {
 	case got&seals != seals || stat.Size != int64(shape.size()):
 		return nil, errCorrupt
 	}
-	m, err := mapped(fd, shape)
+	m, err := mapped(fd, rank, shape, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("hostmem: open %s: %w", path, err)
 	}
@@ -116,12 +116,12 @@ func Open(ref Ref, ranks int) (*Memory, error) {
 
 func (s shape) identity() uint64 { return uint64(s.ranks) | version<<32 }
 
-func mapped(fd int, s shape) (*Memory, error) {
+func mapped(fd, rank int, s shape, timeout time.Duration) (*Memory, error) {
 	b, err := unix.Mmap(fd, 0, s.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, err
 	}
-	m := &Memory{shape: s, mem: b, words: unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), len(b)/8), file: -1}
+	m := &Memory{shape: s, rank: rank, limit: min(maxWait, timeout/4), mem: b, words: unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), len(b)/8), file: -1}
 	m.unmap = func() {
 		m.closeFile()
 		_ = unix.Munmap(b)
@@ -144,17 +144,17 @@ const (
 	futexWake = 1
 )
 
-func (m *Memory) futex() *uint32 { return (*uint32)(unsafe.Pointer(&m.words[wordBell])) }
+func (m *Memory) futex(bell int) *uint32 { return (*uint32)(unsafe.Pointer(&m.words[bell])) }
 
-func (m *Memory) bell() uint32 { return atomic.LoadUint32(m.futex()) }
+func (m *Memory) bell(bell int) uint32 { return atomic.LoadUint32(m.futex(bell)) }
 
-// sleep returns when the bell no longer has the value bell, after d, or for no reason.
-func (m *Memory) sleep(bell uint32, d time.Duration) {
+// sleep returns when the bell no longer has the value, after d, or for no reason.
+func (m *Memory) sleep(bell int, value uint32, d time.Duration) {
 	timeout := unix.NsecToTimespec(int64(d))
-	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex())), futexWait, uintptr(bell), uintptr(unsafe.Pointer(&timeout)), 0, 0)
+	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex(bell))), futexWait, uintptr(value), uintptr(unsafe.Pointer(&timeout)), 0, 0)
 }
 
-func (m *Memory) wake() {
-	atomic.AddUint32(m.futex(), 1)
-	_, _, _ = syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex())), futexWake, math.MaxInt32, 0, 0, 0)
+func (m *Memory) wake(bell int) {
+	atomic.AddUint32(m.futex(bell), 1)
+	_, _, _ = syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex(bell))), futexWake, math.MaxInt32, 0, 0, 0)
 }

@@ -18,10 +18,10 @@ import (
 
 // TestOpenRefuses checks that only the memory that a Ref names is opened, of the right size.
 func TestOpenRefuses(t *testing.T) {
-	m, ref, err := Create(2)
+	m, ref, err := Create(0, 2, time.Minute)
 	require.NoError(t, err)
 	defer m.Close()
-	other, err := Open(ref, 2)
+	other, err := Open(ref, 1, 2, time.Minute)
 	require.NoError(t, err)
 	other.Close()
 
@@ -42,20 +42,20 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		r := ref
 		bad(&r)
-		m, err := Open(r, 2)
+		m, err := Open(r, 1, 2, time.Minute)
 		require.Error(t, err, name)
 		require.Nil(t, m, name)
 	}
-	_, err = Open(ref, 3)
+	_, err = Open(ref, 1, 3, time.Minute)
 	require.Error(t, err, "another number of ranks")
-	_, _, err = Create(maxRanks + 1)
+	_, _, err = Create(0, maxRanks+1, time.Minute)
 	require.Error(t, err)
 }
 
 // TestSizeCannotChange checks that no process can shrink the memory, which would be a SIGBUS for the
 // others.
 func TestSizeCannotChange(t *testing.T) {
-	m, ref, err := Create(2)
+	m, ref, err := Create(0, 2, time.Minute)
 	require.NoError(t, err)
 	defer m.Close()
 	require.ErrorIs(t, unix.Ftruncate(ref.File, 0), unix.EPERM)
@@ -76,14 +76,14 @@ func TestCorruptMemory(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, ref, err := Create(2)
+			m, ref, err := Create(0, 2, time.Minute)
 			require.NoError(t, err)
 			defer m.Close()
-			other, err := Open(ref, 2)
+			other, err := Open(ref, 1, 2, time.Minute)
 			require.NoError(t, err)
 			defer other.Close()
-			m.Join(0, 1, time.Minute)
-			other.Join(1, 1, time.Minute)
+			m.Join(1)
+			other.Join(1)
 			c := wire.Contribution{Seq: 1, Rank: 1, Root: 1, RootOnly: true, Verb: "broadcast", Want: wire.WantNothing}
 			_, _, ok, err := other.Collect(t.Context(), &c, []byte("payload"))
 			require.NoError(t, err)
@@ -99,14 +99,14 @@ func TestCorruptMemory(t *testing.T) {
 
 // TestSlowNext checks that a rank reads a record that has ended before it makes the next one slow.
 func TestSlowNext(t *testing.T) {
-	m, ref, err := Create(2)
+	m, ref, err := Create(0, 2, time.Minute)
 	require.NoError(t, err)
 	defer m.Close()
-	other, err := Open(ref, 2)
+	other, err := Open(ref, 1, 2, time.Minute)
 	require.NoError(t, err)
 	defer other.Close()
-	m.Join(0, 1, time.Minute)
-	other.Join(1, 1, time.Minute)
+	m.Join(1)
+	other.Join(1)
 	broadcast := func(m *Memory, seq uint64, rank, root int) bool {
 		t.Helper()
 		c := wire.Contribution{Seq: seq, Rank: rank, Root: root, RootOnly: true, Verb: "broadcast", Want: wire.WantNothing}
@@ -125,9 +125,9 @@ func TestSlowNext(t *testing.T) {
 
 // TestClosedMemory checks that a closed memory leaves all to the store.
 func TestClosedMemory(t *testing.T) {
-	m, _, err := Create(2)
+	m, _, err := Create(0, 2, time.Minute)
 	require.NoError(t, err)
-	m.Join(0, 1, time.Minute)
+	m.Join(1)
 	m.Close()
 	m.Close()
 	m.Leave()
@@ -139,13 +139,13 @@ func TestClosedMemory(t *testing.T) {
 
 // TestPartsChange checks that a payload that changes while it is parsed is an error.
 func TestPartsChange(t *testing.T) {
-	m, ref, err := Create(2)
+	m, ref, err := Create(0, 2, time.Minute)
 	require.NoError(t, err)
 	defer m.Close()
-	other, err := Open(ref, 2)
+	other, err := Open(ref, 1, 2, time.Minute)
 	require.NoError(t, err)
-	m.Join(0, 1, time.Minute)
-	other.Join(1, 1, time.Minute)
+	m.Join(1)
+	other.Join(1)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)

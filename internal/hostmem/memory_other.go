@@ -14,13 +14,13 @@ type Ref struct {
 }
 
 // Create returns ErrUnsupported.
-func Create(int) (*Memory, Ref, error) { return nil, Ref{}, ErrUnsupported }
+func Create(int, int, time.Duration) (*Memory, Ref, error) { return nil, Ref{}, ErrUnsupported }
 
 // Open returns ErrUnsupported.
-func Open(Ref, int) (*Memory, error) { return nil, ErrUnsupported }
+func Open(Ref, int, int, time.Duration) (*Memory, error) { return nil, ErrUnsupported }
 
-func (m *Memory) closeFile()                  {}
-func (m *Memory) bell() uint32                { return 0 }
-func (m *Memory) sleep(uint32, time.Duration) {}
-func (m *Memory) wake()                       {}
-func yield()                                  { runtime.Gosched() }
+func (m *Memory) closeFile()                       {}
+func (m *Memory) bell(int) uint32                  { return 0 }
+func (m *Memory) sleep(int, uint32, time.Duration) {}
+func (m *Memory) wake(int)                         {}
+func yield()                                       { runtime.Gosched() }

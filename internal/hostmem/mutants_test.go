@@ -139,6 +139,31 @@ var mutants = []struct {
 		"the states of two records share a word",
 		"layout.go", `int(seq%uint64(s.window))`, `int(seq%uint64(s.window/8))`,
 	},
+	{
+		"a message is passed in memory while an earlier one is at the store",
+		"messages.go", `m.load(pair+pairTaken) == stored &&`, ``,
+	},
+	{
+		"a message is passed to a receiver that does not wait",
+		"messages.go", `return m.load(pair+pairState) == waiting && m.load`, `return m.load`,
+	},
+	{
+		"a sender ends the wait without compare-and-swap",
+		"messages.go", `if !m.swap(pair+pairState, waiting, 0) {`, `if m.store(pair+pairState, 0); false {`,
+	},
+	{
+		"a receiver ends its wait without compare-and-swap",
+		"messages.go", `	if m.swap(pair+pairState, waiting, 0) {`, `	if s := m.load(pair + pairState); s == waiting {
+		m.store(pair+pairState, 0)`,
+	},
+	{
+		"a receiver does not look whether its wait has ended",
+		"messages.go", `	if m.swap(pair+pairState, waiting, 0) {`, `	if m.store(pair+pairState, 0); true {`,
+	},
+	{
+		"a wait has the number of the messages that were received before the last one",
+		"messages.go", `m.store(pair+pairTaken, stored)`, `m.store(pair+pairTaken, stored+1)`,
+	},
 }
 
 // TestMutants shows that the simulation notices each broken rule.
@@ -148,7 +173,7 @@ func TestMutants(t *testing.T) {
 		if tries(i) {
 			t.Run(m.name, func(t *testing.T) {
 				t.Parallel()
-				mutationtest.Noticed(t, m.file, m.old, m.new, "-run", "^TestSimulation$")
+				mutationtest.Noticed(t, m.file, m.old, m.new, "-failfast", "-run", "^Test(Simulation|Messages)$")
 			})
 		}
 	}

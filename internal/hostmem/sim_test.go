@@ -4,8 +4,8 @@ package hostmem
 // rank makes its next access to the memory, when a wait is over, and when a rank ends. Each seed is
 // one history. The properties are those of the package's comment.
 //
-// The ranks call the operations of a channel, close it, and use its name again. Rank 0 makes a memory
-// in each use that may have one, and the others look for it, as package pgroup does.
+// The ranks call the operations of a channel, close it, and use its name again. The first rank that
+// may use memory makes it, and the others open it, as package pgroup does.
 
 import (
 	"bytes"
@@ -16,7 +16,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -24,7 +23,9 @@ import (
 )
 
 // simShape is small, so that ranks reach its limits.
-func simShape(ranks int) shape { return shape{ranks: ranks, window: 16, heads: 3, bytes: 512} }
+func simShape(ranks int) shape {
+	return shape{ranks: ranks, window: 16, heads: 3, bytes: 512, slot: 512}
+}
 
 const (
 	simWindow = 4 // records of the store by which a root may be ahead of its readers
@@ -36,7 +37,7 @@ type world struct {
 	t       *testing.T
 	seed    uint64
 	rng     *rand.Rand
-	region  *simRegion // that rank 0 has made last
+	region  *simRegion
 	ranks   []*simRank
 	plan    [][]wire.Contribution // by use of the channel's name: the call that all ranks make, by seq−1
 	store   simStore
@@ -49,6 +50,8 @@ type world struct {
 	succeeded map[simID][]wire.Contribution // the calls with a success
 
 	patience int // a wait in memory is over after about as many steps
+
+	messages map[pairOf]*simStream
 }
 
 // simID names a record: that of a channel of the store, which is a use of the name.
@@ -117,6 +120,7 @@ const (
 	noneOutside  = "H6 no access is out of bounds"
 	mismatchSeen = "H7 calls that succeed for the same record agree"
 	votesAgain   = "H9 a rank whose vote was lost decides no record before the store has a later vote of it"
+	inOrder      = "M1 messages of a pair are received once, in order, and none is lost that the receiver lives to ask for"
 	sameUse      = "H8 a record that memory decides is of the same use of its channel on all ranks"
 )
 
@@ -411,21 +415,24 @@ func (r *simRank) run(faults bool) {
 
 // join makes or opens a memory, and joins it.
 func (r *simRank) join(ch *simChannel, seq uint64) {
-	w := r.w
 	if r.m != nil || !r.voted || r.closed.Has("x") {
 		return
 	}
-	s := simShape(len(w.ranks))
-	if r.rank == 0 {
+	r.open()
+	r.region.joined[r.rank], r.region.channel[r.rank] = r.m, ch
+	r.m.Join(seq)
+	r.m.SlowNext()
+}
+
+// open opens the memory. The first rank makes it.
+func (r *simRank) open() {
+	w, s := r.w, simShape(len(r.w.ranks))
+	if w.region == nil {
 		words := make([]uint64, s.size()/8)
 		w.region = &simRegion{words: words, mem: unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), s.size()), joined: map[int]*Memory{}, channel: map[int]*simChannel{}}
 	}
-	if r.region = w.region; r.region != nil {
-		r.m = &Memory{shape: s, mem: r.region.mem, words: r.region.words, unmap: func() {}, file: -1, sim: r}
-		r.region.joined[r.rank], r.region.channel[r.rank] = r.m, ch
-		r.m.Join(r.rank, seq, time.Second)
-		r.m.SlowNext()
-	}
+	r.region = w.region
+	r.m = &Memory{shape: s, rank: r.rank, mem: r.region.mem, words: r.region.words, unmap: func() {}, file: -1, sim: r}
 }
 
 // use makes all calls of a use of the channel, with a fault now and then. It reports whether the rank
@@ -580,8 +587,9 @@ func called(m *Memory, seq uint64) bool {
 	return err == nil
 }
 
-func simulate(t *testing.T, seed uint64) *world {
-	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[simID][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[simID][]int{}, mismatch: map[simID]bool{}, succeeded: map[simID][]wire.Contribution{}}
+// simulate runs the history of a seed, in which each rank runs the program.
+func simulate(t *testing.T, seed uint64, program func(r *simRank, faults bool)) *world {
+	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[simID][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[simID][]int{}, mismatch: map[simID]bool{}, succeeded: map[simID][]wire.Contribution{}, messages: map[pairOf]*simStream{}}
 	n := 2 + w.rng.IntN(3)
 	w.patience = []int{3, 20, 200}[w.rng.IntN(3)]
 	faults := w.rng.IntN(3) > 0
@@ -601,13 +609,14 @@ func simulate(t *testing.T, seed uint64) *world {
 				w.returns <- r
 			}()
 			if <-r.turn {
-				r.run(faults)
+				program(r, faults)
 			} else {
 				panic(killed{})
 			}
 		}()
 	}
 	w.schedule(faults)
+	w.checkMessages()
 	return w
 }
 
@@ -660,13 +669,19 @@ func (w *world) schedule(faults bool) {
 
 // TestSimulation runs random histories. Each outcome that the properties are about must occur.
 func TestSimulation(t *testing.T) {
-	seeds := uint64(6000)
+	histories(t, (*simRank).run, map[string]float64{"memory": 5, "store": 5, "failure": 1, "killed": 0.1, "mismatch": 0.003, "again": 0.5, "lost": 0.25})
+}
+
+// histories runs random histories of a program. least has how often an outcome occurs in one of them,
+// at least and on average.
+func histories(t *testing.T, program func(*simRank, bool), least map[string]float64) {
+	seeds := 6000
 	if os.Getenv("MUSTER_SOAK") != "" {
 		seeds = 100_000
 	}
 	seen := map[string]int{}
 	for seed := range seeds {
-		w := simulate(t, seed)
+		w := simulate(t, uint64(seed), program) // #nosec G115 -- positive
 		if t.Failed() {
 			return
 		}
@@ -675,8 +690,8 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Log(seen)
-	for what, least := range map[string]uint64{"memory": 5 * seeds, "store": 5 * seeds, "failure": seeds, "killed": seeds / 10, "mismatch": seeds / 300, "again": seeds / 2, "lost": seeds / 4} {
-		if uint64(seen[what]) < least { // #nosec G115 -- a count
+	for what, n := range least {
+		if float64(seen[what]) < n*float64(seeds) {
 			t.Errorf("%q occurs %d times in %d histories", what, seen[what], seeds)
 		}
 	}

@@ -15,19 +15,12 @@ const (
 
 // wait returns when ready does, when the memory is off, when ctx has ended, or when it has taken too
 // long: after maxWait, or a quarter of the time until ctx's deadline, so that the store can still
-// decide. ring of the same word wakes it.
-func (m *Memory) wait(ctx context.Context, sleepers int, ready func() bool) {
-	if m.sim != nil {
-		for !ready() && !m.sim.expired() {
-		}
-		return
-	}
+// decide. ring with the same words wakes it: sleepers is the number of the calls that sleep, and
+// bell changes when they should look again.
+func (m *Memory) wait(ctx context.Context, sleepers, bell int, ready func() bool) {
 	start := time.Now()
-	for time.Since(start) < spinTime {
-		if ready() {
-			return
-		}
-		yield()
+	if m.poll(ready) || m.sim != nil {
+		return
 	}
 	end := start.Add(m.limit)
 	if deadline, ok := ctx.Deadline(); ok {
@@ -38,20 +31,38 @@ func (m *Memory) wait(ctx context.Context, sleepers int, ready func() bool) {
 	m.add(sleepers, 1) // before ready is asked again: ring comes after what makes it ready
 	defer m.add(sleepers, ^uint64(0))
 	for {
-		bell := m.bell()
+		value := m.bell(bell)
 		left := time.Until(end)
 		if ready() || m.isOff() || ctx.Err() != nil || left <= 0 {
 			return
 		}
-		m.sleep(bell, min(left, nap))
+		m.sleep(bell, value, min(left, nap))
 	}
+}
+
+// poll returns when ready does, or after spinTime. It reports whether it was ready.
+func (m *Memory) poll(ready func() bool) bool {
+	if m.sim != nil {
+		for !ready() {
+			if m.sim.expired() {
+				return false
+			}
+		}
+		return true
+	}
+	for start := time.Now(); time.Since(start) < spinTime; yield() {
+		if ready() {
+			return true
+		}
+	}
+	return false
 }
 
 // ring wakes the ranks that wait, if there are any: system calls are what costs time here. A rank
 // that ended while it slept stays counted, which costs the others a system call for each
 // record.
-func (m *Memory) ring(sleepers int) {
+func (m *Memory) ring(sleepers, bell int) {
 	if m.load(sleepers) > 0 && m.sim == nil {
-		m.wake()
+		m.wake(bell)
 	}
 }
