@@ -88,18 +88,19 @@ func (g *Group) memory() *hostmem.Memory {
 	return m
 }
 
-// onOneHost reports whether the ranks are at least two, and processes of one host. It is false for
-// more than wire.MaxInline ranks, whose processes are known only to those that have asked for the
-// members: all ranks must give the same answer.
+// onOneHost reports whether the ranks may be processes of one host. Those of a large group do not
+// know each other's processes; the one that makes the memory asks for them first.
 func (s *membership) onOneHost() bool {
-	if s.nodes > 1 || s.size > wire.MaxInline {
-		return false
-	}
+	return s.nodes == 1 && s.size > 1 && s.size <= hostmem.MaxRanks && areProcesses(s.knownMembers())
+}
+
+// areProcesses reports whether no two members are known to be one process.
+func areProcesses(ms []Member) bool {
 	pids := map[int]bool{}
-	for _, m := range s.knownMembers() {
+	for _, m := range ms {
 		pids[m.PID] = true
 	}
-	return len(pids) > 1 && len(pids) == s.size
+	return len(pids) == len(ms)
 }
 
 // openMemory makes or opens the memory, in a goroutine that Close waits for.
@@ -136,8 +137,18 @@ func (s *membership) memories() (n int) {
 }
 
 // newMemory makes a memory, unless another rank has made it: then it opens that.
-func (s *membership) newMemory(ctx context.Context, key string) (*hostmem.Memory, error) {
-	made, ref, err := hostmem.Create(s.rank, s.size, s.cfg.Timeout)
+func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, error) {
+	if g.knownMembers() == nil && g.rank > 0 { // one request for all members of a large group is enough
+		ref, err := g.prefixedStore().Get(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		return g.openedMemory(ref)
+	}
+	if ms, err := g.Members(ctx); err != nil || !areProcesses(ms) {
+		return nil, err
+	}
+	made, ref, err := hostmem.Create(g.rank, g.size, g.cfg.Timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +157,7 @@ func (s *membership) newMemory(ctx context.Context, key string) (*hostmem.Memory
 		made.Close()
 		return nil, err
 	}
-	first, err := s.prefixedStore().SwapFor(ctx, key, nil, own, memoryKeyTTL)
+	first, err := g.prefixedStore().SwapFor(ctx, key, nil, own, memoryKeyTTL)
 	if err == nil {
 		return made, nil
 	}
@@ -154,7 +165,13 @@ func (s *membership) newMemory(ctx context.Context, key string) (*hostmem.Memory
 	if !errors.Is(err, store.ErrConflict) {
 		return nil, err
 	}
-	if err := json.Unmarshal(first, &ref); err != nil {
+	return g.openedMemory(first)
+}
+
+// openedMemory opens the memory that a JSON of hostmem.Ref names.
+func (s *membership) openedMemory(b []byte) (*hostmem.Memory, error) {
+	var ref hostmem.Ref
+	if err := json.Unmarshal(b, &ref); err != nil {
 		return nil, err
 	}
 	return hostmem.Open(ref, s.rank, s.size, s.cfg.Timeout)

@@ -18,6 +18,7 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -668,4 +669,32 @@ func TestEndOfTheGroupInTheMemoryOfAChannel(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestManyProcessesShareMemory checks that the ranks of a group so large that they do not know each
+// other's processes share memory, if they are processes.
+func TestManyProcessesShareMemory(t *testing.T) {
+	const n = wire.MaxInline + 1
+	t.Run("processes", func(t *testing.T) {
+		pgrouptest.Job{N: n}.Run(t, func(t *testing.T, g *pgroup.Group) {
+			untilInMemory(t, g)
+			all, err := pgroup.AllGather(t.Context(), g, g.Rank())
+			require.NoError(t, err)
+			require.Equal(t, upTo(n), all)
+			require.NoError(t, g.Shutdown(t.Context()))
+		})
+	})
+	t.Run("one process", func(t *testing.T) {
+		gs := create(t, n, inMemory)
+		together(n, func(rank int) {
+			for range 70 {
+				ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context()))
+			}
+		})
+		key := fmt.Sprintf("%s/%d/\x00memory", gs[0].Name(), gs[0].Generation())
+		require.NoError(t, gs[0].Close()) // waits for what makes the memory
+		_, err := pgroup.StoreOf(gs[1]).Get(t.Context(), key)
+		require.ErrorIs(t, err, store.ErrNotFound)
+		closeAll(gs)
+	})
 }

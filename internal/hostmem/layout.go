@@ -40,7 +40,7 @@ const (
 	headSize   = 256
 	headFixed  = 8 + 4 + 4 + 2
 	version    = 2
-	maxRanks   = 1024
+	MaxRanks   = 1024
 	maxSeq     = 1<<seqBits - 1
 	seqBits    = 40
 	countBits  = 11

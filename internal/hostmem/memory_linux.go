@@ -33,8 +33,8 @@ const (
 // and ends with the last process that has it mapped. Memory is taken from the host as it is used:
 // at most 8 MiB for each rank, and 17 KiB. timeout is that of calls whose context has no deadline.
 func Create(rank, ranks int, timeout time.Duration) (*Memory, Ref, error) {
-	if ranks > maxRanks {
-		return nil, Ref{}, fmt.Errorf("hostmem: %d ranks, the limit is %d", ranks, maxRanks)
+	if ranks > MaxRanks {
+		return nil, Ref{}, fmt.Errorf("hostmem: %d ranks, the limit is %d", ranks, MaxRanks)
 	}
 	fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3

@@ -48,7 +48,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	_, err = Open(ref, 1, 3, time.Minute)
 	require.Error(t, err, "another number of ranks")
-	_, _, err = Create(0, maxRanks+1, time.Minute)
+	_, _, err = Create(0, MaxRanks+1, time.Minute)
 	require.Error(t, err)
 }
 
