@@ -213,7 +213,7 @@ func (c *conn) reconnectTimeout() time.Duration {
 // reply queues a reply, and returns how many bytes wait for the peer now.
 func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
 	if t := c.stream; t != nil && t.op == wire.OpVotes && t.current != nil {
-		return c.replyToVote(op, id, rep)
+		return c.replyToVote(id, rep)
 	}
 	rep = c.limitReply(rep)
 	return c.enqueue(func(b []byte) []byte { return c.encode(b, op, id, rep) })

@@ -31,7 +31,8 @@ import (
 //
 // Votes for a record are held until those of all ranks behind the relay have arrived, for at most 2
 // ms; everything else is forwarded at once, after the votes that came before it. The relay makes no
-// decisions, reduces no values and answers no requests.
+// decisions, reduces no values and answers no requests. It keeps up to 16 MiB of payloads of roots,
+// which the store then sends once, however late its ranks read them.
 //
 // At the store, peers have the rights of the relay, restricted by Server.Access. Therefore a Server
 // whose Relay authenticates to the store must authenticate its peers too, also on loopback, unless

@@ -38,10 +38,11 @@ type relayStream struct {
 	votes    []wire.Vote
 	parseErr error // parse error in the current frame of a relayed connection
 
-	// Successive equal replies to the votes of one frame, which are sent as one frame: the calls,
-	// the reply, and a buffer for the next reply.
-	equalCalls   []wire.RelayCall
-	answer, next []byte
+	// Successive equal replies to the votes of one frame, which are sent as one frame.
+	equalCalls []wire.RelayCall
+	answer     wire.Reply
+
+	kept keptReplies // has a lock of its own
 }
 
 // relayedConn is the connection of a session through a relay. It implements sessionConn.
@@ -82,6 +83,9 @@ func (c *conn) parseRelayFrame(h wire.Header, body []byte, owned bool) (err erro
 		}
 		t.votes, err = wire.ParseVotes(h, body, &t.vote, t.votes)
 		return err
+	}
+	if h.Flags != 0 { // only a server sends a Keep
+		return wire.ErrFlags
 	}
 	var of wire.Header
 	if t.calls, of, body, err = wire.ParseRelay(h, body, t.calls, wire.MaxBody); err != nil {
@@ -161,23 +165,14 @@ func (c *conn) processVotes(now core.Time) (full bool) {
 
 // replyToVote replies to a vote whose record is already decided, such as one that reads what a root
 // has sent, together with equal replies.
-func (c *conn) replyToVote(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
+func (c *conn) replyToVote(id uint64, rep *wire.Reply) (waiting int) {
 	t := c.stream
-	t.next = wire.AppendReply(t.next[:0], op, id, rep)
-	if len(t.equalCalls) > 0 && !sameAnswer(t.next, t.answer) {
+	if len(t.equalCalls) > 0 && !sameReply(rep, &t.answer) {
 		waiting = c.flushEqualReplies()
 	}
-	if len(t.equalCalls) == 0 {
-		t.answer, t.next = t.next, t.answer
-	}
+	t.answer = *rep
 	t.equalCalls = append(t.equalCalls, wire.RelayCall{Conn: t.current.number, ID: id})
 	return waiting
-}
-
-// sameAnswer reports whether frames differ only in their IDs, which end their headers.
-func sameAnswer(a, b []byte) bool {
-	const id = wire.HeaderLen - 8
-	return bytes.Equal(a[:id], b[:id]) && bytes.Equal(a[wire.HeaderLen:], b[wire.HeaderLen:])
 }
 
 // flushEqualReplies queues the collected equal replies.
@@ -186,13 +181,13 @@ func (c *conn) flushEqualReplies() (waiting int) {
 	if len(t.equalCalls) == 0 {
 		return 0
 	}
-	waiting = c.enqueue(func(b []byte) []byte {
-		return append(wire.AppendRelay(b, len(t.answer)-wire.HeaderLen, t.equalCalls...), t.answer...)
-	})
-	t.equalCalls = t.equalCalls[:0]
-	if cap(t.answer)+cap(t.next) > largeVote {
-		t.answer, t.next = nil, nil
-	}
+	var encode encoder
+	e := core.Effect{Op: wire.OpCollect, Reply: &t.answer}
+	t.kept.mu.Lock()
+	defer t.kept.mu.Unlock()
+	outer, body := t.kept.frame(e, t.equalCalls, &encode)
+	waiting = c.enqueue(func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
+	t.equalCalls, t.answer = t.equalCalls[:0], wire.Reply{}
 	return waiting
 }
 
@@ -352,14 +347,21 @@ func (c *conn) deliverRelayed(letters []delivery, pos uint64, encode *encoder) {
 		if isForOnePeer(first.Op) {
 			first.Reply = c.limitReply(first.Reply)
 		}
-		head, body := encode.frameOf(first)
-		outer := append(wire.AppendRelay(nil, len(body.Bytes), calls...), head...)
-		if isForOnePeer(first.Op) {
-			c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
-		} else {
-			c.out.AppendShared(pos, outer, body)
-		}
+		c.deliverFrame(first, calls, pos, encode)
 		letters = letters[n:]
+	}
+}
+
+// deliverFrame queues the reply of e to calls.
+func (c *conn) deliverFrame(e core.Effect, calls []wire.RelayCall, pos uint64, encode *encoder) {
+	k := &c.stream.kept
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	outer, body := k.frame(e, calls, encode)
+	if isForOnePeer(e.Op) {
+		c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
+	} else {
+		c.out.AppendShared(pos, outer, body)
 	}
 }
 

@@ -3,6 +3,8 @@ package store
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"maps"
 	"math"
 	"net"
 	"strings"
@@ -35,7 +37,9 @@ type upstream struct {
 
 	lastReceived, lastPing time.Time // guarded by the relay's mu
 
-	calls []wire.RelayCall // owned by read
+	// Owned by read:
+	calls []wire.RelayCall
+	kept  map[uint32]*transport.Body // bodies that the store may refer to, by number
 
 	mu         sync.Mutex // protects the fields below; frames are queued under it, so that those of a peer stay in order
 	peers      map[uint32]*relayPeer
@@ -80,7 +84,7 @@ type heldVotes struct {
 func newUpstream(r *Relay, l *clientConn) *upstream {
 	u := &upstream{
 		relay: r, conn: l, lastReceived: time.Now(), peers: map[uint32]*relayPeer{}, pending: map[recordID]*heldVotes{}, members: map[uint64]int{},
-		waiting: map[*relayPeer]struct{}{},
+		waiting: map[*relayPeer]struct{}{}, kept: map[uint32]*transport.Body{},
 	}
 	l.in.limit = wire.MaxReply + wire.MaxBody // the list of calls precedes a reply
 	l.out.Drained = u.resumePeers
@@ -382,7 +386,10 @@ func (u *upstream) deliver(h wire.Header, body []byte, owned bool) (err error) {
 		}
 		return nil
 	}
-	shared := &transport.Body{Bytes: body}
+	shared, err := u.keep(h, of, body)
+	if err != nil {
+		return err
+	}
 	give := func(from, end int) {
 		for i := from; i < end; i++ {
 			if to[i] != nil {
@@ -396,6 +403,24 @@ func (u *upstream) deliver(h wire.Header, body []byte, owned bool) (err error) {
 		inParallel(len(to), give)
 	}
 	return nil
+}
+
+// keep returns the body of a reply, in the frame or kept, and does what the store says about it.
+func (u *upstream) keep(outer, h wire.Header, body []byte) (*transport.Body, error) {
+	keep, err := wire.ParseKeep(outer)
+	shared := &transport.Body{Bytes: body}
+	if err != nil || keep.Number == 0 {
+		return shared, err
+	}
+	maps.DeleteFunc(u.kept, func(n uint32, _ *transport.Body) bool { return n < keep.First })
+	if !keep.Again {
+		u.kept[keep.Number] = shared
+		return shared, nil
+	}
+	if shared = u.kept[keep.Number]; shared == nil || len(shared.Bytes) != int(h.Len) {
+		return nil, fmt.Errorf("%w: a reply whose body this relay does not have", ErrProtocol)
+	}
+	return shared, nil
 }
 
 // peersOf returns the peers of u.calls; nil for one that has ended. If the store has ended them,

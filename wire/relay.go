@@ -36,10 +36,37 @@ func (c RelayCall) append(b []byte) []byte { return appendU64(appendU32(b, c.Con
 
 func (p *parser) call() RelayCall { return RelayCall{p.u32(), p.u64()} }
 
+// Keep is a server's instruction to a relay, of whose connections more may get the reply in an
+// OpRelay later. The relay keeps the body of the frame, and the next OpRelay with that body has only
+// its number.
+type Keep struct {
+	Number uint32 // of the body; they count from 1, and 0 means that it is not kept
+	First  uint32 // the relay forgets bodies with lower numbers
+	Again  bool   // the body is one that the relay keeps; the frame ends after its header
+}
+
+// The flags of an OpRelay with a Keep. Its ID is the number and, in the upper half, First.
+const (
+	relayKeep  uint8 = 1
+	relayAgain uint8 = 2
+)
+
 // AppendRelay appends an OpRelay up to the header of its frame, which has body bytes and is for
 // each of calls: their IDs replace its own.
 func AppendRelay(b []byte, body int, calls ...RelayCall) []byte {
-	b = AppendHeader(b, Header{Op: OpRelay, Len: uint32(4 + callLen*len(calls) + HeaderLen + body)})
+	return AppendKeep(b, Keep{}, body, calls...)
+}
+
+// AppendKeep is AppendRelay with a Keep. With Again, body is 0.
+func AppendKeep(b []byte, k Keep, body int, calls ...RelayCall) []byte {
+	h := Header{Op: OpRelay, Len: uint32(4 + callLen*len(calls) + HeaderLen + body), ID: uint64(k.First)<<32 | uint64(k.Number)}
+	switch {
+	case k.Again:
+		h.Flags = relayAgain
+	case k.Number != 0:
+		h.Flags = relayKeep
+	}
+	b = AppendHeader(b, h)
 	b = appendU32(b, uint32(len(calls)))
 	for _, c := range calls {
 		b = c.append(b)
@@ -61,12 +88,22 @@ func AppendRelayReply(b []byte, branch uint32, op Op, id uint64, r *Reply) []byt
 	return finish(AppendReply(b, op, id, r), start)
 }
 
+// ParseKeep returns the Keep of an OpRelay; only a server sends one.
+func ParseKeep(outer Header) (Keep, error) {
+	k := Keep{Number: uint32(outer.ID), First: uint32(outer.ID >> 32), Again: outer.Flags == relayAgain}
+	if outer.Flags > relayAgain || (outer.Flags == 0) != (outer.ID == 0) || outer.Flags != 0 && (k.First == 0 || k.Number < k.First) {
+		return k, ErrFlags
+	}
+	return k, nil
+}
+
 // ParseRelay parses the body of an OpRelay, which frame aliases. It reuses the memory of calls, and
-// returns at least one. The body of the frame may have limit bytes.
+// returns at least one. The body of the frame may have limit bytes; with Keep.Again it is missing.
 func ParseRelay(outer Header, body []byte, calls []RelayCall, limit uint32) (_ []RelayCall, h Header, frame []byte, err error) {
 	p := parser{b: body}
 	calls = calls[:0]
-	if outer.Flags != 0 || outer.Code != CodeOK || outer.ID != 0 {
+	k, err := ParseKeep(outer)
+	if err != nil || outer.Code != CodeOK {
 		return calls, h, nil, ErrFlags
 	}
 	for range p.count(callLen) {
@@ -82,10 +119,14 @@ func ParseRelay(outer Header, body []byte, calls []RelayCall, limit uint32) (_ [
 	if h, err = ParseHeader(frame, limit); err != nil {
 		return calls, h, nil, err
 	}
+	want := int(h.Len)
+	if k.Again {
+		want = 0
+	}
 	switch n := len(frame) - HeaderLen; {
-	case n < int(h.Len):
+	case n < want:
 		return calls, h, nil, ErrTruncated
-	case n > int(h.Len):
+	case n > want:
 		return calls, h, nil, ErrTrailing
 	case relayOnly(h.Op):
 		return calls, h, nil, fmt.Errorf("%w: %s on a branch", ErrUnknownOp, h.Op)

@@ -33,6 +33,16 @@ var goldenBranches = []struct {
 		"2c000000 1f 00 0000 0000000000000000 | 02000000 07000000 0500000000000000 08000000 0600000000000000 | 00000000 11 00 0000 0500000000000000",
 	},
 	{
+		"a reply whose body a relay keeps",
+		append(wire.AppendHeader(wire.AppendKeep(nil, wire.Keep{Number: 3, First: 2}, 1, wire.RelayCall{Conn: 7, ID: 5}), wire.Header{Len: 1, Op: wire.OpCollect}), 'x'),
+		"21000000 1f 01 0000 0300000002000000 | 01000000 07000000 0500000000000000 | 01000000 11 00 0000 0000000000000000 | 78",
+	},
+	{
+		"a reply whose body a relay has kept",
+		wire.AppendHeader(wire.AppendKeep(nil, wire.Keep{Number: 3, First: 2, Again: true}, 0, wire.RelayCall{Conn: 7, ID: 5}), wire.Header{Len: 1, Op: wire.OpCollect}),
+		"20000000 1f 02 0000 0300000002000000 | 01000000 07000000 0500000000000000 | 01000000 11 00 0000 0000000000000000",
+	},
+	{
 		"the end of a branch, whose reason the store does not get",
 		wire.AppendRelayRequest(nil, 7, &wire.Request{Op: wire.OpLost}),
 		"28000000 1f 00 0000 0000000000000000 | 01000000 07000000 0000000000000000 | 08000000 15 00 0000 0000000000000000 | 0000000000000000",
@@ -80,8 +90,22 @@ func TestBranch(t *testing.T) {
 	require.Equal(t, []wire.RelayCall{{Conn: 7, ID: 5}, {Conn: 8, ID: 6}}, calls)
 }
 
+func TestKeep(t *testing.T) {
+	for i, want := range map[int]wire.Keep{2: {}, 3: {Number: 3, First: 2}, 4: {Number: 3, First: 2, Again: true}} {
+		frame := goldenBranches[i].frame
+		outer, err := wire.ParseHeader(frame, wire.MaxBody)
+		require.NoError(t, err)
+		keep, err := wire.ParseKeep(outer)
+		require.NoError(t, err)
+		require.Equal(t, want, keep)
+		_, h, body, err := parseBranch(frame)
+		require.NoError(t, err)
+		require.Equal(t, want.Again, len(body) != int(h.Len))
+	}
+}
+
 func TestVotes(t *testing.T) {
-	frame := goldenBranches[4].frame
+	frame := goldenBranches[6].frame
 	h, err := wire.ParseHeader(frame, wire.MaxBody)
 	require.NoError(t, err)
 	var c wire.Contribution
@@ -102,6 +126,10 @@ func TestBranchRefused(t *testing.T) {
 		"a flag":             {"20000000 1f 01 0000 0000000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
 		"a code":             {"20000000 1f 00 0100 0000000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
 		"an id":              {"20000000 1f 00 0000 0100000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
+		"an unknown flag":    {"20000000 1f 04 0000 0100000001000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
+		"a lower first one":  {"20000000 1f 01 0000 0100000002000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
+		"no first one":       {"20000000 1f 01 0000 0100000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
+		"a body that's kept": {"21000000 1f 02 0000 0100000001000000 | 01000000 07000000 0500000000000000" + inner + "00", wire.ErrTrailing},
 		"without an owner":   {"14000000 1f 00 0000 0000000000000000 | 00000000" + inner, wire.ErrTruncated},
 		"more than fit":      {"14000000 1f 00 0000 0000000000000000 | ffffffff" + inner, wire.ErrTruncated},
 		"no frame":           {"10000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000", wire.ErrTruncated},
@@ -122,7 +150,7 @@ func TestBranchRefused(t *testing.T) {
 }
 
 func TestVotesRefused(t *testing.T) {
-	good := goldenBranches[4].frame[wire.HeaderLen:]
+	good := goldenBranches[6].frame[wire.HeaderLen:]
 	var c wire.Contribution
 	parse := func(h wire.Header, body []byte) error {
 		_, err := wire.ParseVotes(h, body, &c, nil)
@@ -167,8 +195,10 @@ func FuzzBranch(f *testing.F) {
 		if err != nil || b[4] != byte(wire.OpRelay) {
 			return
 		}
-		again := append(wire.AppendHeader(wire.AppendRelay(nil, len(body), calls...), h), body...)
-		if outer, _ := wire.ParseHeader(b, wire.MaxBody); int(outer.Len)+wire.HeaderLen == len(b) && !bytes.Equal(again, b) {
+		outer, _ := wire.ParseHeader(b, wire.MaxBody)
+		keep, _ := wire.ParseKeep(outer)
+		again := append(wire.AppendHeader(wire.AppendKeep(nil, keep, len(body), calls...), h), body...)
+		if int(outer.Len)+wire.HeaderLen == len(b) && !bytes.Equal(again, b) {
 			t.Fatalf("written again: %x\nwas            %x", again, b)
 		}
 	})
@@ -176,7 +206,7 @@ func FuzzBranch(f *testing.F) {
 
 // FuzzVotes checks that an OpVotes that parses is encoded as the same bytes.
 func FuzzVotes(f *testing.F) {
-	f.Add(goldenBranches[4].frame[wire.HeaderLen:])
+	f.Add(goldenBranches[6].frame[wire.HeaderLen:])
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var c wire.Contribution
 		votes, err := wire.ParseVotes(wire.Header{}, body, &c, nil)
