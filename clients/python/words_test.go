@@ -131,6 +131,7 @@ func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 		with(torchrun, "MUSTER_TIMEOUT", "soon"), with(torchrun, "MUSTER_TIMEOUT", "-1s"), with(torchrun, "MUSTER_LIVENESS_TIMEOUT", "x"), with(torchrun, "MUSTER_TIMEOUT", "5"),
 		with(torchrun, "MUSTER_SECRET_FILE", k.secretFile), with(torchrun, "MUSTER_TLS_CA", k.path("ca.pem")),
 		with(torchrun, "MUSTER_TLS_CERT", "c"), with(torchrun, "WORLD_SIZE", ""), with(torchrun, "WORLD_SIZE", "four"),
+		with(torchrun, "MUSTER_RUN", "r", "TORCHELASTIC_RUN_ID", "", "WORLD_SIZE", "four"), with(torchrun, "MUSTER_RUN", "r", "WORLD_SIZE", "four"),
 		with(torchrun, "MASTER_PORT", ""), with(torchrun, "MASTER_ADDR", ""), with(torchrun, "MASTER_PORT", "70000"), with(torchrun, "RANK", "-1"),
 		with(slurm, "MASTER_ADDR", "head"), with(slurm, "MASTER_PORT", "1234"), with(slurm, "SLURM_STEP_NODELIST", "n[a-b]"),
 		with(slurm, "SLURM_STEP_NODELIST", "n[1"), with(slurm, "SLURM_STEP_NODELIST", "n]1"), with(slurm, "SLURM_STEP_NODELIST", ","),

@@ -152,7 +152,10 @@ def config(environ: Mapping[str, str] = os.environ) -> Config:
     """Returns the rank of this process, and the store of its group."""
     for launcher in _LAUNCHERS:
         if environ.get(launcher.rank):
-            return _config(_Env(environ, launcher.name), launcher)
+            name = launcher.name
+            if name == "torchrun" and environ.get("MUSTER_RUN") and not environ.get("TORCHELASTIC_RUN_ID"):
+                name = "muster run"  # it sets the variables of torchrun
+            return _config(_Env(environ, name), launcher)
     if environ.get("MUSTER_ELASTIC"):
         raise invalid("a worker of an elastic job (MUSTER_ELASTIC is set) has no rank before a view forms: run without --elastic, or join the job, in Go with dataparallel.WorkerFromEnv")
     known = ", ".join(f"{launcher.rank} ({launcher.name})" for launcher in _LAUNCHERS)
