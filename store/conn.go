@@ -215,8 +215,23 @@ func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
 	if t := c.stream; t != nil && t.op == wire.OpVotes && t.current != nil {
 		return c.replyToVote(id, rep)
 	}
+	if c.stream == nil {
+		return c.replyAt(c.memory.position(), op, id, rep)
+	}
 	rep = c.limitReply(rep)
 	return c.enqueue(func(b []byte) []byte { return c.encode(b, op, id, rep) })
+}
+
+// replyAt queues a reply that shows the log up to pos, and returns how many bytes wait. It does not
+// copy a large value: those of the machine are never modified.
+func (c *conn) replyAt(pos uint64, op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
+	rep = c.limitReply(rep)
+	if len(rep.Value) >= transport.ShareFrom {
+		if head, ok := wire.AppendReplyHead(nil, op, id, rep); ok {
+			return c.out.AppendUncopied(pos, head, rep.Value)
+		}
+	}
+	return c.out.AppendAt(pos, func(b []byte) []byte { return wire.AppendReply(b, op, id, rep) })
 }
 
 // enqueue queues what encode appends, behind the replies that wait, and returns how many bytes
@@ -235,14 +250,11 @@ func (c *conn) encode(b []byte, op wire.Op, id uint64, rep *wire.Reply) []byte {
 
 // deliver implements sessionConn.
 func (c *conn) deliver(e core.Effect, pos uint64, encode *encoder) {
-	if isForOnePeer(e.Op) { // it counts against InFlight
-		e.Reply = c.limitReply(e.Reply)
-	}
-	head, body := encode.frameOf(e)
-	if isForOnePeer(e.Op) {
-		c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
+	if isForOnePeer(e.Op) { // it counts against InFlight, and no other reply is the same
+		c.replyAt(pos, e.Op, e.ID, e.Reply)
 		return
 	}
+	head, body := encode.frameOf(e)
 	c.out.AppendShared(pos, head, body)
 }
 

@@ -133,6 +133,9 @@ func TestGoldenReplies(t *testing.T) {
 				t.Fatalf("got  %x\nwant %x", got[5:], want)
 			}
 			require.Equal(t, g.rep, parseReply(t, want))
+			if head, ok := wire.AppendReplyHead([]byte("front"), g.op, 5, &g.rep); ok {
+				require.Equal(t, got, append(head, g.rep.Value...))
+			}
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/binary"
 	"math"
 	"time"
 )
@@ -110,6 +111,21 @@ func AppendReply(b []byte, op Op, id uint64, r *Reply) []byte {
 		b = r.Failure.append(b)
 	}
 	return finish(b, start)
+}
+
+// AppendReplyHead appends the frame of AppendReply without the bytes of r.Value at its end. It
+// returns false if r has a part that follows them.
+func AppendReplyHead(b []byte, op Op, id uint64, r *Reply) (head []byte, ok bool) {
+	if r.Value == nil || r.Values != nil || r.Keys != nil || r.Nums != nil || r.Type != "" || r.Failure != nil {
+		return b, false
+	}
+	start, short := len(b), *r
+	short.Value = []byte{}
+	b = AppendReply(b, op, id, &short)
+	n := uint32(len(r.Value))
+	binary.LittleEndian.PutUint32(b[len(b)-4:], n)
+	binary.LittleEndian.PutUint32(b[start:], binary.LittleEndian.Uint32(b[start:])+n)
+	return b, true
 }
 
 // Parse parses the body of the frame with header h into r, which aliases body.

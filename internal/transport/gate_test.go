@@ -157,15 +157,13 @@ func TestGateOfAnyFrames(t *testing.T) {
 		for step := range 200 {
 			switch chance.IntN(6) {
 			case 0, 1, 2:
-				uncopied := chance.IntN(8) == 0 // such a frame shows no position
-				if !uncopied {
-					pos += uint64(chance.IntN(3))
-					highest = max(highest, pos)
-				}
+				uncopied := chance.IntN(8) == 0
+				pos += uint64(chance.IntN(3))
+				highest = max(highest, pos)
 				frame := fmt.Sprintf("<%d %s>", step, strings.Repeat("x", chance.IntN(30)*chance.IntN(30)))
 				if uncopied {
 					body := frame + strings.Repeat("z", transport.ShareFrom)
-					o.AppendUncopied([]byte("head"), []byte(body))
+					o.AppendUncopied(pos, []byte("head"), []byte(body))
 					frame = "head" + body
 				} else if chance.IntN(4) == 0 {
 					body := frame + strings.Repeat("y", transport.ShareFrom)

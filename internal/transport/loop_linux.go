@@ -71,12 +71,12 @@ type Sock struct {
 }
 
 const (
-	// readBufferSize is the size of the buffer that the sockets of a loop share for reading.
-	readBufferSize = 64 << 10
 	// maxEvents is how many sockets a loop serves together.
 	maxEvents = 64
-	// readPartSize is how many bytes are received from each of several sockets at once.
-	readPartSize = 16 << 10
+	// readSize is how much a loop receives from a socket at once. What is not the rest of a large
+	// frame goes into a buffer of the loop. More would mean that more of a large frame is copied from
+	// there; with 64 KiB a set of 16 KiB took a quarter more CPU time.
+	readSize = 16 << 10
 	// maxRun is how long a loop runs until it yields: less than the 10 ms after which it is preempted.
 	maxRun = 8 * time.Millisecond
 )
@@ -182,11 +182,7 @@ func (l *Loop) Close() {
 
 func (l *Loop) run() {
 	defer close(l.done)
-	size := readBufferSize
-	if l.ring != nil {
-		size = maxEvents * readPartSize
-	}
-	l.buf = make([]byte, size)
+	l.buf = make([]byte, maxEvents*readSize)
 	events := make([]unix.EpollEvent, maxEvents)
 	var yielded time.Time
 	for {
@@ -241,7 +237,7 @@ func (l *Loop) handle(e unix.EpollEvent) *Sock {
 // receive receives from all ready sockets, one after the other, and leaves those in ready that go on.
 func (l *Loop) receive() {
 	l.ready = slices.DeleteFunc(l.ready, func(s *Sock) bool {
-		b := s.reader.Buffer(l.buf[:readBufferSize])
+		b := s.reader.Buffer(l.buf[:readSize])
 		if b == nil {
 			return false
 		}
@@ -253,7 +249,7 @@ func (l *Loop) receive() {
 // receiveTogether is receive with one system call.
 func (l *Loop) receiveTogether() {
 	for i, s := range l.ready {
-		b := s.reader.Buffer(l.buf[i*readPartSize : (i+1)*readPartSize])
+		b := s.reader.Buffer(l.buf[i*readSize : (i+1)*readSize])
 		if s.receiving = b != nil; s.receiving {
 			l.ring.transfer(ringRecv, s.fd, b)
 		}

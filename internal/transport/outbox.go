@@ -166,22 +166,28 @@ func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 	}
 }
 
-// AppendUncopied appends a frame that consists of head and body, and shows nothing of a log. It does
-// not copy a large body, which must not be modified any more.
-func (o *Outbox) AppendUncopied(head, body []byte) {
+// AppendUncopied appends a frame that consists of head and body, and shows the log up to pos. It does
+// not copy a large body, unless it is held; the body must not be modified any more. It returns how
+// many bytes wait now.
+func (o *Outbox) AppendUncopied(pos uint64, head, body []byte) (waiting int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.admit() {
-		return
-	}
-	if n := len(body); n >= ShareFrom && len(o.marks) == 0 {
-		o.grow(0, func(b []byte) []byte { return append(b, head...) })
+	switch n := len(body); {
+	case !o.admit():
+	case n >= ShareFrom && !o.holds(pos):
+		o.grow(pos, func(b []byte) []byte { return append(b, head...) })
 		o.queue = append(o.queue, chunk{b: body[:n:n]})
 		o.bytes += n
 		o.Budget.Take(n)
-		return
+	default:
+		o.grow(pos, func(b []byte) []byte { return append(append(b, head...), body...) })
 	}
-	o.grow(0, func(b []byte) []byte { return append(append(b, head...), body...) })
+	return o.bytes
+}
+
+// holds reports whether a frame that shows the log up to pos is to be held. The caller holds mu.
+func (o *Outbox) holds(pos uint64) bool {
+	return len(o.marks) > 0 || o.Gate != nil && pos > o.Gate.Committed()
 }
 
 // admit reports whether a frame may be appended. If too much waits for the peer already, it ends
@@ -199,7 +205,7 @@ func (o *Outbox) admit() bool {
 // otherwise.
 func (o *Outbox) grow(pos uint64, f func(b []byte) []byte) {
 	var n int
-	if last := len(o.marks) - 1; last >= 0 || o.Gate != nil && pos > o.Gate.Committed() {
+	if last := len(o.marks) - 1; o.holds(pos) {
 		n = o.held.grow(f)
 		o.heldTotal += uint64(n)
 		o.heldBytes += n
@@ -297,11 +303,11 @@ func (o *Outbox) begin() bool {
 }
 
 // take is Flush for a caller that makes the write itself, of the bytes that take returns, and then
-// calls took. It returns nil if there is nothing to write.
+// calls took. It returns nil if there is nothing to write, or several pieces: Flush writes these.
 func (o *Outbox) take() []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.begin() {
+	if len(o.queue) > 1 || !o.begin() {
 		return nil
 	}
 	o.taken = o.takeQueue()

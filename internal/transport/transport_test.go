@@ -76,7 +76,7 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 		o.Flush()
 		o.AppendShared(0, []byte("head"), &transport.Body{Bytes: []byte("small")})
 		add(o, "def")
-		o.AppendUncopied([]byte("head"), body)
+		o.AppendUncopied(0, []byte("head"), body)
 		add(o, "ghi")
 		require.GreaterOrEqual(t, o.Waiting(), len(body), "what is not copied counts")
 		o.Flush()

@@ -158,7 +158,7 @@ func (p *peer) value(ctx context.Context, key string) error {
 	if len(v) < transport.ShareFrom {
 		return p.answer(tcpwire.OpGet, tcpwire.Reply{Value: v})
 	}
-	p.out.AppendUncopied(tcpwire.AppendSize(nil, len(v)), v)
+	p.out.AppendUncopied(0, tcpwire.AppendSize(nil, len(v)), v)
 	return nil
 }
 
