@@ -161,7 +161,7 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 func (c *core) open(ctx context.Context) (err error) {
 	follow := c.group.Context()
 	context.AfterFunc(follow, func() { c.onGroupEnd(context.Cause(follow)) })
-	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Dial: c.opts.Dial, Accept: c.conns.accept}); err != nil {
+	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Dial: c.opts.Dial, Polling: true, Accept: c.conns.accept}); err != nil {
 		return err
 	}
 	return c.share(ctx)

@@ -48,10 +48,12 @@ type inbound struct {
 	head [headLen]byte
 }
 
-// outbound is a connection for messages to a rank. A goroutine of its own writes the queued
-// messages, so that the sender can receive meanwhile: if all ranks only wrote, none would read.
+// outbound is a connection for messages to a rank. The sender writes what the socket takes at once.
+// A goroutine of its own writes the queued rest, so that the sender can receive meanwhile: if all
+// ranks only wrote, none would read.
 type outbound struct {
 	conn net.Conn
+	now  link.NowWriter // conn; nil: the goroutine writes all large messages
 
 	mu      sync.Mutex // protects the fields below
 	change  *sync.Cond // of any of these fields
@@ -60,12 +62,25 @@ type outbound struct {
 	err     error
 	small   []byte
 
-	bufs, left net.Buffers // used by the goroutine
+	bufs, left net.Buffers // used by the goroutine while it is writing, and else under mu
 }
 
+// message is a queued message, of which sent bytes have been written.
 type message struct {
 	head [headLen]byte
 	data vector
+	sent int
+}
+
+// rest appends what is left to write.
+func (m *message) rest(bufs net.Buffers) net.Buffers {
+	if m.sent < headLen {
+		bufs = append(bufs, m.head[m.sent:])
+	}
+	for _, x := range m.data.from(max(m.sent-headLen, 0)).slices() {
+		bufs = append(bufs, x)
+	}
+	return bufs
 }
 
 func newConns(c *core) *conns {
@@ -146,6 +161,7 @@ func (l *conns) to(ctx context.Context, k connKey) (*outbound, error) {
 		return nil, err
 	}
 	out = &outbound{conn: c.Conn}
+	out.now, _ = c.Conn.(link.NowWriter)
 	out.change = sync.NewCond(&out.mu)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,9 +230,19 @@ func (o *outbound) send(h *head, data vector) {
 		}
 		_, o.err = o.conn.Write(o.small)
 	default:
-		m := message{data: data}
+		o.queue = append(o.queue, message{data: data})
+		m := &o.queue[len(o.queue)-1]
 		h.put(m.head[:])
-		o.queue = append(o.queue, m)
+		if o.now != nil && len(o.queue) == 1 && !o.writing {
+			o.bufs = m.rest(o.bufs[:0])
+			m.sent, o.err = o.now.WriteNow(o.bufs)
+			clear(o.bufs)
+			if m.sent == headLen+data.n {
+				clear(o.queue)
+				o.queue = o.queue[:0]
+				return // without a wake-up of the goroutine
+			}
+		}
 		o.change.Broadcast()
 	}
 }
@@ -249,11 +275,7 @@ func (o *outbound) write() {
 
 func (o *outbound) writeAll(batch []message) error {
 	for i := range batch {
-		m := &batch[i]
-		o.bufs = append(o.bufs[:0], m.head[:])
-		for _, x := range m.data.slices() {
-			o.bufs = append(o.bufs, x)
-		}
+		o.bufs = batch[i].rest(o.bufs[:0])
 		o.left = o.bufs
 		if _, err := o.left.WriteTo(o.conn); err != nil {
 			return err

@@ -19,6 +19,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -37,13 +38,25 @@ type Options struct {
 	Accept func(*Conn)
 	// Dial connects to a rank on another host; nil means a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Polling is for connections whose readers wait for short times, and seldom for many at once: on
+	// Linux, a reader of a TCP connection polls it for up to 50 µs before it sleeps, and occupies a
+	// thread while it sleeps. A process with a GOMAXPROCS of 1 ignores it.
+	Polling bool
 }
 
 // Conn is a connection to a rank. The caller of Dial, or Accept, owns it.
 type Conn struct {
-	net.Conn     // *net.UnixConn, *net.TCPConn or *tls.Conn
+	net.Conn     // *net.UnixConn, *net.TCPConn, *tls.Conn, or with Options.Polling a NowWriter
 	Rank     int // of the other end
 	Purpose
+}
+
+// NowWriter is a TCP connection of a mesh with Options.Polling, on Linux.
+type NowWriter interface {
+	net.Conn
+	// WriteNow writes bufs, one after the other, as far as the socket takes them without waiting. It
+	// returns the number of bytes written.
+	WriteNow(bufs [][]byte) (n int, err error)
 }
 
 // Purpose is what a connection is for, as its two ends define it.
@@ -62,6 +75,7 @@ type Mesh struct {
 	token  []byte     // of this rank
 	ident  *identity
 	listen []net.Listener
+	poll   poller
 
 	wg     sync.WaitGroup
 	ctx    context.Context // cancelled by Close
@@ -215,6 +229,9 @@ func retryable(err error) bool {
 
 func (m *Mesh) dial(ctx context.Context, rank int, p Purpose) (net.Conn, error) {
 	conn, err := m.connect(ctx, rank)
+	if err == nil {
+		conn, err = m.wrap(conn)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -248,6 +265,16 @@ func (m *Mesh) connect(ctx context.Context, rank int) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", m.peers[rank].Addr)
 }
 
+// wrap takes a new connection out of the runtime's poller if the options say so.
+func (m *Mesh) wrap(conn net.Conn) (net.Conn, error) {
+	// On a single P, the runtime passes it to another thread whenever a reader sleeps, which costs more
+	// than its poller.
+	if m.opts.Polling && runtime.GOMAXPROCS(0) > 1 {
+		return newPollingConn(conn, &m.poll)
+	}
+	return conn, nil
+}
+
 // cause returns why a connection was ended, if this side ended it, or err.
 func (m *Mesh) cause(ctx context.Context, err error) error {
 	m.mu.Lock()
@@ -265,6 +292,9 @@ func (m *Mesh) cause(ctx context.Context, err error) error {
 func (m *Mesh) accept(l net.Listener) {
 	for {
 		conn, err := l.Accept()
+		if err == nil {
+			conn, err = m.wrap(conn)
+		}
 		if err == nil {
 			err = m.trackAccepted(conn)
 		}

@@ -52,7 +52,8 @@ func cluster(t *testing.T, n int, apart bool, change func(*pgroup.Config)) []*pg
 	return groups
 }
 
-// open opens a mesh on every rank; what is accepted comes out of the channels.
+// open opens a mesh on every rank, with and without Options.Polling in turn; what is accepted comes
+// out of the channels.
 func open(t *testing.T, groups []*pgroup.Group) ([]*link.Mesh, []chan *link.Conn) {
 	t.Helper()
 	meshes, accepted := make([]*link.Mesh, len(groups)), make([]chan *link.Conn, len(groups))
@@ -60,7 +61,7 @@ func open(t *testing.T, groups []*pgroup.Group) ([]*link.Mesh, []chan *link.Conn
 	for rank, g := range groups {
 		accepted[rank] = make(chan *link.Conn, 64)
 		ranks.Go(func() {
-			m, err := link.Open(t.Context(), g, link.Options{Name: "test", Accept: func(c *link.Conn) { accepted[rank] <- c }})
+			m, err := link.Open(t.Context(), g, link.Options{Name: "test", Polling: rank%2 == 0, Accept: func(c *link.Conn) { accepted[rank] <- c }})
 			if assert.NoError(t, err) {
 				meshes[rank] = m
 				t.Cleanup(m.Close)

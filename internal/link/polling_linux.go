@@ -1,0 +1,220 @@
+package link
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// pollTime is how long a reader polls before it sleeps: data may arrive in less time than a
+	// wake-up takes. Between polls it yields the processor to other processes, such as the one that
+	// sends the data.
+	pollTime = 50 * time.Microsecond
+	// A yield of longYield shows that another process computes on this processor. A reader that
+	// sleeps gets the processor back earlier, so no reader of the mesh polls for pollPause times the
+	// length of that yield: polling then costs at most 2 % of the time.
+	longYield = time.Millisecond
+	pollPause = 50
+	// nap bounds a sleep. After it a changed deadline has effect.
+	nap = 20 * time.Millisecond
+)
+
+// poller decides when the readers of a mesh poll.
+type poller struct {
+	resume atomic.Int64 // when they poll again, in ns since 1970
+}
+
+// yield lets other processes run, and returns true. It returns false at once if the reader, which
+// began to poll at start, sleeps instead; start is set by the first call.
+func (p *poller) yield(start *time.Time) bool {
+	now := time.Now()
+	switch {
+	case start.IsZero():
+		if now.UnixNano() < p.resume.Load() {
+			return false
+		}
+		*start = now
+	case now.Sub(*start) > pollTime:
+		return false
+	}
+	_, _, _ = syscall.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	p.note(now, time.Since(now))
+	return true
+}
+
+// note takes the time that a yield took from now on.
+func (p *poller) note(now time.Time, took time.Duration) {
+	if took > longYield {
+		p.resume.Store(now.Add(pollPause * took).UnixNano())
+	}
+}
+
+// pollingConn is a TCP connection outside the runtime's poller: its users wait in system calls of
+// their own. In the poller each message would wake a thread that waits in epoll, and that thread
+// another one for the goroutine: twice, on four ranks of two cores, the time of the message itself,
+// and also if a goroutine polls the socket meanwhile.
+type pollingConn struct {
+	poll            *poller
+	local, remote   net.Addr
+	fd              int          // non-blocking
+	use             sync.RWMutex // read-locked while fd is used, and locked when it is closed
+	closed          atomic.Bool
+	readBy, writeBy atomic.Int64 // deadlines, in ns since 1970; 0: none
+}
+
+// newPollingConn takes the socket out of a TCP connection, which it closes. It returns other
+// connections as they are.
+func newPollingConn(conn net.Conn, p *poller) (net.Conn, error) {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return conn, nil
+	}
+	defer tcp.Close()
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &pollingConn{poll: p, local: tcp.LocalAddr(), remote: tcp.RemoteAddr()}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { c.fd, failed = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3) }); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, os.NewSyscallError("fcntl", failed)
+	}
+	return c, nil
+}
+
+func (c *pollingConn) LocalAddr() net.Addr  { return c.local }
+func (c *pollingConn) RemoteAddr() net.Addr { return c.remote }
+
+func (c *pollingConn) SetDeadline(t time.Time) error {
+	_ = c.SetReadDeadline(t)
+	return c.SetWriteDeadline(t)
+}
+
+func (c *pollingConn) SetReadDeadline(t time.Time) error {
+	c.readBy.Store(nanos(t))
+	return nil
+}
+
+func (c *pollingConn) SetWriteDeadline(t time.Time) error {
+	c.writeBy.Store(nanos(t))
+	return nil
+}
+
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func (c *pollingConn) Read(b []byte) (n int, err error) {
+	err = c.retry("read", unix.POLLIN, &c.readBy, func() (err error) {
+		if n, err = unix.Read(c.fd, b); n == 0 && err == nil && len(b) > 0 {
+			return io.EOF
+		}
+		return err
+	})
+	return max(n, 0), err
+}
+
+func (c *pollingConn) Write(b []byte) (n int, err error) {
+	for n < len(b) && err == nil {
+		err = c.retry("write", unix.POLLOUT, &c.writeBy, func() error {
+			k, err := unix.Write(c.fd, b[n:])
+			n += max(k, 0)
+			return err
+		})
+	}
+	return n, err
+}
+
+// WriteNow writes bufs, one after the other, as far as the socket takes them without waiting.
+func (c *pollingConn) WriteNow(bufs [][]byte) (n int, err error) {
+	for full := false; len(bufs) > 0 && !full && err == nil; {
+		few := bufs[:min(len(bufs), 8)] // Writev allocates memory for more
+		bufs = bufs[len(few):]
+		err = c.retry("write", unix.POLLOUT, &c.writeBy, func() error {
+			k, err := unix.Writev(c.fd, few)
+			n += max(k, 0)
+			for _, b := range few {
+				k -= len(b)
+			}
+			if full = k < 0; err == unix.EAGAIN {
+				return nil
+			}
+			return err
+		})
+	}
+	return n, err
+}
+
+// retry calls f, a system call, until it succeeds. While it would block, retry waits for events.
+func (c *pollingConn) retry(op string, events int16, by *atomic.Int64, f func() error) error {
+	c.use.RLock()
+	defer c.use.RUnlock()
+	var start time.Time
+	for {
+		err := c.ended(by)
+		if err == nil {
+			err = f()
+		}
+		switch {
+		case err == nil:
+			return nil
+		case c.closed.Load():
+			err = net.ErrClosed // Close has shut the socket down, which a system call takes for the peer's end
+		case errors.Is(err, io.EOF):
+			return err
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			if events != unix.POLLIN || !c.poll.yield(&start) {
+				c.sleep(events)
+			}
+			continue
+		}
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			err = os.NewSyscallError(op, errno)
+		}
+		return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
+	}
+}
+
+// ended returns why no system call may begin.
+func (c *pollingConn) ended(by *atomic.Int64) error {
+	if t := by.Load(); t != 0 && time.Now().UnixNano() >= t {
+		return os.ErrDeadlineExceeded
+	}
+	if c.closed.Load() {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// sleep returns when one of events has occurred, or the socket has been shut down, or after a nap.
+func (c *pollingConn) sleep(events int16) {
+	fds := [1]unix.PollFd{{Fd: int32(c.fd), Events: events}}
+	_, _ = unix.Poll(fds[:], int(nap.Milliseconds())) // the next system call returns its errors, too
+}
+
+// Close ends all calls in progress, and waits until none uses the socket.
+func (c *pollingConn) Close() error {
+	if c.closed.Swap(true) {
+		return &net.OpError{Op: "close", Net: "tcp", Source: c.local, Addr: c.remote, Err: net.ErrClosed}
+	}
+	_ = unix.Shutdown(c.fd, unix.SHUT_RDWR) // wakes those that wait
+	c.use.Lock()
+	defer c.use.Unlock()
+	return os.NewSyscallError("close", unix.Close(c.fd))
+}
