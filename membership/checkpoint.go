@@ -162,7 +162,7 @@ func (c *Checkpoint) End(ctx context.Context) (complete bool, err error) {
 	if err := c.member.why(); err != nil {
 		return false, c.fail("end", err)
 	}
-	if (&record{Slots: c.slots}).rank(c.member.self.key) < 0 {
+	if !slices.ContainsFunc(c.slots, func(s slot) bool { return s.Key == c.member.self.key }) {
 		return false, c.fail("end", fmt.Errorf("%w: generation %d has %d workers, and this worker is not one of them", ErrNotInView, c.Generation, len(c.slots)))
 	}
 	err = c.member.store.Set(ctx, c.key(c.member.self.key), nil, &store.SetOptions{TTL: checkpointTTL})

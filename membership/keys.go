@@ -72,15 +72,18 @@ type record struct {
 	Generation uint64
 	Slots      []slot // by rank
 
-	raw []byte // the encoded record, for compare-and-swap
+	raw   []byte         // the encoded record, for compare-and-swap
+	ranks map[string]int // by key; of a record that was decoded
 }
 
 // rank returns the rank of the worker with this key, or -1.
 func (r *record) rank(key string) int {
-	if r == nil {
-		return -1
+	if r != nil {
+		if rank, ok := r.ranks[key]; ok {
+			return rank
+		}
 	}
-	return slices.IndexFunc(r.Slots, func(s slot) bool { return s.Key == key })
+	return -1
 }
 
 // holds reports whether the workers of r are exactly rs, in this order.
@@ -138,6 +141,10 @@ func (r *roster) setView(e store.Entry) error {
 	v := &record{raw: e.Value}
 	if err := decode(e, v); err != nil {
 		return err
+	}
+	v.ranks = make(map[string]int, len(v.Slots))
+	for rank, s := range v.Slots {
+		v.ranks[s.Key] = rank
 	}
 	r.view = v
 	return nil

@@ -78,10 +78,20 @@ func (l *leader) plan() (next []*registration, view *record, leads bool) {
 	return next, view, leads
 }
 
-// elect returns the workers that a view of r has, and whether this member is the first of them.
+// elect reports whether this member is the first of the workers that agree with it, and if so returns
+// those that a view of r has.
 func (l *leader) elect(r *roster) (next []*registration, leads bool) {
+	self := r.workers[l.self.key]
+	if self == nil {
+		return nil, false
+	}
+	for _, g := range r.workers { // all members do this at each change: sorting them would take far longer
+		if g.rev < self.rev && g.agrees(self) {
+			return nil, false
+		}
+	}
 	live := r.inOrder(&l.self)
-	return live[:min(len(live), l.cfg.Max)], len(live) > 0 && live[0].key == l.self.key
+	return live[:min(len(live), l.cfg.Max)], true
 }
 
 // decide creates a view of the live workers. It reads the roster again, because the watch may be behind.
