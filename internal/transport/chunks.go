@@ -14,17 +14,18 @@ var buffers = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
 
 // chunk is some bytes to be written.
 type chunk struct {
-	b      []byte
-	shared *Body // the body of b, if other connections share it: neither reused nor counted
+	b        []byte
+	shared   *Body // the body of b, if other connections share it: neither reused nor counted
+	uncopied bool  // b belongs to the caller of AppendUncopied: it is not reused
 }
 
 // chunks are bytes to be written, in order. The next frame goes into the last chunk, unless that is
-// shared or full.
+// shared, uncopied or full.
 type chunks []chunk
 
 // grow appends a frame, which f appends to its argument, and returns its length.
 func (q *chunks) grow(f func(b []byte) []byte) (n int) {
-	if n := len(*q); n == 0 || (*q)[n-1].shared != nil || len((*q)[n-1].b) >= fullBuffer {
+	if n := len(*q); n == 0 || (*q)[n-1].shared != nil || (*q)[n-1].uncopied || len((*q)[n-1].b) >= fullBuffer {
 		*q = append(*q, chunk{b: buffers.Get().(*[smallBuffer]byte)[:0]})
 	}
 	last := &(*q)[len(*q)-1]
@@ -48,7 +49,7 @@ func written(queue chunks, n int) (rest chunks, freed int) {
 		}
 		if c.shared != nil {
 			c.shared.release()
-		} else if cap(c.b) == smallBuffer {
+		} else if cap(c.b) == smallBuffer && !c.uncopied { // the end of an uncopied body may have that size
 			buffers.Put((*[smallBuffer]byte)(c.b[:smallBuffer]))
 		}
 		queue = queue[1:]

@@ -154,12 +154,12 @@ func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 		o.grow(pos, func(b []byte) []byte { return append(b, head...) })
 		n := len(body.Bytes)
 		if len(o.marks) > 0 {
-			o.held = append(o.held, chunk{body.Bytes, body})
+			o.held = append(o.held, chunk{b: body.Bytes, shared: body})
 			o.heldShared += n
 			o.heldTotal += uint64(n)
 			o.marks[len(o.marks)-1].end = o.heldTotal
 		} else {
-			o.queue = append(o.queue, chunk{body.Bytes, body})
+			o.queue = append(o.queue, chunk{b: body.Bytes, shared: body})
 		}
 		o.shared += n
 		body.retain(o.Budget)
@@ -176,7 +176,7 @@ func (o *Outbox) AppendUncopied(pos uint64, head, body []byte) (waiting int) {
 	case !o.admit():
 	case n >= ShareFrom && !o.holds(pos):
 		o.grow(pos, func(b []byte) []byte { return append(b, head...) })
-		o.queue = append(o.queue, chunk{b: body[:n:n]})
+		o.queue = append(o.queue, chunk{b: body, uncopied: true})
 		o.bytes += n
 		o.Budget.Take(n)
 	default:

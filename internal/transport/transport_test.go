@@ -448,3 +448,21 @@ func TestLoopsThatCloseWhileTheyWork(t *testing.T) {
 		}
 	})
 }
+
+// TestOutboxDoesNotReuseAnUncopiedBody checks that the memory of a body that is sent from where it
+// is does not become a buffer for other frames, however the pipe takes it.
+func TestOutboxDoesNotReuseAnUncopiedBody(t *testing.T) {
+	const small = 4 << 10 // the size of the buffers that outboxes share
+	body := bytes.Repeat([]byte("b"), 5*small)
+	for range 100 { // a buffer that was put into a sync.Pool is not always the next that it returns
+		p := &pipe{}
+		o := transport.NewOutbox(p, 1<<20)
+		o.AppendUncopied(0, nil, body)
+		o.Flush()
+		p.more(len(body) - small)
+		p.more(small)
+		add(o, "another frame")
+		p.more(small)
+	}
+	require.Equal(t, bytes.Repeat([]byte("b"), 5*small), body)
+}
