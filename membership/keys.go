@@ -66,7 +66,15 @@ type slot struct {
 	Key string // of its registration: a worker that joins again with the same ID has another key
 }
 
-// record is the form of a view in the store.
+// flatRecord is the form of a record in the store. Each worker gets and decodes each view: as objects,
+// its workers would take twice the bytes.
+type flatRecord struct {
+	Run        string
+	Generation uint64
+	Workers    []string // by rank: ID, Addr and the NAME of its registration
+}
+
+// record is a view.
 type record struct {
 	Run        string // random, from the job's first view: a later job of this name cannot meet its groups
 	Generation uint64
@@ -74,6 +82,15 @@ type record struct {
 
 	raw   []byte         // the encoded record, for compare-and-swap
 	ranks map[string]int // by key; of a record that was decoded
+}
+
+// encode returns the form of r in the store.
+func (r *record) encode(k *keys) []byte {
+	flat := flatRecord{Run: r.Run, Generation: r.Generation, Workers: make([]string, 0, 3*len(r.Slots))}
+	for _, s := range r.Slots {
+		flat.Workers = append(flat.Workers, s.ID, s.Addr, strings.TrimPrefix(s.Key, k.workers))
+	}
+	return encode(&flat)
 }
 
 // rank returns the rank of the worker with this key, or -1.
@@ -121,7 +138,7 @@ func (r *roster) add(e store.Entry, k *keys) error {
 		r.lost[k.workers+strings.TrimPrefix(e.Key, k.lost)] = true
 		return nil
 	case e.Key == k.view:
-		return r.setView(e)
+		return r.setView(e, k)
 	}
 	return foreign(e, errors.New("unknown key"))
 }
@@ -137,14 +154,20 @@ func (r *roster) addWorker(e store.Entry) error {
 }
 
 // setView sets the view.
-func (r *roster) setView(e store.Entry) error {
-	v := &record{raw: e.Value}
-	if err := decode(e, v); err != nil {
+func (r *roster) setView(e store.Entry, k *keys) error {
+	var flat flatRecord
+	if err := decode(e, &flat); err != nil {
 		return err
 	}
-	v.ranks = make(map[string]int, len(v.Slots))
-	for rank, s := range v.Slots {
-		v.ranks[s.Key] = rank
+	n := len(flat.Workers) / 3
+	if len(flat.Workers) != 3*n {
+		return foreign(e, errors.New("a worker is incomplete"))
+	}
+	v := &record{Run: flat.Run, Generation: flat.Generation, Slots: make([]slot, n), raw: e.Value, ranks: make(map[string]int, n)}
+	for rank := range n {
+		w := flat.Workers[3*rank:]
+		key := k.workers + w[2]
+		v.Slots[rank], v.ranks[key] = slot{Worker{w[0], w[1]}, key}, rank
 	}
 	r.view = v
 	return nil

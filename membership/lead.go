@@ -136,7 +136,7 @@ func (l *leader) known() *record {
 func (l *leader) create(ctx context.Context, v *record, old []byte) error {
 	ctx, cancel := lingering(ctx)
 	defer cancel()
-	return l.swap(ctx, v.Generation, old, encode(v))
+	return l.swap(ctx, v.Generation, old, v.encode(&l.keys))
 }
 
 // swap replaces old by view, which may be the same, and lets it expire after retention. If the view in

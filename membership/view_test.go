@@ -239,3 +239,27 @@ func TestFinish(t *testing.T) {
 		require.False(t, finished)
 	})
 }
+
+// TestViewIsSmall checks that a view, which each worker gets at each change, has few bytes for each
+// worker besides its ID and address.
+func TestViewIsSmall(t *testing.T) {
+	const workers = 16
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	var ms []*membership.Member
+	for i := range workers {
+		ms = append(ms, join(t, s, worker(fmt.Sprint("w", i), workers, workers)))
+	}
+	v, err := ms[0].Next(bounded(t))
+	require.NoError(t, err)
+	named := 0
+	for _, w := range v.Workers {
+		named += len(w.ID) + len(w.Addr)
+	}
+	b, err := s.Get(t.Context(), "membership/train/roster/view")
+	require.NoError(t, err)
+	require.Less(t, len(b)-named, 45*workers)
+	require.NoError(t, s.Set(t.Context(), "membership/train/roster/view", []byte(`{"Workers":["w0"]}`), nil))
+	_, err = membership.Join(t.Context(), s, worker("late", workers, workers))
+	require.ErrorContains(t, err, "was not written by this package: a worker is incomplete")
+}
