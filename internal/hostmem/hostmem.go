@@ -83,6 +83,7 @@ type Memory struct {
 	using  sync.Mutex   // held during Collect, which uses the mapping
 	life   sync.RWMutex // read-locked by calls that may be made meanwhile
 	closed bool         // set with both held
+	inbox  sleeper      // of the calls of Receive
 }
 
 // simulation replaces time in tests; nil elsewhere.

@@ -116,11 +116,32 @@ func Open(ref Ref, rank, ranks int, timeout time.Duration) (*Memory, error) {
 
 func (s shape) identity() uint64 { return uint64(s.ranks) | version<<32 }
 
+// checkAddresses returns an error where the mapping would leave little address space to the process,
+// which ends when the runtime gets none.
+func checkAddresses(size int) error {
+	lim := unix.Rlimit{Cur: unix.RLIM_INFINITY}
+	if _ = unix.Getrlimit(unix.RLIMIT_AS, &lim); lim.Cur == unix.RLIM_INFINITY {
+		return nil
+	}
+	var used uint64 // pages
+	if b, err := os.ReadFile("/proc/self/statm"); err == nil {
+		_, _ = fmt.Sscan(string(b), &used)
+	}
+	if used *= uint64(os.Getpagesize()); uint64(size) > (lim.Cur-min(used, lim.Cur))/8 { // #nosec G115 -- positive
+		return fmt.Errorf("%d bytes exceed an eighth of the address space that is left (ulimit -v)", size)
+	}
+	return nil
+}
+
 func mapped(fd, rank int, s shape, timeout time.Duration) (*Memory, error) {
+	if err := checkAddresses(s.size()); err != nil {
+		return nil, err
+	}
 	b, err := unix.Mmap(fd, 0, s.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, err
 	}
+	_ = unix.Madvise(b, unix.MADV_DONTDUMP) // a dump would take memory for all of it
 	m := &Memory{shape: s, rank: rank, limit: min(maxWait, timeout/4), mem: b, words: unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), len(b)/8), file: -1}
 	m.unmap = func() {
 		m.closeFile()

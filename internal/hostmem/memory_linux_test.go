@@ -2,14 +2,17 @@ package hostmem
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -177,4 +180,82 @@ func TestPartsChange(t *testing.T) {
 	close(stop)
 	<-stopped
 	other.Close()
+}
+
+// TestLimitOfAddresses checks that the memory does not take most of the addresses that a process may
+// have.
+func TestLimitOfAddresses(t *testing.T) {
+	const ranks = 512
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_AS, &old))
+	var pages uint64
+	b, err := os.ReadFile("/proc/self/statm")
+	require.NoError(t, err)
+	_, err = fmt.Sscan(string(b), &pages)
+	require.NoError(t, err)
+	low := old
+	low.Cur = pages*uint64(os.Getpagesize()) + 2*uint64(standard(ranks).size())
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &low))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &old)) }()
+	m, _, err := Create(0, ranks, time.Minute)
+	if err == nil {
+		m.Close()
+	}
+	require.ErrorContains(t, err, "ulimit -v")
+	m, _, err = Create(0, 2, time.Minute)
+	require.NoError(t, err)
+	m.Close()
+}
+
+// TestNotInDumps checks that a core dump of a process does not have the memory, most of which no rank
+// has used.
+func TestNotInDumps(t *testing.T) {
+	m, _, err := Create(0, 2, time.Minute)
+	require.NoError(t, err)
+	defer m.Close()
+	b, err := os.ReadFile("/proc/self/smaps")
+	require.NoError(t, err)
+	_, own, found := strings.Cut(string(b), fmt.Sprintf("%x-", uintptr(unsafe.Pointer(&m.mem[0]))))
+	require.True(t, found)
+	_, flags, _ := strings.Cut(own, "VmFlags:")
+	flags, _, _ = strings.Cut(flags, "\n")
+	require.Contains(t, strings.Fields(flags), "dd")
+}
+
+// TestReceiversShareAThread checks that calls that wait for messages do not keep a thread each.
+func TestReceiversShareAThread(t *testing.T) {
+	const ranks = 64
+	m, ref, err := Create(0, ranks, time.Hour)
+	require.NoError(t, err)
+	defer m.Close()
+	m.limit = time.Minute
+	var others []*Memory
+	for rank := 1; rank < ranks; rank++ {
+		other, err := Open(ref, rank, ranks, time.Minute)
+		require.NoError(t, err)
+		defer other.Close()
+		other.Stored(0, 1)
+		others = append(others, other)
+	}
+	for range 20 {
+		var all sync.WaitGroup
+		for src := 1; src < ranks; src++ {
+			all.Go(func() {
+				typ, _, ok := m.Receive(t.Context(), src, 1)
+				assert.True(t, ok)
+				assert.Equal(t, fmt.Sprint(src), typ)
+			})
+		}
+		asleep := func() bool { return m.load(m.rankWord(0, wordReceivers)) == ranks-1 }
+		require.Eventually(t, asleep, time.Minute, time.Millisecond)
+		threads, err := os.ReadDir("/proc/self/task")
+		require.NoError(t, err)
+		if len(threads) > ranks/2 {
+			t.Errorf("%d threads", len(threads))
+		}
+		for _, other := range others {
+			require.True(t, other.Send(0, 1, false, fmt.Sprint(other.rank), nil))
+		}
+		all.Wait()
+	}
 }

@@ -2,6 +2,7 @@ package hostmem
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -36,8 +37,41 @@ func (m *Memory) wait(ctx context.Context, sleepers, bell int, ready func() bool
 		if ready() || m.isOff() || ctx.Err() != nil || left <= 0 {
 			return
 		}
-		m.sleep(bell, value, min(left, nap))
+		if bell == wordBell { // of one goroutine at a time
+			m.sleep(bell, value, min(left, nap))
+		} else {
+			m.inbox.sleep(m, bell, value, min(left, nap))
+		}
 	}
+}
+
+// sleeper sleeps for all goroutines of a rank that wait for the same bell: each of them would keep a
+// thread of the process.
+type sleeper struct {
+	mu    sync.Mutex
+	value uint32        // of the bell, as the one that sleeps has found it
+	woken chan struct{} // closed when it wakes; nil: none sleeps
+}
+
+// sleep is Memory.sleep. It may return early, when the sleep of another goroutine ends.
+func (s *sleeper) sleep(m *Memory, bell int, value uint32, d time.Duration) {
+	s.mu.Lock()
+	if woken := s.woken; woken != nil {
+		rung := int32(s.value-value) > 0 // #nosec G115 -- values wrap: it has rung since the caller has looked
+		s.mu.Unlock()
+		if !rung {
+			<-woken
+		}
+		return
+	}
+	woken := make(chan struct{})
+	s.value, s.woken = value, woken
+	s.mu.Unlock()
+	m.sleep(bell, value, d)
+	s.mu.Lock()
+	s.woken = nil
+	s.mu.Unlock()
+	close(woken)
 }
 
 // poll returns when ready does, or after spinTime. It reports whether it was ready.
