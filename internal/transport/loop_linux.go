@@ -45,7 +45,7 @@ type Reader interface {
 	// receives nothing.
 	Buffer(buf []byte) []byte
 	// Received handles n received bytes. It is also called with 0 if nothing has arrived, after a
-	// pause. An error ends the connection.
+	// pause, or if the buffer is empty. An error ends the connection.
 	Received(n int) error
 	// Flush writes the replies of Received. The loop calls it after all readable sockets have been
 	// read: waking each peer at once would let it run, on a busy machine, before its neighbours are
@@ -61,7 +61,7 @@ type Sock struct {
 	reader Reader
 	outbox *Outbox // that writes to it; nil: none
 
-	receiving bool // owned by the loop's goroutine: receiveTogether receives from it
+	buf []byte // owned by the loop's goroutine: what it receives to; nil: it does not receive
 
 	mu     sync.Mutex // protects the fields below, and fd against being closed while it is used
 	fd     int
@@ -218,7 +218,8 @@ func (l *Loop) run() {
 	}
 }
 
-// handle handles an event, and returns the socket if it is to be read.
+// handle handles an event, and returns the socket if it is to be read. It ends a socket whose
+// connection has ended while it is paused: epoll would report that again and again.
 func (l *Loop) handle(e unix.EpollEvent) *Sock {
 	l.mu.Lock()
 	s := l.socks[e.Fd]
@@ -228,8 +229,11 @@ func (l *Loop) handle(e unix.EpollEvent) *Sock {
 	}
 	// A reader that was paused may have unprocessed requests: it continues when its socket is
 	// writable.
-	if e.Events&unix.EPOLLOUT != 0 && s.writable() || e.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+	if e.Events&unix.EPOLLOUT != 0 && s.writable() || e.Events&unix.EPOLLIN != 0 {
 		return s
+	}
+	if e.Events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		l.end(s, io.EOF)
 	}
 	return nil
 }
@@ -237,11 +241,11 @@ func (l *Loop) handle(e unix.EpollEvent) *Sock {
 // receive receives from all ready sockets, one after the other, and leaves those in ready that go on.
 func (l *Loop) receive() {
 	l.ready = slices.DeleteFunc(l.ready, func(s *Sock) bool {
-		b := s.reader.Buffer(l.buf[:readSize])
-		if b == nil {
+		s.buf = s.reader.Buffer(l.buf[:readSize])
+		if s.buf == nil {
 			return false
 		}
-		n, err := unix.Read(s.fd, b)
+		n, err := unix.Read(s.fd, s.buf)
 		return !l.received(s, n, err)
 	})
 }
@@ -249,14 +253,13 @@ func (l *Loop) receive() {
 // receiveTogether is receive with one system call.
 func (l *Loop) receiveTogether() {
 	for i, s := range l.ready {
-		b := s.reader.Buffer(l.buf[i*readSize : (i+1)*readSize])
-		if s.receiving = b != nil; s.receiving {
-			l.ring.transfer(ringRecv, s.fd, b)
+		if s.buf = s.reader.Buffer(l.buf[i*readSize:][:readSize:readSize]); s.buf != nil {
+			l.ring.transfer(ringRecv, s.fd, s.buf)
 		}
 	}
 	results := l.ring.submit()
 	l.ready = slices.DeleteFunc(l.ready, func(s *Sock) bool {
-		if !s.receiving {
+		if s.buf == nil {
 			return false
 		}
 		n, err := results[0].bytes()
@@ -268,12 +271,14 @@ func (l *Loop) receiveTogether() {
 // received passes the result of a receive to the reader of s, or ends s, and reports whether s goes
 // on.
 func (l *Loop) received(s *Sock, n int, err error) bool {
+	full := len(s.buf) == 0
+	s.buf = nil
 	switch {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		n, err = 0, nil
 	case err != nil:
 		err = os.NewSyscallError("read", err)
-	case n == 0:
+	case n == 0 && !full:
 		err = io.EOF
 	}
 	if err == nil {

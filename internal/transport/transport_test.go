@@ -299,12 +299,18 @@ func newLoop(t *testing.T) *transport.Loop {
 
 func adopt(t *testing.T, l *transport.Loop) (*echo, net.Conn) {
 	t.Helper()
+	return adoptAs(t, l, func(e *echo) transport.Reader { return e })
+}
+
+// adoptAs lets l read a socket with the Reader that as makes of an echo.
+func adoptAs(t *testing.T, l *transport.Loop, as func(*echo) transport.Reader) (*echo, net.Conn) {
+	t.Helper()
 	ours, theirs := sockets(t)
 	e := &echo{ended: make(chan error, 1)}
 	require.NoError(t, l.Adopt(ours.(*net.TCPConn), func(s *transport.Sock) (transport.Reader, error) {
 		e.sock, e.out = s, transport.NewOutbox(s, 64<<20)
 		e.out.Drained = func() { s.Pause(false) }
-		return e, nil
+		return as(e), nil
 	}))
 	t.Cleanup(func() { _ = theirs.Close() })
 	return e, theirs
@@ -358,6 +364,96 @@ func TestLoopOfManySockets(t *testing.T) {
 			})
 		}
 		working.Wait()
+	})
+}
+
+// late is an echo that waits for open when the loop asks it for a buffer.
+type late struct {
+	*echo
+	asked, open chan struct{}
+}
+
+func (r *late) Buffer(buf []byte) []byte {
+	r.asked <- struct{}{}
+	<-r.open
+	return r.echo.Buffer(buf)
+}
+
+// full is an echo that at first has no space for more bytes.
+type full struct {
+	*echo
+	received bool
+}
+
+func (r *full) Buffer(buf []byte) []byte {
+	if !r.received {
+		return buf[:0]
+	}
+	return r.echo.Buffer(buf)
+}
+
+func (r *full) Received(n int) error {
+	r.received = true
+	return r.echo.Received(n)
+}
+
+// TestLoopOfFullReaders checks that a reader without space for more bytes may continue with those
+// that it has: its connection does not end.
+func TestLoopOfFullReaders(t *testing.T) {
+	onLoops(t, func(t *testing.T) {
+		l := newLoop(t)
+		first := &late{asked: make(chan struct{}, 10), open: make(chan struct{})}
+		_, c := adoptAs(t, l, func(e *echo) transport.Reader { first.echo = e; return first })
+		_, err := c.Write([]byte("x"))
+		require.NoError(t, err)
+		<-first.asked // meanwhile two others become readable, which the loop then serves together
+		var peers []net.Conn
+		for range 2 {
+			_, c := adoptAs(t, l, func(e *echo) transport.Reader { return &full{echo: e} })
+			_, err := c.Write([]byte("x"))
+			require.NoError(t, err)
+			peers = append(peers, c)
+		}
+		close(first.open)
+		for _, c := range peers {
+			_, err := io.ReadFull(c, make([]byte, 1))
+			require.NoError(t, err)
+		}
+	})
+}
+
+// paused is a Reader that pauses when it is to receive.
+type paused struct {
+	*echo
+	asked chan struct{}
+}
+
+func (r *paused) Buffer([]byte) []byte {
+	r.sock.Pause(true)
+	select {
+	case r.asked <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// TestLoopEndsAPausedSocket checks that the loop ends a paused socket whose peer has reset the
+// connection, instead of asking its reader again and again.
+func TestLoopEndsAPausedSocket(t *testing.T) {
+	onLoops(t, func(t *testing.T) {
+		asked := make(chan struct{}, 1)
+		e, c := adoptAs(t, newLoop(t), func(e *echo) transport.Reader { return &paused{e, asked} })
+		_, err := c.Write([]byte("x"))
+		require.NoError(t, err)
+		<-asked
+		require.NoError(t, c.(*net.TCPConn).SetLinger(0))
+		require.NoError(t, c.Close())
+		select {
+		case err := <-e.ended:
+			require.ErrorIs(t, err, io.EOF)
+		case <-asked:
+			require.Fail(t, "the reader is asked again")
+		}
 	})
 }
 

@@ -100,7 +100,6 @@ type reader struct {
 	sock *transport.Sock
 	need int
 	away atomic.Bool   // the connection's goroutine owns the peer; the loop does not use it
-	idle bool          // Buffer has found away set
 	long chan struct{} // gets a token when the goroutine is to take over
 	over chan error    // gets the connection's error when it ends
 }
@@ -132,8 +131,8 @@ func (p *peer) serveBy(ctx context.Context, loop *transport.Loop, c *net.TCPConn
 
 // Buffer implements transport.Reader.
 func (r *reader) Buffer(buf []byte) []byte {
-	if r.idle = r.away.Load(); r.idle { // the connection has ended
-		return buf
+	if r.away.Load() {
+		return nil
 	}
 	r.in.borrow(buf)
 	return r.in.room(r.need)
@@ -141,9 +140,6 @@ func (r *reader) Buffer(buf []byte) []byte {
 
 // Received implements transport.Reader.
 func (r *reader) Received(n int) error {
-	if r.idle {
-		return nil
-	}
 	r.in.w += n
 	return r.goOn()
 }
