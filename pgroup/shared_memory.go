@@ -33,6 +33,7 @@ type sharedMemory struct {
 	off    atomic.Bool   // the group has ended, or this rank leaves the rest to the store
 	calls  atomic.Uint64 // before it is opened
 	passed atomic.Uint64 // messages of this rank that were passed in memory
+	begun  bool          // it is open, or being opened; protected by membership.lock
 
 	// The fields below belong to the operation in progress (Group.mu).
 	voted   bool // the store has decided an operation
@@ -108,28 +109,31 @@ func (g *Group) openMemory() {
 	over := g.Context() // follows the group: the end of a rank must turn the memory off
 	g.lock.Lock()
 	defer g.lock.Unlock()
-	if g.closeBegan || g.channel != "" && (g.closedNames.Has(g.channel) || g.memories() >= maxMemories) {
+	if g.closeBegan || g.mem.begun || g.channel != "" && (g.closedNames.Has(g.channel) || g.memories() >= maxMemories) {
 		return
 	}
+	g.mem.begun = true
 	g.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(over, memoryTimeout)
 		defer cancel()
 		m, err := g.newMemory(ctx, memoryKey+g.channel)
-		switch {
-		case m != nil && !g.mem.opened.CompareAndSwap(nil, m): // an earlier set-up was slow
-			m.Close()
-		case m != nil && g.isClosed(): // the channel, meanwhile
-			g.mem.close()
-		case err != nil:
+		if m == nil {
 			g.log.Debug("no shared memory: the store decides all operations", "err", err)
+			g.lock.Lock()
+			g.mem.begun = false
+			g.lock.Unlock()
+			return
+		}
+		if g.mem.opened.Store(m); g.isClosed() { // the channel, meanwhile
+			g.mem.close()
 		}
 	})
 }
 
-// memories counts the memories that this rank has open. s.lock must be held.
+// memories counts the memories that this rank has open, or opens. s.lock must be held.
 func (s *membership) memories() (n int) {
 	for _, g := range s.channels {
-		if g.mem.opened.Load() != nil {
+		if g.mem.begun {
 			n++
 		}
 	}

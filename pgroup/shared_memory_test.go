@@ -698,3 +698,22 @@ func TestManyProcessesShareMemory(t *testing.T) {
 		closeAll(gs)
 	})
 }
+
+// TestChannelsWithMemoryAreLimited checks that channels that are used at the same time do not all get a
+// memory.
+func TestChannelsWithMemoryAreLimited(t *testing.T) {
+	pgrouptest.Job{N: 2}.Run(t, func(t *testing.T, g *pgroup.Group) {
+		untilInMemory(t, g)
+		together(100, func(i int) {
+			for range 100 {
+				ok(t, g, "barrier", g.Channel(fmt.Sprint(i)).Barrier(t.Context()))
+			}
+		})
+		maps, err := os.ReadFile("/proc/self/maps")
+		require.NoError(t, err)
+		if n := strings.Count(string(maps), "muster-group"); n < 2 || n > 16 {
+			t.Errorf("%d memories", n)
+		}
+		require.NoError(t, g.Shutdown(t.Context()))
+	})
+}
