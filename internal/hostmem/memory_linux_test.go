@@ -1,6 +1,7 @@
 package hostmem
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -258,4 +259,30 @@ func TestReceiversShareAThread(t *testing.T) {
 		}
 		all.Wait()
 	}
+}
+
+// TestSizesOfMessages checks that messages up to the size of the slot are passed in memory, and larger
+// ones are left to the store.
+func TestSizesOfMessages(t *testing.T) {
+	m, ref, err := Create(0, 2, time.Hour)
+	require.NoError(t, err)
+	defer m.Close()
+	m.limit = time.Minute
+	other, err := Open(ref, 1, 2, time.Hour)
+	require.NoError(t, err)
+	defer other.Close()
+	other.Stored(0, 1)
+	payload := bytes.Repeat([]byte("x"), m.slot-pairHeader+1)
+	typ := strings.Repeat("t", maxType+1)
+	got := make(chan bool)
+	go func() {
+		text, b, ok := m.Receive(t.Context(), 1, 1)
+		got <- ok && text == typ[1:] && bytes.Equal(b, payload[1:])
+	}()
+	waits := func() bool { return m.load(m.pair(1, 0)+pairState) == waiting }
+	require.Eventually(t, waits, time.Minute, time.Millisecond)
+	require.False(t, other.Send(0, 1, true, typ, nil))
+	require.False(t, other.Send(0, 1, true, "", payload))
+	require.True(t, other.Send(0, 1, true, typ[1:], payload[1:]))
+	require.True(t, <-got)
 }

@@ -148,6 +148,12 @@ var mutants = []struct {
 		"messages.go", `return m.load(pair+pairState) == waiting && m.load`, `return m.load`,
 	},
 	{
+		"a message is passed in memory that a rank has turned off",
+		"messages.go", ` && !m.isOff()
+	}`, `
+	}`,
+	},
+	{
 		"a sender ends the wait without compare-and-swap",
 		"messages.go", `if !m.swap(pair+pairState, waiting, 0) {`, `if m.store(pair+pairState, 0); false {`,
 	},

@@ -55,6 +55,7 @@ func (r *simRank) runMessages(faults bool) {
 		peer := w.rng.IntN(len(w.ranks))
 		if faults && w.rng.IntN(3000) == 0 {
 			r.m.Leave()
+			w.off = true
 		}
 		switch {
 		case w.rng.IntN(2) == 0 && left[peer] > 0:
@@ -78,7 +79,11 @@ func (r *simRank) runMessages(faults bool) {
 func (r *simRank) send(dst, n int, stored *uint64, noMemory, faults bool) {
 	w, st := r.w, r.w.stream(r.rank, dst)
 	st.unknown[n] = true // until the call has returned
+	off := w.off
 	if !noMemory && r.m.Send(dst, *stored, w.rng.IntN(2) == 0, strconv.Itoa(n), body(n)) {
+		if off {
+			w.violated(noneAfterEnd, "message %d from %d to %d", n, r.rank, dst)
+		}
 		w.seen["memory"]++
 		st.sent = append(st.sent, n)
 		delete(st.unknown, n)

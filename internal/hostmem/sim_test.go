@@ -52,6 +52,7 @@ type world struct {
 	patience int // a wait in memory is over after about as many steps
 
 	messages map[pairOf]*simStream
+	off      bool // a rank has turned the memory off
 }
 
 // simID names a record: that of a channel of the store, which is a use of the name.
@@ -121,6 +122,7 @@ const (
 	mismatchSeen = "H7 calls that succeed for the same record agree"
 	votesAgain   = "H9 a rank whose vote was lost decides no record before the store has a later vote of it"
 	inOrder      = "M1 messages of a pair are received once, in order, and none is lost that the receiver lives to ask for"
+	noneAfterEnd = "M2 no message is passed in memory after a rank has turned it off"
 	sameUse      = "H8 a record that memory decides is of the same use of its channel on all ranks"
 )
 
