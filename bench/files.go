@@ -58,7 +58,7 @@ func runFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 		ctx, cancel := context.WithCancel(ctx)
 		torch := &team{cancel: cancel}
 		defer torch.stop()
-		if err := torch.addPython(ctx, o.python, o.dir, filesScript, o.dir); err != nil {
+		if err := torch.addPython(ctx, o.python, filesScript, o.dir); err != nil {
 			return err
 		}
 		o.pids = torch.pids()

@@ -41,6 +41,7 @@ var commands = []command{
 	{"kv", "get and set over 1 or 50 connections, beside redis-server and a bare Go server", runKV},
 	{"ttl", "memory and rates of a million entries with a time to live, beside redis-server", runTTL},
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
+	{"steps", "an object from a scheduler to the workers of its host each ms, beside vLLM's queue", runSteps},
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
 	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
 	{"collective", "all-reduce and other verbs of 4 ranks beside Open MPI, gloo, Zerfoo and bare Go", runCollective},

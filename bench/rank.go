@@ -37,12 +37,13 @@ type rank struct {
 
 // drill is a measurement: all ranks run call concurrently.
 type drill struct {
-	chain  bool           // calls follow each other without a barrier
-	verbs  int            // of a Comm, for each call: the fence may be one
-	before func() error   // if not nil, runs before each call, and is not measured
-	fence  func() error   // the barrier before a call
-	call   func() error   // what is measured
-	after  []func() error // runs at the end, in reverse order
+	chain  bool                          // calls follow each other without a barrier
+	stamp  func(began time.Time) float64 // if not nil, what is measured of a call, in place of how long it takes
+	verbs  int                           // of a Comm, for each call: the fence may be one
+	before func() error                  // if not nil, runs before each call, and is not measured
+	fence  func() error                  // the barrier before a call
+	call   func() error                  // what is measured
+	after  []func() error                // runs at the end, in reverse order
 }
 
 func (d *drill) close() (err error) {
@@ -71,7 +72,11 @@ func (d *drill) times(took []float64) error {
 		if err := d.call(); err != nil {
 			return err
 		}
-		took[i] = micros(time.Since(began))
+		if d.stamp != nil {
+			took[i] = d.stamp(began)
+		} else {
+			took[i] = micros(time.Since(began))
+		}
 	}
 	return nil
 }
@@ -246,6 +251,9 @@ func (r *rank) open(d *drill, way string, bytes int) error {
 	verb, d.chain = strings.CutSuffix(verb, chainedSuffix)
 	switch who {
 	case byStar, byGroup:
+		if verb == stepVerb {
+			return r.openStep(d, bytes)
+		}
 		return r.openGroupVerb(d, verb, who, bytes)
 	case byMemory, inOne:
 		return r.openSlices(d, verb, near, bytes)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,7 +42,7 @@ func spawnTorch(ctx context.Context, python string, size int, rep *report) (*tea
 	ctx, cancel := context.WithCancel(ctx)
 	t := &team{cancel: func() { cancel(); _ = os.RemoveAll(dir) }}
 	for rank := range size {
-		if err := t.addPython(ctx, python, dir, torchScript, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
+		if err := t.addPython(ctx, python, torchScript, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
 			t.cancel()
 			return nil, err
 		}
@@ -51,13 +50,11 @@ func spawnTorch(ctx context.Context, python string, size int, rep *report) (*tea
 	return t, nil
 }
 
-// addPython starts a script, which it writes to dir.
-func (t *team) addPython(ctx context.Context, python, dir, script string, args ...string) error {
-	name := filepath.Join(dir, "bench.py")
-	err := os.WriteFile(name, []byte(script), 0o600)
-	p, err2 := start("torch", exec.CommandContext(ctx, python, append([]string{name}, args...)...))
-	if err2 == nil {
+// addPython starts a script.
+func (t *team) addPython(ctx context.Context, python, script string, args ...string) error {
+	p, err := start(python, exec.CommandContext(ctx, python, append([]string{"-c", script}, args...)...))
+	if err == nil {
 		t.ranks = append(t.ranks, p)
 	}
-	return errors.Join(err, err2)
+	return err
 }
