@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/muster-pg/muster/internal/spin"
 	"github.com/muster-pg/muster/shm"
 )
 
@@ -40,6 +41,7 @@ type sharedBuffers struct {
 	me     int
 	conns  []*shm.Conn
 	mapped []*shm.Block
+	spin   spin.Poller
 }
 
 func word32(b []byte, at int) *uint32 { return (*uint32)(unsafe.Pointer(&b[at])) }
@@ -77,20 +79,14 @@ const (
 	futexWait = 0
 	futexWake = 1
 
-	// spinTime is how long a rank polls before it sleeps: the event may take less time than a
-	// wake-up. Between polls it yields the processor to other processes.
-	spinTime = 50 * time.Microsecond
 	// nap bounds a sleep. After it the rank checks whether the Comm has ended.
 	nap = 20 * time.Millisecond
 )
 
 func (m *sharedBuffers) wait(over context.Context, index int, n uint64) bool {
 	posted := word64(m.all[index], atPosted)
-	for start := time.Now(); time.Since(start) < spinTime; {
-		if atomic.LoadUint64(posted) >= n {
-			return true
-		}
-		_, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	if m.spin.Poll(func() bool { return atomic.LoadUint64(posted) >= n }) {
+		return true
 	}
 	asleep := word32(m.mine, atAsleep)
 	atomic.StoreUint32(asleep, uint32(index)+1)

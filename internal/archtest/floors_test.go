@@ -35,7 +35,8 @@ var floors = [][]room{
 		{name: "internal/journal", may: []string{}},                // a log on the disk
 		{name: "internal/journal/disk", may: []string{"internal/journal"}},
 		{name: "internal/durable", may: []string{"wire", "internal/core", "internal/journal", "internal/journal/disk"}}, // a machine in a directory
-		{name: "internal/hostmem", may: []string{"wire", "internal/core", "internal/mutationtest"}},                     // records decided in shared memory
+		{name: "internal/spin"},
+		{name: "internal/hostmem", may: []string{"wire", "internal/core", "internal/mutationtest", "internal/spin"}}, // records decided in shared memory
 		{name: "internal/durable/logtest", may: []string{"wire", "internal/core", "internal/durable"}},
 		{name: "internal/launch"},                        // starts processes
 		{name: "internal/mutationtest", may: []string{}}, // rules that are broken, for tests
@@ -57,13 +58,13 @@ var floors = [][]room{
 		{name: "interop/vllm", may: []string{"pgroup", "store", "wire", "interop/pickle", "interop/tcpstore", "tensor", "internal/reduce"}},
 		{name: "membership", may: []string{"pgroup", "store"}},
 		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure
-		{name: "internal/link", may: []string{"pgroup", "shm"}},
+		{name: "internal/link", may: []string{"internal/spin", "pgroup", "shm"}},
 		{name: "internal/testcluster", may: []string{
 			"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/transport",
 		}},
 	},
 	{
-		{name: "collective", may: []string{"internal/alias", "internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace", "wire"}},
+		{name: "collective", may: []string{"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"}},
 		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
 	},
 	{

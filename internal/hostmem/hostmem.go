@@ -46,6 +46,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/spin"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -69,6 +70,7 @@ type Memory struct {
 
 	rank  int
 	limit time.Duration // of a wait
+	spin  spin.Poller
 
 	// Of Collect and Join, with using held.
 	start  uint64 // the first record for which this rank looks into the memory; 0: it has not joined

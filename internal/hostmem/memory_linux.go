@@ -158,8 +158,6 @@ func (m *Memory) closeFile() {
 	}
 }
 
-func yield() { _, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
-
 const (
 	futexWait = 0
 	futexWake = 1

@@ -2,10 +2,7 @@
 
 package hostmem
 
-import (
-	"runtime"
-	"time"
-)
+import "time"
 
 // Ref names a memory to the other processes of its host.
 type Ref struct {
@@ -23,4 +20,3 @@ func (m *Memory) closeFile()                       {}
 func (m *Memory) bell(int) uint32                  { return 0 }
 func (m *Memory) sleep(int, uint32, time.Duration) {}
 func (m *Memory) wake(int)                         {}
-func yield()                                       { runtime.Gosched() }

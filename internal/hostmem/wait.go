@@ -6,13 +6,8 @@ import (
 	"time"
 )
 
-const (
-	// spinTime is how long a rank polls before it sleeps: the event may take less time than a
-	// wake-up. Between polls it yields the processor to other processes.
-	spinTime = 50 * time.Microsecond
-	// nap bounds a sleep. After it the rank checks whether its context has ended.
-	nap = 5 * time.Millisecond
-)
+// nap bounds a sleep. After it the rank checks whether its context has ended.
+const nap = 5 * time.Millisecond
 
 // wait returns when ready does, when the memory is off, when ctx has ended, or when it has taken too
 // long: after maxWait, or a quarter of the time until ctx's deadline, so that the store can still
@@ -74,7 +69,7 @@ func (s *sleeper) sleep(m *Memory, bell int, value uint32, d time.Duration) {
 	close(woken)
 }
 
-// poll returns when ready does, or after spinTime. It reports whether it was ready.
+// poll returns when ready does, or when the rank should sleep. It reports whether it was ready.
 func (m *Memory) poll(ready func() bool) bool {
 	if m.sim != nil {
 		for !ready() {
@@ -84,12 +79,7 @@ func (m *Memory) poll(ready func() bool) bool {
 		}
 		return true
 	}
-	for start := time.Now(); time.Since(start) < spinTime; yield() {
-		if ready() {
-			return true
-		}
-	}
-	return false
+	return m.spin.Poll(ready)
 }
 
 // ring wakes the ranks that wait, if there are any: system calls are what costs time here. A rank

@@ -2,18 +2,9 @@ package link
 
 import (
 	"net"
-	"time"
+
+	"github.com/muster-pg/muster/internal/spin"
 )
 
-const (
-	PollTime  = pollTime
-	LongYield = longYield
-	PollPause = pollPause
-)
-
-// Polls decides when readers poll.
-type Polls struct{ poller }
-
-func (p *Polls) Yield(start *time.Time) bool       { return p.yield(start) }
-func (p *Polls) Yielded(took time.Duration)        { p.note(time.Now(), took) }
-func (p *Polls) Conn(c net.Conn) (net.Conn, error) { return newPollingConn(c, &p.poller) }
+// PollingConn takes a connection out of the runtime's poller.
+func PollingConn(c net.Conn) (net.Conn, error) { return newPollingConn(c, new(spin.Poller)) }

@@ -24,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/spin"
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -75,7 +76,7 @@ type Mesh struct {
 	token  []byte     // of this rank
 	ident  *identity
 	listen []net.Listener
-	poll   poller
+	poll   spin.Poller
 
 	wg     sync.WaitGroup
 	ctx    context.Context // cancelled by Close

@@ -11,68 +11,29 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-pg/muster/internal/spin"
 )
 
-const (
-	// pollTime is how long a reader polls before it sleeps: data may arrive in less time than a
-	// wake-up takes. Between polls it yields the processor to other processes, such as the one that
-	// sends the data.
-	pollTime = 50 * time.Microsecond
-	// A yield of longYield shows that another process computes on this processor. A reader that
-	// sleeps gets the processor back earlier, so no reader of the mesh polls for pollPause times the
-	// length of that yield: polling then costs at most 2 % of the time.
-	longYield = time.Millisecond
-	pollPause = 50
-	// nap bounds a sleep. After it a changed deadline has effect.
-	nap = 20 * time.Millisecond
-)
-
-// poller decides when the readers of a mesh poll.
-type poller struct {
-	resume atomic.Int64 // when they poll again, in ns since 1970
-}
-
-// yield lets other processes run, and returns true. It returns false at once if the reader, which
-// began to poll at start, sleeps instead; start is set by the first call.
-func (p *poller) yield(start *time.Time) bool {
-	now := time.Now()
-	switch {
-	case start.IsZero():
-		if now.UnixNano() < p.resume.Load() {
-			return false
-		}
-		*start = now
-	case now.Sub(*start) > pollTime:
-		return false
-	}
-	_, _, _ = syscall.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-	p.note(now, time.Since(now))
-	return true
-}
-
-// note takes the time that a yield took from now on.
-func (p *poller) note(now time.Time, took time.Duration) {
-	if took > longYield {
-		p.resume.Store(now.Add(pollPause * took).UnixNano())
-	}
-}
+// nap bounds a sleep. After it a changed deadline has effect.
+const nap = 20 * time.Millisecond
 
 // pollingConn is a TCP connection outside the runtime's poller: its users wait in system calls of
 // their own. In the poller each message would wake a thread that waits in epoll, and that thread
 // another one for the goroutine: twice, on four ranks of two cores, the time of the message itself,
 // and also if a goroutine polls the socket meanwhile.
 type pollingConn struct {
-	poll            *poller
+	poll            *spin.Poller
 	local, remote   net.Addr
 	fd              int          // non-blocking
 	use             sync.RWMutex // read-locked while fd is used, and locked when it is closed
 	closed          atomic.Bool
-	readBy, writeBy atomic.Int64 // deadlines, in ns since 1970; 0: none
+	readBy, writeBy atomic.Int64 // deadlines, in ns since epoch; 0: none
 }
 
 // newPollingConn takes the socket out of a TCP connection, which it closes. It returns other
 // connections as they are.
-func newPollingConn(conn net.Conn, p *poller) (net.Conn, error) {
+func newPollingConn(conn net.Conn, p *spin.Poller) (net.Conn, error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return conn, nil
@@ -111,11 +72,14 @@ func (c *pollingConn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
+// epoch is the beginning of deadlines: they follow the monotonic clock.
+var epoch = time.Now()
+
 func nanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
 	}
-	return t.UnixNano()
+	return int64(t.Sub(epoch))
 }
 
 func (c *pollingConn) Read(b []byte) (n int, err error) {
@@ -163,11 +127,17 @@ func (c *pollingConn) WriteNow(bufs [][]byte) (n int, err error) {
 func (c *pollingConn) retry(op string, events int16, by *atomic.Int64, f func() error) error {
 	c.use.RLock()
 	defer c.use.RUnlock()
-	var start time.Time
-	for {
-		err := c.ended(by)
-		if err == nil {
-			err = f()
+	try := func() error {
+		if err := c.ended(by); err != nil {
+			return err
+		}
+		return f()
+	}
+	for polled := events != unix.POLLIN; ; {
+		err := try()
+		if !polled && errors.Is(err, unix.EAGAIN) {
+			polled = true
+			c.poll.Poll(func() bool { err = try(); return !errors.Is(err, unix.EAGAIN) })
 		}
 		switch {
 		case err == nil:
@@ -179,9 +149,7 @@ func (c *pollingConn) retry(op string, events int16, by *atomic.Int64, f func() 
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EAGAIN):
-			if events != unix.POLLIN || !c.poll.yield(&start) {
-				c.sleep(events)
-			}
+			c.sleep(events)
 			continue
 		}
 		if errno, ok := errors.AsType[syscall.Errno](err); ok {
@@ -193,7 +161,7 @@ func (c *pollingConn) retry(op string, events int16, by *atomic.Int64, f func() 
 
 // ended returns why no system call may begin.
 func (c *pollingConn) ended(by *atomic.Int64) error {
-	if t := by.Load(); t != 0 && time.Now().UnixNano() >= t {
+	if t := by.Load(); t != 0 && time.Since(epoch) >= time.Duration(t) {
 		return os.ErrDeadlineExceeded
 	}
 	if c.closed.Load() {

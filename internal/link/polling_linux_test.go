@@ -10,7 +10,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -29,9 +28,8 @@ func pollingPair(t *testing.T) (a, b link.NowWriter) {
 	require.NoError(t, err)
 	accepted, err := l.Accept()
 	require.NoError(t, err)
-	polls := new(link.Polls)
 	for i, c := range []net.Conn{dialed, accepted} {
-		p, err := polls.Conn(c)
+		p, err := link.PollingConn(c)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close() })
 		_, err = c.Write([]byte{0})
@@ -144,26 +142,4 @@ func TestPolling(t *testing.T) {
 		_, polls := mine.Conn.(link.NowWriter)
 		assert.Equal(t, want, polls, "GOMAXPROCS=%d", procs)
 	}
-}
-
-// TestPollTime has readers poll for PollTime, and not for a while after a yield that took long.
-func TestPollTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		polls := new(link.Polls)
-		polled := func() (times int) {
-			for start := (time.Time{}); polls.Yield(&start); times++ {
-				time.Sleep(link.PollTime / 2)
-			}
-			return times
-		}
-		assert.Equal(t, 3, polled())
-		polls.Yielded(link.LongYield)
-		assert.Equal(t, 3, polled(), "not long")
-		polls.Yielded(2 * link.LongYield)
-		assert.Zero(t, polled())
-		time.Sleep(2*link.PollPause*link.LongYield - 1)
-		assert.Zero(t, polled(), "the pause")
-		time.Sleep(time.Nanosecond)
-		assert.Equal(t, 3, polled())
-	})
 }

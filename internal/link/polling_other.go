@@ -2,9 +2,11 @@
 
 package link
 
-import "net"
+import (
+	"net"
 
-type poller struct{}
+	"github.com/muster-pg/muster/internal/spin"
+)
 
 // newPollingConn leaves connections in the runtime's poller.
-func newPollingConn(conn net.Conn, _ *poller) (net.Conn, error) { return conn, nil }
+func newPollingConn(conn net.Conn, _ *spin.Poller) (net.Conn, error) { return conn, nil }
