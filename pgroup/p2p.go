@@ -55,9 +55,9 @@ func (p *peers[T]) get(rank int) *T {
 }
 
 // Send sends v to dst, which may be this rank. It returns when the store has the message, or dst,
-// if that waits for it in memory that the ranks share: dst need not have called Recv. Messages from one rank to another on one channel are delivered once, in the
-// order of sending. While 64 messages or 16 MiB wait for dst, Send waits. A message that is not
-// received within Config.Expiry expires.
+// if that waits for it in memory that the ranks share: dst need not have called Recv. Messages from
+// one rank to another on one channel are delivered once, in the order of sending. While 64 messages
+// or 16 MiB wait for dst, Send waits. A message that is not received within Config.Expiry expires.
 func Send[T any](ctx context.Context, g *Group, dst int, v T) (err error) {
 	size := 0
 	if g.cfg.sink != nil {

@@ -117,8 +117,10 @@ func (g *Group) openMemory() {
 		ctx, cancel := context.WithTimeout(over, memoryTimeout)
 		defer cancel()
 		m, err := g.newMemory(ctx, memoryKey+g.channel)
-		if m == nil {
+		if err != nil {
 			g.log.Debug("no shared memory: the store decides all operations", "err", err)
+		}
+		if m == nil {
 			g.lock.Lock()
 			g.mem.begun = false
 			g.lock.Unlock()
