@@ -190,3 +190,7 @@ func TestTrafficOfClosedConnections(t *testing.T) {
 		}
 	}
 }
+
+func TestSteps(t *testing.T) {
+	smoke(t, []string{"1 KiB", "muster", "NO VLLM"}, "steps", "-n", "2", "-size", "1024", "-rounds", "1", "-python", "false")
+}

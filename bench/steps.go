@@ -5,9 +5,7 @@ import (
 	_ "embed"
 	"flag"
 	"io"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,7 +74,7 @@ func (o *stepsOptions) measure(ctx context.Context, n int, sizes []int, rep *rep
 	t.pids = ranks.pids()
 	var vllm *team
 	if o.python != "" {
-		if vllm, err = spawnVLLM(ctx, o.python, n+1); err != nil {
+		if vllm, err = spawnPython(ctx, o.python, stepsScript, n+1); err != nil {
 			return err
 		}
 		defer vllm.stop()
@@ -141,21 +139,4 @@ func hasVLLM(ctx context.Context, python string, rep *report) bool {
 	}
 	rep.note("vLLM %s", strings.TrimSpace(string(out)))
 	return true
-}
-
-// spawnVLLM starts a scheduler and workers of vLLM's queue.
-func spawnVLLM(ctx context.Context, python string, size int) (*team, error) {
-	dir, err := os.MkdirTemp("", "muster-bench-")
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	t := &team{cancel: func() { cancel(); _ = os.RemoveAll(dir) }}
-	for rank := range size {
-		if err := t.addPython(ctx, python, stepsScript, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "handle")); err != nil {
-			t.cancel()
-			return nil, err
-		}
-	}
-	return t, nil
 }

@@ -35,6 +35,12 @@ func spawnTorch(ctx context.Context, python string, size int, rep *report) (*tea
 	if !hasTorch(ctx, python, rep) {
 		return nil, nil
 	}
+	return spawnPython(ctx, python, torchScript, size)
+}
+
+// spawnPython starts the ranks of a script: each gets its number, the number of ranks, and the name of
+// a file by which they meet.
+func spawnPython(ctx context.Context, python, script string, size int) (*team, error) {
 	dir, err := os.MkdirTemp("", "muster-bench-")
 	if err != nil {
 		return nil, err
@@ -42,7 +48,7 @@ func spawnTorch(ctx context.Context, python string, size int, rep *report) (*tea
 	ctx, cancel := context.WithCancel(ctx)
 	t := &team{cancel: func() { cancel(); _ = os.RemoveAll(dir) }}
 	for rank := range size {
-		if err := t.addPython(ctx, python, torchScript, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
+		if err := t.addPython(ctx, python, script, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
 			t.cancel()
 			return nil, err
 		}
