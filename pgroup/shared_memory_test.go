@@ -461,6 +461,44 @@ func TestMessagesInSharedMemory(t *testing.T) {
 	})
 }
 
+// TestSenderIsKilledInSharedMemory checks that what a rank sent before it was killed is received before
+// the news of that, and that no message is sent after it.
+func TestSenderIsKilledInSharedMemory(t *testing.T) {
+	for i := range testcluster.Form(2, 40) {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			pgrouptest.Job{N: 3, MayFail: []int{2}}.Run(t, func(t *testing.T, g *pgroup.Group) {
+				untilInMemory(t, g) // so that all have opened it
+				if g.Rank() == 2 {
+					time.AfterFunc(time.Duration(50+10*(i%10))*time.Millisecond, func() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) })
+					for n := 1; ; n++ { // the Send to 0 has succeeded before that to 1 begins
+						require.NoError(t, pgroup.Send(t.Context(), g, 0, n))
+						require.NoError(t, pgroup.Send(t.Context(), g, 1, n))
+					}
+				}
+				last := 0
+				for {
+					n, err := pgroup.Recv[int](t.Context(), g, 2)
+					if err != nil {
+						rankError(t, g, err, pgroup.ErrLost, "lost rank 2")
+						break
+					}
+					require.Equal(t, last+1, n)
+					last = n
+				}
+				rankError(t, g, pgroup.Send(t.Context(), g, 1-g.Rank(), 1), pgroup.ErrLost)
+				next, err := g.Shrink(t.Context())
+				require.NoError(t, err)
+				all, err := pgroup.AllGather(t.Context(), next, last)
+				require.NoError(t, err)
+				if all[0] < all[1] || all[0] > all[1]+1 || all[0] == 0 {
+					t.Errorf("rank 0 has received %d messages, and rank 1 %d", all[0], all[1])
+				}
+				require.NoError(t, next.Shutdown(t.Context()))
+			})
+		})
+	}
+}
+
 // TestSendAfterAbortInSharedMemory checks that no message is passed after an Abort, also to a rank that
 // waits for it in memory.
 func TestSendAfterAbortInSharedMemory(t *testing.T) {
