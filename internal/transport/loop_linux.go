@@ -264,6 +264,9 @@ func (l *Loop) receiveTogether() {
 		}
 		n, err := results[0].bytes()
 		results = results[1:]
+		if errors.Is(err, unix.EAGAIN) { // perhaps because the kernel has not accepted the request
+			n, err = unix.Read(s.fd, s.buf)
+		}
 		return !l.received(s, n, err)
 	})
 }

@@ -1,11 +1,15 @@
 package transport_test
 
 import (
+	"io"
+	"os"
+	"os/exec"
 	"runtime"
 	"testing"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/muster-pg/muster/internal/transport"
@@ -18,7 +22,7 @@ func TestLoopWithoutIOUring(t *testing.T) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocks it, so the thread and its filter end with the goroutine
-		refuseIOUring(t)
+		refuse(t, unix.SYS_IO_URING_SETUP, 0)
 		l, err := transport.NewLoop()
 		if assert.NoError(t, err) {
 			assert.Equal(t, "epoll", l.Kind())
@@ -28,15 +32,51 @@ func TestLoopWithoutIOUring(t *testing.T) {
 	<-done
 }
 
-// refuseIOUring lets io_uring_setup fail in this thread, as the seccomp profile of Docker does.
-func refuseIOUring(t *testing.T) {
+// TestLoopWhoseRingIsRefused checks that a loop goes on if the kernel accepts no more requests of its
+// ring: the process has forbidden io_uring since, or has no memory left. It runs in a process of its
+// own, all of whose threads have the filter.
+func TestLoopWhoseRingIsRefused(t *testing.T) {
+	const inChild = "MUSTER_TEST_REFUSED_RING"
+	if os.Getenv(inChild) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), inChild+"=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		return
+	}
+	l := newLoop(t)
+	refuse(t, unix.SYS_IO_URING_ENTER, unix.SECCOMP_FILTER_FLAG_TSYNC)
+	first := &late{asked: make(chan struct{}, 1), open: make(chan struct{})}
+	_, a := adoptAs(t, l, func(e *echo) transport.Reader { first.echo = e; return first })
+	_, b := adopt(t, l)
+	_, c := adopt(t, l)
+	for i, conn := range []io.Writer{a, b, c} {
+		_, err := conn.Write([]byte("x"))
+		require.NoError(t, err)
+		if i == 0 {
+			<-first.asked // the others become readable together
+		}
+	}
+	close(first.open)
+	for _, conn := range []io.Reader{a, b, c} {
+		_, err := io.ReadFull(conn, make([]byte, 1))
+		require.NoError(t, err)
+	}
+}
+
+// refuse lets a system call fail, as the seccomp profile of Docker does: in this thread, unless
+// flags say otherwise.
+func refuse(t *testing.T, call, flags uint32) {
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_IO_URING_SETUP, Jf: 1},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	assert.NoError(t, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-	assert.NoError(t, unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0))
+	_, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&program)))
+	assert.Zero(t, e)
 }

@@ -367,6 +367,14 @@ func TestLoopOfManySockets(t *testing.T) {
 	})
 }
 
+// signal puts a token into c, unless one is there.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
 // late is an echo that waits for open when the loop asks it for a buffer.
 type late struct {
 	*echo
@@ -374,7 +382,7 @@ type late struct {
 }
 
 func (r *late) Buffer(buf []byte) []byte {
-	r.asked <- struct{}{}
+	signal(r.asked)
 	<-r.open
 	return r.echo.Buffer(buf)
 }
@@ -402,7 +410,7 @@ func (r *full) Received(n int) error {
 func TestLoopOfFullReaders(t *testing.T) {
 	onLoops(t, func(t *testing.T) {
 		l := newLoop(t)
-		first := &late{asked: make(chan struct{}, 10), open: make(chan struct{})}
+		first := &late{asked: make(chan struct{}, 1), open: make(chan struct{})}
 		_, c := adoptAs(t, l, func(e *echo) transport.Reader { first.echo = e; return first })
 		_, err := c.Write([]byte("x"))
 		require.NoError(t, err)
@@ -430,10 +438,7 @@ type paused struct {
 
 func (r *paused) Buffer([]byte) []byte {
 	r.sock.Pause(true)
-	select {
-	case r.asked <- struct{}{}:
-	default:
-	}
+	signal(r.asked)
 	return nil
 }
 
