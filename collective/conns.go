@@ -275,13 +275,29 @@ func (o *outbound) write() {
 
 func (o *outbound) writeAll(batch []message) error {
 	for i := range batch {
-		o.bufs = batch[i].rest(o.bufs[:0])
-		o.left = o.bufs
-		if _, err := o.left.WriteTo(o.conn); err != nil {
-			return err
+		for m := &batch[i]; m.sent < headLen+m.data.n; {
+			o.bufs = m.rest(o.bufs[:0])
+			n, err := o.writeSome()
+			if m.sent += n; err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// writeSome waits until the socket takes some of bufs, and returns how many bytes it took.
+func (o *outbound) writeSome() (n int, err error) {
+	if o.now == nil {
+		o.left = o.bufs
+		n, err := o.left.WriteTo(o.conn)
+		return int(n), err
+	}
+	if n, err = o.conn.Write(o.bufs[0]); err != nil || len(o.bufs) == 1 {
+		return n, err
+	}
+	more, err := o.now.WriteNow(o.bufs[1:])
+	return n + more, err
 }
 
 // stop ends the goroutine, and all calls that wait.

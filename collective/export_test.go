@@ -2,7 +2,10 @@ package collective
 
 import (
 	"context"
+	"net"
+	"sync"
 
+	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -17,3 +20,13 @@ func ReportPeer(ctx context.Context, g *pgroup.Group, process string) error {
 
 // ForMemory is the purpose of the connections that pass shared memory.
 const ForMemory = forMemory
+
+// SendSlices sends a message of slices, and returns when it has been written.
+func SendSlices(conn link.NowWriter, slices [][]byte) error {
+	o := &outbound{conn: conn, now: conn}
+	o.change = sync.NewCond(&o.mu)
+	go o.write()
+	defer o.stop(net.ErrClosed)
+	o.send(new(head), vectorOf(slices))
+	return o.flush()
+}

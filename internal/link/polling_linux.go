@@ -18,6 +18,9 @@ import (
 // nap bounds a sleep. After it a changed deadline has effect.
 const nap = 20 * time.Millisecond
 
+// maxSlices is how many slices the kernel takes at once. Writev allocates memory for more than 8.
+const maxSlices = 1024
+
 // pollingConn is a TCP connection outside the runtime's poller: its users wait in system calls of
 // their own. In the poller each message would wake a thread that waits in epoll, and that thread
 // another one for the goroutine: twice, on four ranks of two cores, the time of the message itself,
@@ -106,7 +109,7 @@ func (c *pollingConn) Write(b []byte) (n int, err error) {
 // WriteNow writes bufs, one after the other, as far as the socket takes them without waiting.
 func (c *pollingConn) WriteNow(bufs [][]byte) (n int, err error) {
 	for full := false; len(bufs) > 0 && !full && err == nil; {
-		few := bufs[:min(len(bufs), 8)] // Writev allocates memory for more
+		few := bufs[:min(len(bufs), maxSlices)]
 		bufs = bufs[len(few):]
 		err = c.retry("write", unix.POLLOUT, &c.writeBy, func() error {
 			k, err := unix.Writev(c.fd, few)

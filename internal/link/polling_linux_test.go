@@ -79,6 +79,22 @@ func TestWriteNow(t *testing.T) {
 	rest.Wait()
 }
 
+// TestWriteNowOfSmallSlices checks that many small slices are few segments.
+func TestWriteNowOfSmallSlices(t *testing.T) {
+	t.Parallel()
+	a, _ := pollingPair(t)
+	bufs := make([][]byte, 1000)
+	for i := range bufs {
+		bufs[i] = []byte{byte(i)}
+	}
+	n, err := a.WriteNow(bufs)
+	require.NoError(t, err)
+	require.Equal(t, len(bufs), n)
+	segments, err := link.Segments(a)
+	require.NoError(t, err)
+	require.Less(t, segments, uint32(10))
+}
+
 // TestPollingEnds ends a call of a connection that waits: by Close, by a deadline that is set before
 // or during it, and by the peer.
 func TestPollingEnds(t *testing.T) {
