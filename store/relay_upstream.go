@@ -415,6 +415,13 @@ func (u *upstream) keep(outer, h wire.Header, body []byte) (*transport.Body, err
 	maps.DeleteFunc(u.kept, func(n uint32, _ *transport.Body) bool { return n < keep.First })
 	if !keep.Again {
 		u.kept[keep.Number] = shared
+		room := 2 * keptBytes // the store counts payloads, which bodies are a little larger than
+		for _, b := range u.kept {
+			room -= len(b.Bytes)
+		}
+		if room < 0 {
+			return nil, fmt.Errorf("%w: more to keep than a relay has room for", ErrProtocol)
+		}
 		return shared, nil
 	}
 	if shared = u.kept[keep.Number]; shared == nil || len(shared.Bytes) != int(h.Len) {
