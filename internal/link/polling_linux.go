@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -18,8 +19,8 @@ import (
 // nap bounds a sleep. After it a changed deadline has effect.
 const nap = 20 * time.Millisecond
 
-// maxSlices is how many slices the kernel takes at once. Writev allocates memory for more than 8.
-const maxSlices = 1024
+// maxSlices is how many slices writev takes at once.
+const maxSlices = 128
 
 // pollingConn is a TCP connection outside the runtime's poller: its users wait in system calls of
 // their own. In the poller each message would wake a thread that waits in epoll, and that thread
@@ -112,7 +113,7 @@ func (c *pollingConn) WriteNow(bufs [][]byte) (n int, err error) {
 		few := bufs[:min(len(bufs), maxSlices)]
 		bufs = bufs[len(few):]
 		err = c.retry("write", unix.POLLOUT, &c.writeBy, func() error {
-			k, err := unix.Writev(c.fd, few)
+			k, err := writev(c.fd, few)
 			n += max(k, 0)
 			for _, b := range few {
 				k -= len(b)
@@ -124,6 +125,20 @@ func (c *pollingConn) WriteNow(bufs [][]byte) (n int, err error) {
 		})
 	}
 	return n, err
+}
+
+// writev is unix.Writev without an allocation for more than 8 slices.
+func writev(fd int, bufs [][]byte) (int, error) {
+	var vecs [maxSlices]unix.Iovec
+	for i, b := range bufs {
+		vecs[i].Base = unsafe.SliceData(b)
+		vecs[i].SetLen(len(b))
+	}
+	n, _, errno := syscall.Syscall(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(&vecs)), uintptr(len(bufs)))
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(n), nil
 }
 
 // retry calls f, a system call, until it succeeds. While it would block, retry waits for events.
