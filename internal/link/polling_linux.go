@@ -118,7 +118,7 @@ func (c *pollingConn) WriteNow(bufs [][]byte) (n int, err error) {
 			for _, b := range few {
 				k -= len(b)
 			}
-			if full = k < 0; err == unix.EAGAIN {
+			if full = k < 0; errors.Is(err, unix.EAGAIN) {
 				return nil
 			}
 			return err
