@@ -167,7 +167,7 @@ func (c *pollingConn) retry(op string, events int16, by *atomic.Int64, f func() 
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EAGAIN):
-			c.sleep(events)
+			c.sleep(events, by)
 			continue
 		}
 		if errno, ok := errors.AsType[syscall.Errno](err); ok {
@@ -188,10 +188,15 @@ func (c *pollingConn) ended(by *atomic.Int64) error {
 	return nil
 }
 
-// sleep returns when one of events has occurred, or the socket has been shut down, or after a nap.
-func (c *pollingConn) sleep(events int16) {
+// sleep returns when one of events has occurred, the socket has been shut down, the deadline has
+// passed, or after a nap.
+func (c *pollingConn) sleep(events int16, by *atomic.Int64) {
+	d := nap
+	if t := by.Load(); t != 0 {
+		d = max(min(d, time.Duration(t)-time.Since(epoch)+time.Millisecond), 0) // rounded up
+	}
 	fds := [1]unix.PollFd{{Fd: int32(c.fd), Events: events}}
-	_, _ = unix.Poll(fds[:], int(nap.Milliseconds())) // the next system call returns its errors, too
+	_, _ = unix.Poll(fds[:], int(d.Milliseconds())) // the next system call returns its errors, too
 }
 
 // Close ends all calls in progress, and waits until none uses the socket.
