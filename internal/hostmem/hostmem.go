@@ -91,7 +91,7 @@ type Memory struct {
 // simulation replaces time in tests; nil elsewhere.
 type simulation interface {
 	step()         // before each access to the memory
-	expired() bool // whether a wait is over
+	expired() bool // whether a wait has ended
 }
 
 // step is called before each access to the memory: a rank may end between any two of them.

@@ -21,6 +21,20 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
+// joined returns the handles of two ranks, which have joined a memory before their first record.
+func joined(t *testing.T) (m, other *Memory) {
+	t.Helper()
+	m, ref, err := Create(0, 2, time.Minute)
+	require.NoError(t, err)
+	t.Cleanup(m.Close)
+	other, err = Open(ref, 1, 2, time.Minute)
+	require.NoError(t, err)
+	t.Cleanup(other.Close)
+	m.Join(1)
+	other.Join(1)
+	return m, other
+}
+
 // TestOpenRefuses checks that only the memory that a Ref names is opened, of the right size.
 func TestOpenRefuses(t *testing.T) {
 	m, ref, err := Create(0, 2, time.Minute)
@@ -81,14 +95,7 @@ func TestCorruptMemory(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, ref, err := Create(0, 2, time.Minute)
-			require.NoError(t, err)
-			defer m.Close()
-			other, err := Open(ref, 1, 2, time.Minute)
-			require.NoError(t, err)
-			defer other.Close()
-			m.Join(1)
-			other.Join(1)
+			m, other := joined(t)
 			c := wire.Contribution{Seq: 1, Rank: 1, Root: 1, RootOnly: true, Verb: "broadcast", Want: wire.WantNothing}
 			_, _, ok, err := other.Collect(t.Context(), &c, []byte("payload"))
 			require.NoError(t, err)
@@ -104,14 +111,7 @@ func TestCorruptMemory(t *testing.T) {
 
 // TestSlowNext checks that a rank reads a record that has ended before it makes the next one slow.
 func TestSlowNext(t *testing.T) {
-	m, ref, err := Create(0, 2, time.Minute)
-	require.NoError(t, err)
-	defer m.Close()
-	other, err := Open(ref, 1, 2, time.Minute)
-	require.NoError(t, err)
-	defer other.Close()
-	m.Join(1)
-	other.Join(1)
+	m, other := joined(t)
 	broadcast := func(m *Memory, seq uint64, rank, root int) bool {
 		t.Helper()
 		c := wire.Contribution{Seq: seq, Rank: rank, Root: root, RootOnly: true, Verb: "broadcast", Want: wire.WantNothing}
@@ -144,13 +144,7 @@ func TestClosedMemory(t *testing.T) {
 
 // TestPartsChange checks that a payload that changes while it is parsed is an error.
 func TestPartsChange(t *testing.T) {
-	m, ref, err := Create(0, 2, time.Minute)
-	require.NoError(t, err)
-	defer m.Close()
-	other, err := Open(ref, 1, 2, time.Minute)
-	require.NoError(t, err)
-	m.Join(1)
-	other.Join(1)
+	m, other := joined(t)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)

@@ -1,7 +1,7 @@
 package hostmem
 
 // A simulation of ranks that use one memory, and of the store, under a scheduler that chooses which
-// rank makes its next access to the memory, when a wait is over, and when a rank ends. Each seed is
+// rank makes its next access to the memory, when a wait ends, and when a rank ends. Each seed is
 // one history. The properties are those of the package's comment.
 //
 // The ranks call the operations of a channel, close it, and use its name again. The first rank that
@@ -49,7 +49,7 @@ type world struct {
 	mismatch  map[simID]bool                // a rank has found a mismatch in memory
 	succeeded map[simID][]wire.Contribution // the calls with a success
 
-	patience int // a wait in memory is over after about as many steps
+	patience int // a wait in memory ends after about as many steps
 
 	messages map[pairOf]*simStream
 	off      bool // a rank has turned the memory off
