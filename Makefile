@@ -1,5 +1,5 @@
 # All of these need Go alone; race needs gcc too, and site Python. The pinned tools build themselves.
-.PHONY: test race lint fmt fuzz bench cover soak site vulnerabilities ci ratios release binaries rehearsal notes
+.PHONY: test race lint fmt fuzz bench cover soak site vulnerabilities ci ratios binaries rehearsal
 
 test:
 	go test work
@@ -35,7 +35,7 @@ vulnerabilities:
 
 # Long forms of tests that have a short form in "make test", and those that it skips.
 soak:
-	MUSTER_SOAK=1 go test -timeout 60m ./bench ./clients/python ./cmd/muster ./collective ./dataparallel ./deploy ./gather ./interop/vllm ./shm ./store ./interop/tcpstore
+	MUSTER_SOAK=1 go test -timeout 60m ./clients/python ./cmd/muster ./collective ./dataparallel ./integration/... ./gather ./interop/vllm ./shm ./store ./interop/tcpstore
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestDamage|TestPowerLoss.*)$$' ./internal/durable
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestCreateHasOneOutcome|TestManyBroadcastsInARow)$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
@@ -61,17 +61,10 @@ ci:
 ratios:
 	.ci/ratios $(BASE)
 
-# Prepare a release, and print its notes: make release VERSION=v0.1.0. CONTRIBUTING.md describes it.
-release:
-	go run ./internal/release $(or $(VERSION),$(error set VERSION, as in: make release VERSION=v0.1.0))
-
 # Make the binaries, archives and packages of a release, in dist, and publish nothing. It needs goreleaser and syft.
 binaries:
 	goreleaser release --snapshot --clean --skip=docker
 
 # Install and use the release that the working tree would make.
 rehearsal:
-	MUSTER_TEST_RELEASE=1 go test -count 1 -timeout 15m ./internal/release
-
-notes:
-	@go run ./internal/release notes $(or $(VERSION),$(error set VERSION, as in: make notes VERSION=v0.1.0))
+	.ci/rehearsal

@@ -5,7 +5,6 @@ go 1.26.0
 require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/hashicorp/go-msgpack/v2 v2.1.5
-	github.com/muster-pg/muster/proctest v0.1.0
 	github.com/stretchr/testify v1.12.1
 	github.com/tidwall/btree v1.8.2
 	github.com/zeebo/xxh3 v1.1.0

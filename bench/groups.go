@@ -29,7 +29,7 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 	var o groupsOptions
 	f := flag.NewFlagSet("groups", flag.ContinueOnError)
 	f.StringVar(&o.sizes, "n", "2,4,8,16", "numbers of processes")
-	f.BoolVar(&o.mpi, "mpi", false, "measure Open MPI over TCP too")
+	f.BoolVar(&o.mpi, "mpi", false, "measure Open MPI too, over TCP and over shared memory")
 	o.flags(f, 9, 150*time.Millisecond)
 	if err := f.Parse(args); err != nil {
 		return err
@@ -45,7 +45,7 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 		}
 		defer mpi.remove()
 	}
-	rep := newReport("groups", p50Column, "p90 µs", "mean µs", "CPU µs", "p50 ÷ bare", "p50 ÷ MPI", othersColumn)
+	rep := newReport("groups", p50Column, "p90 µs", "mean µs", "CPU µs", "p50 ÷ bare", "÷ MPI TCP", "÷ MPI shm", othersColumn)
 	rep.note("CPU of all ranks together; broadcast: until the slowest rank has it, and CPU with the barrier before; ping-pong: rank 0 to 1 and back")
 	rep.note("medians of the calmer half of %d rounds of %v", o.rounds, o.slice)
 	for _, n := range sizes {
@@ -76,13 +76,15 @@ func (o *groupsOptions) measure(ctx context.Context, n int, mpi *mpiProgram, rep
 			e.bases = map[string]ratio{}
 			if by == byGroup {
 				e.bases["p50 ÷ bare"] = ratio{p50Column, wayKey(way+byStar, v.bytes)}
-				e.bases["p50 ÷ MPI"] = ratio{p50Column, wayKey(way+byMPITCP, v.bytes)}
+				e.bases["÷ MPI TCP"] = ratio{p50Column, wayKey(way+byMPITCP, v.bytes)}
+				e.bases["÷ MPI shm"] = ratio{p50Column, wayKey(way+byMPI, v.bytes)}
 			}
 			t.events = append(t.events, e)
 		}
 		add(ranks, byStar, byStar)
 		if mpi != nil {
 			add(&mpiParty{mpi, n, overTCP, true}, "mpi", byMPITCP)
+			add(&mpiParty{mpi, n, overMemory, true}, "mpi shm", byMPI)
 		}
 		add(ranks, byGroup, byGroup)
 	}

@@ -85,7 +85,7 @@ func TestMPI(t *testing.T) {
 	p.remove()
 	r := measured(t, "groups", "-n", "2", "-rounds", "1", "-slice", "5ms", "-mpi")
 	want(t, r, "2 barrier mpi", "p50 µs")
-	want(t, r, "2 barrier muster", "p50 ÷ MPI", "p50 ÷ bare")
+	want(t, r, "2 barrier muster", "÷ MPI TCP", "p50 ÷ bare")
 }
 
 func TestText(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// A process that pgrouptest has started watches its parent until it ends.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/muster-pg/muster/proctest.exitWithParent.func1"))
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/muster-pg/muster/pgroup/pgrouptest.exitWithParent.func1"))
 }
 
 // place is the store that the ranks of a test use.

@@ -9,9 +9,8 @@ require (
 	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/hanwen/go-fuse/v2 v2.12.1
 	github.com/muster-pg/muster v0.1.0
-	github.com/muster-pg/muster/status/metrics v0.1.0
 	github.com/muster-pg/muster/store/etcdlog v0.1.0
-	github.com/muster-pg/muster/trace/prom v0.1.0
+	github.com/muster-pg/muster/telemetry v0.1.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/stretchr/testify v1.12.1

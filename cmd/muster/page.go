@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/status"
-	"github.com/muster-pg/muster/status/metrics"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/telemetry/metrics"
 	"github.com/spf13/cobra"
 )
 

@@ -28,7 +28,6 @@ var floors = [][]room{
 		{name: "shm"},
 		{name: "clients/python", may: []string{}}, // Python, and tests of it in Go
 		{name: "internal/alias", may: []string{}}, // slices that share memory
-		{name: "proctest", may: []string{}},       // a module of its own: the standard library only
 		{name: "internal/archtest", may: []string{}},
 		{name: "internal/certs", may: []string{}},
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
@@ -54,7 +53,7 @@ var floors = [][]room{
 		{name: "interop/tcpstore", may: []string{"store", "wire", "interop/tcpstore/tcpwire", "trace", "internal/transport"}},
 	},
 	{
-		{name: "pgroup/pgrouptest", may: []string{"pgroup", "proctest", "status", "store"}},
+		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store"}},
 		{name: "interop/vllm", may: []string{"pgroup", "store", "wire", "interop/pickle", "interop/tcpstore", "tensor", "internal/reduce"}},
 		{name: "membership", may: []string{"pgroup", "store"}},
 		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure
@@ -74,13 +73,9 @@ var floors = [][]room{
 		{name: "examples/...", may: []string{"..."}},
 		{name: "cmd/muster/...", may: []string{"..."}},
 		{name: "bench/...", may: []string{"..."}},
-		{name: "deploy/...", may: []string{"..."}},
-		{name: "internal/release", may: []string{}},
+		{name: "integration/...", may: []string{"..."}},
 		{name: "store/etcdlog/...", may: []string{"..."}},
-		{name: "status/browser/...", may: []string{"..."}},
-		{name: "status/metrics/...", may: []string{"..."}},
-		{name: "trace/prom/...", may: []string{"..."}},
-		{name: "trace/otel/...", may: []string{"..."}},
+		{name: "telemetry/...", may: []string{"..."}},
 	},
 }
 

@@ -21,8 +21,8 @@ const opTimeout = 30 * time.Second
 // starts them.
 const wanted = "PGROUPTEST_FAIL"
 
-func command(ctx context.Context, name string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+name+"$")
+func command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], append([]string{"-test.run=^" + name + "$"}, args...)...)
 	cmd.Env = append(os.Environ(), wanted+"=1")
 	return cmd
 }

@@ -132,6 +132,10 @@ func TestAHangShowsTheRankAndEveryStack(t *testing.T) {
 	for _, want := range []string{"the job did not end in 2s; the others wait in barrier #1 for rank 1: ", "[0] ", "[2] ", "Barrier(", "pgrouptest_test.stuck("} {
 		assert.Contains(t, out, want)
 	}
+	lines := strings.SplitN(out, "\n", 4)
+	assert.Contains(t, strings.Join(lines[:3], "\n"), "for rank 1", "the cause is not first")
+	assert.Less(t, strings.Index(out, "[1] "), strings.Index(out, "[0] "), "the culprit's stacks are not first")
+	assert.NotRegexp(t, `(?m)rsp +0x`, out)
 }
 
 func TestInProcessARankThatIsStuckIsNotWaitedFor(t *testing.T) {

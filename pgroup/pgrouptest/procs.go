@@ -13,13 +13,11 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/proctest"
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
 )
 
-// Job is n ranks that are processes, as those of a proctest.Job: the test binary again. It needs no
-// TestMain. Code before Run in the test function runs in each rank too; code after it runs in the test
+// Job is n ranks that are processes: the test binary again. It needs a Unix system, and no TestMain. Code before Run in the test function runs in each rank too; code after it runs in the test
 // alone.
 type Job struct {
 	N          int
@@ -41,43 +39,47 @@ const envStore = "MUSTER_TEST_STORE"
 // stacks of all goroutines of all ranks.
 func (j Job) Run(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
-	p := proctest.Job{N: j.N, Env: slices.Clone(j.Env), MayFail: j.MayFail, Timeout: j.Timeout}
-	if !proctest.Child() {
+	p := processes{n: j.N, env: slices.Clone(j.Env), mayFail: j.MayFail, timeout: j.Timeout}
+	if !child() {
 		if len(j.Hosts) > 0 && len(j.Hosts) != j.N {
 			t.Fatalf("pgrouptest: a job of %d ranks with %d hosts", j.N, len(j.Hosts))
 		}
 		meet, addr, stop := serve(t)
 		defer stop()
-		p.Env = append(p.Env, envStore+"="+addr)
-		p.Blame = func() string { return j.blame(t.Context(), meet) }
+		p.env = append(p.env, envStore+"="+addr)
+		p.blame = func() (string, int) { return j.blame(t.Context(), meet) }
 	}
-	p.Run(t, func(t *testing.T, p *proctest.Proc) { j.rank(t, p, f) })
+	p.run(t, func(t *testing.T, p *process) { j.rank(t, p, f) })
 }
 
-// blame names the ranks that others wait for, and that wait in no call themselves.
-func (j Job) blame(ctx context.Context, meet *store.Store) string {
+// blame names the ranks that others wait for, and that wait in no call themselves, and returns the first.
+func (j Job) blame(ctx context.Context, meet *store.Store) (why string, first int) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	s := meet
 	if j.Rank0Hosts {
 		addr, err := meet.Get(ctx, keyAddress)
 		if err != nil {
-			return ": rank 0 has not begun to host"
+			return ": rank 0 has not begun to host", 0
 		}
 		if s, err = store.Dial(ctx, string(addr), nil); err != nil {
-			return fmt.Sprintf(": the store of rank 0 does not answer: %v", err)
+			return fmt.Sprintf(": the store of rank 0 does not answer: %v", err), 0
 		}
 		defer func() { _ = s.Close() }()
 	}
 	now, err := s.Status(ctx, "")
 	if err != nil {
-		return ""
+		return "", -1
 	}
+	first = -1
 	var who strings.Builder
 	for _, b := range status.Of(now, nil, nil).Blame {
+		if first < 0 {
+			first = b.Rank
+		}
 		fmt.Fprintf(&who, "; the others wait in %s for rank %d: %s", b.What, b.Rank, cmp.Or(b.Doing, "it has not come"))
 	}
-	return who.String()
+	return who.String(), first
 }
 
 // keyAddress has the address at which rank 0 hosts the group's store.
@@ -102,11 +104,11 @@ func serve(t *testing.T) (meet *store.Store, addr string, stop func()) {
 }
 
 // rank runs f as a rank; a rank's process calls it.
-func (j Job) rank(t *testing.T, p *proctest.Proc, f func(t *testing.T, g *pgroup.Group)) {
+func (j Job) rank(t *testing.T, p *process, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
-	c := pgroup.Config{Name: t.Name(), Run: os.Getenv("MUSTER_RUN"), Rank: p.Rank(), Size: j.N, Timeout: p.Timeout(), LivenessTimeout: j.LivenessTimeout}
+	c := pgroup.Config{Name: t.Name(), Run: os.Getenv("MUSTER_RUN"), Rank: p.rank, Size: j.N, Timeout: p.left, LivenessTimeout: j.LivenessTimeout}
 	if len(j.Hosts) > 0 {
-		c.Host = j.Hosts[p.Rank()]
+		c.Host = j.Hosts[p.rank]
 	}
 	meet, err := store.Open(t.Context(), "muster://"+os.Getenv(envStore))
 	if err != nil {
@@ -121,7 +123,7 @@ func (j Job) rank(t *testing.T, p *proctest.Proc, f func(t *testing.T, g *pgroup
 		t.Fatal(err)
 	}
 	defer func() { _ = g.Close() }()
-	runRank(t, g, f, p.Fail, func() bool { return false })
+	runRank(t, g, f, p.failed, func() bool { return false })
 	if j.Rank0Hosts && !t.Failed() { // the others still need rank 0
 		ctx, cancel := context.WithTimeout(t.Context(), reportMargin)
 		defer cancel()

@@ -18,11 +18,11 @@ import (
 	"github.com/muster-pg/muster/interop/vllm"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/status/metrics"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/telemetry/metrics"
+	"github.com/muster-pg/muster/telemetry/prom"
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/trace/prom"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -273,12 +273,12 @@ func elasticCheckpoints(ctx context.Context, node *dataparallel.WorkerNode, t *d
 }
 
 func numbers(s *store.Store, cfg pgroup.Config) error {
-	sink, err := prom.New(nil, nil) // muster/trace/prom: counts what this process's ranks do
+	sink, err := prom.New(nil, nil) // muster/telemetry/prom: counts what this process's ranks do
 	if err != nil {
 		return err
 	}
 	cfg.Trace = sink                                      // wherever a Config has a Sink
-	http.Handle("GET /metrics", metrics.Handler(s, sink)) // muster/status/metrics
+	http.Handle("GET /metrics", metrics.Handler(s, sink)) // muster/telemetry/metrics
 	return nil
 }
 

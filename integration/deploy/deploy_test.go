@@ -1,0 +1,376 @@
+// Package deploy_test tests the files in the directory deploy as far as one machine without a cluster
+// can. It compares the manifests with the schemas of Kubernetes, and runs their commands as
+// processes.
+package deploy_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// testTimeout is the timeout of operations that should be immediate.
+const testTimeout = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	testcluster.Children{"rank": rank}.Run()
+	testcluster.Leaks(m)
+}
+
+// rank is the program in the job's image: it prints the contributions of all ranks.
+func rank(ctx context.Context, _ string) error {
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
+	defer cancel()
+	cfg, err := pgroup.FromEnv()
+	if err != nil {
+		return err
+	}
+	g, err := pgroup.Create(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	all, err := pgroup.AllGather(ctx, g, g.Rank())
+	if err != nil {
+		return err
+	}
+	fmt.Println(cfg.Run, cfg.Host, all)
+	return g.Shutdown(ctx)
+}
+
+// static builds the command as for the image, and returns its path. With these flags the compiler
+// builds all dependencies once more.
+func static(t *testing.T) string {
+	t.Helper()
+	line := regexp.MustCompile(`RUN (CGO_ENABLED=0) (go build .*) -o \S+ \./(\S+)`).FindStringSubmatch(read(t, "Containerfile"))
+	require.NotNil(t, line)
+	exe := filepath.Join(t.TempDir(), "muster")
+	args := append(strings.Fields(line[2])[1:], "-o", exe, "../../"+line[3])
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Env = append(os.Environ(), line[1])
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return exe
+}
+
+// read returns the text of a file below the directory deploy.
+func read(t *testing.T, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("../../deploy", file))
+	require.NoError(t, err)
+	return string(b)
+}
+
+// server is a running muster serve.
+type server struct {
+	cmd               *exec.Cmd
+	url, health, page string
+	ca                string // file that verifies the server's certificate; "" is none
+}
+
+// serve starts cmd. In its arguments, an address on all interfaces is replaced with a free port of
+// loopback.
+func serve(t *testing.T, cmd *exec.Cmd) *server {
+	t.Helper()
+	listens := regexp.MustCompile(`^(--\w+=)?:(7070|8080|8081)$`)
+	for i, a := range cmd.Args {
+		cmd.Args[i] = listens.ReplaceAllString(a, "${1}127.0.0.1:0")
+	}
+	has := func(flag string) bool {
+		return slices.ContainsFunc(cmd.Args, func(a string) bool { return a == flag || strings.HasPrefix(a, flag+"=") })
+	}
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	s := &server{cmd: cmd}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	said, last := bufio.NewReader(stderr), ""
+	for s.health == "" && has("--health") || s.page == "" && has("--http") {
+		line, err := said.ReadString('\n')
+		require.NoError(t, err, "%s", last)
+		last = line
+		if _, url, ok := strings.Cut(strings.TrimSpace(line), "health="); ok {
+			s.health = strings.TrimSuffix(url, "/healthz")
+		} else if _, url, ok := strings.Cut(strings.TrimSpace(line), "page="); ok {
+			s.page = url
+		}
+	}
+	go func() { _, _ = io.Copy(io.Discard, said) }()
+	s.url, err = bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	s.url = strings.TrimSpace(s.url)
+	return s
+}
+
+// probe returns the status code that a kubelet would get.
+func (s *server) probe(t *testing.T, p probe) int {
+	t.Helper()
+	client := http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second}
+	defer client.CloseIdleConnections()
+	rep, err := client.Get(s.health + p.HTTPGet.Path)
+	require.NoError(t, err)
+	defer rep.Body.Close()
+	return rep.StatusCode
+}
+
+// stop ends the server as an orchestrator does: with SIGTERM, and SIGKILL after grace.
+func (s *server) stop(t *testing.T, grace time.Duration) {
+	t.Helper()
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGTERM))
+	timer := time.AfterFunc(grace, func() { _ = s.cmd.Process.Kill() })
+	defer timer.Stop()
+	assert.NoError(t, s.cmd.Wait())
+}
+
+// call runs a command of muster on the store.
+func (s *server) call(t *testing.T, exe, secret string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), exe, args...)
+	cmd.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "MUSTER_SECRET_FILE="+secret, "MUSTER_TLS_CA="+s.ca)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return strings.TrimSpace(string(out))
+}
+
+// secretFile creates a file with a secret.
+func secretFile(t *testing.T, dir string) string {
+	t.Helper()
+	file := filepath.Join(dir, "secret")
+	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("5e"), 32), 0o600))
+	return file
+}
+
+// TestKubernetes checks that the container of the stateful set serves, stops, and restarts with its
+// volume, and that the pods of the job meet there.
+func TestKubernetes(t *testing.T) {
+	objects := documents(t, "kubernetes/store.yaml", "Service", "StatefulSet")
+	service, set := objects[0], objects[1]
+	exe := testcluster.Command(t)
+	pod := set.Spec.Template.Spec
+	c := pod.Containers[0]
+	volume, mounts := t.TempDir(), map[string]string{}
+	for _, m := range c.VolumeMounts {
+		mounts[m.Name] = m.MountPath
+	}
+	made, own := t.TempDir(), t.TempDir()
+	_, err := certs.Make(made, certs.Options{Hosts: []string{"127.0.0.1"}})
+	require.NoError(t, err)
+	secret := secretFile(t, own)
+	files := &secured{dir: made}
+	shown := files.folder(t, map[string]string{"ca.crt": "ca.pem", "tls.crt": "server.pem", "tls.key": "server-key.pem"})
+	args := slices.Clone(c.Args)
+	for i := range args {
+		args[i] = strings.NewReplacer(mounts["data"], volume, mounts["tls"], shown, mounts["secret"], own).Replace(args[i])
+	}
+	start := func() *server {
+		s := serve(t, exec.Command(exe, args...))
+		s.ca = filepath.Join(shown, "ca.crt")
+		return s
+	}
+	s := start()
+	assert.Equal(t, 200, s.probe(t, c.LivenessProbe))
+	assert.Equal(t, 200, s.probe(t, c.ReadinessProbe))
+	s.call(t, exe, secret, "set", "kept", "yes")
+	s.stop(t, time.Duration(pod.TerminationGracePeriodSeconds)*time.Second)
+	s = start()
+	assert.Equal(t, "yes", s.call(t, exe, secret, "get", "kept"))
+
+	assert.Equal(t, service.Metadata.Name, set.Spec.ServiceName)
+	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Metadata.Labels)
+	assert.EqualValues(t, 7070, service.Spec.Ports[0].Port)
+	assert.EqualValues(t, 1, set.Spec.Replicas)
+	checkJob(t, s, secret, fmt.Sprintf("muster://%s-0.%s:7070", set.Metadata.Name, service.Metadata.Name))
+}
+
+// checkJob starts the pods of the job as processes; url is the URL of the store in the cluster.
+func checkJob(t *testing.T, s *server, secret, url string) {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	job := documents(t, "kubernetes/job.yaml", "Job")[0]
+	c := job.Spec.Template.Spec.Containers[0]
+	assert.Equal(t, job.Spec.Completions, job.Spec.Parallelism)
+	assert.Equal(t, "Indexed", job.Spec.CompletionMode)
+	assert.Equal(t, "tls", c.VolumeMounts[1].Name)
+	items := job.Spec.Template.Spec.Volumes[1].Secret.Items
+	assert.Equal(t, []labels{{"key": "ca.crt", "path": "ca.crt"}}, items, "a job does not get the store's key")
+	replaced := strings.NewReplacer(url, s.url, c.VolumeMounts[1].MountPath+"/ca.crt", s.ca, c.VolumeMounts[0].MountPath, filepath.Dir(secret))
+	var env []string
+	for _, v := range c.Env {
+		value := replaced.Replace(v.Value)
+		if v.ValueFrom != nil {
+			value = "of-" + strings.ToLower(v.Name)
+		}
+		env = append(env, v.Name+"="+value)
+	}
+	said := make([]bytes.Buffer, job.Spec.Completions)
+	pods := make([]*exec.Cmd, job.Spec.Completions)
+	for i := range pods {
+		pods[i] = exec.CommandContext(t.Context(), exe)
+		pods[i].Env = slices.Concat(env, testcluster.Env("rank", ""), []string{"JOB_COMPLETION_INDEX=" + strconv.Itoa(i)})
+		pods[i].Stdout, pods[i].Stderr = &said[i], &said[i]
+		require.NoError(t, pods[i].Start())
+	}
+	for i, pod := range pods {
+		assert.NoError(t, pod.Wait(), "%s", &said[i])
+		assert.Equal(t, "of-muster_run of-muster_host [0 1 2 3]\n", said[i].String())
+	}
+}
+
+// TestImage runs the image's command in an otherwise empty root directory, as the image's user. It
+// requires root.
+func TestImage(t *testing.T) {
+	testcluster.SoakOnly(t, "it builds all dependencies once more, with the flags of the image")
+	file := read(t, "Containerfile")
+	word := func(name string) (args []string) {
+		m := regexp.MustCompile(`(?m)^` + name + ` (\[.*\])$`).FindStringSubmatch(file)
+		require.NotNil(t, m, name)
+		require.NoError(t, json.Unmarshal([]byte(m[1]), &args))
+		return args
+	}
+	user := regexp.MustCompile(`(?m)^USER (\d+):(\d+)$`).FindStringSubmatch(file)
+	require.NotNil(t, user)
+	uid, err := strconv.Atoi(user[1])
+	require.NoError(t, err)
+	require.NotZero(t, uid)
+	require.Equal(t, user[1], user[2])
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: it takes root to be another user in a directory of its own")
+	}
+	root := t.TempDir()
+	for dir := root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	exe := static(t)
+	inside := filepath.Join(root, word("ENTRYPOINT")[0])
+	require.NoError(t, os.Rename(exe, inside))
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "etc/muster"), 0o755))
+	secret := secretFile(t, filepath.Join(root, "etc/muster"))
+	require.NoError(t, os.Chown(secret, uid, uid))
+	cmd := exec.Command(word("ENTRYPOINT")[0], word("CMD")...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+	s := serve(t, cmd)
+	assert.Contains(t, s.call(t, inside, secret, "ping"), "answered in")
+	s.stop(t, testTimeout)
+}
+
+// TestSystemd runs the commands of the units, serve and relay, and verifies the units with
+// systemd-analyze if it is installed.
+func TestSystemd(t *testing.T) {
+	exe := testcluster.Command(t)
+	units := map[string]string{}
+	command := func(name string, more ...string) *exec.Cmd {
+		unit := strings.ReplaceAll(read(t, "systemd/"+name), "ExecStart=muster", "ExecStart="+exe)
+		units[name] = unit
+		line := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindStringSubmatch(unit)
+		require.NotNil(t, line)
+		args := strings.Fields(strings.NewReplacer(more...).Replace(line[1]))
+		return exec.Command(args[0], args[1:]...)
+	}
+	s := serve(t, command("muster.service", "%S", t.TempDir(), "$MUSTER_SERVE_ARGS", "--listen 127.0.0.1:0"))
+	relay := command("muster-relay.service", "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0")
+	ready, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"})
+	require.NoError(t, err)
+	defer ready.Close()
+	relay.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "NOTIFY_SOCKET="+ready.LocalAddr().String())
+	r := serve(t, relay)
+	assert.Contains(t, r.call(t, exe, "", "ping"), "answered in")
+	require.NoError(t, ready.SetReadDeadline(time.Now().Add(testTimeout)))
+	said := make([]byte, 100)
+	n, err := ready.Read(said)
+	require.NoError(t, err)
+	assert.Equal(t, "READY=1", string(said[:n]))
+	r.stop(t, testTimeout)
+	s.stop(t, testTimeout)
+	verify(t, units)
+}
+
+// TestSystemdDropIns runs the commands of the units with the drop-ins that their comments propose: a
+// store with TLS and a secret, and a relay that reaches it.
+func TestSystemdDropIns(t *testing.T) {
+	exe, dir := testcluster.Command(t), t.TempDir()
+	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}})
+	require.NoError(t, err)
+	secretFile(t, dir)
+	here := &secured{dir: dir}
+	credentials := func(unit string) string {
+		files := map[string]string{}
+		for _, m := range regexp.MustCompile(`(?m)^#   LoadCredential=(\S+):/etc/muster/(\S+)$`).FindAllStringSubmatch(unit, -1) {
+			files[m[1]] = m[2]
+		}
+		return here.folder(t, files)
+	}
+	command := func(unit string, more ...string) *exec.Cmd {
+		line := regexp.MustCompile(`(?m)^ExecStart=\S*muster (.*)$`).FindStringSubmatch(unit)
+		require.NotNil(t, line)
+		return exec.Command(exe, strings.Fields(strings.NewReplacer(more...).Replace(line[1]))...)
+	}
+	found := func(unit, pattern string) string {
+		m := regexp.MustCompile(`(?m)^#   Environment="?` + pattern + `"?$`).FindStringSubmatch(unit)
+		require.NotNil(t, m, pattern)
+		return m[1]
+	}
+	unit := read(t, "systemd/muster.service")
+	args := strings.NewReplacer("10.0.0.5:7070", "127.0.0.1:0", "%d", credentials(unit)).Replace(found(unit, `MUSTER_SERVE_ARGS=([^"]*)`))
+	s := serve(t, command(unit, "%S", t.TempDir(), "$MUSTER_SERVE_ARGS", args))
+	s.ca = filepath.Join(dir, "ca.pem")
+	assert.Contains(t, s.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
+
+	unit = read(t, "systemd/muster-relay.service")
+	in := strings.NewReplacer("%d", credentials(unit), "muster://10.0.0.5:7070", s.url)
+	relay := command(unit, "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0 "+in.Replace(found(unit, `MUSTER_RELAY_ARGS=([^"]*)`)))
+	relay.Env = append(os.Environ(), "MUSTER_STORE="+in.Replace(found(unit, `MUSTER_STORE=(\S*)`)))
+	r := serve(t, relay)
+	assert.Contains(t, r.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
+	r.stop(t, testTimeout)
+	s.stop(t, testTimeout)
+}
+
+// exposure is the limit of what "systemd-analyze security" computes for a unit, times ten: 0 is the
+// strictest sandbox, 100 is none.
+const exposure = "20"
+
+// verify checks units with systemd-analyze if it is installed.
+func verify(t *testing.T, units map[string]string) {
+	t.Helper()
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("NOT VERIFIED: no systemd-analyze here (apt-get install systemd)")
+	}
+	for name, unit := range units {
+		file := filepath.Join(t.TempDir(), name)
+		require.NoError(t, os.WriteFile(file, []byte(unit), 0o600))
+		out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
+		assert.NoError(t, err, "%s", out)
+		assert.Empty(t, string(out))
+		out, err = exec.CommandContext(t.Context(), analyze, "security", "--offline=yes", "--no-pager", "--threshold="+exposure, file).CombinedOutput()
+		assert.NoError(t, err, "%s", out)
+	}
+}

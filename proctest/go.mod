@@ -1,3 +1,0 @@
-module github.com/muster-pg/muster/proctest
-
-go 1.26.0

@@ -1,0 +1,317 @@
+package metrics_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/telemetry/metrics"
+	"github.com/muster-pg/muster/telemetry/prom"
+	"github.com/muster-pg/muster/trace"
+	"github.com/muster-pg/muster/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// said is a store that returns the given answer.
+type said struct {
+	status *store.Status
+	code   wire.Code
+}
+
+func (s said) Do(_ context.Context, req *wire.Request, rep *wire.Reply) error {
+	*rep = wire.Reply{Code: s.code}
+	if s.status != nil && req.Op == wire.OpStatus {
+		rep.Keys, rep.Value = wire.AppendStatus(nil, nil, s.status)
+	}
+	return nil
+}
+
+func (said) Close() error { return nil }
+
+func registryOf(t *testing.T, e store.Engine) *prometheus.Registry {
+	r := prometheus.NewPedanticRegistry()
+	require.NoError(t, r.Register(metrics.New(store.New(e))))
+	return r
+}
+
+// everything has a different number in every field.
+var everything = &store.Status{
+	Server: &store.ServerStatus{
+		Up: 90 * time.Second, Durable: true, Sessions: 2, Calls: 3, Groups: 4, Keys: 5, Bytes: 6, In: 7, Out: 8,
+		Ops: []int64{0, 0, 0, 0, 9, 10}, LatencySum: 3 * time.Second,
+		Latency: []store.Bucket{{UpTo: 1000, Count: 11}, {UpTo: 1<<12 - 1, Count: 12}, {UpTo: time.Second, Count: 13}, {UpTo: time.Minute, Count: 1}},
+		Conns:   14, Accepted: 15, Refused: 16, Dropped: 17, LostSessions: 18, Watches: 19, History: 20, Compacted: 21,
+		LogBytes: 22, Syncs: []store.Bucket{{UpTo: time.Millisecond, Count: 23}}, SyncSum: time.Second / 2, SyncPending: 24 * time.Second,
+	},
+	Groups: []store.GroupStatus{
+		{
+			Name: "train", Generation: 7, Size: 4, Present: 3, Ended: -1, Open: 1,
+			Records: []store.RecordStatus{{
+				Verb: "barrier", Seq: 1, Root: -1, Age: 42 * time.Second,
+				Arrived: wire.Ranks{Count: 2, Spans: []wire.Span{{First: 0, Last: 1}}}, Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 2, Last: 2}}},
+			}},
+			Ranks: []store.RankStatus{
+				{Rank: 0, Session: 1},
+				{Rank: 1, Session: 2, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, Waited: time.Second}}},
+				{Rank: 2, Session: 3},
+				{Rank: 3, Session: 4, Gone: wire.CodeLost},
+			},
+		},
+		{Name: "idle", Generation: 8, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{Rank: 0, Session: 9}}},
+	},
+	Keys: []store.KeyStatus{{Key: "ready", Calls: 3, Waited: 90 * time.Second}},
+	Replication: &store.ReplicationStatus{
+		Leading: true, Leader: "a:7070", Term: 3, LeadingFor: 30 * time.Second,
+		// c was restarted
+		Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}, {Addr: "c:7070", Lag: 9}},
+	},
+}
+
+func TestMetrics(t *testing.T) {
+	r := registryOf(t, said{status: everything})
+	want := `
+# TYPE muster_groups gauge
+muster_groups{state="closed"} 0
+muster_groups{state="failed"} 0
+muster_groups{state="forming"} 0
+muster_groups{state="idle"} 1
+muster_groups{state="waiting"} 1
+# TYPE muster_longest_wait_seconds gauge
+muster_longest_wait_seconds{kind="key"} 90
+muster_longest_wait_seconds{kind="message"} 1
+muster_longest_wait_seconds{kind="verb"} 42
+# TYPE muster_ranks gauge
+muster_ranks{state="awaited"} 1
+muster_ranks{state="idle"} 1
+muster_ranks{state="left"} 0
+muster_ranks{state="lost"} 1
+muster_ranks{state="waits"} 2
+# TYPE muster_replication_lag_entries gauge
+muster_replication_lag_entries{standby="b:7070"} 2
+muster_replication_lag_entries{standby="c:7070"} 9
+# TYPE muster_replication_leads gauge
+muster_replication_leads 1
+# TYPE muster_replication_led_seconds gauge
+muster_replication_led_seconds 30
+# TYPE muster_replication_takeovers_total counter
+muster_replication_takeovers_total 2
+# TYPE muster_store_accepted_connections_total counter
+muster_store_accepted_connections_total 15
+# TYPE muster_store_answer_seconds histogram
+muster_store_answer_seconds_bucket{le="1.024e-06"} 11
+muster_store_answer_seconds_bucket{le="4.096e-06"} 23
+muster_store_answer_seconds_bucket{le="1.6384e-05"} 23
+muster_store_answer_seconds_bucket{le="6.5536e-05"} 23
+muster_store_answer_seconds_bucket{le="0.000262144"} 23
+muster_store_answer_seconds_bucket{le="0.001048576"} 23
+muster_store_answer_seconds_bucket{le="0.004194304"} 23
+muster_store_answer_seconds_bucket{le="0.016777216"} 23
+muster_store_answer_seconds_bucket{le="0.067108864"} 23
+muster_store_answer_seconds_bucket{le="0.268435456"} 23
+muster_store_answer_seconds_bucket{le="1.073741824"} 36
+muster_store_answer_seconds_bucket{le="4.294967296"} 36
+muster_store_answer_seconds_bucket{le="17.179869184"} 36
+muster_store_answer_seconds_bucket{le="+Inf"} 37
+muster_store_answer_seconds_sum 3
+muster_store_answer_seconds_count 37
+# TYPE muster_store_compacted_watches_total counter
+muster_store_compacted_watches_total 21
+# TYPE muster_store_connections gauge
+muster_store_connections 14
+# TYPE muster_store_durable gauge
+muster_store_durable 1
+# TYPE muster_store_history_changes gauge
+muster_store_history_changes 20
+# TYPE muster_store_keys gauge
+muster_store_keys 5
+# TYPE muster_store_log_bytes gauge
+muster_store_log_bytes 22
+# TYPE muster_store_log_write_seconds gauge
+muster_store_log_write_seconds 24
+# TYPE muster_store_lost_sessions_total counter
+muster_store_lost_sessions_total 18
+# TYPE muster_store_received_bytes_total counter
+muster_store_received_bytes_total 7
+# TYPE muster_store_refused_connections_total counter
+muster_store_refused_connections_total 16
+# TYPE muster_store_requests_total counter
+muster_store_requests_total{op="get"} 10
+muster_store_requests_total{op="ping"} 9
+# TYPE muster_store_running_seconds gauge
+muster_store_running_seconds 90
+# TYPE muster_store_sent_bytes_total counter
+muster_store_sent_bytes_total 8
+# TYPE muster_store_sessions gauge
+muster_store_sessions 2
+# TYPE muster_store_slow_connections_total counter
+muster_store_slow_connections_total 17
+# TYPE muster_store_stored_bytes gauge
+muster_store_stored_bytes 6
+# TYPE muster_store_up gauge
+muster_store_up 1
+# TYPE muster_store_waiting_calls gauge
+muster_store_waiting_calls 3
+# TYPE muster_store_watching_calls gauge
+muster_store_watching_calls 19
+# TYPE muster_waits gauge
+muster_waits{kind="key"} 1
+muster_waits{kind="message"} 1
+muster_waits{kind="verb"} 1
+`
+	var names []string
+	for line := range strings.Lines(want) {
+		if f := strings.Fields(line); len(f) == 4 {
+			names = append(names, f[2])
+		}
+	}
+	require.Equal(t, want[1:], textOf(t, r, names))
+	lint, err := testutil.GatherAndLint(r)
+	require.NoError(t, err)
+	require.Empty(t, lint)
+	sync, err := testutil.GatherAndCount(r, "muster_store_log_sync_seconds")
+	require.NoError(t, err)
+	require.Equal(t, 1, sync)
+}
+
+// textOf returns the text of some metrics, without the help lines.
+func textOf(t *testing.T, r prometheus.Gatherer, names []string) string {
+	all, err := r.Gather()
+	require.NoError(t, err)
+	var b strings.Builder
+	for _, family := range all {
+		for _, name := range names {
+			if family.GetName() == name {
+				family.Help = nil
+				_, err := expfmt.MetricFamilyToText(&b, family)
+				require.NoError(t, err)
+			}
+		}
+	}
+	return b.String()
+}
+
+// TestStoreOfTheRealWorld checks that a real store, over a connection, has the same metrics.
+func TestStoreOfTheRealWorld(t *testing.T) {
+	s := testcluster.Dial(t, testcluster.Serve(t, &store.Server{Engine: &store.Memory{Dir: t.TempDir()}}), nil)
+	for range 3 {
+		require.NoError(t, s.Set(t.Context(), "k", []byte("value"), nil))
+	}
+	r := registryOf(t, s.Engine())
+	require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(`
+# HELP muster_store_connections Connections.
+# TYPE muster_store_connections gauge
+muster_store_connections 1
+# HELP muster_store_durable Whether the store is durable.
+# TYPE muster_store_durable gauge
+muster_store_durable 1
+# HELP muster_store_keys Keys.
+# TYPE muster_store_keys gauge
+muster_store_keys 1
+# HELP muster_store_stored_bytes Bytes of keys and values.
+# TYPE muster_store_stored_bytes gauge
+muster_store_stored_bytes 6
+`), "muster_store_connections", "muster_store_durable", "muster_store_keys", "muster_store_stored_bytes"))
+	require.Contains(t, textOf(t, r, []string{"muster_store_requests_total"}), `{op="set"} 3`)
+	lint, err := testutil.GatherAndLint(r)
+	require.NoError(t, err)
+	require.Empty(t, lint)
+}
+
+// TestNothingButWhatIsThere checks that metrics are omitted for a store that is unavailable, in
+// memory, a standby, or seen below a prefix.
+func TestNothingButWhatIsThere(t *testing.T) {
+	count := func(e store.Engine, names ...string) int {
+		n, err := testutil.GatherAndCount(registryOf(t, e), names...)
+		require.NoError(t, err)
+		return n
+	}
+	for _, code := range []wire.Code{wire.CodeUnavailable, wire.CodeDenied, wire.CodeUnsupported} {
+		r := registryOf(t, said{code: code})
+		require.Equal(t, "# TYPE muster_store_up gauge\nmuster_store_up 0\n", textOf(t, r, []string{"muster_store_up"}))
+		require.Equal(t, 1, count(said{code: code}))
+	}
+	below := said{status: &store.Status{}}
+	require.Equal(t, 1, count(below, "muster_store_up"))
+	require.Equal(t, 0, count(below, "muster_store_keys", "muster_store_answer_seconds"))
+	require.Equal(t, 5, count(below, "muster_groups"))
+	standby := said{status: &store.Status{Replication: &store.ReplicationStatus{LeadingFor: -1}}}
+	require.Equal(t, 3, count(standby)) // up, leads and takeovers
+	memory := new(store.Memory)
+	defer memory.Close()
+	require.Equal(t, 0, count(memory, "muster_store_log_bytes", "muster_store_log_sync_seconds"))
+	require.Equal(t, 1, count(memory, "muster_store_answer_seconds"))
+}
+
+// TestUnknown checks that unknown values have no metric.
+func TestUnknown(t *testing.T) {
+	families, err := registryOf(t, said{status: &store.Status{Server: &store.ServerStatus{Up: -1, Durable: true, Keys: 7, Sessions: -1, Bytes: -1, Conns: -1, LogBytes: -1}}}).Gather()
+	require.NoError(t, err)
+	names := map[string]bool{}
+	for _, f := range families {
+		names[f.GetName()] = true
+	}
+	require.True(t, names["muster_store_keys"])
+	for _, name := range []string{"running_seconds", "sessions", "stored_bytes", "connections", "received_bytes_total", "sent_bytes_total", "log_bytes", "answer_seconds", "log_sync_seconds"} {
+		require.False(t, names["muster_store_"+name], name)
+	}
+}
+
+// TestHandler checks that the handler serves all formats that Prometheus requests, with the metrics
+// of the ranks of this process.
+func TestHandler(t *testing.T) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	sink, err := prom.New(nil, nil)
+	require.NoError(t, err)
+	trace.Record(t.Context(), sink, trace.Event{Op: "pgroup.barrier", Start: trace.Now(sink)})
+	srv := httptest.NewServer(metrics.Handler(s, sink))
+	defer srv.Close()
+	for accept, kind := range map[string]string{
+		"": "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
+		"application/openmetrics-text; version=1.0.0": "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL, nil)
+		require.NoError(t, err)
+		req.Header.Set("Accept", accept)
+		rep, err := srv.Client().Do(req)
+		require.NoError(t, err)
+		body, err := io.ReadAll(rep.Body)
+		require.NoError(t, err)
+		require.NoError(t, rep.Body.Close())
+		require.Equal(t, []any{200, kind}, []any{rep.StatusCode, rep.Header.Get("Content-Type")})
+		for _, name := range []string{"muster_store_up 1", `muster_operations_total{code="ok",op="pgroup.barrier"} 1`, "go_goroutines ", "process_open_fds ", "go_build_info{"} {
+			require.Contains(t, string(body), name)
+		}
+	}
+}
+
+// TestNoNameOfAnybody checks that no label contains the name of a group, rank or key: their number
+// has no bound, and they would disclose the jobs to every client that may read metrics.
+func TestNoNameOfAnybody(t *testing.T) {
+	all, err := registryOf(t, said{status: everything}).Gather()
+	require.NoError(t, err)
+	require.Greater(t, len(all), 20)
+	for _, family := range all {
+		require.True(t, model.LegacyValidation.IsValidMetricName(family.GetName()))
+		for _, m := range family.Metric {
+			for _, l := range m.Label {
+				require.Contains(t, []string{"op", "state", "kind", "standby"}, l.GetName())
+				require.NotContains(t, l.GetValue(), "train")
+			}
+		}
+	}
+}
