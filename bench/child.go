@@ -23,12 +23,10 @@ var roles map[string]func(args []string) error
 
 func init() { // not a literal: the roles start children in turn
 	roles = map[string]func(args []string) error{
-		"muster":       serveMuster,
-		"bare":         serveBare,
-		"idle":         holdIdle,
-		"rank":         beRank,
-		"rank-process": runRankProcess,
-		"relays":       beRelays,
+		"muster": serveMuster,
+		"bare":   serveBare,
+		"idle":   holdIdle,
+		"rank":   beRank,
 	}
 }
 

@@ -26,17 +26,6 @@ func cpuTime(pid int) (sum time.Duration) {
 	return sum
 }
 
-// residentBytes returns the resident memory of a process, or 0 if there is no /proc.
-func residentBytes(pid int) int64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0
-	}
-	f := bytes.Fields(b)
-	pages, _ := strconv.ParseInt(string(f[1]), 10, 64)
-	return pages * int64(os.Getpagesize())
-}
-
 // loadAverage returns the kernel's load averages as text.
 func loadAverage() string {
 	b, _ := os.ReadFile("/proc/loadavg")

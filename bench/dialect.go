@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"strconv"
-	"time"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -19,11 +18,7 @@ type operation string
 const (
 	opGet operation = "get"
 	opSet operation = "set"
-	opTTL operation = "set TTL" // a set with longTTL
 )
-
-// longTTL is a time to live that does not pass during a run.
-const longTTL = time.Hour
 
 // dialect is the protocol of a connection to a server. Each implementation is as cheap as possible,
 // so that differences come from the servers.
@@ -55,12 +50,9 @@ func (d *wireDialect) open(c net.Conn) error {
 }
 
 func (d *wireDialect) request(b []byte, op operation, key string, value []byte) []byte {
-	d.req.Op, d.req.Key, d.req.Value, d.req.TTL = wire.OpSet, key, value, 0
-	switch op {
-	case opGet:
+	d.req.Op, d.req.Key, d.req.Value = wire.OpSet, key, value
+	if op == opGet {
 		d.req.Op, d.req.Value = wire.OpGet, nil
-	case opTTL:
-		d.req.TTL = longTTL
 	}
 	d.req.ID++
 	return wire.AppendRequest(b, &d.req)
@@ -89,12 +81,8 @@ type respDialect struct{}
 func (respDialect) open(net.Conn) error { return nil }
 
 func (respDialect) request(b []byte, op operation, key string, value []byte) []byte {
-	switch op {
-	case opGet:
+	if op == opGet {
 		return appendBulk(append(b, "*2\r\n$3\r\nGET\r\n"...), key)
-	case opTTL:
-		b = appendBulk(appendBulk(append(b, "*5\r\n$3\r\nSET\r\n"...), key), value)
-		return appendBulk(append(b, "$2\r\nPX\r\n"...), strconv.FormatInt(longTTL.Milliseconds(), 10))
 	}
 	return appendBulk(appendBulk(append(b, "*3\r\n$3\r\nSET\r\n"...), key), value)
 }

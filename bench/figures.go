@@ -50,21 +50,3 @@ func each[T any](vs []T, f func(T) float64) []float64 {
 	}
 	return fs
 }
-
-// exponent returns the x for which n^x fits vs best, by least squares of logarithms. ok is false if
-// a value is not positive.
-func exponent(ns, vs []float64) (x float64, ok bool) {
-	var xs, ys []float64
-	for i, v := range vs {
-		if v <= 0 {
-			return 0, false
-		}
-		xs, ys = append(xs, math.Log(ns[i])), append(ys, math.Log(v))
-	}
-	mx, my := mean(xs), mean(ys)
-	var up, down float64
-	for i := range xs {
-		up, down = up+(xs[i]-mx)*(ys[i]-my), down+(xs[i]-mx)*(xs[i]-mx)
-	}
-	return up / down, down > 0
-}

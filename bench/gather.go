@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// peers are the flags of bench gather and bench collective: ranks, and other libraries.
+// peers are the flags of bench gather and bench all-reduce: ranks, and other libraries.
 type peers struct {
 	turns
 	size   int

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -93,31 +92,6 @@ func TestTorch(t *testing.T) {
 	want(t, r, "4 KiB ModelOpt's method", "p50 µs", "CPU µs")
 	want(t, r, "1 MiB gloo", "p50 µs", "CPU µs")
 	want(t, r, "20 tensors map@ModelOpt's method", "p50 µs")
-	r = measured(t, "files", "-python", python, "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir())
-	want(t, r, "torch.save, fsync, rename", "p50 µs", "÷ plain")
-	want(t, r, "torch.load", "p50 µs", "÷ plain")
-}
-
-// TestTorchFails uses an interpreter that claims to have torch, and then exits.
-func TestTorchFails(t *testing.T) {
-	if _, err := exec.LookPath("true"); err != nil {
-		t.Skip("SKIPPED: no program to stand in: ", err)
-	}
-	var out, errs strings.Builder
-	status := run(t.Context(), []string{"files", "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir(), "-python", "true"}, &out, &errs)
-	if status != 1 || !strings.Contains(errs.String(), "torch.save") {
-		t.Errorf("status %d: %s", status, errs.String())
-	}
-}
-
-func TestFiles(t *testing.T) {
-	r := measured(t, "files", "-kib", "64", "-rounds", "2", "-slice", "1us", "-python", "", "-dir", t.TempDir())
-	for _, w := range fileEvents {
-		want(t, r, w.name, "p50 µs", "p90 µs", "others %")
-		if !w.plain {
-			want(t, r, w.name, "÷ plain")
-		}
-	}
 }
 
 // TestOver checks that only figures of the same rounds are compared, and only those of the calmer

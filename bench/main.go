@@ -1,16 +1,11 @@
 // Bench measures muster side by side with comparable systems: in one run, in turns, on loopback.
 //
 //	go run ./bench kv         // a key-value server beside redis-server and a bare Go one
-//	go run ./bench ttl        // memory and rates of a million entries with a time to live
 //	go run ./bench groups     // barrier, all-gather, broadcast and messages
 //	                          // beside a bare Go star, and Open MPI
-//	go run ./bench ranks      // thousands of ranks on real sockets
 //	go run ./bench gather     // tensors of 4 processes onto one, beside memcpy, a bare Go star,
 //	                          // Open MPI, ModelOpt's way and Gloo
-//	go run ./bench collective // large slices, all-reduced and more, beside Open MPI, gloo, Zerfoo
-//	                          // and bare Go
-//	go run ./bench files      // states on disk beside write, fsync and rename; safetensors;
-//	                          // torch.save and torch.load
+//	go run ./bench all-reduce // large slices beside Open MPI, gloo, Zerfoo and bare Go
 //	.ci/ratios                // muster bench beside that of the last release, for CI
 //
 // Times vary between machines and runs. Compare the ratios within one run, and the CPU time per
@@ -39,14 +34,10 @@ type command struct {
 
 var commands = []command{
 	{"kv", "get and set over 1 or 50 connections, beside redis-server and a bare Go server", runKV},
-	{"ttl", "memory and rates of a million entries with a time to live, beside redis-server", runTTL},
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
-	{"steps", "an object from a scheduler to the workers of its host each ms, beside vLLM's queue", runSteps},
-	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
 	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
-	{"collective", "all-reduce and other verbs of 4 ranks beside Open MPI, gloo, Zerfoo and bare Go", runCollective},
+	{"all-reduce", "large slices of 4 ranks beside Open MPI, gloo, Zerfoo and bare Go", runAllReduce},
 	{"ratios", "muster bench of two builds, in pairs of runs: fails on a loss that repeats", runRatios},
-	{"files", "publish and verify 64 MiB beside a plain file; safetensors; torch.save and torch.load", runFiles},
 }
 
 // limit bounds a run: all children end with it.

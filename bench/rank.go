@@ -251,9 +251,6 @@ func (r *rank) open(d *drill, way string, bytes int) error {
 	verb, d.chain = strings.CutSuffix(verb, chainedSuffix)
 	switch who {
 	case byStar, byGroup:
-		if verb == stepVerb {
-			return r.openStep(d, bytes)
-		}
 		return r.openGroupVerb(d, verb, who, bytes)
 	case byMemory, inOne:
 		return r.openSlices(d, verb, near, bytes)

@@ -45,15 +45,6 @@ func TestIdle(t *testing.T) {
 	want(t, r, "set 3×4 muster+idle", "ops/s", "rate ÷ no idle")
 }
 
-func TestTTLParts(t *testing.T) {
-	r := measured(t, "ttl", "-part", "memory", "-n", "2000", "-redis=false")
-	want(t, r, "muster+TTL", "B/entry", "RSS B/entry", "sets/s")
-	r = measured(t, "ttl", "-part", "rate", "-n", "200", "-rounds", "1", "-slice", "5ms", "-shapes", "3x4", "-redis=false")
-	want(t, r, "get 3×4 muster", "ops/s")
-	want(t, r, "set 3×4 muster+TTL", "rate ÷ empty", "CPU ÷ empty", "p99 ÷ empty")
-	want(t, r, "get 3×4 muster+TTL, all", "rate ÷ empty")
-}
-
 func TestDurable(t *testing.T) {
 	r := measured(t, "kv", "-rounds", "1", "-slice", "5ms", "-shapes", "2x1", "-ops", "set", "-redis=false", "-data", t.TempDir())
 	want(t, r, "set 2×1 muster+disk", "ops/s")

@@ -100,8 +100,7 @@ func awaitListener(ctx context.Context, addr string) error {
 	}
 }
 
-// serveMuster runs the role of a muster server. It answers each line with its memoryUse. args is
-// optional: a directory for its data.
+// serveMuster runs the role of a muster server. args is optional: a directory for its data.
 func serveMuster(args []string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -115,11 +114,7 @@ func serveMuster(args []string) error {
 	go func() { _ = s.Serve(l) }()
 	defer s.Close()
 	emit("%s", l.Addr())
-	return listen(func(string) error {
-		use := measureMemory()
-		emit("%d %d %d", use.resident, use.heap, use.stack)
-		return nil
-	})
+	return listen(func(string) error { return nil })
 }
 
 // holdIdle runs the role of a process that holds many idle connections: idle ADDR COUNT.

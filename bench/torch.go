@@ -13,9 +13,6 @@ import (
 //go:embed python/ranks.py
 var torchScript string
 
-//go:embed python/files.py
-var filesScript string
-
 // hasTorch reports whether an interpreter can import torch, and adds a note if not.
 func hasTorch(ctx context.Context, python string, rep *report) bool {
 	if python == "" {

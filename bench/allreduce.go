@@ -11,16 +11,15 @@ import (
 	"time"
 )
 
-type collectiveOptions struct {
+type allReduceOptions struct {
 	peers
-	bytes, verbSize, zerfoo string
+	bytes, zerfoo string
 }
 
-func runCollective(ctx context.Context, args []string, out io.Writer) error {
-	var o collectiveOptions
-	f := flag.NewFlagSet("collective", flag.ContinueOnError)
+func runAllReduce(ctx context.Context, args []string, out io.Writer) error {
+	var o allReduceOptions
+	f := flag.NewFlagSet("all-reduce", flag.ContinueOnError)
 	f.StringVar(&o.bytes, "bytes", "4,4096,65536,1048576,16777216", "sizes of an all-reduce")
-	f.StringVar(&o.verbSize, "verbs", "1048576", "sizes of the other verbs, of the larger slice")
 	f.StringVar(&o.zerfoo, "zerfoo", "", "measure Zerfoo too: a program that is a rank of it (docs/explanation/benchmarks.md)")
 	o.flags(f, 7, 100*time.Millisecond)
 	if err := f.Parse(args); err != nil {
@@ -30,7 +29,7 @@ func runCollective(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rep := newReport("collective", p50Column, "p90 µs", "mean µs", "CPU µs", "alloc B", "÷ MPI shm", "÷ MPI TCP", "÷ gloo", "÷ Zerfoo", "÷ bare", "÷ copied", othersColumn)
+	rep := newReport("all-reduce", p50Column, "p90 µs", "mean µs", "CPU µs", "alloc B", "÷ MPI shm", "÷ MPI TCP", "÷ gloo", "÷ Zerfoo", "÷ bare", "÷ copied", othersColumn)
 	rep.note("%d ranks, float32; time of the slowest rank, behind a barrier of the same library; chained: of calls that follow each other, on rank 0", o.size)
 	rep.note("CPU of all ranks with the barrier; alloc: what one rank allocates per verb, of which the barrier is one; bare: see docs/explanation/benchmarks.md")
 	defer o.stop()
@@ -46,21 +45,15 @@ type course struct {
 	bytes int
 }
 
-func (o *collectiveOptions) parse() (all []course, err error) {
-	reduced, err1 := parseFloats("-bytes", o.bytes)
-	others, err2 := parseFloats("-verbs", o.verbSize)
+func (o *allReduceOptions) parse() (all []course, err error) {
+	reduced, err := parseFloats("-bytes", o.bytes)
 	for _, n := range reduced {
 		all = append(all, course{allReduceVerb, n})
 		if n < 64*kib {
 			all = append(all, course{allReduceVerb + chainedSuffix, n})
 		}
 	}
-	for _, n := range others {
-		for _, v := range collectiveVerbs[1:] {
-			all = append(all, course{v.name, n})
-		}
-	}
-	return append(all, course{barrierVerb + chainedSuffix, 0}), errors.Join(err1, err2, o.check())
+	return append(all, course{barrierVerb + chainedSuffix, 0}), errors.Join(err, o.check())
 }
 
 // parseFloats parses sizes of float32 slices, in bytes.
@@ -98,7 +91,7 @@ type entrant struct {
 }
 
 // add starts all entrants, and adds their events.
-func (o *collectiveOptions) add(ctx context.Context, rep *report, all []course) error {
+func (o *allReduceOptions) add(ctx context.Context, rep *report, all []course) error {
 	entrants, err := o.entrants(ctx, rep)
 	if err != nil {
 		return err
@@ -122,9 +115,9 @@ func (o *collectiveOptions) add(ctx context.Context, rep *report, all []course) 
 	return nil
 }
 
-func (o *collectiveOptions) entrants(ctx context.Context, rep *report) ([]entrant, error) {
+func (o *allReduceOptions) entrants(ctx context.Context, rep *report) ([]entrant, error) {
 	anything := func(course) bool { return true }
-	allReduces := func(c course) bool { return isVerb(c, allReduceVerb) }
+	allReduces := func(c course) bool { return strings.HasPrefix(c.verb, allReduceVerb) }
 	apart, err1 := o.invite(startRanks(ctx, o.size, 1, ""))
 	together, err2 := o.invite(startRanks(ctx, o.size, o.size, ""))
 	mpi, err3 := o.openMPI(ctx, rep)
@@ -143,7 +136,7 @@ func (o *collectiveOptions) entrants(ctx context.Context, rep *report) ([]entran
 		who = append(who, entrant{byMPI, &mpiParty{mpi, o.size, overMemory, false}, anything}, entrant{byMPITCP, &mpiParty{mpi, o.size, overTCP, false}, anything})
 	}
 	if gloo != nil {
-		who = append(who, entrant{byGloo, gloo, func(c course) bool { return isVerb(c, allReduceVerb, "broadcast", "all-gather", barrierVerb) }})
+		who = append(who, entrant{byGloo, gloo, anything})
 	}
 	if o.zerfoo == "" {
 		rep.note("NO ZERFOO: -zerfoo names no program that is a rank of it")
@@ -156,9 +149,4 @@ func (o *collectiveOptions) entrants(ctx context.Context, rep *report) ([]entran
 	return append(who, entrant{byZerfoo, zerfoo, func(c course) bool {
 		return c.verb == allReduceVerb && c.bytes >= mib || c.verb == barrierVerb+chainedSuffix
 	}}), nil
-}
-
-func isVerb(c course, names ...string) bool {
-	verb, _, _ := strings.Cut(c.verb, chainedSuffix)
-	return slices.Contains(names, verb)
 }

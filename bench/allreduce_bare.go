@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/muster-pg/muster/collective"
@@ -14,39 +13,7 @@ const (
 	barrierVerb   = "barrier"
 )
 
-// collectiveVerb is a verb of package collective; bytes is the length of the larger slice.
-type collectiveVerb struct {
-	name string
-	open func(ctx context.Context, c *collective.Comm, bytes int) func() error
-}
-
-var collectiveVerbs = []collectiveVerb{
-	{allReduceVerb, func(ctx context.Context, c *collective.Comm, n int) func() error {
-		x := floats(n)
-		return func() error { return collective.AllReduce(ctx, c, collective.Sum, x) }
-	}},
-	{"broadcast", func(ctx context.Context, c *collective.Comm, n int) func() error {
-		x := floats(n)
-		return func() error { return collective.Broadcast(ctx, c, 0, x) }
-	}},
-	{"all-gather", func(ctx context.Context, c *collective.Comm, n int) func() error {
-		part := floats(n / c.Group().Size())
-		all := floats(len(part) * 4 * c.Group().Size())
-		return func() error { return collective.AllGather(ctx, c, all, part) }
-	}},
-	{"reduce-scatter", func(ctx context.Context, c *collective.Comm, n int) func() error {
-		part := floats(n / c.Group().Size())
-		all := floats(len(part) * 4 * c.Group().Size())
-		return func() error { return collective.ReduceScatter(ctx, c, collective.Sum, part, all) }
-	}},
-	{"all-to-all", func(ctx context.Context, c *collective.Comm, n int) func() error {
-		count := n / 4 / c.Group().Size() * c.Group().Size()
-		src, dst := floats(4*count), floats(4*count)
-		return func() error { return collective.AllToAll(ctx, c, dst, src) }
-	}},
-}
-
-// openSlices prepares a verb of a Comm.
+// openSlices prepares an all-reduce or a barrier of a Comm.
 func (r *rank) openSlices(d *drill, verb string, where, bytes int) error {
 	c, err := r.comm(where)
 	if err != nil {
@@ -61,12 +28,9 @@ func (r *rank) openSlices(d *drill, verb string, where, bytes int) error {
 		d.call = d.fence
 		return nil
 	}
-	v := collectiveVerbs[slices.IndexFunc(collectiveVerbs, func(v collectiveVerb) bool { return v.name == verb })]
-	d.call = v.open(ctx, c, bytes)
-	if verb == allReduceVerb {
-		return check(ctx, c, bytes)
-	}
-	return nil
+	x := floats(bytes)
+	d.call = func() error { return collective.AllReduce(ctx, c, collective.Sum, x) }
+	return check(ctx, c, bytes)
 }
 
 // check runs one all-reduce whose result is known.
