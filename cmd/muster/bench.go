@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
 	"github.com/muster-pg/muster/cmd/muster/internal/benchrun"
 	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/muster-pg/muster/internal/launch"
@@ -30,9 +29,6 @@ type benching struct {
 	asJSON  bool
 	page    pageFlags
 	log     io.Writer
-	reports []string // files to write
-	against []string // files of figures
-	others  []benchreport.Run
 }
 
 func newBench() *cobra.Command {
@@ -47,16 +43,10 @@ func newBench() *cobra.Command {
 		Long: "Measure groups of real processes on this machine, each case for --time:\n" + about.String() + `
 
 Times are those of one operation, of all ranks together. Rates are operations of the group
-in a second; of set and get, those of all ranks.
-
---report draws the latency by ranks, and the throughput by size if there are several sizes.
---against compares with an earlier run, which --json has printed, or with figures of others:
-{"name": "…", "results": [{"case": "barrier", "ranks": 4, "mean_us": 49}, …]}.`,
+in a second; of set and get, those of all ranks.`,
 		Example: `  muster bench
   muster bench -n 2,4,8,16 --size 64KiB --cases barrier,all-gather
-  muster bench --time 200ms --json | jq '.results[] | {case, ranks, median_us}'
-  muster bench --size 1KiB,64KiB,1MiB --report bench.html
-  muster bench --against before.json --against peers.json --report bench.html`,
+  muster bench --time 200ms --json | jq '.results[] | {case, ranks, median_us}'`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -69,8 +59,6 @@ in a second; of set and get, those of all ranks.
 	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")
 	f.StringVar(&o.place.store, "store", "", "`URL` of a running store, where the ranks meet instead, as etcd://host:port")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object")
-	f.StringArrayVar(&o.reports, "report", nil, "write plots and figures to this `file`, a page of HTML; may be repeated")
-	f.StringArrayVar(&o.against, "against", nil, "compare with the figures in this `file` of JSON; may be repeated")
 	return cmd
 }
 
@@ -111,10 +99,7 @@ func (o *benching) check(cmd *cobra.Command) error {
 	if err := o.place.check(cmd); err != nil {
 		return err
 	}
-	if err := o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false); err != nil {
-		return err
-	}
-	return o.checkReports(cmd)
+	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
 }
 
 func (o *benching) run(cmd *cobra.Command) error {
@@ -123,8 +108,8 @@ func (o *benching) run(cmd *cobra.Command) error {
 	}
 	out := cmd.OutOrStdout()
 	o.log = cmd.ErrOrStderr()
-	all := benchreport.Run{
-		Name: thisRun, Version: version(), Date: time.Now().UTC().Format("2006-01-02 15:04"), Cores: runtime.NumCPU(), Seconds: o.spec.Time.Seconds(), Host: o.host,
+	all := benchrun.Results{
+		Version: version(), Date: time.Now().UTC().Format("2006-01-02 15:04"), Cores: runtime.NumCPU(), Seconds: o.spec.Time.Seconds(), Host: o.host,
 	}
 	table := benchTable{out, inkOf(out), len(o.sizes) > 1}
 	if o.asJSON {
@@ -138,7 +123,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 		progress.clear()
 		table.head(n)
 		progress.show(int64(len(all.Results)), total)
-		err := o.group(n, func(r benchreport.Result) {
+		err := o.group(n, func(r benchrun.Result) {
 			progress.clear()
 			table.row(r)
 			all.Results = append(all.Results, r)
@@ -149,11 +134,16 @@ func (o *benching) run(cmd *cobra.Command) error {
 		}
 	}
 	progress.clear()
-	return o.finish(out, table, all)
+	if !o.asJSON {
+		return nil
+	}
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(all)
 }
 
 // group runs all cases with n ranks, and passes each result to done when it arrives.
-func (o *benching) group(n int, done func(benchreport.Result)) error {
+func (o *benching) group(n int, done func(benchrun.Result)) error {
 	p := o.place
 	if err := p.open(); err != nil {
 		return err
@@ -188,7 +178,7 @@ func (o *benching) group(n int, done func(benchreport.Result)) error {
 }
 
 // collectReports combines the reports of the ranks until the job has ended.
-func collectReports(job *launch.Job, said <-chan benchrun.Report, n int, done func(benchreport.Result)) {
+func collectReports(job *launch.Job, said <-chan benchrun.Report, n int, done func(benchrun.Result)) {
 	type key struct {
 		name string
 		size int
@@ -243,7 +233,7 @@ type benchTable struct {
 	sizes bool // whether there are several sizes
 }
 
-func (t benchTable) title(r benchreport.Run, s *sizes) {
+func (t benchTable) title(r benchrun.Results, s *sizes) {
 	fmt.Fprintf(t.out, "%s on %d cores: objects of %s, %v for each case, hosted by %s\n", t.ink.bold(r.Version), r.Cores, s, time.Duration(r.Seconds*1e9), r.Host)
 }
 
@@ -259,10 +249,10 @@ func (t benchTable) width() int {
 	return 10
 }
 
-func (t benchTable) row(r benchreport.Result) {
+func (t benchTable) row(r benchrun.Result) {
 	name := r.Case
 	if t.sizes && r.Size > 0 {
-		name += " " + benchreport.Size(r.Size)
+		name += " " + bytesText(int64(r.Size))
 	}
 	us := func(x float64) string { return padLeft(short(time.Duration(x*1e3)), 9) }
 	fmt.Fprintf(t.out, "  %s %s  %s  %s  %s\n", padRight(name, t.width()), us(r.Median), us(r.P99), us(r.Mean), padLeft(fmt.Sprintf("%.0f", r.Rate), 9))

@@ -2,13 +2,10 @@ package main_test
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
 )
@@ -59,58 +56,10 @@ func TestBenchRefuses(t *testing.T) {
 		"-n 0": "2 to 1024", "-n 2,1": "2 to 1024", "-n x": "is no list of whole numbers", "--cases walk": "barrier, all-gather", "--size 17MiB": "16MiB",
 		"-n 2,3,2": "2 is there twice", "--cases=": "--cases is empty",
 		"--size -1": "no size", "--time 0s": "positive", "--host me": "rank0 or launcher", "more": "too many",
-		"--size 1KiB,": "no size", "--size 4,4": "4 is there twice", "--report out.pdf": "name it .html",
+		"--size 1KiB,": "no size", "--size 4,4": "4 is there twice",
 	} {
 		run(t, append([]string{"bench"}, strings.Fields(args)...)...).wants(t, 2, "", stderr)
 	}
-}
-
-// TestBenchReports checks the report of a run compared with another run and with figures of other
-// systems.
-func TestBenchReports(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := func(name string) string { return filepath.Join(dir, name) }
-	args := []string{"bench", "-n", "2,3", "--size", "64,64KiB", "--time", "5ms", "--cases", "barrier,get"}
-	before := run(t, append(args, "--json", "--report", path("a.html"))...)
-	require.Zero(t, before.code, before.stderr)
-	require.NoError(t, os.WriteFile(path("before.json"), []byte(before.stdout), 0o600))
-	require.Equal(t, 6, strings.Count(before.stdout, `"case"`), "barrier of each number of ranks, and get of each size too")
-
-	r := run(t, append(args, "--report", path("b.html"), "--against", path("before.json"), "--against", "internal/benchreport/testdata/peers.json")...)
-	require.Zero(t, r.code, r.stderr)
-	for _, want := range []string{"get 64 KiB ", "beside before, by the mean", "beside Open MPI, TCP, by the mean\n  barrier                 2 ranks      10 µs  "} {
-		require.Contains(t, r.stdout, want)
-	}
-	for _, name := range []string{"a.html", "b.html"} {
-		b, err := os.ReadFile(path(name))
-		require.NoError(t, err)
-		require.True(t, strings.HasPrefix(string(b), "<!DOCTYPE html>"), name)
-	}
-}
-
-func TestBenchAgainstWhatIsNone(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "x.json")
-	run(t, "bench", "--against", path).wants(t, 1, "", "--against "+path+": no such file")
-	require.NoError(t, os.WriteFile(path, []byte(`{"results": [{"case": "a", "ranks": 2}]}`), 0o600))
-	run(t, "bench", "--against", path).wants(t, 1, "", "x: results[0], a of 2 ranks: one of median_us")
-	require.NoError(t, os.WriteFile(path, []byte(`{"name": "other", "results": [{"case": "a", "ranks": 2, "mean_us": 1}]}`), 0o600))
-	r := run(t, "bench", "-n", "2", "--time", "5ms", "--cases", "barrier", "--against", path)
-	require.Contains(t, r.stdout, "beside other, by the mean\n  nothing in common")
-	run(t, "bench", "-n", "2", "--time", "1h", "--report", filepath.Join(path, "y.html")).wants(t, 1, "", "y.html: not a directory")
-
-	// An existing report is unchanged until the new one is written, and no new file is created
-	// before that.
-	require.NoError(t, os.WriteFile(path, []byte("[]"), 0o600))
-	dir := filepath.Dir(path)
-	old, none := filepath.Join(dir, "old.html"), filepath.Join(dir, "none.html")
-	require.NoError(t, os.WriteFile(old, []byte("old"), 0o600))
-	run(t, "bench", "-n", "2", "--report", old, "--report", none, "--against", path).wants(t, 1, "", "it has no run")
-	b, err := os.ReadFile(old)
-	require.NoError(t, err)
-	require.Equal(t, "old", string(b))
-	require.NoFileExists(t, none)
 }
 
 func TestShort(t *testing.T) {

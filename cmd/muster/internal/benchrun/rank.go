@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
 	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/muster-pg/muster/pgroup"
 )
@@ -30,6 +29,28 @@ type Spec struct {
 	Cases []string      `json:"cases"`
 	// whether the launcher hosts the group's store; otherwise rank 0 does
 	Launcher bool `json:"launcher"`
+}
+
+// Results is the output of muster bench --json.
+type Results struct {
+	Version string   `json:"version"`
+	Date    string   `json:"date"`
+	Cores   int      `json:"cores"`
+	Seconds float64  `json:"seconds_per_case"`
+	Host    string   `json:"host"` // of the group's store: rank0, launcher or a URL
+	Results []Result `json:"results"`
+}
+
+// Result is the result of one case with a number of ranks.
+type Result struct {
+	Case   string  `json:"case"`
+	Ranks  int     `json:"ranks"`
+	Size   int     `json:"size_bytes,omitempty"` // of an object; 0 if the case has no size
+	Count  int     `json:"count"`                // number of measurements
+	Median float64 `json:"median_us"`
+	P99    float64 `json:"p99_us"`
+	Mean   float64 `json:"mean_us"`
+	Rate   float64 `json:"ops_per_s"`
 }
 
 // Report is the result of one rank in one case.
@@ -180,7 +201,7 @@ func (b *process) round(ctx context.Context, c *benchcase.Case, count int, times
 }
 
 // Combine combines the reports of all ranks for one case.
-func Combine(rs []Report) benchreport.Result {
+func Combine(rs []Report) Result {
 	c := benchcase.Find(rs[0].Case)
 	var all Histogram
 	var rates []float64
@@ -198,7 +219,7 @@ func Combine(rs []Report) benchreport.Result {
 		}
 	}
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-	return benchreport.Result{
+	return Result{
 		Case: c.Name, Ranks: len(rs), Size: rs[0].Size, Count: all.Count, Rate: math.Round(rate),
 		Median: us(all.Quantile(0.5)), P99: us(all.Quantile(0.99)), Mean: us(all.Mean()),
 	}
