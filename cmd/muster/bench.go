@@ -21,14 +21,14 @@ import (
 
 // benching holds the options of bench.
 type benching struct {
-	spec    benchrun.Spec
-	ranks   []int
-	sizes   sizes
-	host    string
-	place   place
-	asJSON  bool
-	page    pageFlags
-	log     io.Writer
+	spec   benchrun.Spec
+	ranks  []int
+	sizes  sizes
+	host   string
+	place  place
+	asJSON bool
+	page   pageFlags
+	log    io.Writer
 }
 
 func newBench() *cobra.Command {

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-
 	muster "github.com/muster-pg/muster/cmd/muster"
 )
 
