@@ -1,7 +1,6 @@
 package python_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,10 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/internal/timeline"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
-	"github.com/muster-pg/muster/trace/timeline"
 )
 
 // TestTraceOfEveryVerbAcrossLanguages checks that the trace files of a Go rank and a Python rank
@@ -173,11 +172,6 @@ func TestTraceOfGoAndPython(t *testing.T) {
 		}
 	}
 	require.Equal(t, []int{0, 1, 2}, laggards)
-	var picture bytes.Buffer
-	require.NoError(t, job.SVG(&picture, nil))
-	for r := range n {
-		require.Contains(t, picture.String(), fmt.Sprintf("rank %d", r))
-	}
 }
 
 func barriers(f *timeline.File) []trace.Event {

@@ -11,78 +11,43 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-pg/muster/trace/timeline"
+	"github.com/muster-pg/muster/internal/timeline"
 	"github.com/spf13/cobra"
 )
 
 // tracing holds the options of trace.
 type tracing struct {
-	outputs    []string
-	asJSON     bool
-	width      int
-	title      string
-	from, span time.Duration
+	output string
+	asJSON bool
 }
 
 func newTrace() *cobra.Command {
 	o := &tracing{}
 	cmd := &cobra.Command{
 		Use:   "trace DIR | trace FILE…",
-		Short: "Merge and draw the traces of ranks, and find stragglers",
+		Short: "Merge the traces of ranks, and find stragglers",
 		Long: `Merge the traces of a job's ranks, and print how often each rank came last, and how long the others
 waited for it. MUSTER_TRACE=DIR in the environment of the ranks, or trace.Chrome, makes the traces.
 
 Of a DIR the command takes the last job. The ends of common verbs align the clocks of different
 hosts. The trace of a killed rank lacks at most its last 0.1 s.
 
--o draws a row for each rank, a line for the end of each verb, and in red how long the others waited
-for one rank alone. The file's name selects the format: .svg, .html (the picture with tables), or
-.json (all ranks as one trace, for ui.perfetto.dev).`,
+-o writes all ranks as one Chrome trace, for ui.perfetto.dev.`,
 		Example: `  MUSTER_TRACE=traces muster run -n 4 -- ./train
   muster trace traces
-  muster trace traces -o job.html -o job.json
-  muster trace traces -o start.svg --from 2s --for 500ms
+  muster trace traces -o job.json
   muster trace traces/rank0-*.json traces/rank3-*.json`,
 		Args: operands("DIR|FILE", "[FILE…]"),
 		RunE: func(cmd *cobra.Command, args []string) error { return traceError(o.run(cmd, args)) },
 	}
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
-	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .html or .json; may be repeated")
+	f.StringVarP(&o.output, "output", "o", "", "`file` to write: a Chrome trace of all ranks")
 	f.BoolVar(&o.asJSON, "json", false, "print the summary as one JSON object, for programs")
-	f.DurationVar(&o.from, "from", 0, "draw from this `time` on, counted from the first event")
-	f.DurationVar(&o.span, "for", 0, "draw this much `time`; 0: up to the end")
-	f.IntVar(&o.width, "width", 0, "width of the picture in `pixels`; 0: 1200")
-	f.StringVar(&o.title, "title", "", "`text` above the picture")
 	return cmd
 }
 
-// drawers are the output formats, by file name extension.
-var drawers = map[string]func(*timeline.Timeline, io.Writer, *timeline.PictureOptions) error{
-	".svg":  (*timeline.Timeline).SVG,
-	".html": (*timeline.Timeline).HTML,
-	".json": func(t *timeline.Timeline, w io.Writer, _ *timeline.PictureOptions) error { return t.Chrome(w) },
-}
-
-func (o *tracing) check(cmd *cobra.Command) error {
-	for _, path := range o.outputs {
-		if drawers[filepath.Ext(path)] == nil {
-			return usagef(cmd, "-o %s: its name has to end in .svg, .html or .json", path)
-		}
-	}
-	switch {
-	case o.from < 0 || o.span < 0:
-		return usagef(cmd, "--from and --for must not be negative")
-	case o.width != 0 && (o.width < 600 || o.width > 20000):
-		return usagef(cmd, "--width %d is not from 600 to 20000", o.width)
-	}
-	return nil
-}
-
 func (o *tracing) run(cmd *cobra.Command, args []string) error {
-	if err := o.check(cmd); err != nil {
-		return err
-	}
 	files, note, err := o.read(cmd, args)
 	if err != nil {
 		return err
@@ -91,13 +56,9 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	picture := &timeline.PictureOptions{Width: o.width, Title: o.title, From: o.from}
-	if o.span > 0 {
-		picture.To = o.from + o.span
-	}
-	for _, path := range o.outputs {
-		if err := writeOutput(path, func(w io.Writer) error { return drawers[filepath.Ext(path)](t, w, picture) }); err != nil {
-			return fmt.Errorf("-o %s: %w", path, cause(err))
+	if o.output != "" {
+		if err := writeOutput(o.output, t.Chrome); err != nil {
+			return fmt.Errorf("-o %s: %w", o.output, cause(err))
 		}
 	}
 	s := t.Summary()

@@ -21,7 +21,7 @@ var floors = [][]room{
 		{name: "interop/pickle"},
 		{name: "interop/flightrecorder", may: []string{"interop/pickle"}},
 		{name: "trace"},
-		{name: "trace/timeline", may: []string{"trace"}}, // traces of ranks, merged and drawn
+		{name: "internal/timeline", may: []string{"trace"}}, // traces of ranks, merged
 		{name: "tensor"},
 		{name: "tensor/safetensors"},
 		{name: "tensor/tree"},

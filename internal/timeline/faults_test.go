@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/trace/timeline"
+	"github.com/muster-pg/muster/internal/timeline"
 )
 
 // TestKilledRankIsBlamed checks that a rank that was killed is blamed for the verb that failed
@@ -34,12 +34,6 @@ func TestKilledRankIsBlamed(t *testing.T) {
 	require.Equal(t, "barrier #3 of world", s.Ranks[0].Worst.String())
 	require.Equal(t, s.Ranks[0].Row, s.Ranks[0].Worst.Blamed())
 	require.Zero(t, s.Absent)
-
-	var svg, page bytes.Buffer
-	require.NoError(t, tl.SVG(&svg, nil))
-	require.Regexp(t, `class="a"[^>]*><title>barrier #3 of world: rank 2 did not come, the others waited 1.90 s; failed`, svg.String())
-	require.NoError(t, tl.HTML(&page, nil))
-	require.Contains(t, page.String(), "<td>barrier #3 of world</td><td class=\"r\">3.00 s</td><td>rank 2</td>")
 }
 
 // TestRanksOfOneProcess checks that ranks that are goroutines of one process have a row each. A
@@ -147,22 +141,6 @@ func byFirstEvent(jobs [][]*timeline.File) [][]*timeline.File {
 	return jobs
 }
 
-// TestPicturesOfControlCharacters checks names and errors with characters that XML and terminals do
-// not allow.
-func TestPicturesOfControlCharacters(t *testing.T) {
-	j := newJob(7, 2).steps(2, 0)
-	files := j.files(t)
-	for _, f := range files {
-		f.Host = "h\x00"
-		f.Events[1].Group, f.Events[1].Err = "a\x01\x1b[31m<b>", errors.New("gone: \x00\ufffe")
-	}
-	tl := merge(t, files)
-	var b bytes.Buffer
-	require.NoError(t, tl.SVG(&b, &timeline.PictureOptions{Title: "\x02 \xff"}))
-	require.Contains(t, b.String(), "a\ufffd\ufffd[31m&lt;b&gt;")
-	wellFormed(t, b.Bytes())
-}
-
 func TestTimesThatCannotBe(t *testing.T) {
 	good := string(newJob(7, 2).steps(2, 0).bytes(0))
 	for _, ts := range []string{"1e300", "-1e300", "9.2e15"} {
@@ -176,9 +154,8 @@ func TestTimesThatCannotBe(t *testing.T) {
 	other.Events[0].Start = time.Unix(0, -1<<63)
 	other.Events[0].End = time.Unix(0, 1<<63-1)
 	var b bytes.Buffer
-	require.NoError(t, merge(t, []*timeline.File{files[0], other}).SVG(&b, nil))
-	require.Less(t, b.Len(), 64<<10)
-	wellFormed(t, b.Bytes())
+	require.NoError(t, merge(t, []*timeline.File{files[0], other}).Chrome(&b))
+	require.True(t, json.Valid(b.Bytes()))
 }
 
 // TestEmptyFiles checks that a truncated file of one rank, as a full disk leaves it, does not hide
@@ -239,25 +216,4 @@ func TestChromeDoesNotOverlap(t *testing.T) {
 		}
 	}
 	require.Equal(t, 80, n)
-}
-
-// TestPictureOfManyRanks checks that a picture of thousands of ranks is small enough to open.
-func TestPictureOfManyRanks(t *testing.T) {
-	j := newJob(7, 1000)
-	for seq := range 20 {
-		came := make([]time.Duration, j.size)
-		for rank := range came {
-			came[rank] = time.Duration(seq)*10*time.Millisecond + time.Duration(rank*7919%3000)*time.Microsecond
-		}
-		came[17] += 5 * time.Millisecond
-		j.meets("pgroup.barrier", uint64(seq+1), came...)
-	}
-	tl := merge(t, j.files(t))
-	var b bytes.Buffer
-	require.NoError(t, tl.SVG(&b, nil))
-	require.Less(t, b.Len(), 1000*1500)
-	for _, class := range []string{`class="ws"`, `class="as"`} {
-		require.True(t, strings.Contains(b.String(), class), class)
-	}
-	wellFormed(t, b.Bytes())
 }

@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -167,4 +168,16 @@ func (t *Timeline) Summary() Summary {
 	}
 	slices.SortStableFunc(s.Ranks, func(a, b RankSummary) int { return cmp.Compare(b.Caused, a.Caused) })
 	return s
+}
+
+// String returns the record's name, such as "barrier #3 of world".
+func (rec *Record) String() string {
+	s := strings.TrimPrefix(rec.Op, "pgroup.")
+	if rec.Seq > 0 {
+		s += fmt.Sprintf(" #%d", rec.Seq)
+	}
+	if rec.Channel != "" && rec.Channel != shutdown {
+		s += " on " + rec.Channel
+	}
+	return s + " of " + rec.Group
 }

@@ -1,10 +1,9 @@
 // Package timeline merges the traces of a job's ranks on one clock. It writes them as one Chrome
-// trace, as a picture, and as a summary of which ranks the others waited for. Command muster trace
-// uses it.
+// trace, and sums up which ranks the others waited for. Command muster trace uses it.
 //
 //	files, err := timeline.ReadDir("traces")  // of MUSTER_TRACE, or of trace.Chrome
 //	t, err := timeline.Merge(files...)
-//	err = t.SVG(w, nil)
+//	err = t.Chrome(w)
 package timeline
 
 import (

@@ -3,7 +3,6 @@ package timeline_test
 import (
 	"bytes"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
@@ -17,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/muster-pg/muster/internal/timeline"
 	"github.com/muster-pg/muster/trace"
-	"github.com/muster-pg/muster/trace/timeline"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -284,9 +283,6 @@ func TestTruncated(t *testing.T) {
 		require.Less(t, len(f.Events), 11)
 		tl := merge(t, []*timeline.File{j.file(t, 0), f})
 		require.True(t, tl.Rows[1].Truncated || tl.Rows[0].Truncated)
-		var b bytes.Buffer
-		require.NoError(t, tl.SVG(&b, nil))
-		require.Contains(t, b.String(), "did not close its group: its trace ends here")
 	}
 }
 
@@ -365,90 +361,20 @@ func TestReadDir(t *testing.T) {
 	require.Error(t, err)
 }
 
-// wrong returns a job with everything that a picture may have to show.
-func wrong(t *testing.T) *timeline.Timeline {
-	t.Helper()
-	j := newJob(7, 3).steps(6, 1)
-	for rank := range 3 {
-		e := &j.events[rank][5]
-		e.Err, e.Last = errors.New(`rank 2 <was> "lost"`), -1
-	}
-	j.raw = func(rank int, b []byte) []byte {
-		if rank == 2 {
-			return b[:len(b)-10]
-		}
-		return b
-	}
-	return merge(t, j.files(t))
+func TestFullDisk(t *testing.T) {
+	require.ErrorIs(t, merge(t, newJob(7, 2).steps(2, 0).files(t)).Chrome(full{}), io.ErrShortWrite)
 }
 
-func TestPictures(t *testing.T) {
-	tl := wrong(t)
-	var svg, page bytes.Buffer
-	require.NoError(t, tl.SVG(&svg, &timeline.PictureOptions{Title: "a <job>", Width: 800}))
-	require.NoError(t, tl.HTML(&page, nil))
-	for _, want := range []string{"a &lt;job&gt;", ">rank 2<", `class="a"`, `class="w"`, `class="f"`, `class="q"`, `class="lf"`, "the others waited", `&lt;was&gt;`} {
-		require.Contains(t, svg.String(), want)
-	}
-	wellFormed(t, svg.Bytes())
-	require.Contains(t, page.String(), "<svg")
-	require.Contains(t, page.String(), "barrier #3 of world")
-	require.NotContains(t, page.String(), "<script")
-	require.NotContains(t, page.String(), "<was>")
-
-	require.Error(t, tl.SVG(io.Discard, &timeline.PictureOptions{From: 2, To: 1}))
-	require.Error(t, tl.HTML(io.Discard, &timeline.PictureOptions{From: -1}))
-	require.Error(t, tl.SVG(full{}, nil))
-	require.Error(t, tl.HTML(full{}, nil))
-	require.Error(t, tl.Chrome(full{}))
-
-	svg.Reset()
-	require.NoError(t, tl.SVG(&svg, &timeline.PictureOptions{From: 2 * time.Second, To: 3 * time.Second}))
-	wellFormed(t, svg.Bytes())
-	require.Contains(t, svg.String(), ">2.5 s<")
-	require.NotContains(t, svg.String(), "barrier #1 ")
+func TestNoEvents(t *testing.T) {
+	tl := merge(t, newJob(7, 1).files(t))
+	require.Equal(t, -1, tl.Rows[0].Rank)
+	require.Zero(t, tl.Summary().Records)
 }
 
 // full is a disk without space.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
-
-func wellFormed(t *testing.T, b []byte) {
-	t.Helper()
-	for d := xml.NewDecoder(bytes.NewReader(b)); ; {
-		_, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			return
-		}
-		require.NoError(t, err)
-	}
-}
-
-// TestPictureOfMuch checks that a picture of very many events is no larger than its pixels need.
-func TestPictureOfMuch(t *testing.T) {
-	j := newJob(7, 64)
-	for seq := range 2000 {
-		came := make([]time.Duration, 64)
-		for rank := range came {
-			came[rank] = time.Duration(seq)*time.Millisecond + time.Duration(rand.IntN(900))*time.Microsecond
-		}
-		j.meets("pgroup.barrier", uint64(seq+1), came...)
-	}
-	var b bytes.Buffer
-	require.NoError(t, merge(t, j.files(t)).SVG(&b, nil))
-	require.Less(t, b.Len(), 64*300<<10)
-	wellFormed(t, b.Bytes())
-}
-
-func TestPictureOfNothing(t *testing.T) {
-	tl := merge(t, newJob(7, 1).files(t))
-	var b bytes.Buffer
-	require.NoError(t, tl.SVG(&b, nil))
-	require.NoError(t, tl.HTML(&b, nil))
-	require.Equal(t, -1, tl.Rows[0].Rank)
-	require.Zero(t, tl.Summary().Records)
-}
 
 // TestChrome checks a trace of all ranks, on one clock, with a process for each.
 func TestChrome(t *testing.T) {
@@ -479,7 +405,7 @@ func TestChrome(t *testing.T) {
 	}
 }
 
-// FuzzRead checks that any file is read or refused, and that a file that is read can be drawn.
+// FuzzRead checks that any file is read or refused, and that a file that is read can be merged.
 func FuzzRead(f *testing.F) {
 	j := newJob(7, 2).steps(2, 0)
 	f.Add(j.bytes(0))
@@ -493,7 +419,6 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		require.NoError(t, tl.SVG(io.Discard, nil))
 		require.NoError(t, tl.Chrome(io.Discard))
 	})
 }
