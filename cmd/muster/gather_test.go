@@ -264,7 +264,7 @@ func TestGatherRules(t *testing.T) {
 			t.Fatalf("%s: %+v", flags, r)
 		}
 		var got []string
-		for _, l := range listJSON(t, "--no-stats", d.path("out")) {
+		for _, l := range listJSON(t, d.path("out")) {
 			got = append(got, fmt.Sprintf("%s %d×%d", l.Name, l.Shape[0], l.Shape[1]))
 		}
 		assert.Equal(t, want, strings.Join(got, ", "), flags)

@@ -5,8 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/muster-pg/muster/cmd/muster/internal/glob"
-	"github.com/muster-pg/muster/cmd/muster/internal/tensorstats"
+	"github.com/muster-pg/muster/cmd/muster/internal/merge"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 	"github.com/spf13/cobra"
@@ -64,16 +63,11 @@ func openModels(paths []string) (models []*model, err error) {
 	return models, nil
 }
 
-// tensorRow is one tensor of a file together with its statistics.
+// tensorRow is one tensor of a file.
 type tensorRow struct {
 	file, name string
-	from       *safetensors.File
 	info       safetensors.Info
 	elements   int64
-
-	stats *tensorstats.Stats // nil: there are none
-	err   error
-	done  chan struct{} // closed when stats and err are set
 }
 
 func (r *tensorRow) bytes() int64 { return r.info.End - r.info.Begin }
@@ -87,7 +81,7 @@ func rowsOf(m *model, patterns []string, used map[string]bool) (rows []*tensorRo
 				continue
 			}
 			elements := (&tensor.Tensor{Shape: info.Shape}).Len()
-			rows = append(rows, &tensorRow{file: m.pathOf(file), name: name, from: f, info: info, elements: int64(elements), done: make(chan struct{})})
+			rows = append(rows, &tensorRow{file: m.pathOf(file), name: name, info: info, elements: int64(elements)})
 		}
 	}
 	return rows
@@ -98,7 +92,7 @@ func rowsOf(m *model, patterns []string, used map[string]bool) (rows []*tensorRo
 func matches(name string, patterns []string, used map[string]bool) bool {
 	fits := len(patterns) == 0
 	for _, p := range patterns {
-		if glob.Match(p, name) {
+		if merge.Match(p, name) {
 			fits, used[p] = true, true
 		}
 	}

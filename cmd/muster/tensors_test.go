@@ -2,11 +2,9 @@ package main_test
 
 import (
 	"encoding/json"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -52,29 +50,11 @@ func normal(seed uint64, shape ...int) *tensor.Tensor {
 	return x
 }
 
-// everyDType returns a tensor of each dtype, with special values if the dtype has them.
-func everyDType(t *testing.T) tensors {
-	inf, nan := float32(math.Inf(1)), float32(math.NaN())
-	ts := tensors{
-		"bool": floats(t, tensor.Bool, []float32{1, 0, 1, 1}), "c64": tensor.New(tensor.C64, 2),
-		"empty": tensor.New(tensor.BF16, 0, 3), "scalar": floats(t, tensor.F32, []float32{-1.5}),
-	}
-	ts["scalar"].Shape = nil
-	for dt := tensor.Bool + 1; dt.Valid(); dt++ {
-		vals := []float32{0, 1, 1, 2, 2, 2, 3, 4}
-		switch dt {
-		case tensor.C64:
-			continue
-		case tensor.F8E8M0:
-			vals = []float32{1, 1, 2, 4, 8, 8, 0.5, nan}
-		case tensor.F64, tensor.F32, tensor.F16, tensor.BF16, tensor.F8E5M2:
-			vals[0], vals[1], vals[2] = nan, inf, -inf
-		case tensor.F8E4M3, tensor.F8E4M3FNUZ, tensor.F8E5M2FNUZ:
-			vals[0], vals[7] = nan, -2
-		case tensor.I8, tensor.I16, tensor.I32, tensor.I64, tensor.F4, tensor.F6E2M3, tensor.F6E3M2:
-			vals[7] = -3
-		}
-		ts[strings.ToLower(dt.String())] = floats(t, dt, vals, 2, 4)
+// everyDType returns a tensor of each dtype.
+func everyDType() tensors {
+	ts := tensors{"empty": tensor.New(tensor.BF16, 0, 3), "scalar": tensor.New(tensor.F32)}
+	for dt := tensor.Bool; dt.Valid(); dt++ {
+		ts[strings.ToLower(dt.String())] = tensor.New(dt, 2, 4)
 	}
 	return ts
 }
@@ -82,7 +62,7 @@ func everyDType(t *testing.T) tensors {
 func TestTensorsGolden(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)
-	path := d.file(t, "all.safetensors", everyDType(t), map[string]string{"format": "pt", "by": "\x1b[31m"})
+	path := d.file(t, "all.safetensors", everyDType(), map[string]string{"format": "pt", "by": "\x1b[31m"})
 	const golden = "testdata/tensors.txt"
 	r := run(t, "tensors", path)
 	want, err := os.ReadFile(golden)
@@ -100,10 +80,6 @@ type listed struct {
 	File, Name, DType string
 	Shape             []int
 	Parameters, Bytes int64
-	NaN, Inf, Zeros   *int64
-	Min, Max          *float64
-	Mean, Std         *float64
-	Bins              []int64
 }
 
 func listJSON(t *testing.T, args ...string) (all []listed) {
@@ -124,59 +100,11 @@ func listJSON(t *testing.T, args ...string) (all []listed) {
 
 func TestTensorsJSON(t *testing.T) {
 	t.Parallel()
-	d := emptyDesk(t)
-	w := normal(1, 300, 400) // more than a block
-	path := d.file(t, "m.safetensors", tensors{"w": w, "c": tensor.New(tensor.C64, 2), "e": tensor.New(tensor.F32, 0)}, nil)
-	for _, l := range listJSON(t, path) {
-		assert.Equal(t, path, l.File, "%s is of file %s", l.Name, l.File)
-		switch l.Name {
-		case "c":
-			if l.NaN != nil || l.Min != nil || l.DType != "C64" || l.Bytes != 16 {
-				t.Errorf("%+v", l)
-			}
-		case "e":
-			if l.NaN == nil || l.Min != nil || l.Parameters != 0 {
-				t.Errorf("%+v", l)
-			}
-		case "w":
-			checkStats(t, w, l)
-		}
-	}
-	for _, l := range listJSON(t, path, "--no-stats", "--match", "w") {
-		if l.Min != nil || l.Bins != nil || !slices.Equal(l.Shape, w.Shape) {
-			t.Errorf("%+v", l)
-		}
-	}
-}
-
-// checkStats compares the statistics with those of a different algorithm.
-func checkStats(t *testing.T, w *tensor.Tensor, l listed) {
-	t.Helper()
-	v, err := tensor.View[float32](w)
-	require.NoError(t, err)
-	lo, hi := float64(slices.Min(v)), float64(slices.Max(v))
-	var sum, squares float64
-	bins := make([]int64, 16)
-	for _, x := range v {
-		sum += float64(x)
-		squares += float64(x) * float64(x)
-		bins[min(15, int((float64(x)-lo)/(hi-lo)*16))]++
-	}
-	n := float64(len(v))
-	mean := sum / n
-	std := math.Sqrt(squares/n - mean*mean)
-	if *l.Min != lo || *l.Max != hi || math.Abs(*l.Mean-mean) > 1e-12 || math.Abs(*l.Std-std) > 1e-12 || *l.Zeros+*l.NaN+*l.Inf != 0 {
-		t.Errorf("%v %v %v %v, not %v %v %v %v", *l.Min, *l.Max, *l.Mean, *l.Std, lo, hi, mean, std)
-	}
-	var total int64
-	for i, b := range l.Bins { // a value on a boundary may be rounded to either side
-		total += b
-		if b-bins[i] > 2 || bins[i]-b > 2 {
-			t.Errorf("bins %v, not %v", l.Bins, bins)
-			break
-		}
-	}
-	assert.Equal(t, int64(len(v)), total)
+	path := emptyDesk(t).file(t, "m.safetensors", tensors{"w": tensor.New(tensor.F32, 300, 400), "e": tensor.New(tensor.U8)}, nil)
+	assert.ElementsMatch(t, []listed{
+		{File: path, Name: "w", DType: "F32", Shape: []int{300, 400}, Parameters: 120_000, Bytes: 480_000},
+		{File: path, Name: "e", DType: "U8", Shape: []int{}, Parameters: 1, Bytes: 1},
+	}, listJSON(t, path))
 }
 
 func names(all []listed) (names []string) {
@@ -200,7 +128,7 @@ func TestTensorsMatchAndSort(t *testing.T) {
 		"--match *k* --match a.q.w":      "a.q.w c.k.w",
 		"--match * --sort size":          "c.k.w a.q.w b.q.w q",
 		"--match *q* --match *.w":        "a.q.w b.q.w c.k.w q",
-		"--match a*.*w --no-stats":       "a.q.w",
+		"--match a*.*w":                  "a.q.w",
 		"--match a.q.w --match a.q.w":    "a.q.w",
 		"--match *w*w --match c.k.w":     "",
 		"--match q --match Q":            "",
@@ -230,7 +158,7 @@ func TestTensorsOfModels(t *testing.T) {
 		}
 	}
 	one := d.file(t, "one/x.safetensors", tensors{"x": tensor.New(tensor.U8)}, nil)
-	r := run(t, "tensors", "--no-stats", string(d), one)
+	r := run(t, "tensors", string(d), one)
 	r.wants(t, 0, string(d)+`
 NAME  DTYPE  SHAPE  BYTES
 a     F32    4       16 B
@@ -258,8 +186,6 @@ func TestTensorsRefuses(t *testing.T) {
 	d.file(t, "two/a.safetensors", nil, nil)
 	d.file(t, "two/b.safetensors", nil, nil)
 	d.write(t, "m.safetensors.index.json", `{"weight_map": {"w": "\u001b[2J.safetensors"}}`)
-	two := tensors{"flag": {DType: tensor.Bool, Shape: []int{2}, Data: []byte{1, 2}}, "a": normal(1, 5)}
-	d.file(t, "bool.safetensors", two, nil)
 	for args, want := range map[string]struct {
 		code   int
 		stderr string
@@ -274,7 +200,6 @@ func TestTensorsRefuses(t *testing.T) {
 		"m.safetensors.index.json":    {1, `\x1b[2J.safetensors`},
 		"good.safetensors --sort age": {2, "--sort"},
 		"good.safetensors --match":    {2, "--match"},
-		"bool.safetensors --json":     {1, `bool.safetensors: tensor "flag": `},
 	} {
 		var argv []string
 		for a := range strings.FieldsSeq(args) {

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/muster-pg/muster/cmd/muster/internal/glob"
 )
 
 // Axis says along which axis tensors are joined: those with this name, which may be a glob.
@@ -69,7 +67,7 @@ func (rs Axes) Of(shards []Shard) (map[string]int, error) {
 // fit returns the rule for a name, and records all rules that match it in used.
 func (rs Axes) fit(name string, used map[string]bool) (best Axis, ok bool) {
 	for _, r := range rs {
-		if !glob.Match(r.Name, name) {
+		if !Match(r.Name, name) {
 			continue
 		}
 		used[r.Name] = true

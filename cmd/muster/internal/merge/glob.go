@@ -1,5 +1,4 @@
-// Package glob matches names of tensors.
-package glob
+package merge
 
 import (
 	"regexp"

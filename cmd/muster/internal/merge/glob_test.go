@@ -1,11 +1,11 @@
-package glob_test
+package merge_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/muster-pg/muster/cmd/muster/internal/glob"
+	"github.com/muster-pg/muster/cmd/muster/internal/merge"
 )
 
 func TestGlobs(t *testing.T) {
@@ -33,6 +33,6 @@ func TestGlobs(t *testing.T) {
 		{"a*b", "a\nb", true},
 		{"a.b", "axb", false},
 	} {
-		assert.Equal(t, test.want, glob.Match(test.pattern, test.name), "%q fits %q", test.pattern, test.name)
+		assert.Equal(t, test.want, merge.Match(test.pattern, test.name), "%q fits %q", test.pattern, test.name)
 	}
 }
