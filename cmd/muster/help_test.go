@@ -33,7 +33,7 @@ func TestHelp(t *testing.T) {
 		"--help":           "See it work:     muster demo",
 		"help run":         "--grace",
 		"help gather":      "--axis NAME=AXIS",
-		"help tensors":     "--no-stats",
+		"help tensors":     "--match",
 		"run --help":       "--grace",
 		"help exit-codes":  "the store could not be reached",
 		"help environment": "MUSTER_RUN",

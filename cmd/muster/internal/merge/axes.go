@@ -58,7 +58,7 @@ func (rs Axes) Of(shards []Shard) (map[string]int, error) {
 	}
 	for _, r := range rs {
 		if !used[r.Name] {
-			return nil, fmt.Errorf("--axis %s=%d: no shard has a tensor with such a name: \"muster tensors --no-stats\" lists them", r.Name, r.Axis)
+			return nil, fmt.Errorf("--axis %s=%d: no shard has a tensor with such a name: \"muster tensors\" lists them", r.Name, r.Axis)
 		}
 	}
 	return axes, nil
