@@ -3,7 +3,6 @@ package dataparallel
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 	"strings"
 
@@ -130,66 +129,6 @@ func averageAs[T tensor.Float16 | tensor.BFloat16](ctx context.Context, s *Strat
 	return nil
 }
 
-// AllReduceWeighted is AllReduceGradients for batches of different sizes: the result is the average weighted
-// by the weight of each rank, which is usually its number of examples. A rank without examples passes 0;
-// then its gradients may have any contents. If all weights are equal, the bits are those of
-// AllReduceGradients. Each gradient is scaled first, and so rounded once more, by its weight over the mean of
-// the weights.
-//
-// The gradients are floats, and a weight is finite and not negative; otherwise, or if all weights are 0, the
-// error matches ErrInvalid on all ranks, and no tensor is changed.
-func (s *Strategy) AllReduceWeighted(ctx context.Context, grads map[string]*tensor.Tensor, weight float64) error {
-	return s.do(ctx, allReduceWeighted, func(ctx context.Context) (int64, error) {
-		p, err := s.agree(ctx, allReduceWeighted, -1, grads, weight, nil)
-		if err != nil {
-			return 0, err
-		}
-		sum := 0.
-		for _, w := range s.weights() {
-			sum += w
-		}
-		if factor := weight * float64(s.Size()) / sum; factor != 1 {
-			for _, t := range s.tensors {
-				scales[t.DType](t, factor)
-			}
-		}
-		return p.bytes, s.averageAll(ctx, p)
-	})
-}
-
-// scales has a function for each dtype that can be scaled.
-var scales = map[tensor.DType]func(t *tensor.Tensor, by float64){
-	tensor.F16: scale(func(x tensor.Float16, by float64) tensor.Float16 {
-		return tensor.Float16From(x.Float32() * float32(by))
-	}),
-	tensor.BF16: scale(func(x tensor.BFloat16, by float64) tensor.BFloat16 {
-		return tensor.BFloat16From(x.Float32() * float32(by))
-	}),
-	tensor.F32: scale(func(x float32, by float64) float32 { return float32(float64(x) * by) }),
-	tensor.F64: scale(func(x, by float64) float64 { return x * by }),
-}
-
-// scale multiplies all elements; by 0, also those that are not finite.
-func scale[T tensor.Number](times func(x T, by float64) T) func(t *tensor.Tensor, by float64) {
-	return func(t *tensor.Tensor, by float64) {
-		if by == 0 {
-			clear(t.Data)
-			return
-		}
-		x, err := tensor.View[T](t)
-		if err != nil { // not aligned; averages returns the error of a big-endian host
-			clone := t.Clone()
-			if x, err = tensor.View[T](clone); err != nil {
-				return
-			}
-			defer copy(t.Data, clone.Data)
-		}
-		for i := range x {
-			x[i] = times(x[i], by)
-		}
-	}
-}
-
 // descending compares names in descending order, with numbers in them as numbers.
 func descending(a, b string) int {
 	for a != "" && b != "" {
@@ -213,12 +152,4 @@ func descending(a, b string) int {
 // digits returns the number of digits that name begins with.
 func digits(name string) int {
 	return len(name) - len(strings.TrimLeft(name, "0123456789"))
-}
-
-// checkWeight returns why w is not a weight.
-func checkWeight(w float64) error {
-	if !(w >= 0) || math.IsInf(w, 1) { // !(w >= 0) is true for NaN, too
-		return fmt.Errorf("weight %v is not a finite number from 0", w)
-	}
-	return nil
 }

@@ -16,8 +16,7 @@ import (
 type Options struct {
 	// Trace receives an event of every operation: dataparallel.allreduce_gradients, .broadcast_tensor,
 	// .broadcast_tensors, .barrier and .shutdown. Bytes is the size of this rank's tensors. Nil means
-	// the group's sink, see pgroup.Group.Trace. The other verbs are .allreduce_weighted, .start_gradients
-	// and .step_sharded.
+	// the group's sink, see pgroup.Group.Trace. The other operations are .start_gradients and .step_sharded.
 	Trace trace.Sink
 
 	// The fields below must be the same on all ranks.
@@ -67,7 +66,6 @@ type Strategy struct {
 // Operations, in errors and traces.
 const (
 	allReduceGradients = "allreduce_gradients"
-	allReduceWeighted  = "allreduce_weighted"
 	startGradients     = "start_gradients"
 	stepSharded        = "step_sharded"
 	broadcastTensor    = "broadcast_tensor"
@@ -250,7 +248,7 @@ func (s *Strategy) fail(op string, err error) error {
 // move broadcasts the tensors from root or, if root is -1, averages them.
 func (s *Strategy) move(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) error {
 	return s.do(ctx, op, func(ctx context.Context) (int64, error) {
-		p, err := s.agree(ctx, op, root, ts, 0, nil)
+		p, err := s.agree(ctx, op, root, ts, nil)
 		switch {
 		case err != nil:
 			return 0, err

@@ -14,7 +14,7 @@ import (
 // These describe, at the store, the verb in which ranks compare their calls.
 const (
 	agreementVerb  = "collective.allgather"
-	agreementLabel = "3 U64"
+	agreementLabel = "2 U64"
 )
 
 // agreement matches this verb in errors of package collective.

@@ -70,20 +70,6 @@ func ExampleStrategy_AllReduceGradients_mismatch() {
 	// Output: dataparallel: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
 }
 
-func ExampleStrategy_AllReduceWeighted() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		mean, examples := []float32{2}, 30. // of the examples of this rank
-		if s.Rank() == 1 {
-			mean, examples = []float32{6}, 10
-		}
-		err := s.AllReduceWeighted(ctx, map[string]*tensor.Tensor{"w": tensor.From(mean)}, examples)
-		if s.Rank() == 1 {
-			fmt.Println(mean, err)
-		}
-	})
-	// Output: [3] <nil>
-}
-
 func ExampleStrategy_StartGradients() {
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		first, last := []float32{0}, []float32{0}

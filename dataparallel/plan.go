@@ -7,7 +7,6 @@ import (
 	"hash/fnv"
 	"iter"
 	"maps"
-	"math"
 	"slices"
 
 	"github.com/muster-pg/muster/collective"
@@ -102,12 +101,12 @@ func (p *plan) buckets(limit int) iter.Seq2[int, int] {
 	}
 }
 
-// words is how many words each rank sends to the others in agree: the operation, the hash of the plan and
-// of the options, and the weight of the rank.
-const words = 3
+// words is how many words each rank sends to the others in agree: the operation, and the hash of the plan and
+// of the options.
+const words = 2
 
 // codes are the numbers of operations other than a broadcast, in agree.
-var codes = map[string]uint64{allReduceGradients: 0, allReduceWeighted: 1 << 40, startGradients: 2 << 40, stepSharded: 3 << 40}
+var codes = map[string]uint64{allReduceGradients: 0, startGradients: 1 << 40, stepSharded: 2 << 40}
 
 // invalid marks the operation of a rank whose arguments are not valid.
 const invalid = 1 << 63
@@ -115,15 +114,15 @@ const invalid = 1 << 63
 // agree returns the plan if all ranks have the same one, for the same operation. Otherwise all ranks
 // return the same error. A few words from each rank decide it; only when they differ do ranks exchange
 // what their calls are, in explain. check, if not nil, returns why other arguments of this rank are not valid.
-func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, weight float64, check func(p *plan) error) (*plan, error) {
+func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, check func(p *plan) error) (*plan, error) {
 	p, bad := s.planFor(ts)
 	if bad == nil {
-		bad = s.refuses(op, root, p, weight)
+		bad = s.refuses(op, root, p)
 	}
 	if bad == nil && check != nil {
 		bad = check(p)
 	}
-	s.mine[0], s.mine[1], s.mine[2] = uint64(root+1)|codes[op], 0, math.Float64bits(weight)
+	s.mine[0], s.mine[1] = uint64(root+1)|codes[op], 0
 	if bad != nil {
 		s.mine[0] |= invalid
 	} else {
@@ -133,27 +132,15 @@ func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string
 		return nil, err
 	}
 	for i, w := range s.all {
-		if i%words < 2 && w != s.all[i%words] || w&invalid != 0 && i%words == 0 {
+		if w != s.all[i%words] || w&invalid != 0 && i%words == 0 {
 			return nil, s.explain(ctx, op, root, ts, bad)
 		}
-	}
-	if op == allReduceWeighted && !slices.ContainsFunc(s.weights(), func(w float64) bool { return w > 0 }) {
-		return nil, s.fail(op, fmt.Errorf("%w: the weights of all ranks are 0", pgroup.ErrInvalid))
 	}
 	return p, nil
 }
 
-// weights returns those of all ranks, after agree.
-func (s *Strategy) weights() []float64 {
-	ws := make([]float64, s.Size())
-	for i := range ws {
-		ws[i] = math.Float64frombits(s.all[i*words+2])
-	}
-	return ws
-}
-
 // refuses returns why the arguments of op are not valid.
-func (s *Strategy) refuses(op string, root int, p *plan, weight float64) error {
+func (s *Strategy) refuses(op string, root int, p *plan) error {
 	_, reduces := codes[op]
 	if root >= s.Size() || root < 0 && !reduces {
 		return fmt.Errorf("there is no rank %d in a group of %d", root, s.Size())
@@ -166,8 +153,6 @@ func (s *Strategy) refuses(op string, root int, p *plan, weight float64) error {
 		switch {
 		case averages[part.dtype] == nil:
 			return fmt.Errorf("tensor %q is %v, which cannot be averaged", part.name, part.dtype)
-		case op == allReduceWeighted && scales[part.dtype] == nil:
-			return fmt.Errorf("tensor %q is %v, which cannot be weighted", part.name, part.dtype)
 		case op == stepSharded && part.dtype != tensor.F32:
 			return fmt.Errorf("tensor %q is %v, and not F32", part.name, part.dtype)
 		}
@@ -179,7 +164,7 @@ func (s *Strategy) refuses(op string, root int, p *plan, weight float64) error {
 	if s.opts.Wire != tensor.Invalid && s.opts.Wire != tensor.F16 && s.opts.Wire != tensor.BF16 {
 		return fmt.Errorf("Options.Wire is %v, and not F16 or BF16", s.opts.Wire)
 	}
-	return checkWeight(weight)
+	return nil
 }
 
 // claim describes a rank's call when ranks do not agree.

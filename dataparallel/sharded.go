@@ -34,7 +34,7 @@ type Shard struct {
 // ranks that share memory they are those of AllReduceGradients.
 func (s *Strategy) StepSharded(ctx context.Context, params, grads map[string]*tensor.Tensor, step func(shard Shard) error) error {
 	return s.do(ctx, stepSharded, func(ctx context.Context) (int64, error) {
-		p, err := s.agree(ctx, stepSharded, -1, grads, 0, func(p *plan) error {
+		p, err := s.agree(ctx, stepSharded, -1, grads, func(p *plan) error {
 			own, err := newPlan(params, s.opts.Order)
 			if err == nil && own.hash != p.hash {
 				err = errors.New("params and grads have other names, dtypes or shapes")

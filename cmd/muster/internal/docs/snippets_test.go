@@ -112,9 +112,13 @@ func anotherRankOfVLLM(ctx context.Context) error {
 	return errors.Join(g.Close(), err)
 }
 
-func weighted(ctx context.Context, s *dataparallel.Strategy, grads map[string]*tensor.Tensor, examples []int) error {
-	// grads: means over the examples of this rank
-	err := s.AllReduceWeighted(ctx, grads, float64(len(examples)))
+func weighted(ctx context.Context, g *pgroup.Group, s *dataparallel.Strategy, grads map[string]*tensor.Tensor, examples []int, scale func(map[string]*tensor.Tensor, float32)) error {
+	total, err := pgroup.AllReduce(ctx, g, pgroup.Sum, len(examples))
+	if err != nil {
+		return err
+	}
+	scale(grads, float32(len(examples)*g.Size())/float32(total[0]))
+	err = s.AllReduceGradients(ctx, grads)
 	return err
 }
 
