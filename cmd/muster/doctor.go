@@ -26,9 +26,8 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this environment for a job, and say what to do",
-		Long: `Check this environment for a job: variables of launchers, host names and addresses, ports,
-certificates, shared memory, limits of files, and a shared directory. Each finding is ok, a warning,
-or a problem, with what to do about it.
+		Long: `Check this environment for a job: host names and addresses, ports, certificates, and a directory.
+Each finding is ok, a warning, or a problem, with what to do about it.
 
 With --store or MUSTER_STORE it checks that store as a client: whether it grants access with this
 secret and certificate, until when its certificate is valid, and, if it is replicated, which process
@@ -36,8 +35,7 @@ leads and which are standbys.
 
 Started as the ranks of a job, by muster run, torchrun, mpirun or srun, all ranks check each other
 too: whether each can connect to every other and in which direction not, how far their clocks are
-apart, what they see of each other's files, and whether they run the same build. Rank 0 prints the
-findings of all ranks.
+apart, and whether they run the same build. Rank 0 prints the findings of all ranks.
 
 Exits with 1 if there is a problem. No check takes longer than --timeout.`,
 		Example: `  muster doctor

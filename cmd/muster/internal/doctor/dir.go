@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
+	"strings"
 )
 
 const littleDisk = 1 << 30
@@ -95,20 +95,15 @@ func write(path string, b []byte) error {
 // complete.
 func content(version byte) []byte { return bytes.Repeat([]byte{version}, 64<<10) }
 
-// within reports whether f returned within d. If f hangs in the kernel, for example because a file
-// server is gone, its goroutine stays.
-func within(ctx context.Context, d time.Duration, f func()) bool {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
-		return false
+// bytesText formats a number of bytes with its unit.
+func bytesText(n uint64) string {
+	for _, u := range []struct {
+		name string
+		size uint64
+	}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.size {
+			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/float64(u.size)), ".0") + " " + u.name
+		}
 	}
+	return fmt.Sprintf("%d bytes", n)
 }

@@ -58,7 +58,7 @@ type Doctor struct {
 }
 
 // checks are the names of all checks, in the order of a report.
-var checks = []string{"version", "environment", "host", "address", "ports", "store", "security", "memory", "files", "dir", "group", "clocks", "links"}
+var checks = []string{"version", "environment", "host", "address", "ports", "store", "security", "dir", "group", "clocks", "links"}
 
 const defaultAnswerTimeout = 3 * time.Second
 
@@ -112,8 +112,6 @@ func (d *Doctor) alone(ctx context.Context, p *process) []Finding {
 		{"ports", d.ports},
 		{"store", d.store},
 		{"security", d.security},
-		{"memory", d.memory},
-		{"files", d.files},
 		{"dir", d.directory},
 	}
 	// A check that waits for answers uses d.answerTimeout() as its timeout. The rest is for its other

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,8 +17,6 @@ import (
 type rankInfo struct {
 	Version string
 	Host    string
-	Dir     string
-	Nonce   string // that of rank 0 is part of file names
 }
 
 // groupCheck is a group whose ranks are checked together.
@@ -102,7 +99,7 @@ func (w *groupCheck) examine(ctx context.Context, report func(*Report) error) (i
 	if err := w.introduce(ctx); err != nil {
 		return 0, err
 	}
-	for _, check := range []func(context.Context) error{w.clocks, w.links, w.sharedDirectory} {
+	for _, check := range []func(context.Context) error{w.clocks, w.links} {
 		if err := check(ctx); err != nil {
 			return 0, err
 		}
@@ -116,7 +113,7 @@ func (w *groupCheck) introduce(ctx context.Context) error {
 	if host == "" {
 		host, _ = w.System.Hostname() // an unknown name is already a finding of its own
 	}
-	infos, err := pgroup.AllGather(ctx, w.group, rankInfo{w.Version, host, w.Dir, rand.Text()})
+	infos, err := pgroup.AllGather(ctx, w.group, rankInfo{w.Version, host})
 	if err != nil {
 		return err
 	}

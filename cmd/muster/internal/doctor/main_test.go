@@ -57,11 +57,6 @@ func healthy() *doctor.System {
 	}
 	s.Holder = func(int) string { return "nginx (pid 7)" }
 	s.Ephemeral = func() (int, int) { return 32768, 60999 }
-	s.OpenFiles = func() (uint64, error) { return 1 << 20, nil }
-	s.Backlog = func() int { return 4096 }
-	s.SharedSize = func() (uint64, uint64, error) { return 8 << 30, 8 << 30, nil }
-	s.Memfd = func() error { return nil }
-	s.Room = func(int64) error { return nil }
 	s.Volume = func(string) (doctor.Volume, error) { return doctor.Volume{Kind: "nfs", Free: 1 << 40}, nil }
 	return s
 }

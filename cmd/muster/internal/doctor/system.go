@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -25,14 +24,9 @@ type System struct {
 	Dial       func(ctx context.Context, network, addr string) (net.Conn, error)
 	Open       func(ctx context.Context, url string) (*store.Store, error)
 	// the process that listens at port: "nginx (pid 7)"; "" if unknown
-	Holder     func(port int) string
-	Ephemeral  func() (first, last int)
-	OpenFiles  func() (limit uint64, err error)
-	Backlog    func() int // the system's limit of queued connections; 0 if unknown
-	SharedSize func() (size, free uint64, err error)
-	Memfd      func() error
-	Room       func(n int64) error // whether memory for n more bytes is available
-	Volume     func(dir string) (Volume, error)
+	Holder    func(port int) string
+	Ephemeral func() (first, last int)
+	Volume    func(dir string) (Volume, error)
 }
 
 // Interface is a network interface.
@@ -54,8 +48,7 @@ func Here() *System {
 		LookupHost: net.DefaultResolver.LookupHost, Interfaces: interfaces,
 		Listen: new(net.ListenConfig).Listen, Dial: new(net.Dialer).DialContext,
 		Open:   store.Builtin().Open,
-		Holder: holder, Ephemeral: ephemeral, OpenFiles: openFiles, Backlog: backlog,
-		SharedSize: sharedSize, Memfd: memfd, Room: shm.CheckMemory, Volume: volume,
+		Holder: holder, Ephemeral: ephemeral, Volume: volume,
 	}
 }
 

@@ -63,34 +63,6 @@ func ephemeral() (first, last int) {
 	return first, last
 }
 
-func backlog() (n int) {
-	b, _ := os.ReadFile("/proc/sys/net/core/somaxconn")
-	_, _ = fmt.Sscan(string(b), &n)
-	return n
-}
-
-func sharedSize() (size, free uint64, err error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs("/dev/shm", &st); err != nil {
-		return 0, 0, os.NewSyscallError("statfs /dev/shm", err)
-	}
-	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
-}
-
-// memfd creates shared memory as package shm does: sealed, after a write.
-func memfd() error {
-	fd, err := unix.MemfdCreate("muster-doctor", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return os.NewSyscallError("memfd_create", err)
-	}
-	defer unix.Close(fd)
-	if _, err := unix.Write(fd, make([]byte, 4096)); err != nil {
-		return os.NewSyscallError("write", err)
-	}
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_FUTURE_WRITE)
-	return os.NewSyscallError("seal", err)
-}
-
 // kinds maps magic numbers to file systems: those that need special care, and the most common ones.
 var kinds = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "nfs", unix.FUSE_SUPER_MAGIC: "fuse", unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay",

@@ -11,10 +11,6 @@ import (
 
 func holder(int) string            { return "" }
 func ephemeral() (first, last int) { return 49152, 65535 }
-func backlog() int                 { return 0 }
-func memfd() error                 { return errors.ErrUnsupported }
-
-func sharedSize() (size, free uint64, err error) { return 0, 0, errors.ErrUnsupported }
 
 func volume(dir string) (Volume, error) {
 	var st unix.Statfs_t
