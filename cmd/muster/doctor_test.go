@@ -84,7 +84,7 @@ func TestDoctorFindsWhoIsMissing(t *testing.T) {
 	p := reportOf(t, runIn(t, nil, []string{"RANK=0", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port}, "doctor", "--json", "--timeout", "2s"))
 	require.Contains(t, p.text("group", "problem"), "missing ranks 1 and 2")
 	p = reportOf(t, runIn(t, nil, []string{"RANK=3", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port}, "doctor", "--json"))
-	require.Contains(t, p.text("group", "problem"), "rank 3")
+	require.Contains(t, p.text("group", "problem"), "Config.Rank is 3")
 }
 
 // TestDoctorNamesWhoHasAPort finds the owner of a port in the real system.
