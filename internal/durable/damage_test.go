@@ -151,15 +151,16 @@ func filesOf(t *testing.T, dir string) map[string][]byte {
 	return files
 }
 
-// TestDamage flips bits in a directory, or removes files of it, and starts the store. The store has
-// all acknowledged changes, or refuses to start and has changed nothing. No start ends the process.
+// TestDamage flips bits in a directory, or truncates or removes files of it, and starts the store.
+// The store has all acknowledged changes, or refuses to start and has changed nothing. No start ends
+// the process.
 func TestDamage(t *testing.T) {
-	flips := 300
+	damages := 300
 	switch {
 	case os.Getenv("MUSTER_SOAK") != "":
-		flips = 10_000
+		damages = 10_000
 	case testing.Short():
-		flips = 30
+		damages = 30
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
 	dirs := storedDirs(t, rng)
@@ -171,7 +172,9 @@ func TestDamage(t *testing.T) {
 		require.NoError(t, os.Mkdir(dir, 0o700))
 		defer func() { _ = os.RemoveAll(dir) }()
 		for name, b := range files {
-			require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
+			used := bytes.TrimRight(b, "\x00")
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), used, 0o600))
+			require.NoError(t, os.Truncate(filepath.Join(dir, name), int64(len(b))))
 		}
 		st, ok := s.start(dir)
 		switch {
@@ -208,17 +211,20 @@ func TestDamage(t *testing.T) {
 			require.Equal(t, name == lockName, try(was, "without "+name, less), "%s: without %s", was.name, name)
 		}
 	}
-	for n := range flips {
+	for n := range damages {
 		was := dirs[n%len(dirs)]
 		name, at := bitOf(rng, was.files)
 		files := maps.Clone(was.files)
-		b := slices.Clone(files[name])
-		b[at/8] ^= 1 << (at % 8)
+		b, what := files[name][:at/8], "truncated"
+		if n/len(dirs)%2 == 0 {
+			b, what = slices.Clone(files[name]), "flipped"
+			b[at/8] ^= 1 << (at % 8)
+		}
 		files[name] = b
-		try(was, fmt.Sprintf("bit %d of %s", at, name), files)
+		try(was, fmt.Sprintf("%s %s at bit %d", what, name, at), files)
 	}
-	t.Logf("%d flips and %d other cases: %d complete, %d refused; %d ended the process, %d lost something, %d refusals changed something",
-		flips, complete+refused+ended+lost-flips, complete, refused, ended, lost, changed)
+	t.Logf("%d flips and truncations, and %d other cases: %d complete, %d refused; %d ended the process, %d lost something, %d refusals changed something",
+		damages, complete+refused+ended+lost-damages, complete, refused, ended, lost, changed)
 }
 
 // bitOf chooses a bit of a file, mostly where the file has data.

@@ -228,7 +228,7 @@ func TestReplayedIsDurable(t *testing.T) {
 		d := disk.New(rand.New(rand.NewPCG(seed, 2)))
 		j, _ := mustOpen(t, d, 1)
 		record := strings.Repeat("x", 3000)
-		d.FailSync(0)
+		d.FailSync(1) // that of the batch, after that of the file's size
 		require.Error(t, j.Sync(add(j, record)))
 		_, records := mustOpen(t, d, 1)
 		require.Equal(t, []string{record}, records, "what readers see")

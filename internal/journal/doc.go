@@ -31,7 +31,7 @@
 //	        body        each record: length 4, bytes
 //	mark                a head with the count 0 and the length 0, behind the last batch
 //	end                 a head with the count 0 and the length 1: the next segment follows
-//	zeros               written ahead, or none
+//	zeros               a hole, or written ahead
 //
 // A checksum depends on the offset, so that a log within a record is not mistaken for batches.
 //
@@ -46,10 +46,15 @@
 // are written to it after that. A segment with an end therefore has a successor with a valid
 // header, and the successor of a segment without an end has no records.
 //
-// Open cuts off an incomplete last batch, because no Sync has returned for it: a batch with no
-// valid head behind it, of which a sector (512 bytes) is still zero, or that exceeds the file, or
-// whose head is split between two sectors. Anything else that is invalid is damage, and so is a
-// missing segment: Open then returns an error, and changes nothing.
+// Before a batch is written, the file reaches farther than the batch and its mark will, durably. A
+// crash therefore never leaves a batch that exceeds its file, or a file that ends less than a head
+// behind a batch: such a file was truncated, which is damage.
+//
+// Open replaces an incomplete last batch by zeros, because no Sync has returned for it: a batch
+// with no valid head behind it, of which a sector (512 bytes) is still zero, or whose head is split
+// between two sectors. It does not truncate the file, so that a crash meanwhile leaves no short
+// one. Anything else that is invalid is damage, and so is a missing segment: Open then returns an
+// error, and changes nothing.
 //
 // Killing the process loses the records that were not written. A power failure also loses those
 // that were not synced, and possibly the last mark: damage to the last batch may then look like an

@@ -29,7 +29,7 @@ type Options struct {
 	// OnWrite, if not nil, is called with the duration of each write, including its sync; never by
 	// two goroutines at once.
 	OnWrite     func(took time.Duration)
-	Preallocate int // zero bytes that are written ahead, for faster syncs; 0: 1 MiB; 1: none
+	Preallocate int // zero bytes that are written ahead, for faster syncs; default 1 MiB
 }
 
 // Journal is an open log. It owns no goroutine: one of the goroutines in Sync writes, for all that

@@ -31,7 +31,7 @@ const (
 
 func newDisk() *disk.Disk { return disk.New(rand.New(rand.NewPCG(1, 2))) }
 
-func options(d *disk.Disk) *journal.Options { return &journal.Options{FS: d, Preallocate: 2048} }
+func options(d *disk.Disk) *journal.Options { return &journal.Options{FS: d, Preallocate: 256} }
 
 // open opens the log on d, and returns its records.
 func open(d *disk.Disk, from uint64) (j *journal.Journal, records []string, err error) {
@@ -208,7 +208,7 @@ func TestFailureIsForEver(t *testing.T) {
 		"file's sync":  {func(d *disk.Disk) { d.FailSync(0) }, true, syscall.EIO, "sync " + second},
 		"it is there":  {func(d *disk.Disk) { d.Put(second, nil) }, true, syscall.EEXIST, "create " + second},
 		"power, write": {func(d *disk.Disk) { d.CutPower(0) }, false, disk.ErrPower, "write " + first},
-		"power, dir":   {func(d *disk.Disk) { d.CutPower(4) }, true, disk.ErrPower, "sync /log:"},
+		"power, dir":   {func(d *disk.Disk) { d.CutPower(6) }, true, disk.ErrPower, "sync /log:"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk()
@@ -275,14 +275,13 @@ func TestApplyMayRefuse(t *testing.T) {
 }
 
 func TestTornTailIsReported(t *testing.T) {
-	d := written(t, []string{"a", "b"})
-	name := dir + "/log-0000000000000001"
-	d.Put(name, d.Files()[name][:40+29+28])
+	d := written(t, []string{"a", strings.Repeat("b", 1000)})
+	zero(first, 1024, 1200)(d)
 	var out bytes.Buffer
 	_, records, err := openWith(1, &journal.Options{FS: d, Logger: slog.New(slog.NewTextHandler(&out, nil))})
 	require.NoError(t, err)
 	require.Equal(t, []string{"a"}, records)
-	require.Contains(t, out.String(), "file=/log/log-0000000000000001 offset=69 bytes=25", "up to the last that is not zero")
+	require.Contains(t, out.String(), "file=/log/log-0000000000000001 offset=69 bytes=955", "up to the last that is not zero")
 }
 
 func TestOnTheDisk(t *testing.T) {

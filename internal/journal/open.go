@@ -76,13 +76,13 @@ type recovery struct {
 	apply  func([]byte) error
 	logger *slog.Logger
 
-	next     uint64  // sequence number that the next record must have; 0: any
-	last     int64   // offset of the last batch of the last segment; 0: it has only its header
-	ended    bool    // the last segment that was read has an end: another one follows
-	previous segment // the segment before that one, without its file
-	first    uint64  // sequence number of the first record after previous
-	cut      int64   // number of bytes of an incomplete batch behind the last one
-	stale    string  // a segment that was created too early: the one before it has no end
+	next     uint64   // sequence number that the next record must have; 0: any
+	last     int64    // offset of the last batch of the last segment; 0: it has only its header
+	ended    bool     // the last segment that was read has an end: another one follows
+	previous segment  // the segment before that one, without its file
+	first    uint64   // sequence number of the first record after previous
+	torn     [2]int64 // begin and end of an incomplete batch behind the last one
+	stale    string   // a segment that was created too early: the one before it has no end
 }
 
 func (r *recovery) run(from uint64) error {
@@ -146,13 +146,12 @@ func (r *recovery) repair() error {
 			return fileError("remove", r.stale, err)
 		}
 	}
-	if r.cut > 0 {
-		r.logger.Warn("journal: cut off an incomplete write at the end of the log; it was not acknowledged",
-			"file", seg.name, "offset", seg.off, "bytes", r.cut)
-		if err := seg.file.Truncate(seg.off); err != nil {
-			return fileError("truncate", seg.name, err)
+	if off, end := r.torn[0], r.torn[1]; off < end {
+		r.logger.Warn("journal: removed an incomplete write at the end of the log; it was not acknowledged",
+			"file", seg.name, "offset", off, "bytes", end-off)
+		if err := seg.zero(off, end); err != nil { // a crash must not leave a short file
+			return err
 		}
-		seg.end = seg.off
 	}
 	if err := r.rewriteEnd(); err != nil {
 		return err

@@ -58,12 +58,9 @@ func (r *reader) dataEnd(off int64) (end int64, err error) {
 	return end, nil
 }
 
-// sound reports whether the body of the batch with head h at off is complete, and matches its
+// sound reports whether the body of the batch with head h at off, which is in the file, matches its
 // checksum.
 func (r *reader) sound(h head, sum uint32, off int64) (bool, error) {
-	if off+headLen+int64(h.length) > r.size {
-		return false, nil
-	}
 	crc := seed(sum, off)
 	for at, end := off+headLen, off+headLen+int64(h.length); at < end; {
 		n := min(window, end-at)
@@ -98,12 +95,9 @@ func (r *reader) findHeadAfter(sum uint32, off, end int64, next uint64) (at int6
 }
 
 // torn reports whether the bytes at off, where a batch should begin, may be what a crash has left
-// of an incomplete write: they exceed the file, or one of their sectors is still zero, or, without
-// a valid head, the head is split between two sectors, one of which may have the old mark.
+// of an incomplete write: one of their sectors is still zero, or, without a valid head, the head is
+// split between two sectors, one of which may have the old mark.
 func (r *reader) torn(sum uint32, off int64) (bool, error) {
-	if off+headLen > r.size {
-		return true, nil
-	}
 	b, err := r.at(off, headLen)
 	if err != nil {
 		return false, err
@@ -112,9 +106,6 @@ func (r *reader) torn(sum uint32, off int64) (bool, error) {
 	if h, sound := parseHead(b, sum, off); sound {
 		end += int64(h.length)
 	} else if off/sector != (end-1)/sector {
-		return true, nil
-	}
-	if end > r.size {
 		return true, nil
 	}
 	for off < end {

@@ -33,7 +33,7 @@ func (r *recovery) open(number uint64) (*reader, error) {
 	if err != nil {
 		return nil, fileError("size", name, err)
 	}
-	r.j.seg.end = size
+	r.j.seg.size = size
 	return &reader{f: f, size: size}, nil
 }
 
@@ -83,7 +83,7 @@ func (r *recovery) checkSuccessor(following []uint64) error {
 	if err != nil {
 		return err
 	}
-	if !unused || len(following) > 1 || r.cut > headLen { // half a mark may be there
+	if !unused || len(following) > 1 || r.torn[1]-r.torn[0] > headLen { // half a mark may be there
 		return r.damaged(r.j.seg.off, "a segment follows, before which all was durable")
 	}
 	r.stale = name
@@ -152,8 +152,11 @@ func (r *recovery) header(rd *reader) (h header, sum uint32, err error) {
 // otherwise marked reports whether a mark or an end is there.
 func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 	seg := &r.j.seg
+	truncated := func() (bool, bool, error) {
+		return false, false, r.damaged(seg.off, "the file was truncated, to %d bytes", rd.size)
+	}
 	if rd.size-seg.off < headLen {
-		return false, false, nil
+		return truncated()
 	}
 	b, err := rd.at(seg.off, headLen)
 	if err != nil {
@@ -169,6 +172,9 @@ func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 	if h.count == 0 {
 		r.ended = h.length == endLength
 		return true, false, nil
+	}
+	if rd.size-seg.off < headLen+int64(h.length)+headLen {
+		return truncated()
 	}
 	if sound, err := rd.sound(h, seg.sum, seg.off); err != nil || !sound {
 		return false, false, r.readError(err)
@@ -208,7 +214,7 @@ func (r *recovery) tail(rd *reader, marked bool) error {
 		return r.readError(err)
 	}
 	if marked { // at least the head of a batch behind the mark has not reached the disk
-		r.cut = max(0, end-off-headLen)
+		r.torn = [2]int64{off + headLen, max(end, off+headLen)}
 		return nil
 	}
 	if end == off {
@@ -228,7 +234,7 @@ func (r *recovery) tail(rd *reader, marked bool) error {
 	if !torn {
 		return r.damaged(off, "the last batch is complete, and not sound")
 	}
-	r.cut = end - off
+	r.torn = [2]int64{off, end}
 	return nil
 }
 

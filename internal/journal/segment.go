@@ -8,6 +8,9 @@ package journal
 // the first write to an allocated block changes metadata too.
 const defaultPreallocate = 1 << 20
 
+// roomOf is the size of a file, in units of what is written ahead.
+const roomOf = 8
+
 var zeros [64 << 10]byte
 
 // segment is the file that is written. Journal.sem guards it.
@@ -17,7 +20,8 @@ type segment struct {
 	number      uint64
 	sum         uint32 // checksum of the header
 	off         int64  // end of the last batch, where the mark is
-	end         int64  // end of the file: zeros from off on
+	size        int64  // durable size of the file, or less; it has zeros from off on, apart from the mark
+	filled      int64  // up to where zeros were written
 	preallocate int64
 	head        [headLen]byte // buffer for a mark
 }
@@ -41,17 +45,55 @@ func (s *segment) write(b []byte, next uint64) error {
 
 // sync appends b, and returns when it is durable.
 func (s *segment) sync(b []byte) error {
+	off := s.off + int64(len(b))
+	if err := s.reserve(off + headLen); err != nil {
+		return err
+	}
 	if _, err := s.file.WriteAt(b, s.off); err != nil {
 		return fileError("write", s.name, err)
 	}
-	off := s.off + int64(len(b))
-	if err := s.extend(off + headLen); err != nil {
-		return fileError("write", s.name, err)
+	if filled := roundUp(off+headLen, s.preallocate); filled > s.filled {
+		if err := s.zero(off, filled); err != nil {
+			return err
+		}
+		s.filled = filled
 	}
 	if err := s.file.Sync(); err != nil {
 		return fileError("sync", s.name, err)
 	}
 	s.off = off
+	return nil
+}
+
+// reserve makes the file reach to end or farther, durably, before anything is written there: what
+// exceeds a file was therefore in it before somebody truncated it. The file has a hole there, which
+// costs a sync and no data.
+func (s *segment) reserve(end int64) error {
+	if end <= s.size {
+		return nil
+	}
+	size := roundUp(end, roomOf*s.preallocate)
+	if _, err := s.file.WriteAt(zeros[:1], size-1); err != nil {
+		return fileError("write", s.name, err)
+	}
+	if err := s.file.Sync(); err != nil {
+		return fileError("sync", s.name, err)
+	}
+	s.size = size
+	return nil
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// zero writes zeros from off to end.
+func (s *segment) zero(off, end int64) error {
+	for off < end {
+		n, err := s.file.WriteAt(zeros[:min(int64(len(zeros)), end-off)], off)
+		if err != nil {
+			return fileError("write", s.name, err)
+		}
+		off += int64(n)
+	}
 	return nil
 }
 
@@ -69,29 +111,12 @@ func (s *segment) writeEnd(next uint64) error {
 	if err := s.mark(endLength, next); err != nil {
 		return err
 	}
-	if used := s.off + headLen; used < s.end {
+	if used := s.off + headLen; used < s.size {
 		if err := s.file.Truncate(used); err != nil {
 			return fileError("truncate", s.name, err)
 		}
 	}
 	return fileError("sync", s.name, s.file.Sync())
-}
-
-// extend writes zeros from off on, if the file ends there.
-func (s *segment) extend(off int64) error {
-	if off <= s.end {
-		return nil
-	}
-	end := (off + s.preallocate - 1) / s.preallocate * s.preallocate
-	for at := off; at < end; {
-		n, err := s.file.WriteAt(zeros[:min(int64(len(zeros)), end-at)], at)
-		if err != nil {
-			return err
-		}
-		at += int64(n)
-	}
-	s.end = end
-	return nil
 }
 
 func (s *segment) close() error {
