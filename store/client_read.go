@@ -194,7 +194,7 @@ func (c *client) readOne(l *clientConn) (id uint64, err error) {
 	}
 	c.received.Store(true)
 	if h.ID == 0 {
-		return 0, c.handleServerFrame(l, h.Op)
+		return 0, c.handleServerFrame(l, h, body)
 	}
 	l.gotReply = true
 	if h.Op == wire.OpGoodbye {
@@ -272,10 +272,10 @@ func (c *client) handleRefusal(h wire.Header, body []byte) error {
 }
 
 // handleServerFrame handles a frame that is not a reply.
-func (c *client) handleServerFrame(l *clientConn, op wire.Op) error {
-	switch op {
+func (c *client) handleServerFrame(l *clientConn, h wire.Header, body []byte) error {
+	switch h.Op {
 	case wire.OpGoodbye:
-		return errGoodbye
+		return goodbyeError(h, body)
 	case wire.OpProbe:
 		l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
 		l.out.Flush()
@@ -285,6 +285,16 @@ func (c *client) handleServerFrame(l *clientConn, op wire.Op) error {
 		l.out.Flush()
 	}
 	return nil
+}
+
+// goodbyeError returns errGoodbye for a store that has shut down, and for one that has failed its
+// reason.
+func goodbyeError(h wire.Header, body []byte) error {
+	var rep wire.Reply
+	if h.Code != wire.CodeUnavailable || rep.Parse(h, bytes.Clone(body)) != nil {
+		return errGoodbye
+	}
+	return &Error{Code: rep.Code, Err: ErrUnavailable, Detail: rep.Detail, Reason: wire.Reason(rep.N)}
 }
 
 // recordResult records the ranks and leases of this session.

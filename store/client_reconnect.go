@@ -97,7 +97,7 @@ func (c *client) connEnded(l *clientConn, err error) {
 	c.log().Debug("store connection ended", "err", why)
 	c.health.down(why)
 	c.readTurn.wg.Go(l.pipe.Done)
-	permanent := malformed(err) || errors.Is(err, errGoodbye) && !c.session.durable
+	permanent := why.Reason == wire.ReasonDisk || malformed(err) || errors.Is(err, errGoodbye) && !c.session.durable
 	if permanent {
 		c.failAll(why)
 	}
@@ -116,9 +116,13 @@ func (c *client) log() *slog.Logger {
 // connError returns the error for calls whose connection l has ended.
 func (c *client) connError(l *clientConn, err error) *Error {
 	e := &Error{Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
+	if reported, ok := errors.AsType[*Error](err); ok {
+		e.Detail, e.Reason = reported.Detail, reported.Reason
+	}
 	switch {
 	case errors.Is(err, errGoodbye):
 		e.Code = wire.CodeLeft
+	case e.Reason == wire.ReasonDisk:
 	case l.replaced.Load():
 		e.Detail = "another address serves the store now"
 	case l.out.Err() != nil:

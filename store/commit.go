@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -301,7 +302,7 @@ func flush(outboxes []*transport.Outbox) {
 func (c *committer) fail(err error) {
 	c.release() // what was committed before
 	c.mu.Lock()
-	c.err = &Error{Op: "commit", Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
+	c.err = &Error{Op: "commit", Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err), Reason: wire.ReasonDisk}
 	calls, paused := c.calls, c.paused
 	c.calls, c.paused = nil, nil
 	c.mu.Unlock()

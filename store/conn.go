@@ -191,6 +191,13 @@ func (c *conn) goodbye() {
 	out.Flush()
 }
 
+// fail implements sessionConn.
+func (c *conn) fail(why *wire.Reply) {
+	c.out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, why) })
+	c.out.Flush()
+	time.AfterFunc(refusalTimeout, c.close)
+}
+
 // probe sends a liveness probe.
 func (c *conn) probe() {
 	c.mu.Lock()

@@ -93,6 +93,7 @@ type sessionConn interface {
 	deliver(e core.Effect, pos uint64, encode *encoder)
 	flush()
 	close()
+	fail(why *wire.Reply)     // passes the reason to the peer, and closes the connection
 	silentFor() time.Duration // how long ago something was received from the peer
 	askStacks()               // asks the peer for its stacks; see stacks.go
 }

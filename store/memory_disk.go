@@ -2,8 +2,10 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -32,7 +34,7 @@ func (m *Memory) openDisk() error {
 		disk, machine, err = durable.Open(m.Dir, m.Limits, o)
 	}
 	if err != nil {
-		return &Error{Op: "open", Key: m.Dir, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+		return &Error{Op: "open", Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 	}
 	m.disk, m.machine, m.incarnation, m.loggedTime = disk, machine, disk.Incarnation, machine.Now()
 	if m.failed == nil {
@@ -84,10 +86,24 @@ func (m *Memory) fail(err error) {
 	m.mu.Lock()
 	m.failure = err
 	m.mu.Unlock()
-	for _, l := range m.endCalls(err) {
-		l.close()
+	conns := m.endCalls(err)
+	for _, c := range conns {
+		if m.Replica == nil {
+			c.fail(failedReply(err))
+		} else { // its sessions go on there
+			c.close()
+		}
 	}
 	close(m.failed)
+}
+
+// failedReply returns the goodbye of a store that has failed with err.
+func failedReply(err error) *wire.Reply {
+	why := "the store cannot write to its disk"
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		why = "no space left on the store's disk"
+	}
+	return &wire.Reply{Code: wire.CodeUnavailable, N: int64(wire.ReasonDisk), Detail: why}
 }
 
 // Failed returns a channel that is closed when a durable store cannot write its log any more. Err

@@ -324,6 +324,9 @@ func (b *relayedConn) close() {
 	}
 }
 
+// fail implements sessionConn: the relay gets the reason, and passes it on.
+func (*relayedConn) fail(*wire.Reply) {}
+
 // sendEnd reports to the relay that the relayed connection has ended.
 func (b *relayedConn) sendEnd() {
 	b.relay.out.Append(func(to []byte) []byte {

@@ -338,7 +338,7 @@ func (u *upstream) read() {
 		}
 	}
 	u.relay.upstreamEnded(u, err)
-	u.end(errors.Is(err, errGoodbye))
+	u.end(err)
 	u.conn.close()
 }
 
@@ -348,7 +348,7 @@ func (u *upstream) handleFrame(h wire.Header, body []byte, owned bool) error {
 	case wire.OpRelay:
 		return u.deliver(h, body, owned)
 	case wire.OpGoodbye:
-		return errGoodbye
+		return goodbyeError(h, body)
 	case wire.OpProbe:
 		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
 		u.conn.out.Flush()
@@ -446,7 +446,13 @@ func (u *upstream) peersOf(ended bool) []*relayPeer {
 }
 
 // end handles the end of the connection.
-func (u *upstream) end(goodbye bool) {
+func (u *upstream) end(err error) {
+	var goodbye *wire.Reply
+	if failed, ok := errors.AsType[*Error](err); ok && failed.Reason == wire.ReasonDisk {
+		goodbye = &wire.Reply{Code: failed.Code, N: int64(failed.Reason), Detail: failed.Detail}
+	} else if errors.Is(err, errGoodbye) {
+		goodbye = &wire.Reply{Code: wire.CodeLeft}
+	}
 	u.mu.Lock()
 	u.ended = true
 	u.timer.Stop()
@@ -454,8 +460,9 @@ func (u *upstream) end(goodbye bool) {
 	u.peers = map[uint32]*relayPeer{}
 	u.mu.Unlock()
 	for _, p := range all {
-		if goodbye {
-			p.deliverReply(wire.Header{Op: wire.OpGoodbye, Code: wire.CodeLeft}, 0, new(transport.Body))
+		if goodbye != nil {
+			p.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, goodbye) })
+			p.out.Flush()
 			p.closeLater()
 		} else {
 			p.close()

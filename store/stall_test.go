@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,17 +22,26 @@ import (
 // stallingFS is the file system of the OS, with syncs that can be made to stall.
 type stallingFS struct {
 	disklog.FS
-	mu      sync.Mutex // protects stalled
+	mu      sync.Mutex // protects the fields below
 	stalled chan struct{}
+	err     error // of syncs
 }
 
-func (fs *stallingFS) wait() {
+func (fs *stallingFS) wait() error {
 	fs.mu.Lock()
-	stalled := fs.stalled
+	stalled, err := fs.stalled, fs.err
 	fs.mu.Unlock()
 	if stalled != nil {
 		<-stalled
 	}
+	return err
+}
+
+// fail makes syncs fail with err.
+func (fs *stallingFS) fail(err error) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.err = err
 }
 
 // stall makes syncs wait until resume is called.
@@ -64,7 +74,9 @@ type stallingFile struct {
 }
 
 func (f *stallingFile) Sync() error {
-	f.fs.wait()
+	if err := f.fs.wait(); err != nil {
+		return err
+	}
 	return f.File.Sync()
 }
 
@@ -114,6 +126,45 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	v, err := looker.Get(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, "v", string(v))
+}
+
+// TestClientsLearnWhyTheStoreFails checks that the calls of all clients, direct or through a relay,
+// end with the reason when the disk of the store fails.
+func TestClientsLearnWhyTheStoreFails(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		"no space left on the store's disk":  syscall.ENOSPC,
+		"the store cannot write to its disk": syscall.EIO,
+	} {
+		for _, relayed := range []bool{false, true} {
+			fs := &stallingFS{FS: disklog.OS}
+			m := &store.Memory{Dir: t.TempDir()}
+			store.SetFS(m, fs)
+			addr := testcluster.Serve(t, &store.Server{Engine: m})
+			if relayed {
+				r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, r.Close()) })
+				addr = testcluster.Serve(t, &store.Server{Engine: r})
+			}
+			writer, waiter := testcluster.Dial(t, addr, nil), testcluster.Dial(t, addr, nil)
+			ctx := bounded(t)
+			require.NoError(t, writer.Set(ctx, "k", nil, nil))
+			waited := make(chan error, 1)
+			go func() { _, err := waiter.Wait(ctx, "absent"); waited <- err }()
+			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(waiter.Engine()) > 0 }, "it waits")
+			fs.fail(err)
+			changed := writer.Set(ctx, "k", nil, nil)
+			require.ErrorIs(t, changed, store.ErrUnknown)
+			for _, err := range []error{changed, <-waited} {
+				e, ok := errors.AsType[*store.Error](err)
+				require.True(t, ok, err)
+				require.ErrorIs(t, err, store.ErrUnavailable)
+				require.Equal(t, wire.ReasonDisk, e.Reason, err)
+				require.Contains(t, err.Error(), want)
+			}
+		}
+	}
 }
 
 // TestManyWritesWhileTheDiskStalls checks that requests wait when much data is not yet on the disk,

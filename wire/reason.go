@@ -1,7 +1,7 @@
 package wire
 
 // Reason is why a store could not be used: for programs that say which setting to change. It is N of
-// a reply that refuses OpHello; a client adds what it detects itself.
+// a reply that refuses OpHello, and of OpGoodbye from a server; a client adds what it detects itself.
 type Reason int64
 
 // The reasons. Numbers are only ever added.
@@ -19,4 +19,5 @@ const (
 	ReasonServerSecret                    // the server did not prove that it knows the secret
 	ReasonNoAnswer                        // the address accepts connections, and nothing answers
 	ReasonDisconnected                    // the client had no connection when the call ended
+	ReasonDisk                            // the store cannot write to its disk, and has ended
 )

@@ -270,6 +270,8 @@ func (e *storeError) unavailable(inner *store.Error) string {
 	text := fmt.Sprintf("the store at %s went away (%s)", addr, reason(e.err))
 	if inner != nil && inner.Reason == wire.ReasonDisconnected {
 		text = fmt.Sprintf("the store cannot be reached (%s)", inner.Detail)
+	} else if inner != nil && inner.Reason == wire.ReasonDisk {
+		text = fmt.Sprintf("the store has failed (%s)", inner.Detail)
 	}
 	text += ": start it again, and then this"
 	if errors.Is(e.err, store.ErrUnknown) {

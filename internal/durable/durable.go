@@ -146,7 +146,10 @@ func Open(dir string, limits core.Limits, o *Options) (*Disk, *core.Machine, err
 			_ = d.log.Close()
 		}
 		_ = d.release()
-		return nil, nil, fmt.Errorf("durable: %s: %w", dir, err)
+		if !strings.Contains(err.Error(), dir) { // it names no file there
+			err = fmt.Errorf("%s: %w", dir, err)
+		}
+		return nil, nil, fmt.Errorf("durable: %w", err)
 	}
 	return d, m, nil
 }

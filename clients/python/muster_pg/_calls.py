@@ -37,6 +37,10 @@ class Goodbye(Exception):
     """The store has shut down."""
 
 
+class Failed(Exception):
+    """The store has failed, and says why."""
+
+
 class Calls:
     """The open calls of a session. The session's thread makes its connections, and ends them."""
 
@@ -226,7 +230,7 @@ class Calls:
         self._silent = 0
         if h.id == 0:
             if h.op == Op.GOODBYE:
-                raise Goodbye("it has shut down")
+                raise Failed(_wire.parse_reply(h, body).detail) if h.code == Code.UNAVAILABLE else Goodbye("it has shut down")
             if h.op == Op.PROBE:
                 line.pipe.send(_wire.encode(Request(Op.PROBE)))
             if h.op == Op.STACKS:
@@ -323,7 +327,7 @@ def _quiet(e: BaseException, began: float) -> bool:
 
 def _of_connection(e: BaseException) -> bool:
     """Reports whether e is how a connection ends, which the session's thread reports."""
-    return isinstance(e, (EOFError, Goodbye, _wire.Malformed, Error)) or isinstance(e, OSError) and e.errno is not None
+    return isinstance(e, (EOFError, Goodbye, Failed, _wire.Malformed, Error)) or isinstance(e, OSError) and e.errno is not None
 
 
 def _result(call: Call) -> Reply:

@@ -18,7 +18,7 @@ from typing import Optional
 
 from . import _dial, _wire
 from ._call import NoAnswer, Numbers
-from ._calls import INTERRUPTED, Calls, Goodbye
+from ._calls import INTERRUPTED, Calls, Failed, Goodbye
 from ._connect import Attempt
 from ._dial import Dialer, Line, Refusal
 from ._errors import Busy, Compacted, Denied, Error, Invalid, ProtocolError, SessionLost, Unavailable, kind_of, make, words_of
@@ -139,7 +139,7 @@ class Session(Calls):
             self._fruitless += 1
             self._why = self._broken(error)
             self._wanted = True  # also without calls: the session is kept
-            if isinstance(error, _wire.Malformed) or isinstance(error, Goodbye) and not self._durable:
+            if isinstance(error, (_wire.Malformed, Failed)) or isinstance(error, Goodbye) and not self._durable:
                 self._end_calls(list(self._calls.values()), self._why)
                 self._wanted = False  # the next call tries
 
