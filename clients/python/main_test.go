@@ -34,12 +34,12 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// interpreter returns a Python that has msgpack, and skips the test if there is none.
+// interpreter returns a Python that has msgpack and numpy, and skips the test if there is none.
 func interpreter(t *testing.T) string {
 	t.Helper()
 	exe, tried := findPython()
 	if exe == "" {
-		t.Skipf("SKIPPED: no Python ≥ 3.9 with msgpack; run .ci/python, or set MUSTER_PYTHON: %s", strings.Join(tried, "; "))
+		t.Skipf("SKIPPED: no Python ≥ 3.9 with msgpack and numpy; run .ci/python, or set MUSTER_PYTHON: %s", strings.Join(tried, "; "))
 	}
 	return exe
 }
@@ -52,7 +52,7 @@ var findPython = sync.OnceValues(func() (found string, tried []string) {
 		if exe == "" {
 			continue
 		}
-		out, err := exec.Command(exe, "-c", "import sys, msgpack; assert sys.version_info >= (3, 9)").CombinedOutput()
+		out, err := exec.Command(exe, "-c", "import sys, msgpack, numpy; assert sys.version_info >= (3, 9)").CombinedOutput()
 		if err == nil {
 			return exe, nil
 		}

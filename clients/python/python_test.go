@@ -70,6 +70,41 @@ func TestGuide(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 }
 
+// TestWhatCanBeSent checks each row of the table in docs/guides/python.md.
+func TestWhatCanBeSent(t *testing.T) {
+	check := func(library string) []string {
+		return []string{"-c", `
+import array, collections, functools, http, re, sys
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+import msgpack, numpy as np, muster_pg
+from muster_pg import _objects
+if sys.argv[1] == "torch":
+    import torch
+rows = re.findall("^[|] [^|]+ [|] (.+) [|] (.+) [|]$", open("../../docs/guides/python.md").read().partition("can be sent")[2], re.M)[1:]
+for examples, result in rows:
+    if (sys.argv[1] == "torch") != ("torch" in examples):
+        continue
+    for example in re.findall("` + "`" + `(.+?)` + "`" + `", examples):
+        v = eval(example)
+        try:
+            got = _objects.unpacker(v)(_objects.pack(v))
+        except muster_pg.Invalid as e:
+            assert result == "refused", (example, e)
+        else:
+            want = eval(result.strip("` + "`" + `"))
+            if isinstance(want, muster_pg.Array):
+                got = _objects.unpack(_objects.pack(v))
+            assert repr(got) == repr(want) and got.__class__ is want.__class__, (example, got, want)
+            if isinstance(want, np.ndarray):
+                assert got.dtype == want.dtype, got.dtype
+        print(example)
+`, library}
+	}
+	t.Run("numpy", func(t *testing.T) { require.Greater(t, strings.Count(script(t, nil, check("numpy")...), "\n"), 20) })
+	t.Run("torch", func(t *testing.T) { require.Equal(t, 4, strings.Count(torchScript(t, check("torch")...), "\n")) })
+}
+
 // TestReadmeAuthentication runs the lines about secrets and TLS, each on a store that requires
 // them, in the directory of the files.
 func TestReadmeAuthentication(t *testing.T) {

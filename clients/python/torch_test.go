@@ -1,10 +1,13 @@
 package python_test
 
 import (
+	"context"
+	"fmt"
 	"os/exec"
-	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,9 +20,31 @@ import (
 // also its TCPStore: the verbs, mismatches, a rank that is missing and one that is killed.
 func TestTorchGroup(t *testing.T) {
 	addr := testcluster.Serve(t, &store.Server{Protocols: []store.Protocol{new(tcpstore.Protocol)}})
-	out := torchScript(t, "torch_group.py", addr)
+	out := torchScript(t, "tests/torch_group.py", addr)
 	for part, ranks := range map[string]int{"tensors": 4, "arrays": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
 		require.Equal(t, ranks, strings.Count(out, "ok "+part), "%s\n%s", part, out)
+	}
+}
+
+// TestTorchTraining checks what the ranks of DDP and FSDP2 report when rank 1 fails: each names it, and
+// ends by itself.
+func TestTorchTraining(t *testing.T) {
+	says := map[string]string{
+		"exit": "0", "kill": "-9", "mismatch": "1 .*: ranks disagree: .*rank 1 called barrier",
+		"timeout": "1 .*: timed out after .*: missing rank 1", "sparse": "1 .*: rank 1: invalid: a tensor is sparse_coo: pass t.to_dense()",
+	}
+	failures := testcluster.Form([]string{"ddp-exit", "ddp-sparse", "fsdp-kill"}, []string{
+		"ddp-exit", "ddp-kill", "ddp-mismatch", "ddp-timeout", "ddp-sparse", "fsdp-exit", "fsdp-kill", "fsdp-mismatch", "fsdp-timeout", "fsdp-sparse",
+	})
+	addr := testcluster.Serve(t, &store.Server{Protocols: []store.Protocol{new(tcpstore.Protocol)}})
+	out := torchScript(t, append([]string{"tests/torch_train.py", addr}, failures...)...)
+	for _, failure := range failures {
+		says := says[failure[strings.Index(failure, "-")+1:]]
+		require.Regexp(t, fmt.Sprintf("(?m)^%s 1 %s", failure, says), out)
+		if says[0] != '1' {
+			says = "1 .*: lost rank 1"
+		}
+		require.Len(t, regexp.MustCompile(fmt.Sprintf("(?m)^%s [02] %s", failure, says)).FindAllString(out, -1), 2, "%s\n%s", failure, out)
 	}
 }
 
@@ -27,14 +52,16 @@ func TestTorchGroup(t *testing.T) {
 // TestTorchrunMuster (cmd/muster) runs torchrun.
 func TestTorchRendezvous(t *testing.T) {
 	safe := testcluster.Serve(t, &store.Server{Access: []store.Access{{Secret: []byte("0123456789abcdef"), Write: true}}})
-	out := torchScript(t, "torch_rendezvous.py", testcluster.Serve(t, &store.Server{}), safe)
+	out := torchScript(t, "tests/torch_rendezvous.py", testcluster.Serve(t, &store.Server{}), safe)
 	require.Contains(t, out, "ok errors\nok state\n")
 }
 
-// torchScript runs a script of tests/ with PyTorch until it exits, and fails the test if it does.
-func torchScript(t *testing.T, name string, args ...string) string {
+// torchScript runs a script with PyTorch until it exits, and fails the test if it does.
+func torchScript(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(bounded(t), testcluster.Torch(t, "numpy"), append([]string{filepath.Join("tests", name)}, args...)...)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, testcluster.Torch(t, "numpy"), args...)
 	cmd.Env = environment(t, "OMP_NUM_THREADS=1")
 	for i, v := range cmd.Env { // torch's Python has no msgpack
 		if path, ok := strings.CutPrefix(v, "PYTHONPATH="); ok {

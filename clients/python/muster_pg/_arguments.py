@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Optional, Union
 
 from ._errors import Error, InvalidType, Kinds, quote
 
+INT64 = -(1 << 63), (1 << 63) - 1
 Value = Union[bytes, bytearray, memoryview]
 Bad = Callable[[str, Kinds], Error]  # makes the error of a verb: what is wrong, and what the error is beside Invalid
 
@@ -52,12 +53,14 @@ def secret(bad: Bad, v: Any) -> Optional[bytes]:
 
 
 def whole(bad: Bad, name: str, v: Any) -> int:
-    """Returns an int. A bool is none."""
-    if type(v) is int:
-        return v
-    if isinstance(v, bool) or not hasattr(v, "__index__"):
-        raise of_type(bad, name, "an int", v)
-    return operator.index(v)
+    """Returns an int, which may be of at most 64 bits. A bool is none."""
+    if type(v) is not int:
+        if isinstance(v, bool) or not hasattr(v, "__index__"):
+            raise of_type(bad, name, "an int", v)
+        v = operator.index(v)
+    if v.bit_length() > 64:
+        raise bad(f"{name} is a number of {v.bit_length()} bits", ())
+    return int(v)
 
 
 def between(bad: Bad, name: str, v: Any, least: int, most: int) -> int:

@@ -15,7 +15,7 @@ from ._errors import Invalid, make
 # By name: the number of a dtype, its bits, and its name in numpy (or ml_dtypes) and torch; "" if they have none.
 _DTYPES: Dict[str, Tuple[int, int, str]] = {
     "BOOL": (1, 8, "bool"),
-    "F4": (2, 4, ""),
+    "F4": (2, 4, "float4_e2m1fn_x2"),
     "F6_E2M3": (3, 6, ""),
     "F6_E3M2": (4, 6, ""),
     "U8": (5, 8, "uint8"),
@@ -76,6 +76,9 @@ class Array:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return Array, (self.dtype, self.shape, bytes(self.data))
+
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
@@ -97,9 +100,10 @@ class Array:
         dtype = getattr(torch, _DTYPES[self.dtype][2] or self.dtype, None)
         if dtype is None:
             raise make(Invalid, f"this version of torch has no {_DTYPES[self.dtype][2] or self.dtype}")
+        shape = self.shape if self.dtype != "F4" else (*self.shape[:-1], self.shape[-1] // 2)
         if not self.data:
-            return torch.empty(self.shape, dtype=dtype)
-        return torch.frombuffer(bytearray(self.data), dtype=torch.uint8).view(dtype).reshape(self.shape)
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(bytearray(self.data), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def library(v: object) -> str:
@@ -131,7 +135,7 @@ def of(v: Any) -> Optional[Array]:
         return _of_numpy(v)
     if name == "torch":
         return _of_torch(v)
-    if isinstance(v, array.array) or isinstance(v, memoryview) and v.format not in ("B", "b", "c"):
+    if isinstance(v, array.array) or isinstance(v, memoryview) and (v.format not in ("B", "c") or v.ndim != 1):
         view = memoryview(v)
         dtype = _FORMATS.get(view.format)
         if dtype is None:
@@ -140,24 +144,41 @@ def of(v: Any) -> Optional[Array]:
     return None
 
 
-def _dtype(v: Any, name: str) -> str:
+def _dtype(v: Any, name: str, *types: type) -> str:
+    """Returns the name of v's dtype, if v has one of these types: others add something to an array,
+    such as a mask, that would be lost.
+    """
+    if type(v) not in types:
+        raise make(Invalid, f"a {type(v).__name__} cannot be sent, but its arrays")
     if name not in _BY_LIBRARY:
         raise make(Invalid, f"an array of {name} cannot be sent: there are {', '.join(sorted(_BY_LIBRARY))}")
     return _BY_LIBRARY[name]
 
 
 def _of_numpy(v: Any) -> Array:
-    dtype = _dtype(v, v.dtype.name)
+    import numpy
+
+    dtype = _dtype(v, v.dtype.name, numpy.ndarray, numpy.memmap)
     if not v.dtype.isnative or sys.byteorder == "big":
         v = v.astype(v.dtype.newbyteorder("<"))
     return Array(dtype, v.shape, memoryview(v.copy(order="C").reshape(-1).view("u1") if not v.flags.c_contiguous else v.reshape(-1).view("u1")))
 
 
 def _of_torch(v: Any) -> Array:
-    dtype = _dtype(v, str(v.dtype)[len("torch.") :])
-    if v.device.type != "cpu":
-        raise make(Invalid, f"a tensor is on {v.device}: pass t.cpu()")
-    return Array(dtype, v.shape, memory(v.contiguous()))
+    import torch
+
+    dtype = _dtype(v, str(v.dtype)[len("torch.") :], torch.Tensor, torch.nn.Parameter)
+    shape = v.shape if dtype != "F4" else (*v.shape[:-1], 2 * v.shape[-1])  # an element of torch is two numbers
+    return Array(dtype, shape, bytes_of(v))
+
+
+def bytes_of(t: Any) -> memoryview:
+    """Returns the bytes of a torch tensor: its memory, if that is contiguous."""
+    if t.device.type != "cpu":
+        raise make(Invalid, f"a tensor is on {t.device}: pass t.cpu()")
+    if str(t.layout) != "torch.strided":
+        raise make(Invalid, f"a tensor is {str(t.layout)[len('torch.') :]}: pass t.to_dense()")
+    return memory(t.resolve_conj().resolve_neg().contiguous())
 
 
 def memory(t: Any) -> memoryview:
@@ -168,9 +189,11 @@ def memory(t: Any) -> memoryview:
 
 
 def scalar(v: object) -> Any:
-    """Returns the int, float or bool that a scalar of numpy is, and any other object itself."""
+    """Returns the bool, int, float, str or bytes that a scalar of numpy is, and any other object
+    itself.
+    """
     numpy = sys.modules.get("numpy")
-    return v.item() if numpy is not None and isinstance(v, numpy.generic) else v
+    return v.item() if isinstance(v, getattr(numpy, "generic", ())) and v.dtype.kind in "biufSU" else v  # type: ignore[attr-defined]
 
 
 def to_map(a: Array) -> Dict[str, Any]:
@@ -178,11 +201,16 @@ def to_map(a: Array) -> Dict[str, Any]:
     return {"DType": _DTYPES[a.dtype][0], "Data": a.data, "Shape": list(a.shape)}
 
 
+def is_map(m: Dict[Any, Any]) -> bool:
+    """Reports whether a map is an array as msgpack has it."""
+    return m.keys() == _KEYS and isinstance(m["Data"], bytes)
+
+
 def from_map(m: Dict[Any, Any]) -> Any:
     """Returns the array that a map is, or the map."""
-    if m.keys() != _KEYS or not isinstance(m["Data"], bytes):
+    if not is_map(m):
         return m
-    if m["DType"] not in _BY_NUMBER or not isinstance(m["Shape"], (list, type(None))):
+    if not isinstance(m["DType"], int) or m["DType"] not in _BY_NUMBER or not isinstance(m["Shape"], (list, type(None))):
         raise make(Invalid, f"a tensor of dtype {m['DType']!r} and shape {m['Shape']!r}")
     return Array(_BY_NUMBER[m["DType"]], m["Shape"] or (), m["Data"])
 
@@ -221,7 +249,7 @@ class Reduction:
         text = str(of(v))  # refuses one that cannot be sent
         self._example = a = v
         self._library = library(v)
-        name = str(a.dtype).replace("torch.", "")
+        name = a.dtype.name if self._library == "numpy" else str(a.dtype)[len("torch.") :]
         wide = self._WIDER.get(name, name)
         if average and "int" in wide:
             wide = "uint64" if wide in ("uint32", "uint64") else "int64"

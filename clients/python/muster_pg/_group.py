@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union, overload
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, Union, overload
 
 from . import _arguments, _arrays, _env, _objects, _membership, _reduce, _wire
 from ._arguments import Value
 from ._call import NoAnswer
 from ._errors import Busy, Error, Expired, Invalid, Kinds, StoreError, TooLarge, Unknown, Unsupported, clip, make, quote
 from ._member import Member
-from ._membership import LEAVE_WAIT, Config, Membership, invalid
+from ._membership import LEAVE_WAIT, Config, Membership
 from ._secure import TLS
 from ._span import Span
 from ._store import Store, nanoseconds
-from ._verb import SHUTDOWN, Verb, check_size, data_of
+from ._verb import SHUTDOWN, Verb, check_size, data_of, words
 from ._wire import WANT_ALL, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
 
 _BYTES = "[]byte"  # the type of what passes as it is
@@ -177,46 +177,46 @@ class Group:
         Only an array of numpy or torch that another rank passes does: it receives the values of
         root's array, which must have its dtype and shape. The root does not wait for its readers.
         """
-        return self._broadcast(_objects.pack, _objects.unpack, "", obj, root, timeout)
+        with Verb(self, "broadcast", timeout, root=root, root_only=True) as v:
+            v.typed(obj, receives=self.rank != v.c.root)
+            if self.rank != v.c.root:
+                v.c.want = v.c.root
+                return v.received(obj, v.decode(_objects.unpack, v.cast(), 1)[0])
+            v.pack(obj)
+            v.cast()
+            return obj
 
     def broadcast_bytes(self, data: Value = b"", root: int = 0, *, timeout: Optional[float] = None) -> bytes:
         """Is broadcast of bytes that pass as they are, as Go's Broadcast of []byte."""
-        got: bytes = self._broadcast(data_of, bytes, _BYTES, data, root, timeout)
-        return got
-
-    def _broadcast(
-        self, pack: Callable[[Any], bytes], unpack: Callable[[bytes], Any], kind: str, obj: Any, root: int, timeout: Optional[float]
-    ) -> Any:
-        with Verb(self, "broadcast", timeout, root=root, kind=kind, root_only=True) as v:
-            v.check_root()
-            if self.rank != root:
-                v.c.want = root if v.cause is None else WANT_NOTHING
-                v.typed(obj, kind, receives=True)
-                return v.received(obj, v.decode(unpack, v.cast(), 1)[0])
-            v.encode(pack, obj)
-            v.typed(obj, kind)
+        with Verb(self, "broadcast", timeout, root=root, kind=_BYTES, root_only=True) as v:
+            if self.rank != v.c.root:
+                v.c.want = v.c.root
+                return bytes(v.decode(bytes, v.cast(), 1)[0])
+            v.brings(data_of(data))
             v.cast()
-            return obj
+            return v.payload
 
     def all_gather(self, obj: Any, *, timeout: Optional[float] = None) -> List[Any]:
         """Returns the obj of every rank, in rank order, on every rank."""
         with Verb(self, "allgather", timeout, want=WANT_ALL) as v:
-            v.encode(_objects.pack, obj)
+            v.pack(obj)
             return v.decode(_objects.unpacker(obj), v.cast(), self.size)
 
     def all_gather_bytes(self, data: Value, *, timeout: Optional[float] = None) -> List[bytes]:
         """Is all_gather of bytes that pass as they are, as Go's AllGather of []byte."""
         with Verb(self, "allgather", timeout, want=WANT_ALL, kind=_BYTES) as v:
-            v.encode(data_of, data)
+            v.brings(data_of(data))
             return v.decode(bytes, v.cast(), self.size)
 
     def gather(self, obj: Any, root: int = 0, *, timeout: Optional[float] = None) -> Optional[List[Any]]:
         """Returns the objects of all ranks, in rank order, on root, and None on the others."""
-        with Verb(self, "gather", timeout, root=root, want=WANT_ALL if self.rank == root else WANT_NOTHING) as v:
-            v.check_root()
-            v.encode(_objects.pack, obj)
-            got = v.cast()
-            return v.decode(_objects.unpacker(obj), got, self.size) if self.rank == root else None
+        with Verb(self, "gather", timeout, root=root) as v:
+            v.pack(obj)
+            if self.rank != v.c.root:
+                v.cast()
+                return None
+            v.c.want = WANT_ALL
+            return v.decode(_objects.unpacker(obj), v.cast(), self.size)
 
     def scatter(self, objs: Optional[Sequence[Any]] = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
         """Returns root's objs[i] on rank i.
@@ -224,15 +224,14 @@ class Group:
         What the others pass does not count. The root does not wait for the others.
         """
         with Verb(self, "scatter", timeout, root=root, root_only=True, want=WANT_PART) as v:
-            v.check_root()
-            if self.rank == root:
-                v.encode_parts(objs)
+            if self.rank == v.c.root:
+                v.pack_parts(objs)
             return v.decode(_objects.unpacker(objs), v.cast(), 1)[0]
 
     def all_to_all(self, objs: Sequence[Any], *, timeout: Optional[float] = None) -> List[Any]:
         """Returns on rank i the objs[i] of every rank, in rank order."""
         with Verb(self, "alltoall", timeout, want=WANT_PART) as v:
-            v.encode_parts(objs)
+            v.pack_parts(objs)
             return v.decode(_objects.unpacker(objs), v.cast(), self.size)
 
     @overload
@@ -258,16 +257,15 @@ class Group:
             self._send(span, obj, dst, timeout)
 
     def _send(self, span: Span, obj: Any, dst: int, timeout: Optional[float]) -> None:
-        op = f"send to {dst}"
-        dst = self._check_peer(op, "dst", dst)
-        until = self._membership.until(op, timeout)
-        raw = isinstance(obj, (bytes, bytearray, memoryview)) and _arrays.of(obj) is None
+        op, dst = self._check_peer("send to", "dst", dst)
+        bad = self._membership.bad(op)
+        until = self._membership.until(bad, timeout)
         try:
+            raw = isinstance(obj, (bytes, bytearray, memoryview)) and _arrays.of(obj) is None
             payload = bytes(obj) if raw else _objects.pack(obj)
             check_size(len(payload))
         except Exception as e:
-            kind = TooLarge if isinstance(e, TooLarge) else Invalid
-            raise make(kind, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {e}") from None
+            raise bad(words(e), (TooLarge,) if isinstance(e, TooLarge) else ()) from e
         span.given = len(payload)
         c = self._stream(dst, _BYTES if raw else _ANY)
         req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._membership.config.expiry), group=c)
@@ -285,9 +283,8 @@ class Group:
             return self._recv(span, src, timeout)
 
     def _recv(self, span: Span, src: int, timeout: Optional[float]) -> Any:
-        op = f"recv from {src}"
-        src = self._check_peer(op, "src", src)
-        until = self._membership.until(op, timeout)
+        op, src = self._check_peer("recv from", "src", src)
+        until = self._membership.until(self._membership.bad(op), timeout)
         with self._membership.lock:
             box = self._boxes.setdefault(src, _Box())
         if not box.busy.acquire(blocking=False):
@@ -326,12 +323,12 @@ class Group:
         try:
             return _objects.unpack(payload)
         except Exception as e:
-            says = f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {quote(kind)} that is no object: {e}"
+            says = f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {quote(kind)} that is no object: {words(e)}"
             raise make(Invalid, says) from None
 
     def expired(self, *, timeout: Optional[float] = None) -> int:
         """Returns how many messages of this rank have expired unread since the last call."""
-        until = self._membership.until("expired", timeout)
+        until = self._membership.until(self._membership.bad("expired"), timeout)
         with Span(self._membership.trace, "expire", self._membership):
             try:
                 return self._membership.store._request(Request(Op.EXPIRED, group=self._membership.contribution()), until).n
@@ -351,7 +348,7 @@ class Group:
         hosted the store.
         """
         old = self._membership
-        until = old.until("shrink", timeout)
+        until = old.until(old.bad("shrink"), timeout)
         if old.closed or not old.shared.hold():
             raise old.closed_error("shrink")
         new = Membership(old.config, old.shared, old.name, old.run)
@@ -370,7 +367,6 @@ class Group:
 
         shutdown of a channel is a barrier, after which the channel is closed.
         """
-        self._membership.until("shutdown", timeout)  # refuses a wrong one before anything ends
         try:
             if self._channel:
                 self.barrier(timeout=timeout)
@@ -446,13 +442,14 @@ class Group:
         c.root, c.channel, c.type = peer, self._channel, kind
         return c
 
-    def _check_peer(self, op: str, name: str, peer: int) -> int:
-        peer = _arguments.whole(self._membership.bad(op), name, peer)
+    def _check_peer(self, verb: str, name: str, peer: int) -> Tuple[str, int]:
+        """Returns what errors call it, and the rank."""
+        peer = _arguments.whole(self._membership.bad(verb), name, peer)
+        op = f"{verb} {peer}"
         if not 0 <= peer < self.size:
-            says = f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}"
-            raise invalid(f"{op} of group {quote(self.name)} on rank {self.rank}: {says}")
+            raise self._membership.bad(op)(f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}", ())
         self._begin(op)
-        return peer
+        return op, peer
 
     def _begin(self, op: str) -> None:
         """Refuses a call on a handle that is closed."""

@@ -154,9 +154,9 @@ class Membership:
         """Makes the errors of a verb's arguments."""
         return lambda why, also: make((*also, Invalid)[0], f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {why}")
 
-    def until(self, op: str, timeout: Optional[float]) -> float:
+    def until(self, bad: Bad, timeout: Optional[float]) -> float:
         """Returns the deadline of a verb."""
-        return time.monotonic() + (self.config.timeout if timeout is None else _arguments.seconds(self.bad(op), "timeout", timeout))
+        return time.monotonic() + (self.config.timeout if timeout is None else _arguments.seconds(bad, "timeout", timeout))
 
     def enter(self, until: float, op: str, old: int = 0) -> None:
         """Joins the group, or with a generation the group of its survivors."""
@@ -191,7 +191,7 @@ class Membership:
         if known is None:
             req = Request(Op.MEMBERS, group=self.contribution())
             try:
-                rep = self.store._request(req, self.until("members", None))
+                rep = self.store._request(req, self.until(self.bad("members"), None))
             except StoreError as e:
                 raise self.fault("members", "", 0, e) from None
             known = self._parse_members(rep.values or [])

@@ -6,9 +6,9 @@ import struct
 from typing import TYPE_CHECKING, Any, List, Optional
 
 from . import _arguments, _arrays
-from ._errors import Error, Invalid
-from ._verb import INT64, Verb
-from ._wire import WANT_NOTHING, WANT_REDUCED, Code
+from ._errors import Invalid, make
+from ._verb import INT64, Verb, plain
+from ._wire import WANT_REDUCED
 
 if TYPE_CHECKING:
     from ._group import Group
@@ -19,16 +19,16 @@ _ALIASES = {"mean": "avg"}
 
 def all_reduce(g: Group, numbers: Any, op: str, timeout: Optional[float]) -> Any:
     """See Group.all_reduce."""
-    op = _ALIASES.get(_arguments.text(g._membership.bad("allreduce"), "op", op), op)
     with Verb(g, "allreduce", timeout, want=WANT_REDUCED) as v:
-        v.c.reduce_op = _OPS.get(op, 0)
+        op = _ALIASES.get(_arguments.text(plain, "op", op), op)
         if op not in _OPS:
-            _refuse(v, f"there is no reduction {op}: there are {', '.join((*_OPS, *_ALIASES))}")
+            raise make(Invalid, f"there is no reduction {op}: there are {', '.join((*_OPS, *_ALIASES))}")
+        v.c.reduce_op = _OPS[op]
         if _arrays.library(numbers):
             return _array(v, numbers, op, g.size)
         ns, v.c.reduce_kind, form = v.numbers(numbers)
         v.c.label = f"{op} of {len(ns)}"
-        v.encode(lambda ns: struct.pack(f"<{len(ns)}{form}", *ns), ns)
+        v.brings(struct.pack(f"<{len(ns)}{form}", *ns))
         [got] = v.decode(bytes, v.cast(), 1)
         out: List[Any] = list(struct.unpack(f"<{len(got) // 8}{form}", got))
         if op == "avg":
@@ -37,21 +37,11 @@ def all_reduce(g: Group, numbers: Any, op: str, timeout: Optional[float]) -> Any
 
 
 def _array(v: Verb, numbers: Any, op: str, size: int) -> Any:
-    try:
-        r = _arrays.Reduction(numbers, op == "avg")
-    except Error as e:
-        _refuse(v, str(e))
-        v.cast()
-        raise
+    r = _arrays.Reduction(numbers, op == "avg")
     v.c.label, v.c.type, v.c.reduce_kind = f"{op} of {r.count}", r.type, r.kind
-    v.encode(lambda r: r.payload(), r)
+    v.brings(r.payload())
     [got] = v.decode(bytes, v.cast(), 1)
     return r.result(got, size, op == "avg")
-
-
-def _refuse(v: Verb, why: str) -> None:
-    v.refuse(Code.INVALID, why)
-    v.c.want = WANT_NOTHING
 
 
 def _quotient(n: int, by: int) -> int:

@@ -23,7 +23,6 @@ DEFAULT_TIMEOUT = 300.0
 _QUEUE = "\0queue"  # follows a queue's name in the key of its head, which exists while the queue has values
 _QUEUE_HEAD = struct.Struct("<QQ")  # numbers of the first value, and of the next push
 _PAGE = 1000  # entries that one round trip of list brings
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 _S = TypeVar("_S", bound="Store")
 _Subject = Tuple[str, Sequence[str], str]  # the key, keys and group of a request, without the prefix
@@ -253,7 +252,7 @@ class Store:
         Counters are decimal text of 64 bits; what is none, or would overflow, is Invalid.
         """
         bad = _bad("add", key)
-        req = Request(Op.ADD, key=_arguments.text(bad, "key", key), delta=_arguments.between(bad, "delta", delta, _LEAST, _MOST))
+        req = Request(Op.ADD, key=_arguments.text(bad, "key", key), delta=_arguments.between(bad, "delta", delta, *_arguments.INT64))
         return self._do(req, self._until(bad, timeout)).n
 
     def swap(

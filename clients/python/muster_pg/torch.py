@@ -30,12 +30,13 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from . import _env
-from ._arrays import memory
+from ._arrays import bytes_of, memory
 from ._errors import Error, Invalid, Mismatch, Unavailable, make, ranks
 from ._group import Group
 from ._verb import Verb
-from ._wire import WANT_ALL, WANT_NOTHING, WANT_PART, encode_parts
+from ._wire import WANT_ALL, WANT_PART, encode_parts
 
+_Split = Callable[[Any], List[torch.Tensor]]
 _Future = concurrent.futures.Future  # of an operation
 _RUN = "muster run"  # the key of the group's store with the run that rank 0 has chosen, while ranks join
 _OPS: Dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -126,39 +127,38 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         [t], root = tensors, opts.rootRank
 
         def run(timeout: Optional[float]) -> None:
-            if root == self.rank():
-                self._vote("broadcast", "", t, timeout, [], _bytes(t), root=root, root_only=True)
-            else:
-                _fill(t, self._vote("broadcast", "", t, timeout, [root], root=root, root_only=True, want=root)[0])
+            with self._verb("broadcast", timeout, root=root, root_only=True) as v:
+                if root == self.rank():
+                    _cast(v, "", t, 0, bytes_of(t))
+                else:
+                    v.c.want = root
+                    _fill(t, _cast(v, "", t, 1)[0])
 
         return self._collective(opts, tensors, run)
 
     def allreduce(self, tensors: List[torch.Tensor], opts: Any = c10d.AllreduceOptions()) -> dist.Work:
         def run(timeout: Optional[float]) -> None:
             for t in tensors:
-                t.copy_(_reduce(opts.reduceOp, self._gathered(f"{_op(opts.reduceOp)} ", t, timeout)))
+                with self._verb("allgather", timeout, want=WANT_ALL) as v:
+                    t.copy_(_reduce(opts.reduceOp, self._gathered(v, _op(opts.reduceOp), t)))
 
         return self._collective(opts, tensors, run)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: List[torch.Tensor], opts: Any = c10d.ReduceOptions()) -> dist.Work:
-        [t], root = tensors, opts.rootRank
+        [t] = tensors
 
         def run(timeout: Optional[float]) -> None:
-            parts = self._collected(f"{_op(opts.reduceOp)} ", t, root, timeout)
-            if parts is not None:
-                t.copy_(_reduce(opts.reduceOp, parts))
+            with self._verb("gather", timeout, root=opts.rootRank) as v:
+                parts = self._collected(v, _op(opts.reduceOp), t)
+                if parts is not None:
+                    t.copy_(_reduce(opts.reduceOp, parts))
 
         return self._collective(opts, tensors, run)
 
     def allgather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
-        def run(timeout: Optional[float]) -> None:
-            for outs, t in zip(outputs, inputs):
-                for out, part in zip(outs, self._gathered("", t, timeout)):
-                    out.copy_(part.view(out.shape))
-
-        return self._collective(opts, outputs, run)
+        return self._allgather(outputs, inputs, opts, list)
 
     def allgather_coalesced(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
         return self.allgather([list(outs) for outs in zip(*outputs)], inputs, opts)
@@ -167,56 +167,77 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
-        return self.allgather([list(out.view(self.size(), -1)) for out in outputs], inputs, opts)
+        return self._allgather(outputs, inputs, opts, self._rows)
 
-    def gather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any = c10d.GatherOptions()) -> dist.Work:
-        [t] = inputs
-
+    def _allgather(self, outputs: List[Any], inputs: List[torch.Tensor], opts: Any, split: _Split) -> dist.Work:
         def run(timeout: Optional[float]) -> None:
-            parts = self._collected("", t, opts.rootRank, timeout)
-            if parts is not None:
-                for out, part in zip(outputs[0], parts):
-                    out.copy_(part.view(out.shape))
+            for outs, t in zip(outputs, inputs):
+                with self._verb("allgather", timeout, want=WANT_ALL) as v:
+                    _copy(split(outs), self._gathered(v, "", t))
 
         return self._collective(opts, outputs, run)
 
-    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.GatherOptions()) -> dist.Work:
-        root = opts.rootRank == self.rank()
-        return self.gather([list(output.view(self.size(), -1))] if root else [], [input], opts)
+    def gather(self, outputs: List[List[torch.Tensor]], inputs: List[torch.Tensor], opts: Any = c10d.GatherOptions()) -> dist.Work:
+        return self._gather(outputs, inputs, opts, list)
 
-    def scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any = c10d.ScatterOptions()) -> dist.Work:
-        [out], root = outputs, opts.rootRank
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.GatherOptions()) -> dist.Work:
+        return self._gather([output], [input], opts, self._rows)
+
+    def _gather(self, outputs: List[Any], inputs: List[torch.Tensor], opts: Any, split: _Split) -> dist.Work:
+        [t] = inputs
 
         def run(timeout: Optional[float]) -> None:
-            parts = encode_parts([bytes(_bytes(t)) for t in inputs[0]]) if root == self.rank() else b""
-            _fill(out, self._vote("scatter", "", out, timeout, [root], parts, root=root, root_only=True, want=WANT_PART)[0])
+            with self._verb("gather", timeout, root=opts.rootRank) as v:
+                outs = split(outputs[0]) if v.c.root == self.rank() else []
+                _copy(outs, self._collected(v, "", t) or [])
+
+        return self._collective(opts, outputs, run)
+
+    def scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any = c10d.ScatterOptions()) -> dist.Work:
+        [out] = outputs
+
+        def run(timeout: Optional[float]) -> None:
+            with self._verb("scatter", timeout, root=opts.rootRank, root_only=True, want=WANT_PART) as v:
+                _fill(out, _cast(v, "", out, 1, _parts(inputs[0]) if v.c.root == self.rank() else b"")[0])
 
         return self._collective(opts, outputs, run)
 
     def reduce_scatter(self, outputs: List[torch.Tensor], inputs: List[List[torch.Tensor]], opts: Any = c10d.ReduceScatterOptions()) -> dist.Work:
-        def run(timeout: Optional[float]) -> None:
-            for out, ts in zip(outputs, inputs):
-                parts = self._exchanged(f"{_op(opts.reduceOp)} ", ts, [torch.empty_like(out, memory_format=torch.contiguous_format) for _ in ts], timeout)
-                out.copy_(_reduce(opts.reduceOp, parts))
-
-        return self._collective(opts, outputs, run)
+        return self._reduce_scatter(outputs, inputs, opts, list)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.ReduceScatterOptions()) -> dist.Work:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = c10d.ReduceScatterOptions()) -> dist.Work:
-        return self.reduce_scatter(outputs, [[p.view(out.shape) for p in t.view(self.size(), -1)] for out, t in zip(outputs, inputs)], opts)
+        return self._reduce_scatter(outputs, inputs, opts, self._rows)
+
+    def _reduce_scatter(self, outputs: List[torch.Tensor], inputs: List[Any], opts: Any, split: _Split) -> dist.Work:
+        def run(timeout: Optional[float]) -> None:
+            for out, ts in zip(outputs, inputs):
+                with self._verb("alltoall", timeout, want=WANT_PART) as v:
+                    parts = [torch.empty_like(out, memory_format=torch.contiguous_format) for _ in range(self.size())]
+                    self._exchange(v, _op(opts.reduceOp), split(ts), parts)
+                    out.copy_(_reduce(opts.reduceOp, parts))
+
+        return self._collective(opts, outputs, run)
 
     def alltoall(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Any = None) -> dist.Work:
-        return self._collective(opts, outputs, lambda timeout: self._exchanged("", inputs, outputs, timeout))
+        return self._alltoall(outputs, opts, lambda: (inputs, outputs))
 
     def all_to_all_single(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
     ) -> dist.Work:
         def split(t: torch.Tensor, sizes: Sequence[int]) -> List[torch.Tensor]:
-            return list(torch.split(t, list(sizes))) if sizes else list(t.view(self.size(), -1))
+            return list(torch.split(t, list(sizes))) if sizes else self._rows(t)
 
-        return self.alltoall(split(output, output_splits), split(input, input_splits), opts)
+        return self._alltoall([output], opts, lambda: (split(input, input_splits), split(output, output_splits)))
+
+    def _alltoall(self, outputs: List[torch.Tensor], opts: Any, split: Callable[[], Tuple[List[torch.Tensor], List[torch.Tensor]]]) -> dist.Work:
+        def run(timeout: Optional[float]) -> None:
+            with self._verb("alltoall", timeout, want=WANT_PART) as v:
+                self._exchange(v, "", *split())
+
+        return self._collective(opts, outputs, run)
 
     # Before torch 2.15 some of them have other names.
     _allgather_base, alltoall_base = all_gather_single, all_to_all_single
@@ -227,7 +248,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: List[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
         [t] = tensors
-        data = bytes(_bytes(t))  # now: the caller may change t when isend has returned
+        data = bytes(bytes_of(t))  # now: the caller may change t when isend has returned
         return self._threads.later(f"send {dst} {tag}", tensors, lambda: self._tagged(tag).send(data, dst))
 
     def recv(self, tensors: List[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
@@ -250,34 +271,30 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         run(timeout)
         return _DONE
 
-    def _vote(
-        self, verb: str, call: str, t: torch.Tensor, timeout: Optional[float], senders: Sequence[int], data: Any = b"", **more: Any
-    ) -> List[bytes]:
-        """Returns what senders bring to a verb, given that all ranks make the same call with tensors
-        like t.
-        """
-        with Verb(self.group, verb, timeout, kind="torch.Tensor", **more) as v:
-            v.check_root() if "root" in more else None
-            v.c.label = f"{call}of {t.numel()} {str(t.dtype)[6:]}"
-            v.encode(bytes, data)
-            return v.decode(bytes, v.cast(), len(senders))
+    def _verb(self, verb: str, timeout: Optional[float], **more: Any) -> Verb:
+        """Returns a verb of tensors. What raises in it before its vote, raises on all ranks."""
+        return Verb(self.group, verb, timeout, kind="torch.Tensor", **more)
 
-    def _gathered(self, call: str, t: torch.Tensor, timeout: Optional[float]) -> List[torch.Tensor]:
+    def _rows(self, t: torch.Tensor) -> List[torch.Tensor]:
+        """Returns the part of t that each rank has."""
+        return list(t.view(self.size(), -1))
+
+    def _gathered(self, v: Verb, op: str, t: torch.Tensor) -> List[torch.Tensor]:
         """Returns the tensors of all ranks."""
-        return _like(t, self._vote("allgather", call, t, timeout, range(self.size()), _bytes(t), want=WANT_ALL))
+        return _like(t, _cast(v, op, t, self.size(), bytes_of(t)))
 
-    def _collected(self, call: str, t: torch.Tensor, root: int, timeout: Optional[float]) -> Optional[List[torch.Tensor]]:
+    def _collected(self, v: Verb, op: str, t: torch.Tensor) -> Optional[List[torch.Tensor]]:
         """Returns the tensors of all ranks on root, and None on the others."""
-        here = root == self.rank()
-        got = self._vote("gather", call, t, timeout, range(self.size() if here else 0), _bytes(t), root=root, want=WANT_ALL if here else WANT_NOTHING)
-        return _like(t, got) if here else None
+        if v.c.root != self.rank():
+            _cast(v, op, t, 0, bytes_of(t))
+            return None
+        v.c.want = WANT_ALL
+        return self._gathered(v, op, t)
 
-    def _exchanged(self, call: str, ts: List[torch.Tensor], outs: List[torch.Tensor], timeout: Optional[float]) -> List[torch.Tensor]:
+    def _exchange(self, v: Verb, op: str, ts: List[torch.Tensor], outs: List[torch.Tensor]) -> None:
         """Fills outs[i] with what rank i has for this rank. The tensors may have any sizes."""
-        parts = encode_parts([bytes(_bytes(t)) for t in ts])
-        for out, b in zip(outs, self._vote("alltoall", call, ts[0][:0], timeout, range(self.size()), parts, want=WANT_PART)):
+        for out, b in zip(outs, _cast(v, op, ts[0][:0], self.size(), _parts(ts))):
             _fill(out, b)
-        return outs
 
 
 class _Work(dist.Work):  # type: ignore[misc]
@@ -307,17 +324,9 @@ class _Work(dist.Work):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        out: torch.futures.Future[Any] = torch.futures.Future()
-
-        def done(f: "_Future[object]") -> None:
-            e = f.exception()
-            if e is None:
-                out.set_result(self._outputs)
-            else:
-                out.set_exception(e)
-
-        self._future.add_done_callback(done)
-        return out
+        ended: torch.futures.Future[Any] = torch.futures.Future()
+        self._future.add_done_callback(lambda _: ended.set_result(None))
+        return ended.then(lambda _: self.result())  # its set_exception would make the error the result, which DDP reads as tensors
 
 
 def _finished() -> _Work:
@@ -362,16 +371,28 @@ def _seconds(timeout: Optional[timedelta]) -> Optional[float]:
     return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
 
 
-def _bytes(t: torch.Tensor) -> memoryview:
-    if t.device.type != "cpu":
-        raise make(Invalid, f"muster_pg.torch: a tensor is on {t.device}: the backend muster has tensors of the CPU")
-    return memory(t.contiguous())
+def _cast(v: Verb, op: str, t: torch.Tensor, n: int, data: Any = b"") -> List[bytes]:
+    """Votes with data, and returns the n payloads that the verb brings, given that all ranks make
+    the same call with tensors like t.
+    """
+    v.c.label = f"{op} of {t.numel()} {str(t.dtype)[6:]}".strip()
+    v.brings(bytes(data))
+    return v.decode(bytes, v.cast(), n)
+
+
+def _parts(ts: Sequence[torch.Tensor]) -> bytes:
+    return encode_parts([bytes(bytes_of(t)) for t in ts])
+
+
+def _copy(outs: List[torch.Tensor], parts: List[torch.Tensor]) -> None:
+    for out, part in zip(outs, parts):
+        out.copy_(part.view(out.shape))
 
 
 def _fill(t: torch.Tensor, data: bytes) -> None:
     if len(data) != t.numel() * t.element_size():
         raise make(Mismatch, f"muster_pg.torch: {len(data)} bytes came for a tensor of {t.numel()} {str(t.dtype)[6:]}")
-    part = t if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
+    part = t if t.is_contiguous() and not (t.is_conj() or t.is_neg()) else torch.empty_like(t, memory_format=torch.contiguous_format)
     memory(part)[:] = data
     if part is not t:
         t.copy_(part)

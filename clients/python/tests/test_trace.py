@@ -257,7 +257,7 @@ class Groups(Case):
             self.fails(muster_pg.Invalid, "root 9 of a group of 1", g.broadcast, 1, 9)
             self.fails(muster_pg.InvalidType, "root", g.broadcast, 1, "x")
         [text] = self.files()
-        self.assertEqual([(e["name"], e["args"].get("last", -1)) for e in events(text)[1:-1]], [("recv", -1), ("send", -1), ("broadcast", 0)])
+        self.assertEqual([(e["name"], e["args"].get("last", -1)) for e in events(text)[1:-1]], [("recv", -1), ("send", -1), ("broadcast", 0), ("broadcast", 0)])
 
     def test_groups_of_one_store_have_a_file_each(self) -> None:
         with muster_pg.Store.connect(ADDRESS) as store:
