@@ -43,6 +43,7 @@ func isBytes(t reflect.Type) bool {
 // encode returns the encoding of *v: a slice of bytes itself, or else bytes in the capacity of buf.
 // An object that exceeds the limit is an error.
 func encode[T any](codec wire.Codec, buf []byte, v *T) (b []byte, err error) {
+	defer rescue(&err)
 	if p, ok := any(v).(*[]byte); ok {
 		b = *p
 	} else if isBytes(reflect.TypeFor[T]()) {
@@ -53,8 +54,17 @@ func encode[T any](codec wire.Codec, buf []byte, v *T) (b []byte, err error) {
 	return b, checkSize(len(b))
 }
 
+// rescue turns a panic of a codec, or of an object that it encodes, into an error: this rank still
+// votes.
+func rescue(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("panic: %v", r)
+	}
+}
+
 // decode decodes b into *v, which may alias b.
-func decode[T any](codec wire.Codec, b []byte, v *T) error {
+func decode[T any](codec wire.Codec, b []byte, v *T) (err error) {
+	defer rescue(&err)
 	if p, ok := any(v).(*[]byte); ok {
 		*p = b
 		return nil

@@ -45,11 +45,11 @@ func (cl *call) begin() error {
 }
 
 func (cl *call) end() {
+	defer cl.endCall()
+	defer cl.mu.Unlock() // also if the sink panics
 	if cl.cfg.sink != nil {
 		cl.traceCall()
 	}
-	cl.mu.Unlock()
-	cl.endCall()
 }
 
 // checkRoot refuses a root that is not a rank.

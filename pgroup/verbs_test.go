@@ -2,6 +2,7 @@ package pgroup_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -9,8 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -183,6 +187,63 @@ func TestAllReduceOfNegativeAverageTruncates(t *testing.T) {
 		got, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, -3*g.Rank())
 		ok(t, g, "avg", err)
 		same(t, g, "avg", got[0], -1)
+	})
+}
+
+// panics is a codec, and a trace, that panics for some objects.
+type panics struct{ wire.Codec }
+
+func (p panics) Append(b []byte, v any) ([]byte, error) {
+	if s, ok := v.(*string); ok && *s == "encoding" {
+		panic("no encoder")
+	}
+	return p.Codec.Append(b, v)
+}
+
+func (p panics) Parse(b []byte, v any) error {
+	if string(b[1:]) == "decoding" {
+		panic("no decoder")
+	}
+	return p.Codec.Parse(b, v)
+}
+
+func (panics) Record(_ context.Context, e trace.Event) {
+	if e.Op == "pgroup.gather" {
+		panic("no trace")
+	}
+}
+
+// TestPanics checks that a panic of a user's codec or trace leaves no rank waiting, and no group
+// locked.
+func TestPanics(t *testing.T) {
+	at := func(t *testing.T) func(int) pgroup.Config {
+		config := inMemory(t)
+		return func(rank int) pgroup.Config {
+			c := config(rank)
+			if rank == 1 {
+				c.Codec, c.Trace = panics{wire.MsgPack}, panics{}
+			}
+			return c
+		}
+	}
+	ranks(t, 3, at, func(t *testing.T, g *pgroup.Group) {
+		ctx := t.Context()
+		mine := map[bool]string{true: "encoding", false: "fine"}[g.Rank() == 1]
+		_, err := pgroup.AllGather(ctx, g, mine)
+		rankError(t, g, err, pgroup.ErrInvalid, "rank 1: invalid: panic: no encoder")
+		_, err = pgroup.AllToAll(ctx, g, []string{mine, mine, mine})
+		rankError(t, g, err, pgroup.ErrInvalid, "rank 1: invalid: the object for rank 0: panic: no encoder")
+		_, err = pgroup.AllGather(ctx, g, "decoding")
+		if g.Rank() == 1 {
+			assert.ErrorContains(t, err, "the object of rank 0: panic: no decoder")
+			assert.ErrorIs(t, pgroup.Send(ctx, g, 0, "encoding"), pgroup.ErrInvalid)
+			assert.PanicsWithValue(t, "no trace", func() { _, _ = pgroup.Gather(ctx, g, 0, 1) })
+		} else {
+			ok(t, g, "allgather", err)
+			_, err = pgroup.Gather(ctx, g, 0, 1)
+			ok(t, g, "gather", err)
+		}
+		ok(t, g, "barrier", g.Barrier(ctx))
 	})
 }
 
