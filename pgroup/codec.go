@@ -80,7 +80,7 @@ func checkSize(n int) error {
 	if n <= wire.MaxValue {
 		return nil
 	}
-	const text = "an object of %.1f MiB, the limit is %d MiB"
+	const text = "an object of %.1f MiB, the limit is %d MiB: send it in slices, or tensors with package gather or collective of Go"
 	return &argumentError{fmt.Sprintf(text, float64(n)/(1<<20), wire.MaxValue>>20), ErrTooLarge}
 }
 

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -88,6 +89,9 @@ func TestWhoComesIn(t *testing.T) {
 		if c.kind != "" {
 			f := p.fails(c.kind, "new", "connect", addr, with)
 			require.Contains(t, f.Text, `store: dial "`+addr+`": denied: `+c.says, "%s with %v", c.server, c.with)
+			f = p.fails(c.kind, "new", "join", 0, 1, addr, with)
+			hint := map[bool]string{true: ": check secret (MUSTER_SECRET_FILE), which", false: ": check tls (MUSTER_TLS_CA, "}[strings.Contains(c.says, "secret")]
+			require.Contains(t, f.Text, hint, "%s with %v", c.server, c.with)
 			continue
 		}
 		_, err := p.do("new", "connect", addr, with)

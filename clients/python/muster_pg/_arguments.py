@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Optional, Union
 
 from ._errors import Error, InvalidType, Kinds, quote
 
+MOST_SECONDS = 1e9  # 31 years
 INT64 = -(1 << 63), (1 << 63) - 1
 Value = Union[bytes, bytearray, memoryview]
 Bad = Callable[[str, Kinds], Error]  # makes the error of a verb: what is wrong, and what the error is beside Invalid
@@ -72,16 +73,16 @@ def between(bad: Bad, name: str, v: Any, least: int, most: int) -> int:
 
 
 def seconds(bad: Bad, name: str, v: Any, *, zero: bool = True, forever: bool = True) -> float:
-    """Returns a duration; math.inf is no timeout."""
+    """Returns a duration of at most MOST_SECONDS, which every clock can add; math.inf is no timeout."""
     if type(v) not in (float, int) and (isinstance(v, bool) or not isinstance(v, numbers.Real)):
         raise of_type(bad, name, "a number of seconds", v)
     try:
         s = float(v)
     except OverflowError:
-        s = math.inf if v > 0 else -math.inf
+        s = MOST_SECONDS if v > 0 else -math.inf
     if s != s or s < 0 or s == 0 and not zero or s == math.inf and not forever:
         raise bad(f"{name} is {s:g}: it has to be {'≥ 0' if zero else '> 0'} seconds{'' if forever else ', and an end'}", ())
-    return s
+    return s if s == math.inf else min(s, MOST_SECONDS)
 
 
 def several(bad: Bad, name: str, v: Any) -> List[Any]:

@@ -289,7 +289,7 @@ def _enter(line: Line, t: Target, host: str, context: Optional[ssl.SSLContext], 
             with _secure.exporting(context) as export:
                 line.pipe.secure(context, name, until)
                 binding = export()
-    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=min(int((t.liveness_timeout or 0) * 1e9), _wire.AGES)))
+    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=int((t.liveness_timeout or 0) * 1e9)))
     line.limit = _wire.MAX_REPLY
     return line
 

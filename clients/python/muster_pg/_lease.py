@@ -52,6 +52,8 @@ class Lease:
 
     def wait(self, timeout: Optional[float] = None) -> bool:
         """Waits until the lease has ended, or for timeout seconds, and reports whether it has."""
+        if timeout is not None:
+            timeout = min(self._store._deadline("lease", timeout) - time.monotonic(), threading.TIMEOUT_MAX)
         return self._ended.wait(timeout)
 
     def close(self, *, timeout: Optional[float] = None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 from . import _arguments, _member
 from ._arguments import Bad
 from ._errors import (
+    Denied,
     Error,
     Invalid,
     Kinds,
@@ -336,11 +337,20 @@ def _create_error(config: Config, e: StoreError, before: Optional[Error], took: 
         says += f": {what} {e.key} after {took:.1f}s: {do}"
         if config.rank == 0:
             says += ' (a Python rank 0 does not host the store: "muster serve" does)'
-    says += f": {e}"
+    says += f": {e}{_access_hint(e)}"
     if before is not None:
         says += f"; the store that was there before went away: {before}"
     op, key, code, detail, failure, also, what, _ = e._parts
     return store_error(op, key, code, detail, failure, also, what, says)
+
+
+def _access_hint(e: StoreError) -> str:
+    """Returns what to check if a store and a rank do not accept each other."""
+    if e.op != "dial" or not isinstance(e, Denied) or "relay" in e.detail:  # whose own settings are wrong
+        return ""
+    if "secret" in e.detail:
+        return ": check secret (MUSTER_SECRET_FILE), which all ranks and the store share"
+    return ": check tls (MUSTER_TLS_CA, MUSTER_TLS_CERT, MUSTER_TLS_KEY)"
 
 
 def _bad(why: str, also: Kinds) -> Error:

@@ -205,4 +205,5 @@ def data_of(v: Value) -> bytes:
 def check_size(n: int) -> None:
     """Refuses an object that no store takes."""
     if n > _wire.MAX_VALUE:
-        raise make(TooLarge, f"an object of {n / (1 << 20):.1f} MiB, the limit is {_wire.MAX_VALUE >> 20} MiB")
+        size = f"an object of {n / (1 << 20):.1f} MiB, the limit is {_wire.MAX_VALUE >> 20} MiB"
+        raise make(TooLarge, f"{size}: send it in slices, or tensors with package gather or collective of Go")

@@ -18,7 +18,6 @@ MAX_KEY = 8 << 10
 MAX_VALUE = 16 << 20
 MAX_KEYS = 1 << 17
 MAX_REPLY = 1 << 30
-AGES = 1 << 62  # no timeout; it can be added to a time
 ABSENT = 0xFFFFFFFF  # the length of a value that is not there, which is not an empty one
 
 

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from . import _env
+from . import _arguments, _env
 from ._arrays import bytes_of, memory
 from ._errors import Error, Invalid, Mismatch, Unavailable, make, ranks
 from ._group import Group
@@ -100,7 +100,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     supports_coalescing = supports_splitting = False
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.group._membership.config.timeout = timeout.total_seconds()
+        m = self.group._membership
+        m.config.timeout = _arguments.seconds(m.bad("set_timeout"), "timeout", timeout.total_seconds(), zero=False)
 
     def shutdown(self) -> None:
         """Leaves the group: ranks that wait for this one get Left. torch calls it at

@@ -53,6 +53,23 @@ class Queues(Case):
         self.fails(muster_pg.Invalid, 'push "q"', self.store.queue_push, "q", b"v")
 
 
+class Times(Case):
+    def test_long_ones(self) -> None:
+        """Are as good as none: no clock overflows."""
+        for long in (1e300, 10**400, 1e18, 1e9):
+            with self.subTest(type(long)), muster_pg.Group.join(0, 1, self.store, name="g", timeout=long, expiry=long) as g:
+                self.store.set("k", b"v", ttl=long, timeout=long)
+                self.assertEqual(self.store.wait("k", timeout=long), [b"v"])
+                self.store.swap("k", b"v", b"w", ttl=long)
+                with self.store.lease(long, timeout=long) as lease:
+                    ended = Outcome(lease.wait, long)
+                self.assertTrue(ended())
+                g.barrier(timeout=long)
+                g.send(1, 0, timeout=long)
+                self.assertEqual(g.recv(0, timeout=long), 1)
+        muster_pg.Store.connect(ADDRESS, timeout=1e300, liveness_timeout=1e300).close()
+
+
 class Leases(Case):
     def gone(self, key: str) -> None:
         """Waits until there is no such key."""

@@ -284,7 +284,7 @@ class Groups(Case):
         with self.alone() as g:
             self.fails(muster_pg.Invalid, "rank 0: invalid: root 1 of a group of 1", g.broadcast, 1, 1)
             self.fails(muster_pg.Invalid, "a set cannot be sent", g.all_gather, {1})
-            self.fails(muster_pg.TooLarge, "an object of 16.0 MiB, the limit is 16 MiB", g.all_gather, bytes(16 << 20))
+            self.fails(muster_pg.TooLarge, "an object of 16.0 MiB, the limit is 16 MiB: send it in slices, or ", g.all_gather, bytes(16 << 20))
             self.fails(muster_pg.Invalid, "no reduction median", g.all_reduce, [1], "median")
             self.fails(muster_pg.Invalid, "rank 0: invalid: number 1 is an int or a float, not str", g.all_reduce, [1, "x"])
             self.fails(muster_pg.Invalid, "rank 0: invalid: number 0 is an int or a float, not bool", g.all_reduce, [True])
