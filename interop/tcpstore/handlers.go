@@ -193,8 +193,8 @@ func (p *peer) add(ctx context.Context, req *tcpwire.Request) error {
 // leadingNumber matches what PyTorch's server reads as the number of a value, by C++'s std::stoll.
 var leadingNumber = regexp.MustCompile(`^[ \t\n\v\f\r]*([+-]?[0-9]+)`)
 
-// addToText adds to a value that only begins with a number, such as "5x", as PyTorch's server does. For
-// another value it returns why.
+// addToText adds to a value that only begins with a number, such as "5x", and wraps around, as PyTorch's
+// server does. For another value it returns why.
 func (p *peer) addToText(ctx context.Context, req *tcpwire.Request, why error) (int64, error) {
 	for {
 		if err := p.question.do(ctx, p.store, wire.Request{Op: wire.OpGet, Key: keyOf(req.Key)}); err != nil {
@@ -206,7 +206,7 @@ func (p *peer) addToText(ctx context.Context, req *tcpwire.Request, why error) (
 			return 0, why
 		}
 		n, err := strconv.ParseInt(string(number[1]), 10, 64)
-		if sum := n + req.N; err != nil || (sum > n) != (req.N > 0) && req.N != 0 {
+		if err != nil {
 			return 0, why
 		}
 		n += req.N

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"slices"
 	"strings"
@@ -99,7 +98,6 @@ func TestWhatEndsAConnection(t *testing.T) {
 		says string
 	}{
 		"a counter that is no number": {new(client).with(t, set("/n", "x12"), add("/n", 1)), "not a decimal number"},
-		"a counter that overflows":    {new(client).with(t, set("/n", fmt.Sprint(math.MaxInt64)), add("/n", 1)), "would overflow"},
 		"a key that is too long":      {append([]byte{1}, str(8<<10+1)...), "8193 bytes"},
 		"a value that is too large":   {append(append([]byte{1}, str(0)...), str(16<<20+1)...), "16777217 bytes"},
 		"too many keys":               {append([]byte{6}, str(128<<10+1)...), "131073 keys"},
