@@ -264,10 +264,10 @@ func (e *env) bool(name string) bool {
 
 // Environ returns the environment variables from which FromEnv makes c, for launchers to append to
 // the environment of the process with rank c.Rank. They are those of torchrun, which most programs
-// know, and unset what an outer launcher may have left. A Listener becomes its address. Store,
-// Schemes, Dial, Secret, TLS, Codec, Logger and Trace are not included: MUSTER_SECRET_FILE and the
-// like stay as they are, and so does MUSTER_TRACE without a TraceDir. The launcher must add
-// LOCAL_RANK.
+// know. Where the ranks meet, and the run, replace what an outer launcher has set; other fields
+// that are zero are left out, so that MUSTER_TIMEOUT and the like stay as they are. A Listener
+// becomes its address. Store, Schemes, Dial, Secret, TLS, Codec, Logger and Trace are not included.
+// The launcher must add LOCAL_RANK.
 func (c Config) Environ() []string {
 	vars := []string{
 		"RANK=" + strconv.Itoa(c.Rank),
@@ -275,15 +275,22 @@ func (c Config) Environ() []string {
 		agentStore + "=False",
 		"TORCHELASTIC_RUN_ID=" + c.Run,
 		envRun + "=" + c.Run,
-		envName + "=" + c.Name,
-		envHost + "=" + c.Host,
-		envTimeout + "=" + environDuration(c.Timeout),
-		envExpiry + "=" + environDuration(c.Expiry),
-		envLiveness + "=" + environDuration(c.LivenessTimeout),
-		envInsecure + "=" + map[bool]string{true: "1"}[c.Insecure],
 	}
-	if c.TraceDir != "" {
-		vars = append(vars, envTrace+"="+c.TraceDir)
+	for _, field := range [...]struct {
+		name, value string
+		isZero      bool
+	}{
+		{envName, c.Name, c.Name == ""},
+		{envHost, c.Host, c.Host == ""},
+		{envTimeout, c.Timeout.String(), c.Timeout == 0},
+		{envExpiry, c.Expiry.String(), c.Expiry == 0},
+		{envLiveness, c.LivenessTimeout.String(), c.LivenessTimeout == 0},
+		{envInsecure, "1", !c.Insecure},
+		{envTrace, c.TraceDir, c.TraceDir == ""},
+	} {
+		if !field.isZero {
+			vars = append(vars, field.name+"="+field.value)
+		}
 	}
 	address := c.Address
 	if c.Listener != nil {
@@ -297,11 +304,4 @@ func (c Config) Environ() []string {
 		host, port = "", ""
 	}
 	return append(vars, envStore+"=", "MASTER_ADDR="+host, "MASTER_PORT="+port)
-}
-
-func environDuration(d time.Duration) string {
-	if d == 0 {
-		return ""
-	}
-	return d.String()
 }

@@ -115,8 +115,7 @@ func TestFromEnvErrorsNameTheVariable(t *testing.T) {
 func TestEnvironIsTheInverse(t *testing.T) {
 	outer := []string{ // variables that outer launchers may have set
 		"RANK=9", "WORLD_SIZE=10", "MASTER_ADDR=outer", "MASTER_PORT=9", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=outer",
-		"MUSTER_STORE=muster://outer:1", "MUSTER_NAME=outer", "MUSTER_RUN=outer", "MUSTER_TIMEOUT=9s", "MUSTER_INSECURE=1", "MUSTER_HOST=outer",
-		"MUSTER_EXPIRY=9s", "SLURM_PROCID=1", "OMPI_COMM_WORLD_RANK=1",
+		"MUSTER_STORE=muster://outer:1", "MUSTER_RUN=outer", "SLURM_PROCID=1", "OMPI_COMM_WORLD_RANK=1",
 	}
 	for _, c := range []pgroup.Config{
 		{Size: 1},

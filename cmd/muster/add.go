@@ -23,7 +23,7 @@ func newAdd() *cobra.Command {
 			if len(args) == 2 {
 				n, err := strconv.ParseInt(args[1], 10, 64)
 				if err != nil {
-					return usagef(cmd, "DELTA %q is no whole number of 64 bits", args[1])
+					return usagef(cmd, "DELTA %q is not a whole number of 64 bits", args[1])
 				}
 				delta = n
 			}

@@ -52,7 +52,7 @@ func TestBenchJSON(t *testing.T) {
 func TestBenchRefuses(t *testing.T) {
 	t.Parallel()
 	for args, stderr := range map[string]string{
-		"-n 0": "2 to 1024", "-n 2,1": "2 to 1024", "-n x": "is no list of whole numbers", "--cases walk": "barrier, all-gather", "--size 17MiB": "16MiB",
+		"-n 0": "2 to 1024", "-n 2,1": "2 to 1024", "-n x": "is not a list of whole numbers", "--cases walk": "barrier, all-gather", "--size 17MiB": "16MiB",
 		"-n 2,3,2": "2 is there twice", "--cases=": "--cases is empty",
 		"--size -1": "no size", "--time 0s": "positive", "--host me": "rank0 or launcher", "more": "too many",
 		"--size 1KiB,": "no size", "--size 4,4": "4 is there twice",

@@ -55,12 +55,14 @@ func TestHintsForAStoreInEtcd(t *testing.T) {
 func TestMalformedFlags(t *testing.T) {
 	t.Parallel()
 	for args, stderr := range map[string]string{
-		"run -n x true":        `-n, --ranks "x" is no whole number that fits`,
-		"bench -n 2,x":         `-n, --ranks "2,x" is no list of whole numbers, as 2,4,8`,
-		"get k --timeout 5":    `--timeout "5" is no duration, as 30s or 5m`,
+		"run -n x true":        `-n, --ranks "x" is not a whole number`,
+		"run -np 2 true":       `-n, --ranks "p" is not a whole number: -np is mpirun's, here it is -n`,
+		"run --nproc 2 true":   `there is no flag --nproc: -n is the number of ranks on this node`,
+		"bench -n 2,x":         `-n, --ranks "2,x" is not a list of whole numbers, such as 2,4,8`,
+		"get k --timeout 5":    `--timeout "5" is not a duration, such as 30s or 5m`,
 		"get k --wait=maybe":   `--wait "maybe" is neither true nor false`,
 		"serve --max-bytes xx": `--max-bytes "xx": it is no size`,
-		"serve --drain 1x":     `--drain "1x" is no duration, as 30s or 5m`,
+		"serve --drain 1x":     `--drain "1x" is not a duration, such as 30s or 5m`,
 		"who --no-such":        "unknown flag: --no-such",
 	} {
 		t.Run(args, func(t *testing.T) {

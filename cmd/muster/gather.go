@@ -133,7 +133,7 @@ func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]s
 	}
 	signal.Ignore(syscall.SIGXFSZ) // a file beyond the size limit is then an error of the write
 	got := make(chan os.Signal, 1)
-	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(got)
 	go func() {
 		select {

@@ -11,10 +11,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
-	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/status"
@@ -243,7 +240,7 @@ loopback, and for a store that requires a secret or a certificate.`,
 					return err
 				}
 				defer g.close()
-				ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+				ctx, stop := untilSignal(ctx)
 				defer stop()
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), g.url()); err != nil {
 					return err

@@ -108,11 +108,11 @@ func (p *place) url() string {
 	}
 	u := "muster://" + net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))
 	if p.host != nil {
-		u = p.host.url()
+		u = p.hostURL()
 	}
 	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" {
 		if abs, err := filepath.Abs(file); err == nil {
-			u += "?secret-file=" + url.QueryEscape(abs)
+			u += map[bool]string{false: "?", true: "&"}[strings.Contains(u, "?")] + "secret-file=" + url.QueryEscape(abs)
 		}
 	}
 	return u
@@ -134,8 +134,16 @@ func (p *place) attempt(a agent.Attempt, local, n int) []string {
 		"TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(a.Restarts))
 }
 
-// plain are the variables that keep an outer TLS from a store that this process hosts without it.
-var plain = []string{"MUSTER_TLS_CA=", "MUSTER_TLS_CERT=", "MUSTER_TLS_KEY="}
+// hostURL returns the URL of the store that this process hosts, which turns off the TLS that the
+// environment may set for other stores.
+func (p *place) hostURL() string {
+	for _, name := range []string{"MUSTER_TLS_CA", "MUSTER_TLS_CERT", "MUSTER_TLS_KEY"} {
+		if os.Getenv(name) != "" {
+			return p.host.url() + "?tls=false"
+		}
+	}
+	return p.host.url()
+}
 
 // worker returns the environment that leads a worker of an elastic job to the store. The URL has all
 // that a client needs: package dataparallel reads no other variable.
@@ -148,7 +156,7 @@ func (p *place) worker() []string {
 		env = append(env, "MUSTER_INSECURE=1")
 	}
 	if p.host != nil {
-		return append(append(env, "MUSTER_STORE="+p.url()), plain...)
+		return append(env, "MUSTER_STORE="+p.url())
 	}
 	r := remote{url: p.store, secure: parameters()}
 	return append(env, "MUSTER_STORE="+r.target())
@@ -165,7 +173,7 @@ func (p *place) config(run string, rank, n int) []string {
 		c.Address = net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))
 		return c.Environ()
 	}
-	c.Address = p.host.url()
+	c.Address = p.hostURL()
 	host, port, _ := net.SplitHostPort(p.host.addr.String()) // a valid address
-	return append(append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port), plain...)
+	return append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port)
 }

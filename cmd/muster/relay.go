@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -125,7 +123,7 @@ func (o *relaying) run(cmd *cobra.Command) error {
 	if err := o.check(cmd); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := untilSignal(context.Background())
 	defer stop()
 	if o.untilEOF {
 		go func() {

@@ -84,6 +84,9 @@ Look at a model: muster tensors model.safetensors`,
 
 // flagError describes an unknown flag or an invalid value of a flag.
 func flagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && strings.HasPrefix(unknown.GetSpecifiedName(), "nproc") {
+		return usagef(cmd, "there is no flag --%s: -n is the number of ranks on this node", unknown.GetSpecifiedName())
+	}
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return usagef(cmd, "%v", err)
@@ -96,13 +99,16 @@ func flagError(cmd *cobra.Command, err error) error {
 	want := ": " + bad.Unwrap().Error()
 	switch f.Value.Type() {
 	case "int", "int64":
-		want = " is no whole number that fits"
+		want = " is not a whole number"
+		if f.Shorthand == "n" && bad.GetValue() == "p" {
+			want += ": -np is mpirun's, here it is -n"
+		}
 	case "intSlice":
-		want = " is no list of whole numbers, as 2,4,8"
+		want = " is not a list of whole numbers, such as 2,4,8"
 	case "bool":
 		want = " is neither true nor false"
 	case "duration":
-		want = " is no duration, as 30s or 5m"
+		want = " is not a duration, such as 30s or 5m"
 	}
 	return usagef(cmd, "%s %q%s", name, bad.GetValue(), want)
 }

@@ -63,14 +63,14 @@ first worker that failed, and succeeds when all workers that are left have.`,
   muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself
   muster run -n 4 --max-restarts 3 --log-dir logs -- ./train
   muster run --elastic 4:8 --spares 2 --max-restarts 20 -- ./train
-  muster run --nnodes 2:4 --nproc 8 --job train --store muster://node0:7070 -- ./train`,
+  muster run --nnodes 2:4 -n 8 --job train --store muster://node0:7070 -- ./train`,
 		Args: operands("PROGRAM", "[ARG…]"),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
 	f.SetInterspersed(false) // flags after the program belong to the program
-	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; required without --nproc and --elastic")
+	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; on this node; required without --elastic")
 	f.BoolVar(&o.noPrefix, "no-prefix", false, "do not prefix lines of output; keep standard error separate")
 	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
 	f.DurationVar(&o.grace, "grace", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
@@ -92,19 +92,8 @@ func (o *running) check(cmd *cobra.Command) error {
 	if err := o.checkElastic(cmd); err != nil {
 		return err
 	}
-	flag := "-n"
-	if cmd.Flags().Changed("nproc") {
-		flag = "--nproc"
-	}
-	switch {
-	case flag == "--nproc" && cmd.Flags().Changed("ranks"):
-		return usagef(cmd, "-n and --nproc say the same: give one of them")
-	case flag == "-n" && o.most > 1:
-		return usagef(cmd, "with several nodes, set --nproc, the number of ranks on this one")
-	case flag == "--nproc":
-		o.n = o.procs
-	case !cmd.Flags().Changed("ranks") && o.greatest == 0:
-		return usagef(cmd, "the number of ranks is missing: set -n")
+	if !cmd.Flags().Changed("ranks") && (o.greatest == 0 || o.most > 1) {
+		return usagef(cmd, "the number of ranks on this node is missing: set -n")
 	}
 	if o.greatest > 0 {
 		if err := o.countWorkers(cmd); err != nil {
@@ -113,7 +102,7 @@ func (o *running) check(cmd *cobra.Command) error {
 	}
 	switch {
 	case o.n < 1:
-		return usagef(cmd, "%s %d: there must be at least 1 rank", flag, o.n)
+		return usagef(cmd, "-n %d: there must be at least 1 rank", o.n)
 	case o.n > maxProcesses:
 		return usagef(cmd, "more than %d processes on one node: use several nodes, with --nnodes", maxProcesses)
 	case o.grace < 0:

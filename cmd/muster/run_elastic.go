@@ -59,7 +59,7 @@ func (o *running) checkElastic(cmd *cobra.Command) error {
 
 // countWorkers sets the number of processes on this node.
 func (o *running) countWorkers(cmd *cobra.Command) error {
-	if !cmd.Flags().Changed("ranks") && !cmd.Flags().Changed("nproc") {
+	if !cmd.Flags().Changed("ranks") {
 		o.n = o.greatest
 	}
 	if o.n < 1 || o.n > maxProcesses {

@@ -63,7 +63,7 @@ func TestRunElasticRestarts(t *testing.T) {
 func TestRunElasticFails(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
-	flags := "--nnodes 2 --nproc 2 --elastic 4 --max-restarts 1 --job train --store " + url
+	flags := "--nnodes 2 -n 2 --elastic 4 --max-restarts 1 --job train --store " + url
 	a := runElastic(t, flags, `trap 'exit 9' TERM; echo ready; while :; do sleep 60 & wait $!; done`)
 	b := runElastic(t, flags, `echo cause $MUSTER_WORKER; [ $LOCAL_RANK = 1 ] && kill -9 $$; exec sleep 60`)
 	for _, p := range []*process{a, b} {
@@ -79,7 +79,7 @@ func TestRunElasticNodeFails(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	dir := t.TempDir()
-	flags := "--nnodes 1:2 --nproc 1 --elastic 1:2 --no-prefix --job train --store " + url
+	flags := "--nnodes 1:2 -n 1 --elastic 1:2 --no-prefix --job train --store " + url
 	script := `echo pid $$; while [ ! -e ` + dir + `/done ]; do sleep 0.05; done`
 	pid := func(p *process) int {
 		pid, err := strconv.Atoi(strings.Fields(p.line(t, "pid"))[1])
@@ -117,7 +117,7 @@ func TestRunElasticExcludes(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	node := func(host, script string) *process {
-		args := []string{"run", "--nnodes", "1:2", "--nproc", "1", "--elastic", "1:2", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
+		args := []string{"run", "--nnodes", "1:2", "-n", "1", "--elastic", "1:2", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
 		return startIn(t, nil, []string{"MUSTER_HOST=" + host}, append(args, sh(script)...)...)
 	}
 	a := node("good", "echo ready; exec sleep 60")
@@ -167,7 +167,7 @@ func TestRunElasticOneName(t *testing.T) {
 	for other, want := range map[string]string{
 		flags: already,
 		"--elastic 1:3 --job train --store " + url: already,
-		"--nnodes 1:2 --nproc 1 " + flags:          `muster: this node has other options than job "train": "--nnodes 1:2 --elastic 1:2 `,
+		"--nnodes 1:2 -n 1 " + flags:               `muster: this node has other options than job "train": "--nnodes 1:2 --elastic 1:2 `,
 	} {
 		r := runElastic(t, other, "echo started").wait(t)
 		require.Empty(t, r.stdout)
@@ -185,7 +185,7 @@ func TestRunElasticLease(t *testing.T) {
 	dir := t.TempDir()
 	server, url := serve(t, "--data", dir, "--reconnect-timeout", "1m") // the host is busy
 	job := func(lease string) *process {
-		return start(t, "run", "--nnodes", "1:2", "--settle", "0s", "--nproc", "2", "--elastic", "2", "--lease", lease, "--job", "job of "+lease,
+		return start(t, "run", "--nnodes", "1:2", "--settle", "0s", "-n", "2", "--elastic", "2", "--lease", lease, "--job", "job of "+lease,
 			"--no-prefix", "--env", role+"="+roleWorker, "--store", url, "--", self(t))
 	}
 	short, long := job("1s"), job("1h")

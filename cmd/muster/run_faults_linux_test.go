@@ -87,7 +87,7 @@ func startFaulty(t *testing.T, fault, url, job, mark string) *launcher {
 	args := []string{"run", "-n", "2", "--grace", "50ms", "--no-prefix"}
 	switch fault {
 	case "SIGKILL of a node":
-		args = []string{"run", "--nnodes", "1:2", "--settle", "0s", "--nproc", "1", "--grace", "50ms", "--no-prefix", "--job", job, "--store", url}
+		args = []string{"run", "--nnodes", "1:2", "--settle", "0s", "-n", "1", "--grace", "50ms", "--no-prefix", "--job", job, "--store", url}
 	case "SIGKILL of an elastic job":
 		args = []string{"run", "--elastic", "1:2", "--max-restarts", "9", "--grace", "50ms", "--no-prefix"}
 	}

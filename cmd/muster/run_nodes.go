@@ -26,7 +26,6 @@ const minLease = time.Second
 // nodeFlags are the options of run for several nodes, and for restarts.
 type nodeFlags struct {
 	nodes, rank string // as given
-	procs       int
 	job         string
 	restarts    int
 	join        time.Duration
@@ -44,7 +43,6 @@ type nodeFlags struct {
 func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes, each with a \"muster run\"; `MIN:MAX` lets nodes join and leave; auto reads it from Slurm, LeaderWorkerSet, Open MPI or a Kubernetes indexed Job")
-	f.IntVar(&o.procs, "nproc", 0, "number of `ranks` on this node; with one node the same as -n")
 	f.StringVar(&o.rank, "node-rank", "auto", "`place` of this node, from 0; auto: in the order in which the nodes join")
 	f.StringVar(&o.job, "job", "", "`name` of the job, the same on all nodes and used by no other job on the store")
 	f.IntVar(&o.restarts, "max-restarts", 0, "`number` of times that all ranks start again after one of them has failed, or with --elastic, that a worker starts again; 0 is never")

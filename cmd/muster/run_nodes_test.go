@@ -65,7 +65,7 @@ func TestRunSignalEndsRestarts(t *testing.T) {
 }
 
 func runNodes(t *testing.T, url string, procs int, flags, script string) *process {
-	args := []string{"run", "--nnodes", "2", "--nproc", strconv.Itoa(procs), "--job", "train", "--store", url}
+	args := []string{"run", "--nnodes", "2", "-n", strconv.Itoa(procs), "--job", "train", "--store", url}
 	return start(t, append(append(args, strings.Fields(flags)...), sh(script)...)...)
 }
 
@@ -143,7 +143,7 @@ func TestRunExcludes(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	node := func(host, script string) *process {
-		args := []string{"run", "--nnodes", "2", "--nproc", "1", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
+		args := []string{"run", "--nnodes", "2", "-n", "1", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
 		return startIn(t, nil, []string{"MUSTER_HOST=" + host}, append(args, sh(script)...)...)
 	}
 	good := `[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; exec sleep 60`
@@ -169,23 +169,22 @@ func TestRunNodesRefuses(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"--nnodes 2 --nproc 1 true":                                                  {2, "several nodes meet in a store: set --store"},
-		"--nnodes 2 --nproc 1 --store " + url + " true":                              {2, "set --job"},
-		"--nnodes 2 -n 1 --job j --store " + url + " true":                           {2, "set --nproc"},
-		"-n 2 --nproc 2 true":                                                        {2, "give one of them"},
-		"--nproc 0 true":                                                             {2, "--nproc 0: there must be at least 1 rank"},
-		"--nnodes 0 --nproc 1 true":                                                  {2, `--nnodes "0" is neither`},
-		"--nnodes 3:2 --nproc 1 true":                                                {2, `--nnodes "3:2" is neither`},
-		"--nnodes 2 --nproc 1 --node-rank 2 true":                                    {2, "from 0 to 1"},
-		"--nnodes 1:2 --nproc 1 --node-rank 1 true":                                  {2, "fixed number of nodes"},
-		"--nnodes 1:2 --nproc 1 --join-timeout 1s --job j --store " + url + " true":  {2, "--join-timeout 1s must be longer than --settle 2s, the wait for nodes above the least of --nnodes 1:2"},
-		"--nnodes auto --nproc 1 true":                                               {2, "SLURM_NODEID (Slurm)"},
-		"-n 1 --max-restarts -1 true":                                                {2, "--max-restarts"},
-		"--nnodes 2 --nproc 1 --job j --store muster://127.0.0.1:1 true":             {5, "no store at 127.0.0.1:1"},
-		"--nnodes 2 --nproc 1 --job j --join-timeout 100ms --store " + url + " true": {4, "too few nodes within --join-timeout 100ms"},
-		"-n 1 --log-dir /dev/null true":                                              {1, "--log-dir /dev/null: "},
-		"-n 1 --log-dir /proc/none true":                                             {1, "--log-dir /proc/none: "}, // not: there is no program "true"
-		"-n 1 --stacks --store " + url + " true":                                     {2, "muster serve --stacks"},
+		"--nnodes 2 -n 1 true":                        {2, "several nodes meet in a store: set --store"},
+		"--nnodes 2 -n 1 --store " + url + " true":    {2, "set --job"},
+		"--nnodes 2 --job j --store " + url + " true": {2, "set -n"},
+		"-n 0 true":                            {2, "-n 0: there must be at least 1 rank"},
+		"--nnodes 0 -n 1 true":                 {2, `--nnodes "0" is neither`},
+		"--nnodes 3:2 -n 1 true":               {2, `--nnodes "3:2" is neither`},
+		"--nnodes 2 -n 1 --node-rank 2 true":   {2, "from 0 to 1"},
+		"--nnodes 1:2 -n 1 --node-rank 1 true": {2, "fixed number of nodes"},
+		"--nnodes 1:2 -n 1 --join-timeout 1s --job j --store " + url + " true": {2, "--join-timeout 1s must be longer than --settle 2s, the wait for nodes above the least of --nnodes 1:2"},
+		"--nnodes auto -n 1 true":                                               {2, "SLURM_NODEID (Slurm)"},
+		"-n 1 --max-restarts -1 true":                                           {2, "--max-restarts"},
+		"--nnodes 2 -n 1 --job j --store muster://127.0.0.1:1 true":             {5, "no store at 127.0.0.1:1"},
+		"--nnodes 2 -n 1 --job j --join-timeout 100ms --store " + url + " true": {4, "too few nodes within --join-timeout 100ms"},
+		"-n 1 --log-dir /dev/null true":                                         {1, "--log-dir /dev/null: "},
+		"-n 1 --log-dir /proc/none true":                                        {1, "--log-dir /proc/none: "}, // not: there is no program "true"
+		"-n 1 --stacks --store " + url + " true":                                {2, "muster serve --stacks"},
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
@@ -202,7 +201,7 @@ func TestRunNodesWithOtherOptions(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	node := func(flags, script string) *process {
-		return start(t, append(append([]string{"run", "--nproc", "1", "--job", "train", "--settle", "0s", "--store", url}, strings.Fields(flags)...), sh(script)...)...)
+		return start(t, append(append([]string{"run", "-n", "1", "--job", "train", "--settle", "0s", "--store", url}, strings.Fields(flags)...), sh(script)...)...)
 	}
 	same := " --max-restarts 3 --max-node-failures 0"
 	for job, others := range map[string][]string{
@@ -237,7 +236,7 @@ func TestRunInOtherLaunchers(t *testing.T) {
 			var nodes []*process
 			for rank := range 2 {
 				vars := strings.Fields(strings.ReplaceAll(env, "#", strconv.Itoa(1-rank)))
-				nodes = append(nodes, startIn(t, nil, vars, "run", "--no-prefix", "--nnodes", "auto", "--nproc", "1", "--store", url, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
+				nodes = append(nodes, startIn(t, nil, vars, "run", "--no-prefix", "--nnodes", "auto", "-n", "1", "--store", url, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
 			}
 			var got []string
 			for _, p := range nodes {
@@ -248,6 +247,6 @@ func TestRunInOtherLaunchers(t *testing.T) {
 			require.Equal(t, []string{"1 of 2\n", "0 of 2\n"}, got)
 		})
 	}
-	r := runIn(t, nil, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "--nproc", "1", "true")
+	r := runIn(t, nil, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "-n", "1", "true")
 	r.wants(t, 2, "", "JOB_COMPLETION_INDEX of a Kubernetes indexed Job is set, and WORLD_SIZE, the number of nodes, is not")
 }

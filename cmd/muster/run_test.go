@@ -48,6 +48,41 @@ func TestRunSetsTheEnvironment(t *testing.T) {
 	r.wants(t, 0, "node7 29500 .\n", "")
 }
 
+// TestRunPassesVariablesOn checks each variable that a rank or worker may read and run does not set.
+func TestRunPassesVariablesOn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef"), 0o600))
+	_, url := serve(t, "--secret-file", secret)
+	env := []string{
+		"MUSTER_NAME=n", "MUSTER_TIMEOUT=12s", "MUSTER_EXPIRY=2h", "MUSTER_LIVENESS_TIMEOUT=7s", "MUSTER_HOST=here", "MUSTER_SECRET_FILE=" + secret,
+		"MUSTER_TLS_CA=ca", "MUSTER_TLS_CERT=cert", "MUSTER_TLS_KEY=key", "MUSTER_INSECURE=1", "MUSTER_TRACE=" + dir, "MUSTER_ETCD_PASSWORD=p",
+		"MUSTER_NO_IO_URING=1", "MUSTER_BINARY=b", "NO_COLOR=1",
+	}
+	nodes := "--nnodes 2 -n 1 --job train --store " + url + "?tls=false"
+	for name, flags := range map[string][]string{"run": {"-n 1"}, "elastic": {"--elastic 1"}, "nodes": {nodes + " --node-rank 0", nodes + " --node-rank 1"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			script := "env"
+			for _, kv := range env {
+				name, value, _ := strings.Cut(kv, "=")
+				script += fmt.Sprintf(`; [ "$%s" = '%s' ] || echo "%s is $%[1]s" >&2`, name, value, name)
+			}
+			var all []*process
+			for _, f := range flags {
+				all = append(all, startIn(t, nil, env, append(append([]string{"run", "--no-prefix"}, strings.Fields(f)...), sh(script)...)...))
+			}
+			for _, p := range all {
+				r := p.wait(t)
+				require.Zero(t, r.code, r.stderr)
+				require.Empty(t, r.stderr)
+				require.NotRegexp(t, `(?m)^MUSTER_\w+=$`, r.stdout)
+			}
+		})
+	}
+}
+
 func TestRunAlignsPrefixes(t *testing.T) {
 	t.Parallel()
 	r := run(t, runSh(11, "", "echo x; echo y >&2")...)
@@ -121,7 +156,7 @@ func TestRunRefuses(t *testing.T) {
 		"true":                                 {2, "set -n"},
 		"-n 0 true":                            {2, "at least 1"},
 		"-n -1 true":                           {2, "at least 1"},
-		"-n x true":                            {2, "is no whole number"},
+		"-n x true":                            {2, "is not a whole number"},
 		"-n 2":                                 {2, "PROGRAM is missing"},
 		"-n 2 --env X true":                    {2, "NAME=VALUE"},
 		"-n 2 --grace -1s true":                {2, "--grace"},

@@ -177,7 +177,7 @@ func TestRunWithASecret(t *testing.T) {
 	}
 	runIn(t, nil, []string{"MUSTER_SECRET_FILE=" + d.path("none")}, "run", "-n", "1", "--", "true").wants(t, 2, "", "MUSTER_SECRET_FILE: ")
 	_, url := serve(t, "--secret-file", d.path("secret"))
-	run(t, "run", "--nnodes", "2", "--nproc", "1", "--job", "j", "--store", url, "--", "true").wants(t, 1, "", "none was given: set MUSTER_SECRET_FILE\n") // run has no --secret-file
+	run(t, "run", "--nnodes", "2", "-n", "1", "--job", "j", "--store", url, "--", "true").wants(t, 1, "", "none was given: set MUSTER_SECRET_FILE\n") // run has no --secret-file
 }
 
 // TestLivenessTimeoutReachesTheRanks checks that the ranks use the timeout of the flag, or that of

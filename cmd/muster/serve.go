@@ -105,7 +105,7 @@ func (o *serving) run(cmd *cobra.Command) error {
 		return err
 	}
 	sigs := make(chan os.Signal, 2)
-	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
+	notify(sigs, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(sigs)
 	if o.untilEOF {
 		go notifyEOF(cmd.InOrStdin(), sigs)

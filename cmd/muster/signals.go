@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/signal"
@@ -10,6 +11,32 @@ import (
 
 	"github.com/muster-pg/muster/internal/launch"
 )
+
+// notify relays sigs to c, except those that this process was started to ignore, as nohup does with
+// SIGHUP: signal.Notify would enable them again.
+func notify(c chan<- os.Signal, sigs ...os.Signal) {
+	for _, sig := range sigs {
+		if !signal.Ignored(sig) {
+			signal.Notify(c, sig)
+		}
+	}
+}
+
+// untilSignal returns a copy of ctx that ends at SIGINT or SIGTERM.
+func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	got := make(chan os.Signal, 1)
+	notify(got, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		defer signal.Stop(got)
+		select {
+		case <-got:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
 
 // signals passes the signals of a launcher on to its ranks. It owns a goroutine until stop.
 type signals struct {
@@ -30,7 +57,7 @@ type signals struct {
 // launcher.
 func catch(grace time.Duration) *signals {
 	s := &signals{grace: grace, got: make(chan os.Signal, 8), stopped: make(chan struct{}), draining: make(chan struct{}), jobs: map[*launch.Job]bool{}}
-	signal.Notify(s.got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
+	notify(s.got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
 	s.running.Go(s.loop)
 	return s
 }
