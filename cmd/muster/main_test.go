@@ -31,6 +31,7 @@ const (
 	roleHolder = "holder" // holds a connection until it is killed
 	roleFiller = "filler" // fills a store
 	roleWorker = "worker" // of an elastic job
+	roleLoser  = "loser"  // a rank of a group whose rank 2 fails
 )
 
 // limit is the timeout of operations that should take almost no time.
@@ -46,6 +47,8 @@ func TestMain(m *testing.M) {
 		os.Exit(asHolder())
 	case roleFiller:
 		os.Exit(asFiller())
+	case roleLoser:
+		os.Exit(asLoser(os.Args[1]))
 	case roleWorker:
 		os.Exit(asWorker())
 	}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -30,7 +31,9 @@ type running struct {
 	noPrefix bool
 	page     pageFlags
 	env      []string
-	grace    time.Duration
+	grace    time.Duration // after a failure, until SIGTERM
+	kill     time.Duration // after that, until SIGKILL
+	goOn     bool          // no SIGTERM after a failure
 }
 
 func newRun() *cobra.Command {
@@ -42,11 +45,12 @@ func newRun() *cobra.Command {
 
 Each rank gets its number, the number of ranks, and the store's address in its environment (see
 "muster help environment"); pgroup.FromEnv reads them, and so do programs made for torchrun. Lines
-of output begin with their rank. If one rank fails the others get SIGTERM, and SIGKILL after
---grace. Signals are passed on; a second SIGINT or SIGTERM kills. With SIGQUIT (Ctrl-\), programs in
-Go print the stacks of their goroutines and end. If the reader of the output goes away, as in
-"muster run … | head", the ranks are ended. Exits with the code of the first rank that failed, or
-with 1 on a node where none of its own did.
+of output begin with their rank. If one rank fails, the others have the time --grace to return the
+error that names it and to print it; then they get SIGTERM, and SIGKILL after --kill-after. With
+--keep-going they go on. Signals are passed on; a second SIGINT or SIGTERM kills. With SIGQUIT
+(Ctrl-\), programs in Go print the stacks of their goroutines and end. If the reader of the output
+goes away, as in "muster run … | head", the ranks are ended. Exits with the code of the first rank
+that failed, and prints its last lines; exits with 1 on a node where none of its own failed.
 
 With --max-restarts, all ranks start again after one has failed. With --nnodes, the same command
 runs on each node, and the nodes meet in --store: ranks are numbered across them. If a node fails,
@@ -73,7 +77,9 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; on this node; required without --elastic")
 	f.BoolVar(&o.noPrefix, "no-prefix", false, "do not prefix lines of output; keep standard error separate")
 	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
-	f.DurationVar(&o.grace, "grace", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
+	f.DurationVar(&o.grace, "grace", 3*time.Second, "time between the failure of a rank and SIGTERM to the others")
+	f.BoolVar(&o.goOn, "keep-going", false, "leave the other ranks running after one has failed")
+	f.DurationVar(&o.kill, "kill-after", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
 	f.BoolVar(&o.stacks, "stacks", false, "without --store: allow the clients of the store, and with --http the page, to see the stacks of ranks (who --stacks)")
@@ -107,6 +113,8 @@ func (o *running) check(cmd *cobra.Command) error {
 		return usagef(cmd, "more than %d processes on one node: use several nodes, with --nnodes", maxProcesses)
 	case o.grace < 0:
 		return usagef(cmd, "--grace must not be negative")
+	case o.kill < 0:
+		return usagef(cmd, "--kill-after must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:
 		return usagef(cmd, "--master-port %d is no number from 0 to 65535", o.masterPort)
 	case o.masterPort != 0 && o.page.addr != "":
@@ -164,7 +172,7 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	if err := logs.prepare(); err != nil {
 		return &exit{code: exitFailed, text: fmt.Sprintf("--log-dir %s: %s: set it to a directory in which this user may write", o.logs, reason(err)), err: err}
 	}
-	sigs := catch(o.grace)
+	sigs := catch(o.kill)
 	defer sigs.stop()
 	guard := startGuard()
 	defer guard.close()
@@ -182,6 +190,22 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	return l.ended(a.Run(cmd.Context()))
 }
 
+// notice is launch.Spec.Notice.
+func (o *running) notice() time.Duration {
+	if o.goOn {
+		return -1
+	}
+	return o.grace
+}
+
+// killAfter is launch.Spec.Grace.
+func (o *running) killAfter() time.Duration {
+	if o.kill == 0 {
+		return -1 // at once
+	}
+	return o.kill
+}
+
 // launches starts the ranks of this node, once for each attempt of the job.
 type launches struct {
 	*running
@@ -193,6 +217,7 @@ type launches struct {
 
 	failed string   // the rank that has failed last, on this node
 	tail   []string // its last lines
+	others string   // what became of the other ranks of this node
 }
 
 // start implements agent.Agent.Start.
@@ -210,8 +235,10 @@ func (l *launches) start(ctx context.Context, a agent.Attempt) error {
 	if errors.Is(err, syscall.EPIPE) {
 		l.sigs.drain() // another attempt would have no reader either
 	}
-	if e, ok := errors.AsType[*launch.ExitError](err); ok {
+	if _, ok := errors.AsType[*launch.ExitError](err); ok {
+		e := l.first(job.Failures(), a)
 		l.tail = job.Process(e.Rank).Tail()
+		l.others = l.fateOfOthers(job.Failures())
 		global := *e
 		global.Rank += a.First
 		l.failed = fmt.Sprintf("rank %d", global.Rank)
@@ -220,15 +247,74 @@ func (l *launches) start(ctx context.Context, a agent.Attempt) error {
 	return err
 }
 
+// first returns the failure that is the cause of the others: that of the rank which the store has seen
+// fail first. Its process may end after those that fail because of it.
+func (l *launches) first(failures []*launch.ExitError, a agent.Attempt) *launch.ExitError {
+	if len(failures) > 1 && l.public() != nil {
+		ranks := l.blamed(a)
+		for _, e := range failures {
+			if slices.Contains(ranks, a.First+e.Rank) {
+				return e
+			}
+		}
+	}
+	return failures[0]
+}
+
+// blamed returns the ranks that the first failure of the ranks' group names; nil if there is none, or the
+// store does not answer.
+func (l *launches) blamed(a agent.Attempt) (ranks []int) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	s, err := l.public()(ctx)
+	if err != nil {
+		return nil
+	}
+	defer s.Close()
+	now, err := s.Status(ctx, "")
+	if err != nil {
+		return nil
+	}
+	earliest := time.Duration(-1)
+	for _, g := range now.Groups {
+		if g.Run != a.ID || g.Size != a.Size {
+			continue
+		}
+		failures := g.Failures
+		if g.Revoked != nil {
+			failures = append(failures, *g.Revoked)
+		}
+		for _, f := range failures {
+			if f.Ago > earliest {
+				earliest, ranks = f.Ago, slices.Concat(f.Failure.Lost, f.Failure.Left, []int{f.Failure.By})
+			}
+		}
+	}
+	return ranks
+}
+
+// fateOfOthers returns what became of the ranks other than the first that failed.
+func (l *launches) fateOfOthers(failures []*launch.ExitError) string {
+	ended := l.n - 1
+	for _, e := range failures[1:] {
+		if e.Signal != syscall.SIGTERM && e.Signal != syscall.SIGKILL {
+			ended--
+		}
+	}
+	switch {
+	case ended == 0:
+		return "; the other ranks failed after it"
+	case l.goOn:
+		return ""
+	}
+	return "; the other ranks were ended"
+}
+
 func (l *launches) spec(a agent.Attempt, show *launching) launch.Spec {
 	k := inkOf(os.Stdout) && inkOf(os.Stderr)
 	width := len(fmt.Sprint(a.Size - 1))
-	grace := l.grace
-	if grace == 0 {
-		grace = -1 // at once
-	}
 	return launch.Spec{
-		N: l.n, Path: l.path, Args: l.args, Grace: grace, Output: show.behind(os.Stdout), ErrOutput: show.behind(os.Stderr),
+		N: l.n, Path: l.path, Args: l.args, Grace: l.killAfter(), Notice: l.notice(), Output: show.behind(os.Stdout), ErrOutput: show.behind(os.Stderr),
 		Log: l.logs.next(a.First),
 		Env: func(local int) []string {
 			show.started(local, l.n)
@@ -276,7 +362,7 @@ func (l *launches) ended(err error) error {
 		return &exit{code: e.ExitCode(), text: l.sigs.blame(e, text), err: err}
 	}
 	if l.n > 1 || l.most > 1 {
-		text += "; the other ranks were ended"
+		text += l.others
 	}
 	return &exit{code: e.ExitCode(), text: text, err: err}
 }

@@ -185,10 +185,6 @@ func (w *elasticWorkers) start(ctx context.Context, worker agent.Worker) error {
 
 func (w *elasticWorkers) spec(worker agent.Worker) launch.Spec {
 	k := inkOf(os.Stdout) && inkOf(os.Stderr)
-	grace := w.grace
-	if grace == 0 {
-		grace = -1 // at once
-	}
 	name := strconv.Itoa(worker.Slot)
 	if worker.Start > 1 {
 		name += "." + strconv.Itoa(worker.Start)
@@ -198,7 +194,7 @@ func (w *elasticWorkers) spec(worker agent.Worker) launch.Spec {
 		prefix = ""
 	}
 	return launch.Spec{
-		N: 1, Path: w.path, Args: w.args, Grace: grace, Output: serial{&w.mu, os.Stdout}, ErrOutput: serial{&w.mu, os.Stderr},
+		N: 1, Path: w.path, Args: w.args, Grace: w.killAfter(), Output: serial{&w.mu, os.Stdout}, ErrOutput: serial{&w.mu, os.Stderr},
 		Log:    w.logs.worker(name),
 		Env:    func(int) []string { return append(w.environ(worker), w.env...) },
 		Prefix: func(int) string { return prefix },

@@ -84,12 +84,12 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 func startFaulty(t *testing.T, fault, url, job, mark string) *launcher {
 	t.Helper()
 	script := `trap '' TERM HUP INT; sh -c 'trap "" TERM HUP INT; sleep 600' & echo ready; while :; do echo more; sleep 0.05; done`
-	args := []string{"run", "-n", "2", "--grace", "50ms", "--no-prefix"}
+	args := []string{"run", "-n", "2", "--kill-after", "50ms", "--no-prefix"}
 	switch fault {
 	case "SIGKILL of a node":
-		args = []string{"run", "--nnodes", "1:2", "--settle", "0s", "-n", "1", "--grace", "50ms", "--no-prefix", "--job", job, "--store", url}
+		args = []string{"run", "--nnodes", "1:2", "--settle", "0s", "-n", "1", "--kill-after", "50ms", "--no-prefix", "--job", job, "--store", url}
 	case "SIGKILL of an elastic job":
-		args = []string{"run", "--elastic", "1:2", "--max-restarts", "9", "--grace", "50ms", "--no-prefix"}
+		args = []string{"run", "--elastic", "1:2", "--max-restarts", "9", "--kill-after", "50ms", "--no-prefix"}
 	}
 	args = append(args, sh(script)...)
 	l := &launcher{running: make(chan struct{})}

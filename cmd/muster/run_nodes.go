@@ -193,7 +193,7 @@ func (o *running) agent(s *store.Store, sigs *signals, stderr io.Writer, start f
 	return &agent.Agent{
 		Store: s, Job: jobPrefix + o.job, Name: o.name(), Host: nodeHost(), MaxNodeFailures: o.failures,
 		MinNodes: o.fewest, MaxNodes: o.most, NodeRank: o.own, Procs: o.n, MaxRestarts: o.restarts,
-		JoinTimeout: o.join, Settle: o.settle, Lease: o.lease, Address: o.address(), Start: start, Draining: sigs.draining,
+		JoinTimeout: o.join, Settle: o.settle, Lease: o.lease, Address: o.address(), Start: start, Notice: o.notice(), Draining: sigs.draining,
 		Report: func(text string) { fmt.Fprintln(stderr, "muster:", text) },
 	}
 }

@@ -21,7 +21,7 @@ const restarting = `[ $TORCHELASTIC_RESTART_COUNT = 2 ] && { echo done $RANK of 
 func TestRunRestarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	r := run(t, runSh(3, "--no-prefix --max-restarts 2 --log-dir "+dir, restarting)...)
+	r := run(t, runSh(3, "--no-prefix --grace 0s --max-restarts 2 --log-dir "+dir, restarting)...)
 	require.Zero(t, r.code, "%+v", r)
 	lines := strings.Fields(r.stdout)
 	require.Len(t, lines, 12)
@@ -41,7 +41,7 @@ func TestRunRestarts(t *testing.T) {
 // TestRunGivesUp checks the summary of a job that was restarted as often as it may be.
 func TestRunGivesUp(t *testing.T) {
 	t.Parallel()
-	r := run(t, runSh(3, "--max-restarts 1", restarting)...)
+	r := run(t, runSh(3, "--grace 0s --max-restarts 1", restarting)...)
 	require.Equal(t, 3, r.code)
 	require.True(t, strings.HasSuffix(r.stderr, `
 muster: rank 1: exit status 3: restart 1 of at most 1
@@ -90,7 +90,7 @@ func TestRunNodesFailTogether(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	script := `[ $RANK$TORCHELASTIC_RESTART_COUNT = 31 ] && exit 7; [ $RANK$TORCHELASTIC_RESTART_COUNT = 00 ] && kill -9 $$; exec sleep 60`
-	nodes := []*process{runNodes(t, url, 2, "--max-restarts 1 --node-rank 0", script), runNodes(t, url, 2, "--max-restarts 1 --node-rank 1", script)}
+	nodes := []*process{runNodes(t, url, 2, "--grace 0s --max-restarts 1 --node-rank 0", script), runNodes(t, url, 2, "--grace 0s --max-restarts 1 --node-rank 1", script)}
 	host, err := os.Hostname()
 	require.NoError(t, err)
 	name := fmt.Sprintf("%s:%d", host, nodes[1].cmd.Process.Pid)
@@ -143,7 +143,7 @@ func TestRunExcludes(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	node := func(host, script string) *process {
-		args := []string{"run", "--nnodes", "2", "-n", "1", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
+		args := []string{"run", "--nnodes", "2", "-n", "1", "--grace", "0s", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
 		return startIn(t, nil, []string{"MUSTER_HOST=" + host}, append(args, sh(script)...)...)
 	}
 	good := `[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; exec sleep 60`

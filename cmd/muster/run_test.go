@@ -23,6 +23,7 @@ import (
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
 )
 
 // sh returns the arguments for a rank that is a shell script.
@@ -140,7 +141,71 @@ func TestRunExitsAsTheFirstRankThatFails(t *testing.T) {
 	} {
 		t.Run(script, func(t *testing.T) {
 			t.Parallel()
-			run(t, runSh(3, "", script)...).wants(t, want.code, "", want.stderr)
+			run(t, runSh(3, "--grace 0s", script)...).wants(t, want.code, "", want.stderr)
+		})
+	}
+}
+
+// asLoser is a rank that waits for rank 2, which is killed, or aborts the group and ends after the others.
+func asLoser(how string) int {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cfg, err := pgroup.FromEnv()
+	if err != nil {
+		return 99
+	}
+	g, err := pgroup.Create(ctx, cfg)
+	if err != nil {
+		return 99
+	}
+	if g.Rank() == 2 && how == "abort" {
+		g.Abort(errors.New("no data"))
+		time.Sleep(time.Second)
+		return 5
+	} else if g.Rank() == 2 {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	err = g.Barrier(ctx)
+	text, _, _ := strings.Cut(fmt.Sprint(err), ": pid ")
+	fmt.Println(text)
+	if how == "shrink" {
+		if g, err = g.Shrink(ctx); err == nil {
+			fmt.Println(g.Size(), "go on")
+			return 0
+		}
+	}
+	return 1
+}
+
+// TestRunNamesTheFirstFailure checks that the survivors print the error before they are ended, that the
+// summary names the rank to blame, whichever process ends first, and that --keep-going lets them go on.
+func TestRunNamesTheFirstFailure(t *testing.T) {
+	t.Parallel()
+	const barrier = `pgroup: barrier #1 of group "world" on rank %d of 4: `
+	for how, want := range map[string]struct {
+		flags  string
+		code   int
+		lines  []string
+		stderr string
+	}{
+		"kill":   {"", 137, []string{barrier + "lost rank 2"}, "muster: rank 2: killed by signal 9 (killed); the other ranks failed after it\n"},
+		"abort":  {"", 5, []string{barrier + "rank 2: aborted: no data"}, "muster: rank 2: exit status 5; the other ranks failed after it\n"},
+		"shrink": {"--keep-going", 137, []string{barrier + "lost rank 2", "3 go on"}, "muster: rank 2: killed by signal 9 (killed)\n"},
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			args := append([]string{"run", "-n", "4", "--env", role + "=" + roleLoser}, strings.Fields(want.flags)...)
+			r := run(t, append(args, "--", self(t), how)...)
+			var lines []string
+			for _, rank := range []int{0, 1, 3} {
+				for _, line := range want.lines {
+					lines = append(lines, fmt.Sprintf("[%d] "+strings.Replace(line, "%d", strconv.Itoa(rank), 1), rank))
+				}
+			}
+			slices.Sort(lines)
+			require.Equal(t, lines, sorted(r.stdout))
+			require.Equal(t, want.stderr, r.stderr)
+			require.Equal(t, want.code, r.code)
 		})
 	}
 }
@@ -160,6 +225,7 @@ func TestRunRefuses(t *testing.T) {
 		"-n 2":                                 {2, "PROGRAM is missing"},
 		"-n 2 --env X true":                    {2, "NAME=VALUE"},
 		"-n 2 --grace -1s true":                {2, "--grace"},
+		"-n 2 --kill-after -1s true":           {2, "--kill-after"},
 		"-n 2 --master-port 70000 true":        {2, "65535"},
 		"-n 2 --master-addr 0.0.0.0 true":      {1, "--insecure"},
 		"-n 2 --master-addr no.invalid true":   {1, "--master-addr"},
@@ -208,7 +274,7 @@ const stubborn = `trap 'echo no' TERM; echo ready; while :; do sleep 60 & wait $
 
 func TestRunKillsAfterTheGrace(t *testing.T) {
 	t.Parallel()
-	p := start(t, runSh(2, "--grace 50ms", stubborn)...)
+	p := start(t, runSh(2, "--kill-after 50ms", stubborn)...)
 	p.line(t, "ready")
 	p.line(t, "ready")
 	p.signal(t, syscall.SIGTERM)
@@ -219,7 +285,7 @@ func TestRunKillsAfterTheGrace(t *testing.T) {
 
 func TestRunSecondSignalKills(t *testing.T) {
 	t.Parallel()
-	p := start(t, runSh(2, "--grace 1h", stubborn)...)
+	p := start(t, runSh(2, "--kill-after 1h", stubborn)...)
 	p.line(t, "ready")
 	p.line(t, "ready")
 	p.signal(t, syscall.SIGTERM)
@@ -286,7 +352,7 @@ func TestRunPassesQuitOn(t *testing.T) {
 
 func TestRunLeavesNoProcessBehind(t *testing.T) {
 	t.Parallel()
-	r := run(t, runSh(3, "--no-prefix", `sleep 60 & echo $$ $!; [ $RANK = 1 ] && exit 3; wait`)...)
+	r := run(t, runSh(3, "--no-prefix --grace 0s", `sleep 60 & echo $$ $!; [ $RANK = 1 ] && exit 3; wait`)...)
 	pids := strings.Fields(r.stdout)
 	if r.code != 3 || len(pids) < 2 {
 		t.Fatalf("%+v", r)

@@ -14,8 +14,8 @@
 //
 // # Who ends when
 //
-// The first rank that fails ends the others, and so do the end of the context and a broken pipe as Output:
-// SIGTERM, then SIGKILL after Spec.Grace. Each rank leads a process group of its
+// The first rank that fails ends the others after Spec.Notice; the end of the context and a broken
+// pipe as Output do at once: SIGTERM, then SIGKILL after Spec.Grace. Each rank leads a process group of its
 // own, and every signal goes to the whole group; what a rank leaves behind in its
 // group is ended too, in the same two steps. Only a process that left the group
 // (setsid) gets away.
@@ -91,6 +91,10 @@ type Spec struct {
 	// kills at once.
 	Grace time.Duration
 
+	// Notice is the time that the other ranks have after the first failure before SIGTERM, to see it
+	// and to report it; 0 is none, and less than 0 leaves them running.
+	Notice time.Duration
+
 	// MayFail reports whether a rank's failure is expected: it does not end the others, and Wait
 	// does not report it. Nil is never.
 	MayFail func(rank int) bool
@@ -136,8 +140,9 @@ type Job struct {
 	failed chan *ExitError // each rank sends at most once: N fit
 	gone   chan struct{}   // each rank sends once: N fit
 
-	done chan struct{} // closed when all ranks are gone
-	err  error         // what Wait returns; written before done closes
+	done     chan struct{} // closed when all ranks are gone; the fields below are written before that
+	err      error         // what Wait returns
+	failures []*ExitError
 }
 
 // Start starts the ranks of spec and returns when all run. If one cannot be started,
@@ -172,6 +177,9 @@ func (j *Job) Wait() error {
 	<-j.done
 	return j.err
 }
+
+// Failures returns the ranks that have failed, in the order in which they ended, when Done is closed.
+func (j *Job) Failures() []*ExitError { return j.failures }
 
 // Done is closed when Wait would return at once.
 func (j *Job) Done() <-chan struct{} { return j.done }

@@ -87,21 +87,33 @@ func (j *Job) killStarted() {
 	}
 }
 
-// waitAll waits for the ranks, ends all of them at the first failure, at the end of the context, or
-// when their output has no reader any more, and returns why.
+// waitAll waits for the ranks, ends all of them Spec.Notice after the first failure, at the end of
+// the context, or when their output no longer has a reader, and returns why.
 func (j *Job) waitAll(ctx context.Context) error {
 	var cause error
-	var kill <-chan time.Time
+	var notice, kill <-chan time.Time
+	ending := false
 	end := func(why error) {
 		if cause == nil {
-			cause, kill = why, j.terminate()
+			cause = why
+		}
+		if !ending {
+			ending, kill = true, j.terminate()
 		}
 	}
 	stop, closed := ctx.Done(), j.out.closed
 	for left := len(j.procs); left > 0; {
 		select {
 		case e := <-j.failed:
-			end(e)
+			j.failures = append(j.failures, e)
+			if cause != nil {
+				break
+			}
+			if cause = e; j.spec.Notice >= 0 {
+				notice = time.After(j.spec.Notice)
+			}
+		case <-notice:
+			end(nil)
 		case <-closed:
 			closed = nil
 			end(j.out.failure())
@@ -117,17 +129,22 @@ func (j *Job) waitAll(ctx context.Context) error {
 	return j.result(cause)
 }
 
-// result checks once more for a failure: that of the last rank may have become ready together with
-// its end.
+// result takes the failures that have become ready together with the end of the last rank.
 func (j *Job) result(cause error) error {
-	if cause != nil {
+	for {
+		select {
+		case e := <-j.failed:
+			j.failures = append(j.failures, e)
+			if cause == nil {
+				cause = e
+			}
+			continue
+		default:
+		}
+		if cause == nil {
+			cause = j.out.failure()
+		}
 		return cause
-	}
-	select {
-	case e := <-j.failed:
-		return e
-	default:
-		return j.out.failure()
 	}
 }
 

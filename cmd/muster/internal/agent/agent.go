@@ -55,6 +55,9 @@ type Agent struct {
 	// succeeded. When ctx ends, it ends them. It is never called again before it has returned.
 	// It is nil if Elastic is set.
 	Start func(ctx context.Context, a Attempt) error
+	// Notice is the time between the failure of a process of another node and the end of Start's
+	// ctx, for the processes to see and report it; less than 0 leaves them running.
+	Notice time.Duration
 	// Elastic makes the job an elastic one; nil: the processes are ranks.
 	Elastic *Elastic
 	// Draining is closed when this node is to leave the job. Start is not interrupted by it; its
@@ -313,7 +316,13 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 func (r *run) start(ctx context.Context, view membership.View, g *pgroup.Group, at Attempt) error {
 	running, stop := context.WithCancelCause(view.Context(ctx))
 	defer stop(nil)
-	defer context.AfterFunc(g.Context(), func() { stop(context.Cause(g.Context())) })()
+	defer context.AfterFunc(g.Context(), func() {
+		cause := context.Cause(g.Context())
+		if e, ok := errors.AsType[*pgroup.RankError](cause); ok && errors.Is(e, pgroup.ErrAborted) && e.Reason != errChanged.Error() {
+			r.notice(running)
+		}
+		stop(cause)
+	})()
 	own := r.Start(running, at)
 	switch {
 	case r.ending():
@@ -331,6 +340,18 @@ func (r *run) start(ctx context.Context, view membership.View, g *pgroup.Group, 
 		g.Abort(errChanged)
 	}
 	return r.outcome(g, own, at)
+}
+
+// notice waits for the time Notice, or until running ends.
+func (r *run) notice(running context.Context) {
+	var over <-chan time.Time
+	if r.Notice >= 0 {
+		over = time.After(r.Notice)
+	}
+	select {
+	case <-over:
+	case <-running.Done():
+	}
 }
 
 // noTimeout bounds the wait for the processes of the other nodes: more than any job lasts.
