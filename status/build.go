@@ -3,6 +3,8 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -384,4 +386,25 @@ func Short(d time.Duration) string {
 		return fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second)
 	}
 	return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
+}
+
+// viewGroup is the name of the group of a view of package membership.
+var viewGroup = regexp.MustCompile(`membership/([^/]+)/group/(\d+)/world(/attempt-\d+)?`)
+
+// nameOf returns the name of a group as users know it: the group of a view by its job, or by the
+// job of "muster run" whose nodes are its ranks.
+func nameOf(name string) string {
+	m := viewGroup.FindStringSubmatchIndex(name)
+	if m == nil {
+		return name
+	}
+	job, err := url.PathUnescape(name[m[2]:m[3]])
+	if err != nil {
+		return name
+	}
+	text := "job " + job + ", view " + name[m[4]:m[5]]
+	if of, ok := strings.CutPrefix(job, "muster-run/"); ok {
+		text = "nodes of job " + of
+	}
+	return name[:m[0]] + text + name[m[1]:]
 }

@@ -204,6 +204,9 @@ func Of(now, before *store.Status, o *Options) *View {
 			v.Replication.Standbys = append(v.Replication.Standbys, Standby{x.Addr, x.Lag, seconds(x.Seen)})
 		}
 	}
+	for i := range now.Groups {
+		now.Groups[i].Name = nameOf(now.Groups[i].Name)
+	}
 	b := newBuilder(now)
 	for i := range now.Groups {
 		g := &now.Groups[i]

@@ -51,7 +51,8 @@ gather exits with 128 plus the number of the signal that ended it.`}
 func environmentTopic() *cobra.Command {
 	return &cobra.Command{Use: "environment", Short: "The variables that muster reads and sets", Long: `Variables that muster reads:
 
-  MUSTER_STORE         URL of the store, unless --store is given
+  MUSTER_STORE         URL of the store, unless --store is given; run gives its ranks a prefix
+                       there, the name of the job
   MUSTER_SECRET_FILE   file with its secret, unless --secret-file is given; run hosts with it
   MUSTER_TLS_CA        CA bundle (PEM) that verifies its certificate, unless --tls-ca is given
   MUSTER_TLS_CERT      the client's certificate (PEM), unless --tls-cert is given
@@ -81,7 +82,7 @@ Variables that run sets for each rank:
   WORLD_SIZE, LOCAL_WORLD_SIZE   n
   GROUP_RANK, GROUP_WORLD_SIZE   the place of this node, and the number of nodes
   MASTER_ADDR, MASTER_PORT       where the ranks meet
-  MUSTER_STORE                   URL of the store: run hosts it, unless --master-port is given
+  MUSTER_STORE                   URL of the store, which run hosts unless one is given
   MUSTER_RUN                     id of this run; ranks of different runs never join one group
   TORCHELASTIC_RESTART_COUNT     restarts of the job so far
 

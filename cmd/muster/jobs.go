@@ -145,17 +145,25 @@ func jobAt(path string) (j job, ok bool) {
 	return j, false
 }
 
-// find sets the store of r to that of the running job, unless a store was named. If several jobs
-// run, it returns the remotes of all.
+// find returns the store that --store names, or those of MUSTER_STORE and of the jobs of this host.
 func (r *remote) find() ([]*remote, error) {
-	if r.url != "" || os.Getenv("MUSTER_STORE") != "" {
+	if r.url != "" {
 		return []*remote{r}, nil
 	}
 	var all []*remote
-	for _, j := range jobs() {
+	add := func(url, title string) {
 		own := *r
-		own.url, own.job = j.URL, &j
+		own.url, own.title = url, title
 		all = append(all, &own)
+	}
+	named := os.Getenv("MUSTER_STORE")
+	if named != "" {
+		add("", redacted(named)+" (MUSTER_STORE)")
+	}
+	for _, j := range jobs() {
+		if j.URL != named {
+			add(j.URL, j.String())
+		}
 	}
 	if len(all) == 0 {
 		return nil, &exit{code: exitUsage, text: `which store? Give --store muster://host:port or set MUSTER_STORE; no "muster run" of this user runs here`}
@@ -163,20 +171,21 @@ func (r *remote) find() ([]*remote, error) {
 	return all, nil
 }
 
-// findOne is like find, for a command that works on one store.
-func (r *remote) findOne() error {
+// findOne is like find, for a command that works on one store: that of MUSTER_STORE if it is set.
+// others is how many more there are.
+func (r *remote) findOne() (others int, err error) {
 	all, err := r.find()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if len(all) == 1 {
+	if len(all) == 1 || all[0].url == "" {
 		*r = *all[0]
-		return nil
+		return len(all) - 1, nil
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "which store? %d jobs run here; give --store:", len(all))
 	for _, r := range all {
-		text.WriteString("\n  " + r.job.String())
+		text.WriteString("\n  " + r.title)
 	}
-	return &exit{code: exitUsage, text: text.String()}
+	return 0, &exit{code: exitUsage, text: text.String()}
 }

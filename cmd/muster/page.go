@@ -221,7 +221,7 @@ loopback, and for a store that requires a secret or a certificate.`,
   muster page --store muster://10.0.0.5:7070/jobs/a   # only what is below a prefix`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := r.findOne(); err != nil {
+			if _, err := r.findOne(); err != nil {
 				return err
 			}
 			if err := r.check(cmd); err != nil {

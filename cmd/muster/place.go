@@ -24,6 +24,7 @@ import (
 // therefore free, an existing store, or a port at which rank 0 is to listen.
 type place struct {
 	store      string // its URL; "": one of the others
+	below      string // prefix of the ranks in the store that MUSTER_STORE names: other jobs use it too
 	masterAddr string
 	masterPort int // 0: this process hosts the store
 	insecure   bool
@@ -75,9 +76,27 @@ func (p *place) check(cmd *cobra.Command) error {
 		err = errors.New("each process would have one of its own")
 	}
 	if err != nil {
-		return usagef(cmd, "--store %s: %v", redacted(p.store), err)
+		return usagef(cmd, "%s %s: %v", p.source(), redacted(p.store), err)
 	}
 	return nil
+}
+
+// source returns what has named the store.
+func (p *place) source() string {
+	if p.below != "" {
+		return "MUSTER_STORE"
+	}
+	return "--store"
+}
+
+// jobStore returns the URL of the store for the ranks.
+func (p *place) jobStore() string {
+	u, err := url.Parse(p.store)
+	if err != nil || p.below == "" || u.Scheme == "tcp" || u.Scheme == "tcpstore" { // PyTorch's has no prefixes
+		return p.store
+	}
+	u.Path, u.RawPath = strings.TrimSuffix(u.Path, "/")+"/"+p.below, ""
+	return u.String()
 }
 
 // show starts the page of the store that this process hosts, if both are requested, and prints its
@@ -158,7 +177,7 @@ func (p *place) worker() []string {
 	if p.host != nil {
 		return append(env, "MUSTER_STORE="+p.url())
 	}
-	r := remote{url: p.store, secure: parameters()}
+	r := remote{url: p.jobStore(), secure: parameters()}
 	return append(env, "MUSTER_STORE="+r.target())
 }
 
@@ -167,7 +186,7 @@ func (p *place) config(run string, rank, n int) []string {
 	c := pgroup.Config{Run: run, Rank: rank, Size: n, Insecure: p.insecure, LivenessTimeout: p.live.timeout}
 	switch {
 	case p.store != "":
-		c.Address = p.store
+		c.Address = p.jobStore()
 		return c.Environ()
 	case p.host == nil:
 		c.Address = net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))

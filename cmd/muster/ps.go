@@ -25,9 +25,9 @@ func newPs() *cobra.Command {
 		Short: "List the jobs of muster run: their nodes, ranks, restarts and last failure",
 		Long: `List the running jobs of "muster run": their state, nodes, ranks, restarts and last failure.
 
-Without --store and MUSTER_STORE it lists those that this user runs on this host. With a store it
-lists the jobs that meet there, on all hosts. A job of several nodes is waiting while it has too few
-of them. "muster who" shows what the ranks of a job wait for.`,
+Without --store it lists those that this user runs on this host, and those of all hosts on the store
+of MUSTER_STORE. With --store it lists the jobs of that store alone. A job of several nodes is
+waiting while it has too few of them. "muster who" shows what the ranks of a job wait for.`,
 		Example: `  muster ps
   muster ps --store muster://node0:7070
   muster ps --json | jq -r '.[] | select(.restarts > 0) | .job'`,
@@ -51,10 +51,14 @@ of them. "muster who" shows what the ranks of a job wait for.`,
 	return cmd
 }
 
-// jobs returns the jobs of this host, or of the store if one is named: an element for each node.
+// jobs returns the jobs of the store if one is named, and unless --store names it, those of this
+// host: an element for each node.
 func (r *remote) jobs(cmd *cobra.Command) (all []job, err error) {
-	if r.url == "" && os.Getenv("MUSTER_STORE") == "" {
-		return jobs(), nil
+	if r.url == "" {
+		all = jobs()
+		if os.Getenv("MUSTER_STORE") == "" {
+			return all, nil
+		}
 	}
 	err = r.do(cmd, func(ctx context.Context, s *store.Store) error {
 		for e, err := range s.List(ctx, jobPrefix) {
@@ -62,7 +66,11 @@ func (r *remote) jobs(cmd *cobra.Command) (all []job, err error) {
 				return err
 			}
 			var j job
-			if strings.Contains(e.Key, nodeInfix) && json.Unmarshal(e.Value, &j) == nil {
+			if !strings.Contains(e.Key, nodeInfix) || json.Unmarshal(e.Value, &j) != nil {
+				continue
+			}
+			j.URL = redacted(r.url)
+			if !slices.ContainsFunc(all, func(local job) bool { return local.Job == j.Job && local.Node == j.Node }) {
 				all = append(all, j)
 			}
 		}

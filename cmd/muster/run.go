@@ -53,7 +53,7 @@ goes away, as in "muster run … | head", the ranks are ended. Exits with the co
 that failed, and prints its last lines; exits with 1 on a node where none of its own failed.
 
 With --max-restarts, all ranks start again after one has failed. With --nnodes, the same command
-runs on each node, and the nodes meet in --store: ranks are numbered across them. If a node fails,
+runs on each node, and the nodes meet in the store: ranks are numbered across them. If a node fails,
 leaves (SIGTERM) or joins, the ranks of all nodes start again, on the nodes that there are then.
 A node above the most of --nnodes MIN:MAX is a spare, which takes the place of one that fails.
 
@@ -82,18 +82,25 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	f.DurationVar(&o.kill, "kill-after", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
-	f.BoolVar(&o.stacks, "stacks", false, "without --store: allow the clients of the store, and with --http the page, to see the stacks of ranks (who --stacks)")
+	f.BoolVar(&o.stacks, "stacks", false, "if run hosts the store: allow the clients of the store, and with --http the page, to see the stacks of ranks (who --stacks)")
 	o.page.register(cmd, "")
-	f.StringVar(&o.store, "store", "", "`URL` of a running store, where the ranks meet instead, as etcd://host:port")
+	f.StringVar(&o.store, "store", "", "`URL` of a running store, where the ranks meet instead, such as etcd://host:port; or set MUSTER_STORE, where the ranks use a prefix, the job's name")
 	o.registerNodes(cmd)
 	o.live.register(cmd)
 	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback without encryption and authentication")
 	return cmd
 }
 
-func (o *running) check(cmd *cobra.Command) error {
+func (o *running) check(cmd *cobra.Command, program string) error {
+	variable := o.store == "" && !cmd.Flags().Changed("master-addr") && !cmd.Flags().Changed("master-port") && os.Getenv("MUSTER_STORE") != ""
+	if variable {
+		o.store = os.Getenv("MUSTER_STORE")
+	}
 	if err := o.checkNodes(cmd, o.store); err != nil {
 		return err
+	}
+	if variable {
+		o.below = o.jobName(program)
 	}
 	if err := o.checkElastic(cmd); err != nil {
 		return err
@@ -120,9 +127,9 @@ func (o *running) check(cmd *cobra.Command) error {
 	case o.masterPort != 0 && o.page.addr != "":
 		return usagef(cmd, "--http shows the store that run hosts, and with --master-port rank 0 does: \"muster page --store muster://%s:%d\" shows that", o.masterAddr, o.masterPort)
 	case o.store != "" && o.page.addr != "":
-		return usagef(cmd, "--http shows the store that run hosts: \"muster page --store %s\" shows that one", redacted(o.store))
+		return usagef(cmd, "--http shows the store that run hosts, and %s names another: \"muster page --store %s\" shows that one", o.source(), redacted(o.store))
 	case o.store != "" && o.stacks:
-		return usagef(cmd, "--stacks is for the store that run hosts: a store of its own allows it, \"muster serve --stacks\"")
+		return usagef(cmd, "--stacks is for the store that run hosts, and %s names another, which allows it with \"muster serve --stacks\"", o.source())
 	case o.masterAddr == "":
 		return usagef(cmd, "--master-addr must not be empty")
 	case o.store != "" && (cmd.Flags().Changed("master-addr") || cmd.Flags().Changed("master-port")):
@@ -143,7 +150,7 @@ func (o *running) check(cmd *cobra.Command) error {
 }
 
 func (o *running) run(cmd *cobra.Command, args []string) error {
-	if err := o.check(cmd); err != nil {
+	if err := o.check(cmd, args[0]); err != nil {
 		return err
 	}
 	path, err := exec.LookPath(args[0])

@@ -72,13 +72,13 @@ func (o *running) countWorkers(cmd *cobra.Command) error {
 	return nil
 }
 
-// workersStore opens the store where the workers of an elastic job meet; meeting is that of the agents. It is
-// nil if it cannot be reached: the workers wait for it, and the agent does without.
-func (o *running) workersStore(ctx context.Context, meeting *store.Store) *store.Store {
-	if o.most > 1 {
-		return store.New(unclosed{meeting.Engine()})
+// workersStore opens the store where the workers of an elastic job meet. It is nil if it cannot be
+// reached: the workers wait for it, and the agent does without.
+func (o *running) workersStore(ctx context.Context) *store.Store {
+	if o.host != nil {
+		return store.New(unclosed{o.host.memory})
 	}
-	s, err := o.public()(ctx)
+	s, err := openStore(ctx, o.jobStore())
 	if err != nil {
 		return nil
 	}
@@ -128,7 +128,7 @@ type elasticWorkers struct {
 
 // run runs the job.
 func (w *elasticWorkers) run(ctx context.Context, a *agent.Agent) error {
-	a.Elastic = &agent.Elastic{Min: w.least, Max: w.greatest, Start: w.start, Store: w.workersStore(ctx, a.Store), Job: w.jobName(w.path)}
+	a.Elastic = &agent.Elastic{Min: w.least, Max: w.greatest, Start: w.start, Store: w.workersStore(ctx), Job: w.jobName(w.path)}
 	if a.Elastic.Store != nil {
 		defer a.Elastic.Store.Close()
 	}

@@ -148,7 +148,7 @@ func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 	case o.most == 1:
 		return nil
 	case storeURL == "":
-		return usagef(cmd, "several nodes meet in a store: set --store, as muster://host:port; \"muster serve\" starts one")
+		return usagef(cmd, "several nodes meet in a store: set --store or MUSTER_STORE, such as muster://host:port; \"muster serve\" starts one")
 	case o.job == "":
 		return usagef(cmd, "several nodes need the name of the job: set --job, the same on all of them")
 	}
@@ -179,7 +179,6 @@ var ofRun = strings.NewReplacer(
 	"--tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)", "MUSTER_TLS_CERT and MUSTER_TLS_KEY",
 	"--tls-cert (MUSTER_TLS_CERT)", "MUSTER_TLS_CERT",
 	"--tls-ca, --tls-cert and --tls-key", "MUSTER_TLS_CA, MUSTER_TLS_CERT and MUSTER_TLS_KEY",
-	"check --store or MUSTER_STORE", "check --store",
 )
 
 // storeError describes an error of --store.
@@ -215,14 +214,16 @@ func (o *running) public() func(context.Context) (*store.Store, error) {
 	case o.host != nil:
 		return func(context.Context) (*store.Store, error) { return store.New(unclosed{o.host.memory}), nil }
 	case o.store != "":
-		return func(ctx context.Context) (*store.Store, error) {
-			ctx, cancel := context.WithTimeout(ctx, dialTime)
-			defer cancel()
-			r := remote{url: o.store, secure: parameters()}
-			return schemes().Open(ctx, r.target())
-		}
+		return func(ctx context.Context) (*store.Store, error) { return openStore(ctx, o.store) }
 	}
 	return nil
+}
+
+func openStore(ctx context.Context, url string) (*store.Store, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	r := remote{url: url, secure: parameters()}
+	return schemes().Open(ctx, r.target())
 }
 
 // unclosed is an engine that its users do not close.
@@ -309,7 +310,7 @@ func (o *running) nodesError(err error, sigs *signals) error {
 		sig := sigs.ended()
 		return &exit{code: 128 + int(sig), text: fmt.Sprintf("ended by signal %d (%v) while it waited for other nodes", int(sig), sig), err: err}
 	case inJob && errors.Is(err, context.DeadlineExceeded):
-		return &exit{code: exitTimeout, text: fmt.Sprintf("too few nodes within --join-timeout %v: %v", o.join, waiting), err: err}
+		return &exit{code: exitTimeout, text: fmt.Sprintf("too few nodes within --join-timeout %v: %s", o.join, agent.WaitsFor(waiting)), err: err}
 	case inJob && errors.Is(err, membership.ErrMismatch):
 		_, both, _ := strings.Cut(waiting.Err.Error(), ": ")
 		return &exit{code: exitUsage, text: fmt.Sprintf("this node has other options than job %q: %s", o.job, both), err: err}

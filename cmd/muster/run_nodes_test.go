@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // restarting is a rank that fails on rank 1 until the job has been restarted twice.
@@ -249,4 +251,56 @@ func TestRunInOtherLaunchers(t *testing.T) {
 	}
 	r := runIn(t, nil, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "-n", "1", "true")
 	r.wants(t, 2, "", "JOB_COMPLETION_INDEX of a Kubernetes indexed Job is set, and WORLD_SIZE, the number of nodes, is not")
+}
+
+// TestWhatIsSeenOfAHang checks what run, who and ps print while a rank of 2 has not joined: with the store of
+// run, and with that of MUSTER_STORE, on one node and on two. Names are those that a user has given.
+func TestWhatIsSeenOfAHang(t *testing.T) {
+	t.Parallel()
+	const waits = "world waits for rank 1: has not joined"
+	script := "[ $RANK = 1 ] && exec sleep 600; exec " + self(t)
+	for name, c := range map[string]struct {
+		flags []string // of each node
+		store bool
+		who   string
+	}{
+		"hosted":        {[]string{"-n 2"}, false, waits},
+		"MUSTER_STORE":  {[]string{"-n 2"}, true, "train/" + waits},
+		"nodes":         {[]string{"-n 1 --nnodes 2 --node-rank 0", "-n 1 --nnodes 2 --node-rank 1"}, true, "train/" + waits},
+		"no other node": {[]string{"-n 1 --nnodes 2"}, true, "nothing waits"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, url := serve(t)
+			env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
+			title := `muster://127\.0\.0\.1:\d+ \(pid \d+, for .*\): sh -c`
+			if c.store {
+				env[1], title = "MUSTER_STORE="+url, regexp.QuoteMeta(url)+` \(MUSTER_STORE\)`
+			}
+			var nodes []*process
+			for _, flags := range c.flags {
+				args := append(strings.Fields("run --job train --env "+role+"="+roleRank+" "+flags), sh(script)...)
+				nodes = append(nodes, startIn(t, nil, env, args...))
+			}
+			if c.who == "nothing waits" {
+				assert.Contains(t, nodes[0].complaint(t, "waiting"), "muster: waiting for nodes: 1 of 2 nodes are registered: \"")
+			}
+			var who, ps result
+			testcluster.Eventually(t, limit, func() bool {
+				who, ps = runIn(t, nil, env, "who"), runIn(t, nil, env, "ps")
+				return strings.Contains(who.stdout, c.who) && strings.Count(ps.stdout, "\n") > 1
+			}, "who shows what waits")
+			assert.Regexp(t, `^`+title, who.stdout)
+			assert.NotContains(t, who.stdout+ps.stdout, "membership/")
+			assert.Regexp(t, `(?m)^train +(running|waiting) .*muster://127\.0\.0\.1:\d+$`, ps.stdout)
+			assert.Equal(t, 1, strings.Count(ps.stdout, "\ntrain "), ps.stdout)
+		})
+	}
+	_, url := serve(t)
+	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
+	startIn(t, nil, env, runSh(1, "", "exec sleep 600")...)
+	testcluster.Eventually(t, limit, func() bool {
+		who, ps := runIn(t, nil, append(env, "MUSTER_STORE="+url), "who"), runIn(t, nil, append(env, "MUSTER_STORE="+url), "ps")
+		return strings.Count(who.stdout, "muster://") == 2 && strings.Count(ps.stdout, "muster://") == 1
+	}, "who and ps show the job of this host beside the store of MUSTER_STORE")
 }

@@ -28,7 +28,7 @@ type remote struct {
 	url     string
 	timeout time.Duration
 	secure  []parameter
-	job     *job // the job that it was found by; nil if its URL was given
+	title   string // of a store that find has found; "": --store named it
 }
 
 // parameter is a parameter of a store's URL that a flag or a variable may set too.

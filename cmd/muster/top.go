@@ -21,9 +21,9 @@ func newTop() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show who waits for whom, live",
-		Long: `Show who waits for whom, live: the output of "muster who", and the store's rates. Without --store
-and MUSTER_STORE it shows the store of the "muster run" of this user on this host. Arrow and Page
-keys scroll, r shows every rank, space pauses, q ends.`,
+		Long: `Show who waits for whom, live: the output of "muster who", which prints it once, and the store's
+rates. Without --store and MUSTER_STORE it shows the store of the "muster run" of this user on this
+host. Arrow and Page keys scroll, r shows every rank, space pauses, q quits.`,
 		Example: `  muster top
   muster top --store muster://$MASTER_ADDR:$MASTER_PORT --every 5s`,
 		Args: operands(),
@@ -34,14 +34,19 @@ keys scroll, r shows every rank, space pauses, q ends.`,
 			if widthOf(os.Stdout) == 0 {
 				return &exit{code: exitUsage, text: `top needs a terminal; "muster who" prints the same once`}
 			}
-			if err := r.findOne(); err != nil {
+			others, err := r.findOne()
+			if err != nil {
 				return err
 			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
 				if err := visible(ctx, s); err != nil {
 					return err
 				}
-				m := newTopModel(ctx, s, r.url, every, inkOf(os.Stdout))
+				title := redacted(r.url)
+				if others > 0 {
+					title += fmt.Sprintf(" · %d more on this host: muster who", others)
+				}
+				m := newTopModel(ctx, s, title, every, inkOf(os.Stdout))
 				_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
 				if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 					return &exit{code: exitTimeout, err: err, text: "the time given by --timeout is over"}
@@ -72,7 +77,7 @@ type topModel struct {
 
 func newTopModel(ctx context.Context, s *store.Store, url string, every time.Duration, k ink) *topModel {
 	return &topModel{
-		ctx: ctx, watch: status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 200}), url: redacted(url), every: every, ink: k,
+		ctx: ctx, watch: status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 200}), url: url, every: every, ink: k,
 		width: 80, height: 24,
 	}
 }

@@ -27,8 +27,9 @@ keys; then the groups, and the last failures. The longest wait is first. Process
 processes that use the store as their TCPStore are among the groups.
 
 It works with any store, also one that rank 0 hosts, and shows what this process may read. Without
---store and MUSTER_STORE it prints every "muster run" of this user on this host. "muster top" shows
-the same live, "muster page" in a browser.`,
+--store it prints the store of MUSTER_STORE and that of each "muster run" of this user on this host;
+the first line of each names the store. This is the command to begin with when a job hangs: "muster
+top" shows the same live, "muster page" in a browser and to others, and "muster ps" lists the jobs.`,
 		Example: `  muster who
   muster who --store muster://$MASTER_ADDR:$MASTER_PORT --ranks   # and every rank
   muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
@@ -49,9 +50,10 @@ the same live, "muster page" in a browser.`,
 				return r.show(cmd, status.Of(now, nil, nil), &o)
 			}
 			if o.json {
-				if err := r.findOne(); err != nil {
+				if _, err := r.findOne(); err != nil {
 					return err
 				}
+				return r.who(cmd, &o)
 			}
 			found, err := r.find()
 			if err != nil {
@@ -106,8 +108,8 @@ func (r *remote) show(cmd *cobra.Command, v *status.View, o *whoOptions) error {
 	}
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	p := &whoPrinter{out, inkOf(cmd.OutOrStdout()), o.ranks}
-	if r.job != nil {
-		p.line("%s", p.dim(r.job.String()))
+	if r.title != "" {
+		p.line("%s", p.dim(r.title))
 	}
 	p.print(v)
 	return out.Flush()

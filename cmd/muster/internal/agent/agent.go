@@ -236,7 +236,7 @@ func (r *run) views(ctx context.Context, m *membership.Member) error {
 		if err == nil || r.ending() || !errors.Is(err, errChanged) && !view.Over(err) {
 			return r.interrupted(err)
 		}
-		r.Report(fmt.Sprintf("%v: all processes begin again", err))
+		r.Report(inNodes(view, err) + ": restarting all processes")
 	}
 }
 
@@ -250,11 +250,60 @@ func (r *run) ending() bool {
 	}
 }
 
-// next waits for a view, for at most JoinTimeout.
+// The pauses until next reports what it waits for.
+const (
+	reportFirst = time.Second
+	reportAgain = 30 * time.Second
+)
+
+// next waits for a view, for at most JoinTimeout, and reports what it waits for.
 func (r *run) next(ctx context.Context, m *membership.Member) (membership.View, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.JoinTimeout)
 	defer cancel()
-	return m.Next(ctx)
+	for pause := reportFirst; ; pause = reportAgain {
+		part, stop := context.WithTimeout(ctx, pause)
+		view, err := m.Next(part)
+		over := part.Err() != nil && ctx.Err() == nil
+		stop()
+		waiting, ok := errors.AsType[*membership.Error](err)
+		if !ok || !over || !errors.Is(err, context.DeadlineExceeded) {
+			return view, err
+		}
+		r.Report("waiting for nodes: " + WaitsFor(waiting))
+	}
+}
+
+// WaitsFor returns what a node that waited for others knows of them.
+func WaitsFor(e *membership.Error) string {
+	if e.Detail == "" {
+		return e.Err.Error()
+	}
+	return strings.NewReplacer("worker", "node", "a standby", "a spare").Replace(e.Detail)
+}
+
+// inNodes returns why a view has ended, with the names of its nodes.
+func inNodes(view membership.View, err error) string {
+	var why []string
+	say := func(node, what string) { why = append(why, "node "+node+" has "+what) }
+	if e, ok := errors.AsType[*membership.ViewError](err); ok {
+		for i, w := range e.Gone {
+			say(w.ID, map[bool]string{true: "failed", false: "left"}[i < len(e.Lost)])
+		}
+		for _, w := range e.Joined {
+			say(w.ID, "joined")
+		}
+	} else if e, ok := errors.AsType[*pgroup.RankError](err); ok {
+		for _, rank := range e.Lost {
+			say(view.Workers[rank].ID, "failed")
+		}
+		for _, rank := range e.Left {
+			say(view.Workers[rank].ID, "left")
+		}
+	}
+	if why == nil {
+		return errChanged.Error()
+	}
+	return strings.Join(why, ", ")
 }
 
 // interrupted returns why waits has ended instead of an error that follows from that.
