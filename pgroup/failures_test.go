@@ -284,6 +284,12 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 			through.Add(4)
 			ranks(t, 4, c.at(hosted), func(t *testing.T, g *pgroup.Group) {
 				ok(t, g, "barrier", g.Barrier(t.Context()))
+				var rest *pgroup.Group // without the rank that hosts the store
+				if g.Rank() != 0 {
+					var err error
+					rest, err = g.Sub(t.Context(), "rest", 1, 2, 3)
+					ok(t, g, "sub", err)
+				}
 				through.Done()
 				through.Wait()
 				switch {
@@ -306,6 +312,9 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 				rankError(t, g, pgroup.Send(t.Context(), g, 3, 1), pgroup.ErrLost)
 				_, err = pgroup.Recv[int](t.Context(), g, dead)
 				rankError(t, g, err, pgroup.ErrLost)
+				if dead == 0 {
+					rankError(t, rest, rest.Barrier(t.Context()), pgroup.ErrUnavailable, `which rank 0 of "`)
+				}
 			})
 		})
 	}

@@ -240,7 +240,7 @@ func (s *membership) failureOf(e *store.Error) *wire.Failure {
 	case gone && s.host >= 0:
 		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.host}, "it hosted the store at "+s.shared.addr
 	case gone:
-		v.Code, v.Reason = wire.CodeUnavailable, s.shared.addr+" is gone"
+		v.Code, v.Reason = wire.CodeUnavailable, s.shared.name()+" has ended"
 	case v.Code == wire.CodeTimeout || v.Code == wire.CodeCancelled:
 		v.Reason = fmt.Sprintf("no answer from the store at %s: outcome unknown", s.shared.addr)
 	}

@@ -89,7 +89,7 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 		"wrong secret: check Config.Secret (MUSTER_SECRET_FILE)":                                     {Secret: []byte(strings.Repeat("x", 16))},
 		"this server does not use TLS: dial it without: check Config.TLS (MUSTER_TLS_CA, ":           {Secret: secret, TLS: p.files(1)},
 
-		"secret: invalid request: 5 b": {Secret: []byte("short")},
+		"secret: 5 b": {Secret: []byte("short")},
 	} {
 		c.Address, c.Rank, c.Size = l.Addr().String(), 1, 2
 		began := time.Now()

@@ -1,6 +1,7 @@
 package pgroup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 type sharedStore struct {
 	store    *store.Store
 	addr     string // for errors
+	of       string // name of the group whose rank 0 hosts it; "": another process hosts it, or this one
 	external bool   // Config.Store: the caller closes it
 
 	// of the process that hosts it
@@ -80,6 +82,14 @@ func (s *sharedStore) releaseUnused(c *Config) {
 	}
 }
 
+// name returns the store as a user knows it.
+func (s *sharedStore) name() string {
+	if s.of != "" {
+		return fmt.Sprintf("the store at %s, which rank 0 of %q hosted,", s.addr, s.of)
+	}
+	return "the store at " + s.addr
+}
+
 func (s *sharedStore) hosts() bool { return s != nil && s.server != nil }
 
 // openStore returns the store at which the ranks of c meet: it opens, hosts or dials it.
@@ -130,7 +140,7 @@ func (c *Config) dial(ctx context.Context, addr string, wait bool) (*sharedStore
 	if err != nil {
 		return nil, err
 	}
-	return &sharedStore{store: s, addr: addr, refs: 1}, nil
+	return &sharedStore{store: s, addr: addr, of: cmp.Or(c.Name, defaultName), refs: 1}, nil
 }
 
 // dialOptions returns c.Dial with the settings of c for what it leaves out.

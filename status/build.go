@@ -330,8 +330,9 @@ func why(f *store.FailureStatus) string {
 			parts = append(parts, what+" "+rankList(ranks))
 		}
 	}
+	reason := v.Reason
 	if v.By >= 0 {
-		parts = append(parts, fmt.Sprintf("by rank %d", v.By))
+		parts, reason = append(parts, strings.TrimSuffix(fmt.Sprintf("by rank %d: %s", v.By, reason), ": ")), ""
 	}
 	say("lost", v.Lost)
 	say("left", v.Left)
@@ -339,8 +340,8 @@ func why(f *store.FailureStatus) string {
 	if f.Unnamed > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", f.Unnamed))
 	}
-	if v.Reason != "" {
-		parts = append(parts, v.Reason)
+	if reason != "" {
+		parts = append(parts, reason)
 	}
 	for i := range v.Clash {
 		c := &v.Clash[i]

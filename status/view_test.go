@@ -155,7 +155,7 @@ func TestGroupsThatComeGoAndFail(t *testing.T) {
 		states, why = append(states, g.State), append(why, g.Why)
 	}
 	require.Equal(t, []string{"forming", "idle", "failed", "closed", "closed"}, states)
-	require.Equal(t, []string{"", "", "lost rank 1, pid 2 on a", "and 2 more, rank 0 called gather int, rank 1 called barrier", "by rank 1, left ranks 0, 1, no more data"}, why)
+	require.Equal(t, []string{"", "", "lost rank 1, pid 2 on a", "and 2 more, rank 0 called gather int, rank 1 called barrier", "by rank 1: no more data, left ranks 0, 1"}, why)
 	require.Equal(t, []string{"key ready", "create"}, []string{v.Waiting[0].What, v.Waiting[1].What})
 	require.Equal(t, status.Who{Rank: 0, Doing: "has not joined", LastSeen: -1}, v.Waiting[1].Ranks[0])
 	require.Equal(t, "in no call; its last was send, 1.0 s ago", v.Groups[1].Ranks[0].Doing)

@@ -33,7 +33,7 @@ const tlsRecord = 0x16
 // Errors for a peer that uses TLS where the server does not, or the reverse. Neither may look like
 // the head of a TLS record: see speaksPlain.
 const (
-	tlsRequired    = "this server requires TLS: dial it with TLS"
+	tlsRequired    = "this server requires TLS"
 	tlsUnsupported = "this server does not use TLS: dial it without"
 )
 

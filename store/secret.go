@@ -109,7 +109,7 @@ func ReadSecret(file string) ([]byte, error) {
 	defer f.Close()
 	open, err := readByOthers(f)
 	if open {
-		return nil, secretError(file, "other users may read it: \"chmod 600 %s\", and if they have read it, %s", file, makeSecret)
+		return nil, secretError(file, "other users can read it: chmod 600 %s, and if they have read it, %s", file, makeSecret)
 	}
 	var b []byte
 	if err == nil {
@@ -136,5 +136,5 @@ func readByOthers(f *os.File) (bool, error) {
 }
 
 func secretError(file, format string, args ...any) error {
-	return &Error{Op: "secret", Key: file, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: fmt.Sprintf(format, args...)}
+	return &Error{Op: "secret", Key: file, Code: wire.CodeInvalid, Err: fmt.Errorf(format, args...)}
 }

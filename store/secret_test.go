@@ -146,6 +146,6 @@ func TestReadSecret(t *testing.T) {
 
 func TestCheckSecret(t *testing.T) {
 	require.NoError(t, store.CheckSecret(secretOf("s")))
-	require.EqualError(t, store.CheckSecret([]byte("short")), `store: secret: invalid request: 5 bytes are too few, it needs 16: "(umask 077; head -c 32 /dev/urandom | base64 > secret)" makes one`)
+	require.EqualError(t, store.CheckSecret([]byte("short")), `store: secret: 5 bytes are too few, it needs 16: "(umask 077; head -c 32 /dev/urandom | base64 > secret)" makes one`)
 	require.ErrorIs(t, store.CheckSecret(make([]byte, 4097)), store.ErrInvalid)
 }

@@ -153,10 +153,10 @@ func TestDialWithBadSecretsAndFiles(t *testing.T) {
 	none := f.client()
 	none.CA = f.path("none")
 	for want, o := range map[string]*store.DialOptions{
-		"secret: invalid request: 5 bytes are too few": {Secret: []byte("short")},
-		"secret: invalid request: 0 bytes are too few": {Secret: []byte{}},
-		"none.pem":            {TLS: none.Client},
-		"out of certificates": {TLS: func() (*tls.Config, error) { return nil, errors.New("out of certificates") }},
+		"secret: 5 bytes are too few": {Secret: []byte("short")},
+		"secret: 0 bytes are too few": {Secret: []byte{}},
+		"none.pem":                    {TLS: none.Client},
+		"out of certificates":         {TLS: func() (*tls.Config, error) { return nil, errors.New("out of certificates") }},
 	} {
 		o.Wait = true
 		_, err := store.Dial(bounded(t), "127.0.0.1:1", o)

@@ -74,7 +74,7 @@ func TestWhoComesIn(t *testing.T) {
 		{server: "secret", kind: "Denied", says: "this store requires a secret, and none was given"},
 		{server: "secret", with: kw{"secret_file": other}, kind: "Denied", says: "wrong secret"},
 		{server: "TLS", with: kw{"tls": ca}},
-		{server: "TLS", kind: "Denied", says: "this server requires TLS: dial it with TLS"},
+		{server: "TLS", kind: "Denied", says: "this server requires TLS"},
 		{server: "TLS", with: kw{"tls": kw{"ca": foreign.path("ca.pem")}}, kind: "Denied", says: "its certificate is not trusted: "},
 		{server: "TLS", with: kw{"tls": kw{"ca": k.path("ca.pem"), "server_name": "elsewhere"}}, kind: "Denied", says: "its certificate is not trusted: "},
 		{server: "TLS and secret", with: kw{"tls": ca, "secret_file": k.secretFile}},

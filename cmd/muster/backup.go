@@ -19,7 +19,7 @@ func newBackup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE|-",
 		Short: "Copy a running store to a file",
-		Long: `Copy the data of a running store with --data or --etcd, as it is at one moment, to a file. The store
+		Long: `Copy the data of a running store with --data or --etcd, a consistent snapshot, to a file. The store
 continues meanwhile. A client needs the right to everything.
 
 FILE is written beside its place and renamed when it is complete. An existing file is not

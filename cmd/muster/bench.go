@@ -53,7 +53,7 @@ in a second; of set and get, those of all ranks.`,
 	o.page.register(cmd, "")
 	f := cmd.Flags()
 	f.IntSliceVarP(&o.ranks, "ranks", "n", []int{2, 4, 8}, "how many `ranks`")
-	f.Var(&o.sizes, "size", "of an object, and of a value; several `sizes` are parted by commas")
+	f.Var(&o.sizes, "size", "of an object, and of a value; several `sizes` are separated by commas")
 	f.DurationVar(&o.spec.Time, "time", time.Second, "for each case")
 	f.StringSliceVar(&o.spec.Cases, "cases", benchcase.Names(), "what to measure")
 	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")

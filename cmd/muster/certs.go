@@ -104,7 +104,7 @@ func whoseFile(name string) string {
 	case base == "server":
 		return "for the server"
 	default:
-		return "for the client " + base
+		return fmt.Sprintf("for client %q", base)
 	}
 }
 

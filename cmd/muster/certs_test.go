@@ -27,8 +27,8 @@ func TestCerts(t *testing.T) {
 		"  ca-key.pem        signs new certificates; keep it secret\n",
 		"  server.pem        for the server\n",
 		"  server-key.pem    for the server\n",
-		"  trainer.pem       for the client trainer\n",
-		"  viewer-key.pem    for the client viewer\n",
+		"  trainer.pem       for client \"trainer\"\n",
+		"  viewer-key.pem    for client \"viewer\"\n",
 		"\n  muster serve --listen node7:7070 --tls-cert '" + quoted + "/server.pem' --tls-key '" + quoted + "/server-key.pem' --tls-ca '" + quoted + "/ca.pem' --require-client-cert\n",
 		"\n  export MUSTER_STORE=muster://node7:7070 MUSTER_TLS_CA='" + quoted + "/ca.pem'\n  export MUSTER_TLS_CERT='" + quoted + "/trainer.pem' MUSTER_TLS_KEY='" + quoted + "/trainer-key.pem'\n",
 	} {
@@ -70,7 +70,7 @@ func TestCertsRefuses(t *testing.T) {
 		stderr string
 	}{
 		"":                              {2, "DIR is missing"},
-		"a b":                           {2, "one argument too many"},
+		"a b":                           {2, "unexpected argument"},
 		"DIR --host a:7070":             {2, `host "a:7070"`},
 		"DIR --host a,,b":               {2, `host ""`},
 		"DIR --host=":                   {2, "--host is empty"},

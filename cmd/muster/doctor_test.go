@@ -101,7 +101,7 @@ func TestDoctorNamesWhoHasAPort(t *testing.T) {
 func TestDoctorRefuses(t *testing.T) {
 	t.Parallel()
 	for args, stderr := range map[string]string{
-		"--timeout 10ms": "a second at least", "--dir=": "--dir is empty", "--port 080": "1 to 65535", "--port +80": "1 to 65535", "--port x": "neither a number", "--port 0": "1 to 65535", "--port a:99999": "1 to 65535", "now": "too many",
+		"--timeout 10ms": "a second at least", "--dir=": "--dir is empty", "--port 080": "1 to 65535", "--port +80": "1 to 65535", "--port x": "neither a number", "--port 0": "1 to 65535", "--port a:99999": "1 to 65535", "now": "unexpected argument",
 	} {
 		run(t, append([]string{"doctor"}, strings.Fields(args)...)...).wants(t, 2, "", stderr)
 	}

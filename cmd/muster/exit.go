@@ -234,7 +234,7 @@ func (e *storeError) late(inner *store.Error) string {
 		}
 		return "not there yet: " + strings.Join(keys, " ")
 	case inner != nil && inner.Op == "watch":
-		return "no further change"
+		return "no change within the time"
 	}
 	return e.err.Error()
 }

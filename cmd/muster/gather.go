@@ -45,7 +45,7 @@ last byte: a replica that has diverged is an error.
 Metadata is kept where all files that have a key agree on its value. The other keys are left out,
 with a note.
 
-OUT appears when it is whole and on the disk, and nothing is left of it otherwise. One that is
+OUT appears once it is complete and synced, and nothing is left of it otherwise. One that is
 there is not overwritten unless --force says so; never if it is a file of a shard.`,
 		Example: `  muster gather -o model.safetensors --axis '*.q_proj.weight=0' --axis '*.o_proj.weight=1' rank-*
   muster gather -o whole.safetensors stage-0/ stage-1/
@@ -65,7 +65,7 @@ there is not overwritten unless --force says so; never if it is a file of a shar
 	f := cmd.Flags()
 	f.StringVarP(&o.out, "output", "o", "", "`file` to write; required")
 	f.Var(&o.axes, "axis", "join tensors with this name along this axis; may be repeated")
-	f.BoolVar(&o.force, "force", false, "overwrite OUT if it is there")
+	f.BoolVar(&o.force, "force", false, "overwrite OUT if it exists")
 	f.DurationVar(&o.timeout, "timeout", 0, "timeout of the whole command; 0 is none")
 	return cmd
 }

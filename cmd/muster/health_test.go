@@ -123,6 +123,6 @@ func TestPing(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	p.wait(t)
 	run(t, "ping", "--store", url).wants(t, 5, "", "no store at "+strings.TrimPrefix(url, "muster://"))
-	run(t, "ping", "--store", url, "now").wants(t, 2, "", "one argument too many")
+	run(t, "ping", "--store", url, "now").wants(t, 2, "", "unexpected argument")
 	run(t, "ping").wants(t, 2, "", "which store?")
 }

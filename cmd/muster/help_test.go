@@ -56,7 +56,7 @@ func TestWrongCommandLines(t *testing.T) {
 		"help dance":        `no help on "dance"`,
 		"completion csh":    "bash, zsh, fish",
 		"get":               "KEY is missing",
-		"get a b":           `"b" is one argument too many`,
+		"get a b":           `unexpected argument "b"`,
 		"set k":             "VALUE is missing",
 		"set k v --ttl":     "--ttl",
 		"set k v --ttl -1s": "negative",

@@ -142,7 +142,7 @@ func operands(names ...string) cobra.PositionalArgs {
 		case len(args) < least:
 			return usagef(cmd, "%s is missing", names[len(args)])
 		case len(args) > most:
-			return usagef(cmd, "%q is one argument too many", args[most])
+			return usagef(cmd, "unexpected argument %q", args[most])
 		}
 		return nil
 	}

@@ -123,17 +123,19 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 	case o.kill < 0:
 		return usagef(cmd, "--kill-after must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:
-		return usagef(cmd, "--master-port %d is no number from 0 to 65535", o.masterPort)
+		return usagef(cmd, "--master-port %d is not a number from 0 to 65535", o.masterPort)
 	case o.masterPort != 0 && o.page.addr != "":
 		return usagef(cmd, "--http shows the store that run hosts, and with --master-port rank 0 does: \"muster page --store muster://%s:%d\" shows that", o.masterAddr, o.masterPort)
 	case o.store != "" && o.page.addr != "":
 		return usagef(cmd, "--http shows the store that run hosts, and %s names another: \"muster page --store %s\" shows that one", o.source(), redacted(o.store))
 	case o.store != "" && o.stacks:
 		return usagef(cmd, "--stacks is for the store that run hosts, and %s names another, which allows it with \"muster serve --stacks\"", o.source())
+	case strings.HasPrefix(o.masterAddr, "["):
+		return usagef(cmd, "--master-addr %s: an address without brackets, such as %s", o.masterAddr, strings.Trim(o.masterAddr, "[]"))
 	case o.masterAddr == "":
 		return usagef(cmd, "--master-addr must not be empty")
 	case o.store != "" && (cmd.Flags().Changed("master-addr") || cmd.Flags().Changed("master-port")):
-		return usagef(cmd, "the ranks meet in --store: --master-addr and --master-port say nothing then")
+		return usagef(cmd, "the ranks meet in --store: --master-addr and --master-port have no effect then")
 	}
 	if err := o.place.check(cmd); err != nil {
 		return err

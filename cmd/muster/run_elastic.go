@@ -42,7 +42,7 @@ func (o *running) checkElastic(cmd *cobra.Command) error {
 	greatest, badHigh := strconv.Atoi(high)
 	switch {
 	case bad != nil || badHigh != nil || least < 1 || greatest < least:
-		return usagef(cmd, "--elastic %q is neither a number of workers nor MIN:MAX, as 2:8", o.elastic)
+		return usagef(cmd, "--elastic %q is neither a number of workers nor MIN:MAX, such as 2:8", o.elastic)
 	case o.spares < 0:
 		return usagef(cmd, "--spares must not be negative")
 	case o.masterPort != 0:
@@ -67,7 +67,7 @@ func (o *running) countWorkers(cmd *cobra.Command) error {
 	}
 	o.n += min(o.spares, maxProcesses) // the sum does not overflow, and is an error if spares is larger
 	if o.most == 1 && o.n < o.least {
-		return usagef(cmd, "%d processes can not be %d workers: set -n or --elastic", o.n, o.least)
+		return usagef(cmd, "%d processes cannot be %d workers: set -n or --elastic", o.n, o.least)
 	}
 	return nil
 }

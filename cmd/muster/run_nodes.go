@@ -50,7 +50,7 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.DurationVar(&o.settle, "settle", 2*time.Second, "with MIN:MAX nodes, wait this long for more than MIN")
 	f.DurationVar(&o.lease, "lease", 10*time.Second, "`time` without the store after which a node, or a worker of --elastic, counts as failed")
 	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
-	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of processes more on this node; a worker above MAX waits to take the place of one that fails")
+	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of additional processes on this node; a worker above MAX waits to take the place of one that fails")
 	f.IntVar(&o.failures, "max-node-failures", 0, "leave a node out of the job after this `number` of failures of its processes or of itself; 0 is no limit")
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
 }
@@ -128,7 +128,7 @@ func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 	}
 	switch {
 	case bad != nil || badHigh != nil || o.fewest < 1 || o.most < o.fewest:
-		return usagef(cmd, "--nnodes %q is neither a number of nodes nor MIN:MAX, as 2:4", o.nodes)
+		return usagef(cmd, "--nnodes %q is neither a number of nodes nor MIN:MAX, such as 2:4", o.nodes)
 	case badRank != nil || o.own < -1 || o.own >= o.most:
 		return usagef(cmd, "--node-rank %q is neither auto nor a number from 0 to %d", o.rank, o.most-1)
 	case o.own >= 0 && o.fewest != o.most:

@@ -228,6 +228,7 @@ func TestRunRefuses(t *testing.T) {
 		"-n 2 --kill-after -1s true":           {2, "--kill-after"},
 		"-n 2 --master-port 70000 true":        {2, "65535"},
 		"-n 2 --master-addr 0.0.0.0 true":      {1, "--insecure"},
+		"-n 2 --master-addr [::1] true":        {2, "--master-addr [::1]: an address without brackets, such as ::1"},
 		"-n 2 --master-addr no.invalid true":   {1, "--master-addr"},
 		"-n 2 no-such-program":                 {127, "no-such-program"},
 		"-n 2 " + plain:                        {126, "chmod +x"},

@@ -60,7 +60,7 @@ func TestServeWithCertificates(t *testing.T) {
 	tries(t, []string{"MUSTER_STORE=" + at}, []step{
 		{args: "get k --tls-ca " + d.path("tls/ca.pem") + " --tls-cert " + d.path("tls/viewer.pem") + " --tls-key " + d.path("tls/viewer-key.pem"), stdout: "v\n"},
 		{args: "get k --store " + at + "?" + ca + pair, stdout: "v\n"},
-		{args: "get k", code: 1, stderr: "access denied by the store at " + strings.TrimPrefix(at, "muster://") + ": this server requires TLS: dial it with TLS: set --tls-ca (MUSTER_TLS_CA)"},
+		{args: "get k", code: 1, stderr: "access denied by the store at " + strings.TrimPrefix(at, "muster://") + ": this server requires TLS: set --tls-ca (MUSTER_TLS_CA)"},
 		{args: "get k --tls-ca " + d.path("tls/ca.pem"), code: 1, stderr: "TLS refused: tls: certificate required: set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
 		{args: "get k --store " + at + "?tls=true" + pair, code: 1, stderr: "its certificate is not trusted"},
 		{args: "get k --store " + at + "?server-name=elsewhere&" + ca + pair, code: 1, stderr: "not elsewhere"},

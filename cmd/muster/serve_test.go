@@ -32,7 +32,7 @@ func TestServeRefuses(t *testing.T) {
 		"--handshake-timeout -1s":   {2, "--handshake-timeout must be positive"},
 		"--drain -1s":               {2, "--drain"},
 		"--no-such-flag":            {2, "unknown flag: --no-such-flag"},
-		"127.0.0.1:7070":            {2, "one argument too many"},
+		"127.0.0.1:7070":            {2, "unexpected argument"},
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()

@@ -31,8 +31,8 @@ func newSet() *cobra.Command {
 		},
 	}
 	r.flags(cmd, quick)
-	cmd.Flags().DurationVar(&o.TTL, "ttl", 0, "the key goes after this time; 0 is never")
-	cmd.Flags().IntVar(&o.Reads, "reads", 0, "the key goes after so many reads; 0 is never")
+	cmd.Flags().DurationVar(&o.TTL, "ttl", 0, "the key is deleted after this time; 0 is never")
+	cmd.Flags().IntVar(&o.Reads, "reads", 0, "the key is deleted after this `number` of reads; 0 is never")
 	return cmd
 }
 

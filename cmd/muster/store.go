@@ -169,9 +169,9 @@ func checkURL(raw string) error {
 	case err == nil && u.User != nil && !etcd:
 		return errors.New("there are no users: --secret-file names a file with a secret")
 	case checkPort(raw) == nil:
-		return fmt.Errorf("it is no URL: muster://%s perhaps?", raw)
+		return fmt.Errorf("not a URL: did you mean muster://%s?", raw)
 	case (err != nil || u.Host == "") && strings.HasPrefix(raw, "etcd"):
-		return errors.New("it is no URL of the form etcd://host:port,host:port[/prefix]; of hosts that are IPv6 addresses it takes one")
+		return errors.New("not a URL of the form etcd://host:port,host:port[/prefix]; of hosts that are IPv6 addresses it takes one")
 	case err != nil || u.Host == "":
 		return errors.New("not a URL of the form muster://host:port")
 	case schemes()[u.Scheme] == nil || u.Scheme == "mem":

@@ -145,7 +145,7 @@ func TestWrongStores(t *testing.T) {
 		stderr string
 	}{
 		"none":               {"", 2, `"muster serve" starts one`},
-		"no scheme":          {"127.0.0.1:7070", 2, "muster://127.0.0.1:7070 perhaps?"},
+		"no scheme":          {"127.0.0.1:7070", 2, "did you mean muster://127.0.0.1:7070?"},
 		"no port":            {"muster://127.0.0.1", 2, "port"},
 		"port too high":      {"muster://127.0.0.1:70000", 2, "port"},
 		"port is a name":     {"muster://127.0.0.1:x", 2, "muster://host:port"},

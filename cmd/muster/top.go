@@ -166,7 +166,7 @@ func (m *topModel) View() tea.View {
 	for len(shown) < room+1 {
 		shown = append(shown, "")
 	}
-	foot := "q ends · ↑↓ scroll · r ranks · space pauses"
+	foot := "q quits · ↑↓ scroll · r ranks · space pauses"
 	if rest := len(lines) - from - room; rest > 0 {
 		foot += fmt.Sprintf(" · %d more below", rest)
 	}

@@ -91,7 +91,7 @@ func TestTopModel(t *testing.T) {
 	m.looks()
 	m.send(tea.WindowSizeMsg{Width: 60, Height: 10})
 	lines := m.lines()
-	if len(lines) != 10 || !strings.Contains(lines[0], "ops/s") || !strings.HasPrefix(lines[1], "train waits for rank 1") || !strings.Contains(lines[9], "q ends") {
+	if len(lines) != 10 || !strings.Contains(lines[0], "ops/s") || !strings.HasPrefix(lines[1], "train waits for rank 1") || !strings.Contains(lines[9], "q quits") {
 		t.Errorf("%q", lines)
 	}
 	for _, l := range lines {

@@ -323,7 +323,7 @@ func (p *whoPrinter) group(g *status.Group) {
 	when := ""
 	switch {
 	case g.Ended > 0:
-		when = ", ended " + ago(g.Ended) + " ago"
+		when = " " + ago(g.Ended) + " ago"
 	case g.Age >= 0:
 		when = ", for " + ago(g.Age)
 	}
@@ -346,5 +346,5 @@ func (p *whoPrinter) group(g *status.Group) {
 
 // stateText describes the state of a group.
 func stateText(state string) string {
-	return map[string]string{"forming": "forming", "idle": "idle", "waiting": "waits", "failed": "has failed", "closed": "is closed"}[state]
+	return map[string]string{"forming": "forming", "idle": "idle", "waiting": "waits", "failed": "failed", "closed": "closed"}[state]
 }

@@ -201,7 +201,7 @@ $`)
 		t.Errorf("%s", r.stdout)
 	}
 	run(t, "who", "--store", "tcp://"+strings.TrimPrefix(url, "muster://")).wants(t, 1, "", "unsupported by this engine")
-	run(t, "who", "now").wants(t, 2, "", "one argument too many")
+	run(t, "who", "now").wants(t, 2, "", "unexpected argument")
 }
 
 // TestWhoNamesTheCulpritOfEachJob checks that the headline has a line for each job that hangs, and

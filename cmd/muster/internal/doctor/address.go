@@ -184,7 +184,7 @@ func (d *Doctor) over(p *process, nic, host string, addrs []string) []Finding {
 		nic = "an interface without a name"
 	}
 	if addrs[0] == host {
-		return []Finding{ok("%s is reached over %s", host, nic)}
+		return []Finding{ok("the route to %s uses interface %s", host, nic)}
 	}
 	return []Finding{ok("%s is %s, reached over %s", host, strings.Join(addrs, ", "), nic)}
 }

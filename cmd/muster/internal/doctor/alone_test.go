@@ -127,7 +127,7 @@ func TestAddresses(t *testing.T) {
 		"here":                  {env{"MASTER_ADDR": "node-a", "MASTER_PORT": "7"}, doctor.OK, "node-a is 10.0.0.1, reached over eth0"},
 		"no such name":          {env{"MASTER_ADDR": "node-x", "MASTER_PORT": "7"}, doctor.Problem, "node-x, where the ranks meet, does not resolve here: no such host"},
 		"loopback, and several": {env{"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"}, doctor.Problem, "here is 127.0.0.1 here"},
-		"a relay on each host":  {env{"MUSTER_STORE": "muster://127.0.0.1:7,node-b:7", "SLURM_NNODES": "2"}, doctor.OK, "127.0.0.1 is reached over lo"},
+		"a relay on each host":  {env{"MUSTER_STORE": "muster://127.0.0.1:7,node-b:7", "SLURM_NNODES": "2"}, doctor.OK, "the route to 127.0.0.1 uses interface lo"},
 		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, doctor.Problem, "no address that others can connect to"},
 		"containers":            {env{"MASTER_ADDR": "172.17.0.9", "MASTER_PORT": "7"}, doctor.Warning, "over docker0"},
 		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, doctor.Problem, "no address of this host"},
