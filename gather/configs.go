@@ -3,7 +3,7 @@ package gather
 import (
 	"context"
 
-	"github.com/muster-pg/muster/tensor/tree"
+	"github.com/muster-pg/muster/internal/tree"
 )
 
 // Configs sends the config of each rank of the list to the first of them. A config consists of

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-pg/muster/interop/flightrecorder"
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/flightrecorder"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 )
 

@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/interop/flightrecorder"
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/flightrecorder"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
 )
@@ -192,7 +192,7 @@ func TestRecordingsWithoutProcesses(t *testing.T) {
 
 // TestDebugServers checks what debug servers are asked, and which addresses are not.
 func TestDebugServers(t *testing.T) {
-	dump, err := os.ReadFile("../interop/flightrecorder/testdata/rank1.json")
+	dump, err := os.ReadFile("../internal/flightrecorder/testdata/rank1.json")
 	require.NoError(t, err)
 	stopped := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

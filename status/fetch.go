@@ -5,7 +5,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 )
 

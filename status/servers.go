@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/interop/flightrecorder"
+	"github.com/muster-pg/muster/internal/flightrecorder"
 	"github.com/muster-pg/muster/store"
 )
 

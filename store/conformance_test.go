@@ -11,7 +11,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/storetest"
+	"github.com/muster-pg/muster/internal/storetest"
 )
 
 // world returns a function that opens sessions on one store.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/storetest"
+	"github.com/muster-pg/muster/internal/storetest"
 )
 
 // onDisk returns a durable store. Its directory may be in memory: a test that is about the disk makes

@@ -17,7 +17,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/storetest"
+	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/wire"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/muster-pg/muster/interop/flightrecorder"
+	"github.com/muster-pg/muster/internal/flightrecorder"
 	"github.com/muster-pg/muster/status"
 	"github.com/spf13/cobra"
 )

@@ -74,16 +74,16 @@ func dial(t *testing.T, url string) *store.Store {
 // TestWhoFlightRecorder checks the output for dumps of a job that has ended, which needs no store.
 func TestWhoFlightRecorder(t *testing.T) {
 	t.Parallel()
-	const dumps = "../../interop/flightrecorder/testdata/rank*"
+	const dumps = "../../internal/flightrecorder/testdata/rank*"
 	r := run(t, "who", "--flight-recorder", dumps+".pickle", "--flight-recorder", dumps+".json")
 	require.Zero(t, r.code, r.stderr)
 	require.Contains(t, r.stdout, "default_pg: ranks disagree: rank 0 in gloo:all_reduce #2 of Float [5], rank 1 in gloo:broadcast #2 of Double [7]\n")
 	require.Contains(t, r.stdout, "default_pg · gloo:all_reduce #2  (1 of 2 have joined)")
 	for pattern, says := range map[string]string{
 		"nothing-there*":                         "--flight-recorder nothing-there*: file does not exist",
-		"../../interop/flightrecorder/*.go":      "does not end with a rank",
+		"../../internal/flightrecorder/*.go":      "does not end with a rank",
 		dumps + ".json," + dumps + ".json":       "are of rank 1",
-		"../../interop/flightrecorder/testdata[": "syntax error in pattern",
+		"../../internal/flightrecorder/testdata[": "syntax error in pattern",
 	} {
 		run(t, "who", "--flight-recorder", pattern).wants(t, 2, "", says)
 	}

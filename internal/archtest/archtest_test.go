@@ -113,10 +113,10 @@ func TestRules(t *testing.T) {
 			want:  []string{"wire/a.go:3: wire is no test package and must not import testing"},
 		},
 		"test package shipped": {
-			files: map[string]string{"cmd/muster/a.go": "// Muster.\npackage main\nimport _ `" + module + "/store/storetest`"},
-			want:  []string{"cmd/muster is no test package and must not import " + module + "/store/storetest"},
+			files: map[string]string{"cmd/muster/a.go": "// Muster.\npackage main\nimport _ `" + module + "/internal/storetest`"},
+			want:  []string{"cmd/muster is no test package and must not import " + module + "/internal/storetest"},
 		},
-		"test package": {files: map[string]string{"store/storetest/a.go": "// Package storetest tests.\npackage storetest\nimport _ `testing`"}},
+		"test package": {files: map[string]string{"internal/storetest/a.go": "// Package storetest tests.\npackage storetest\nimport _ `testing`"}},
 		"sleep": {
 			files: map[string]string{"wire/a.go": wire, "wire/a_test.go": "package wire\nimport \"time\"\nfunc f() { time.Sleep(1) }"},
 			want:  []string{"wire/a_test.go:3: time.Sleep in a test"},

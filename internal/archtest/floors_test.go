@@ -17,14 +17,13 @@ type room struct {
 var floors = [][]room{
 	{
 		{name: "wire"},
-		{name: "interop/tcpstore/tcpwire"},
-		{name: "interop/pickle"},
-		{name: "interop/flightrecorder", may: []string{"interop/pickle"}},
+		{name: "internal/tcpwire"},
+		{name: "internal/pickle"},
+		{name: "internal/flightrecorder", may: []string{"internal/pickle"}},
 		{name: "trace"},
 		{name: "internal/timeline", may: []string{"trace"}}, // traces of ranks, merged
 		{name: "tensor"},
 		{name: "tensor/safetensors"},
-		{name: "tensor/tree"},
 		{name: "shm"},
 		{name: "clients/python", may: []string{}}, // Python, and tests of it in Go
 		{name: "internal/alias", may: []string{}}, // slices that share memory
@@ -44,17 +43,18 @@ var floors = [][]room{
 	},
 	{
 		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/durable", "internal/transport"}},
-		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "nfsws", may: []string{"tensor/..."}},
+		{name: "internal/tree", may: []string{"tensor"}},
 	},
 	{
+		{name: "internal/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "pgroup", may: []string{"internal/hostmem", "store", "wire", "trace"}},
-		{name: "status", may: []string{"store", "wire", "interop/flightrecorder", "interop/tcpstore/tcpwire"}},
-		{name: "interop/tcpstore", may: []string{"store", "wire", "interop/tcpstore/tcpwire", "trace", "internal/transport"}},
+		{name: "status", may: []string{"store", "wire", "internal/flightrecorder", "internal/tcpwire"}},
+		{name: "interop/tcpstore", may: []string{"store", "wire", "internal/tcpwire", "trace", "internal/transport"}},
 	},
 	{
 		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store"}},
-		{name: "interop/vllm", may: []string{"pgroup", "store", "wire", "interop/pickle", "interop/tcpstore", "tensor", "internal/reduce"}},
+		{name: "interop/vllm", may: []string{"pgroup", "store", "wire", "internal/pickle", "interop/tcpstore", "tensor", "internal/reduce"}},
 		{name: "membership", may: []string{"pgroup", "store"}},
 		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure
 		{name: "internal/link", may: []string{"internal/spin", "pgroup", "shm"}},
@@ -64,7 +64,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "collective", may: []string{"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"}},
-		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
+		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"}},
 	},
 	{
 		{name: "dataparallel", may: []string{"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"}},

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
 // barriers are the barriers that some clients have reached and others have not. They are not

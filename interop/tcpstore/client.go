@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

@@ -14,7 +14,7 @@ import (
 
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/storetest"
+	"github.com/muster-pg/muster/internal/storetest"
 )
 
 // never are the features that no TCPStore has.

@@ -9,7 +9,7 @@ import (
 	"strconv"
 
 	"github.com/muster-pg/muster/internal/transport"
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

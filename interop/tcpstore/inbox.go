@@ -3,7 +3,7 @@ package tcpstore
 import (
 	"net"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
 const (

@@ -3,7 +3,7 @@ package tcpstore
 import (
 	"strings"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
 const (

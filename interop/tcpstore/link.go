@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/transport"
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 )
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
 // inodesOf returns the inodes of the clients' sockets of connections within this host. It reads the

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

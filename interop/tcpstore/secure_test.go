@@ -13,7 +13,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/interop/tcpstore"
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 )
 

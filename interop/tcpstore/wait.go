@@ -6,7 +6,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

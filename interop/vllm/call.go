@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/muster-pg/muster/interop/pickle"
+	"github.com/muster-pg/muster/internal/pickle"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"

@@ -2,7 +2,7 @@
 // StatelessProcessGroups of Python, any rank, in any mixture.
 //
 //	g, err := vllm.Join(ctx, vllm.Config{Rank: 1, Size: 2, Store: s})
-//	id, err := vllm.BroadcastObj[pickle.NcclUniqueID](ctx, g, 0, pickle.NcclUniqueID{})
+//	id, err := vllm.BroadcastObj[vllm.NcclUniqueID](ctx, g, 0, vllm.NcclUniqueID{})
 //	err = g.Barrier(ctx)
 //
 // The store is one that Python reaches as a TCPStore: this process's own, served with
@@ -10,7 +10,7 @@
 // its Join: this package counts the rank). A group needs a store of its own, as in vLLM: its keys do
 // not name the group.
 //
-// Objects are sent as pickles; package interop/pickle says which values can be. Decoding one makes
+// Objects are sent as pickles of plain values: Tuple, Dict and the other types of values.go, numbers, text, slices and maps. Decoding one makes
 // values and runs no code. Between Go ranks alone use package pgroup: all ranks get the same result,
 // and streams have a sender.
 //

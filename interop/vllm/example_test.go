@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/interop/pickle"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/interop/vllm"
 	"github.com/muster-pg/muster/pgroup"
@@ -85,9 +84,9 @@ func ExampleJoin() {
 // group.broadcast_obj(unique_id, src=0) does the same.
 func ExampleBroadcastObj() {
 	inGroup(3, func(ctx context.Context, g *vllm.Group) error {
-		var id pickle.NcclUniqueID
+		var id vllm.NcclUniqueID
 		if g.Rank() == 0 {
-			id = pickle.NcclUniqueID{0: 0xca, 1: 0xfe} // ncclGetUniqueId's
+			id = vllm.NcclUniqueID{0: 0xca, 1: 0xfe} // ncclGetUniqueId's
 		}
 		id, err := vllm.BroadcastObj(ctx, g, 0, id)
 		if g.Rank() == 2 {
@@ -112,9 +111,9 @@ func ExampleAllGatherObj() {
 func ExampleSendObj() {
 	inGroup(2, func(ctx context.Context, g *vllm.Group) error {
 		if g.Rank() == 0 {
-			return vllm.SendObj(ctx, g, 1, pickle.Dict{{Key: "layers", Value: 32}, {Key: "dtype", Value: "bfloat16"}})
+			return vllm.SendObj(ctx, g, 1, vllm.Dict{{Key: "layers", Value: 32}, {Key: "dtype", Value: "bfloat16"}})
 		}
-		config, err := vllm.RecvObj[pickle.Dict](ctx, g, 0)
+		config, err := vllm.RecvObj[vllm.Dict](ctx, g, 0)
 		layers, _ := config.Get("layers")
 		fmt.Println(layers)
 		return err

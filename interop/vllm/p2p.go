@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/muster-pg/muster/interop/pickle"
+	"github.com/muster-pg/muster/internal/pickle"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire"
@@ -37,7 +37,7 @@ func SendObj(ctx context.Context, g *Group, dst int, v any) error {
 
 // RecvObj returns the next object that src has sent to this rank. An object that does not fit into
 // a T is pgroup.ErrMismatch, and stays for a RecvObj of another type; RecvObj[any] receives any
-// plain value. An object that would import or call something is pickle.ErrRefused, and is skipped;
+// plain value. An object that would import or call something is ErrRefused, and is skipped;
 // an expired one is pgroup.ErrExpired, and is skipped too. Receiving from another rank than the one
 // that sends to this one is pgroup.ErrConflict.
 func RecvObj[T any](ctx context.Context, g *Group, src int) (T, error) {

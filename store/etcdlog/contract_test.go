@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/storetest"
+	"github.com/muster-pg/muster/internal/storetest"
 )
 
 // TestContract runs the contract of all engines over a store whose log is in etcd: all of it with

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
 // FuzzRequests checks that the end of a request is found at the same place however its bytes

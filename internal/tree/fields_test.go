@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/tensor/tree"
+	"github.com/muster-pg/muster/internal/tree"
 )
 
 type base struct {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/interop/pickle"
+	"github.com/muster-pg/muster/internal/pickle"
 	"github.com/muster-pg/muster/tensor"
 )
 

@@ -20,7 +20,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-pg/muster/interop/pickle"
+	"github.com/muster-pg/muster/internal/pickle"
 )
 
 // ErrMalformed is wrapped by errors about data that is no dump.

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/muster-pg/muster/interop/pickle"
+	"github.com/muster-pg/muster/internal/pickle"
 	"github.com/muster-pg/muster/tensor"
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/tensor/tree"
+	"github.com/muster-pg/muster/internal/tree"
 )
 
 type target struct {

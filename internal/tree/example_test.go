@@ -5,7 +5,7 @@ import (
 	"log"
 
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/tensor/tree"
+	"github.com/muster-pg/muster/internal/tree"
 )
 
 type Layer struct {

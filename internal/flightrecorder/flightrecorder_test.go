@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/interop/flightrecorder"
-	"github.com/muster-pg/muster/interop/pickle"
+	"github.com/muster-pg/muster/internal/flightrecorder"
+	"github.com/muster-pg/muster/internal/pickle"
 )
 
 // wants checks a dump of testdata/dump.py of a rank.

@@ -3,7 +3,7 @@ package tcpwire_test
 import (
 	"fmt"
 
-	"github.com/muster-pg/muster/interop/tcpstore/tcpwire"
+	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
 // A server's side of one call.
