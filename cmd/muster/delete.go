@@ -3,30 +3,53 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
+const deleteAtOnce = 1000 // keys of one request
+
 func newDelete() *cobra.Command {
 	var r remote
+	var prefix bool
 	cmd := &cobra.Command{
 		Use:     "delete KEY…",
 		Short:   "Delete keys, and print how many were there",
-		Example: "  muster delete model/ready lease/4",
+		Example: "  muster delete model/ready lease/4\n  muster delete model/ --prefix",
 		Args:    operands("KEY…"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-				n, err := s.Delete(ctx, args...)
-				if err != nil {
-					return err
+				keys := args
+				if prefix {
+					keys = nil
+					for _, p := range args {
+						for e, err := range s.List(ctx, p) {
+							if err != nil {
+								return err
+							}
+							if !isHidden(e.Key) {
+								keys = append(keys, e.Key)
+							}
+						}
+					}
 				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "deleted %d of %d\n", n, len(args))
+				deleted := 0
+				for some := range slices.Chunk(keys, deleteAtOnce) {
+					n, err := s.Delete(ctx, some...)
+					if err != nil {
+						return err
+					}
+					deleted += n
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "deleted %d of %d\n", deleted, len(keys))
 				return err
 			})
 		},
 	}
 	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, quick)
+	cmd.Flags().BoolVar(&prefix, "prefix", false, "delete all keys that start with KEY")
 	return cmd
 }

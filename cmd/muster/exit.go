@@ -72,6 +72,10 @@ And that serve and run read too, unless --liveness-timeout is given:
 
   MUSTER_LIVENESS_TIMEOUT   how long a peer may be silent before it has failed, as 30s; default 10s
 
+That lock sets for its command:
+
+  MUSTER_LOCK_TOKEN    fencing token: higher than that of each earlier holder of the lock
+
 Read by every process that serves a store:
 
   MUSTER_NO_IO_URING   not empty: use epoll alone, and not io_uring (Linux 5.18 and later)

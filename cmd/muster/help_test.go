@@ -32,6 +32,8 @@ func TestHelp(t *testing.T) {
 		"help":             "exit-codes",
 		"--help":           "See it work:     muster demo",
 		"help run":         "--grace",
+		"help serve":       "more flags: muster serve --help-all",
+		"run --help-all":   "--settle",
 		"help gather":      "--axis NAME=AXIS",
 		"help tensors":     "--match",
 		"run --help":       "--grace",
@@ -62,8 +64,8 @@ func TestWrongCommandLines(t *testing.T) {
 		"set k v --ttl -1s": "negative",
 		"wait":              "KEY… is missing",
 		"delete":            "KEY… is missing",
-		"demo now":          "too many",
-		"version 2":         "too many",
+		"demo now":          "unexpected argument",
+		"version 2":         "unexpected argument",
 	} {
 		run(t, strings.Fields(args)...).wants(t, 2, "", want)
 	}

@@ -72,8 +72,9 @@ sh-nodeA-\d+ +running +1 +2 +0 .*
 $`, r.stdout)
 	two.signal(t, syscall.SIGKILL)
 	two.wait(t)
-	one.signal(t, syscall.SIGTERM)
-	one.wait(t)
+	runIn(t, nil, env, "stop", "none").wants(t, 3, "", `no job "none" runs on this host; those that do: train`)
+	runIn(t, nil, env, "stop", "train").wants(t, 0, "SIGTERM to pid "+strconv.Itoa(one.cmd.Process.Pid)+": "+strings.Join(one.cmd.Args[len(one.cmd.Args)-3:], " ")+"\n", "")
+	require.Equal(t, 143, one.wait(t).code)
 	runIn(t, nil, env, "ps").wants(t, 0, "no job runs\n", "")
 }
 

@@ -67,8 +67,8 @@ Look at a model: muster tensors model.safetensors`,
 		}
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench(), newDoctor())
-	add(groupJobs, newPs(), newWho(), newTop(), newPage())
-	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup())
+	add(groupJobs, newPs(), newWho(), newTop(), newPage(), newStop())
+	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newLock(), newKeys(), newWatch(), newPing(), newBackup())
 	add(groupFiles, newTensors(), newGather(), newTrace(), newRestore(), newCerts())
 	add(groupOther, newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newGuard(), newDemoRank(), newBenchRank(), newMan())
@@ -79,6 +79,7 @@ Look at a model: muster tensors model.safetensors`,
 	root.SuggestionsMinimumDistance = 2
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
+	shortenHelp(root)
 	return root
 }
 
@@ -139,6 +140,8 @@ func operands(names ...string) cobra.PositionalArgs {
 	}
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
+		case cmd.Flags().Changed(helpAll):
+			return pflag.ErrHelp
 		case len(args) < least:
 			return usagef(cmd, "%s is missing", names[len(args)])
 		case len(args) > most:

@@ -34,6 +34,7 @@ type running struct {
 	grace    time.Duration // after a failure, until SIGTERM
 	kill     time.Duration // after that, until SIGKILL
 	goOn     bool          // no SIGTERM after a failure
+	limit    time.Duration // of the job; 0: none
 }
 
 func newRun() *cobra.Command {
@@ -74,11 +75,12 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
 	f.SetInterspersed(false) // flags after the program belong to the program
-	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; on this node; required without --elastic")
+	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start on this node; required without --elastic")
 	f.BoolVar(&o.noPrefix, "no-prefix", false, "do not prefix lines of output; keep standard error separate")
 	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
 	f.DurationVar(&o.grace, "grace", 3*time.Second, "time between the failure of a rank and SIGTERM to the others")
 	f.BoolVar(&o.goOn, "keep-going", false, "leave the other ranks running after one has failed")
+	f.DurationVar(&o.limit, "timeout", 0, "end the job after this time, and exit with 4; 0 is no timeout")
 	f.DurationVar(&o.kill, "kill-after", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
@@ -120,6 +122,8 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 		return usagef(cmd, "more than %d processes on one node: use several nodes, with --nnodes", maxProcesses)
 	case o.grace < 0:
 		return usagef(cmd, "--grace must not be negative")
+	case o.limit < 0:
+		return usagef(cmd, "--timeout must not be negative")
 	case o.kill < 0:
 		return usagef(cmd, "--kill-after must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:
@@ -192,11 +196,17 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	}
 	a := o.agent(meeting, sigs, l.stderr, l.start)
 	a.Status = board.set
+	ctx := cmd.Context()
+	if o.limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, o.limit, &exit{code: exitTimeout, text: fmt.Sprintf("ended by --timeout %v", o.limit), err: context.DeadlineExceeded})
+		defer cancel()
+	}
 	if o.greatest > 0 {
 		w := &elasticWorkers{launches: l}
-		return w.run(cmd.Context(), a)
+		return w.run(ctx, a)
 	}
-	return l.ended(a.Run(cmd.Context()))
+	return l.ended(a.Run(ctx))
 }
 
 // notice is launch.Spec.Notice.

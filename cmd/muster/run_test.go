@@ -258,6 +258,19 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	}
 }
 
+// TestRunTimeout checks that --timeout ends ranks, workers, and the wait for nodes.
+func TestRunTimeout(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	for name, flags := range map[string]string{"ranks": "-n 2", "workers": "--elastic 1:2", "nodes": "-n 1 --nnodes 2 --job train --store " + url} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			args := append([]string{"run", "--timeout", "200ms"}, strings.Fields(flags)...)
+			run(t, append(args, sh("exec sleep 600")...)...).wants(t, 4, "", "ended by --timeout 200ms")
+		})
+	}
+}
+
 func TestRunEndedBySignal(t *testing.T) {
 	t.Parallel()
 	p := start(t, runSh(2, "", "echo ready; exec sleep 60")...)

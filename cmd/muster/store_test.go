@@ -61,6 +61,11 @@ func TestKeys(t *testing.T) {
 		{args: "set k v --store " + url + "/jobs"},
 		{args: "keys", stdout: "jobs/k\nn\n"},
 		{args: "keys --store " + url + "/jobs", stdout: "k\n"},
+		{args: "get j --prefix", stdout: "jobs/k\tv\n"},
+		{args: "get x --prefix", code: 3, stderr: `no key starts with "x"`},
+		{args: "get j --prefix --raw", code: 2, stderr: "--prefix goes with neither"},
+		{args: "delete j x --prefix", stdout: "deleted 1 of 1\n"},
+		{args: "keys", stdout: "n\n"},
 	})
 }
 

@@ -21,9 +21,9 @@ func newTop() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show who waits for whom, live",
-		Long: `Show who waits for whom, live: the output of "muster who", which prints it once, and the store's
-rates. Without --store and MUSTER_STORE it shows the store of the "muster run" of this user on this
-host. Arrow and Page keys scroll, r shows every rank, space pauses, q quits.`,
+		Long: `Show who waits for whom, live, and the store's rates: the same as "muster who --watch". Without
+--store and MUSTER_STORE it shows the store of the "muster run" of this user on this host. Arrow and
+Page keys scroll, r shows every rank, space pauses, q quits.`,
 		Example: `  muster top
   muster top --store muster://$MASTER_ADDR:$MASTER_PORT --every 5s`,
 		Args: operands(),
@@ -31,33 +31,38 @@ host. Arrow and Page keys scroll, r shows every rank, space pauses, q quits.`,
 			if every < 100*time.Millisecond {
 				return usagef(cmd, "--every must be 100ms or more")
 			}
-			if widthOf(os.Stdout) == 0 {
-				return &exit{code: exitUsage, text: `top needs a terminal; "muster who" prints the same once`}
-			}
-			others, err := r.findOne()
-			if err != nil {
-				return err
-			}
-			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-				if err := visible(ctx, s); err != nil {
-					return err
-				}
-				title := redacted(r.url)
-				if others > 0 {
-					title += fmt.Sprintf(" · %d more on this host: muster who", others)
-				}
-				m := newTopModel(ctx, s, title, every, inkOf(os.Stdout))
-				_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
-				if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-					return &exit{code: exitTimeout, err: err, text: "the time given by --timeout is over"}
-				}
-				return err
-			})
+			return r.top(cmd, every)
 		},
 	}
 	r.flags(cmd, 0)
 	cmd.Flags().DurationVar(&every, "every", time.Second, "`time` between updates")
 	return cmd
+}
+
+// top shows who waits for whom until the user quits.
+func (r *remote) top(cmd *cobra.Command, every time.Duration) error {
+	if widthOf(os.Stdout) == 0 {
+		return &exit{code: exitUsage, text: cmd.Name() + ` needs a terminal; "muster who" prints the same once`}
+	}
+	others, err := r.findOne()
+	if err != nil {
+		return err
+	}
+	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+		if err := visible(ctx, s); err != nil {
+			return err
+		}
+		title := redacted(r.url)
+		if others > 0 {
+			title += fmt.Sprintf(" · %d more on this host: muster who", others)
+		}
+		m := newTopModel(ctx, s, title, every, inkOf(os.Stdout))
+		_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return &exit{code: exitTimeout, err: err, text: "the time given by --timeout is over"}
+		}
+		return err
+	})
 }
 
 // topModel is the state of top.

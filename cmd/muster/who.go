@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
@@ -21,21 +22,28 @@ func newWho() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "who",
 		Short: "Print who waits for whom, and for how long",
-		Long: `Print who waits for whom, and for how long: undecided verbs with the ranks that have joined, those
-that are missing and what they do instead; forming groups, sends, receives and calls that wait for
-keys; then the groups, and the last failures. The longest wait is first. Process groups of PyTorch
-processes that use the store as their TCPStore are among the groups.
+		Long: `Print who waits for whom, and for how long: undecided operations with the ranks that have joined,
+those that are missing and what they do instead; forming groups, sends, receives and calls that
+wait for keys; then the groups, and the last failures. The longest wait is first. Process groups
+of PyTorch processes that use the store as their TCPStore are among the groups.
 
 It works with any store, also one that rank 0 hosts, and shows what this process may read. Without
 --store it prints the store of MUSTER_STORE and that of each "muster run" of this user on this host;
-the first line of each names the store. This is the command to begin with when a job hangs: "muster
-top" shows the same live, "muster page" in a browser and to others, and "muster ps" lists the jobs.`,
+the first line of each names the store. This is the command to begin with when a job hangs. With
+--watch it shows the same live; "muster page" shows it in a browser, also to others; "muster ps"
+lists the jobs and their restarts.`,
 		Example: `  muster who
   muster who --store muster://$MASTER_ADDR:$MASTER_PORT --ranks   # and every rank
   muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
+			if o.watch {
+				if !cmd.Flags().Changed("timeout") {
+					r.timeout = 0
+				}
+				return r.top(cmd, time.Second)
+			}
 			if o.torch.Recordings, err = readRecordings(cmd, o.files); err != nil {
 				return err
 			}
@@ -69,6 +77,7 @@ top" shows the same live, "muster page" in a browser and to others, and "muster 
 		},
 	}
 	r.flags(cmd, quick)
+	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live, as \"muster top\" does")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print one JSON object, for programs")
 	cmd.Flags().BoolVar(&o.ranks, "ranks", false, "include every rank of every group")
 	cmd.Flags().BoolVar(&o.torch.Servers, "collectives", false, "ask the debug servers of PyTorch's ranks, whose addresses are in the store, which collective each rank is in")
@@ -79,9 +88,9 @@ top" shows the same live, "muster page" in a browser and to others, and "muster 
 
 // whoOptions are the flags of who.
 type whoOptions struct {
-	json, ranks, stacks bool
-	files               []string // patterns
-	torch               status.TorchOptions
+	json, ranks, stacks, watch bool
+	files                      []string // patterns
+	torch                      status.TorchOptions
 }
 
 // who prints which ranks of one store wait, and for which other ranks. If the store was found by
