@@ -12,9 +12,9 @@ import (
 
 	"github.com/muster-pg/muster/gather"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/internal/tree"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/internal/tree"
 )
 
 // model is a config like that of an export: nested structs, with tensors at every depth.

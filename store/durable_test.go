@@ -14,9 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/internal/storetest"
 )
 
 // onDisk returns a durable store. Its directory may be in memory: a test that is about the disk makes

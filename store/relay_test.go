@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/internal/storetest"
+	"github.com/muster-pg/muster/store"
 )
 
 // relayed returns a world in which the engine is behind a Server, behind a relay.

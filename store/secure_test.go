@@ -15,9 +15,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/wire"
 )
 

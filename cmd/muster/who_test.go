@@ -80,9 +80,9 @@ func TestWhoFlightRecorder(t *testing.T) {
 	require.Contains(t, r.stdout, "default_pg: ranks disagree: rank 0 in gloo:all_reduce #2 of Float [5], rank 1 in gloo:broadcast #2 of Double [7]\n")
 	require.Contains(t, r.stdout, "default_pg · gloo:all_reduce #2  (1 of 2 have joined)")
 	for pattern, says := range map[string]string{
-		"nothing-there*":                         "--flight-recorder nothing-there*: file does not exist",
+		"nothing-there*":                          "--flight-recorder nothing-there*: file does not exist",
 		"../../internal/flightrecorder/*.go":      "does not end with a rank",
-		dumps + ".json," + dumps + ".json":       "are of rank 1",
+		dumps + ".json," + dumps + ".json":        "are of rank 1",
 		"../../internal/flightrecorder/testdata[": "syntax error in pattern",
 	} {
 		run(t, "who", "--flight-recorder", pattern).wants(t, 2, "", says)

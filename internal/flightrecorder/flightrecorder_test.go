@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/internal/flightrecorder"
 	"github.com/muster-pg/muster/internal/pickle"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // wants checks a dump of testdata/dump.py of a rank.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/internal/pickle"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // ask runs testdata/reference.py.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/internal/tree"
+	"github.com/muster-pg/muster/tensor"
 )
 
 type Layer struct {

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/internal/tree"
+	"github.com/muster-pg/muster/tensor"
 )
 
 type target struct {

@@ -6,8 +6,8 @@ import (
 	"net"
 	"time"
 
-	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

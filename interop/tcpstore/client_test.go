@@ -12,9 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/internal/storetest"
 )
 
 // never are the features that no TCPStore has.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
 )
 

@@ -8,8 +8,8 @@ import (
 	"regexp"
 	"strconv"
 
-	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

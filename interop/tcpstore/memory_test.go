@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // TestIdleConnectionsHoldLittle checks that an idle connection keeps no large buffers after a large

@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/interop/tcpstore"
-	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
 func TestTTLByPrefix(t *testing.T) {

@@ -4,10 +4,10 @@ import (
 	"testing"
 
 	"github.com/muster-pg/muster/internal/durable/logtest"
+	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/internal/storetest"
 )
 
 // TestContract runs the contract of all engines over a store whose log is in etcd: all of it with
