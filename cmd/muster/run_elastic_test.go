@@ -227,7 +227,7 @@ func TestRunElasticRefuses(t *testing.T) {
 		"--elastic 1:99999999 true":                     "more than 4096 processes on one node",
 		"--elastic 1 --spares 9223372036854775807 true": "more than 4096 processes on one node",
 		"--elastic 2 --master-port 29500 true":          "--master-port is not for them",
-		"--elastic 4 -n 2 true":                         "2 processes can not be 4 workers",
+		"--elastic 4 -n 2 true":                         "2 processes cannot be 4 workers",
 		"-n 2 --max-node-failures -1 true":              "--max-node-failures must not be negative",
 		"--elastic 2 --lease 999ms true":                "--lease 999ms must be at least 1s",
 		"--nnodes 2 --node-rank 0 --elastic 2 true":     "set --store",
