@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/muster-pg/muster/internal/blocking"
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/pgroup"
 )
@@ -34,16 +35,17 @@ const maxFileName = 255
 
 // beginFiles runs on rank 0 before the others open the workspace. It begins a generation, which is
 // newer than that of a killed run.
-func beginFiles(dir string, g *pgroup.Group, id uint64) (generation uint64, err error) {
-	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+func beginFiles(ctx context.Context, dir string, g *pgroup.Group, id uint64) (generation uint64, err error) {
+	_, err = blocking.Do(ctx, func() (struct{}, error) { return struct{}{}, os.Mkdir(dir, 0o755) })
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return 0, err
 	}
-	return nfsws.Begin(jobDir(dir, g, id))
+	return nfsws.Begin(ctx, jobDir(dir, g, id))
 }
 
 // openFiles opens the workspace of the job.
-func openFiles(dir string, g *pgroup.Group, id, generation uint64) (*nfsws.Workspace, error) {
-	return nfsws.Open(jobDir(dir, g, id), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
+func openFiles(ctx context.Context, dir string, g *pgroup.Group, id, generation uint64) (*nfsws.Workspace, error) {
+	return nfsws.Open(ctx, jobDir(dir, g, id), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
 }
 
 // removeDir removes the workspace of a job without a run, which no job opens again, when the last

@@ -111,7 +111,7 @@ func (ga *Gatherer) open(ctx context.Context) error {
 	}
 	ga.id, ga.generation, ga.name = agreed.ID, agreed.Generation, fmt.Sprintf("gather %x", agreed.ID)
 	if ga.opts.Dir != "" {
-		ga.files, err = openFiles(ga.opts.Dir, ga.group, agreed.ID, agreed.Generation)
+		ga.files, err = openFiles(ctx, ga.opts.Dir, ga.group, agreed.ID, agreed.Generation)
 		return ga.agreeOnError(ctx, "gather.open", err)
 	}
 	ga.arena, err = shm.NewArena(&shm.Options{Limit: ga.opts.Limit})
@@ -129,7 +129,7 @@ func (ga *Gatherer) open(ctx context.Context) error {
 func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
 	mine := settings{Dir: ga.opts.Dir != "", Verify: ga.opts.Verify, Unequal: ga.opts.Unequal, ID: rand.Uint64()}
 	if mine.Dir && ga.group.Rank() == 0 {
-		if mine.Generation, err = beginFiles(ga.opts.Dir, ga.group, mine.ID); err != nil {
+		if mine.Generation, err = beginFiles(ctx, ga.opts.Dir, ga.group, mine.ID); err != nil {
 			mine.Err = err.Error()
 		}
 	}

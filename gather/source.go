@@ -113,7 +113,7 @@ func (p *published) at(ctx context.Context, name string, off int64, n int, buf [
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
-	_, err := p.view.ReadAt(name, buf[:n], off)
+	_, err := p.view.ReadAt(ctx, name, buf[:n], off)
 	p.got(n)
 	return buf[:n], err
 }

@@ -1,23 +1,28 @@
 package nfsws
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
+
+	"github.com/muster-pg/muster/internal/blocking"
 )
 
 // Begin begins a generation in dir that is newer than all that exist, and returns its number: one
 // process of a job calls it, and sends the number to the others, which open that generation. It
 // reads no clock, and no two processes begin the same generation. The directory is made if its
 // parent exists.
-func Begin(dir string) (generation uint64, err error) {
-	v, err := openVolume(dir)
-	if err != nil {
-		return 0, fmt.Errorf("nfsws: begin a generation in %s: %w", dir, err)
-	}
-	defer v.Close()
-	generation, err = begin(v)
+func Begin(ctx context.Context, dir string) (generation uint64, err error) {
+	generation, err = blocking.Do(ctx, func() (uint64, error) {
+		v, err := openVolume(dir)
+		if err != nil {
+			return 0, err
+		}
+		defer v.Close()
+		return begin(v)
+	})
 	if err != nil {
 		return 0, fmt.Errorf("nfsws: begin a generation in %s: %w", dir, err)
 	}

@@ -17,7 +17,7 @@ import (
 // and no two are the same.
 func TestBegin(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "w")
-	first, err := nfsws.Begin(dir)
+	first, err := nfsws.Begin(t.Context(), dir)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, first)
 	require.NoError(t, os.Mkdir(nfsws.GenerationDir(dir, 1<<60), 0o777))
@@ -26,7 +26,7 @@ func TestBegin(t *testing.T) {
 	for i := range all {
 		begins.Go(func() {
 			var err error
-			if all[i], err = nfsws.Begin(dir); err != nil {
+			if all[i], err = nfsws.Begin(t.Context(), dir); err != nil {
 				t.Error(err)
 			}
 		})
@@ -38,8 +38,8 @@ func TestBegin(t *testing.T) {
 	open(t, dir, 0, &nfsws.Options{Generation: all[7]})
 
 	require.NoError(t, os.Mkdir(nfsws.GenerationDir(dir, math.MaxUint64), 0o777))
-	_, err = nfsws.Begin(dir)
+	_, err = nfsws.Begin(t.Context(), dir)
 	require.ErrorContains(t, err, "is the last that there can be: remove it")
-	_, err = nfsws.Begin(filepath.Join(dir, "no", "parent"))
+	_, err = nfsws.Begin(t.Context(), filepath.Join(dir, "no", "parent"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 }

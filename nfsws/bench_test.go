@@ -96,7 +96,7 @@ func BenchmarkView(b *testing.B) {
 			defer view.Close()
 			for _, name := range view.Header.Names() {
 				for off := int64(0); off < benchBytes/16; off += int64(len(block)) {
-					must(view.ReadAt(name, block, off))
+					must(view.ReadAt(b.Context(), name, block, off))
 				}
 			}
 		})

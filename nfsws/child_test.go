@@ -48,7 +48,7 @@ func die() {
 		select {}
 	}
 	v.on = nth(k, &fault{short: true, dies: true})
-	w, err := nfsws.Open(dir, 0, nfsws.Options{}.On(v))
+	w, err := nfsws.Open(context.Background(), dir, 0, nfsws.Options{}.On(v))
 	if err == nil {
 		_, err = write(w, n, small)
 	}
@@ -62,7 +62,7 @@ func die() {
 func TestKilledAtEachStep(t *testing.T) {
 	dir := t.TempDir()
 	w := open(t, dir, 1, nil)
-	first := must(nfsws.Open(dir, 0, nil))
+	first := must(nfsws.Open(t.Context(), dir, 0, nil))
 	require.NoError(t, second(write(first, 1, small)))
 	require.NoError(t, first.Close())
 	ctx, cancel := context.WithCancel(t.Context())
@@ -100,14 +100,14 @@ func TestKilledAtEachStep(t *testing.T) {
 	reader.Wait()
 	t.Logf("killed %d times, read %d times meanwhile", killed, reads)
 	require.Greater(t, killed, 15)
-	require.NoError(t, must(nfsws.Open(dir, 0, nil)).Close())
+	require.NoError(t, must(nfsws.Open(t.Context(), dir, 0, nil)).Close())
 	require.LessOrEqual(t, len(names(t, dir)), 4, "one state, and perhaps the one before")
 }
 
 // publish publishes arg states, one after the other.
 func publish() {
 	dir, rounds := assignment()
-	w := must(nfsws.Open(dir, 0, nil))
+	w := must(nfsws.Open(context.Background(), dir, 0, nil))
 	for n := range rounds {
 		must(write(w, uint32(n+1), small))
 	}

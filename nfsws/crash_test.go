@@ -33,7 +33,7 @@ func TestPowerLoss(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						d := newDisk(seed)
 						v := &faulty{Volume: d}
-						w := must(nfsws.Open("/d", 0, nfsws.Options{}.On(v)))
+						w := must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(v)))
 						require.NoError(t, second(write(w, 1, small)))
 						require.NoError(t, second(write(w, 1, small)), "one that is replaced is there as well")
 						v.arm(after(k))
@@ -65,7 +65,7 @@ func after(k int) func(string) *fault {
 
 // survived returns the state on a disk, as its rank sees it after a restart; 0 is none.
 func survived(t *testing.T, d *disk) uint32 {
-	w, err := nfsws.Open("/d", 0, nfsws.Options{}.On(d))
+	w, err := nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(d))
 	require.NoError(t, err)
 	n, err := read(w, 0)
 	if errors.Is(err, nfsws.ErrNotPublished) {
@@ -82,7 +82,7 @@ func TestPowerLossAfterTakingBack(t *testing.T) {
 	for seed := range uint64(400) {
 		d := newDisk(seed)
 		v := &faulty{Volume: d}
-		w := must(nfsws.Open("/d", 0, nfsws.Options{}.On(v)))
+		w := must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(v)))
 		require.NoError(t, second(write(w, 1, small)))
 		syncs := 0
 		v.arm(func(op string) *fault {
@@ -96,7 +96,7 @@ func TestPowerLossAfterTakingBack(t *testing.T) {
 		})
 		require.ErrorIs(t, second(write(w, 2, small)), syscall.EIO)
 		if seed%4 > 1 {
-			require.NoError(t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(d))))
+			require.NoError(t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(d))))
 		}
 		d.crash()
 		require.Contains(t, []uint32{1, 2}, survived(t, d), "seed %d", seed)
@@ -165,12 +165,12 @@ func (l *life) chance() func(string) *fault {
 }
 
 func (l *life) open() {
-	w, err := nfsws.Open("/d", 0, nfsws.Options{}.On(l.disk))
+	w, err := nfsws.Open(l.t.Context(), "/d", 0, nfsws.Options{}.On(l.disk))
 	require.NoError(l.t, err)
 	(&stage{t: l.t, disk: l.disk}).tidy("open")
 	require.NoError(l.t, w.Close())
 	l.v = &faulty{Volume: l.disk}
-	l.w, err = nfsws.Open("/d", 0, nfsws.Options{}.On(l.v))
+	l.w, err = nfsws.Open(l.t.Context(), "/d", 0, nfsws.Options{}.On(l.v))
 	require.NoError(l.t, err)
 }
 
@@ -188,7 +188,7 @@ func (l *life) write(on func(string) *fault) {
 
 // look checks that the state is the acknowledged one, or one that an error has left possible.
 func (l *life) look() {
-	w, err := nfsws.Open("/d", 1, nfsws.Options{}.On(l.disk))
+	w, err := nfsws.Open(l.t.Context(), "/d", 1, nfsws.Options{}.On(l.disk))
 	require.NoError(l.t, err)
 	n, err := read(w, 0)
 	if errors.Is(err, nfsws.ErrNotPublished) {

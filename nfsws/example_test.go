@@ -15,7 +15,7 @@ import (
 // workspaces returns the workspaces of two ranks, and a function that closes them.
 func workspaces() (zero, one *nfsws.Workspace, end func()) {
 	dir := must(os.MkdirTemp("", "nfsws"))
-	zero, one = must(nfsws.Open(dir, 0, nil)), must(nfsws.Open(dir, 1, nil))
+	zero, one = must(nfsws.Open(context.Background(), dir, 0, nil)), must(nfsws.Open(context.Background(), dir, 1, nil))
 	return zero, one, func() {
 		zero.Close()
 		one.Close()
@@ -46,13 +46,13 @@ func ExampleOpen() {
 	dir := must(os.MkdirTemp("", "nfsws"))
 	defer os.RemoveAll(dir)
 	restarts := uint64(3) // changes with each run of the job
-	w, err := nfsws.Open(filepath.Join(dir, "export"), 0, &nfsws.Options{Generation: restarts, Keep: 1})
+	w, err := nfsws.Open(context.Background(), filepath.Join(dir, "export"), 0, &nfsws.Options{Generation: restarts, Keep: 1})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer w.Close()
-	_, err = nfsws.Open(filepath.Join(dir, "export"), 1, &nfsws.Options{Generation: 2})
+	_, err = nfsws.Open(context.Background(), filepath.Join(dir, "export"), 1, &nfsws.Options{Generation: 2})
 	fmt.Println(errors.Is(err, nfsws.ErrSuperseded))
 	// Output: true
 }
@@ -122,7 +122,7 @@ func ExampleWorkspace_View() {
 		fmt.Println(name, info)
 	}
 	block := make([]byte, 2)
-	_, err = view.ReadAt("w", block, 1)
+	_, err = view.ReadAt(context.Background(), "w", block, 1)
 	fmt.Printf("%d %v\n", block, err)
 	// Output:
 	// w U8[4]
@@ -136,7 +136,7 @@ func ExampleView_ReadAt() {
 	view := must(w.View(context.Background(), 0, nfsws.Version{})) // the newest
 	defer view.Close()
 	block := make([]byte, 3)
-	n, err := view.ReadAt("w", block, 2)
+	n, err := view.ReadAt(context.Background(), "w", block, 2)
 	fmt.Printf("%d %v\n", block[:n], err)
 	// Output: [30 40] EOF
 }
@@ -181,7 +181,7 @@ func ExampleWorkspace_Discard() {
 	ctx := context.Background()
 	dir := must(os.MkdirTemp("", "nfsws"))
 	defer os.RemoveAll(dir)
-	w := must(nfsws.Open(dir, 0, &nfsws.Options{Accumulate: true}))
+	w := must(nfsws.Open(context.Background(), dir, 0, &nfsws.Options{Accumulate: true}))
 	defer w.Close()
 
 	one := must(w.Write(ctx, []byte(`1`), nil))

@@ -36,9 +36,9 @@ func newStage(t *testing.T) *stage {
 	d := newDisk(1)
 	s := &stage{t: t, disk: d, v: &faulty{Volume: d}}
 	var err error
-	s.writer, err = nfsws.Open("/d", 0, nfsws.Options{}.On(s.v))
+	s.writer, err = nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.v))
 	require.NoError(t, err)
-	s.reader, err = nfsws.Open("/d", 1, nfsws.Options{}.On(d))
+	s.reader, err = nfsws.Open(t.Context(), "/d", 1, nfsws.Options{}.On(d))
 	require.NoError(t, err)
 	_, err = write(s.writer, 1, small)
 	require.NoError(t, err)
@@ -149,7 +149,7 @@ func (s *stage) settled(op string, err error) {
 		require.True(t, ok)
 		require.Zero(t, e.Rank)
 	}
-	again, openErr := nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))
+	again, openErr := nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))
 	require.NoError(t, openErr, op)
 	s.tidy(op)
 	back, readErr := read(again, 0)
@@ -197,13 +197,13 @@ func TestFaultsWhileReplacing(t *testing.T) {
 
 func TestFaultsWhileOpening(t *testing.T) {
 	everywhere(t,
-		func(s *stage) error { return second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.v))) },
+		func(s *stage) error { return second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.v))) },
 		func(s *stage, op string, err error) {
 			require.True(s.t, err == nil || !strings.HasSuffix(op, "dir: stale"), "%s: %v", op, err)
 			n, readErr := read(s.reader, 0)
 			require.NoError(s.t, readErr, op)
 			require.EqualValues(s.t, 1, n, op)
-			require.NoError(s.t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))))
+			require.NoError(s.t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))))
 			s.tidy(op)
 		})
 }
@@ -227,10 +227,10 @@ func TestFaultsWhileReading(t *testing.T) {
 			var got *nfsws.State
 			everywhere(t,
 				func(s *stage) error {
-					publisher := must(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk)))
+					publisher := must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk)))
 					v, err := write(publisher, 2, small)
 					require.NoError(t, err)
-					reader, err := nfsws.Open("/d", 1, nfsws.Options{}.On(s.v))
+					reader, err := nfsws.Open(t.Context(), "/d", 1, nfsws.Options{}.On(s.v))
 					if err == nil {
 						got, err = verb(reader, v)
 					}
@@ -277,7 +277,7 @@ func TestSlowRename(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
 		v := &faulty{Volume: s.disk, old: s.v.old}
-		reader, err := nfsws.Open("/d", 1, nfsws.Options{}.On(v))
+		reader, err := nfsws.Open(t.Context(), "/d", 1, nfsws.Options{}.On(v))
 		require.NoError(t, err)
 		late := time.Now().Add(time.Minute)
 		v.arm(func(op string) *fault {
@@ -393,7 +393,7 @@ func TestWaitGivesUp(t *testing.T) {
 func TestWaitSees(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		late, err := nfsws.Open("/d", 7, nfsws.Options{}.On(s.disk))
+		late, err := nfsws.Open(t.Context(), "/d", 7, nfsws.Options{}.On(s.disk))
 		require.NoError(t, err)
 		go func() {
 			time.Sleep(time.Minute)
@@ -420,7 +420,7 @@ func TestOpenWithAStaleListing(t *testing.T) {
 		}
 		return nil
 	})
-	require.NoError(t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.v))))
+	require.NoError(t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.v))))
 	n, err := read(s.reader, 0)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, n)
@@ -455,7 +455,7 @@ func TestListingWithoutAManifest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
 			s.v.old = slices.DeleteFunc(s.v.old, old)
-			reader, err := nfsws.Open("/d", 2, nfsws.Options{}.On(s.v))
+			reader, err := nfsws.Open(t.Context(), "/d", 2, nfsws.Options{}.On(s.v))
 			require.NoError(t, err)
 			listings := 0
 			s.v.arm(func(op string) *fault {

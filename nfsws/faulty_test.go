@@ -17,6 +17,8 @@ type fault struct {
 	stale  bool // a listing, or a size, is an earlier one
 	change bool // one bit of the data that is read is changed
 	dies   bool // the process ends, after half of the data is written
+
+	hangs <-chan struct{} // the operation begins only when this is closed
 }
 
 // faulty is a volume with faults.
@@ -45,6 +47,15 @@ func (f *faulty) operations() []string {
 }
 
 func (f *faulty) next(op, name string) *fault {
+	x := f.faultOf(op, name)
+	if x != nil && x.hangs != nil {
+		<-x.hangs
+		return nil
+	}
+	return x
+}
+
+func (f *faulty) faultOf(op, name string) *fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.on == nil {

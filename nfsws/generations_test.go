@@ -47,7 +47,7 @@ func TestLeftOverOfAnOlderRun(t *testing.T) {
 	old := open(t, dir, 0, &nfsws.Options{Generation: 1})
 	open(t, dir, 1, &nfsws.Options{Generation: 2})
 
-	_, err := nfsws.Open(dir, 3, &nfsws.Options{Generation: 1})
+	_, err := nfsws.Open(t.Context(), dir, 3, &nfsws.Options{Generation: 1})
 	require.ErrorIs(t, err, nfsws.ErrSuperseded)
 	require.EqualError(t, err, "nfsws: open rank 3 of generation 1: "+dir+"/gen-00000000000000000002: "+
 		"superseded by a newer generation: end this process, or begin a generation that is higher")
@@ -91,7 +91,7 @@ func TestManyCollectors(t *testing.T) {
 	var wg sync.WaitGroup
 	for rank := range 8 {
 		wg.Go(func() {
-			w, err := nfsws.Open(dir, rank, &nfsws.Options{Generation: 9, Logger: logger})
+			w, err := nfsws.Open(t.Context(), dir, rank, &nfsws.Options{Generation: 9, Logger: logger})
 			if err != nil {
 				t.Error(err)
 				return
@@ -137,7 +137,7 @@ func TestOnlyOursIsRemoved(t *testing.T) {
 
 func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 	d := newDisk(1)
-	require.NoError(t, second(write(must(nfsws.Open("/d", 0, nfsws.Options{}.On(d))), 1, 10)))
+	require.NoError(t, second(write(must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(d))), 1, 10)))
 	v := &faulty{Volume: d}
 	v.arm(func(op string) *fault {
 		if strings.HasPrefix(op, "remove") {
@@ -146,7 +146,7 @@ func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 		return nil
 	})
 	var log bytes.Buffer
-	w, err := nfsws.Open("/d", 0, nfsws.Options{Generation: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))}.On(v))
+	w, err := nfsws.Open(t.Context(), "/d", 0, nfsws.Options{Generation: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))}.On(v))
 	require.NoError(t, err, "what is old does not get in the way")
 	require.NoError(t, second(write(w, 1, 10)))
 	require.Contains(t, log.String(), "path=/d/gen-00000000000000000000/rank-0.0000000001-")
@@ -156,7 +156,7 @@ func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 func TestGenerationIsNoDirectory(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink("/tmp", dir+"/gen-00000000000000000007"))
-	_, err := nfsws.Open(dir, 0, &nfsws.Options{Generation: 7})
+	_, err := nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Generation: 7})
 	require.ErrorIs(t, err, nfsws.ErrCorrupt)
 	require.ErrorContains(t, err, "gen-00000000000000000007: corrupt: it is no directory but L")
 }

@@ -3,14 +3,19 @@ package nfsws_test
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/zeebo/xxh3"
@@ -100,6 +105,116 @@ func TestHostileDirectory(t *testing.T) {
 	}
 }
 
+// TestHostilePlaces has something else where a workspace, or its generation, has its directory:
+// nothing blocks, no link is followed, and no directory is used that another user could change.
+func TestHostilePlaces(t *testing.T) {
+	for name, tc := range map[string]struct {
+		put  func(path string) error
+		text string
+	}{
+		"a pipe":                 {func(p string) error { return syscall.Mkfifo(p, 0o600) }, ": remove it"},
+		"a link":                 {func(p string) error { return os.Symlink(filepath.Dir(filepath.Dir(p)), p) }, ": remove it"},
+		"another user's":         {func(p string) error { return cmp.Or(os.Mkdir(p, 0o755), os.Chown(p, 4711, -1)) }, "it belongs to user 4711"},
+		"one that all may write": {func(p string) error { return cmp.Or(os.Mkdir(p, 0), os.Chmod(p, 0o777)) }, "every user may write there"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "ws")
+			require.NoError(t, os.Mkdir(dir, 0o755))
+			generation := nfsws.GenerationDir(dir, 1)
+			err := tc.put(generation)
+			if errors.Is(err, fs.ErrPermission) {
+				t.Skip("SKIPPED: only root may make a directory of another user")
+			}
+			require.NoError(t, err)
+			_, err = nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Generation: 1})
+			require.ErrorContains(t, err, generation)
+			require.ErrorContains(t, err, tc.text)
+			if strings.HasPrefix(name, "one") { // it may be that of a volume of Kubernetes; only what is in it is trusted
+				return
+			}
+			dir += "2"
+			require.NoError(t, tc.put(dir))
+			_, beginErr := nfsws.Begin(t.Context(), dir)
+			_, err = nfsws.Open(t.Context(), dir, 0, nil)
+			for _, err := range []error{beginErr, err} {
+				require.ErrorContains(t, err, dir)
+				require.ErrorContains(t, err, tc.text)
+			}
+		})
+	}
+}
+
+// TestBlockedFileSystem blocks each kind of operation of each call, as a network file system whose
+// server is gone does: the call ends with its context.
+func TestBlockedFileSystem(t *testing.T) {
+	type space struct {
+		w *nfsws.Workspace
+		v nfsws.Version
+		d *faulty
+	}
+	prepare := func(t *testing.T) (s space) {
+		s.d = &faulty{Volume: newDisk(1)}
+		s.w = must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.d)))
+		s.v = must(write(s.w, 1, 10))
+		return s
+	}
+	for name, call := range map[string]func(ctx context.Context, s space) error{
+		"open": func(ctx context.Context, s space) error {
+			return second(nfsws.Open(ctx, "/d", 0, nfsws.Options{}.On(s.d)))
+		},
+		"write":   func(ctx context.Context, s space) error { return second(s.w.Write(ctx, nil, weightsOf(2, 10))) },
+		"read":    func(ctx context.Context, s space) error { return second(s.w.Read(ctx, 0)) },
+		"version": func(ctx context.Context, s space) error { return second(s.w.ReadVersion(ctx, 0, s.v)) },
+		"wait":    func(ctx context.Context, s space) error { return second(s.w.Wait(ctx, 0)) },
+		"remove":  func(ctx context.Context, s space) error { return s.w.Remove(ctx) },
+		"discard": func(ctx context.Context, s space) error { return s.w.Discard(ctx, s.v) },
+		"list": func(ctx context.Context, s space) (err error) {
+			for _, e := range s.w.List(ctx) {
+				err = cmp.Or(err, e)
+			}
+			return err
+		},
+		"view": func(ctx context.Context, s space) error {
+			v, err := s.w.View(ctx, 0, s.v)
+			if err == nil {
+				_, err = v.ReadAt(ctx, "w", make([]byte, 8), 0)
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := prepare(t)
+			s.d.arm(func(string) *fault { return nil })
+			require.NoError(t, call(t.Context(), s))
+			kinds := slices.Compact(slices.Sorted(slices.Values(s.d.operations())))
+			require.NotEmpty(t, kinds)
+			for _, kind := range kinds {
+				if strings.HasPrefix(kind, "release") { // a close after reading sends nothing
+					continue
+				}
+				synctest.Test(t, func(t *testing.T) {
+					s, answers := prepare(t), make(chan struct{})
+					s.d.arm(func(op string) *fault {
+						if op == kind {
+							return &fault{hangs: answers}
+						}
+						return nil
+					})
+					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+					defer cancel()
+					begun := time.Now()
+					err := call(ctx, s)
+					require.ErrorIs(t, err, context.DeadlineExceeded, kind)
+					require.ErrorContains(t, err, "the file system does not answer", kind)
+					require.Less(t, time.Since(begun), 4*time.Second, kind)
+					close(answers)
+					require.NoError(t, s.w.Close())
+				})
+			}
+		})
+	}
+}
+
 // overwrite replaces the beginning of a file.
 func overwrite(name, by string) error {
 	f, err := os.OpenFile(name, os.O_WRONLY, 0)
@@ -151,7 +266,7 @@ func testNoCode(t *testing.T) {
 
 func FuzzManifest(f *testing.F) {
 	d := newDisk(1)
-	w := must(nfsws.Open("/d", 0, nfsws.Options{}.On(d)))
+	w := must(nfsws.Open(f.Context(), "/d", 0, nfsws.Options{}.On(d)))
 	v := must(write(w, 1, 10))
 	good := d.files()[nfsws.ManifestName(0, 0, v)]
 	f.Add(good, false)

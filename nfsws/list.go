@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"iter"
+
+	"github.com/muster-pg/muster/internal/blocking"
 )
 
 // Entry is a state that is published.
@@ -28,7 +30,7 @@ func (w *Workspace) List(ctx context.Context) iter.Seq2[Entry, error] {
 			return
 		}
 		defer done()
-		entries, err := w.list()
+		entries, err := blocking.Do(ctx, w.list)
 		if err != nil {
 			yield(Entry{}, w.wrap("list", w.rank, err))
 			return
@@ -37,10 +39,11 @@ func (w *Workspace) List(ctx context.Context) iter.Seq2[Entry, error] {
 			if last.kind != kindManifest || follows(entries[i+1:], last.rank) {
 				continue
 			}
-			e, err := w.describe(ctx, last.rank, last.version)
+			e, err := blocking.Do(ctx, func() (Entry, error) { return w.describe(ctx, last.rank, last.version) })
 			if errors.Is(err, ErrNotPublished) { // removed in this moment
 				continue
 			}
+			e.Rank, e.Generation = last.rank, w.generation
 			if !yield(e, w.wrap("list", last.rank, err)) || ended(ctx) != nil {
 				return
 			}
@@ -61,7 +64,7 @@ func follows(entries []entry, rank int) bool {
 
 // describe opens the state v of rank, or a newer one if that one was replaced.
 func (w *Workspace) describe(ctx context.Context, rank int, v Version) (Entry, error) {
-	e := Entry{Rank: rank, Generation: w.generation}
+	e := Entry{}
 	err := w.retryStale(ctx, func() error {
 		src, err := w.open(rank, v)
 		if err != nil {

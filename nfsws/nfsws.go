@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/muster-pg/muster/internal/blocking"
 )
 
 // Options has defaults for its zero value.
@@ -56,10 +58,12 @@ type Workspace struct {
 	end      context.CancelCauseFunc
 }
 
-// Open opens the workspace in dir, as rank. The directory is made if its parent exists. Open
+// Open opens the workspace in dir, as rank. The directory is made if its parent exists. It must not
+// be a link, and must belong to this user, who runs all ranks, or to root; those of generations, to
+// this user. Open
 // removes unfinished files of this rank in this generation, and generations that are older than
 // what is to be kept. It returns ErrSuperseded if there is a newer generation.
-func Open(dir string, rank int, o *Options) (*Workspace, error) {
+func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, error) {
 	if o == nil {
 		o = new(Options)
 	}
@@ -81,24 +85,29 @@ func Open(dir string, rank int, o *Options) (*Workspace, error) {
 	if w.logger == nil {
 		w.logger = slog.New(slog.DiscardHandler)
 	}
-	if w.volume == nil {
-		v, err := openVolume(dir)
-		if err != nil {
-			return nil, w.wrap("open", rank, fmt.Errorf("%w: is the file system mounted, and may this user write there?", err))
-		}
-		w.volume = v
-	}
-	if err := w.enter(o.Keep); err != nil {
-		w.volume.Close()
-		return nil, w.wrap("open", rank, err)
-	}
 	w.life, w.end = context.WithCancelCause(context.Background())
 	w.turn <- struct{}{}
+	_, err := blocking.Do(ctx, func() (struct{}, error) { return struct{}{}, w.enter(o.Keep) })
+	if err != nil {
+		return nil, w.wrap("open", rank, err)
+	}
 	return w, nil
 }
 
-// enter makes the generation's directory, and removes what is not needed.
-func (w *Workspace) enter(keep int) error {
+// enter opens the directory, makes the generation's, and removes what is not needed.
+func (w *Workspace) enter(keep int) (err error) {
+	if w.volume == nil {
+		v, err := openVolume(w.dir)
+		if err != nil {
+			return fmt.Errorf("%w: is the file system mounted, and may this user write there?", err)
+		}
+		w.volume = v
+	}
+	defer func() {
+		if err != nil {
+			w.volume.Close()
+		}
+	}()
 	older, err := w.current()
 	if err != nil {
 		return err
@@ -204,6 +213,30 @@ func (w *Workspace) Close() error {
 	return w.wrap("close", w.rank, w.volume.Close())
 }
 
+// call makes a call, which ends with ctx even if the file system does not answer.
+func call[T any](ctx context.Context, w *Workspace, op string, rank int, f func(ctx context.Context) (T, error)) (v T, err error) {
+	ctx, done, err := w.begin(ctx)
+	if err != nil {
+		return v, w.wrap(op, rank, err)
+	}
+	defer done()
+	v, err = blocking.Do(ctx, func() (T, error) { return f(ctx) })
+	return v, w.wrap(op, rank, err)
+}
+
+// change is call for what changes files: one runs at a time.
+func change[T any](ctx context.Context, w *Workspace, op string, f func(ctx context.Context) (T, error)) (T, error) {
+	return call(ctx, w, op, w.rank, func(ctx context.Context) (v T, err error) {
+		select {
+		case <-w.turn:
+			defer func() { w.turn <- struct{}{} }()
+			return f(ctx)
+		case <-ctx.Done():
+			return v, ended(ctx)
+		}
+	})
+}
+
 // begin begins a call; done ends it.
 func (w *Workspace) begin(ctx context.Context) (_ context.Context, done func(), err error) {
 	w.mu.Lock()
@@ -222,21 +255,6 @@ func (w *Workspace) begin(ctx context.Context) (_ context.Context, done func(), 
 		cancel(nil)
 		w.calls.Done()
 	}, nil
-}
-
-// beginTurn is begin for calls that change files, which run one at a time.
-func (w *Workspace) beginTurn(ctx context.Context) (_ context.Context, done func(), err error) {
-	ctx, end, err := w.begin(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	select {
-	case <-w.turn:
-		return ctx, func() { w.turn <- struct{}{}; end() }, nil
-	case <-ctx.Done():
-		defer end()
-		return nil, nil, ended(ctx)
-	}
 }
 
 // in is the path of a name in the generation's directory, as a volume has it.

@@ -80,7 +80,7 @@ func read(w *nfsws.Workspace, rank int) (uint32, error) {
 
 func open(t testing.TB, dir string, rank int, o *nfsws.Options) *nfsws.Workspace {
 	t.Helper()
-	w, err := nfsws.Open(dir, rank, o)
+	w, err := nfsws.Open(t.Context(), dir, rank, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.Close()) })
 	return w
@@ -191,12 +191,12 @@ func TestBadTensors(t *testing.T) {
 func TestBadOptions(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{
-		second(nfsws.Open("", 0, nil)),
-		second(nfsws.Open(dir, -1, nil)),
-		second(nfsws.Open(dir, 0, &nfsws.Options{Keep: -1})),
-		second(nfsws.Open(dir, 0, &nfsws.Options{Poll: -1})),
-		second(nfsws.Open(dir+"/no/parent", 0, nil)),
-		second(nfsws.Open("/dev/null", 0, nil)),
+		second(nfsws.Open(t.Context(), "", 0, nil)),
+		second(nfsws.Open(t.Context(), dir, -1, nil)),
+		second(nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Keep: -1})),
+		second(nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Poll: -1})),
+		second(nfsws.Open(t.Context(), dir+"/no/parent", 0, nil)),
+		second(nfsws.Open(t.Context(), "/dev/null", 0, nil)),
 	} {
 		require.ErrorContains(t, err, "nfsws: open")
 	}
@@ -235,7 +235,7 @@ func TestVersionTravels(t *testing.T) {
 
 func TestResume(t *testing.T) {
 	dir := t.TempDir()
-	first, err := nfsws.Open(dir, 3, nil)
+	first, err := nfsws.Open(t.Context(), dir, 3, nil)
 	require.NoError(t, err)
 	v1, err := write(first, 1, 10)
 	require.NoError(t, err)
@@ -291,7 +291,7 @@ func TestRemove(t *testing.T) {
 func TestClose(t *testing.T) {
 	dir := t.TempDir()
 	v := &faulty{Volume: must(nfsws.OSVolume(dir))}
-	w, err := nfsws.Open(dir, 0, nfsws.Options{}.On(v))
+	w, err := nfsws.Open(t.Context(), dir, 0, nfsws.Options{}.On(v))
 	require.NoError(t, err)
 	_, err = write(w, 1, 10)
 	require.NoError(t, err)
@@ -315,11 +315,11 @@ func TestClose(t *testing.T) {
 	for _, err := range w.List(t.Context()) {
 		require.ErrorIs(t, err, nfsws.ErrClosed)
 	}
-	_, err = view.ReadAt("w", make([]byte, 8), 0)
+	_, err = view.ReadAt(t.Context(), "w", make([]byte, 8), 0)
 	require.NoError(t, err, "a view stays open")
 	require.NoError(t, view.Close())
 	require.NoError(t, view.Close())
-	_, err = view.ReadAt("w", make([]byte, 8), 0)
+	_, err = view.ReadAt(t.Context(), "w", make([]byte, 8), 0)
 	require.ErrorIs(t, err, nfsws.ErrClosed)
 	require.Len(t, names(t, dir), 2, "what is published stays")
 }
@@ -422,7 +422,7 @@ func TestOpenWhileAnotherWrites(t *testing.T) {
 	s := newStage(t)
 	s.v.arm(func(op string) *fault {
 		if op == "sync .safetensors" {
-			require.NoError(t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))))
+			require.NoError(t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))))
 		}
 		return nil
 	})
@@ -437,7 +437,7 @@ func TestOpenWhileAnotherWrites(t *testing.T) {
 // TestAccumulate tests states beside each other, which are removed one by one, and leave no files.
 func TestAccumulate(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
-	w, err := nfsws.Open(dir, 3, &nfsws.Options{Accumulate: true, Generation: 1})
+	w, err := nfsws.Open(t.Context(), dir, 3, &nfsws.Options{Accumulate: true, Generation: 1})
 	require.NoError(t, err)
 	defer w.Close()
 	var versions []nfsws.Version

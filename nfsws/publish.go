@@ -25,13 +25,7 @@ import (
 // the error says that the file system could not report whether the last step was done. The next
 // Write or Open removes what a failed Write leaves.
 func (w *Workspace) Write(ctx context.Context, config []byte, weights map[string]*tensor.Tensor) (Version, error) {
-	ctx, done, err := w.beginTurn(ctx)
-	if err != nil {
-		return Version{}, w.wrap("write", w.rank, err)
-	}
-	defer done()
-	v, err := w.write(ctx, config, weights)
-	return v, w.wrap("write", w.rank, err)
+	return change(ctx, w, "write", func(ctx context.Context) (Version, error) { return w.write(ctx, config, weights) })
 }
 
 func (w *Workspace) write(ctx context.Context, config []byte, weights map[string]*tensor.Tensor) (Version, error) {

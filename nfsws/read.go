@@ -22,13 +22,7 @@ type State struct {
 
 // Read returns the newest state of rank. It is ErrNotPublished at once if there is none.
 func (w *Workspace) Read(ctx context.Context, rank int) (*State, error) {
-	ctx, done, err := w.begin(ctx)
-	if err != nil {
-		return nil, w.wrap("read", rank, err)
-	}
-	defer done()
-	s, err := w.read(ctx, rank, listings)
-	return s, w.wrap("read", rank, err)
+	return call(ctx, w, "read", rank, func(ctx context.Context) (*State, error) { return w.read(ctx, rank, listings) })
 }
 
 // read looks for the newest state again whenever the one that it found may have been replaced, or
@@ -49,36 +43,30 @@ func (w *Workspace) read(ctx context.Context, rank, n int) (s *State, err error)
 // ReadVersion waits for files that this client cannot see yet, until ctx ends. It returns
 // ErrNotPublished if v was replaced, and its files are gone.
 func (w *Workspace) ReadVersion(ctx context.Context, rank int, v Version) (*State, error) {
-	ctx, done, err := w.begin(ctx)
-	if err != nil {
-		return nil, w.wrap("read", rank, err)
-	}
-	defer done()
-	var s *State
-	err = w.exactly(ctx, rank, v, func() (err error) {
-		s, err = w.load(ctx, rank, v)
-		return err
+	return call(ctx, w, "read", rank, func(ctx context.Context) (s *State, err error) {
+		err = w.exactly(ctx, rank, v, func() (err error) {
+			s, err = w.load(ctx, rank, v)
+			return err
+		})
+		return s, err
 	})
-	return s, w.wrap("read", rank, err)
 }
 
 // Wait is Read that waits until rank has published something, or ctx ends.
 func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
-	ctx, done, err := w.begin(ctx)
-	if err != nil {
-		return nil, w.wrap("wait for", rank, err)
-	}
-	defer done()
+	return call(ctx, w, "wait for", rank, func(ctx context.Context) (*State, error) { return w.wait(ctx, rank) })
+}
+
+func (w *Workspace) wait(ctx context.Context, rank int) (*State, error) {
 	begun := time.Now()
 	for pace := (pace{w.poll, 10 * w.poll}); ; {
 		s, err := w.read(ctx, rank, 1)
 		if !errors.Is(err, ErrNotPublished) {
-			return s, w.wrap("wait for", rank, err)
+			return s, err
 		}
 		if e := pace.wait(ctx); e != nil {
-			err = fmt.Errorf("%w after %v: %w: see whether rank %d runs, and has this directory and generation",
+			return nil, fmt.Errorf("%w after %v: %w: see whether rank %d runs, and has this directory and generation",
 				ErrNotPublished, time.Since(begun).Round(time.Millisecond), e, rank)
-			return nil, w.wrap("wait for", rank, err)
 		}
 	}
 }

@@ -114,23 +114,15 @@ func (w *Workspace) removeDir(dir string) {
 // Remove removes what this rank has published in this generation. Concurrent readers may get
 // ErrNotPublished.
 func (w *Workspace) Remove(ctx context.Context) error {
-	ctx, done, err := w.beginTurn(ctx)
-	if err != nil {
-		return w.wrap("remove", w.rank, err)
-	}
-	defer done()
-	return w.wrap("remove", w.rank, w.removeAll(ctx))
+	_, err := change(ctx, w, "remove", func(ctx context.Context) (struct{}, error) { return struct{}{}, w.removeAll(ctx) })
+	return err
 }
 
 // Discard removes one state that this rank has published in this generation: v is what its Write
 // returned. Concurrent readers may get ErrNotPublished. It is no error if the state does not exist.
 func (w *Workspace) Discard(ctx context.Context, v Version) error {
-	_, done, err := w.beginTurn(ctx)
-	if err != nil {
-		return w.wrap("discard", w.rank, err)
-	}
-	defer done()
-	return w.wrap("discard", w.rank, w.discard(v))
+	_, err := change(ctx, w, "discard", func(context.Context) (struct{}, error) { return struct{}{}, w.discard(v) })
+	return err
 }
 
 // discard removes the manifest durably before the weights.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/muster-pg/muster/internal/blocking"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
@@ -28,27 +29,23 @@ type View struct {
 // View opens the state v of rank, as ReadVersion does; a zero v is the newest, and ErrNotPublished
 // if there is none. The caller closes it.
 func (w *Workspace) View(ctx context.Context, rank int, v Version) (*View, error) {
-	ctx, done, err := w.begin(ctx)
-	if err != nil {
-		return nil, w.wrap("view", rank, err)
-	}
-	defer done()
-	var view *View
-	if v == (Version{}) {
-		err = w.retryStale(ctx, func() error {
-			v, err := w.find(rank, listings)
-			if err == nil {
+	return call(ctx, w, "view", rank, func(ctx context.Context) (view *View, err error) {
+		if v == (Version{}) {
+			err = w.retryStale(ctx, func() error {
+				v, err := w.find(rank, listings)
+				if err == nil {
+					view, err = w.view(rank, v)
+				}
+				return err
+			})
+		} else {
+			err = w.exactly(ctx, rank, v, func() (err error) {
 				view, err = w.view(rank, v)
-			}
-			return err
-		})
-	} else {
-		err = w.exactly(ctx, rank, v, func() (err error) {
-			view, err = w.view(rank, v)
-			return err
-		})
-	}
-	return view, w.wrap("view", rank, err)
+				return err
+			})
+		}
+		return view, err
+	})
 }
 
 // view opens a state, once.
@@ -82,8 +79,9 @@ func (r headerReader) ReadAt(p []byte, off int64) (int, error) {
 // ReadAt fills p with the bytes of the tensor called name from off on, as io.ReaderAt does; the
 // tensor's end is io.EOF. Whole mebibytes of the file are read into p without a copy, so that large
 // blocks are faster than small ones. If the files are gone since a newer state replaced this one,
-// it is ErrNotPublished; what was read before is right.
-func (v *View) ReadAt(name string, p []byte, off int64) (n int, err error) {
+// it is ErrNotPublished; what was read before is right. When ctx has ended, neither p nor the View may
+// be used again: the file system may still answer.
+func (v *View) ReadAt(ctx context.Context, name string, p []byte, off int64) (n int, err error) {
 	info, ok := v.Header.Info(name)
 	switch {
 	case v.closed:
@@ -95,7 +93,9 @@ func (v *View) ReadAt(name string, p []byte, off int64) (n int, err error) {
 	case off >= info.End-info.Begin:
 		return 0, io.EOF
 	default:
-		n, err = v.readAt(p, info.Begin+off, info.End, v.read)
+		n, err = blocking.Do(ctx, func() (int, error) {
+			return v.readAt(p, info.Begin+off, info.End, func(p []byte, part int) error { return v.read(ctx, p, part) })
+		})
 	}
 	if err == nil || err == io.EOF { //nolint:errorlint // io.EOF is a value of readAt's own
 		return n, err
@@ -146,12 +146,12 @@ func (v *View) fetch(part int, read func(p []byte, part int) error) error {
 
 // read reads a part. If the file handle is stale, or the bytes are wrong, it opens the file again
 // by name: a name never gets other contents.
-func (v *View) read(p []byte, part int) error {
+func (v *View) read(ctx context.Context, p []byte, part int) error {
 	err := v.src.read(p, part)
 	if !passing(err) {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(v.w.life, staleTime)
+	ctx, cancel := context.WithTimeout(ctx, staleTime)
 	defer cancel()
 	return v.w.exactly(ctx, v.Rank, v.Version, func() error {
 		src, err := v.w.open(v.Rank, v.Version)
@@ -169,6 +169,6 @@ func (v *View) Close() error {
 	if v.closed {
 		return nil
 	}
-	v.closed, v.spare = true, nil
+	v.closed = true
 	return v.w.wrap("close", v.Rank, at(v.src.name, v.src.file.Close()))
 }

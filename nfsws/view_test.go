@@ -48,7 +48,7 @@ func TestViewReadsBlocks(t *testing.T) {
 			for name, x := range want {
 				off := rng.IntN(len(x.Data) + 1)
 				p := make([]byte, 1+rng.IntN(1<<rng.IntN(22)))
-				n, err := v.ReadAt(name, p, int64(off))
+				n, err := v.ReadAt(t.Context(), name, p, int64(off))
 				end := min(off+len(p), len(x.Data))
 				require.Equal(t, end-off, n)
 				require.True(t, string(x.Data[off:end]) == string(p[:n]))
@@ -59,9 +59,9 @@ func TestViewReadsBlocks(t *testing.T) {
 				}
 			}
 		}
-		_, err = v.ReadAt("absent", make([]byte, 1), 0)
+		_, err = v.ReadAt(t.Context(), "absent", make([]byte, 1), 0)
 		require.ErrorIs(t, err, safetensors.ErrNoTensor)
-		_, err = v.ReadAt("big", make([]byte, 1), -1)
+		_, err = v.ReadAt(t.Context(), "big", make([]byte, 1), -1)
 		require.ErrorContains(t, err, `tensor "big" has no byte -1`)
 	}
 }
@@ -95,17 +95,17 @@ func TestViewOfDamage(t *testing.T) {
 
 		p := make([]byte, 10)
 		for _, off := range []int64{0, 3*nfsws.PartBytes - 10} {
-			_, err = v.ReadAt("w", p, off)
+			_, err = v.ReadAt(t.Context(), "w", p, off)
 			require.NoError(t, err)
 			require.Equal(t, want.Data[off:][:10], p)
 		}
-		n, err := v.ReadAt("w", make([]byte, len(want.Data)), 0)
+		n, err := v.ReadAt(t.Context(), "w", make([]byte, len(want.Data)), 0)
 		require.ErrorIs(t, err, nfsws.ErrCorrupt)
 		require.ErrorContains(t, err, "bytes 1048576 to 2097152 have the checksum")
 		require.Less(t, n, nfsws.PartBytes)
-		_, err = v.ReadAt("w", p, nfsws.PartBytes)
+		_, err = v.ReadAt(t.Context(), "w", p, nfsws.PartBytes)
 		require.ErrorIs(t, err, nfsws.ErrCorrupt)
-		_, err = v.ReadAt("w", p, 0)
+		_, err = v.ReadAt(t.Context(), "w", p, 0)
 		require.NoError(t, err, "and the view still is of use")
 	})
 }
@@ -126,9 +126,9 @@ func TestViewOfAReplacedState(t *testing.T) {
 		})
 		p := make([]byte, 4)
 		for range 2 {
-			require.NoError(t, second(write(must(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
+			require.NoError(t, second(write(must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
 		}
-		_, err = v.ReadAt("w", p, 0)
+		_, err = v.ReadAt(t.Context(), "w", p, 0)
 		require.NoError(t, err, "what is in memory is right")
 		require.EqualValues(t, 1, binary.LittleEndian.Uint32(p))
 		v, err = s.writer.View(t.Context(), 0, nfsws.Version{})
@@ -136,9 +136,9 @@ func TestViewOfAReplacedState(t *testing.T) {
 		v.Forget()
 		stale = true
 		for range 2 {
-			require.NoError(t, second(write(must(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
+			require.NoError(t, second(write(must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
 		}
-		_, err = v.ReadAt("w", p, 0)
+		_, err = v.ReadAt(t.Context(), "w", p, 0)
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
 		require.ErrorContains(t, err, "was replaced by")
 	})
@@ -154,7 +154,7 @@ func TestFaultsWhileViewing(t *testing.T) {
 				return err
 			}
 			v.Forget()
-			_, err = v.ReadAt("w", got[:], 0)
+			_, err = v.ReadAt(t.Context(), "w", got[:], 0)
 			return errors.Join(err, v.Close())
 		},
 		func(s *stage, op string, err error) {

@@ -1,12 +1,15 @@
 package nfsws
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 )
 
@@ -46,7 +49,7 @@ func openVolume(path string) (*osVolume, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch err := os.Mkdir(path, 0o777); {
+	switch err := os.Mkdir(path, 0o755); {
 	case err == nil:
 		if err := syncDir(os.Open(filepath.Dir(path))); err != nil {
 			return nil, err
@@ -54,17 +57,88 @@ func openVolume(path string) (*osVolume, error) {
 	case !errors.Is(err, fs.ErrExist):
 		return nil, err
 	}
-	root, err := os.OpenRoot(path)
+	before, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
 	}
-	return &osVolume{path, root}, nil
+	if !before.IsDir() {
+		return nil, notDir(path, before)
+	}
+	root, err := os.OpenRoot(path + asDir)
+	if err != nil {
+		return nil, err
+	}
+	v := &osVolume{path, root}
+	after, err := root.Lstat(".")
+	if err == nil && !os.SameFile(before, after) {
+		err = errReplaced
+	}
+	if err == nil {
+		err = v.checkOwner(path, after, true)
+	}
+	if err != nil {
+		root.Close()
+		return nil, err
+	}
+	return v, nil
 }
 
-func (v *osVolume) Mkdir(name string) error      { return v.root.Mkdir(name, 0o777) }
+// asDir behind a path makes that of anything but a directory an error: to open a pipe would block.
+const asDir = string(filepath.Separator) + "."
+
+// errReplaced reports that a name was given to another file while it was opened.
+var errReplaced = fmt.Errorf("it was another file a moment ago: %w", syscall.ESTALE)
+
+// notDir is the error of a name that is not that of a directory. A link to one is refused, because
+// who can write beside it could have made it.
+func notDir(path string, info fs.FileInfo) error {
+	return fmt.Errorf("%s: %w but %v: remove it", path, syscall.ENOTDIR, info.Mode())
+}
+
+// checkOwner returns an error for a directory of another user, who could replace what is in it.
+// root may own that of a workspace.
+func (v *osVolume) checkOwner(path string, info fs.FileInfo, orRoot bool) error {
+	owner, known := ownerOf(info)
+	if !known || owner == uint32(os.Geteuid()) || orRoot && owner == 0 {
+		return nil
+	}
+	// A server may map users to others: who would own what this process makes there?
+	probe := fmt.Sprintf(".owner-%08x", rand.Uint32())
+	if err := v.root.Mkdir(probe, 0o700); err == nil {
+		mine, err := v.root.Lstat(probe)
+		_ = v.root.Remove(probe)
+		if err != nil {
+			return err
+		}
+		if uid, _ := ownerOf(mine); uid == owner {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: %w: it belongs to user %d, and this process runs as user %d: name another directory", path, fs.ErrPermission, owner, os.Geteuid())
+}
+
+// Mkdir fails with fs.ErrExist if there is a directory of this user that others cannot write to.
+func (v *osVolume) Mkdir(name string) error {
+	err := v.root.Mkdir(name, 0o755)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, e := v.root.Lstat(name)
+	path := filepath.Join(v.path, name)
+	switch {
+	case e != nil:
+		return e
+	case !info.IsDir():
+		return notDir(path, info)
+	case info.Mode().Perm()&0o002 != 0 && runtime.GOOS != "windows":
+		return fmt.Errorf("%s: %w: every user may write there: chmod o-w", path, fs.ErrPermission)
+	}
+	return cmp.Or(v.checkOwner(path, info, false), err)
+}
+
 func (v *osVolume) Rename(from, to string) error { return v.root.Rename(from, to) }
 func (v *osVolume) Remove(name string) error     { return v.root.Remove(name) }
-func (v *osVolume) SyncDir(name string) error    { return syncDir(v.root.Open(name)) }
+func (v *osVolume) SyncDir(name string) error    { return syncDir(v.root.Open(name + asDir)) }
 func (v *osVolume) Close() error                 { return v.root.Close() }
 func (f osFile) Size() (n int64, err error)      { return size(f.Stat()) }
 func size(i fs.FileInfo, err error) (int64, error) {
@@ -98,7 +172,7 @@ func (v *osVolume) Open(name string) (file, error) {
 	}
 	if after, err := f.Stat(); err != nil || !os.SameFile(before, after) {
 		f.Close()
-		return nil, errors.Join(fmt.Errorf("it was another file a moment ago: %w", syscall.ESTALE), err)
+		return nil, errors.Join(errReplaced, err)
 	}
 	return osFile{f}, nil
 }
@@ -110,7 +184,7 @@ func (v *osVolume) ReadDir(name string) ([]fs.DirEntry, error) {
 	if name == "." {
 		open, name = os.Open, v.path
 	}
-	d, err := open(name)
+	d, err := open(name + asDir)
 	if err != nil {
 		return nil, err
 	}

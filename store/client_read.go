@@ -297,6 +297,17 @@ func goodbyeError(h wire.Header, body []byte) error {
 	return &Error{Code: rep.Code, Err: ErrUnavailable, Detail: rep.Detail, Reason: wire.Reason(rep.N)}
 }
 
+// goodbyeOf returns the goodbye that err is of, for the peers of a relay; nil if there was none.
+func goodbyeOf(err error) *wire.Reply {
+	if failed, ok := errors.AsType[*Error](err); ok && failed.Reason == wire.ReasonDisk {
+		return &wire.Reply{Code: failed.Code, N: int64(failed.Reason), Detail: failed.Detail}
+	}
+	if errors.Is(err, errGoodbye) {
+		return &wire.Reply{Code: wire.CodeLeft}
+	}
+	return nil
+}
+
 // recordResult records the ranks and leases of this session.
 func (c *client) recordResult(call *clientCall) {
 	c.mu.Lock()

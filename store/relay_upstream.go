@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -447,12 +446,7 @@ func (u *upstream) peersOf(ended bool) []*relayPeer {
 
 // end handles the end of the connection.
 func (u *upstream) end(err error) {
-	var goodbye *wire.Reply
-	if failed, ok := errors.AsType[*Error](err); ok && failed.Reason == wire.ReasonDisk {
-		goodbye = &wire.Reply{Code: failed.Code, N: int64(failed.Reason), Detail: failed.Detail}
-	} else if errors.Is(err, errGoodbye) {
-		goodbye = &wire.Reply{Code: wire.CodeLeft}
-	}
+	goodbye := goodbyeOf(err)
 	u.mu.Lock()
 	u.ended = true
 	u.timer.Stop()

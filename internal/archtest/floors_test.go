@@ -28,6 +28,7 @@ var floors = [][]room{
 		{name: "clients/python", may: []string{}}, // Python, and tests of it in Go
 		{name: "internal/alias", may: []string{}}, // slices that share memory
 		{name: "internal/archtest", may: []string{}},
+		{name: "internal/blocking", may: []string{}}, // calls that may block for ever
 		{name: "internal/certs", may: []string{}},
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
 		{name: "internal/journal", may: []string{}},                // a log on the disk
@@ -43,7 +44,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/durable", "internal/transport"}},
-		{name: "nfsws", may: []string{"tensor/..."}},
+		{name: "nfsws", may: []string{"internal/blocking", "tensor/..."}},
 		{name: "internal/tree", may: []string{"tensor"}},
 	},
 	{
@@ -64,7 +65,11 @@ var floors = [][]room{
 	},
 	{
 		{name: "collective", may: []string{"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"}},
+<<<<<<< HEAD
 		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"}},
+=======
+		{name: "gather", may: []string{"internal/blocking", "internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
+>>>>>>> f35b796 (nfsws: each call ends with its context, and directories are checked)
 	},
 	{
 		{name: "dataparallel", may: []string{"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"}},

@@ -32,7 +32,7 @@ func soon(t *testing.T) context.Context {
 
 func open(t *testing.T, dir string, rank int) *nfsws.Workspace {
 	t.Helper()
-	w, err := nfsws.Open(dir, rank, nil)
+	w, err := nfsws.Open(t.Context(), dir, rank, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.Close()) })
 	return w
