@@ -75,3 +75,10 @@ func (s Signals) Killed() bool {
 	defer s.mu.Unlock()
 	return s.kill
 }
+
+// PrepareLogs makes the directory of a job's logs, whose name another job may have, and returns it.
+func PrepareLogs(dir string) (string, error) {
+	l := logFiles{dir: dir}
+	err := l.prepare()
+	return l.dir, err
+}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -232,12 +231,7 @@ func (l *logFiles) worker(name string) func(int) (io.WriteCloser, error) {
 	if l.dir == "" {
 		return nil
 	}
-	return func(int) (io.WriteCloser, error) {
-		if err := os.MkdirAll(l.dir, 0o755); err != nil {
-			return nil, err
-		}
-		return os.Create(filepath.Join(l.dir, "worker-"+name+".log"))
-	}
+	return func(int) (io.WriteCloser, error) { return createLog(l.dir, "worker-"+name+".log") }
 }
 
 // ended converts the result of the job into the error of this process.

@@ -278,12 +278,29 @@ func (o *running) logFiles() logFiles {
 }
 
 // prepare creates the directory of the logs, so that one that cannot be made ends the command before
-// a rank starts.
+// a rank starts. Process ids repeat, in other containers and on other hosts: another job may have
+// made a directory of that name.
 func (l *logFiles) prepare() error {
 	if l.dir == "" {
 		return nil
 	}
-	return os.MkdirAll(l.dir, 0o755)
+	if err := os.MkdirAll(filepath.Dir(l.dir), 0o755); err != nil {
+		return err
+	}
+	for n, name := 2, l.dir; ; n++ {
+		if err := os.Mkdir(l.dir, 0o755); !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		l.dir = fmt.Sprintf("%s-%d", name, n)
+	}
+}
+
+// createLog makes a new file in the directory of the logs.
+func createLog(dir, name string) (io.WriteCloser, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 }
 
 // next returns the function that opens the logs of the next attempt; nil if there are none.
@@ -293,12 +310,7 @@ func (l *logFiles) next(first int) func(rank int) (io.WriteCloser, error) {
 	}
 	dir := filepath.Join(l.dir, fmt.Sprintf("attempt-%d", l.attempt))
 	l.attempt++
-	return func(rank int) (io.WriteCloser, error) {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
-		return os.Create(filepath.Join(dir, fmt.Sprintf("rank-%d.log", first+rank)))
-	}
+	return func(rank int) (io.WriteCloser, error) { return createLog(dir, fmt.Sprintf("rank-%d.log", first+rank)) }
 }
 
 // nodesError describes an error of the agent that is not one of a rank.
