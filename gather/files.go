@@ -1,6 +1,7 @@
 package gather
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/internal/blocking"
 	"github.com/muster-pg/muster/nfsws"
@@ -36,8 +39,17 @@ const maxFileName = 255
 // beginFiles runs on rank 0 before the others open the workspace. It begins a generation, which is
 // newer than that of a killed run.
 func beginFiles(ctx context.Context, dir string, g *pgroup.Group, id uint64) (generation uint64, err error) {
-	_, err = blocking.Do(ctx, func() (struct{}, error) { return struct{}{}, os.Mkdir(dir, 0o755) })
-	if err != nil && !errors.Is(err, fs.ErrExist) {
+	_, err = blocking.Do(ctx, func() (struct{}, error) {
+		err := os.Mkdir(dir, 0o755)
+		if errors.Is(err, fs.ErrExist) {
+			if err := removeLeftovers(ctx, dir); err != nil { // they do no harm
+				g.Logger().Warn("gather: cannot remove what killed jobs have left", "dir", dir, "err", err)
+			}
+			err = nil
+		}
+		return struct{}{}, err
+	})
+	if err != nil {
 		return 0, err
 	}
 	return nfsws.Begin(ctx, jobDir(dir, g, id))
@@ -48,16 +60,36 @@ func openFiles(ctx context.Context, dir string, g *pgroup.Group, id, generation 
 	return nfsws.Open(ctx, jobDir(dir, g, id), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
 }
 
-// removeDir removes the workspace of a job without a run, which no job opens again, when the last
-// rank closes. The workspace of a run stays, empty.
+// removeDir removes the workspace when the last rank closes.
 func (ga *Gatherer) removeDir(ctx context.Context) {
-	if ga.group.Config().Run != "" {
+	key := fmt.Sprintf("\x00gather closed/%x", ga.id)
+	closed, err := ga.group.Store().Add(ctx, key, 1)
+	if err != nil || closed < int64(ga.group.Size()) {
 		return
 	}
-	closed, err := ga.group.Store().Add(ctx, fmt.Sprintf("\x00gather closed/%x", ga.id), 1)
-	if err == nil && closed == int64(ga.group.Size()) {
+	_, _ = ga.group.Store().Delete(ctx, key)
+	_, _ = blocking.Do(ctx, func() (struct{}, error) {
 		dir := jobDir(ga.opts.Dir, ga.group, ga.id)
 		_ = os.Remove(nfsws.GenerationDir(dir, ga.generation))
-		_ = os.Remove(dir)
+		return struct{}{}, os.Remove(dir) // it stays if another attempt of the run has begun
+	})
+}
+
+// leftoverAge is how long nothing changes in the workspace of a job before another job removes it:
+// its ranks were killed.
+const leftoverAge = 7 * 24 * time.Hour
+
+// removeLeftovers removes the workspaces of killed jobs in dir.
+func removeLeftovers(ctx context.Context, dir string) error {
+	names, err := os.ReadDir(dir)
+	for _, d := range names {
+		if !d.IsDir() || !strings.HasPrefix(d.Name(), "group-") {
+			continue
+		}
+		e := nfsws.RemoveUnused(ctx, filepath.Join(dir, d.Name()), leftoverAge)
+		if !errors.Is(e, fs.ErrNotExist) && !errors.Is(e, fs.ErrPermission) { // nor that of another user
+			err = cmp.Or(err, e)
+		}
 	}
+	return err
 }

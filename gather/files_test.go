@@ -2,14 +2,18 @@ package gather_test
 
 import (
 	"os"
+	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/nfsws"
 )
 
@@ -42,8 +46,54 @@ func TestJobsShareADirectory(t *testing.T) {
 	jobs.Wait()
 	left, err := os.ReadDir(o.Dir)
 	require.NoError(t, err)
-	assert.Len(t, left, 2, "the workspaces of runs")
-	assert.Empty(t, filesIn(t, o.Dir))
+	assert.Empty(t, left)
+}
+
+// TestLeftoversOfKilledJobs has workspaces of killed jobs in the directory: an old one is removed,
+// with its files, and others stay.
+func TestLeftoversOfKilledJobs(t *testing.T) {
+	o := gather.Options{Dir: t.TempDir()}
+	for name, age := range map[string]time.Duration{"group-old.run-1": 8 * 24 * time.Hour, "group-new.run-2": time.Hour, "notes": 99 * 24 * time.Hour} {
+		dir := filepath.Join(o.Dir, name)
+		w, err := nfsws.Open(t.Context(), dir, 0, nil)
+		require.NoError(t, err)
+		_, err = w.Write(t.Context(), nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, w.Close())
+		for _, at := range []string{nfsws.GenerationDir(dir, 0), dir} {
+			then := time.Now().Add(-age)
+			require.NoError(t, os.Chtimes(at, then, then))
+		}
+	}
+	job{n: 1, o: o}.run(t, func(*rank) {})
+	left, err := filepath.Glob(o.Dir + "/*")
+	require.NoError(t, err)
+	require.Equal(t, []string{o.Dir + "/group-new.run-2", o.Dir + "/notes"}, left)
+}
+
+// TestNothingIsLeft makes many groups that gather in files: the store has the keys that it began
+// with, and the directory no file.
+func TestNothingIsLeft(t *testing.T) {
+	o, meet := gather.Options{Dir: t.TempDir()}, testcluster.Store(t)()
+	require.NoError(t, meet.Set(t.Context(), "own", nil, nil))
+	for k := range testcluster.Form(5, 1000) {
+		job{n: 2, meet: meet, runID: strconv.Itoa(k), o: o}.run(t, func(r *rank) {
+			r.gathers([]int{1, 0}, k, 100)
+			_, err := r.group.Store().Add(r.ctx, "of the group", 1)
+			assert.NoError(r, err)
+		})
+	}
+	testcluster.Eventually(t, 20*time.Second, func() bool {
+		keys := 0
+		for _, err := range meet.List(t.Context(), "") {
+			require.NoError(t, err)
+			keys++
+		}
+		return keys == 1
+	}, "the keys of the groups are deleted")
+	left, err := os.ReadDir(o.Dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 // TestALeftOverGenerationOfAnyNumber restarts a run in whose workspace a killed one has left a
@@ -54,9 +104,8 @@ func TestALeftOverGenerationOfAnyNumber(t *testing.T) {
 		job{n: 2, runID: "again", o: o}.run(t, func(r *rank) { r.gathers([]int{1, 0}, 10, 1000) })
 	}
 	again()
-	left, err := os.ReadDir(o.Dir)
-	require.NoError(t, err)
-	require.Len(t, left, 1)
-	require.NoError(t, os.Mkdir(nfsws.GenerationDir(o.Dir+"/"+left[0].Name(), 1<<62), 0o777))
+	left := filepath.Join(o.Dir, "group-world.run-again")
+	require.NoError(t, os.MkdirAll(nfsws.GenerationDir(left, 1<<62), 0o755))
 	again()
+	require.NoDirExists(t, left)
 }

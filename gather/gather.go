@@ -24,8 +24,8 @@ import (
 type Options struct {
 	// Dir is a directory that the hosts of all ranks share; it is created if its parent exists.
 	// Several jobs may use the same one at the same time. A job that was killed leaves files there,
-	// which the next job with the same pgroup.Config.Name and Run removes. Without a Run no job
-	// removes them.
+	// which the next job with the same pgroup.Config.Name and Run removes, or any job when they are
+	// a week old. A job that gathers less often than that needs a directory that others do not use.
 	Dir string
 	// host or host:port that ranks on other hosts connect to; default: the interface that leads to
 	// the store

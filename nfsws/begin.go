@@ -5,7 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
 
 	"github.com/muster-pg/muster/internal/blocking"
 )
@@ -15,14 +20,22 @@ import (
 // reads no clock, and no two processes begin the same generation. The directory is made if its
 // parent exists.
 func Begin(ctx context.Context, dir string) (generation uint64, err error) {
-	generation, err = blocking.Do(ctx, func() (uint64, error) {
+	again := false
+	var open func() (uint64, error)
+	open = func() (uint64, error) {
 		v, err := openVolume(dir)
 		if err != nil {
 			return 0, err
 		}
 		defer v.Close()
-		return begin(v)
-	})
+		generation, err := begin(v)
+		if errors.Is(err, fs.ErrNotExist) && !again { // the last rank of another job has just removed it
+			again = true
+			return open()
+		}
+		return generation, err
+	}
+	generation, err = blocking.Do(ctx, open)
 	if err != nil {
 		return 0, fmt.Errorf("nfsws: begin a generation in %s: %w", dir, err)
 	}
@@ -46,4 +59,57 @@ func begin(v volume) (generation uint64, err error) {
 		}
 	}
 	return 0, fmt.Errorf("generation %d is the last that there can be: remove it", generation)
+}
+
+// RemoveUnused removes the workspace in dir, which exists, if nothing was made, published or removed
+// in it for the time age. Files of other programs stay.
+func RemoveUnused(ctx context.Context, dir string, age time.Duration) error {
+	_, err := blocking.Do(ctx, func() (struct{}, error) { return struct{}{}, removeUnused(dir, age) })
+	if err != nil {
+		return fmt.Errorf("nfsws: remove %s: %w", dir, err)
+	}
+	return nil
+}
+
+func removeUnused(dir string, age time.Duration) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	v, err := openDir(dir)
+	if err != nil {
+		return err
+	}
+	defer v.Close()
+	all, err := v.ReadDir(".")
+	if err != nil {
+		return err
+	}
+	last, err := v.root.Stat(".")
+	if err != nil {
+		return err
+	}
+	newest := last.ModTime()
+	var generations []uint64
+	for _, d := range all {
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if info.ModTime().After(newest) {
+			newest = info.ModTime()
+		}
+		if g, ours := parseGeneration(d.Name()); ours {
+			generations = append(generations, g)
+		}
+	}
+	if time.Since(newest) < age {
+		return nil
+	}
+	w := &Workspace{volume: v, dir: dir, logger: slog.New(slog.DiscardHandler)}
+	w.collect(generations)
+	if err := os.Remove(dir); !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }

@@ -57,6 +57,11 @@ func openVolume(path string) (*osVolume, error) {
 	case !errors.Is(err, fs.ErrExist):
 		return nil, err
 	}
+	return openDir(path)
+}
+
+// openDir opens the directory called path, which is absolute.
+func openDir(path string) (*osVolume, error) {
 	before, err := os.Lstat(path)
 	if err != nil {
 		return nil, err

@@ -90,8 +90,8 @@ func (g *Group) Trace() trace.Sink { return g.cfg.sink }
 func (g *Group) Generation() uint64 { return g.generation }
 
 // Store returns the store of the group, below a prefix that only this generation has. Its Close
-// does nothing. Keys are kept until they are deleted, or as long as the store. Those that begin with a
-// NUL byte are the group's own.
+// does nothing. The store deletes the keys when no rank of the generation is left. Those that begin
+// with a NUL byte are the group's own.
 func (g *Group) Store() *store.Store { return g.prefixedStore() }
 
 // Channel returns a handle of the group with its own sequence of operations, without a round trip.

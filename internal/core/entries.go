@@ -268,6 +268,17 @@ func (m *Machine) remove(e *entry, how wire.Change) {
 	m.changed(key, nil, how)
 }
 
+// firstBelow returns the first entry whose key begins with prefix, or nil.
+func (m *Machine) firstBelow(prefix string) (first *entry) {
+	m.entries.ascend(prefix, func(e *entry) bool {
+		if strings.HasPrefix(e.key(), prefix) {
+			first = e
+		}
+		return false
+	})
+	return first
+}
+
 // What one answer to OpList or OpWatch has at most.
 const (
 	pageKeys  = 1000

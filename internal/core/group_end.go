@@ -2,6 +2,7 @@ package core
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -84,7 +85,7 @@ func (m *Machine) fence(g *group, how wire.Code, why string, ranks ...int) {
 	}
 }
 
-// drop deletes a group without members. It may be called twice: a fence may complete the shrink of
+// drop deletes a group without members, and the keys of its generation. It may be called twice: a fence may complete the shrink of
 // its group, which removes the remaining members, and with them the group, inside of the fence.
 func (m *Machine) drop(g *group) {
 	if m.groups[g.gen] == nil {
@@ -96,6 +97,9 @@ func (m *Machine) drop(g *group) {
 	m.addEndedGroup(g.ended(m.now))
 	if m.live[g.key] == g {
 		delete(m.live, g.key)
+	}
+	if keys := fmt.Sprintf("%s/%d/", g.key.name, g.gen); m.firstBelow(keys) != nil {
+		m.endedKeys = append(m.endedKeys, keys) // they may be many: see Tick
 	}
 	for _, st := range g.streamsInOrder() {
 		m.disarm(st)

@@ -144,6 +144,7 @@ type Machine struct {
 	timers       timers
 	expiries     *expiry  // of entries
 	endedLeases  []*lease // that still have entries, which Tick removes
+	endedKeys    []string // prefixes of the keys of groups that have ended, which Tick deletes
 	effects      []Effect
 	cancelReason string    // of the cancel in progress, for the ranks that it fails
 	executed     bool      // the last Apply carried its request out, and did not refuse it before
@@ -264,9 +265,16 @@ func (m *Machine) Advance(now Time) {
 	}
 }
 
-// expireOne removes one entry that has expired, or whose lease has ended. It reports whether there
-// was one.
+// expireOne removes one entry that has expired, or whose lease or group has ended. It reports
+// whether there was one.
 func (m *Machine) expireOne() bool {
+	for n := len(m.endedKeys); n > 0; n = len(m.endedKeys) {
+		if e := m.firstBelow(m.endedKeys[n-1]); e != nil {
+			m.remove(e, wire.ChangeDelete)
+			return true
+		}
+		m.endedKeys = m.endedKeys[:n-1]
+	}
 	for n := len(m.endedLeases); n > 0; n = len(m.endedLeases) {
 		l := m.endedLeases[n-1]
 		if l.entries.n > 0 {
@@ -284,7 +292,7 @@ func (m *Machine) expireOne() bool {
 
 // Next returns when Tick has something to do; armed is false if never.
 func (m *Machine) Next() (at Time, armed bool) {
-	if len(m.endedLeases) > 0 {
+	if len(m.endedLeases) > 0 || len(m.endedKeys) > 0 {
 		return m.now, true
 	}
 	at, armed = m.expiries.next()

@@ -26,6 +26,7 @@ func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, err
 	if err := m.restoreLeases(s); err != nil {
 		return nil, err
 	}
+	m.endedKeys = s.EndedKeys
 	for i := range s.Groups {
 		if err := m.restoreGroup(&s.Groups[i]); err != nil {
 			return nil, err

@@ -23,6 +23,7 @@ type State struct {
 	Sessions    []SavedSession
 	Leases      []SavedLease
 	EndedLeases []uint64 // ids of leases that still have entries, in the order of Machine.endedLeases
+	EndedKeys   []string // Machine.endedKeys
 	Groups      []SavedGroup
 	Forming     []SavedRendezvous
 	Live        []uint64 // generations
@@ -181,6 +182,7 @@ func (m *Machine) state() *State {
 		s.EndedLeases = append(s.EndedLeases, l.id)
 		s.Leases = append(s.Leases, m.leaseState(l))
 	}
+	s.EndedKeys = slices.Clone(m.endedKeys)
 	for _, gen := range slices.Sorted(maps.Keys(m.groups)) {
 		s.Groups = append(s.Groups, m.groups[gen].state())
 	}
