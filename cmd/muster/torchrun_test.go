@@ -245,16 +245,17 @@ func TestTorchrunTakeover(t *testing.T) {
 // three such jobs run at a time in one store.
 func TestTorchrunFewer(t *testing.T) {
 	_, url := serve(t)
-	jobs := 1
-	if testcluster.Soak() {
-		jobs = 3
+	var want strings.Builder
+	var jobs []*elastic
+	for i := range testcluster.Form(1, 3) {
+		jobs = append(jobs, newElastic(t, url, fmt.Sprint("job-", i), "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--monitor-interval=0.1",
+			"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2"))
+		fmt.Fprintf(&want, "torchrun/job-%d/state\n", i)
 	}
 	t.Run("jobs", func(t *testing.T) {
-		for i := range jobs {
+		for i, job := range jobs {
 			t.Run(strconv.Itoa(i), func(t *testing.T) {
 				t.Parallel()
-				job := newElastic(t, url, fmt.Sprint("job-", i), "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--monitor-interval=0.1",
-					"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2")
 				agents := []*agent{job.agent(t), job.agent(t)}
 				for _, a := range agents { // one of them may have formed alone before
 					for !strings.Contains(a.says(t, 1, "formed ")[0], " of 2 ") {
@@ -272,10 +273,6 @@ func TestTorchrunFewer(t *testing.T) {
 			})
 		}
 	})
-	var want strings.Builder
-	for i := range jobs {
-		fmt.Fprintf(&want, "torchrun/job-%d/state\n", i)
-	}
 	run(t, "keys", "--store", url).wants(t, 0, want.String(), "")
 }
 

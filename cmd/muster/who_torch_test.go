@@ -327,6 +327,7 @@ func manyHangs() map[string][]torchHang {
 // rank is ever blamed.
 func TestManyHangs(t *testing.T) {
 	testcluster.SoakOnly(t, "TestWhoTorch and TestWhoTorchCollectives have fourteen hangs")
+	testcluster.Torch(t) // without it there are too few
 	all, soon := 0, 0
 	jobs := manyHangs()
 	for _, name := range slices.Sorted(maps.Keys(jobs)) {
