@@ -42,6 +42,7 @@ class Session(Calls):
         super().__init__(dialer.target, line)
         self._dialer = dialer  # of the thread
         self._attempt = Attempt()  # to take the session up again
+        self._dropped = False  # no Store is left that could close it
         self._welcome(line.welcome)
         self._thread = threading.Thread(target=self._run, args=(line,), name="muster reader", daemon=True)
         try:
@@ -83,6 +84,18 @@ class Session(Calls):
             line.pipe.kill()
             self._thread.join(_GOODBYE)
 
+    def drop(self) -> bool:
+        """Has the session's thread close it within a second, and reports whether it was open.
+
+        It takes no lock: a collection of garbage may run it anywhere.
+        """
+        dropped = os.getpid() == self._pid and not self._over()
+        self._dropped = self._dropped or dropped
+        return dropped
+
+    def _over(self) -> bool:
+        return self._closed or self._dropped
+
     # What the thread does.
 
     def _run(self, first: Line) -> None:
@@ -102,10 +115,13 @@ class Session(Calls):
         while True:
             if line.error is not None:
                 raise line.error
+            if self._dropped and not self._closed:
+                self._closed = True
+                line.pipe.send(_wire.encode(Request(Op.GOODBYE)))
             try:
                 h, body = line.read(self._tick_time)
             except socket.timeout:
-                if not self._tick(line):
+                if self._closed or not self._tick(line):
                     raise socket.timeout("it was silent for too long") from None
                 if self._silent % _ASK_EVERY == _ASK_AFTER and self._dialer.replaced(line, time.monotonic() + 1, self._attempt):
                     raise socket.timeout("another process leads the store") from None
@@ -150,7 +166,8 @@ class Session(Calls):
         """
         while True:
             with self._cond:
-                self._cond.wait_for(lambda: self._wanted or self._closed)
+                while not self._cond.wait_for(lambda: self._wanted or self._over(), self._tick_time):
+                    pass
             began, pause = time.monotonic(), 0.0
             if self._fruitless > 1:  # one connection after the other has ended without an answer
                 pause = min(_FIRST_PAUSE * 2 ** min(self._fruitless - 2, 10), _MOST_PAUSE)
@@ -167,13 +184,13 @@ class Session(Calls):
                         pause = min(max(2 * pause, _FIRST_PAUSE), _MOST_PAUSE) * random.uniform(1, 1.5)
                     continue
                 return self._adopt(line)
-            if self._closed:
+            if self._over():
                 return None
 
     def _pause(self, seconds: float) -> bool:
         """Waits, and reports whether the session is closed."""
         with self._cond:
-            return self._cond.wait_for(lambda: self._closed, seconds)
+            return self._cond.wait_for(self._over, seconds)
 
     def _resume(self) -> Request:
         return Request(Op.HELLO, resume=self._id, rev=self._incarnation, value=self._token)
@@ -207,7 +224,7 @@ class Session(Calls):
     def _adopt(self, line: Line) -> Optional[Line]:
         """Makes line the connection, and repeats what has no answer."""
         with self._cond:
-            if self._closed:
+            if self._over():
                 line.pipe.close()
                 return None
             w = line.welcome

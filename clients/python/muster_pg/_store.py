@@ -6,6 +6,7 @@ import math
 import socket
 import struct
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
@@ -62,13 +63,17 @@ class Store:
     it; Closed; and Invalid, before anything is sent.
     """
 
-    def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True, scope: Optional[Scope] = None) -> None:
+    def __init__(self, session: Session, timeout: float, prefix: str = "", owner: Optional[Store] = None, scope: Optional[Scope] = None) -> None:
         """Not called by users: see connect."""
         self._session = session
         self._timeout = timeout
         self._prefix = prefix
-        self._own = own
+        self._owner = owner  # the Store whose close ends the session; None: this one
         self._scope = scope
+
+    def __del__(self) -> None:
+        if self._owner is None and self._session.drop():
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self)
 
     @classmethod
     def connect(
@@ -126,7 +131,7 @@ class Store:
     def below(self, prefix: str) -> "Store":
         """Returns the part of the store below prefix. Its close does nothing."""
         prefix = self._prefix + _arguments.text(_bad("below"), "prefix", prefix)
-        return Store(self._session, self._timeout, prefix, own=False)
+        return Store(self._session, self._timeout, prefix, self._owner or self)
 
     def within(self: _S, timeout: float) -> _S:
         """Sets the timeout of calls without their own, and returns the store."""
@@ -327,7 +332,7 @@ class Store:
 
     def close(self) -> None:
         """Ends the session: its ranks have left, they are not lost. It may be called twice."""
-        if self._own:
+        if self._owner is None:
             self._session.close()
 
     def __enter__(self: _S) -> _S:
@@ -415,7 +420,7 @@ class Store:
 
     def _scoped(self) -> "Store":
         """Returns this store for calls of one channel, which _end ends."""
-        return Store(self._session, self._timeout, self._prefix, own=False, scope=Scope())
+        return Store(self._session, self._timeout, self._prefix, self._owner or self, Scope())
 
     def _end(self, why: str) -> None:
         """Ends the calls of this scope, and refuses later ones: see Session.end.

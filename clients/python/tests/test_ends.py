@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -54,6 +55,40 @@ class Ends(Case):
                     g.channel("c").barrier()
             self.assertIsInstance(waiting(), muster_pg.Closed)
             self.assertEqual((left(), files()), (set(), before))
+
+    def test_what_is_dropped_is_closed(self) -> None:
+        before = files()
+        for dropped in (
+            [muster_pg.Store.connect(ADDRESS)], [muster_pg.Store.connect(ADDRESS).below("p")], [muster_pg.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30)],
+        ):  # fmt: skip
+            gc.collect()
+            for store in dropped:
+                (store.store if isinstance(store, muster_pg.Group) else store).revision()
+            del store
+            with self.assertWarnsRegex(ResourceWarning, "unclosed <muster_pg.Store "):
+                dropped.clear()
+                gc.collect()
+        self.assertEqual((left(), files()), (set(), before))
+
+    def test_a_dropped_store_says_goodbye(self) -> None:
+        fake = Fake()
+        self.addCleanup(fake.close)
+        for connected in (True, False):
+            with self.subTest(connected=connected):
+                got = Outcome(muster_pg.Store.connect, fake.addr, timeout=30, liveness_timeout=0.6)
+                peer, _ = fake.welcome()
+                dropped = [got()]
+                del got
+                if not connected:
+                    peer.conn.close()
+                    peer, _ = fake.accept()  # not a welcome
+                with self.assertWarns(ResourceWarning):
+                    dropped.clear()
+                    gc.collect()
+                if connected:
+                    self.assertEqual(peer.frame()[0], Op.GOODBYE)
+                peer.conn.close()
+                self.assertEqual(left(), set())
 
     def test_a_failed_join_leaves_nothing(self) -> None:
         before = files()
