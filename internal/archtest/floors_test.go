@@ -65,11 +65,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "collective", may: []string{"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"}},
-<<<<<<< HEAD
-		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"}},
-=======
-		{name: "gather", may: []string{"internal/blocking", "internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
->>>>>>> f35b796 (nfsws: each call ends with its context, and directories are checked)
+		{name: "gather", may: []string{"internal/blocking", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"}},
 	},
 	{
 		{name: "dataparallel", may: []string{"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"}},
