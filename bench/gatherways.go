@@ -242,7 +242,7 @@ func (r *rank) all() (list []int) {
 
 // tensors runs one gather, until rank 0 has used the result and released it.
 func (r *rank) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []byte) error {
-	res, err := ga.Tensors(context.Background(), r.all(), t)
+	res, err := gather.Tensors(context.Background(), ga, r.all(), t)
 	if err != nil {
 		return err
 	}
@@ -306,7 +306,7 @@ func mapsWay(where int, arena bool) func(*rank, *drill, int) error {
 }
 
 func (r *rank) maps(ga *gather.Gatherer, ts map[string]*tensor.Tensor) error {
-	res, err := ga.TensorMaps(context.Background(), r.all(), ts)
+	res, err := gather.TensorMaps(context.Background(), ga, r.all(), ts)
 	if err != nil {
 		return err
 	}
@@ -361,7 +361,7 @@ func (r *rank) openConcatTo(d *drill, n int, folder string) error {
 	ts := map[string]*tensor.Tensor{"weight": t}
 	d.before = func() error { return rewound(f) }
 	d.call = func() error {
-		return ga.ConcatTo(context.Background(), f, r.all(), gather.Merge{Axis: map[string]int{"weight": 0}}, ts)
+		return gather.ConcatTo(context.Background(), ga, f, r.all(), gather.Merge{Axis: map[string]int{"weight": 0}}, ts)
 	}
 	return nil
 }

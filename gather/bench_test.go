@@ -138,7 +138,7 @@ func BenchmarkTensors(b *testing.B) {
 				p := newPair(b, way.apart, way.allocated)
 				ts := [2]*tensor.Tensor{p.tensor(n), p.tensor(n)}
 				p.measure(n, func(ctx context.Context, rank int) (func(), error) {
-					res, err := p.ga[rank].Tensors(ctx, []int{0, 1}, ts[rank])
+					res, err := gather.Tensors(ctx, p.ga[rank], []int{0, 1}, ts[rank])
 					if err != nil {
 						return nil, err
 					}
@@ -160,7 +160,7 @@ func BenchmarkManyTensors(b *testing.B) {
 				ts[fmt.Sprintf("model.layers.%d.mlp.weight", i)] = p.tensor(n)
 			}
 			p.measure(many*n, func(ctx context.Context, rank int) (func(), error) {
-				res, err := p.ga[rank].TensorMaps(ctx, []int{0, 1}, ts)
+				res, err := gather.TensorMaps(ctx, p.ga[rank], []int{0, 1}, ts)
 				if err != nil {
 					return nil, err
 				}

@@ -17,7 +17,7 @@ import (
 // Concat joins the t of each rank of the list along axis, in the order of the list; a rank without
 // a part passes nil. The first rank gets the result, in memory of its own; all other ranks get nil.
 // All parts have the same dtype, and the same shape except along axis.
-func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor.Tensor) (*tensor.Tensor, error) {
+func Concat(ctx context.Context, ga *Gatherer, ranks []int, axis int, t *tensor.Tensor) (*tensor.Tensor, error) {
 	var out *tensor.Tensor
 	m := &merge{op: opConcat, axes: func(string) (int, bool) { return axis, true }}
 	m.check = func(func(string) bool) error { return nil }
@@ -51,7 +51,7 @@ func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor
 // order of the list. Any other tensor is taken from the first rank that has it, and must have the
 // same bytes on all others: a replica that has diverged is an error. After an error, w has received
 // a part of a file.
-func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how Merge, ts map[string]*tensor.Tensor) error {
+func ConcatTo(ctx context.Context, ga *Gatherer, w io.Writer, ranks []int, how Merge, ts map[string]*tensor.Tensor) error {
 	axis := how.Axis
 	m := &merge{op: opConcatTo, axes: func(name string) (int, bool) { a, ok := axis[name]; return a, ok }}
 	m.check = func(has func(name string) bool) error {

@@ -46,7 +46,7 @@ func TestConcat(t *testing.T) {
 			if i := slices.Index(list, r.me()); i >= 0 {
 				mine = r.inArena(part(r.T, whole, axis, i))
 			}
-			got, err := r.ga.Concat(r.ctx, list, axis, mine)
+			got, err := gather.Concat(r.ctx, r.ga, list, axis, mine)
 			if !assert.NoError(r, err) {
 				return
 			}
@@ -76,15 +76,15 @@ func TestConcatRefuses(t *testing.T) {
 			if r.me() == 1 {
 				mine = tensor.New(tensor.F32, test.odd...)
 			}
-			_, err := r.ga.Concat(r.ctx, []int{0, 1, 2}, test.axis, mine)
+			_, err := gather.Concat(r.ctx, r.ga, []int{0, 1, 2}, test.axis, mine)
 			assert.Equal(r, test.by, r.rankError(err).By)
 			assert.ErrorIs(r, err, pgroup.ErrMismatch)
 			assert.ErrorContains(r, err, test.want)
 		}
-		_, err := r.ga.Concat(r.ctx, []int{0, 1, 2}, r.me()/2, tensor.New(tensor.F32, 2, 3))
+		_, err := gather.Concat(r.ctx, r.ga, []int{0, 1, 2}, r.me()/2, tensor.New(tensor.F32, 2, 3))
 		assert.Equal(r, 2, r.rankError(err).By)
 		assert.ErrorContains(r, err, "rank 2 joins along axis 1, and rank 0 along axis 0")
-		got, err := r.ga.Concat(r.ctx, []int{0, 1, 2}, 0, nil)
+		got, err := gather.Concat(r.ctx, r.ga, []int{0, 1, 2}, 0, nil)
 		assert.NoError(r, err)
 		assert.Nil(r, got, "no rank has any")
 	})
@@ -114,7 +114,7 @@ func TestConcatTo(t *testing.T) {
 			}
 			var announced int64
 			how := gather.Merge{Axis: axes, Metadata: map[string]string{"format": "pt"}, Begin: func(h *safetensors.Header) { announced = h.Size() }}
-			if err := r.ga.ConcatTo(r.ctx, &file, list, how, mine); !assert.NoError(r, err) {
+			if err := gather.ConcatTo(r.ctx, r.ga, &file, list, how, mine); !assert.NoError(r, err) {
 				return
 			}
 			if r.me() != list[0] {
@@ -149,7 +149,7 @@ func TestConcatToNeedsABlock(t *testing.T) {
 			w.run(t, 3, gather.Options{}, func(r *rank) {
 				mine := map[string]*tensor.Tensor{"w": r.inArena(filled(r.me(), 2048, 4096))} // 32 MiB
 				merge := func() {
-					assert.NoError(r, r.ga.ConcatTo(r.ctx, io.Discard, []int{0, 1, 2}, gather.Merge{Axis: map[string]int{"w": 1}}, mine))
+					assert.NoError(r, gather.ConcatTo(r.ctx, r.ga, io.Discard, []int{0, 1, 2}, gather.Merge{Axis: map[string]int{"w": 1}}, mine))
 				}
 				merge() // so that connections are open
 				var before, after runtime.MemStats
@@ -184,7 +184,7 @@ func TestConcatToFails(t *testing.T) {
 			return
 		}
 		for room := 0; room < 3<<20; room += 1 << 20 {
-			err := r.ga.ConcatTo(r.ctx, &full{room}, list, gather.Merge{Axis: axes}, shards(r.T, i))
+			err := gather.ConcatTo(r.ctx, r.ga, &full{room}, list, gather.Merge{Axis: axes}, shards(r.T, i))
 			assert.ErrorIs(r, err, pgroup.ErrFailed)
 			assert.Equal(r, 2, r.rankError(err).By)
 			assert.ErrorContains(r, err, "no space left")
@@ -195,14 +195,14 @@ func TestConcatToFails(t *testing.T) {
 		if r.me() == 0 {
 			diverged["norm"].Data[4<<20-1]++
 		}
-		err := r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, gather.Merge{Axis: axes}, diverged)
+		err := gather.ConcatTo(r.ctx, r.ga, new(bytes.Buffer), list, gather.Merge{Axis: axes}, diverged)
 		assert.ErrorIs(r, err, pgroup.ErrMismatch)
 		assert.Equal(r, 0, r.rankError(err).By)
 		assert.ErrorContains(r, err, `tensor "norm": rank 0 has other bytes than rank 2`)
 
-		err = r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, gather.Merge{Axis: map[string]int{"wide": 0, "tal": 1}}, shards(r.T, i))
+		err = gather.ConcatTo(r.ctx, r.ga, new(bytes.Buffer), list, gather.Merge{Axis: map[string]int{"wide": 0, "tal": 1}}, shards(r.T, i))
 		assert.Equal(r, 2, r.rankError(err).By, "it alone says what is joined")
 		assert.ErrorContains(r, err, `"tal"`)
-		assert.NoError(r, r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, gather.Merge{Axis: axes}, shards(r.T, i)))
+		assert.NoError(r, gather.ConcatTo(r.ctx, r.ga, new(bytes.Buffer), list, gather.Merge{Axis: axes}, shards(r.T, i)))
 	})
 }

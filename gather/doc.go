@@ -1,10 +1,10 @@
 // Package gather brings tensors and configs of many ranks to the first of them, as NVIDIA
 // ModelOpt's export does with get_tensors_parallel and get_configs_parallel.
 //
-//	ga, err := gather.Open(ctx, g, nil)                       // every rank of the group
-//	res, err := ga.Tensors(ctx, []int{2, 0, 3}, weight)       // ranks 2, 0 and 3: rank 2 receives
+//	ga, err := gather.Open(ctx, g, nil)                         // every rank of the group
+//	res, err := gather.Tensors(ctx, ga, []int{2, 0, 3}, weight) // ranks 2, 0 and 3: rank 2 receives
 //	defer res.Release()
-//	for rank, t := range res.Present() { … }                  // on rank 2, in the order of the list
+//	for rank, t := range res.Present() { … }                    // on rank 2, in the order of the list
 //
 // All ranks of a list call a verb together, with the same list; the first rank of the list
 // receives. A rank that is not in the list may call too: it waits for no rank, and Result.Outside

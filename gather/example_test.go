@@ -75,7 +75,7 @@ func ExampleOpen() {
 				log.Fatal(err)
 			}
 			defer ga.Close()
-			res, err := ga.Tensors(ctx, []int{0, 1}, shard(rank))
+			res, err := gather.Tensors(ctx, ga, []int{0, 1}, shard(rank))
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -90,9 +90,9 @@ func ExampleOpen() {
 }
 
 // Of ranks 2 and 0, rank 2 is the first and receives. Rank 1 is not in the list, and need not call.
-func ExampleGatherer_Tensors() {
+func ExampleTensors() {
 	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
-		res, err := ga.Tensors(ctx, []int{2, 0}, shard(rank))
+		res, err := gather.Tensors(ctx, ga, []int{2, 0}, shard(rank))
 		if err != nil {
 			return err
 		}
@@ -108,13 +108,13 @@ func ExampleGatherer_Tensors() {
 }
 
 // Thousands of tensors take one gather.
-func ExampleGatherer_TensorMaps() {
+func ExampleTensorMaps() {
 	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
 		weights := map[string]*tensor.Tensor{}
 		for layer := range 1000 {
 			weights[fmt.Sprintf("layers.%d.weight", layer)] = shard(rank)
 		}
-		res, err := ga.TensorMaps(ctx, []int{0, 1}, weights)
+		res, err := gather.TensorMaps(ctx, ga, []int{0, 1}, weights)
 		if err != nil {
 			return err
 		}
@@ -153,13 +153,13 @@ func ExampleConfigs() {
 	// block.1 [1 1.5] true
 }
 
-func ExampleGatherer_Concat() {
+func ExampleConcat() {
 	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
 		rows, err := shard(rank).Reshape(1, 2)
 		if err != nil {
 			return err
 		}
-		whole, err := ga.Concat(ctx, []int{0, 1, 2}, 0, rows)
+		whole, err := gather.Concat(ctx, ga, []int{0, 1, 2}, 0, rows)
 		if whole != nil { // on rank 0
 			fmt.Println(whole, numbers(whole))
 		}
@@ -169,7 +169,7 @@ func ExampleGatherer_Concat() {
 }
 
 // Shards are merged into one file, in the order in which they arrive.
-func ExampleGatherer_ConcatTo() {
+func ExampleConcatTo() {
 	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
 		var file bytes.Buffer // in a real program an *os.File
 		mine := map[string]*tensor.Tensor{
@@ -177,7 +177,7 @@ func ExampleGatherer_ConcatTo() {
 			"norm.weight":                        tensor.From([]float32{1}), // the same everywhere
 			fmt.Sprint("layers.", rank, ".bias"): tensor.From([]float32{0}), // of this rank alone
 		}
-		err := ga.ConcatTo(ctx, &file, []int{0, 1}, gather.Merge{Axis: map[string]int{"mlp.weight": 0}}, mine)
+		err := gather.ConcatTo(ctx, ga, &file, []int{0, 1}, gather.Merge{Axis: map[string]int{"mlp.weight": 0}}, mine)
 		if err != nil || rank != 0 {
 			return err
 		}
@@ -208,7 +208,7 @@ func ExampleResult_Present() {
 		if rank != 1 {
 			mine = shard(rank)
 		}
-		res, err := ga.Tensors(ctx, []int{0, 1, 2}, mine)
+		res, err := gather.Tensors(ctx, ga, []int{0, 1, 2}, mine)
 		if err != nil {
 			return err
 		}
@@ -246,7 +246,7 @@ func ExampleResult_WaitReleased() {
 		defer arena.Free(t.Data)
 		for step := range 2 {
 			numbers(t)[0] = float32(step + 1)
-			res, err := ga.Tensors(ctx, []int{0, 1}, t)
+			res, err := gather.Tensors(ctx, ga, []int{0, 1}, t)
 			if err != nil {
 				return err
 			}

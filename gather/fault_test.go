@@ -82,7 +82,7 @@ func TestDataLink(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second) // a busy machine reports late
 				defer cancel()
-				_, err := r.ga.Tensors(ctx, ranks, mine)
+				_, err := gather.Tensors(ctx, r.ga, ranks, mine)
 				re := r.rankError(err)
 				failures[r.me()] = failureText(re)
 				if errors.Is(err, pgroup.ErrTimeout) {
@@ -136,7 +136,7 @@ func TestChangedOnOffer(t *testing.T) {
 			case 2:
 				<-changed
 			}
-			_, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, mine)
+			_, err := gather.Tensors(r.ctx, r.ga, []int{0, 1, 2}, mine)
 			assert.ErrorIs(r, err, pgroup.ErrFailed)
 			assert.Equal(r, 1, r.rankError(err).By)
 			assert.ErrorContains(r, err, "checksums differ")
@@ -207,7 +207,7 @@ func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, nu
 		ctx, cancel = context.WithTimeout(ctx, time.Millisecond)
 		defer cancel()
 	}
-	res, err := ga.Tensors(ctx, p.ranks, mine)
+	res, err := gather.Tensors(ctx, ga, p.ranks, mine)
 	if err != nil {
 		re, ok := errors.AsType[*pgroup.RankError](err)
 		switch {
@@ -317,7 +317,7 @@ func TestHostileOffers(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(r.ctx, time.Second)
 				defer cancel()
-				_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, filled(0, 100))
+				_, err := gather.Tensors(ctx, r.ga, []int{0, 1, 2}, filled(0, 100))
 				assert.Error(r, err)
 				assert.NotErrorIs(r, err, net.ErrClosed)
 			})
@@ -349,7 +349,7 @@ func TestLateFirstRank(t *testing.T) {
 		"it fails": func(r *rank) {
 			for range 3 {
 				ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
-				_, err := r.ga.Tensors(ctx, ranks, r.tensor(1, 5000))
+				_, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(1, 5000))
 				assert.ErrorIs(r, err, pgroup.ErrTimeout)
 				cancel()
 			}
@@ -372,13 +372,13 @@ func TestLateFirstRank(t *testing.T) {
 				job{way: w, n: 2, meet: meet}.run(t, func(r *rank) {
 					mine := r.tensor(10*r.me(), 5000)
 					for range 2 { // the second gather shows that later verbs need one record
-						res, err := r.ga.Tensors(r.ctx, ranks, mine)
+						res, err := gather.Tensors(r.ctx, r.ga, ranks, mine)
 						if !assert.NoError(r, err) {
 							return
 						}
 						res.Release()
 					}
-					res, err := r.ga.Tensors(r.ctx, ranks, mine)
+					res, err := gather.Tensors(r.ctx, r.ga, ranks, mine)
 					if !assert.NoError(r, err) {
 						return
 					}

@@ -99,7 +99,7 @@ func offers(req *wire.Request, index int, nth uint64) bool {
 
 // gathers runs a gather of numbered tensors, and checks the result.
 func (r *rank) gathers(ranks []int, number, n int) bool {
-	res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(number+r.me(), n))
+	res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(number+r.me(), n))
 	if !assert.NoError(r, err, "rank %d", r.me()) {
 		return false
 	}
@@ -161,7 +161,7 @@ func TestModelOpt01LaterRun(t *testing.T) {
 			if !ok {
 				return
 			}
-			_, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(r.me(), 100))
+			_, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 100))
 			assert.ErrorIs(r, err, pgroup.ErrFailed)
 			assert.Equal(r, 1, r.rankError(err).By)
 			assert.ErrorContains(r, err, nfsws.ErrSuperseded.Error())
@@ -207,7 +207,7 @@ func TestModelOpt02OthersSegments(t *testing.T) {
 			var live sync.WaitGroup
 			live.Go(func() {
 				job{way: w, n: 2, name: "live", o: o}.run(t, func(r *rank) {
-					res, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(r.me(), 100_000))
+					res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 100_000))
 					if assert.NoError(r, err) {
 						defer res.Release()
 					}
@@ -252,7 +252,7 @@ func TestModelOpt03FullMemory(t *testing.T) {
 					if r.me() < 2 {
 						mine = filled(r.me(), 1<<20)
 					}
-					res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, mine)
+					res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1, 2}, mine)
 					assert.Nil(r, res)
 					assert.ErrorIs(r, err, pgroup.ErrFailed)
 					assert.Equal(r, full, r.rankError(err).By, "%v", err)
@@ -282,7 +282,7 @@ func TestModelOpt04Sizes(t *testing.T) {
 			w.run(t, 2, o, func(r *rank) {
 				want := map[string]*tensor.Tensor{"part": part(r), "nothing": tensor.New(tensor.F32, 5, 0), "scalar": filled(3), "bits": tensor.New(tensor.F4, 2)}
 				for _, give := range []map[string]*tensor.Tensor{{}, want, {"nothing": want["nothing"]}, {}} {
-					res, err := r.ga.TensorMaps(r.ctx, []int{0, 1}, give)
+					res, err := gather.TensorMaps(r.ctx, r.ga, []int{0, 1}, give)
 					if !assert.NoError(r, err) {
 						return
 					}
@@ -353,7 +353,7 @@ func TestModelOpt05NoCopy(t *testing.T) {
 			require.NoError(r, err)
 			before := r.arena.Stats()
 			for range 3 {
-				res, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+				res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, mine)
 				if !assert.NoError(r, err) {
 					return
 				}
@@ -389,7 +389,7 @@ func TestModelOpt05Reused(t *testing.T) {
 				var taken int64
 				mine := r.tensor(r.me(), 1<<18)
 				for round := range 50 {
-					res, err := r.ga.Tensors(r.ctx, []int{2, 0, 1, 3}, mine)
+					res, err := gather.Tensors(r.ctx, r.ga, []int{2, 0, 1, 3}, mine)
 					if !assert.NoError(r, err) {
 						return
 					}
@@ -441,7 +441,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 					// of all ranks: no rank continues before the next barrier
 					before := requests.Load()
 					assert.NoError(r, r.group.Barrier(r.ctx))
-					res, err := r.ga.TensorMaps(r.ctx, []int{1, 0, 2}, ts)
+					res, err := gather.TensorMaps(r.ctx, r.ga, []int{1, 0, 2}, ts)
 					if !assert.NoError(r, err) {
 						return
 					}
@@ -518,7 +518,7 @@ func TestModelOpt07NoRankIsStranded(t *testing.T) {
 						}
 						ctx, cancel := context.WithTimeout(r.ctx, timeout)
 						defer cancel()
-						_, err := r.ga.Tensors(ctx, list, r.tensor(r.me(), 100))
+						_, err := gather.Tensors(ctx, r.ga, list, r.tensor(r.me(), 100))
 						test.check(r, err, who)
 					})
 				})
@@ -572,7 +572,7 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second) // a missing file may still arrive
 	defer cancel()
-	_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, filled(r.me(), 1<<19))
+	_, err := gather.Tensors(ctx, r.ga, []int{0, 1, 2}, filled(r.me(), 1<<19))
 	return file, err
 }
 
@@ -648,7 +648,7 @@ func TestModelOpt08NothingIsDropped(t *testing.T) {
 func TestModelOptFirstOfTheListReceives(t *testing.T) {
 	overAll(t, 3, gather.Options{}, func(r *rank) {
 		for _, ranks := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2}, {2}, {1, 0, 2}} {
-			res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 10))
+			res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 10))
 			if !assert.NoError(r, err) {
 				return
 			}
@@ -675,7 +675,7 @@ func TestModelOptScoped(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		sum := 0
 		for range 3 {
-			res, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(1, 1000))
+			res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(1, 1000))
 			if !assert.NoError(r, err) {
 				return
 			}
@@ -687,7 +687,7 @@ func TestModelOptScoped(t *testing.T) {
 			}()
 		}
 		assert.Equal(r, r.me() == 0, sum == 3*2*4000)
-		late, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(1, 1000))
+		late, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(1, 1000))
 		if !assert.NoError(r, err) {
 			return
 		}
@@ -712,7 +712,7 @@ func TestModelOptExport(t *testing.T) {
 		whole := filled(stage, 8, 6)
 		mine, err := whole.Slice(1, 3*shard, 3*shard+3)
 		require.NoError(r, err)
-		merged, err := r.ga.Concat(r.ctx, []int{2 * stage, 2*stage + 1}, 1, r.inArena(mine))
+		merged, err := gather.Concat(r.ctx, r.ga, []int{2 * stage, 2*stage + 1}, 1, r.inArena(mine))
 		if !assert.NoError(r, err) || merged == nil {
 			return
 		}

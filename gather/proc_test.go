@@ -173,7 +173,7 @@ func (r *rank) untilKilled(ranks []int, victim int, after time.Duration) {
 	}
 	held := new(gather.Result[*tensor.Tensor])
 	for round := 0; ; round++ {
-		res, err := r.ga.Tensors(r.ctx, ranks, filled(10*round+r.me(), n))
+		res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(10*round+r.me(), n))
 		if err == nil {
 			held.Release()
 			held = res
@@ -199,7 +199,7 @@ func TestModelOpt01AfterACrash(t *testing.T) {
 				assert.True(t, r.gathers([]int{0, 1}, 100, 1000))
 				// it has published files and shared memory that no rank will ask for
 				if r.me() == 1 {
-					go func() { _, _ = r.ga.Tensors(r.ctx, []int{0, 1}, filled(666, 1000)) }()
+					go func() { _, _ = gather.Tensors(r.ctx, r.ga, []int{0, 1}, filled(666, 1000)) }()
 				}
 				require.NoError(t, r.group.Channel("end").Barrier(r.ctx))
 				suicide()
@@ -220,7 +220,7 @@ func TestModelOpt02ReaderExits(t *testing.T) {
 		j.MayFail = []int{0}
 		processes(t, j, func(r *rank) {
 			ranks := []int{r.me() &^ 1, r.me() | 1}
-			res, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1<<20))
+			res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1<<20))
 			require.NoError(t, err)
 			require.NoError(t, r.group.Barrier(r.ctx))
 			if r.me() == 0 {
@@ -260,7 +260,7 @@ func TestFrozen(t *testing.T) {
 			case 2:
 				_, err := pgroup.Recv[string](r.ctx, r.group, 0)
 				require.NoError(t, err)
-				_, err = r.ga.Tensors(r.ctx, ranks, filled(2, 1000)) // decided while it was stopped
+				_, err = gather.Tensors(r.ctx, r.ga, ranks, filled(2, 1000)) // decided while it was stopped
 				assert.Equal(t, []int{2}, r.rankError(err).Missing)
 			}
 			r.gathers(ranks, 10, 1000)
@@ -273,7 +273,7 @@ func (r *rank) missing(ranks []int, who int) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
 	defer cancel()
-	_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 1000))
+	_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 1000))
 	assert.ErrorIs(r, err, pgroup.ErrTimeout)
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
 }
@@ -289,9 +289,9 @@ func TestFrozenForLong(t *testing.T) {
 		if r.me() == 0 {
 			require.NoError(t, syscall.Kill(r.pid(2), syscall.SIGSTOP))
 		}
-		_, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
+		_, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
 		for err == nil { // rank 2 has sent before it is stopped, or waits to be stopped
-			_, err = r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
+			_, err = gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
 		}
 		if r.me() == 0 {
 			require.NoError(t, syscall.Kill(r.pid(2), syscall.SIGCONT))
@@ -330,7 +330,7 @@ func TestKilledWhileItIsWritten(t *testing.T) {
 						if i < 0 {
 							return
 						}
-						err := r.ga.ConcatTo(r.ctx, w, list, gather.Merge{Axis: axes}, shards(t, i))
+						err := gather.ConcatTo(r.ctx, r.ga, w, list, gather.Merge{Axis: axes}, shards(t, i))
 						if err == nil && len(j.Env) > 0 {
 							// all of it was read from the files before the failure was reported
 							return

@@ -45,7 +45,7 @@ func TestReturnedIsBounded(t *testing.T) {
 			job{way: way{allocated: true}, n: 2, span: test.span}.run(t, func(r *rank) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				res, err := r.ga.Tensors(ctx, ranks, r.tensor(r.me(), 1000))
+				res, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 1000))
 				if !assert.NoError(r, err) {
 					return
 				}
@@ -78,7 +78,7 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 			const first = 1
 			ranks := []int{first, 0, 2}
 			processes(t, pgrouptest.Job{N: 3, MayFail: []int{first}, LivenessTimeout: 3 * time.Second}, func(r *rank) {
-				res, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
+				res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
 				require.NoError(r, err)
 				require.NoError(r, r.group.Barrier(r.ctx))
 				if r.me() == first {

@@ -14,7 +14,7 @@ const singleName = "tensor"
 
 // Tensors sends the t of each rank of the list to the first of them; a rank that has none passes
 // nil. All tensors have the same dtype, and, unless Options.Unequal is set, the same shape.
-func (ga *Gatherer) Tensors(ctx context.Context, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
+func Tensors(ctx context.Context, ga *Gatherer, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
 	single := func(r received) (*tensor.Tensor, error) { return r.tensors[singleName], nil }
 	return run(ctx, ga, opTensors, ranks, contributionOf(t), sameTensors, t, single)
 }
@@ -27,7 +27,7 @@ func contributionOf(t *tensor.Tensor) contribution {
 // TensorMaps is like Tensors for many named tensors at once; a rank that has none passes a nil map.
 // Unless Options.Unequal is set, all ranks have the same names, and the same dtype and shape for
 // each.
-func (ga *Gatherer) TensorMaps(ctx context.Context, ranks []int, ts map[string]*tensor.Tensor) (*Result[map[string]*tensor.Tensor], error) {
+func TensorMaps(ctx context.Context, ga *Gatherer, ranks []int, ts map[string]*tensor.Tensor) (*Result[map[string]*tensor.Tensor], error) {
 	all := func(r received) (map[string]*tensor.Tensor, error) { return r.tensors, nil }
 	return run(ctx, ga, opTensorMaps, ranks, contribution{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
 }

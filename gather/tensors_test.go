@@ -20,7 +20,7 @@ var list = []int{2, 0, 3}
 func TestTensors(t *testing.T) {
 	overAll(t, 4, gather.Options{}, func(r *rank) {
 		for round := range 5 { // later rounds reuse segments and connections
-			res, err := r.ga.Tensors(r.ctx, list, r.tensor(10*r.me()+round, 300, 1000))
+			res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(10*r.me()+round, 300, 1000))
 			if !assert.NoError(r, err, "rank %d", r.me()) {
 				return
 			}
@@ -55,7 +55,7 @@ func TestAbsent(t *testing.T) {
 					mine = r.tensor(rank, 5)
 				}
 			}
-			res, err := r.ga.Tensors(r.ctx, list, mine)
+			res, err := gather.Tensors(r.ctx, r.ga, list, mine)
 			if !assert.NoError(r, err) {
 				return
 			}
@@ -98,7 +98,7 @@ func TestMaps(t *testing.T) {
 	}
 	overAll(t, 3, gather.Options{}, func(r *rank) {
 		for range 2 {
-			res, err := r.ga.TensorMaps(r.ctx, []int{0, 1, 2}, build(r, r.me()))
+			res, err := gather.TensorMaps(r.ctx, r.ga, []int{0, 1, 2}, build(r, r.me()))
 			if !assert.NoError(r, err) {
 				return
 			}
@@ -131,7 +131,7 @@ func TestDisagreement(t *testing.T) {
 				if r.me() == 3 {
 					mine = test.odd
 				}
-				res, err := r.ga.Tensors(r.ctx, list, mine)
+				res, err := gather.Tensors(r.ctx, r.ga, list, mine)
 				if r.me() == 1 {
 					assert.NoError(r, err)
 					assert.True(r, res.Outside)
@@ -143,7 +143,7 @@ func TestDisagreement(t *testing.T) {
 				assert.Equal(r, 3, re.By)
 				assert.ErrorContains(r, err, test.want)
 
-				res, err = r.ga.Tensors(r.ctx, list, r.tensor(r.me(), 4))
+				res, err = gather.Tensors(r.ctx, r.ga, list, r.tensor(r.me(), 4))
 				if assert.NoError(r, err) {
 					res.Release()
 				}
@@ -154,7 +154,7 @@ func TestDisagreement(t *testing.T) {
 
 func TestUnequal(t *testing.T) {
 	overAll(t, 4, gather.Options{Unequal: true}, func(r *rank) {
-		res, err := r.ga.Tensors(r.ctx, list, r.tensor(r.me(), r.me(), 3)) // rank 0's is empty
+		res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(r.me(), r.me(), 3)) // rank 0's is empty
 		if !assert.NoError(r, err) {
 			return
 		}
@@ -162,7 +162,7 @@ func TestUnequal(t *testing.T) {
 			equal(r.T, filled(rank, rank, 3), v)
 		}
 		res.Release()
-		_, err = r.ga.TensorMaps(r.ctx, list, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2), fmt.Sprint("of ", r.me()): tensor.New(tensor.U8)})
+		_, err = gather.TensorMaps(r.ctx, r.ga, list, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2), fmt.Sprint("of ", r.me()): tensor.New(tensor.U8)})
 		assert.NoError(r, err)
 	})
 }
@@ -175,14 +175,14 @@ func TestBadInput(t *testing.T) {
 			if r.me() == broken {
 				mine = &tensor.Tensor{DType: tensor.F32, Shape: []int{5}, Data: make([]byte, 3)}
 			}
-			_, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+			_, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, mine)
 			re := r.rankError(err)
 			assert.ErrorIs(r, err, pgroup.ErrFailed)
 			assert.Equal(r, broken, re.By)
 			assert.ErrorContains(r, err, "20 bytes, not 3")
 		}
 		for _, ranks := range [][]int{nil, {0, 2}, {-1, 0}, {0, 1, 0}} {
-			_, err := r.ga.Tensors(r.ctx, ranks, nil)
+			_, err := gather.Tensors(r.ctx, r.ga, ranks, nil)
 			assert.ErrorIs(r, err, pgroup.ErrInvalid)
 		}
 	})
@@ -193,7 +193,7 @@ func TestMissing(t *testing.T) {
 	overAll(t, 3, gather.Options{}, func(r *rank) {
 		ranks := []int{1, 0, 2}
 		// sets up the list for the later calls
-		res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9))
+		res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 9))
 		if !assert.NoError(r, err) {
 			return
 		}
@@ -201,18 +201,18 @@ func TestMissing(t *testing.T) {
 		for _, absent := range []int{0, 1} {
 			if r.me() != absent {
 				ctx, cancel := context.WithTimeout(r.ctx, time.Second)
-				_, err = r.ga.Tensors(ctx, ranks, r.tensor(r.me(), 9))
+				_, err = gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 9))
 				cancel()
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 				assert.Equal(r, []int{absent}, r.rankError(err).Missing, "%v", err)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
 			if r.me() == absent { // gets the error that the others got
-				_, err = r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9))
+				_, err = gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 9))
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
-			res, err = r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9)) // the list remains usable
+			res, err = gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 9)) // the list remains usable
 			if assert.NoError(r, err) {
 				res.Release()
 			}
@@ -223,7 +223,7 @@ func TestMissing(t *testing.T) {
 func TestCancel(t *testing.T) {
 	t.Parallel()
 	overAll(t, 3, gather.Options{}, func(r *rank) {
-		res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, nil) // sets up the list for the later calls
+		res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1, 2}, nil) // sets up the list for the later calls
 		if !assert.NoError(r, err) {
 			return
 		}
@@ -233,7 +233,7 @@ func TestCancel(t *testing.T) {
 			if r.me() == who {
 				cancel()
 			}
-			_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, r.tensor(0, 3))
+			_, err := gather.Tensors(ctx, r.ga, []int{0, 1, 2}, r.tensor(0, 3))
 			cancel()
 			assert.ErrorIs(r, err, context.Canceled)
 			assert.Equal(r, who, r.rankError(err).By, "%v", err)
@@ -245,18 +245,18 @@ func TestARankThatCloses(t *testing.T) {
 	for _, who := range []int{0, 1} {
 		overAll(t, 3, gather.Options{}, func(r *rank) {
 			ranks := []int{0, 1, 2}
-			res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(0, 3))
+			res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
 			if !assert.NoError(r, err) {
 				return
 			}
 			res.Release()
 			if r.me() == who {
 				assert.NoError(r, r.ga.Close())
-				_, err := r.ga.Tensors(r.ctx, ranks, r.tensor(0, 3))
+				_, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
 				assert.ErrorIs(r, err, pgroup.ErrClosed)
 				return
 			}
-			_, err = r.ga.Tensors(r.ctx, ranks, r.tensor(0, 3))
+			_, err = gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
 			assert.ErrorIs(r, err, pgroup.ErrLeft)
 			assert.Equal(r, []int{who}, r.rankError(err).Left)
 		})
@@ -274,7 +274,7 @@ func TestSharedTensorsMayChange(t *testing.T) {
 			mine := r.tensor(r.me(), 1<<16)
 			for round := range 20 {
 				mine.Data[0] = byte(round)
-				res, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+				res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, mine)
 				if !assert.NoError(r, err) {
 					return
 				}
@@ -284,7 +284,7 @@ func TestSharedTensorsMayChange(t *testing.T) {
 				}
 				assert.NoError(r, res.WaitReleased(r.ctx))
 			}
-			late, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+			late, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, mine)
 			if !assert.NoError(r, err) {
 				return
 			}
@@ -306,7 +306,7 @@ func TestListsOverlap(t *testing.T) {
 		done := make(chan error, len(lists))
 		for _, ranks := range lists { // each list is independent of the others
 			go func() {
-				res, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 100))
+				res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 100))
 				if err == nil {
 					for rank, v := range res.Present() {
 						equal(r.T, filled(rank, 100), v)
@@ -327,7 +327,7 @@ func TestProgress(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			last := map[int]gather.Progress{} // by rank, used on the first rank only
 			w.run(t, 3, gather.Options{Progress: func(p gather.Progress) { last[p.Rank] = p }}, func(r *rank) {
-				res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, r.tensor(0, 1<<19))
+				res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1, 2}, r.tensor(0, 1<<19))
 				if assert.NoError(r, err) {
 					res.Release()
 				}

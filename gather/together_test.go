@@ -20,11 +20,11 @@ import (
 // calls are the verbs, by name.
 var calls = map[string]func(r *rank, ctx context.Context, ranks []int) error{
 	"gather.tensors": func(r *rank, ctx context.Context, ranks []int) error {
-		_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+		_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 3))
 		return err
 	},
 	"gather.tensormaps": func(r *rank, ctx context.Context, ranks []int) error {
-		_, err := r.ga.TensorMaps(ctx, ranks, map[string]*tensor.Tensor{"tensor": filled(r.me(), 3)})
+		_, err := gather.TensorMaps(ctx, r.ga, ranks, map[string]*tensor.Tensor{"tensor": filled(r.me(), 3)})
 		return err
 	},
 	"gather.configs": func(r *rank, ctx context.Context, ranks []int) error {
@@ -32,11 +32,11 @@ var calls = map[string]func(r *rank, ctx context.Context, ranks []int) error{
 		return err
 	},
 	"gather.concat": func(r *rank, ctx context.Context, ranks []int) error {
-		_, err := r.ga.Concat(ctx, ranks, 0, filled(r.me(), 3))
+		_, err := gather.Concat(ctx, r.ga, ranks, 0, filled(r.me(), 3))
 		return err
 	},
 	"gather.concatto": func(r *rank, ctx context.Context, ranks []int) error {
-		return r.ga.ConcatTo(ctx, new(at), ranks, gather.Merge{Axis: map[string]int{"tensor": 0}}, map[string]*tensor.Tensor{"tensor": filled(r.me(), 3)})
+		return gather.ConcatTo(ctx, r.ga, new(at), ranks, gather.Merge{Axis: map[string]int{"tensor": 0}}, map[string]*tensor.Tensor{"tensor": filled(r.me(), 3)})
 	},
 }
 
@@ -83,13 +83,13 @@ func TestFirstUse(t *testing.T) {
 		"its time is over": func(r *rank, ranks []int) {
 			ctx, cancel := context.WithCancel(r.ctx)
 			cancel()
-			_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+			_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 3))
 			assert.ErrorIs(r, err, context.Canceled)
 		},
 		"it gives up": func(r *rank, ranks []int) {
 			ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
 			defer cancel()
-			_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+			_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 3))
 			assert.ErrorIs(r, err, context.DeadlineExceeded)
 		},
 	} {
@@ -102,7 +102,7 @@ func TestFirstUse(t *testing.T) {
 				} else {
 					if name == "it is late" {
 						ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
-						_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+						_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 3))
 						cancel()
 						assert.ErrorIs(r, err, pgroup.ErrTimeout)
 						assert.NoError(r, pgroup.Send(r.ctx, r.group, 1, true))
@@ -110,7 +110,7 @@ func TestFirstUse(t *testing.T) {
 					_, err := pgroup.Recv[bool](r.ctx, r.group, 1)
 					assert.NoError(r, err)
 				}
-				_, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 3))
+				_, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 3))
 				who := 1 // the rank that is ahead, and so has cancelled
 				if name == "it is late" {
 					who = 0
@@ -131,7 +131,7 @@ func TestCloseWhileMeeting(t *testing.T) {
 		}
 		ended := make(chan error, 1)
 		go func() {
-			_, err := r.ga.Tensors(r.ctx, []int{0, 1}, nil)
+			_, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, nil)
 			ended <- err
 		}()
 		<-time.After(10 * time.Millisecond) // it waits, or is about to
@@ -148,11 +148,11 @@ func TestCloseWhileMeeting(t *testing.T) {
 // TestNothingManyTimes joins tensors of very many empty rows.
 func TestNothingManyTimes(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
-		out, err := r.ga.Concat(r.ctx, []int{0, 1}, 1, tensor.New(tensor.U8, 1<<40, 0))
+		out, err := gather.Concat(r.ctx, r.ga, []int{0, 1}, 1, tensor.New(tensor.U8, 1<<40, 0))
 		if assert.NoError(r, err) && r.me() == 0 {
 			assert.Equal(r, []int{1 << 40, 0}, out.Shape)
 		}
-		_, err = r.ga.Concat(r.ctx, []int{0, 1}, 0, tensor.New(tensor.U8, math.MaxInt, 0))
+		_, err = gather.Concat(r.ctx, r.ga, []int{0, 1}, 0, tensor.New(tensor.U8, math.MaxInt, 0))
 		assert.ErrorIs(r, err, pgroup.ErrMismatch)
 		assert.ErrorContains(r, err, "more than there are numbers for")
 	})
@@ -164,10 +164,10 @@ func TestBadArguments(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		ranks := []int{0, 1}
 		ts := map[string]*tensor.Tensor{"w": filled(0, 1)}
-		err := r.ga.ConcatTo(r.ctx, nil, ranks, gather.Merge{}, ts)
+		err := gather.ConcatTo(r.ctx, r.ga, nil, ranks, gather.Merge{}, ts)
 		assert.ErrorContains(r, err, "w is nil")
 		assert.Equal(r, 0, r.rankError(err).By)
-		_, err = r.ga.Tensors(r.ctx, ranks, &tensor.Tensor{DType: tensor.U8, Shape: axes})
+		_, err = gather.Tensors(r.ctx, r.ga, ranks, &tensor.Tensor{DType: tensor.U8, Shape: axes})
 		assert.ErrorContains(r, err, "65 axes")
 		r.gathers(ranks, 0, 10)
 	})
@@ -226,7 +226,7 @@ func TestAnotherListsExport(t *testing.T) {
 		} else {
 			ctx, cancel := context.WithTimeout(r.ctx, 4*time.Second)
 			defer cancel()
-			_, err := r.ga.Tensors(ctx, b, large)
+			_, err := gather.Tensors(ctx, r.ga, b, large)
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
 		}
 		assert.NoError(r, r.group.Barrier(r.ctx))
@@ -249,7 +249,7 @@ func TestDisagreementsTakeNoMemory(t *testing.T) {
 			if !assert.NoError(r, err) {
 				return
 			}
-			_, err = ga.Tensors(r.ctx, []int{0, 1}, x)
+			_, err = gather.Tensors(r.ctx, ga, []int{0, 1}, x)
 			assert.ErrorIs(r, err, pgroup.ErrMismatch)
 			arena.Free(x.Data)
 			_, err = arena.Alloc(64) // a small block that stays, in whichever segment is used

@@ -19,14 +19,14 @@ func TestTrace(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			sink := &trace.Counter{Keep: 100}
 			w.run(t, 4, gather.Options{Trace: sink}, func(r *rank) {
-				res, err := r.ga.Tensors(r.ctx, list, r.tensor(1, 300))
+				res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(1, 300))
 				if !assert.NoError(r, err) {
 					return
 				}
 				res.Release()
-				_, err = r.ga.Concat(r.ctx, list, 0, r.tensor(1, 3+r.me()))
+				_, err = gather.Concat(r.ctx, r.ga, list, 0, r.tensor(1, 3+r.me()))
 				assert.NoError(r, err)
-				_, err = r.ga.Tensors(r.ctx, list, r.tensor(1, 3+r.me())) // of other shapes
+				_, err = gather.Tensors(r.ctx, r.ga, list, r.tensor(1, 3+r.me())) // of other shapes
 				if r.me() != 1 {
 					assert.ErrorIs(r, err, pgroup.ErrMismatch)
 				}
@@ -63,7 +63,7 @@ func TestTraceOfTheGroup(t *testing.T) {
 	require.NoError(t, err)
 	ga, err := gather.Open(context.Background(), g, nil)
 	require.NoError(t, err)
-	res, err := ga.Tensors(t.Context(), []int{0}, filled(1, 4))
+	res, err := gather.Tensors(t.Context(), ga, []int{0}, filled(1, 4))
 	require.NoError(t, err)
 	res.Release()
 	require.NoError(t, ga.Close())

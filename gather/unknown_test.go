@@ -76,7 +76,7 @@ func TestUnknownOffers(t *testing.T) {
 					}
 					job{way: w, n: 2, meet: s, o: o}.run(t, func(r *rank) {
 						for round := range rounds {
-							res, err := r.ga.Tensors(r.ctx, []int{0, 1}, filled(10*round+r.me(), 1000+round))
+							res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, filled(10*round+r.me(), 1000+round))
 							switch {
 							case err == nil:
 								for rank, got := range res.Present() {

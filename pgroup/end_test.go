@@ -58,7 +58,7 @@ func TestShutdownThenClosed(t *testing.T) {
 		}
 		_, err := g.Sub(t.Context(), "sub", upTo(g.Size())...)
 		same(t, g, "sub", errors.Is(err, pgroup.ErrClosed), true)
-		_, err = g.Expire(t.Context())
+		_, err = g.Expired(t.Context())
 		same(t, g, "expire", errors.Is(err, pgroup.ErrClosed), true)
 		ok(t, g, "close", g.Close())
 		g.Abort(nil)

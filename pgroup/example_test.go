@@ -363,9 +363,9 @@ func ExampleGroup_Members() {
 	// Output: 4 ranks on 1 node; local rank 3 true
 }
 
-func ExampleGroup_Expire() {
+func ExampleGroup_Expired() {
 	inGroup(1, func(ctx context.Context, g *pgroup.Group) error {
-		n, err := g.Expire(ctx)
+		n, err := g.Expired(ctx)
 		fmt.Println(n, "messages expired unread")
 		return err
 	})

@@ -122,9 +122,9 @@ func (g *Group) Barrier(ctx context.Context) error {
 // it; Close ends that.
 func (g *Group) Context() context.Context { return g.groupContext() }
 
-// Expire returns how many messages that this rank has sent have expired unread (Config.Expiry)
+// Expired returns how many messages that this rank has sent have expired unread (Config.Expiry)
 // since its last call. Their receivers get ErrExpired, once for each message.
-func (g *Group) Expire(ctx context.Context) (int, error) {
+func (g *Group) Expired(ctx context.Context) (int, error) {
 	s := g.membership
 	if s.isClosed() {
 		return 0, s.closedError("expire")

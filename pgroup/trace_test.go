@@ -106,7 +106,7 @@ func everyVerb(t *testing.T, g *pgroup.Group) {
 	ok(t, g, "send", pgroup.Send(ctx, g, (g.Rank()+1)%n, []byte("message")))
 	_, err = pgroup.Recv[[]byte](ctx, g, (g.Rank()+n-1)%n)
 	ok(t, g, "recv", err)
-	_, err = g.Expire(ctx)
+	_, err = g.Expired(ctx)
 	ok(t, g, "expire", err)
 	half, err := g.Split(ctx, 0, 0)
 	ok(t, g, "split", err)

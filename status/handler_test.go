@@ -348,7 +348,7 @@ func BenchmarkView(b *testing.B) {
 func TestRanksOfALargeGroup(t *testing.T) {
 	const n = 300
 	s, _, url := page(t)
-	memberships := make([]store.Membership, n)
+	memberships := make([]store.Formed, n)
 	var wg sync.WaitGroup
 	for rank := range n {
 		wg.Go(func() {

@@ -173,7 +173,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	var wg sync.WaitGroup
-	var membership store.Membership
+	var membership store.Formed
 	for rank, s := range []*store.Store{s, dead} {
 		wg.Go(func() {
 			r, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2, Label: fmt.Sprint("rank ", rank)}, nil)

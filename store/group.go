@@ -11,10 +11,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Membership is the result of forming a group, as one rank gets it. Its Members are the member
+// Formed is the result of forming a group, as one rank gets it. Its Members are the member
 // arguments of all Joins; a group of more than wire.MaxInline ranks has none, and its ranks call
 // Store.Members when they need them.
-type Membership = wire.Formed
+type Formed = wire.Formed
 
 // Claim identifies the requests of one process for one rank. If the outcome of a Join is unknown, a
 // Join with the same Token and a higher Try replaces the earlier one. The zero Claim replaces
@@ -34,15 +34,15 @@ type Claim struct {
 //
 // With c.Generation the attempt is one of the survivors of that group (shrink): it succeeds when
 // each old rank has joined, has left or has failed.
-func (s *Store) Join(ctx context.Context, c wire.Contribution, member []byte) (Membership, error) {
+func (s *Store) Join(ctx context.Context, c wire.Contribution, member []byte) (Formed, error) {
 	return s.JoinAs(ctx, Claim{}, c, member)
 }
 
 // JoinAs is Join that replaces an earlier try of the same claim.
-func (s *Store) JoinAs(ctx context.Context, claim Claim, c wire.Contribution, member []byte) (Membership, error) {
+func (s *Store) JoinAs(ctx context.Context, claim Claim, c wire.Contribution, member []byte) (Formed, error) {
 	var rep wire.Reply
 	if err := s.Do(ctx, &wire.Request{Op: wire.OpJoin, Group: c, Value: nonNil(member), Old: claim.Token, Rev: claim.Try}, &rep); err != nil {
-		return Membership{}, markUnknown(err)
+		return Formed{}, markUnknown(err)
 	}
 	r, err := wire.ParseFormed(&rep, c.Rank)
 	if err == nil && c.Generation == 0 && (r.Rank != c.Rank || r.Size != c.Size) {
@@ -50,10 +50,10 @@ func (s *Store) JoinAs(ctx context.Context, claim Claim, c wire.Contribution, me
 	}
 	if err != nil {
 		s.leaveFormed(ctx, rep.Rev, r.Rank)
-		return Membership{}, fmt.Errorf("%w: %w", ErrProtocol, err)
+		return Formed{}, fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
 	if mayBeCancelled(ctx) {
-		return Membership{}, s.leaveLate(ctx, c, &r)
+		return Formed{}, s.leaveLate(ctx, c, &r)
 	}
 	return r, nil
 }
@@ -81,7 +81,7 @@ func mayBeCancelled(ctx context.Context) bool {
 
 // leaveLate removes the caller from a group that formed while the caller gave up. The store has
 // done that already if the cancel came after the last rank.
-func (s *Store) leaveLate(ctx context.Context, c wire.Contribution, r *Membership) error {
+func (s *Store) leaveLate(ctx context.Context, c wire.Contribution, r *Formed) error {
 	code := failureCode(ctx.Err())
 	s.leaveFormed(ctx, r.Generation, r.Rank)
 	return &Error{

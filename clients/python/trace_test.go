@@ -42,7 +42,7 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	both(func() error { _, err := pgroup.Scatter(ctx, g, 0, []int{1, 2}); return err }, "scatter", nil, 0)
 	both(func() error { _, err := pgroup.AllToAll(ctx, g, []int{1, 2}); return err }, "all_to_all", []int{1, 2})
 	both(func() error { _, err := pgroup.AllReduce(ctx, g, pgroup.Sum, int64(1), 2); return err }, "all_reduce", []int{1, 2})
-	both(func() error { _, err := g.Expire(ctx); return err }, "expired")
+	both(func() error { _, err := g.Expired(ctx); return err }, "expired")
 
 	p.must("new", "channel", "side")
 	for range 2 {

@@ -216,7 +216,7 @@ func lossFollowed(t *testing.T, w *world) {
 func lossShrink(t *testing.T, w *world) {
 	ranks := w.group(3)
 	w.lose(ranks[0], ranks[1])
-	memberships := make([]store.Membership, 2)
+	memberships := make([]store.Formed, 2)
 	now := ranks[1:]
 	allGood(t, together(2, func(i int) (_ [][]byte, err error) {
 		memberships[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
@@ -230,7 +230,7 @@ func lossShrink(t *testing.T, w *world) {
 }
 
 // renumbered returns m as another rank of the same node gets it.
-func renumbered(m store.Membership, rank int) store.Membership {
+func renumbered(m store.Formed, rank int) store.Formed {
 	m.Rank = rank
 	return m
 }
@@ -242,7 +242,7 @@ func lossOfSurvivors(t *testing.T, w *world) {
 	for len(now) > 2 {
 		w.lose(now[0], now[1])
 		now = now[1:]
-		memberships := make([]store.Membership, len(now))
+		memberships := make([]store.Formed, len(now))
 		allGood(t, together(len(now), func(i int) (_ [][]byte, err error) {
 			memberships[i], err = now[i].Join(w.ctx, now[i].asMember(), nil)
 			return nil, err

@@ -37,7 +37,7 @@ var joinChecks = []check{
 
 func joinCompletes(t *testing.T, w *world) {
 	const n = 5
-	memberships := make([]store.Membership, n)
+	memberships := make([]store.Formed, n)
 	allGood(t, together(n, func(i int) (_ [][]byte, err error) {
 		memberships[i], err = w.store().Join(w.ctx, applicant("g", i, n), fmt.Appendf(nil, "member %d", i))
 		return nil, err
@@ -66,7 +66,7 @@ func joinMany(t *testing.T, w *world) {
 	member := func(i int) []byte {
 		return wire.AppendMember(nil, &wire.Member{Node: uint64(i / 3), PID: uint32(i), Hosts: i == host})
 	}
-	memberships := make([]store.Membership, n)
+	memberships := make([]store.Formed, n)
 	allGood(t, together(n, func(i int) (_ [][]byte, err error) {
 		memberships[i], err = s.Join(w.ctx, applicant("g", i, n), member(i))
 		return nil, err
@@ -303,7 +303,7 @@ func joinGenerations(t *testing.T, w *world) {
 func joinSurvivors(t *testing.T, w *world) {
 	ranks := w.group(4)
 	good(t, ranks[1].Leave(w.ctx, ranks[1].asMember()))
-	memberships := make([]store.Membership, 4)
+	memberships := make([]store.Formed, 4)
 	shrink := func(i int) (err error) {
 		memberships[i], err = ranks[i].Join(w.ctx, ranks[i].asMember(), fmt.Appendf(nil, "was %d", i))
 		return err
