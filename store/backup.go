@@ -136,13 +136,9 @@ func (m *Memory) closeBackup(session uint64) {
 	}
 }
 
-// answerBackup answers a peer's OpBackup in a goroutine, because a backup takes a while.
-func (c *conn) answerBackup(session, id, from uint64) {
-	var of *relayedConn
-	if c.stream != nil {
-		of = c.stream.current
-	}
-	c.server.wg.Go(func() {
+// answerBackup answers a peer's OpBackup.
+func (c *conn) answerBackup(session, from uint64) {
+	c.answerLater(wire.OpBackup, func() *wire.Reply {
 		var rep wire.Reply
 		if err := c.memory.backup(session, from, &rep); err != nil {
 			rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}
@@ -150,7 +146,6 @@ func (c *conn) answerBackup(session, id, from uint64) {
 				rep = wire.Reply{Code: e.Code, Detail: e.Detail}
 			}
 		}
-		c.out.Append(func(b []byte) []byte { return of.encode(b, wire.OpBackup, id, &rep) })
-		c.out.Flush()
+		return &rep
 	})
 }

@@ -37,6 +37,7 @@ type conn struct {
 	log           *committer   // of a durable store; nil: none
 	welcomed      uint64       // where the reply to the hello ends in the outbox, if that was held
 	stream        *relayStream // if the peer is a relay; guarded by the Memory's mu
+	later         atomic.Int32 // requests that are carried out in goroutines
 	paused        atomic.Bool  // reading is paused until the peer has read, or the log is written
 	received      atomic.Bool  // bytes were received since the last check
 	missedChecks  atomic.Int64 // checks without received bytes; read by other goroutines
@@ -49,10 +50,9 @@ type conn struct {
 	acceptedAt time.Time     // these two are guarded by the server's mu
 	unfinished *list.Element // its element of Server.handshakes; nil when the handshake is finished
 
-	mu      sync.Mutex   // protects the fields below until the session begins
-	nc      net.Conn     // nil when a loop has the socket
-	foreign *foreignConn // for a connection of another protocol, else nil
-	pipe    transport.Pipe
+	mu      sync.Mutex        // protects the fields below until the session begins
+	nc      net.Conn          // nil when a loop has the socket
+	foreign *foreignConn      // for a connection of another protocol, else nil
 	out     *transport.Outbox // nil before the session begins
 }
 
@@ -126,16 +126,13 @@ func (c *conn) serveWith(r reader, buf []byte) {
 	c.server.ended(c, err)
 }
 
-// usePipe creates the outbox, which writes to p, unless the server is stopping.
-func (c *conn) usePipe(p transport.Pipe) error {
+// usePipe creates the outbox, which writes to p, also if it returns an error: the store cannot be
+// opened, or the server is stopping.
+func (c *conn) usePipe(p transport.Pipe) (err error) {
 	if c.memory != nil {
-		var err error
-		if c.log, err = c.memory.log(); err != nil {
-			return err
-		}
+		c.log, err = c.memory.log()
 	}
 	c.mu.Lock()
-	c.pipe = p
 	c.out = transport.NewOutbox(p, c.limits.InFlight)
 	c.out.Budget = c.server.budget
 	if c.log != nil {
@@ -145,18 +142,18 @@ func (c *conn) usePipe(p transport.Pipe) error {
 		c.out.SentCounter = &c.meter.out
 	}
 	c.mu.Unlock()
-	if c.server.isStopping() {
-		return net.ErrClosed
+	if err == nil && c.server.isStopping() {
+		err = net.ErrClosed
 	}
-	return nil
+	return err
 }
 
 // abort shuts the socket down, if the connection has made its handshake. It does not block.
 func (c *conn) abort() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pipe != nil {
-		_ = c.pipe.Close()
+	if c.out != nil {
+		c.out.Discard()
 	}
 }
 
@@ -164,8 +161,8 @@ func (c *conn) abort() {
 func (c *conn) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pipe != nil {
-		_ = c.pipe.Close()
+	if c.out != nil { // a reader that waits for it to drain must notice
+		c.out.Discard()
 		return
 	}
 	if c.foreign != nil {
@@ -249,10 +246,7 @@ func (c *conn) enqueue(encode func(b []byte) []byte) (waiting int) {
 
 // encode appends the reply to the current request.
 func (c *conn) encode(b []byte, op wire.Op, id uint64, rep *wire.Reply) []byte {
-	if c.stream != nil {
-		return c.stream.current.encode(b, op, id, rep)
-	}
-	return wire.AppendReply(b, op, id, rep)
+	return c.current().encode(b, op, id, rep)
 }
 
 // deliver implements sessionConn.

@@ -235,10 +235,11 @@ func (c *conn) sendWelcome(welcome *wire.Reply) {
 // denialReason returns why the peer has no right to make c.req, or "". A relayed peer needs the
 // rights of its relay and its own.
 func (c *conn) denialReason() string {
-	if why := c.rights.refuse(&c.req); why != "" || c.stream == nil || c.stream.current == nil {
-		return why
+	why := c.rights.refuse(&c.req)
+	if b := c.current(); why == "" && b != nil {
+		why = b.rights.refuse(&c.req)
 	}
-	return c.stream.current.rights.refuse(&c.req)
+	return why
 }
 
 // refuseRequest answers c.req with an error. A refused request still consumes its sequence number:

@@ -169,8 +169,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	case wire.OpBackup:
 		return m.backup(req.Session, req.Rev, rep)
 	case wire.OpStacks:
-		m.stacks(ctx, nil, req, rep, func(string) string { return "" })
-		return ctx.Err()
+		return m.stacks(ctx, req, rep)
 	}
 	own := requests.Get().(*wire.Request)
 	*own = *req

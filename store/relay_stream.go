@@ -64,6 +64,15 @@ func (b *relayedConn) silentFor() time.Duration {
 	return max(b.liveness.silentFor(), b.relay.silentFor())
 }
 
+// current returns the relayed connection whose request is carried out; nil: that of c itself. The
+// caller holds the Memory's mu.
+func (c *conn) current() *relayedConn {
+	if c.stream == nil {
+		return nil
+	}
+	return c.stream.current
+}
+
 // parseRelayFrame parses a frame of a relay. An error in the frame of a relayed connection ends
 // only that one.
 func (c *conn) parseRelayFrame(h wire.Header, body []byte, owned bool) (err error) {

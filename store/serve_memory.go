@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"net"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -224,7 +225,9 @@ func (c *conn) execute(now core.Time, session uint64) (full bool) {
 		return false
 	}
 	if c.req.Op == wire.OpBackup {
-		c.answerBackup(session, c.req.ID, c.req.Rev)
+		if !c.refuseLater() {
+			c.answerBackup(session, c.req.Rev)
+		}
 		return false
 	}
 	if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
@@ -239,6 +242,32 @@ func (c *conn) execute(now core.Time, session uint64) (full bool) {
 		return c.reply(c.req.Op, c.req.ID, &c.rep) > maxUnread
 	}
 	return false
+}
+
+// maxLater is how many requests of a connection are carried out in goroutines at once.
+const maxLater = 16
+
+// refuseLater answers c.req with CodeFull if maxLater requests are under way in goroutines, and
+// reports whether it has. The caller holds mu.
+func (c *conn) refuseLater() bool {
+	if c.later.Load() < maxLater {
+		return false
+	}
+	c.reply(c.req.Op, c.req.ID, &wire.Reply{Code: wire.CodeFull, Detail: fmt.Sprintf("%d such requests of this connection are under way", maxLater)})
+	return true
+}
+
+// answerLater answers c.req in a goroutine, because make takes a while. The caller holds mu, and
+// refuseLater has returned false.
+func (c *conn) answerLater(op wire.Op, make func() *wire.Reply) {
+	c.later.Add(1)
+	id, of := c.req.ID, c.current()
+	c.server.wg.Go(func() {
+		defer c.later.Add(-1)
+		rep := make()
+		c.out.Append(func(b []byte) []byte { return of.encode(b, op, id, rep) })
+		c.out.Flush()
+	})
 }
 
 // replyStatus queues the reply to OpStatus, which does not wait for the disk, and overtakes held

@@ -137,73 +137,103 @@ func (q *stackQueries) answer(session uint64, text []byte) {
 	delete(q.of, session)
 }
 
-// stacks answers OpStacks, and returns a description of the rank. allowed returns why the caller may
-// not see ranks of a group, or "".
-func (m *Memory) stacks(ctx context.Context, stopped <-chan struct{}, req *wire.Request, rep *wire.Reply, allowed func(group string) string) (who string) {
-	refused := func(code wire.Code, why string) { *rep = wire.Reply{Code: code, Detail: why} }
-	m.mu.Lock()
+// stackQuery is an OpStacks that is not answered yet.
+type stackQuery struct {
+	who     string
+	session uint64
+	peer    sessionConn // nil: the rank is in this process
+	answer  chan []byte
+}
+
+// beginStacks begins an OpStacks. It returns a query, which finishStacks answers; or nil if rep is the answer.
+// allowed returns why the caller may not see ranks of a group, or "". The caller holds mu.
+func (m *Memory) beginStacks(req *wire.Request, rep *wire.Reply, allowed func(group string) string) *stackQuery {
+	refuse := func(code wire.Code, why string) *stackQuery {
+		*rep = wire.Reply{Code: code, Detail: why}
+		return nil
+	}
 	group, label, session, ok := m.machine.Member(req.Rev, int(min(max(req.Delta, -1), maxRank)))
 	if why := allowed(group); why != "" { // also of a rank that does not exist
-		m.mu.Unlock()
-		refused(wire.CodeDenied, why)
-		return ""
+		return refuse(wire.CodeDenied, why)
 	}
-	who = fmt.Sprintf("rank %d of group %q (%s)", req.Delta, group, label)
-	peer := m.conns[session]
-	var answer chan []byte
+	q := &stackQuery{who: fmt.Sprintf("rank %d of group %q (%s)", req.Delta, group, label), session: session, peer: m.conns[session]}
 	switch {
 	case !ok:
-		refused(wire.CodeNotFound, fmt.Sprintf("generation %d has no rank %d that is present", req.Rev, req.Delta))
-	case session == core.Local:
-	case peer == nil:
-		refused(wire.CodeUnavailable, who+" is not connected at the moment")
+		return refuse(wire.CodeNotFound, fmt.Sprintf("generation %d has no rank %d that is present", req.Rev, req.Delta))
+	case session != core.Local && q.peer == nil:
+		return refuse(wire.CodeUnavailable, q.who+" is not connected at the moment")
 	case m.queries.n >= maxQueries:
-		refused(wire.CodeFull, fmt.Sprintf("%d processes are asked for their stacks already", m.queries.n))
-	default:
-		answer = m.queries.add(session)
+		return refuse(wire.CodeFull, fmt.Sprintf("%d processes are asked for their stacks already", m.queries.n))
 	}
-	m.mu.Unlock()
-	if ok && session == core.Local {
+	q.answer = m.queries.add(session)
+	return q
+}
+
+// finishStacks answers q in rep, until ctx or stopped ends. It takes up to stacksTimeout.
+func (m *Memory) finishStacks(ctx context.Context, stopped <-chan struct{}, q *stackQuery, rep *wire.Reply) {
+	defer func() {
+		m.mu.Lock()
+		m.queries.remove(q.session, q.answer)
+		m.mu.Unlock()
+	}()
+	if q.peer == nil {
 		*rep = wire.Reply{Value: processStacks()}
+		return
 	}
-	if answer == nil {
-		return who
-	}
-	peer.askStacks()
+	q.peer.askStacks()
 	ctx, cancel := context.WithTimeout(ctx, stacksTimeout)
 	defer cancel()
 	select {
-	case text := <-answer:
+	case text := <-q.answer:
 		*rep = wire.Reply{Value: text}
-		return who
+		return
 	case <-ctx.Done():
 	case <-stopped:
 	}
-	m.mu.Lock()
-	m.queries.remove(session, answer)
-	m.mu.Unlock()
-	refused(wire.CodeUnavailable, fmt.Sprintf("no answer of %s within %v: its process may be stopped, or its client is of a version without this request", who, stacksTimeout))
-	return who
+	*rep = wire.Reply{Code: wire.CodeUnavailable, Detail: fmt.Sprintf("no answer of %s within %v: its process may be stopped, or its client is of a version without this request", q.who, stacksTimeout)}
 }
 
-// executeStacks carries out OpStacks: an answer of the client, or a request, which is answered in a
-// goroutine. The caller holds mu.
+// stacks carries out OpStacks for a caller in this process.
+func (m *Memory) stacks(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	m.mu.Lock()
+	err := m.open()
+	var q *stackQuery
+	if err == nil {
+		q = m.beginStacks(req, rep, func(string) string { return "" })
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if q != nil {
+		m.finishStacks(ctx, nil, q, rep)
+	}
+	return ctx.Err()
+}
+
+// executeStacks carries out OpStacks: an answer of the client, or a request. The caller holds mu.
 func (c *conn) executeStacks(session uint64) {
 	if c.req.ID == 0 {
 		c.memory.queries.answer(session, c.req.Value)
 		return
 	}
-	id, req := c.req.ID, wire.Request{Rev: c.req.Rev, Delta: c.req.Delta}
-	var of *relayedConn
-	if c.stream != nil {
-		of = c.stream.current
+	if c.refuseLater() {
+		return
 	}
-	c.server.wg.Go(func() {
-		var rep wire.Reply
-		who := c.memory.stacks(context.Background(), c.server.stopped, &req, &rep, c.refuseStacks)
+	var rep wire.Reply
+	log := func(who string) {
 		c.server.log().Warn("stacks requested", "peer", c.peer, "by", clip(c.hello.Key), "of", clip(who), "bytes", len(rep.Value), "refused", rep.Detail)
-		c.out.Append(func(b []byte) []byte { return of.encode(b, wire.OpStacks, id, &rep) })
-		c.out.Flush()
+	}
+	q := c.memory.beginStacks(&c.req, &rep, c.refuseStacks)
+	if q == nil {
+		log("")
+		c.reply(wire.OpStacks, c.req.ID, &rep)
+		return
+	}
+	c.answerLater(wire.OpStacks, func() *wire.Reply {
+		c.memory.finishStacks(context.Background(), c.server.stopped, q, &rep)
+		log(q.who)
+		return &rep
 	})
 }
 
