@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"reflect"
+	"slices"
 	"sync"
 
 	"github.com/hashicorp/go-msgpack/v2/codec"
@@ -78,7 +79,7 @@ func (c *coder) release() {
 }
 
 func (msgpack) Append(b []byte, v any) (_ []byte, err error) {
-	if err := encodable(reflect.TypeOf(v)); err != nil {
+	if err := encodable(v); err != nil {
 		return b, err
 	}
 	c := coders.Get().(*coder)
@@ -116,7 +117,7 @@ func (msgpack) Parse(b []byte, v any) (err error) {
 // WriteMsgPack writes what MsgPack.Append appends, in pieces, for values that are too large for one
 // buffer.
 func WriteMsgPack(w io.Writer, v any) (err error) {
-	if err := encodable(reflect.TypeOf(v)); err != nil {
+	if err := encodable(v); err != nil {
 		return err
 	}
 	defer rescue(&err, "encoding", v)
@@ -145,26 +146,116 @@ func rescue(err *error, what string, v any) {
 	}
 }
 
-// checked caches the results of encodable: an error or nil by reflect.Type.
+// checked caches by reflect.Type what is known of a type.
 var checked sync.Map
+
+type typeCheck struct {
+	err    error // why it cannot be encoded
+	nests  bool  // its values may have any number of levels
+	fields []int // those for which a struct nests
+}
+
+func check(t reflect.Type) typeCheck {
+	if c, ok := checked.Load(t); ok {
+		return c.(typeCheck)
+	}
+	c := typeCheck{nests: nests(t, nil)}
+	for i := 0; c.nests && t.Kind() == reflect.Struct && i < t.NumField(); i++ {
+		if f := t.Field(i); travels(f) && nests(f.Type, []reflect.Type{t}) {
+			c.fields = append(c.fields, i)
+		}
+	}
+	if at, kind := opaque(t, map[reflect.Type]bool{}); kind != reflect.Invalid {
+		c.err = fmt.Errorf("msgpack: a %v cannot be encoded: %v%s is a %v", t, t, at, kind)
+	}
+	checked.Store(t, c)
+	return c
+}
 
 // encodable refuses types with parts that the library would encode as something else: it would
 // drain channels into lists, and encode functions as nil. It does not see what is below an
-// interface.
-func encodable(t reflect.Type) error {
+// interface. It refuses values in more levels than Parse reads, too: with a map that contains
+// itself the library would overflow the stack, which ends the process.
+func encodable(v any) error {
+	t := reflect.TypeOf(v)
 	if t == nil {
 		return nil
 	}
-	if err, ok := checked.Load(t); ok {
-		err, _ := err.(error)
+	if err := check(t).err; err != nil {
 		return err
 	}
-	var err error
-	if at, kind := opaque(t, map[reflect.Type]bool{}); kind != reflect.Invalid {
-		err = fmt.Errorf("msgpack: a %v cannot be encoded: %v%s is a %v", t, t, at, kind)
+	if deeper(reflect.ValueOf(v), maxDepth) {
+		return fmt.Errorf("msgpack: a %v has %d levels of lists and maps: does one contain itself?", t, maxDepth)
 	}
-	checked.Store(t, err)
-	return err
+	return nil
+}
+
+// nests reports whether values of t may have any number of levels: t contains an interface or, by
+// way of the types in path, itself.
+func nests(t reflect.Type, path []reflect.Type) bool {
+	switch {
+	case marshals(t):
+		return false
+	case t.Kind() == reflect.Interface || slices.Contains(path, t):
+		return true
+	}
+	path = append(path, t)
+	switch t.Kind() {
+	case reflect.Map:
+		return nests(t.Key(), path) || nests(t.Elem(), path)
+	case reflect.Slice, reflect.Array, reflect.Pointer:
+		return nests(t.Elem(), path)
+	case reflect.Struct:
+		for f := range t.Fields() {
+			if travels(f) && nests(f.Type, path) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// deeper reports whether v has as many levels, or pointers in a row.
+func deeper(v reflect.Value, levels int) bool {
+	for range maxDepth {
+		if v.Kind() != reflect.Pointer && v.Kind() != reflect.Interface {
+			if !v.IsValid() {
+				return false
+			}
+			c := check(v.Type())
+			return c.nests && (levels == 1 || partDeeper(v, c.fields, levels-1))
+		}
+		v = v.Elem()
+	}
+	return true
+}
+
+// partDeeper is deeper for the parts of v.
+func partDeeper(v reflect.Value, fields []int, levels int) bool {
+	switch v.Kind() {
+	case reflect.Map:
+		key, elem := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		for all := v.MapRange(); all.Next(); {
+			key.SetIterKey(all)
+			elem.SetIterValue(all)
+			if deeper(key, levels) || deeper(elem, levels) {
+				return true
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			if deeper(v.Index(i), levels) {
+				return true
+			}
+		}
+	case reflect.Struct:
+		for _, i := range fields {
+			if deeper(v.Field(i), levels) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // opaque returns the path and the kind of the first part of t that has no encoding.

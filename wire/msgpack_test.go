@@ -167,9 +167,16 @@ func TestMsgPackRefusesToEncode(t *testing.T) {
 	loop := &layer{Name: "loop"}
 	loop.Sub = loop
 	type callback struct{ Then []func() }
+	type pointer *pointer
+	var itself pointer
+	itself = &itself
+	circle := map[string]any{}
+	circle["c"] = []any{circle}
+	deep := nested(256)
 	for name, v := range map[string]any{
 		"a channel": make(chan int), "a function": func() {}, "a cycle": loop, "a map of channels": map[string]chan int{},
 		"a field": &callback{}, "a field below a slice": []callback{}, "a complex number": 1i,
+		"a map of itself": circle, "a pointer to itself": itself, "what cannot be parsed": deep, "a deep key": map[any]int{&deep: 1},
 	} {
 		b, err := wire.MsgPack.Append([]byte("front"), v)
 		assert.Error(t, err, "%s: no error, %q", name, b)
@@ -177,6 +184,18 @@ func TestMsgPackRefusesToEncode(t *testing.T) {
 	if b, err := wire.MsgPack.Append(nil, 1); err != nil || string(b) != "\x01" {
 		t.Errorf("after failures: %q, %v", b, err)
 	}
+	var got any
+	b, err := wire.MsgPack.Append(nil, nested(255))
+	require.NoError(t, err)
+	require.NoError(t, wire.MsgPack.Parse(b, &got), "as deep as may be")
+}
+
+// nested returns lists in n levels.
+func nested(n int) (v any) {
+	for range n {
+		v = []any{v}
+	}
+	return v
 }
 
 // evil cannot be decoded.
