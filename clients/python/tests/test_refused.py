@@ -118,6 +118,14 @@ class Refused(Case):
                 ok, by, *_ = outcomes[0][1]
                 self.assertEqual((ok, by), (True, 1), outcomes)
 
+    def test_messages(self) -> None:
+        with muster_pg.Group.join(0, 1, self.store, name="g") as g:
+            for name, v in objects():
+                with self.subTest(name):
+                    self.fails(muster_pg.Invalid, '^pgroup: send to 0 of group "g" on rank 0: ', g.send, v, 0)
+            g.send("sent", 0)
+            self.assertEqual(g.recv(0), "sent")
+
     def test_an_interrupt_votes_first(self) -> None:
         for error in (KeyboardInterrupt, SystemExit, GeneratorExit):
             def body(g: muster_pg.Group) -> object:
