@@ -48,13 +48,13 @@ class Verb:
 
     def __enter__(self) -> "Verb":
         self.g._begin(self.c.verb)
+        self.span = Span(self.membership.trace, self.c.verb, self.membership, self.c.channel)
         if not self.g._busy.acquire(blocking=False):
             raise self.g._busy_error(self.c.verb)
-        self.g._seq += 1
-        self.c.generation, self.c.rank, self.c.seq = self.membership.generation, self.membership.rank, self.g._seq
-        self.span = Span(self.membership.trace, self.c.verb, self.membership, self.c.channel)
-        self.span.seq = self.g._seq
         try:
+            self.g._seq += 1
+            self.c.generation, self.c.rank, self.c.seq = self.membership.generation, self.membership.rank, self.g._seq
+            self.span.seq = self.g._seq
             self.until = self.membership.until(plain, self._timeout)
             if self._root is not _NO_ROOT:
                 self.c.root = self._check_root()
@@ -65,7 +65,7 @@ class Verb:
 
     def __exit__(self, _: object, e: Optional[BaseException], at: object) -> None:
         try:
-            if e is not None and not self._voted:
+            if e is not None and self.c.seq and not self._voted:
                 refused = self._refuse(e)
                 if isinstance(e, Exception):
                     e, cause = refused, e
