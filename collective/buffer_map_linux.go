@@ -8,12 +8,16 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 )
 
 // newSharedBuffer allocates this rank's buffer, and returns the ref by which others map it. Both
 // are nil if there is no shared memory.
-func newSharedBuffer() (*sharedBuffers, *shm.Ref) {
+func newSharedBuffer(allowed pgroup.SharedMemory) (*sharedBuffers, *shm.Ref) {
+	if allowed.Check(bufferSize) != nil {
+		return nil, nil
+	}
 	arena, err := shm.NewArena(nil)
 	if err != nil {
 		return nil, nil

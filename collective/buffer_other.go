@@ -5,13 +5,14 @@ package collective
 import (
 	"context"
 
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 )
 
 // sharedBuffers is never used: shared memory needs Linux, and ranks on other systems use TCP.
 type sharedBuffers struct{ medium }
 
-func newSharedBuffer() (*sharedBuffers, *shm.Ref) { return nil, nil }
+func newSharedBuffer(pgroup.SharedMemory) (*sharedBuffers, *shm.Ref) { return nil, nil }
 
 func (m *sharedBuffers) discard() {}
 

@@ -27,7 +27,7 @@ func (c *core) share(ctx context.Context) error {
 	var buffer *sharedBuffers
 	ranks := c.placement.neighbours()
 	if len(ranks) > 1 {
-		buffer, mine.Board = newSharedBuffer()
+		buffer, mine.Board = newSharedBuffer(c.group.Config().SharedMemory)
 	}
 	peers, err := pgroup.AllGather(ctx, c.group.Channel("open"), mine)
 	if err == nil {

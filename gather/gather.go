@@ -114,7 +114,9 @@ func (ga *Gatherer) open(ctx context.Context) error {
 		ga.files, err = openFiles(ctx, ga.opts.Dir, ga.group, agreed.ID, agreed.Generation)
 		return ga.agreeOnError(ctx, "gather.open", err)
 	}
-	ga.arena, err = shm.NewArena(&shm.Options{Limit: ga.opts.Limit})
+	if ga.group.Config().SharedMemory != pgroup.SharedMemoryOff {
+		ga.arena, err = shm.NewArena(&shm.Options{Limit: ga.opts.Limit})
+	}
 	if errors.Is(err, shm.ErrUnsupported) {
 		err = nil
 	}

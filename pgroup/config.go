@@ -1,6 +1,7 @@
 package pgroup
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
@@ -62,6 +64,10 @@ type Config struct {
 	// second in any case. Config.Dial takes precedence; a Config.Store has its own.
 	LivenessTimeout time.Duration
 
+	// SharedMemory says whether the ranks of one host share memory, here and in packages collective
+	// and gather; default SharedMemoryAuto.
+	SharedMemory SharedMemory
+
 	Host   string       // names this node; default: boot id, and mount and ipc namespace
 	Codec  wire.Codec   // of objects; default wire.MsgPack
 	Logger *slog.Logger // default: none; see Group.Logger for the attributes of its records
@@ -77,6 +83,26 @@ type Config struct {
 
 	file *traceFile // of TraceDir
 	sink trace.Sink // Trace and file; nil if neither is set
+}
+
+// SharedMemory says whether the ranks of one host share memory. Without it, the store and TCP do the
+// same.
+type SharedMemory string
+
+const (
+	// SharedMemoryAuto: if it takes at most an eighth of what the host and the control groups of the
+	// process have left.
+	SharedMemoryAuto SharedMemory = ""
+	// SharedMemoryOff: never.
+	SharedMemoryOff SharedMemory = "off"
+)
+
+// Check returns an error unless the process may share n more bytes.
+func (s SharedMemory) Check(n int64) error {
+	if s == SharedMemoryOff {
+		return errors.New("SharedMemory is off")
+	}
+	return shm.CheckMemory(8 * n)
 }
 
 // withDefaults validates c and fills in the defaults.
@@ -104,6 +130,8 @@ func (c Config) withDefaults() (Config, error) {
 
 func (c *Config) check() error {
 	switch {
+	case c.SharedMemory != SharedMemoryAuto && c.SharedMemory != SharedMemoryOff:
+		return invalid("Config.SharedMemory is %q, neither empty nor %q", c.SharedMemory, SharedMemoryOff)
 	case c.Size == 0:
 		return invalid("Config.Size is 0: is the environment of the launcher missing? A group of one has Size 1")
 	case c.Size < 0:

@@ -20,6 +20,7 @@ const (
 	envTimeout  = "MUSTER_TIMEOUT"          // Config.Timeout, as "30s"
 	envExpiry   = "MUSTER_EXPIRY"           // Config.Expiry, as "1h"
 	envLiveness = "MUSTER_LIVENESS_TIMEOUT" // Config.LivenessTimeout, as "30s"
+	envShared   = "MUSTER_SHARED_MEMORY"    // Config.SharedMemory, "auto" or "off"
 	envHost     = "MUSTER_HOST"             // Config.Host
 	envInsecure = "MUSTER_INSECURE"         // Config.Insecure, 1 or 0
 	envTrace    = "MUSTER_TRACE"            // Config.TraceDir
@@ -67,8 +68,8 @@ var launchers = []launcher{
 // MPI on one node defaults to its loopback address. If torchrun's agent listens on MASTER_PORT, the
 // next port is used.
 //
-// MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_LIVENESS_TIMEOUT, MUSTER_HOST and
-// MUSTER_INSECURE set the fields with these names, and MUSTER_TRACE sets TraceDir.
+// MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_LIVENESS_TIMEOUT, MUSTER_HOST,
+// MUSTER_SHARED_MEMORY and MUSTER_INSECURE set the fields with these names, and MUSTER_TRACE sets TraceDir.
 // MUSTER_SECRET_FILE is the file from which Secret is read. MUSTER_TLS_CA, MUSTER_TLS_CERT and
 // MUSTER_TLS_KEY are the files of TLS; with a CA and without a secret, rank 0 requires client
 // certificates.
@@ -106,6 +107,13 @@ func (e *env) config(l launcher) Config {
 		Rank: e.number(l.rank), Size: e.number(l.size...), Name: os.Getenv(envName), Host: os.Getenv(envHost),
 		Timeout: e.duration(envTimeout), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
 		LivenessTimeout: e.duration(envLiveness), TraceDir: os.Getenv(envTrace),
+	}
+	switch v := os.Getenv(envShared); v {
+	case "", "auto":
+	case string(SharedMemoryOff):
+		c.SharedMemory = SharedMemoryOff
+	default:
+		e.fail("%s is %q, which is neither auto nor off", envShared, v)
 	}
 	e.setSecurity(&c)
 	if c.Run = os.Getenv(envRun); c.Run == "" {
@@ -286,6 +294,7 @@ func (c Config) Environ() []string {
 		{envExpiry, c.Expiry.String(), c.Expiry == 0},
 		{envLiveness, c.LivenessTimeout.String(), c.LivenessTimeout == 0},
 		{envInsecure, "1", !c.Insecure},
+		{envShared, string(c.SharedMemory), c.SharedMemory == SharedMemoryAuto},
 		{envTrace, c.TraceDir, c.TraceDir == ""},
 	} {
 		if !field.isZero {

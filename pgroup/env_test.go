@@ -54,8 +54,8 @@ func TestFromEnv(t *testing.T) {
 		"a store":        {with(torchrun, "MUSTER_STORE=muster://h:7070"), pgroup.Config{Rank: 3, Size: 8, Address: "muster://h:7070", Run: "run-7"}},
 		"all of ours": {
 			with(torchrun, "MUSTER_NAME=n", "MUSTER_RUN=r", "MUSTER_TIMEOUT=90s", "MUSTER_EXPIRY=2h", "MUSTER_LIVENESS_TIMEOUT=30s", "MUSTER_HOST=here", "MUSTER_INSECURE=1",
-				"MUSTER_TRACE=traces"),
-			pgroup.Config{Name: "n", Run: "r", Rank: 3, Size: 8, Address: "node-0:29500", Timeout: 90 * time.Second, Expiry: 2 * time.Hour, LivenessTimeout: 30 * time.Second, Host: "here", Insecure: true, TraceDir: "traces"},
+				"MUSTER_TRACE=traces", "MUSTER_SHARED_MEMORY=off"),
+			pgroup.Config{Name: "n", Run: "r", Rank: 3, Size: 8, Address: "node-0:29500", Timeout: 90 * time.Second, Expiry: 2 * time.Hour, LivenessTimeout: 30 * time.Second, Host: "here", Insecure: true, TraceDir: "traces", SharedMemory: pgroup.SharedMemoryOff},
 		},
 		"alone":              {[]string{"RANK=0", "WORLD_SIZE=1"}, pgroup.Config{Size: 1}},
 		"Open MPI":           {openMPI, pgroup.Config{Rank: 2, Size: 4, Address: "127.0.0.1:26326", Run: "prterun-h-77@1"}},
@@ -97,6 +97,7 @@ func TestFromEnvErrorsNameTheVariable(t *testing.T) {
 		"bad insecure":  {with(torchrun, "MUSTER_INSECURE=yes"), []string{`MUSTER_INSECURE is "yes"`}},
 		"bad store":     {with(torchrun, "MUSTER_STORE=h:7070"), []string{`MUSTER_STORE is "h:7070"`, "muster://"}},
 		"MPI, nodes":    {[]string{"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=2"}, []string{"Open MPI", "MASTER_ADDR is not set"}},
+		"shared memory": {[]string{"RANK=0", "WORLD_SIZE=1", "MUSTER_SHARED_MEMORY=on"}, []string{"MUSTER_SHARED_MEMORY", "neither auto nor off"}},
 		"Slurm, size":   {[]string{"SLURM_PROCID=0"}, []string{"Slurm", "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"}},
 		"Slurm, nodes":  {[]string{"SLURM_PROCID=0", "SLURM_NTASKS=2", "SLURM_JOB_ID=1"}, []string{"Slurm", "SLURM_STEP_NODELIST or"}},
 		"Slurm, job":    {[]string{"SLURM_PROCID=0", "SLURM_NTASKS=2", "SLURM_JOB_NODELIST=n"}, []string{"Slurm", "SLURM_JOB_ID is not set"}},
@@ -121,7 +122,7 @@ func TestEnvironIsTheInverse(t *testing.T) {
 		{Size: 1},
 		{Rank: 1, Size: 4, Address: "127.0.0.1:29500"},
 		{Rank: 3, Size: 4, Address: "[::1]:29500", Run: "r", Name: "n", Host: "h", Insecure: true, Timeout: 90 * time.Second, Expiry: time.Minute},
-		{Rank: 2, Size: 4, Address: "muster://127.0.0.1:7070", Timeout: 1500 * time.Millisecond, TraceDir: "/tmp/traces"},
+		{Rank: 2, Size: 4, Address: "muster://127.0.0.1:7070", Timeout: 1500 * time.Millisecond, TraceDir: "/tmp/traces", SharedMemory: pgroup.SharedMemoryOff},
 	} {
 		t.Run("", func(t *testing.T) {
 			setenv(t, append(outer, c.Environ()...)...)

@@ -92,7 +92,7 @@ func (g *Group) memory() *hostmem.Memory {
 // onOneHost reports whether the ranks may be processes of one host. Those of a large group do not
 // know each other's processes; the one that makes the memory asks for them first.
 func (s *membership) onOneHost() bool {
-	return s.nodes == 1 && s.size > 1 && s.size <= hostmem.MaxRanks && areProcesses(s.knownMembers())
+	return s.cfg.SharedMemory != SharedMemoryOff && s.nodes == 1 && s.size > 1 && s.size <= hostmem.MaxRanks && areProcesses(s.knownMembers())
 }
 
 // areProcesses reports whether no two members are known to be one process.
@@ -154,6 +154,9 @@ func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, err
 	if ms, err := g.Members(ctx); err != nil || !areProcesses(ms) {
 		return nil, err
 	}
+	if err := g.checkMemory(); err != nil {
+		return nil, err
+	}
 	made, ref, err := hostmem.Create(g.rank, g.size, g.cfg.Timeout)
 	if err != nil {
 		return nil, err
@@ -174,8 +177,20 @@ func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, err
 	return g.openedMemory(first)
 }
 
+// checkMemory returns an error unless this process may use all memories that it has opened, and the
+// one that it is about to open: they take memory only when they are used.
+func (s *membership) checkMemory() error {
+	s.lock.Lock()
+	n := s.memories()
+	s.lock.Unlock()
+	return s.cfg.SharedMemory.Check(int64(n) * int64(hostmem.Size(s.size)))
+}
+
 // openedMemory opens the memory that a JSON of hostmem.Ref names.
 func (s *membership) openedMemory(b []byte) (*hostmem.Memory, error) {
+	if err := s.checkMemory(); err != nil {
+		return nil, err
+	}
 	var ref hostmem.Ref
 	if err := json.Unmarshal(b, &ref); err != nil {
 		return nil, err

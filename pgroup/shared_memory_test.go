@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -57,6 +59,56 @@ func TestProcessesOfAHostShareMemory(t *testing.T) {
 		}
 		require.NoError(t, g.Shutdown(t.Context()))
 	})
+}
+
+// TestNoSharedMemory has groups that may share no memory, or have too little: a control group of 90
+// MiB, in which the rings of all ranks and channels would end a rank.
+func TestNoSharedMemory(t *testing.T) {
+	for name, tc := range map[string]struct {
+		setting string
+		limit   int64 // of a control group; 0: none
+	}{
+		"off":     {"off", 0},
+		"limited": {"", 90 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("MUSTER_SHARED_MEMORY", tc.setting)
+			enter := func(*testing.T) {}
+			if tc.limit > 0 {
+				enter = controlGroup(t, tc.limit)
+			}
+			pgrouptest.Job{N: 2}.Run(t, func(t *testing.T, g *pgroup.Group) {
+				enter(t)
+				for range 2000 {
+					require.NoError(t, g.Barrier(t.Context()))
+				}
+				require.Zero(t, pgroup.DecidedInMemory(g))
+				require.NoError(t, g.Shutdown(t.Context()))
+			})
+		})
+	}
+}
+
+// controlGroup makes a control group with a limit of memory, and returns the function by which a
+// process enters it.
+func controlGroup(t *testing.T, limit int64) (enter func(t *testing.T)) {
+	for root, file := range map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"} {
+		dir := filepath.Join(root, "muster-test")
+		switch err := os.Mkdir(dir, 0o755); {
+		case err == nil:
+			t.Cleanup(func() { _ = os.Remove(dir) })
+		case !errors.Is(err, os.ErrExist): // the process that starts the ranks has made it
+			continue
+		}
+		if os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0o600) != nil {
+			continue
+		}
+		return func(t *testing.T) {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0o600))
+		}
+	}
+	t.Skip("SKIPPED: a control group with a limit needs root")
+	return nil
 }
 
 // checkVerbs calls each collective verb once, with payloads of several sizes.

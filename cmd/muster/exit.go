@@ -66,6 +66,8 @@ Variables that pgroup.FromEnv reads; run passes on all variables that it has:
   MUSTER_TIMEOUT       time for a verb whose context has no deadline, as 30s
   MUSTER_EXPIRY        time for which a message that no rank receives is kept, as 1h
   MUSTER_HOST          name of this node: ranks of one node share memory; default: detected
+  MUSTER_SHARED_MEMORY off: ranks of one node use the store and TCP; auto (default): shared memory,
+                       if it takes at most an eighth of the memory that is left
   MUSTER_INSECURE      1: rank 0 may listen beyond loopback without a secret or certificates
 
 And that serve and run read too, unless --liveness-timeout is given:

@@ -49,7 +49,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "internal/storetest", may: []string{"store", "wire", "trace"}},
-		{name: "pgroup", may: []string{"internal/hostmem", "store", "wire", "trace"}},
+		{name: "pgroup", may: []string{"internal/hostmem", "shm", "store", "wire", "trace"}},
 		{name: "status", may: []string{"store", "wire", "internal/flightrecorder", "internal/tcpwire"}},
 		{name: "interop/tcpstore", may: []string{"store", "wire", "internal/tcpwire", "trace", "internal/transport"}},
 	},

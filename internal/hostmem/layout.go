@@ -65,6 +65,9 @@ func standard(ranks int) shape {
 	return shape{ranks: ranks, window: 256, heads: 64, bytes: perRank, slot: slot}
 }
 
+// Size returns the size of the memory of a group in bytes, at most 8 MiB for each rank and 17 KiB.
+func Size(ranks int) int { return standard(ranks).size() }
+
 // size returns the size of the memory in bytes.
 func (s shape) size() int { return 8*(wordStates+s.window) + s.ranks*(s.stride()+s.ranks*s.slot) }
 

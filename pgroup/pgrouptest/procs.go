@@ -107,6 +107,7 @@ func serve(t *testing.T) (meet *store.Store, addr string, stop func()) {
 func (j Job) rank(t *testing.T, p *process, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	c := pgroup.Config{Name: t.Name(), Run: os.Getenv("MUSTER_RUN"), Rank: p.rank, Size: j.N, Timeout: p.left, LivenessTimeout: j.LivenessTimeout}
+	c.SharedMemory = pgroup.SharedMemory(os.Getenv("MUSTER_SHARED_MEMORY"))
 	if len(j.Hosts) > 0 {
 		c.Host = j.Hosts[p.rank]
 	}
