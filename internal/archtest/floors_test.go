@@ -28,7 +28,7 @@ var floors = [][]room{
 		{name: "clients/python", may: []string{}}, // Python, and tests of it in Go
 		{name: "internal/alias", may: []string{}}, // slices that share memory
 		{name: "internal/archtest", may: []string{}},
-		{name: "internal/blocking", may: []string{}}, // calls that may block for ever
+		{name: "internal/blocking", may: []string{}}, // calls that may block without end
 		{name: "internal/certs", may: []string{}},
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
 		{name: "internal/journal", may: []string{}},                // a log on the disk

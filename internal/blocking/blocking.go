@@ -1,4 +1,4 @@
-// Package blocking calls functions that may block in the kernel for ever, as those of a network
+// Package blocking calls functions that may block in the kernel without end, as those of a network
 // file system whose server is gone.
 package blocking
 

@@ -66,7 +66,7 @@ func (s *segment) sync(b []byte) error {
 }
 
 // reserve makes the file reach to end or farther, durably, before anything is written there: what
-// exceeds a file was therefore in it before somebody truncated it. The file has a hole there, which
+// exceeds a file was therefore in it before it was truncated. The file has a hole there, which
 // costs a sync and no data.
 func (s *segment) reserve(end int64) error {
 	if end <= s.size {
