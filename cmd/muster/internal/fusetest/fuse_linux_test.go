@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -180,4 +181,30 @@ func TestAnotherClientRemoves(t *testing.T) {
 	s, err := w.Read(t.Context(), 0)
 	require.NoError(t, err)
 	require.NotEqual(t, v, s.Version)
+}
+
+// TestServerIsGone checks that calls on a mount that hangs in the kernel end with their context.
+func TestServerIsGone(t *testing.T) {
+	mounted, hang := fusetest.MountHanging(t, t.TempDir())
+	w := open(t, mounted, 0)
+	_, err := w.Write(t.Context(), nil, weights(1))
+	require.NoError(t, err)
+	answer := hang()
+	defer answer() // before Close and the end of the mount
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	for name, call := range map[string]func(ctx context.Context) error{
+		"open":  func(ctx context.Context) error { _, err := nfsws.Open(ctx, mounted, 1, nil); return err },
+		"begin": func(ctx context.Context) error { _, err := nfsws.Begin(ctx, filepath.Join(mounted, "job")); return err },
+		"write": func(ctx context.Context) error { _, err := w.Write(ctx, nil, weights(2)); return err },
+		"read":  func(ctx context.Context) error { _, err := w.Read(ctx, 0); return err },
+	} {
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			err := call(ctx)
+			assert.ErrorIs(t, err, context.DeadlineExceeded, name)
+			assert.ErrorContains(t, err, "the file system does not answer", name)
+		})
+	}
 }

@@ -1,7 +1,11 @@
 package fusetest
 
 import (
+	"context"
 	"os"
+	"runtime"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +22,36 @@ func Mount(t testing.TB, under string, believe time.Duration) (mounted string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return mount(t, root, believe)
+}
+
+// MountHanging is Mount with a file system that looks up no name in its directory between a call of
+// hang and one of the function that that returns, as one whose server is gone.
+func MountHanging(t testing.TB, under string) (mounted string, hang func() (answer func())) {
+	t.Helper()
+	root := &hanging{LoopbackNode: fs.LoopbackNode{RootData: &fs.LoopbackRoot{Path: under}}}
+	root.RootData.RootNode = root
+	return mount(t, root, 0), func() (answer func()) {
+		root.mu.Lock()
+		return root.mu.Unlock
+	}
+}
+
+// hanging is the directory of MountHanging.
+type hanging struct {
+	fs.LoopbackNode
+	mu sync.RWMutex // locked while it hangs
+}
+
+// Lookup implements fs.NodeLookuper.
+func (h *hanging) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.LoopbackNode.Lookup(ctx, name, out)
+}
+
+func mount(t testing.TB, root fs.InodeEmbedder, believe time.Duration) (mounted string) {
+	t.Helper()
 	mounted = t.TempDir()
 	server, err := fs.Mount(mounted, root, &fs.Options{
 		EntryTimeout: &believe, AttrTimeout: &believe, NegativeTimeout: &believe,
@@ -27,7 +61,11 @@ func Mount(t testing.TB, under string, believe time.Duration) (mounted string) {
 		t.Skipf("SKIPPED: no FUSE here, it needs /dev/fuse and either root or fusermount3 (apt-get install fuse3): %v", err)
 	}
 	t.Cleanup(func() {
-		if err := server.Unmount(); err != nil {
+		err := server.Unmount()
+		for begun := time.Now(); err != nil && time.Since(begun) < 10*time.Second; err = server.Unmount() {
+			runtime.GC() // closes what calls have opened that nobody waited for
+		}
+		if err != nil {
 			t.Error(err)
 		}
 		server.Wait()
