@@ -1,10 +1,12 @@
 package collective_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"syscall"
@@ -177,4 +179,18 @@ func TestProcesses(t *testing.T) {
 			require.NoError(r, r.c.Barrier(r.ctx))
 		})
 	})
+}
+
+// TestSharedMemoryIsOff checks that the setting of the group is respected.
+func TestSharedMemoryIsOff(t *testing.T) {
+	for setting, shared := range map[string]bool{"off": false, "": runtime.GOOS == "linux"} {
+		t.Run(setting, func(t *testing.T) {
+			j := pgrouptest.Job{N: 2, Env: []string{"MUSTER_SHARED_MEMORY=" + setting}}
+			processes(t, j, func(r *rank) {
+				r.allReduce(1000)
+				maps, _ := os.ReadFile("/proc/self/maps")
+				require.Equal(r, shared, bytes.Contains(maps, []byte("/memfd:")))
+			})
+		})
+	}
 }

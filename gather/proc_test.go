@@ -1,12 +1,14 @@
 package gather_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -351,4 +353,18 @@ func (r *rank) kills(victim int) {
 	}
 	assert.NoError(r, syscall.Kill(r.pid(victim), syscall.SIGKILL))
 	<-r.group.Context().Done()
+}
+
+// TestSharedMemoryIsOff checks that the setting of the group is respected.
+func TestSharedMemoryIsOff(t *testing.T) {
+	for setting, shared := range map[string]bool{"off": false, "": runtime.GOOS == "linux"} {
+		t.Run(setting, func(t *testing.T) {
+			processes(t, pgrouptest.Job{N: 2, Env: []string{"MUSTER_SHARED_MEMORY=" + setting}}, func(r *rank) {
+				require.True(r, r.gathers([]int{1, 0}, 1, 1000))
+				maps, _ := os.ReadFile("/proc/self/maps")
+				require.Equal(r, shared, bytes.Contains(maps, []byte("/memfd:")))
+				require.NoError(r, r.group.Barrier(r.ctx))
+			})
+		})
+	}
 }
