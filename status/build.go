@@ -392,20 +392,23 @@ func Short(d time.Duration) string {
 // viewGroup is the name of the group of a view of package membership.
 var viewGroup = regexp.MustCompile(`membership/([^/]+)/group/(\d+)/world(/attempt-\d+)?`)
 
-// nameOf returns the name of a group as users know it: the group of a view by its job, or by the
-// job of "muster run" whose nodes are its ranks.
-func nameOf(name string) string {
-	m := viewGroup.FindStringSubmatchIndex(name)
+// name names a group as users know it: the group of a view by its job, or by the job of "muster run"
+// whose nodes are its ranks. The reason of a failure names the rank of the job then.
+func name(g *store.GroupStatus) {
+	m := viewGroup.FindStringSubmatchIndex(g.Name)
 	if m == nil {
-		return name
+		return
 	}
-	job, err := url.PathUnescape(name[m[2]:m[3]])
+	job, err := url.PathUnescape(g.Name[m[2]:m[3]])
 	if err != nil {
-		return name
+		return
 	}
-	text := "job " + job + ", view " + name[m[4]:m[5]]
+	text := "job " + job + ", view " + g.Name[m[4]:m[5]]
 	if of, ok := strings.CutPrefix(job, "muster-run/"); ok {
 		text = "nodes of job " + of
+		if g.Revoked != nil && g.Revoked.Failure.Reason != "" {
+			g.Revoked.Failure.By = -1
+		}
 	}
-	return name[:m[0]] + text + name[m[1]:]
+	g.Name = g.Name[:m[0]] + text + g.Name[m[1]:]
 }

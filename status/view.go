@@ -205,7 +205,7 @@ func Of(now, before *store.Status, o *Options) *View {
 		}
 	}
 	for i := range now.Groups {
-		now.Groups[i].Name = nameOf(now.Groups[i].Name)
+		name(&now.Groups[i])
 	}
 	b := newBuilder(now)
 	for i := range now.Groups {

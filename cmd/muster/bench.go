@@ -57,7 +57,7 @@ in a second; of set and get, those of all ranks.`,
 	f.DurationVar(&o.spec.Time, "time", time.Second, "for each case")
 	f.StringSliceVar(&o.spec.Cases, "cases", benchcase.Names(), "what to measure")
 	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")
-	f.StringVar(&o.place.store, "store", "", "`URL` of a running store, where the ranks meet instead, as etcd://host:port")
+	f.StringVar(&o.place.store, "store", "", "`URL` of a running store, where the ranks meet instead, such as etcd://host:port")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object")
 	return cmd
 }

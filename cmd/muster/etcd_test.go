@@ -122,7 +122,7 @@ func TestBackupOfAStoreInEtcd(t *testing.T) {
 	replica(t, at+"/again")
 	run(t, "get", "--store", at+"/again", "key").wants(t, 0, "value\n", "")
 	run(t, "restore", file, "--etcd", at+"/again", "--data", "x").wants(t, 2, "", "one of them")
-	run(t, "restore", file, "--etcd", "redis://a:1").wants(t, 2, "", "no URL of the form etcd://")
+	run(t, "restore", file, "--etcd", "redis://a:1").wants(t, 2, "", "not a URL of the form etcd://")
 	run(t, "restore", file+"x", "--etcd", at+"/other").wants(t, 1, "", "no such file")
 }
 
@@ -151,15 +151,15 @@ func TestRelayOfAStoreInEtcd(t *testing.T) {
 func TestServeEtcdFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"--etcd http://127.0.0.1:2379":                       "no URL of the form etcd://host:2379",
+		"--etcd http://127.0.0.1:2379":                       "not a URL of the form etcd://host:2379",
 		"--etcd etcd://a":                                    "a is not host:port",
 		"--etcd etcd://a:1?x=y":                              `unknown parameter "x"`,
 		"--etcd etcd://a:1 --data d":                         "two places for one store",
 		"--etcd-compact":                                     "--etcd-compact is for --etcd",
 		"--advertise a:1":                                    "--advertise is for --etcd",
 		"--etcd etcd://a:1 --advertise a":                    "--advertise a: it is not host:port",
-		"--etcd etcd://a:1 --listen 0.0.0.0:7070 --insecure": "no address that clients can dial",
-		"--etcd etcd://a:1 --listen :7070 --insecure":        "no address that clients can dial",
+		"--etcd etcd://a:1 --listen 0.0.0.0:7070 --insecure": "not an address that clients can dial",
+		"--etcd etcd://a:1 --listen :7070 --insecure":        "not an address that clients can dial",
 	} {
 		run(t, append([]string{"serve"}, strings.Fields(args)...)...).wants(t, 2, "", want)
 	}

@@ -63,8 +63,8 @@ Variables that pgroup.FromEnv reads; run passes on all variables that it has:
 
   MUSTER_TRACE         directory for a trace of each rank; see "muster trace"
   MUSTER_NAME          name of the group; default world
-  MUSTER_TIMEOUT       time for a verb whose context has no deadline, as 30s
-  MUSTER_EXPIRY        time for which a message that no rank receives is kept, as 1h
+  MUSTER_TIMEOUT       time for an operation whose context has no deadline, such as 30s
+  MUSTER_EXPIRY        time for which a message that no rank receives is kept, such as 1h
   MUSTER_HOST          name of this node: ranks of one node share memory; default: detected
   MUSTER_SHARED_MEMORY off: ranks of one node use the store and TCP; auto (default): shared memory,
                        if it takes at most an eighth of the memory that is left
@@ -72,7 +72,7 @@ Variables that pgroup.FromEnv reads; run passes on all variables that it has:
 
 And that serve and run read too, unless --liveness-timeout is given:
 
-  MUSTER_LIVENESS_TIMEOUT   how long a peer may be silent before it has failed, as 30s; default 10s
+  MUSTER_LIVENESS_TIMEOUT   how long a peer may be silent before it has failed, such as 30s; default 10s
 
 That lock sets for its command:
 
@@ -260,7 +260,7 @@ func (e *storeError) unavailable(inner *store.Error) string {
 	case errors.Is(e.err, store.ErrFull) && inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("the store at %s has no room: %s", addr, reason(e.err))
 	case errors.Is(e.err, store.ErrProtocol):
-		return fmt.Sprintf("the process that listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
+		return fmt.Sprintf("the process that listens at %s is not a muster store (%v): check --store or MUSTER_STORE", addr, e.err)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "tcp"):
 		return fmt.Sprintf("PyTorch hosts no store at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
 	case errors.Is(e.err, etcdlog.ErrNoLeader):

@@ -61,7 +61,7 @@ func TestMalformedFlags(t *testing.T) {
 		"bench -n 2,x":         `-n, --ranks "2,x" is not a list of whole numbers, such as 2,4,8`,
 		"get k --timeout 5":    `--timeout "5" is not a duration, such as 30s or 5m`,
 		"get k --wait=maybe":   `--wait "maybe" is neither true nor false`,
-		"serve --max-bytes xx": `--max-bytes "xx": it is no size`,
+		"serve --max-bytes xx": `--max-bytes "xx": not a size`,
 		"serve --drain 1x":     `--drain "1x" is not a duration, such as 30s or 5m`,
 		"who --no-such":        "unknown flag: --no-such",
 	} {

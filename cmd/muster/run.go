@@ -321,7 +321,7 @@ func (l *launches) fateOfOthers(failures []*launch.ExitError) string {
 		}
 	}
 	switch {
-	case ended == 0:
+	case ended == 0 && l.n > 1:
 		return "; the other ranks failed after it"
 	case l.goOn:
 		return ""

@@ -181,6 +181,8 @@ func asLoser(how string) int {
 // summary names the rank to blame, whichever process ends first, and that --keep-going lets them go on.
 func TestRunNamesTheFirstFailure(t *testing.T) {
 	t.Parallel()
+	guide, err := os.ReadFile("../../docs/getting-started.md")
+	require.NoError(t, err)
 	const barrier = `pgroup: barrier #1 of group "world" on rank %d of 4: `
 	for how, want := range map[string]struct {
 		flags  string
@@ -205,6 +207,7 @@ func TestRunNamesTheFirstFailure(t *testing.T) {
 			slices.Sort(lines)
 			require.Equal(t, lines, sorted(r.stdout))
 			require.Equal(t, want.stderr, r.stderr)
+			require.True(t, how != "kill" || strings.Contains(string(guide), want.stderr), "docs/getting-started.md has this line")
 			require.Equal(t, want.code, r.code)
 		})
 	}

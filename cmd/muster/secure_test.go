@@ -150,8 +150,8 @@ func TestServeRefusesWrongPapers(t *testing.T) {
 		"--secret-file DIR/open":             {1, "chmod 600"},
 		"--access /none":                     {1, "--access /none: "},
 		"--access DIR/empty.json":            {1, "no client would have access"},
-		"--access DIR/text.json":             {1, "it is no list of"},
-		"--access DIR/object.json":           {1, "it is no list of"},
+		"--access DIR/text.json":             {1, "not a list of"},
+		"--access DIR/object.json":           {1, "not a list of"},
 		"--access DIR/unknown.json":          {1, `unknown field "rights"`},
 		"--access DIR/both.json":             {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
 		"--access DIR/more.json":             {1, "data after the list"},
@@ -204,7 +204,7 @@ func TestLimitFlags(t *testing.T) {
 			run(t, "serve", "--listen", "127.0.0.1:0", "--"+flag, v).wants(t, 2, "", "--"+flag)
 		}
 	}
-	help := run(t, "serve", "--help").stdout
+	help := run(t, "serve", "--help-all").stdout
 	for _, line := range []string{
 		"--max-key size", "(default 8KiB)", "(default 16MiB)", "(default 4GiB)", "(default 64MiB)", "(default 16777216)", "(default 16384)", "(default 4096)",
 		"(default 10s)", "(default 500ms)", "(default 65536)",

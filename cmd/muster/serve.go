@@ -228,7 +228,7 @@ func checkListen(addr, port string) error {
 		return fmt.Errorf("it is not host:port, as 127.0.0.1:%s", port)
 	}
 	if n, err := strconv.Atoi(given); err != nil || n < 0 || n > 65535 {
-		return fmt.Errorf("port %q is no number from 0 to 65535", given)
+		return fmt.Errorf("port %q is not a number from 0 to 65535", given)
 	}
 	return nil
 }

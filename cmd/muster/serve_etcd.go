@@ -52,7 +52,7 @@ func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 	}
 	host, _, _ := net.SplitHostPort(o.listen) // the address has been checked
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		return usagef(cmd, "--listen %s is no address that clients can dial: say which one is, by --advertise host:port", o.listen)
+		return usagef(cmd, "--listen %s is not an address that clients can dial: say which one is, by --advertise host:port", o.listen)
 	}
 	return nil
 }
@@ -61,7 +61,7 @@ func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 func etcdOf(cmd *cobra.Command, rawurl string) (*etcdlog.Cluster, error) {
 	u, err := url.Parse(rawurl)
 	if err != nil || u.Scheme != "etcd" && u.Scheme != "etcds" {
-		return nil, usagef(cmd, "--etcd %s: it is no URL of the form etcd://host:2379,host:2379[/root]", redacted(rawurl))
+		return nil, usagef(cmd, "--etcd %s: not a URL of the form etcd://host:2379,host:2379[/root]", redacted(rawurl))
 	}
 	c, err := etcdlog.ParseURL(u)
 	if err != nil {

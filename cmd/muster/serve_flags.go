@@ -179,7 +179,7 @@ func readAccess(file string) (access []store.Access, err error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&entries); err != nil {
-		return nil, fmt.Errorf("it is no list of {\"secret_file\", \"name\" or \"protocol\", \"prefix\", \"write\", \"stacks\"}: %w", err)
+		return nil, fmt.Errorf("not a list of {\"secret_file\", \"name\" or \"protocol\", \"prefix\", \"write\", \"stacks\"}: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("there is data after the list")

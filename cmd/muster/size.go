@@ -29,7 +29,7 @@ func (s *size) Set(text string) error {
 		*s = size(n * u.bytes)
 		return nil
 	}
-	return fmt.Errorf("it is no size such as 512, 64KiB or 4GiB")
+	return fmt.Errorf("not a size, such as 512, 64KiB or 4GiB")
 }
 
 // String implements pflag.Value.

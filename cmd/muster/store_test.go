@@ -159,7 +159,7 @@ func TestWrongStores(t *testing.T) {
 		"no such host":       {"muster://nobody.invalid:1", 5, "no store at nobody.invalid:1"},
 		"no TCPStore":        {"tcp://127.0.0.1:1", 5, "PyTorch hosts no store at 127.0.0.1:1 (connection refused)"},
 		"silence":            {"muster://" + mute(t), 5, "no answer from "},
-		"another service":    {"muster://" + otherService(t), 5, "no muster store"},
+		"another service":    {"muster://" + otherService(t), 5, "not a muster store"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

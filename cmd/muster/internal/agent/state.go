@@ -61,7 +61,7 @@ type members struct {
 // host counts the failures of a host, also those of agents that have ended.
 type host struct {
 	Failures int
-	Out      bool // it may not take part any more
+	Out      bool // it may no longer take part
 	Last     Failure
 }
 
@@ -282,7 +282,7 @@ func (e *JobError) Error() string {
 	return text
 }
 
-// ExcludedError says that this node has failed too often, and may not take part in the job any more.
+// ExcludedError says that this node has failed too often, and may no longer take part in the job.
 type ExcludedError struct {
 	Host     string
 	Failures int

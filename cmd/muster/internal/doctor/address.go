@@ -113,7 +113,7 @@ func (d *Doctor) addressOf(ctx context.Context, p *process, host string) []Findi
 	}
 	switch loopback := slices.IndexFunc(addrs, isLoopback); {
 	case net.ParseIP(addrs[0]).IsUnspecified():
-		return append(fs, problem(host+" is no address that others can connect to", elsewhere(d.meeting(p))))
+		return append(fs, problem(host+" is not an address that others can connect to", elsewhere(d.meeting(p))))
 	// with several addresses, this one may be a relay's
 	case loopback >= 0 && d.severalHosts() && len(hostsOf(d.meeting(p))) == 1:
 		return append(fs, problem(fmt.Sprintf("%s is %s here, which other hosts cannot reach, and the ranks are on several", host, addrs[loopback]),
@@ -158,7 +158,7 @@ func (d *Doctor) way(ctx context.Context, p *process, host string, addrs []strin
 	}
 	local := slices.IndexFunc(addrs, func(a string) bool { return nicOf(nics, net.ParseIP(a)) != "" })
 	if p.hosting() && local < 0 {
-		return []Finding{problem(fmt.Sprintf("%s (%s) is no address of this host, and rank 0 runs here: it cannot listen there", host, strings.Join(addrs, ", ")),
+		return []Finding{problem(fmt.Sprintf("%s (%s) is not an address of this host, and rank 0 runs here: it cannot listen there", host, strings.Join(addrs, ", ")),
 			"let MASTER_ADDR be one of "+listed(nics)+", or start rank 0 where it is")}
 	}
 	if local >= 0 {

@@ -128,9 +128,9 @@ func TestAddresses(t *testing.T) {
 		"no such name":          {env{"MASTER_ADDR": "node-x", "MASTER_PORT": "7"}, doctor.Problem, "node-x, where the ranks meet, does not resolve here: no such host"},
 		"loopback, and several": {env{"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"}, doctor.Problem, "here is 127.0.0.1 here"},
 		"a relay on each host":  {env{"MUSTER_STORE": "muster://127.0.0.1:7,node-b:7", "SLURM_NNODES": "2"}, doctor.OK, "the route to 127.0.0.1 uses interface lo"},
-		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, doctor.Problem, "no address that others can connect to"},
+		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, doctor.Problem, "not an address that others can connect to"},
 		"containers":            {env{"MASTER_ADDR": "172.17.0.9", "MASTER_PORT": "7"}, doctor.Warning, "over docker0"},
-		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, doctor.Problem, "no address of this host"},
+		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, doctor.Problem, "not an address of this host"},
 		"the second of two":     {env{"MUSTER_STORE": "muster://node-a:7,node-x:7"}, doctor.Problem, "node-x"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -328,7 +328,7 @@ func TestRankWithoutRankZero(t *testing.T) {
 func TestDirectories(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	for dir, text := range map[string]string{file: "is no directory", file + "-": "no such file", "/proc/self": ": open: "} {
+	for dir, text := range map[string]string{file: "is not a directory", file + "-": "no such file", "/proc/self": ": open: "} {
 		wants(t, examined(t, &doctor.Doctor{System: healthy(), Dir: dir}), "dir", doctor.Problem, text)
 	}
 	d := &doctor.Doctor{System: healthy(), Dir: t.TempDir()}

@@ -24,7 +24,7 @@ func (d *Doctor) directory(context.Context, *process) []Finding {
 	case err != nil:
 		return []Finding{problem(fmt.Sprintf("%s: %s", d.Dir, innermost(err)), "make it, or mount what should be there")}
 	case !st.IsDir():
-		return []Finding{problem(d.Dir+" is no directory", "name one")}
+		return []Finding{problem(d.Dir+" is not a directory", "name one")}
 	}
 	if err := publish(filepath.Join(d.Dir, "muster-doctor-"+rand.Text())); err != nil {
 		return []Finding{problem(fmt.Sprintf("%s: %s", d.Dir, failure(err)), "is it mounted read-only, full, or another user's?")}

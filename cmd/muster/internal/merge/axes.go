@@ -25,7 +25,7 @@ func (rs *Axes) Set(text string) error {
 	}
 	axis, err := strconv.Atoi(text[i+1:])
 	if err != nil || axis < 0 {
-		return fmt.Errorf("the axis %q is no number from 0 on", text[i+1:])
+		return fmt.Errorf("the axis %q is not a number from 0 on", text[i+1:])
 	}
 	for _, r := range *rs {
 		if r.Name == text[:i] {

@@ -136,7 +136,7 @@ func (p *Plan) Write(ctx context.Context, w io.Writer, metadata map[string]strin
 		switch r := recover().(type) {
 		case nil:
 		case interface{ Addr() uintptr }: // a fault in a mapping
-			err = errors.New("a shard was cut off, or cannot be read any more")
+			err = errors.New("a shard was cut off, or can no longer be read")
 		default:
 			panic(r)
 		}
