@@ -255,29 +255,43 @@ func (l *launches) start(ctx context.Context, a agent.Attempt) error {
 		l.sigs.drain() // another attempt would have no reader either
 	}
 	if _, ok := errors.AsType[*launch.ExitError](err); ok {
-		e := l.first(job.Failures(), a)
+		e, elsewhere := l.first(job.Failures(), a)
 		l.tail = job.Process(e.Rank).Tail()
 		l.others = l.fateOfOthers(job.Failures())
 		global := *e
 		global.Rank += a.First
 		l.failed = fmt.Sprintf("rank %d", global.Rank)
+		if elsewhere {
+			return follows{&global}
+		}
 		return &global
 	}
 	return err
 }
 
+// follows is the failure of a rank because of one on another node.
+type follows struct{ *launch.ExitError }
+
+// Is implements errors.Is.
+func (follows) Is(target error) bool { return target == agent.ErrFollows }
+
+// Unwrap returns the failure.
+func (f follows) Unwrap() error { return f.ExitError }
+
 // first returns the failure that is the cause of the others: that of the rank which the store has seen
-// fail first. Its process may end after those that fail because of it.
-func (l *launches) first(failures []*launch.ExitError, a agent.Attempt) *launch.ExitError {
-	if len(failures) > 1 && l.public() != nil {
-		ranks := l.blamed(a)
-		for _, e := range failures {
-			if slices.Contains(ranks, a.First+e.Rank) {
-				return e
-			}
+// fail first, whose process may end after those that fail because of it. elsewhere is true if that rank is
+// on another node.
+func (l *launches) first(failures []*launch.ExitError, a agent.Attempt) (first *launch.ExitError, elsewhere bool) {
+	if a.Size == 1 || l.public() == nil {
+		return failures[0], false
+	}
+	ranks := l.blamed(a)
+	for _, e := range failures {
+		if slices.Contains(ranks, a.First+e.Rank) {
+			return e, false
 		}
 	}
-	return failures[0]
+	return failures[0], slices.ContainsFunc(ranks, func(rank int) bool { return rank >= 0 && (rank < a.First || rank >= a.First+l.n) })
 }
 
 // blamed returns the ranks that the first failure of the ranks' group names; nil if there is none, or the

@@ -105,6 +105,28 @@ func TestRunNodesFailTogether(t *testing.T) {
 	require.Contains(t, r.stderr, "muster: rank 3: exit status 7, after 1 restart; the other ranks were ended\n")
 }
 
+// TestRunNodesNameTheFirstFailure checks that the nodes whose ranks fail because of a rank of another node
+// name that rank, after theirs have printed the error.
+func TestRunNodesNameTheFirstFailure(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	var nodes []*process
+	for rank := range 3 {
+		nodes = append(nodes, start(t, append(strings.Fields("run --nnodes 3 -n 1 --job train --node-rank "+strconv.Itoa(rank)+" --env "+role+"="+roleLoser+" --store "+url), "--", self(t), "kill")...))
+	}
+	for rank, p := range nodes {
+		r := p.wait(t)
+		if rank == 2 {
+			require.Equal(t, 137, r.code)
+			require.Equal(t, "muster: rank 2: killed by signal 9 (killed); the other ranks were ended\n", r.stderr)
+			continue
+		}
+		require.Equal(t, 1, r.code)
+		require.Contains(t, r.stdout, "lost rank 2")
+		require.Regexp(t, `^muster: rank 2: killed by signal 9 on node .*; the ranks here were ended\n$`, r.stderr)
+	}
+}
+
 // TestRunNodeIsReplaced kills one of two nodes: a spare takes its place, and no rank of the killed
 // node is left. Then one leaves, and the last two finish.
 func TestRunNodeIsReplaced(t *testing.T) {

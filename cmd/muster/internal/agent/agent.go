@@ -82,6 +82,10 @@ const (
 	Running = "running"
 )
 
+// ErrFollows matches an error of Start if the processes failed because one of another node did. That node
+// reports the cause.
+var ErrFollows = errors.New("a process of another node has failed first")
+
 // ErrDraining is the error of an agent that was waiting for nodes when it was to leave.
 var ErrDraining = errors.New("this node is to leave the job")
 
@@ -363,8 +367,16 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 // start runs the processes of this node. Its result is the outcome of the group, which is the same on
 // all nodes, whatever this node has seen first: a failure of its own, or the end of the view.
 func (r *run) start(ctx context.Context, view membership.View, g *pgroup.Group, at Attempt) error {
-	running, stop := context.WithCancelCause(view.Context(ctx))
+	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	active := view.Context(running)
+	defer context.AfterFunc(active, func() { // the node of a process that has failed may leave: the group's failure says so
+		select {
+		case <-g.Context().Done():
+		case <-time.After(groupWait):
+			stop(context.Cause(active))
+		}
+	})()
 	defer context.AfterFunc(g.Context(), func() {
 		cause := context.Cause(g.Context())
 		if e, ok := errors.AsType[*pgroup.RankError](cause); ok && errors.Is(e, pgroup.ErrAborted) && e.Reason != errChanged.Error() {
@@ -384,7 +396,14 @@ func (r *run) start(ctx context.Context, view membership.View, g *pgroup.Group, 
 		}
 		g.Abort(errChanged) // without effect if the group has failed
 	case running.Err() == nil:
-		g.Abort(own)
+		if errors.Is(own, ErrFollows) {
+			select {
+			case <-g.Context().Done():
+			case <-running.Done():
+			case <-time.After(causeWait):
+			}
+		}
+		g.Abort(own) // without effect if the group has failed
 	default:
 		g.Abort(errChanged)
 	}
@@ -402,6 +421,14 @@ func (r *run) notice(running context.Context) {
 	case <-running.Done():
 	}
 }
+
+// groupWait is the time between the end of a view and that of its group, which a node without contact to
+// the store does not learn.
+const groupWait = time.Second
+
+// causeWait bounds the wait for the node of the cause of a failure. Its other processes may take their
+// time to end.
+const causeWait = 15 * time.Second
 
 // noTimeout bounds the wait for the processes of the other nodes: more than any job lasts.
 const noTimeout = 100 * 365 * 24 * time.Hour
