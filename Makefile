@@ -11,7 +11,6 @@ lint:
 	go vet work
 	.ci/tool golangci-lint run --allow-parallel-runners $$(go list -m -f '{{.Dir}}/...')
 	.ci/tool deadcode -test work
-	.ci/tool vale --output=line $$(git ls-files '*.md' '*.go' '*.py')
 	.ci/tool actionlint .github/workflows/*.yml
 
 fmt:
