@@ -42,7 +42,7 @@ Page keys scroll, r shows every rank, space pauses, q quits.`,
 // top shows who waits for whom until the user quits.
 func (r *remote) top(cmd *cobra.Command, every time.Duration) error {
 	if widthOf(os.Stdout) == 0 {
-		return &exit{code: exitUsage, text: cmd.Name() + ` needs a terminal; "muster who" prints the same once`}
+		return &exit{code: exitUsage, text: `a terminal is needed to show it live; "muster who" prints it once`}
 	}
 	others, err := r.findOne()
 	if err != nil {

@@ -130,6 +130,6 @@ func TestTopModel(t *testing.T) {
 
 func TestTopRefuses(t *testing.T) {
 	t.Parallel()
-	run(t, "top", "--store", "muster://127.0.0.1:1").wants(t, 2, "", `"muster who" prints the same once`)
+	run(t, "top", "--store", "muster://127.0.0.1:1").wants(t, 2, "", `"muster who" prints it once`)
 	run(t, "top", "--every", "1ms").wants(t, 2, "", "--every must be 100ms or more")
 }

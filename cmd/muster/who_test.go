@@ -202,6 +202,7 @@ $`)
 	}
 	run(t, "who", "--store", "tcp://"+strings.TrimPrefix(url, "muster://")).wants(t, 1, "", "unsupported by this engine")
 	run(t, "who", "now").wants(t, 2, "", "unexpected argument")
+	run(t, "who", "--watch").wants(t, 2, "", "a terminal is needed")
 }
 
 // TestWhoNamesTheCulpritOfEachJob checks that the headline has a line for each job that hangs, and
