@@ -294,8 +294,8 @@ func (l *launches) first(failures []*launch.ExitError, a agent.Attempt) (first *
 	return failures[0], slices.ContainsFunc(ranks, func(rank int) bool { return rank >= 0 && (rank < a.First || rank >= a.First+l.n) })
 }
 
-// blamed returns the ranks that the first failure of the ranks' group names; nil if there is none, or the
-// store does not answer.
+// blamed returns the ranks that have ended the first of the ranks' groups of this size; nil if there is
+// none, or the store does not answer.
 func (l *launches) blamed(a agent.Attempt) (ranks []int) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -310,17 +310,8 @@ func (l *launches) blamed(a agent.Attempt) (ranks []int) {
 	}
 	earliest := time.Duration(-1)
 	for _, g := range now.Groups {
-		if g.Run != a.ID || g.Size != a.Size {
-			continue
-		}
-		failures := g.Failures
-		if g.Revoked != nil {
-			failures = append(failures, *g.Revoked)
-		}
-		for _, f := range failures {
-			if f.Ago > earliest {
-				earliest, ranks = f.Ago, slices.Concat(f.Failure.Lost, f.Failure.Left, []int{f.Failure.By})
-			}
+		if f := g.Revoked; f != nil && g.Run == a.ID && g.Size == a.Size && f.Ago > earliest {
+			earliest, ranks = f.Ago, slices.Concat(f.Failure.Lost, f.Failure.Left, []int{f.Failure.By})
 		}
 	}
 	return ranks
