@@ -39,16 +39,16 @@ var states = map[string]struct {
 	"open":     {func(*testing.T, *inState) {}, nil},
 	"stalled":  {func(t *testing.T, s *inState) { t.Cleanup(s.disk.stall()) }, nil},
 	"stopping": {func(_ *testing.T, s *inState) { _ = s.Server.Close() }, nil},
-	"closed":   {func(_ *testing.T, s *inState) { _ = s.Memory.Close() }, store.ErrClosed},
+	"closed":   {func(_ *testing.T, s *inState) { _ = s.Close() }, store.ErrClosed},
 	"failed":   {func(t *testing.T, s *inState) { s.fail(t) }, store.ErrUnavailable},
 	"failed and closed": {func(t *testing.T, s *inState) {
 		s.fail(t)
-		_ = s.Memory.Close()
+		_ = s.Close()
 	}, store.ErrUnavailable},
 	"not open": {func(t *testing.T, s *inState) {
 		file := filepath.Join(t.TempDir(), "file")
 		require.NoError(t, os.WriteFile(file, nil, 0o600))
-		s.Memory.Dir = file
+		s.Dir = file
 	}, store.ErrUnavailable},
 }
 
@@ -119,7 +119,7 @@ func TestEachOperationInEachState(t *testing.T) {
 				t.Parallel()
 				s := &inState{Memory: &store.Memory{Dir: t.TempDir()}, disk: &stallingFS{FS: journal.OS}}
 				store.SetFS(s.Memory, s.disk)
-				t.Cleanup(func() { _ = s.Memory.Close() })
+				t.Cleanup(func() { _ = s.Close() })
 				own, peers := connect(t, s.Memory)
 				s.service = own
 				if name != "not open" {

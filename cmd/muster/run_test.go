@@ -65,14 +65,15 @@ func TestRunPassesVariablesOn(t *testing.T) {
 	for name, flags := range map[string][]string{"run": {"-n 1"}, "elastic": {"--elastic 1"}, "nodes": {nodes + " --node-rank 0", nodes + " --node-rank 1"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			script := "env"
+			var script strings.Builder
+			script.WriteString("env")
 			for _, kv := range env {
 				name, value, _ := strings.Cut(kv, "=")
-				script += fmt.Sprintf(`; [ "$%s" = '%s' ] || echo "%s is $%[1]s" >&2`, name, value, name)
+				script.WriteString(fmt.Sprintf(`; [ "$%s" = '%s' ] || echo "%s is $%[1]s" >&2`, name, value, name))
 			}
 			var all []*process
 			for _, f := range flags {
-				all = append(all, startIn(t, nil, env, append(append([]string{"run", "--no-prefix"}, strings.Fields(f)...), sh(script)...)...))
+				all = append(all, startIn(t, nil, env, append(append([]string{"run", "--no-prefix"}, strings.Fields(f)...), sh(script.String())...)...))
 			}
 			for _, p := range all {
 				r := p.wait(t)

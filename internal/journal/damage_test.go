@@ -90,7 +90,7 @@ func TestEachCut(t *testing.T) {
 	for _, batches := range [][]string{nil, {"one"}, {"one", "two three", strings.Repeat("x", 4000)}} {
 		whole := written(t, batches).Files()[first]
 		data := max(40, end(written(t, batches), first)) + markLen
-		for n := range len(whole) {
+		for n := range whole {
 			if n > data+2 && n%100 > 0 {
 				continue
 			}

@@ -3,7 +3,6 @@
 package doctor
 
 import (
-	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
