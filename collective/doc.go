@@ -5,6 +5,9 @@
 //	err = collective.AllReduce(ctx, c, collective.Avg, grads) // the same bits on every rank, and in every run
 //	err = collective.AllReduceAll(ctx, c, collective.Avg, [][]float32{weights, biases}) // several slices as one
 //
+// For objects of other types than slices of numbers, at most 16 MiB, use the operations of the same names in
+// package pgroup, which need no Comm.
+//
 // All ranks call the same verbs in the same order, with the same type, length, op and root; if they
 // do not, all ranks get an error that names the difference. Each verb has a sequence number, which
 // is also in its messages, so messages of two verbs are never confused.

@@ -17,7 +17,9 @@
 // it counts, and a rank that cancels ends the operation for all. A context without a deadline gets
 // Config.Timeout.
 //
-// Objects are small, at most 16 MiB, of any type that Config.Codec (msgpack) can encode. A slice of
+// Objects are small, at most 16 MiB, of any type that Config.Codec (msgpack) can encode: configs, names, counts.
+// For slices of numbers of any size, from some KiB on, use package collective, which sends them directly between
+// ranks and reduces them in place; for tensors onto one rank, package gather. A slice of
 // bytes is sent as it is. Values that are passed in may be reused after the call. Values that are
 // returned belong to the caller, except that the root of a Broadcast gets back the value that it
 // passed.
