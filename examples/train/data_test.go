@@ -62,21 +62,3 @@ func assertBad(t *testing.T, raw []byte, want string) {
 	assert.ErrorContains(t, err, "data in "+file+": ")
 	assert.ErrorContains(t, err, want)
 }
-
-func TestBadCurve(t *testing.T) {
-	for text, want := range map[string]string{
-		"":                              "is no loss curve",
-		"loss,step\n1,2\n":              "is no loss curve",
-		"step,loss\n":                   "has no steps",
-		"step,loss\n1,0.5\n3,0.25\n":    `"3,0.25" is not step 2 and its loss`,
-		"step,loss\n1,NaN\n":            `"1,NaN" is not step 1`,
-		"step,loss\n1,little\n":         `"1,little" is not step 1`,
-		"step,loss\n1,0.5\n2,0.25,more": "wrong number of fields",
-	} {
-		file := filepath.Join(t.TempDir(), "bad.csv")
-		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		_, err := train.ReadCurve(file)
-		assert.ErrorContains(t, err, want)
-		assert.ErrorContains(t, err, file)
-	}
-}

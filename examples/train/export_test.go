@@ -1,12 +1,9 @@
 package main
 
 var (
-	Run       = run
-	ReadCurve = readCurve
-	Digits    = digits
+	Run    = run
+	Digits = digits
 )
-
-func (c *curve) Losses() []float64 { return c.losses }
 
 // Count returns how many digits are for training and how many held out, and how many there are of
 // each label.

@@ -11,14 +11,12 @@ import (
 
 // options are the flags.
 type options struct {
-	steps, batch, hidden   int
-	rate                   float64
-	deterministic          bool
-	data, csv, plot, model string
-	elastic                bool
-	logs                   string
-	pause, life            time.Duration
-	others                 []string // curves of other runs, to draw beside this one's
+	steps, batch, hidden int
+	rate                 float64
+	deterministic        bool
+	data, csv, model     string
+	elastic              bool
+	pause, life          time.Duration
 }
 
 // parseFlags parses the flags. If help is requested, it writes it to out and returns flag.ErrHelp.
@@ -34,22 +32,22 @@ func parseFlags(args []string, out io.Writer) (*options, error) {
 	f.BoolVar(&o.deterministic, "deterministic", false, "the same bits whatever the number of ranks")
 	f.StringVar(&o.data, "data", "", "`file` of gzipped CSV, a row for each digit: 64 pixels from 0 to 16, and the label; default: the data that come with the program")
 	f.StringVar(&o.csv, "csv", "", "`file` for the loss of each step, with all its bits")
-	f.StringVar(&o.plot, "plot", "", "`file`.svg for a picture of it, with the curves of the CSV files that are named behind the flags")
 	f.BoolVar(&o.elastic, "elastic", false, "be a worker of muster run --elastic, which may be killed at any time")
-	f.StringVar(&o.logs, "logs", "", "with -elastic, `directory` for a log of each worker; -plot draws them")
 	f.DurationVar(&o.pause, "pause", 0, "with -elastic, how long each step takes in addition")
 	f.DurationVar(&o.life, "life", 0, "with -elastic, kill this worker (SIGKILL) after half to one and a half times as long; 0: never")
 	f.StringVar(&o.model, "model", "", "`file` for the weights, in the safetensors format")
 	switch err := f.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(out, "train [flags] [CSV…]\n\n")
+		fmt.Fprint(out, "train [flags]\n\n")
 		f.SetOutput(out)
 		f.PrintDefaults()
 		return nil, err
 	case err != nil:
 		return nil, err
 	}
-	o.others = f.Args()
+	if f.NArg() > 0 {
+		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
 	return o, o.check()
 }
 
@@ -63,20 +61,12 @@ func (o *options) check() error {
 		return fmt.Errorf("-hidden %d: from 1 to %d", o.hidden, 1<<16)
 	case !(o.rate > 0 && o.rate < 1e9): // rejects NaN too
 		return fmt.Errorf("-lr %v: above 0, and finite", o.rate)
-	case !o.elastic && (o.logs != "" || o.pause != 0 || o.life != 0):
-		return errors.New("-logs, -pause and -life are for -elastic, which is not given")
-	case o.elastic && (o.csv != "" || o.model != "" || len(o.others) > 0):
-		return errors.New("-elastic writes -logs and -plot, and not -csv, -model or other curves")
-	case o.elastic && (o.pause < 0 || o.life < 0):
+	case !o.elastic && (o.pause != 0 || o.life != 0):
+		return errors.New("-pause and -life are for -elastic, which is not given")
+	case o.elastic && (o.csv != "" || o.model != ""):
+		return errors.New("-elastic writes no -csv and no -model")
+	case o.pause < 0 || o.life < 0:
 		return errors.New("-pause and -life must not be negative")
-	case o.elastic && o.plot != "" && o.logs == "":
-		return errors.New("-plot draws the logs of all workers: give -logs, too")
-	case o.plot == "" && len(o.others) > 0:
-		return fmt.Errorf("%q is for -plot, which is not given", o.others[0])
-	case o.plot != "":
-		if err := checkPlot(o.plot); err != nil {
-			return fmt.Errorf("-plot %w", err)
-		}
 	}
 	return nil
 }

@@ -82,18 +82,22 @@ func (o *options) train(ctx context.Context, g *pgroup.Group, out io.Writer) (er
 	if err := alike(ctx, g, "flags or data", o.common(data)); err != nil {
 		return err
 	}
-	files, err := o.prepare(g.Rank())
+	losses, model := o.csv, o.model
+	if g.Rank() != 0 {
+		losses, model = "", ""
+	}
+	mine, err := newCurve(losses) // before the training, so that its error comes then
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, files.mine.close()) }()
+	defer func() { err = errors.Join(err, mine.close()) }()
 	t, err := open(ctx, g, o, data)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = t.comm.Close() }() // does nothing after Shutdown
 	fmt.Fprintf(out, "%d ranks; %d digits to learn from, %d held out; %d weights\n", g.Size(), len(data.train), len(data.heldOut), len(t.net.all))
-	r := &report{out: out, every: max(1, min(o.steps/10, 500)), steps: o.steps, curve: files.mine}
+	r := &report{out: out, every: max(1, min(o.steps/10, 500)), steps: o.steps, curve: mine}
 	if err := t.run(ctx, r.step); err != nil {
 		return err
 	}
@@ -103,46 +107,10 @@ func (o *options) train(ctx context.Context, g *pgroup.Group, out io.Writer) (er
 	}
 	right, of := t.net.right(data.heldOut), len(data.heldOut)
 	fmt.Fprintf(out, "held out: %d of %d right, %.1f %%\nweights: sha256 %s, on every rank\n", right, of, 100*float64(right)/float64(of), sum)
-	if err := files.write(t.net.layers); err != nil {
-		return err
-	}
-	return t.dp.Shutdown(ctx)
-}
-
-// files are the output files of a run. Only rank 0 writes them.
-type files struct {
-	plot, model string
-	others      []*curve // to draw
-	mine        *curve
-}
-
-// prepare reads the other curves and creates the CSV file, so that errors occur before the training
-// and not after it.
-func (o *options) prepare(rank int) (f files, err error) {
-	if rank != 0 {
-		f.mine, err = newCurve("")
-		return f, err
-	}
-	f.plot, f.model = o.plot, o.model
-	for _, name := range o.others {
-		c, err := readCurve(name)
-		if err != nil {
-			return f, err
-		}
-		f.others = append(f.others, c)
-	}
-	f.mine, err = newCurve(o.csv)
-	return f, err
-}
-
-func (f *files) write(weights layers) error {
-	if f.model != "" {
-		if err := safetensors.WriteFile(f.model, weights.tensors(), nil); err != nil {
+	if model != "" {
+		if err := safetensors.WriteFile(model, t.net.layers.tensors(), nil); err != nil {
 			return err
 		}
 	}
-	if f.plot != "" {
-		return drawCurves(f.plot, append(f.others, f.mine))
-	}
-	return nil
+	return t.dp.Shutdown(ctx)
 }
