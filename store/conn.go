@@ -126,7 +126,7 @@ func (c *conn) serveWith(r reader, buf []byte) {
 	c.server.ended(c, err)
 }
 
-// usePipe creates the outbox, which writes to p, also if it returns an error: the store cannot be
+// usePipe creates the outbox, which writes to p, even if it returns an error: the store cannot be
 // opened, or the server is stopping.
 func (c *conn) usePipe(p transport.Pipe) (err error) {
 	if c.memory != nil {

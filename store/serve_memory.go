@@ -263,8 +263,8 @@ func (c *conn) answerLater(op wire.Op, make func() *wire.Reply) {
 	c.later.Add(1)
 	id, of := c.req.ID, c.current()
 	c.server.wg.Go(func() {
-		defer c.later.Add(-1)
 		rep := make()
+		c.later.Add(-1)
 		c.out.Append(func(b []byte) []byte { return of.encode(b, op, id, rep) })
 		c.out.Flush()
 	})

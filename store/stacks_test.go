@@ -115,6 +115,33 @@ func TestStacksWithoutAnAnswer(t *testing.T) {
 	proxy.Blackhole(false)
 }
 
+// TestTooManyStacksAtOnce checks that a connection has 16 requests in goroutines at most: the next
+// one is refused at once, and later ones are carried out.
+func TestTooManyStacksAtOnce(t *testing.T) {
+	s := serve(t, &store.Server{Stacks: true}, tcp)
+	proxy := testcluster.NewProxy(t, s.addr)
+	p := join(t, s.client(t), dial(t, proxy.Addr()))
+	proxy.Blackhole(true)
+	c := s.greeted(t)
+	ask := func(b []byte, id uint64) []byte {
+		return wire.AppendRequest(b, &wire.Request{Op: wire.OpStacks, ID: id, Rev: p.gen, Delta: 1})
+	}
+	var all []byte // in one write, so that none ends before the last is read
+	for id := range uint64(17) {
+		all = ask(all, id+1)
+	}
+	send(t, c, all)
+	h, rep := receiveReply(t, c)
+	require.Equal(t, uint64(17), h.ID)
+	require.Equal(t, wire.CodeFull, rep.Code)
+	proxy.Blackhole(false)
+	for range 16 {
+		require.NotEqual(t, wire.CodeFull, receive(t, c).Code)
+	}
+	send(t, c, ask(nil, 18))
+	require.NotEqual(t, wire.CodeFull, receive(t, c).Code)
+}
+
 func TestStacksNeedARight(t *testing.T) {
 	addr, log := stacksServer(t, &store.Server{Access: []store.Access{
 		{Secret: secretOf("a"), Write: true}, {Secret: secretOf("b"), Prefix: "g", Stacks: true}, {Secret: secretOf("c"), Prefix: "x/", Write: true, Stacks: true},
