@@ -50,7 +50,6 @@ type committer struct {
 	begun     atomic.Uint64 // number of writes that have begun, of a shared log
 	committed atomic.Uint64 // position
 	held      atomic.Int64  // bytes in all outboxes that wait for the log, without shared bodies
-	writing   atomic.Bool
 
 	releasing sync.Mutex // held during release, so that calls end after all outboxes are flushed
 
@@ -239,8 +238,6 @@ func (c *committer) wrote() (idle bool) {
 
 // writeOnce writes the log once.
 func (c *committer) writeOnce(wanted uint64) error {
-	c.writing.Store(true)
-	defer c.writing.Store(false)
 	if c.disk.Shared() {
 		n := c.begun.Add(1)
 		err := c.disk.Sync(0) // all that has been appended

@@ -49,11 +49,15 @@ const (
 )
 
 // miss counts a check of a peer that has sent nothing since the last one, and returns what to do.
-func (l *liveness) miss(timeout time.Duration) action {
+// After a check that is late, because this process was stopped, what the peer has sent may still be
+// to be read: such a check ends no peer, but the next one does, late or not. Time in which the
+// process was stopped counts as one check, however long it was. So a silent peer is found within its
+// timeout and one check of the time that this process has run.
+func (l *liveness) miss(timeout time.Duration, late bool) action {
 	l.missed++
 	most := int((timeout + checkInterval - 1) / checkInterval)
 	switch {
-	case l.missed >= most:
+	case l.missed > most, l.missed == most && !late:
 		return endPeer
 	case l.missed%(most/livenessProbes) == 0:
 		return sendProbe
@@ -73,6 +77,9 @@ func (s *Server) watchPeers() {
 			return
 		}
 		late := time.Since(last) > checkInterval+maxTimerDelay
+		if late {
+			ticker.Reset(checkInterval) // the next check is not early: its peers are read before
+		}
 		last = time.Now()
 		s.Engine.checkPeers(s, late)
 	}
@@ -82,20 +89,19 @@ func (s *Server) watchPeers() {
 func (m *Memory) checkServer(*Server) string { return "" }
 
 // checkPeers implements Backend. It probes peers that send nothing, and ends those that have sent
-// nothing for their liveness timeout. If this process was stopped (late), no check is missed: what
-// the peers have sent is still to be read.
+// nothing for their liveness timeout.
 func (m *Memory) checkPeers(s *Server, late bool) {
-	late = m.stalled() || late
+	m.creditStall()
 	var silent, slow, relays, waiting []*conn
 	s.mu.Lock()
 	for c := range s.conns {
 		reads, behind := c.readProgress()
-		if c.stalled.missed++; !behind || reads || late {
+		if !behind || reads {
 			c.stalled.missed = 0
-		} else if c.stalled.silentFor() >= c.limits.LivenessTimeout && c.lowOnBuffers() {
+		} else if c.stalled.miss(livenessTimeout(c.limits.LivenessTimeout), late) == endPeer && c.lowOnBuffers() {
 			slow = append(slow, c)
 		}
-		if c.received.Swap(false) || reads || late {
+		if c.received.Swap(false) || reads {
 			c.liveness.missed = 0
 			c.missedChecks.Store(0)
 			relays = append(relays, c)
@@ -108,10 +114,10 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 	hasBranches := s.relayedConns > 0
 	s.mu.Unlock()
 	for _, c := range silent {
-		c.checkPeer(false)
+		c.checkPeer(late, false)
 	}
 	for _, c := range waiting {
-		c.checkPeer(true)
+		c.checkPeer(late, true)
 	}
 	for _, c := range slow { // whatever its own liveness timeout
 		s.log().Warn("peer disconnected: it does not read, and others wait for buffer space", "peer", c.peer, "who", c.hello.Key, "stuck", c.stalled.silentFor())
@@ -119,10 +125,10 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 	}
 	if hasBranches {
 		for _, c := range relays { // while nothing is received from a relay, nothing can be from its peers
-			c.checkRelayed(late)
+			c.checkRelayed(late, false)
 		}
 		for _, c := range waiting {
-			c.checkRelayed(true)
+			c.checkRelayed(late, true)
 		}
 	}
 }
@@ -130,14 +136,14 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 // checkPeer counts a check of c, from which nothing was read. If the server has paused reading
 // until the log is written, no frame of the peer is read: it is probed, so that it receives something
 // from the server, and never ended.
-func (c *conn) checkPeer(paused bool) {
+func (c *conn) checkPeer(late, paused bool) {
 	if c.session.Load() == 0 { // the handshake has its own timeout
 		return
 	}
 	if _, taken := c.out.Backlog(); taken == 0 { // the welcome was not sent yet
 		return
 	}
-	what := c.liveness.miss(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout))
+	what := c.liveness.miss(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout), late)
 	if paused {
 		if what == endPeer {
 			c.liveness.missed, what = 0, sendProbe
@@ -153,19 +159,20 @@ func (c *conn) checkPeer(paused bool) {
 	}
 }
 
-// checkRelayed is checkPeers for the peers of a relay from which something was received.
-func (c *conn) checkRelayed(late bool) {
+// checkRelayed is checkPeers for the peers of a relay from which something was received, or from
+// which reading is paused.
+func (c *conn) checkRelayed(late, paused bool) {
 	m := c.memory
 	var probes []wire.RelayCall
 	var lost []*relayedConn
 	m.mu.Lock()
 	if c.stream != nil {
 		for _, b := range c.stream.conns {
-			if b.received || late {
+			if b.received || paused {
 				b.received, b.liveness.missed = false, 0
 				continue
 			}
-			switch b.liveness.miss(livenessTimeout(b.timeout, c.limits.LivenessTimeout)) {
+			switch b.liveness.miss(livenessTimeout(b.timeout, c.limits.LivenessTimeout), late) {
 			case endPeer:
 				lost = append(lost, b)
 			case sendProbe:

@@ -223,6 +223,44 @@ func TestFrozenClientIsLost(t *testing.T) {
 	testcluster.Kill(t, p)
 }
 
+// TestStutteringServerFindsFrozenClient checks that a server that is stopped more often than its
+// liveness timeout passes finds a frozen client, direct or behind a relay, and fails no other.
+func TestStutteringServerFindsFrozenClient(t *testing.T) {
+	t.Parallel()
+	for _, relayed := range []bool{false, true} {
+		t.Run(map[bool]string{false: "direct", true: "relayed"}[relayed], func(t *testing.T) {
+			t.Parallel()
+			p, addr := serverProcess(t)
+			at := addr
+			if relayed {
+				r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, r.Close()) })
+				at = testcluster.Serve(t, &store.Server{Engine: r})
+			}
+			proxy := testcluster.NewProxy(t, at)
+			options := &store.DialOptions{LivenessTimeout: time.Second}
+			g := join(t, testcluster.Dial(t, at, options), testcluster.Dial(t, proxy.Addr(), options))
+			g.goesOn(t, 1)
+			proxy.Blackhole(true)
+			failed := make(chan error, 1)
+			go func() { failed <- g.barrier(bounded(t), 0, 2) }()
+			for ended := time.After(testTimeout); len(failed) == 0; {
+				testcluster.Freeze(t, p)
+				<-time.After(350 * time.Millisecond)
+				testcluster.Thaw(t, p)
+				select {
+				case <-ended:
+					t.Fatal("the frozen client is not found")
+				case <-time.After(500 * time.Millisecond):
+				}
+			}
+			lost(t, <-failed)
+			proxy.Cut(testcluster.RST)
+		})
+	}
+}
+
 func TestFrozenClientIsNotLostBefore(t *testing.T) {
 	t.Parallel()
 	g, p := rank0(t, serve(t, new(store.Server), tcp))

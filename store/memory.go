@@ -46,6 +46,7 @@ type Memory struct {
 	machine     *core.Machine
 	start       time.Time
 	stopped     time.Duration // time since start during which this process was stopped
+	heldUntil   core.Time     // machine time until which the last deadline that passed in a stop is held
 	timer       *time.Timer
 	timerAt     core.Time // machine time at which timer fires; 0: not running
 	calls       map[core.Ticket]*call
@@ -61,8 +62,8 @@ type Memory struct {
 	commit        *committer    // nil if the store is not durable
 	pos           uint64        // position of the last event in the log
 	loggedTime    core.Time     // machine time of that event
-	lastProgress  uint64        // disk.Progress at the last call of stalled
-	waitedForDisk bool          // whether a reply waited for it then
+	lastProgress  uint64        // disk.Progress at the last call of creditStall
+	waitedForDisk bool          // whether requests waited for it then
 	meter         meter
 	backups       map[uint64]*backupCopy // backups that are being read, by session
 	backupsBegun  uint64                 // number of backups begun
@@ -100,8 +101,10 @@ type sessionConn interface {
 
 // A process that was stopped finds all deadlines passed when it continues, although its peers have
 // kept them. Time during which it was stopped therefore does not count. A timer that fires more
-// than maxTimerDelay late indicates a stop; the clock then continues catchUpTime before the
-// deadline, so that what is in the sockets is read first.
+// than maxTimerDelay late indicates a stop. The machine's clock then stands still just before the
+// deadline for catchUpTime, so that what is in the sockets is read first, and goes on as if it had
+// not: what is set meanwhile ends up to catchUpTime early. A deadline is held once: if the process
+// is stopped again meanwhile, it has passed.
 const (
 	maxTimerDelay = 100 * time.Millisecond
 	catchUpTime   = 20 * time.Millisecond
@@ -153,9 +156,15 @@ func (m *Memory) log() (*committer, error) {
 // now returns the machine's time. The caller holds mu.
 func (m *Memory) now() core.Time {
 	now := time.Since(m.start) - m.stopped
-	if m.timerAt > 0 && now > m.timerAt+maxTimerDelay {
-		m.stopped += now - m.timerAt + catchUpTime
-		now = m.timerAt - catchUpTime
+	if due := max(m.timerAt, m.heldUntil); m.timerAt > 0 && now > due+maxTimerDelay {
+		m.stopped += now - due
+		now = due
+		if m.heldUntil < m.timerAt {
+			m.heldUntil = m.timerAt + catchUpTime
+		}
+	}
+	if now < m.heldUntil {
+		return m.heldUntil - catchUpTime - 1
 	}
 	return now
 }
@@ -293,7 +302,7 @@ func (m *Memory) unlockAndDeliver() {
 	}
 	if ok && (m.timerAt == 0 || at < m.timerAt) {
 		m.timerAt = at
-		m.timer.Reset(m.timerAt - (time.Since(m.start) - m.stopped))
+		m.timer.Reset(max(m.timerAt, m.heldUntil) - (time.Since(m.start) - m.stopped))
 	}
 	var answers []delivery
 	var calls []*call

@@ -58,22 +58,21 @@ func (m *Memory) withMachine(f func(*core.Machine)) error {
 	return nil
 }
 
-// stalled reports whether the disk has made no progress since the last call although a reply has
-// waited for it all the time. Requests are not read then, so that frames of peers are not seen: the time
-// does not count, as if the process had been stopped.
-func (m *Memory) stalled() bool {
+// creditStall is called every checkInterval. If no request was read since the last call, because too
+// much waits for a disk that has made no progress, the time does not count, as if the process had
+// been stopped: renewals of leases wait in the sockets.
+func (m *Memory) creditStall() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.disk == nil {
-		return false
+		return
 	}
 	durable, waited := m.disk.Progress(), m.waitedForDisk
-	m.waitedForDisk = m.commit.writing.Load()
-	stalled := waited && m.waitedForDisk && m.lastProgress == durable
-	if m.lastProgress = durable; stalled {
+	m.waitedForDisk = m.commit.overloaded()
+	if waited && m.waitedForDisk && m.lastProgress == durable {
 		m.stopped += checkInterval
 	}
-	return stalled
+	m.lastProgress = durable
 }
 
 // fail ends a store that cannot write its log any more: all that it has acknowledged is in the log.

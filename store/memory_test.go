@@ -63,6 +63,30 @@ func TestStoppedProcessExpiresNothing(t *testing.T) {
 	})
 }
 
+// TestStutteringProcessEndsTTLs checks that a TTL ends within a second of its time, as far as the
+// process has run, if the process is stopped again and again, whenever other deadlines pass.
+func TestStutteringProcessEndsTTLs(t *testing.T) {
+	for _, run := range []time.Duration{10 * time.Millisecond, 25 * time.Millisecond} {
+		for _, ttl := range []time.Duration{90 * time.Millisecond, 5 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				m := new(store.Memory)
+				s := store.New(m)
+				defer s.Close()
+				require.NoError(t, s.Set(t.Context(), "k", nil, &store.SetOptions{TTL: ttl}))
+				began := time.Now()
+				for err := error(nil); err == nil; _, err = s.Get(t.Context(), "k") {
+					require.Less(t, time.Since(began), ttl+time.Second, "it runs %v of each %v", run, run+200*time.Millisecond)
+					if ttl > time.Second {
+						require.NoError(t, s.Set(t.Context(), "other", nil, &store.SetOptions{TTL: run + time.Millisecond}))
+					}
+					time.Sleep(run)
+					store.StandStill(m, 200*time.Millisecond)
+				}
+			})
+		}
+	}
+}
+
 // TestCancelRacesTheAnswer checks that a reply that races with a cancel is either returned to the
 // caller or has no effect: it is never lost.
 func TestCancelRacesTheAnswer(t *testing.T) {

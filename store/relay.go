@@ -304,18 +304,17 @@ func (r *Relay) unavailableReply(err error) (code wire.Code, detail string) {
 // process was stopped.
 func (r *Relay) checkPeers(_ *Server, late bool) {
 	r.mu.Lock()
-	u := r.up
-	asks, lost := false, false
+	u, do := r.up, noAction
 	if u != nil {
-		asks, lost = u.checkStore(late)
+		do = u.checkStore(late)
 	}
 	r.mu.Unlock()
 	switch {
 	case u == nil:
 		return
-	case lost:
+	case do == endPeer:
 		_ = u.conn.nc.Close() // its reader notices
-	case asks:
+	case do == sendProbe:
 		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
 	}
 	u.confirmPeers()

@@ -34,7 +34,7 @@ type upstream struct {
 	conn     *clientConn
 	received atomic.Bool
 
-	lastReceived, lastPing time.Time // guarded by the relay's mu
+	liveness liveness // of the store; guarded by the relay's mu
 
 	// Owned by read:
 	calls []wire.RelayCall
@@ -82,7 +82,7 @@ type heldVotes struct {
 
 func newUpstream(r *Relay, l *clientConn) *upstream {
 	u := &upstream{
-		relay: r, conn: l, lastReceived: time.Now(), peers: map[uint32]*relayPeer{}, pending: map[recordID]*heldVotes{}, members: map[uint64]int{},
+		relay: r, conn: l, peers: map[uint32]*relayPeer{}, pending: map[recordID]*heldVotes{}, members: map[uint64]int{},
 		waiting: map[*relayPeer]struct{}{}, kept: map[uint32]*transport.Body{},
 	}
 	l.in.limit = wire.MaxReply + wire.MaxBody // the list of calls precedes a reply
@@ -465,19 +465,13 @@ func (u *upstream) end(err error) {
 	}
 }
 
-// checkStore reports whether the store has to be pinged, and whether it has failed. The caller
-// holds the relay's mu.
-func (u *upstream) checkStore(late bool) (asks, lost bool) {
-	now := time.Now()
-	if u.received.Swap(false) || late {
-		u.lastReceived = now
+// checkStore returns what to do with the connection to the store. The caller holds the relay's mu.
+func (u *upstream) checkStore(late bool) action {
+	if u.received.Swap(false) {
+		u.liveness.missed = 0
+		return noAction
 	}
-	silent := now.Sub(u.lastReceived)
-	timeout := livenessTimeout(u.relay.dialer.options.LivenessTimeout)
-	if asks = min(silent, now.Sub(u.lastPing)) >= timeout/5; asks {
-		u.lastPing = now
-	}
-	return asks, silent >= timeout
+	return u.liveness.miss(livenessTimeout(u.relay.dialer.options.LivenessTimeout), late)
 }
 
 // confirmPeers reports to the store which peers that it has probed are alive although none of their

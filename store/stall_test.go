@@ -262,6 +262,36 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	}
 }
 
+// TestSlowDiskFindsFrozenClient checks that a frozen client is found while each sync takes 500 ms.
+func TestSlowDiskFindsFrozenClient(t *testing.T) {
+	t.Parallel()
+	fs := &stallingFS{FS: disklog.OS}
+	m := &store.Memory{Dir: t.TempDir()}
+	store.SetFS(m, fs)
+	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: time.Second}}, tcp)
+	b, proxy := s.through(t)
+	g, writer := join(t, s.client(t), b), s.client(t)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for writer.Set(ctx, "k", nil, nil) == nil {
+		}
+	})
+	proxy.Blackhole(true)
+	failed := make(chan error, 1)
+	go func() { failed <- g.barrier(ctx, 0, 1) }()
+	for len(failed) == 0 {
+		resume := fs.stall()
+		<-time.After(500 * time.Millisecond)
+		resume()
+	}
+	lost(t, <-failed)
+	cancel()
+	writing.Wait()
+	proxy.Cut(testcluster.RST)
+}
+
 // TestAJoinThatTheDiskDelaysHasOneOutcome checks a join whose replies wait for the disk after the
 // group has formed, until a rank of this process gives up. That rank has left the group then,
 // whatever its reply says.
