@@ -160,11 +160,13 @@ func (c *conn) checkPeer(late, paused bool) {
 }
 
 // checkRelayed is checkPeers for the peers of a relay from which something was received, or from
-// which reading is paused.
+// which reading is paused. If some are silent, it probes the relay itself, so that the next check
+// has received something and counts, although the relay has nothing else to send.
 func (c *conn) checkRelayed(late, paused bool) {
 	m := c.memory
 	var probes []wire.RelayCall
 	var lost []*relayedConn
+	silent := false
 	m.mu.Lock()
 	if c.stream != nil {
 		for _, b := range c.stream.conns {
@@ -172,6 +174,7 @@ func (c *conn) checkRelayed(late, paused bool) {
 				b.received, b.liveness.missed = false, 0
 				continue
 			}
+			silent = true
 			switch b.liveness.miss(livenessTimeout(b.timeout, c.limits.LivenessTimeout), late) {
 			case endPeer:
 				lost = append(lost, b)
@@ -181,6 +184,9 @@ func (c *conn) checkRelayed(late, paused bool) {
 		}
 	}
 	m.mu.Unlock()
+	if silent {
+		c.probe()
+	}
 	if len(probes) > 0 {
 		c.out.Append(func(to []byte) []byte { // after the welcomes of the relayed connections
 			return wire.AppendReply(wire.AppendRelay(to, 0, probes...), wire.OpProbe, 0, new(wire.Reply))

@@ -288,6 +288,21 @@ func TestASilentRankBehindARelay(t *testing.T) {
 	proxy.Cut(testcluster.RST)
 }
 
+// TestASilentRankBehindAQuietRelay checks that such a rank is found in time although the relay has
+// nothing else to send.
+func TestASilentRankBehindAQuietRelay(t *testing.T) {
+	t.Parallel()
+	const liveness = 3 * time.Second
+	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
+	proxy := testcluster.NewProxy(t, relay(t, s.addr, new(store.Server), tcp).addr)
+	g := join(t, s.client(t), dial(t, proxy.Addr()))
+	proxy.Blackhole(true)
+	began := time.Now()
+	lost(t, g.barrier(bounded(t), 0, 1))
+	require.Less(t, time.Since(began), 4*liveness)
+	proxy.Cut(testcluster.RST)
+}
+
 // TestASilentRelay checks that, when a relay does not respond within the liveness timeout, all
 // ranks behind it are lost together, and that the error gives the relay as the reason.
 func TestASilentRelay(t *testing.T) {
