@@ -8,8 +8,39 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// maxDoing bounds how many missing ranks an error describes. It lists the numbers of all of them.
-const maxDoing = 16
+const (
+	// maxMissing bounds how many missing ranks a failure names. If there are more, its reason has
+	// their number.
+	maxMissing = 1024
+	maxDoing   = 16 // of those, whose activity it describes
+)
+
+// missing are the ranks that an operation waits for: the first maxMissing of them, and the number
+// of all.
+type missing struct {
+	ranks []int
+	count int
+}
+
+// add adds a rank, which is higher than those before.
+func (a *missing) add(rank int) {
+	if a.count++; len(a.ranks) < maxMissing {
+		a.ranks = append(a.ranks, rank)
+	}
+}
+
+// addMissing adds the missing ranks to a failure, and what they do if they are members of g. If
+// they are more than it names, its reason begins with their number.
+func (m *Machine) addMissing(v *wire.Failure, g *group, a missing) {
+	v.Missing = a.ranks
+	if g != nil {
+		v.Doing = m.doing(g, a.ranks)
+	}
+	if a.count > len(a.ranks) {
+		all := fmt.Sprintf("%d ranks are missing, of which the first %d are named", a.count, len(a.ranks))
+		v.Reason = strings.TrimSuffix(all+": "+v.Reason, ": ")
+	}
+}
 
 // doing describes what each of ranks does at the moment, for a failure that has them as missing.
 func (m *Machine) doing(g *group, ranks []int) (what []string) {

@@ -273,26 +273,24 @@ func (ch *channel) overWindow(m *Machine, r *record) bool {
 	return before >= m.bounds.aheadRecords || before > 0 && bytes > m.bounds.aheadBytes
 }
 
-// slowest returns the present ranks that have passed the fewest records.
-func (ch *channel) slowest() (ranks []int) {
+// slowest returns the present ranks that have passed the fewest records, but for one (-1: none).
+func (ch *channel) slowest(except int) (a missing) {
 	low := ^uint64(0)
 	for rank, f := range ch.floor {
 		switch {
-		case ch.g.members[rank].gone != wire.CodeOK || f > low:
+		case ch.g.members[rank].gone != wire.CodeOK || f > low || rank == except:
 		case f < low:
-			low, ranks = f, []int{rank}
+			low, a = f, missing{[]int{rank}, 1}
 		default:
-			ranks = append(ranks, rank)
+			a.add(rank)
 		}
 	}
-	return ranks
+	return a
 }
 
 // overrun returns the failure of a channel whose slowest ranks are too far behind.
 func (ch *channel) overrun(m *Machine) *wire.Failure {
-	ranks := ch.slowest()
-	return &wire.Failure{
-		Code: wire.CodeFull, By: -1, Missing: ranks, Doing: m.doing(ch.g, ranks),
-		Reason: fmt.Sprintf("%d records behind the others", m.bounds.window),
-	}
+	v := &wire.Failure{Code: wire.CodeFull, By: -1, Reason: fmt.Sprintf("%d records behind the others", m.bounds.window)}
+	m.addMissing(v, ch.g, ch.slowest(-1))
+	return v
 }

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -176,4 +177,23 @@ func TestExpireCountsUnread(t *testing.T) {
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 2)), wire.CodeExpired)
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 4)), wire.CodeOK)
 	isCode(t, w.does(w.sessions[1], w.request(wire.OpExpired, 0)), wire.CodeDenied)
+}
+
+// TestMissingRanksAreBounded checks what a join of the largest size costs when it times out: its
+// size is a number that one peer has sent, and the store's lock is held meanwhile.
+func TestMissingRanksAreBounded(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	s := r.session()
+	ticket := r.waits(s, wire.Request{Op: wire.OpJoin, Timeout: time.Second, Group: wire.Contribution{Group: "world", Rank: 1, Size: 1 << 20}})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	r.pass(time.Second)
+	runtime.ReadMemStats(&after)
+	v := r.answer(ticket).Failure
+	same(t, "named", len(v.Missing), 1024)
+	sameRanks(t, "the first", v.Missing[:2], []int{0, 2})
+	same(t, "reason", v.Reason, "1048575 ranks are missing, of which the first 1024 are named")
+	if n := after.TotalAlloc - before.TotalAlloc; n > 256<<10 {
+		t.Errorf("it allocates %d bytes", n)
+	}
 }

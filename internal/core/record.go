@@ -308,29 +308,29 @@ func (r *record) forgetPayloads(m *Machine) {
 // refusal returns the failure that rank's vote of no makes, or its lack of a vote.
 func (m *Machine) refusal(r *record, rank int, code wire.Code, reason string) *wire.Failure {
 	v := &wire.Failure{Code: code, By: rank, Reason: strings.Clone(reason), Waited: m.now - r.began}
-	v.Missing = slices.DeleteFunc(r.missing(), func(x int) bool { return x == rank })
-	v.Doing = m.doing(r.ch.g, v.Missing)
+	m.addMissing(v, r.ch.g, r.missing(rank))
 	return v
 }
 
-// missing returns the ranks whose votes r lacks. If it lacks none, and its root waits for readers,
-// it returns the slowest of those.
-func (r *record) missing() (ranks []int) {
+// missing returns the ranks whose votes r lacks, but for one (-1: none). If it lacks no vote, and its
+// root waits for readers, it returns the slowest of those.
+func (r *record) missing(except int) (a missing) {
 	for rank := range r.votes {
-		if r.lacks(rank) {
-			ranks = append(ranks, rank)
+		if r.lacks(rank) && rank != except {
+			a.add(rank)
 		}
 	}
-	if ranks == nil && slices.Contains(r.ch.blocked, r) {
-		return r.ch.slowest()
+	if a.count == 0 && slices.Contains(r.ch.blocked, r) {
+		return r.ch.slowest(except)
 	}
-	return ranks
+	return a
 }
 
 // due fails r: the earliest deadline of its votes has passed.
 func (r *record) due(m *Machine) {
-	v := &wire.Failure{Code: wire.CodeTimeout, By: -1, Missing: r.missing(), Waited: m.now - r.began}
-	v.Doing, v.Reason = m.doing(r.ch.g, v.Missing), m.sharedCause(r.ch.g, v.Missing)
+	v, late := &wire.Failure{Code: wire.CodeTimeout, By: -1, Waited: m.now - r.began}, r.missing(-1)
+	v.Reason = m.sharedCause(r.ch.g, late.ranks)
+	m.addMissing(v, r.ch.g, late)
 	m.decide(r, failureReply(v))
 }
 

@@ -208,23 +208,28 @@ func (r *rendezvous) inOrder() []*joiner {
 	return as
 }
 
-// missing returns the ranks that r waits for.
-func (r *rendezvous) missing() (ranks []int) {
-	for rank := range r.size {
+// missing returns the ranks that r waits for. It looks at no more ranks than have joined, or are
+// named: the size is what one peer has asked for.
+func (r *rendezvous) missing() (a missing) {
+	for rank := 0; rank < r.size && len(a.ranks) < maxMissing; rank++ {
 		if r.joiners[rank] == nil && (r.from == nil || r.from.members[rank].gone == wire.CodeOK) {
-			ranks = append(ranks, rank)
+			a.add(rank)
 		}
 	}
-	return ranks
+	a.count = r.expects() - len(r.joiners)
+	return a
+}
+
+// expects returns how many ranks r needs.
+func (r *rendezvous) expects() int {
+	if r.from != nil {
+		return r.from.present
+	}
+	return r.size
 }
 
 // complete reports whether all ranks wait in r, by counting alone: it is called for each request.
-func (r *rendezvous) complete() bool {
-	if r.from != nil {
-		return len(r.joiners) == r.from.present
-	}
-	return len(r.joiners) == r.size
-}
+func (r *rendezvous) complete() bool { return len(r.joiners) == r.expects() }
 
 // formIfComplete makes a group of r if it is complete, and answers all of its ranks. Generations
 // grow, so that one that was formed later always has the higher number. Survivors leave the group
@@ -296,16 +301,14 @@ func (a *joiner) drop(m *Machine, w *waiter, why wire.Code) {
 		return
 	}
 	r := a.rendezvous
-	v := &wire.Failure{Code: why, By: -1, Missing: r.missing(), Waited: m.now - r.since()}
+	v := &wire.Failure{Code: why, By: -1, Waited: m.now - r.since()}
 	if why == wire.CodeCancelled {
 		v.By, v.Reason = a.rank, m.cancelReason
 	}
 	if g := m.live[r.key]; g != nil && r.from == nil && v.Reason == "" {
 		v.Reason = fmt.Sprintf("generation %d of this group is still live", g.gen)
 	}
-	if r.from != nil {
-		v.Doing = m.doing(r.from, v.Missing)
-	}
+	m.addMissing(v, r.from, r.missing())
 	m.failRendezvous(r, v)
 }
 

@@ -223,7 +223,7 @@ func (v *viewer) record(r *record) wire.RecordStatus {
 		}
 	}
 	if s.Missing.Count == 0 { // its root waits for readers
-		for _, rank := range r.missing() {
+		for _, rank := range r.missing(-1).ranks {
 			s.Missing.Add(rank)
 		}
 	}
