@@ -217,6 +217,10 @@ func (r rights) encode() []byte {
 	return wire.AppendParts(nil, parts)
 }
 
+// maxRights is how many rights a relay may give to one of its peers: the store compares each key with
+// them. With its name and its token they are a hello of at most maxHandshakeFrame bytes.
+const maxRights = 64
+
 // parseRights parses the result of encode.
 func parseRights(b []byte) (rights, error) {
 	if b == nil {
@@ -226,7 +230,11 @@ func parseRights(b []byte) (rights, error) {
 	if len(b) < 4 {
 		return nil, bad
 	}
-	parts, err := wire.ParseParts(b, int(binary.LittleEndian.Uint32(b)))
+	n := int(binary.LittleEndian.Uint32(b))
+	if n > maxRights {
+		return nil, fmt.Errorf("%w: %d rights of a peer, the limit is %d", wire.ErrTooLarge, n, maxRights)
+	}
+	parts, err := wire.ParseParts(b, n)
 	if err != nil {
 		return nil, bad
 	}

@@ -97,8 +97,14 @@ func (c *conn) parseRelayFrame(h wire.Header, body []byte, owned bool) (err erro
 		return wire.ErrFlags
 	}
 	var of wire.Header
-	if t.calls, of, body, err = wire.ParseRelay(h, body, t.calls, wire.MaxBody); err != nil {
+	if t.calls, of, body, err = wire.ParseRelay(h, body, t.calls, wire.MaxVotes, wire.MaxBody); err != nil {
 		return err
+	}
+	switch {
+	case of.Op == wire.OpHello && of.Len > maxHandshakeFrame: // as that of a direct connection
+		return fmt.Errorf("%s: %w", of.Op, wire.ErrTooLarge)
+	case len(t.calls) > 1 && of.Op != wire.OpProbe && of.Op != wire.OpLost: // they are carried out in one step
+		return fmt.Errorf("%w: one %s for %d branches", ErrProtocol, of.Op, len(t.calls))
 	}
 	of.ID = t.calls[0].ID
 	t.parseErr = c.req.Parse(of, body)
@@ -204,7 +210,7 @@ func (c *conn) flushEqualReplies() (waiting int) {
 // caller holds the Memory's mu.
 func (c *conn) openRelayed(number uint32) error {
 	t := c.stream
-	if t.conns[number] != nil || len(t.calls) > 1 {
+	if t.conns[number] != nil {
 		return fmt.Errorf("%w: branch %d is opened twice", ErrProtocol, number)
 	}
 	m := c.memory
@@ -282,10 +288,13 @@ func (c *conn) relayEndReason(err error) string {
 
 // weight returns the number of requests in the current frame.
 func (t *relayStream) weight() int {
-	if t == nil || t.op != wire.OpVotes {
-		return 1
+	switch {
+	case t != nil && t.op == wire.OpVotes:
+		return max(1, len(t.votes))
+	case t != nil && t.op == wire.OpRelay:
+		return len(t.calls)
 	}
-	return max(1, len(t.votes))
+	return 1
 }
 
 // closeReplaced closes the connections that relayed ones have replaced. The goroutine that reads
@@ -423,7 +432,6 @@ func (s *Server) addRelayedConn(c *conn) (why string) {
 	}
 	s.relayedConns++
 	s.perAddr[c.addr]++
-	c.out.AddLimit(c.limits.InFlight)
 	return ""
 }
 
@@ -435,5 +443,4 @@ func (s *Server) removeRelayedConns(c *conn, n int) {
 	if s.perAddr[c.addr] -= n; s.perAddr[c.addr] == 0 {
 		delete(s.perAddr, c.addr)
 	}
-	c.out.AddLimit(-n * c.limits.InFlight)
 }

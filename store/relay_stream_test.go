@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"net"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -30,7 +31,7 @@ func ofBranches(t *testing.T, c net.Conn) (calls []wire.RelayCall, h wire.Header
 	t.Helper()
 	outer, body := receiveBody(t, c)
 	require.Equal(t, wire.OpRelay, outer.Op)
-	calls, h, body, err := wire.ParseRelay(outer, body, nil, wire.MaxReply)
+	calls, h, body, err := wire.ParseRelay(outer, body, nil, wire.MaxVotes, wire.MaxReply)
 	require.NoError(t, err)
 	require.NoError(t, rep.Parse(h, body))
 	return calls, h, rep
@@ -87,6 +88,10 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 		"no frame":                frame(wire.Header{Op: wire.OpRelay}, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
 		"no votes":                frame(wire.Header{Op: wire.OpVotes}, 1),
 		"rights that are none":    wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: []byte("everything")}),
+		"too many rights":         wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: wire.AppendParts(nil, slices.Repeat([][]byte{{'r'}}, 65))}),
+		"a long hello":            wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Value: make([]byte, 32<<10)}),
+		"a request of two":        wire.AppendRequest(wire.AppendRelay(nil, 0, wire.RelayCall{Conn: 7, ID: 1}, wire.RelayCall{Conn: 7, ID: 2}), &wire.Request{Op: wire.OpPing}),
+		"too many calls":          wire.AppendRequest(wire.AppendRelay(nil, 0, make([]wire.RelayCall, wire.MaxVotes+1)...), &wire.Request{Op: wire.OpProbe}),
 	} {
 		c := multiplexTo(t, s, 7)
 		send(t, c, b)
@@ -172,6 +177,28 @@ func TestBranchesCountAsConnections(t *testing.T) {
 		}
 		require.EqualValues(t, 4, call.Conn)
 	}
+}
+
+// TestBranchesShareOneOutbox checks that relayed connections do not raise what may wait for their
+// relay: the clients are told to ask again.
+func TestBranchesShareOneOutbox(t *testing.T) {
+	t.Parallel()
+	const clients, size, inFlight = 40, 512 << 10, 2 << 20
+	m := new(store.Memory)
+	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{InFlight: inFlight}}, tcp)
+	c := s.greeted(t)
+	for n := range uint32(clients) {
+		send(t, c, append(branches(n), wire.AppendRelayRequest(nil, n, &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{"k"}})...))
+		ofBranch(t, c)
+	}
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == clients })
+	require.NoError(t, store.New(m).Set(bounded(t), "k", make([]byte, size), nil))
+	codes := map[wire.Code]int{}
+	for range clients {
+		_, h, _ := ofBranch(t, c)
+		codes[h.Code]++
+	}
+	require.Equal(t, map[wire.Code]int{wire.CodeOK: inFlight/size - 1, wire.CodeAgain: clients - inFlight/size + 1}, codes)
 }
 
 // TestRightsOfBranches checks that a relayed connection has at most the rights of its relay, and

@@ -197,11 +197,16 @@ func (u *upstream) answerProbe(p *relayPeer) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	p.clearProbe()
+	u.addAlive(p)
+	u.startTimer()
+}
+
+// addAlive adds a peer whose answer to a probe is to be forwarded. The caller holds mu.
+func (u *upstream) addAlive(p *relayPeer) {
 	u.alive = append(u.alive, wire.RelayCall{Conn: p.number})
 	if len(u.alive) == wire.MaxVotes {
 		u.sendAlive()
 	}
-	u.startTimer()
 }
 
 // sendAlive forwards the answers to probes. The caller holds mu.
@@ -358,7 +363,7 @@ func (u *upstream) handleFrame(h wire.Header, body []byte, owned bool) error {
 // deliver delivers a frame to its peers.
 func (u *upstream) deliver(h wire.Header, body []byte, owned bool) (err error) {
 	var of wire.Header
-	if u.calls, of, body, err = wire.ParseRelay(h, body, u.calls, wire.MaxReply); err != nil {
+	if u.calls, of, body, err = wire.ParseRelay(h, body, u.calls, math.MaxInt, wire.MaxReply); err != nil {
 		return err
 	}
 	if !owned && len(body) >= transport.ShareFrom {
@@ -479,15 +484,10 @@ func (u *upstream) checkStore(late bool) action {
 func (u *upstream) confirmPeers() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	var calls []wire.RelayCall
-	for n, p := range u.peers {
+	for _, p := range u.peers {
 		if p.needsVouching() {
-			calls = append(calls, wire.RelayCall{Conn: n})
+			u.addAlive(p)
 		}
 	}
-	if len(calls) > 0 {
-		u.conn.out.Append(func(b []byte) []byte {
-			return wire.AppendRequest(wire.AppendRelay(b, 0, calls...), &wire.Request{Op: wire.OpProbe})
-		})
-	}
+	u.sendAlive()
 }

@@ -16,7 +16,8 @@ const (
 	// RelayOverhead is the number of bytes by which an OpRelay for one call is longer than its
 	// frame.
 	RelayOverhead = HeaderLen + 4 + callLen
-	// MaxVotes is the maximum number of votes of an OpVotes: they are carried out in one step.
+	// MaxVotes is the maximum number of votes of an OpVotes, and of calls of an OpRelay that a relay
+	// sends: they are carried out in one step.
 	MaxVotes = 1024
 
 	callLen = 4 + 8
@@ -98,15 +99,20 @@ func ParseKeep(outer Header) (Keep, error) {
 }
 
 // ParseRelay parses the body of an OpRelay, which frame aliases. It reuses the memory of calls, and
-// returns at least one. The body of the frame may have limit bytes; with Keep.Again it is missing.
-func ParseRelay(outer Header, body []byte, calls []RelayCall, limit uint32) (_ []RelayCall, h Header, frame []byte, err error) {
+// returns from one to maxCalls. The body of the frame may have limit bytes; with Keep.Again it is
+// missing.
+func ParseRelay(outer Header, body []byte, calls []RelayCall, maxCalls int, limit uint32) (_ []RelayCall, h Header, frame []byte, err error) {
 	p := parser{b: body}
 	calls = calls[:0]
 	k, err := ParseKeep(outer)
 	if err != nil || outer.Code != CodeOK {
 		return calls, h, nil, ErrFlags
 	}
-	for range p.count(callLen) {
+	n := p.count(callLen)
+	if n > maxCalls {
+		return calls, h, nil, ErrTooLarge
+	}
+	for range n {
 		calls = append(calls, p.call())
 	}
 	frame = p.b

@@ -74,7 +74,7 @@ func parseBranch(b []byte) (calls []wire.RelayCall, of wire.Header, frame []byte
 	if err != nil {
 		return nil, of, nil, err
 	}
-	return wire.ParseRelay(h, b[wire.HeaderLen:], nil, wire.MaxBody)
+	return wire.ParseRelay(h, b[wire.HeaderLen:], nil, wire.MaxVotes, wire.MaxBody)
 }
 
 func TestBranch(t *testing.T) {

@@ -108,13 +108,6 @@ func NewOutbox(p Pipe, limit int) *Outbox {
 	return o
 }
 
-// AddLimit raises the limit by n bytes, or lowers it if n is negative.
-func (o *Outbox) AddLimit(n int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.limit += n
-}
-
 // Append appends a frame, which f appends to its argument, and returns how many bytes wait now. The
 // frame shows nothing of a log: it is held only if a frame before it is.
 func (o *Outbox) Append(f func(b []byte) []byte) (waiting int) { return o.AppendAt(0, f) }
