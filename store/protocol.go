@@ -44,6 +44,10 @@ type ProtocolConn struct {
 	// process, and not durable. One goroutine may then serve many connections.
 	Immediate bool
 	Logger    *slog.Logger // of the server; nil discards the log
+	// Reserve takes n bytes of ServerLimits.Buffers, for what the peer has sent of an unfinished
+	// request, or returns -n of them if n is negative. It returns false, and takes none, if there
+	// are too few. ServeConn returns all. nil: there is no limit.
+	Reserve func(n int) bool
 }
 
 // foreignConn is a connection of another protocol.
@@ -63,7 +67,7 @@ func (c *conn) setForeign(p Protocol, first []byte) error {
 		return err
 	}
 	prompt := c.memory != nil && !c.memory.isDurable()
-	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt, Logger: c.server.log()}}
+	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt, Logger: c.server.log(), Reserve: c.server.budget.Reserve}}
 	if prefix != "" {
 		g.conn.Prefix, g.conn.Whole = prefix, New(unclosable{c.server.Engine})
 	}

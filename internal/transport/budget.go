@@ -27,6 +27,16 @@ func (b *Budget) Used() int64 { return b.used.Load() }
 // Fits reports whether n bytes are left.
 func (b *Budget) Fits(n int) bool { return b == nil || b.used.Load()+int64(n) <= b.limit }
 
+// Reserve takes n bytes if they are left, and reports whether they were; a negative n returns bytes.
+// Of several callers at the same time no two take the same bytes.
+func (b *Budget) Reserve(n int) bool {
+	if used := b.used.Add(int64(n)); n > 0 && used > b.limit {
+		b.used.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
 // Body is bytes that may wait in several outboxes, and count once. They must not be modified.
 type Body struct {
 	Bytes []byte

@@ -1,6 +1,7 @@
 package tcpstore
 
 import (
+	"errors"
 	"net"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
@@ -15,8 +16,12 @@ const (
 )
 
 // inbox splits the bytes of a connection into messages. The buffer for a large message grows as its
-// bytes arrive: a length field alone allocates nothing.
+// bytes arrive: a length field alone allocates nothing. A buffer that is larger than firstBuffer is
+// reserved; if that fails, next returns errBuffers, which ends the connection.
 type inbox struct {
+	reserve  func(n int) bool // nil: no limit
+	reserved int
+	full     bool // reserve has failed
 	limits   tcpwire.Limits
 	buf      []byte
 	r, w     int // buf[r:w] is unread
@@ -27,9 +32,28 @@ type inbox struct {
 // finder finds the end of a message at the front of b.
 type finder func(b []byte, c *tcpwire.Cursor, limits tcpwire.Limits) (n int, whole bool, err error)
 
+// errBuffers is the error of a connection whose unfinished request does not fit.
+var errBuffers = errors.New("the server's buffers are full (ServerLimits.Buffers): the peer may try again")
+
+// hold reserves a buffer of n bytes in place of what is reserved, and reports whether it could.
+func (in *inbox) hold(n int) bool {
+	if n <= firstBuffer {
+		n = 0
+	}
+	if in.reserve != nil && !in.reserve(n-in.reserved) {
+		in.full = true
+		return false
+	}
+	in.reserved = n
+	return true
+}
+
 // next returns the next complete message. It is valid until the next call of next, room or
 // giveBack.
 func (in *inbox) next(find finder) (message []byte, need int, err error) {
+	if in.full {
+		return nil, 0, errBuffers
+	}
 	b := in.buf[in.r:in.w]
 	n, whole, err := find(b, &in.cursor, in.limits)
 	if err != nil || !whole {
@@ -71,7 +95,12 @@ func (in *inbox) room(need int) []byte {
 		buf := in.buf
 		if left || have == len(buf) {
 			// for a list, need covers no more than the next item
-			buf = make([]byte, max(firstBuffer, min(max(need, have+have/4), 4*have)))
+			n := max(firstBuffer, min(max(need, have+have/4), 4*have))
+			if !in.hold(n) {
+				in.buf, in.r, in.w = make([]byte, 1), 0, 0 // never parsed
+				return in.buf
+			}
+			buf = make([]byte, n)
 		}
 		in.r, in.w = 0, copy(buf, in.buf[in.r:in.w])
 		in.buf = buf
@@ -87,6 +116,7 @@ func (in *inbox) left() bool { return len(in.buf) > keptBuffer && in.w-in.r < le
 // need no buffer of their own.
 func (in *inbox) borrow(buf []byte) {
 	if in.r == in.w {
+		in.hold(0)
 		in.buf, in.r, in.w, in.borrowed = buf, 0, 0, true
 	}
 }
@@ -99,8 +129,10 @@ func (in *inbox) giveBack() {
 		return
 	}
 	in.buf, in.r, in.w, in.borrowed = nil, 0, 0, false
-	if len(rest) > 0 {
-		in.buf = make([]byte, max(firstBuffer, len(rest)))
+	if n := max(firstBuffer, len(rest)); len(rest) == 0 || !in.hold(n) {
+		in.hold(0)
+	} else {
+		in.buf = make([]byte, n)
 		in.w = copy(in.buf, rest)
 	}
 }

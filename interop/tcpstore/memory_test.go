@@ -9,6 +9,8 @@ import (
 
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/interop/tcpstore"
+	"github.com/muster-pg/muster/store"
 )
 
 // TestIdleConnectionsHoldLittle checks that an idle connection keeps no large buffers after a large
@@ -69,4 +71,31 @@ func inUse() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// TestUnfinishedRequestsHoldBuffers checks that unfinished requests count against
+// ServerLimits.Buffers, as frames of the store's own protocol do.
+func TestUnfinishedRequestsHoldBuffers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it sends 400 MiB")
+	}
+	const conns, sent, buffers = 30, 14 << 20, 64 << 20
+	s := serve(t, &tcpstore.Protocol{}, &store.Server{Limits: store.ServerLimits{Buffers: buffers}})
+	clients := make([]*client, conns)
+	for i := range clients {
+		clients[i] = s.client(t)
+	}
+	part := clients[0].bytes(set("/large", strings.Repeat("x", sent)))[:sent]
+	before := inUse()
+	for _, c := range clients {
+		_, _ = c.Write(part) // an error: the server has ended the connection
+	}
+	if used := inUse(); used > before+buffers*6/5 {
+		t.Errorf("%d MiB more are in use", (used-before)>>20)
+	}
+	for _, c := range clients {
+		_ = c.Close()
+	}
+	s.client(t).works()
+	runtime.KeepAlive(part)
 }

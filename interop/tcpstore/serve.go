@@ -86,6 +86,7 @@ func (p *peer) end(ctx context.Context, err error) error {
 	p.fail(err)
 	p.forget()
 	p.running.Wait()
+	p.in.hold(0)
 	p.stall.stop()
 	p.disown()
 	if ctx.Err() != nil {
