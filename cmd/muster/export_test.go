@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"time"
 
@@ -81,4 +82,9 @@ func PrepareLogs(dir string) (string, error) {
 	l := logFiles{dir: dir}
 	err := l.prepare()
 	return l.dir, err
+}
+
+// PageGuard returns an empty page behind a password.
+func PageGuard(password string) http.Handler {
+	return (&pageFlags{secret: []byte(password)}).guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode"
 
@@ -352,6 +354,35 @@ func TestPageWantsAPassword(t *testing.T) {
 			assert.Equal(t, want, code, "/%s with %q", path, given)
 		}
 	}
+}
+
+// TestPageLimitsWrongPasswords checks that an address that has sent 10 wrong passwords is refused for
+// the rest of the minute, and no other address.
+func TestPageLimitsWrongPasswords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		page := muster.PageGuard("right")
+		get := func(addr, password string) int {
+			r, w := httptest.NewRequest(http.MethodGet, "/", http.NoBody), httptest.NewRecorder()
+			r.RemoteAddr = addr
+			if password != "" {
+				r.SetBasicAuth("", password)
+			}
+			page.ServeHTTP(w, r)
+			return w.Code
+		}
+		for range 20 { // a browser asks without a password first
+			assert.Equal(t, 401, get("10.0.0.1:1", ""))
+		}
+		for range 10 {
+			assert.Equal(t, 401, get("10.0.0.1:1", "wrong"))
+			assert.Equal(t, 401, get("[fd00::1]:1", "wrong"))
+		}
+		for addr, want := range map[string]int{"10.0.0.1:2": 429, "[fd00::2]:1": 429, "10.0.0.2:1": 200} {
+			assert.Equal(t, want, get(addr, "right"), addr)
+		}
+		time.Sleep(time.Minute)
+		assert.Equal(t, 200, get("10.0.0.1:1", "right"))
+	})
 }
 
 func TestPageRefuses(t *testing.T) {
