@@ -32,6 +32,7 @@ func connected(t *testing.T, addr string) *store.Store { return testcluster.Dial
 // TestLargeAnswersWaitForRoom checks that 48 clients, some of them behind a relay, all succeed in
 // reading 16 MiB at the same time, while the server's buffers hold 3 such replies.
 func TestLargeAnswersWaitForRoom(t *testing.T) {
+	t.Parallel()
 	m := new(store.Memory)
 	addr := buffered(t, m)
 	r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)

@@ -97,6 +97,7 @@ func breaks(e store.Engine) {
 func newMemory(*testing.T) store.Backend { return new(store.Memory) }
 
 func TestMemory(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, memory, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
 }
 
@@ -123,6 +124,7 @@ const (
 )
 
 func TestClientServerMemory(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, served(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 

@@ -24,6 +24,7 @@ import (
 func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: testcluster.Scratch(t)} }
 
 func TestDurable(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		m := onDisk(t)
 		t.Cleanup(func() { _ = m.Close() })
@@ -32,6 +33,7 @@ func TestDurable(t *testing.T) {
 }
 
 func TestClientServerDurable(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, served(onDisk, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 

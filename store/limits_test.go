@@ -149,6 +149,7 @@ func TestAStoreAtItsMemoryLimit(t *testing.T) {
 }
 
 func TestTooManyConnections(t *testing.T) {
+	t.Parallel()
 	f := newTLSFiles(t)
 	for name, tc := range map[string]struct {
 		tls    *tls.Config

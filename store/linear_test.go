@@ -53,6 +53,7 @@ func killedRelay(t *testing.T) (string, func()) {
 }
 
 func TestLinearizable(t *testing.T) {
+	t.Parallel()
 	for name, h := range map[string]host{
 		"memory": inProcess(newMemory), "durable": inProcess(onDisk), "durable, kill -9": killed, "relay, kill -9": killedRelay,
 	} {

@@ -3,9 +3,12 @@ package store_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"net"
 	"os"
+	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -21,6 +24,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(serverVar) != "" {
 		beServer()
 		return
+	}
+	// They use a quarter of two processors: most of them wait.
+	if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
 	}
 	testcluster.Leaks(m)
 }

@@ -33,6 +33,7 @@ func relay(t *testing.T, addr string, srv *store.Server, w wires) *service {
 }
 
 func TestRelay(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, relayed(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 

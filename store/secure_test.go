@@ -582,6 +582,7 @@ func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 }
 
 func TestClientServerMemoryOverTLS(t *testing.T) {
+	t.Parallel()
 	f := newTLSFiles(t)
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)

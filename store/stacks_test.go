@@ -104,6 +104,7 @@ func TestStacksOfManyCallers(t *testing.T) {
 }
 
 func TestStacksWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
 	addr, _ := stacksServer(t, &store.Server{Stacks: true})
 	proxy := testcluster.NewProxy(t, addr)
 	a, b := dialAs(t, addr, nil), dialAs(t, proxy.Addr(), nil)

@@ -110,6 +110,7 @@ func (s *service) flood(ctx context.Context, req *wire.Request) {
 // process of a store that ends, stands still or cannot be opened, whether the operation comes
 // before, during or after that, and that each returns the error of that state in this process.
 func TestEachOperationInEachState(t *testing.T) {
+	t.Parallel()
 	for name, state := range states {
 		for kind, connect := range kinds {
 			if name == "not open" && kind == "relay" { // which connects to the store first
