@@ -31,6 +31,7 @@ type elastic struct {
 	exe  string
 	env  []string
 	stop string // the file that ends the workers
+	wait string // what the workers do meanwhile: gloo, store, compute
 	args []string
 }
 
@@ -38,7 +39,7 @@ type elastic struct {
 func newElastic(t *testing.T, endpoint, id string, args ...string) *elastic {
 	t.Helper()
 	dir := t.TempDir()
-	e := &elastic{exe: testcluster.Torch(t), stop: filepath.Join(dir, "stop")}
+	e := &elastic{exe: testcluster.Torch(t), stop: filepath.Join(dir, "stop"), wait: "gloo"}
 	msgpack, err := exec.Command(testcluster.Python(t, "msgpack"), "-c", "import msgpack, os; print(os.path.dirname(os.path.dirname(msgpack.__file__)))").Output()
 	require.NoError(t, err)
 	here, err := filepath.Abs("../../clients/python")
@@ -91,7 +92,7 @@ func (a *agent) String() string {
 // agent starts an agent. It and what it leaves end with the test.
 func (e *elastic) agent(t *testing.T) *agent {
 	t.Helper()
-	a := &agent{cmd: exec.Command(e.exe, e.args...), lines: make(chan string, 1000), ended: make(chan error, 1)}
+	a := &agent{cmd: exec.Command(e.exe, append(slices.Clip(e.args), e.wait)...), lines: make(chan string, 1000), ended: make(chan error, 1)}
 	a.cmd.Env, a.cmd.Stderr = e.env, a
 	a.cmd.WaitDelay = time.Second
 	out, err := a.cmd.StdoutPipe()
@@ -109,9 +110,9 @@ func (e *elastic) agent(t *testing.T) *agent {
 	return a
 }
 
-// kill kills the agent and its workers, all that has it as an ancestor, except its relay, which it
-// returns.
-func (a *agent) kill(t *testing.T) (relay int) {
+// processes returns the agent's processes that run: itself, its workers, which are all that have it
+// as an ancestor, and its relay, 0 if there is none.
+func (a *agent) processes(t *testing.T) (agent int, workers []int, relay int) {
 	t.Helper()
 	all := []int{a.cmd.Process.Pid}
 	for i := 0; i < len(all); i++ {
@@ -125,14 +126,27 @@ func (a *agent) kill(t *testing.T) (relay int) {
 			}
 		}
 	}
-	for _, pid := range all {
+	for _, pid := range all[1:] {
 		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); bytes.Contains(line, []byte("\x00relay\x00")) {
 			relay = pid
-			continue
+		} else {
+			workers = append(workers, pid)
 		}
+	}
+	return all[0], workers, relay
+}
+
+// kill kills the agent and its workers. Its relay ends by itself.
+func (a *agent) kill(t *testing.T) {
+	t.Helper()
+	agent, workers, _ := a.processes(t)
+	killAll(append(workers, agent)...)
+}
+
+func killAll(pids ...int) {
+	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	return relay
 }
 
 // says waits for n lines that begin with text, and returns them.
@@ -197,7 +211,7 @@ func TestTorchrunMuster(t *testing.T) {
 	job.end(t)
 	first.succeeds(t, workers, 2*workers)
 	second.succeeds(t, workers, 2*workers)
-	assert.NotContains(t, first.String()+second.String(), "attempt 1")
+	assert.Equal(t, 2*workers, strings.Count(first.String()+second.String(), "formed "), "no worker was started again")
 	onlyState(t, url+"?ca="+d.path("tls/ca.pem")+"&secret-file="+d.path("secret"), "a%20job")
 }
 
@@ -235,14 +249,14 @@ func TestTorchrunTakeover(t *testing.T) {
 	job.end(t)
 	for _, a := range agents {
 		a.succeeds(t, 2, 4)
-		assert.NotContains(t, a.String(), "attempt 1")
+		assert.Equal(t, 2, strings.Count(a.String(), "formed "), "no worker was started again")
 	}
 	onlyState(t, at, "job")
 }
 
-// TestTorchrunFewer kills one of two agents of a job that needs one, as the loss of a host does. The
-// workers of the other one form alone, and find no key of the generation before. In the long form
-// three such jobs run at a time in one store.
+// TestTorchrunFewer kills one of two agents of a job that needs one, while the workers wait in the
+// store. The agent's relay and workers end, those of the other agent form alone, and find no key of
+// the generation before. In the long form three such jobs run at a time in one store.
 func TestTorchrunFewer(t *testing.T) {
 	_, url := serve(t)
 	var want strings.Builder
@@ -250,6 +264,7 @@ func TestTorchrunFewer(t *testing.T) {
 	for i := range testcluster.Form(1, 3) {
 		jobs = append(jobs, newElastic(t, url, fmt.Sprint("job-", i), "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--monitor-interval=0.1",
 			"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2"))
+		jobs[i].wait = "store"
 		fmt.Fprintf(&want, "torchrun/job-%d/state\n", i)
 	}
 	t.Run("jobs", func(t *testing.T) {
@@ -262,10 +277,14 @@ func TestTorchrunFewer(t *testing.T) {
 						continue
 					}
 				}
-				killed := time.Now()
-				relay := agents[0].kill(t)
+				agent, workers, relay := agents[0].processes(t)
 				require.NotZero(t, relay)
-				testcluster.Eventually(t, limit, func() bool { return gone(relay) }, "the relay ends with its agent")
+				t.Cleanup(func() { killAll(workers...) })
+				killed := time.Now()
+				killAll(agent)
+				for _, pid := range append(workers, relay) {
+					testcluster.Eventually(t, limit, func() bool { return gone(pid) }, "the relay and the workers end with their agent")
+				}
 				agents[1].says(t, 1, "formed 0 of 1 ")
 				t.Log("formed again after", time.Since(killed))
 				job.end(t)
@@ -276,36 +295,49 @@ func TestTorchrunFewer(t *testing.T) {
 	run(t, "keys", "--store", url).wants(t, 0, want.String(), "")
 }
 
-// TestTorchrunKills kills an agent with all its processes, and starts another one, again and again:
-// MUSTER_TORCHRUN_KILLS is the number of kills.
+// TestTorchrunKills kills an agent, its workers, its relay, or all of them, whatever the workers do,
+// and starts another agent where one has ended: MUSTER_TORCHRUN_KILLS is the number of kills of each
+// job.
 func TestTorchrunKills(t *testing.T) {
 	testcluster.SoakOnly(t, "TestTorchrunFewer has a kill")
-	kills, err := strconv.Atoi(cmp.Or(os.Getenv("MUSTER_TORCHRUN_KILLS"), "3"))
+	kills, err := strconv.Atoi(cmp.Or(os.Getenv("MUSTER_TORCHRUN_KILLS"), "2"))
 	require.NoError(t, err)
-	_, url := serve(t)
-	job := newElastic(t, url, "job", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1000", "--monitor-interval=0.1",
-		"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5")
-	agents := []*agent{job.agent(t), job.agent(t)}
-	var killed time.Time
-	for round := range kills + 1 {
-		for _, a := range agents {
-			a.says(t, 2, "formed ")
-		}
-		if round > 0 {
-			t.Log("formed again after", time.Since(killed))
-		}
-		if round < kills {
-			i := (round/2 + 1) % 2 // once the first agent of the generation, once the other one
-			agents[i].kill(t)
-			killed = time.Now()
-			agents[i] = job.agent(t)
+	for _, wait := range []string{"compute", "gloo", "store"} {
+		for _, what := range []string{"agent", "workers", "relay", "all"} {
+			t.Run(what+"/"+wait, func(t *testing.T) {
+				_, url := serve(t)
+				job := newElastic(t, url, "job", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1000", "--monitor-interval=0.1",
+					"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5")
+				job.wait = wait
+				agents := []*agent{job.agent(t), job.agent(t)}
+				formed := func() {
+					for _, a := range agents {
+						a.says(t, 2, "formed ")
+					}
+				}
+				formed()
+				for round := range kills {
+					i := (round/2 + 1) % 2 // once the first agent of the generation, once the other one
+					agent, workers, relay := agents[i].processes(t)
+					require.NotZero(t, relay)
+					t.Cleanup(func() { killAll(workers...) })
+					pids := map[string][]int{"agent": {agent}, "workers": workers, "relay": {relay}, "all": append([]int{agent, relay}, workers...)}
+					killed := time.Now()
+					killAll(pids[what]...)
+					if what == "agent" || what == "all" {
+						agents[i] = job.agent(t)
+					}
+					formed()
+					t.Log("formed again after", time.Since(killed))
+				}
+				job.end(t)
+				for _, a := range agents {
+					a.succeeds(t, 2, 4)
+				}
+				onlyState(t, url, "job")
+			})
 		}
 	}
-	job.end(t)
-	for _, a := range agents {
-		a.succeeds(t, 2, 4)
-	}
-	onlyState(t, url, "job")
 }
 
 // TestTorchrunStoreKills kills the durable store of a job, and starts it again, again and again:
@@ -346,7 +378,7 @@ func TestTorchrunStoreKills(t *testing.T) {
 	job.end(t)
 	for _, a := range agents {
 		a.succeeds(t, 2, 4)
-		assert.NotContains(t, a.String(), "attempt 1")
+		assert.Equal(t, 2, strings.Count(a.String(), "formed "), "no worker was started again")
 	}
 	onlyState(t, url, "job")
 }

@@ -136,6 +136,11 @@ class Relay(Command):
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.poll() is not None
+
 
 _pipes: "weakref.WeakSet[Any]" = weakref.WeakSet()
 

@@ -322,6 +322,21 @@ class Handler(dynamic.DynamicRendezvousHandler):  # type: ignore[misc]
             self._backend.clear(self._relays.generation)
         return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(_LOOPBACK, self._relays.client.port))
 
+    def num_nodes_waiting(self) -> int:
+        """Returns how many agents wait to join, or how many the generation has lost: if it is not 0,
+        torch stops the workers and forms again.
+
+        Workers that wait for a key of a lost agent's workers would wait until their own timeout. The
+        loss of this agent's relay counts too. Once the job is closed, agents leave it.
+        """
+        waiting: int = super().num_nodes_waiting()
+        state = self._state_holder.state
+        if state.closed or not state.last_heartbeats:  # without heartbeats, the state was deleted
+            return waiting
+        if self._generation() != self._relays.generation or self._relays.ended:
+            return max(waiting, 1)
+        return max(waiting, self._relays.agents - len(state.participants))
+
     def _get_store(self) -> PrefixStore:
         """Returns the store of the agents of this generation, for which it starts a relay.
 
@@ -375,6 +390,11 @@ class _Relays:
         self._relay = Relay(self._url, f"{self._prefix}{generation}/", self._timeout)
         self.generation = generation
         self.client = TCPStore(_LOOPBACK, self._relay.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._timeout))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the relay has ended, which close had not ended."""
+        return self._relay is not None and self._relay.ended
 
     def close(self) -> None:
         if self._relay is not None:

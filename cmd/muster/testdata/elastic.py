@@ -1,12 +1,13 @@
 """A rank under torchrun --rdzv-backend=muster, which works until a file exists.
 
-    elastic.py FILE
+    elastic.py FILE gloo|store|compute
 
-It prints "formed RANK of SIZE pid PID attempt N", and at the end "done RANK of SIZE".
+Meanwhile it reduces with gloo, waits for a key of the store, or does neither. It prints "formed RANK of SIZE pid PID attempt N", and at the end "done RANK of SIZE".
 """
 
 import os
 import sys
+import threading
 import time
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 import muster_pg
 import muster_pg.torch  # registers the backend
 
-stop = sys.argv[1]
+stop, waits = sys.argv[1:]
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 store = dist.distributed_c10d._get_default_store()
@@ -32,14 +33,36 @@ world = muster_pg.Group.from_env()  # by MUSTER_STORE and MUSTER_RUN, which the 
 assert (world.rank, world.size) == (rank, size)
 world.barrier()
 say(f"formed {rank} of {size} pid {os.getpid()} attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
-steps = 0
-ended = torch.zeros(1)
-while ended.item() == 0:
-    steps += 1
-    assert store.add(f"steps/{rank}", 1) == steps
-    ended[0] = rank == 0 and os.path.exists(stop)
-    dist.all_reduce(ended)
-    time.sleep(0.02)
+
+
+def reduce() -> None:
+    steps = 0
+    ended = torch.zeros(1)
+    while ended.item() == 0:
+        steps += 1
+        assert store.add(f"steps/{rank}", 1) == steps
+        ended[0] = rank == 0 and os.path.exists(stop)
+        dist.all_reduce(ended)
+        time.sleep(0.02)
+
+
+def compute() -> None:
+    while not os.path.exists(stop):
+        time.sleep(0.02)
+
+
+def wait() -> None:
+    other = store.clone()
+
+    def end() -> None:
+        compute()
+        other.set("end", b"x")
+
+    threading.Thread(target=end, daemon=True).start()
+    store.wait(["end"])
+
+
+{"gloo": reduce, "store": wait, "compute": compute}[waits]()
 world.shutdown()
 dist.barrier(control)
 store.set(f"ended/{rank}", b"x")

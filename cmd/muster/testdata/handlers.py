@@ -4,6 +4,7 @@
 """
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from torch.distributed import TCPStore
@@ -39,10 +40,20 @@ def form(*agents):
 
 infos = form(first, second)
 assert infos[0].rank == 0, "torch sorts them"
+assert first.num_nodes_waiting() == 0
 second._stop_heartbeats()
+while first.num_nodes_waiting() == 0:  # nobody waits, and one is lost
+    time.sleep(0.1)
 infos = form(first, third)
 assert infos[0].rank == 0
-assert first.shutdown() and third.shutdown()
+first._relays._relay._process.kill()
+while first.num_nodes_waiting() == 0:
+    time.sleep(0.1)
+assert first.shutdown()
+while len(third._state_holder.state.participants) == 2:  # one has left a job that is closed
+    assert third.num_nodes_waiting() == 0
+    time.sleep(0.1)
+assert third.shutdown()
 try:
     second.next_rendezvous()
 except api.RendezvousClosedError as e:
