@@ -322,8 +322,13 @@ func TestTorchrunKills(t *testing.T) {
 					require.NotZero(t, relay)
 					t.Cleanup(func() { killAll(workers...) })
 					pids := map[string][]int{"agent": {agent}, "workers": workers, "relay": {relay}, "all": append([]int{agent, relay}, workers...)}
+					_, others, _ := agents[1-i].processes(t)
 					killed := time.Now()
 					killAll(pids[what]...)
+					for _, pid := range others {
+						testcluster.Eventually(t, limit, func() bool { return gone(pid) }, "the workers of the other agent end")
+					}
+					t.Log("the other workers have ended after", time.Since(killed))
 					if what == "agent" || what == "all" {
 						agents[i] = job.agent(t)
 					}
