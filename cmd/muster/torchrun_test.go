@@ -282,11 +282,11 @@ func TestTorchrunFewer(t *testing.T) {
 				t.Cleanup(func() { killAll(workers...) })
 				killed := time.Now()
 				killAll(agent)
+				agents[1].says(t, 1, "formed 0 of 1 ")
+				t.Log("formed again after", time.Since(killed))
 				for _, pid := range append(workers, relay) {
 					testcluster.Eventually(t, limit, func() bool { return gone(pid) }, "the relay and the workers end with their agent")
 				}
-				agents[1].says(t, 1, "formed 0 of 1 ")
-				t.Log("formed again after", time.Since(killed))
 				job.end(t)
 				agents[1].succeeds(t, 1, 1)
 			})
