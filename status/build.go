@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // builder determines which call each rank waits in.
@@ -226,10 +227,14 @@ func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
 		return r.Doing
 	case r.Verb == "":
 		return "no call since it joined" + words(" %s ago", r.Ago)
-	case r.Seq == 0:
-		return fmt.Sprintf("in no call; its last was %s%s", r.Verb, words(", %s ago", r.Ago))
 	}
-	return fmt.Sprintf("in no call; its last was %s #%d%s", r.Verb, r.Seq, words(", %s ago", r.Ago))
+	awaited := uint64(0)
+	for i := range g.Records {
+		if w := &g.Records[i]; w.Seq > awaited && w.Missing.Has(r.Rank) {
+			awaited = w.Seq
+		}
+	}
+	return fmt.Sprintf("in no call; %s%s", wire.LastCall(r.Verb, r.Seq, awaited), words(", %s ago", r.Ago))
 }
 
 // words formats d, or returns "" if d is unknown.

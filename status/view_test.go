@@ -43,6 +43,9 @@ func TestBlame(t *testing.T) {
 		Who:   status.Who{Rank: 2, Label: "pid 3 on b", Doing: "in no call; its last was barrier #41, 50 s ago", LastSeen: 4},
 		Group: "train", Generation: 7, What: "barrier #42", For: 41,
 	}}, v.Blame)
+	long := chain()
+	long.Groups[0].Records[0].Seq = 501
+	require.Equal(t, "in no call; its last at the store was barrier #41 (the store does not see those in shared memory), 50 s ago", status.Of(long, nil, nil).Blame[0].Doing)
 	w := v.Waiting[0]
 	require.Equal(t, []any{"verb", "barrier #42", 41.0, 19.0, 4, 2, 2}, []any{w.Kind, w.What, w.For, w.Remaining, w.Size, w.Arrived, w.Missing})
 	require.Equal(t, []status.Span{{0, 0}, {3, 3}}, w.Present)

@@ -1,6 +1,10 @@
 package wire
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"time"
+)
 
 // Status is the status of a store. The answer to OpStatus is a page of it: Keys has the names,
 // Value the rows with the rest. A duration, or a number of a ServerStatus, that is below 0 is
@@ -108,6 +112,19 @@ type RankStatus struct {
 	Waits    []WaitStatus
 }
 
+// LastCall describes the last call of a rank that the store knows: verb, with its sequence number or
+// 0. Other ranks wait for it in operation awaited, or 0. Ranks that share memory decide operations in
+// it, of which the store sees none: a rank more than one operation behind may have done those.
+func LastCall(verb string, seq, awaited uint64) string {
+	switch {
+	case seq == 0:
+		return "its last was " + verb
+	case awaited > seq+1:
+		return fmt.Sprintf("its last at the store was %s #%d (the store does not see those in shared memory)", verb, seq)
+	}
+	return fmt.Sprintf("its last was %s #%d", verb, seq)
+}
+
 // WaitStatus is a send or a receive that waits.
 type WaitStatus struct {
 	Verb   string // "send" or "recv"
@@ -153,6 +170,11 @@ func (r *Ranks) AddSpan(first, last int) {
 	} else if n < StatusSpans {
 		r.Spans = append(r.Spans, Span{first, last})
 	}
+}
+
+// Has reports whether rank is one of them.
+func (r *Ranks) Has(rank int) bool {
+	return slices.ContainsFunc(r.Spans, func(s Span) bool { return s.First <= rank && rank <= s.Last })
 }
 
 // First returns the first n ranks, or all if there are fewer.

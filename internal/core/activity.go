@@ -29,12 +29,12 @@ func (a *missing) add(rank int) {
 	}
 }
 
-// addMissing adds the missing ranks to a failure, and what they do if they are members of g. If
+// addMissing adds the missing ranks to a failure of operation seq, and what they do if they are members of g. If
 // they are more than it names, its reason begins with their number.
-func (m *Machine) addMissing(v *wire.Failure, g *group, a missing) {
+func (m *Machine) addMissing(v *wire.Failure, g *group, seq uint64, a missing) {
 	v.Missing = a.ranks
 	if g != nil {
-		v.Doing = m.doing(g, a.ranks)
+		v.Doing = m.doing(g, seq, a.ranks)
 	}
 	if a.count > len(a.ranks) {
 		all := fmt.Sprintf("%d ranks are missing, of which the first %d are named", a.count, len(a.ranks))
@@ -42,17 +42,18 @@ func (m *Machine) addMissing(v *wire.Failure, g *group, a missing) {
 	}
 }
 
-// doing describes what each of ranks does at the moment, for a failure that has them as missing.
-func (m *Machine) doing(g *group, ranks []int) (what []string) {
+// doing describes what each of ranks does at the moment, for a failure of operation seq (0: it has no
+// number) that has them as missing.
+func (m *Machine) doing(g *group, seq uint64, ranks []int) (what []string) {
 	for _, r := range ranks[:min(len(ranks), maxDoing)] {
-		what = append(what, m.doingOf(g, r))
+		what = append(what, m.doingOf(g, seq, r))
 	}
 	return what
 }
 
 // doingOf describes what a rank does: the call that it waits in, in this group or in another group
 // of the same process, or else its last call.
-func (m *Machine) doingOf(g *group, rank int) string {
+func (m *Machine) doingOf(g *group, seq uint64, rank int) string {
 	s := &g.members[rank]
 	switch s.gone {
 	case wire.CodeLost:
@@ -76,10 +77,8 @@ func (m *Machine) doingOf(g *group, rank int) string {
 		return elsewhere
 	case s.verb == "":
 		return fmt.Sprintf("no call since it joined %s ago", m.since(g.began))
-	case s.seq == 0:
-		return fmt.Sprintf("in no call; its last was %s, %s ago", s.verb, m.since(s.at))
 	}
-	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", s.verb, s.seq, m.since(s.at))
+	return fmt.Sprintf("in no call; %s, %s ago", wire.LastCall(s.verb, s.seq, seq), m.since(s.at))
 }
 
 // sharedCause returns the reasons for which several of ranks lost their connections at the same

@@ -291,6 +291,6 @@ func (ch *channel) slowest(except int) (a missing) {
 // overrun returns the failure of a channel whose slowest ranks are too far behind.
 func (ch *channel) overrun(m *Machine) *wire.Failure {
 	v := &wire.Failure{Code: wire.CodeFull, By: -1, Reason: fmt.Sprintf("%d records behind the others", m.bounds.window)}
-	m.addMissing(v, ch.g, ch.slowest(-1))
+	m.addMissing(v, ch.g, 0, ch.slowest(-1))
 	return v
 }

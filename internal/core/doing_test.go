@@ -71,6 +71,18 @@ func TestDoing(t *testing.T) {
 	}
 }
 
+// TestDoingInSharedMemory checks that a rank is not described as far behind because it shares memory,
+// in which operations are decided that the store does not see.
+func TestDoingInSharedMemory(t *testing.T) {
+	w := newCrew(t, 3)
+	w.cast(2, broadcast(33, 2), "payload")
+	req := w.voting(0, barrier(501), "")
+	req.Timeout = time.Second
+	ticket := w.waits(w.sessions[0], req)
+	w.pass(time.Second)
+	same(t, "doing", w.answer(ticket).Failure.Doing[1], "in no call; its last at the store was broadcast #33 (the store does not see those in shared memory), 1s ago")
+}
+
 func (c *crew) shrinking(rank int) wire.Request {
 	req := c.request(wire.OpJoin, rank)
 	req.Value = []byte("survivor")

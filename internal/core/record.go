@@ -308,7 +308,7 @@ func (r *record) forgetPayloads(m *Machine) {
 // refusal returns the failure that rank's vote of no makes, or its lack of a vote.
 func (m *Machine) refusal(r *record, rank int, code wire.Code, reason string) *wire.Failure {
 	v := &wire.Failure{Code: code, By: rank, Reason: strings.Clone(reason), Waited: m.now - r.began}
-	m.addMissing(v, r.ch.g, r.missing(rank))
+	m.addMissing(v, r.ch.g, r.seq, r.missing(rank))
 	return v
 }
 
@@ -330,7 +330,7 @@ func (r *record) missing(except int) (a missing) {
 func (r *record) due(m *Machine) {
 	v, late := &wire.Failure{Code: wire.CodeTimeout, By: -1, Waited: m.now - r.began}, r.missing(-1)
 	v.Reason = m.sharedCause(r.ch.g, late.ranks)
-	m.addMissing(v, r.ch.g, late)
+	m.addMissing(v, r.ch.g, r.seq, late)
 	m.decide(r, failureReply(v))
 }
 

@@ -308,7 +308,7 @@ func (a *joiner) drop(m *Machine, w *waiter, why wire.Code) {
 	if g := m.live[r.key]; g != nil && r.from == nil && v.Reason == "" {
 		v.Reason = fmt.Sprintf("generation %d of this group is still live", g.gen)
 	}
-	m.addMissing(v, r.from, r.missing())
+	m.addMissing(v, r.from, 0, r.missing())
 	m.failRendezvous(r, v)
 }
 

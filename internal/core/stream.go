@@ -328,7 +328,7 @@ func (s *sender) doing(*waiter) (*group, string) {
 // overdue returns the answer to a send or a receive whose wait for rank has ended without success.
 func (st *stream) overdue(m *Machine, w *waiter, rank int, why wire.Code) *wire.Reply {
 	v := &wire.Failure{Code: why, By: -1, Missing: []int{rank}, Waited: m.now - w.since}
-	v.Doing, v.Reason = m.doing(st.of.g, v.Missing), m.sharedCause(st.of.g, v.Missing)
+	v.Doing, v.Reason = m.doing(st.of.g, 0, v.Missing), m.sharedCause(st.of.g, v.Missing)
 	if why != wire.CodeClosed {
 		verb := map[wire.Op]string{wire.OpRecv: "recv", wire.OpSendReady: "send"}[w.op]
 		appendFailure(&st.of.g.failures, m.newPastFailure(st.of.tag, fmt.Sprintf("%s of rank %d", verb, w.rank), 0, v))
