@@ -45,6 +45,8 @@ type conn struct {
 	liveness      liveness     // with stalled and sent: owned by watchPeers
 	stalled       liveness     // while much waits for a peer that reads nothing
 	sent          uint64       // bytes sent at the last check
+	witness       witness      // of the peer's process
+	sameHost      bool         // the peer is on this host
 	timedOut      bool         // closed because it did not answer; set before it is closed, with the Memory's mu
 
 	acceptedAt time.Time     // these two are guarded by the server's mu
@@ -57,7 +59,7 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
-	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frameReader{limit: maxHandshakeFrame, first: serverFirstAlloc, budget: s.budget}}
+	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), sameHost: isSameHost(nc), in: frameReader{limit: maxHandshakeFrame, first: serverFirstAlloc, budget: s.budget}}
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
 	}

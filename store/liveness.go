@@ -143,7 +143,13 @@ func (c *conn) checkPeer(late, paused bool) {
 	if _, taken := c.out.Backlog(); taken == 0 { // the welcome was not sent yet
 		return
 	}
-	what := c.liveness.miss(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout), late)
+	timeout := livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout)
+	if !paused && c.processRuns(timeout) {
+		c.liveness.missed = 0
+		c.missedChecks.Store(0)
+		return
+	}
+	what := c.liveness.miss(timeout, late)
 	if paused {
 		if what == endPeer {
 			c.liveness.missed, what = 0, sendProbe

@@ -201,11 +201,15 @@ func (p *relayPeer) welcomed(rep *wire.Reply) {
 // itself.
 func (p *relayPeer) closeLater() { time.AfterFunc(refusalTimeout, p.close) }
 
-// needsVouching reports whether the store has probed the peer, and bytes were received from it that
-// could not be forwarded yet: it is sending a long frame, or reading one.
+// needsVouching reports whether the store has probed the peer, which is alive without an answer: it is
+// sending a long frame, or reading one, or its process uses CPU time.
 func (p *relayPeer) needsVouching() bool {
 	reads, _ := p.readProgress()
-	if !p.probed.Load() || !p.received.Swap(false) && !reads {
+	if !p.probed.Load() {
+		p.witness.forget()
+		return false
+	}
+	if runs := p.witness.ran(p.conn); !p.received.Swap(false) && !reads && !runs {
 		return false
 	}
 	p.probed.Store(false)

@@ -7,7 +7,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -194,6 +196,36 @@ func TestPythonThatHoldsItsLock(t *testing.T) {
 		return err
 	})
 	require.NoError(t, errors.Join(errs...))
+}
+
+// TestPythonThatComputesWithItsLock checks that a process that cannot answer, because a thread holds
+// the interpreter's lock, is not lost while it uses CPU time, and that it is once it is stopped.
+func TestPythonThatComputesWithItsLock(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs procfs")
+	}
+	for name, serve := range map[string]func(addr string) string{
+		"store": func(addr string) string { return addr },
+		"relay": func(addr string) string { _, at := relay(t, addr, "127.0.0.1:0"); return at },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			addr := serve(testcluster.Serve(t, new(store.Server)))
+			m := create(t, 2, addr, kw{"liveness_timeout": 2}, pgroup.Config{})
+			errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
+				if _, err := p.do("new", "match", 5); err != nil {
+					return err
+				}
+				_, err := p.do("group", "barrier")
+				return err
+			})
+			require.NoError(t, errors.Join(errs...))
+			p := m.ps[1].cmd.Process
+			require.NoError(t, p.Signal(syscall.SIGSTOP))
+			require.ErrorIs(t, m.gs[0].Barrier(bounded(t)), pgroup.ErrLost)
+			require.NoError(t, p.Kill())
+		})
+	}
 }
 
 // TestPythonThatHoldsItsLockForTooLong checks that a rank fails if it holds the lock for longer

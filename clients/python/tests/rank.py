@@ -14,7 +14,9 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import sys
+import time
 import types
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, Union
@@ -123,6 +125,14 @@ class Rank:
         meanwhile.
         """
         ctypes.PyDLL(None).usleep(milliseconds * 1000)
+
+    def match(self, seconds: float) -> None:
+        """Matches a regular expression, which holds the interpreter's lock, for some seconds."""
+        n, took = 16, 0.0
+        while took < seconds / 2:
+            n, began = n + 1, time.monotonic()
+            re.match(r"(a+)+$", "a" * n + "b")
+            took = time.monotonic() - began
 
 
 def main() -> None:
