@@ -145,14 +145,6 @@ func (m *Memory) Open() error {
 	return nil
 }
 
-// log opens m, and returns its committer, which is nil if m is not durable.
-func (m *Memory) log() (*committer, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	err := m.open()
-	return m.commit, err
-}
-
 // now returns the machine's time. The caller holds mu.
 func (m *Memory) now() core.Time {
 	now := time.Since(m.start) - m.stopped

@@ -164,3 +164,11 @@ func (m *Memory) tickLogged(now core.Time) {
 // logged. A restart continues with the last logged time: without this, a store that is killed
 // repeatedly would never reach the deadline.
 const timeLogInterval = time.Second
+
+// log opens m, and returns its committer, which is nil if m is not durable.
+func (m *Memory) log() (*committer, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.open()
+	return m.commit, err
+}
