@@ -69,7 +69,7 @@ func TestRunPassesVariablesOn(t *testing.T) {
 			script.WriteString("env")
 			for _, kv := range env {
 				name, value, _ := strings.Cut(kv, "=")
-				script.WriteString(fmt.Sprintf(`; [ "$%s" = '%s' ] || echo "%s is $%[1]s" >&2`, name, value, name))
+				fmt.Fprintf(&script, `; [ "$%s" = '%s' ] || echo "%s is $%[1]s" >&2`, name, value, name)
 			}
 			var all []*process
 			for _, f := range flags {

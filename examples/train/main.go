@@ -108,7 +108,7 @@ func (o *options) train(ctx context.Context, g *pgroup.Group, out io.Writer) (er
 	right, of := t.net.right(data.heldOut), len(data.heldOut)
 	fmt.Fprintf(out, "held out: %d of %d right, %.1f %%\nweights: sha256 %s, on every rank\n", right, of, 100*float64(right)/float64(of), sum)
 	if model != "" {
-		if err := safetensors.WriteFile(model, t.net.layers.tensors(), nil); err != nil {
+		if err := safetensors.WriteFile(model, t.net.tensors(), nil); err != nil {
 			return err
 		}
 	}
