@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-pg/muster/internal/quietlog"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
@@ -97,7 +98,10 @@ type Server struct {
 	// Protocols are other protocols on the same port, such as that of package tcpstore.
 	Protocols []Protocol
 	Limits    ServerLimits
-	Logger    *slog.Logger // nil discards
+	Logger    *slog.Logger // nil discards. It gets at most 100 warnings of a kind in a second
+
+	quietly sync.Once // sets quiet
+	quiet   *slog.Logger
 
 	mu             sync.Mutex // protects the fields below
 	listeners      map[net.Listener]struct{}
@@ -238,7 +242,11 @@ func (s *Server) isStopping() bool {
 	return s.stopping
 }
 
-func (s *Server) log() *slog.Logger { return logger(s.Logger) }
+// log returns the Logger, of which peers cannot make endless use.
+func (s *Server) log() *slog.Logger {
+	s.quietly.Do(func() { s.quiet = quietlog.New(logger(s.Logger)) })
+	return s.quiet
+}
 
 // start serves a connection, or refuses it.
 func (s *Server) start(nc net.Conn) {

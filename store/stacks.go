@@ -30,7 +30,7 @@ const (
 // Stacks returns the stacks of the process of a rank: of all goroutines, or of all threads of a
 // Python process, at most 64 KiB of text. A process that does not answer within 2 seconds is
 // ErrUnavailable: it may be stopped. A server answers only peers that Server.Stacks or Access.Stacks
-// allows it, and logs each request.
+// allows it, and logs requests, at most 100 in a second.
 func (s *Store) Stacks(ctx context.Context, generation uint64, rank int) (string, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpStacks, Rev: generation, Delta: int64(rank)}, &rep)
