@@ -3,7 +3,9 @@ package store_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -21,9 +23,17 @@ var children = testcluster.Children{
 }
 
 // childRank runs rank 1 of 2. It takes part in barrier 1, and in barrier 2 once the key "go"
-// exists.
+// exists. to is the liveness timeout, if it is not the default, and the address of the store.
 func childRank(ctx context.Context, to string) error {
-	s, err := store.Dial(ctx, to, nil)
+	options := &store.DialOptions{}
+	if liveness, addr, ok := strings.Cut(to, " "); ok {
+		d, err := time.ParseDuration(liveness)
+		if err != nil {
+			return err
+		}
+		options.LivenessTimeout, to = d, addr
+	}
+	s, err := store.Dial(ctx, to, options)
 	if err != nil {
 		return err
 	}

@@ -203,8 +203,13 @@ func TestPauseOfSecondsFailsNoPeer(t *testing.T) {
 // rank0 joins a group as rank 0; rank 1 is a child process.
 func rank0(t *testing.T, s *service) (*pair, testcluster.Process) {
 	t.Helper()
-	p := testcluster.Start(t, "rank 1", s.addr)
-	a := s.client(t)
+	return rank0To(t, s.client(t), s.addr)
+}
+
+// rank0To is rank0 with a client. to is the argument of the child process.
+func rank0To(t *testing.T, a *store.Store, to string) (*pair, testcluster.Process) {
+	t.Helper()
+	p := testcluster.Start(t, "rank 1", to)
 	membership, err := a.Join(bounded(t), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
 	require.NoError(t, err)
 	g := &pair{a: a, gen: membership.Generation}
@@ -238,11 +243,8 @@ func TestStutteringServerFindsFrozenClient(t *testing.T) {
 				t.Cleanup(func() { require.NoError(t, r.Close()) })
 				at = testcluster.Serve(t, &store.Server{Engine: r})
 			}
-			proxy := testcluster.NewProxy(t, at)
-			options := &store.DialOptions{LivenessTimeout: time.Second}
-			g := join(t, testcluster.Dial(t, at, options), testcluster.Dial(t, proxy.Addr(), options))
-			g.goesOn(t, 1)
-			proxy.Blackhole(true)
+			g, client := rank0To(t, testcluster.Dial(t, at, &store.DialOptions{LivenessTimeout: time.Second}), "1s "+at)
+			testcluster.Freeze(t, client)
 			failed := make(chan error, 1)
 			go func() { failed <- g.barrier(bounded(t), 0, 2) }()
 			for ended := time.After(testTimeout); len(failed) == 0; {
@@ -256,7 +258,7 @@ func TestStutteringServerFindsFrozenClient(t *testing.T) {
 				}
 			}
 			lost(t, <-failed)
-			proxy.Cut(testcluster.RST)
+			testcluster.Kill(t, client)
 		})
 	}
 }
