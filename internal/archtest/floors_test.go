@@ -39,7 +39,7 @@ var floors = [][]room{
 		{name: "internal/durable/logtest", may: []string{"wire", "internal/core", "internal/durable"}},
 		{name: "internal/launch"},                        // starts processes
 		{name: "internal/mutationtest", may: []string{}}, // rules that are broken, for tests
-		{name: "internal/quietlog", may: []string{}}, // a limit of a log's records
+		{name: "internal/quietlog", may: []string{}},     // a limit of a log's records
 		{name: "internal/reduce"},
 		{name: "internal/transport"}, // non-blocking socket I/O
 	},
