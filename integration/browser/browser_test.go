@@ -245,7 +245,7 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 			has(t, ctx, "#about", "muster://store:7070 · muster v1")
 			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#summary").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
 			has(t, ctx, "#waits", "7 of 8 have joined, 1 missing", "evaluate · create", "has not joined", "key model/ready")
-			has(t, ctx, "#waits .who", "rank 2 pid 4102 on node-a · in no call; its last was barrier #1")
+			has(t, ctx, "#waits .who", "rank 2 pid 4102 on node-a · in no call; its last at the store was barrier #1")
 			has(t, ctx, "#failures", "train · barrier #2: timed out")
 			require.Equal(t, []int{8, 1}, value[[]int](t, ctx, `(() => { const r = document.querySelector("#waits li .ranks"); return [r.children.length, r.querySelectorAll(".missing").length] })()`))
 			require.False(t, value[bool](t, ctx, `document.documentElement.scrollWidth > innerWidth`), "something sticks out to the right")
