@@ -25,9 +25,10 @@ func TestMain(m *testing.M) {
 		beServer()
 		return
 	}
-	// They use a quarter of two processors: most of them wait.
-	if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
-		panic(err)
+	if flag.Parse(); !testing.Short() { // they use a quarter of two processors: most of them wait
+		if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
 	}
 	testcluster.Leaks(m)
 }
