@@ -50,8 +50,8 @@ func (r *reader) dataEnd(off int64) (end int64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if b = bytes.TrimRight(b, "\x00"); len(b) > 0 {
-			end = off + int64(len(b))
+		if !bytes.Equal(b, zeros[:n]) { // faster than TrimRight by far, and most windows are of zeros
+			end = off + int64(len(bytes.TrimRight(b, "\x00")))
 		}
 		off += n
 	}

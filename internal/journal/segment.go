@@ -11,7 +11,7 @@ const defaultPreallocate = 1 << 20
 // roomOf is the size of a file, in units of what is written ahead.
 const roomOf = 8
 
-var zeros [64 << 10]byte
+var zeros [window]byte
 
 // segment is the file that is written. Journal.sem guards it.
 type segment struct {
