@@ -1,5 +1,6 @@
-// Package wire encodes and decodes muster's protocol. It has pure functions without sockets, locks
-// or clocks.
+// Package wire has the two names that users of groups need, Codec and MsgPack, and encodes and decodes
+// muster's protocol, for those who write a client. It has pure functions without sockets, locks or
+// clocks.
 //
 //	b = wire.AppendRequest(b, &req)            // one frame: header and body
 //	h, err := wire.ParseHeader(b, limit)       // the length is checked before anything is allocated
