@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-pg/muster/internal/blocking"
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
@@ -168,7 +169,13 @@ var requests = sync.Pool{New: func() any { return new(wire.Request) }}
 func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	switch req.Op {
 	case wire.OpBackup:
-		return m.backup(req.Session, req.Rev, rep)
+		session, from := req.Session, req.Rev
+		var err error
+		*rep, err = blocking.Do(ctx, func() (rep wire.Reply, err error) {
+			err = m.backup(session, from, &rep)
+			return rep, err
+		})
+		return err
 	case wire.OpStacks:
 		return m.stacks(ctx, req, rep)
 	}

@@ -128,6 +128,29 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	require.Equal(t, "v", string(v))
 }
 
+// TestBackupWhileTheDiskStalls checks that a backup ends with its context, from a client and in the
+// store's own process.
+func TestBackupWhileTheDiskStalls(t *testing.T) {
+	t.Parallel()
+	fs, dial, m := stalling(t)
+	for name, s := range map[string]*store.Store{"client": dial(), "local": store.New(m)} {
+		require.NoError(t, s.Set(bounded(t), "k", nil, nil))
+		resume := fs.stall()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		began := time.Now()
+		_, err := s.Backup(ctx, new(bytes.Buffer))
+		assert.ErrorIs(t, err, context.DeadlineExceeded, name)
+		assert.ErrorContains(t, err, "backup", name)
+		assert.Less(t, time.Since(began), testTimeout, name)
+		resume()
+		cancel()
+		var b bytes.Buffer
+		_, err = s.Backup(bounded(t), &b)
+		require.NoError(t, err, name)
+		require.NotZero(t, b.Len(), name)
+	}
+}
+
 // TestClientsLearnWhyTheStoreFails checks that the calls of all clients, direct or through a relay,
 // end with the reason when the disk of the store fails.
 func TestClientsLearnWhyTheStoreFails(t *testing.T) {

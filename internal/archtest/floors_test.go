@@ -44,7 +44,7 @@ var floors = [][]room{
 		{name: "internal/transport"}, // non-blocking socket I/O
 	},
 	{
-		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/durable", "internal/quietlog", "internal/transport"}},
+		{name: "store", may: []string{"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/quietlog", "internal/transport"}},
 		{name: "nfsws", may: []string{"internal/blocking", "tensor/..."}},
 		{name: "internal/tree", may: []string{"tensor"}},
 	},
