@@ -141,7 +141,7 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 	for i := range g.Records {
 		r := &g.Records[i]
 		w := Wait{
-			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.Age), Remaining: seconds(r.Remaining), Size: g.Size,
+			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.Age), Remaining: seconds(r.Remaining), Size: g.Size, AtLeast: g.AtLeast,
 			Arrived: r.Arrived.Count, Missing: r.Missing.Count, Ranks: []Who{}, Present: []Span{}, Gone: gone,
 		}
 		for _, s := range r.Arrived.Spans {
@@ -156,7 +156,7 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 		for _, x := range g.Ranks[i].Waits {
 			list = append(list, Wait{
 				Kind: "message", Group: g.Name, Run: g.Run, Generation: g.Generation, What: fmt.Sprintf("rank %d: %s", g.Ranks[i].Rank, waitText(&x)),
-				For: seconds(x.Waited), Size: g.Size, Arrived: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Present: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}},
+				For: seconds(x.Waited), Size: g.Size, AtLeast: g.AtLeast, Arrived: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Present: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}},
 			})
 		}
 	}
@@ -249,7 +249,7 @@ func words(format string, d time.Duration) string {
 // failed or that others wait for come first.
 func (b *builder) group(g *store.GroupStatus, most int) Group {
 	v := Group{
-		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
+		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, AtLeast: g.AtLeast, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
 		Protocol: g.Protocol, Notes: g.Notes,
 	}
 	if g.Ended > 0 { // 0: closed at an unknown time

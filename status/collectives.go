@@ -152,9 +152,14 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 	}
 	world := t.worldOf(size)
 	world.recordings = recordings
+	world.doing = map[int]string{}
 	for rank, r := range recordings {
-		if world.ranks[rank] == nil && r.Source != "" {
+		if world.ranks[rank] == nil && r.Source != "" && r.Dump != nil { // otherwise nothing is known of its process
 			world.ranks[rank] = &tcpwire.Process{ID: r.Source, Label: r.Source, Rank: rank}
+			world.doing[rank] = "in no collective"
+		}
+		if p := world.ranks[rank]; p != nil {
+			t.servers[p] = r.server
 		}
 	}
 	all := collectivesOf(recordings)

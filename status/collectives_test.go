@@ -179,6 +179,28 @@ func TestCollectivesOfOtherGroups(t *testing.T) {
 	require.Equal(t, "pid 43 on b", v.Blame[0].Label)
 }
 
+// TestCollectivesAfterAnExit checks that a debug server that does not answer is not taken for a
+// process that is connected.
+func TestCollectivesAfterAnExit(t *testing.T) {
+	ended := &status.Recording{Err: errors.New("connection refused"), Source: "http://b:1"}
+	waits := func(r int) tcpwire.Process {
+		return in(tcpwire.Process{ID: string(rune('a' + r)), Label: "x", Rank: -1, Waits: []tcpwire.ProcessWait{{Key: gloo + "2", For: time.Minute}}}, "default_pg", r)
+	}
+	value, err := (&tcpwire.Processes{Processes: []tcpwire.Process{waits(0), waits(1)}}).Encode()
+	require.NoError(t, err)
+	s := store.New(new(store.Memory))
+	defer func() { _ = s.Close() }()
+	require.NoError(t, s.Set(t.Context(), tcpwire.ProcessesKey+"a", value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
+	for _, key := range []string{gloo + "0", gloo + "1"} {
+		require.NoError(t, s.Set(t.Context(), key, nil, nil))
+	}
+	now, err := status.FetchTorch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded(), 1: recorded(), 2: ended}})
+	require.NoError(t, err)
+	v := status.Of(now, nil, nil)
+	require.Equal(t, map[int]string{2: "has not joined"}, blamed(v))
+	require.Contains(t, v.Groups[0].Notes, "rank 2: nothing recorded: connection refused")
+}
+
 // TestRecordingsWithoutProcesses checks dumps of a job that the store does not know.
 func TestRecordingsWithoutProcesses(t *testing.T) {
 	s := store.New(new(store.Memory))

@@ -14,7 +14,8 @@ import (
 // groups of PyTorch whose ranks are known are groups in the result.
 //
 // A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
-// of processes on the host of their server or relay, are known; nothing is guessed.
+// of processes on the host of their server or relay, are known. What is guessed is among the Notes of
+// a group, and begins with "guess: ".
 func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
 	return FetchTorch(ctx, s, nil)
 }
@@ -67,7 +68,7 @@ func FetchTorch(ctx context.Context, s *store.Store, o *TorchOptions) (*store.St
 // addTorchJobs adds the jobs in a part of the store to the status of the whole. It reports whether
 // there are any.
 func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordings map[int]*Recording, now *store.Status) bool {
-	t := &torchJobs{groups: map[string]*torchGroup{}}
+	t := &torchJobs{groups: map[string]*torchGroup{}, servers: map[*tcpwire.Process]string{}, noted: map[*tcpwire.Process]bool{}}
 	for e, err := range part.List(ctx, tcpwire.ProcessesKey) {
 		if err != nil {
 			break
@@ -79,9 +80,10 @@ func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordi
 	}
 	t.assign()
 	t.addRecordings(recordings)
-	noted := map[string]bool{} // processes
+	t.assignSubgroups()
+	t.guess()
 	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
-		g := t.groups[name].status(ctx, part, noted)
+		g := t.status(ctx, part, t.groups[name])
 		g.Name = prefix + g.Name
 		now.Groups = append(now.Groups, g)
 	}

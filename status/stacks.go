@@ -21,7 +21,10 @@ func FetchStacks(ctx context.Context, s *store.Store, v *View) {
 	defer asked.Wait()
 	for i := range v.Blame[:min(len(v.Blame), mostStacks)] {
 		b := &v.Blame[i]
-		if b.Generation == 0 && b.server == "" { // it has not joined
+		if b.Generation == 0 && b.server == "" {
+			if b.Label != "" { // a process of PyTorch
+				b.StacksError = "no debug server of this process is known: on its host, py-spy dump --pid PID prints its stacks"
+			}
 			continue
 		}
 		asked.Go(func() {

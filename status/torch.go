@@ -29,6 +29,8 @@ const (
 type torchJobs struct {
 	processes []tcpwire.Process
 	groups    map[string]*torchGroup
+	servers   map[*tcpwire.Process]string // addresses of debug servers
+	noted     map[*tcpwire.Process]bool   // each process is noted in one group only
 }
 
 // torchGroup is a process group, or the processes that have the same number of ranks in their
@@ -46,6 +48,7 @@ type torchGroup struct {
 	recorded   []store.RecordStatus
 	doing      map[int]string // by rank
 	disagree   []string
+	guesses    []string
 }
 
 // torchWait is an operation that ranks of a group wait in.
@@ -210,9 +213,9 @@ func (g *torchGroup) wait(a tcpwire.Awaited, p *tcpwire.Process, waited time.Dur
 	}
 }
 
-// status returns g as a group. Each process is noted in one group only.
-func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[string]bool) store.GroupStatus {
-	v := store.GroupStatus{Name: g.name, Protocol: "torch", Age: -1, Ended: -1, Size: g.size}
+// status returns g as a group.
+func (t *torchJobs) status(ctx context.Context, s *store.Store, g *torchGroup) store.GroupStatus {
+	v := store.GroupStatus{Name: g.name, Protocol: "torch", Age: -1, Ended: -1, Size: g.size, AtLeast: g.size == 0}
 	for rank := range g.ranks {
 		v.Size = max(v.Size, rank+1)
 	}
@@ -228,10 +231,7 @@ func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[strin
 	v.Open = len(v.Records)
 	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
 		p := g.ranks[rank]
-		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p)}
-		if rec := g.recordings[rank]; rec != nil {
-			r.Server = rec.server
-		}
+		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p), Server: t.servers[p]}
 		if p.Ended() {
 			r.Gone = wire.CodeLeft
 		} else {
@@ -239,7 +239,7 @@ func (g *torchGroup) status(ctx context.Context, s *store.Store, noted map[strin
 		}
 		v.Ranks = append(v.Ranks, r)
 	}
-	v.Notes = g.notes(v.Size, noted)
+	v.Notes = append(g.notes(v.Size, t.noted), g.guesses...)
 	return v
 }
 
@@ -346,7 +346,7 @@ func doingText(p *tcpwire.Process) string {
 
 // notes returns what a viewer should know of g besides its waits: facts, which need not be the cause
 // of a wait.
-func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
+func (g *torchGroup) notes(size int, noted map[*tcpwire.Process]bool) (notes []string) {
 	notes = append(notes, g.disagree[:min(len(g.disagree), mostNotes)]...)
 	for _, rank := range slices.Sorted(maps.Keys(g.recordings)) {
 		if r := g.recordings[rank]; r.Err != nil && len(notes) < mostNotes && (g.ranks[rank] == nil || g.ranks[rank].State != tcpwire.Stopped && !g.ranks[rank].Ended()) {
@@ -359,13 +359,13 @@ func (g *torchGroup) notes(size int, noted map[string]bool) (notes []string) {
 		switch {
 		case p == nil && g.world && g.size > 0:
 			absent = append(absent, rank)
-		case p != nil && (p.State == tcpwire.Stopped || p.Ended()) && len(notes) < mostNotes && !noted[p.ID]:
-			noted[p.ID] = true
+		case p != nil && (p.State == tcpwire.Stopped || p.Ended()) && len(notes) < mostNotes && !noted[p]:
+			noted[p] = true
 			notes = append(notes, fmt.Sprintf("rank %d (%s): %s", rank, p.Label, doingText(p)))
 		}
 	}
 	for _, rank := range g.remaining(size) {
-		if p := g.ranks[rank]; len(notes) < mostNotes && !noted[p.ID] {
+		if p := g.ranks[rank]; len(notes) < mostNotes && !noted[p] {
 			notes = append(notes, fmt.Sprintf("rank %d (%s): in teardown, or in work that the ranks that have ended do not have: %s", rank, p.Label, g.doingText(rank, p)))
 		}
 	}

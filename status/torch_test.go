@@ -170,3 +170,105 @@ func TestTorchBelowAPrefix(t *testing.T) {
 		require.Contains(t, blamed(v), 1)
 	}
 }
+
+// TestTorchGuesses checks what is concluded from ranks of which none waits for another one in the
+// store, and that this is marked as a guess.
+func TestTorchGuesses(t *testing.T) {
+	const c, s = tcpwire.Computing, tcpwire.Sleeping
+	job := func(states ...string) (all []tcpwire.Process) {
+		for r, state := range states {
+			all = append(all, in(rankProcess(r, state), "default_pg", r))
+		}
+		return all
+	}
+	waits := func(all []tcpwire.Process, key string, ranks ...int) []tcpwire.Process {
+		for _, r := range ranks {
+			all[r].Waits = []tcpwire.ProcessWait{{Key: key, For: 48 * time.Second}}
+		}
+		return all
+	}
+	short := job(s, c, s, s)
+	short[3].For = time.Second
+	brief := waits(job(s, s, s, s), "x", 2)
+	brief[2].Waits[0].For = time.Second
+	const stopped = "rank 1 (pid 41 on b): stopped by a signal or a debugger for 5.0 s"
+	for name, j := range map[string]struct {
+		job   []tcpwire.Process
+		notes []string
+	}{
+		"one computes":              {job(s, c, s, s), []string{"guess: the others wait for rank 1 (pid 41 on b), which alone uses the processor, for 5.0 s"}},
+		"one does not compute":      {job(c, c, s, c), []string{"guess: the others wait for rank 2 (pid 42 on b), which alone uses no processor, for 5.0 s"}},
+		"of two":                    {[]tcpwire.Process{in(tcpwire.Process{ID: "a", Label: "a", Size: 2, State: s, For: time.Minute}, "default_pg", 0), in(tcpwire.Process{ID: "b", Label: "b", Rank: 1, Size: 2, State: c, For: time.Minute}, "default_pg", 1)}, []string{"guess: the others wait for rank 1 (b), which alone uses the processor, for 1 min 0 s"}},
+		"two compute":               {job(s, c, s, c), nil},
+		"all compute":               {job(c, c, c, c), nil},
+		"not for long":              {short, nil},
+		"the state of one unknown":  {job(s, c, s, ""), nil},
+		"one is stopped":            {job(s, tcpwire.Stopped, s, c), []string{stopped}},
+		"one is absent":             {job(s, c, s), []string{"no connection from rank 3"}},
+		"one waits for a key":       {waits(job(s, s, s, s), "x y", 2), []string{`rank 2 (pid 42 on b) waits for key "x y", which does not exist`, "guess: the others wait for rank 2 (pid 42 on b)"}},
+		"one does not wait for it":  {waits(job(s, s, s, c), "x", 0, 1, 2), []string{"rank 0 (pid 40 on b), rank 1 (pid 41 on b), rank 2 (pid 42 on b) wait for key x, which does not exist", "guess: rank 3 (pid 43 on b), which alone does not wait for it, is to set it"}},
+		"two do not wait for it":    {waits(job(s, s, s, c), "x", 0, 1), []string{"rank 0 (pid 40 on b), rank 1 (pid 41 on b) wait for key x, which does not exist"}},
+		"different keys":            {waits(waits(job(s, s, s, s), "x", 0), "y", 1), []string{"rank 0 (pid 40 on b) waits for key x, which does not exist", "rank 1 (pid 41 on b) waits for key y, which does not exist"}},
+		"a key, not for long":       {brief, nil},
+		"one waits in an operation": {waits(job(s, c, s, s), gloo+"1", 0), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := torchView(t, map[string]string{gloo + "0": "", gloo + "1": "", gloo + "2": "", gloo + "3": ""}, j.job)
+			require.Empty(t, v.Blame)
+			require.Len(t, v.Groups, 1)
+			require.Equal(t, j.notes, v.Groups[0].Notes)
+		})
+	}
+}
+
+// TestTorchSubgroups checks which process of the job is the rank that a process group of some ranks
+// lacks: one, if its place in the order of the ranks is certain.
+func TestTorchSubgroups(t *testing.T) {
+	const of = "default_pg/0//7//cpu//0/"
+	const sleeps = "connected, waits for nothing in the store, and uses no processor for 5.0 s"
+	// ranks are those of the job, by their rank in the group
+	view := func(missing int, ranks map[int]int) *status.View {
+		var all []tcpwire.Process
+		keys := map[string]string{}
+		for r := range 4 {
+			p := in(rankProcess(r, tcpwire.Sleeping), "default_pg", r)
+			if at, ok := ranks[r]; ok {
+				p = in(p, "default_pg/7", at)
+				p.Waits = []tcpwire.ProcessWait{{Key: of + string(rune('0'+missing)), For: time.Minute}}
+				keys[of+string(rune('0'+at))] = ""
+			}
+			all = append(all, p)
+		}
+		return torchView(t, keys, all)
+	}
+	for name, c := range map[string]struct {
+		missing int
+		ranks   map[int]int
+		label   string
+		notes   []string
+	}{
+		"of all ranks":            {2, map[int]int{0: 0, 1: 1, 3: 3}, "pid 42 on b", nil},
+		"the first":               {0, map[int]int{1: 1, 2: 2, 3: 3}, "pid 40 on b", nil},
+		"the last":                {3, map[int]int{0: 0, 1: 1, 2: 2}, "pid 43 on b", nil},
+		"two, or one of them":     {2, map[int]int{0: 0, 1: 1}, "", []string{"guess: rank 2 of this group is one of the job's rank 2 (pid 42 on b), rank 3 (pid 43 on b), which have not joined"}},
+		"of the ranks 1 to 3":     {1, map[int]int{1: 0, 3: 2}, "pid 42 on b", nil},
+		"between, one of two":     {1, map[int]int{0: 0, 3: 2}, "", []string{"guess: rank 1 of this group is one of the job's rank 1 (pid 41 on b), rank 2 (pid 42 on b), which have not joined"}},
+		"in another order":        {2, map[int]int{0: 1, 1: 0}, "", nil},
+		"the last, of the rest":   {1, map[int]int{2: 0}, "pid 43 on b", nil},
+		"no rank of the job left": {2, map[int]int{2: 0, 3: 1}, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := view(c.missing, c.ranks)
+			doing := "has not joined"
+			if c.label != "" {
+				doing = sleeps
+			}
+			require.Equal(t, map[int]string{c.missing: doing}, blamed(v))
+			require.Equal(t, c.label, v.Blame[0].Label)
+			require.Equal(t, "default_pg/7", v.Groups[1].Name)
+			require.Equal(t, c.notes, v.Groups[1].Notes)
+			require.True(t, v.Waiting[0].AtLeast)
+			require.False(t, v.Groups[0].AtLeast)
+		})
+	}
+}

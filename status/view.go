@@ -89,6 +89,7 @@ type Wait struct {
 	For        float64 `json:"for_seconds"`
 	Remaining  float64 `json:"remaining_seconds,omitempty"` // until its deadline, if it has one
 	Size       int     `json:"size,omitempty"`
+	AtLeast    bool    `json:"size_at_least,omitempty"` // the group may have more ranks than Size
 	Arrived    int     `json:"arrived"`
 	Missing    int     `json:"missing"`
 	Ranks      []Who   `json:"ranks"`   // the missing ranks: the first ones
@@ -131,6 +132,7 @@ type Group struct {
 	Run        string  `json:"run,omitempty"`
 	Generation uint64  `json:"generation,omitempty"` // 0: it is forming, or it failed to form
 	Size       int     `json:"size"`
+	AtLeast    bool    `json:"size_at_least,omitempty"` // it may have more ranks than Size
 	Present    int     `json:"present"`
 	Age        float64 `json:"age_seconds"`
 	Ended      float64 `json:"ended_seconds_ago,omitempty"` // if it is closed
@@ -138,7 +140,8 @@ type Group struct {
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"`
 	// Protocol is "torch" for a group of PyTorch's processes, which has no generation, and "" for a
-	// group of muster. Notes are what else is known of such a job: stopped and disconnected ranks.
+	// group of muster. Notes are what else is known of such a job: stopped and disconnected ranks, and
+	// what follows from that; those that begin with "guess: " may be wrong.
 	Protocol string   `json:"protocol,omitempty"`
 	Notes    []string `json:"notes,omitempty"`
 	Ranks    []Rank   `json:"ranks"`

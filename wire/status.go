@@ -84,6 +84,7 @@ type GroupStatus struct {
 	Name, Run  string
 	Generation uint64 // 0: the group forms
 	Size       int
+	AtLeast    bool          // of a group with a Protocol: it may have more ranks than Size
 	Present    int           // ranks that have joined, and have neither left nor failed
 	Age        time.Duration // since it was formed, or since the first rank called
 	// time since its end; -1: it has not ended; 0: it has ended at an unknown time

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -146,28 +147,7 @@ type whoPrinter struct {
 func (p *whoPrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) }
 
 func (p *whoPrinter) print(v *status.View) {
-	if len(v.Waiting) == 0 {
-		p.line("%s", p.green("nothing waits"))
-	}
-	jobs := map[string]bool{}
-	// one rank for each job: the end of a chain of ranks that wait for each other
-	for i := range v.Blame {
-		b := &v.Blame[i]
-		if job := fmt.Sprintf("%s %q %d", b.Group, b.Run, b.Generation); !jobs[job] {
-			jobs[job] = true
-			p.line("%s", p.bold(fmt.Sprintf("%s waits for rank %d%s", printable(b.Group), b.Rank, whoText(b.Who))))
-		}
-	}
-	noted := false
-	for i := range v.Groups {
-		for _, note := range v.Groups[i].Notes {
-			p.line("%s", p.bold(printable(v.Groups[i].Name+": "+note)))
-			noted = true
-		}
-	}
-	if len(v.Blame) > 0 || noted {
-		p.line("")
-	}
+	p.headlines(v)
 	for i := range v.Waiting {
 		p.wait(&v.Waiting[i])
 	}
@@ -202,6 +182,51 @@ func (p *whoPrinter) print(v *status.View) {
 		p.line("%s", p.dim(replicationText(r)))
 	}
 }
+
+// headlines prints whom each job waits for, and what else is known of it.
+func (p *whoPrinter) headlines(v *status.View) {
+	var lines []string
+	at := map[string]int{} // by job: the line of the call that has waited longest, the end of a chain of ranks that wait for each other
+	calls := map[string]string{}
+	ranks := map[string]int{}
+	for i := range v.Blame {
+		b := &v.Blame[i]
+		job := fmt.Sprintf("%s %q %d", b.Group, b.Run, b.Generation)
+		who := fmt.Sprintf("rank %d%s", b.Rank, whoText(b.Who))
+		switch n := ranks[job]; {
+		case n == 0:
+			at[job], calls[job] = len(lines), b.What
+			lines = append(lines, printable(b.Group)+" waits for "+who)
+		case calls[job] != b.What:
+			continue
+		case n < mostHeadline:
+			lines[at[job]] += "; for " + who
+		case n == mostHeadline:
+			lines[at[job]] += "; and for others"
+		}
+		ranks[job]++
+	}
+	for i := range v.Groups {
+		for _, note := range v.Groups[i].Notes {
+			lines = append(lines, printable(v.Groups[i].Name+": "+note))
+		}
+	}
+	switch {
+	case len(lines) == 0 && len(v.Waiting) == 0:
+		p.line("%s", p.green("nothing waits"))
+	case len(v.Waiting) == 0:
+		lines[0] = "nothing waits in the store; " + lines[0]
+	}
+	for _, line := range lines {
+		p.line("%s", p.bold(line))
+	}
+	if len(lines) > 0 {
+		p.line("")
+	}
+}
+
+// mostHeadline is how many of the ranks that a job waits for are in its first line.
+const mostHeadline = 4
 
 // replicationText describes the processes of a replicated store.
 func replicationText(r *status.Replication) string {
@@ -270,7 +295,7 @@ func (p *whoPrinter) wait(w *status.Wait) {
 	var more []string
 	switch w.Kind {
 	case "verb":
-		more = append(more, fmt.Sprintf("%d of %d have joined", w.Arrived, w.Size))
+		more = append(more, fmt.Sprintf("%d of %s have joined", w.Arrived, sizeText(w.Size, w.AtLeast)))
 	case "key":
 		more = append(more, fmt.Sprintf("%d waiting", w.Arrived))
 	}
@@ -336,7 +361,7 @@ func (p *whoPrinter) group(g *status.Group) {
 	case g.Age >= 0:
 		when = ", for " + ago(g.Age)
 	}
-	text := fmt.Sprintf("  %s  %d of %d ranks, %s%s", p.bold(name), g.Present, g.Size, stateText(g.State), when)
+	text := fmt.Sprintf("  %s  %d of %s ranks, %s%s", p.bold(name), g.Present, sizeText(g.Size, g.AtLeast), stateText(g.State), when)
 	if g.Why != "" {
 		text += ": " + printable(g.Why)
 	}
@@ -351,6 +376,14 @@ func (p *whoPrinter) group(g *status.Group) {
 		}
 		p.line("    rank %-5d %s  %s%s", r.Rank, printable(r.Label), printable(r.Doing), seen)
 	}
+}
+
+// sizeText is the number of ranks of a group.
+func sizeText(size int, atLeast bool) string {
+	if atLeast {
+		return fmt.Sprintf("at least %d", size)
+	}
+	return strconv.Itoa(size)
 }
 
 // stateText describes the state of a group.

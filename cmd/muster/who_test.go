@@ -503,3 +503,39 @@ func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
 	one.wait(t)
 	runIn(t, nil, env, "who").wants(t, 2, "", "which store?")
 }
+
+// TestWhoHeadlines checks the first lines: all ranks that a job waits for in its longest wait, and
+// what is known if nothing waits.
+func TestWhoHeadlines(t *testing.T) {
+	t.Parallel()
+	blame := func(group string, rank int, what string) status.Blame {
+		return status.Blame{Who: status.Who{Rank: rank, Label: fmt.Sprint("pid ", rank), Doing: "sleeps"}, Group: group, What: what}
+	}
+	many := make([]status.Blame, 6)
+	for i := range many {
+		many[i] = blame("g", i, "x")
+	}
+	noted := []status.Group{{Name: "g", Notes: []string{"one", "guess: two"}}}
+	for name, c := range map[string]struct {
+		view status.View
+		want string
+	}{
+		"nothing": {status.View{}, "nothing waits\n"},
+		"notes":   {status.View{Groups: noted}, "nothing waits in the store; g: one\ng: guess: two\n\n"},
+		"two ranks, of another job, and of a shorter wait": {
+			status.View{Waiting: make([]status.Wait, 1), Blame: []status.Blame{blame("g", 1, "x"), blame("h", 2, "x"), blame("g", 3, "x"), blame("g", 4, "y")}},
+			"g waits for rank 1 (pid 1): sleeps; for rank 3 (pid 3): sleeps\nh waits for rank 2 (pid 2): sleeps\n\n",
+		},
+		"many": {
+			status.View{Waiting: make([]status.Wait, 1), Blame: many},
+			"g waits for rank 0 (pid 0): sleeps; for rank 1 (pid 1): sleeps; for rank 2 (pid 2): sleeps; for rank 3 (pid 3): sleeps; and for others\n\n",
+		},
+	} {
+		var out strings.Builder
+		muster.PrintWho(&out, &c.view)
+		require.True(t, strings.HasPrefix(out.String(), c.want), "%s: %s", name, out.String())
+	}
+	var out strings.Builder
+	muster.PrintWho(&out, &status.View{Waiting: []status.Wait{{Kind: "verb", Group: "g", What: "x", Arrived: 2, Size: 3, AtLeast: true}}})
+	require.Contains(t, out.String(), "(2 of at least 3 have joined)")
+}

@@ -128,7 +128,7 @@ function showWaits(waits, more, hasStacks) {
     put(li.querySelector(".time"), time(w.for_seconds));
     const note = [];
     if (w.generation) note.push("generation " + w.generation);
-    if (w.kind === "verb") note.push(w.arrived + " of " + w.size + " have joined, " + w.missing + " missing");
+    if (w.kind === "verb") note.push(w.arrived + " of " + (w.size_at_least ? "at least " : "") + w.size + " have joined, " + w.missing + " missing");
     if (w.kind === "key") note.push(w.arrived + (w.arrived === 1 ? " call waits" : " calls wait"), ...(w.by || []));
     if (w.remaining_seconds) note.push("times out in " + time(w.remaining_seconds));
     put(li.querySelector(".note"), note.join(" · "));
@@ -212,7 +212,7 @@ function showGroups(v) {
     put(d.querySelector("b"), g.name || "(no name)");
     put(d.querySelector(".tag"), text);
     d.querySelector(".tag").className = "tag " + look;
-    const note = [g.present + " of " + g.size + (g.size === 1 ? " rank" : " ranks")];
+    const note = [g.present + " of " + (g.size_at_least ? "at least " : "") + g.size + (g.size === 1 ? " rank" : " ranks")];
     if (g.generation) note.push("generation " + g.generation);
     if (g.run) note.push("run " + g.run);
     if (g.ended_seconds_ago) note.push("ended " + time(g.ended_seconds_ago) + " ago");

@@ -59,6 +59,8 @@ for case in sys.argv[3].split(","):
         mine.set("ready", "")
     if late and how == "busy":  # in the middle of a job: the others wait in a collective
         compute(case)
+    if late and how == "alone":  # one waits for a key of the program, and the others in a collective
+        store.wait(["go/" + case])
     if late and how in ("paused", "idle"):
         sleep(case)
     if how == "operation" and late:
