@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -34,16 +35,15 @@ const (
 
 // world is one history.
 type world struct {
-	t       *testing.T
-	seed    uint64
-	rng     *rand.Rand
-	region  *simRegion
-	ranks   []*simRank
-	plan    [][]wire.Contribution // by use of the channel's name: the call that all ranks make, by seq−1
-	store   simStore
-	done    map[simID][]int // the ranks that got a success from the memory
-	returns chan *simRank   // a rank that has made its step
-	seen    map[string]int  // how often the outcomes occur
+	t      *testing.T
+	seed   uint64
+	rng    *rand.Rand
+	region *simRegion
+	ranks  []*simRank
+	plan   [][]wire.Contribution // by use of the channel's name: the call that all ranks make, by seq−1
+	store  simStore
+	done   map[simID][]int // the ranks that got a success from the memory
+	seen   map[string]int  // how often the outcomes occur
 
 	wrong     map[simID][]int               // the ranks that make another call
 	mismatch  map[simID]bool                // a rank has found a mismatch in memory
@@ -71,17 +71,19 @@ type simRegion struct {
 	channel map[int]*simChannel // by rank: the use in which it has joined
 }
 
-// simRank is one rank. Its goroutine runs only between a receive from turn and a send to
-// world.returns.
+// simRank is one rank. Its program is a coroutine, which runs from a call of turn to its next step: a
+// switch costs a tenth of one between goroutines that use channels.
 type simRank struct {
 	w       *world
 	rank    int
 	m       *Memory // nil: it has not joined one in this use
 	region  *simRegion
 	closed  Closed
-	voted   bool      // in this use
-	lost    bool      // its last vote was lost
-	turn    chan bool // false: the rank is killed
+	voted   bool // in this use
+	lost    bool // its last vote was lost
+	turn    func() (struct{}, bool)
+	kill    func()
+	pause   func(struct{}) bool // false: the rank is killed
 	blocked func() bool
 	over    bool
 	killed  bool
@@ -91,8 +93,7 @@ type killed struct{}
 
 func (r *simRank) step() {
 	if !r.killed {
-		r.w.returns <- r
-		if r.killed = !<-r.turn; r.killed {
+		if r.killed = !r.pause(struct{}{}); r.killed {
 			r.w.seen["killed"]++
 		}
 	}
@@ -126,7 +127,8 @@ const (
 	sameUse      = "H8 a record that memory decides is of the same use of its channel on all ranks"
 )
 
-// simStore decides records as package core does, without its details.
+// simStore decides records as package core does, without its details. Each change of votes, floors or
+// dead ranks is followed by updateAll.
 type simStore struct {
 	w        *world
 	channels []*simChannel // of one name, in the order of their beginning
@@ -282,10 +284,7 @@ func (r *simRank) vote(id simID, c *wire.Contribution, faults bool) (got [][]byt
 		rec.votes[r.rank] = *c
 	}
 	s.updateAll()
-	r.blocked = func() bool {
-		s.updateAll()
-		return !rec.decided
-	}
+	r.blocked = func() bool { return !rec.decided }
 	r.step()
 	r.blocked = nil
 	if rec.failure != "" {
@@ -591,48 +590,53 @@ func called(m *Memory, seq uint64) bool {
 
 // simulate runs the history of a seed, in which each rank runs the program.
 func simulate(t *testing.T, seed uint64, program func(r *simRank, faults bool)) *world {
-	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[simID][]int{}, returns: make(chan *simRank), seen: map[string]int{}, wrong: map[simID][]int{}, mismatch: map[simID]bool{}, succeeded: map[simID][]wire.Contribution{}, messages: map[pairOf]*simStream{}}
+	w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), done: map[simID][]int{}, seen: map[string]int{}, wrong: map[simID][]int{}, mismatch: map[simID]bool{}, succeeded: map[simID][]wire.Contribution{}, messages: map[pairOf]*simStream{}}
 	n := 2 + w.rng.IntN(3)
 	w.patience = []int{3, 20, 200}[w.rng.IntN(3)]
 	faults := w.rng.IntN(3) > 0
 	w.plan = newPlan(w.rng, n)
 	w.store = simStore{w: w, dead: make([]bool, n)}
 	for rank := range n {
-		r := &simRank{w: w, rank: rank, turn: make(chan bool)}
+		r := &simRank{w: w, rank: rank}
+		r.turn, r.kill = iter.Pull(func(pause func(struct{}) bool) {
+			r.pause = pause
+			r.main(program, faults)
+		})
 		w.ranks = append(w.ranks, r)
-		go func() {
-			defer func() {
-				switch x := recover(); x {
-				case nil, killed{}:
-				default:
-					w.violated(noneOutside, "rank %d: %v", rank, x)
-				}
-				r.over = true
-				w.returns <- r
-			}()
-			if <-r.turn {
-				program(r, faults)
-			} else {
-				panic(killed{})
-			}
-		}()
 	}
 	w.schedule(faults)
 	w.checkMessages()
 	return w
 }
 
+// main runs the program of a rank to its end, or until it is killed.
+func (r *simRank) main(program func(r *simRank, faults bool), faults bool) {
+	defer func() {
+		switch x := recover(); x {
+		case nil, killed{}:
+		default:
+			r.w.violated(noneOutside, "rank %d: %v", r.rank, x)
+		}
+		r.over = true
+	}()
+	program(r, faults)
+}
+
 // schedule gives the ranks their turns until all have ended.
 func (w *world) schedule(faults bool) {
 	var last *simRank
+	var can, awake []*simRank
 	stopped := map[*simRank]int{} // until a step
 	for at := range simSteps {
-		var can []*simRank
+		can, awake = can[:0], awake[:0]
 		live := false
 		for _, r := range w.ranks {
 			live = live || !r.over
 			if !r.over && (r.blocked == nil || !r.blocked()) {
 				can = append(can, r)
+				if stopped[r] <= at {
+					awake = append(awake, r)
+				}
 			}
 		}
 		switch {
@@ -652,19 +656,23 @@ func (w *world) schedule(faults bool) {
 			}
 			continue
 		}
-		if awake := slices.DeleteFunc(slices.Clone(can), func(r *simRank) bool { return stopped[r] > at }); len(awake) > 0 {
-			can = awake
+		if len(awake) == 0 {
+			awake = append(awake, can...)
 		}
-		r := can[w.rng.IntN(len(can))]
+		r := awake[w.rng.IntN(len(awake))]
 		if faults && w.rng.IntN(300) == 0 {
 			stopped[r] = at + 600
 		}
-		if last != nil && slices.Contains(can, last) && w.rng.IntN(4) > 0 { // often makes several steps
+		if last != nil && slices.Contains(awake, last) && w.rng.IntN(4) > 0 { // often makes several steps
 			r = last
 		}
 		last = r
-		r.turn <- !faults || w.rng.IntN(1200) > 0
-		<-w.returns
+		if faults && w.rng.IntN(1200) == 0 {
+			r.kill()
+			r.over = true // also if it has not begun
+		} else {
+			r.turn()
+		}
 	}
 	w.violated(ends, "a rank has not ended after %d steps", simSteps)
 }
