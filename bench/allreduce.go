@@ -69,7 +69,6 @@ func parseFloats(name, text string) ([]int, error) {
 const (
 	byMemory = "muster, shared memory"
 	byTCP    = "muster, TCP"
-	inOne    = "muster, one process"
 	byBare   = "bare, in place"
 	byCopies = "bare, copied in and out"
 	byMPI    = "Open MPI, shared memory"
@@ -128,7 +127,6 @@ func (o *allReduceOptions) entrants(ctx context.Context, rep *report) ([]entrant
 	who := []entrant{
 		{byMemory, apart, anything},
 		{byTCP, apart, anything},
-		{inOne, together, anything},
 		{byBare, together, allReduces},
 		{byCopies, together, allReduces},
 	}

@@ -22,7 +22,7 @@ func littleAllReduce(t *testing.T, more ...string) report {
 func TestAllReduce(t *testing.T) {
 	sharing(t)
 	r := littleAllReduce(t, "-mpi=false", "-python", "")
-	for _, who := range []string{byMemory, byTCP, inOne} {
+	for _, who := range []string{byMemory, byTCP} {
 		for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "64 KiB all-reduce", "0 B barrier, chained"} {
 			want(t, r, row+" "+who, "p50 µs", "p90 µs", "mean µs", "CPU µs", "alloc B")
 		}

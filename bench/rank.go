@@ -252,7 +252,7 @@ func (r *rank) open(d *drill, way string, bytes int) error {
 	switch who {
 	case byStar, byGroup:
 		return r.openGroupVerb(d, verb, who, bytes)
-	case byMemory, inOne:
+	case byMemory:
 		return r.openSlices(d, verb, near, bytes)
 	case byTCP:
 		return r.openSlices(d, verb, far, bytes)

@@ -33,7 +33,7 @@ const (
 	headStride = 64
 )
 
-// sharedBuffers is the medium for processes of one host.
+// sharedBuffers is the medium of ranks of one host.
 type sharedBuffers struct {
 	arena  *shm.Arena
 	mine   []byte
@@ -47,19 +47,12 @@ type sharedBuffers struct {
 func word32(b []byte, at int) *uint32 { return (*uint32)(unsafe.Pointer(&b[at])) }
 func word64(b []byte, at int) *uint64 { return (*uint64)(unsafe.Pointer(&b[at])) }
 
-func (m *sharedBuffers) direct() bool { return false }
-func (m *sharedBuffers) hold() bool   { return true }
-func (m *sharedBuffers) unhold()      {}
-
-// withdraw does nothing: others read the shared buffer, and not this rank's slices.
-func (m *sharedBuffers) withdraw() {}
-
 func (m *sharedBuffers) slot(n uint64) []byte {
 	at := bufferHead + int(n%2)*bufferSlot
 	return m.mine[at:][:bufferSlot:bufferSlot]
 }
 
-func (m *sharedBuffers) post(n uint64, h *head, _ vector) {
+func (m *sharedBuffers) post(n uint64, h *head) {
 	h.put(m.mine[headStride*(1+n%2):])
 	atomic.StoreUint64(word64(m.mine, atPosted), n)
 	m.wake()

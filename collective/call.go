@@ -77,13 +77,7 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 		p.x = vectorOf(c.slices)
 	}
 	c.seq++
-	return c.perform(ctx, &p, c.seq, func(cl *call) error {
-		err := cl.do(&p)
-		if err == nil && c.local != nil {
-			c.local.unhold()
-		}
-		return err
-	})
+	return c.perform(ctx, &p, c.seq, func(cl *call) error { return cl.do(&p) })
 }
 
 // turn waits until all verbs that were called before have ended. Later verbs wait until the
@@ -265,9 +259,6 @@ func (c *call) failureOf(err error) error {
 	}
 	<-c.over.Done()
 	c.conns.close() // from here on the caller's slices are not used
-	if c.local != nil && !c.isPair() {
-		c.local.withdraw()
-	}
 	return c.ended(c.verb)
 }
 

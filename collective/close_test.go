@@ -15,7 +15,7 @@ import (
 // TestCloseWaitsForWhatWasStarted closes a Comm while a function that Start runs is in a verb, and
 // another one waits for its turn: both have ended when Close returns.
 func TestCloseWaitsForWhatWasStarted(t *testing.T) {
-	over(t, []int{2}, func(t *testing.T, w way, n int) {
+	waiting(t, 2, func(t *testing.T, w way, n int) {
 		closed := make(chan struct{})
 		w.run(t, n, func(r *rank) {
 			r.allReduce(10)

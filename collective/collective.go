@@ -69,8 +69,6 @@ type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// gets an event for every verb that has begun; nil: the group's, see pgroup.Group.Trace
 	Trace trace.Sink
-
-	process string // for tests: makes ranks of one process look like different processes
 }
 
 // Comm is a group with connections. Verbs run one at a time, in the order in which they are called.
@@ -114,9 +112,8 @@ type core struct {
 	piece   []byte   // data that has arrived over a connection, to be combined
 	result  []byte   // a result of this rank for another one
 	wide    []byte   // 16-bit floats as float32
-	dsts    []vector // destinations of a combination, with their sources
-	srcs    []vector
-	to, of  [][]byte // the next contiguous bytes of these
+	srcs    []vector // sources of a combination
+	of      [][]byte // the next contiguous bytes of these
 	parts   []vector // that ranks send this one
 	slices  [][]byte // the caller's slices
 	aliases alias.Finder

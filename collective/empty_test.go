@@ -26,13 +26,11 @@ func TestEmptyOnOneRank(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, proc := range []bool{false, true} {
-				way{host: func(int) string { return "node" }, proc: proc}.run(t, n, func(r *rank) {
-					err := verb(r, 5*min(1, r.me()))
-					assert.ErrorIs(r, err, pgroup.ErrMismatch)
-					assert.ErrorContains(r, err, "rank 0 ")
-				})
-			}
+			way{host: func(int) string { return "node" }}.run(t, n, func(r *rank) {
+				err := verb(r, 5*min(1, r.me()))
+				assert.ErrorIs(r, err, pgroup.ErrMismatch)
+				assert.ErrorContains(r, err, "rank 0 ")
+			})
 		})
 	}
 }

@@ -88,8 +88,7 @@ func TestRoots(t *testing.T) {
 // TestDeadline has a rank that does not call the verb: the others get an error at their deadline
 // that names it.
 func TestDeadline(t *testing.T) {
-	over(t, []int{3}, func(t *testing.T, w way, n int) {
-		t.Parallel() // each waits for its deadline
+	waiting(t, 3, func(t *testing.T, w way, n int) {
 		var others sync.WaitGroup
 		others.Add(n - 1)
 		w.run(t, n, func(r *rank) {

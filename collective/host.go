@@ -11,7 +11,7 @@ func (c *call) onHost(p *plan) error {
 	l := c.local
 	n := len(l.ranks)
 	if p.x.n == 0 {
-		return l.step(c, vector{})
+		return l.step(c, 0)
 	}
 	switch p.verb {
 	case allReduce:
@@ -44,33 +44,14 @@ func (l *local) blocks(c *call, x vector, f func(block vector) error) error {
 
 // reduce combines x on all ranks, or only on the one with index root.
 func (l *local) reduce(c *call, x vector, root, div int) error {
-	switch {
-	case x.n <= smallLocal:
+	if x.n <= smallLocal {
 		if err := l.put(c, x); err != nil || root >= 0 && root != l.me {
 			return err
 		}
 		c.into(div, x, l.all(0, x.n))
 		return nil
-	case l.direct():
-		return l.reduceDirect(c, x, root, div)
 	}
 	return l.blocks(c, x, func(block vector) error { return l.reduceBlock(c, block, root, div) })
-}
-
-// reduceDirect makes each rank combine its chunk of all ranks' x, and write the result to all of
-// them.
-func (l *local) reduceDirect(c *call, x vector, root, div int) error {
-	if err := l.step(c, x); err != nil {
-		return err
-	}
-	at, n := c.span(x.n, l.me, len(l.ranks))
-	srcs := l.all(at, n)
-	dsts := srcs
-	if root >= 0 {
-		dsts = srcs[root : root+1]
-	}
-	c.intoAll(div, dsts, srcs)
-	return l.end(c)
 }
 
 // reduceBlock posts a block, combines one chunk of all ranks' blocks, and posts the result.
@@ -80,9 +61,8 @@ func (l *local) reduceBlock(c *call, x vector, root, div int) error {
 	}
 	p := len(l.ranks)
 	at, n := c.span(x.n, l.me, p)
-	result := one(l.slot(l.n + 1)[:n])
-	c.into(div, result, l.all(at, n))
-	if err := l.step(c, result); err != nil || root >= 0 && root != l.me {
+	c.into(div, one(l.slot(l.n + 1)[:n]), l.all(at, n))
+	if err := l.step(c, n); err != nil || root >= 0 && root != l.me {
 		return err
 	}
 	for i := range l.ranks {
@@ -95,16 +75,6 @@ func (l *local) reduceBlock(c *call, x vector, root, div int) error {
 // parts posts src, and calls f for ranges of this rank's one of its k chunks; view returns such a
 // range of what a rank has posted.
 func (l *local) parts(c *call, src vector, k int, f func(at, n int, view func(index int) vector)) error {
-	if l.direct() {
-		if err := l.step(c, src); err != nil {
-			return err
-		}
-		if l.me < k {
-			at, n := c.span(src.n, l.me, k)
-			f(0, n, func(i int) vector { return l.shown(i, at, n) })
-		}
-		return l.end(c)
-	}
 	each := l.capacity(c) / k / c.elem * c.elem
 	for at := 0; at < c.longest(src.n, k); at += each {
 		l.pieces = l.pieces[:0]
@@ -160,17 +130,6 @@ func (l *local) gather(c *call, x vector, k int) error {
 	if l.me < k {
 		mine = c.chunk(x, l.me, k)
 	}
-	if l.direct() {
-		if err := l.step(c, x); err != nil {
-			return err
-		}
-		for i := range k {
-			if at, n := c.span(x.n, i, k); i != l.me {
-				copyVector(x.part(at, n), l.shown(i, at, n))
-			}
-		}
-		return l.end(c)
-	}
 	capacity := l.capacity(c)
 	for at := 0; at < c.longest(x.n, k); at += capacity {
 		if err := l.put(c, cut(mine, at, capacity)); err != nil {
@@ -187,28 +146,14 @@ func (l *local) gather(c *call, x vector, k int) error {
 
 // spread copies the x of the rank with index root to all ranks.
 func (l *local) spread(c *call, root int, x vector) error {
-	show := func(x vector) vector {
-		if l.me == root {
-			return x
-		}
-		return vector{}
-	}
-	if l.direct() && x.n > l.capacity(c) {
-		if err := l.step(c, show(x)); err != nil {
-			return err
-		}
-		if l.me != root {
-			copyVector(x, l.shown(root, 0, x.n))
-		}
-		return l.end(c)
-	}
 	return l.blocks(c, x, func(block vector) error {
-		if err := l.put(c, show(block)); err != nil {
+		if l.me == root {
+			return l.put(c, block)
+		}
+		if err := l.step(c, 0); err != nil {
 			return err
 		}
-		if l.me != root {
-			copyVector(block, l.shown(root, 0, block.n))
-		}
+		copyVector(block, l.shown(root, 0, block.n))
 		return nil
 	})
 }

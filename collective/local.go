@@ -1,9 +1,6 @@
 package collective
 
-import (
-	"context"
-	"errors"
-)
+import "context"
 
 // medium is memory through which the ranks of one host see each other's data. Each rank posts data
 // under increasing numbers.
@@ -11,9 +8,8 @@ type medium interface {
 	// slot returns the buffer, of capacity bytes, for the post with a number. The number after the
 	// next uses it again.
 	slot(n uint64) []byte
-	// post shows data to the other ranks. It is at the beginning of the slot, or, if the medium is
-	// direct, anywhere.
-	post(n uint64, h *head, data vector)
+	// post shows what is in the slot to the other ranks.
+	post(n uint64, h *head)
 	// wait returns true when another rank has posted under a number, and false if it has left, or
 	// if over has ended.
 	wait(over context.Context, index int, n uint64) bool
@@ -21,14 +17,6 @@ type medium interface {
 	// under the next number. It returns length bytes of data, whatever the rank's head says, since
 	// a faulty rank may have written it.
 	look(index int, n uint64, length int) (head, vector)
-	// direct reports whether ranks may also write to the memory that others have posted.
-	direct() bool
-	// hold begins the use of what others have posted, and unhold ends it; hold returns false if one
-	// of them has withdrawn. A rank that withdraws waits until what it has posted is no longer
-	// used.
-	hold() bool
-	unhold()
-	withdraw()
 	leave()
 	close()
 }
@@ -49,13 +37,12 @@ type local struct {
 // capacity returns the number of bytes that a step carries, a multiple of the element size.
 func (l *local) capacity(c *call) int { return len(l.slot(0)) / c.elem * c.elem }
 
-// step posts data, and returns when all others have posted theirs.
-func (l *local) step(c *call, data vector) error {
-	l.unhold()
+// step posts n bytes that are in the slot, and returns when all others have posted theirs.
+func (l *local) step(c *call, n int) error {
 	l.n++
 	l.head = c.head
-	l.head.length = uint32(data.n)
-	l.post(l.n, &l.head, data)
+	l.head.length = uint32(n)
+	l.post(l.n, &l.head)
 	for i, rank := range l.ranks {
 		if i == l.me {
 			continue
@@ -72,26 +59,13 @@ func (l *local) step(c *call, data vector) error {
 		}
 	}
 	c.await(-1)
-	if !l.hold() {
-		return c.broken(l.ranks[0], errRetreat)
-	}
 	return nil
 }
 
-var errRetreat = errors.New("another rank has failed")
-
-// end returns when all others no longer use what this rank has posted.
-func (l *local) end(c *call) error {
-	err := l.step(c, vector{})
-	l.unhold()
-	return err
-}
-
-// put is step with a copy of data.
+// put posts a copy of data.
 func (l *local) put(c *call, data vector) error {
-	slot := one(l.slot(l.n + 1)[:data.n])
-	copyVector(slot, data)
-	return l.step(c, slot)
+	copyVector(one(l.slot(l.n+1)), data)
+	return l.step(c, data.n)
 }
 
 // putAll is put of several slices, one after the other.
@@ -102,7 +76,7 @@ func (l *local) putAll(c *call, parts []vector) error {
 		copyVector(slot.from(n), p)
 		n += p.n
 	}
-	return l.step(c, slot.part(0, n))
+	return l.step(c, n)
 }
 
 // shown returns bytes that a rank has posted in the last step.

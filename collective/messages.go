@@ -75,31 +75,23 @@ func (in *inbound) receive(c *call, from int, part uint32, dst vector) error {
 
 // combine sets dst to the combination of a and b, divided by div.
 func (c *call) combine(div int, dst, a, b vector) {
-	c.dsts = append(c.dsts[:0], dst)
 	c.srcs = append(c.srcs[:0], a, b)
-	c.combineAll(div)
+	c.combineAll(div, dst)
 }
 
-// into sets dst to the combination of srcs, and intoAll each of dsts. All have the same length.
+// into sets dst to the combination of srcs. All have the same length.
 func (c *call) into(div int, dst vector, srcs []vector) {
-	c.dsts = append(c.dsts[:0], dst)
 	c.srcs = append(c.srcs[:0], srcs...)
-	c.combineAll(div)
+	c.combineAll(div, dst)
 }
 
-func (c *call) intoAll(div int, dsts, srcs []vector) {
-	c.dsts = append(c.dsts[:0], dsts...)
-	c.srcs = append(c.srcs[:0], srcs...)
-	c.combineAll(div)
-}
-
-// combineAll sets each of c.dsts to the combination of c.srcs, in pieces in which all of them are
-// contiguous.
-func (c *call) combineAll(div int) {
-	for c.dsts[0].n > 0 {
-		n := min(contiguous(c.dsts), contiguous(c.srcs))
-		c.to, c.of = take(c.to[:0], c.dsts, n), take(c.of[:0], c.srcs, n)
-		reduce.Into(&c.scratch, c.dt, c.op, div, c.to, c.of)
+// combineAll sets dst to the combination of c.srcs, in pieces in which all of them are contiguous.
+func (c *call) combineAll(div int, dst vector) {
+	for dst.n > 0 {
+		n := min(len(dst.head), contiguous(c.srcs))
+		c.of = take(c.of[:0], c.srcs, n)
+		reduce.Into(&c.scratch, c.dt, c.op, div, dst.head[:n:n], c.of)
+		dst = dst.from(n)
 	}
 }
 

@@ -3,6 +3,7 @@ package collective_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -15,8 +16,10 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
+type pairVerb func(r *rank, ctx context.Context, peer int, b []byte) error
+
 // pairVerbs are Send and Recv of more than connections hold, by the name that errors use for them.
-var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int, b []byte) error{
+var pairVerbs = map[string]pairVerb{
 	"collective.send": func(r *rank, ctx context.Context, peer int, b []byte) error {
 		return collective.Send(ctx, r.c, peer, b)
 	},
@@ -25,72 +28,76 @@ var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int, b []byte
 	},
 }
 
+// waitingPairs runs f for each of pairVerbs, at once.
+func waitingPairs(t *testing.T, f func(t *testing.T, op string, verb pairVerb)) {
+	t.Parallel()
+	var all sync.WaitGroup
+	for op, verb := range pairVerbs {
+		all.Go(func() { t.Run(op, func(t *testing.T) { f(t, op, verb) }) })
+	}
+	all.Wait()
+}
+
 // pairBytes is more than a connection holds.
 const pairBytes = 64 << 20
 
 // TestPairTimesOut has a rank whose peer makes no call: the error names the verb and the peer, on
 // all ranks.
 func TestPairTimesOut(t *testing.T) {
-	t.Parallel()
-	for op, f := range pairVerbs {
-		t.Run(op, func(t *testing.T) {
-			way{host: apart}.run(t, 3, func(r *rank) {
-				r.allReduce(10)
-				var err error
-				if r.me() == 0 {
-					b := make([]byte, pairBytes)
-					ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
-					defer cancel()
-					err = f(r, ctx, 2, b)
-				} else {
-					<-r.c.Group().Context().Done()
-					err = r.c.Barrier(r.ctx)
-				}
-				re, ok := errors.AsType[*pgroup.RankError](err)
-				if !assert.True(r, ok, "%v", err) {
-					return
-				}
-				assert.ErrorIs(r, err, pgroup.ErrTimeout)
-				assert.Equal(r, []int{2}, re.Missing, "%v", err)
-				assert.NotEmpty(r, re.Doing, "what it does instead: %v", err)
-				if r.me() == 0 {
-					assert.Equal(r, op, re.Op)
-				}
-			})
+	waitingPairs(t, func(t *testing.T, op string, f pairVerb) {
+		way{host: apart}.run(t, 3, func(r *rank) {
+			r.allReduce(10)
+			var err error
+			if r.me() == 0 {
+				b := make([]byte, pairBytes)
+				ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
+				defer cancel()
+				err = f(r, ctx, 2, b)
+			} else {
+				<-r.c.Group().Context().Done()
+				err = r.c.Barrier(r.ctx)
+			}
+			re, ok := errors.AsType[*pgroup.RankError](err)
+			if !assert.True(r, ok, "%v", err) {
+				return
+			}
+			assert.ErrorIs(r, err, pgroup.ErrTimeout)
+			assert.Equal(r, []int{2}, re.Missing, "%v", err)
+			assert.NotEmpty(r, re.Doing, "what it does instead: %v", err)
+			if r.me() == 0 {
+				assert.Equal(r, op, re.Op)
+			}
 		})
-	}
+	})
 }
 
 // TestPairFrozen stops the peer of a Send or Recv whose context has no deadline: it fails after the
 // liveness timeout, as in any verb.
 func TestPairFrozen(t *testing.T) {
-	t.Parallel()
-	for op, f := range pairVerbs {
-		t.Run(op, func(t *testing.T) {
-			const victim = 1
-			j := pgrouptest.Job{N: 3, Hosts: []string{"node 0", "node 1", "node 2"}, LivenessTimeout: 3 * time.Second}
-			processes(t, j, func(r *rank) {
-				r.allReduce(1000)
-				pid := r.pid(victim)
-				if r.me() == 0 {
-					require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
-					start := time.Now()
-					err := f(r, context.WithoutCancel(r.ctx), victim, make([]byte, pairBytes))
-					took := time.Since(start)
-					require.NoError(r, syscall.Kill(pid, syscall.SIGCONT))
-					assert.ErrorIs(r, err, pgroup.ErrLost)
-					assert.Less(r, took, soon)
-					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
-						assert.Equal(r, op, re.Op)
-						assert.Equal(r, []int{victim}, re.Lost, "%v", err)
-					}
-					return
+	waitingPairs(t, func(t *testing.T, op string, f pairVerb) {
+		const victim = 1
+		j := pgrouptest.Job{N: 3, Hosts: []string{"node 0", "node 1", "node 2"}, LivenessTimeout: 3 * time.Second}
+		processes(t, j, func(r *rank) {
+			r.allReduce(1000)
+			pid := r.pid(victim)
+			if r.me() == 0 {
+				require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
+				start := time.Now()
+				err := f(r, context.WithoutCancel(r.ctx), victim, make([]byte, pairBytes))
+				took := time.Since(start)
+				require.NoError(r, syscall.Kill(pid, syscall.SIGCONT))
+				assert.ErrorIs(r, err, pgroup.ErrLost)
+				assert.Less(r, took, soon)
+				if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
+					assert.Equal(r, op, re.Op)
+					assert.Equal(r, []int{victim}, re.Lost, "%v", err)
 				}
-				<-r.c.Group().Context().Done()
-				assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrLost)
-			})
+				return
+			}
+			<-r.c.Group().Context().Done()
+			assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrLost)
 		})
-	}
+	})
 }
 
 // soon is more than a liveness timeout of a second, on a busy machine too.

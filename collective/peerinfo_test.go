@@ -2,7 +2,6 @@ package collective_test
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -15,8 +14,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestNoSharedBuffer has two ranks of one process without memory that a third could map: all ranks
-// use connections, so Open succeeds without a shared buffer.
+// TestNoSharedBuffer has a rank without memory that others could map: all ranks use connections.
 func TestNoSharedBuffer(t *testing.T) {
 	const n = 3
 	meet := store.New(new(store.Memory))
@@ -35,10 +33,10 @@ func TestNoSharedBuffer(t *testing.T) {
 				withoutSharedBuffer(ctx, t, g)
 				return
 			}
-			o := new(collective.Options)
-			collective.Apart(o, fmt.Sprint(i))
-			c, err := collective.Open(ctx, g, o)
+			c, err := collective.Open(ctx, g, nil)
 			if assert.NoError(t, err) {
+				_, some := c.SharesMemory()
+				assert.False(t, some)
 				assert.NoError(t, c.Close())
 			}
 		})
@@ -58,9 +56,6 @@ func withoutSharedBuffer(ctx context.Context, t *testing.T, g *pgroup.Group) {
 		return
 	}
 	defer m.Close()
-	assert.NoError(t, collective.ReportPeer(ctx, sub, "0"))
-	if conn, err := m.Dial(ctx, 0, link.Purpose{Kind: collective.ForMemory, ID: sub.Generation()}); err == nil {
-		_ = conn.Close()
-	}
+	assert.NoError(t, collective.ReportNoMemory(ctx, sub))
 	_ = sub.Barrier(ctx) // until the others have opened, and closed
 }

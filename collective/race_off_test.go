@@ -4,6 +4,6 @@ package collective_test
 
 const (
 	underRace = false
-	steps     = 20_000  // of TestSteps
+	steps     = 4_000   // of TestSteps
 	long      = 150_001 // elements, of which there are many: several pieces and blocks
 )

@@ -1,9 +1,7 @@
 package collective
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"slices"
 
@@ -13,17 +11,14 @@ import (
 
 // peerInfo is what a rank sends the others when it opens a Comm.
 type peerInfo struct {
-	Algorithm  Algorithm
-	Process    string // the same for ranks of one process
-	Rendezvous string // name of rank 0's rendezvous, for ranks of one process
-	// the buffer that this rank shares with other processes of its host; nil: none
-	Board *shm.Ref
+	Algorithm Algorithm
+	Board     *shm.Ref // the buffer that this rank shares with others of its host; nil: none
 }
 
 // share sets up the shared memory of the ranks of a host. All ranks come to the same result: either
 // all hosts that have several ranks share memory, or none does.
 func (c *core) share(ctx context.Context) error {
-	mine := peerInfo{Algorithm: c.opts.Algorithm, Process: cmp.Or(c.opts.process, thisProcess()), Rendezvous: rand.Text()}
+	mine := peerInfo{Algorithm: c.opts.Algorithm}
 	var buffer *sharedBuffers
 	ranks := c.placement.neighbours()
 	if len(ranks) > 1 {
@@ -39,8 +34,12 @@ func (c *core) share(ctx context.Context) error {
 	}
 	var l *local
 	if len(ranks) > 1 {
-		l = &local{ranks: ranks, me: c.placement.place}
-		if err = c.enter(ctx, l, buffer, fmt.Sprint(peers[0].Rendezvous, " ", c.placement.node), peers); err != nil {
+		refs := make([]*shm.Ref, len(ranks))
+		for i, r := range ranks {
+			refs[i] = peers[r].Board
+		}
+		l = &local{medium: buffer, ranks: ranks, me: c.placement.place}
+		if err = buffer.connect(ctx, c, ranks, l.me, refs); err != nil {
 			l.close() // so that ranks that map this one's buffer fail too
 		}
 	}
@@ -81,30 +80,9 @@ func (c *core) checkPeers(peers []peerInfo) error {
 func (c *core) shares(peers []peerInfo) (some bool) {
 	for _, ranks := range c.placement.hosts {
 		some = some || len(ranks) > 1
-		if !together(peers, ranks) && slices.ContainsFunc(ranks, func(r int) bool { return peers[r].Board == nil }) {
+		if len(ranks) > 1 && slices.ContainsFunc(ranks, func(r int) bool { return peers[r].Board == nil }) {
 			return false
 		}
 	}
 	return some
-}
-
-// together reports whether ranks are all in one process.
-func together(peers []peerInfo, ranks []int) bool {
-	return !slices.ContainsFunc(ranks, func(r int) bool { return peers[r].Process != peers[ranks[0]].Process })
-}
-
-// enter makes the medium: slices if all ranks of the host are in one process, shared buffers
-// otherwise.
-func (c *core) enter(ctx context.Context, l *local, buffer *sharedBuffers, rendezvous string, peers []peerInfo) error {
-	if together(peers, l.ranks) {
-		buffer.discard()
-		l.medium = newInProcess(rendezvous, len(l.ranks), l.me)
-		return nil
-	}
-	refs := make([]*shm.Ref, len(l.ranks))
-	for i, r := range l.ranks {
-		refs[i] = peers[r].Board
-	}
-	l.medium = buffer
-	return buffer.connect(ctx, c, l.ranks, l.me, refs)
 }

@@ -13,7 +13,7 @@ import (
 
 // TestTurnHasADeadline has a verb that waits behind a long one: its context ends it, for all ranks.
 func TestTurnHasADeadline(t *testing.T) {
-	over(t, []int{2}, func(t *testing.T, w way, n int) {
+	waiting(t, 2, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
 			release := make(chan struct{})
 			p := r.c.Start(r.ctx, func(context.Context, *collective.Comm) error { <-release; return nil })

@@ -28,35 +28,35 @@ const block = 1024
 // Scratch is a reusable buffer, for one goroutine at a time.
 type Scratch [block]uint64
 
-// Into sets every one of dsts, which are elements of dt, to the combination of srcs, divided by
-// div. All have the same length, and there is at least one of each. A dst may be one of srcs;
-// otherwise they must not overlap. It panics if Can(dt) is false.
-func Into(s *Scratch, dt tensor.DType, op Op, div int, dsts, srcs [][]byte) {
+// Into sets dst, elements of dt, to the combination of srcs, divided by div. All have the same length,
+// and there is at least one source. dst may be one of srcs; otherwise they must not overlap. It panics
+// if Can(dt) is false.
+func Into(s *Scratch, dt tensor.DType, op Op, div int, dst []byte, srcs [][]byte) {
 	switch dt {
 	case tensor.F32:
-		into[float32](s, op, div, dsts, srcs)
+		into[float32](s, op, div, dst, srcs)
 	case tensor.F64:
-		into[float64](s, op, div, dsts, srcs)
+		into[float64](s, op, div, dst, srcs)
 	case tensor.F16:
-		into16(s, op, div, dsts, srcs, tensor.Float16.Float32, tensor.Float16From)
+		into16(s, op, div, dst, srcs, tensor.Float16.Float32, tensor.Float16From)
 	case tensor.BF16:
-		into16(s, op, div, dsts, srcs, tensor.BFloat16.Float32, tensor.BFloat16From)
+		into16(s, op, div, dst, srcs, tensor.BFloat16.Float32, tensor.BFloat16From)
 	case tensor.I8:
-		into[int8](s, op, div, dsts, srcs)
+		into[int8](s, op, div, dst, srcs)
 	case tensor.I16:
-		into[int16](s, op, div, dsts, srcs)
+		into[int16](s, op, div, dst, srcs)
 	case tensor.I32:
-		into[int32](s, op, div, dsts, srcs)
+		into[int32](s, op, div, dst, srcs)
 	case tensor.I64:
-		into[int64](s, op, div, dsts, srcs)
+		into[int64](s, op, div, dst, srcs)
 	case tensor.U8:
-		into[uint8](s, op, div, dsts, srcs)
+		into[uint8](s, op, div, dst, srcs)
 	case tensor.U16:
-		into[uint16](s, op, div, dsts, srcs)
+		into[uint16](s, op, div, dst, srcs)
 	case tensor.U32:
-		into[uint32](s, op, div, dsts, srcs)
+		into[uint32](s, op, div, dst, srcs)
 	case tensor.U64:
-		into[uint64](s, op, div, dsts, srcs)
+		into[uint64](s, op, div, dst, srcs)
 	default:
 		panic("reduce: " + dt.String())
 	}
@@ -71,29 +71,25 @@ func Can(dt tensor.DType) bool {
 	return false
 }
 
-func into[T tensor.Number](s *Scratch, op Op, div int, dsts, srcs [][]byte) {
-	n := len(as[T](dsts[0]))
+func into[T tensor.Number](s *Scratch, op Op, div int, dst []byte, srcs [][]byte) {
+	all := as[T](dst)
+	n := len(all)
 	for at := 0; at < n; at += block {
 		end := min(at+block, n)
-		dst := as[T](dsts[0])[at:end:end]
+		dst := all[at:end:end]
 		combine(s, op, dst, part[T]{srcs, at, end})
 		divide(dst, div)
-		for _, d := range dsts[1:] {
-			copy(as[T](d)[at:end], dst)
-		}
 	}
 }
 
-func into16[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, dsts, srcs [][]byte, float func(T) float32, from func(float32) T) {
-	n := len(as[T](dsts[0]))
+func into16[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, dst []byte, srcs [][]byte, float func(T) float32, from func(float32) T) {
+	all := as[T](dst)
+	n := len(all)
 	for at := 0; at < n; at += block {
 		end := min(at+block, n)
-		dst := as[T](dsts[0])[at:end:end]
+		dst := all[at:end:end]
 		for i, v := range halves(s, op, div, part[T]{srcs, at, end}, float) {
 			dst[i] = from(v)
-		}
-		for _, d := range dsts[1:] {
-			copy(as[T](d)[at:end], dst)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) (*tensor
 	sum := all[0].Clone()
 	var scratch reduce.Scratch
 	for _, next := range all[1:] { // one at a time, as torch does: rounding is part of the result
-		reduce.Into(&scratch, t.DType, reductions[op], 1, [][]byte{sum.Data}, [][]byte{sum.Data, next.Data})
+		reduce.Into(&scratch, t.DType, reductions[op], 1, sum.Data, [][]byte{sum.Data, next.Data})
 	}
 	return sum, nil
 }
