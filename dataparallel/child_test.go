@@ -52,6 +52,7 @@ func process(t *testing.T, at, id string) *launch.Process {
 // get an error that names it, and continue. The killed worker restarts at once, and gets the rank
 // after theirs.
 func TestKilledProcesses(t *testing.T) {
+	t.Parallel()
 	at := url(t)
 	a := newNode(t, at, "a", 1, 3)
 	start(t, a)

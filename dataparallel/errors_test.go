@@ -15,6 +15,7 @@ import (
 // TestErrorsNameTheCall checks that an error names the call that failed and its ranks, and none of
 // the verbs that implement the call.
 func TestErrorsNameTheCall(t *testing.T) {
+	t.Parallel()
 	grads := func() map[string]*tensor.Tensor {
 		return map[string]*tensor.Tensor{"w": tensor.From([]float32{1, 2})}
 	}

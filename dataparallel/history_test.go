@@ -30,12 +30,12 @@ import (
 // workers that live reach the goal.
 func TestHistories(t *testing.T) {
 	t.Parallel()
-	seeds := testcluster.Form(24, 500)
+	seeds := testcluster.Form(12, 500)
 	views, again := 0, int64(0)
 	var mu sync.Mutex
 	next := make(chan uint64)
 	var all sync.WaitGroup
-	for range 8 { // at once: they wait for most of the time
+	for range 12 { // at once: they wait for most of the time
 		all.Go(func() {
 			for seed := range next {
 				h := newHistory(t, seed)

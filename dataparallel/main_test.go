@@ -59,7 +59,7 @@ func apart(rank int) string { return fmt.Sprint("node ", rank) }
 func unequal(rank int) string { return fmt.Sprint("node ", min((rank+1)/2, 2)) }
 
 var ways = []way{
-	{"one process", together, collective.Auto, false},
+	{"memory", together, collective.Auto, false},
 	{"TCP", apart, collective.Auto, false},
 	{"ring", apart, collective.Ring, false},
 	{"unequal hosts", unequal, collective.Hierarchical, false},

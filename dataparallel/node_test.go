@@ -280,9 +280,10 @@ func TestWhatCloseEnds(t *testing.T) {
 }
 
 func TestStartWithinItsContext(t *testing.T) {
+	t.Parallel()
 	at := url(t)
 	a := newNode(t, at, "a", 2, 0)
-	err := a.Start(within(t, 2*time.Second))
+	err := a.Start(within(t, time.Second))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, `1 of 2 workers are registered: "a"`)
 	require.Nil(t, a.Member())
@@ -301,7 +302,7 @@ func TestStartWithinItsContext(t *testing.T) {
 	m, err := membership.Join(bounded(t), s, worker("b", 2, 0))
 	require.NoError(t, err)
 	defer m.Close()
-	err = a.Start(within(t, 2*time.Second))
+	err = a.Start(within(t, time.Second))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "missing rank 0")
 }
