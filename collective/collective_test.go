@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -120,13 +121,11 @@ func over(t *testing.T, sizes []int, f func(t *testing.T, w way, n int)) {
 // waiting is over for tests that only wait: all of them run at once.
 func waiting(t *testing.T, n int, f func(t *testing.T, w way, n int)) {
 	t.Parallel()
-	var all sync.WaitGroup
+	named := map[string]way{}
 	for _, w := range ways() {
-		all.Go(func() {
-			t.Run(fmt.Sprint(w.name, "/", n), func(t *testing.T) { f(t, w, n) })
-		})
+		named[w.name] = w
 	}
-	all.Wait()
+	testcluster.AtOnce(t, maps.All(named), func(t *testing.T, w way) { f(t, w, n) })
 }
 
 // vector returns small integers, whose sums are exact in any order.

@@ -3,7 +3,7 @@ package collective_test
 import (
 	"context"
 	"errors"
-	"sync"
+	"maps"
 	"syscall"
 	"testing"
 	"time"
@@ -12,30 +12,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
 
-type pairVerb func(r *rank, ctx context.Context, peer int, b []byte) error
-
-// pairVerbs are Send and Recv of more than connections hold, by the name that errors use for them.
-var pairVerbs = map[string]pairVerb{
-	"collective.send": func(r *rank, ctx context.Context, peer int, b []byte) error {
-		return collective.Send(ctx, r.c, peer, b)
-	},
-	"collective.recv": func(r *rank, ctx context.Context, peer int, b []byte) error {
-		return collective.Recv(ctx, r.c, peer, b)
-	},
+type pairVerb struct {
+	op   string // the name that errors use for it
+	call func(r *rank, ctx context.Context, peer int, b []byte) error
 }
 
-// waitingPairs runs f for each of pairVerbs, at once.
-func waitingPairs(t *testing.T, f func(t *testing.T, op string, verb pairVerb)) {
-	t.Parallel()
-	var all sync.WaitGroup
-	for op, verb := range pairVerbs {
-		all.Go(func() { t.Run(op, func(t *testing.T) { f(t, op, verb) }) })
-	}
-	all.Wait()
+// pairVerbs are Send and Recv of more than connections hold.
+var pairVerbs = map[string]pairVerb{
+	"send": {"collective.send", func(r *rank, ctx context.Context, peer int, b []byte) error {
+		return collective.Send(ctx, r.c, peer, b)
+	}},
+	"recv": {"collective.recv", func(r *rank, ctx context.Context, peer int, b []byte) error {
+		return collective.Recv(ctx, r.c, peer, b)
+	}},
 }
 
 // pairBytes is more than a connection holds.
@@ -44,7 +38,8 @@ const pairBytes = 64 << 20
 // TestPairTimesOut has a rank whose peer makes no call: the error names the verb and the peer, on
 // all ranks.
 func TestPairTimesOut(t *testing.T) {
-	waitingPairs(t, func(t *testing.T, op string, f pairVerb) {
+	t.Parallel()
+	testcluster.AtOnce(t, maps.All(pairVerbs), func(t *testing.T, v pairVerb) {
 		way{host: apart}.run(t, 3, func(r *rank) {
 			r.allReduce(10)
 			var err error
@@ -52,7 +47,7 @@ func TestPairTimesOut(t *testing.T) {
 				b := make([]byte, pairBytes)
 				ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
 				defer cancel()
-				err = f(r, ctx, 2, b)
+				err = v.call(r, ctx, 2, b)
 			} else {
 				<-r.c.Group().Context().Done()
 				err = r.c.Barrier(r.ctx)
@@ -65,7 +60,7 @@ func TestPairTimesOut(t *testing.T) {
 			assert.Equal(r, []int{2}, re.Missing, "%v", err)
 			assert.NotEmpty(r, re.Doing, "what it does instead: %v", err)
 			if r.me() == 0 {
-				assert.Equal(r, op, re.Op)
+				assert.Equal(r, v.op, re.Op)
 			}
 		})
 	})
@@ -74,7 +69,8 @@ func TestPairTimesOut(t *testing.T) {
 // TestPairFrozen stops the peer of a Send or Recv whose context has no deadline: it fails after the
 // liveness timeout, as in any verb.
 func TestPairFrozen(t *testing.T) {
-	waitingPairs(t, func(t *testing.T, op string, f pairVerb) {
+	t.Parallel()
+	testcluster.AtOnce(t, maps.All(pairVerbs), func(t *testing.T, v pairVerb) {
 		const victim = 1
 		j := pgrouptest.Job{N: 3, Hosts: []string{"node 0", "node 1", "node 2"}, LivenessTimeout: 3 * time.Second}
 		processes(t, j, func(r *rank) {
@@ -83,13 +79,13 @@ func TestPairFrozen(t *testing.T) {
 			if r.me() == 0 {
 				require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
 				start := time.Now()
-				err := f(r, context.WithoutCancel(r.ctx), victim, make([]byte, pairBytes))
+				err := v.call(r, context.WithoutCancel(r.ctx), victim, make([]byte, pairBytes))
 				took := time.Since(start)
 				require.NoError(r, syscall.Kill(pid, syscall.SIGCONT))
 				assert.ErrorIs(r, err, pgroup.ErrLost)
 				assert.Less(r, took, soon)
 				if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
-					assert.Equal(r, op, re.Op)
+					assert.Equal(r, v.op, re.Op)
 					assert.Equal(r, []int{victim}, re.Lost, "%v", err)
 				}
 				return

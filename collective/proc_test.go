@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -29,19 +29,17 @@ const span = time.Minute
 // overProcs runs f as a test for each way to place four processes on hosts, all at once.
 func overProcs(t *testing.T, f func(t *testing.T, j pgrouptest.Job)) {
 	t.Parallel()
-	var all sync.WaitGroup
-	for name, host := range map[string]func(rank int) string{
+	testcluster.AtOnce(t, maps.All(map[string]func(rank int) string{
 		"memory":        func(int) string { return "node" },
 		"TCP":           apart,
 		"unequal hosts": func(rank int) string { return fmt.Sprint("node ", min(rank, 1)) },
-	} {
+	}), func(t *testing.T, host func(rank int) string) {
 		j := pgrouptest.Job{N: 4}
 		for i := range j.N {
 			j.Hosts = append(j.Hosts, host(i))
 		}
-		all.Go(func() { t.Run(name, func(t *testing.T) { f(t, j) }) })
-	}
-	all.Wait()
+		f(t, j)
+	})
 }
 
 // processes runs f on the processes of a job.

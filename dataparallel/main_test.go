@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"path/filepath"
 	"sync"
@@ -128,14 +129,14 @@ func over(t *testing.T, n int, f func(r *rank)) {
 	}
 }
 
-// overAtOnce is over for tests that wait: it runs the ways in parallel.
+// overAtOnce is over for tests that wait: all ways run at once.
 func overAtOnce(t *testing.T, n int, f func(r *rank)) {
+	t.Parallel()
+	named := map[string]way{}
 	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
-			t.Parallel()
-			w.run(t, n, f)
-		})
+		named[w.name] = w
 	}
+	testcluster.AtOnce(t, maps.All(named), func(t *testing.T, w way) { w.run(t, n, f) })
 }
 
 // papers is a directory of certificates.

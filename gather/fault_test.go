@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"regexp"
@@ -48,59 +49,56 @@ func behindProxy(t *testing.T, n int, o gather.Options) (job, *testcluster.Proxy
 // ranks get one failure, before their deadlines, which names that rank. The next gather works.
 func TestDataLink(t *testing.T) {
 	t.Parallel()
-	for name, fault := range map[string]struct {
-		on, off func(*testcluster.Proxy)
-	}{
+	type linkFault struct{ on, off func(*testcluster.Proxy) }
+	testcluster.AtOnce(t, maps.All(map[string]linkFault{
 		"reset":      {func(p *testcluster.Proxy) { p.Cut(testcluster.RST) }, func(*testcluster.Proxy) {}},
 		"closed":     {func(p *testcluster.Proxy) { p.Cut(testcluster.FIN) }, func(*testcluster.Proxy) {}},
 		"stalled":    {func(p *testcluster.Proxy) { p.Stall(true) }, func(p *testcluster.Proxy) { p.Stall(false) }},
 		"black hole": {func(p *testcluster.Proxy) { p.Blackhole(true) }, func(p *testcluster.Proxy) { p.Blackhole(false) }},
 		"refused":    {func(p *testcluster.Proxy) { p.Refuse(true); p.Cut(testcluster.RST) }, func(p *testcluster.Proxy) { p.Refuse(false) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var j job
-			var proxy *testcluster.Proxy
-			armed := false // used on the first rank only
-			j, proxy = behindProxy(t, 3, gather.Options{Progress: func(gather.Progress) {
-				if armed {
-					armed = false
-					fault.on(proxy)
-				}
-			}})
-			failures := make([]string, 3)
-			j.run(t, func(r *rank) {
-				ranks := []int{0, 1, 2}
-				if !r.gathers(ranks, 0, 1000) {
-					return
-				}
-				if r.me() == 0 {
-					armed = true
-				}
-				mine := filled(r.me(), 4<<20)
-				if r.me() == 2 {
-					mine = nil
-				}
-				ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second) // a busy machine reports late
-				defer cancel()
-				_, err := gather.Tensors(ctx, r.ga, ranks, mine)
-				re := r.rankError(err)
-				failures[r.me()] = failureText(re)
-				if errors.Is(err, pgroup.ErrTimeout) {
-					assert.Equal(r, []int{1}, re.Missing, "%v", err)
-				} else {
-					assert.Equal(r, 1, re.By, "%v", err)
-				}
-				assert.NoError(r, r.group.Barrier(r.ctx))
-				if r.me() == 0 {
-					fault.off(proxy)
-				}
-				assert.NoError(r, r.group.Barrier(r.ctx))
-				r.gathers(ranks, 10, 1<<20)
-			})
-			assert.Equal(t, failures[0], failures[1])
-			assert.Equal(t, failures[0], failures[2])
+	}), func(t *testing.T, fault linkFault) {
+		var j job
+		var proxy *testcluster.Proxy
+		armed := false // used on the first rank only
+		j, proxy = behindProxy(t, 3, gather.Options{Progress: func(gather.Progress) {
+			if armed {
+				armed = false
+				fault.on(proxy)
+			}
+		}})
+		failures := make([]string, 3)
+		j.run(t, func(r *rank) {
+			ranks := []int{0, 1, 2}
+			if !r.gathers(ranks, 0, 1000) {
+				return
+			}
+			if r.me() == 0 {
+				armed = true
+			}
+			mine := filled(r.me(), 4<<20)
+			if r.me() == 2 {
+				mine = nil
+			}
+			ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second) // a busy machine reports late
+			defer cancel()
+			_, err := gather.Tensors(ctx, r.ga, ranks, mine)
+			re := r.rankError(err)
+			failures[r.me()] = failureText(re)
+			if errors.Is(err, pgroup.ErrTimeout) {
+				assert.Equal(r, []int{1}, re.Missing, "%v", err)
+			} else {
+				assert.Equal(r, 1, re.By, "%v", err)
+			}
+			assert.NoError(r, r.group.Barrier(r.ctx))
+			if r.me() == 0 {
+				fault.off(proxy)
+			}
+			assert.NoError(r, r.group.Barrier(r.ctx))
+			r.gathers(ranks, 10, 1<<20)
 		})
-	}
+		assert.Equal(t, failures[0], failures[1])
+		assert.Equal(t, failures[0], failures[2])
+	})
 }
 
 // failureText returns the part of an error that is the same on every rank.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -468,71 +469,78 @@ func TestModelOpt06Thousands(t *testing.T) {
 func TestModelOpt07NoRankIsStranded(t *testing.T) {
 	t.Parallel()
 	reason := errors.New("out of cheese")
-	for _, test := range []struct {
+	type failing struct {
 		name  string
 		fails func(r *rank)
 		check func(r *rank, err error, who int)
-	}{
-		{"aborts", func(r *rank) { r.group.Abort(reason) }, func(r *rank, err error, who int) {
+		who   int // the first of the list, or the last
+		known bool
+	}
+	cases := map[string]failing{}
+	for _, test := range []failing{
+		{name: "aborts", fails: func(r *rank) { r.group.Abort(reason) }, check: func(r *rank, err error, who int) {
 			assert.ErrorIs(r, err, pgroup.ErrAborted)
 			assert.Equal(r, who, r.rankError(err).By)
 			assert.ErrorContains(r, err, reason.Error())
 		}},
-		{"closes its gatherer", func(r *rank) { assert.NoError(r, r.ga.Close()) }, func(r *rank, err error, who int) {
+		{name: "closes its gatherer", fails: func(r *rank) { assert.NoError(r, r.ga.Close()) }, check: func(r *rank, err error, who int) {
 			assert.True(r, errors.Is(err, pgroup.ErrLeft) || errors.Is(err, pgroup.ErrTimeout), "%v", err)
 			re := r.rankError(err)
 			assert.Contains(r, append(re.Left, re.Missing...), who)
 		}},
-		{"closes its group", func(r *rank) { assert.NoError(r, r.ga.Close()); assert.NoError(r, r.group.Close()) }, func(r *rank, err error, who int) {
+		{name: "closes its group", fails: func(r *rank) { assert.NoError(r, r.ga.Close()); assert.NoError(r, r.group.Close()) }, check: func(r *rank, err error, who int) {
 			re := r.rankError(err)
 			assert.Contains(r, append(re.Left, re.Missing...), who)
 		}},
-		{"never calls", func(*rank) {}, func(r *rank, err error, who int) {
+		{name: "never calls", fails: func(*rank) {}, check: func(r *rank, err error, who int) {
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
 			assert.Contains(r, r.rankError(err).Missing, who)
 		}},
 	} {
-		for _, who := range []int{2, 3} { // the first of the list, and the last
-			for _, known := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s/rank %d/known %t", test.name, who, known), func(t *testing.T) {
-					var others sync.WaitGroup // of the list
-					others.Add(2)
-					way{}.run(t, 4, gather.Options{}, func(r *rank) {
-						if r.me() != who && r.me() != 1 {
-							defer others.Done()
-						}
-						if known && !r.gathers(list, 10, 100) {
-							return
-						}
-						if r.me() == who {
-							test.fails(r)
-							others.Wait()
-							return
-						}
-						if r.me() == 1 {
-							return
-						}
-						timeout := 10 * time.Second
-						if test.name == "never calls" || !known {
-							timeout = 500 * time.Millisecond
-						}
-						ctx, cancel := context.WithTimeout(r.ctx, timeout)
-						defer cancel()
-						_, err := gather.Tensors(ctx, r.ga, list, r.tensor(r.me(), 100))
-						test.check(r, err, who)
-					})
-				})
+		for _, test.who = range []int{2, 3} {
+			for _, test.known = range []bool{false, true} {
+				cases[fmt.Sprintf("%s/rank %d/known %t", test.name, test.who, test.known)] = test
 			}
 		}
 	}
+	testcluster.AtOnce(t, maps.All(cases), func(t *testing.T, test failing) {
+		var others sync.WaitGroup // of the list
+		others.Add(2)
+		way{}.run(t, 4, gather.Options{}, func(r *rank) {
+			if r.me() != test.who && r.me() != 1 {
+				defer others.Done()
+			}
+			if test.known && !r.gathers(list, 10, 100) {
+				return
+			}
+			if r.me() == test.who {
+				test.fails(r)
+				others.Wait()
+				return
+			}
+			if r.me() == 1 {
+				return
+			}
+			timeout := 10 * time.Second
+			if test.name == "never calls" || !test.known {
+				timeout = 500 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(r.ctx, timeout)
+			defer cancel()
+			_, err := gather.Tensors(ctx, r.ga, list, r.tensor(r.me(), 100))
+			test.check(r, err, test.who)
+		})
+	})
 }
 
-// halves are the faults of a state between its publishing and its reading.
-var halves = map[string]struct {
+// half is a fault of a state between its publishing and its reading.
+type half struct {
 	kind    string // of the damaged file
 	spoil   func(path string) error
 	awaited bool // it may still arrive
-}{
+}
+
+var halves = map[string]half{
 	"weights changed":  {".safetensors", flip, false},
 	"weights cut":      {".safetensors", func(path string) error { return os.Truncate(path, 1000) }, false},
 	"weights gone":     {".safetensors", os.Remove, false},
@@ -570,7 +578,7 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 		}
 		assert.NotEmpty(r, file)
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second) // a missing file may still arrive
+	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second) // a missing file may still arrive
 	defer cancel()
 	_, err := gather.Tensors(ctx, r.ga, []int{0, 1, 2}, filled(r.me(), 1<<19))
 	return file, err
@@ -580,33 +588,31 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 // file, and then continue.
 func TestModelOpt09HalfAState(t *testing.T) {
 	t.Parallel()
-	for name, half := range halves {
-		t.Run(name, func(t *testing.T) {
-			published := make(chan struct{})
-			meet := watch(t, func(req *wire.Request) {
-				if offers(req, 1, 2) {
-					close(published)
-				}
-			})
-			dir := t.TempDir()
-			job{n: 3, meet: meet, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
-				if !r.gathers([]int{0, 1, 2}, 0, 100) {
-					return
-				}
-				file, err := r.spoilt(dir, half.kind, half.spoil, published)
-				re := r.rankError(err)
-				if half.awaited {
-					assert.ErrorIs(r, err, pgroup.ErrTimeout)
-					assert.Equal(r, []int{1}, re.Missing)
-				} else {
-					assert.ErrorIs(r, err, pgroup.ErrFailed)
-					assert.Equal(r, 1, re.By)
-				}
-				assert.ErrorContains(r, err, filepath.Base(file))
-				r.gathers([]int{0, 1, 2}, 10, 100)
-			})
+	testcluster.AtOnce(t, maps.All(halves), func(t *testing.T, half half) {
+		published := make(chan struct{})
+		meet := watch(t, func(req *wire.Request) {
+			if offers(req, 1, 2) {
+				close(published)
+			}
 		})
-	}
+		dir := t.TempDir()
+		job{n: 3, meet: meet, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
+			if !r.gathers([]int{0, 1, 2}, 0, 100) {
+				return
+			}
+			file, err := r.spoilt(dir, half.kind, half.spoil, published)
+			re := r.rankError(err)
+			if half.awaited {
+				assert.ErrorIs(r, err, pgroup.ErrTimeout)
+				assert.Equal(r, []int{1}, re.Missing)
+			} else {
+				assert.ErrorIs(r, err, pgroup.ErrFailed)
+				assert.Equal(r, 1, re.By)
+			}
+			assert.ErrorContains(r, err, filepath.Base(file))
+			r.gathers([]int{0, 1, 2}, 10, 100)
+		})
+	})
 }
 
 // TestModelOpt10NothingRuns has a config that is a program to a reader that executes what it reads:

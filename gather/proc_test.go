@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -41,16 +42,14 @@ func procWays(n int) map[string]pgrouptest.Job {
 	return map[string]pgrouptest.Job{"memory": {N: n}, "TCP": {N: n, Hosts: nodes}, "directory": {N: n, Env: []string{dirVar + "="}}}
 }
 
-// overProcs runs f as a test for each way. A process of a job uses the directory of the test.
+// overProcs runs f as a test for each way, all at once. A process of a job uses the directory of the test.
 func overProcs(t *testing.T, n int, f func(t *testing.T, j pgrouptest.Job)) {
-	for name, j := range procWays(n) {
-		t.Run(name, func(t *testing.T) {
-			if len(j.Env) > 0 {
-				j.Env = []string{dirVar + "=" + shared(t)}
-			}
-			f(t, j)
-		})
-	}
+	testcluster.AtOnce(t, maps.All(procWays(n)), func(t *testing.T, j pgrouptest.Job) {
+		if len(j.Env) > 0 {
+			j.Env = []string{dirVar + "=" + shared(t)}
+		}
+		f(t, j)
+	})
 }
 
 // shared returns a directory that the test and its processes have in common.
@@ -119,18 +118,18 @@ func killRounds() int {
 	if n, err := strconv.Atoi(os.Getenv(roundsVar)); err == nil {
 		return n
 	}
-	return testcluster.Form(3, 10)
+	return testcluster.Form(2, 10)
 }
 
 // TestKilled kills the first rank, or a sender, at random moments, while they gather back to back:
 // the others get an error that names the failed rank, the first rank's results stay unchanged, and
 // no resources are left behind.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	ranks := []int{2, 0, 3, 1}
 	for _, victim := range []int{2, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
-				t.Parallel()         // most of the time passes until the store detects the failure
 				scratch := shared(t) // where a process might leave files
 				if len(j.Env) == 0 {
 					j.Env = append(j.Env, "TMPDIR="+scratch)
@@ -218,6 +217,7 @@ func TestModelOpt01AfterACrash(t *testing.T) {
 
 // TestModelOpt02ReaderExits ends the reader of one list while a result of another is being read.
 func TestModelOpt02ReaderExits(t *testing.T) {
+	t.Parallel()
 	overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
 		j.MayFail = []int{0}
 		processes(t, j, func(r *rank) {
@@ -320,12 +320,12 @@ func (a *at) Write(p []byte) (int, error) {
 // TestKilledWhileItIsWritten kills the first rank, or a sender, when a number of bytes of a file
 // are written.
 func TestKilledWhileItIsWritten(t *testing.T) {
+	t.Parallel()
 	for _, victim := range []int{2, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
-				t.Parallel()
 				j.MayFail = []int{victim}
-				for _, n := range []int{1, 1 << 20, 4<<20 + 1, 5 << 20} { // of about 5.5 MiB
+				for _, n := range testcluster.Form([]int{1, 4<<20 + 1}, []int{1, 1 << 20, 4<<20 + 1, 5 << 20}) { // of about 5.5 MiB
 					processes(t, j, func(r *rank) {
 						w := &at{n: n, do: func() { r.kills(victim) }}
 						i := slices.Index(list, r.me())

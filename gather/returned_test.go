@@ -2,6 +2,7 @@ package gather_test
 
 import (
 	"context"
+	"maps"
 	"syscall"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 	"github.com/muster-pg/muster/tensor"
@@ -22,11 +24,12 @@ func TestReturnedIsBounded(t *testing.T) {
 	t.Parallel()
 	sharing(t)
 	ranks := []int{1, 0}
-	for name, test := range map[string]struct {
+	type bounded struct {
 		span time.Duration // Config.Timeout
 		call func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error
 		want error
-	}{
+	}
+	testcluster.AtOnce(t, maps.All(map[string]bounded{
 		"by the group's timeout": {3 * time.Second, func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error {
 			return r.WaitReleased(context.WithoutCancel(ctx))
 		}, pgroup.ErrTimeout},
@@ -40,32 +43,30 @@ func TestReturnedIsBounded(t *testing.T) {
 			cancel()
 			return r.WaitReleased(ctx)
 		}, pgroup.ErrCancelled},
-	} {
-		t.Run(name, func(t *testing.T) {
-			job{way: way{allocated: true}, n: 2, span: test.span}.run(t, func(r *rank) {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				res, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 1000))
-				if !assert.NoError(r, err) {
-					return
-				}
-				if r.me() == 1 {
-					_, err := pgroup.Recv[bool](ctx, r.group, 0)
-					assert.NoError(r, err)
-					res.Release()
-				} else {
-					err := test.call(ctx, res)
-					assert.ErrorIs(r, err, test.want)
-					re := r.rankError(err)
-					assert.Equal(r, []int{1}, re.Missing, "%v", err)
-					assert.NotContains(r, err.Error(), "{", "no structs")
-					assert.NoError(r, pgroup.Send(ctx, r.group, 1, true))
-					assert.NoError(r, res.WaitReleased(ctx))
-				}
-				(&rank{T: r.T, way: r.way, ctx: ctx, group: r.group, ga: r.ga, arena: r.arena}).gathers(ranks, 10, 100)
-			})
+	}), func(t *testing.T, test bounded) {
+		job{way: way{allocated: true}, n: 2, span: test.span}.run(t, func(r *rank) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			res, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 1000))
+			if !assert.NoError(r, err) {
+				return
+			}
+			if r.me() == 1 {
+				_, err := pgroup.Recv[bool](ctx, r.group, 0)
+				assert.NoError(r, err)
+				res.Release()
+			} else {
+				err := test.call(ctx, res)
+				assert.ErrorIs(r, err, test.want)
+				re := r.rankError(err)
+				assert.Equal(r, []int{1}, re.Missing, "%v", err)
+				assert.NotContains(r, err.Error(), "{", "no structs")
+				assert.NoError(r, pgroup.Send(ctx, r.group, 1, true))
+				assert.NoError(r, res.WaitReleased(ctx))
+			}
+			(&rank{T: r.T, way: r.way, ctx: ctx, group: r.group, ga: r.ga, arena: r.arena}).gathers(ranks, 10, 100)
 		})
-	}
+	})
 }
 
 // TestReturnedFromAFirstRankThatIsGone stops or kills the first rank while it has its result. Ranks
@@ -73,31 +74,30 @@ func TestReturnedIsBounded(t *testing.T) {
 func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 	t.Parallel()
 	sharing(t)
-	for name, signal := range map[string]syscall.Signal{"frozen": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
-		t.Run(name, func(t *testing.T) {
-			const first = 1
-			ranks := []int{first, 0, 2}
-			processes(t, pgrouptest.Job{N: 3, MayFail: []int{first}, LivenessTimeout: 3 * time.Second}, func(r *rank) {
-				res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
-				require.NoError(r, err)
-				require.NoError(r, r.group.Barrier(r.ctx))
-				if r.me() == first {
-					<-r.ctx.Done() // it is killed before that
-					return
-				}
-				pid := r.pid(first)
-				if r.me() == 0 {
-					require.NoError(r, syscall.Kill(pid, signal))
-					defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
-				}
-				start := time.Now()
-				err = res.WaitReleased(context.WithoutCancel(r.ctx))
-				assert.Less(r, time.Since(start), soon)
-				assert.ErrorIs(r, err, pgroup.ErrLost)
-				assert.Equal(r, []int{first}, r.rankError(err).Lost, "%v", err)
-			})
+	signals := map[string]syscall.Signal{"frozen": syscall.SIGSTOP, "killed": syscall.SIGKILL}
+	testcluster.AtOnce(t, maps.All(signals), func(t *testing.T, signal syscall.Signal) {
+		const first = 1
+		ranks := []int{first, 0, 2}
+		processes(t, pgrouptest.Job{N: 3, MayFail: []int{first}, LivenessTimeout: 3 * time.Second}, func(r *rank) {
+			res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
+			require.NoError(r, err)
+			require.NoError(r, r.group.Barrier(r.ctx))
+			if r.me() == first {
+				<-r.ctx.Done() // it is killed before that
+				return
+			}
+			pid := r.pid(first)
+			if r.me() == 0 {
+				require.NoError(r, syscall.Kill(pid, signal))
+				defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+			}
+			start := time.Now()
+			err = res.WaitReleased(context.WithoutCancel(r.ctx))
+			assert.Less(r, time.Since(start), soon)
+			assert.ErrorIs(r, err, pgroup.ErrLost)
+			assert.Equal(r, []int{first}, r.rankError(err).Lost, "%v", err)
 		})
-	}
+	})
 }
 
 // soon is more than a liveness timeout of a second, on a busy machine too.

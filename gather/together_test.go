@@ -3,6 +3,7 @@ package gather_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
@@ -178,35 +180,41 @@ func TestBadArguments(t *testing.T) {
 func TestImpossibleOffers(t *testing.T) {
 	t.Parallel()
 	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.concatto"}
-	for what := range gather.Impossible(0, 0) {
-		for _, w := range []way{{name: "memory"}, {name: "TCP", apart: true}, {name: "directory", dir: true}} {
-			t.Run(what+"/"+w.name, func(t *testing.T) {
-				for number, verb := range verbs {
-					offer := gather.Impossible(uint8(number), 2)[what]
-					meet := watch(t, func(req *wire.Request) {
-						if offers(req, 1, 2) {
-							req.Value = offer
-						}
-					})
-					j := job{way: w, n: 2, meet: meet}
-					if w.dir {
-						j.o.Dir = t.TempDir()
-					}
-					j.run(t, func(r *rank) {
-						if !r.gathers([]int{0, 1}, 0, 100) {
-							return
-						}
-						ctx, cancel := context.WithTimeout(r.ctx, time.Second)
-						defer cancel()
-						err := calls[verb](r, ctx, []int{0, 1})
-						if assert.Error(r, err, verb) {
-							_ = r.rankError(err)
-						}
-					})
-				}
-			})
+	type call struct {
+		way
+		verb  string
+		offer []byte
+	}
+	cases := map[string]call{}
+	for number, verb := range verbs {
+		for what, offer := range gather.Impossible(uint8(number), 2) {
+			for _, w := range []way{{name: "memory"}, {name: "TCP", apart: true}, {name: "directory", dir: true}} {
+				cases[what+"/"+w.name+"/"+verb] = call{w, verb, offer}
+			}
 		}
 	}
+	testcluster.AtOnce(t, maps.All(cases), func(t *testing.T, c call) {
+		meet := watch(t, func(req *wire.Request) {
+			if offers(req, 1, 2) {
+				req.Value = c.offer
+			}
+		})
+		j := job{way: c.way, n: 2, meet: meet}
+		if c.dir {
+			j.o.Dir = t.TempDir()
+		}
+		j.run(t, func(r *rank) {
+			if !r.gathers([]int{0, 1}, 0, 100) {
+				return
+			}
+			ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+			defer cancel()
+			err := calls[c.verb](r, ctx, []int{0, 1})
+			if assert.Error(r, err) {
+				_ = r.rankError(err)
+			}
+		})
+	})
 }
 
 // TestAnotherListsExport has a first rank that asks over one list's stream for an offer of another
@@ -224,7 +232,7 @@ func TestAnotherListsExport(t *testing.T) {
 		if r.me() == 0 {
 			assert.NoError(r, gather.Grab(r.ctx, r.ga, "0 1", "0 1 2", 1))
 		} else {
-			ctx, cancel := context.WithTimeout(r.ctx, 4*time.Second)
+			ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
 			defer cancel()
 			_, err := gather.Tensors(ctx, r.ga, b, large)
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -57,6 +58,16 @@ func overAll(t *testing.T, n int, o gather.Options, f func(r *rank)) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) { w.run(t, n, o, f) })
 	}
+}
+
+// overAllAtOnce is overAll for tests that wait: all ways run at once.
+func overAllAtOnce(t *testing.T, n int, o gather.Options, f func(r *rank)) {
+	t.Parallel()
+	named := map[string]way{}
+	for _, w := range ways() {
+		named[w.name] = w
+	}
+	testcluster.AtOnce(t, maps.All(named), func(t *testing.T, w way) { w.run(t, n, o, f) })
 }
 
 func (w way) run(t *testing.T, n int, o gather.Options, f func(r *rank)) {

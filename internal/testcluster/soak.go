@@ -1,7 +1,9 @@
 package testcluster
 
 import (
+	"iter"
 	"os"
+	"sync"
 	"testing"
 )
 
@@ -26,4 +28,15 @@ func SoakOnly(t testing.TB, why string) {
 	if !Soak() {
 		t.Skipf("SKIPPED: only with %s=1 (make soak): %s", SoakVariable, why)
 	}
+}
+
+// AtOnce runs f as a test for each case, all of them at once. It is for cases that wait most of their time:
+// of those that call t.Parallel, only as many run at a time as there are processors.
+func AtOnce[C any](t *testing.T, cases iter.Seq2[string, C], f func(t *testing.T, c C)) {
+	t.Helper()
+	var all sync.WaitGroup
+	for name, c := range cases {
+		all.Go(func() { t.Run(name, func(t *testing.T) { f(t, c) }) })
+	}
+	all.Wait()
 }
