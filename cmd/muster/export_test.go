@@ -57,9 +57,9 @@ func (h *Health) Serves(e store.Engine) { h.serves(e) }
 func (h *Health) Ends()                 { h.ends() }
 func (h *Health) Close()                { h.close() }
 
-// NewTop returns the model of muster top for a store.
-func NewTop(ctx context.Context, s *store.Store, url string, every time.Duration) tea.Model {
-	return newTopModel(ctx, s, url, every, false)
+// NewLiveView returns the model of who --watch for a store.
+func NewLiveView(ctx context.Context, s *store.Store, url string, every time.Duration) tea.Model {
+	return newLiveView(ctx, s, url, every, false)
 }
 
 // Signals are the signals of a launcher.

@@ -18,8 +18,8 @@ import (
 
 // job describes a running "muster run". While it runs, it has a file in jobsDir, for this user on
 // this host, and holds a lock on it. The kernel releases the lock when the process ends, for whatever
-// reason. With these files ps finds the jobs, and who, top and page their store. The store has the
-// same under a lease, for ps.
+// reason. With these files ps finds the jobs, and who and page their store. The store has the same
+// under a lease, for ps.
 type job struct {
 	Job     string    `json:"job"`
 	Node    string    `json:"node"`

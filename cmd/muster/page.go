@@ -254,11 +254,13 @@ func newPage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "page",
 		Short: "Serve a status page: who waits for whom",
-		Long: `Serve a status page of a running store, for browsers and for other people; "muster who" prints the
-same here, once. It has groups, ranks, waiting operations with the ranks that have joined and
-those that are missing, the last failures, keys. The store may be one that rank 0 hosts. The page
-shows what this process may read, and changes nothing. Without --store and MUSTER_STORE it shows
-the store of the "muster run" of this user on this host. Ctrl-C ends it.
+		Long: `Serve a status page of a running store, with groups, ranks, waiting operations with the ranks that
+have joined and those that are missing, the last failures, keys. The store may be one that rank 0
+hosts. The page shows what this process may read, and changes nothing. Without --store and
+MUSTER_STORE it shows the store of the "muster run" of this user on this host. Ctrl-C ends it.
+
+Use page to follow a job in a browser, or to show it to others; "muster who" prints the same in the
+terminal, and "muster ps" lists the jobs.
 
 The first line on standard output is the page's address. The page requires a password beyond
 loopback, and for a store that requires a secret or a certificate.`,

@@ -27,7 +27,10 @@ func newPs() *cobra.Command {
 
 Without --store it lists those that this user runs on this host, and those of all hosts on the store
 of MUSTER_STORE. With --store it lists the jobs of that store alone. A job of several nodes is
-waiting while it has too few of them. "muster who" shows what the ranks of a job wait for.`,
+waiting while it has too few of them.
+
+Use ps to see which jobs run and how often they restarted; "muster who", or "muster page" in a
+browser, to see what the ranks of a job wait for.`,
 		Example: `  muster ps
   muster ps --store muster://node0:7070
   muster ps --json | jq -r '.[] | select(.restarts > 0) | .job'`,

@@ -67,7 +67,7 @@ Look at a model: muster tensors model.safetensors`,
 		}
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench(), newDoctor())
-	add(groupJobs, newPs(), newWho(), newTop(), newPage(), newStop())
+	add(groupJobs, newPs(), newWho(), newPage(), newStop())
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newLock(), newKeys(), newWatch(), newPing(), newBackup())
 	add(groupFiles, newTensors(), newGather(), newTrace(), newRestore(), newCerts())
 	add(groupOther, newVersion())
@@ -120,7 +120,9 @@ func knownCommand(root *cobra.Command, args []string) error {
 		return nil
 	}
 	hint := ""
-	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
+	if args[0] == "top" {
+		hint = `: "muster who --watch" shows who waits for whom, live`
+	} else if near := root.SuggestionsFor(args[0]); len(near) > 0 {
 		hint = fmt.Sprintf(", did you mean %s?", strings.Join(near, " or "))
 	}
 	return usagef(root, "there is no command %q%s", args[0], hint)

@@ -85,10 +85,10 @@ func drawn(t *testing.T, out string, width int, text string) {
 	require.Positive(t, n, "no bar with %q in %q", text, out)
 }
 
-func TestTopEndsInTime(t *testing.T) {
+func TestWhoWatchEndsInTime(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
-	ptm, cmd := onTerminal(t, 80, "top", "--store", url, "--timeout", "100ms")
+	ptm, cmd := onTerminal(t, 80, "who", "--watch", "--store", url, "--timeout", "100ms")
 	var out bytes.Buffer
 	_, _ = out.ReadFrom(ptm) // ends with EIO
 	_ = cmd.Wait()
@@ -155,13 +155,13 @@ func TestRunWithoutATerminal(t *testing.T) {
 	require.NotContains(t, terminal(t, 80, "run", "-n", "1", "--", "sh", "-c", "echo here"), "ranks have")
 }
 
-// TestTopAndPageFindTheLocalJob checks that both need no URL for the job that runs on this host.
-func TestTopAndPageFindTheLocalJob(t *testing.T) {
+// TestWhoWatchAndPageFindTheLocalJob checks that both need no URL for the job that runs on this host.
+func TestWhoWatchAndPageFindTheLocalJob(t *testing.T) {
 	t.Parallel()
 	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
 	job := startIn(t, nil, env, runSh(1, "--no-prefix", "echo $MUSTER_STORE; exec sleep 60")...)
 	url := job.line(t, "muster://")
-	cmd := exec.CommandContext(t.Context(), self(t), "top", "--timeout", "1s")
+	cmd := exec.CommandContext(t.Context(), self(t), "who", "--watch", "--timeout", "1s")
 	cmd.Env = append(append(os.Environ(), role+"="+roleMuster, "TERM=xterm"), env...)
 	ptm := startOn(t, 80, cmd)
 	var out bytes.Buffer

@@ -10,7 +10,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
@@ -30,11 +29,13 @@ of PyTorch processes that use the store as their TCPStore are among the groups.
 
 It works with any store, also one that rank 0 hosts, and shows what this process may read. Without
 --store it prints the store of MUSTER_STORE and that of each "muster run" of this user on this host;
-the first line of each names the store. This is the command to begin with when a job hangs. With
---watch it shows the same live; "muster page" shows it in a browser, also to others; "muster ps"
-lists the jobs and their restarts.`,
+the first line of each names the store.
+
+Use who when a job hangs, with --watch to follow it in the terminal; "muster page" to follow it in a
+browser, or to show it to others; "muster ps" to see which jobs run, and how often they restarted.`,
 		Example: `  muster who
   muster who --store muster://$MASTER_ADDR:$MASTER_PORT --ranks   # and every rank
+  muster who --watch                                              # live
   muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,7 +44,7 @@ lists the jobs and their restarts.`,
 				if !cmd.Flags().Changed("timeout") {
 					r.timeout = 0
 				}
-				return r.top(cmd, time.Second)
+				return r.live(cmd)
 			}
 			if o.torch.Recordings, err = readRecordings(cmd, o.files); err != nil {
 				return err
@@ -78,7 +79,7 @@ lists the jobs and their restarts.`,
 		},
 	}
 	r.flags(cmd, quick)
-	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live, as \"muster top\" does")
+	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live in the terminal, with the store's rates: arrow and Page keys scroll, r shows every rank, space pauses, q quits")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print one JSON object, for programs")
 	cmd.Flags().BoolVar(&o.ranks, "ranks", false, "include every rank of every group")
 	cmd.Flags().BoolVar(&o.torch.Servers, "collectives", false, "ask the debug servers of PyTorch's ranks, whose addresses are in the store, which collective each rank is in")

@@ -204,7 +204,7 @@ $`)
 	}
 	run(t, "who", "--store", "tcp://"+strings.TrimPrefix(url, "muster://")).wants(t, 1, "", "unsupported by this engine")
 	run(t, "who", "now").wants(t, 2, "", "unexpected argument")
-	run(t, "who", "--watch").wants(t, 2, "", "a terminal is needed")
+	run(t, "who", "--watch").wants(t, 2, "", "--watch needs a terminal")
 }
 
 // TestWhoNamesTheCulpritOfEachJob checks that the headline has a line for each job that hangs, and

@@ -17,11 +17,11 @@ import (
 )
 
 // TestTop runs the complete program on a terminal of 100 × 20.
-func TestTop(t *testing.T) {
+func TestWhoWatch(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
 	s := dial(t, url)
-	tm := teatest.NewTestModel(t, muster.NewTop(t.Context(), s, url, 100*time.Millisecond), teatest.WithInitialTermSize(100, 20))
+	tm := teatest.NewTestModel(t, muster.NewLiveView(t.Context(), s, url, 100*time.Millisecond), teatest.WithInitialTermSize(100, 20))
 	shows := func(texts ...string) {
 		t.Helper()
 		for _, text := range texts {
@@ -40,15 +40,15 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// top is the model without a terminal.
-type top struct {
+// live is the model without a terminal.
+type live struct {
 	t *testing.T
 	tea.Model
 }
 
 // send sends the model a message, and executes the command that follows a key press. Other commands
 // are ticks, which would wait.
-func (m *top) send(msg tea.Msg) (quit bool) {
+func (m *live) send(msg tea.Msg) (quit bool) {
 	m.t.Helper()
 	next, cmd := m.Update(msg)
 	m.Model = next
@@ -60,14 +60,14 @@ func (m *top) send(msg tea.Msg) (quit bool) {
 }
 
 // looks lets the model request the status of the store.
-func (m *top) looks() {
+func (m *live) looks() {
 	m.t.Helper()
 	m.send(m.Init()())
 }
 
-func (m *top) lines() []string { return strings.Split(m.View().Content, "\n") }
+func (m *live) lines() []string { return strings.Split(m.View().Content, "\n") }
 
-func (m *top) press(keys ...string) (quit bool) {
+func (m *live) press(keys ...string) (quit bool) {
 	codes := map[string]rune{"down": tea.KeyDown, "up": tea.KeyUp, "pgdown": tea.KeyPgDown, "pgup": tea.KeyPgUp, "home": tea.KeyHome, "end": tea.KeyEnd, "space": tea.KeySpace, "esc": tea.KeyEscape}
 	for _, k := range keys {
 		msg := tea.KeyPressMsg{Code: rune(k[0]), Text: k}
@@ -79,12 +79,12 @@ func (m *top) press(keys ...string) (quit bool) {
 	return quit
 }
 
-func TestTopModel(t *testing.T) {
+func TestWhoLiveView(t *testing.T) {
 	t.Parallel()
 	s := store.New(new(store.Memory))
 	defer s.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	m := &top{t, muster.NewTop(ctx, s, "muster://127.0.0.1:7070", time.Hour)}
+	m := &live{t, muster.NewLiveView(ctx, s, "muster://127.0.0.1:7070", time.Hour)}
 	assert.Equal(t, "muster muster://127.0.0.1:7070 · asking…", m.lines()[0])
 	stuck(t, s, "train")
 	m.looks()
@@ -128,8 +128,8 @@ func TestTopModel(t *testing.T) {
 	assert.ErrorIs(t, ctx.Err(), context.Canceled)
 }
 
-func TestTopRefuses(t *testing.T) {
+func TestWhoWatchRefuses(t *testing.T) {
 	t.Parallel()
-	run(t, "top", "--store", "muster://127.0.0.1:1").wants(t, 2, "", `"muster who" prints it once`)
-	run(t, "top", "--every", "1ms").wants(t, 2, "", "--every must be 100ms or more")
+	run(t, "who", "--watch", "--store", "muster://127.0.0.1:1").wants(t, 2, "", `without it, "muster who" prints it once`)
+	run(t, "top").wants(t, 2, "", `there is no command "top": "muster who --watch"`)
 }
