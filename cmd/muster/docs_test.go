@@ -174,6 +174,37 @@ func TestGettingStarted(t *testing.T) {
 	}
 }
 
+// TestSSHOfTheDocs runs the loop over a file of hosts of docs/guides/run-a-job.md, with a program in
+// place of ssh that runs the command here.
+func TestSSHOfTheDocs(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/guides/run-a-job.md")
+	require.NoError(t, err)
+	var loop string
+	for _, m := range shellBlock.FindAllStringSubmatch(string(page), -1) {
+		if strings.Contains(m[1], "ssh -tt") {
+			loop = m[1]
+		}
+	}
+	_, url := serve(t)
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"ssh":    "#!/bin/sh\nMUSTER_HOST=$2 exec sh -c \"$3\"\n",
+		"muster": fmt.Sprintf("#!/bin/sh\n%s=%s exec %s \"$@\"\n", role, roleMuster, self(t)),
+		"train":  "#!/bin/sh\necho of $WORLD_SIZE on $MUSTER_HOST\n",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o700))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "hosts"), []byte("node-a\nnode-b\n"), 0o600))
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.NewReplacer("--nnodes 4 -n 8", "--nnodes 2 -n 1", "muster://10.0.0.5:7070", url).Replace(loop))
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for _, host := range []string{"node-a", "node-b"} {
+		require.Contains(t, string(out), "] of 2 on "+host+"\n")
+	}
+}
+
 // TestExportExample runs examples/export on two ranks, through TCP or memory and through a directory, and
 // lists what it has written.
 func TestExportExample(t *testing.T) {

@@ -39,20 +39,14 @@ key, a tab and the value.`,
 				if err != nil {
 					return err
 				}
-				if !raw {
-					value = append(value, '\n')
-				}
-				_, err = cmd.OutOrStdout().Write(value)
-				return err
+				return printValue(cmd.OutOrStdout(), value, raw)
 			})
 		},
 	}
 	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, 0)
-	cmd.Flags().Lookup("timeout").Usage = fmt.Sprintf("give up after this time; 0 is never with --wait, and %v without", quick)
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait until there is such a key")
+	waitFlags(cmd, &wait, "wait until there is such a key", &raw)
 	cmd.Flags().BoolVar(&prefix, "prefix", false, "print all keys that start with KEY, and their values")
-	cmd.Flags().BoolVar(&raw, "raw", false, "the value as it is, without a newline behind it")
 	return cmd
 }
 

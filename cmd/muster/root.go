@@ -68,7 +68,7 @@ Look at a model: muster tensors model.safetensors`,
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench(), newDoctor())
 	add(groupJobs, newPs(), newWho(), newPage(), newStop())
-	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newLock(), newKeys(), newWatch(), newPing(), newBackup())
+	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newPush(), newPop(), newLock(), newKeys(), newWatch(), newPing(), newBackup())
 	add(groupFiles, newTensors(), newGather(), newTrace(), newRestore(), newCerts())
 	add(groupOther, newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newGuard(), newDemoRank(), newBenchRank(), newMan())

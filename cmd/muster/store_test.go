@@ -65,6 +65,11 @@ func TestKeys(t *testing.T) {
 		{args: "get x --prefix", code: 3, stderr: `no key starts with "x"`},
 		{args: "get j --prefix --raw", code: 2, stderr: "--prefix goes with neither"},
 		{args: "delete j x --prefix", stdout: "deleted 1 of 1\n"},
+		{args: "push q one two"},
+		{args: "pop q", stdout: "one\n"},
+		{args: "pop q --wait --raw", stdout: "two"},
+		{args: "pop q", code: 3, stderr: `queue "q" is empty`},
+		{args: "push q", code: 2, stderr: "VALUE… is missing"},
 		{args: "keys", stdout: "n\n"},
 	})
 }
@@ -76,6 +81,7 @@ func TestTimeouts(t *testing.T) {
 		{args: "set there v"},
 		{args: "wait there not-1 not-2 --timeout 50ms", code: 4, stderr: "not there yet: not-1 not-2"},
 		{args: "get not-1 --wait --timeout 50ms", code: 4, stderr: "not there yet: not-1"},
+		{args: "pop q --wait --timeout 50ms", code: 4, stderr: `pop "q"`},
 		{args: "watch --timeout 50ms", code: 4, stderr: "timed out"},
 		{args: "get there --timeout -1s", code: 2, stderr: "negative"},
 	})
