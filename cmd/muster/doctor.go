@@ -26,7 +26,7 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this environment for a job, and say what to do",
-		Long: `Check this environment for a job: host names and addresses, ports, certificates, and a directory.
+		Long: `Check this environment for a job: addresses, ports, certificates, and a directory.
 Each finding is ok, a warning, or a problem, with what to do about it.
 
 With --store or MUSTER_STORE it checks that store as a client: whether it grants access with this
@@ -34,8 +34,8 @@ secret and certificate, until when its certificate is valid, and, if it is repli
 leads and which are standbys.
 
 Started as the ranks of a job, by muster run, torchrun, mpirun or srun, all ranks check each other
-too: whether each can connect to every other and in which direction not, how far their clocks are
-apart, and whether they run the same build. Rank 0 prints the findings of all ranks.
+too: whether each can connect to every other and in which direction not, and how far their clocks
+are apart. Rank 0 prints the findings of all ranks.
 
 Exits with 1 if there is a problem. No check takes longer than --timeout.`,
 		Example: `  muster doctor

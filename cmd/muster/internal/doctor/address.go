@@ -12,33 +12,6 @@ import (
 	"time"
 )
 
-// host checks the name of this host.
-func (d *Doctor) host(ctx context.Context, _ *process) []Finding {
-	name, err := d.System.Hostname()
-	if err != nil || name == "" {
-		return []Finding{warning(fmt.Sprintf("this host has no name (%v)", err), "give it one: messages name ranks by it")}
-	}
-	if name == "localhost" || strings.HasPrefix(name, "localhost.") {
-		return []Finding{warning("this host calls itself "+name, "hostnamectl set-hostname: messages of several hosts cannot be distinguished")}
-	}
-	ctx, cancel := context.WithTimeout(ctx, d.answerTimeout())
-	defer cancel()
-	addrs, err := d.System.LookupHost(ctx, name)
-	switch {
-	case err != nil:
-		return []Finding{warning(fmt.Sprintf("this host's name, %s, does not resolve here", name),
-			"muster does not need it, but gloo and MPI do: put it into /etc/hosts or the name server")}
-	case allLoopback(addrs) && d.severalHosts():
-		return []Finding{warning(fmt.Sprintf("this host's name, %s, is %s here, which other hosts cannot reach", name, strings.Join(addrs, ", ")),
-			"let it be the address of the network in /etc/hosts: gloo and MPI send it to the others, and a MASTER_ADDR may be made of it")}
-	}
-	return []Finding{ok("%s is %s", name, strings.Join(addrs, ", "))}
-}
-
-func allLoopback(addrs []string) bool {
-	return len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a string) bool { return !isLoopback(a) })
-}
-
 func isLoopback(addr string) bool { ip := net.ParseIP(addr); return ip != nil && ip.IsLoopback() }
 
 // hostsOf returns the hosts in a URL or in host:port.

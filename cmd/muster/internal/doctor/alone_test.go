@@ -22,20 +22,19 @@ import (
 
 func TestAllIsWell(t *testing.T) {
 	r := examined(t, &doctor.Doctor{System: healthy(), Dir: t.TempDir()})
-	well(t, r, 0, 0)
-	wants(t, r, "host", doctor.OK, "node-a is 10.0.0.1")
-	wants(t, r, "dir", doctor.OK, "(nfs): files are written")
-	wants(t, r, "environment", doctor.OK, "checked on this host only")
+	well(t, r, 0)
+	wants(t, r, "dir", doctor.OK, "files are written")
+	wants(t, r, "group", doctor.OK, "checked on this host only")
 	var text bytes.Buffer
 	require.NoError(t, r.Print(&text, doctor.Ink{}))
-	require.Contains(t, text.String(), "ok       version      v1\n")
+	require.Contains(t, text.String(), "ok       group        checked")
 	require.True(t, strings.HasSuffix(text.String(), "\n\nall is well\n"), text.String())
 }
 
 // TestHere runs the checks on the real system and checks that all of them end, whatever its state.
 func TestHere(t *testing.T) {
 	r := examined(t, &doctor.Doctor{System: doctor.Here(), Dir: t.TempDir()})
-	for _, check := range []string{"version", "environment", "host", "dir"} {
+	for _, check := range []string{"group", "dir"} {
 		require.True(t, has(r, check), check)
 	}
 }
@@ -59,7 +58,7 @@ func TestEnvironments(t *testing.T) {
 		"no number": {master(env{"RANK": "one", "WORLD_SIZE": "2"}), doctor.Problem, "RANK"},
 		"no world":  {master(env{"RANK": "1"}), doctor.Problem, "WORLD_SIZE is not set"},
 		"no place":  {env{"RANK": "1", "WORLD_SIZE": "2"}, doctor.Problem, "MASTER_ADDR is not set"},
-		"one rank":  {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "a single rank"},
+		"one rank":  {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "on this host only"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &doctor.Doctor{System: healthy()}
@@ -71,48 +70,7 @@ func TestEnvironments(t *testing.T) {
 			var got *doctor.Report
 			_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
 			require.NoError(t, err)
-			wants(t, got, "environment", c.level, c.text)
-		})
-	}
-}
-
-// TestNoPasswordsInAReport checks that a report contains no passwords, because it may be published.
-func TestNoPasswordsInAReport(t *testing.T) {
-	d := &doctor.Doctor{System: healthy()}
-	env{"RANK": "0", "WORLD_SIZE": "2", "MUSTER_STORE": "etcd://me:hidden@10.0.0.2:2379"}.with(t, d.System)
-	r := examined(t, d)
-	wants(t, r, "environment", doctor.OK, "2 ranks, which meet at etcd://me:xxxxx@10.0.0.2:2379")
-	var text bytes.Buffer
-	require.NoError(t, r.Print(&text, doctor.Ink{}))
-	require.NotContains(t, text.String(), "hidden")
-}
-
-func TestStoreWithoutAPort(t *testing.T) {
-	d := &doctor.Doctor{System: healthy()}
-	env{"MUSTER_STORE": "muster://node-b"}.with(t, d.System)
-	wants(t, examined(t, d), "ports", doctor.Problem, "node-b, where the ranks meet, has no port")
-}
-
-func TestHosts(t *testing.T) {
-	several := env{"RANK": "0", "WORLD_SIZE": "1", "SLURM_NNODES": "2"}
-	for name, c := range map[string]struct {
-		env  env
-		name string
-		err  error
-		text string
-	}{
-		"no name":       {nil, "", errors.New("lost"), "no name"},
-		"localhost":     {nil, "localhost", nil, "calls itself localhost"},
-		"not resolved":  {nil, "node-x", nil, "node-x, does not resolve"},
-		"only loopback": {several, "here", nil, "other hosts cannot reach"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := &doctor.Doctor{System: healthy()}
-			c.env.with(t, d.System)
-			d.System.Hostname = func() (string, error) { return c.name, c.err }
-			r := examined(t, d)
-			wants(t, r, "host", doctor.Warning, c.text)
-			well(t, r, 0, 1)
+			wants(t, got, "group", c.level, c.text)
 		})
 	}
 }
@@ -174,19 +132,19 @@ func TestSilentNameServer(t *testing.T) {
 	}
 	r := examined(t, d)
 	wants(t, r, "address", doctor.Problem, "does not resolve here: i/o timeout")
-	wants(t, r, "host", doctor.Warning, "does not resolve")
 }
 
-// TestWhatHangs checks that a check that hangs in the file system becomes a finding.
+// TestWhatHangs checks that a check that ignores its context becomes a finding.
 func TestWhatHangs(t *testing.T) {
 	t.Parallel()
 	free := make(chan struct{})
 	defer close(free)
-	d := &doctor.Doctor{System: healthy(), Dir: t.TempDir()}
-	d.System.Volume = func(string) (doctor.Volume, error) { <-free; return doctor.Volume{}, nil }
+	d := &doctor.Doctor{System: healthy(), Store: "muster://node-b:7"}
+	d.System.LookupHost = func(context.Context, string) ([]string, error) { <-free; return nil, nil }
+	d.System.Open = func(context.Context, string) (*store.Store, error) { return nil, store.ErrUnavailable }
+	d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
 	r := examined(t, d)
-	wants(t, r, "dir", doctor.Problem, "no answer within 2s")
-	well(t, r, 1, 0)
+	wants(t, r, "address", doctor.Problem, "no answer within 2s")
 }
 
 func listen(t *testing.T) (l net.Listener, port string) {
@@ -214,14 +172,14 @@ func TestPorts(t *testing.T) {
 		return new(net.Dialer).DialContext(ctx, network, strings.Replace(addr, "node-x", "node-x.invalid", 1))
 	}
 	r := examined(t, d)
-	wants(t, r, "ports", doctor.Problem, "port "+port+" is taken: nginx (pid 7) listens there")
+	wants(t, r, "ports", doctor.Problem, "port "+port+" is taken")
 	wants(t, r, "ports", doctor.OK, "port "+free+" is free")
 	wants(t, r, "ports", doctor.OK, taken.Addr().String()+" can be reached")
 	wants(t, r, "ports", doctor.Problem, "127.0.0.1:"+free+" refuses")
 	wants(t, r, "ports", doctor.Problem, "10.9.9.9:9 does not answer within 500ms")
 	wants(t, r, "ports", doctor.Problem, "10.9.9.9:7 does not answer within 500ms")
 	wants(t, r, "ports", doctor.Problem, "node-x:7 cannot be reached")
-	well(t, r, 6, 0)
+	well(t, r, 6)
 }
 
 func TestPortsThatMayNot(t *testing.T) {
@@ -273,7 +231,7 @@ func TestMeetingPort(t *testing.T) {
 			}
 		}()
 		r := examine(rank0(port))
-		wants(t, r, "ports", doctor.Problem, "port "+port+" is taken: nginx (pid 7)")
+		wants(t, r, "ports", doctor.Problem, "port "+port+" is taken")
 		wants(t, r, "group", doctor.Problem, "address already in use")
 	})
 	t.Run("of a store", func(t *testing.T) {
@@ -332,8 +290,7 @@ func TestDirectories(t *testing.T) {
 		wants(t, examined(t, &doctor.Doctor{System: healthy(), Dir: dir}), "dir", doctor.Problem, text)
 	}
 	d := &doctor.Doctor{System: healthy(), Dir: t.TempDir()}
-	d.System.Volume = func(string) (doctor.Volume, error) { return doctor.Volume{Free: 5 << 20}, nil }
-	wants(t, examined(t, d), "dir", doctor.Warning, "has 5 MiB free")
+	wants(t, examined(t, d), "dir", doctor.OK, "renamed")
 	left, err := os.ReadDir(d.Dir)
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -9,10 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 )
-
-const littleDisk = 1 << 30
 
 // directory checks --dir from this process alone.
 func (d *Doctor) directory(context.Context, *process) []Finding {
@@ -29,18 +26,7 @@ func (d *Doctor) directory(context.Context, *process) []Finding {
 	if err := publish(filepath.Join(d.Dir, "muster-doctor-"+rand.Text())); err != nil {
 		return []Finding{problem(fmt.Sprintf("%s: %s", d.Dir, failure(err)), "is it mounted read-only, full, or another user's?")}
 	}
-	v, err := d.System.Volume(d.Dir)
-	switch {
-	case err != nil:
-		return []Finding{warning("the free space is unknown: "+err.Error(), "look at \"df "+d.Dir+"\"")}
-	case v.Free < littleDisk:
-		return []Finding{warning(fmt.Sprintf("%s has %s free", d.Dir, bytesText(v.Free)), "remove what is old, or name another directory")}
-	}
-	kind := ""
-	if v.Kind != "" {
-		kind = " (" + v.Kind + ")"
-	}
-	return []Finding{ok("%s%s: files are written, synced and renamed", d.Dir, kind)}
+	return []Finding{ok("%s: files are written, synced and renamed", d.Dir)}
 }
 
 // failure describes an error of a file without the name, which is that of a temporary file.
@@ -94,16 +80,3 @@ func write(path string, b []byte) error {
 // content returns the content of a test file, one byte many times, which shows whether the file is
 // complete.
 func content(version byte) []byte { return bytes.Repeat([]byte{version}, 64<<10) }
-
-// bytesText formats a number of bytes with its unit.
-func bytesText(n uint64) string {
-	for _, u := range []struct {
-		name string
-		size uint64
-	}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
-		if n >= u.size {
-			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/float64(u.size)), ".0") + " " + u.name
-		}
-	}
-	return fmt.Sprintf("%d bytes", n)
-}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
@@ -58,7 +59,7 @@ type Doctor struct {
 }
 
 // checks are the names of all checks, in the order of a report.
-var checks = []string{"version", "environment", "host", "address", "ports", "store", "security", "dir", "group", "clocks", "links"}
+var checks = []string{"address", "ports", "store", "security", "dir", "group", "clocks", "links"}
 
 const defaultAnswerTimeout = 3 * time.Second
 
@@ -100,14 +101,23 @@ func (d *Doctor) process() *process {
 	return &process{config: &c}
 }
 
+// alone returns what the environment says of the group, unless the ranks are to meet.
+func (p *process) alone() []Finding {
+	switch {
+	case p.wrong != nil:
+		return []Finding{problem(strings.TrimPrefix(p.wrong.Error(), "pgroup: "), "set it as the launcher should have; \"muster help environment\" lists the variables")}
+	case p.config == nil || p.config.Size < 2:
+		return []Finding{ok("checked on this host only: under muster run, torchrun, mpirun or srun the ranks test the connections between them too")}
+	}
+	return nil
+}
+
 // alone runs the checks that need no other rank, concurrently.
 func (d *Doctor) alone(ctx context.Context, p *process) []Finding {
 	checks := []struct {
 		name  string
 		check func(context.Context, *process) []Finding
 	}{
-		{"environment", d.environment},
-		{"host", d.host},
 		{"address", d.address},
 		{"ports", d.ports},
 		{"store", d.store},
@@ -123,7 +133,7 @@ func (d *Doctor) alone(ctx context.Context, p *process) []Finding {
 		results[i] = make(chan []Finding, 1) // buffered, because the receiver may have stopped
 		go func() { results[i] <- c.check(ctx, p) }()
 	}
-	found := []Finding{{Check: "version", Level: OK, Text: d.Version}}
+	found := named("group", p.alone())
 	for i, c := range checks {
 		select {
 		case fs := <-results[i]:

@@ -13,18 +13,11 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// rankInfo is the information about a rank that all ranks exchange first.
-type rankInfo struct {
-	Version string
-	Host    string
-}
-
 // groupCheck is a group whose ranks are checked together.
 type groupCheck struct {
 	*Doctor
 	group   *pgroup.Group
 	members []pgroup.Member
-	infos   []rankInfo
 	found   []Finding // findings of this rank
 	all     []Finding // on rank 0: findings about all ranks together
 }
@@ -96,8 +89,8 @@ func (d *Doctor) notJoined(ctx context.Context, p *process, err error) []Finding
 
 // examine runs the checks of the group, and returns the number of problems of all ranks.
 func (w *groupCheck) examine(ctx context.Context, report func(*Report) error) (int, error) {
-	if err := w.introduce(ctx); err != nil {
-		return 0, err
+	if w.group.Rank() == 0 {
+		w.say("group", ok("%d ranks have met, on %s", w.group.Size(), w.nodes()))
 	}
 	for _, check := range []func(context.Context) error{w.clocks, w.links} {
 		if err := check(ctx); err != nil {
@@ -105,49 +98,6 @@ func (w *groupCheck) examine(ctx context.Context, report func(*Report) error) (i
 		}
 	}
 	return w.reportAll(ctx, report)
-}
-
-// introduce exchanges the infos of all ranks and compares them.
-func (w *groupCheck) introduce(ctx context.Context) error {
-	host := w.System.Getenv("MUSTER_HOST")
-	if host == "" {
-		host, _ = w.System.Hostname() // an unknown name is already a finding of its own
-	}
-	infos, err := pgroup.AllGather(ctx, w.group, rankInfo{w.Version, host})
-	if err != nil {
-		return err
-	}
-	w.infos = infos
-	if w.group.Rank() != 0 {
-		return nil
-	}
-	w.say("group", ok("%d ranks have met, on %s", w.group.Size(), w.nodes()))
-	w.compareVersions()
-	names := map[string]int{}
-	for _, m := range w.members {
-		if node, seen := names[w.infos[m.Rank].Host]; seen && node != m.Node {
-			w.say("host", warning(fmt.Sprintf("several hosts or containers call themselves %s", w.infos[m.Rank].Host), "give them names of their own, or set MUSTER_HOST: messages cannot distinguish them"))
-			break
-		}
-		names[w.infos[m.Rank].Host] = m.Node
-	}
-	return nil
-}
-
-func (w *groupCheck) compareVersions() {
-	by := map[string][]int{}
-	for rank, c := range w.infos {
-		by[c.Version] = append(by[c.Version], rank)
-	}
-	if len(by) == 1 {
-		return
-	}
-	var all []string
-	for v, ranks := range by {
-		all = append(all, fmt.Sprintf("%s has %s", ranksText(ranks), v))
-	}
-	slices.Sort(all)
-	w.say("version", warning("the ranks are not of one build: "+strings.Join(all, "; "), "install the same one everywhere: its protocol may change until 1.0"))
 }
 
 // say adds findings about all ranks together, on rank 0.

@@ -45,12 +45,11 @@ func (d *Doctor) asked(ctx context.Context) []Finding {
 	return fs
 }
 
-// free reports whether this process can listen at addr, and if not, which process does. At the
-// address where the ranks meet, a store is fine too.
+// free reports whether this process can listen at addr. At the address where the ranks meet, a store
+// is fine too.
 func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
 	l, err := d.listen(ctx, addr)
 	_, port, _ := net.SplitHostPort(addr)
-	n, _ := strconv.Atoi(port)
 	switch {
 	case err == nil:
 		_ = l.Close()
@@ -58,11 +57,7 @@ func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
 	case errors.Is(err, syscall.EADDRINUSE) && meeting && d.isStore(ctx, addr):
 		return ok("a store answers at port %s", port)
 	case errors.Is(err, syscall.EADDRINUSE):
-		who := d.System.Holder(n)
-		if who == "" {
-			who = "another process"
-		}
-		return problem(fmt.Sprintf("port %s is taken: %s listens there", port, who), "end that process, if it is of an earlier run, or use another port")
+		return problem(fmt.Sprintf("port %s is taken", port), "end the process that \"ss -tlnp\" shows there, if it is of an earlier run, or use another port")
 	case errors.Is(err, syscall.EACCES):
 		return problem(fmt.Sprintf("port %s may not be listened at", port), "ports below 1024 are root's: use a higher one")
 	}

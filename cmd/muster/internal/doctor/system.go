@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"time"
@@ -17,16 +18,12 @@ type System struct {
 	// the configuration of this process, if a launcher's variables are set
 	FromEnv    func() (pgroup.Config, error)
 	Now        func() time.Time
-	Hostname   func() (string, error)
 	LookupHost func(ctx context.Context, host string) ([]string, error)
 	Interfaces func() ([]Interface, error)
 	Listen     func(ctx context.Context, network, addr string) (net.Listener, error)
 	Dial       func(ctx context.Context, network, addr string) (net.Conn, error)
 	Open       func(ctx context.Context, url string) (*store.Store, error)
-	// the process that listens at port: "nginx (pid 7)"; "" if unknown
-	Holder    func(port int) string
-	Ephemeral func() (first, last int)
-	Volume    func(dir string) (Volume, error)
+	Ephemeral  func() (first, last int)
 }
 
 // Interface is a network interface.
@@ -35,20 +32,13 @@ type Interface struct {
 	Addrs []net.IP
 }
 
-// Volume is the file system of a directory.
-type Volume struct {
-	Kind string // "" if it is unknown
-	Free uint64
-}
-
 // Here returns the machine that this process runs on.
 func Here() *System {
 	return &System{
-		Getenv: os.Getenv, FromEnv: pgroup.FromEnv, Now: time.Now, Hostname: os.Hostname,
+		Getenv: os.Getenv, FromEnv: pgroup.FromEnv, Now: time.Now,
 		LookupHost: net.DefaultResolver.LookupHost, Interfaces: interfaces,
 		Listen: new(net.ListenConfig).Listen, Dial: new(net.Dialer).DialContext,
-		Open:   store.Builtin().Open,
-		Holder: holder, Ephemeral: ephemeral, Volume: volume,
+		Open: store.Builtin().Open, Ephemeral: ephemeral,
 	}
 }
 
@@ -71,4 +61,12 @@ func interfaces() (all []Interface, err error) {
 		all = append(all, i)
 	}
 	return all, nil
+}
+
+// ephemeral returns the range of ports that the system gives to clients.
+func ephemeral() (first, last int) {
+	first, last = 49152, 65535 // IANA's
+	b, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	_, _ = fmt.Sscan(string(b), &first, &last)
+	return first, last
 }
