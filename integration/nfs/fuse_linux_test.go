@@ -1,4 +1,4 @@
-package fusetest_test
+package nfs_test
 
 import (
 	"context"
@@ -12,14 +12,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
-	"github.com/muster-pg/muster/cmd/muster/internal/fusetest"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
 // believe is how long a client caches that a name does not exist: longer than any test takes.
 const believe = time.Minute
@@ -80,14 +79,14 @@ const generation = "gen-00000000000000000000"
 func TestModelOptNegativeLookup(t *testing.T) {
 	t.Run("the trap", func(t *testing.T) {
 		under := t.TempDir()
-		mounted := fusetest.Mount(t, under, believe)
+		mounted := mountAt(t, under, believe)
 		absent(t, mounted+"/rank_1_state.pth")
 		require.NoError(t, os.WriteFile(under+"/rank_1_state.pth", nil, 0o600))
 		absent(t, mounted+"/rank_1_state.pth") // so a layer would be missing
 	})
 	t.Run("Wait", func(t *testing.T) {
 		under := t.TempDir()
-		mounted := fusetest.Mount(t, under, believe)
+		mounted := mountAt(t, under, believe)
 		w := open(t, mounted, 1)
 		_, err := w.Read(t.Context(), 0)
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
@@ -100,7 +99,7 @@ func TestModelOptNegativeLookup(t *testing.T) {
 	})
 	t.Run("ReadVersion", func(t *testing.T) {
 		under := t.TempDir()
-		mounted := fusetest.Mount(t, under, believe)
+		mounted := mountAt(t, under, believe)
 		w := open(t, mounted, 1)
 		v, files, bring := elsewhere(t, 0)
 		absent(t, filepath.Join(mounted, generation, files[0]), filepath.Join(mounted, generation, files[1]))
@@ -116,7 +115,7 @@ func TestModelOptNegativeLookup(t *testing.T) {
 	})
 	t.Run("ReadVersion comes first", func(t *testing.T) {
 		under := t.TempDir()
-		w := open(t, fusetest.Mount(t, under, believe), 1)
+		w := open(t, mountAt(t, under, believe), 1)
 		v, _, bring := elsewhere(t, 0)
 		got := make(chan error)
 		go func() {
@@ -132,7 +131,7 @@ func TestModelOptNegativeLookup(t *testing.T) {
 // directory itself.
 func TestOtherClients(t *testing.T) {
 	under := t.TempDir()
-	dirs := []string{under, fusetest.Mount(t, under, believe), fusetest.Mount(t, under, believe)}
+	dirs := []string{under, mountAt(t, under, believe), mountAt(t, under, believe)}
 	var ranks sync.WaitGroup
 	for rank, dir := range dirs {
 		w := open(t, dir, rank)
@@ -166,7 +165,7 @@ func TestOtherClients(t *testing.T) {
 // TestAnotherClientRemoves removes a state that this client has cached.
 func TestAnotherClientRemoves(t *testing.T) {
 	under := t.TempDir()
-	publisher, w := open(t, under, 0), open(t, fusetest.Mount(t, under, believe), 1)
+	publisher, w := open(t, under, 0), open(t, mountAt(t, under, believe), 1)
 	v, err := publisher.Write(t.Context(), nil, weights(1))
 	require.NoError(t, err)
 	_, err = w.Read(t.Context(), 0)
@@ -185,7 +184,7 @@ func TestAnotherClientRemoves(t *testing.T) {
 
 // TestServerIsGone checks that calls on a mount that hangs in the kernel end with their context.
 func TestServerIsGone(t *testing.T) {
-	mounted, hang := fusetest.MountHanging(t, t.TempDir())
+	mounted, hang := mountHanging(t, t.TempDir())
 	w := open(t, mounted, 0)
 	_, err := w.Write(t.Context(), nil, weights(1))
 	require.NoError(t, err)

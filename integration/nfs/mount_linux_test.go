@@ -1,4 +1,4 @@
-package fusetest
+package nfs_test
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Mount mounts the directory under and returns the mount point. The mount caches attributes and
+// mountAt mounts the directory under and returns the mount point. The mount caches attributes and
 // entries for the duration believe. Changes made directly in under have the effect of changes by
-// another client. If nothing can be mounted, Mount skips the test and logs why.
-func Mount(t testing.TB, under string, believe time.Duration) (mounted string) {
+// another client. If nothing can be mounted, it skips the test and logs why.
+func mountAt(t testing.TB, under string, believe time.Duration) (mounted string) {
 	t.Helper()
 	root, err := fs.NewLoopbackRoot(under)
 	if err != nil {
@@ -25,9 +25,9 @@ func Mount(t testing.TB, under string, believe time.Duration) (mounted string) {
 	return mount(t, root, believe)
 }
 
-// MountHanging is Mount with a file system that looks up no name in its directory between a call of
+// mountHanging is mountAt with a file system that looks up no name in its directory between a call of
 // hang and one of the function that that returns, as one whose server is gone.
-func MountHanging(t testing.TB, under string) (mounted string, hang func() (answer func())) {
+func mountHanging(t testing.TB, under string) (mounted string, hang func() (answer func())) {
 	t.Helper()
 	root := &hanging{LoopbackNode: fs.LoopbackNode{RootData: &fs.LoopbackRoot{Path: under}}}
 	root.RootData.RootNode = root
@@ -37,7 +37,7 @@ func MountHanging(t testing.TB, under string) (mounted string, hang func() (answ
 	}
 }
 
-// hanging is the directory of MountHanging.
+// hanging is the directory of mountHanging.
 type hanging struct {
 	fs.LoopbackNode
 	mu sync.RWMutex // locked while it hangs
@@ -55,7 +55,7 @@ func mount(t testing.TB, root fs.InodeEmbedder, believe time.Duration) (mounted 
 	mounted = t.TempDir()
 	server, err := fs.Mount(mounted, root, &fs.Options{
 		EntryTimeout: &believe, AttrTimeout: &believe, NegativeTimeout: &believe,
-		MountOptions: fuse.MountOptions{DirectMount: os.Geteuid() == 0, FsName: "fusetest", Name: "fusetest"},
+		MountOptions: fuse.MountOptions{DirectMount: os.Geteuid() == 0, FsName: "muster-test", Name: "muster-test"},
 	})
 	if err != nil {
 		t.Skipf("SKIPPED: no FUSE here, it needs /dev/fuse and either root or fusermount3 (apt-get install fuse3): %v", err)
