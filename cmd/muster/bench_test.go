@@ -49,18 +49,6 @@ func TestBenchJSON(t *testing.T) {
 	}
 }
 
-func TestBenchRefuses(t *testing.T) {
-	t.Parallel()
-	for args, stderr := range map[string]string{
-		"-n 0": "2 to 1024", "-n 2,1": "2 to 1024", "-n x": "is not a list of whole numbers", "--cases walk": "barrier, all-gather", "--size 17MiB": "16MiB",
-		"-n 2,3,2": "2 is there twice", "--cases=": "--cases is empty",
-		"--size -1": "not a size", "--time 0s": "positive", "--host me": "rank0 or launcher", "more": "unexpected argument",
-		"--size 1KiB,": "not a size", "--size 4,4": "4 is there twice",
-	} {
-		run(t, append([]string{"bench"}, strings.Fields(args)...)...).wants(t, 2, "", stderr)
-	}
-}
-
 func TestShort(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{

@@ -47,63 +47,6 @@ func TestCerts(t *testing.T) {
 	}
 }
 
-func TestCertsAgain(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	if r := run(t, "certs", dir); r.code != 0 || !strings.Contains(r.stdout, "client-key.pem") || !strings.Contains(r.stdout, "muster serve --tls-cert "+dir+"/server.pem") {
-		t.Errorf("%+v", r)
-	}
-	run(t, "certs", dir).wants(t, 1, "", "say which hosts or names")
-	run(t, "certs", dir, "--host", "node7").wants(t, 1, "", filepath.Join(dir, "server.pem")+" is there already: move it away")
-	run(t, "certs", dir, "--name", "client").wants(t, 1, "", filepath.Join(dir, "client.pem")+" is there already")
-	if r := run(t, "certs", dir, "--name", "viewer"); r.code != 0 || !strings.Contains(r.stdout, "viewer.pem") || strings.Contains(r.stdout, "serve") || strings.Contains(r.stdout, "ca.pem") {
-		t.Errorf("%+v", r)
-	}
-}
-
-func TestCertsRefuses(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "file")
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"":                              {2, "DIR is missing"},
-		"a b":                           {2, "unexpected argument"},
-		"DIR --host a:7070":             {2, `host "a:7070"`},
-		"DIR --host a,,b":               {2, `host ""`},
-		"DIR --host=":                   {2, "--host is empty"},
-		"DIR --name=":                   {2, "--name is empty"},
-		"DIR --name ../x":               {2, `name "../x"`},
-		"DIR --name ca":                 {2, "another file"},
-		"DIR --name x,x":                {2, "twice"},
-		"DIR --days 0":                  {2, "--days 0: it must be positive"},
-		"DIR --days -1":                 {2, "--days -1: it must be positive"},
-		"DIR --days 99999":              {2, "99999 days"},
-		"DIR --days soon":               {2, "--days"},
-		file:                            {1, "no certificates made: mkdir " + file + ": not a directory"},
-		filepath.Join(file, "below it"): {1, "not a directory"},
-		"/proc/tls":                     {1, "no certificates made"},
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			dir := filepath.Join(t.TempDir(), "tls")
-			words := []string{"certs"}
-			if strings.HasPrefix(args, "/") {
-				words = append(words, args)
-			} else {
-				words = append(words, strings.Fields(strings.ReplaceAll(args, "DIR", dir))...)
-			}
-			run(t, words...).wants(t, want.code, "", want.stderr)
-			if _, err := os.Stat(dir); err == nil {
-				t.Error("it has made the directory")
-			}
-		})
-	}
-	run(t, "certs", "").wants(t, 2, "", "DIR is empty")
-}
-
 func TestCertsWhereItMayNotWrite(t *testing.T) {
 	t.Parallel()
 	run(t, "certs", testcluster.Unwritable(t)).wants(t, 1, "", "permission denied")

@@ -146,25 +146,6 @@ func TestRelayOfAStoreInEtcd(t *testing.T) {
 	steps(t, near, []step{{args: "add n 2", stdout: "4\n"}})
 }
 
-// TestServeEtcdFlags checks that the flags of a replicated store are validated before the process
-// listens.
-func TestServeEtcdFlags(t *testing.T) {
-	t.Parallel()
-	for args, want := range map[string]string{
-		"--etcd http://127.0.0.1:2379":                       "not a URL of the form etcd://host:2379",
-		"--etcd etcd://a":                                    "a is not host:port",
-		"--etcd etcd://a:1?x=y":                              `unknown parameter "x"`,
-		"--etcd etcd://a:1 --data d":                         "two places for one store",
-		"--etcd-compact":                                     "--etcd-compact is for --etcd",
-		"--advertise a:1":                                    "--advertise is for --etcd",
-		"--etcd etcd://a:1 --advertise a":                    "--advertise a: it is not host:port",
-		"--etcd etcd://a:1 --listen 0.0.0.0:7070 --insecure": "not an address that clients can dial",
-		"--etcd etcd://a:1 --listen :7070 --insecure":        "not an address that clients can dial",
-	} {
-		run(t, append([]string{"serve"}, strings.Fields(args)...)...).wants(t, 2, "", want)
-	}
-}
-
 // TestRanksMeetAtEtcd checks that the ranks of run and bench can meet at a store in an etcd.
 func TestRanksMeetAtEtcd(t *testing.T) {
 	t.Parallel()

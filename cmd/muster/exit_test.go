@@ -20,21 +20,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestHintsFitTheRefusal checks that errors contain the remedy for their cause, and no other.
-func TestHintsFitTheRefusal(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	_, open := serve(t)
-	_, safe := serve(t, "--secret-file", d.path("secret"))
-	_, tls := serve(t, d.serverFlags()...)
-	tries(t, nil, []step{
-		{args: "get k --store " + safe + " --secret-file " + d.path("other"), code: 1, stderr: "wrong secret: check --secret-file (MUSTER_SECRET_FILE)"},
-		{args: "get k --store " + open + " --secret-file " + d.path("secret"), code: 1, stderr: "if that store has no secret, leave out --secret-file"},
-		{args: "get k --store " + tls + "?server-name=elsewhere --tls-ca " + d.path("tls/ca.pem"), code: 1, stderr: `use a name or address that its certificate has, or make one with "muster certs --host"`},
-		{args: "get k --store muster://nobody.invalid:1", code: 5, stderr: "): check the host name in --store or MUSTER_STORE"},
-	})
-}
-
 // TestHintsForAStoreInEtcd checks that hints for a URL of an etcd name its parameters for the store:
 // the flags for TLS are for etcd.
 func TestHintsForAStoreInEtcd(t *testing.T) {
@@ -49,28 +34,6 @@ func TestHintsForAStoreInEtcd(t *testing.T) {
 	} {
 		assert.Equal(t, want, muster.Access("etcds://a:2379/jobs", why))
 		assert.NotContains(t, muster.Access("muster://a:7070", why), "in the URL")
-	}
-}
-
-func TestMalformedFlags(t *testing.T) {
-	t.Parallel()
-	for args, stderr := range map[string]string{
-		"run -n x true":        `-n, --ranks "x" is not a whole number`,
-		"run -np 2 true":       `-n, --ranks "p" is not a whole number: -np is mpirun's, here it is -n`,
-		"run --nproc 2 true":   `there is no flag --nproc: -n is the number of ranks on this node`,
-		"bench -n 2,x":         `-n, --ranks "2,x" is not a list of whole numbers, such as 2,4,8`,
-		"get k --timeout 5":    `--timeout "5" is not a duration, such as 30s or 5m`,
-		"get k --wait=maybe":   `--wait "maybe" is neither true nor false`,
-		"serve --max-bytes xx": `--max-bytes "xx": not a size`,
-		"serve --drain 1x":     `--drain "1x" is not a duration, such as 30s or 5m`,
-		"who --no-such":        "unknown flag: --no-such",
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			r := run(t, strings.Fields(args)...)
-			r.wants(t, 2, "", stderr)
-			assert.NotContains(t, r.stderr, "strconv")
-		})
 	}
 }
 

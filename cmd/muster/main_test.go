@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
@@ -52,12 +53,19 @@ func TestMain(m *testing.M) {
 	case roleWorker:
 		os.Exit(asWorker())
 	}
+	testscript.Main(tests{m}, map[string]func(){"muster": func() { os.Exit(muster.Execute(os.Args[1:])) }})
+}
+
+// tests are the tests of this process; package testscript starts commands in others.
+type tests struct{ *testing.M }
+
+func (m tests) Run() int {
 	for _, name := range []string{"MUSTER_STORE", "MUSTER_NAME", "NO_COLOR", "RANK"} {
 		_ = os.Unsetenv(name)
 	}
 	// With -race every process sleeps for a second before it exits, and these tests start hundreds.
 	_ = os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
-	os.Exit(m.Run())
+	return m.M.Run()
 }
 
 // asRank forms the group that the environment configures, and prints the contributions of all

@@ -85,7 +85,6 @@ func TestNumbersAndProfilesWantThePassword(t *testing.T) {
 			t.Errorf("%s with the password is %d, %v", path, rep.StatusCode, err)
 		}
 	}
-	run(t, "serve", "--http-pprof").wants(t, 2, "", "--http-pprof is for --http")
 }
 
 // TestBenchShowsAPage checks the page and the metrics of the store that bench hosts.
@@ -97,15 +96,4 @@ func TestBenchShowsAPage(t *testing.T) {
 	has(t, numbersHave(t, page, `muster_store_requests_total{op="collect"} `), "muster_store_up 1", `muster_ranks{state="`)
 	p.signal(t, syscall.SIGINT)
 	p.wait(t)
-	run(t, "bench", "--http", "127.0.0.1:0").wants(t, 2, "", "add --host launcher")
-}
-
-func TestBenchRefusesAPageThatCannotBe(t *testing.T) {
-	t.Parallel()
-	args := []string{"bench", "-n", "2", "--time", "1h", "--host", "launcher", "--http"}
-	run(t, append(args, "8080")...).wants(t, 2, "", "--http 8080: it is not host:port")
-	r := run(t, append(args, otherService(t))...)
-	if r.code != 1 || !strings.Contains(r.stderr, "set --http to another port") {
-		t.Errorf("%+v", r)
-	}
 }

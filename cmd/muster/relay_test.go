@@ -17,38 +17,6 @@ func relay(t *testing.T, args ...string) (*process, string) {
 	return p, p.line(t, "muster://127.0.0.1:")
 }
 
-func TestRelayRefuses(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	_, url := serve(t)
-	_, safe := serve(t, "--secret-file", d.path("secret"))
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"--listen 127.0.0.1:0":                                                      {2, "--store muster://host:port"},
-		"--store " + url + " --listen nonsense":                                     {2, "host:port"},
-		"--store " + url + " --log-level loud":                                      {2, "debug, info, warn"},
-		"--store " + url + " --max-conns 0":                                         {2, "--max-conns must be positive"},
-		"--store " + url + " --timeout 0s":                                          {2, "--timeout must be positive"},
-		"--store tcp://127.0.0.1:1":                                                 {2, "a relay is of muster://host:port or etcd://"},
-		"--store etcd://127.0.0.1":                                                  {2, "127.0.0.1 is not host:port"},
-		"--store " + url + "/prefix":                                                {1, "clients of the relay may use a prefix"},
-		"--store muster://127.0.0.1:1 --timeout 50ms":                               {5, "no store at 127.0.0.1:1"},
-		"--store " + url + " --listen 0.0.0.0:0":                                    {1, "--insecure"},
-		"--store " + safe:                                                           {1, "this store requires a secret"},
-		"--store " + safe + "?secret-file=" + d.path("other"):                       {1, "wrong secret"},
-		"--listen 127.0.0.1:0 --store " + safe + "?secret-file=" + d.path("secret"): {1, "would have its rights"},
-		"--store " + url + " --torch=false --torch-prefix job/":                     {2, "--torch-prefix needs --torch"},
-		"--store " + url + " --tls-cert x":                                          {2, "--tls-cert and --tls-key go together"},
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			run(t, append([]string{"relay"}, strings.Fields(args)...)...).wants(t, want.code, "", want.stderr)
-		})
-	}
-}
-
 func TestRelay(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)

@@ -214,27 +214,3 @@ func TestRunElasticLease(t *testing.T) {
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	long.complaint(t, "1 of at least 2 workers are left")
 }
-
-// TestRunElasticRefuses checks errors of flags.
-func TestRunElasticRefuses(t *testing.T) {
-	t.Parallel()
-	for args, want := range map[string]string{
-		"--elastic x true":                              `--elastic "x" is neither`,
-		"--elastic 3:2 true":                            `--elastic "3:2" is neither`,
-		"-n 2 --spares 1 true":                          "--spares needs --elastic",
-		"--elastic 2 --spares -1 true":                  "--spares must not be negative",
-		"-n 4097 true":                                  "more than 4096 processes on one node",
-		"--elastic 1:99999999 true":                     "more than 4096 processes on one node",
-		"--elastic 1 --spares 9223372036854775807 true": "more than 4096 processes on one node",
-		"--elastic 2 --master-port 29500 true":          "--master-port is not for them",
-		"--elastic 4 -n 2 true":                         "2 processes cannot be 4 workers",
-		"-n 2 --max-node-failures -1 true":              "--max-node-failures must not be negative",
-		"--elastic 2 --lease 999ms true":                "--lease 999ms must be at least 1s",
-		"--nnodes 2 --node-rank 0 --elastic 2 true":     "set --store",
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			run(t, append([]string{"run"}, strings.Fields(args)...)...).wants(t, 2, "", want)
-		})
-	}
-}

@@ -185,40 +185,6 @@ func TestRunExcludes(t *testing.T) {
 	}
 }
 
-// TestRunNodesRefuses checks errors that are found before any rank starts.
-func TestRunNodesRefuses(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"--nnodes 2 -n 1 true":                        {2, "several nodes meet in a store: set --store"},
-		"--nnodes 2 -n 1 --store " + url + " true":    {2, "set --job"},
-		"--nnodes 2 --job j --store " + url + " true": {2, "set -n"},
-		"-n 0 true":                            {2, "-n 0: there must be at least 1 rank"},
-		"--nnodes 0 -n 1 true":                 {2, `--nnodes "0" is neither`},
-		"--nnodes 3:2 -n 1 true":               {2, `--nnodes "3:2" is neither`},
-		"--nnodes 2 -n 1 --node-rank 2 true":   {2, "from 0 to 1"},
-		"--nnodes 1:2 -n 1 --node-rank 1 true": {2, "fixed number of nodes"},
-		"--nnodes 1:2 -n 1 --join-timeout 1s --job j --store " + url + " true": {2, "--join-timeout 1s must be longer than --settle 2s, the wait for nodes above the least of --nnodes 1:2"},
-		"--nnodes auto -n 1 true":                                               {2, "SLURM_NODEID (Slurm)"},
-		"-n 1 --max-restarts -1 true":                                           {2, "--max-restarts"},
-		"--nnodes 2 -n 1 --job j --store muster://127.0.0.1:1 true":             {5, "no store at 127.0.0.1:1"},
-		"--nnodes 2 -n 1 --job j --join-timeout 100ms --store " + url + " true": {4, "too few nodes within --join-timeout 100ms"},
-		"-n 1 --log-dir /dev/null true":                                         {1, "--log-dir /dev/null: "},
-		"-n 1 --log-dir /proc/none true":                                        {1, "--log-dir /proc/none: "}, // not: there is no program "true"
-		"-n 1 --stacks --store " + url + " true":                                {2, "muster serve --stacks"},
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			r := run(t, append([]string{"run"}, strings.Fields(args)...)...)
-			assert.Equal(t, want.code, r.code, "%+v", r)
-			assert.Contains(t, r.stderr, want.stderr)
-		})
-	}
-}
-
 // TestRunNodesWithOtherOptions checks that a node whose options do not fit those of the job is refused at
 // once, with both, and that the job goes on.
 func TestRunNodesWithOtherOptions(t *testing.T) {

@@ -37,18 +37,6 @@ func sorted(lines string) []string {
 	return slices.Sorted(strings.SplitSeq(strings.TrimSpace(lines), "\n"))
 }
 
-func TestRunSetsTheEnvironment(t *testing.T) {
-	t.Parallel()
-	r := run(t, runSh(2, "--env EXTRA=a=b", "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $EXTRA $MASTER_ADDR")...)
-	if got, want := sorted(r.stdout), []string{"[0] 0 2 0 2 a=b 127.0.0.1", "[1] 1 2 1 2 a=b 127.0.0.1"}; r.code != 0 || !slices.Equal(got, want) {
-		t.Errorf("%+v", r)
-	}
-	r = run(t, runSh(1, "--no-prefix", `[ muster://$MASTER_ADDR:$MASTER_PORT = $MUSTER_STORE ] && [ -n "$MUSTER_RUN" ] && echo same; echo err >&2`)...)
-	r.wants(t, 0, "same\n", "err")
-	r = run(t, runSh(1, "--no-prefix --master-addr node7 --master-port 29500", `echo $MASTER_ADDR $MASTER_PORT $MUSTER_STORE.`)...)
-	r.wants(t, 0, "node7 29500 .\n", "")
-}
-
 // TestRunPassesVariablesOn checks each variable that a rank or worker may read and run does not set.
 func TestRunPassesVariablesOn(t *testing.T) {
 	t.Parallel()
@@ -82,14 +70,6 @@ func TestRunPassesVariablesOn(t *testing.T) {
 				require.NotRegexp(t, `(?m)^MUSTER_\w+=$`, r.stdout)
 			}
 		})
-	}
-}
-
-func TestRunAlignsPrefixes(t *testing.T) {
-	t.Parallel()
-	r := run(t, runSh(11, "", "echo x; echo y >&2")...)
-	if out := sorted(r.stdout); out[0] != "[ 0] x" || out[10] != "[10] x" || strings.Count(r.stderr, "] y\n") != 11 {
-		t.Errorf("%+v", r)
 	}
 }
 
@@ -127,23 +107,6 @@ func TestRunHostsAStore(t *testing.T) {
 	r := run(t, "run", "-n", "3", "--no-prefix", "--", self(t), "add", "started")
 	if got := sorted(r.stdout); r.code != 0 || !slices.Equal(got, []string{"1", "2", "3"}) {
 		t.Errorf("%+v", r)
-	}
-}
-
-func TestRunExitsAsTheFirstRankThatFails(t *testing.T) {
-	t.Parallel()
-	for script, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"[ $RANK = 1 ] && exit 3; exec sleep 60":        {3, "rank 1: exit status 3"},
-		"[ $RANK = 2 ] && kill -9 $$; exec sleep 60":    {137, "rank 2: killed by signal 9"},
-		"[ $RANK = 0 ] && kill -TERM $$; exec sleep 60": {143, "rank 0: killed by signal 15"},
-	} {
-		t.Run(script, func(t *testing.T) {
-			t.Parallel()
-			run(t, runSh(3, "--grace 0s", script)...).wants(t, want.code, "", want.stderr)
-		})
 	}
 }
 
@@ -214,38 +177,6 @@ func TestRunNamesTheFirstFailure(t *testing.T) {
 	}
 }
 
-func TestRunRefuses(t *testing.T) {
-	t.Parallel()
-	plain := filepath.Join(t.TempDir(), "plain")
-	require.NoError(t, os.WriteFile(plain, []byte("no program"), 0o644))
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"true":                                 {2, "set -n"},
-		"-n 0 true":                            {2, "at least 1"},
-		"-n -1 true":                           {2, "at least 1"},
-		"-n x true":                            {2, "is not a whole number"},
-		"-n 2":                                 {2, "PROGRAM is missing"},
-		"-n 2 --env X true":                    {2, "NAME=VALUE"},
-		"-n 2 --grace -1s true":                {2, "--grace"},
-		"-n 2 --kill-after -1s true":           {2, "--kill-after"},
-		"-n 2 --master-port 70000 true":        {2, "65535"},
-		"-n 2 --master-addr 0.0.0.0 true":      {1, "--insecure"},
-		"-n 2 --master-addr [::1] true":        {2, "--master-addr [::1]: an address without brackets, such as ::1"},
-		"-n 2 --master-addr no.invalid true":   {1, "--master-addr"},
-		"-n 2 no-such-program":                 {127, "no-such-program"},
-		"-n 2 " + plain:                        {126, "chmod +x"},
-		"-n 2 " + filepath.Dir(plain):          {126, "cannot be started: is a directory"},
-		"-n 2 " + filepath.Join(plain, "none"): {126, "cannot be started"},
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			run(t, append([]string{"run"}, strings.Fields(args)...)...).wants(t, want.code, "", want.stderr)
-		})
-	}
-}
-
 func TestRunPassesSignalsOn(t *testing.T) {
 	t.Parallel()
 	p := start(t, runSh(2, "", `trap 'echo usr1' USR1; trap 'echo term; exit 0' TERM; echo ready; while :; do sleep 60 & wait $!; done`)...)
@@ -259,19 +190,6 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	p.line(t, "term")
 	if r := p.wait(t); r.code != 0 { // the shell itself reports it
 		t.Errorf("%+v", r)
-	}
-}
-
-// TestRunTimeout checks that --timeout ends ranks, workers, and the wait for nodes.
-func TestRunTimeout(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	for name, flags := range map[string]string{"ranks": "-n 2", "workers": "--elastic 1:2", "nodes": "-n 1 --nnodes 2 --job train --store " + url} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			args := append([]string{"run", "--timeout", "200ms"}, strings.Fields(flags)...)
-			run(t, append(args, sh("exec sleep 600")...)...).wants(t, 4, "", "ended by --timeout 200ms")
-		})
 	}
 }
 

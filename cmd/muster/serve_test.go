@@ -12,35 +12,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-func TestServeRefuses(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	taken := strings.TrimPrefix(url, "muster://")
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"--listen " + taken:         {1, "address already in use: set --listen to another port, or to 127.0.0.1:0 for a free one"},
-		"--listen 0.0.0.0:0":        {1, "--insecure"},
-		"--listen nobody.invalid:0": {1, "cannot listen"},
-		"--listen nonsense":         {2, "host:port, as 127.0.0.1:7070"},
-		"--http 8080":               {2, "--http 8080: it is not host:port, as 127.0.0.1:8080"},
-		"--listen 127.0.0.1:99999":  {2, "65535"},
-		"--log-level loud":          {2, "debug, info, warn"},
-		"--max-keys 0":              {2, "--max-keys must be positive"},
-		"--max-bytes 1TB":           {2, "64KiB"},
-		"--handshake-timeout -1s":   {2, "--handshake-timeout must be positive"},
-		"--drain -1s":               {2, "--drain"},
-		"--no-such-flag":            {2, "unknown flag: --no-such-flag"},
-		"127.0.0.1:7070":            {2, "unexpected argument"},
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			run(t, append([]string{"serve"}, strings.Fields(args)...)...).wants(t, want.code, "", want.stderr)
-		})
-	}
-}
-
 func TestServeBeyondLoopbackByName(t *testing.T) {
 	t.Parallel()
 	p := start(t, "serve", "--listen", "0.0.0.0:0", "--insecure")
@@ -49,16 +20,6 @@ func TestServeBeyondLoopbackByName(t *testing.T) {
 	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped") {
 		t.Errorf("%+v", r)
 	}
-}
-
-func TestServeLimits(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t, "--max-keys", "1", "--max-bytes", "64KiB")
-	steps(t, url, []step{
-		{args: "set a 1"},
-		{args: "set b 1", code: 1, stderr: "full"},
-		{args: "set a " + strings.Repeat("x", 65<<10), code: 1, stderr: "full"},
-	})
 }
 
 // holdOn starts a client that does not disconnect when the server stops.

@@ -98,54 +98,6 @@ func listJSON(t *testing.T, args ...string) (all []listed) {
 	return all
 }
 
-func TestTensorsJSON(t *testing.T) {
-	t.Parallel()
-	path := emptyDesk(t).file(t, "m.safetensors", tensors{"w": tensor.New(tensor.F32, 300, 400), "e": tensor.New(tensor.U8)}, nil)
-	assert.ElementsMatch(t, []listed{
-		{File: path, Name: "w", DType: "F32", Shape: []int{300, 400}, Parameters: 120_000, Bytes: 480_000},
-		{File: path, Name: "e", DType: "U8", Shape: []int{}, Parameters: 1, Bytes: 1},
-	}, listJSON(t, path))
-}
-
-func names(all []listed) (names []string) {
-	for _, l := range all {
-		names = append(names, l.Name)
-	}
-	return names
-}
-
-func TestTensorsMatchAndSort(t *testing.T) {
-	t.Parallel()
-	d := emptyDesk(t)
-	path := d.file(t, "m.safetensors", tensors{"b.q.w": tensor.New(tensor.F32, 2), "a.q.w": tensor.New(tensor.F64, 1), "c.k.w": tensor.New(tensor.U8, 100), "q": tensor.New(tensor.U8, 1)}, nil)
-	for flags, want := range map[string]string{
-		"":                               "a.q.w b.q.w c.k.w q",
-		"--sort file":                    "a.q.w b.q.w c.k.w q",
-		"--sort name":                    "a.q.w b.q.w c.k.w q",
-		"--sort size":                    "c.k.w a.q.w b.q.w q",
-		"--match *.q.w":                  "a.q.w b.q.w",
-		"--match *.q.w --match q":        "a.q.w b.q.w q",
-		"--match *k* --match a.q.w":      "a.q.w c.k.w",
-		"--match * --sort size":          "c.k.w a.q.w b.q.w q",
-		"--match *q* --match *.w":        "a.q.w b.q.w c.k.w q",
-		"--match a*.*w":                  "a.q.w",
-		"--match a.q.w --match a.q.w":    "a.q.w",
-		"--match *w*w --match c.k.w":     "",
-		"--match q --match Q":            "",
-		"--match ??? --sort name":        "",
-		"--match [ab].q.w --sort name":   "",
-		"--match a.q.w* --sort name":     "a.q.w",
-		"--match **.q.** --sort name":    "a.q.w b.q.w",
-		"--match a.q.w.* --sort=size -h": "help",
-	} {
-		if want == "" {
-			run(t, append([]string{"tensors", path}, strings.Fields(flags)...)...).wants(t, 1, "", "no tensor has a name")
-		} else if want != "help" {
-			assert.Equal(t, want, strings.Join(names(listJSON(t, append(strings.Fields(flags), path)...)), " "), flags)
-		}
-	}
-}
-
 func TestTensorsOfModels(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)
@@ -172,47 +124,6 @@ NAME  DTYPE  SHAPE   BYTES
 x     U8     scalar    1 B
 1 tensor, 1 parameter, 1 byte
 `, "")
-}
-
-func TestTensorsRefuses(t *testing.T) {
-	t.Parallel()
-	d := emptyDesk(t)
-	good := d.file(t, "good.safetensors", tensors{"w": normal(1, 1000)}, nil)
-	whole, err := os.ReadFile(good)
-	require.NoError(t, err)
-	d.write(t, "short.safetensors", string(whole[:2000]))
-	d.write(t, "text.safetensors", "this is a text, and no tensors at all")
-	d.write(t, "void.safetensors", "")
-	d.file(t, "two/a.safetensors", nil, nil)
-	d.file(t, "two/b.safetensors", nil, nil)
-	d.write(t, "m.safetensors.index.json", `{"weight_map": {"w": "\u001b[2J.safetensors"}}`)
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"":                            {2, "FILE… is missing"},
-		"none.safetensors":            {1, "none.safetensors: no such file"},
-		"good.safetensors none":       {1, "none: no such file"},
-		"short.safetensors":           {1, `short.safetensors: tensor "w"`},
-		"text.safetensors":            {1, "text.safetensors: the header has"},
-		"void.safetensors":            {1, "void.safetensors: "},
-		"two":                         {1, "say which"},
-		"m.safetensors.index.json":    {1, `\x1b[2J.safetensors`},
-		"good.safetensors --sort age": {2, "--sort"},
-		"good.safetensors --match":    {2, "--match"},
-	} {
-		var argv []string
-		for a := range strings.FieldsSeq(args) {
-			if !strings.HasPrefix(a, "--") && a != "age" {
-				a = d.path(a)
-			}
-			argv = append(argv, a)
-		}
-		r := run(t, append([]string{"tensors"}, argv...)...)
-		r.stdout = "" // the rows before the wrong one
-		r.wants(t, want.code, "", want.stderr)
-		assert.False(t, strings.ContainsRune(r.stderr, '\x1b'), r.stderr)
-	}
 }
 
 func TestTensorsHostileNames(t *testing.T) {

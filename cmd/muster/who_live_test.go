@@ -127,9 +127,3 @@ func TestWhoLiveView(t *testing.T) {
 	}
 	assert.ErrorIs(t, ctx.Err(), context.Canceled)
 }
-
-func TestWhoWatchRefuses(t *testing.T) {
-	t.Parallel()
-	run(t, "who", "--watch", "--store", "muster://127.0.0.1:1").wants(t, 2, "", `without it, "muster who" prints it once`)
-	run(t, "top").wants(t, 2, "", `there is no command "top": "muster who --watch"`)
-}

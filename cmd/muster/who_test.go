@@ -385,41 +385,6 @@ func TestPageLimitsWrongPasswords(t *testing.T) {
 	})
 }
 
-func TestPageRefuses(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	secret := secretIn(t, "a secret of the store")
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                               {1, "set a password (--http-secret-file) and TLS"},
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:  {1, "set --tls-cert"},
-		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:     {1, "requires authentication"},
-		"serve --listen 127.0.0.1:0 --http nonsense":                                {2, "it is not host:port"},
-		"serve --listen 127.0.0.1:0 --http-secret-file " + secret:                   {2, "is for --http"},
-		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-secret-file /nothing": {1, "--http-secret-file: "},
-		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"): {1, "set --http to another port"},
-		"run -n 1 --http 127.0.0.1:0 --master-port 1234 -- true":                    {2, "muster page --store muster://127.0.0.1:1234"},
-		"page --store " + url + " --http 0.0.0.0:0":                                 {1, "set --http to 127.0.0.1"},
-		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:         {1, "requires authentication"},
-		"page --http 127.0.0.1:0":                                                   {2, "which store?"},
-		"page --http 127.0.0.1:0 --store etcd://me:pw@127.0.0.1:1":                  {1, "requires authentication"},
-		// its --tls-cert is the client certificate for the store
-		"page --store " + url + " --http 0.0.0.0:0 --http-secret-file " + secret: {1, "with ssh -L or a proxy; or add --insecure"},
-		// bench has no --insecure
-		"bench --host launcher --http 0.0.0.0:0":                                        {1, "set --http to 127.0.0.1, with ssh -L or a proxy\n"},
-		"page --http 127.0.0.1:0 --store tcp://" + strings.TrimPrefix(url, "muster://"): {1, "unsupported by this engine"},
-		"page --http 127.0.0.1:0 --store muster://127.0.0.1:1":                          {5, "no store at 127.0.0.1:1"},
-		"page --http " + strings.TrimPrefix(url, "muster://") + " --store " + url:       {1, "set --http to another port"},
-	} {
-		t.Run(args, func(t *testing.T) {
-			t.Parallel()
-			run(t, strings.Fields(args)...).wants(t, want.code, "", want.stderr)
-		})
-	}
-}
-
 // TestPageOverTLS checks the page beyond loopback, with a password and the store's certificate.
 func TestPageOverTLS(t *testing.T) {
 	t.Parallel()

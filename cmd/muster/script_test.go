@@ -1,0 +1,119 @@
+package main_test
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// TestScripts runs testdata/script/*.txt: commands, and what they print. In addition to the commands
+// of package testscript, there are
+//
+//	store NAME [FLAG…]       starts "muster serve"; $NAME is its URL, and $NAME_ADDR its host:port
+//	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
+//	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
+//	tensors FILE [NAME=DTYPE[DIM,…]…] writes a safetensors file of zeros
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(e *testscript.Env) error {
+			// Isolates the scripts: by default a job of another test is not found.
+			e.Setenv("XDG_RUNTIME_DIR", os.DevNull)
+			e.Setenv("GORACE", os.Getenv("GORACE"))
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"store": scriptStore, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors,
+		},
+	})
+}
+
+func scriptStore(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: store NAME [FLAG…]")
+	}
+	flags := args[1:]
+	if !slices.Contains(flags, "--listen") {
+		flags = append(flags, "--listen", "127.0.0.1:0")
+	}
+	self, err := os.Executable()
+	ts.Check(err)
+	cmd := exec.Command(self, append([]string{"serve"}, flags...)...)
+	cmd.Env, cmd.Dir = append(os.Environ(), role+"="+roleMuster), ts.MkAbs(".")
+	out, err := cmd.StdoutPipe()
+	ts.Check(err)
+	ts.Check(cmd.Start())
+	ts.Defer(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	defer time.AfterFunc(limit, func() { _ = cmd.Process.Kill() }).Stop()
+	url, err := bufio.NewReader(out).ReadString('\n')
+	ts.Check(err)
+	url = strings.TrimSpace(url)
+	ts.Setenv(args[0], url)
+	ts.Setenv(args[0]+"_ADDR", strings.TrimPrefix(url, "muster://"))
+}
+
+func scriptPrints(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: prints TEXT COMMAND…")
+	}
+	ts.Check(ts.Exec(args[1], args[2:]...))
+	want := strings.NewReplacer(`\n`, "\n", `\t`, "\t").Replace(args[0])
+	if want != "" {
+		want += "\n"
+	}
+	if got, said := ts.ReadFile("stdout"), ts.ReadFile("stderr"); got != want || said != "" {
+		ts.Fatalf("it prints %q, and %q to stderr; want %q", got, said, want)
+	}
+}
+
+func scriptFails(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: fails CODE TEXT COMMAND…")
+	}
+	code, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	ended, ok := errors.AsType[*exec.ExitError](ts.Exec(args[2], args[3:]...))
+	if !ok || ended.ExitCode() != code {
+		ts.Fatalf("it exits with %v, not %d", ended, code)
+	}
+	said := ts.ReadFile("stderr")
+	if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "muster: ") || !strings.Contains(said, args[1]) || ts.ReadFile("stdout") != "" {
+		ts.Fatalf("stderr is %q, not one line with %q, or something is on stdout", said, args[1])
+	}
+}
+
+func scriptTensors(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: tensors FILE [NAME=DTYPE[DIM,…]…]")
+	}
+	all := tensors{}
+	for _, arg := range args[1:] {
+		name, kind, _ := strings.Cut(arg, "=")
+		kind, dims, _ := strings.Cut(strings.TrimSuffix(kind, "]"), "[")
+		var shape []int
+		for dim := range strings.FieldsFuncSeq(dims, func(r rune) bool { return r == ',' }) {
+			n, err := strconv.Atoi(dim)
+			ts.Check(err)
+			shape = append(shape, n)
+		}
+		dt, err := tensor.ParseDType(kind)
+		ts.Check(err)
+		all[name] = tensor.New(dt, shape...)
+	}
+	ts.Check(safetensors.WriteFile(ts.MkAbs(args[0]), all, nil))
+}
