@@ -1,105 +1,39 @@
-// Package status shows which ranks wait, and for which other ranks: as a web page of a store, and
-// as a [View] for other displays.
+// Package status serves a web page of a store: which ranks wait, and for which other ranks.
 //
 //	http.Handle("/muster/", http.StripPrefix("/muster", status.Handler(s, nil)))
 //
 // All data comes from Store.Status. So the store may be in this process or on another host, all of
-// it or the part below a prefix, and the view shows what s has the right to read. The package never
+// it or the part below a prefix, and the page shows what s has the right to read. The package never
 // changes the store.
 package status
 
 import (
-	"context"
-	"fmt"
-	"time"
+	"net/http"
 
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 )
 
-// Watch caches the status of a store for any number of viewers. It requests the status no more
-// often than they need, not at all while there are none, and never for more than a hundredth of the
-// time. The zero value is not ready; use NewWatch.
-type Watch struct {
-	store   *store.Store
-	every   time.Duration
-	options Options
-
-	asking chan struct{} // a semaphore for one caller at a time; protects the fields below
-	last   *store.Status
-	seen   time.Time // when last was received
-	view   *View
-	err    error // the reason why there is no view
-	at     time.Time
-	good   time.Duration // how long view or err is valid, from at on
+// Options configures Handler; nil means defaults.
+type Options struct {
+	Address, Version string // of the store and of this program; shown unchanged
+	// Stacks shows the stacks of ranks that others wait for, on request. A store that another process
+	// serves must allow that to this client; a *store.Memory of this process always does.
+	Stacks bool
 }
 
-const (
-	askTime = 5 * time.Second // for one answer
-	stale   = time.Minute     // older data is not used for rates
-	// a view stays valid for at least share times the duration of the request
-	share   = 100
-	longest = 10 * time.Second // but no longer than this
-)
-
-// NewWatch returns a Watch of s. A view stays valid for the duration every, or longer if the
-// request was slow. If every is 0, views are not cached.
-func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
-	w := &Watch{store: s, every: every, asking: make(chan struct{}, 1)}
-	if o != nil {
-		w.options = *o
+// Handler returns a handler that serves a status page of s and updates it while it is open. It
+// answers only GET requests and changes nothing in the store.
+//
+// Handler does not authenticate: every client that can connect to it sees all that s may read. If
+// that is too much, put an authenticating handler in front of it. On loopback, clients include the
+// pages in every browser on the same machine, also from a host name whose DNS record is changed to
+// 127.0.0.1 (DNS rebinding): reject requests whose Host is neither an address nor localhost.
+//
+// The page is at "/" of the handler, and its links are relative.
+func Handler(s *store.Store, o *Options) http.Handler {
+	if o == nil {
+		o = new(Options)
 	}
-	return w
-}
-
-// View returns a view that is no older than the cache allows. All callers share it: do not change
-// it.
-func (w *Watch) View(ctx context.Context) (*View, error) {
-	v, _, err := w.Look(ctx)
-	return v, err
-}
-
-// Look returns the view of View together with the status from which it was made. If there is no
-// view, the status is undefined.
-func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
-	select {
-	case w.asking <- struct{}{}:
-		defer func() { <-w.asking }()
-	case <-ctx.Done():
-		return nil, nil, fmt.Errorf("status: another viewer has asked the store, which has not answered yet: %w", ctx.Err())
-	}
-	if (w.view != nil || w.err != nil) && time.Since(w.at) < w.good {
-		return w.view, w.last, w.err
-	}
-	began := time.Now()
-	now, err := w.ask(ctx)
-	switch {
-	case err == nil:
-		w.saw(now, time.Since(began))
-	case ctx.Err() != nil: // the caller has gone; this says nothing about the store
-		return nil, nil, err
-	default:
-		w.view, w.err, w.at, w.good = nil, err, time.Now(), w.every
-	}
-	return w.view, w.last, w.err
-}
-
-// saw stores the answer now, which took that long to receive.
-func (w *Watch) saw(now *store.Status, took time.Duration) {
-	before := w.last
-	if time.Since(w.seen) > stale { // too old to compute rates
-		before = nil
-	}
-	began := time.Now()
-	w.view, w.last, w.err = Of(now, before, &w.options), now, nil
-	w.at = time.Now()
-	w.seen, w.good = w.at, w.every
-	if w.every > 0 {
-		w.good = max(w.every, min((took+w.at.Sub(began))*share, longest))
-	}
-}
-
-func (w *Watch) ask(ctx context.Context) (*store.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	return Fetch(ctx, w.store)
+	return status.Handler(s, &status.Options{Address: o.Address, Version: o.Version, Stacks: o.Stacks})
 }

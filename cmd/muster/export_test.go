@@ -10,7 +10,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/muster-pg/muster/internal/launch"
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 )
 

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/telemetry/metrics"
 	"github.com/spf13/cobra"

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/muster-pg/muster/internal/flightrecorder"
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/spf13/cobra"
 )
 

@@ -25,7 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )

@@ -19,7 +19,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 )
 

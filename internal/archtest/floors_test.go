@@ -51,11 +51,12 @@ var floors = [][]room{
 	{
 		{name: "internal/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "pgroup", may: []string{"internal/hostmem", "shm", "store", "wire", "trace"}},
-		{name: "status", may: []string{"store", "wire", "internal/flightrecorder", "internal/tcpwire"}},
+		{name: "internal/status", may: []string{"store", "wire", "internal/flightrecorder", "internal/tcpwire"}},
 		{name: "interop/tcpstore", may: []string{"store", "wire", "internal/tcpwire", "trace", "internal/transport"}},
 	},
 	{
-		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store"}},
+		{name: "status", may: []string{"internal/status", "store"}},
+		{name: "pgroup/pgrouptest", may: []string{"pgroup", "internal/status", "store"}},
 		{name: "interop/vllm", may: []string{"pgroup", "store", "wire", "internal/pickle", "interop/tcpstore", "tensor", "internal/reduce"}},
 		{name: "membership", may: []string{"pgroup", "store"}},
 		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure

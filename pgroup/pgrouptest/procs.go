@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 )
 

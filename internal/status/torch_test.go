@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/flightrecorder"
 	"github.com/muster-pg/muster/internal/tcpwire"
-	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -214,7 +214,7 @@ func TestRecordingsWithoutProcesses(t *testing.T) {
 
 // TestDebugServers checks what debug servers are asked, and which addresses are not.
 func TestDebugServers(t *testing.T) {
-	dump, err := os.ReadFile("../internal/flightrecorder/testdata/rank1.json")
+	dump, err := os.ReadFile("../flightrecorder/testdata/rank1.json")
 	require.NoError(t, err)
 	stopped := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

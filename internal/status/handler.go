@@ -34,16 +34,8 @@ const (
 	mostValue  = 4 << 10 // bytes of a value that are shown
 )
 
-// Handler returns a handler that serves a status page of s and updates it while it is open. It
-// answers only GET requests and changes nothing in the store.
-//
-// Handler does not authenticate: every client that can connect to it sees all that s may read. If
-// that is too much, put an authenticating handler in front of it. On loopback, clients include the
-// pages in every browser on the same machine, also from a host name whose DNS record is changed to
-// 127.0.0.1 (DNS rebinding): reject requests whose Host is neither an address nor localhost.
-//
-// The page is at "/" of the handler, and its links are relative. Handler uses only the fields
-// Address, Version and Stacks of o, which may be nil.
+// Handler is what the public package documents. It uses only the fields Address, Version and Stacks of
+// o, which may be nil.
 func Handler(s *store.Store, o *Options) http.Handler {
 	h := &handler{store: store.ReadOnly(s), source: s}
 	page := Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50}
