@@ -21,4 +21,5 @@ func Example() {
 			}
 		})
 	}
+	// Output:
 }
