@@ -1,7 +1,6 @@
 package pickle
 
 import (
-	"encoding/binary"
 	"math/bits"
 	"slices"
 
@@ -109,13 +108,6 @@ func copyStrided(dst, src []byte, shape, strides []int, width int) []byte {
 	return dst
 }
 
-// swap converts big-endian words of the given width to little-endian ones.
-func swap(data []byte, width int) {
-	for ; len(data) >= width && width > 1; data = data[width:] {
-		slices.Reverse(data[:width])
-	}
-}
-
 // shape returns the axes in a tuple.
 func (m *machine) shape(v any) ([]int, error) {
 	t, ok := v.(*tuple)
@@ -134,28 +126,4 @@ func (m *machine) shape(v any) ([]int, error) {
 		shape[i] = int(d)
 	}
 	return shape, nil
-}
-
-// number converts a numpy scalar to a plain value.
-func number(dt tensor.DType, b []byte) (any, bool) {
-	var word [8]byte
-	copy(word[:], b)
-	n := binary.LittleEndian.Uint64(word[:])
-	switch dt {
-	case tensor.Bool:
-		return n != 0, true
-	case tensor.U8, tensor.U16, tensor.U32:
-		return int64(n), true
-	case tensor.U64:
-		return unsigned(n), true
-	case tensor.I8:
-		return int64(int8(n)), true
-	case tensor.I16:
-		return int64(int16(n)), true
-	case tensor.I32:
-		return int64(int32(n)), true
-	case tensor.I64:
-		return int64(n), true
-	}
-	return float(dt, n)
 }

@@ -154,10 +154,6 @@ func assignItems(to reflect.Value, v any) error {
 		return assignList(to, v)
 	case Tuple:
 		return assignList(to, v)
-	case Set:
-		return assignList(to, v)
-	case FrozenSet:
-		return assignList(to, v)
 	}
 	return misfit(to, v)
 }

@@ -19,22 +19,20 @@
 //	bytes                        []byte              [N]byte
 //	bytearray                    ByteArray
 //	list                         []any               slices, arrays
-//	tuple, torch.Size            Tuple
+//	tuple                        Tuple
 //	dict, OrderedDict            Dict                maps, in the order of their keys
-//	set                          Set
-//	frozenset                    FrozenSet
 //	numpy.ndarray                Array
-//	scalars of numpy             bool, int64, *big.Int, float64
-//	torch.Tensor, Parameter      *tensor.Tensor
+//	torch.Tensor                 *tensor.Tensor
 //	vLLM's ncclUniqueId          NcclUniqueID
 //
 // An int is an int64 if it fits. Append writes pointers, and named types, as their underlying
-// values. A str is UTF-8: one with lone surrogates is refused. The keys of dicts and sets must be
-// hashable in Python; equal numbers are one key, and NaN is not a key. Arrays have the dtypes that
-// both package tensor and numpy or torch have. Parse makes them row-major, whatever their strides
+// values. A str is UTF-8: one with lone surrogates is refused. The keys of a dict are numbers, str, bytes
+// and tuples of them; equal numbers are one key, and NaN is not a key. Arrays are little-endian, and have
+// the dtypes that both package tensor and numpy or torch have. Parse makes them row-major, whatever their strides
 // were, and drops the other properties of a tensor (device, gradient).
 //
-// Parse reads protocols 0 to 5 without out-of-band buffers. Append writes protocol 4, which Python
+// Parse reads protocols 2 to 5 without out-of-band buffers; in protocol 2 bytes are a call, which is
+// refused. Append writes protocol 4, which Python
 // reads since 3.4, with names that numpy and torch have since 1.13; uint16, uint32, uint64 and the
 // float8 types need torch 2.3. Equal values have equal bytes.
 //
@@ -48,8 +46,7 @@
 // # Why not og-rek
 //
 // github.com/kisielk/og-rek v1.3.0 was tried first. It has no BUILD, which arrays of numpy need in
-// protocols 2 to 4; no EMPTY_SET, ADDITEMS and FROZENSET, so no sets in protocol 4, which is
-// Python's default; no BINBYTES8 and no LONG4. It memoizes a list by value, so that the second a of
+// protocols 3 and 4; no BINBYTES8 and no LONG4. It memoizes a list by value, so that the second a of
 // [a, a] is empty, without an error. It has no hook for names and no memory limit, and its errors
 // have no name and no offset.
 package pickle

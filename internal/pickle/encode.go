@@ -63,12 +63,6 @@ func (e *encoder) value(v any, depth int) error {
 
 func (e *encoder) special(v any, depth int) error {
 	switch v := v.(type) {
-	case Set:
-		e.raw(0x8f, '(')
-		return e.members(v, 0x90, depth)
-	case FrozenSet:
-		e.raw('(')
-		return e.members(v, 0x91, depth)
 	case Array:
 		return e.array(v)
 	case *tensor.Tensor:
@@ -227,18 +221,7 @@ func (e *encoder) dict(d Dict, depth int) error {
 	return nil
 }
 
-func (e *encoder) members(items []any, end byte, depth int) error {
-	seen := map[string]bool{}
-	for i, item := range items {
-		if err := e.key(item, seen, depth); err != nil {
-			return fmt.Errorf("member %d: %w", i, err)
-		}
-	}
-	e.raw(end)
-	return nil
-}
-
-// key writes a key of a dict or a member of a set. It checks that Python can hash the value, and
+// key writes a key of a dict. It checks that Python can hash the value, and
 // that the value occurs once, as it will be after decoding.
 func (e *encoder) key(v any, seen map[string]bool, depth int) error {
 	at := len(e.b)

@@ -15,7 +15,7 @@ func ExampleParse() {
 	v, err := pickle.Parse([]byte(dumped))
 	fmt.Printf("%#v %v\n", v, err)
 
-	_, err = pickle.Parse([]byte("cos\nsystem\n(S'rm -rf /'\ntR."))
+	_, err = pickle.Parse([]byte("cos\nsystem\nX\x08\x00\x00\x00rm -rf /\x85R."))
 	fmt.Println(err, errors.Is(err, pickle.ErrRefused))
 	// Output:
 	// pickle.Tuple{1, "a", []interface {}{interface {}(nil)}} <nil>

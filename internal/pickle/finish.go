@@ -32,13 +32,6 @@ func (m *machine) finishAt(v any, depth int) (any, size, error) {
 		return m.finishItems(&v.node, v.items, depth, func() any { return Tuple(whole(v.items)) })
 	case *dict:
 		return m.finishDict(v, depth)
-	case *set:
-		return m.finishItems(&v.node, v.items, depth, func() any {
-			if v.frozen {
-				return FrozenSet(whole(v.items))
-			}
-			return Set(whole(v.items))
-		})
 	case *blob:
 		done, err := m.finishBlob(v)
 		return done, sizeOf(len(v.b)), err
@@ -190,15 +183,6 @@ func kind(v any) string {
 		return "tuple"
 	case *dict, Dict:
 		return "dict"
-	case *set:
-		if v.frozen {
-			return "frozenset"
-		}
-		return "set"
-	case Set:
-		return "set"
-	case FrozenSet:
-		return "frozenset"
 	}
 	return otherKind(v)
 }

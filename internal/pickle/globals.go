@@ -17,34 +17,20 @@ const nccl = "vllm.distributed.device_communicators.pynccl_wrapper"
 
 // globals has all names that are accepted, by module and name.
 var globals = tableOf(map[string]*global{
-	"builtins set":       {call: callSet},
-	"builtins frozenset": {call: callFrozenSet},
-	"builtins bytes":     {call: callBytes},
-	"builtins bytearray": {call: callByteArray},
-
-	"__builtin__ set":       {call: callSet},
-	"__builtin__ frozenset": {call: callFrozenSet},
-	"__builtin__ bytes":     {call: callBytes},
-	"__builtin__ bytearray": {call: callByteArray},
-
-	"_codecs encode":          {call: callEncode},
+	"builtins bytearray":      {call: callByteArray},
 	"collections OrderedDict": {call: callOrderedDict},
 
 	"numpy ndarray":                       {call: callArray},
 	"numpy dtype":                         {call: callDType},
 	"numpy.core.multiarray _reconstruct":  {call: callReconstruct},
 	"numpy._core.multiarray _reconstruct": {call: callReconstruct},
-	"numpy.core.multiarray scalar":        {call: callScalar},
-	"numpy._core.multiarray scalar":       {call: callScalar},
 	"numpy.core.numeric _frombuffer":      {call: callFromBuffer},
 	"numpy._core.numeric _frombuffer":     {call: callFromBuffer},
 
-	"torch Size":                      {call: callSize},
 	"torch.storage _load_from_bytes":  {call: callLoad},
 	"torch.storage UntypedStorage":    {},
 	"torch._utils _rebuild_tensor_v2": {call: callTensor},
 	"torch._utils _rebuild_tensor_v3": {call: callTensorV3},
-	"torch._utils _rebuild_parameter": {call: callParameter},
 
 	"_ctypes _unpickle":    {call: callStructure},
 	nccl + " ncclUniqueId": {},
@@ -73,7 +59,11 @@ func (m *machine) find(module, name string) (*global, error) {
 }
 
 func opGlobal(m *machine) error {
-	module, name, err := m.lines()
+	module, err := m.line()
+	if err != nil {
+		return err
+	}
+	name, err := m.line()
 	if err != nil {
 		return err
 	}
@@ -82,13 +72,6 @@ func opGlobal(m *machine) error {
 		return err
 	}
 	return m.push(g, 0)
-}
-
-func (m *machine) lines() (module, name string, err error) {
-	if module, err = m.line(); err == nil {
-		name, err = m.line()
-	}
-	return module, name, err
 }
 
 func opStackGlobal(m *machine) error {
@@ -158,26 +141,6 @@ func opBuild(m *machine) error {
 	return m.push(v, 0)
 }
 
-// opInst is protocol 0's opcode for a class and its call.
-func opInst(m *machine) error {
-	module, name, err := m.lines()
-	if err != nil {
-		return err
-	}
-	return m.refuse(module+"."+name, "an object of it would be made")
-}
-
-func opObj(m *machine) error {
-	items, err := m.popMark()
-	if err != nil {
-		return err
-	}
-	if len(items) == 0 {
-		return m.malformed("there is no class")
-	}
-	return m.refuseObject(items[0])
-}
-
 // opNewObj expects the class below its arguments, which are one value or two.
 func opNewObj(m *machine) error {
 	n := 2
@@ -188,22 +151,10 @@ func opNewObj(m *machine) error {
 	if err != nil {
 		return err
 	}
-	return m.refuseObject(words[0])
-}
-
-func (m *machine) refuseObject(class any) error {
-	if g, ok := class.(*global); ok {
+	if g, ok := words[0].(*global); ok {
 		return m.refuse(g.name, "an object of it would be made")
 	}
-	return m.fail(ErrRefused, "an object of a %s would be made", kind(class))
-}
-
-func opPersID(m *machine) error {
-	id, err := m.line()
-	if err != nil {
-		return err
-	}
-	return m.load(id)
+	return m.fail(ErrRefused, "an object of a %s would be made", kind(words[0]))
 }
 
 func opBinPersID(m *machine) error {
@@ -211,10 +162,6 @@ func opBinPersID(m *machine) error {
 	if err != nil {
 		return err
 	}
-	return m.load(id)
-}
-
-func (m *machine) load(id any) error {
 	if m.persistent == nil {
 		return m.fail(ErrRefused, "a persistent id, whose value is elsewhere")
 	}

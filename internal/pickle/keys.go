@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"slices"
 )
 
 // key returns a text that is equal for values that are the same key in Python.
@@ -27,8 +26,8 @@ func (m *machine) key(v any) (string, error) {
 	return string(b), m.spend(len(b))
 }
 
-// keyer makes texts of keys. room is the number of bytes that they may still take: the texts of
-// sets within sets are built and sorted at each level, and count each time.
+// keyer makes texts of keys. room is the number of bytes that they may still take: a tuple may be in many
+// places of another one.
 type keyer struct{ room int }
 
 func (k *keyer) spend(n int) error {
@@ -39,7 +38,7 @@ func (k *keyer) spend(n int) error {
 	return nil
 }
 
-// append appends the text of a key of a dict or a member of a set.
+// append appends the text of a key of a dict.
 func (k *keyer) append(b []byte, v any) ([]byte, error) {
 	switch v := v.(type) {
 	case nil:
@@ -62,8 +61,6 @@ func (k *keyer) append(b []byte, v any) ([]byte, error) {
 		return k.sized(append(b, 'b'), string(v))
 	case Tuple:
 		return k.tuple(b, v)
-	case FrozenSet:
-		return k.set(b, v)
 	}
 	return b, fmt.Errorf("a %s cannot be a key", kind(v))
 }
@@ -95,27 +92,6 @@ func (k *keyer) tuple(b []byte, items []any) (_ []byte, err error) {
 	b = binary.AppendUvarint(append(b, 't'), uint64(len(items)))
 	for _, item := range items {
 		if b, err = k.append(b, item); err != nil {
-			return b, err
-		}
-	}
-	return b, k.spend(2)
-}
-
-// set appends a text that does not depend on the order of items.
-func (k *keyer) set(b []byte, items []any) ([]byte, error) {
-	keys := make([]string, 0, len(items))
-	for _, item := range items {
-		key, err := k.append(nil, item)
-		if err != nil {
-			return b, err
-		}
-		keys = append(keys, string(key))
-	}
-	slices.Sort(keys)
-	b = binary.AppendUvarint(append(b, 'f'), uint64(len(keys)))
-	for _, key := range keys {
-		var err error
-		if b, err = k.sized(b, key); err != nil {
 			return b, err
 		}
 	}

@@ -27,29 +27,23 @@ func TestTooLarge(t *testing.T) {
 	saved := torchSaved(strings.Repeat("\x80\x02", 1<<19)+floatStorage, "].\x02\x00\x00\x00\x00\x00\x00\x0012345678")
 	load := strings.Index(saved, "B")
 	often := saved[:load] + "q\x000" + strings.TrimSuffix(saved[load:], "\x85R") + "q\x010" + strings.Repeat("h\x00h\x01\x85R0", 200)
-	sets := "\x8e" + u64(2000) + strings.Repeat("k", 2000) + strings.Repeat("q\x000(h\x00\x91", 500) + "q\x000"
 	expanded := global("torch._utils", "_rebuild_tensor_v2") + "(" + torchSaved(floatStorage, "].\x02\x00\x00\x00\x00\x00\x00\x0012345678") +
 		"K\x00J\x00\x00\x00\x7f\x85K\x00\x85\x89}tR."
 	for what, p := range map[string]string{
-		"lists in lists":            strings.Repeat("]", 2000) + strings.Repeat("a", 1999) + ".",
-		"tuples in tuples":          ")" + strings.Repeat("\x85", 100_000) + ".",
-		"dicts in dicts":            strings.Repeat("}K\x01", 1001) + "N" + strings.Repeat("s", 1001) + ".",
-		"a deep key":                "}" + ")" + strings.Repeat("\x85", 100_000) + "Ns.",
-		"deep, in two parts":        ")" + strings.Repeat("\x85", 600) + "q\x000}h\x00Ns0h\x00" + strings.Repeat("\x85", 600) + ".",
-		"ten times ten times ten":   laughs.String() + "h\x1e.",
-		"a key of pairs of pairs":   keys.String() + "}h\x3cNs.",
-		"a set of pairs of pairs":   keys.String() + "\x8f(h\x3c\x90.",
-		"a frozenset of such pairs": keys.String() + "(h\x3c\x91(" + "h\x3c\x91.",
-		"a billion floats of one":   expanded,
-		"an int of many digits":     "I" + strings.Repeat("9", 4301) + "\n.",
-		"a long of many digits":     "L-" + strings.Repeat("9", 4301) + "L\n.",
-		"many empty dicts":          strings.Repeat("}", 1<<21) + ".",
-		"many empty lists":          strings.Repeat("]", 1<<21) + ".",
-		"many copies":               "\x8e" + u64(100_000) + strings.Repeat("x", 100_000) + "q\x000cbuiltins\nbytearray\nq\x010](" + strings.Repeat("h\x01h\x00\x85R", 2000) + "e.",
-		"a storage, often":          often + "N.",
-		"sets in sets, often":       sets + strings.Repeat("}h\x00Ns0", 2000) + "N.",
-		"a long key, often":         "\x8d" + u64(1<<20) + strings.Repeat("k", 1<<20) + "q\x000" + strings.Repeat("}h\x00Ns0", 100) + "N.",
-		"an array of many axes":     global("numpy", "ndarray") + "(" + strings.Repeat("K\x01", 65) + "t" + text("<f4") + "C\x041234\x87R.",
+		"lists in lists":          strings.Repeat("]", 2000) + strings.Repeat("a", 1999) + ".",
+		"tuples in tuples":        ")" + strings.Repeat("\x85", 100_000) + ".",
+		"dicts in dicts":          strings.Repeat("}K\x01", 1001) + "N" + strings.Repeat("s", 1001) + ".",
+		"a deep key":              "}" + ")" + strings.Repeat("\x85", 100_000) + "Ns.",
+		"deep, in two parts":      ")" + strings.Repeat("\x85", 600) + "q\x000}h\x00Ns0h\x00" + strings.Repeat("\x85", 600) + ".",
+		"ten times ten times ten": laughs.String() + "h\x1e.",
+		"a key of pairs of pairs": keys.String() + "}h\x3cNs.",
+		"a billion floats of one": expanded,
+		"many empty dicts":        strings.Repeat("}", 1<<21) + ".",
+		"many empty lists":        strings.Repeat("]", 1<<21) + ".",
+		"many copies":             "\x8e" + u64(100_000) + strings.Repeat("x", 100_000) + "q\x000cbuiltins\nbytearray\nq\x010](" + strings.Repeat("h\x01h\x00\x85R", 2000) + "e.",
+		"a storage, often":        often + "N.",
+		"a long key, often":       "\x8d" + u64(1<<20) + strings.Repeat("k", 1<<20) + "q\x000" + strings.Repeat("}h\x00Ns0", 100) + "N.",
+		"an array of many axes":   global("numpy", "ndarray") + "(" + strings.Repeat("K\x01", 65) + "t" + text("<f4") + "C\x041234\x87R.",
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -65,7 +59,7 @@ func TestTooLarge(t *testing.T) {
 func TestHugeLengths(t *testing.T) {
 	for _, p := range []string{
 		"X\xff\xff\xff\xff", "\x8d" + u64(1<<63), "\x8d" + u64(1<<40), "B\xff\xff\xff\xff", "\x8e" + u64(1<<64-1), "\x96" + u64(1<<40),
-		"T\xff\xff\xff\x7f", "\x8b\xff\xff\xff\x7f", "\x8b\xff\xff\xff\xff", "U\xff", "\x8c\xff", "C\xff", "\x8a\xff",
+		"\x8b\xff\xff\xff\x7f", "\x8b\xff\xff\xff\xff", "\x8c\xff", "C\xff", "\x8a\xff",
 	} {
 		allocated := testing.AllocsPerRun(1, func() {
 			_, err := pickle.Parse([]byte(p + "a."))

@@ -1,8 +1,6 @@
 package pickle
 
 import (
-	"math"
-	"math/big"
 	"strings"
 
 	"github.com/muster-pg/muster/tensor"
@@ -31,7 +29,6 @@ func numpyName(dt tensor.DType) string {
 // dtype is a numpy.dtype.
 type dtype struct {
 	tensor.DType
-	big   bool // big-endian
 	built bool
 }
 
@@ -40,33 +37,14 @@ type array struct {
 	done *Array
 }
 
-func unsigned(n uint64) any {
-	if n <= math.MaxInt64 {
-		return int64(n)
-	}
-	return new(big.Int).SetUint64(n)
-}
-
-func float(dt tensor.DType, n uint64) (any, bool) {
-	switch dt {
-	case tensor.F16:
-		return float64(tensor.Float16(n).Float32()), true
-	case tensor.F32:
-		return float64(math.Float32frombits(uint32(n))), true
-	case tensor.F64:
-		return math.Float64frombits(n), true
-	}
-	return nil, false
-}
-
 // newDType returns the dtype of a name such as "f4" or "<f4".
 func (m *machine) newDType(name string) (*dtype, error) {
 	bare := strings.TrimLeft(name, "<>|=")
 	dt, ok := numpyTypes[bare]
-	if !ok || len(name)-len(bare) > 1 {
-		return nil, m.refuse("numpy.dtype("+name+")", "its elements are no plain numbers")
+	if !ok || len(name)-len(bare) > 1 || strings.HasPrefix(name, ">") {
+		return nil, m.refuse("numpy.dtype("+name+")", "its elements are no plain little-endian numbers")
 	}
-	return &dtype{DType: dt, big: strings.HasPrefix(name, ">")}, nil
+	return &dtype{DType: dt}, nil
 }
 
 // callDType makes a dtype of a name; the other arguments are whether to align and to copy.
@@ -81,7 +59,7 @@ func callDType(m *machine, args []any) (any, error) {
 	return m.newDType(name)
 }
 
-// buildDType sets the byte order. The rest of the state belongs to dtypes that are refused, or to
+// buildDType checks the byte order. The rest of the state belongs to dtypes that are refused, or to
 // their metadata.
 func (m *machine) buildDType(dt *dtype, state any) error {
 	t, ok := state.(*tuple)
@@ -97,7 +75,10 @@ func (m *machine) buildDType(dt *dtype, state any) error {
 			return m.refuse("numpy.dtype", "its elements have parts")
 		}
 	}
-	dt.big, dt.built = order == ">", true
+	if order == ">" {
+		return m.refuse("numpy.dtype", "its elements are big-endian")
+	}
+	dt.built = true
 	return nil
 }
 
@@ -220,33 +201,5 @@ func (m *machine) arrayOf(data, elements any, l layout) (Array, error) {
 	if err != nil {
 		return Array{}, err
 	}
-	if dt.big {
-		swap(t.Data, swapWidth(dt.DType))
-	}
 	return Array{t}, nil
-}
-
-// swapWidth returns the size of a word for a change of the byte order: a complex number has two
-// words.
-func swapWidth(dt tensor.DType) int {
-	if dt == tensor.C64 {
-		return 4
-	}
-	return dt.Bits() / 8
-}
-
-// callScalar makes a scalar of a dtype and bytes.
-func callScalar(m *machine, args []any) (any, error) {
-	if len(args) != 2 {
-		return nil, m.badCall("numpy.scalar", args)
-	}
-	a, err := m.arrayOf(args[1], args[0], layout{})
-	if err != nil {
-		return nil, err
-	}
-	v, ok := number(a.DType, a.Data)
-	if !ok {
-		return nil, m.refuse("numpy.complex64", "it is no plain number")
-	}
-	return v, nil
 }

@@ -22,12 +22,6 @@ type (
 		index map[string]int
 		node
 	}
-	set struct {
-		items  []any
-		index  map[string]int
-		frozen bool
-		node
-	}
 )
 
 // The approximate sizes of objects without their items.
@@ -75,18 +69,6 @@ func (m *machine) opTupleN(n int) error {
 	return m.pushTuple(items)
 }
 
-func opList(m *machine) error {
-	items, err := m.popMark()
-	if err != nil {
-		return err
-	}
-	l := &list{}
-	if err := m.extend(l, items); err != nil {
-		return err
-	}
-	return m.push(l, listSize)
-}
-
 // extend appends items to a list. It charges twice their size, since the slice may grow.
 func (m *machine) extend(v any, items []any) error {
 	l, ok := v.(*list)
@@ -130,18 +112,6 @@ func opAppends(m *machine) error {
 	return m.intoTop(m.extend, items, err)
 }
 
-func opDict(m *machine) error {
-	items, err := m.popMark()
-	if err != nil {
-		return err
-	}
-	d := &dict{}
-	if err := m.setItems(d, items); err != nil {
-		return err
-	}
-	return m.push(d, dictSize)
-}
-
 func opSetItem(m *machine) error {
 	items, err := m.popN(2)
 	return m.intoTop(m.setItems, items, err)
@@ -180,51 +150,4 @@ func (m *machine) setItems(v any, items []any) error {
 		d.items = append(d.items, Item{items[i], items[i+1]})
 	}
 	return nil
-}
-
-func opAddItems(m *machine) error {
-	items, err := m.popMark()
-	return m.intoTop(m.addItems, items, err)
-}
-
-// addItems adds members to a mutable set.
-func (m *machine) addItems(v any, items []any) error {
-	s, ok := v.(*set)
-	if !ok || s.frozen {
-		return m.refuseInto(v, "members")
-	}
-	return m.fill(s, items)
-}
-
-func (m *machine) fill(s *set, items []any) error {
-	for _, item := range items {
-		text, err := m.key(item)
-		if err != nil {
-			return err
-		}
-		if _, ok := s.index[text]; ok {
-			continue
-		}
-		if err := m.spend(keySize + 2*word); err != nil {
-			return err
-		}
-		if s.index == nil {
-			s.index = map[string]int{}
-		}
-		s.index[text] = len(s.items)
-		s.items = append(s.items, item)
-	}
-	return nil
-}
-
-func opFrozenSet(m *machine) error {
-	items, err := m.popMark()
-	if err != nil {
-		return err
-	}
-	s := &set{frozen: true}
-	if err := m.fill(s, items); err != nil {
-		return err
-	}
-	return m.push(s, dictSize)
 }

@@ -1,6 +1,6 @@
 package pickle
 
-// opcodes are pickle's opcodes, with the names of pickletools. run itself carries out STOP.
+// opcodes are the opcodes of protocols 2 to 5, with the names of pickletools. run itself carries out STOP.
 var opcodes = [256]opcode{
 	opStop: {"STOP", nil},
 	'(':    {"MARK", opMark},
@@ -11,20 +11,13 @@ var opcodes = [256]opcode{
 	'N':  {"NONE", func(m *machine) error { return m.push(nil, 0) }},
 	0x88: {"NEWTRUE", func(m *machine) error { return m.push(true, 0) }},
 	0x89: {"NEWFALSE", func(m *machine) error { return m.push(false, 0) }},
-	'I':  {"INT", opInt},
-	'L':  {"LONG", opLong},
 	'J':  {"BININT", opBinInt},
 	'K':  {"BININT1", func(m *machine) error { return m.opUint(1) }},
 	'M':  {"BININT2", func(m *machine) error { return m.opUint(2) }},
 	0x8a: {"LONG1", func(m *machine) error { return m.opLong(1) }},
 	0x8b: {"LONG4", func(m *machine) error { return m.opLong(4) }},
-	'F':  {"FLOAT", opFloat},
 	'G':  {"BINFLOAT", opBinFloat},
 
-	'S':  {"STRING", opString},
-	'T':  {"BINSTRING", func(m *machine) error { return m.opBinString(4) }},
-	'U':  {"SHORT_BINSTRING", func(m *machine) error { return m.opBinString(1) }},
-	'V':  {"UNICODE", opUnicode},
 	'X':  {"BINUNICODE", func(m *machine) error { return m.opText(4) }},
 	0x8c: {"SHORT_BINUNICODE", func(m *machine) error { return m.opText(1) }},
 	0x8d: {"BINUNICODE8", func(m *machine) error { return m.opText(8) }},
@@ -39,22 +32,17 @@ var opcodes = [256]opcode{
 	0x86: {"TUPLE2", func(m *machine) error { return m.opTupleN(2) }},
 	0x87: {"TUPLE3", func(m *machine) error { return m.opTupleN(3) }},
 	']':  {"EMPTY_LIST", func(m *machine) error { return m.push(&list{}, listSize) }},
-	'l':  {"LIST", opList},
 	'a':  {"APPEND", opAppend},
 	'e':  {"APPENDS", opAppends},
 	'}':  {"EMPTY_DICT", func(m *machine) error { return m.push(&dict{}, dictSize) }},
-	'd':  {"DICT", opDict},
 	's':  {"SETITEM", opSetItem},
 	'u':  {"SETITEMS", opSetItems},
-	0x8f: {"EMPTY_SET", func(m *machine) error { return m.push(&set{}, dictSize) }},
-	0x90: {"ADDITEMS", opAddItems},
-	0x91: {"FROZENSET", opFrozenSet},
+	0x8f: {"EMPTY_SET", func(m *machine) error { return m.refuse("builtins.set", "a set is no plain value") }},
+	0x91: {"FROZENSET", func(m *machine) error { return m.refuse("builtins.frozenset", "a set is no plain value") }},
 
-	'p':  {"PUT", opPut},
 	'q':  {"BINPUT", func(m *machine) error { return m.opPutN(1) }},
 	'r':  {"LONG_BINPUT", func(m *machine) error { return m.opPutN(4) }},
 	0x94: {"MEMOIZE", func(m *machine) error { return m.put(uint64(len(m.memo))) }},
-	'g':  {"GET", opGet},
 	'h':  {"BINGET", func(m *machine) error { return m.opGetN(1) }},
 	'j':  {"LONG_BINGET", func(m *machine) error { return m.opGetN(4) }},
 
@@ -62,11 +50,8 @@ var opcodes = [256]opcode{
 	0x93: {"STACK_GLOBAL", opStackGlobal},
 	'R':  {"REDUCE", opReduce},
 	'b':  {"BUILD", opBuild},
-	'i':  {"INST", opInst},
-	'o':  {"OBJ", opObj},
 	0x81: {"NEWOBJ", opNewObj},
 	0x92: {"NEWOBJ_EX", opNewObj},
-	'P':  {"PERSID", opPersID},
 	'Q':  {"BINPERSID", opBinPersID},
 	0x82: {"EXT1", func(m *machine) error { return m.opExt(1) }},
 	0x83: {"EXT2", func(m *machine) error { return m.opExt(2) }},
@@ -118,28 +103,12 @@ func opFrame(m *machine) error {
 	return err
 }
 
-func opPut(m *machine) error {
-	i, err := m.decimal()
-	if err != nil {
-		return err
-	}
-	return m.put(i)
-}
-
 func (m *machine) opPutN(size int) error {
 	i, err := m.uint(size)
 	if err != nil {
 		return err
 	}
 	return m.put(i)
-}
-
-func opGet(m *machine) error {
-	i, err := m.decimal()
-	if err != nil {
-		return err
-	}
-	return m.get(i)
 }
 
 func (m *machine) opGetN(size int) error {

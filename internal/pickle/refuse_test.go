@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 
@@ -34,7 +33,6 @@ const floatStorage = "(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x
 // TestRefused checks that each opcode that would import, call or make an object is refused with its
 // name and position.
 func TestRefused(t *testing.T) {
-	const encode = "c_codecs\nencode\n"
 	for what, c := range map[string]struct {
 		pickle, op, name string
 		offset           int
@@ -53,28 +51,32 @@ func TestRefused(t *testing.T) {
 		"copyreg, of Python 2":         {"ccopy_reg\n_reconstructor\n.", "GLOBAL", "copy_reg._reconstructor", 0},
 		"a class of a user":            {"\x80\x04" + global("my.module", "Config") + ")\x81.", "STACK_GLOBAL", "my.module.Config", 21},
 		"complex":                      {"cbuiltins\ncomplex\nK\x01K\x02\x86R.", "GLOBAL", "builtins.complex", 0},
-		"INST":                         {"(S'ls'\nios\nsystem\n.", "INST", "os.system", 7},
-		"INST of a plain type":         {"(ibuiltins\nset\n.", "INST", "builtins.set", 1},
-		"OBJ":                          {"(cbuiltins\nset\no.", "OBJ", "builtins.set", 15},
-		"OBJ of a value":               {"(K\x01o.", "OBJ", "", 3},
 		"NEWOBJ":                       {"cnumpy\nndarray\n)\x81.", "NEWOBJ", "numpy.ndarray", 16},
 		"NEWOBJ of a value":            {"K\x01)\x81.", "NEWOBJ", "", 3},
-		"NEWOBJ_EX":                    {"cbuiltins\nset\n)}\x92.", "NEWOBJ_EX", "builtins.set", 16},
+		"NEWOBJ_EX":                    {"ccollections\nOrderedDict\n)}\x92.", "NEWOBJ_EX", "collections.OrderedDict", 27},
 		"EXT1":                         {"\x82\x05.", "EXT1", "", 0},
 		"EXT2":                         {"\x83\x05\x00.", "EXT2", "", 0},
 		"EXT4":                         {"\x84\x05\x00\x00\x00.", "EXT4", "", 0},
-		"PERSID":                       {"P123\n.", "PERSID", "", 0},
 		"BINPERSID":                    {"K\x01Q.", "BINPERSID", "", 2},
 		"NEXT_BUFFER":                  {"\x80\x05\x97.", "NEXT_BUFFER", "", 2},
 		"READONLY_BUFFER":              {"\x80\x05N\x98.", "READONLY_BUFFER", "", 3},
+		"a set":                        {"\x80\x04\x8f.", "EMPTY_SET", "builtins.set", 2},
+		"a frozenset":                  {"\x80\x04(\x91.", "FROZENSET", "builtins.frozenset", 3},
+		"a set, protocol 2":            {"\x80\x02c__builtin__\nset\n.", "GLOBAL", "__builtin__.set", 2},
+		"bytes, protocol 2":            {"\x80\x02c_codecs\nencode\n.", "GLOBAL", "_codecs.encode", 2},
+		"a number of numpy":            {global("numpy._core.multiarray", "scalar") + ".", "STACK_GLOBAL", "numpy._core.multiarray.scalar", 32},
+		"a parameter":                  {global("torch._utils", "_rebuild_parameter") + ".", "STACK_GLOBAL", "torch._utils._rebuild_parameter", 34},
+		"a shape of torch":             {global("torch", "Size") + ".", "STACK_GLOBAL", "torch.Size", 13},
+		"big-endian elements":          {global("numpy", "dtype") + text(">f4") + "\x85R.", "REDUCE", "numpy.dtype(>f4)", 21},
+		"a big-endian array":           {global("numpy", "dtype") + text("f4") + "\x85R(K\x03" + text(">") + "NNNtb.", "BUILD", "numpy.dtype", 31},
 		"BUILD on a dict":              {"}}b.", "BUILD", "", 2},
 		"BUILD on a list":              {"]}b.", "BUILD", "", 2},
-		"BUILD on a class":             {"cbuiltins\nset\n}b.", "BUILD", "builtins.set", 15},
+		"BUILD on a class":             {"ccollections\nOrderedDict\n}b.", "BUILD", "collections.OrderedDict", 26},
 		"BUILD on an OrderedDict":      {"ccollections\nOrderedDict\n)R}b.", "BUILD", "", 28},
 		"a call of a value":            {"K\x01)R.", "REDUCE", "", 3},
 		"a call of a class":            {"ctorch\nFloatStorage\n)R.", "REDUCE", "torch.FloatStorage", 21},
-		"a class as a value":           {"cbuiltins\nset\n.", "STOP", "builtins.set", 14},
-		"a class in a list":            {"](cbuiltins\nset\ne.", "STOP", "builtins.set", 17},
+		"a class as a value":           {"ccollections\nOrderedDict\n.", "STOP", "collections.OrderedDict", 25},
+		"a class in a list":            {"](ccollections\nOrderedDict\ne.", "STOP", "collections.OrderedDict", 28},
 		"a dtype as a value":           {"cnumpy\ndtype\nX\x02\x00\x00\x00f4\x85R.", "STOP", "", 22},
 		"an array of objects":          {"cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R.", "REDUCE", "numpy.dtype(O8)", 23},
 		"an array of texts":            {"cnumpy\ndtype\nX\x02\x00\x00\x00U1\x89\x88\x87R.", "REDUCE", "numpy.dtype(U1)", 23},
@@ -83,7 +85,6 @@ func TestRefused(t *testing.T) {
 		"another kind of array":        {"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n(K\x00tC\x01b\x87R.", "REDUCE", "numpy.dtype", 57},
 		"a quantized tensor":           {"ctorch._utils\n_rebuild_qtensor\n.", "GLOBAL", "torch._utils._rebuild_qtensor", 0},
 		"another structure":            {"c_ctypes\n_unpickle\ncctypes\nc_int\n.", "GLOBAL", "ctypes.c_int", 19},
-		"a structure of another":       {"c_ctypes\n_unpickle\nctorch\nSize\n}C\x01b\x86\x86R.", "REDUCE", "torch.Size", 37},
 		"a zip of torch.save":          {global("torch.storage", "_load_from_bytes") + "C\x06PK\x03\x04xx\x85R.", "REDUCE", "torch.save", 43},
 		"os.system in a storage":       {torchSaved("cos\nsystem\n.", "") + ".", "GLOBAL", "os.system", 107},
 		"a persistent id in a storage": {torchSaved("K\x01Q.", "") + ".", "BINPERSID", "", 99},
@@ -100,13 +101,8 @@ func TestRefused(t *testing.T) {
 		"a list that holds itself":    {"]q\x00h\x00a.", "STOP", "", 6},
 		"a dict that holds itself":    {"}q\x00K\x01h\x00s.", "STOP", "", 8},
 		"a tuple in a list in itself": {"]q\x00h\x00\x85a.", "STOP", "", 7},
-		"encode of another encoding":  {encode + "X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.", "REDUCE", "malformed", -1},
 	} {
 		_, err := pickle.Parse([]byte(c.pickle))
-		if c.name == "malformed" {
-			require.ErrorIs(t, err, pickle.ErrMalformed, what)
-			continue
-		}
 		require.ErrorIs(t, err, pickle.ErrRefused, what)
 		e, ok := errors.AsType[*pickle.Error](err)
 		require.True(t, ok)
@@ -159,59 +155,25 @@ func TestMalformed(t *testing.T) {
 		"a memo that is empty":           "h\x00.",
 		"a memo that has gaps":           "Nq\x02h\x01.",
 		"a memo number far away":         "Nr\xff\xff\xff\xff.",
-		"a text memo number":             "Npx\n.",
-		"a negative memo number":         "Np-1\n.",
 		"a memo of a mark":               "(q\x00.",
 		"a duplicate of nothing":         "2.",
-		"an int with a sign":             "I+1\n.",
-		"an int with a line":             "I1_0\n.",
-		"no int":                         "I\n.",
-		"only a minus":                   "I-\n.",
-		"an int in hexadecimal":          "I0x10\n.",
 		"no end of line":                 "I12",
-		"a float in hexadecimal":         "F0x1p3\n.",
-		"a float with a line":            "F1_0\n.",
-		"no float":                       "F\n.",
 		"a str that is no UTF-8":         "\x8c\x01\xff.",
 		"a surrogate":                    "\x8c\x03\xed\xa0\x80.",
-		"a surrogate in protocol 0":      "V\\ud800\n.",
-		"half an escape":                 "V\\u12\n.",
-		"too large a character":          "V\\U00110000\n.",
-		"an unquoted string":             "Sabc\n.",
-		"a half quoted string":           "S'abc\n.",
-		"a quote":                        "S'\n.",
-		"half an escape in a string":     "S'\\x1'\n.",
-		"a bad escape in a string":       "S'\\q'\n.",
-		"a backslash at the end":         "S'\\'\n.",
-		"a byte string in Latin-1":       "U\x01\xe9.",
-		"a string in Latin-1":            "S'\\xe9'\n.",
 		"a key without value":            "}(K\x01u.",
-		"a key without value, in a dict": "(K\x01d.",
 		"an append to a tuple":           ")Na.",
 		"appends to a dict":              "}(Ne.",
 		"keys in a list":                 "]NNs.",
-		"members in a list":              "](N\x90.",
-		"members in a frozenset":         "(\x91(N\x90.",
 		"a list as a key":                "}]Ns.",
 		"a dict as a key":                "}}Ns.",
-		"a set as a member":              "\x8f(\x8f\x90.",
 		"a bytearray as a key":           "}\x96" + u64(0) + "Ns.",
 		"a tuple of a list as a key":     "}]\x85Ns.",
 		"NaN as a key":                   "}G\x7f\xf8\x00\x00\x00\x00\x00\x00Ns.",
-		"a frozenset of a list":          "(]\x91.",
 		"an array as a key":              "}" + strings.TrimSuffix(array(")"+text("<f4")+"C\x041234\x87"), ".") + "Ns.",
 		"a name that is no text":         "K\x01K\x02\x93.",
-		"a call with a list":             "cbuiltins\nset\n]R.",
-		"a set of a number":              "cbuiltins\nset\nK\x01\x85R.",
-		"a frozenset of two":             "cbuiltins\nfrozenset\nNN\x86R.",
-		"a set of lists":                 "cbuiltins\nset\n](]e\x85R.",
-		"bytes of a number":              "cbuiltins\nbytes\nK\x05\x85R.",
+		"a call with a list":             "ccollections\nOrderedDict\n]R.",
 		"a bytearray of a number":        "cbuiltins\nbytearray\nK\x05\x85R.",
-		"an encoding of a number":        "c_codecs\nencode\nK\x05X\x06\x00\x00\x00latin1\x86R.",
-		"an encoding of nothing":         "c_codecs\nencode\n)R.",
-		"what is not in Latin-1":         "c_codecs\nencode\nX\x03\x00\x00\x00\xe2\x82\xacX\x06\x00\x00\x00latin1\x86R.",
 		"an OrderedDict of a list":       "ccollections\nOrderedDict\n]\x85R.",
-		"a Size of a number":             "ctorch\nSize\nK\x05\x85R.",
 		"a structure of one":             "c_ctypes\n_unpickle\n)R.",
 		"a structure that is too short":  global("_ctypes", "_unpickle") + global("vllm.distributed.device_communicators.pynccl_wrapper", "ncclUniqueId") + "}C\x01b\x86\x86R.",
 		"a dtype of a number":            "cnumpy\ndtype\nK\x05\x85R.",
@@ -232,7 +194,6 @@ func TestMalformed(t *testing.T) {
 		"an array of no dtype":           array(")NC\x041234\x87"),
 		"an array without its state":     "cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n(K\x00tC\x01b\x87R}b.",
 		"reconstruct of nothing":         "cnumpy.core.multiarray\n_reconstruct\n)R.",
-		"a scalar of nothing":            "cnumpy.core.multiarray\nscalar\n)R.",
 		"frombuffer of nothing":          "cnumpy.core.numeric\n_frombuffer\n)R.",
 		"frombuffer in a strange order":  "cnumpy.core.numeric\n_frombuffer\n(C\x041234" + dtype + ")" + text("X") + "tR.",
 		"axes that are there twice":      "cnumpy.core.numeric\n_frombuffer\n(C\x041234" + dtype + "K\x01K\x01\x86" + text("K") + "K\x00K\x00\x86tR.",
@@ -263,8 +224,6 @@ func TestMalformed(t *testing.T) {
 		"a tensor of a huge shape":       tensor(two, "K\x00\x8a\x08"+u64(1<<62)+"\x8a\x08"+u64(1<<62)+"\x86K\x00K\x00\x86\x89}"),
 		"a v3 of nothing":                global("torch._utils", "_rebuild_tensor_v3") + ")R.",
 		"a v3 of no dtype":               global("torch._utils", "_rebuild_tensor_v3") + "(" + two + "K\x00K\x02\x85K\x01\x85\x89}NtR.",
-		"a parameter of a number":        global("torch._utils", "_rebuild_parameter") + "K\x01\x88}\x87R.",
-		"OBJ of nothing":                 "(o.",
 	} {
 		_, err := pickle.Parse([]byte(p))
 		require.ErrorIs(t, err, pickle.ErrMalformed, what)
@@ -276,29 +235,17 @@ func TestMalformed(t *testing.T) {
 // TestOldOpcodes checks old opcodes that today's picklers read but do not write.
 func TestOldOpcodes(t *testing.T) {
 	for p, want := range map[string]any{
-		"S'a\\n\\x41\\101\\''\n.":   "a\nAA'",
-		"S\"b\"\n.":                 "b",
-		"T\x02\x00\x00\x00ab.":      "ab",
-		"U\x02ab.":                  "ab",
-		"(K\x01K\x02l.":             ints(1, 2),
-		"(K\x01K\x02K\x01K\x03d.":   pickle.Dict{{int64(1), int64(3)}},
 		"NK\x010.":                  nil,
 		"N(K\x011.":                 nil,
 		"N(0.":                      nil,
 		"K\x012\x86.":               pickle.Tuple(ints(1, 1)),
-		"L5\n.":                     int64(5),
-		"L-5L\n.":                   int64(-5),
 		"\x8b\x01\x00\x00\x00\xff.": int64(-1),
 		"\x8a\x00.":                 int64(0),
-		"F1e999\n.":                 math.Inf(1),
 		"\x8d" + u64(1) + "a.":      "a",
 		"\x8e" + u64(1) + "a.":      []byte("a"),
 		"K\x01r\x00\x00\x00\x00j" + u32(0) + "\x86.":                     pickle.Tuple(ints(1, 1)),
 		"}K\x01K\x02s\x88K\x03sG\x3f\xf0\x00\x00\x00\x00\x00\x00K\x04s.": pickle.Dict{{int64(1), int64(4)}}, // 1 == True == 1.0
-		"\x8f(K\x01\x88K\x01\x90.":                                       pickle.Set(ints(1)),
-		"\x8f((K\x01K\x02\x91(K\x02K\x01\x91\x90.":                       pickle.Set{pickle.FrozenSet(ints(1, 2))},
-		"cbuiltins\nset\n)R.":                                            pickle.Set{},
-		"cbuiltins\nfrozenset\n(K\x01t\x85R.":                            pickle.FrozenSet(ints(1)),
+		"ccollections\nOrderedDict\n)R.":                                 pickle.Dict{},
 	} {
 		got, err := pickle.Parse([]byte(p))
 		require.NoError(t, err, "%q", p)
@@ -319,7 +266,7 @@ func TestShared(t *testing.T) {
 
 // TestEachOpcode checks that any opcode at any position gives a value or an error with a position.
 func TestEachOpcode(t *testing.T) {
-	arguments := []string{"", "(", "N", "NN", "NNN", "(N", "]", "](", "}", "}(", "\x8f(", ")", "cbuiltins\nset\n", "cbuiltins\nset\n)", "cnumpy\ndtype\n)"}
+	arguments := []string{"", "(", "N", "NN", "NNN", "(N", "]", "](", "}", "}(", "\x8f(", ")", "ccollections\nOrderedDict\n", "ccollections\nOrderedDict\n)", "cnumpy\ndtype\n)"}
 	for code := range 256 {
 		for _, before := range arguments {
 			for _, after := range []string{"", "\xff", "1", "1\n", "1\n.", "\x00\x00.", "\x01."} {
@@ -335,26 +282,4 @@ func TestEachOpcode(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestScalars checks that a numpy scalar is read as a number, whatever its dtype.
-func TestScalars(t *testing.T) {
-	for dtype, c := range map[string]struct {
-		bytes string
-		want  any
-	}{
-		"|b1": {"\x01", true}, "|i1": {"\xff", int64(-1)}, "|u1": {"\xff", int64(255)}, "<i2": {"\xfe\xff", int64(-2)},
-		">i2": {"\x00\x02", int64(2)}, "<u2": {"\xfe\xff", int64(65534)}, "<i4": {"\xfe\xff\xff\xff", int64(-2)},
-		"<u4": {"\xfe\xff\xff\xff", int64(1<<32 - 2)}, "<i8": {u64(1<<64 - 3), int64(-3)}, "<u8": {u64(3), int64(3)},
-		"=u8": {u64(1<<64 - 1), power(64, -1)}, "<f2": {"\x00\x3c", 1.0}, "<f4": {"\x00\x00\x80\x3f", 1.0}, ">f8": {"\x3f\xf0\x00\x00\x00\x00\x00\x00", 1.0},
-	} {
-		p := global("numpy._core.multiarray", "scalar") + global("numpy", "dtype") + text(dtype) + "\x85R" +
-			"C" + string([]byte{byte(len(c.bytes))}) + c.bytes + "\x86R."
-		got, err := pickle.Parse([]byte(p))
-		require.NoError(t, err, dtype)
-		require.Equal(t, c.want, got, dtype)
-	}
-	_, err := pickle.Parse([]byte(global("numpy._core.multiarray", "scalar") + global("numpy", "dtype") + text("<c8") + "\x85RC\x0812345678\x86R."))
-	require.ErrorIs(t, err, pickle.ErrRefused)
-	require.ErrorContains(t, err, "numpy.complex64")
 }

@@ -214,16 +214,6 @@ func (m *machine) newTensor(dt tensor.DType, s *storage, args, metadata []any) (
 	return m.gather(dt, s.b, layout{shape, strides, int(offset)})
 }
 
-// callParameter returns the tensor of a parameter.
-func callParameter(m *machine, args []any) (any, error) {
-	if len(args) == 3 {
-		if t, ok := args[0].(*tensor.Tensor); ok {
-			return t, nil
-		}
-	}
-	return nil, m.badCall("torch._utils._rebuild_parameter", args)
-}
-
 // torchPreamble is what torch.save writes before a storage.
 var torchPreamble = func() []byte {
 	e := encoder{}

@@ -13,10 +13,6 @@ type (
 	Dict []Item
 	// Item is a key of a Dict and its value.
 	Item struct{ Key, Value any }
-	// Set is a Python set, in the order of the pickle.
-	Set []any
-	// FrozenSet is a Python frozenset, in the order of the pickle.
-	FrozenSet []any
 	// Array is a numpy.ndarray; a bare *tensor.Tensor is a torch.Tensor.
 	Array struct{ *tensor.Tensor }
 	// NcclUniqueID is vLLM's ncclUniqueId, a structure of ctypes.
@@ -40,6 +36,5 @@ const (
 	maxShared     = 1 << 20
 	minBudget     = 64 << 20 // bytes that may be allocated
 	budgetPerByte = 32       // additional bytes for each byte of the pickle
-	maxDigits     = 4300     // of an int in decimal, as in CPython
 	maxRank       = 64       // axes of an array, as in numpy
 )

@@ -83,8 +83,6 @@ var plain = []struct {
 	{"[1, [2, 'three'], []]", []any{int64(1), []any{int64(2), "three"}, []any{}}},
 	{"(1, (), 'x')", pickle.Tuple{int64(1), pickle.Tuple{}, "x"}},
 	{"{'a': 1, 2: {'b': None}}", pickle.Dict{{Key: "a", Value: int64(1)}, {Key: int64(2), Value: pickle.Dict{{Key: "b", Value: nil}}}}},
-	{"{7}", pickle.Set{int64(7)}},
-	{"frozenset({7})", pickle.FrozenSet{int64(7)}},
 }
 
 func mixedBroadcast(t *testing.T, m *mixed) {

@@ -5,12 +5,10 @@ import "github.com/muster-pg/muster/internal/pickle"
 // Go values of Python's objects. None is nil; bool, str and bytes are bool, string and []byte; an int is an int64,
 // or a *big.Int if that is too small; float is float64, list []any, and torch.Tensor *tensor.Tensor.
 type (
-	// Tuple is a tuple, or a torch.Size.
+	// Tuple is a tuple.
 	Tuple = pickle.Tuple
 	// Dict is a dict.
 	Dict = pickle.Dict
-	// Set is a set.
-	Set = pickle.Set
 	// Array is a numpy.ndarray.
 	Array = pickle.Array
 	// NcclUniqueID is vLLM's ncclUniqueId.
