@@ -2,11 +2,9 @@ package durable
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"iter"
@@ -25,7 +23,7 @@ import (
 
 // A checkpoint is a bbolt file of four buckets, followed by a seal (seal.go).
 //
-//	meta     "incarnation": u64 · "segment": u64 · "sum": tally; written last
+//	meta     "incarnation": u64 · "segment": u64; written last
 //	state    number u64, big-endian → a piece of core.State, as msgpack
 //	values   number u64, big-endian → a piece of a large value
 //	entries  key → revision u64 | expiry i64 | reads u32 | pieces u32 | value, or the number u64 of
@@ -51,22 +49,6 @@ const (
 	// size before the next regular collection.
 	gcBytes = 8 << 20
 )
-
-// tally is what must match when a checkpoint is read: the number of entries, and the sum of their
-// checksums. The seal covers what the disk returned when the checkpoint was made; the tally covers
-// what was in memory.
-type tally struct{ count, sum uint64 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func (t *tally) add(k, v []byte) {
-	t.count++
-	t.sum += uint64(crc32.Update(crc32.Checksum(k, castagnoli), castagnoli, v))
-}
-
-func (t *tally) bytes() []byte {
-	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, t.count), t.sum)
-}
 
 // nextEntries returns the next entries of a checkpoint, and whether there are more.
 type nextEntries func() (entries []core.Entry, more bool, err error)
@@ -145,7 +127,6 @@ func transaction(entries []core.Entry) (n int) {
 // writer writes the buckets of a checkpoint.
 type writer struct {
 	db       *bbolt.DB
-	tally    tally
 	valueBuf []byte // encodes the values of a transaction: bbolt copies them at its end
 	state    uint64 // number of pieces of the state written
 	value    uint64 // number of pieces of values written
@@ -162,7 +143,6 @@ func (w *writer) update(bucket string, put func(put func(k, v []byte) error) err
 		}
 		b.FillPercent = 0.9 // keys come mostly in order
 		return put(func(k, v []byte) error {
-			w.tally.add(k, v)
 			w.sinceGC += len(k) + len(v)
 			return b.Put(k, v)
 		})
@@ -252,11 +232,7 @@ func (w *writer) Write(b []byte) (n int, err error) {
 func (w *writer) meta(incarnation, segment uint64) error {
 	id, from := binary.LittleEndian.AppendUint64(nil, incarnation), binary.LittleEndian.AppendUint64(nil, segment)
 	return w.update(metaName, func(put func(k, v []byte) error) error {
-		return errors.Join(
-			put([]byte("incarnation"), id),
-			put([]byte("segment"), from),
-			put([]byte("sum"), w.tally.bytes()), // covers all keys before it
-		)
+		return errors.Join(put([]byte("incarnation"), id), put([]byte("segment"), from))
 	})
 }
 
@@ -292,7 +268,7 @@ func (d *Disk) read(name string) (m *core.Machine, segment uint64, err error) {
 	return m, segment, err
 }
 
-// machine builds the machine of a checkpoint, and verifies its tally.
+// machine builds the machine of a checkpoint.
 func (d *Disk) machine(tx *bbolt.Tx) (m *core.Machine, segment uint64, err error) {
 	meta, state, entries := tx.Bucket([]byte(metaName)), tx.Bucket([]byte(stateName)), tx.Bucket([]byte(entriesName))
 	if meta == nil || state == nil {
@@ -302,27 +278,20 @@ func (d *Disk) machine(tx *bbolt.Tx) (m *core.Machine, segment uint64, err error
 	if len(id) != 8 || len(from) != 8 {
 		return nil, 0, errors.New("it has no incarnation, or no segment")
 	}
-	var all tally
-	all.add([]byte("incarnation"), id)
-	all.add([]byte("segment"), from)
 	var s core.State
-	if err := wire.ReadMsgPack(&stateReader{c: state.Cursor(), all: &all}, &s); err != nil {
+	if err := wire.ReadMsgPack(&stateReader{c: state.Cursor()}, &s); err != nil {
 		return nil, 0, err
 	}
-	if m, err = core.Restore(s.Limits, &s, entriesOf(entries, tx.Bucket([]byte(valuesName)), &all)); err != nil {
+	if m, err = core.Restore(s.Limits, &s, entriesOf(entries, tx.Bucket([]byte(valuesName)))); err != nil {
 		return nil, 0, err
-	}
-	if !bytes.Equal(all.bytes(), meta.Get([]byte("sum"))) {
-		return nil, 0, errors.New("its entries are not those that were written")
 	}
 	d.Incarnation = binary.LittleEndian.Uint64(id)
 	return m, binary.LittleEndian.Uint64(from), nil
 }
 
-// stateReader reads the pieces of the state, and adds them to the tally.
+// stateReader reads the pieces of the state.
 type stateReader struct {
 	c     *bbolt.Cursor
-	all   *tally
 	begun bool
 	rest  []byte
 }
@@ -338,7 +307,6 @@ func (r *stateReader) Read(b []byte) (int, error) {
 		if k == nil {
 			return 0, io.EOF
 		}
-		r.all.add(k, v)
 		r.rest = v
 	}
 	n := copy(b, r.rest)
@@ -346,15 +314,14 @@ func (r *stateReader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// entriesOf yields the entries of a checkpoint, as copies, and adds them to the tally.
-func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error] {
+// entriesOf yields the entries of a checkpoint, as copies.
+func entriesOf(b, values *bbolt.Bucket) iter.Seq2[core.Entry, error] {
 	return func(yield func(core.Entry, error) bool) {
 		if b == nil {
 			return
 		}
 		c := b.Cursor()
 		for k, v := c.First(); k != nil; k, v = c.Next() {
-			all.add(k, v)
 			if len(v) < entryHead || len(k) < 1 {
 				yield(core.Entry{}, fmt.Errorf("entry %q has %d bytes", k, len(v)))
 				return
@@ -365,7 +332,7 @@ func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error]
 			}
 			if n := binary.LittleEndian.Uint32(v[20:]); n == 0 {
 				e.Value = core.CopyValue(v[entryHead:])
-			} else if e.Value = largeValue(values, uint64(n), v[entryHead:], all); e.Value == nil {
+			} else if e.Value = largeValue(values, uint64(n), v[entryHead:]); e.Value == nil {
 				yield(core.Entry{}, fmt.Errorf("entry %q has a piece missing", k))
 				return
 			}
@@ -377,7 +344,7 @@ func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error]
 }
 
 // largeValue returns a value of n pieces, or nil if a piece is missing.
-func largeValue(values *bbolt.Bucket, n uint64, first []byte, all *tally) (value []byte) {
+func largeValue(values *bbolt.Bucket, n uint64, first []byte) (value []byte) {
 	if values == nil || len(first) != 8 {
 		return nil
 	}
@@ -388,7 +355,6 @@ func largeValue(values *bbolt.Bucket, n uint64, first []byte, all *tally) (value
 		if v == nil {
 			return nil
 		}
-		all.add(k, v)
 		value = append(value, v...)
 		number++
 	}

@@ -155,7 +155,7 @@ func filesOf(t *testing.T, dir string) map[string][]byte {
 // The store has all acknowledged changes, or refuses to start and has changed nothing. No start ends
 // the process.
 func TestDamage(t *testing.T) {
-	damages := 300
+	damages := 150
 	switch {
 	case os.Getenv("MUSTER_SOAK") != "":
 		damages = 10_000

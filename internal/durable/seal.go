@@ -27,6 +27,8 @@ const (
 	sealLen     = 24
 )
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 // sealWindow is the number of bytes of a checkpoint that are read at once.
 const sealWindow = 256 << 10
 
