@@ -278,9 +278,7 @@ func ExampleOpenIndex() {
 	for name, f := range m.Files() {
 		fmt.Println(name, f.Names())
 	}
-	fmt.Println(m.TotalSize)
 	// Output:
 	// model-00001-of-00002.safetensors [a]
 	// model-00002-of-00002.safetensors [b]
-	// 32
 }

@@ -6,12 +6,10 @@ import (
 	"io"
 	"iter"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/muster-pg/muster/tensor"
@@ -25,14 +23,8 @@ const (
 // Model is the tensors of one file, or of several files that an index lists. It is safe for
 // concurrent use.
 type Model struct {
-	// metadata.total_size of the index; not checked, since writers differ in what they count; 0 if
-	// missing
-	TotalSize int64
-
-	files  []shard
-	index  map[string]int     // index in files, by the tensor's name
-	listed map[string]string  // in lenient mode, the file of each tensor that the index lists
-	report func(*FormatError) // nil: strict
+	files []shard
+	index map[string]int // index in files, by the tensor's name
 }
 
 type shard struct {
@@ -43,26 +35,7 @@ type shard struct {
 // OpenModel opens a file, an index, or a directory that contains one of them. If a directory
 // contains several, it opens the one called model; shards count as part of their index. Each file
 // is opened as by Open.
-func OpenModel(path string) (*Model, error) { return openModel(path, nil) }
-
-// OpenLenient is OpenModel for a model whose index has faults, as long as the bytes of each tensor
-// are unambiguous. It calls report for each of these faults, and continues:
-//
-//   - a file has a tensor that the index does not list for any file: it becomes part of the model
-//   - metadata is not an object, but, for example, null: it is ignored
-//   - metadata.total_size is not a number of bytes: TotalSize is its value if it is a number
-//     written as text, and 0 otherwise
-//
-// All other faults are errors, as in OpenModel: a file that is missing or invalid, or a tensor that
-// is not in the file that the index names, or is in two files.
-func OpenLenient(path string, report func(*FormatError)) (*Model, error) {
-	if report == nil {
-		report = func(*FormatError) {}
-	}
-	return openModel(path, report)
-}
-
-func openModel(path string, report func(*FormatError)) (*Model, error) {
+func OpenModel(path string) (*Model, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)
@@ -73,7 +46,7 @@ func openModel(path string, report func(*FormatError)) (*Model, error) {
 		}
 	}
 	if strings.HasSuffix(path, ".json") {
-		return openIndex(path, report)
+		return OpenIndex(path)
 	}
 	f, err := Open(path)
 	if err != nil {
@@ -122,12 +95,10 @@ func find(dir string) (string, error) {
 // OpenIndex opens all files that an index, such as model.safetensors.index.json, lists. Their names
 // must be local to the index's directory; they may be links to other directories, as in caches. It
 // returns an error if a file is missing, lacks a tensor that the index lists, or has a tensor that
-// the index does not list.
-func OpenIndex(name string) (*Model, error) { return openIndex(name, nil) }
-
-func openIndex(name string, report func(*FormatError)) (*Model, error) {
-	m := &Model{index: map[string]int{}, listed: map[string]string{}, report: report}
-	files, err := m.readIndex(name)
+// the index does not list. It reads weight_map alone: writers differ in what they count as total_size.
+func OpenIndex(name string) (*Model, error) {
+	m := &Model{index: map[string]int{}}
+	files, err := readIndex(name)
 	if err != nil {
 		return nil, inFile(name, err)
 	}
@@ -141,7 +112,7 @@ func openIndex(name string, report func(*FormatError)) (*Model, error) {
 }
 
 // readIndex reads an index, and returns the names of the tensors of each file.
-func (m *Model) readIndex(name string) (map[string]map[string]bool, error) {
+func readIndex(name string) (map[string]map[string]bool, error) {
 	r, _, err := openFile(name)
 	if err != nil {
 		return nil, err
@@ -158,32 +129,15 @@ func (m *Model) readIndex(name string) (map[string]map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	ix := index{tensors: map[string]bool{}, lenient: m.report != nil}
-	if err := ix.read(s); err != nil {
-		return nil, err
-	}
-	for _, fault := range ix.faults {
-		fault.File = name
-		m.report(fault)
-	}
-	for file, tensors := range ix.files {
-		for tensor := range tensors {
-			m.listed[tensor] = file
-		}
-	}
-	m.TotalSize = ix.total
-	return ix.files, nil
+	ix := index{tensors: map[string]bool{}}
+	err = ix.read(s)
+	return ix.files, err
 }
 
 // index is the parsed index.
 type index struct {
-	tensors  map[string]bool
-	files    map[string]map[string]bool // nil until weight_map has been read
-	metadata bool                       // metadata has been read
-	total    int64
-
-	lenient bool
-	faults  []*FormatError // faults that lenient mode accepts
+	tensors map[string]bool
+	files   map[string]map[string]bool // nil until weight_map has been read
 }
 
 func (ix *index) read(s *scanner) error {
@@ -192,14 +146,7 @@ func (ix *index) read(s *scanner) error {
 		case key == "weight_map" && ix.files == nil:
 			ix.files = map[string]map[string]bool{}
 			return s.object("weight_map", func(name string, at int) error { return ix.weight(s, name, at) })
-		case key == "metadata" && !ix.metadata:
-			ix.metadata = true
-			if ix.lenient && s.peek() != '{' {
-				ix.tolerate(s, s.pos, "metadata is no object")
-				return s.skip()
-			}
-			return s.object("metadata", func(key string, _ int) error { return ix.number(s, key) })
-		case key == "weight_map" || key == "metadata":
+		case key == "weight_map":
 			return s.fail(at, "%s is there twice", key)
 		}
 		return s.skip()
@@ -233,59 +180,6 @@ func (ix *index) weight(s *scanner, name string, at int) error {
 	return nil
 }
 
-// number parses a field of metadata: total_size is an integer, though some writers use a float.
-func (ix *index) number(s *scanner, key string) error {
-	if key != "total_size" {
-		return s.skip()
-	}
-	first := s.peek()
-	at := s.pos
-	if ix.lenient && first != '-' && (first < '0' || first > '9') {
-		ix.tolerate(s, at, "total_size is no number")
-		if first != '"' {
-			return s.skip()
-		}
-		text, err := s.string("total_size")
-		if n, bad := totalSize(text); bad == nil {
-			ix.total = n
-		}
-		return err
-	}
-	text, err := s.number("total_size")
-	if err != nil {
-		return err
-	}
-	n, err := totalSize(text)
-	switch {
-	case err != nil && ix.lenient:
-		ix.tolerate(s, at, err.Error())
-	case err != nil:
-		return s.fail(at, "%v", err)
-	default:
-		ix.total = n
-	}
-	return nil
-}
-
-// tolerate notes a fault that lenient mode accepts.
-func (ix *index) tolerate(s *scanner, at int, reason string) {
-	ix.faults = append(ix.faults, invalid(s.base+int64(at), "%s", reason))
-}
-
-func totalSize(text string) (int64, error) {
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		f, err := strconv.ParseFloat(text, 64)
-		if n = int64(f); err != nil || f != math.Trunc(f) || math.Abs(f) > 1<<53 {
-			return 0, fmt.Errorf("total_size is %s, which is no number of bytes", shorten(text))
-		}
-	}
-	if n < 0 {
-		return 0, fmt.Errorf("total_size is %d, which is no number of bytes", n)
-	}
-	return n, nil
-}
-
 // open adds a file that must have exactly the tensors in want.
 func (m *Model) open(index, file string, want map[string]bool) error {
 	local, _ := filepath.Localize(file) // checked when the index was read
@@ -297,33 +191,16 @@ func (m *Model) open(index, file string, want map[string]bool) error {
 	} else if err != nil {
 		return fmt.Errorf("safetensors: %s: tensor %s is said to be in %s: %w", index, quote(first), quote(file), err)
 	}
-	err = m.unlisted(index, path, f, want)
 	m.add(file, f)
-	if err != nil {
-		return err
+	for name := range f.Infos() {
+		if !want[name] {
+			return &FormatError{File: path, Tensor: name, Reason: fmt.Sprintf("%s does not say that it is in this file", index)}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if _, ok := f.Info(name); !ok {
 			return &FormatError{File: index, Tensor: name, Reason: fmt.Sprintf("is said to be in %s, which does not have it", quote(file))}
 		}
-	}
-	return nil
-}
-
-// unlisted finds tensors of a file that the index does not list there. In lenient mode they become
-// part of the model, unless another file has a tensor of that name.
-func (m *Model) unlisted(index, path string, f *File, want map[string]bool) error {
-	for name := range f.Infos() {
-		if want[name] {
-			continue
-		}
-		fault := &FormatError{File: path, Tensor: name, Reason: fmt.Sprintf("%s does not say that it is in this file", index)}
-		_, elsewhere := m.listed[name]
-		_, twice := m.index[name]
-		if m.report == nil || elsewhere || twice {
-			return fault
-		}
-		m.report(fault)
 	}
 	return nil
 }
