@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/nfsws"
 )
 
@@ -119,10 +120,7 @@ func publish() {
 // while another reads. The reader never sees a partial state, and never an older one after a newer
 // one.
 func TestModelOptHalfAState(t *testing.T) {
-	rounds := 1000
-	if testing.Short() {
-		rounds = 100
-	}
+	rounds := testcluster.Form(200, 1000)
 	dir := t.TempDir()
 	w := open(t, dir, 1, nil)
 	cmd := child(t, "publish", dir, rounds)

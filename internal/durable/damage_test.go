@@ -156,11 +156,8 @@ func filesOf(t *testing.T, dir string) map[string][]byte {
 // the process.
 func TestDamage(t *testing.T) {
 	damages := 150
-	switch {
-	case os.Getenv("MUSTER_SOAK") != "":
+	if os.Getenv("MUSTER_SOAK") != "" {
 		damages = 10_000
-	case testing.Short():
-		damages = 30
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
 	dirs := storedDirs(t, rng)

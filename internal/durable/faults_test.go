@@ -7,6 +7,7 @@ import (
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/internal/durable/logtest"
 	"github.com/muster-pg/muster/internal/journal"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // directory is a logtest.Store.
@@ -91,9 +92,5 @@ func (x faultyFile) Sync() error { return x.f.Step(x.File.Sync) }
 
 // TestFaults runs the contract of all durable stores in directories.
 func TestFaults(t *testing.T) {
-	seeds := 16
-	if testing.Short() {
-		seeds = 4
-	}
-	logtest.RunFaults(t, seeds, func(t *testing.T) logtest.Store { return directory(t.TempDir() + "/d") })
+	logtest.RunFaults(t, testcluster.Form(8, 16), func(t *testing.T) logtest.Store { return directory(t.TempDir() + "/d") })
 }
