@@ -18,19 +18,15 @@ import (
 // runElastic runs one worker of an elastic job. A worker that starts again receives the weights from the
 // others.
 func (o *options) runElastic(ctx context.Context, out io.Writer) error {
-	data, err := load(o.data)
+	t, err := newTrainer(o)
 	if err != nil {
 		return err
-	}
-	if o.batch > len(data.train) {
-		return fmt.Errorf("-batch %d is more than the %d examples that there are to learn from", o.batch, len(data.train))
 	}
 	node, err := dataparallel.WorkerFromEnv()
 	if err != nil {
 		return err
 	}
 	defer node.Close()
-	t := newTrainer(o, data)
 	t.net.draw(seed)
 	var death *time.Timer
 	if o.life > 0 {
@@ -47,8 +43,7 @@ func (o *options) runElastic(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	right, of := t.net.right(data.heldOut), len(data.heldOut)
-	fmt.Fprintf(out, "%s: held out: %d of %d right, %.1f %%; weights: sha256 %s\n", node.Worker.ID, right, of, 100*float64(right)/float64(of), t.checksum())
+	fmt.Fprintf(out, "%s: %s; weights: sha256 %s\n", node.Worker.ID, t.evaluation(), t.checksum())
 	return nil
 }
 
@@ -56,7 +51,6 @@ func (o *options) runElastic(ctx context.Context, out io.Writer) error {
 func (t *trainer) training(node *dataparallel.WorkerNode) *dataparallel.Training {
 	state := map[string]*tensor.Tensor{"velocity": tensor.From(t.sgd.velocity)}
 	maps.Copy(state, t.net.tensors())
-	b := batches{n: len(t.data.train), size: t.batch}
 	loop := &dataparallel.Training{Goal: int64(t.steps), Tensors: state}
 	loop.Step = func(ctx context.Context, s *dataparallel.Strategy) (err error) {
 		select {
@@ -65,7 +59,7 @@ func (t *trainer) training(node *dataparallel.WorkerNode) *dataparallel.Training
 			return context.Cause(ctx)
 		}
 		t.comm, t.dp = node.Comm(), s
-		_, err = t.step(ctx, b.of(int(loop.Completed)))
+		_, err = t.step(ctx, t.examples(int(loop.Completed), len(t.data.train)))
 		return err
 	}
 	return loop

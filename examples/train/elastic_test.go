@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"regexp"
-	"strings"
 	"sync"
 	"testing"
 
@@ -79,18 +78,4 @@ func TestElasticWithoutALauncher(t *testing.T) {
 	_ = j.Wait()
 	assert.Error(t, j.Process(0).Err())
 	assert.Contains(t, said(j, 0), "not started by a launcher of elastic jobs: MUSTER_JOB and MUSTER_WORKER and MUSTER_ELASTIC not set: start the program with muster run --elastic")
-}
-
-func TestFlagsOfElastic(t *testing.T) {
-	for args, says := range map[string]string{
-		"-life 1s":               "-pause and -life are for -elastic",
-		"-elastic -csv a.csv":    "-elastic writes no -csv",
-		"-elastic -pause -1s":    "must not be negative",
-		"-elastic -model m.safe": "no -model",
-	} {
-		j := start(t, 1, func(int) string { return args }, served(t))
-		_ = j.Wait()
-		assert.Contains(t, said(j, 0), says, args)
-		assert.True(t, strings.HasPrefix(said(j, 0), "train: "), args)
-	}
 }

@@ -7,8 +7,8 @@ var (
 
 // Count returns how many digits are for training and how many held out, and how many there are of
 // each label.
-func Count(file string) (train, heldOut int, labels [classes]int, err error) {
-	d, err := load(file)
+func Count() (train, heldOut int, labels [classes]int, err error) {
+	d, err := load()
 	for _, part := range [][]example{d.train, d.heldOut} {
 		for _, e := range part {
 			labels[e.label]++
@@ -19,8 +19,8 @@ func Count(file string) (train, heldOut int, labels [classes]int, err error) {
 
 // Gradient returns the gradient of the loss of an example of the built-in data, and a function of
 // the weights that computes the loss.
-func Gradient(hidden, nth int) (weights, grad []float32, loss func() float64, err error) {
-	d, err := load("")
+func Gradient(nth int) (weights, grad []float32, loss func() float64, err error) {
+	d, err := load()
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -51,9 +51,9 @@ func ExactMean(ranks [][][]float32, losses [][]float64) (grad []float32, loss fl
 
 // Batches returns the first batches of examples.
 func Batches(n, size, count int) (all [][]int) {
-	b := batches{n: n, size: size}
+	o := &options{batch: size}
 	for step := range count {
-		all = append(all, b.of(step))
+		all = append(all, o.examples(step, n))
 	}
 	return all
 }

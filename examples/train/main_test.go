@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -73,18 +72,8 @@ func start(t *testing.T, n int, args func(rank int) string, place func(rank int)
 // served starts a store that the test hosts.
 func served(t *testing.T) func(int) pgroup.Config {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	memory := new(store.Memory)
-	srv := &store.Server{Engine: memory}
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = memory.Close()
-		serving.Wait()
-	})
-	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + l.Addr().String()} }
+	addr := testcluster.Serve(t, new(store.Server))
+	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + addr} }
 }
 
 // hosted returns the configuration for a store that rank 0 hosts.

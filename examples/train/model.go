@@ -7,6 +7,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
+const hidden = 64 // units of the hidden layer
+
 // layers are the weights of a perceptron with one hidden layer, or their gradient. All of them are
 // parts of one slice.
 type layers struct {

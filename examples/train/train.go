@@ -29,43 +29,55 @@ type trainer struct {
 	sgd  sgd
 }
 
-// open connects the ranks and gives all of them the weights of rank 0.
-func open(ctx context.Context, g *pgroup.Group, o *options, data dataset) (*trainer, error) {
-	comm, err := collective.Open(ctx, g, nil)
+// newTrainer returns a trainer that is connected to no other rank.
+func newTrainer(o *options) (*trainer, error) {
+	data, err := load()
 	if err != nil {
 		return nil, err
 	}
-	t := newTrainer(o, data)
-	t.comm, t.dp = comm, dataparallel.New(comm, nil)
+	if o.batch > len(data.train) {
+		return nil, fmt.Errorf("-batch %d is more than the %d examples that there are to learn from", o.batch, len(data.train))
+	}
+	t := &trainer{options: o, data: data, net: newNetwork(hidden), grad: newLayers(hidden)}
+	t.sgd.velocity = make([]float32, len(t.grad.all))
+	t.sums = make(exactSum, len(t.grad.all)+1)
+	return t, nil
+}
+
+// open connects the ranks and gives all of them the weights of rank 0.
+func (t *trainer) open(ctx context.Context, g *pgroup.Group) (err error) {
+	if t.comm, err = collective.Open(ctx, g, nil); err != nil {
+		return err
+	}
+	t.dp = dataparallel.New(t.comm, nil)
 	if t.dp.Rank() == 0 {
 		t.net.draw(seed)
 	}
 	if err := t.dp.BroadcastTensors(ctx, 0, t.net.tensors()); err != nil {
-		return nil, errors.Join(err, comm.Close())
+		return errors.Join(err, t.comm.Close())
 	}
-	return t, nil
+	return nil
 }
 
-func newTrainer(o *options, data dataset) *trainer {
-	t := &trainer{options: o, data: data, net: newNetwork(o.hidden), grad: newLayers(o.hidden)}
-	t.sgd.velocity = make([]float32, len(t.grad.all))
-	t.sums = make(exactSum, len(t.grad.all)+1)
-	return t
-}
-
-// run takes all steps. After each step it calls report with the loss, which is the same on all ranks.
-func (t *trainer) run(ctx context.Context, report func(step int, loss float64) error) error {
-	b := batches{n: len(t.data.train), size: t.batch}
+// run takes all steps. It writes the loss of some, which is the same on all ranks.
+func (t *trainer) run(ctx context.Context, out io.Writer) error {
+	every := max(1, min(t.steps/10, 500))
 	for step := 1; step <= t.steps; step++ {
-		loss, err := t.step(ctx, b.of(step-1))
-		if err == nil {
-			err = report(step, loss)
-		}
+		loss, err := t.step(ctx, t.examples(step-1, len(t.data.train)))
 		if err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
+		if step%every == 0 || step == t.steps {
+			fmt.Fprintf(out, "step %d of %d: loss %.4f\n", step, t.steps, loss)
+		}
 	}
 	return nil
+}
+
+// evaluation describes how the model does on the examples that it has not seen.
+func (t *trainer) evaluation() string {
+	right, of := t.net.right(t.data.heldOut), len(t.data.heldOut)
+	return fmt.Sprintf("held out: %d of %d right, %.1f %%", right, of, 100*float64(right)/float64(of))
 }
 
 // step trains on one batch, of which every rank takes its share. It returns the mean loss of the
@@ -124,12 +136,6 @@ func (t *trainer) exact(ctx context.Context, mine []int, n int) (float64, error)
 	return t.sums.mean(t.grad.all, n), nil
 }
 
-// same returns a checksum of the weights. It returns an error if the weights of the ranks differ.
-func (t *trainer) same(ctx context.Context, g *pgroup.Group) (string, error) {
-	sum := t.checksum()
-	return sum, alike(ctx, g, "weights", sum)
-}
-
 func (t *trainer) checksum() string {
 	return fmt.Sprintf("%x", sha256.Sum256(tensor.From(t.net.all).Data))
 }
@@ -148,35 +154,11 @@ func alike(ctx context.Context, g *pgroup.Group, what, mine string) error {
 	return nil
 }
 
-// batches selects the examples of each step. Every epoch contains all examples in another order,
-// which is the same on every rank. The examples that do not fill a batch at the end of an epoch are
-// omitted.
-type batches struct {
-	n, size int
-	epoch   int   // of order
-	order   []int // of the examples; nil: none yet
-}
-
-// of returns the batch of a step, from 0. Steps may be taken in any order, by any process.
-func (b *batches) of(step int) []int {
-	each := b.n / b.size
-	if epoch := step / each; b.order == nil || b.epoch != epoch {
-		b.epoch, b.order = epoch, rand.New(rand.NewPCG(seed, uint64(epoch)+1)).Perm(b.n)
-	}
-	return b.order[step%each*b.size:][:b.size]
-}
-
-// report prints and records a run on rank 0.
-type report struct {
-	out   io.Writer
-	every int // steps between two lines
-	steps int
-	curve *curve
-}
-
-func (r *report) step(step int, loss float64) error {
-	if step%r.every == 0 || step == r.steps {
-		fmt.Fprintf(r.out, "step %d of %d: loss %.4f\n", step, r.steps, loss)
-	}
-	return r.curve.add(step, loss)
+// examples selects the examples of a step, from 0, out of n. Every epoch contains all examples in
+// another order, which is the same on every rank. The examples that do not fill a batch at the end
+// of an epoch are omitted. Steps may be taken in any order, by any process.
+func (o *options) examples(step, n int) []int {
+	each := n / o.batch
+	order := rand.New(rand.NewPCG(seed, uint64(step/each)+1)).Perm(n)
+	return order[step%each*o.batch:][:o.batch]
 }
