@@ -2,10 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"reflect"
 	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
@@ -14,52 +18,12 @@ import (
 )
 
 const (
-	demoRanks    = 4
-	demoVictim   = 2 // the rank that is killed
+	demoRankTime = 20 * time.Second // timeout of one rank, which then reports what it waits for
+	demoLate     = time.Second      // a failure must be detected within this time
 	demoBarriers = 1000
 )
 
 var demoTrainers = []int{0, 1, 2} // the ranks of the second group
-
-// The steps that a rank of the demo reports, in this order.
-const (
-	stepWorld    = "world"
-	stepTrainers = "trainers"
-	stepGather   = "gather"
-	stepBarrier  = "barrier"
-	stepReady    = "ready" // it waits for the failure of the victim
-	stepLost     = "lost"
-	stepToo      = "too" // the second group has failed too
-)
-
-// demoReport is one step of one rank.
-type demoReport struct {
-	Rank   int           `json:"rank"`
-	Step   string        `json:"step"`
-	Took   time.Duration `json:"took,omitempty"`
-	Layers []layer       `json:"layers,omitempty"` // in the order of ranks
-	Lost   []int         `json:"lost,omitempty"`
-	Text   string        `json:"text,omitempty"`
-}
-
-// layer is the information that the ranks of a pipeline exchange before they export a model.
-type layer struct {
-	Name  string
-	Heads int
-	Shape []int
-	DType string
-	Scale float64
-}
-
-// demoLayer returns the layer that a rank holds.
-func demoLayer(rank int) layer {
-	return []layer{
-		{Name: "embed_tokens", Shape: []int{32000, 4096}, DType: "bf16", Scale: 1},
-		{Name: "layers.0.self_attn", Heads: 32, Shape: []int{4096, 4096}, DType: "fp8", Scale: 0.0078125},
-		{Name: "layers.0.mlp", Shape: []int{11008, 4096}, DType: "fp8", Scale: 0.015625},
-		{Name: "lm_head", Shape: []int{32000, 4096}, DType: "bf16", Scale: 1},
-	}[rank]
-}
 
 func newDemoRank() *cobra.Command {
 	return &cobra.Command{
@@ -73,9 +37,9 @@ func newDemoRank() *cobra.Command {
 	}
 }
 
-// demoRank runs one rank of the demo.
+// demoRank runs one rank of the demo. Rank 0 prints what happens to all of them.
 func demoRank(ctx context.Context, out io.Writer) error {
-	start := time.Now()
+	begun := time.Now()
 	cfg, err := pgroup.FromEnv()
 	if err != nil {
 		return err
@@ -85,8 +49,9 @@ func demoRank(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer world.Close()
-	d := &demoProcess{world: world, out: json.NewEncoder(out), start: start}
-	for _, step := range []func(context.Context) error{d.met, d.sub, d.gather, d.barrier, d.lose} {
+	d := &demoProcess{world: world, out: out}
+	d.sayFirst("ranks 0–%d have joined world, %s after they started", world.Size()-1, short(time.Since(begun)))
+	for _, step := range []func(context.Context) error{d.sub, d.gather, d.barrier, d.lose} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -98,28 +63,28 @@ func demoRank(ctx context.Context, out io.Writer) error {
 type demoProcess struct {
 	world    *pgroup.Group
 	trainers *pgroup.Group // nil on ranks that are not members
-	out      *json.Encoder
-	start    time.Time
+	out      io.Writer
 }
 
-func (d *demoProcess) say(r demoReport) error {
-	r.Rank = d.world.Rank()
-	return d.out.Encode(r)
-}
+func (d *demoProcess) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-func (d *demoProcess) met(context.Context) error {
-	return d.say(demoReport{Step: stepWorld, Took: time.Since(d.start)})
+// sayFirst prints on rank 0 alone.
+func (d *demoProcess) sayFirst(format string, args ...any) {
+	if d.world.Rank() == 0 {
+		d.say(format, args...)
+	}
 }
 
 func (d *demoProcess) sub(ctx context.Context) (err error) {
 	if !slices.Contains(demoTrainers, d.world.Rank()) {
 		return nil
 	}
-	start := time.Now()
+	begun := time.Now()
 	if d.trainers, err = d.world.Sub(ctx, "trainers", demoTrainers...); err != nil {
 		return err
 	}
-	return d.say(demoReport{Step: stepTrainers, Took: time.Since(start)})
+	d.sayFirst("ranks 0–2 have joined a second group, trainers, in %s", short(time.Since(begun)))
+	return nil
 }
 
 func (d *demoProcess) gather(ctx context.Context) error {
@@ -127,47 +92,65 @@ func (d *demoProcess) gather(ctx context.Context) error {
 	if err := d.world.Barrier(ctx); err != nil {
 		return err
 	}
-	start := time.Now()
+	begun := time.Now()
 	layers, err := pgroup.Gather(ctx, d.world, 0, demoLayer(d.world.Rank()))
 	if err != nil || d.world.Rank() != 0 {
 		return err
 	}
-	return d.say(demoReport{Step: stepGather, Took: time.Since(start), Layers: layers})
+	d.say("a layer's configuration from each rank, gathered in %s:", short(time.Since(begun)))
+	for rank, l := range layers {
+		if !reflect.DeepEqual(l, demoLayer(rank)) {
+			return fmt.Errorf("rank 0 gathered %v from rank %d, which sent %v", l, rank, demoLayer(rank))
+		}
+		d.say("    from rank %d: %v", rank, l)
+	}
+	return nil
 }
 
 func (d *demoProcess) barrier(ctx context.Context) error {
 	times := make([]time.Duration, 0, demoBarriers)
 	for range demoBarriers {
-		start := time.Now()
+		begun := time.Now()
 		if err := d.world.Barrier(ctx); err != nil {
 			return err
 		}
-		times = append(times, time.Since(start))
+		times = append(times, time.Since(begun))
 	}
 	slices.Sort(times)
-	return d.say(demoReport{Step: stepBarrier, Took: times[len(times)/2]})
+	d.sayFirst("all four pass %d barriers, in %s each (median)", demoBarriers, short(times[len(times)/2]))
+	return nil
 }
 
-// lose waits in a barrier for the victim, which is killed instead.
+// lose waits in a barrier for the victim, which is killed.
 func (d *demoProcess) lose(ctx context.Context) error {
 	if d.world.Rank() == demoVictim {
-		<-ctx.Done() // it is killed before this
-		return ctx.Err()
+		d.say("kill -9 of this process, pid %d, while the others wait for it in a barrier", os.Getpid())
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
-	if err := d.say(demoReport{Step: stepReady}); err != nil {
+	begun := time.Now()
+	text, err := lost(d.world.Barrier(ctx))
+	if err != nil {
 		return err
 	}
-	if err := d.lost(stepLost, d.world.Barrier(ctx)); err != nil || d.trainers == nil {
-		return err
+	took := time.Since(begun)
+	d.say("%s, after %s", text, short(took))
+	if took > demoLate {
+		return fmt.Errorf("rank %d detected the failure only after %s", d.world.Rank(), short(took))
 	}
-	return d.lost(stepToo, d.trainers.Barrier(ctx))
+	if d.trainers == nil {
+		return nil
+	}
+	if _, err = lost(d.trainers.Barrier(ctx)); err == nil {
+		d.say("the same error in trainers")
+	}
+	return err
 }
 
-// lost reports the error that a verb returned, which must be a RankError.
-func (d *demoProcess) lost(step string, err error) error {
-	re, ok := asRankError(err)
-	if !ok {
-		return fmt.Errorf("rank %d waited for rank %d, which was killed, and got: %s", d.world.Rank(), demoVictim, fmt.Sprint(err))
+// lost returns the text of the error of an operation, which must be that the victim is lost.
+func lost(err error) (string, error) {
+	e, ok := errors.AsType[*pgroup.RankError](err)
+	if !ok || !slices.Equal(e.Lost, []int{demoVictim}) {
+		return "", fmt.Errorf("an operation that waits for rank %d, which was killed, returned: %s", demoVictim, fmt.Sprint(err))
 	}
-	return d.say(demoReport{Step: step, Lost: re.Lost, Text: re.Error()})
+	return strings.TrimPrefix(e.Error(), "pgroup: "), nil
 }

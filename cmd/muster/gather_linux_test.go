@@ -114,28 +114,6 @@ func TestGatherOfAShardThatIsCutOff(t *testing.T) {
 	}
 }
 
-func TestTensorsFitTheTerminal(t *testing.T) {
-	t.Parallel()
-	d := emptyDesk(t)
-	path := d.file(t, "m.safetensors", tensors{
-		"model.language_model.layers.0.self_attn.q_proj.weight": normal(1, 64, 128), "x\x1b" + strings.Repeat("y", 300): normal(2, 3),
-	}, map[string]string{"long": strings.Repeat("z", 500)})
-	for width := uint16(1); width < 200; width += 9 {
-		out := terminal(t, width, "tensors", path)
-		for line := range strings.SplitSeq(strings.TrimSpace(out), "\r\n") {
-			if n := len([]rune(line)); n > int(width) {
-				t.Errorf("%d columns: %d in %q", width, n, line)
-			}
-		}
-		if n := strings.Count(out, "\n"); n != 5 {
-			t.Errorf("%d columns: %d lines\n%s", width, n, out)
-		}
-		if width > 50 && !strings.Contains(out, "oj.weight") || strings.Contains(out, "\x1b") {
-			t.Errorf("%d columns:\n%q", width, out)
-		}
-	}
-}
-
 func TestGatherShowsProgress(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)

@@ -14,8 +14,7 @@ import (
 )
 
 const (
-	nameLeast = 20 // minimum width of names, in a narrow terminal
-	nameMost  = 60 // width to which names are padded in files and pipes
+	nameMost  = 60 // width to which names are padded
 	shapeMost = 30
 )
 
@@ -31,29 +30,22 @@ type column struct {
 type tensorTable struct {
 	out     *bufio.Writer
 	ink     ink
-	width   int // width of the terminal; 0: no limit
 	rows    []*tensorRow
 	columns []column
 }
 
 // newTensorTable returns a table that is printed to out, which writes to where.
 func newTensorTable(where io.Writer, out *bufio.Writer, rows []*tensorRow) *tensorTable {
-	t := &tensorTable{out: out, ink: inkOf(where), width: widthOf(where), rows: rows}
+	t := &tensorTable{out: out, ink: inkOf(where), rows: rows}
 	t.columns = []column{
-		{head: "NAME", left: true, cell: func(r *tensorRow) string { return printable(r.name) }},
-		{head: "DTYPE", left: true, cell: func(r *tensorRow) string { return r.info.DType.String() }},
-		{head: "SHAPE", left: true, cell: func(r *tensorRow) string { return dimensions(r.info.Shape) }},
-		{head: "BYTES", cell: func(r *tensorRow) string { return bytesText(r.bytes()) }},
+		{head: "NAME", width: nameMost, left: true, cell: func(r *tensorRow) string { return printable(r.name) }},
+		{head: "DTYPE", width: shapeMost, left: true, cell: func(r *tensorRow) string { return r.info.DType.String() }},
+		{head: "SHAPE", width: shapeMost, left: true, cell: func(r *tensorRow) string { return dimensions(r.info.Shape) }},
+		{head: "BYTES", width: shapeMost, cell: func(r *tensorRow) string { return bytesText(r.bytes()) }},
 	}
 	for i := range t.columns {
-		t.columns[i].width = longest(t.columns[i], rows)
-	}
-	name := &t.columns[0]
-	if t.width == 0 {
-		name.width = min(name.width, nameMost)
-		t.columns[2].width = min(t.columns[2].width, shapeMost)
-	} else if over := t.total() - t.width; over > 0 {
-		name.width = max(nameLeast, name.width-over)
+		c := &t.columns[i]
+		c.width = min(c.width, longest(*c, rows))
 	}
 	return t
 }
@@ -84,16 +76,6 @@ func dimensions(shape []int) string {
 	return strings.ReplaceAll(strings.Trim(fmt.Sprint(shape), "[]"), " ", "×")
 }
 
-const gap = 2 // between columns
-
-func (t *tensorTable) total() int {
-	n := -gap
-	for _, c := range t.columns {
-		n += c.width + gap
-	}
-	return n
-}
-
 func (t *tensorTable) print(m *model) error {
 	if len(t.rows) > 0 {
 		fmt.Fprintln(t.out, t.ink.bold(t.line(func(c column) string { return c.head })))
@@ -112,17 +94,13 @@ func (t *tensorTable) print(m *model) error {
 func (t *tensorTable) line(cell func(c column) string) string {
 	var cells []string
 	for _, c := range t.columns {
-		text := cell(c)
-		if t.width > 0 {
-			text = middle(text, c.width)
-		}
 		if c.left {
-			cells = append(cells, padRight(text, c.width))
+			cells = append(cells, padRight(cell(c), c.width))
 		} else {
-			cells = append(cells, padLeft(text, c.width))
+			cells = append(cells, padLeft(cell(c), c.width))
 		}
 	}
-	return t.cut(strings.TrimRight(strings.Join(cells, strings.Repeat(" ", gap)), " "), t.width)
+	return strings.TrimRight(strings.Join(cells, "  "), " ")
 }
 
 func (t *tensorTable) totals() {
@@ -135,7 +113,7 @@ func (t *tensorTable) totals() {
 	if bytes >= 1<<10 {
 		text += " (" + bytesText(bytes) + ")"
 	}
-	fmt.Fprintln(t.out, t.ink.bold(t.cut(text, t.width)))
+	fmt.Fprintln(t.out, t.ink.bold(text))
 }
 
 func count(n int64, what string) string {
@@ -152,27 +130,9 @@ func (t *tensorTable) metadata(m *model) {
 		for _, k := range slices.Sorted(maps.Keys(f.Metadata)) {
 			line := fmt.Sprintf("metadata %s = %s", preview([]byte(k)), preview([]byte(f.Metadata[k])))
 			if !seen[line] {
-				fmt.Fprintln(t.out, t.ink.dim(t.cut(line, t.width)))
+				fmt.Fprintln(t.out, t.ink.dim(line))
 			}
 			seen[line] = true
 		}
 	}
-}
-
-// cut shortens s at its end. If the table's width is 0, the output is no terminal and s is not cut.
-func (t *tensorTable) cut(s string, width int) string {
-	if t.width == 0 || utf8.RuneCountInString(s) <= width {
-		return s
-	}
-	return string([]rune(s)[:width-1]) + "…"
-}
-
-// middle shortens s in the middle, because names differ at their ends.
-func middle(s string, width int) string {
-	r := []rune(s)
-	if len(r) <= width {
-		return s
-	}
-	head := (width - 1) / 3 // the end is more informative
-	return string(r[:head]) + "…" + string(r[len(r)-(width-1-head):])
 }
