@@ -56,7 +56,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "status", may: []string{"internal/status", "store"}},
-		{name: "pgroup/pgrouptest", may: []string{"pgroup", "internal/status", "store"}},
+		{name: "pgroup/pgrouptest", may: []string{"internal/launch", "internal/status", "pgroup", "store"}},
 		{name: "interop/vllm", may: []string{"pgroup", "store", "wire", "internal/pickle", "interop/tcpstore", "tensor", "internal/reduce"}},
 		{name: "membership", may: []string{"pgroup", "store"}},
 		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure

@@ -86,6 +86,8 @@ type Spec struct {
 	// ParentPipe makes the ranks' standard input a pipe that ends with this process, for programs
 	// that call ExitWithParent. Otherwise their standard input is empty.
 	ParentPipe bool
+	// Files are inherited by the ranks, as descriptors from 3.
+	Files []*os.File
 
 	// Grace is the time from SIGTERM to SIGKILL; 0 is DefaultGrace, and less than 0
 	// kills at once.

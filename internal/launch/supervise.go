@@ -72,6 +72,7 @@ func (j *Job) command(rank int) *exec.Cmd {
 	cmd := exec.Command(j.spec.Path, j.spec.Args...)
 	cmd.Dir = j.spec.Dir
 	cmd.Env = append(cmd.Environ(), j.spec.Env(rank)...)
+	cmd.ExtraFiles = j.spec.Files
 	cmd.SysProcAttr = processAttr()
 	if r := j.parentPipe.read; r != nil {
 		cmd.Stdin = r // not set to a nil *os.File: that is no nil io.Reader

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
 )
 
 // processes is how a Job runs: the test binary, started again in n processes with the name of the test.
@@ -87,7 +89,7 @@ func (j processes) run(t *testing.T, f func(t *testing.T, p *process)) {
 func (j processes) runChild(t *testing.T, f func(t *testing.T, p *process)) {
 	t.Helper()
 	syscall.CloseOnExec(failures)
-	exitWithParent()
+	launch.ExitWithParent()
 	rank, err := strconv.Atoi(os.Getenv(envRank))
 	if err != nil {
 		t.Fatal(err)

@@ -5,24 +5,23 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
 )
 
 const (
-	grace       = time.Second     // from SIGTERM to SIGKILL
-	dumpTimeout = 3 * time.Second // for the processes to print their stacks
-	drainTime   = time.Second     // for output of a process that has left the group of one that has ended
+	dumpTimeout = 3 * time.Second // for the processes to print their stacks, and from SIGTERM to SIGKILL
+	drainTime   = time.Second     // for a process that has left the group of one that has ended
 )
 
 // start starts the processes and waits for them; the process of the test calls it.
@@ -31,189 +30,78 @@ func (j processes) start(t *testing.T, call string) {
 	if j.n < 1 {
 		t.Fatalf("pgrouptest: a job of %d processes", j.n)
 	}
-	limit := j.limit(t)
-	r := &running{job: j, out: newTranscript(t.Output(), j.n, testing.Verbose()), ends: make(chan end, j.n), gone: make(chan struct{})}
-	if err := r.start(t, call, limit); err != nil {
-		t.Errorf("pgrouptest: %v", err)
-		return
-	}
-	err := r.supervise(t, limit)
-	first := r.firstFailure()
-	if e, ok := errors.AsType[*exitError](err); ok {
-		if first >= 0 {
-			err = fmt.Errorf("rank %d failed first: %w", first, err)
-		} else {
-			first = e.rank
-		}
-	}
+	out := newTranscript(t.Output(), j.n, testing.Verbose())
+	first, err := j.supervise(t, call, j.limit(t), out)
 	if e, ok := errors.AsType[*hangError](err); ok { // before hundreds of lines of stacks
-		t.Error(err)
-		r.out.print(e.rank)
+		t.Error(e)
+		out.print(first)
 		return
 	}
-	r.out.print(first)
+	out.print(first)
 	if err != nil {
 		t.Error(err)
 	}
 }
-
-// running is a job whose processes have been started.
-type running struct {
-	job   processes
-	out   *transcript
-	procs []*exec.Cmd
-	read  *os.File // the other end of failures
-	ends  chan end
-	gone  chan struct{} // closed when all have ended
-	wait  sync.WaitGroup
-}
-
-// end is the end of a process.
-type end struct {
-	rank int
-	err  error
-}
-
-// exitError is how a process that must not fail has failed.
-type exitError struct {
-	rank int
-	err  error
-}
-
-func (e *exitError) Error() string { return fmt.Sprintf("rank %d: %v", e.rank, e.err) }
-func (e *exitError) Unwrap() error { return e.err }
 
 // hangError is a job that did not end in time.
 type hangError struct {
 	limit time.Duration
 	why   string
-	rank  int // that the others wait for, or -1
 }
 
 func (e *hangError) Error() string { return fmt.Sprintf("the job did not end in %v%s", e.limit, e.why) }
 
-// start starts all processes. One goroutine keeps its thread until all have ended: on Linux, the kernel
-// ends a process when the thread that started it ends, and not only when the process of that thread does.
-func (r *running) start(t *testing.T, call string, limit time.Duration) error {
+// supervise starts all processes and waits until they have ended. first is the rank to blame, or -1.
+func (j processes) supervise(t *testing.T, call string, limit time.Duration, out *transcript) (first int, err error) {
 	args, err := arguments(t, limit)
 	if err != nil {
-		return err
+		return -1, err
 	}
 	read, write, err := os.Pipe()
 	if err != nil {
-		return err
+		return -1, err
 	}
-	r.read = read
-	hold, err := newParentPipe()
-	if err != nil {
-		return err
-	}
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		defer close(r.gone)
-		var err error
-		for rank := 0; rank < r.job.n && err == nil; rank++ {
-			env := append(os.Environ(), r.job.env...)
+	defer read.Close()
+	job, err := launch.Start(t.Context(), launch.Spec{
+		N: j.n, Path: args[0], Args: args[1:], Output: out, ParentPipe: true, Grace: dumpTimeout, Files: []*os.File{write}, MayFail: j.failureAllowed,
+		Env: func(rank int) []string {
 			// The race detector would make each process linger for a second at its end.
-			env = append(env, "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envTimeout+"="+(limit+dumpTimeout).String())
-			err = r.launch(rank, args, env, write, hold)
-		}
-		_ = write.Close()
-		if err != nil {
-			r.signal(syscall.SIGKILL)
-		}
-		started <- err
-		r.wait.Wait()
-		hold.close()
-	}()
-	if err := <-started; err != nil {
-		<-r.gone
-		return errors.Join(err, read.Close())
-	}
-	return nil
-}
-
-// launch starts one process, and goroutines that copy its output and wait for its end.
-func (r *running) launch(rank int, args, env []string, failed *os.File, hold *parentPipe) error {
-	read, write, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = env, write, write, []*os.File{failed}
-	cmd.SysProcAttr = attributes()
-	if hold.read != nil {
-		cmd.Stdin = hold.read
-	}
-	err = cmd.Start()
+			return append(slices.Clone(j.env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envTimeout+"="+(limit+dumpTimeout).String())
+		},
+	})
 	_ = write.Close()
 	if err != nil {
-		return errors.Join(err, read.Close())
+		return -1, fmt.Errorf("pgrouptest: %w", err)
 	}
-	r.procs = append(r.procs, cmd)
-	copied := make(chan struct{})
-	go func() {
-		defer close(copied)
-		r.out.copy(rank, read)
-	}()
-	r.wait.Go(func() {
-		err := cmd.Wait()
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it has left in its group
-		_ = read.SetReadDeadline(time.Now().Add(drainTime))
-		<-copied
-		_ = read.Close()
-		r.ends <- end{rank, err}
-	})
-	return nil
-}
-
-// signal sends sig to the groups of all processes.
-func (r *running) signal(sig syscall.Signal) {
-	for _, cmd := range r.procs {
-		_ = syscall.Kill(-cmd.Process.Pid, sig) // ESRCH: it has ended
-	}
-}
-
-// supervise waits until all processes have ended, and ends them after the first failure, at the end of the
-// test, and after limit.
-func (r *running) supervise(t *testing.T, limit time.Duration) (failure error) {
-	late, killed := time.After(limit), (<-chan time.Time)(nil)
-	testEnd := t.Context().Done()
-	stop := func(err error, sig syscall.Signal, after time.Duration) {
-		if failure == nil {
-			failure = err
-			r.signal(sig)
-			killed = time.After(after)
-		}
-	}
-	for left := len(r.procs); left > 0; {
+	select {
+	case <-job.Done():
+	case <-time.After(limit):
+		why, rank := j.blame()
+		job.Signal(syscall.SIGQUIT) // the Go runtime prints the stacks of all goroutines, and exits
 		select {
-		case e := <-r.ends:
-			left--
-			if e.err != nil && !r.job.failureAllowed(e.rank) {
-				stop(&exitError{e.rank, e.err}, syscall.SIGTERM, grace)
-			}
-		case <-late:
-			why, rank := r.job.blame()
-			// The Go runtime prints the stacks of all goroutines, and exits.
-			stop(&hangError{limit, why, rank}, syscall.SIGQUIT, dumpTimeout)
-		case <-testEnd:
-			testEnd = nil
-			stop(t.Context().Err(), syscall.SIGTERM, grace)
-		case <-killed:
-			r.signal(syscall.SIGKILL)
+		case <-job.Done():
+		case <-time.After(dumpTimeout):
+			job.Signal(syscall.SIGKILL)
+			<-job.Done()
+		}
+		return rank, &hangError{limit, why}
+	}
+	err = job.Wait()
+	first = firstFailure(read)
+	if e, ok := errors.AsType[*launch.ExitError](err); ok {
+		if first >= 0 {
+			err = fmt.Errorf("rank %d failed first: %w", first, err)
+		} else {
+			first = e.Rank
 		}
 	}
-	<-r.gone
-	return failure
+	return first, err
 }
 
 // firstFailure returns the rank that reported its failure first, or -1.
-func (r *running) firstFailure() int {
-	defer r.read.Close()
-	_ = r.read.SetReadDeadline(time.Now().Add(drainTime)) // a process that has left its group may hold the other end
-	line, err := bufio.NewReader(r.read).ReadString('\n')
+func firstFailure(read *os.File) int {
+	_ = read.SetReadDeadline(time.Now().Add(drainTime)) // a process that has left its group may hold the other end
+	line, err := bufio.NewReader(read).ReadString('\n')
 	if err != nil {
 		return -1
 	}
@@ -269,19 +157,4 @@ func coverDir(self string) (string, error) {
 		return "", err
 	}
 	return dir, f.Value.Set(dir)
-}
-
-// copy passes on whole lines of a process until its output ends.
-func (x *transcript) copy(rank int, from io.Reader) {
-	const longest = 64 << 10
-	lines := bufio.NewReaderSize(from, longest)
-	for {
-		line, err := lines.ReadSlice('\n') // a longer line is cut
-		if len(line) > 0 {
-			x.add(rank, line)
-		}
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return
-		}
-	}
 }

@@ -32,23 +32,25 @@ var chatter = regexp.MustCompile(`^ *(PASS|=== .*|--- SKIP: .*|\S*pgrouptest\S*:
 // nothing about why it hangs.
 var registers = regexp.MustCompile(`^([re][a-z0-9]+|r\d+|[cfg]s|lr|sp|pc|fault) +0x[0-9a-f]+\n$|^PC=0x|^goroutine 0 |^\n$`)
 
-// add takes a line of a process.
-func (x *transcript) add(rank int, line []byte) {
-	if !bytes.HasSuffix(line, []byte("\n")) {
-		line = append(bytes.Clone(line), '\n')
-	}
-	if chatter.Match(line) || registers.Match(line) {
-		return
-	}
-	line = append([]byte("["+strconv.Itoa(rank)+"] "), line...)
+// Write takes whole lines of a process, each after "[rank] ".
+func (x *transcript) Write(b []byte) (int, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	switch {
-	case x.verbose:
-		_, _ = x.to.Write(line)
-	case x.ranks[rank].Len()+len(line) <= mostKept:
-		x.ranks[rank].Write(line)
+	for line := range bytes.Lines(b) {
+		head, text, _ := bytes.Cut(line, []byte("] "))
+		rank, err := strconv.Atoi(string(head[1:]))
+		if err != nil {
+			return 0, err
+		}
+		switch {
+		case chatter.Match(text) || registers.Match(text):
+		case x.verbose:
+			_, _ = x.to.Write(line)
+		case x.ranks[rank].Len()+len(line) <= mostKept:
+			x.ranks[rank].Write(line)
+		}
 	}
+	return len(b), nil
 }
 
 // print writes what was kept: the lines of the culprit, if there is one, and then those of the
