@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -181,12 +182,18 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// jittery returns a way with random delays on all connections.
+// jittery returns a way with random delays on all connections, which change all the time.
 func jittery(t *testing.T, n int) way {
 	w := between(t, n)
-	for i, p := range w.data {
-		p.Jitter(300*time.Microsecond, uint64(i))
-	}
+	var changes sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(func() { stop(); changes.Wait() })
+	changes.Go(func() {
+		for r := rand.New(rand.NewPCG(1, 2)); ctx.Err() == nil; {
+			w.data[r.IntN(len(w.data))].Delay(time.Duration(r.IntN(300)) * time.Microsecond)
+			<-time.After(100 * time.Microsecond)
+		}
+	})
 	return w.way
 }
 

@@ -1,7 +1,6 @@
 package testcluster
 
 import (
-	"math/rand/v2"
 	"sync"
 	"time"
 )
@@ -17,32 +16,22 @@ const (
 type Direction struct {
 	mu      sync.Mutex // protects the fields below
 	faults  faults
-	chance  *rand.Rand
 	changed chan struct{} // closed at each change
 }
 
 // faults are the faults of a Direction; the zero value is none.
 type faults struct {
-	delay, jitter    time.Duration
+	delay            time.Duration
 	blackhole, stall bool
 	throttle, split  int
 }
 
 func newDirection() *Direction {
-	return &Direction{changed: make(chan struct{}), chance: rand.New(rand.NewPCG(0, 0))}
+	return &Direction{changed: make(chan struct{})}
 }
 
 // Delay adds d to the time that bytes take. Order and throughput stay.
 func (w *Direction) Delay(d time.Duration) { w.set(func(f *faults) { f.delay = d }) }
-
-// Jitter adds a delay of up to most, drawn for each chunk from the seed. The order stays, so chunks
-// after a late one are late, too.
-func (w *Direction) Jitter(most time.Duration, seed uint64) {
-	w.set(func(f *faults) {
-		f.jitter = most
-		w.chance = rand.New(rand.NewPCG(seed, 0))
-	})
-}
 
 // Blackhole sets whether bytes are lost, and with them the end of a connection; connections stay
 // open. A connection that has lost anything carries nothing in this direction ever again, as TCP
@@ -78,16 +67,6 @@ func (w *Direction) current() (faults, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.faults, w.changed
-}
-
-// nextJitter returns the jitter of a chunk.
-func (w *Direction) nextJitter() time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.faults.jitter <= 0 {
-		return 0
-	}
-	return time.Duration(w.chance.Int64N(int64(w.faults.jitter)))
 }
 
 // piece returns how many of n bytes are sent at once.

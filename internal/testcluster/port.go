@@ -1,11 +1,10 @@
 package testcluster
 
 import (
-	"net"
 	"runtime"
-	"strconv"
-	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Port returns a loopback address, as host:port, that the system gives to no other process before the
@@ -18,29 +17,14 @@ import (
 // free.
 func Port(t testing.TB) (addr string) {
 	t.Helper()
-	syscall.ForkLock.RLock()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	if err == nil {
-		syscall.CloseOnExec(fd)
-	}
-	syscall.ForkLock.RUnlock()
+	fd, addr, err := reserve(unix.SO_REUSEADDR)
 	if err != nil {
-		t.Fatal("socket:", err)
+		t.Fatal(err)
 	}
 	if runtime.GOOS == "linux" {
-		t.Cleanup(func() { _ = syscall.Close(fd) })
+		t.Cleanup(func() { _ = unix.Close(fd) })
 	} else {
-		defer syscall.Close(fd)
+		_ = unix.Close(fd)
 	}
-	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
-		t.Fatal("setsockopt:", err)
-	}
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal("bind:", err)
-	}
-	sa, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal("getsockname:", err)
-	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(sa.(*syscall.SockaddrInet4).Port))
+	return addr
 }

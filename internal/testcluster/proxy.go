@@ -48,7 +48,7 @@ type Proxy struct {
 // connections and goroutines.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	guard, addr, err := reserve()
+	guard, addr, err := reserve(shared...)
 	if err != nil {
 		t.Fatalf("reserve a port for a proxy: %v", err)
 	}
@@ -122,12 +122,6 @@ func (p *Proxy) endAll(how Ending) {
 // Delay sets Direction.Delay in both directions: a round trip takes twice as much longer.
 func (p *Proxy) Delay(d time.Duration) { p.Up.Delay(d); p.Down.Delay(d) }
 
-// Jitter sets Direction.Jitter in both directions.
-func (p *Proxy) Jitter(most time.Duration, seed uint64) {
-	p.Up.Jitter(most, seed)
-	p.Down.Jitter(most, seed+1)
-}
-
 // Blackhole sets Direction.Blackhole in both directions: a cut wire.
 func (p *Proxy) Blackhole(on bool) { p.Up.Blackhole(on); p.Down.Blackhole(on) }
 
@@ -159,7 +153,7 @@ type acceptor struct {
 func (p *Proxy) open() *acceptor {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		ctlErr := c.Control(func(fd uintptr) { err = sharePort(int(fd)) })
+		ctlErr := c.Control(func(fd uintptr) { err = set(int(fd), shared) })
 		return errors.Join(ctlErr, err)
 	}}
 	l, err := lc.Listen(context.Background(), "tcp4", p.addr)
@@ -206,9 +200,12 @@ func (p *Proxy) serve(pr *pair, target string) {
 	delete(p.pairs, pr)
 }
 
-// reserve binds a port without listening. Listeners that share the port can be opened and closed;
-// no other process can take it, and in between connections are refused.
-func reserve() (fd int, addr string, err error) {
+// shared are the options with which sockets share a port: any of them may listen.
+var shared = []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT}
+
+// reserve binds a port without listening. Listeners that share the port by options can be opened and
+// closed; no other process can take it, and in between connections are refused.
+func reserve(options ...int) (fd int, addr string, err error) {
 	syscall.ForkLock.RLock()
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 	if err == nil {
@@ -218,7 +215,7 @@ func reserve() (fd int, addr string, err error) {
 	if err != nil {
 		return 0, "", err
 	}
-	port, err := bindShared(fd)
+	port, err := bind(fd, options)
 	if err != nil {
 		_ = unix.Close(fd)
 		return 0, "", err
@@ -227,8 +224,8 @@ func reserve() (fd int, addr string, err error) {
 	return fd, a.String(), nil
 }
 
-func bindShared(fd int) (port int, err error) {
-	if err := sharePort(fd); err != nil {
+func bind(fd int, options []int) (port int, err error) {
+	if err := set(fd, options); err != nil {
 		return 0, err
 	}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
@@ -241,9 +238,9 @@ func bindShared(fd int) (port int, err error) {
 	return sa.(*unix.SockaddrInet4).Port, nil
 }
 
-func sharePort(fd int) error {
-	return errors.Join(
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
-	)
+func set(fd int, options []int) (err error) {
+	for _, o := range options {
+		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, o, 1))
+	}
+	return err
 }

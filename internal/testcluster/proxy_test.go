@@ -3,7 +3,6 @@ package testcluster_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -116,35 +115,6 @@ func TestDelayPipelines(t *testing.T) {
 	assert.Equal(t, strings.Repeat("chunk ", chunks), sent.String(), "got %d bytes, or in another order", sent.Len())
 }
 
-// TestDelayChanges takes a delay back that would outlast the test.
-func TestDelayChanges(t *testing.T) {
-	p := testcluster.NewProxy(t, echoServer(t))
-	c := dial(t, p)
-	p.Delay(time.Hour)
-	send(t, c, "late")
-	receivesNothing(t, c)
-	p.Delay(0)
-	receive(t, c, "late")
-}
-
-// TestJitterKeepsOrder has chunks overtake each other, if they could.
-func TestJitterKeepsOrder(t *testing.T) {
-	const most, chunks = 5 * time.Millisecond, 500
-	p := testcluster.NewProxy(t, echoServer(t))
-	p.Jitter(most, 7)
-	c := dial(t, p)
-	var want strings.Builder
-	for i := range chunks {
-		fmt.Fprintf(&want, "%d ", i)
-	}
-	go func() {
-		for i := range chunks {
-			send(t, c, fmt.Sprintf("%d ", i))
-		}
-	}()
-	receive(t, c, want.String())
-}
-
 func TestStall(t *testing.T) {
 	p := testcluster.NewProxy(t, echoServer(t))
 	c := dial(t, p)
@@ -174,19 +144,6 @@ func TestBlackhole(t *testing.T) {
 	receive(t, c2, "hello") // what lost nothing goes on
 }
 
-func TestBlackholeBothWays(t *testing.T) {
-	p, accepted := twoEnds(t)
-	c := dial(t, p)
-	s := <-accepted
-	p.Blackhole(true)
-	send(t, c, "lost")
-	_ = c.SetLinger(0)
-	c.Close()
-	receivesNothing(t, s)
-	p.Cut(testcluster.FIN)
-	receiveEnd(t, s)
-}
-
 func TestCut(t *testing.T) {
 	for how, ended := range map[testcluster.Ending]func(testing.TB, net.Conn){
 		testcluster.FIN: receiveEnd,
@@ -211,17 +168,6 @@ func TestCut(t *testing.T) {
 		c := dial(t, p) // later ones work
 		send(t, <-accepted, "again")
 		receive(t, c, "again")
-	}
-}
-
-// TestCutFinds cuts connections that may not have been accepted, or not have reached
-// the target, when Cut comes.
-func TestCutFinds(t *testing.T) {
-	p := testcluster.NewProxy(t, echoServer(t))
-	for range 50 {
-		c := dial(t, p)
-		p.Cut(testcluster.RST)
-		receiveReset(t, c)
 	}
 }
 
@@ -261,18 +207,6 @@ func TestThrottle(t *testing.T) {
 	send(t, c, "slower than the test's deadline")
 	p.Up.Throttle(0)
 	receive(t, c, "slower than the test's deadline")
-}
-
-// TestThrottleHoldsSenderUp fills what buffers there are.
-func TestThrottleHoldsSenderUp(t *testing.T) {
-	p := testcluster.NewProxy(t, echoServer(t))
-	p.Up.Throttle(1000)
-	c := dial(t, p)
-	_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
-	n, err := c.Write(make([]byte, 64<<20))
-	if !errors.Is(err, os.ErrDeadlineExceeded) || n > 32<<20 {
-		t.Errorf("wrote %d bytes: %v", n, err)
-	}
 }
 
 func TestSplit(t *testing.T) {
@@ -322,7 +256,6 @@ func changeFaults(p *testcluster.Proxy, stop <-chan struct{}) {
 	defer ticker.Stop()
 	for i := 0; ; i++ {
 		p.Delay(time.Duration(i%3) * time.Millisecond)
-		p.Jitter(time.Duration(i%4)*time.Millisecond, uint64(i))
 		p.Split([]int{0, 100, 1000}[i%3])
 		p.Throttle([]int{0, 1_000_000}[i%2])
 		p.Stall(i%5 == 0)

@@ -139,12 +139,11 @@ type chunk struct {
 	last bool
 	how  Ending // if last
 
-	read   time.Time
-	jitter time.Duration
+	read time.Time
 }
 
 func (s *stream) chunk(data []byte) chunk {
-	return chunk{data: bytes.Clone(data), read: time.Now(), jitter: s.way.nextJitter()}
+	return chunk{data: bytes.Clone(data), read: time.Now()}
 }
 
 func (s *stream) take() {
@@ -162,7 +161,7 @@ func (s *stream) take() {
 }
 
 func (s *stream) window() int {
-	if f, _ := s.way.current(); f.delay+f.jitter > 0 {
+	if f, _ := s.way.current(); f.delay > 0 {
 		return long
 	}
 	return window
@@ -238,7 +237,7 @@ func (s *stream) await(c chunk) (faults, bool) {
 }
 
 func (s *stream) due(c chunk, f faults) time.Time {
-	due := c.read.Add(f.delay + c.jitter)
+	due := c.read.Add(f.delay)
 	if (f.throttle > 0 || f.split > 0) && due.Before(s.free) {
 		return s.free
 	}
