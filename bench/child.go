@@ -3,15 +3,16 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
 )
 
 // roleVar is the environment variable that makes this program a child, and names its role.
@@ -25,7 +26,6 @@ func init() { // not a literal: the roles start children in turn
 	roles = map[string]func(args []string) error{
 		"muster": serveMuster,
 		"bare":   serveBare,
-		"idle":   holdIdle,
 		"rank":   beRank,
 	}
 }
@@ -48,12 +48,11 @@ func runChild() (status int) {
 // process is a child. It reads commands from its stdin and writes answers to its stdout, a line
 // each.
 type process struct {
+	*launch.Process
+	job    *launch.Job
 	role   string // for errors
-	cmd    *exec.Cmd
-	in     io.WriteCloser
 	out    *bufio.Reader
-	stderr bytes.Buffer
-	log    sync.WaitGroup // the goroutine that discards the child's output
+	stderr bytes.Buffer // to be read after the end
 }
 
 // spawn starts this program in a role.
@@ -62,27 +61,24 @@ func spawn(ctx context.Context, role string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, exe, args...)
-	cmd.Env = append(os.Environ(), roleVar+"="+role)
-	return start(role, cmd)
+	return start(ctx, role, []string{roleVar + "=" + role}, exe, args...)
 }
 
-// start starts cmd, which is killed when its context or this process ends.
-func start(role string, cmd *exec.Cmd) (*process, error) {
-	p := &process{role: role, cmd: cmd}
-	cmd.Stderr = &p.stderr
-	cmd.WaitDelay = time.Second
-	bindLife(cmd)
-	in, err := cmd.StdinPipe()
+// start starts a program, which is killed when its context or this process ends.
+func start(ctx context.Context, role string, env []string, path string, args ...string) (*process, error) {
+	out, in := io.Pipe()
+	p := &process{role: role, out: bufio.NewReaderSize(out, 1<<20)}
+	var err error
+	p.job, err = launch.Start(ctx, launch.Spec{
+		N: 1, Path: path, Args: args, ParentPipe: true, Output: in, ErrOutput: &p.stderr, Grace: -1,
+		Env: func(int) []string { return env }, Prefix: func(int) string { return "" },
+	})
 	if err != nil {
 		return nil, err
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	p.in, p.out = in, bufio.NewReaderSize(out, 1<<20)
-	return p, cmd.Start()
+	p.Process = p.job.Process(0)
+	go func() { _ = in.CloseWithError(cmp.Or(p.job.Wait(), io.EOF)) }()
+	return p, nil
 }
 
 // line returns the child's next line.
@@ -90,14 +86,14 @@ func (p *process) line() (string, error) {
 	s, err := p.out.ReadString('\n')
 	if err != nil {
 		p.stop()
-		return "", fmt.Errorf("%s %.60s: %w, %v: %s", p.role, strings.Join(p.cmd.Args[1:], " "), err, p.cmd.ProcessState, strings.TrimSpace(p.stderr.String()))
+		return "", fmt.Errorf("%s: %w: %s", p.role, err, strings.TrimSpace(p.stderr.String()))
 	}
 	return strings.TrimSpace(s), nil
 }
 
 // ask sends a command to the child, and returns its answer.
 func (p *process) ask(what string) (string, error) {
-	if _, err := io.WriteString(p.in, what+"\n"); err != nil {
+	if _, err := io.WriteString(p.job.Input(), what+"\n"); err != nil {
 		_, why := p.line() // the child has ended, and may have printed an error
 		return "", errors.Join(err, why)
 	}
@@ -106,12 +102,11 @@ func (p *process) ask(what string) (string, error) {
 
 // stop ends the child: it closes the child's stdin, and kills it if that does not suffice.
 func (p *process) stop() {
-	_ = p.in.Close()
-	timer := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
+	_ = p.job.Input().Close()
+	timer := time.AfterFunc(3*time.Second, func() { _ = p.Signal(os.Kill) })
 	defer timer.Stop()
-	p.log.Wait()
 	_, _ = io.Copy(io.Discard, p.out)
-	_ = p.cmd.Wait()
+	_ = p.job.Wait()
 }
 
 // emit prints a line, which the parent reads.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -16,7 +15,7 @@ import (
 // kvOptions are the flags of bench kv.
 type kvOptions struct {
 	turns
-	idle, size        int
+	size              int
 	redis             bool
 	shapes, ops, data string
 }
@@ -25,7 +24,6 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	var o kvOptions
 	f := flag.NewFlagSet("kv", flag.ContinueOnError)
 	f.IntVar(&o.size, "size", 64, "bytes of a value")
-	f.IntVar(&o.idle, "idle", 0, "also measure muster beside so many idle connections")
 	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
 	f.StringVar(&o.shapes, "shapes", "1x1,50x1,1x16,50x16", "connections x requests under way on each")
 	f.StringVar(&o.ops, "ops", "get,set", "operations")
@@ -47,7 +45,7 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rep := newReport("kv", rateColumn, p50Column, p99Column, cpuColumn, "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", "rate ÷ no idle", othersColumn)
+	rep := newReport("kv", rateColumn, p50Column, p99Column, cpuColumn, "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", othersColumn)
 	rep.note("values of %d B; µs/op is CPU time", o.size)
 	value := []byte(strings.Repeat("x", o.size))
 	if err := r.fill(ctx, value); err != nil {
@@ -76,9 +74,6 @@ func kvBases(name, op string, sh shape) map[string]ratio {
 		base("rate ÷ redis", rateColumn, redis)
 		base("p99 ÷ redis", p99Column, redis)
 		base("CPU ÷ redis", cpuColumn, redis)
-	}
-	if busy, idle := strings.CutSuffix(name, "+idle"); idle {
-		base("rate ÷ no idle", rateColumn, busy)
 	}
 	return bases
 }
@@ -111,14 +106,10 @@ func parseShapes(s string) (shapes []shape, err error) {
 // rivals are the servers of a run, and other resources to release when it ends.
 type rivals struct {
 	servers []*server
-	holders []*process // of idle connections
-	dirs    []string   // removed at the end
+	dirs    []string // removed at the end
 }
 
 func (r *rivals) stop() {
-	for _, h := range r.holders {
-		h.stop()
-	}
 	for _, s := range r.servers {
 		s.kill()
 	}
@@ -129,7 +120,7 @@ func (r *rivals) stop() {
 
 func (r *rivals) pids() (pids []int) {
 	for _, s := range r.servers {
-		pids = append(pids, s.cmd.Process.Pid)
+		pids = append(pids, s.Pid())
 	}
 	return pids
 }
@@ -175,7 +166,7 @@ func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 			return r, err
 		}
 	}
-	return r, o.addIdle(ctx, r, "muster+idle")
+	return r, nil
 }
 
 // addDurable starts servers that write each change to disk before they answer.
@@ -188,9 +179,6 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 	if err := r.addMuster(ctx, "muster+disk", filepath.Join(dir, "muster")); err != nil {
 		return err
 	}
-	if err := o.addIdle(ctx, r, "muster+disk+idle", filepath.Join(dir, "idle")); err != nil {
-		return err
-	}
 	if !o.redis {
 		return nil
 	}
@@ -199,22 +187,4 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 		return err
 	}
 	return r.add(spawnRedis(ctx, "redis+disk", "--appendonly", "yes", "--appendfsync", "always", "--dir", aof))
-}
-
-// addIdle starts one more muster server, and a process that holds idle connections to it, if there
-// are any.
-func (o *kvOptions) addIdle(ctx context.Context, r *rivals, name string, args ...string) error {
-	if o.idle == 0 {
-		return nil
-	}
-	if err := r.addMuster(ctx, name, args...); err != nil {
-		return err
-	}
-	h, err := spawn(ctx, "idle", r.servers[len(r.servers)-1].addr, strconv.Itoa(o.idle))
-	if err != nil {
-		return err
-	}
-	r.holders = append(r.holders, h)
-	_, err = h.line()
-	return err
 }

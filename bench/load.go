@@ -153,10 +153,10 @@ func measure(ctx context.Context, s *server, sh shape, op operation, value []byt
 	}); err != nil {
 		return nil, err
 	}
-	cpu, own, began := cpuTime(s.cmd.Process.Pid), ownCPU(), time.Now()
+	cpu, own, began := cpuTime(s.Pid()), ownCPU(), time.Now()
 	err := together(cs, func(c *client) error { return c.work(op, sh.depth, value, began.Add(d)) })
 	took := time.Since(began)
-	return summary(cs, sh.depth, took, cpuTime(s.cmd.Process.Pid)-cpu, ownCPU()-own), err
+	return summary(cs, sh.depth, took, cpuTime(s.Pid())-cpu, ownCPU()-own), err
 }
 
 func summary(cs []*client, depth int, took, serverCPU, clientCPU time.Duration) figures {

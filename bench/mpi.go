@@ -65,7 +65,6 @@ func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...str
 	// mpirun then ends its processes
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
-	bindLife(cmd)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	b, err := cmd.Output()

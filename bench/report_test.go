@@ -40,9 +40,8 @@ func want(t *testing.T, r report, name string, figures ...string) {
 }
 
 func TestIdle(t *testing.T) {
-	r := measured(t, "kv", "-rounds", "2", "-slice", "5ms", "-shapes", "3x4", "-idle", "20", "-redis=false")
+	r := measured(t, "kv", "-rounds", "2", "-slice", "5ms", "-shapes", "3x4", "-redis=false")
 	want(t, r, "get 3×4 muster", "rate ÷ bare", "ops/s", "p50 µs", "p99 µs")
-	want(t, r, "set 3×4 muster+idle", "ops/s", "rate ÷ no idle")
 }
 
 func TestDurable(t *testing.T) {

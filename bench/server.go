@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"time"
 
@@ -53,13 +52,13 @@ func spawnRedis(ctx context.Context, name string, args ...string) (*server, erro
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(addr)
-	p, err := start("redis", exec.CommandContext(ctx, path, append([]string{"--bind", "127.0.0.1", "--port", port, "--save", ""}, args...)...))
+	p, err := start(ctx, "redis", nil, path, append([]string{"--bind", "127.0.0.1", "--port", port, "--save", ""}, args...)...)
 	if err != nil {
 		return nil, err
 	}
-	p.log.Go(func() { _, _ = io.Copy(io.Discard, p.out) })
+	go func() { _, _ = io.Copy(io.Discard, p.out) }() // until it ends
 	if err := awaitListener(ctx, addr); err != nil {
-		_ = p.cmd.Process.Kill()
+		_ = p.Signal(os.Kill)
 		return nil, fmt.Errorf("redis-server: %w", err)
 	}
 	return &server{name: name, addr: addr, newDialect: newRESPDialect, process: p}, nil
@@ -70,7 +69,7 @@ func (s *server) isRedis() bool { return strings.HasPrefix(s.name, "redis") }
 // kill ends a server that does not end with its stdin.
 func (s *server) kill() {
 	if s.isRedis() {
-		_ = s.cmd.Process.Signal(os.Interrupt)
+		_ = s.Signal(os.Interrupt)
 	}
 	s.stop()
 }
@@ -114,25 +113,5 @@ func serveMuster(args []string) error {
 	go func() { _ = s.Serve(l) }()
 	defer s.Close()
 	emit("%s", l.Addr())
-	return listen(func(string) error { return nil })
-}
-
-// holdIdle runs the role of a process that holds many idle connections: idle ADDR COUNT.
-func holdIdle(args []string) error {
-	n, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
-	for range n {
-		c, err := net.Dial("tcp", args[0])
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		if err := newWireDialect().open(c); err != nil {
-			return err
-		}
-	}
-	emit("%d", n)
 	return listen(func(string) error { return nil })
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,7 +85,7 @@ type team struct {
 
 func (t *team) pids() (pids []int) {
 	for _, p := range t.ranks {
-		pids = append(pids, p.cmd.Process.Pid)
+		pids = append(pids, p.Pid())
 	}
 	return pids
 }
@@ -118,7 +117,7 @@ func (t *team) turn(_ context.Context, way string, bytes, count int) ([]lap, tim
 // stop ends all processes: each ends by itself when its stdin ends.
 func (t *team) stop() {
 	for _, p := range t.ranks {
-		_ = p.in.Close()
+		_ = p.job.Input().Close()
 	}
 	for _, p := range t.ranks {
 		p.stop()
@@ -162,7 +161,7 @@ func startProgram(ctx context.Context, program string, size int) (*team, error) 
 	ctx, cancel := context.WithCancel(ctx)
 	t := &team{cancel: cancel}
 	for rank := range size {
-		p, err := start(program, exec.CommandContext(ctx, program, strconv.Itoa(rank), strconv.Itoa(size), addr))
+		p, err := start(ctx, program, nil, program, strconv.Itoa(rank), strconv.Itoa(size), addr)
 		if err != nil {
 			cancel()
 			return nil, err

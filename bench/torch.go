@@ -55,7 +55,7 @@ func spawnPython(ctx context.Context, python, script string, size int) (*team, e
 
 // addPython starts a script.
 func (t *team) addPython(ctx context.Context, python, script string, args ...string) error {
-	p, err := start(python, exec.CommandContext(ctx, python, append([]string{"-c", script}, args...)...))
+	p, err := start(ctx, python, nil, python, append([]string{"-c", script}, args...)...)
 	if err == nil {
 		t.ranks = append(t.ranks, p)
 	}

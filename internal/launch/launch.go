@@ -84,7 +84,7 @@ type Spec struct {
 	Log func(rank int) (io.WriteCloser, error)
 
 	// ParentPipe makes the ranks' standard input a pipe that ends with this process, for programs
-	// that call ExitWithParent. Otherwise their standard input is empty.
+	// that call ExitWithParent, or read Job.Input. Otherwise their standard input is empty.
 	ParentPipe bool
 	// Files are inherited by the ranks, as descriptors from 3.
 	Files []*os.File
@@ -179,6 +179,10 @@ func (j *Job) Wait() error {
 	<-j.done
 	return j.err
 }
+
+// Input is the standard input of the ranks with Spec.ParentPipe, which ends when it is closed. All
+// ranks share it: it is for jobs of one.
+func (j *Job) Input() io.WriteCloser { return j.parentPipe.hold }
 
 // Failures returns the ranks that have failed, in the order in which they ended, when Done is closed.
 func (j *Job) Failures() []*ExitError { return j.failures }
