@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"golang.org/x/sync/errgroup"
@@ -65,6 +66,10 @@ func (m tests) Run() int {
 	}
 	// With -race every process sleeps for a second before it exits, and these tests start hundreds.
 	_ = os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	if err := testcluster.WaitTogether(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	return m.M.Run()
 }
 

@@ -35,6 +35,7 @@ func TestMemoryUnderAttack(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED: the race detector takes memory of its own, several times as much")
 	}
+	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret")
 	reader := filepath.Join(t.TempDir(), "reader")
 	access := filepath.Join(t.TempDir(), "access")

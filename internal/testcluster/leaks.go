@@ -28,8 +28,7 @@ const leakTimeout = 2 * time.Second
 // Parallel tests wait most of the time. So more of them run at once than there are processors, unless
 // the flag -parallel says how many.
 func Leaks(m *testing.M) {
-	flag.Parse()
-	if err := waitTogether(); err != nil {
+	if err := WaitTogether(); err != nil {
 		fmt.Fprintln(os.Stderr, "testcluster: set -parallel:", err)
 	}
 	if err := adoptOrphans(); err != nil {
@@ -48,9 +47,11 @@ func Leaks(m *testing.M) {
 // parallelPerProcessor is how many parallel tests run at once for each processor.
 const parallelPerProcessor = 2
 
-// waitTogether sets the flag -parallel, unless the command line does.
-func waitTogether() error {
+// WaitTogether sets the flag -parallel to more than the number of processors, for tests that wait most
+// of the time, unless the command line does. Leaks calls it.
+func WaitTogether() error {
 	const name = "test.parallel"
+	flag.Parse()
 	set := false
 	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })
 	if set {
