@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 )
 

@@ -79,14 +79,14 @@ const generation = "gen-00000000000000000000"
 func TestModelOptNegativeLookup(t *testing.T) {
 	t.Run("the trap", func(t *testing.T) {
 		under := t.TempDir()
-		mounted := mountAt(t, under, believe)
+		mounted := mountAt(t, under)
 		absent(t, mounted+"/rank_1_state.pth")
 		require.NoError(t, os.WriteFile(under+"/rank_1_state.pth", nil, 0o600))
 		absent(t, mounted+"/rank_1_state.pth") // so a layer would be missing
 	})
 	t.Run("Wait", func(t *testing.T) {
 		under := t.TempDir()
-		mounted := mountAt(t, under, believe)
+		mounted := mountAt(t, under)
 		w := open(t, mounted, 1)
 		_, err := w.Read(t.Context(), 0)
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
@@ -99,7 +99,7 @@ func TestModelOptNegativeLookup(t *testing.T) {
 	})
 	t.Run("ReadVersion", func(t *testing.T) {
 		under := t.TempDir()
-		mounted := mountAt(t, under, believe)
+		mounted := mountAt(t, under)
 		w := open(t, mounted, 1)
 		v, files, bring := elsewhere(t, 0)
 		absent(t, filepath.Join(mounted, generation, files[0]), filepath.Join(mounted, generation, files[1]))
@@ -115,7 +115,7 @@ func TestModelOptNegativeLookup(t *testing.T) {
 	})
 	t.Run("ReadVersion comes first", func(t *testing.T) {
 		under := t.TempDir()
-		w := open(t, mountAt(t, under, believe), 1)
+		w := open(t, mountAt(t, under), 1)
 		v, _, bring := elsewhere(t, 0)
 		got := make(chan error)
 		go func() {
@@ -131,7 +131,7 @@ func TestModelOptNegativeLookup(t *testing.T) {
 // directory itself.
 func TestOtherClients(t *testing.T) {
 	under := t.TempDir()
-	dirs := []string{under, mountAt(t, under, believe), mountAt(t, under, believe)}
+	dirs := []string{under, mountAt(t, under), mountAt(t, under)}
 	var ranks sync.WaitGroup
 	for rank, dir := range dirs {
 		w := open(t, dir, rank)
@@ -165,7 +165,7 @@ func TestOtherClients(t *testing.T) {
 // TestAnotherClientRemoves removes a state that this client has cached.
 func TestAnotherClientRemoves(t *testing.T) {
 	under := t.TempDir()
-	publisher, w := open(t, under, 0), open(t, mountAt(t, under, believe), 1)
+	publisher, w := open(t, under, 0), open(t, mountAt(t, under), 1)
 	v, err := publisher.Write(t.Context(), nil, weights(1))
 	require.NoError(t, err)
 	_, err = w.Read(t.Context(), 0)

@@ -16,7 +16,7 @@ import (
 // mountAt mounts the directory under and returns the mount point. The mount caches attributes and
 // entries for the duration believe. Changes made directly in under have the effect of changes by
 // another client. If nothing can be mounted, it skips the test and logs why.
-func mountAt(t testing.TB, under string, believe time.Duration) (mounted string) {
+func mountAt(t testing.TB, under string) (mounted string) {
 	t.Helper()
 	root, err := fs.NewLoopbackRoot(under)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/flightrecorder"
-	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/status"
+	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
 )
 

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/internal/status"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
