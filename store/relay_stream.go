@@ -25,10 +25,12 @@ const (
 	acceptsRelays = 2 // the peer may be a relay
 )
 
-// relayStream is the state of a relay's connection. The Memory's mu protects it.
+// relayStream is the state of a relay's connection. The Memory's mu protects it, but for replaced.
 type relayStream struct {
-	conns    map[uint32]*relayedConn // relayed connections, by number
-	replaced []sessionConn           // by connections of this relay's peers; to be closed
+	conns map[uint32]*relayedConn // relayed connections, by number
+	// replaced by connections of this relay's peers, and to be closed without the mu. It belongs to the
+	// goroutine that reads.
+	replaced []sessionConn
 
 	// Of what is being carried out:
 	op       wire.Op      // operation of the current frame: OpRelay, OpVotes; 0: of the connection itself

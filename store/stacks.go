@@ -180,6 +180,11 @@ func (m *Memory) finishStacks(ctx context.Context, stopped <-chan struct{}, q *s
 		*rep = wire.Reply{Value: processStacks()}
 		return
 	}
+	var w witness
+	c, direct := q.peer.(*conn)
+	if direct {
+		w.ran(c)
+	}
 	q.peer.askStacks()
 	ctx, cancel := context.WithTimeout(ctx, stacksTimeout)
 	defer cancel()
@@ -190,8 +195,15 @@ func (m *Memory) finishStacks(ctx context.Context, stopped <-chan struct{}, q *s
 	case <-ctx.Done():
 	case <-stopped:
 	}
-	*rep = wire.Reply{Code: wire.CodeUnavailable, Detail: fmt.Sprintf("no answer of %s within %v: its process may be stopped, or its client is of a version without this request", q.who, stacksTimeout)}
+	why := "its process may be stopped, or a thread of it may hold Python's interpreter lock (GIL), or its client is of a version without this request: on its host, " + pySpy
+	if direct && w.ran(c) {
+		why = "its process uses the processor: a thread of Python that holds the interpreter lock (GIL), such as a long call of C code, keeps it from answering: on its host, " + pySpy
+	}
+	*rep = wire.Reply{Code: wire.CodeUnavailable, Detail: fmt.Sprintf("no answer of %s within %v: %s", q.who, stacksTimeout, why)}
 }
+
+// pySpy says how to see the stacks of a process that does not answer.
+const pySpy = "py-spy dump --pid PID prints the stacks of a Python process"
 
 // stacks carries out OpStacks for a caller in this process.
 func (m *Memory) stacks(ctx context.Context, req *wire.Request, rep *wire.Reply) error {

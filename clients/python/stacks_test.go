@@ -2,6 +2,7 @@ package python_test
 
 import (
 	"errors"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,4 +50,29 @@ func TestStacksOfPython(t *testing.T) {
 	require.NoError(t, m.ps[1].cmd.Process.Signal(syscall.SIGCONT))
 	_, err = s.Stacks(bounded(t), generation, 1)
 	require.NoError(t, err)
+}
+
+// TestStacksWithTheGILHeld checks that what keeps a rank from an answer is named, if its process runs.
+func TestStacksWithTheGILHeld(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("SKIPPED: the processor time of other processes is read from /proc")
+	}
+	addr := testcluster.Serve(t, &store.Server{Stacks: true})
+	m := create(t, 2, addr, nil, pgroup.Config{})
+	s, err := store.Dial(bounded(t), addr, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	matched := make(chan error, 1)
+	go func() {
+		_, err := m.ps[1].do("new", "match", 8)
+		matched <- err
+	}()
+	testcluster.Eventually(t, time.Minute, func() bool {
+		_, err = s.Stacks(bounded(t), m.gs[0].Generation(), 1)
+		return err != nil
+	}, "the interpreter's lock is held for longer than a request waits")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "its process uses the processor: a thread of Python that holds the interpreter lock (GIL)")
+	require.ErrorContains(t, err, "py-spy dump --pid PID")
+	require.NoError(t, <-matched)
 }
