@@ -50,7 +50,8 @@ type inbound struct {
 
 // outbound is a connection for messages to a rank. The sender writes what the socket takes at once.
 // A goroutine of its own writes the queued rest, so that the sender can receive meanwhile: if all
-// ranks only wrote, none would read.
+// ranks only wrote, none would read. A small message is written under mu, and may wait there for its
+// receiver: what ends the wait, as the end of the Comm does, closes the connection before it locks.
 type outbound struct {
 	conn net.Conn
 	now  link.NowWriter // conn; nil: the goroutine writes all large messages
@@ -203,8 +204,11 @@ func (l *conns) announceLeave() {
 	outs := slices.Collect(maps.Values(l.out))
 	l.mu.Unlock()
 	h := head{verb: announceLeave, generation: l.core.group.Generation()}
+	end := time.Now().Add(goodbyeTime)
+	for _, out := range outs { // before the first message, which may wait for the end
+		_ = out.conn.SetWriteDeadline(end)
+	}
 	for _, out := range outs {
-		_ = out.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
 		out.send(&h, vector{})
 	}
 	for _, out := range outs {

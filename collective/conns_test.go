@@ -5,10 +5,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
 )
 
 // tightConn takes a few bytes at once, if its caller does not wait.
@@ -51,4 +54,24 @@ func TestSmallSlicesAreWrittenTogether(t *testing.T) {
 		require.True(t, bytes.HasSuffix(c.got, data))
 	}
 	require.Less(t, c.calls, 50*messages)
+}
+
+// TestLeaveRanksThatDoNotRead checks that a rank that leaves waits once for all ranks that do not
+// read, and not for one after the other.
+func TestLeaveRanksThatDoNotRead(t *testing.T) {
+	t.Parallel()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Store: meet})
+	require.NoError(t, err)
+	defer g.Close()
+	var full []net.Conn
+	for range 32 {
+		conn, peer := net.Pipe() // takes nothing that is not read
+		defer peer.Close()
+		full = append(full, conn)
+	}
+	began := time.Now()
+	collective.Leave(g, full)
+	require.Less(t, time.Since(began), time.Second)
 }

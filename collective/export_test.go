@@ -24,3 +24,16 @@ func SendSlices(conn link.NowWriter, slices [][]byte) error {
 	o.send(new(head), vectorOf(slices))
 	return o.flush()
 }
+
+// Leave has a rank notify others, with these connections, that it leaves.
+func Leave(g *pgroup.Group, to []net.Conn) {
+	l := newConns(&core{group: g})
+	for i, conn := range to {
+		o := &outbound{conn: conn}
+		o.change = sync.NewCond(&o.mu)
+		l.out[connKey{i, forPairs}] = o
+		l.wg.Go(o.write)
+	}
+	l.announceLeave()
+	l.close()
+}

@@ -98,3 +98,32 @@ func TestPairFrozen(t *testing.T) {
 
 // soon is more than a liveness timeout of a second, on a busy machine too.
 const soon = 13 * time.Second
+
+// TestSmallSendsToOneThatDoesNotReceive checks that the deadline of a Send ends it, and its Comm, also
+// while it writes a small message itself.
+func TestSmallSendsToOneThatDoesNotReceive(t *testing.T) {
+	t.Parallel()
+	over(t, []int{2}, func(t *testing.T, w way, n int) {
+		ended := make(chan struct{})
+		w.run(t, n, func(r *rank) {
+			if r.me() == 1 {
+				<-ended
+				return
+			}
+			defer close(ended)
+			ctx, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
+			defer cancel()
+			x := make([]float32, 4000)
+			var err error
+			for range 1 << 16 {
+				if err = collective.Send(ctx, r.c, 1, x); err != nil {
+					break
+				}
+			}
+			assert.ErrorIs(t, err, pgroup.ErrTimeout)
+			began := time.Now()
+			assert.NoError(t, r.c.Close())
+			assert.Less(t, time.Since(began), hung/4)
+		})
+	})
+}
