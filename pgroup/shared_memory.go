@@ -145,11 +145,7 @@ func (s *membership) memories() (n int) {
 // newMemory makes a memory, unless another rank has made it: then it opens that.
 func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, error) {
 	if g.knownMembers() == nil && g.rank > 0 { // one request for all members of a large group is enough
-		ref, err := g.prefixedStore().Get(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		return g.openedMemory(ref)
+		return g.madeMemory(ctx, key)
 	}
 	if ms, err := g.Members(ctx); err != nil || !areProcesses(ms) {
 		return nil, err
@@ -158,6 +154,9 @@ func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, err
 		return nil, err
 	}
 	made, ref, err := hostmem.Create(g.rank, g.size, g.cfg.Timeout)
+	if errors.Is(err, hostmem.ErrUnsupported) { // here; a seccomp filter may be that of this process alone
+		return g.madeMemory(ctx, key)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -175,6 +174,15 @@ func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, err
 		return nil, err
 	}
 	return g.openedMemory(first)
+}
+
+// madeMemory opens the memory that another rank has made.
+func (g *Group) madeMemory(ctx context.Context, key string) (*hostmem.Memory, error) {
+	ref, err := g.prefixedStore().Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return g.openedMemory(ref)
 }
 
 // checkMemory returns an error unless this process may use all memories that it has opened, and the

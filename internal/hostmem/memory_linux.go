@@ -75,8 +75,9 @@ func checkFileSize(size int) error {
 	return nil
 }
 
-// Open maps the memory of another process of the same user, through /proc. The size of the file is
-// sealed: no process can shrink it, which would be a SIGBUS for all others.
+// Open maps the memory of another process of the same user, through /proc: root could open that of
+// others, who could then write into its memory. The size of the file is sealed: no process can shrink
+// it, which would be a SIGBUS for all others.
 func Open(ref Ref, rank, ranks int, timeout time.Duration) (*Memory, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", ref.PID, ref.File)
 	link, err := os.Readlink(path)
@@ -100,6 +101,8 @@ func Open(ref Ref, rank, ranks int, timeout time.Duration) (*Memory, error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("hostmem: open %s: %w", path, err)
+	case int(stat.Uid) != os.Geteuid():
+		return nil, fmt.Errorf("hostmem: open %s: it is of user %d, and this process of user %d", path, stat.Uid, os.Geteuid())
 	case got&seals != seals || stat.Size != int64(shape.size()):
 		return nil, errCorrupt
 	}
@@ -167,11 +170,20 @@ func (m *Memory) futex(bell int) *uint32 { return (*uint32)(unsafe.Pointer(&m.wo
 
 func (m *Memory) bell(bell int) uint32 { return atomic.LoadUint32(m.futex(bell)) }
 
-// sleep returns when the bell no longer has the value, after d, or for no reason.
+// sleep returns when the bell no longer has the value, after d, or for no reason. If the system
+// refuses (a seccomp filter), it pauses, so that its caller, who asks again, does not compute meanwhile.
 func (m *Memory) sleep(bell int, value uint32, d time.Duration) {
 	timeout := unix.NsecToTimespec(int64(d))
-	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex(bell))), futexWait, uintptr(value), uintptr(unsafe.Pointer(&timeout)), 0, 0)
+	_, _, errno := syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex(bell))), futexWait, uintptr(value), uintptr(unsafe.Pointer(&timeout)), 0, 0)
+	switch errno {
+	case 0, unix.EAGAIN, unix.EINTR, unix.ETIMEDOUT:
+	default:
+		time.Sleep(min(d, refusedPause))
+	}
 }
+
+// refusedPause is how long a sleep takes that the system refuses.
+const refusedPause = time.Millisecond
 
 func (m *Memory) wake(bell int) {
 	atomic.AddUint32(m.futex(bell), 1)
