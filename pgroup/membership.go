@@ -232,15 +232,19 @@ func (s *membership) asRankError(op, channel string, seq uint64, err error) erro
 func (s *membership) failureOf(e *store.Error) *wire.Failure {
 	v := &wire.Failure{Code: code(e), By: -1, Reason: e.Detail}
 	gone := isGone(v.Code) // the connection broke, or the server said goodbye
+	failed := ""
+	if e.Reason == wire.ReasonDisk {
+		failed = ": " + e.Detail
+	}
 	switch {
 	case errors.Is(e, store.ErrSessionLost): // the other ranks get this failure, too
 		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.rank}, "its session has expired: it was disconnected, or sent nothing, for too long"
 	case gone && s.host >= 0 && v.Code == wire.CodeLeft:
 		v.Left, v.Reason = []int{s.host}, "it hosted the store at "+s.shared.addr
 	case gone && s.host >= 0:
-		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.host}, "it hosted the store at "+s.shared.addr
+		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.host}, "it hosted the store at "+s.shared.addr+failed
 	case gone:
-		v.Code, v.Reason = wire.CodeUnavailable, s.shared.name()+" has ended"
+		v.Code, v.Reason = wire.CodeUnavailable, s.shared.name()+" has ended"+failed
 	case v.Code == wire.CodeTimeout || v.Code == wire.CodeCancelled:
 		v.Reason = fmt.Sprintf("no answer from the store at %s: outcome unknown", s.shared.addr)
 	}

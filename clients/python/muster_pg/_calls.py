@@ -64,6 +64,7 @@ class Calls:
         self._silent = 0  # ticks since something came, while calls wait
         self._since = 0.0  # when the connection ended; 0 while there is one
         self._why = NoAnswer(Code.UNAVAILABLE)  # it did
+        self.failed = ""  # why the store has failed, in its words
         self._lost: Optional[NoAnswer] = None  # why the first session is not this one
         self._joined: Set[int] = set()  # generations in which this session has a member
         self._leases: Set[int] = set()
@@ -307,6 +308,8 @@ class Calls:
 
     def _broken(self, e: Exception) -> NoAnswer:
         """Is why a connection has ended."""
+        if isinstance(e, Failed):
+            self.failed = str(e)
         code = Code.LEFT if isinstance(e, Goodbye) else Code.UNAVAILABLE
         detail = "it closed the connection" if isinstance(e, EOFError) else _dial.words(e)
         return NoAnswer(code, words_of(Code.UNAVAILABLE), detail, self.target.addr, (Unavailable,))

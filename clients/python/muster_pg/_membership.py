@@ -249,14 +249,15 @@ class Membership:
         """
         v = Failure(e.code, reason=e.detail)
         hosted = f"it hosted the store at {self.store.address}"
+        failed = f": {self.store._failed}" if self.store._failed else ""
         if isinstance(e, SessionLost):  # the others have that result
             v.code, v.lost, v.reason = Code.LOST, [self.rank], "its session has expired: it was disconnected, or sent nothing, for too long"
         elif e.code == Code.LEFT and self.host >= 0:
             v.left, v.reason = [self.host], hosted
         elif e.code in _GONE and self.host >= 0:
-            v.code, v.lost, v.reason = Code.LOST, [self.host], hosted
+            v.code, v.lost, v.reason = Code.LOST, [self.host], hosted + failed
         elif e.code in _GONE:
-            v.code, v.reason = Code.UNAVAILABLE, f"{self.store.address} is gone"
+            v.code, v.reason = Code.UNAVAILABLE, f"{self.store.address} is gone{failed}"
         elif e.code in (Code.TIMEOUT, Code.CANCELLED):
             v.reason = f"no answer from the store at {self.store.address}: outcome unknown"
         return v

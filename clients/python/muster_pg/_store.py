@@ -128,6 +128,11 @@ class Store:
         """Where the store is, as host:port."""
         return self._session.target.addr
 
+    @property
+    def _failed(self) -> str:
+        """Why the store has failed, in its words; "" if it has not, or has not said so."""
+        return self._session.failed
+
     def below(self, prefix: str) -> "Store":
         """Returns the part of the store below prefix. Its close does nothing."""
         prefix = self._prefix + _arguments.text(_bad("below"), "prefix", prefix)
