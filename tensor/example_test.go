@@ -20,7 +20,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	vals, err := bottom.AppendFloat32s(nil)
+	vals, err := tensor.View[float32](bottom)
 	fmt.Println(bottom, vals, err)
 	// Output: F32[1,3] [3 4 5] <nil>
 }
@@ -51,12 +51,8 @@ func ExampleView() {
 
 func ExampleWrap() {
 	t, err := tensor.Wrap([]byte{0x21, 0x43}, tensor.F4, 4) // two elements in a byte, the first in the lower half
-	if err != nil {
-		log.Fatal(err)
-	}
-	vals, err := t.AppendFloat32s(nil)
-	fmt.Println(vals, err)
-	// Output: [0.5 1 1.5 2] <nil>
+	fmt.Println(t, err)
+	// Output: F4[4] <nil>
 }
 
 func ExampleTensor_Slice() {
@@ -70,38 +66,6 @@ func ExampleTensor_Reshape() {
 	t, err := tensor.From([]uint8{1, 2, 3, 4, 5, 6}, 2, 3).Reshape(3, 2)
 	fmt.Println(t, err)
 	// Output: U8[3,2] <nil>
-}
-
-// Elements of a tensor that may be larger than the memory at hand, block by block.
-func ExampleTensor_Float32sAt() {
-	t := tensor.From([]int16{1, 2, 3, 4, 5})
-	var sum float32
-	var block [2]float32
-	for from := 0; from < t.Len(); from += len(block) {
-		n, err := t.Float32sAt(block[:], from)
-		if err != nil {
-			log.Fatal(err)
-		}
-		for _, v := range block[:n] {
-			sum += v
-		}
-	}
-	fmt.Println(sum)
-	// Output: 15
-}
-
-func ExampleFromFloat32s() {
-	t, err := tensor.FromFloat32s(tensor.F8E4M3, []float32{1, 0.3, 448, 1000}, 2, 2)
-	if err != nil {
-		log.Fatal(err)
-	}
-	vals, err := t.AppendFloat32s(nil)
-	fmt.Println(t, vals, err)
-	_, err = tensor.FromFloat32s(tensor.I8, []float32{1, 200})
-	fmt.Println(err)
-	// Output:
-	// F8_E4M3[2,2] [1 0.3125 448 NaN] <nil>
-	// tensor: element 1 of I8[2] is 200: the dtype has only integers, and not this one
 }
 
 // The shards of a weight whose columns are spread over ranks.

@@ -13,10 +13,10 @@ type Number interface {
 	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64 | Float16 | BFloat16
 }
 
-// Element is the Go types that a tensor can be viewed as. F4, F6E2M3 and F6E3M2, which are packed,
-// have none.
+// Element is the Go types that a tensor can be viewed as. The floats of 8 bits, whose codes are the bytes of
+// Data, have none, and neither have F4, F6E2M3 and F6E3M2, which are packed.
 type Element interface {
-	Number | bool | complex64 | Float8E4M3 | Float8E5M2 | Float8E4M3FNUZ | Float8E5M2FNUZ | Float8E8M0
+	Number | bool | complex64
 }
 
 // DTypeOf returns the dtype of T.
@@ -29,16 +29,6 @@ func DTypeOf[T Element]() DType {
 		return U8
 	case int8:
 		return I8
-	case Float8E5M2:
-		return F8E5M2
-	case Float8E4M3:
-		return F8E4M3
-	case Float8E8M0:
-		return F8E8M0
-	case Float8E4M3FNUZ:
-		return F8E4M3FNUZ
-	case Float8E5M2FNUZ:
-		return F8E5M2FNUZ
 	case int16:
 		return I16
 	case uint16:
@@ -47,12 +37,6 @@ func DTypeOf[T Element]() DType {
 		return F16
 	case BFloat16:
 		return BF16
-	}
-	return wideDTypeOf(any(zero))
-}
-
-func wideDTypeOf(zero any) DType {
-	switch zero.(type) {
 	case int32:
 		return I32
 	case uint32:
@@ -74,7 +58,7 @@ func wideDTypeOf(zero any) DType {
 // From returns a tensor that aliases data. Without a shape it has one axis. Like make, it panics if
 // data does not have as many elements as the shape. It also panics on a big-endian host if an
 // element has more than one byte, since data does not have a tensor's byte order there; use
-// FromFloat32s or Wrap instead.
+// Wrap instead.
 func From[T Element](data []T, shape ...int) *Tensor {
 	dt := DTypeOf[T]()
 	if len(shape) == 0 {
@@ -113,7 +97,7 @@ func View[T Element](t *Tensor) ([]T, error) {
 		return nil, fmt.Errorf("tensor: %v is not aligned to %d bytes: view a Clone", t, align)
 	}
 	if t.DType == Bool {
-		if err := checkBools(t.Data, 0); err != nil {
+		if err := checkBools(t.Data); err != nil {
 			return nil, err
 		}
 	}
@@ -129,11 +113,11 @@ func sameOrder(dt DType) error {
 	return nil
 }
 
-// checkBools returns an error if a byte is not a bool; the first byte is element from.
-func checkBools(data []byte, from int) error {
+// checkBools returns an error if a byte is not a bool.
+func checkBools(data []byte) error {
 	for i, b := range data {
 		if b > 1 {
-			return fmt.Errorf("tensor: element %d of BOOL is the byte %#x, neither 0 nor 1", from+i, b)
+			return fmt.Errorf("tensor: element %d of BOOL is the byte %#x, neither 0 nor 1", i, b)
 		}
 	}
 	return nil

@@ -26,6 +26,16 @@ const (
 	pipelineStages = 2
 )
 
+// coded returns a tensor whose bytes are all different.
+func coded(t *testing.T, dt tensor.DType, shape ...int) *tensor.Tensor {
+	t.Helper()
+	x := tensor.New(dt, shape...)
+	for i := range x.Data {
+		x.Data[i] = byte(16*i + 1)
+	}
+	return x
+}
+
 // smallModel returns a complete model of two layers.
 func smallModel(t *testing.T) tensors {
 	t.Helper()
@@ -35,8 +45,8 @@ func smallModel(t *testing.T) tensors {
 		ts[name+"self_attn.q_proj.weight"] = normal(uint64(10+layer), 64, 32)
 		ts[name+"self_attn.o_proj.weight"] = normal(uint64(20+layer), 32, 64)
 		ts[name+"input_layernorm.weight"] = normal(uint64(30+layer), 32)
-		ts[name+"experts"] = floats(t, tensor.F8E4M3, []float32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 3, 2, 2)
-		ts[name+"packed"] = floats(t, tensor.F4, []float32{1, 2, 3, 4, 6, 1, 2, 3}, 2, 4)
+		ts[name+"experts"] = coded(t, tensor.F8E4M3, 3, 2, 2)
+		ts[name+"packed"] = coded(t, tensor.F4, 2, 4)
 	}
 	ts["scalar"] = &tensor.Tensor{DType: tensor.I64, Data: []byte("12345678")}
 	return ts

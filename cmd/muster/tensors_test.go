@@ -31,14 +31,6 @@ func emptyDesk(t *testing.T) desk {
 	return desk(t.TempDir())
 }
 
-// floats returns a tensor with the values vals.
-func floats(t *testing.T, dt tensor.DType, vals []float32, shape ...int) *tensor.Tensor {
-	t.Helper()
-	x, err := tensor.FromFloat32s(dt, vals, shape...)
-	require.NoError(t, err)
-	return x
-}
-
 // normal returns a tensor of normally distributed random values.
 func normal(seed uint64, shape ...int) *tensor.Tensor {
 	r := rand.New(rand.NewPCG(seed, 7))

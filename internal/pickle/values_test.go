@@ -1,6 +1,7 @@
 package pickle_test
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"maps"
 	"math"
@@ -99,24 +100,32 @@ func plainValues() map[string]any {
 	}
 }
 
-// six returns the elements 0 to 5 of a dtype.
+// six returns the elements 0 to 5 of a dtype; true is 1 to 5.
 func six(dt tensor.DType, shape ...int) *tensor.Tensor {
-	vals := []float32{0, 1, 2, 3, 4, 5}
-	switch dt {
-	case tensor.Bool:
-		vals = []float32{0, 1, 1, 1, 1, 1}
-	case tensor.C64:
-		return tensor.From([]complex64{0, 1, 2, 3, 4, 5}, shape...)
-	}
-	return floats(dt, vals, shape...)
-}
-
-func floats(dt tensor.DType, vals []float32, shape ...int) *tensor.Tensor {
-	t, err := tensor.FromFloat32s(dt, vals, shape...)
-	if err != nil {
-		panic(err)
+	t := tensor.New(dt, shape...)
+	width := dt.Bits() / 8
+	for i := range 6 {
+		word := binary.LittleEndian.AppendUint64(nil, bitsOf(dt, i))
+		copy(t.Data[i*width:][:width], word)
 	}
 	return t
+}
+
+// bitsOf returns the code of a small number.
+func bitsOf(dt tensor.DType, n int) uint64 {
+	switch v := float32(n); dt {
+	case tensor.Bool:
+		return uint64(min(n, 1))
+	case tensor.F16:
+		return uint64(tensor.Float16From(v))
+	case tensor.BF16:
+		return uint64(tensor.BFloat16From(v))
+	case tensor.F32, tensor.C64: // the real part
+		return uint64(math.Float32bits(v))
+	case tensor.F64:
+		return math.Float64bits(float64(v))
+	}
+	return uint64(n)
 }
 
 func numpyValues() map[string]any {

@@ -198,6 +198,7 @@ func (p *pointerOwn) UnmarshalJSON(b []byte) error {
 }
 
 func TestOwnMethods(t *testing.T) {
+	type small uint8
 	type own struct {
 		Time    time.Time
 		Addr    netip.Addr
@@ -207,7 +208,7 @@ func TestOwnMethods(t *testing.T) {
 		Own     pointerOwn
 		Owns    map[textKey]pointerOwn
 		Bytes   []byte
-		Small   []tensor.Float8E4M3
+		Small   []small
 		Array   [3]byte
 		ByName  map[netip.Addr]int
 		ByInt   map[int8]string
@@ -216,7 +217,7 @@ func TestOwnMethods(t *testing.T) {
 	v := own{
 		Time: time.Date(2026, 2, 3, 4, 5, 6, 7, time.UTC), Addr: netip.MustParseAddr("::1"),
 		Big: big.NewInt(0).Lsh(big.NewInt(1), 100), Number: "1e5", Raw: json.RawMessage(`{"b":1,"a":["x"]}`), Own: pointerOwn{5},
-		Owns: map[textKey]pointerOwn{{1, 2}: {3}, {4, 5}: {6}}, Bytes: []byte{0xff, 0}, Small: []tensor.Float8E4M3{1, 2}, Array: [3]byte{1, 2, 3},
+		Owns: map[textKey]pointerOwn{{1, 2}: {3}, {4, 5}: {6}}, Bytes: []byte{0xff, 0}, Small: []small{1, 2}, Array: [3]byte{1, 2, 3},
 		ByName: map[netip.Addr]int{netip.MustParseAddr("10.0.0.1"): 1}, ByInt: map[int8]string{-3: "x"}, Strings: map[named]named{"k": "v"},
 	}
 	assert.Equal(t, v, again(t, v))
