@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/internal/launcher"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -35,24 +36,19 @@ const (
 // agentStore is set by torchrun if its agent listens on MASTER_PORT.
 const agentStore = "TORCHELASTIC_USE_AGENT_STORE"
 
-// launcher is a program that starts ranks, and the variables that it sets for them.
-type launcher struct {
-	name    string
-	rank    string            // set by this launcher, and by none that comes before it
-	size    []string          // the first that is set counts
+// launch is how the ranks of a launcher meet.
+type launch struct {
+	launcher.Launcher
 	run     func() string     // returns the id of the run
 	address func(*env) string // returns where the ranks meet if MASTER_ADDR is not set
 }
 
-// launchers has the innermost first: a torchrun that Slurm started takes precedence.
-var launchers = []launcher{
-	{name: "torchrun", rank: "RANK", size: []string{"WORLD_SIZE"}, run: envRunID("TORCHELASTIC_RUN_ID")},
-	{
-		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: []string{"OMPI_COMM_WORLD_SIZE"},
-		run: envRunID("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"), address: openMPIAddress,
-	},
-	{name: "Slurm", rank: "SLURM_PROCID", size: []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, run: slurmRun, address: slurmAddress},
-	{name: "a Kubernetes indexed job", rank: "JOB_COMPLETION_INDEX", size: []string{"WORLD_SIZE"}, run: func() string { return "" }},
+// launches is in the order of launcher.All.
+var launches = []launch{
+	{launcher.Torchrun, envRunID("TORCHELASTIC_RUN_ID"), nil},
+	{launcher.OpenMPI, envRunID("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"), openMPIAddress},
+	{launcher.Slurm, slurmRun, slurmAddress},
+	{launcher.Kubernetes, func() string { return "" }, nil},
 }
 
 // FromEnv returns the Config that a launcher has set in the environment. The first launcher counts
@@ -76,10 +72,10 @@ var launchers = []launcher{
 //
 // An error names the variable that is missing or malformed, and its launcher.
 func FromEnv() (Config, error) {
-	for _, l := range launchers {
-		if os.Getenv(l.rank) != "" {
-			e := env{launcher: l.name}
-			if l.name == "torchrun" && os.Getenv("TORCHELASTIC_RUN_ID") == "" && os.Getenv(envRun) != "" {
+	for _, l := range launches {
+		if os.Getenv(l.Rank) != "" {
+			e := env{launcher: l.Name}
+			if l.Name == launcher.Torchrun.Name && os.Getenv("TORCHELASTIC_RUN_ID") == "" && os.Getenv(envRun) != "" {
 				e.launcher = "muster run" // it sets the variables of torchrun
 			}
 			c := e.config(l)
@@ -90,8 +86,8 @@ func FromEnv() (Config, error) {
 		return Config{}, invalid("a worker of an elastic job (%s is set) has no rank before a view forms: run without --elastic, or join the job, in Go with dataparallel.WorkerFromEnv", envElastic)
 	}
 	var known []string
-	for _, l := range launchers {
-		known = append(known, fmt.Sprintf("%s (%s)", l.rank, l.name))
+	for _, l := range launches {
+		known = append(known, fmt.Sprintf("%s (%s)", l.Rank, l.Name))
 	}
 	return Config{}, invalid("no launcher's environment: none of %s is set; \"muster run -n 4 -- PROGRAM\" sets it, or give rank and size in the program", strings.Join(known, ", "))
 }
@@ -102,9 +98,9 @@ type env struct {
 	err      error
 }
 
-func (e *env) config(l launcher) Config {
+func (e *env) config(l launch) Config {
 	c := Config{
-		Rank: e.number(l.rank), Size: e.number(l.size...), Name: os.Getenv(envName), Host: os.Getenv(envHost),
+		Rank: e.number(l.Rank), Size: e.number(l.Size...), Name: os.Getenv(envName), Host: os.Getenv(envHost),
 		Timeout: e.duration(envTimeout), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
 		LivenessTimeout: e.duration(envLiveness), TraceDir: os.Getenv(envTrace),
 	}
@@ -148,7 +144,7 @@ func (e *env) setSecurity(c *Config) {
 }
 
 // rendezvous returns the address or URL at which a group of a size meets.
-func (e *env) rendezvous(l launcher, size int) string {
+func (e *env) rendezvous(l launch, size int) string {
 	if url := os.Getenv(envStore); url != "" {
 		if !isURL(url) {
 			e.fail("%s is %q, which is not a URL, such as muster://host:port", envStore, url)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
+	"github.com/muster-pg/muster/internal/launcher"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -55,18 +56,18 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
 }
 
-// launcher is a program that starts one process on each node. Its variables are names.
-type launcher struct {
+// nodeLauncher is a program that starts one process on each node. Its variables are names.
+type nodeLauncher struct {
 	name, nodes, rank string
 	job               func(rank string) string
 }
 
 // launchers are those that --nnodes auto knows, by their rank variables.
-var launchers = []launcher{
+var launchers = []nodeLauncher{
 	{"Slurm", "SLURM_NNODES", "SLURM_NODEID", variable("SLURM_JOB_ID")},
 	{"LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", variable("LWS_LEADER_ADDRESS")},
-	{"Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", variable("PMIX_NAMESPACE")},
-	{"a Kubernetes indexed Job", "WORLD_SIZE", "JOB_COMPLETION_INDEX", indexedJob},
+	{launcher.OpenMPI.Name, launcher.OpenMPI.Size[0], launcher.OpenMPI.Rank, variable("PMIX_NAMESPACE")},
+	{launcher.Kubernetes.Name, launcher.Kubernetes.Size[0], launcher.Kubernetes.Rank, indexedJob},
 }
 
 func variable(name string) func(string) string {

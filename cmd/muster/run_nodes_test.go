@@ -238,7 +238,7 @@ func TestRunInOtherLaunchers(t *testing.T) {
 		})
 	}
 	r := runIn(t, nil, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "-n", "1", "true")
-	r.wants(t, 2, "", "JOB_COMPLETION_INDEX of a Kubernetes indexed Job is set, and WORLD_SIZE, the number of nodes, is not")
+	r.wants(t, 2, "", "JOB_COMPLETION_INDEX of a Kubernetes indexed job is set, and WORLD_SIZE, the number of nodes, is not")
 }
 
 // TestWhatIsSeenOfAHang checks what run, who and ps print while a rank of 2 has not joined: with the store of

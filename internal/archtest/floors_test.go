@@ -38,6 +38,7 @@ var floors = [][]room{
 		{name: "internal/hostmem", may: []string{"wire", "internal/core", "internal/mutationtest", "internal/spin"}}, // records decided in shared memory
 		{name: "internal/durable/logtest", may: []string{"wire", "internal/core", "internal/durable"}},
 		{name: "internal/launch"},                        // starts processes
+		{name: "internal/launcher", may: []string{}},     // their variables
 		{name: "internal/mutationtest", may: []string{}}, // rules that are broken, for tests
 		{name: "internal/quietlog", may: []string{}},     // a limit of a log's records
 		{name: "internal/reduce"},
@@ -50,7 +51,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "internal/storetest", may: []string{"store", "wire", "trace"}},
-		{name: "pgroup", may: []string{"internal/hostmem", "shm", "store", "wire", "trace"}},
+		{name: "pgroup", may: []string{"internal/hostmem", "internal/launcher", "shm", "store", "wire", "trace"}},
 		{name: "internal/status", may: []string{"store", "wire", "internal/flightrecorder", "internal/tcpwire"}},
 		{name: "interop/tcpstore", may: []string{"store", "wire", "internal/tcpwire", "trace", "internal/transport"}},
 	},

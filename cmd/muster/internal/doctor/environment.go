@@ -1,24 +1,18 @@
 package doctor
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
 
-// launcher describes the variables by which a launcher passes ranks to its processes.
-type launcher struct{ rank, size, localSize string }
-
-// launchers are in the order in which pgroup.FromEnv uses them.
-var launchers = []launcher{
-	{"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
-	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-	{"SLURM_PROCID", "SLURM_NTASKS", ""},
-	{"JOB_COMPLETION_INDEX", "WORLD_SIZE", ""},
-}
+	"github.com/muster-pg/muster/internal/launcher"
+)
 
 // launched reports whether a launcher has set a rank.
 func (d *Doctor) launched() bool { return len(d.present()) > 0 }
 
-func (d *Doctor) present() (all []launcher) {
-	for _, l := range launchers {
-		if d.System.Getenv(l.rank) != "" {
+func (d *Doctor) present() (all []launcher.Launcher) {
+	for _, l := range launcher.All {
+		if d.System.Getenv(l.Rank) != "" {
 			all = append(all, l)
 		}
 	}
@@ -34,8 +28,8 @@ func (d *Doctor) number(name string) (n int, ok bool) {
 // severalHosts reports whether according to the launcher there are ranks on other hosts.
 func (d *Doctor) severalHosts() bool {
 	for _, l := range d.present() {
-		local, isLocal := d.number(l.localSize)
-		if size, isSize := d.number(l.size); isLocal && isSize && local < size {
+		local, isLocal := d.number(l.Here)
+		if isLocal && slices.ContainsFunc(l.Size, func(name string) bool { size, ok := d.number(name); return ok && local < size }) {
 			return true
 		}
 	}
