@@ -571,7 +571,7 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 		}
 		assert.NotEmpty(r, file)
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second) // a missing file may still arrive
+	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second) // a missing file may still arrive
 	defer cancel()
 	_, err := gather.Tensors(ctx, r.ga, []int{0, 1, 2}, filled(r.me(), 1<<19))
 	return file, err

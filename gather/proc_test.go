@@ -273,7 +273,7 @@ func TestFrozen(t *testing.T) {
 
 func (r *rank) missing(ranks []int, who int) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
 	defer cancel()
 	_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 1000))
 	assert.ErrorIs(r, err, pgroup.ErrTimeout)

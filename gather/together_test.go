@@ -180,40 +180,40 @@ func TestBadArguments(t *testing.T) {
 func TestImpossibleOffers(t *testing.T) {
 	t.Parallel()
 	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.concatto"}
-	type call struct {
+	type offered struct {
 		way
-		verb  string
-		offer []byte
+		what string
 	}
-	cases := map[string]call{}
-	for number, verb := range verbs {
-		for what, offer := range gather.Impossible(uint8(number), 2) {
-			for _, w := range []way{{name: "memory"}, {name: "TCP", apart: true}, {name: "directory", dir: true}} {
-				cases[what+"/"+w.name+"/"+verb] = call{w, verb, offer}
-			}
+	cases := map[string]offered{}
+	for what := range gather.Impossible(0, 0) {
+		for _, w := range []way{{name: "memory"}, {name: "TCP", apart: true}, {name: "directory", dir: true}} {
+			cases[what+"/"+w.name] = offered{w, what}
 		}
 	}
-	testcluster.AtOnce(t, maps.All(cases), func(t *testing.T, c call) {
-		meet := watch(t, func(req *wire.Request) {
-			if offers(req, 1, 2) {
-				req.Value = c.offer
+	testcluster.AtOnce(t, maps.All(cases), func(t *testing.T, c offered) {
+		for number, verb := range verbs {
+			offer := gather.Impossible(uint8(number), 2)[c.what]
+			meet := watch(t, func(req *wire.Request) {
+				if offers(req, 1, 2) {
+					req.Value = offer
+				}
+			})
+			j := job{way: c.way, n: 2, meet: meet}
+			if c.dir {
+				j.o.Dir = t.TempDir()
 			}
-		})
-		j := job{way: c.way, n: 2, meet: meet}
-		if c.dir {
-			j.o.Dir = t.TempDir()
+			j.run(t, func(r *rank) {
+				if !r.gathers([]int{0, 1}, 0, 100) {
+					return
+				}
+				ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+				defer cancel()
+				err := calls[verb](r, ctx, []int{0, 1})
+				if assert.Error(r, err, verb) {
+					_ = r.rankError(err)
+				}
+			})
 		}
-		j.run(t, func(r *rank) {
-			if !r.gathers([]int{0, 1}, 0, 100) {
-				return
-			}
-			ctx, cancel := context.WithTimeout(r.ctx, time.Second)
-			defer cancel()
-			err := calls[c.verb](r, ctx, []int{0, 1})
-			if assert.Error(r, err) {
-				_ = r.rankError(err)
-			}
-		})
 	})
 }
 
