@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -107,34 +105,6 @@ func waits(t *testing.T, url string) {
 		}
 	}
 	t.Fatal("nothing waits")
-}
-
-// TestBackupThatTheStoreCannotMake checks the error if the store is available but cannot write the
-// backup.
-func TestBackupThatTheStoreCannotMake(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	_, url := serve(t, "--data", dir)
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "checkpoint.tmp", "in the way"), 0o700))
-	run(t, "backup", filepath.Join(t.TempDir(), "b"), "--store", url).wants(t, 1, "", "the store cannot make a copy of itself: ")
-}
-
-func TestRestoreRefuses(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	_, url := serve(t, "--data", filepath.Join(dir, "d"))
-	file := filepath.Join(dir, "b")
-	run(t, "backup", file, "--store", url).wants(t, 0, "", "bytes")
-	run(t, "restore", file, "--data", filepath.Join(dir, "d")).wants(t, 1, "", "in use by another process")
-	run(t, "restore", file, "--data", filepath.Join(dir, "new")).wants(t, 0, "muster serve --data "+filepath.Join(dir, "new")+"\n", "")
-	again := run(t, "restore", file, "--data", filepath.Join(dir, "new"))
-	again.wants(t, 1, "", "there is a store already: name an empty directory")
-	assert.NotContains(t, again.stderr, "invalid")
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	b[len(b)/2] ^= 1
-	require.NoError(t, os.WriteFile(file, b, 0o600))
-	run(t, "restore", file, "--data", filepath.Join(dir, "other")).wants(t, 1, "", "its checksum is wrong: use another backup")
 }
 
 // TestRelayWaitsForItsStore checks that a relay logs that it waits for its store.

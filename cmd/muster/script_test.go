@@ -21,6 +21,7 @@ import (
 // of package testscript, there are
 //
 //	store NAME [FLAG…]       starts "muster serve"; $NAME is its URL, and $NAME_ADDR its host:port
+//	relay NAME [FLAG…]       likewise, for "muster relay"
 //	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
 //	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
 //	tensors FILE [NAME=DTYPE[DIM,…]…] writes a safetensors file of zeros
@@ -35,22 +36,29 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"store": scriptStore, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors,
+			"store": background("serve"), "relay": background("relay"), "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors,
 		},
 	})
 }
 
-func scriptStore(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) == 0 {
-		ts.Fatalf("usage: store NAME [FLAG…]")
+// background returns the script command that starts a server.
+func background(command string) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, neg bool, args []string) {
+		if neg || len(args) == 0 {
+			ts.Fatalf("usage: store or relay NAME [FLAG…]")
+		}
+		startServer(ts, command, args)
 	}
+}
+
+func startServer(ts *testscript.TestScript, command string, args []string) {
 	flags := args[1:]
 	if !slices.Contains(flags, "--listen") {
 		flags = append(flags, "--listen", "127.0.0.1:0")
 	}
 	self, err := os.Executable()
 	ts.Check(err)
-	cmd := exec.Command(self, append([]string{"serve"}, flags...)...)
+	cmd := exec.Command(self, append([]string{command}, flags...)...)
 	cmd.Env, cmd.Dir = append(os.Environ(), role+"="+roleMuster), ts.MkAbs(".")
 	out, err := cmd.StdoutPipe()
 	ts.Check(err)
