@@ -63,7 +63,7 @@ func (j processes) supervise(t *testing.T, call string, limit time.Duration, out
 	}
 	defer read.Close()
 	job, err := launch.Start(t.Context(), launch.Spec{
-		N: j.n, Path: args[0], Args: args[1:], Output: out, ParentPipe: true, Grace: dumpTimeout, Files: []*os.File{write}, MayFail: j.failureAllowed,
+		N: j.n, Path: args[0], Args: args[1:], Output: out, ParentPipe: needsParentPipe, Grace: dumpTimeout, Files: []*os.File{write}, MayFail: j.failureAllowed,
 		Env: func(rank int) []string {
 			// The race detector would make each process linger for a second at its end.
 			return append(slices.Clone(j.env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envTimeout+"="+(limit+dumpTimeout).String())
