@@ -199,7 +199,8 @@ func TestPythonThatHoldsItsLock(t *testing.T) {
 }
 
 // TestPythonThatComputesWithItsLock checks that a process that cannot answer, because a thread holds
-// the interpreter's lock, is not lost while it uses CPU time, and that it is once it is stopped.
+// the interpreter's lock, is not lost while it uses CPU time, and that it is once it is stopped. In the soak it
+// holds the lock for two minutes and more.
 func TestPythonThatComputesWithItsLock(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs procfs")
@@ -211,9 +212,9 @@ func TestPythonThatComputesWithItsLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			addr := serve(testcluster.Serve(t, new(store.Server)))
-			m := create(t, 2, addr, kw{"liveness_timeout": 2}, pgroup.Config{})
-			errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
-				if _, err := p.do("new", "match", 5); err != nil {
+			m := create(t, 2, addr, kw{"liveness_timeout": 2, "timeout": 900}, pgroup.Config{Timeout: 15 * time.Minute})
+			errs := m.outcomes(func(int) error { return m.gs[0].Barrier(t.Context()) }, func(_ int, p *rank) error {
+				if _, err := p.do("new", "match", testcluster.Form(5, 240)); err != nil {
 					return err
 				}
 				_, err := p.do("group", "barrier")
