@@ -35,7 +35,7 @@ func TestHistories(t *testing.T) {
 	var mu sync.Mutex
 	next := make(chan uint64)
 	var all sync.WaitGroup
-	for range 12 { // at once: they wait for most of the time
+	for range 6 { // at once: they wait for most of the time
 		all.Go(func() {
 			for seed := range next {
 				h := newHistory(t, seed)
