@@ -45,7 +45,8 @@ func newPop() *cobra.Command {
 		Use:   "pop QUEUE",
 		Short: "Remove the first value of a queue, and print it",
 		Long: `Remove the first value of a queue, and print it and a newline. Each value is removed by one client.
-Exits with 3 if the queue is empty, and with --wait only after --timeout, with 4.`,
+Exits with 3 if the queue is empty. With --wait it waits for a value, and exits with 4 after
+--timeout.`,
 		Example: `  muster pop shards
   while shard=$(muster pop shards); do ./work "$shard"; done`,
 		Args: operands("QUEUE"),

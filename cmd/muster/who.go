@@ -41,6 +41,11 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if o.watch {
+				for _, other := range []string{"json", "ranks", "stacks", "collectives", "flight-recorder"} {
+					if cmd.Flags().Changed(other) {
+						return usagef(cmd, "--watch goes with none of --json, --ranks, --stacks, --collectives and --flight-recorder")
+					}
+				}
 				if !cmd.Flags().Changed("timeout") {
 					r.timeout = 0
 				}

@@ -170,7 +170,7 @@ func (l *liveView) head() string {
 	case l.err != nil:
 		parts = append(parts, l.ink.red("the store does not answer: "+oneLine(l.err.Error())))
 	case l.paused:
-		parts = append(parts, l.ink.red("stopped"))
+		parts = append(parts, l.ink.red("paused"))
 	case l.view == nil:
 		parts = append(parts, "asking…")
 	}

@@ -113,7 +113,7 @@ func TestWhoLiveView(t *testing.T) {
 	}
 	m.press("pgup", "home")
 	assert.Equal(t, first, m.lines()[1], "home is %q", m.lines())
-	if m.press("space"); !strings.Contains(m.lines()[0], "stopped") {
+	if m.press("space"); !strings.Contains(m.lines()[0], "paused") {
 		t.Errorf("%q", m.lines()[0])
 	}
 	m.press("space")
