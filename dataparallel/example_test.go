@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/dataparallel"
@@ -142,15 +143,12 @@ func ExampleStrategy_BroadcastTensors() {
 }
 
 func ExampleStrategy_Barrier() {
-	var mu sync.Mutex
-	ready := 0
+	var ready atomic.Int32
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		mu.Lock()
-		ready++
-		mu.Unlock()
+		ready.Add(1)
 		_ = s.Barrier(ctx)
 		if s.Rank() == 0 {
-			fmt.Println(ready, "are ready")
+			fmt.Println(ready.Load(), "are ready")
 		}
 	})
 	// Output: 2 are ready
