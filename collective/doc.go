@@ -1,5 +1,5 @@
-// Package collective reduces and moves large slices among ranks, in place: through memory in one
-// process or on one host, over TCP between hosts.
+// Package collective reduces and moves large slices among ranks, in place: through shared memory on one
+// host, over TCP between hosts.
 //
 //	c, err := collective.Open(ctx, g, nil)                    // every rank of the group
 //	err = collective.AllReduce(ctx, c, collective.Avg, grads) // the same bits on every rank, and in every run
@@ -11,6 +11,9 @@
 // All ranks call the same verbs in the same order, with the same type, length, op and root; if they
 // do not, all ranks get an error that names the difference. Each verb has a sequence number, which
 // is also in its messages, so messages of two verbs are never confused.
+//
+// Ranks may be goroutines of one process, as in tests. What an operation orders between them, the race
+// detector does not see: variables that they share need a lock or an atomic.
 //
 // After an error the Comm has ended, on every rank, with the same failure. The contents of the
 // slices are then undefined. Shrink the group and open another Comm.

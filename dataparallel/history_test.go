@@ -56,7 +56,7 @@ func TestHistories(t *testing.T) {
 	close(next)
 	all.Wait()
 	t.Logf("%d views in %d histories; %d times a worker began again", views, seeds, again)
-	require.Greater(t, views, seeds, "the workers do not change") // fewer on a busy machine
+	require.Greater(t, views, 2*seeds)
 }
 
 // history is one job.

@@ -6,12 +6,12 @@ import (
 	"os/exec"
 	"runtime"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/internal/transport"
 )
 
@@ -22,7 +22,7 @@ func TestLoopWithoutIOUring(t *testing.T) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocks it, so the thread and its filter end with the goroutine
-		refuse(t, unix.SYS_IO_URING_SETUP, 0)
+		testcluster.Refuse(t, unix.SYS_IO_URING_SETUP, 0)
 		l, err := transport.NewLoop()
 		if assert.NoError(t, err) {
 			assert.Equal(t, "epoll", l.Kind())
@@ -45,7 +45,7 @@ func TestLoopWhoseRingIsRefused(t *testing.T) {
 		return
 	}
 	l := newLoop(t)
-	refuse(t, unix.SYS_IO_URING_ENTER, unix.SECCOMP_FILTER_FLAG_TSYNC)
+	testcluster.Refuse(t, unix.SYS_IO_URING_ENTER, unix.SECCOMP_FILTER_FLAG_TSYNC)
 	first := &late{asked: make(chan struct{}, 1), open: make(chan struct{})}
 	_, a := adoptAs(t, l, func(e *echo) transport.Reader { first.echo = e; return first })
 	_, b := adopt(t, l)
@@ -62,21 +62,4 @@ func TestLoopWhoseRingIsRefused(t *testing.T) {
 		_, err := io.ReadFull(conn, make([]byte, 1))
 		require.NoError(t, err)
 	}
-}
-
-// refuse lets a system call fail, as the seccomp profile of Docker does: in this thread, unless
-// flags say otherwise.
-func refuse(t *testing.T, call, flags uint32) {
-	filter := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
-	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	assert.NoError(t, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-	_, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&program)))
-	assert.Zero(t, e)
 }
