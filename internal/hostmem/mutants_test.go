@@ -177,6 +177,7 @@ var mutants = []struct {
 func TestMutants(t *testing.T) {
 	tries := mutationtest.Sampled(t, len(mutants), 6)
 	for i, m := range mutants {
+		mutationtest.Applies(t, m.file, m.old)
 		if tries(i) {
 			t.Run(m.name, func(t *testing.T) {
 				t.Parallel()

@@ -102,6 +102,7 @@ func TestMutants(t *testing.T) {
 	}
 	tries := mutationtest.Sampled(t, len(mutants), shortMutants)
 	for i, m := range mutants {
+		mutationtest.Applies(t, m.file, m.old)
 		if !tries(i) {
 			continue
 		}

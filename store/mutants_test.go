@@ -1,0 +1,54 @@
+package store_test
+
+import (
+	"testing"
+
+	"github.com/muster-pg/muster/internal/mutationtest"
+)
+
+// mutants break one rule each, which a test must notice.
+var mutants = []struct {
+	name     string
+	file     string
+	old, new string // old occurs exactly once
+	test     string
+}{
+	{
+		"a connection of a store that cannot be opened has no outbox",
+		"conn.go", `c.log, err = c.memory.log()
+	}`, `if c.log, err = c.memory.log(); err != nil {
+			return err
+		}
+	}`,
+		"^TestEachOperationInEachState$/^not_open$/^pipe$",
+	},
+	{
+		"a deadline that passes in a stop is held again by each later stop",
+		"memory.go", `		if m.heldUntil < m.timerAt {
+			m.heldUntil = m.timerAt + catchUpTime
+		}
+	}
+	if now < m.heldUntil {
+		return m.heldUntil - catchUpTime - 1
+	}`, `		m.heldUntil = now + catchUpTime
+	}
+	if now < m.heldUntil {
+		return m.timerAt - 1
+	}`,
+		"^TestStutteringProcessEndsTTLs$",
+	},
+}
+
+// TestMutants shows that the tests notice each broken rule.
+func TestMutants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: each mutant is built: not in a short run")
+	}
+	tries := mutationtest.Sampled(t, len(mutants), len(mutants))
+	for i, m := range mutants {
+		mutationtest.Applies(t, m.file, m.old)
+		if tries(i) {
+			t.Run(m.name, func(t *testing.T) { mutationtest.NoticedBy(t, m.file, m.old, m.new, m.test) })
+		}
+	}
+}
