@@ -42,10 +42,10 @@ func NoticedBy(t *testing.T, file, before, after, name string) {
 	t.Logf("%.200s", found)
 }
 
-// test runs "go test" with after in place of before.
+// test runs "go test" with after in place of before. It prints text, whatever GOFLAGS is.
 func test(t *testing.T, file, before, after string, args ...string) (string, error) {
 	t.Helper()
-	args = append([]string{"test", "-count=1", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", overlay(t, file, before, after)}, args...)
+	args = append([]string{"test", "-count=1", "-json=false", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", overlay(t, file, before, after)}, args...)
 	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput()
 	return string(out), err
 }
