@@ -247,6 +247,9 @@ func (s *membership) failureOf(e *store.Error) *wire.Failure {
 		v.Code, v.Reason = wire.CodeUnavailable, s.shared.name()+" has ended"+failed
 	case v.Code == wire.CodeTimeout || v.Code == wire.CodeCancelled:
 		v.Reason = fmt.Sprintf("no answer from the store at %s: outcome unknown", s.shared.addr)
+		if e.Detail != "" { // the state of the connection
+			v.Reason += ": " + e.Detail
+		}
 	}
 	return v
 }

@@ -1,10 +1,12 @@
 package python_test
 
 import (
+	"context"
 	"io"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,8 +17,9 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestRanksLearnThatTheDiskIsFull checks that ranks of Python and Go that wait learn why the store has
-// ended.
+// TestRanksLearnThatTheDiskIsFull checks that ranks of Python and Go learn why the store has ended:
+// those that wait at once, and those that call it later at their deadlines, since a durable store may
+// come back.
 func TestRanksLearnThatTheDiskIsFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("muster-test", dir, "tmpfs", 0, "size=64m"); err != nil {
@@ -42,6 +45,13 @@ func TestRanksLearnThatTheDiskIsFull(t *testing.T) {
 	}()
 	errs := m.outcomes(func(int) error {
 		ctx := bounded(t)
+		require.EventuallyWithT(t, func(t *assert.CollectT) {
+			now, err := s.Status(ctx, "")
+			require.NoError(t, err)
+			require.Len(t, now.Groups, 1)
+			require.NotEmpty(t, now.Groups[0].Records, "rank 1 waits in the barrier")
+			require.NotEmpty(t, now.Groups[0].Ranks[0].Waits, "rank 0 waits for a message")
+		}, time.Minute, time.Millisecond)
 		var err error
 		for value := make([]byte, 1<<20); err == nil; {
 			err = s.Set(ctx, "k", value, nil)
@@ -54,6 +64,19 @@ func TestRanksLearnThatTheDiskIsFull(t *testing.T) {
 	require.ErrorContains(t, errs[0], why)
 	require.ErrorContains(t, errs[1], why)
 	require.ErrorContains(t, <-received, why)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	errs = m.outcomes(func(r int) error {
+		return m.gs[r].Barrier(ctx)
+	}, func(_ int, p *rank) error {
+		_, err := p.do("group", "barrier", kw{"timeout": 0.1})
+		return err
+	})
+	for _, err := range errs {
+		require.ErrorContains(t, err, "timed out: no answer from the store")
+		require.ErrorContains(t, err, why)
+	}
 }
 
 // zeros is a reader of zeros without an end.

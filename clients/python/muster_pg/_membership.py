@@ -259,7 +259,8 @@ class Membership:
         elif e.code in _GONE:
             v.code, v.reason = Code.UNAVAILABLE, f"{self.store.address} is gone{failed}"
         elif e.code in (Code.TIMEOUT, Code.CANCELLED):
-            v.reason = f"no answer from the store at {self.store.address}: outcome unknown"
+            state = f": {e.detail}" if e.detail else ""  # of the connection
+            v.reason = f"no answer from the store at {self.store.address}: outcome unknown{state}"
         return v
 
 
