@@ -394,6 +394,8 @@ func (l *launches) ended(err error) error {
 // programError describes a program that cannot be started. The exit codes are those of a shell.
 func programError(name string, err error) error {
 	switch {
+	case name == "":
+		return &exit{code: exitNoProgram, text: "the name of the program is empty: is a variable unset?", err: err}
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
 		return &exit{code: exitNoProgram, text: fmt.Sprintf("there is no program %q: is its path right, or its directory in PATH?", name), err: err}
 	case errors.Is(err, exec.ErrDot):
