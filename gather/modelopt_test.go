@@ -561,8 +561,14 @@ func flip(path string) error {
 // kind.
 func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published <-chan struct{}) (string, error) {
 	file := ""
-	if r.me() == 2 {
+	ctx := r.ctx
+	if r.me() != 1 {
 		<-published
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 5*time.Second) // a missing file may still arrive
+		defer cancel()
+	}
+	if r.me() == 2 {
 		for _, path := range filesIn(r.T, dir) {
 			if strings.HasPrefix(filepath.Base(path), "rank-1.") && strings.HasSuffix(path, kind) {
 				file = path
@@ -571,8 +577,6 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 		}
 		assert.NotEmpty(r, file)
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second) // a missing file may still arrive
-	defer cancel()
 	_, err := gather.Tensors(ctx, r.ga, []int{0, 1, 2}, filled(r.me(), 1<<19))
 	return file, err
 }
