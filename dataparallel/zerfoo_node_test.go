@@ -16,8 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/dataparallel"
-	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
@@ -69,74 +67,6 @@ func failureOf(t *testing.T, n *dataparallel.WorkerNode) (why error) {
 		assert.Same(t, s, n.Strategy())
 	}
 	return why
-}
-
-func TestZerfooRanksFromTheCoordinator(t *testing.T) {
-	at := url(t)
-	var nodes []*dataparallel.WorkerNode
-	var all sync.WaitGroup
-	for i, id := range []string{"c", "a", "b"} {
-		n := newNode(t, at, id, 3, 0)
-		nodes = append(nodes, n)
-		all.Go(func() { assert.NoError(t, n.Start(bounded(t))) })
-		if i < 2 { // in this order
-			testcluster.Eventually(t, soon, func() bool { return n.Member() != nil }, "it registers")
-		}
-	}
-	all.Wait()
-	for i, n := range nodes {
-		require.Equal(t, i, n.Rank())
-	}
-	steps(t, nodes...)
-}
-
-func TestZerfooIDs(t *testing.T) {
-	t.Parallel()
-	at := url(t)
-	a := newNode(t, at, "a", 1, 2)
-	require.NoError(t, a.Start(bounded(t)))
-
-	second := newNode(t, at, "a", 1, 2)
-	// the previous worker of this id has expired after it
-	second.Worker.TTL = 500 * time.Millisecond
-	err := second.Start(bounded(t))
-	require.ErrorIs(t, err, membership.ErrDuplicate)
-	require.ErrorContains(t, err, `dataparallel: start of worker "a": `)
-	second.Worker.TTL = 0
-	err = second.Start(within(t, 500*time.Millisecond))
-	require.ErrorIs(t, err, membership.ErrDuplicate)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-
-	empty := newNode(t, at, "", 1, 2)
-	require.ErrorIs(t, empty.Start(bounded(t)), membership.ErrInvalid)
-	steps(t, a)
-}
-
-func TestZerfooFiftyAtOnce(t *testing.T) {
-	at := url(t)
-	var nodes []*dataparallel.WorkerNode
-	for i := range 50 {
-		nodes = append(nodes, newNode(t, at, fmt.Sprint("worker ", i), 50, 0))
-	}
-	start(t, nodes...)
-	steps(t, nodes...)
-}
-
-// TestZerfooCheckpoints checks that a checkpoint is complete when all workers have ended it. More
-// tests of checkpoints are in package membership, as TestCheckpoint….
-func TestZerfooCheckpoints(t *testing.T) {
-	at := url(t)
-	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 3, 0), newNode(t, at, "b", 3, 0), newNode(t, at, "c", 3, 0)}
-	start(t, nodes...)
-	c, err := nodes[0].Member().StartCheckpoint(bounded(t), 7, "/ckpt/7")
-	require.NoError(t, err)
-	for i, n := range nodes {
-		mine, err := n.Member().Checkpoint(bounded(t), c.ID)
-		require.NoError(t, err)
-		complete, err := mine.End(bounded(t))
-		require.NoError(t, err)
-		require.Equal(t, i == 2, complete)
-	}
 }
 
 func TestZerfooCertificates(t *testing.T) {
@@ -237,61 +167,4 @@ func ready(n *dataparallel.WorkerNode) (code int, text string) {
 	rec := httptest.NewRecorder()
 	n.Ready().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 	return rec.Code, rec.Body.String()
-}
-
-// TestZerfooEviction checks that a worker which is silent for longer than its TTL is evicted. It
-// rejoins by itself, with a dense rank: 1 of 2. That 100 ms are enough, and what they mean, is
-// checked by membership's TestSilentWorkerIsEvicted.
-func TestZerfooEviction(t *testing.T) {
-	t.Parallel()
-	addr := serve(t, &store.Server{Engine: new(store.Memory)})
-	wire := testcluster.NewProxy(t, addr)
-	a, b := newNode(t, "muster://"+addr, "a", 1, 2), newNode(t, "muster://"+wire.Addr(), "b", 1, 2)
-	b.Worker.TTL = 500 * time.Millisecond
-	require.NoError(t, a.Start(bounded(t)))
-	var both sync.WaitGroup
-	both.Go(func() { untilOver(t, a) })
-	require.NoError(t, b.Start(bounded(t)))
-	both.Wait()
-	steps(t, a, b)
-
-	wire.Blackhole(true)
-	why := failureOf(t, a)
-	require.ErrorContains(t, why, `worker "b"`)
-	steps(t, a)
-
-	wire.Blackhole(false)
-	wire.Cut(testcluster.RST) // requests that were lost meanwhile do not arrive
-	both.Go(func() { untilOver(t, a) })
-	both.Go(func() { untilOver(t, b) })
-	both.Wait()
-	require.Equal(t, [...]int{0, 1}, [...]int{a.Rank(), b.Rank()})
-	steps(t, a, b)
-}
-
-// TestZerfoo7Heartbeats checks that workers which are idle for long are not evicted, and that one
-// which is killed and restarts gets a dense rank.
-func TestZerfoo7Heartbeats(t *testing.T) {
-	t.Parallel()
-	addr := serve(t, &store.Server{Engine: new(store.Memory)})
-	wire := testcluster.NewProxy(t, addr)
-	nodes := []*dataparallel.WorkerNode{newNode(t, "muster://"+addr, "a", 2, 0), newNode(t, "muster://"+wire.Addr(), "b", 2, 0)}
-	for _, n := range nodes {
-		n.Worker.TTL = time.Second
-	}
-	start(t, nodes...)
-	<-time.After(1500 * time.Millisecond)
-	steps(t, nodes...)
-
-	// A killed process leaves only closed connections.
-	wire.Refuse(true)
-	wire.Cut(testcluster.FIN)
-	// the store still has its previous registration
-	again := newNode(t, "muster://"+addr, "b", 2, 0)
-	var both sync.WaitGroup
-	both.Go(func() { untilOver(t, nodes[0]) })
-	both.Go(func() { assert.NoError(t, again.Start(bounded(t))) })
-	both.Wait()
-	require.Equal(t, [...]int{0, 1}, [...]int{nodes[0].Rank(), again.Rank()})
-	steps(t, nodes[0], again)
 }

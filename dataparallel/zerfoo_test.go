@@ -2,7 +2,6 @@ package dataparallel_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -38,23 +37,6 @@ func TestZerfooAverages(t *testing.T) {
 	over(t, 1, func(r *rank) { assert.Equal(r, []float32{10, 20, 30}, average(r, "grad", 10, 20, float32(30))) })
 }
 
-func TestZerfooSeveralNames(t *testing.T) {
-	over(t, 3, func(r *rank) {
-		k := float32(3 * r.Rank())
-		w1, b1 := []float32{3 + k, 6 + k}, []float32{9 + k}
-		r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"w1": tensor.From(w1), "b1": tensor.From(b1)}))
-		assert.Equal(r, []float32{6, 9}, w1)
-		assert.Equal(r, []float32{12}, b1)
-	})
-}
-
-func TestZerfooTenSubmittersAtOnce(t *testing.T) {
-	over(t, 10, func(r *rank) {
-		x := average(r, "grad", float32(r.Rank()), float32(2*r.Rank()))
-		assert.Equal(r, []float32{4.5, 9}, x)
-	})
-}
-
 func TestZerfooBarrierOfThree(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -65,53 +47,6 @@ func TestZerfooBarrierOfThree(t *testing.T) {
 					r.ok(r.Barrier(r.ctx))
 					assert.GreaterOrEqual(r, came.Load(), 3*(round+1), "no rank is through before all have come")
 				}
-			})
-		})
-	}
-}
-
-func TestZerfooTwoOfThreeAtABarrier(t *testing.T) {
-	overAtOnce(t, 3, func(r *rank) {
-		r.ok(r.Barrier(r.ctx))
-		if r.Rank() == 2 { // it has joined, and makes no call
-			<-r.comm.Group().Context().Done()
-			return
-		}
-		err := r.Barrier(within(r.T, 600*time.Millisecond))
-		assert.ErrorIs(r, err, context.DeadlineExceeded)
-		assert.ErrorContains(r, err, "missing rank 2")
-	})
-}
-
-func TestZerfooRanksThatAreNone(t *testing.T) {
-	over(t, 3, func(r *rank) {
-		for _, root := range []int{-1, 3, 100} {
-			err := r.BroadcastTensor(r.ctx, root, tensor.New(tensor.F32, 2))
-			assert.ErrorIs(r, err, pgroup.ErrInvalid)
-			assert.ErrorContains(r, err, fmt.Sprintf("there is no rank %d in a group of 3", root))
-		}
-		assert.Equal(r, []float32{1}, average(r, "w", float32(r.Rank())), "nothing is broken")
-	})
-	for _, rank := range []int{-1, 3, 100} {
-		_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: rank, Size: 3, Address: "127.0.0.1:1"})
-		require.ErrorIs(t, err, pgroup.ErrInvalid)
-	}
-}
-
-func TestZerfooBroadcastWaitsForTheRoot(t *testing.T) {
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
-			var given atomic.Bool
-			w.run(t, 3, func(r *rank) {
-				x := []float32{0, 0, 0}
-				if r.Rank() == 1 {
-					x = []float32{10, 20, 30}
-					<-time.After(50 * time.Millisecond) // the others wait meanwhile
-					given.Store(true)
-				}
-				r.ok(r.BroadcastTensor(r.ctx, 1, tensor.From(x)))
-				assert.True(r, given.Load())
-				assert.Equal(r, []float32{10, 20, 30}, x)
 			})
 		})
 	}
@@ -182,21 +117,6 @@ func TestZerfoo1ConsecutiveSteps(t *testing.T) {
 	})
 }
 
-// TestZerfoo2ConsecutiveBroadcasts checks that each broadcast delivers its own value, from any
-// root.
-func TestZerfoo2ConsecutiveBroadcasts(t *testing.T) {
-	over(t, 3, func(r *rank) {
-		for step := range 100 {
-			root := step % 3
-			x := []int64{int64(1000*r.Rank() + step)}
-			if !r.ok(r.BroadcastTensor(r.ctx, root, tensor.From(x))) {
-				return
-			}
-			assert.EqualValues(r, 1000*root+step, x[0])
-		}
-	})
-}
-
 // TestZerfoo3Hierarchical checks that parameters are not mixed up, on any rank, and that hosts with
 // few ranks have no larger weight.
 func TestZerfoo3Hierarchical(t *testing.T) {
@@ -245,58 +165,6 @@ func TestZerfoo4LargeTensors(t *testing.T) {
 				return
 			}
 		}
-	})
-}
-
-// TestZerfoo5DeadWorker checks the cases that hang for 30 s there: here each is an error on all
-// ranks at once, or it works.
-func TestZerfoo5DeadWorker(t *testing.T) {
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
-			var stepped sync.WaitGroup
-			stepped.Add(3)
-			w.run(t, 3, func(r *rank) {
-				average(r, "w", float32(1))
-				stepped.Done()
-				if r.Rank() == 1 {
-					stepped.Wait()
-					r.ok(r.comm.Close())
-					return
-				}
-				err := r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 1000)})
-				assert.ErrorIs(r, err, pgroup.ErrLeft)
-				if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
-					assert.Equal(r, []int{1}, re.Left)
-				}
-			})
-		})
-	}
-}
-
-func TestZerfoo5Scalar(t *testing.T) {
-	over(t, 4, func(r *rank) {
-		x := tensor.New(tensor.F64)
-		binary.LittleEndian.PutUint64(x.Data, math.Float64bits(float64(r.Rank())))
-		r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"loss": x}))
-		assert.Equal(r, 1.5, math.Float64frombits(binary.LittleEndian.Uint64(x.Data)))
-		assert.Empty(r, x.Shape)
-	})
-}
-
-func TestZerfoo5MissingKey(t *testing.T) {
-	over(t, 3, func(r *rank) {
-		x, b := []float32{float32(r.Rank())}, []float32{float32(r.Rank())}
-		grads := map[string]*tensor.Tensor{"w": tensor.From(x), "b": tensor.From(b)}
-		if r.Rank() == 1 {
-			delete(grads, "b")
-		}
-		err := r.AllReduceGradients(r.ctx, grads)
-		assert.ErrorIs(r, err, pgroup.ErrMismatch)
-		assert.ErrorContains(r, err, `rank 0 has a tensor "b", rank 1 has none`)
-		assert.Equal(r, []float32{float32(r.Rank()), float32(r.Rank())}, append(x, b...), "nothing has changed")
-		grads["b"] = tensor.From(b)
-		r.ok(r.AllReduceGradients(r.ctx, grads))
-		assert.Equal(r, []float32{1, 1}, append(x, b...))
 	})
 }
 
