@@ -143,21 +143,6 @@ func TestCancelDecidesForAll(t *testing.T) {
 	}, 2, 4)
 }
 
-func TestCancelWhileWaiting(t *testing.T) {
-	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		switch g.Rank() {
-		case 1:
-			time.AfterFunc(time.Second, cancel)
-		case 2:
-			time.Sleep(2 * time.Second)
-		}
-		rankError(t, g, g.Barrier(ctx), pgroup.ErrCancelled, "cancelled", "after 1.00s: missing rank 2")
-		ok(t, g, "the group goes on", g.Barrier(t.Context()))
-	})
-}
-
 func TestDefaultTimeout(t *testing.T) {
 	bubble(t, 2, func(c *pgroup.Config) { c.Timeout = 0 }, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {

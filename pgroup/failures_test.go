@@ -19,23 +19,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// These tests check the thirteen failures of vLLM's StatelessProcessGroup, by their numbers.
-
-// TestFailure01PeerToPeerKeepsBoth checks failure 1: its keys lack the sender: of two messages to
-// one rank, one is lost.
-func TestFailure01PeerToPeerKeepsBoth(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() != 2 {
-			ok(t, g, "send", pgroup.Send(t.Context(), g, 2, g.Rank()))
-			return
-		}
-		for _, src := range []int{3, 1, 0} {
-			got, err := pgroup.Recv[int](t.Context(), g, src)
-			ok(t, g, "recv", err)
-			same(t, g, "recv", got, src)
-		}
-	}, 4)
-}
+// These tests check the thirteen failures of vLLM's StatelessProcessGroup, by their numbers. Other
+// tests check failure 1 (TestSendRecv), 3 (TestFailure02BarrierKeepsItsTimeout), 6 (store's
+// TestABlockedWaitDelaysNoOtherCall), 7 (TestConfigErrorsNameTheField, TestPeerOutOfRange) and 12
+// (TestTwoGroupsAtOneAddress).
 
 // TestFailure02BarrierKeepsItsTimeout checks failure 2: its barrier ignores its timeout. Ours
 // returns when it passes, on every rank, and names the missing ranks; late ranks get the same
@@ -57,36 +44,6 @@ func TestFailure02BarrierKeepsItsTimeout(t *testing.T) {
 			same(t, g, "time", time.Since(start), 5*time.Second)
 		}
 		ok(t, g, "the next barrier", g.Barrier(t.Context()))
-	})
-}
-
-// TestFailure02OverSockets checks failure 2 over sockets, in real time.
-func TestFailure02OverSockets(t *testing.T) {
-	var timedOut sync.WaitGroup
-	timedOut.Add(2)
-	ranks(t, 4, hosted, func(t *testing.T, g *pgroup.Group) {
-		start := time.Now()
-		if g.Rank() >= 2 {
-			timedOut.Wait()
-		} else {
-			defer timedOut.Done()
-		}
-		rankError(t, g, g.Barrier(within(t, time.Second)), pgroup.ErrTimeout, "missing ranks 2 and 3")
-		if took := time.Since(start); took < 900*time.Millisecond || took > 1500*time.Millisecond {
-			t.Errorf("rank %d: after %v", g.Rank(), took)
-		}
-	})
-}
-
-// TestFailure03SameResultOnAllRanks checks failure 3: two ranks time out, and a late third gets
-// success from the same barrier.
-func TestFailure03SameResultOnAllRanks(t *testing.T) {
-	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() == 2 {
-			time.Sleep(1500 * time.Millisecond)
-		}
-		v := rankError(t, g, g.Barrier(within(t, time.Second)), pgroup.ErrTimeout)
-		equal(t, g, "missing", v.Missing, []int{2})
 	})
 }
 
@@ -170,51 +127,6 @@ func TestFailure05MixedCollectivesAreNamed(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestFailure06ABlockedCallBlocksNoOther checks failure 6: one blocked get blocks every other
-// thread on that store.
-func TestFailure06ABlockedCallBlocksNoOther(t *testing.T) {
-	ranks(t, 2, hosted, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() == 0 {
-			_, err := g.Store().Wait(t.Context(), "rank 1 has done the rest")
-			ok(t, g, "wait", err)
-			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "at last"))
-			return
-		}
-		blocked := make(chan error)
-		go func() {
-			_, err := pgroup.Recv[string](t.Context(), g, 0)
-			blocked <- err
-		}()
-		for range 100 {
-			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, 1))
-			_, err := pgroup.Recv[int](t.Context(), g, 1)
-			ok(t, g, "recv", err)
-		}
-		select {
-		case err := <-blocked:
-			t.Errorf("it was to wait: %v", err)
-		default:
-		}
-		ok(t, g, "set", g.Store().Set(t.Context(), "rank 1 has done the rest", nil, nil))
-		ok(t, g, "recv", <-blocked)
-	})
-}
-
-// TestFailure07RanksAreChecked checks failure 7: a negative rank is accepted; an unknown
-// destination gives a bare KeyError.
-func TestFailure07RanksAreChecked(t *testing.T) {
-	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: -1, Size: 4, Address: "127.0.0.1:1"})
-	if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), "Config.Rank is -1") {
-		t.Errorf("rank -1: %v", err)
-	}
-	ranks(t, 4, hosted, func(t *testing.T, g *pgroup.Group) {
-		err := pgroup.Send(t.Context(), g, 7, 1)
-		if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), "rank 7 of a group of 4") {
-			t.Errorf("dst 7: %v", err)
-		}
-	})
 }
 
 // cutter keeps the connections of ranks, to cut them without a proper close, as the end of a
@@ -432,21 +344,6 @@ func TestFailure11NoPortIsProbed(t *testing.T) {
 		t.Errorf("it listens at %s", addr)
 	}
 	_ = g.Close()
-}
-
-// TestFailure12CloseFreesTheAddress checks failure 12: it has no close: the server ends when rank
-// 0's object is garbage collected.
-func TestFailure12CloseFreesTheAddress(t *testing.T) {
-	addr := freeAddr(t)
-	for range 3 {
-		gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
-			return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
-		})
-		together(3, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
-		l, err := net.Listen("tcp", addr)
-		require.NoError(t, err)
-		_ = l.Close()
-	}
 }
 
 // TestFailure13LateReaderGetsExpired checks failure 13: messages expire only when their rank sends

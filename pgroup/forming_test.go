@@ -81,24 +81,6 @@ func TestCreateHasOneOutcome(t *testing.T) {
 	wg.Wait()
 }
 
-// TestCreateIsCancelledForAll checks that a rank which cancels fails the attempt for all ranks in
-// it, and that a later rank starts the next attempt.
-func TestCreateIsCancelledForAll(t *testing.T) {
-	memory := new(store.Memory)
-	s := store.New(memory)
-	defer s.Close()
-	cancelledForming(t, s, nil, func(rank int, err error) {
-		re, ok := errors.AsType[*pgroup.RankError](err)
-		if !ok || !errors.Is(err, pgroup.ErrCancelled) || re.By != 1 || !slices.Equal(re.Missing, []int{2}) {
-			t.Errorf("rank %d: %v", rank, err)
-		}
-	})
-	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
-	})
-	closeAll(gs)
-}
-
 // cancelledForming lets ranks 0 and 1 of 3 form a group on s, cancels rank 1 with cause when both
 // are in the attempt, and passes the error of each to check.
 func cancelledForming(t *testing.T, s *store.Store, cause error, check func(rank int, err error)) {
@@ -265,20 +247,6 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 			_ = s.Close()
 		})
 	}
-}
-
-// TestCreateOfAnotherProcessIsNoRetry checks that, without an unknown outcome before it, a second
-// Create for a rank is a conflict, also in one process.
-func TestCreateOfAnotherProcessIsNoRetry(t *testing.T) {
-	s := testcluster.Store(t)()
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = pgroup.Create(ctx, pgroup.Config{Rank: 0, Size: 2, Store: s}) })
-	forming(t, s, 1)
-	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 0, Size: 2, Store: s})
-	says(t, err, pgroup.ErrConflict, "rank 0 is held by pid ")
-	cancel()
-	wg.Wait()
 }
 
 // TestARankThatGoesOnSkipsAVerb checks that a rank which continues after an unknown outcome fails

@@ -18,41 +18,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestOverlappingGroups forms pg1 of ranks 0–3 and pg2 of ranks 0–2 in the same processes, as
-// vLLM's own tests do.
-func TestOverlappingGroups(t *testing.T) {
-	for name, at := range places {
-		t.Run(name, func(t *testing.T) {
-			one := create(t, 4, at)
-			two := create(t, 3, at)
-			together(4, func(rank int) {
-				ctx, pg1 := t.Context(), one[rank]
-				v, err := pgroup.Broadcast(ctx, pg1, 2, fmt.Sprint("from ", rank))
-				ok(t, pg1, "broadcast", err)
-				same(t, pg1, "broadcast", v, "from 2")
-				if rank < 3 {
-					v, err = pgroup.Broadcast(ctx, two[rank], 2, fmt.Sprint("pg2 from ", rank))
-					ok(t, pg1, "broadcast", err)
-					same(t, pg1, "broadcast", v, "pg2 from 2")
-					ok(t, pg1, "barrier", two[rank].Barrier(ctx))
-				}
-				ok(t, pg1, "barrier", pg1.Barrier(ctx))
-				sum, err := pgroup.AllReduce(ctx, pg1, pgroup.Sum, rank)
-				ok(t, pg1, "allreduce", err)
-				want := 6
-				if rank < 3 {
-					want = 18
-					sum, err = pgroup.AllReduce(ctx, two[rank], pgroup.Sum, sum[0])
-					ok(t, pg1, "allreduce", err)
-				}
-				equal(t, pg1, "allreduce", sum, []int{want})
-			})
-			closeAll(one)
-			closeAll(two)
-		})
-	}
-}
-
 // TestTwoGroupsAtOneAddress forms two groups of the same processes at one address: the second uses
 // the server of the first, and keeps it running.
 func TestTwoGroupsAtOneAddress(t *testing.T) {

@@ -32,40 +32,6 @@ func TestSendRecv(t *testing.T) {
 	})
 }
 
-func TestRecvBeforeSend(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		next, before := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
-		if g.Rank() == 0 {
-			ok(t, g, "send", pgroup.Send(t.Context(), g, next, 1))
-		}
-		got, err := pgroup.Recv[int](t.Context(), g, before)
-		ok(t, g, "recv", err)
-		if g.Rank() > 0 {
-			ok(t, g, "send", pgroup.Send(t.Context(), g, next, got+1))
-			same(t, g, "recv", got, g.Rank())
-		} else {
-			same(t, g, "once around", got, g.Size())
-		}
-	}, 2, 4, 7)
-}
-
-func TestTagsAreStreamsOfTheirOwn(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		a, b := g.Channel("a"), g.Channel("b")
-		ok(t, g, "a", pgroup.Send(t.Context(), a, g.Rank(), "a1"))
-		ok(t, g, "b", pgroup.Send(t.Context(), b, g.Rank(), "b1"))
-		ok(t, g, "a", pgroup.Send(t.Context(), a, g.Rank(), "a2"))
-		for _, want := range []struct {
-			c    *pgroup.Group
-			text string
-		}{{b, "b1"}, {a, "a1"}, {a, "a2"}} {
-			got, err := pgroup.Recv[string](t.Context(), want.c, g.Rank())
-			ok(t, g, "recv", err)
-			same(t, g, "recv", got, want.text)
-		}
-	}, 1, 2)
-}
-
 func TestTypeMismatchNamesBothAndKeepsTheMessage(t *testing.T) {
 	type blob []byte
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
@@ -190,46 +156,4 @@ func TestCancelledP2P(t *testing.T) {
 		rankError(t, g, pgroup.Send(ctx, g, 0, 1), context.Canceled, "cancelled")
 		same(t, g, "at once", time.Since(start), 0)
 	})
-}
-
-func TestSendWaitsForRoom(t *testing.T) {
-	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
-		const room = 64
-		if g.Rank() == 0 {
-			for n := range room {
-				ok(t, g, "send", pgroup.Send(t.Context(), g, 1, n))
-			}
-			start := time.Now()
-			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, room))
-			same(t, g, "waited", time.Since(start), 10*time.Second)
-			return
-		}
-		time.Sleep(10 * time.Second)
-		for n := range room + 1 {
-			got, err := pgroup.Recv[int](t.Context(), g, 0)
-			ok(t, g, "recv", err)
-			same(t, g, "recv", got, n)
-		}
-	})
-}
-
-// TestMessagesOfALeftRank checks that messages which a rank sent before it left are received; then
-// the reader gets the error that it left.
-func TestMessagesOfALeftRank(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() == 1 {
-			ok(t, g, "send", pgroup.Send(t.Context(), g, 0, "last words"))
-			ok(t, g, "close", g.Close())
-			return
-		}
-		if g.Rank() > 0 {
-			return
-		}
-		got, err := pgroup.Recv[string](t.Context(), g, 1)
-		ok(t, g, "recv", err)
-		same(t, g, "recv", got, "last words")
-		_, err = pgroup.Recv[string](t.Context(), g, 1)
-		v := rankError(t, g, err, pgroup.ErrLeft, "rank 1 left")
-		equal(t, g, "left", v.Left, []int{1})
-	}, 2, 4)
 }
