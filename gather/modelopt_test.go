@@ -114,24 +114,6 @@ func (r *rank) gathers(ranks []int, number, n int) bool {
 	return !r.Failed()
 }
 
-// TestModelOpt01FixedNames runs two jobs at once, with the same ranks and the same name.
-func TestModelOpt01FixedNames(t *testing.T) {
-	for _, w := range ways() {
-		t.Run(w.name, func(t *testing.T) {
-			var jobs sync.WaitGroup
-			for j := range 2 {
-				jobs.Go(func() {
-					w.run(t, 3, gather.Options{}, func(r *rank) {
-						for round := 0; round < 20 && r.gathers([]int{1, 0, 2}, 1000*j+10*round, 5000); round++ {
-						}
-					})
-				})
-			}
-			jobs.Wait()
-		})
-	}
-}
-
 // TestModelOpt01OneDirectory has groups of different names in one directory, at the same time.
 func TestModelOpt01OneDirectory(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
@@ -193,44 +175,6 @@ func filesIn(t *testing.T, dir string) (files []string) {
 		return err
 	}))
 	return files
-}
-
-// TestModelOpt02OthersSegments has readers that end while another group's result is being read.
-func TestModelOpt02OthersSegments(t *testing.T) {
-	dir := t.TempDir()
-	for _, w := range ways() {
-		t.Run(w.name, func(t *testing.T) {
-			o := gather.Options{}
-			if w.dir {
-				o.Dir = dir
-			}
-			reading, ended := make(chan struct{}), make(chan struct{})
-			var live sync.WaitGroup
-			live.Go(func() {
-				job{way: w, n: 2, name: "live", o: o}.run(t, func(r *rank) {
-					res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 100_000))
-					if assert.NoError(r, err) {
-						defer res.Release()
-					}
-					if r.me() == 0 {
-						close(reading)
-					}
-					<-ended
-					for rank, got := range res.Present() {
-						equal(r.T, filled(rank, 100_000), got)
-					}
-					res.Release()
-					r.gathers([]int{1, 0}, 10, 100_000)
-				})
-			})
-			<-reading
-			for range 3 {
-				job{way: w, n: 2, name: "ends", o: o}.run(t, func(r *rank) { r.gathers([]int{0, 1}, 50, 100_000) })
-			}
-			close(ended)
-			live.Wait()
-		})
-	}
 }
 
 // TestModelOpt03FullMemory has less memory than needed: all ranks get an error that names the rank,
@@ -628,49 +572,7 @@ func TestModelOpt10NothingRuns(t *testing.T) {
 	})
 }
 
-// TestModelOpt08NothingIsDropped publishes late: a first rank that waits in an empty directory gets
-// everything, or an error.
-func TestModelOpt08NothingIsDropped(t *testing.T) {
-	dir := t.TempDir()
-	job{n: 4, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
-		for round := range 10 {
-			if r.me() == round%4 { // calls after the others, which poll the directory meanwhile
-				for range 10 {
-					_ = filesIn(r.T, dir)
-				}
-			}
-			if !r.gathers([]int{3, 0, 1, 2}, 10*round, 100) {
-				return
-			}
-		}
-	})
-}
-
 // The following tests check the intended behavior of upstream's calls.
-
-func TestModelOptFirstOfTheListReceives(t *testing.T) {
-	overAll(t, 3, gather.Options{}, func(r *rank) {
-		for _, ranks := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2}, {2}, {1, 0, 2}} {
-			res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 10))
-			if !assert.NoError(r, err) {
-				return
-			}
-			assert.Equal(r, r.me() == ranks[0], res.First)
-			assert.Equal(r, !slices.Contains(ranks, r.me()), res.Outside)
-			if res.First {
-				var got []int
-				for rank, v := range res.Present() {
-					got = append(got, rank)
-					equal(r.T, filled(rank, 10), v)
-				}
-				assert.Equal(r, ranks, got, "in the order of the list")
-			} else {
-				assert.Empty(r, res.Items, "the others have an empty list")
-			}
-			res.Release()
-		}
-	})
-}
 
 // TestModelOptScoped uses a result within a function, as upstream's context managers do: it is
 // released afterwards, also if Release is not called on the other ranks, and if Close comes first.
@@ -700,33 +602,5 @@ func TestModelOptScoped(t *testing.T) {
 			assert.Nil(r, late.Items[1].Value.Data)
 		}
 		late.Release()
-	})
-}
-
-// TestModelOptExport is the main use: shards are merged per tensor, then stages per layer, onto the
-// first rank.
-func TestModelOptExport(t *testing.T) {
-	type layer struct {
-		Index  int
-		Weight *tensor.Tensor
-	}
-	overAll(t, 4, gather.Options{}, func(r *rank) { // two stages of two shards each
-		stage, shard := r.me()/2, r.me()%2
-		whole := filled(stage, 8, 6)
-		mine, err := whole.Slice(1, 3*shard, 3*shard+3)
-		require.NoError(r, err)
-		merged, err := gather.Concat(r.ctx, r.ga, []int{2 * stage, 2*stage + 1}, 1, r.inArena(mine))
-		if !assert.NoError(r, err) || merged == nil {
-			return
-		}
-		res, err := gather.Configs(r.ctx, r.ga, []int{0, 2}, &layer{stage, merged})
-		if !assert.NoError(r, err) {
-			return
-		}
-		for rank, l := range res.Present() {
-			assert.Equal(r, rank/2, l.Index)
-			equal(r.T, filled(rank/2, 8, 6), l.Weight)
-		}
-		res.Release()
 	})
 }

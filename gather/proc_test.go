@@ -190,31 +190,6 @@ func (r *rank) untilKilled(ranks []int, victim int, after time.Duration) {
 	held.Release()
 }
 
-// TestModelOpt01AfterACrash kills all ranks of a job at once, and starts it again under the same
-// names, on the same host and directory.
-func TestModelOpt01AfterACrash(t *testing.T) {
-	overProcs(t, 2, func(t *testing.T, j pgrouptest.Job) {
-		j.MayFail = []int{0, 1}
-		for range 3 {
-			processes(t, j, func(r *rank) {
-				assert.True(t, r.gathers([]int{0, 1}, 100, 1000))
-				// it has published files and shared memory that no rank will ask for
-				if r.me() == 1 {
-					go func() { _, _ = gather.Tensors(r.ctx, r.ga, []int{0, 1}, filled(666, 1000)) }()
-				}
-				require.NoError(t, r.group.Channel("end").Barrier(r.ctx))
-				suicide()
-			})
-		}
-		j.MayFail = nil
-		processes(t, j, func(r *rank) {
-			for round := 0; round < 3 && r.gathers([]int{0, 1}, 10*round, 1000); round++ {
-			}
-			assert.NoError(t, r.group.Barrier(r.ctx))
-		})
-	})
-}
-
 // TestModelOpt02ReaderExits ends the reader of one list while a result of another is being read.
 func TestModelOpt02ReaderExits(t *testing.T) {
 	t.Parallel()
@@ -278,29 +253,6 @@ func (r *rank) missing(ranks []int, who int) {
 	_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 1000))
 	assert.ErrorIs(r, err, pgroup.ErrTimeout)
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
-}
-
-// TestFrozenForLong stops a rank for longer than its liveness timeout: it fails, and returns that
-// error when it resumes.
-func TestFrozenForLong(t *testing.T) {
-	t.Parallel()
-	processes(t, pgrouptest.Job{N: 3, LivenessTimeout: 3 * time.Second}, func(r *rank) {
-		ranks := []int{0, 1, 2}
-		require.True(t, r.gathers(ranks, 0, 1000))
-		require.NoError(t, r.group.Barrier(r.ctx))
-		if r.me() == 0 {
-			require.NoError(t, syscall.Kill(r.pid(2), syscall.SIGSTOP))
-		}
-		_, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
-		for err == nil { // rank 2 has sent before it is stopped, or waits to be stopped
-			_, err = gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
-		}
-		if r.me() == 0 {
-			require.NoError(t, syscall.Kill(r.pid(2), syscall.SIGCONT))
-		}
-		assert.ErrorIs(t, err, pgroup.ErrLost)
-		assert.Equal(t, []int{2}, r.rankError(err).Lost, "%v", err)
-	})
 }
 
 // at is a writer that calls a function when it has received n bytes.
