@@ -166,19 +166,6 @@ func goneWith(t *testing.T, err error, code wire.Code) {
 	}
 }
 
-func TestClientCloseEndsItsCallsAtOnce(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		c := s.client(t)
-		errs := waiting(t, c, 20)
-		together(t, 3, c.Close)
-		for range 20 {
-			require.ErrorIs(t, <-errs, store.ErrClosed)
-		}
-		_, err := c.Get(t.Context(), "k")
-		require.EqualError(t, err, `store: get "k": closed`)
-	})
-}
-
 func TestClientCloseWhileManyCall(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
 		for range 20 {
@@ -227,23 +214,6 @@ func TestABlockedWaitDelaysNoOtherCall(t *testing.T) {
 		for range 10 {
 			require.NoError(t, <-errs)
 		}
-	})
-}
-
-func TestManyGoroutinesOnOneClient(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		c, ctx := s.client(t), bounded(t)
-		together(t, 64, func() error {
-			for range 50 {
-				if _, err := c.Add(ctx, "n", 1); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		n, err := c.Add(ctx, "n", 0)
-		require.NoError(t, err)
-		require.EqualValues(t, 64*50, n)
 	})
 }
 

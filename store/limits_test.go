@@ -305,37 +305,3 @@ func TestASecretThatIsNotProvedInTime(t *testing.T) {
 	closed(t, c)
 	s.Says(t, "handshake: ")
 }
-
-// TestATLSPeerThatDoesNotRead checks that a peer over TLS that does not read does not delay others,
-// and that the server queues at most InFlight bytes for it.
-func TestATLSPeerThatDoesNotRead(t *testing.T) {
-	f := newTLSFiles(t)
-	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{InFlight: 4 << 20}}, tcp)
-	other, ctx := s.as(t, s.knowing(nil, f.anonymous())), bounded(t)
-	slow := tls.Client(s.raw(t), &tls.Config{InsecureSkipVerify: true})
-	send(t, slow, greeting())
-	require.Equal(t, wire.OpHello, receive(t, slow).Op)
-	for i := range 200 {
-		send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpWait, ID: uint64(i + 1), Keys: []string{"large"}}))
-	}
-	send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1000, Key: "all are in", Value: []byte{}}))
-	_, err := other.Wait(ctx, "all are in")
-	require.NoError(t, err)
-	before, began := heap(), time.Now()
-	require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
-	require.Less(t, time.Since(began), 10*time.Second, "others wait")
-	s.Says(t, "the peer does not read")
-	require.Less(t, heap()-before, int64(64<<20), "memory")
-	works(t, other)
-}
-
-func TestAPeerThatAnswersNoProbeIsLost(t *testing.T) {
-	t.Parallel()
-	eachWith(t, store.ServerLimits{LivenessTimeout: time.Second}, func(t *testing.T, s *service) {
-		c := s.client(t)
-		silent := s.greeted(t)
-		closed(t, silent)
-		s.Says(t, "peer lost")
-		works(t, c)
-	})
-}

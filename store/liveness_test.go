@@ -121,22 +121,6 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 	}
 }
 
-// TestSilentPeerEndsWhatWaitsForIt checks that a Recv and a Follow that wait for a silent peer
-// return its failure, too.
-func TestSilentPeerEndsWhatWaitsForIt(t *testing.T) {
-	t.Parallel()
-	s := serve(t, soon(0), tcp)
-	b, proxy := s.through(t)
-	g := join(t, s.client(t), b)
-	proxy.Blackhole(true)
-	following := make(chan error, 1)
-	go func() { following <- g.a.Follow(bounded(t), wire.Contribution{Generation: g.gen}) }()
-	_, _, err := g.a.Recv(bounded(t), wire.Contribution{Generation: g.gen, Rank: 0, Root: 1, Seq: 1, Verb: "recv"})
-	lost(t, err)
-	lost(t, <-following)
-	proxy.Cut(testcluster.RST)
-}
-
 // TestLongRequestKeepsItsConnection checks that a request whose transfer takes longer than the liveness
 // timeout makes neither side suspect the other.
 func TestLongRequestKeepsItsConnection(t *testing.T) {
@@ -217,17 +201,6 @@ func rank0To(t *testing.T, a *store.Store, to string) (*pair, testcluster.Proces
 	return g, p
 }
 
-func TestFrozenClientIsLost(t *testing.T) {
-	t.Parallel()
-	g, p := rank0(t, serve(t, soon(0), tcp))
-	testcluster.Freeze(t, p)
-	start := time.Now()
-	lost(t, g.barrier(bounded(t), 0, 2))
-	require.Greater(t, time.Since(start), 600*time.Millisecond)
-	require.Less(t, time.Since(start), 8*time.Second)
-	testcluster.Kill(t, p)
-}
-
 // TestStutteringServerFindsFrozenClient checks that a server that is stopped more often than its
 // liveness timeout passes finds a frozen client, direct or behind a relay, and fails no other.
 func TestStutteringServerFindsFrozenClient(t *testing.T) {
@@ -261,18 +234,6 @@ func TestStutteringServerFindsFrozenClient(t *testing.T) {
 			testcluster.Kill(t, client)
 		})
 	}
-}
-
-func TestFrozenClientIsNotLostBefore(t *testing.T) {
-	t.Parallel()
-	g, p := rank0(t, serve(t, new(store.Server), tcp))
-	testcluster.Freeze(t, p)
-	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, g.a.Follow(ctx, wire.Contribution{Generation: g.gen}), context.DeadlineExceeded)
-	testcluster.Thaw(t, p)
-	require.NoError(t, g.a.Set(bounded(t), "go", nil, nil))
-	require.NoError(t, g.barrier(bounded(t), 0, 2))
 }
 
 // TestFrozenServerFailsNoPeer checks that no peer is lost because the server was stopped: sessions,

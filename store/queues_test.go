@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -34,70 +32,6 @@ func ExampleStore_TryPop() {
 	_, n, err := s.TryPop(context.Background(), "work")
 	fmt.Println(n, err)
 	// Output: 0 <nil>
-}
-
-// TestQueue checks that several clients pop each value that several clients push exactly once, and
-// the values of one client in order.
-func TestQueue(t *testing.T) {
-	const pushers, poppers, each = 4, 3, 60
-	s := serve(t, &store.Server{}, tcp)
-	ctx := bounded(t)
-	got := make(chan string, pushers*each)
-	var all sync.WaitGroup
-	for i := range pushers {
-		c := s.client(t)
-		all.Go(func() {
-			for k := range each {
-				assert.NoError(t, c.Push(ctx, "q", fmt.Appendf(nil, "%d %d", i, k)))
-			}
-		})
-	}
-	for range poppers {
-		c := s.client(t)
-		all.Go(func() {
-			for range pushers * each / poppers {
-				v, err := c.Pop(ctx, "q")
-				assert.NoError(t, err)
-				got <- string(v)
-			}
-		})
-	}
-	all.Wait()
-	close(got)
-	seen := map[string]bool{}
-	for v := range got {
-		seen[v] = true
-	}
-	require.Len(t, seen, pushers*each)
-	for k, err := range s.client(t).Keys(ctx, "") {
-		require.NoError(t, err)
-		t.Errorf("%q is left", k)
-	}
-}
-
-func TestQueueIsFIFO(t *testing.T) {
-	m := new(store.Memory)
-	defer m.Close()
-	s, ctx := store.New(m), bounded(t)
-	require.NoError(t, s.Set(ctx, "q", []byte("a key is no queue"), nil))
-	for round := range 3 {
-		for i := range 20 {
-			require.NoError(t, s.Push(ctx, "q", fmt.Appendf(nil, "%d", i)))
-		}
-		for i := range 20 {
-			v, n, err := s.TryPop(ctx, "q")
-			require.NoError(t, err)
-			require.Equal(t, fmt.Sprint(i), string(v), "round %d", round)
-			require.Equal(t, 20-i, n)
-		}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	cancel()
-	_, err := s.Pop(ctx, "q")
-	require.ErrorIs(t, err, context.Canceled)
-	v, err := s.Get(bounded(t), "q")
-	require.NoError(t, err)
-	require.Equal(t, "a key is no queue", string(v))
 }
 
 // onPop is an engine that cancels a call right after it has popped.
