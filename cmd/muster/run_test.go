@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -100,14 +99,6 @@ func TestRunWithoutItsStore(t *testing.T) {
 	require.Equal(t, "muster: muster://127.0.0.1:1 has not been reached for 5s: connection refused: the ranks may wait for it\n", line)
 	p.signal(t, syscall.SIGTERM)
 	require.Equal(t, 143, p.wait(t).code)
-}
-
-func TestRunHostsAStore(t *testing.T) {
-	t.Parallel()
-	r := run(t, "run", "-n", "3", "--no-prefix", "--", self(t), "add", "started")
-	if got := sorted(r.stdout); r.code != 0 || !slices.Equal(got, []string{"1", "2", "3"}) {
-		t.Errorf("%+v", r)
-	}
 }
 
 // asLoser is a rank that waits for rank 2, which is killed, or aborts the group and ends after the others.
@@ -286,20 +277,6 @@ func TestRunPassesQuitOn(t *testing.T) {
 	}
 }
 
-func TestRunLeavesNoProcessBehind(t *testing.T) {
-	t.Parallel()
-	r := run(t, runSh(3, "--no-prefix --grace 0s", `sleep 60 & echo $$ $!; [ $RANK = 1 ] && exit 3; wait`)...)
-	pids := strings.Fields(r.stdout)
-	if r.code != 3 || len(pids) < 2 {
-		t.Fatalf("%+v", r)
-	}
-	for _, s := range pids {
-		if pid, err := strconv.Atoi(s); err != nil || !gone(pid) {
-			t.Errorf("process %s is left (%v)", s, err)
-		}
-	}
-}
-
 // TestRunWhoseReaderGoesAway checks that "muster run … | head -1" ends, together with its ranks and
 // the processes that they started.
 func TestRunWhoseReaderGoesAway(t *testing.T) {
@@ -329,35 +306,6 @@ func TestRunWhoseReaderGoesAway(t *testing.T) {
 	for _, s := range pids {
 		if pid, err := strconv.Atoi(s); err != nil || !gone(pid) {
 			t.Errorf("process %s is left (%v)", s, err)
-		}
-	}
-}
-
-func TestRunKilledTakesItsRanksAlong(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("SKIPPED: the kernel does it on Linux only")
-	}
-	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	p := start(t, "run", "-n", "2", "--env", role+"="+roleHolder, "--", self(t), l.Addr().String())
-	var ranks []*bufio.Reader
-	for range 2 {
-		c, err := l.Accept()
-		require.NoError(t, err)
-		defer c.Close()
-		require.NoError(t, c.SetDeadline(time.Now().Add(limit)))
-		r := bufio.NewReader(c)
-		if s, err := r.ReadString('\n'); err != nil {
-			t.Fatalf("%q, %v", s, err)
-		}
-		ranks = append(ranks, r)
-	}
-	p.signal(t, syscall.SIGKILL)
-	for i, r := range ranks {
-		if _, err := r.ReadByte(); fmt.Sprint(err) != "EOF" {
-			t.Errorf("rank number %d to come: %v, not EOF", i, err)
 		}
 	}
 }

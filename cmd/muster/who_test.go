@@ -207,30 +207,6 @@ $`)
 	run(t, "who", "--watch").wants(t, 2, "", "--watch needs a terminal")
 }
 
-// TestWhoNamesTheCulpritOfEachJob checks that the headline has a line for each job that hangs, and
-// that a group without an open verb is idle.
-func TestWhoNamesTheCulpritOfEachJob(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	s := dial(t, url)
-	if _, err := s.Join(t.Context(), wire.Contribution{Group: "ready", Rank: 0, Size: 1}, nil); err != nil {
-		t.Fatal(err)
-	}
-	var want []string
-	for _, job := range []string{"train", "tune", "serve"} {
-		stuck(t, s, job)
-		want = append(want, job+" waits for rank 1 (pid 7 on node-b)")
-	}
-	r := run(t, "who", "--store", url)
-	head, rest, _ := strings.Cut(r.stdout, "\n\n")
-	for _, line := range want {
-		assert.Contains(t, head, line, "no %q in %+v", line, r)
-	}
-	if strings.Count(head, "\n") != 2 || !regexp.MustCompile(`ready \(generation \d+\)  1 of 1 ranks, idle,`).MatchString(rest) {
-		t.Errorf("%+v", r)
-	}
-}
-
 func TestWhoSaysThatTheDiskStalls(t *testing.T) {
 	var out bytes.Buffer
 	muster.PrintWho(&out, &status.View{Server: &status.Server{Durable: true, DiskStalled: 12}})
@@ -410,31 +386,6 @@ func TestPageOverTLS(t *testing.T) {
 		_ = rep.Body.Close()
 		assert.Equal(t, want, rep.StatusCode, "with %q it is %d", password, rep.StatusCode)
 	}
-}
-
-// TestPageOfAStoreThatIsThere checks the page of an existing store, also of one that rank 0 hosts.
-func TestPageOfAStoreThatIsThere(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	stuck(t, dial(t, url), "train")
-	p := start(t, "page", "--store", url, "--http", "127.0.0.1:0")
-	page := p.line(t, "http://127.0.0.1:")
-	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
-	p.signal(t, syscall.SIGINT)
-	if r := p.wait(t); r.code != 0 {
-		t.Errorf("%+v", r)
-	}
-}
-
-// TestRunShowsAPage checks the page of the store that run hosts.
-func TestRunShowsAPage(t *testing.T) {
-	t.Parallel()
-	p := start(t, "run", "-n", "1", "--http", "127.0.0.1:0", "--", "sh", "-c", "echo here; exec sleep 60")
-	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
-	checkGet(t, page+"status", 200, `"waiting":[]`)
-	p.line(t, "here")
-	p.signal(t, syscall.SIGINT)
-	p.wait(t)
 }
 
 // TestWhoFindsTheJobsOfThisHost checks that who needs no URL for the jobs that "muster run" has
