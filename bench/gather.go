@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -197,10 +196,6 @@ func (o *gatherOptions) add(ctx context.Context, rep *report, sizes []int) error
 	}
 	if torch != nil {
 		o.event(torch, "map"+atWhom+"ModelOpt's method", o.tensors, many, nil)
-	}
-	n := slices.Max(sizes) * kib
-	for i, way := range fileWays { // a plain write before each ConcatTo
-		o.event(ours, way, n, bytesText(n), map[string]ratio{"÷ bare": {p50Column, wayKey(fileWays[i&^1], n)}})
 	}
 	return nil
 }

@@ -38,14 +38,13 @@ func TestGather(t *testing.T) {
 		switch {
 		case slices.Contains(mapWays, w.name):
 			want(t, r, "20 tensors "+w.name, "p50 µs", "CPU µs")
-		case w.sizes == nil || w.sizes(mib) || slices.Contains(fileWays, w.name):
+		case w.sizes == nil || w.sizes(mib):
 			want(t, r, "1 MiB "+w.name, "p50 µs", "p90 µs", "slowest rank")
 		default:
 			want(t, r, "4 KiB "+w.name, "p50 µs", "p90 µs", "slowest rank")
 		}
 	}
 	want(t, r, "1 MiB copied in", "÷ memcpy", "÷ at once", "÷ bare")
-	want(t, r, "1 MiB ConcatTo, tmpfs", "÷ bare")
 }
 
 // TestGatherWithoutPeers checks that a run without the other libraries, which are not installed, succeeds and

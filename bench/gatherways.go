@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,30 +59,17 @@ var gatherWays = []way{
 	{name: "allocated in the arena, read in place", open: tensorsWay(near, inArena, touched)},
 	{name: "copied in", open: tensorsWay(near, ordinary, nothing)},
 	{name: "copied in, copied out", open: tensorsWay(near, ordinary, copied)},
-	{name: "copied in, fresh segments", sizes: large, open: func(r *rank, d *drill, n int) error { return r.openFresh(d, n, true) }},
-	{name: "the first gather of all", sizes: small, open: func(r *rank, d *drill, n int) error { return r.openFresh(d, n, false) }},
 	{name: "over TCP", open: tensorsWay(far, ordinary, nothing)},
 	{name: "over a directory", open: tensorsWay(files, ordinary, nothing)},
 	{name: mapWays[0], sizes: never, open: mapsWay(near, inArena)},
 	{name: mapWays[1], sizes: never, open: mapsWay(near, ordinary)},
 	{name: mapWays[2], sizes: never, open: mapsWay(far, ordinary)},
-	{name: fileWays[0], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openWrite(d, n, tmpfs) }},
-	{name: fileWays[1], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openConcatTo(d, n, tmpfs) }},
-	{name: fileWays[2], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openWrite(d, n, r.dir) }},
-	{name: fileWays[3], sizes: never, open: func(r *rank, d *drill, n int) error { return r.openConcatTo(d, n, r.dir) }},
 }
 
-// mapWays are gathers of many tensors, and fileWays write the gathered tensors to a file. They have
-// sizes of their own.
-var (
-	mapWays  = []string{"map, allocated in the arena", "map, copied in", "map, over TCP"}
-	fileWays = []string{"write to tmpfs", "ConcatTo, tmpfs", "write to disk", "ConcatTo, disk"}
-)
+// mapWays are gathers of many tensors. They have a size of their own.
+var mapWays = []string{"map, allocated in the arena", "map, copied in", "map, over TCP"}
 
 func never(int) bool { return false }
-
-// tmpfs is a directory whose files are in memory.
-const tmpfs = "/dev/shm"
 
 // room returns n bytes of memory that has been written to.
 func room(n int) []byte {
@@ -258,31 +244,6 @@ func (r *rank) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []byte)
 	return nil
 }
 
-// openFresh makes a new Gatherer for each gather. With links, the Gatherer has gathered a small
-// tensor before, so that only its segments are new.
-func (r *rank) openFresh(d *drill, n int, links bool) error {
-	t, err1 := r.tensor(d, nil, n)
-	little, err2 := r.tensor(d, nil, 4*kib)
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
-	own := new(drill) // for each call
-	d.after = append(d.after, func() error { return own.close() })
-	var ga *gather.Gatherer
-	d.before = func() (err error) {
-		// after the barrier, rank 0 has used the result
-		if err = errors.Join(r.star.barrier(), own.close()); err != nil {
-			return err
-		}
-		if ga, err = r.gatherer(own, near, nil); err != nil || !links {
-			return err
-		}
-		return r.tensors(ga, little, nothing, nil)
-	}
-	d.call = func() error { return r.tensors(ga, t, nothing, nil) }
-	return nil
-}
-
 // mapsWay gathers n tensors of each rank, of 256 bytes to 4 KiB.
 func mapsWay(where int, arena bool) func(*rank, *drill, int) error {
 	return func(r *rank, d *drill, n int) error {
@@ -316,72 +277,5 @@ func (r *rank) maps(ga *gather.Gatherer, ts map[string]*tensor.Tensor) error {
 		}
 	}
 	res.Release()
-	return nil
-}
-
-// file returns the file that rank 0 writes; it is removed at the end.
-func (r *rank) file(d *drill, folder string) (f *os.File, err error) {
-	if r.rank != 0 {
-		return nil, nil
-	}
-	if f, err = os.CreateTemp(folder, "muster-bench-*.safetensors"); err != nil {
-		return nil, err
-	}
-	d.after = append(d.after, f.Close, func() error { return os.Remove(f.Name()) })
-	return f, nil
-}
-
-// rewound truncates f, so that it is as a new file.
-func rewound(f *os.File) error {
-	if f == nil {
-		return nil
-	}
-	_, err := f.Seek(0, io.SeekStart)
-	return errors.Join(err, f.Truncate(0))
-}
-
-// openConcatTo merges n bytes of each rank into one file.
-func (r *rank) openConcatTo(d *drill, n int, folder string) error {
-	arena, err := r.arena(d)
-	if err != nil {
-		return err
-	}
-	t, err := r.tensor(d, arena, n)
-	if err != nil {
-		return err
-	}
-	ga, err := r.gatherer(d, near, arena)
-	if err != nil {
-		return err
-	}
-	f, err := r.file(d, folder)
-	if err != nil {
-		return err
-	}
-	ts := map[string]*tensor.Tensor{"weight": t}
-	d.before = func() error { return rewound(f) }
-	d.call = func() error {
-		return gather.ConcatTo(context.Background(), ga, f, r.all(), gather.Merge{Axis: map[string]int{"weight": 0}}, ts)
-	}
-	return nil
-}
-
-// openWrite makes rank 0 write as many bytes as all ranks have, and nothing else.
-func (r *rank) openWrite(d *drill, n int, folder string) error {
-	f, err := r.file(d, folder)
-	if err != nil || f == nil {
-		d.call = func() error { return nil }
-		return err
-	}
-	data := room(n)
-	d.before = func() error { return rewound(f) }
-	d.call = func() error {
-		for range r.size {
-			if _, err := f.Write(data); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	return nil
 }

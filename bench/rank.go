@@ -37,13 +37,12 @@ type rank struct {
 
 // drill is a measurement: all ranks run call concurrently.
 type drill struct {
-	chain  bool                          // calls follow each other without a barrier
-	stamp  func(began time.Time) float64 // if not nil, what is measured of a call, in place of how long it takes
-	verbs  int                           // of a Comm, for each call: the fence may be one
-	before func() error                  // if not nil, runs before each call, and is not measured
-	fence  func() error                  // the barrier before a call
-	call   func() error                  // what is measured
-	after  []func() error                // runs at the end, in reverse order
+	chain bool                          // calls follow each other without a barrier
+	stamp func(began time.Time) float64 // if not nil, what is measured of a call, in place of how long it takes
+	verbs int                           // of a Comm, for each call: the fence may be one
+	fence func() error                  // the barrier before a call
+	call  func() error                  // what is measured
+	after []func() error                // runs at the end, in reverse order
 }
 
 func (d *drill) close() (err error) {
@@ -58,11 +57,6 @@ func (d *drill) close() (err error) {
 // times fills took with how long each of as many calls takes, in µs.
 func (d *drill) times(took []float64) error {
 	for i := range took {
-		if d.before != nil {
-			if err := d.before(); err != nil {
-				return err
-			}
-		}
 		if i == 0 || !d.chain {
 			if err := d.fence(); err != nil {
 				return err

@@ -39,14 +39,16 @@ func want(t *testing.T, r report, name string, figures ...string) {
 	t.Errorf("no row %q in %v", name, r.Rows)
 }
 
-func TestIdle(t *testing.T) {
-	r := measured(t, "kv", "-rounds", "2", "-slice", "5ms", "-shapes", "3x4", "-redis=false")
+func TestKV(t *testing.T) {
+	r := measured(t, "kv", "-rounds", "2", "-slice", "5ms", "-shapes", "1x1,3x4", "-redis=false", "-data", t.TempDir())
 	want(t, r, "get 3×4 muster", "rate ÷ bare", "ops/s", "p50 µs", "p99 µs")
+	want(t, r, "set 1×1 muster+disk", "ops/s")
 }
 
-func TestDurable(t *testing.T) {
-	r := measured(t, "kv", "-rounds", "1", "-slice", "5ms", "-shapes", "2x1", "-ops", "set", "-redis=false", "-data", t.TempDir())
-	want(t, r, "set 2×1 muster+disk", "ops/s")
+func TestGroups(t *testing.T) {
+	r := measured(t, "groups", "-n", "2", "-rounds", "1", "-slice", "10ms")
+	want(t, r, "2 barrier muster", "p50 ÷ bare")
+	want(t, r, "2 all-gather 1 KiB bare", "p50 µs")
 }
 
 func TestRedis(t *testing.T) {
