@@ -184,14 +184,8 @@ func TestPauseOfSecondsFailsNoPeer(t *testing.T) {
 	require.NoError(t, <-waiting)
 }
 
-// rank0 joins a group as rank 0; rank 1 is a child process.
-func rank0(t *testing.T, s *service) (*pair, testcluster.Process) {
-	t.Helper()
-	return rank0To(t, s.client(t), s.addr)
-}
-
-// rank0To is rank0 with a client. to is the argument of the child process.
-func rank0To(t *testing.T, a *store.Store, to string) (*pair, testcluster.Process) {
+// rank0 joins a group as rank 0 with a; rank 1 is a child process, whose argument is to.
+func rank0(t *testing.T, a *store.Store, to string) (*pair, testcluster.Process) {
 	t.Helper()
 	p := testcluster.Start(t, "rank 1", to)
 	membership, err := a.Join(bounded(t), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
@@ -216,7 +210,7 @@ func TestStutteringServerFindsFrozenClient(t *testing.T) {
 				t.Cleanup(func() { require.NoError(t, r.Close()) })
 				at = testcluster.Serve(t, &store.Server{Engine: r})
 			}
-			g, client := rank0To(t, testcluster.Dial(t, at, &store.DialOptions{LivenessTimeout: time.Second}), "1s "+at)
+			g, client := rank0(t, testcluster.Dial(t, at, &store.DialOptions{LivenessTimeout: time.Second}), "1s "+at)
 			testcluster.Freeze(t, client)
 			failed := make(chan error, 1)
 			go func() { failed <- g.barrier(bounded(t), 0, 2) }()

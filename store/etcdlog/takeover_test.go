@@ -12,30 +12,6 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// TestTakeover checks that the next leader has all changes that the last one acknowledged, also
-// from a checkpoint.
-func TestTakeover(t *testing.T) {
-	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 1000}
-	for term := range 5 {
-		m := lead(t, c, o)
-		s := store.New(m)
-		for i := range term {
-			v, err := s.Get(t.Context(), fmt.Sprint("key-", i))
-			require.NoError(t, err, "term %d", term)
-			require.Len(t, v, 10_000)
-		}
-		n, err := s.Add(t.Context(), "terms", 1)
-		require.NoError(t, err)
-		require.EqualValues(t, term+1, n)
-		require.NoError(t, s.Set(t.Context(), fmt.Sprint("key-", term), make([]byte, 10_000), nil))
-		if term%2 == 1 {
-			_, err = s.Backup(t.Context(), io.Discard) // it makes a checkpoint
-			require.NoError(t, err)
-		}
-		require.NoError(t, m.Close())
-	}
-}
-
 // TestReplacedLeader checks that a leader that another process has replaced acknowledges nothing,
 // and answers no read, even if only the request itself makes it contact etcd.
 func TestReplacedLeader(t *testing.T) {
