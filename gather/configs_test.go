@@ -116,40 +116,6 @@ func TestConfigsReleaseKeepsOwn(t *testing.T) {
 	})
 }
 
-// TestConfigsAbsent tests every set of absent ranks, including the first rank: the result stays
-// aligned with the list.
-func TestConfigsAbsent(t *testing.T) {
-	t.Parallel()
-	type layer struct {
-		Of     int
-		Weight *tensor.Tensor
-	}
-	overAll(t, 4, gather.Options{}, func(r *rank) {
-		for absent := range 8 {
-			var mine *layer
-			i := slices.Index(list, r.me())
-			if i >= 0 && absent&(1<<i) == 0 {
-				mine = &layer{r.me(), r.tensor(r.me(), 9)}
-			}
-			res, err := gather.Configs(r.ctx, r.ga, list, mine)
-			if !assert.NoError(r, err) {
-				return
-			}
-			for i, it := range res.Items {
-				assert.Equal(r, list[i], it.Rank)
-				assert.Equal(r, absent&(1<<i) != 0, it.Absent)
-				if it.Absent {
-					assert.Nil(r, it.Value)
-					continue
-				}
-				assert.Equal(r, it.Rank, it.Value.Of)
-				equal(r.T, filled(it.Rank, 9), it.Value.Weight)
-			}
-			res.Release()
-		}
-	})
-}
-
 // TestConfigsAreLarge gathers a config with several hundred KiB of JSON, or several MiB with MUSTER_SOAK, and one that is JSON alone.
 func TestConfigsAreLarge(t *testing.T) {
 	count := testcluster.Form(20_000, 200_000)
