@@ -27,8 +27,6 @@ type benching struct {
 	host   string
 	place  place
 	asJSON bool
-	page   pageFlags
-	log    io.Writer
 }
 
 func newBench() *cobra.Command {
@@ -50,7 +48,6 @@ in a second; of set and get, those of all ranks.`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
-	o.page.register(cmd, "")
 	f := cmd.Flags()
 	f.IntSliceVarP(&o.ranks, "ranks", "n", []int{2, 4, 8}, "how many `ranks`")
 	f.Var(&o.sizes, "size", "of an object, and of a value; several `sizes` are separated by commas")
@@ -93,13 +90,7 @@ func (o *benching) check(cmd *cobra.Command) error {
 	for _, s := range o.sizes {
 		o.spec.Sizes = append(o.spec.Sizes, int(s))
 	}
-	if o.page.addr != "" && o.host != "launcher" {
-		return usagef(cmd, "--http shows the store that the launcher hosts: add --host launcher")
-	}
-	if err := o.place.check(cmd); err != nil {
-		return err
-	}
-	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
+	return o.place.check(cmd)
 }
 
 func (o *benching) run(cmd *cobra.Command) error {
@@ -107,7 +98,6 @@ func (o *benching) run(cmd *cobra.Command) error {
 		return err
 	}
 	out := cmd.OutOrStdout()
-	o.log = cmd.ErrOrStderr()
 	all := benchrun.Results{
 		Version: version(), Date: time.Now().UTC().Format("2006-01-02 15:04"), Cores: runtime.NumCPU(), Seconds: o.spec.Time.Seconds(), Host: o.host,
 	}
@@ -149,11 +139,6 @@ func (o *benching) group(n int, done func(benchrun.Result)) error {
 		return err
 	}
 	defer p.close()
-	shown, err := p.show(&o.page, o.log)
-	if err != nil {
-		return err
-	}
-	defer shown.close()
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	tea "charm.land/bubbletea/v2"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
@@ -57,10 +56,14 @@ func (h *Health) Serves(e store.Engine) { h.serves(e) }
 func (h *Health) Ends()                 { h.ends() }
 func (h *Health) Close()                { h.close() }
 
-// NewLiveView returns the model of who --watch for a store.
-func NewLiveView(ctx context.Context, s *store.Store, url string, every time.Duration) tea.Model {
-	return newLiveView(ctx, s, url, every, false)
+// LiveView is the state of who --watch for tests.
+type LiveView struct{ *liveView }
+
+func NewLiveView(s *store.Store, title string) LiveView {
+	return LiveView{newLiveView(s, title, false, false)}
 }
+func (l LiveView) Look(ctx context.Context)  { l.look(ctx) }
+func (l LiveView) Lines(height int) []string { return l.lines(height) }
 
 // Signals are the signals of a launcher.
 type Signals struct{ *signals }

@@ -86,14 +86,3 @@ func TestNumbersAndProfilesWantThePassword(t *testing.T) {
 		}
 	}
 }
-
-// TestBenchShowsAPage checks the page and the metrics of the store that bench hosts.
-func TestBenchShowsAPage(t *testing.T) {
-	t.Parallel()
-	p := start(t, "bench", "-n", "2", "--time", "1h", "--cases", "barrier", "--host", "launcher", "--http", "127.0.0.1:0")
-	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
-	checkGet(t, page+"status", 200, `"groups":[`)
-	has(t, numbersHave(t, page, `muster_store_requests_total{op="collect"} `), "muster_store_up 1", `muster_ranks{state="`)
-	p.signal(t, syscall.SIGINT)
-	p.wait(t)
-}

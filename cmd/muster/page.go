@@ -66,11 +66,11 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 	case insecure:
 		return nil
 	case guarded && p.secret == nil:
-		return p.refusal(cmd, "this store requires authentication, and its page would show its data to all users: set a password (--http-secret-file)")
+		return p.refusal("this store requires authentication, and its page would show its data to all users: set a password (--http-secret-file)")
 	case !local && p.secret == nil:
-		return p.refusal(cmd, "all hosts that reach it would see keys and values: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set a password (--http-secret-file) and TLS (--tls-cert)"))
+		return p.refusal("all hosts that reach it would see keys and values: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set a password (--http-secret-file) and TLS (--tls-cert)"))
 	case !local && !encrypted:
-		return p.refusal(cmd, "its password could be read on the network: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set --tls-cert"))
+		return p.refusal("its password could be read on the network: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set --tls-cert"))
 	}
 	return nil
 }
@@ -84,11 +84,8 @@ func overTLS(cmd *cobra.Command, advice string) string {
 	return advice
 }
 
-func (p *pageFlags) refusal(cmd *cobra.Command, why string) error {
-	if cmd.Flags().Lookup("insecure") != nil {
-		why += "; or add --insecure in a trusted network"
-	}
-	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s", p.addr, why)}
+func (p *pageFlags) refusal(why string) error {
+	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s; or add --insecure in a trusted network", p.addr, why)}
 }
 
 // isLoopback reports whether addr can be reached only from this machine.

@@ -41,15 +41,15 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if o.watch {
-				for _, other := range []string{"json", "ranks", "stacks", "collectives", "flight-recorder"} {
+				for _, other := range []string{"json", "stacks", "collectives", "flight-recorder"} {
 					if cmd.Flags().Changed(other) {
-						return usagef(cmd, "--watch goes with none of --json, --ranks, --stacks, --collectives and --flight-recorder")
+						return usagef(cmd, "--watch goes with none of --json, --stacks, --collectives and --flight-recorder")
 					}
 				}
 				if !cmd.Flags().Changed("timeout") {
 					r.timeout = 0
 				}
-				return r.live(cmd)
+				return r.live(cmd, o.ranks)
 			}
 			if o.torch.Recordings, err = readRecordings(cmd, o.files); err != nil {
 				return err
@@ -84,7 +84,7 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 		},
 	}
 	r.flags(cmd, quick)
-	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live in the terminal, with the store's rates: arrow and Page keys scroll, r shows every rank, space pauses, q quits")
+	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live in the terminal, with the store's rates, until Ctrl-C")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print one JSON object, for programs")
 	cmd.Flags().BoolVar(&o.ranks, "ranks", false, "include every rank of every group")
 	cmd.Flags().BoolVar(&o.torch.Servers, "collectives", false, "ask the debug servers of PyTorch's ranks, whose addresses are in the store, which collective each rank is in")

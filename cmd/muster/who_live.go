@@ -4,22 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
 
-	tea "charm.land/bubbletea/v2"
-	"github.com/charmbracelet/x/ansi"
 	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 )
 
 // liveEvery is the time between updates of the live view.
 const liveEvery = time.Second
 
-// live shows who waits for whom until the user quits.
-func (r *remote) live(cmd *cobra.Command) error {
+// live shows who waits for whom until Ctrl-C or the timeout.
+func (r *remote) live(cmd *cobra.Command, ranks bool) error {
 	if widthOf(os.Stdout) == 0 {
 		return &exit{code: exitUsage, text: `--watch needs a terminal; without it, "muster who" prints it once`}
 	}
@@ -35,147 +35,90 @@ func (r *remote) live(cmd *cobra.Command) error {
 		if others > 0 {
 			title += fmt.Sprintf(" · %d more on this host: muster who", others)
 		}
-		l := newLiveView(ctx, s, title, liveEvery, inkOf(os.Stdout))
-		_, err := tea.NewProgram(l, tea.WithContext(ctx)).Run()
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return &exit{code: exitTimeout, err: err, text: "the time given by --timeout is over"}
-		}
-		return err
+		return newLiveView(s, title, inkOf(os.Stdout), ranks).show(ctx, os.Stdout)
 	})
 }
 
 // liveView is the state of who --watch.
 type liveView struct {
-	ctx   context.Context
 	watch *status.Watch
-	url   string
-	every time.Duration
+	title string
 	ink   ink
+	ranks bool
 
-	view          *status.View
-	err           error
-	width, height int
-	from          int // first line that is shown
-	ranks, paused bool
+	view *status.View // the last one
+	err  error        // of the last request
 }
 
-func newLiveView(ctx context.Context, s *store.Store, url string, every time.Duration, k ink) *liveView {
-	return &liveView{
-		ctx: ctx, watch: status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 200}), url: url, every: every, ink: k,
-		width: 80, height: 24,
+func newLiveView(s *store.Store, title string, k ink, ranks bool) *liveView {
+	return &liveView{watch: status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 200}), title: title, ink: k, ranks: ranks}
+}
+
+// Control sequences of terminals. Lines that are too long for the terminal are cut off by it.
+const (
+	enterScreen = "\x1b[?1049h\x1b[?7l\x1b[?25l" // the alternate screen, without wrapping and cursor
+	leaveScreen = "\x1b[?25h\x1b[?7h\x1b[?1049l"
+	toTop       = "\x1b[H"
+	clearLine   = "\x1b[K"
+	clearRest   = "\x1b[J"
+)
+
+// show draws the view on a terminal until ctx is done or a signal ends it.
+func (l *liveView) show(ctx context.Context, out *os.File) error {
+	shown, stop := untilSignal(ctx)
+	defer stop()
+	_, _ = io.WriteString(out, enterScreen)
+	defer func() { _, _ = io.WriteString(out, leaveScreen) }()
+	for {
+		l.look(shown)
+		_, height, err := term.GetSize(int(out.Fd()))
+		if err != nil {
+			return err
+		}
+		if _, err := io.WriteString(out, toTop+strings.Join(l.lines(height), clearLine+"\r\n")+clearLine+clearRest); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(liveEvery):
+		case <-shown.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return &exit{code: exitTimeout, err: ctx.Err(), text: "the time given by --timeout is over"}
+			}
+			return nil
+		}
 	}
-}
-
-// seen is the message with the result of a request to the store.
-type seen struct {
-	view *status.View
-	err  error
 }
 
 // look requests the status of the store.
-func (l *liveView) look() tea.Msg {
-	v, err := l.watch.View(l.ctx)
-	return seen{v, err}
+func (l *liveView) look(ctx context.Context) {
+	v, err := l.watch.View(ctx)
+	if l.err = err; err == nil {
+		l.view = v
+	}
 }
 
-// again is the message that it is time for the next request.
-type again struct{}
-
-// Init implements tea.Model.
-func (l *liveView) Init() tea.Cmd { return l.look }
-
-// Update implements tea.Model.
-func (l *liveView) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
-	switch msg := msg.(type) {
-	case tea.WindowSizeMsg:
-		l.width, l.height = msg.Width, msg.Height
-	case seen:
-		if l.err = msg.err; l.err == nil {
-			l.view = msg.view
-		}
-		return l, tea.Tick(l.every, func(time.Time) tea.Msg { return again{} })
-	case again:
-		if l.paused {
-			return l, tea.Tick(l.every, func(time.Time) tea.Msg { return again{} })
-		}
-		return l, l.look
-	case tea.KeyPressMsg:
-		return l, l.press(msg.String())
+// lines returns what a terminal of the given height shows: the head, and the longest waits.
+func (l *liveView) lines(height int) []string {
+	lines := []string{l.head()}
+	if l.view != nil {
+		var b strings.Builder
+		(&whoPrinter{&b, l.ink, l.ranks}).print(l.view)
+		lines = append(lines, strings.Split(strings.TrimRight(b.String(), "\n"), "\n")...)
 	}
-	return l, nil
-}
-
-func (l *liveView) press(key string) tea.Cmd {
-	page := max(l.height-2, 1)
-	switch key {
-	case "q", "esc", "ctrl+c":
-		return tea.Quit
-	case "space":
-		l.paused = !l.paused
-	case "r":
-		l.ranks = !l.ranks
-	case "down", "j":
-		l.from++
-	case "up", "k":
-		l.from--
-	case "pgdown":
-		l.from += page
-	case "pgup":
-		l.from -= page
-	case "home", "g":
-		l.from = 0
-	case "end", "G":
-		l.from = len(l.lines())
+	if room := max(height-1, 1); len(lines) > height {
+		more := l.ink.dim(fmt.Sprintf("%d more lines: muster who", len(lines)-room))
+		lines = append(lines[:room], more)
 	}
-	l.from = max(0, min(l.from, len(l.lines())-page))
-	return nil
-}
-
-// lines returns all lines, of which the screen shows a part.
-func (l *liveView) lines() []string {
-	if l.view == nil {
-		return nil
-	}
-	var b strings.Builder
-	(&whoPrinter{&b, l.ink, l.ranks}).print(l.view)
-	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
-}
-
-// View implements tea.Model.
-func (l *liveView) View() tea.View {
-	lines := l.lines()
-	from := max(0, min(l.from, len(lines)-1))
-	room := max(l.height-2, 1)
-	shown := append([]string{l.head()}, lines[from:min(len(lines), from+room)]...)
-	for len(shown) < room+1 {
-		shown = append(shown, "")
-	}
-	foot := "q quits · ↑↓ scroll · r ranks · space pauses"
-	if rest := len(lines) - from - room; rest > 0 {
-		foot += fmt.Sprintf(" · %d more below", rest)
-	}
-	shown = append(shown, l.ink.dim(foot))
-	for i := range shown {
-		shown[i] = ansi.Truncate(shown[i], l.width, "…")
-	}
-	v := tea.NewView(strings.Join(shown, "\n"))
-	v.AltScreen = true
-	return v
+	return lines
 }
 
 // head returns the first line: the store and its activity.
 func (l *liveView) head() string {
-	parts := []string{l.ink.bold("muster") + " " + l.url}
-	switch {
-	case l.err != nil:
+	parts := []string{l.ink.bold("muster") + " " + l.title}
+	if l.err != nil {
 		parts = append(parts, l.ink.red("the store does not answer: "+oneLine(l.err.Error())))
-	case l.paused:
-		parts = append(parts, l.ink.red("paused"))
-	case l.view == nil:
-		parts = append(parts, "asking…")
-	}
-	if l.err == nil && l.view != nil && l.view.Server != nil && l.view.Server.Rates != nil {
-		r := l.view.Server.Rates
+	} else if s := l.view.Server; s != nil && s.Rates != nil {
+		r := s.Rates
 		parts = append(parts, fmt.Sprintf("%.0f ops/s · in %s/s · out %s/s", r.Ops, bytesText(int64(r.In)), bytesText(int64(r.Out))))
 		if r.P99 > 0 {
 			parts = append(parts, fmt.Sprintf("p50 %s, p99 %s", short(duration(r.P50)), short(duration(r.P99))))
