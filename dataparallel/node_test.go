@@ -96,58 +96,6 @@ func same(t *testing.T, failures []*pgroup.RankError, says string) {
 	}
 }
 
-// TestTraining runs the loop in WorkerNode's doc comment: those of three workers that remain have
-// the weights of the one that trained from the beginning.
-func TestTraining(t *testing.T) {
-	at := url(t)
-	ctx := bounded(t)
-	const goal = 300
-	train := func(ctx context.Context, n *dataparallel.WorkerNode, s *dataparallel.Strategy, w []float64, leaves int) error {
-		if err := s.BroadcastTensors(ctx, 0, map[string]*tensor.Tensor{"w": tensor.From(w)}); err != nil {
-			return err
-		}
-		for w[0] == 0 && s.Size() < 4 { // until all have joined
-			if err := s.Barrier(ctx); err != nil {
-				return err
-			}
-		}
-		for int(w[0]) < goal {
-			if int(w[0]) >= leaves {
-				return n.Close()
-			}
-			grad := []float64{1}
-			if err := s.AllReduceGradients(ctx, map[string]*tensor.Tensor{"w": tensor.From(grad)}); err != nil {
-				return err
-			}
-			w[0] += grad[0]
-		}
-		return s.Shutdown(ctx)
-	}
-	var all sync.WaitGroup
-	for i, leaves := range []int{100, goal, 200, goal} {
-		n := newNode(t, at, fmt.Sprint(i), 2, 4)
-		all.Go(func() {
-			defer n.Close()
-			w := []float64{0}
-			if !assert.NoError(t, n.Start(ctx)) {
-				return
-			}
-			for s := n.Strategy(); ; {
-				err := train(ctx, n, s, w, leaves)
-				if !n.Over(err) {
-					assert.NoError(t, err)
-					assert.GreaterOrEqual(t, int(w[0]), leaves)
-					return
-				}
-				if s, err = n.Next(ctx); !assert.NoError(t, err) {
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-}
-
 func TestReady(t *testing.T) {
 	at := url(t)
 	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)

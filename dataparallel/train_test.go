@@ -2,7 +2,6 @@ package dataparallel_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -527,36 +526,4 @@ func TestWorkerFromEnv(t *testing.T) {
 	x.done(x.train(bounded(t))())
 	require.Nil(t, n.Comm())
 	require.Nil(t, n.Group())
-}
-
-// TestTensorsInTraining checks that a worker with another state than the source receives it bit by bit,
-// in all dtypes.
-func TestTensorsInTraining(t *testing.T) {
-	at := url(t)
-	make_ := func(k byte) map[string]*tensor.Tensor {
-		ts := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 1000), "h": tensor.New(tensor.BF16, 7), "q": tensor.New(tensor.F8E4M3, 3), "n": tensor.New(tensor.I64)}
-		for _, x := range ts {
-			for i := range x.Data {
-				x.Data[i] = k + byte(i)
-			}
-		}
-		return ts
-	}
-	var all sync.WaitGroup
-	for i, id := range []string{"a", "b", "c"} {
-		n := newNode(t, at, id, 3, 0)
-		all.Go(func() {
-			tr := &dataparallel.Training{Goal: 6, Completed: int64(5 * (i % 2)), Tensors: make_(byte(i))}
-			tr.Step = func(ctx context.Context, s *dataparallel.Strategy) error { return s.Barrier(ctx) }
-			assert.NoError(t, n.Train(bounded(t), tr))
-			want := make_(1) // of b, which has completed 5 steps
-			for name, x := range tr.Tensors {
-				assert.Equal(t, want[name].Data, x.Data, name)
-			}
-			assert.EqualValues(t, 6, tr.Completed)
-			assert.NoError(t, n.Close())
-		})
-	}
-	all.Wait()
-	require.NotZero(t, binary.LittleEndian.Uint64(make_(1)["n"].Data))
 }
