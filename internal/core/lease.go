@@ -1,8 +1,8 @@
 package core
 
 import (
+	"container/list"
 	"fmt"
-	"slices"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -13,6 +13,7 @@ import (
 type lease struct {
 	id      uint64
 	session uint64
+	place   *list.Element // in the leases of the session
 	ttl     Time
 	timer   timer
 	ref     uint32 // place in Machine.leaseRefs, plus 1, while it has entries
@@ -24,9 +25,21 @@ func (l *lease) timerState() *timer { return &l.timer }
 
 // due ends a lease that has not been kept alive.
 func (l *lease) due(m *Machine) {
-	s := m.sessions[l.session]
-	s.leases = slices.DeleteFunc(s.leases, func(x *lease) bool { return x == l })
+	m.sessions[l.session].leases.Remove(l.place) // in constant time: all leases of a session may expire together
 	m.endLease(l)
+}
+
+// addLease adds l to the leases that are alive.
+func (m *Machine) addLease(s *session, l *lease) {
+	m.leases[l.id] = l
+	l.place = s.leases.PushBack(l)
+}
+
+// endLeases ends the leases of a session that ends.
+func (m *Machine) endLeases(s *session) {
+	for p := s.leases.Front(); p != nil; p = p.Next() {
+		m.endLease(p.Value.(*lease))
+	}
 }
 
 // grant makes a lease for the caller's session.
@@ -35,13 +48,12 @@ func (m *Machine) grant(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	switch {
 	case req.TTL <= 0:
 		return refuse(rep, wire.CodeInvalid, "a lease needs a time to live")
-	case len(s.leases) >= m.limits.Leases:
+	case s.leases.Len() >= m.limits.Leases:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d leases", m.limits.Leases))
 	}
 	m.lastLease++
 	l := &lease{id: m.lastLease, session: t.Session, ttl: req.TTL}
-	m.leases[l.id] = l
-	s.leases = append(s.leases, l)
+	m.addLease(s, l)
 	m.account.charge(t.Session, leaseCost)
 	m.arm(l, m.after(l.ttl))
 	rep.N = int64(l.id)

@@ -121,9 +121,7 @@ func (m *Machine) Restart(now, grace Time) {
 	local := m.sessions[Local]
 	m.dropAll(local, wire.CodeLost, func(*waiter) bool { return true })
 	m.sessions[Local] = &session{waiters: map[uint64]*waiter{}}
-	for _, l := range local.leases {
-		m.endLease(l)
-	}
+	m.endLeases(local)
 	for _, member := range local.memberships {
 		m.fence(member.g, wire.CodeLost, "", member.rank)
 	}

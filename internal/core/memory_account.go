@@ -149,7 +149,7 @@ func (m *Machine) recount() account {
 		for _, w := range s.waiters {
 			a.charge(id, w.cost)
 		}
-		a.charge(id, len(s.leases)*leaseCost)
+		a.charge(id, s.leases.Len()*leaseCost)
 		for i := range s.answers {
 			a.charge(id, replyCost(&s.answers[i]))
 		}

@@ -88,8 +88,7 @@ func (m *Machine) restoreLeases(s *State) error {
 			if owner == nil {
 				return fmt.Errorf("core: lease %d of session %d, which does not exist", x.ID, x.Session)
 			}
-			owner.leases = append(owner.leases, l)
-			m.leases[l.id] = l
+			m.addLease(owner, l)
 			m.timers.rearm(l, x.Due)
 		}
 		for _, key := range x.Keys {

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"container/list"
 	"crypto/subtle"
 	"fmt"
 	"slices"
@@ -18,7 +19,7 @@ type session struct {
 	token       []byte             // a secret: a client that sends it resumes the session
 	waiters     map[uint64]*waiter // by the id of the call
 	memberships []membership
-	leases      []*lease       // in the order in which they were granted
+	leases      list.List      // of *lease, in the order in which they were granted
 	reconnect   reconnectTimer // armed while it has no connection
 	sharedCause string         // why other sessions lost their connections too, or ""
 	unresumed   bool           // not resumed since a restart of the store; reconnect runs since the first
@@ -221,9 +222,7 @@ func (m *Machine) removeSession(id uint64, how wire.Code) (members []membership)
 	if how == wire.CodeLost {
 		m.counts.lost++
 	}
-	for _, l := range s.leases {
-		m.endLease(l)
-	}
+	m.endLeases(s)
 	return s.memberships
 }
 

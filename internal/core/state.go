@@ -174,8 +174,8 @@ func (m *Machine) state() *State {
 	for _, id := range append([]uint64{Local}, m.Sessions()...) {
 		x := m.sessions[id]
 		s.Sessions = append(s.Sessions, SavedSession{id, x.name, x.token, x.reconnect.timer.state(), x.acked, slices.Clone(x.answers), maps.Clone(x.resent), x.sharedCause, x.unresumed})
-		for _, l := range x.leases {
-			s.Leases = append(s.Leases, m.leaseState(l))
+		for p := x.leases.Front(); p != nil; p = p.Next() {
+			s.Leases = append(s.Leases, m.leaseState(p.Value.(*lease)))
 		}
 	}
 	for _, l := range m.endedLeases {

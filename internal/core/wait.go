@@ -127,7 +127,10 @@ func (kw *keyWait) drop(m *Machine, w *waiter, why wire.Code) {
 	}
 	rep := &wire.Reply{Code: why}
 	for _, k := range kw.keys {
-		if m.lookup(k) == nil && !slices.Contains(rep.Keys, k) && len(rep.Keys) < 100 {
+		if len(rep.Keys) == 100 {
+			break
+		}
+		if m.lookup(k) == nil && !slices.Contains(rep.Keys, k) {
 			rep.Keys = append(rep.Keys, k)
 		}
 	}

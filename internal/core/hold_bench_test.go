@@ -1,0 +1,213 @@
+package core_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// holds are operations at their limits. Each prepares a machine, and returns the step to measure:
+// what is done under one hold of the store's lock.
+var holds = []struct {
+	name    string
+	prepare func(r *rig) (step func())
+}{
+	{"get of 16 MiB", func(r *rig) func() {
+		r.set("k", 0, wire.MaxValue)
+		return r.step(core.Local, wire.Request{Op: wire.OpGet, Key: "k"})
+	}},
+	{"set of 16 MiB", func(r *rig) func() {
+		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: make([]byte, wire.MaxValue)})
+	}},
+	{"append to 16 MiB", func(r *rig) func() {
+		r.set("k", 0, wire.MaxValue/2)
+		return r.step(core.Local, wire.Request{Op: wire.OpAppend, Key: "k", Value: make([]byte, wire.MaxValue/2)})
+	}},
+	{"swap of 16 MiB", func(r *rig) func() {
+		r.set("k", 0, wire.MaxValue)
+		return r.step(core.Local, wire.Request{Op: wire.OpSwap, Key: "k", Old: make([]byte, wire.MaxValue), Value: []byte{1}})
+	}},
+	{"list of 1,000 of 131,072 keys", func(r *rig) func() {
+		r.setMany(wire.MaxKeys, 0, 0)
+		return r.step(core.Local, wire.Request{Op: wire.OpList})
+	}},
+	{"list behind 131,072 expired keys", func(r *rig) func() {
+		r.setMany(wire.MaxKeys, time.Second, 0)
+		r.now += 2 * time.Second
+		return r.step(core.Local, wire.Request{Op: wire.OpList})
+	}},
+	{"delete of 131,072 keys", func(r *rig) func() {
+		return r.step(core.Local, wire.Request{Op: wire.OpDelete, Keys: r.setMany(wire.MaxKeys, 0, 0)})
+	}},
+	{"take of 131,072 keys", func(r *rig) func() {
+		return r.step(core.Local, wire.Request{Op: wire.OpTake, Keys: r.setMany(wire.MaxKeys, 0, 0)})
+	}},
+	{"wait for 131,072 keys", func(r *rig) func() {
+		return r.step(core.Local, wire.Request{Op: wire.OpWait, Keys: r.setMany(wire.MaxKeys, 0, 0)})
+	}},
+	{"wait for 131,072 keys that times out", func(r *rig) func() {
+		keys := r.setMany(wire.MaxKeys, 0, 0)
+		for i := range keys {
+			keys[i] += "/missing"
+		}
+		r.waits(r.session(), wire.Request{Op: wire.OpWait, Keys: keys, Timeout: time.Second})
+		r.now += 2 * time.Second
+		return r.tick
+	}},
+	{"set of a key that 65,536 calls wait for", func(r *rig) func() {
+		s := r.session()
+		for id := range uint64(65536) {
+			r.apply(s, wire.Request{Op: wire.OpWait, ID: id + 1, Keys: []string{"k"}})
+		}
+		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
+	}},
+	{"watch of 8,192 changes", func(r *rig) func() {
+		r.setMany(8192, 0, 0)
+		return r.step(core.Local, wire.Request{Op: wire.OpWatch, Rev: 1})
+	}},
+	{"change of a key with 65,536 watches", func(r *rig) func() {
+		s := r.session()
+		for id := range uint64(65536) {
+			r.apply(s, wire.Request{Op: wire.OpWatch, ID: id + 1, Rev: 1})
+		}
+		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
+	}},
+	{"expiry of 131,072 keys, a portion", func(r *rig) func() {
+		r.setMany(wire.MaxKeys, time.Second, 0)
+		r.now += 2 * time.Second
+		return r.tick
+	}},
+	{"expiry of 65,536 leases of a session", func(r *rig) func() {
+		r.grantMany(r.session(), 65536)
+		r.now += 2 * time.Second
+		return r.tick
+	}},
+	{"end of a session with 65,536 leases", func(r *rig) func() {
+		s := r.session()
+		r.grantMany(s, 65536)
+		return r.step(s, wire.Request{Op: wire.OpLost})
+	}},
+	{"end of a session with 65,536 calls", func(r *rig) func() {
+		s := r.session()
+		for id := range uint64(65536) {
+			r.apply(s, wire.Request{Op: wire.OpWait, ID: id + 1, Keys: []string{"k"}})
+		}
+		return r.step(s, wire.Request{Op: wire.OpLost})
+	}},
+	{"revocation of a lease with 131,072 keys", func(r *rig) func() {
+		s := r.session()
+		lease := uint64(r.apply(s, wire.Request{Op: wire.OpGrant, TTL: time.Hour}).N)
+		r.setMany(wire.MaxKeys, 0, lease, s)
+		return r.step(s, wire.Request{Op: wire.OpRevoke, Lease: lease})
+	}},
+	{"join that completes a group of 10,000", func(r *rig) func() {
+		c := &crew{rig: r}
+		for range 10_000 {
+			c.sessions = append(c.sessions, r.session())
+		}
+		for rank, s := range c.sessions[1:] {
+			r.apply(s, c.joining("world", rank+1))
+		}
+		return r.step(c.sessions[0], c.joining("world", 0))
+	}},
+	{"join of 1,048,576 ranks that times out", func(r *rig) func() {
+		c := &crew{rig: r}
+		req := c.joining("world", 0)
+		req.Group.Size, req.Timeout = 1<<20, time.Second
+		r.waits(r.session(), req)
+		r.now += 2 * time.Second
+		return r.tick
+	}},
+	{"last vote of a barrier of 10,000", func(r *rig) func() { return r.lastVote(10_000, barrier(1), "") }},
+	{"last vote of an all-gather of 10,000", func(r *rig) func() { return r.lastVote(10_000, allGather(), "payload") }},
+	{"loss of a rank of 10,000 in a barrier", func(r *rig) func() {
+		c := newCrewOn(r, "world", 10_000)
+		for rank := range 9_999 {
+			r.apply(c.sessions[rank], c.voting(rank, barrier(1), ""))
+		}
+		return r.step(c.sessions[9_999], wire.Request{Op: wire.OpLost})
+	}},
+	{"members of a group of 10,000", func(r *rig) func() {
+		c := newCrewOn(r, "world", 10_000)
+		return r.step(c.sessions[0], c.request(wire.OpMembers, 0))
+	}},
+	{"status of a group of 10,000", func(r *rig) func() {
+		newCrewOn(r, "world", 10_000)
+		return func() { r.m.Status(r.now, "", 0, 0) }
+	}},
+}
+
+func (r *rig) apply(session uint64, req wire.Request) *wire.Reply {
+	if req.ID == 0 {
+		r.lastID++
+		req.ID = r.lastID
+	}
+	rep := new(wire.Reply)
+	r.m.Apply(r.now, session, &req, rep)
+	return rep
+}
+
+// step returns the step of a request, which must succeed or wait.
+func (r *rig) step(session uint64, req wire.Request) func() {
+	return func() {
+		if rep := r.apply(session, req); rep.Code != wire.CodeOK {
+			r.tb.Fatal(say{rep})
+		}
+		r.m.Effects()
+	}
+}
+
+func (r *rig) tick() {
+	r.m.Tick(r.now)
+	r.m.Effects()
+}
+
+func (r *rig) set(key string, ttl time.Duration, bytes int) {
+	r.does(core.Local, wire.Request{Op: wire.OpSet, Key: key, Value: make([]byte, bytes), TTL: ttl})
+}
+
+// setMany sets n keys, for a session, with a time to live or on a lease.
+func (r *rig) setMany(n int, ttl time.Duration, lease uint64, session ...uint64) (keys []string) {
+	s := append(session, core.Local)[0]
+	for i := range n {
+		keys = append(keys, fmt.Sprintf("key/%07d", i))
+		r.apply(s, wire.Request{Op: wire.OpSet, Key: keys[i], Value: []byte("value"), TTL: ttl, Lease: lease})
+	}
+	return keys
+}
+
+func (r *rig) grantMany(session uint64, n int) {
+	for range n {
+		r.apply(session, wire.Request{Op: wire.OpGrant, TTL: time.Second})
+	}
+}
+
+// lastVote returns the step in which the last of n ranks votes.
+func (r *rig) lastVote(n int, v wire.Contribution, payload string) func() {
+	c := newCrewOn(r, "world", n)
+	for rank := range n - 1 {
+		r.apply(c.sessions[rank], c.voting(rank, v, payload))
+	}
+	return r.step(c.sessions[n-1], c.voting(n-1, v, payload))
+}
+
+// BenchmarkLongestHold measures how long the store's lock is held by each operation at its limits:
+// the shortest of the repetitions, since other processes and the collector make the others longer.
+func BenchmarkLongestHold(b *testing.B) {
+	for _, h := range holds {
+		b.Run(h.name, func(b *testing.B) {
+			shortest := time.Duration(1 << 62)
+			for range 5 {
+				step := h.prepare(newRig(b, core.Limits{}))
+				began := time.Now()
+				step()
+				shortest = min(shortest, time.Since(began))
+			}
+			b.ReportMetric(float64(shortest.Microseconds())/1000, "ms-longest")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
