@@ -23,6 +23,13 @@ var mutants = []struct {
 		"^TestEachOperationInEachState$/^not_open$/^pipe$",
 	},
 	{
+		"stacks are asked of a store that cannot be opened",
+		"stacks.go", `	err := m.open()
+	var q *stackQuery`, `	var err error
+	var q *stackQuery`,
+		"^TestEachOperationInEachState$/^not_open$/^loop$",
+	},
+	{
 		"a deadline that passes in a stop is held again by each later stop",
 		"memory.go", `		if m.heldUntil < m.timerAt {
 			m.heldUntil = m.timerAt + catchUpTime

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/journal"
@@ -141,13 +142,15 @@ func TestEachOperationInEachState(t *testing.T) { // not parallel: its floods ta
 				}
 				state.enter(t, s)
 				flood(ctx)
-				for _, req := range requestsOfEachOp() {
-					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-					if err := s.Do(ctx, req, new(wire.Reply)); state.is != nil {
-						require.ErrorIs(t, err, state.is, req.Op)
+				flooding.Go(func() { // after a panic, Cleanup of the test's own goroutine would wait for the store's lock
+					for _, req := range requestsOfEachOp() {
+						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+						if err := s.Do(ctx, req, new(wire.Reply)); state.is != nil {
+							assert.ErrorIs(t, err, state.is, req.Op)
+						}
+						cancel()
 					}
-					cancel()
-				}
+				})
 				flooding.Wait()
 			})
 		}
