@@ -119,30 +119,6 @@ func voted(t *testing.T, addr, name string, rank int, receives bool) {
 	}, 20*time.Second, time.Millisecond)
 }
 
-// TestPythonClosesOneChannel closes one of two channels: calls on it are refused, those on the
-// other and on the group work.
-func TestPythonClosesOneChannel(t *testing.T) {
-	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
-	m.channels("x", "y")
-	m.ps[1].must("x", "close")
-	m.ps[1].must("x", "close")
-	for verb, args := range map[string][]any{"barrier": nil, "send": {1, 0}, "recv": {0}} {
-		f := m.ps[1].fails("Closed", "x", verb, args...)
-		require.Contains(t, f.Text, `of group "world" channel "x" on rank 1 of 2: closed: this rank has closed it`)
-	}
-	require.NoError(t, m.gs[0].Channel("x").Close())
-	m.barrier("y")
-	m.barrier("")
-	m.ps[1].must("new", "channel", "x")
-	m.each(func(r int) error { return m.gs[r].Channel("x").Shutdown(bounded(t)) }, func(_ int, p *rank) error {
-		_, err := p.do("x", "shutdown")
-		return err
-	})
-	m.ps[1].must("new", "channel", "never used")
-	m.ps[1].must("never used", "close")
-	m.barrier("")
-}
-
 // TestPythonClosesAChannelWithCallsUnderWay checks that the calls on a closed channel end at once,
 // and the barrier for all ranks, with an error that names the rank that closed.
 func TestPythonClosesAChannelWithCallsUnderWay(t *testing.T) {

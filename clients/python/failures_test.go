@@ -362,23 +362,6 @@ func TestASilentStoreIsNamed(t *testing.T) {
 	require.EqualValues(t, 2, p.must("store", "add", "n")) // a late request still takes effect
 }
 
-func TestAStoreThatGoes(t *testing.T) {
-	srv := new(store.Server)
-	addr := testcluster.Serve(t, srv)
-	m := create(t, 2, addr, nil, pgroup.Config{})
-	m.ps[1].must("new", "connect", addr)
-	done := make(chan error, 1)
-	go func() {
-		_, err := m.ps[1].do("group", "barrier")
-		done <- err
-	}()
-	require.NoError(t, srv.Close())
-	f := outcome(t, <-done, "Unavailable")
-	require.Contains(t, f.Text, `barrier #1 of group "world" on rank 1 of 2: unavailable: `+addr+" is gone")
-	f = m.ps[1].fails("Unavailable", "store", "get", "k")
-	require.Regexp(t, `^store: get "k": store unavailable: `+addr+`: `, f.Text)
-}
-
 func TestTheHostIsNamedWhenItGoes(t *testing.T) {
 	l := testcluster.Listen(t)
 	p := start(t)

@@ -83,26 +83,6 @@ func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 	require.EqualValues(t, 2*(kills+1), m.adds())
 }
 
-// TestPythonHasOtherWays checks that a session continues by any route that the address lists:
-// through another relay, or directly.
-func TestPythonHasOtherWays(t *testing.T) {
-	addr := testcluster.Serve(t, patient())
-	first, a := relay(t, addr, "127.0.0.1:0")
-	second, b := relay(t, addr, "127.0.0.1:0")
-	ways := a + "," + b + "," + addr
-	m := create(t, 4, ways, nil, pgroup.Config{})
-	m.ps[1].must("new", "connect", "muster://"+ways+"/prefix")
-	m.ps[3].must("new", "connect", ways)
-	m.ps[3].must("store", "set", "k", raw("v"))
-	m.interrupted(0, func() { testcluster.Kill(t, first) })
-	m.interrupted(1, func() { testcluster.Kill(t, second) })
-	require.EqualValues(t, 2, m.adds())
-	require.EqualValues(t, raw("v"), m.ps[3].must("store", "get", "k"))
-	p := start(t)
-	p.must("new", "connect", ways)
-	require.EqualValues(t, 2, p.must("store", "add", "prefix/rounds", 0), "each way leads to the same store")
-}
-
 // TestPythonErrorOfAFailedRelay checks that ranks whose relay does not return fail
 // together, and that the other ranks get an error that names the relay as the reason.
 func TestPythonErrorOfAFailedRelay(t *testing.T) {

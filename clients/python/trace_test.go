@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +77,13 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 		require.LessOrEqual(t, e.Waited, e.Duration())
 		require.Equal(t, []int{1, 2}, []int{e.Rank, e.Size})
 	}
+	first := barriers(files[1])[0]
+	require.Equal(t, first.Last == 1, first.Waited == 0, "who came last has waited for nobody")
+	job, err := timeline.Merge(files...)
+	require.NoError(t, err)
+	require.Len(t, job.Rows, 2)
+	i := slices.IndexFunc(job.Records, func(rec *timeline.Record) bool { return rec.Op == "pgroup.barrier" })
+	require.Len(t, job.Records[i].Calls, 2, "it is one record of both ranks")
 
 	b, err := os.ReadFile(names[1])
 	require.NoError(t, err)
@@ -111,111 +117,8 @@ func withoutIdentity(f *timeline.File) (all []string) {
 	return all
 }
 
-// TestTraceOfGoAndPython runs a job of Go and Python ranks that are traced
-// through the environment variable, with one clock an hour ahead: the merged timeline has a row for
-// each rank, and names the rank that the others waited for.
-func TestTraceOfGoAndPython(t *testing.T) {
-	const n = 3
-	dir, ctx, addr := t.TempDir(), bounded(t), testcluster.Serve(t, new(store.Server))
-	m := &mixed{t: t, gs: make([]*pgroup.Group, n), ps: []*rank{nil, start(t), start(t)}}
-	m.each(func(r int) (err error) {
-		m.gs[r], err = pgroup.Create(ctx, pgroup.Config{Size: n, Address: "muster://" + addr, Run: "r", TraceDir: dir})
-		return err
-	}, func(r int, p *rank) error {
-		_, err := p.do("new", "from_env", kw{"RANK": fmt.Sprint(r), "WORLD_SIZE": fmt.Sprint(n), "MUSTER_STORE": "muster://" + addr, "MUSTER_RUN": "r", "MUSTER_TRACE": dir})
-		return err
-	})
-	status, err := store.Dial(ctx, addr, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = status.Close() })
-	for last := range n {
-		before := func(r int) error {
-			if r != last {
-				return nil
-			}
-			return came(ctx, status, n-1)
-		}
-		m.each(func(r int) error { return errors.Join(before(r), m.gs[r].Barrier(ctx)) }, func(r int, p *rank) error {
-			if err := before(r); err != nil {
-				return err
-			}
-			_, err := p.do("group", "barrier")
-			return err
-		})
-	}
-	m.each(func(r int) error { return m.gs[r].Shutdown(ctx) }, func(_ int, p *rank) error { _, err := p.do("group", "shutdown"); return err })
-
-	files, err := timeline.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, files, n)
-	for _, e := range barriers(files[1]) {
-		require.Equal(t, int(e.Seq)-1, e.Last, "Python has received it from the store")
-		require.Equal(t, e.Last == 1, e.Waited == 0, "who came last has waited for nobody")
-	}
-	files[2] = elsewhere(t, files[2], time.Hour)
-	job, err := timeline.Merge(files...)
-	require.NoError(t, err)
-	require.Len(t, job.Rows, n)
-	for r, row := range job.Rows {
-		require.Equal(t, r, row.Rank)
-		require.False(t, row.Unaligned)
-		require.False(t, row.Truncated)
-	}
-	require.InDelta(t, time.Hour, job.Rows[2].Clock, float64(10*time.Second))
-	require.Less(t, job.End.Sub(job.Start), 10*time.Minute, "rows are beside each other")
-
-	laggards := []int{}
-	for _, rec := range job.Records {
-		require.Len(t, rec.Calls, n, "%s is of all ranks", rec.Op)
-		if rec.Op == "pgroup.barrier" {
-			laggards = append(laggards, rec.Last)
-		}
-	}
-	require.Equal(t, []int{0, 1, 2}, laggards)
-}
-
 func barriers(f *timeline.File) []trace.Event {
 	return slices.DeleteFunc(slices.Clone(f.Events), func(e trace.Event) bool { return e.Op != "pgroup.barrier" })
-}
-
-// came returns when so many ranks have voted in the current verb.
-func came(ctx context.Context, s *store.Store, ranks int) error {
-	for {
-		now, err := s.Status(ctx, "")
-		if err != nil {
-			return err
-		}
-		for _, g := range now.Groups {
-			for _, r := range g.Records {
-				if r.Arrived.Count == ranks {
-					return nil
-				}
-			}
-		}
-		<-time.After(time.Millisecond)
-	}
-}
-
-// elsewhere returns the file that its process would have written on another host, whose clock is
-// ahead.
-func elsewhere(t *testing.T, f *timeline.File, ahead time.Duration) *timeline.File {
-	t.Helper()
-	b, err := os.ReadFile(f.Name)
-	require.NoError(t, err)
-	first, rest, ok := strings.Cut(string(b), "}}")
-	require.True(t, ok)
-	host, err := json.Marshal(f.Host)
-	require.NoError(t, err)
-	for _, change := range [][2]string{
-		{fmt.Sprint(f.Start.UnixNano()), fmt.Sprint(f.Start.Add(ahead).UnixNano())},
-		{`"host":` + string(host), `"host":"elsewhere"`},
-	} {
-		require.Equal(t, 1, strings.Count(first, change[0]), first)
-		first = strings.ReplaceAll(first, change[0], change[1])
-	}
-	f, err = timeline.Read(f.Name, strings.NewReader(first+"}}"+rest))
-	require.NoError(t, err)
-	return f
 }
 
 // TestTraceOfAKilledPythonRank checks that the file of a killed rank can be read as far as it was
