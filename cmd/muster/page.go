@@ -68,9 +68,9 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 	case guarded && p.secret == nil:
 		return p.refusal("this store requires authentication, and its page would show its data to all users: set a password (--http-secret-file)")
 	case !local && p.secret == nil:
-		return p.refusal("all hosts that reach it would see keys and values: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set a password (--http-secret-file) and TLS (--tls-cert)"))
+		return p.refusal("all hosts that reach it would see keys and values: set --http to 127.0.0.1, with ssh -L or a proxy" + overTLS(cmd, ", or set a password (--http-secret-file) and TLS (--tls-cert)"))
 	case !local && !encrypted:
-		return p.refusal("its password could be read on the network: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set --tls-cert"))
+		return p.refusal("its password could be read on the network: set --http to 127.0.0.1, with ssh -L or a proxy" + overTLS(cmd, ", or set --tls-cert"))
 	}
 	return nil
 }

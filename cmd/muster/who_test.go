@@ -388,6 +388,20 @@ func TestPageOverTLS(t *testing.T) {
 	}
 }
 
+// TestPageOfAStoreThatIsThere checks the page of an existing store, which ends with 0 on a SIGINT.
+func TestPageOfAStoreThatIsThere(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	stuck(t, dial(t, url), "train")
+	p := start(t, "page", "--store", url, "--http", "127.0.0.1:0")
+	page := p.line(t, "http://127.0.0.1:")
+	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
+	p.signal(t, syscall.SIGINT)
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestWhoFindsTheJobsOfThisHost checks that who needs no URL for the jobs that "muster run" has
 // started on this host, as long as they run.
 func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
