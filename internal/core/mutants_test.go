@@ -326,7 +326,7 @@ var mutants = []mutant{
 	},
 	{
 		"a lease outlives its session",
-		"session.go", `for _, l := range s.leases {`, `for _, l := range s.leases[:0] {`,
+		"lease.go", `for p := s.leases.Front(); p != nil; p = p.Next() {`, `for p := s.leases.Front(); p != nil && false; p = p.Next() {`,
 	},
 	{
 		"the entries of a lease outlive it",
