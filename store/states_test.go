@@ -130,18 +130,18 @@ func TestEachOperationInEachState(t *testing.T) { // not parallel: its floods ta
 					require.NoError(t, s.Open())
 				}
 				var flooding sync.WaitGroup
-				flood := func(ctx context.Context) {
+				flood := func() {
+					ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+					t.Cleanup(cancel)
 					for _, req := range requestsOfEachOp() {
 						flooding.Go(func() { peers.flood(ctx, req) })
 					}
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-				defer cancel()
 				if name != "not open" {
-					flood(ctx)
+					flood()
 				}
 				state.enter(t, s)
-				flood(ctx)
+				flood()
 				flooding.Go(func() { // after a panic, Cleanup of the test's own goroutine would wait for the store's lock
 					for _, req := range requestsOfEachOp() {
 						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
