@@ -2,6 +2,8 @@ package store_test
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -63,27 +66,45 @@ func TestStoppedProcessExpiresNothing(t *testing.T) {
 	})
 }
 
-// TestStutteringProcessEndsTTLs checks that a TTL ends within a second of its time, as far as the
-// process has run, if the process is stopped again and again, whenever other deadlines pass.
+// TestStutteringProcessEndsTTLs checks that a TTL does not end before its time, and within a second of
+// it as far as the process has run, if the process is stopped again and again, whenever other
+// deadlines pass.
 func TestStutteringProcessEndsTTLs(t *testing.T) {
-	for _, run := range []time.Duration{10 * time.Millisecond, 25 * time.Millisecond} {
-		for _, ttl := range []time.Duration{90 * time.Millisecond, 5 * time.Second} {
-			synctest.Test(t, func(t *testing.T) {
-				m := new(store.Memory)
-				s := store.New(m)
-				defer s.Close()
-				require.NoError(t, s.Set(t.Context(), "k", nil, &store.SetOptions{TTL: ttl}))
-				began := time.Now()
-				for err := error(nil); err == nil; _, err = s.Get(t.Context(), "k") {
-					require.Less(t, time.Since(began), ttl+time.Second, "it runs %v of each %v", run, run+200*time.Millisecond)
-					if ttl > time.Second {
-						require.NoError(t, s.Set(t.Context(), "other", nil, &store.SetOptions{TTL: run + time.Millisecond}))
-					}
-					time.Sleep(run)
-					store.StandStill(m, 200*time.Millisecond)
+	stutter := func(t *testing.T, schedule string, ttl time.Duration, next func() (run, stop, other time.Duration)) {
+		synctest.Test(t, func(t *testing.T) {
+			m := new(store.Memory)
+			s := store.New(m)
+			defer s.Close()
+			require.NoError(t, s.Set(t.Context(), "k", nil, &store.SetOptions{TTL: ttl}))
+			began, stopped := time.Now(), time.Duration(0)
+			for err := error(nil); err == nil; _, err = s.Get(t.Context(), "k") {
+				require.Less(t, time.Since(began), ttl+time.Second, schedule)
+				run, stop, other := next()
+				if other > 0 {
+					require.NoError(t, s.Set(t.Context(), "other", nil, &store.SetOptions{TTL: other}))
 				}
-			})
-		}
+				time.Sleep(run)
+				store.StandStill(m, stop)
+				stopped += stop
+			}
+			require.GreaterOrEqual(t, time.Since(began)+stopped, ttl, schedule)
+		})
+	}
+	const ms = time.Millisecond
+	for _, run := range []time.Duration{10 * ms, 25 * ms} {
+		stutter(t, run.String(), 90*ms, func() (_, _, _ time.Duration) { return run, 200 * ms, 0 })
+		stutter(t, run.String(), 5*time.Second, func() (_, _, _ time.Duration) { return run, 200 * ms, run + ms })
+	}
+	for seed := range testcluster.Form(uint64(300), 30000) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		longest, most := r.Int64N(100)+1, r.Int64N(2000)+1
+		stutter(t, fmt.Sprintf("seed %d", seed), time.Duration(r.Int64N(5000)+1)*ms, func() (run, stop, other time.Duration) {
+			run, stop = time.Duration(r.Int64N(longest)+1)*ms, time.Duration(r.Int64N(most))*ms
+			if r.IntN(2) == 0 {
+				other = time.Duration(r.Int64N(2*longest)+1) * ms
+			}
+			return run, stop, other
+		})
 	}
 }
 
