@@ -262,7 +262,7 @@ func (e *storeError) unavailable(inner *store.Error) string {
 	case errors.Is(e.err, store.ErrProtocol):
 		return fmt.Sprintf("the process that listens at %s is not a muster store (%v): check --store or MUSTER_STORE", addr, e.err)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "tcp"):
-		return fmt.Sprintf("PyTorch hosts no store at %s (%s): check --store or MUSTER_STORE; a store of muster's own is muster://%s", addr, reason(e.err), addr)
+		return fmt.Sprintf("PyTorch hosts no store at %s (%s): check --store or MUSTER_STORE; the URL of a muster store is muster://%s", addr, reason(e.err), addr)
 	case errors.Is(e.err, etcdlog.ErrNoLeader):
 		return fmt.Sprintf("no process serves the store in the etcd at %s: start some with \"muster serve --etcd URL\"", addr)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "etcd"):
