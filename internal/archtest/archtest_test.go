@@ -74,7 +74,7 @@ func TestRules(t *testing.T) {
 		},
 		"core lists less than its floor": {
 			files: map[string]string{"internal/core/a.go": core + `import _ "` + module + `/trace"`},
-			want:  []string{"internal/core must not import trace, only [wire]"},
+			want:  []string{"internal/core must not import trace, only [wire internal/reduce tensor]"},
 		},
 		"no room": {
 			files: map[string]string{"util/a.go": "// Package util is anything.\npackage util"},

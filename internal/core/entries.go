@@ -143,8 +143,7 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// swap sets or removes an entry if it has the value Old; nil is "does not exist". N
-// compare-and-swap.
+// swap sets or removes an entry if it has the value Old; nil is "does not exist".
 func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
@@ -186,6 +185,7 @@ func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	}
 	n := len(old) + len(req.Value)
 	// The capacity behind old belongs to the machine, and each byte of it is written once. So readers
+	// of the old value are not disturbed.
 	e := m.put(req.Key, append(old, req.Value...), rep)
 	if e == nil {
 		return true

@@ -2,11 +2,19 @@ package core_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
+)
+
+// What the machine of an operation has: keys, more than one request may name, and the waiting calls
+// or leases of one session, their default limit.
+const (
+	manyKeys  = 131_072
+	manyCalls = 8_192
 )
 
 // holds are operations at their limits. Each prepares a machine, and returns the step to measure:
@@ -31,25 +39,25 @@ var holds = []struct {
 		return r.step(core.Local, wire.Request{Op: wire.OpSwap, Key: "k", Old: make([]byte, wire.MaxValue), Value: []byte{1}})
 	}},
 	{"list of 1,000 of 131,072 keys", func(r *rig) func() {
-		r.setMany(wire.MaxKeys, 0, 0)
+		r.setMany(manyKeys, 0, 0)
 		return r.step(core.Local, wire.Request{Op: wire.OpList})
 	}},
 	{"list behind 131,072 expired keys", func(r *rig) func() {
-		r.setMany(wire.MaxKeys, time.Second, 0)
+		r.setMany(manyKeys, time.Second, 0)
 		r.now += 2 * time.Second
 		return r.step(core.Local, wire.Request{Op: wire.OpList})
 	}},
-	{"delete of 131,072 keys", func(r *rig) func() {
-		return r.step(core.Local, wire.Request{Op: wire.OpDelete, Keys: r.setMany(wire.MaxKeys, 0, 0)})
+	{"delete of 10,000 of 131,072 keys", func(r *rig) func() {
+		return r.step(core.Local, wire.Request{Op: wire.OpDelete, Keys: r.setMany(manyKeys, 0, 0)[:wire.MaxKeys]})
 	}},
-	{"take of 131,072 keys", func(r *rig) func() {
-		return r.step(core.Local, wire.Request{Op: wire.OpTake, Keys: r.setMany(wire.MaxKeys, 0, 0)})
+	{"take of 10,000 of 131,072 keys", func(r *rig) func() {
+		return r.step(core.Local, wire.Request{Op: wire.OpTake, Keys: r.setMany(manyKeys, 0, 0)[:wire.MaxKeys]})
 	}},
-	{"wait for 131,072 keys", func(r *rig) func() {
-		return r.step(core.Local, wire.Request{Op: wire.OpWait, Keys: r.setMany(wire.MaxKeys, 0, 0)})
+	{"wait for 10,000 of 131,072 keys", func(r *rig) func() {
+		return r.step(core.Local, wire.Request{Op: wire.OpWait, Keys: r.setMany(manyKeys, 0, 0)[:wire.MaxKeys]})
 	}},
-	{"wait for 131,072 keys that times out", func(r *rig) func() {
-		keys := r.setMany(wire.MaxKeys, 0, 0)
+	{"wait for 10,000 of 131,072 keys that times out", func(r *rig) func() {
+		keys := r.setMany(manyKeys, 0, 0)[:wire.MaxKeys]
 		for i := range keys {
 			keys[i] += "/missing"
 		}
@@ -57,9 +65,9 @@ var holds = []struct {
 		r.now += 2 * time.Second
 		return r.tick
 	}},
-	{"set of a key that 65,536 calls wait for", func(r *rig) func() {
+	{"set of a key that 8,192 calls wait for", func(r *rig) func() {
 		s := r.session()
-		for id := range uint64(65536) {
+		for id := range uint64(manyCalls) {
 			r.apply(s, wire.Request{Op: wire.OpWait, ID: id + 1, Keys: []string{"k"}})
 		}
 		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
@@ -68,31 +76,31 @@ var holds = []struct {
 		r.setMany(8192, 0, 0)
 		return r.step(core.Local, wire.Request{Op: wire.OpWatch, Rev: 1})
 	}},
-	{"change of a key with 65,536 watches", func(r *rig) func() {
+	{"change of a key with 8,192 watches", func(r *rig) func() {
 		s := r.session()
-		for id := range uint64(65536) {
+		for id := range uint64(manyCalls) {
 			r.apply(s, wire.Request{Op: wire.OpWatch, ID: id + 1, Rev: 1})
 		}
 		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
 	}},
 	{"expiry of 131,072 keys, a portion", func(r *rig) func() {
-		r.setMany(wire.MaxKeys, time.Second, 0)
+		r.setMany(manyKeys, time.Second, 0)
 		r.now += 2 * time.Second
 		return r.tick
 	}},
-	{"expiry of 65,536 leases of a session", func(r *rig) func() {
-		r.grantMany(r.session(), 65536)
+	{"expiry of 8,192 leases of a session", func(r *rig) func() {
+		r.grantMany(r.session(), manyCalls)
 		r.now += 2 * time.Second
 		return r.tick
 	}},
-	{"end of a session with 65,536 leases", func(r *rig) func() {
+	{"end of a session with 8,192 leases", func(r *rig) func() {
 		s := r.session()
-		r.grantMany(s, 65536)
+		r.grantMany(s, manyCalls)
 		return r.step(s, wire.Request{Op: wire.OpLost})
 	}},
-	{"end of a session with 65,536 calls", func(r *rig) func() {
+	{"end of a session with 8,192 calls", func(r *rig) func() {
 		s := r.session()
-		for id := range uint64(65536) {
+		for id := range uint64(manyCalls) {
 			r.apply(s, wire.Request{Op: wire.OpWait, ID: id + 1, Keys: []string{"k"}})
 		}
 		return r.step(s, wire.Request{Op: wire.OpLost})
@@ -100,7 +108,7 @@ var holds = []struct {
 	{"revocation of a lease with 131,072 keys", func(r *rig) func() {
 		s := r.session()
 		lease := uint64(r.apply(s, wire.Request{Op: wire.OpGrant, TTL: time.Hour}).N)
-		r.setMany(wire.MaxKeys, 0, lease, s)
+		r.setMany(manyKeys, 0, lease, s)
 		return r.step(s, wire.Request{Op: wire.OpRevoke, Lease: lease})
 	}},
 	{"join that completes a group of 10,000", func(r *rig) func() {
@@ -123,6 +131,18 @@ var holds = []struct {
 	}},
 	{"last vote of a barrier of 10,000", func(r *rig) func() { return r.lastVote(10_000, barrier(1), "") }},
 	{"last vote of an all-gather of 10,000", func(r *rig) func() { return r.lastVote(10_000, allGather(), "payload") }},
+	{"last vote of an all-reduce of 10,000 of 4 KiB", func(r *rig) func() {
+		sum := wire.Reduction{Op: wire.ReduceSum, Kind: wire.Float64}
+		v := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantReduced, Reduction: sum}
+		return r.lastVote(10_000, v, strings.Repeat("12345678", 512))
+	}},
+	{"last shrink of 10,000", func(r *rig) func() {
+		c := newCrewOn(r, "world", 10_000)
+		for rank := range 9_999 {
+			r.apply(c.sessions[rank], c.shrinking(rank))
+		}
+		return r.step(c.sessions[9_999], c.shrinking(9_999))
+	}},
 	{"loss of a rank of 10,000 in a barrier", func(r *rig) func() {
 		c := newCrewOn(r, "world", 10_000)
 		for rank := range 9_999 {

@@ -48,8 +48,8 @@ type Limits struct {
 	Bytes   int64 // of all keys and values together; default 4 GiB
 	Keys    int   // default 16 Mi
 	History int   // changes kept for OpWatch; default 8,192
-	Waiting int   // calls of one session that wait; default 65,536
-	Leases  int   // of one session; default 65,536
+	Waiting int   // calls of one session that wait; default 8,192
+	Leases  int   // of one session; default 8,192
 
 	// Held bounds the memory that peers make the machine hold beside entries, in bytes: calls that
 	// wait, members of groups, records with their votes, messages, leases, and answers that are not
@@ -67,8 +67,8 @@ func (l Limits) withDefaults() Limits {
 		Bytes:   cmp.Or(l.Bytes, 4<<30),
 		Keys:    cmp.Or(l.Keys, 16<<20),
 		History: cmp.Or(l.History, 8192),
-		Waiting: cmp.Or(l.Waiting, 65536),
-		Leases:  cmp.Or(l.Leases, 65536),
+		Waiting: cmp.Or(l.Waiting, 8192),
+		Leases:  cmp.Or(l.Leases, 8192),
 	}
 }
 

@@ -107,9 +107,9 @@ func (r *record) part(rank int) *wire.Reply {
 // reduce returns the reply to WantReduced. It reduces in the order of ranks, whatever the order of
 // votes was, so that every run with the same numbers has the same bits.
 func (r *record) reduce() *wire.Reply {
-	sum := slices.Clone(r.votes[0].payload)
-	for i := range r.votes[1:] {
-		Reduce(r.call.Reduction, sum, r.votes[i+1].payload)
+	payloads := make([][]byte, len(r.votes))
+	for i := range r.votes {
+		payloads[i] = r.votes[i].payload
 	}
-	return &wire.Reply{N: int64(r.last), Value: sum}
+	return &wire.Reply{N: int64(r.last), Value: Reduce(r.call.Reduction, payloads)}
 }

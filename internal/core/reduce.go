@@ -2,59 +2,44 @@ package core
 
 import (
 	"encoding/binary"
-	"math"
+	"slices"
+	"unsafe"
 
+	"github.com/muster-pg/muster/internal/reduce"
+	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire"
 )
 
-// number is the set of types that a reduction supports.
-type number interface {
-	int32 | int64 | uint32 | uint64 | float32 | float64
+var reduceOps = [...]reduce.Op{wire.ReduceSum: reduce.Sum, wire.ReduceProduct: reduce.Product, wire.ReduceMin: reduce.Min, wire.ReduceMax: reduce.Max}
+
+var numberTypes = [...]tensor.DType{
+	wire.Int32: tensor.I32, wire.Int64: tensor.I64, wire.Uint32: tensor.U32, wire.Uint64: tensor.U64, wire.Float32: tensor.F32, wire.Float64: tensor.F64,
 }
 
-// Reduce sets a[i] = a[i] op b[i] for all numbers of a and b, which are little-endian and have the
-// same length in bytes.
-func Reduce(f wire.Reduction, a, b []byte) {
-	switch f.Kind {
-	case wire.Int32:
-		reduce32(f.Op, a, b, func(u uint32) int32 { return int32(u) }, func(v int32) uint32 { return uint32(v) })
-	case wire.Uint32:
-		reduce32(f.Op, a, b, func(u uint32) uint32 { return u }, func(v uint32) uint32 { return v })
-	case wire.Float32:
-		reduce32(f.Op, a, b, math.Float32frombits, math.Float32bits)
-	case wire.Int64:
-		reduce64(f.Op, a, b, func(u uint64) int64 { return int64(u) }, func(v int64) uint64 { return uint64(v) })
-	case wire.Uint64:
-		reduce64(f.Op, a, b, func(u uint64) uint64 { return u }, func(v uint64) uint64 { return v })
-	case wire.Float64:
-		reduce64(f.Op, a, b, math.Float64frombits, math.Float64bits)
+// Reduce returns the reduction of payloads, little-endian numbers of the same length, in their
+// order. It may replace elements of the slice by copies.
+func Reduce(f wire.Reduction, payloads [][]byte) []byte {
+	size := f.Kind.Size()
+	for i, b := range payloads {
+		payloads[i] = native(b, size)
 	}
+	var scratch reduce.Scratch
+	sum := make([]byte, len(payloads[0]))
+	reduce.Into(&scratch, numberTypes[f.Kind], reduceOps[f.Op], 1, sum, payloads)
+	return native(sum, size)
 }
 
-func reduce32[T number](op wire.ReduceOp, a, b []byte, from func(uint32) T, to func(T) uint32) {
-	le := binary.LittleEndian
-	for i := 0; i+4 <= len(a); i += 4 {
-		le.PutUint32(a[i:], to(combine(op, from(le.Uint32(a[i:])), from(le.Uint32(b[i:])))))
-	}
-}
+var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-func reduce64[T number](op wire.ReduceOp, a, b []byte, from func(uint64) T, to func(T) uint64) {
-	le := binary.LittleEndian
-	for i := 0; i+8 <= len(a); i += 8 {
-		le.PutUint64(a[i:], to(combine(op, from(le.Uint64(a[i:])), from(le.Uint64(b[i:])))))
+// native returns numbers of size bytes in the byte order of this host, at an address that is
+// aligned for them: b itself, or a copy.
+func native(b []byte, size int) []byte {
+	if littleEndian && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(size) == 0 {
+		return b
 	}
-}
-
-// combine is one step of a reduction. Integers wrap, and min and max are those of Go: a NaN stays a
-// NaN.
-func combine[T number](op wire.ReduceOp, x, y T) T {
-	switch op {
-	case wire.ReduceProduct:
-		return x * y
-	case wire.ReduceMin:
-		return min(x, y)
-	case wire.ReduceMax:
-		return max(x, y)
+	b = slices.Clone(b)
+	for i := 0; i < len(b) && !littleEndian; i += size {
+		slices.Reverse(b[i : i+size])
 	}
-	return x + y
+	return b
 }

@@ -1,7 +1,6 @@
 package core
 
 import (
-	"cmp"
 	"crypto/subtle"
 	"fmt"
 	"maps"
@@ -203,8 +202,10 @@ func (m *Machine) closeRendezvous(r *rendezvous) {
 
 // inOrder lists the requests by rank: maps have no order, and a replay needs one.
 func (r *rendezvous) inOrder() []*joiner {
-	as := slices.Collect(maps.Values(r.joiners))
-	slices.SortFunc(as, func(a, b *joiner) int { return cmp.Compare(a.rank, b.rank) })
+	as := make([]*joiner, 0, len(r.joiners))
+	for _, rank := range slices.Sorted(maps.Keys(r.joiners)) {
+		as = append(as, r.joiners[rank])
+	}
 	return as
 }
 

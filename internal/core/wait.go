@@ -102,14 +102,21 @@ func (m *Machine) wake(key string) {
 		return
 	}
 	delete(m.keyWaits, key)
+	var alone *wire.Reply // to all that wait for this key alone
 	for p := waits.Front(); p != nil; p = p.Next() {
 		kw := p.Value.(*keyWait)
 		if missing, complete := m.firstMissing(kw.keys, kw.missing); !complete {
 			m.waitFor(kw, missing)
 			continue
 		}
-		rep := new(wire.Reply)
-		m.show(kw.keys, rep)
+		rep := alone
+		if rep == nil || len(kw.keys) > 1 {
+			rep = new(wire.Reply)
+			m.show(kw.keys, rep)
+		}
+		if len(kw.keys) == 1 {
+			alone = rep
+		}
 		m.answer(&kw.waiter, rep)
 	}
 }

@@ -343,9 +343,8 @@ func (m *Memory) read(c *wire.Contribution) ([][]byte, error) {
 			if len(b) != len(all[0]) {
 				return nil, errCorrupt
 			}
-			core.Reduce(c.Reduction, all[0], b) // in the order of ranks, as the store does
 		}
-		return all[:1], nil
+		return [][]byte{core.Reduce(c.Reduction, all)}, nil // in the order of ranks, as the store does
 	}
 	return nil, nil
 }
