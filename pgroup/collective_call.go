@@ -93,11 +93,11 @@ func (cl *call) vote(ctx context.Context, payload []byte) ([][]byte, error) {
 	return got, nil
 }
 
-// refused returns the error of an operation in which this rank voted no: its own reason, unless the
-// operation had failed before.
+// refused returns the error of an operation in which this rank voted no: the failure of all ranks,
+// or its own reason if the store has given none.
 func (cl *call) refused(err error) error {
 	v := &wire.Failure{Code: cl.c.No, By: cl.rank, Reason: cl.c.Reason}
-	if e, ok := errors.AsType[*store.Error](err); ok && e.Failure != nil && e.Failure.By != cl.rank {
+	if e, ok := errors.AsType[*store.Error](err); ok && e.Failure != nil {
 		v = e.Failure
 	}
 	re := cl.rankError(cl.c.Verb, v, errors.Join(cl.refusal, err))

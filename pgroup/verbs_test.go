@@ -291,6 +291,11 @@ func TestRefusingRankIsNamed(t *testing.T) {
 			err := call.verb()
 			v := rankError(t, g, err, call.is, "rank 1", call.word)
 			same(t, g, "by", v.By, 1)
+			all, err := pgroup.AllGather(t.Context(), g.Channel("missing"), v.Missing)
+			ok(t, g, "the missing ranks", err)
+			for _, missing := range all {
+				same(t, g, "missing", fmt.Sprint(missing), fmt.Sprint(v.Missing))
+			}
 			ok(t, g, "the group goes on", g.Barrier(t.Context()))
 		}
 	}, 2, 4)

@@ -151,8 +151,8 @@ class Verb:
             return [], -1, e
 
     def _refuse(self, e: BaseException) -> RankError:
-        """Votes no because of e, and returns the error of the verb: that reason, unless the verb had
-        failed before.
+        """Votes no because of e, and returns the error of the verb: the failure of all ranks, or that
+        reason if the store has given none.
         """
         c, self.payload = self.c, b""
         c.no, c.reason, c.want = _code(e), clip(words(e), 512), WANT_NOTHING
@@ -160,7 +160,7 @@ class Verb:
             c.root_only = False
         _, _, error = self._vote(time.monotonic() + GRACE)
         v = Failure(Code(c.no), by=self.membership.rank, reason=c.reason)
-        if error is not None and error.failure is not None and error.failure.by != self.membership.rank:
+        if error is not None and error.failure is not None:
             v = error.failure
         also = (InvalidType,) if isinstance(e, InvalidType) else kind_of(Code(c.no))
         return self.membership.error(c.verb, v, c.channel, c.seq, also)

@@ -88,7 +88,7 @@ class Refused(Case):
         try:
             return "done", verb(group, wrong if group.rank == 1 else right)
         except muster_pg.RankError as e:
-            return isinstance(e, (muster_pg.Invalid, muster_pg.Cancelled, muster_pg.TooLarge)), e.by, e.code, e.reason
+            return isinstance(e, (muster_pg.Invalid, muster_pg.Cancelled, muster_pg.TooLarge)), e.by, e.code, e.reason, list(e.missing)
 
     def cases(self) -> Iterator[Tuple[str, Verb, Any, Any]]:
         for what, v in objects():
