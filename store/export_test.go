@@ -31,6 +31,26 @@ func Kill(e Engine) {
 // Breath is the extension of deadlines that passed while the process was stopped.
 const Breath = catchUpTime
 
+// Silent returns when a peer that sends nothing is found, if the server is stopped after each of its
+// checks for the time that stop returns.
+func Silent(timeout time.Duration, stop func() time.Duration) (took, ran time.Duration) {
+	var l liveness
+	found := make(chan struct{})
+	began, stood := time.Now(), time.Duration(0)
+	checkOften(found, func(late bool) {
+		if l.miss(timeout, late) == endPeer {
+			took = time.Since(began)
+			ran = took - stood
+			close(found)
+			return
+		}
+		d := stop()
+		time.Sleep(d)
+		stood += d
+	})
+	return took, ran
+}
+
 // StandStill makes m act as if its process had been stopped for d before its next deadline.
 func StandStill(m *Memory, d time.Duration) {
 	m.mu.Lock()

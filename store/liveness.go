@@ -67,13 +67,19 @@ func (l *liveness) miss(timeout time.Duration, late bool) action {
 
 // watchPeers checks the peers until the server stops.
 func (s *Server) watchPeers() {
+	checkOften(s.stopped, func(late bool) { s.Engine.checkPeers(s, late) })
+}
+
+// checkOften calls check every checkInterval until stopped is closed. late means that this process
+// was stopped since the last call.
+func checkOften(stopped <-chan struct{}, check func(late bool)) {
 	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
 	last := time.Now()
 	for {
 		select {
 		case <-ticker.C:
-		case <-s.stopped:
+		case <-stopped:
 			return
 		}
 		late := time.Since(last) > checkInterval+maxTimerDelay
@@ -81,7 +87,7 @@ func (s *Server) watchPeers() {
 			ticker.Reset(checkInterval) // the next check is not early: its peers are read before
 		}
 		last = time.Now()
-		s.Engine.checkPeers(s, late)
+		check(late)
 	}
 }
 

@@ -2,8 +2,10 @@ package store_test
 
 import (
 	"context"
+	"math/rand/v2"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -226,6 +228,26 @@ func TestStutteringServerFindsFrozenClient(t *testing.T) {
 			}
 			lost(t, <-failed)
 			testcluster.Kill(t, client)
+		})
+	}
+}
+
+// TestStutteringServerFindsSilentPeers checks that a peer that sends nothing is found not before its
+// liveness timeout, and within twice that time as far as the server has run, however it is stopped.
+func TestStutteringServerFindsSilentPeers(t *testing.T) {
+	for seed := range testcluster.Form(uint64(300), 30000) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 0))
+			timeout := 600*time.Millisecond + time.Duration(r.Int64N(int64(10*time.Second)))
+			longest, often := r.Int64N(int64(time.Second))+1, r.IntN(3)
+			took, ran := store.Silent(timeout, func() time.Duration {
+				if r.IntN(3) > often {
+					return 0
+				}
+				return time.Duration(r.Int64N(longest))
+			})
+			require.GreaterOrEqual(t, took, timeout, "seed %d", seed)
+			require.LessOrEqual(t, ran, 2*timeout, "seed %d", seed)
 		})
 	}
 }

@@ -44,6 +44,15 @@ var mutants = []struct {
 	}`,
 		"^TestStutteringProcessEndsTTLs$",
 	},
+	{
+		"a late check begins to count the silence of a peer again",
+		"liveness.go", `	l.missed++
+	most :=`, `	if l.missed++; late {
+		l.missed = 0
+	}
+	most :=`,
+		"^TestStutteringServerFindsSilentPeers$",
+	},
 }
 
 // TestMutants shows that the tests notice each broken rule.
