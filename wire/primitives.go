@@ -3,55 +3,16 @@ package wire
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 	"unsafe"
 )
 
-func appendU16(b []byte, v uint16) []byte { return binary.LittleEndian.AppendUint16(b, v) }
 func appendU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
 func appendU64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
-func appendInt(b []byte, v int) []byte    { return appendU32(b, uint32(int32(v))) }
-
-func appendDuration(b []byte, d time.Duration) []byte { return appendU64(b, uint64(d)) }
-
-func appendString(b []byte, s string) []byte {
-	return append(appendU32(b, uint32(len(s))), s...)
-}
-
-func appendBytes(b, v []byte) []byte {
-	return append(appendU32(b, uint32(len(v))), v...)
-}
-
-func appendStrings(b []byte, ss []string) []byte {
-	b = appendU32(b, uint32(len(ss)))
-	for _, s := range ss {
-		b = appendString(b, s)
-	}
-	return b
-}
-
-func appendInts(b []byte, vs []int) []byte {
-	b = appendU32(b, uint32(len(vs)))
-	for _, v := range vs {
-		b = appendInt(b, v)
-	}
-	return b
-}
 
 // nilLen is the length of a nil value, which differs from an empty one.
 const nilLen = 1<<32 - 1
-
-func appendValues(b []byte, vs [][]byte) []byte {
-	b = appendU32(b, uint32(len(vs)))
-	for _, v := range vs {
-		if v == nil {
-			b = appendU32(b, nilLen)
-			continue
-		}
-		b = appendBytes(b, v)
-	}
-	return b
-}
 
 func boolByte(v bool) byte {
 	if v {
@@ -66,21 +27,24 @@ func finish(b []byte, start int) []byte {
 	return b
 }
 
-// parser takes values from the front of b. After its first error all values are zero, so callers
-// check the error once, at the end.
-type parser struct {
-	b   []byte
-	err error
+// pass is a pass over the fields of a body, which appends them to b, or, if it parses, takes them
+// from the front of b: each body lists its fields once. What a method gets is written only by a pass
+// that parses, and is zero before. After the first error all is left zero, so callers check the error
+// once, at the end.
+type pass struct {
+	b      []byte
+	parses bool
+	err    error
 }
 
 // present fails if a part whose flag is set is 0: 0 is encoded by omitting the part.
-func (p *parser) present(v uint64) {
+func (p *pass) present(v uint64) {
 	if v == 0 {
 		p.fail(ErrFlags)
 	}
 }
 
-func (p *parser) fail(err error) {
+func (p *pass) fail(err error) {
 	if p.err == nil {
 		p.err = err
 	}
@@ -88,14 +52,15 @@ func (p *parser) fail(err error) {
 }
 
 // end returns the first error, or ErrTrailing if bytes are left.
-func (p *parser) end() error {
+func (p *pass) end() error {
 	if p.err == nil && len(p.b) > 0 {
 		return ErrTrailing
 	}
 	return p.err
 }
 
-func (p *parser) take(n int) []byte {
+// take returns n bytes, which alias b, or nil after an error.
+func (p *pass) take(n int) []byte {
 	if n > len(p.b) {
 		p.fail(ErrTruncated)
 		return nil
@@ -105,107 +70,194 @@ func (p *parser) take(n int) []byte {
 	return v
 }
 
-func (p *parser) u8() uint8 {
-	if v := p.take(1); v != nil {
-		return v[0]
+func (p *pass) u8(v *uint8) {
+	if !p.parses {
+		p.b = append(p.b, *v)
+	} else if b := p.take(1); b != nil {
+		*v = b[0]
 	}
-	return 0
 }
 
-func (p *parser) bool() bool {
-	v := p.u8()
-	if v > 1 {
+func (p *pass) u16(v *uint16) {
+	if !p.parses {
+		p.b = binary.LittleEndian.AppendUint16(p.b, *v)
+	} else if b := p.take(2); b != nil {
+		*v = binary.LittleEndian.Uint16(b)
+	}
+}
+
+func (p *pass) u32(v *uint32) {
+	if !p.parses {
+		p.b = appendU32(p.b, *v)
+	} else if b := p.take(4); b != nil {
+		*v = binary.LittleEndian.Uint32(b)
+	}
+}
+
+func (p *pass) u64(v *uint64) {
+	if !p.parses {
+		p.b = appendU64(p.b, *v)
+	} else if b := p.take(8); b != nil {
+		*v = binary.LittleEndian.Uint64(b)
+	}
+}
+
+func (p *pass) i32(v *int32) {
+	if !p.parses {
+		p.b = appendU32(p.b, uint32(*v))
+	} else if b := p.take(4); b != nil {
+		*v = int32(binary.LittleEndian.Uint32(b))
+	}
+}
+
+func (p *pass) i64(v *int64) {
+	if !p.parses {
+		p.b = appendU64(p.b, uint64(*v))
+	} else if b := p.take(8); b != nil {
+		*v = int64(binary.LittleEndian.Uint64(b))
+	}
+}
+
+// int is of 32 bits in a body.
+func (p *pass) int(v *int) {
+	if !p.parses {
+		p.b = appendU32(p.b, uint32(int32(*v)))
+	} else if b := p.take(4); b != nil {
+		*v = int(int32(binary.LittleEndian.Uint32(b)))
+	}
+}
+
+func (p *pass) bool(v *bool) {
+	n := boolByte(*v)
+	p.u8(&n)
+	if n > 1 {
 		p.fail(ErrFlags)
 	}
-	return v == 1
-}
-
-func (p *parser) u16() uint16 {
-	if v := p.take(2); v != nil {
-		return binary.LittleEndian.Uint16(v)
+	if p.parses {
+		*v = n == 1
 	}
-	return 0
 }
 
-func (p *parser) u32() uint32 {
-	if v := p.take(4); v != nil {
-		return binary.LittleEndian.Uint32(v)
+func (p *pass) code(v *Code)              { p.u16((*uint16)(v)) }
+func (p *pass) duration(v *time.Duration) { p.i64((*int64)(v)) }
+
+// bytes parses to a value that aliases b. It is nil only after an error.
+func (p *pass) bytes(v *[]byte, limit int) {
+	if !p.parses {
+		p.b = append(appendU32(p.b, uint32(len(*v))), *v...)
+		return
 	}
-	return 0
-}
-
-func (p *parser) u64() uint64 {
-	if v := p.take(8); v != nil {
-		return binary.LittleEndian.Uint64(v)
-	}
-	return 0
-}
-
-func (p *parser) int() int                { return int(int32(p.u32())) }
-func (p *parser) duration() time.Duration { return time.Duration(p.u64()) }
-
-// bytes aliases b. It is nil only if the parser has failed.
-func (p *parser) bytes(limit int) []byte {
-	n := p.u32()
+	var n uint32
+	p.u32(&n)
 	if n > uint32(limit) {
 		p.fail(ErrTooLarge)
-		return nil
+		return
 	}
-	return p.take(int(n))
+	*v = p.take(int(n))
 }
 
-// string aliases b, too: nothing is copied.
-func (p *parser) string(limit int) string {
-	v := p.bytes(limit)
-	return unsafe.String(unsafe.SliceData(v), len(v))
+// optional is bytes for a value that may be nil.
+func (p *pass) optional(v *[]byte, limit int) {
+	switch {
+	case !p.parses && *v == nil:
+		p.b = appendU32(p.b, nilLen)
+	case p.parses && len(p.b) >= 4 && binary.LittleEndian.Uint32(p.b) == nilLen:
+		p.b = p.b[4:]
+	default:
+		p.bytes(v, limit)
+	}
 }
 
-// count returns the number of elements that follow, each of at least size bytes. A number that
+// string parses to a value that aliases b, too: nothing is copied.
+func (p *pass) string(v *string, limit int) {
+	if !p.parses {
+		p.b = append(appendU32(p.b, uint32(len(*v))), *v...)
+		return
+	}
+	var b []byte
+	p.bytes(&b, limit)
+	*v = unsafe.String(unsafe.SliceData(b), len(b))
+}
+
+// count is the number n of the elements that follow, each of at least size bytes. A number that
 // cannot fit is refused before memory is allocated for it.
-func (p *parser) count(size int) int {
-	n := p.u32()
-	if int64(n)*int64(size) > int64(len(p.b)) {
+func (p *pass) count(n, size int) int {
+	v := uint32(n)
+	p.u32(&v)
+	if p.parses && int64(v)*int64(size) > int64(len(p.b)) {
 		p.fail(ErrTruncated)
 		return 0
 	}
-	return int(n)
+	return int(v)
 }
 
-// strings reuses the memory of dst. It is nil only if the parser has failed.
-func (p *parser) strings(dst []string, limit int) []string {
-	n := p.count(4)
-	if n > MaxKeys {
+// few is count for at most 255 elements.
+func (p *pass) few(n int) int {
+	v := uint8(n)
+	p.u8(&v)
+	return int(v)
+}
+
+// elements parses n elements into the memory of vs.
+func elements[T any](p *pass, vs *[]T, n int, each func(*T)) {
+	if p.parses {
+		*vs = slices.Grow(*vs, n)[:n]
+		clear(*vs)
+	}
+	for i := range *vs {
+		each(&(*vs)[i])
+	}
+}
+
+func (p *pass) strings(vs *[]string, limit int) {
+	n := p.count(len(*vs), 4)
+	if p.parses && n > MaxKeys {
 		p.fail(ErrTooLarge)
-		return nil
+		return
 	}
-	if dst == nil {
-		dst = make([]string, 0, n)
-	}
-	for range n {
-		dst = append(dst, p.string(limit))
-	}
-	return dst
+	elements(p, vs, n, func(v *string) { p.string(v, limit) })
 }
 
-func (p *parser) ints() []int {
-	n := p.count(4)
-	if n == 0 {
-		return nil
-	}
-	vs := make([]int, n)
-	for i := range vs {
-		vs[i] = p.int()
-	}
-	return vs
-}
+func (p *pass) ints(vs *[]int) { elements(p, vs, p.count(len(*vs), 4), p.int) }
 
-func (p *parser) values() [][]byte {
-	vs := make([][]byte, p.count(4))
+// nums and values are often of thousands of elements, so they keep b in a variable.
+
+func (p *pass) nums(vs *[]int64) {
+	n := p.count(len(*vs), 8)
+	if p.parses {
+		*vs = make([]int64, n)
+	}
 	b := p.b
-	for i := range vs {
+	for i := range *vs {
+		if !p.parses {
+			b = appendU64(b, uint64((*vs)[i]))
+			continue
+		}
+		(*vs)[i] = int64(binary.LittleEndian.Uint64(b))
+		b = b[8:]
+	}
+	p.b = b
+}
+
+func (p *pass) values(vs *[][]byte) {
+	n := p.count(len(*vs), 4)
+	b := p.b
+	if !p.parses {
+		for _, v := range *vs {
+			if v == nil {
+				b = appendU32(b, nilLen)
+			} else {
+				b = append(appendU32(b, uint32(len(v))), v...)
+			}
+		}
+		p.b = b
+		return
+	}
+	*vs = make([][]byte, n)
+	for i := range *vs {
 		if len(b) < 4 {
 			p.fail(ErrTruncated)
-			return vs
+			return
 		}
 		n := binary.LittleEndian.Uint32(b)
 		b = b[4:]
@@ -214,20 +266,23 @@ func (p *parser) values() [][]byte {
 			continue
 		case n > MaxReply:
 			p.fail(ErrTooLarge)
-			return vs
+			return
 		case int(n) > len(b):
 			p.fail(ErrTruncated)
-			return vs
+			return
 		}
-		vs[i] = b[:n:n]
+		(*vs)[i] = b[:n:n]
 		b = b[n:]
 	}
 	p.b = b
-	return vs
 }
 
 // AppendParts appends a payload made of parts, one for each rank, for WantPart.
-func AppendParts(b []byte, parts [][]byte) []byte { return appendValues(b, parts) }
+func AppendParts(b []byte, parts [][]byte) []byte {
+	p := pass{b: b}
+	p.values(&parts)
+	return p.b
+}
 
 // ParseParts parses what AppendParts made of n parts, which alias b.
 func ParseParts(b []byte, n int) ([][]byte, error) {
@@ -237,7 +292,8 @@ func ParseParts(b []byte, n int) ([][]byte, error) {
 	if got := binary.LittleEndian.Uint32(b); int64(got) != int64(n) {
 		return nil, fmt.Errorf("wire: %d parts, not %d", got, n)
 	}
-	p := parser{b: b}
-	parts := p.values()
+	p := pass{b: b, parses: true}
+	var parts [][]byte
+	p.values(&parts)
 	return parts, p.end()
 }

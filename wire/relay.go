@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"encoding/binary"
 	"fmt"
 	"time"
 )
@@ -33,9 +32,10 @@ type RelayCall struct {
 	ID   uint64
 }
 
-func (c RelayCall) append(b []byte) []byte { return appendU64(appendU32(b, c.Conn), c.ID) }
-
-func (p *parser) call() RelayCall { return RelayCall{p.u32(), p.u64()} }
+func (c *RelayCall) fields(p *pass) {
+	p.u32(&c.Conn)
+	p.u64(&c.ID)
+}
 
 // Keep is a server's instruction to a relay, of whose connections more may get the reply in an
 // OpRelay later. The relay keeps the body of the frame, and the next OpRelay with that body has only
@@ -67,12 +67,9 @@ func AppendKeep(b []byte, k Keep, body int, calls ...RelayCall) []byte {
 	case k.Number != 0:
 		h.Flags = relayKeep
 	}
-	b = AppendHeader(b, h)
-	b = appendU32(b, uint32(len(calls)))
-	for _, c := range calls {
-		b = c.append(b)
-	}
-	return b
+	p := pass{b: AppendHeader(b, h)}
+	elements(&p, &calls, p.count(len(calls), callLen), func(c *RelayCall) { c.fields(&p) })
+	return p.b
 }
 
 // AppendRelayRequest appends r as an OpRelay of one connection.
@@ -102,19 +99,17 @@ func ParseKeep(outer Header) (Keep, error) {
 // returns from one to maxCalls. The body of the frame may have limit bytes; with Keep.Again it is
 // missing.
 func ParseRelay(outer Header, body []byte, calls []RelayCall, maxCalls int, limit uint32) (_ []RelayCall, h Header, frame []byte, err error) {
-	p := parser{b: body}
 	calls = calls[:0]
 	k, err := ParseKeep(outer)
 	if err != nil || outer.Code != CodeOK {
 		return calls, h, nil, ErrFlags
 	}
-	n := p.count(callLen)
+	p := pass{b: body, parses: true}
+	n := p.count(0, callLen)
 	if n > maxCalls {
 		return calls, h, nil, ErrTooLarge
 	}
-	for range n {
-		calls = append(calls, p.call())
-	}
+	elements(&p, &calls, n, func(c *RelayCall) { c.fields(&p) })
 	frame = p.b
 	switch {
 	case p.err != nil:
@@ -152,59 +147,52 @@ type Vote struct {
 
 // AppendVote appends a vote, for AppendVotes.
 func AppendVote(b []byte, v *Vote) []byte {
-	b = v.append(b)
-	b = appendInt(b, v.Rank)
-	b = appendU32(b, uint32(v.Want))
-	b = appendDuration(b, v.Timeout)
-	if v.Value == nil {
-		return appendU32(b, nilLen)
-	}
-	return appendBytes(b, v.Value)
+	p := pass{b: b}
+	v.fields(&p)
+	return p.b
+}
+
+func (v *Vote) fields(p *pass) {
+	v.RelayCall.fields(p)
+	p.int(&v.Rank)
+	p.i32(&v.Want)
+	p.duration(&v.Timeout)
+	p.optional(&v.Value, MaxValue)
 }
 
 // AppendVotes appends an OpVotes: n votes, as AppendVote made them, for the record of c; Rank and
 // Want of c are not used.
 func AppendVotes(b []byte, c *Contribution, n int, votes []byte) []byte {
 	start := len(b)
-	b = AppendHeader(b, Header{Op: OpVotes})
-	b = appendU64(b, c.Generation)
-	b = c.append(b, fCall)
-	b = appendString(b, c.Label)
-	b = append(b, boolByte(c.RootOnly), byte(c.Reduction.Op), byte(c.Reduction.Kind))
-	b = appendU32(b, uint32(n))
-	return finish(append(b, votes...), start)
+	p := pass{b: AppendHeader(b, Header{Op: OpVotes})}
+	c.votes(&p)
+	p.count(n, voteLen)
+	return finish(append(p.b, votes...), start)
+}
+
+// votes is a pass over what the votes of an OpVotes have in common.
+func (c *Contribution) votes(p *pass) {
+	p.u64(&c.Generation)
+	c.fields(p, fCall)
+	p.string(&c.Label, MaxKey)
+	p.bool(&c.RootOnly)
+	c.Reduction.fields(p)
 }
 
 // ParseVotes parses the body of an OpVotes, which c and the votes alias. It reuses the memory of
 // votes.
 func ParseVotes(h Header, body []byte, c *Contribution, votes []Vote) ([]Vote, error) {
-	if h.Flags != 0 || h.Code != CodeOK || h.ID != 0 {
-		return votes[:0], ErrFlags
-	}
-	p := parser{b: body}
-	*c = Contribution{Generation: p.u64()}
-	c.parse(&p, fCall, 0)
-	c.Label = p.string(MaxKey)
-	c.RootOnly = p.bool()
-	c.Reduction = Reduction{ReduceOp(p.u8()), NumberKind(p.u8())}
-	n := p.count(voteLen)
-	if n > MaxVotes {
-		p.fail(ErrTooLarge)
-		n = 0
-	}
 	votes = votes[:0]
-	for range n {
-		votes = append(votes, p.vote())
+	if h.Flags != 0 || h.Code != CodeOK || h.ID != 0 {
+		return votes, ErrFlags
 	}
+	p := pass{b: body, parses: true}
+	*c = Contribution{}
+	c.votes(&p)
+	n := p.count(0, voteLen)
+	if n > MaxVotes {
+		return votes, ErrTooLarge
+	}
+	elements(&p, &votes, n, func(v *Vote) { v.fields(&p) })
 	return votes, p.end()
-}
-
-func (p *parser) vote() Vote {
-	v := Vote{RelayCall: p.call(), Rank: p.int(), Want: int32(p.u32()), Timeout: p.duration()}
-	if len(p.b) >= 4 && binary.LittleEndian.Uint32(p.b) == nilLen {
-		p.u32()
-		return v
-	}
-	v.Value = p.bytes(MaxValue)
-	return v
 }

@@ -82,35 +82,9 @@ func AppendReply(b []byte, op Op, id uint64, r *Reply) []byte {
 	start := len(b)
 	flags := r.parts()
 	b = AppendHeader(b, Header{Op: op, Flags: flags, Code: r.Code, ID: id})
-	if flags&partNumbers != 0 {
-		b = appendU64(b, r.Rev)
-		b = appendU64(b, uint64(r.N))
-	}
-	if flags&partDetail != 0 {
-		b = appendString(b, r.Detail)
-	}
-	if flags&partValue != 0 {
-		b = appendBytes(b, r.Value)
-	}
-	if flags&partValues != 0 {
-		b = appendValues(b, r.Values)
-	}
-	if flags&partKeys != 0 {
-		b = appendStrings(b, r.Keys)
-	}
-	if flags&partNums != 0 {
-		b = appendU32(b, uint32(len(r.Nums)))
-		for _, n := range r.Nums {
-			b = appendU64(b, uint64(n))
-		}
-	}
-	if flags&partType != 0 {
-		b = appendString(b, r.Type)
-	}
-	if flags&partFailure != 0 {
-		b = r.Failure.append(b)
-	}
-	return finish(b, start)
+	p := pass{b: b}
+	r.fields(&p, flags)
+	return finish(p.b, start)
 }
 
 // AppendReplyHead appends the frame of AppendReply without the bytes of r.Value at its end. It
@@ -131,69 +105,54 @@ func AppendReplyHead(b []byte, op Op, id uint64, r *Reply) (head []byte, ok bool
 // Parse parses the body of the frame with header h into r, which aliases body.
 func (r *Reply) Parse(h Header, body []byte) error {
 	*r = Reply{Code: h.Code}
-	p := parser{b: body}
-	if h.Flags&partNumbers != 0 {
-		r.Rev = p.u64()
-		r.N = int64(p.u64())
-	}
-	if h.Flags&partDetail != 0 {
-		r.Detail = p.string(MaxReply)
-	}
-	if h.Flags&partValue != 0 {
-		r.Value = p.bytes(MaxReply)
-	}
-	if h.Flags&partValues != 0 {
-		r.Values = p.values()
-	}
-	if h.Flags&partKeys != 0 {
-		r.Keys = p.strings(nil, MaxReply)
-	}
-	if h.Flags&partNums != 0 {
-		r.Nums = make([]int64, p.count(8))
-		for i := range r.Nums {
-			r.Nums[i] = int64(p.u64())
-		}
-	}
-	if h.Flags&partType != 0 {
-		r.Type = p.string(MaxKey)
-	}
-	if h.Flags&partFailure != 0 {
-		r.Failure = p.failure()
-	}
+	p := pass{b: body, parses: true}
+	r.fields(&p, h.Flags)
 	return p.end()
 }
 
-func (v *Failure) append(b []byte) []byte {
-	b = appendU16(b, uint16(v.Code))
-	b = appendInt(b, v.By)
-	b = appendDuration(b, v.Waited)
-	b = appendString(b, v.Reason)
-	b = appendInts(b, v.Missing)
-	b = appendStrings(b, v.Doing)
-	b = appendInts(b, v.Lost)
-	b = appendInts(b, v.Left)
-	b = append(b, byte(len(v.Clash)))
-	for i := range v.Clash {
-		b = v.Clash[i].append(b, fMember|fCall|fVote)
+// fields is a pass over the parts of r.
+func (r *Reply) fields(p *pass, parts uint8) {
+	if parts&partNumbers != 0 {
+		p.u64(&r.Rev)
+		p.i64(&r.N)
 	}
-	return b
+	if parts&partDetail != 0 {
+		p.string(&r.Detail, MaxReply)
+	}
+	if parts&partValue != 0 {
+		p.bytes(&r.Value, MaxReply)
+	}
+	if parts&partValues != 0 {
+		p.values(&r.Values)
+	}
+	if parts&partKeys != 0 {
+		if p.parses {
+			r.Keys = []string{}
+		}
+		p.strings(&r.Keys, MaxReply)
+	}
+	if parts&partNums != 0 {
+		p.nums(&r.Nums)
+	}
+	if parts&partType != 0 {
+		p.string(&r.Type, MaxKey)
+	}
+	if parts&partFailure != 0 {
+		if p.parses {
+			r.Failure = new(Failure)
+		}
+		r.Failure.fields(p)
+	}
 }
 
-func (p *parser) failure() *Failure {
-	v := &Failure{Code: Code(p.u16()), By: p.int(), Waited: p.duration(), Reason: p.string(math.MaxInt32)}
-	v.Missing = p.ints()
-	if doing := p.strings(nil, MaxReply); len(doing) > 0 {
-		v.Doing = doing
-	}
-	v.Lost = p.ints()
-	v.Left = p.ints()
-	for range p.u8() {
-		var c Contribution
-		c.parse(p, fMember|fCall|fVote, 0)
-		v.Clash = append(v.Clash, c)
-		if p.err != nil {
-			break
-		}
-	}
-	return v
+func (v *Failure) fields(p *pass) {
+	p.code(&v.Code)
+	p.int(&v.By)
+	p.duration(&v.Waited)
+	p.string(&v.Reason, math.MaxInt32)
+	p.ints(&v.Missing)
+	p.strings(&v.Doing, MaxReply)
+	p.ints(&v.Lost)
+	p.ints(&v.Left)
+	elements(p, &v.Clash, p.few(len(v.Clash)), func(c *Contribution) { c.fields(p, fMember|fCall|fVote) })
 }

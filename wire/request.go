@@ -123,135 +123,57 @@ func (f Reduction) Valid() bool {
 	return f.Op > 0 && f.Op < reduceEnd && f.Kind > 0 && f.Kind < numberEnd
 }
 
-// field is a set of parts of a request's body. They are encoded in the order of their bits.
+// field is a set of parts of a request's body. Those that a request may lack are the flags of its
+// frame.
 type field uint32
 
 const (
-	fTimeout field = 1 << iota
+	fValue       field = 1 << iota // Value is not nil
+	fOld                           // Old is not nil
+	fNo                            // no is not 0: no, reason
+	fNumber                        // number is not 0: number, acked
+	fLease                         // lease is not 0
+	fResume                        // resume is not 0: resume, rev
+	fOptionalTTL                   // ttl is not 0
+	fTimeout                       // the rest are not in flags: an operation that has them always has them
 	fKey
 	fKeys
-	fValue
-	fOld
 	fDelta
 	fTTL
 	fReads
 	fRev
-	fMember      // generation and rank
-	fForm        // group, run, size, label
-	fCall        // channel, seq, root, verb, type
-	fVote        // label, want, root-only, fold
-	fNo          // no, reason
-	fNumber      // number, acked
-	fLease       // lease
-	fResume      // resume, rev
-	fOptionalTTL // ttl, unless it is 0
-)
+	fMember // generation and rank
+	fForm   // group, run, size, label
+	fCall   // channel, seq, root, verb, type
+	fVote   // label, want, root-only, fold
 
-// The flags of a request: which optional parts it has.
-const (
-	flagValue  uint8 = 1 << iota // Value is not nil
-	flagOld                      // Old is not nil
-	flagNo                       // No is not 0
-	flagNumber                   // Number is not 0
-	flagLease                    // Lease is not 0
-	flagResume                   // Resume is not 0
-	flagTTL                      // TTL is not 0, where it is optional
+	fOptional = fTimeout - 1 // the flags of a frame
 )
 
 // AppendRequest appends r to b as one frame.
 func AppendRequest(b []byte, r *Request) []byte {
 	start := len(b)
-	f := r.Op.info().fields
-	b = AppendHeader(b, Header{Op: r.Op, Flags: r.flags(f), ID: r.ID})
-	if f&fNumber != 0 && r.Number != 0 {
-		b = appendU64(b, r.Number)
-		b = appendU64(b, r.Acked)
-	}
-	if f&fTimeout != 0 {
-		b = appendDuration(b, r.Timeout)
-	}
-	if f&fKey != 0 {
-		b = appendString(b, r.Key)
-	}
-	if f&fKeys != 0 {
-		b = appendStrings(b, r.Keys)
-	}
-	if f&fValue != 0 && r.Value != nil {
-		b = appendBytes(b, r.Value)
-	}
-	if f&fOld != 0 && r.Old != nil {
-		b = appendBytes(b, r.Old)
-	}
-	if f&fDelta != 0 {
-		b = appendU64(b, uint64(r.Delta))
-	}
-	if f&fTTL != 0 {
-		b = appendDuration(b, r.TTL)
-	}
-	if f&fOptionalTTL != 0 && r.TTL != 0 {
-		b = appendDuration(b, r.TTL)
-	}
-	if f&fReads != 0 {
-		b = appendU32(b, r.Reads)
-	}
-	if f&fRev != 0 {
-		b = appendU64(b, r.Rev)
-	}
-	if f&fLease != 0 && r.Lease != 0 {
-		b = appendU64(b, r.Lease)
-	}
-	if f&fResume != 0 && r.Resume != 0 {
-		b = appendU64(b, r.Resume)
-		b = appendU64(b, r.Rev)
-	}
-	b = r.Group.append(b, f)
-	return finish(b, start)
+	f := r.parts(r.Op.info().fields)
+	p := pass{b: AppendHeader(b, Header{Op: r.Op, Flags: uint8(f & fOptional), ID: r.ID})}
+	r.fields(&p, f)
+	return finish(p.b, start)
 }
 
-func (r *Request) flags(f field) (flags uint8) {
-	set := func(part field, there bool, flag uint8) {
-		if f&part != 0 && there {
-			flags |= flag
+// parts returns those of f that r has.
+func (r *Request) parts(f field) field {
+	lacks := func(part field, lacks bool) {
+		if lacks {
+			f &^= part
 		}
 	}
-	set(fValue, r.Value != nil, flagValue)
-	set(fOld, r.Old != nil, flagOld)
-	set(fNo, r.Group.No != CodeOK, flagNo)
-	set(fNumber, r.Number != 0, flagNumber)
-	set(fLease, r.Lease != 0, flagLease)
-	set(fResume, r.Resume != 0, flagResume)
-	set(fOptionalTTL, r.TTL != 0, flagTTL)
-	return flags
-}
-
-func (c *Contribution) append(b []byte, f field) []byte {
-	if f&fMember != 0 {
-		b = appendU64(b, c.Generation)
-		b = appendInt(b, c.Rank)
-	}
-	if f&fForm != 0 {
-		b = appendString(b, c.Group)
-		b = appendString(b, c.Run)
-		b = appendInt(b, c.Size)
-		b = appendString(b, c.Label)
-	}
-	if f&fCall != 0 {
-		b = appendString(b, c.Channel)
-		b = appendU64(b, c.Seq)
-		b = appendInt(b, c.Root)
-		b = appendString(b, c.Verb)
-		b = appendString(b, c.Type)
-	}
-	if f&fVote != 0 {
-		b = appendString(b, c.Label)
-		b = appendU32(b, uint32(c.Want))
-		b = append(b, boolByte(c.RootOnly), byte(c.Reduction.Op), byte(c.Reduction.Kind))
-	}
-	if f&fNo != 0 && c.No != CodeOK {
-		b = appendU16(b, uint16(c.No))
-		b = appendString(b, c.Reason)
-	}
-	return b
+	lacks(fValue, r.Value == nil)
+	lacks(fOld, r.Old == nil)
+	lacks(fNo, r.Group.No == CodeOK)
+	lacks(fNumber, r.Number == 0)
+	lacks(fLease, r.Lease == 0)
+	lacks(fResume, r.Resume == 0)
+	lacks(fOptionalTTL, r.TTL == 0)
+	return f
 }
 
 // Parse parses the body of the frame with header h into r, which aliases body. It overwrites r, and
@@ -263,112 +185,99 @@ func (r *Request) Parse(h Header, body []byte) error {
 		return ErrUnknownOp
 	}
 	f := h.Op.info().fields
-	if h.Flags&^requestFlags(f) != 0 || h.Code != CodeOK {
+	if field(h.Flags)&^(f&fOptional) != 0 || h.Code != CodeOK {
 		return ErrFlags
 	}
-	p := parser{b: body}
-	if h.Flags&flagNumber != 0 {
-		r.Number, r.Acked = p.u64(), p.u64()
-		p.present(r.Number)
-	}
-	if f&fTimeout != 0 {
-		r.Timeout = p.duration()
-	}
-	if f&fKey != 0 {
-		r.Key = p.string(MaxKey)
-	}
 	if f&fKeys != 0 {
-		r.Keys = p.strings(keys, MaxKey)
+		r.Keys = keys
 	}
-	if h.Flags&flagValue != 0 {
-		r.Value = p.bytes(MaxValue)
-	}
-	if h.Flags&flagOld != 0 {
-		r.Old = p.bytes(MaxValue)
-	}
-	if f&fDelta != 0 {
-		r.Delta = int64(p.u64())
-	}
-	if f&fTTL != 0 {
-		r.TTL = p.duration()
-	}
-	if h.Flags&flagTTL != 0 {
-		r.TTL = p.duration()
-		p.present(uint64(r.TTL))
-	}
-	if f&fReads != 0 {
-		r.Reads = p.u32()
-	}
-	if f&fRev != 0 {
-		r.Rev = p.u64()
-	}
-	if h.Flags&flagLease != 0 {
-		r.Lease = p.u64()
-		p.present(r.Lease)
-	}
-	if h.Flags&flagResume != 0 {
-		r.Resume, r.Rev = p.u64(), p.u64()
-		p.present(r.Resume)
-	}
-	r.Group.parse(&p, f, h.Flags)
+	p := pass{b: body, parses: true}
+	r.fields(&p, f&^fOptional|field(h.Flags))
 	return p.end()
 }
 
-// requestFlags returns the flags that a request with parts f may have.
-func requestFlags(f field) (flags uint8) {
+// fields is a pass over the parts f of r.
+func (r *Request) fields(p *pass, f field) {
+	if f&fNumber != 0 {
+		p.u64(&r.Number)
+		p.u64(&r.Acked)
+		p.present(r.Number)
+	}
+	if f&fTimeout != 0 {
+		p.duration(&r.Timeout)
+	}
+	if f&fKey != 0 {
+		p.string(&r.Key, MaxKey)
+	}
+	if f&fKeys != 0 {
+		p.strings(&r.Keys, MaxKey)
+	}
 	if f&fValue != 0 {
-		flags |= flagValue
+		p.bytes(&r.Value, MaxValue)
 	}
 	if f&fOld != 0 {
-		flags |= flagOld
+		p.bytes(&r.Old, MaxValue)
 	}
-	if f&fNo != 0 {
-		flags |= flagNo
+	if f&fDelta != 0 {
+		p.i64(&r.Delta)
 	}
-	if f&fNumber != 0 {
-		flags |= flagNumber
-	}
-	if f&fLease != 0 {
-		flags |= flagLease
-	}
-	if f&fResume != 0 {
-		flags |= flagResume
+	if f&fTTL != 0 {
+		p.duration(&r.TTL)
 	}
 	if f&fOptionalTTL != 0 {
-		flags |= flagTTL
+		p.duration(&r.TTL)
+		p.present(uint64(r.TTL))
 	}
-	return flags
+	if f&fReads != 0 {
+		p.u32(&r.Reads)
+	}
+	if f&fRev != 0 {
+		p.u64(&r.Rev)
+	}
+	if f&fLease != 0 {
+		p.u64(&r.Lease)
+		p.present(r.Lease)
+	}
+	if f&fResume != 0 {
+		p.u64(&r.Resume)
+		p.u64(&r.Rev)
+		p.present(r.Resume)
+	}
+	r.Group.fields(p, f)
 }
 
-func (c *Contribution) parse(p *parser, f field, flags uint8) {
+func (c *Contribution) fields(p *pass, f field) {
 	if f&fMember != 0 {
-		c.Generation = p.u64()
-		c.Rank = p.int()
+		p.u64(&c.Generation)
+		p.int(&c.Rank)
 	}
 	if f&fForm != 0 {
-		c.Group = p.string(MaxKey)
-		c.Run = p.string(MaxKey)
-		c.Size = p.int()
-		c.Label = p.string(MaxKey)
+		p.string(&c.Group, MaxKey)
+		p.string(&c.Run, MaxKey)
+		p.int(&c.Size)
+		p.string(&c.Label, MaxKey)
 	}
 	if f&fCall != 0 {
-		c.Channel = p.string(MaxKey)
-		c.Seq = p.u64()
-		c.Root = p.int()
-		c.Verb = p.string(MaxKey)
-		c.Type = p.string(MaxKey)
+		p.string(&c.Channel, MaxKey)
+		p.u64(&c.Seq)
+		p.int(&c.Root)
+		p.string(&c.Verb, MaxKey)
+		p.string(&c.Type, MaxKey)
 	}
 	if f&fVote != 0 {
-		c.Label = p.string(MaxKey)
-		c.Want = int32(p.u32())
-		c.RootOnly = p.bool()
-		c.Reduction = Reduction{ReduceOp(p.u8()), NumberKind(p.u8())}
+		p.string(&c.Label, MaxKey)
+		p.i32(&c.Want)
+		p.bool(&c.RootOnly)
+		c.Reduction.fields(p)
 	}
-	if flags&flagNo != 0 {
-		c.No = Code(p.u16())
-		c.Reason = p.string(MaxKey)
-		if c.No == CodeOK {
-			p.fail(ErrFlags)
-		}
+	if f&fNo != 0 {
+		p.code(&c.No)
+		p.string(&c.Reason, MaxKey)
+		p.present(uint64(c.No))
 	}
+}
+
+func (f *Reduction) fields(p *pass) {
+	p.u8((*uint8)(&f.Op))
+	p.u8((*uint8)(&f.Kind))
 }

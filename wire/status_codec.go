@@ -1,6 +1,9 @@
 package wire
 
-import "errors"
+import (
+	"encoding/binary"
+	"errors"
+)
 
 // ErrStatus is returned for a status whose rows have no group or no name.
 var ErrStatus = errors.New("wire: a row of a status without its group or its name")
@@ -21,52 +24,52 @@ const (
 // of the page before.
 func AppendStatus(names []string, rows []byte, s *Status) ([]string, []byte) {
 	if s.Server != nil {
-		rows = appendRow(rows, rowServer, s.Server.append)
+		rows = appendRow(rows, rowServer, s.Server.fields)
 	}
 	if s.Replication != nil {
-		rows = appendRow(rows, rowReplication, s.Replication.append)
+		rows = appendRow(rows, rowReplication, s.Replication.fields)
 	}
 	for i := range s.Groups {
 		g := &s.Groups[i]
 		if g.Size > 0 {
 			names = append(names, g.Name)
-			rows = appendRow(rows, rowGroup, g.append)
+			rows = appendRow(rows, rowGroup, g.fields)
 		}
 		for j := range g.Ranks {
-			rows = appendRow(rows, rowRank, g.Ranks[j].append)
+			rows = appendRow(rows, rowRank, g.Ranks[j].fields)
 		}
 		for j := range g.Records {
-			rows = appendRow(rows, rowRecord, g.Records[j].append)
+			rows = appendRow(rows, rowRecord, g.Records[j].fields)
 		}
 		for j := range g.Failures {
-			rows = appendRow(rows, rowFailure, g.Failures[j].append)
+			rows = appendRow(rows, rowFailure, g.Failures[j].fields)
 		}
 	}
 	for i := range s.Keys {
 		names = append(names, s.Keys[i].Key)
-		rows = appendRow(rows, rowKey, s.Keys[i].append)
+		rows = appendRow(rows, rowKey, s.Keys[i].fields)
 	}
 	return names, rows
 }
 
-func appendRow(b []byte, kind uint8, fields func([]byte) []byte) []byte {
+func appendRow(b []byte, kind uint8, fields func(*pass)) []byte {
 	start := len(b)
-	b = fields(append(b, kind, 0, 0, 0, 0))
-	n := uint32(len(b) - start - 5)
-	for i := range 4 {
-		b[start+1+i] = byte(n >> (8 * i))
-	}
-	return b
+	p := pass{b: append(b, kind, 0, 0, 0, 0)}
+	fields(&p)
+	binary.LittleEndian.PutUint32(p.b[start+1:], uint32(len(p.b)-start-5))
+	return p.b
 }
 
 // Parse adds a page to s, which aliases rows and names.
 func (s *Status) Parse(names []string, rows []byte) error {
-	p := parser{b: rows}
-	for p.err == nil && len(p.b) > 0 {
-		kind := p.u8()
-		row := parser{b: p.bytes(MaxReply)}
+	p := pass{b: rows, parses: true}
+	for len(p.b) > 0 {
+		var kind uint8
+		row := pass{parses: true}
+		p.u8(&kind)
+		p.bytes(&row.b, MaxReply)
 		if p.err != nil {
-			break
+			return p.err
 		}
 		if kind == rowGroup || kind == rowKey {
 			if len(names) == 0 {
@@ -81,238 +84,158 @@ func (s *Status) Parse(names []string, rows []byte) error {
 			return row.err
 		}
 	}
-	if p.err == nil && len(names) > 0 {
+	if len(names) > 0 {
 		return ErrStatus
 	}
-	return p.err
+	return nil
 }
 
-func (s *Status) parseNamed(kind uint8, name string, p *parser) {
+func (s *Status) parseNamed(kind uint8, name string, p *pass) {
 	if kind == rowKey {
-		s.Keys = append(s.Keys, KeyStatus{Key: name, Calls: p.int(), Waited: p.duration()})
-		return
+		last(&s.Keys, KeyStatus{Key: name}).fields(p)
+	} else {
+		last(&s.Groups, GroupStatus{Name: name}).fields(p)
 	}
-	s.Groups = append(s.Groups, GroupStatus{Name: name})
-	s.Groups[len(s.Groups)-1].parse(p)
+}
+
+// last appends v, and returns it where it is.
+func last[T any](list *[]T, v T) *T {
+	*list = append(*list, v)
+	return &(*list)[len(*list)-1]
 }
 
 // parseRow parses a row that has no name.
-func (s *Status) parseRow(kind uint8, p *parser) error {
+func (s *Status) parseRow(kind uint8, p *pass) error {
 	switch {
 	case kind == rowServer:
 		s.Server = new(ServerStatus)
-		s.Server.parse(p)
+		s.Server.fields(p)
 		return nil
 	case kind == rowReplication:
 		s.Replication = new(ReplicationStatus)
-		s.Replication.parse(p)
+		s.Replication.fields(p)
 		return nil
 	case kind > rowReplication:
 		return nil
-	}
-	if len(s.Groups) == 0 {
+	case len(s.Groups) == 0:
 		return ErrStatus
 	}
 	g := &s.Groups[len(s.Groups)-1]
 	switch kind {
 	case rowRank:
-		g.Ranks = append(g.Ranks, parseRank(p))
+		last(&g.Ranks, RankStatus{}).fields(p)
 	case rowRecord:
-		g.Records = append(g.Records, parseRecord(p))
+		last(&g.Records, RecordStatus{}).fields(p)
 	case rowFailure:
-		g.Failures = append(g.Failures, parseFailureStatus(p))
+		last(&g.Failures, FailureStatus{}).fields(p)
 	}
 	return nil
 }
 
-func (s *ServerStatus) append(b []byte) []byte {
-	b = appendDuration(b, s.Up)
-	b = append(b, boolByte(s.Durable))
-	for _, n := range [...]int64{s.Sessions, s.Calls, s.Groups, s.Keys, s.Bytes, int64(s.In), int64(s.Out)} {
-		b = appendU64(b, uint64(n))
-	}
-	b = appendNums(b, s.Ops)
-	b = appendDuration(appendBuckets(b, s.Latency), s.LatencySum)
-	for _, n := range s.counts() {
-		b = appendU64(b, uint64(*n))
-	}
-	b = appendDuration(appendDuration(appendBuckets(b, s.Syncs), s.SyncSum), s.SyncPending)
-	return appendString(b, s.Loop)
-}
-
-func (s *ServerStatus) parse(p *parser) {
-	s.Up, s.Durable = p.duration(), p.bool()
+func (s *ServerStatus) fields(p *pass) {
+	p.duration(&s.Up)
+	p.bool(&s.Durable)
 	for _, n := range [...]*int64{&s.Sessions, &s.Calls, &s.Groups, &s.Keys, &s.Bytes} {
-		*n = int64(p.u64())
+		p.i64(n)
 	}
-	s.In, s.Out = p.u64(), p.u64()
-	s.Ops = p.nums()
-	s.Latency, s.LatencySum = p.buckets(), p.duration()
+	p.u64(&s.In)
+	p.u64(&s.Out)
+	p.nums(&s.Ops)
+	p.buckets(&s.Latency)
+	p.duration(&s.LatencySum)
 	for _, n := range s.counts() {
-		*n = int64(p.u64())
+		p.i64(n)
 	}
-	s.Syncs, s.SyncSum = p.buckets(), p.duration()
-	if len(p.b) > 0 { // an older store ends here
-		s.SyncPending = p.duration()
-	}
-	if len(p.b) > 0 { // or here
-		s.Loop = p.string(MaxKey)
-	}
+	p.buckets(&s.Syncs)
+	p.duration(&s.SyncSum)
+	p.duration(&s.SyncPending)
+	p.string(&s.Loop, MaxKey)
 }
 
-func (r *ReplicationStatus) append(b []byte) []byte {
-	b = appendString(append(b, boolByte(r.Leading)), r.Leader)
-	b = appendDuration(appendU64(b, r.Term), r.LeadingFor)
-	b = appendU32(b, uint32(len(r.Standbys)))
-	for i := range r.Standbys {
-		x := &r.Standbys[i]
-		b = appendDuration(appendU64(appendString(b, x.Addr), x.Lag), x.Seen)
+func (r *ReplicationStatus) fields(p *pass) {
+	p.bool(&r.Leading)
+	p.string(&r.Leader, MaxKey)
+	p.u64(&r.Term)
+	p.duration(&r.LeadingFor)
+	elements(p, &r.Standbys, p.count(len(r.Standbys), 20), func(s *StandbyStatus) {
+		p.string(&s.Addr, MaxKey)
+		p.u64(&s.Lag)
+		p.duration(&s.Seen)
+	})
+}
+
+func (p *pass) buckets(buckets *[]Bucket) {
+	elements(p, buckets, p.count(len(*buckets), 16), func(b *Bucket) {
+		p.duration(&b.UpTo)
+		p.i64(&b.Count)
+	})
+}
+
+func (g *GroupStatus) fields(p *pass) {
+	p.string(&g.Run, MaxKey)
+	p.u64(&g.Generation)
+	p.int(&g.Size)
+	p.int(&g.Present)
+	p.int(&g.Open)
+	p.duration(&g.Age)
+	p.duration(&g.Ended)
+	revoked := g.Revoked != nil
+	p.bool(&revoked)
+	if !revoked {
+		return
 	}
-	return b
-}
-
-func (r *ReplicationStatus) parse(p *parser) {
-	r.Leading, r.Leader, r.Term, r.LeadingFor = p.bool(), p.string(MaxKey), p.u64(), p.duration()
-	for range p.count(20) {
-		r.Standbys = append(r.Standbys, StandbyStatus{p.string(MaxKey), p.u64(), p.duration()})
+	if p.parses {
+		g.Revoked = new(FailureStatus)
 	}
+	g.Revoked.fields(p)
 }
 
-func appendBuckets(b []byte, buckets []Bucket) []byte {
-	b = appendU32(b, uint32(len(buckets)))
-	for _, x := range buckets {
-		b = appendU64(appendDuration(b, x.UpTo), uint64(x.Count))
-	}
-	return b
+func (r *RankStatus) fields(p *pass) {
+	p.int(&r.Rank)
+	p.string(&r.Label, MaxKey)
+	p.u64(&r.Session)
+	p.code(&r.Gone)
+	p.string(&r.Verb, MaxKey)
+	p.u64(&r.Seq)
+	p.duration(&r.Ago)
+	p.duration(&r.LastSeen)
+	elements(p, &r.Waits, p.few(len(r.Waits)), func(w *WaitStatus) {
+		p.string(&w.Verb, MaxKey)
+		p.int(&w.Peer)
+		p.string(&w.Tag, MaxKey)
+		p.duration(&w.Waited)
+	})
 }
 
-func (p *parser) buckets() (buckets []Bucket) {
-	for range p.count(16) {
-		buckets = append(buckets, Bucket{p.duration(), int64(p.u64())})
-	}
-	return buckets
+func (r *RecordStatus) fields(p *pass) {
+	p.string(&r.Channel, MaxKey)
+	p.u64(&r.Seq)
+	p.string(&r.Verb, MaxKey)
+	p.int(&r.Root)
+	p.duration(&r.Age)
+	p.duration(&r.Remaining)
+	r.Arrived.fields(p)
+	r.Missing.fields(p)
 }
 
-func appendNums(b []byte, ns []int64) []byte {
-	b = appendU32(b, uint32(len(ns)))
-	for _, n := range ns {
-		b = appendU64(b, uint64(n))
-	}
-	return b
+func (r *Ranks) fields(p *pass) {
+	p.int(&r.Count)
+	elements(p, &r.Spans, p.count(len(r.Spans), 8), func(s *Span) {
+		p.int(&s.First)
+		p.int(&s.Last)
+	})
 }
 
-func (p *parser) nums() []int64 {
-	ns := make([]int64, p.count(8))
-	for i := range ns {
-		ns[i] = int64(p.u64())
-	}
-	return ns
+func (v *FailureStatus) fields(p *pass) {
+	p.string(&v.Channel, MaxKey)
+	p.u64(&v.Seq)
+	p.string(&v.Verb, MaxKey)
+	p.duration(&v.Ago)
+	v.Failure.fields(p)
+	p.int(&v.Unnamed)
 }
 
-func (g *GroupStatus) append(b []byte) []byte {
-	b = appendString(b, g.Run)
-	b = appendU64(b, g.Generation)
-	for _, n := range [...]int{g.Size, g.Present, g.Open} {
-		b = appendInt(b, n)
-	}
-	b = appendDuration(b, g.Age)
-	b = appendDuration(b, g.Ended)
-	b = append(b, boolByte(g.Revoked != nil))
-	if g.Revoked != nil {
-		b = g.Revoked.append(b)
-	}
-	return b
-}
-
-func (g *GroupStatus) parse(p *parser) {
-	g.Run, g.Generation = p.string(MaxKey), p.u64()
-	g.Size, g.Present, g.Open = p.int(), p.int(), p.int()
-	g.Age, g.Ended = p.duration(), p.duration()
-	if p.bool() {
-		g.Revoked = new(parseFailureStatus(p))
-	}
-}
-
-func (r *RankStatus) append(b []byte) []byte {
-	b = appendInt(b, r.Rank)
-	b = appendString(b, r.Label)
-	b = appendU64(b, r.Session)
-	b = appendU16(b, uint16(r.Gone))
-	b = appendString(b, r.Verb)
-	b = appendU64(b, r.Seq)
-	b = appendDuration(b, r.Ago)
-	b = appendDuration(b, r.LastSeen)
-	b = append(b, byte(len(r.Waits)))
-	for i := range r.Waits {
-		w := &r.Waits[i]
-		b = appendString(b, w.Verb)
-		b = appendInt(b, w.Peer)
-		b = appendString(b, w.Tag)
-		b = appendDuration(b, w.Waited)
-	}
-	return b
-}
-
-func parseRank(p *parser) RankStatus {
-	r := RankStatus{
-		Rank: p.int(), Label: p.string(MaxKey), Session: p.u64(), Gone: Code(p.u16()),
-		Verb: p.string(MaxKey), Seq: p.u64(), Ago: p.duration(), LastSeen: p.duration(),
-	}
-	for range p.u8() {
-		r.Waits = append(r.Waits, WaitStatus{p.string(MaxKey), p.int(), p.string(MaxKey), p.duration()})
-		if p.err != nil {
-			break
-		}
-	}
-	return r
-}
-
-func (r *RecordStatus) append(b []byte) []byte {
-	b = appendString(b, r.Channel)
-	b = appendU64(b, r.Seq)
-	b = appendString(b, r.Verb)
-	b = appendInt(b, r.Root)
-	b = appendDuration(b, r.Age)
-	b = appendDuration(b, r.Remaining)
-	return r.Missing.append(r.Arrived.append(b))
-}
-
-func parseRecord(p *parser) RecordStatus {
-	return RecordStatus{
-		Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Root: p.int(), Age: p.duration(), Remaining: p.duration(),
-		Arrived: parseRanks(p), Missing: parseRanks(p),
-	}
-}
-
-func (r *Ranks) append(b []byte) []byte {
-	b = appendInt(b, r.Count)
-	b = appendU32(b, uint32(len(r.Spans)))
-	for _, s := range r.Spans {
-		b = appendInt(appendInt(b, s.First), s.Last)
-	}
-	return b
-}
-
-func parseRanks(p *parser) Ranks {
-	r := Ranks{Count: p.int()}
-	for range p.count(8) {
-		r.Spans = append(r.Spans, Span{p.int(), p.int()})
-	}
-	return r
-}
-
-func (v *FailureStatus) append(b []byte) []byte {
-	b = appendString(b, v.Channel)
-	b = appendU64(b, v.Seq)
-	b = appendString(b, v.Verb)
-	b = appendDuration(b, v.Ago)
-	return appendInt(v.Failure.append(b), v.Unnamed)
-}
-
-func parseFailureStatus(p *parser) FailureStatus {
-	return FailureStatus{Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Ago: p.duration(), Failure: *p.failure(), Unnamed: p.int()}
-}
-
-func (k *KeyStatus) append(b []byte) []byte {
-	return appendDuration(appendInt(b, k.Calls), k.Waited)
+func (k *KeyStatus) fields(p *pass) {
+	p.int(&k.Calls)
+	p.duration(&k.Waited)
 }

@@ -1,7 +1,6 @@
 package wire_test
 
 import (
-	"bytes"
 	"encoding/hex"
 	"reflect"
 	"slices"
@@ -56,19 +55,6 @@ func TestStatusComesAsItWent(t *testing.T) {
 	var got wire.Status
 	require.NoError(t, got.Parse(names, rows))
 	require.Equal(t, want, &got)
-}
-
-// TestStatusOfAnOlderStore checks that fields which are missing at the end of a row are unknown.
-func TestStatusOfAnOlderStore(t *testing.T) {
-	_, rows := wire.AppendStatus(nil, nil, &wire.Status{Server: &wire.ServerStatus{SyncSum: 24, SyncPending: 25, Loop: "x"}})
-	for missing, want := range map[int]wire.ServerStatus{5: {SyncSum: 24, SyncPending: 25}, 13: {SyncSum: 24}} {
-		older := bytes.Clone(rows[:len(rows)-missing])
-		older[1] -= byte(missing) // its length
-		var got wire.Status
-		require.NoError(t, got.Parse(nil, older))
-		got.Server.Ops = nil
-		require.Equal(t, want, *got.Server)
-	}
 }
 
 // TestStatusInPages checks that a page may end within a group.
