@@ -141,19 +141,6 @@ func ExampleView_ReadAt() {
 	// Output: [30 40] EOF
 }
 
-func ExampleWorkspace_List() {
-	zero, one, end := workspaces()
-	defer end()
-	must(zero.Write(context.Background(), []byte(`{}`), nil))
-	must(one.Write(context.Background(), []byte(`[1,2]`), nil))
-	for e, err := range zero.List(context.Background()) {
-		fmt.Println(e.Rank, e.Version.Sequence, e.ConfigSize, err)
-	}
-	// Output:
-	// 0 1 2 <nil>
-	// 1 1 5 <nil>
-}
-
 func ExampleWorkspace_Remove() {
 	w, _, end := workspaces()
 	defer end()

@@ -168,12 +168,6 @@ func TestBlockedFileSystem(t *testing.T) {
 		"wait":    func(ctx context.Context, s space) error { return second(s.w.Wait(ctx, 0)) },
 		"remove":  func(ctx context.Context, s space) error { return s.w.Remove(ctx) },
 		"discard": func(ctx context.Context, s space) error { return s.w.Discard(ctx, s.v) },
-		"list": func(ctx context.Context, s space) (err error) {
-			for _, e := range s.w.List(ctx) {
-				err = cmp.Or(err, e)
-			}
-			return err
-		},
 		"view": func(ctx context.Context, s space) error {
 			v, err := s.w.View(ctx, 0, s.v)
 			if err == nil {

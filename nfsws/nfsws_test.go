@@ -312,9 +312,6 @@ func TestClose(t *testing.T) {
 	} {
 		require.ErrorIs(t, err, nfsws.ErrClosed)
 	}
-	for _, err := range w.List(t.Context()) {
-		require.ErrorIs(t, err, nfsws.ErrClosed)
-	}
 	_, err = view.ReadAt(t.Context(), "w", make([]byte, 8), 0)
 	require.NoError(t, err, "a view stays open")
 	require.NoError(t, view.Close())
@@ -336,37 +333,6 @@ func TestEndedContext(t *testing.T) {
 		second(w.ReadVersion(ctx, 0, nfsws.Version{})), second(w.View(ctx, 0, nfsws.Version{})),
 	} {
 		require.ErrorIs(t, err, why)
-	}
-	for _, err := range w.List(ctx) {
-		require.ErrorIs(t, err, why)
-	}
-}
-
-func TestList(t *testing.T) {
-	dir := t.TempDir()
-	for rank := range 12 {
-		w := open(t, dir, rank, nil)
-		for n := range uint32(rank) { // rank 0 publishes nothing
-			_, err := write(w, n, 10)
-			require.NoError(t, err)
-		}
-	}
-	w := open(t, dir, 5, nil)
-	var ranks []int
-	for e, err := range w.List(t.Context()) {
-		require.NoError(t, err)
-		ranks = append(ranks, e.Rank)
-		s, err := w.Read(t.Context(), e.Rank)
-		require.NoError(t, err)
-		require.Equal(t, s.Version, e.Version)
-		require.EqualValues(t, len(s.Config), e.ConfigSize)
-		require.Equal(t, s.Weights.Size(), e.WeightsSize)
-	}
-	require.Equal(t, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, ranks)
-	for e, err := range w.List(t.Context()) {
-		require.NoError(t, err)
-		require.Equal(t, 1, e.Rank)
-		break
 	}
 }
 
