@@ -84,7 +84,7 @@ func TestZerfooMetrics(t *testing.T) {
 	for i, m := range seen {
 		sum := m.Total("dataparallel.allreduce_gradients")
 		require.Equal(t, [...]int64{3, 0, 3 * 408}, [...]int64{sum.Count, sum.Failed, sum.Bytes})
-		require.Positive(t, sum.Seconds())
+		require.Positive(t, sum.Time)
 		require.EqualValues(t, 408, m.Total("dataparallel.broadcast_tensors").Bytes)
 		require.Equal(t, [...]int64{2, 1}, [...]int64{m.Total("dataparallel.broadcast_tensor").Count, m.Total("dataparallel.broadcast_tensor").Failed})
 		require.EqualValues(t, 1, m.Total("dataparallel.barrier").Count)

@@ -2,7 +2,6 @@ package trace
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 )
@@ -14,17 +13,6 @@ type Total struct {
 	Time   time.Duration // sum of the durations
 	Waited time.Duration // the part of Time spent waiting for other ranks
 	Bytes  int64
-}
-
-// Seconds returns the sum of the durations in seconds.
-func (t Total) Seconds() float64 { return t.Time.Seconds() }
-
-// Mean returns the average duration, or 0 if there is no operation.
-func (t Total) Mean() time.Duration {
-	if t.Count == 0 {
-		return 0
-	}
-	return t.Time / time.Duration(t.Count)
 }
 
 // Counter is a Sink that counts operations, and keeps the last events. The zero value is ready to
@@ -79,13 +67,6 @@ func (m *Counter) Total(op string) Total {
 	return m.totals[op]
 }
 
-// Totals returns the counts of all operations, by name. The caller owns the map.
-func (m *Counter) Totals() map[string]Total {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return maps.Clone(m.totals)
-}
-
 // Events returns the last events, at most Keep, the oldest first. The caller owns the slice.
 func (m *Counter) Events() []Event {
 	m.mu.Lock()
@@ -93,11 +74,4 @@ func (m *Counter) Events() []Event {
 	es := make([]Event, 0, len(m.last))
 	es = append(es, m.last[m.next:]...)
 	return append(es, m.last[:m.next]...)
-}
-
-// Reset deletes all counts and events.
-func (m *Counter) Reset() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.totals, m.last, m.next = nil, nil, 0
 }

@@ -51,8 +51,8 @@ func ExampleCounter() {
 		m.Record(context.Background(), e)
 	}
 	sum := m.Total("collective.allreduce")
-	fmt.Println(sum.Count, "of", sum.Seconds(), "s,", sum.Mean(), "each,", sum.Failed, "failed:", m.Events()[3].Err)
-	// Output: 4 of 1 s, 250ms each, 1 failed: lost rank 2
+	fmt.Println(sum.Count, "in", sum.Time, "and", sum.Failed, "failed:", m.Events()[3].Err)
+	// Output: 4 in 1s and 1 failed: lost rank 2
 }
 
 func ExampleEvent_Duration() {

@@ -3,7 +3,7 @@
 //	var seen trace.Counter
 //	cfg.Trace = trace.Multi(&seen, prom) // every Config with a Sink
 //	...
-//	fmt.Println(seen.Total("collective.allreduce").Seconds())
+//	fmt.Println(seen.Total("collective.allreduce").Time)
 //
 // A nil Sink records nothing, and costs nothing.
 package trace
