@@ -74,44 +74,6 @@ func BenchmarkRead(b *testing.B) {
 	report(b, ours, theirs)
 }
 
-// BenchmarkView reads all tensors in blocks of 1 MiB, into the same memory each time, as reading
-// the file does.
-func BenchmarkView(b *testing.B) {
-	dir := b.TempDir()
-	w := open(b, dir, 0, nil)
-	v := must(w.Write(b.Context(), configOf(1), benchWeights()))
-	name := filepath.Join(dir, nfsws.WeightsName(0, 0, v))
-	block := make([]byte, 1<<20)
-	var ours, theirs time.Duration
-	for b.Loop() {
-		theirs += timed(func() {
-			f := must(os.Open(name))
-			defer f.Close()
-			for off := int64(0); off < benchBytes; off += int64(len(block)) {
-				must(f.ReadAt(block, off))
-			}
-		})
-		ours += timed(func() {
-			view := must(w.View(b.Context(), 0, v))
-			defer view.Close()
-			for _, name := range view.Header.Names() {
-				for off := int64(0); off < benchBytes/16; off += int64(len(block)) {
-					must(view.ReadAt(b.Context(), name, block, off))
-				}
-			}
-		})
-	}
-	report(b, ours, theirs)
-}
-
-// BenchmarkSmall publishes a config and no weights.
-func BenchmarkSmall(b *testing.B) {
-	w := open(b, b.TempDir(), 0, nil)
-	for b.Loop() {
-		must(w.Write(b.Context(), configOf(1), nil))
-	}
-}
-
 func timed(f func()) time.Duration {
 	begun := time.Now()
 	f()

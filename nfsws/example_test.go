@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/tensor"
@@ -46,7 +45,7 @@ func ExampleOpen() {
 	dir := must(os.MkdirTemp("", "nfsws"))
 	defer os.RemoveAll(dir)
 	restarts := uint64(3) // changes with each run of the job
-	w, err := nfsws.Open(context.Background(), filepath.Join(dir, "export"), 0, &nfsws.Options{Generation: restarts, Keep: 1})
+	w, err := nfsws.Open(context.Background(), filepath.Join(dir, "export"), 0, &nfsws.Options{Generation: restarts})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -72,41 +71,6 @@ func ExampleWorkspace_Write() {
 	// nfsws: write rank 0 of generation 0: the config is no JSON: invalid character 's' looking for beginning of object key string
 }
 
-func ExampleWorkspace_Read() {
-	zero, one, end := workspaces()
-	defer end()
-	_, err := zero.Read(context.Background(), 1)
-	fmt.Println(errors.Is(err, nfsws.ErrNotPublished))
-	must(one.Write(context.Background(), []byte(`"here"`), nil))
-	state, err := zero.Read(context.Background(), 1)
-	fmt.Println(string(state.Config), err)
-	// Output:
-	// true
-	// "here" <nil>
-}
-
-func ExampleWorkspace_ReadVersion() {
-	zero, one, end := workspaces()
-	defer end()
-	// rank 1 sends this to rank 0, by any means
-	version := must(one.Write(context.Background(), []byte(`1`), nil))
-	must(one.Write(context.Background(), []byte(`2`), nil))
-	state, err := zero.ReadVersion(context.Background(), 1, version)
-	fmt.Println(string(state.Config), err)
-	// Output: 1 <nil>
-}
-
-func ExampleWorkspace_Wait() {
-	w, _, end := workspaces()
-	defer end()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-	defer cancel()
-	_, err := w.Wait(ctx, 5)
-	e, _ := errors.AsType[*nfsws.Error](err)
-	fmt.Println(e.Op, e.Rank, errors.Is(err, context.DeadlineExceeded))
-	// Output: wait for 5 true
-}
-
 func ExampleWorkspace_View() {
 	zero, one, end := workspaces()
 	defer end()
@@ -127,41 +91,6 @@ func ExampleWorkspace_View() {
 	// Output:
 	// w U8[4]
 	// [20 30] <nil>
-}
-
-func ExampleView_ReadAt() {
-	w, _, end := workspaces()
-	defer end()
-	must(w.Write(context.Background(), nil, map[string]*tensor.Tensor{"w": tensor.From([]uint8{10, 20, 30, 40})}))
-	view := must(w.View(context.Background(), 0, nfsws.Version{})) // the newest
-	defer view.Close()
-	block := make([]byte, 3)
-	n, err := view.ReadAt(context.Background(), "w", block, 2)
-	fmt.Printf("%d %v\n", block[:n], err)
-	// Output: [30 40] EOF
-}
-
-func ExampleWorkspace_Remove() {
-	w, _, end := workspaces()
-	defer end()
-	must(w.Write(context.Background(), []byte(`{}`), nil))
-	fmt.Println(w.Remove(context.Background()))
-	_, err := w.Read(context.Background(), 0)
-	fmt.Println(err)
-	// Output:
-	// <nil>
-	// nfsws: read rank 0 of generation 0: not published
-}
-
-func ExampleWorkspace_Close() {
-	w, _, end := workspaces()
-	defer end()
-	fmt.Println(w.Close(), w.Close())
-	_, err := w.Read(context.Background(), 0)
-	fmt.Println(errors.Is(err, nfsws.ErrClosed))
-	// Output:
-	// <nil> <nil>
-	// true
 }
 
 func ExampleWorkspace_Discard() {

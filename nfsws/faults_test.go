@@ -176,12 +176,6 @@ func (s *stage) tidy(op string) {
 	}
 }
 
-func TestFaultsWhileWriting(t *testing.T) {
-	everywhere(t,
-		func(s *stage) error { return second(write(s.writer, 2, small)) },
-		func(s *stage, op string, err error) { s.settled(op, err) })
-}
-
 // TestFaultsWhileReplacing tests a Write that also removes an older state.
 func TestFaultsWhileReplacing(t *testing.T) {
 	everywhere(t,

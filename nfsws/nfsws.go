@@ -22,8 +22,6 @@ type Options struct {
 	// Accumulate makes Write leave this rank's earlier states, which stay until Discard. The newest
 	// is still what Read gives.
 	Accumulate bool
-	// Keep is how many older generations Open leaves; 0 is none.
-	Keep int
 	// Poll is how long Wait waits before it looks again, at first; then longer, up to ten times as
 	// long. 0 is 100 ms.
 	Poll time.Duration
@@ -60,9 +58,8 @@ type Workspace struct {
 
 // Open opens the workspace in dir, as rank. The directory is made if its parent exists. It must not
 // be a link, and must belong to this user, who runs all ranks, or to root; those of generations, to
-// this user. Open
-// removes unfinished files of this rank in this generation, and generations that are older than
-// what is to be kept. It returns ErrSuperseded if there is a newer generation.
+// this user. Open removes unfinished files of this rank in this generation, and older generations.
+// It returns ErrSuperseded if there is a newer one.
 func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, error) {
 	if o == nil {
 		o = new(Options)
@@ -72,8 +69,8 @@ func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, er
 		return nil, errors.New("nfsws: open: no directory given")
 	case rank < 0:
 		return nil, fmt.Errorf("nfsws: open %s: rank %d is negative", dir, rank)
-	case o.Keep < 0 || o.Poll < 0:
-		return nil, fmt.Errorf("nfsws: open %s: Keep %d or Poll %v is negative", dir, o.Keep, o.Poll)
+	case o.Poll < 0:
+		return nil, fmt.Errorf("nfsws: open %s: Poll %v is negative", dir, o.Poll)
 	}
 	w := &Workspace{
 		volume: o.volume, dir: dir, rank: rank, generation: o.Generation,
@@ -87,7 +84,7 @@ func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, er
 	}
 	w.life, w.end = context.WithCancelCause(context.Background())
 	w.turn <- struct{}{}
-	_, err := blocking.Do(ctx, func() (struct{}, error) { return struct{}{}, w.enter(o.Keep) })
+	_, err := blocking.Do(ctx, func() (struct{}, error) { return struct{}{}, w.enter() })
 	if err != nil {
 		return nil, w.wrap("open", rank, err)
 	}
@@ -95,7 +92,7 @@ func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, er
 }
 
 // enter opens the directory, makes the generation's, and removes what is not needed.
-func (w *Workspace) enter(keep int) (err error) {
+func (w *Workspace) enter() (err error) {
 	if w.volume == nil {
 		v, err := openVolume(w.dir)
 		if err != nil {
@@ -120,7 +117,7 @@ func (w *Workspace) enter(keep int) (err error) {
 		return err
 	}
 	w.sweepUnfinished(own)
-	w.collect(older[:max(0, len(older)-keep)])
+	w.collect(older)
 	return nil
 }
 

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/hashicorp/go-msgpack/v2/codec"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -193,7 +192,6 @@ func TestBadOptions(t *testing.T) {
 	for _, err := range []error{
 		second(nfsws.Open(t.Context(), "", 0, nil)),
 		second(nfsws.Open(t.Context(), dir, -1, nil)),
-		second(nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Keep: -1})),
 		second(nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Poll: -1})),
 		second(nfsws.Open(t.Context(), dir+"/no/parent", 0, nil)),
 		second(nfsws.Open(t.Context(), "/dev/null", 0, nil)),
@@ -218,19 +216,6 @@ func TestEveryDTypeAndEmptyTensors(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, in, maps.Collect(s.Weights.All()))
 	require.Len(t, names(t, w.Dir()), 2, "no name of a tensor is a path")
-}
-
-func TestVersionTravels(t *testing.T) {
-	w := open(t, t.TempDir(), 0, nil)
-	v, err := write(w, 1, 10)
-	require.NoError(t, err)
-	var packed []byte
-	require.NoError(t, codec.NewEncoderBytes(&packed, &codec.MsgpackHandle{}).Encode(v))
-	var got nfsws.Version
-	require.NoError(t, codec.NewDecoderBytes(packed, &codec.MsgpackHandle{}).Decode(&got))
-	require.Equal(t, v, got)
-	_, err = w.ReadVersion(t.Context(), 0, got)
-	require.NoError(t, err)
 }
 
 func TestResume(t *testing.T) {
