@@ -62,32 +62,6 @@ func ExampleMember_Next() {
 	// rank 1 of ["a" at host-a:7000 "b" at host-b:7000]
 }
 
-func ExampleMember_Leave() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	_ = b.Leave(ctx)
-	over := view.Context(ctx)
-	<-over.Done()
-	fmt.Println(context.Cause(over))
-	// Output: membership: view 1 of job "train" ended on rank 0 of 2, worker "a": left by rank 1, worker "b" at host-b:7000
-}
-
-func ExampleMember_Close() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	_ = b.Close() // without a Leave
-	over := view.Context(ctx)
-	<-over.Done()
-	fmt.Println(errors.Is(context.Cause(over), pgroup.ErrLost))
-	_, err := b.Next(ctx)
-	fmt.Println(err)
-	// Output:
-	// true
-	// membership: next of worker "b" (rank 1) in job "train": closed
-}
-
 func ExampleView_Config() {
 	ctx := context.Background()
 	a, b, va, vb := members(ctx)
@@ -113,20 +87,6 @@ func ExampleView_Config() {
 	// Output: [2] of 2
 }
 
-func ExampleView_Context() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	within := view.Context(ctx)
-	fmt.Println(within.Err())
-	_ = b.Close()
-	<-within.Done()
-	fmt.Println(errors.Is(context.Cause(within), membership.ErrOver))
-	// Output:
-	// <nil>
-	// true
-}
-
 func ExampleView_Over() {
 	ctx := context.Background()
 	a, b, va, vb := members(ctx)
@@ -148,14 +108,6 @@ func ExampleView_Over() {
 	// Output: true false
 }
 
-func ExampleView_Size() {
-	a, b, view, _ := members(context.Background())
-	defer a.Close()
-	defer b.Close()
-	fmt.Println(view.Size())
-	// Output: 2
-}
-
 func ExampleMember_StartCheckpoint() {
 	ctx := context.Background()
 	a, b, _, _ := members(ctx)
@@ -170,51 +122,6 @@ func ExampleMember_StartCheckpoint() {
 	// Output:
 	// /ckpt/7 false
 	// /ckpt/7 true
-}
-
-func ExampleMember_Checkpoint() {
-	ctx := context.Background()
-	a, b, _, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	_, err := a.Checkpoint(ctx, "7-X")
-	fmt.Println(errors.Is(err, membership.ErrNotFound))
-	// Output: true
-}
-
-func ExampleCheckpoint_End() {
-	ctx := context.Background()
-	a, b, _, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	c, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
-	complete, err := c.End(ctx)
-	fmt.Println(complete, err)
-	// Output: false <nil>
-}
-
-func ExampleCheckpoint_Missing() {
-	ctx := context.Background()
-	a, b, _, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	c, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
-	_, _ = c.End(ctx)
-	missing, _ := c.Missing(ctx)
-	fmt.Println(missing)
-	// Output: ["b" at host-b:7000]
-}
-
-func ExampleCheckpoint_Wait() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	c, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
-	_, _ = c.End(ctx)
-	_ = b.Leave(ctx) // before it has saved its part
-	err := c.Wait(view.Context(ctx))
-	fmt.Println(view.Over(err))
-	// Output: true
 }
 
 func ExampleMember_NewestCheckpoint() {
@@ -234,58 +141,6 @@ func ExampleMember_NewestCheckpoint() {
 	// Output: /ckpt/7 <nil>
 }
 
-func ExampleView_Exclude() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	_ = view.Exclude(ctx, 1) // b, for example because no other worker can connect to it
-	_, err := b.Next(ctx)
-	fmt.Println(errors.Is(err, membership.ErrExcluded))
-	// Output: true
-}
-
-func ExampleView_Finish() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	before, _ := view.Finished(ctx)
-	_ = view.Finish(ctx)
-	after, _ := view.Finished(ctx)
-	fmt.Println(before, after)
-	// Output: false true
-}
-
-func ExampleView_Finished() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	finished, err := view.Finished(ctx)
-	fmt.Println(finished, err)
-	// Output: false <nil>
-}
-
-func ExampleMember_WaitFinished() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	go func() { _ = view.Finish(ctx) }() // on another worker
-	fmt.Println(b.WaitFinished(ctx, view))
-	// Output: <nil>
-}
-
-func ExampleView_Newcomers() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	fmt.Println(view.Newcomers(membership.View{}), view.Newcomers(view))
-	// Output: [0 1] []
-}
-
 func ExampleRemove() {
 	ctx := context.Background()
 	a, b, view, _ := members(ctx)
@@ -296,16 +151,4 @@ func ExampleRemove() {
 	<-over.Done()
 	fmt.Println(context.Cause(over))
 	// Output: membership: view 1 of job "train" ended on rank 0 of 2, worker "a": lost rank 1, worker "b" at host-b:7000
-}
-
-func ExampleFinishedRuns() {
-	ctx := context.Background()
-	a, b, view, _ := members(ctx)
-	defer a.Close()
-	defer b.Close()
-	before, _ := membership.FinishedRuns(ctx, view.Store, "train")
-	_ = view.Finish(ctx)
-	now, _ := membership.FinishedRuns(ctx, view.Store, "train")
-	fmt.Println(len(before), len(now))
-	// Output: 0 1
 }

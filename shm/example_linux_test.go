@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -80,120 +79,6 @@ func ExampleArena_Alloc() {
 	// Output: F32[2,3] true
 }
 
-func ExampleArena_Free() {
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	for range 3 { // allocates memory once
-		b := must(arena.Alloc(3 << 20))
-		fmt.Println(arena.Stats().Taken >> 20)
-		arena.Free(b)
-	}
-	// Output:
-	// 3
-	// 3
-	// 3
-}
-
-func ExampleArena_Find() {
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(100))
-	ref, ok := arena.Find(b[10:30])
-	fmt.Println(ref.Offset, ref.Len, ok)
-	_, ok = arena.Find(make([]byte, 30))
-	fmt.Println(ok)
-	// Output:
-	// 10 20 true
-	// false
-}
-
-func ExampleArena_Trim() {
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(100))
-	arena.Free(b)
-	fmt.Println(arena.Stats().Segments)
-	arena.Trim()
-	fmt.Println(arena.Stats().Segments)
-	// Output:
-	// 1
-	// 0
-}
-
-func ExampleArena_Stats() {
-	ctx := context.Background()
-	owner, reader := connect()
-	defer owner.Close()
-	defer reader.Close()
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(1000))
-	ref, _ := arena.Find(b[:100])
-	check(owner.Share(ctx, arena, ref))
-	fmt.Printf("%+v\n", arena.Stats())
-	// Output: {Segments:1 Retired:0 Mapped:67108864 Taken:1048576 InUse:1024 Shared:1024}
-}
-
-func ExampleArena_Close() {
-	arena := must(shm.NewArena(nil))
-	b := must(arena.Alloc(5))
-	arena.Close()
-	copy(b, "still") // until it is freed
-	fmt.Printf("%s %d\n", b, arena.Stats().Segments)
-	arena.Free(b)
-	fmt.Println(arena.Stats().Segments)
-	_, err := arena.Alloc(5)
-	fmt.Println(err)
-	// Output:
-	// still 1
-	// 0
-	// shm: closed
-}
-
-func ExampleNewConn() {
-	near, far := connect() // calls NewConn for both ends of a socket
-	near.Close()
-	<-far.Done()
-	fmt.Println(far.Err())
-	far.Close()
-	// Output: shm: the peer has ended the connection: EOF
-}
-
-func ExampleConn_Share() {
-	ctx := context.Background()
-	owner, reader := connect()
-	defer owner.Close()
-	defer reader.Close()
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(100))
-	ref, _ := arena.Find(b)
-	fmt.Println(owner.Share(ctx, arena, ref))
-	arena.Free(b) // these bytes are not reused before the peer has released them
-	fmt.Println(arena.Stats().InUse)
-	// Output:
-	// <nil>
-	// 128
-}
-
-func ExampleConn_Unshare() {
-	ctx := context.Background()
-	owner, reader := connect()
-	defer owner.Close()
-	defer reader.Close()
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(100))
-	ref, _ := arena.Find(b)
-	fmt.Println(owner.Share(ctx, arena, ref))
-	fmt.Println(owner.Unshare(ref)) // the peer was not notified of it
-	fmt.Println(owner.WaitReleased(ctx, ref))
-	// Output:
-	// <nil>
-	// <nil>
-	// <nil>
-}
-
 func ExampleCheckMemory() {
 	if err := shm.CheckMemory(1 << 60); errors.Is(err, shm.ErrFull) {
 		fmt.Println("this host has not that much")
@@ -244,51 +129,4 @@ func ExampleConn_Map_afterTheEnd() {
 	// Output:
 	// testament
 	// shm: map 1 refs: shm: closed
-}
-
-func ExampleConn_WaitReleased() {
-	ctx := context.Background()
-	owner, reader := connect()
-	defer owner.Close()
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(10))
-	ref, _ := arena.Find(b)
-	check(owner.Share(ctx, arena, ref))
-	reader.Close() // without having released it
-	err := owner.WaitReleased(ctx, ref)
-	fmt.Println(errors.Is(err, io.EOF))
-	<-owner.Done()
-	fmt.Println(arena.Stats().Retired) // the bytes may still be read
-	// Output:
-	// true
-	// 1
-}
-
-func ExampleConn_Close() {
-	near, far := connect()
-	near.Close()
-	fmt.Println(near.Err())
-	far.Close()
-	// Output: shm: closed
-}
-
-func ExampleBlock_Release() {
-	ctx := context.Background()
-	owner, reader := connect()
-	defer owner.Close()
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(5))
-	copy(b, "hello")
-	ref, _ := arena.Find(b)
-	check(owner.Share(ctx, arena, ref))
-	blocks := must(reader.Map(ctx, ref))
-	reader.Close()
-	fmt.Printf("%s\n", blocks[0].Data) // until it is released
-	blocks[0].Release()
-	fmt.Println(blocks[0].Data == nil)
-	// Output:
-	// hello
-	// true
 }
