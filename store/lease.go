@@ -44,29 +44,21 @@ func (s *Store) Lease(ctx context.Context, ttl time.Duration) (*Lease, error) {
 // foreign reports whether l belongs to another client or Memory than s: there its number means
 // another lease.
 func (l *Lease) foreign(s *Store) bool {
-	a, b := baseEngine(l.store.engine), baseEngine(s.engine)
-	switch a.(type) {
-	case *client, *Memory:
-	default:
-		return false
-	}
-	switch b.(type) {
-	case *client, *Memory:
-		return a != b
-	}
-	return false
+	a, known := sessionEngine(l.store.engine)
+	b, too := sessionEngine(s.engine)
+	return known && too && a != b
 }
 
-// baseEngine returns the engine below prefixes.
-func baseEngine(e Engine) Engine {
+// sessionEngine returns the engine below prefixes, and whether it is one that has sessions.
+func sessionEngine(e Engine) (_ Engine, ok bool) {
 	for {
 		switch p := e.(type) {
 		case *prefixed:
 			e = p.engine
-		case *ownedPrefix:
-			e = p.engine
+		case *client, *Memory:
+			return e, true
 		default:
-			return e
+			return e, false
 		}
 	}
 }

@@ -62,22 +62,15 @@ func redacted(rawurl string) string {
 // prefixStore returns the part of e that the path of u names.
 func prefixStore(e Engine, u *url.URL) *Store {
 	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
-		return New(&ownedPrefix{newPrefixed(e, prefix+"/")})
+		p := newPrefixed(e, prefix+"/")
+		p.owns = true
+		return New(p)
 	}
 	return New(e)
 }
 
 func (m Schemes) examples() string {
 	return strings.Join(slices.Sorted(maps.Keys(m)), "://… or ") + "://…"
-}
-
-// ownedPrefix is a prefix of an engine that it owns.
-type ownedPrefix struct{ *prefixed }
-
-// Close closes the engine.
-func (o *ownedPrefix) Close() error {
-	o.cancel()
-	return o.engine.Close()
 }
 
 // Open is Builtin().Open: it opens a store by URL.

@@ -15,6 +15,7 @@ func Prefix(s *Store, prefix string) *Store { return New(newPrefixed(s.engine, p
 // replies.
 type prefixed struct {
 	engine Engine
+	owns   bool // Close closes engine
 	prefix string
 	ctx    context.Context // until Close
 	cancel context.CancelFunc
@@ -77,8 +78,11 @@ func (p *prefixed) do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return err
 }
 
-// Close implements Engine. It leaves the engine open.
+// Close implements Engine.
 func (p *prefixed) Close() error {
 	p.cancel()
+	if p.owns {
+		return p.engine.Close()
+	}
 	return nil
 }

@@ -67,18 +67,11 @@ func (s *Store) Status(ctx context.Context, prefix string) (*Status, error) {
 // Names returns a page of at most n entries below prefix that follow a key, in key order, without
 // their values. More reports whether there are further ones.
 func (s *Store) Names(ctx context.Context, prefix, after string, n int) (entries []Entry, more bool, err error) {
-	req := wire.Request{Op: wire.OpList, Key: prefix, Delta: -int64(max(1, min(n, listPage)))}
+	var from []string
 	if after != "" {
-		req.Keys = []string{after}
+		from = []string{after}
 	}
-	var rep wire.Reply
-	if err := s.Do(ctx, &req, &rep); err != nil {
-		return nil, false, err
-	}
-	for i, k := range rep.Keys {
-		entries = append(entries, Entry{Key: k, Rev: Revision(rep.Nums[2*i]), TTL: time.Duration(rep.Nums[2*i+1])})
-	}
-	return entries, rep.N != 0, nil
+	return s.page(ctx, prefix, from, -int64(max(1, min(n, listPage))))
 }
 
 // ReadOnly returns s for observers: operations that change something are ErrDenied. Its Close

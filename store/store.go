@@ -214,47 +214,56 @@ const listPage = 1000
 // List yields the entries whose keys start with prefix, in key order. Concurrent changes may be
 // seen or not; each entry by itself is consistent.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
+	return s.pages(ctx, prefix, listPage)
+}
+
+// pages yields the entries below prefix, which it reads in pages of n; without values if n is
+// negative.
+func (s *Store) pages(ctx context.Context, prefix string, n int64) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		var after []string // the last key seen
-		for {
-			var rep wire.Reply
-			err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Delta: listPage}, &rep)
-			if err != nil {
+		for more := true; more; {
+			var entries []Entry
+			var err error
+			if entries, more, err = s.page(ctx, prefix, after, n); err != nil {
 				yield(Entry{}, err)
 				return
 			}
-			for i, k := range rep.Keys {
-				e := Entry{k, rep.Values[i], Revision(rep.Nums[2*i]), time.Duration(rep.Nums[2*i+1])}
+			for _, e := range entries {
 				if !yield(e, nil) {
 					return
 				}
 			}
-			if rep.N == 0 { // no more entries
-				return
+			if more {
+				after = []string{entries[len(entries)-1].Key}
 			}
-			after = rep.Keys[len(rep.Keys)-1:]
 		}
 	}
+}
+
+// page returns a page of entries that follow after, if that is a key.
+func (s *Store) page(ctx context.Context, prefix string, after []string, n int64) (entries []Entry, more bool, err error) {
+	var rep wire.Reply
+	if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Delta: n}, &rep); err != nil {
+		return nil, false, err
+	}
+	for i, k := range rep.Keys {
+		e := Entry{Key: k, Rev: Revision(rep.Nums[2*i]), TTL: time.Duration(rep.Nums[2*i+1])}
+		if n > 0 {
+			e.Value = rep.Values[i]
+		}
+		entries = append(entries, e)
+	}
+	return entries, rep.N != 0, nil
 }
 
 // Keys yields the keys that start with prefix, as List does, without values.
 func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		for after := []string(nil); ; {
-			var rep wire.Reply
-			if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Delta: -listPage}, &rep); err != nil {
-				yield("", err)
+		for e, err := range s.pages(ctx, prefix, -listPage) {
+			if !yield(e.Key, err) {
 				return
 			}
-			for _, k := range rep.Keys {
-				if !yield(k, nil) {
-					return
-				}
-			}
-			if rep.N == 0 { // no more entries
-				return
-			}
-			after = rep.Keys[len(rep.Keys)-1:]
 		}
 	}
 }

@@ -63,102 +63,6 @@ func ExampleOpen() {
 	// 2 map[format:pt]
 }
 
-func ExampleLoad() {
-	name, remove := example()
-	f, err := safetensors.Load(name)
-	remove() // all is in memory
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	bias, err := f.Tensor("bias")
-	bias.Data[0]++ // and may be written
-	fmt.Printf("%v %v\n", bias.Data, err)
-	// Output: [8 0 8 0] <nil>
-}
-
-func ExampleParse() {
-	file := "\x38\x00\x00\x00\x00\x00\x00\x00" +
-		`{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}   ` + "\x05\x06"
-	f, err := safetensors.Parse([]byte(file))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	w, err := f.Tensor("w")
-	fmt.Printf("%v %v %v\n", w, w.Data, err)
-
-	_, err = safetensors.Parse([]byte(file[:len(file)-1]))
-	fmt.Println(err)
-	// Output:
-	// U8[2] [5 6] <nil>
-	// safetensors: tensor "w": the file is cut off: it has 65 of 66 bytes (at byte 65)
-}
-
-func ExampleRead() {
-	r, w := io.Pipe()
-	go func() {
-		err := safetensors.Write(w, map[string]*tensor.Tensor{"w": tensor.New(tensor.F64, 2)}, nil)
-		w.CloseWithError(err)
-	}()
-	f, err := safetensors.Read(r)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println(f.Names())
-	// Output: [w]
-}
-
-func ExampleReadHeader() {
-	name, remove := example()
-	defer remove()
-	r, err := os.Open(name)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer r.Close()
-	st, _ := r.Stat()
-	h, err := safetensors.ReadHeader(r, st.Size())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	info, _ := h.Info("weight")
-	row := make([]byte, 3)
-	_, err = r.ReadAt(row, info.Begin+3) // the second row, and nothing else
-	fmt.Printf("%v %v %v\n", info, row, err)
-	// Output: U8[2,3] [4 5 6] <nil>
-}
-
-func ExampleFile_Tensor() {
-	name, remove := example()
-	defer remove()
-	f, err := safetensors.Open(name)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	bias, err := f.Tensor("bias")
-	kept := bias.Clone() // bias itself ends with Close
-	f.Close()
-	fmt.Printf("%v %v %v\n", kept, kept.Data, err)
-	_, err = f.Tensor("bias")
-	fmt.Println(err != nil)
-	// Output:
-	// I16[2] [7 0 8 0] <nil>
-	// true
-}
-
-func ExampleWrite() {
-	var b bytes.Buffer
-	w, _ := tensor.Wrap([]byte("ab"), tensor.U8, 2)
-	err := safetensors.Write(&b, map[string]*tensor.Tensor{"w": w}, map[string]string{"made by": "hand"})
-	fmt.Printf("%q %v\n", b.String()[8:], err)
-	// Output: "{\"__metadata__\":{\"made by\":\"hand\"},\"w\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}} ab" <nil>
-}
-
 func ExampleWriteFile() {
 	name, remove := example()
 	defer remove()
@@ -216,17 +120,6 @@ func ExampleNewWriter() {
 	// w U8[2,3] abcdef
 }
 
-func ExampleWriter_WriteTensor() {
-	infos := map[string]safetensors.Info{"w": {DType: tensor.F32, Shape: []int{2}}}
-	w, err := safetensors.NewWriter(io.Discard, infos, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println(w.WriteTensor("w", tensor.New(tensor.F32, 3)))
-	// Output: safetensors: write tensor "w": it is F32[3], but the header says F32[2]
-}
-
 func ExampleWriteSharded() {
 	dir, _ := os.MkdirTemp("", "example")
 	defer os.RemoveAll(dir)
@@ -259,26 +152,4 @@ func ExampleOpenModel() {
 	bias, err := m.Tensor("bias")
 	fmt.Println(m.Names(), bias, err)
 	// Output: [bias weight] I16[2] <nil>
-}
-
-func ExampleOpenIndex() {
-	dir, _ := os.MkdirTemp("", "example")
-	defer os.RemoveAll(dir)
-	ts := map[string]*tensor.Tensor{"a": tensor.New(tensor.F32, 4), "b": tensor.New(tensor.F32, 4)}
-	if err := safetensors.WriteSharded(dir, "model", 16, ts, nil); err != nil {
-		fmt.Println(err)
-		return
-	}
-	m, err := safetensors.OpenIndex(filepath.Join(dir, "model.safetensors.index.json"))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer m.Close()
-	for name, f := range m.Files() {
-		fmt.Println(name, f.Names())
-	}
-	// Output:
-	// model-00001-of-00002.safetensors [a]
-	// model-00002-of-00002.safetensors [b]
 }

@@ -93,7 +93,7 @@ func FuzzIndex(f *testing.F) {
 	require.NoError(f, safetensors.WriteFile(filepath.Join(dir, "x"), abc.tensors, nil))
 	f.Fuzz(func(t *testing.T, index []byte) {
 		require.NoError(t, os.WriteFile(name, index, 0o600))
-		m, err := safetensors.OpenIndex(name)
+		m, err := safetensors.OpenModel(name)
 		if err != nil {
 			return
 		}

@@ -46,7 +46,7 @@ func OpenModel(path string) (*Model, error) {
 		}
 	}
 	if strings.HasSuffix(path, ".json") {
-		return OpenIndex(path)
+		return openIndex(path)
 	}
 	f, err := Open(path)
 	if err != nil {
@@ -92,11 +92,11 @@ func find(dir string) (string, error) {
 	return "", fmt.Errorf("safetensors: %s has no *%s and no *%s: %w", dir, suffix, indexSuffix, os.ErrNotExist)
 }
 
-// OpenIndex opens all files that an index, such as model.safetensors.index.json, lists. Their names
+// openIndex opens all files that an index, such as model.safetensors.index.json, lists. Their names
 // must be local to the index's directory; they may be links to other directories, as in caches. It
 // returns an error if a file is missing, lacks a tensor that the index lists, or has a tensor that
 // the index does not list. It reads weight_map alone: writers differ in what they count as total_size.
-func OpenIndex(name string) (*Model, error) {
+func openIndex(name string) (*Model, error) {
 	m := &Model{index: map[string]int{}}
 	files, err := readIndex(name)
 	if err != nil {

@@ -162,7 +162,7 @@ func TestIndexRefused(t *testing.T) {
 			dir := sharded(t, 1000, abc)
 			index := filepath.Join(dir, indexName)
 			require.NoError(t, os.WriteFile(index, []byte(tc.index), 0o600))
-			_, err := safetensors.OpenIndex(index)
+			_, err := safetensors.OpenModel(index)
 			var bad *safetensors.FormatError
 			require.ErrorAs(t, err, &bad)
 			assert.Equal(t, tc.tensor, bad.Tensor)
