@@ -3,7 +3,6 @@ package membership_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -149,39 +148,6 @@ func TestNamesAreEscaped(t *testing.T) {
 		for e, err := range at().List(bounded(t), "") {
 			require.NoError(t, err)
 			require.True(t, strings.HasPrefix(e.Key, "membership/"), e.Key)
-		}
-	})
-}
-
-func TestFiftyAtOnce(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func() *store.Store) {
-		const n = 50
-		views := make([]membership.View, n)
-		ms := make([]*membership.Member, n)
-		var wg sync.WaitGroup
-		for i := range n {
-			s := at()
-			wg.Go(func() {
-				m, err := membership.Join(bounded(t), s, worker(fmt.Sprint("w", i), n, 0))
-				if !assert.NoError(t, err) {
-					return
-				}
-				ms[i] = m
-				views[i], err = m.Next(bounded(t))
-				assert.NoError(t, err)
-			})
-		}
-		wg.Wait()
-		ranks := map[int]bool{}
-		for i, v := range views {
-			require.EqualValues(t, 1, v.Generation)
-			require.Equal(t, views[0].Workers, v.Workers)
-			require.Equal(t, fmt.Sprint("w", i), v.Workers[v.Rank].ID)
-			ranks[v.Rank] = true
-		}
-		require.Len(t, ranks, n)
-		for _, m := range ms {
-			require.NoError(t, m.Close())
 		}
 	})
 }

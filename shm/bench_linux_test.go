@@ -2,13 +2,8 @@ package shm_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
-
-	"github.com/muster-pg/muster/shm"
 )
 
 // BenchmarkCopyIn copies into a block that was used before. "of-memcpy" is its speed as a fraction
@@ -39,30 +34,6 @@ func BenchmarkCopyIn(b *testing.B) {
 			b.ReportMetric(plain.Seconds()/ours.Seconds(), "of-memcpy")
 			b.ReportMetric(float64(size)*float64(b.N)/ours.Seconds()/(1<<30), "GiB/s")
 		})
-	}
-}
-
-// BenchmarkShare measures the owner's cost of sharing a block of a segment that the peer has.
-func BenchmarkShare(b *testing.B) {
-	near, far := sockets(b)
-	defer far.Close()
-	c := shm.NewConn(near)
-	defer c.Close()
-	a := newArena(b, nil)
-	_, ref := filled(b, a, 1<<20, 1)
-	p := rawPeer{b, far}
-	refs := slices.Repeat([]shm.Ref{ref}, 2000)
-	b.ReportAllocs()
-	for n := 1; b.Loop(); n++ {
-		if err := c.Share(b.Context(), a, ref); err != nil {
-			b.Fatal(err)
-		}
-		if n%len(refs) == 0 { // so that the limit of shared blocks is not reached
-			b.StopTimer()
-			p.giveBack(refs...)
-			require.NoError(b, c.WaitReleased(b.Context(), ref))
-			b.StartTimer()
-		}
 	}
 }
 
@@ -106,31 +77,4 @@ func BenchmarkRoundTrip(b *testing.B) {
 			}
 		}
 	})
-}
-
-// BenchmarkManySmall shares 1000 tensors in one call, and waits until they are returned.
-func BenchmarkManySmall(b *testing.B) {
-	c, d := pair(b)
-	a := newArena(b, nil)
-	var refs []shm.Ref
-	for i := range 1000 {
-		_, ref := filled(b, a, 1000, uint64(i))
-		refs = append(refs, ref)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := c.Share(b.Context(), a, refs...); err != nil {
-			b.Fatal(err)
-		}
-		blocks, err := d.Map(b.Context(), refs...)
-		if err != nil {
-			b.Fatal(err)
-		}
-		for _, block := range blocks {
-			block.Release()
-		}
-		if err := c.WaitReleased(b.Context(), refs...); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,7 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/shm"
 )
 
@@ -364,42 +362,6 @@ func TestFrozenIsNotDead(t *testing.T) {
 	}
 	require.Equal(t, 1, a.Stats().Retired)
 	fill(kept, 3)
-}
-
-// TestNoSegmentIsLeft kills all processes that have a segment, and checks that it is gone.
-func TestNoSegmentIsLeft(t *testing.T) {
-	before := segments(os.Getpid())
-	c, p := start(t, "owner")
-	p.receive(t)
-	pid := p.cmd.Process.Pid
-	require.NotZero(t, segments(pid))
-	p.kill()
-	<-c.Done()
-	require.NoError(t, c.Close())
-	testcluster.Eventually(t, testTimeout, func() bool {
-		procs, err := os.ReadDir("/proc")
-		require.NoError(t, err)
-		for _, d := range procs {
-			if pid, err := strconv.Atoi(d.Name()); err == nil && parentOf(pid) == os.Getpid() && segments(pid) > 0 {
-				return false
-			}
-		}
-		return segments(os.Getpid()) == before
-	}, "the segments to be gone")
-}
-
-func parentOf(pid int) (ppid int) {
-	status, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0
-	}
-	defer status.Close()
-	for s := bufio.NewScanner(status); s.Scan(); {
-		if _, err := fmt.Sscanf(s.Text(), "PPid: %d", &ppid); err == nil {
-			return ppid
-		}
-	}
-	return 0
 }
 
 // TestLimitsOfTheProcess runs into kernel limits: they cause errors, and no signals.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/muster-pg/muster/shm"
-	"github.com/muster-pg/muster/tensor"
 )
 
 func must[T any](v T, err error) T {
@@ -68,17 +67,6 @@ func ExampleNewArena() {
 	// shm: not enough memory: 10.0 MiB wanted, 8.0 MiB left: Options.Limit of 8.0 MiB
 }
 
-func ExampleArena_Alloc() {
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	// a tensor that is allocated here need not be copied
-	w := must(tensor.NewIn(arena, tensor.F32, 2, 3))
-	_, here := arena.Find(w.Data)
-	fmt.Println(w, here)
-	arena.Free(w.Data)
-	// Output: F32[2,3] true
-}
-
 func ExampleCheckMemory() {
 	if err := shm.CheckMemory(1 << 60); errors.Is(err, shm.ErrFull) {
 		fmt.Println("this host has not that much")
@@ -106,27 +94,4 @@ func ExampleConn_Map() {
 	// Output:
 	// 456789
 	// 0123
-}
-
-// Memory that a peer has shared can be mapped after its end.
-func ExampleConn_Map_afterTheEnd() {
-	ctx := context.Background()
-	owner, reader := connect()
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(9))
-	copy(b, "testament")
-	ref, _ := arena.Find(b)
-	check(owner.Share(ctx, arena, ref)) // then send ref to the peer
-	owner.Close()                       // or kill -9
-	<-reader.Done()
-	blocks := must(reader.Map(ctx, ref))
-	fmt.Printf("%s\n", blocks[0].Data)
-	blocks[0].Release()
-	reader.Close() // the memory of the peer is freed with it
-	_, err := reader.Map(ctx, ref)
-	fmt.Println(err)
-	// Output:
-	// testament
-	// shm: map 1 refs: shm: closed
 }

@@ -79,18 +79,6 @@ func TestCompareSet(t *testing.T) {
 	}
 }
 
-func TestAdd(t *testing.T) {
-	s := current(t)
-	c := s.client(t)
-	require.EqualValues(t, 5, c.call(add("/n", 5)).N)
-	require.EqualValues(t, -2, c.call(add("/n", -7)).N)
-	require.Equal(t, "-2", string(c.call(get("/n")).Value))
-	n, err := s.Add(s.ctx, "n", 12)
-	require.NoError(t, err)
-	require.EqualValues(t, 10, n)
-	require.EqualValues(t, 10, c.call(add("/n", 0)).N)
-}
-
 func TestWhatEndsAConnection(t *testing.T) {
 	str := func(n uint64) []byte { return []byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24), 0, 0, 0, 0} }
 	for name, tc := range map[string]struct {
@@ -272,22 +260,6 @@ func TestBarrier(t *testing.T) {
 	require.Zero(t, s.prefixed(t, ""), "nothing is left of it")
 }
 
-// TestBarrierOfARestartedServer checks that clients in a barrier leave it when the server ends,
-// even if the store does not.
-func TestBarrierOfARestartedServer(t *testing.T) {
-	dir := t.TempDir()
-	b := tcpwire.Request{Op: tcpwire.OpBarrier, Key: "/b", N: 2}
-	for range 3 {
-		s := serve(t, &tcpstore.Protocol{}, &store.Server{Engine: &store.Memory{Dir: dir}})
-		c := s.client(t)
-		c.send(b)
-		c.silent()
-		require.NoError(t, s.Server.Close())
-		c.closed()
-		require.NoError(t, s.Server.Engine.Close())
-	}
-}
-
 // TestBarrierWithoutThoseWhoLeft checks that a client that cancels or disconnects does not count in
 // a barrier.
 func TestBarrierWithoutThoseWhoLeft(t *testing.T) {
@@ -331,23 +303,6 @@ func TestInPiecesOfAnySize(t *testing.T) {
 			require.Len(t, c.reply(tcpwire.OpGet, 0).Value, 100)
 		})
 	}
-}
-
-// TestGaps checks that a client that sends its preface as 1 and 4 bytes, and a request with a gap
-// in it, makes no other client wait.
-func TestGaps(t *testing.T) {
-	s := current(t)
-	c, other := s.raw(t), s.client(t)
-	c.write([]byte(tcpwire.Preface[:1]))
-	c.silent()
-	other.works()
-	c.write([]byte(tcpwire.Preface[1:]))
-	b := c.bytes(set("/a", "value"))
-	c.write(b[:len(b)/2])
-	c.silent()
-	other.works()
-	c.write(b[len(b)/2:])
-	require.Equal(t, "value", string(c.call(get("/a")).Value))
 }
 
 func TestLargeValues(t *testing.T) {

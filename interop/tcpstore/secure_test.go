@@ -164,10 +164,3 @@ func TestOlderClients(t *testing.T) {
 	s.Says(t, "the client is of a torch before 2.2")
 	s.client(t).works()
 }
-
-// TestSilentClients checks that a client that sends nothing is disconnected after the time for a
-// handshake.
-func TestSilentClients(t *testing.T) {
-	s := serve(t, &tcpstore.Protocol{}, &store.Server{Limits: store.ServerLimits{Handshake: 100 * time.Millisecond}})
-	s.raw(t).closed()
-}

@@ -65,33 +65,6 @@ func check(t *testing.T, err error, ok bool, got any) {
 	}
 }
 
-func TestSuiteBroadcast(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
-		ctx := within(t, time.Minute)
-		gs := join(t, at(t), 4, vllm.Config{})
-		got := each(t, gs, func(g *vllm.Group) (string, error) {
-			mine := ""
-			if g.Rank() == 2 {
-				mine = "secret"
-			}
-			return vllm.BroadcastObj(ctx, g, 2, mine)
-		})
-		require.Equal(t, []string{"secret", "secret", "secret", "secret"}, got)
-		each(t, gs, barrier(ctx))
-	})
-}
-
-func TestSuiteAllGather(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
-		ctx := within(t, time.Minute)
-		gs := join(t, at(t), 4, vllm.Config{})
-		for _, got := range each(t, gs, func(g *vllm.Group) ([]int, error) { return vllm.AllGatherObj(ctx, g, g.Rank()) }) {
-			require.Equal(t, []int{0, 1, 2, 3}, got)
-		}
-		each(t, gs, barrier(ctx))
-	})
-}
-
 // TestSuiteManyBroadcasts broadcasts 10,000 arrays in a row, the same on all ranks.
 func TestSuiteManyBroadcasts(t *testing.T) {
 	const rounds = 10_000
@@ -115,20 +88,6 @@ func TestSuiteManyBroadcasts(t *testing.T) {
 		}
 		return struct{}{}, g.Barrier(ctx)
 	})
-}
-
-// TestSuiteNodes checks which ranks share a node, from what they exchange: vLLM's
-// in_the_same_node_as and node_count.
-func TestSuiteNodes(t *testing.T) {
-	for name, nodes := range map[string][]string{"one": {"a", "a", "a", "a"}, "two by two": {"a", "a", "b", "b"}} {
-		t.Run(name, func(t *testing.T) {
-			ctx := within(t, time.Minute)
-			gs := join(t, memory(t), 4, vllm.Config{})
-			for _, got := range each(t, gs, func(g *vllm.Group) ([]string, error) { return vllm.AllGatherObj(ctx, g, nodes[g.Rank()]) }) {
-				require.Equal(t, nodes, got)
-			}
-		})
-	}
 }
 
 // TestSuiteAlone checks that every verb works in a group of one.

@@ -1,7 +1,6 @@
 package safetensors_test
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -54,17 +53,6 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkOpen opens 64 MiB and reads none of its data.
-func BenchmarkOpen(b *testing.B) {
-	name := filepath.Join(b.TempDir(), "m.safetensors")
-	require.NoError(b, safetensors.WriteFile(name, model64(), nil))
-	for b.Loop() {
-		f, err := safetensors.Open(name)
-		require.NoError(b, err)
-		require.NoError(b, f.Close())
-	}
-}
-
 // BenchmarkWrite writes 64 MiB into a file that is there, unsynced; as WriteFile, synced and renamed.
 func BenchmarkWrite(b *testing.B) {
 	ts, dir := model64(), b.TempDir()
@@ -97,29 +85,4 @@ func BenchmarkWrite(b *testing.B) {
 			}
 		})
 	}
-}
-
-// BenchmarkHeader parses and writes a header of 10,000 tensors.
-func BenchmarkHeader(b *testing.B) {
-	ts := map[string]*tensor.Tensor{}
-	for i := range 10_000 {
-		ts[fmt.Sprintf("model.layers.%d.self_attn.q_proj.weight", i)] = tensor.New(tensor.F16, 2, 0)
-	}
-	file := written(b, contents{tensors: ts})
-	b.Run("Parse", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			f, err := safetensors.Parse(file)
-			require.NoError(b, err)
-			require.Equal(b, 10_000, f.Len())
-		}
-	})
-	b.Run("Write", func(b *testing.B) {
-		b.ReportAllocs()
-		var out bytes.Buffer
-		for b.Loop() {
-			out.Reset()
-			require.NoError(b, safetensors.Write(&out, ts, nil))
-		}
-	})
 }
