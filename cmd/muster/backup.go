@@ -22,8 +22,7 @@ func newBackup() *cobra.Command {
 		Long: `Copy the data of a running store with --data or --etcd, a consistent snapshot, to a file. The store
 continues meanwhile. A client needs the right to everything.
 
-FILE is written beside its place and renamed when it is complete. An existing file is not
-overwritten.`,
+FILE appears when it is complete. An existing file is not overwritten.`,
 		Example: `  muster backup store-$(date +%F).backup
   muster backup - --store muster://10.0.0.5:7070 | ssh elsewhere 'cat > store.backup'`,
 		Args: operands("FILE"),
@@ -46,22 +45,20 @@ func backup(ctx context.Context, log io.Writer, s *store.Store, name string) err
 	if _, err := os.Stat(name); err == nil {
 		return &exit{code: exitFailed, text: name + " is there already: name another file"}
 	}
-	part := name + ".part"
-	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := createOutput(name, 0o600, false)
 	if err != nil {
 		return err
 	}
-	b := newBar(log)
-	n, err := s.Backup(ctx, &counted{w: f, bar: b})
-	if err = errors.Join(backupError(err), f.Sync(), f.Close()); err == nil {
-		err = os.Link(part, name) // unlike a rename, a link does not overwrite
+	defer f.discard() // does nothing after a commit
+	n, err := s.Backup(ctx, f)
+	if err != nil {
+		return backupError(err)
 	}
-	_ = os.Remove(part)
-	b.clear()
-	if err == nil {
-		_, _ = fmt.Fprintf(log, "%s: %d bytes\n", name, n)
+	if err := f.commit(); err != nil {
+		return err
 	}
-	return err
+	_, _ = fmt.Fprintf(log, "%s: %d bytes\n", name, n)
+	return nil
 }
 
 // backupError distinguishes a store that failed to make the backup from one that is unavailable.
@@ -70,21 +67,6 @@ func backupError(err error) error {
 		return &exit{code: exitFailed, text: "the store cannot make a copy of itself: " + e.Detail + ": it continues; check its directory (--data) and its log"}
 	}
 	return err
-}
-
-// counted shows how much has been written. The total is unknown.
-type counted struct {
-	w    io.Writer
-	bar  *bar
-	done int64
-}
-
-// Write implements io.Writer.
-func (c *counted) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.done += int64(n)
-	c.bar.show(c.done, 0)
-	return n, err
 }
 
 func newRestore() *cobra.Command {
@@ -104,15 +86,10 @@ not: their clients may have continued after the backup.`,
 			if (data == "") == (at == "") {
 				return usagef(cmd, "--data DIR or --etcd URL, one of them, says where to put the store")
 			}
-			b := newCountBar(cmd.ErrOrStderr(), "entries")
-			o := &store.RestoreOptions{Progress: func(done, total int) { b.show(int64(done), int64(total)) }}
 			if at != "" {
-				err := restoreToEtcd(cmd, args[0], at, o)
-				b.clear()
-				return err
+				return restoreToEtcd(cmd, args[0], at)
 			}
-			err := store.Restore(args[0], data, o)
-			b.clear()
+			err := store.Restore(args[0], data, nil)
 			if errors.Is(err, fs.ErrExist) {
 				return &exit{code: exitFailed, text: fmt.Sprintf("--data %s: there is a store already: name an empty directory", data), err: err}
 			}
@@ -129,7 +106,7 @@ not: their clients may have continued after the backup.`,
 }
 
 // restoreToEtcd restores a backup to the etcd that a URL names.
-func restoreToEtcd(cmd *cobra.Command, backup, at string, o *store.RestoreOptions) error {
+func restoreToEtcd(cmd *cobra.Command, backup, at string) error {
 	cluster, err := etcdOf(cmd, at)
 	if err != nil {
 		return err
@@ -139,7 +116,7 @@ func restoreToEtcd(cmd *cobra.Command, backup, at string, o *store.RestoreOption
 		return &storeError{redacted(at), err}
 	}
 	defer client.Close()
-	if err := etcdlog.Restore(cmd.Context(), client, backup, &etcdlog.Options{Root: cluster.Root}, o); err != nil {
+	if err := etcdlog.Restore(cmd.Context(), client, backup, &etcdlog.Options{Root: cluster.Root}, nil); err != nil {
 		if errors.Is(err, etcdlog.ErrExists) {
 			return &exit{code: exitFailed, text: fmt.Sprintf("--etcd %s: %v", redacted(at), etcdlog.ErrExists), err: err}
 		}

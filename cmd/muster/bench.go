@@ -106,24 +106,16 @@ func (o *benching) run(cmd *cobra.Command) error {
 		table.out = io.Discard
 	}
 	table.title(all, &o.sizes)
-	progress := newCountBar(cmd.ErrOrStderr(), "measured")
-	defer progress.clear()
-	total := int64(len(o.ranks) * o.spec.Rounds())
 	for _, n := range o.ranks {
-		progress.clear()
 		table.head(n)
-		progress.show(int64(len(all.Results)), total)
 		err := o.group(n, func(r benchrun.Result) {
-			progress.clear()
 			table.row(r)
 			all.Results = append(all.Results, r)
-			progress.show(int64(len(all.Results)), total)
 		})
 		if err != nil {
 			return fmt.Errorf("bench with %d ranks: %w", n, err)
 		}
 	}
-	progress.clear()
 	if !o.asJSON {
 		return nil
 	}

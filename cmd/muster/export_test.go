@@ -22,15 +22,13 @@ var (
 
 type Size = size
 
-var BarLine = barLine
-
 // PrintWho prints a view as "muster who" does.
 func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{Writer: w}).print(v) }
 
 // WriteNamed writes text to a new file at path as on systems where every file has a name, and
 // optionally commits it.
 func WriteNamed(path, part, text string, force, commit bool) error {
-	o := &output{path: path, part: part, force: force}
+	o := &output{path: path, part: part, mode: 0o666, force: force}
 	if err := o.createNamed(); err != nil {
 		return err
 	}

@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -142,21 +140,19 @@ func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]s
 		case <-ctx.Done():
 		}
 	}()
-	file, err := createOutput(o.out, filepath.Join(filepath.Dir(o.out), ".muster-"+rand.Text()+".part"), o.force)
+	file, err := createOutput(o.out, 0o666, o.force)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer file.discard() // does nothing after a commit
-	to := &metered{Writer: file, bar: newBar(o.log)}
-	defer to.bar.clear()
-	err = plan.Write(ctx, to, metadata, func(h *safetensors.Header) { tensors, to.total = h.Len(), h.Size() })
+	err = plan.Write(ctx, file, metadata, func(h *safetensors.Header) { tensors, total = h.Len(), h.Size() })
 	if err == nil {
 		err = context.Cause(ctx)
 	}
 	if err == nil {
 		err = file.commit()
 	}
-	return tensors, to.total, o.explain(err, models)
+	return tensors, total, o.explain(err, models)
 }
 
 // signalled is the error of a process that a signal asked to end.
@@ -178,20 +174,6 @@ func (o *merging) explain(err error, models []*model) error {
 		}
 	}
 	return err
-}
-
-// metered is a writer that shows how much is written.
-type metered struct {
-	io.Writer
-	bar         *bar
-	done, total int64
-}
-
-func (m *metered) Write(b []byte) (int, error) {
-	n, err := m.Writer.Write(b)
-	m.done += int64(n)
-	m.bar.show(m.done, m.total)
-	return n, err
 }
 
 // distinct rejects a file that is given twice, and an OUT that must not be written.

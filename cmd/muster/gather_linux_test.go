@@ -113,25 +113,3 @@ func TestGatherOfAShardThatIsCutOff(t *testing.T) {
 		h.desk.has(t, "a", "b")
 	}
 }
-
-func TestGatherShowsProgress(t *testing.T) {
-	t.Parallel()
-	d := emptyDesk(t)
-	a, b := d.hollow(t, "a", 64<<20), d.hollow(t, "b", 64<<20)
-	for _, width := range []uint16{30, 60, 120} {
-		out := terminal(t, width, "gather", "--force", "-o", d.path("out"), "--axis", "w=0", a, b)
-		shown, last, ok := strings.Cut(out, "\r\x1b[K"+d.path("out"))
-		if !ok || !strings.Contains(shown, "% ") || !strings.Contains(last, "GB/s") || width > 30 && !strings.Contains(shown, "128 MiB") {
-			t.Errorf("%q", out)
-		}
-		for line := range strings.SplitSeq(shown, "\r\x1b[K") {
-			if n := len([]rune(line)); n >= int(width) {
-				t.Errorf("%d columns: %d in %q", width, n, line)
-			}
-		}
-	}
-	dumb := start(t, "gather", "--force", "-o", d.path("out"), "--axis", "w=0", a, b).wait(t)
-	if dumb.code != 0 || dumb.stderr != "" {
-		t.Errorf("%+v", dumb)
-	}
-}

@@ -21,8 +21,6 @@ import (
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
-	"golang.org/x/sync/errgroup"
 )
 
 // The variable role selects what this binary does when a test starts it again.
@@ -31,7 +29,6 @@ const (
 	roleMuster = "muster"
 	roleRank   = "rank"   // a user's program
 	roleHolder = "holder" // holds a connection until it is killed
-	roleFiller = "filler" // fills a store
 	roleWorker = "worker" // of an elastic job
 	roleLoser  = "loser"  // a rank of a group whose rank 2 fails
 )
@@ -47,8 +44,6 @@ func TestMain(m *testing.M) {
 		os.Exit(asRank())
 	case roleHolder:
 		os.Exit(asHolder())
-	case roleFiller:
-		os.Exit(asFiller())
 	case roleLoser:
 		os.Exit(asLoser(os.Args[1]))
 	case roleWorker:
@@ -100,28 +95,6 @@ func asHolder() int {
 	}
 	fmt.Fprintln(c, "here")
 	_, _ = io.Copy(io.Discard, c)
-	return 0
-}
-
-// asFiller sets 4000 keys.
-func asFiller() int {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	s, err := store.Open(ctx, os.Args[2])
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer s.Close()
-	var all errgroup.Group
-	all.SetLimit(100)
-	for i := range 4000 {
-		all.Go(func() error { return s.Set(ctx, fmt.Sprint("key ", i), make([]byte, 1000), nil) })
-	}
-	if err := all.Wait(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
 	return 0
 }
 

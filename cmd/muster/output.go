@@ -1,7 +1,9 @@
 package main
 
 import (
+	"crypto/rand"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,13 +16,15 @@ import (
 type output struct {
 	*os.File   // Write is overridden: its errors contain path
 	path, part string
+	mode       fs.FileMode
 	force      bool // whether to replace an existing file
 	nameless   bool
 }
 
-func createOutput(path, part string, force bool) (*output, error) {
-	o := &output{path: path, part: part, force: force}
-	if f := openNameless(filepath.Dir(path)); f != nil {
+func createOutput(path string, mode fs.FileMode, force bool) (*output, error) {
+	dir := filepath.Dir(path)
+	o := &output{path: path, part: filepath.Join(dir, ".muster-"+rand.Text()+".part"), mode: mode, force: force}
+	if f := openNameless(dir, mode); f != nil {
 		o.File, o.nameless = f, true
 		return o, nil
 	}
@@ -28,7 +32,7 @@ func createOutput(path, part string, force bool) (*output, error) {
 }
 
 func (o *output) createNamed() (err error) {
-	if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
+	if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, o.mode); err != nil {
 		return o.wrong("create", err)
 	}
 	return nil
@@ -41,6 +45,19 @@ func (o *output) Write(p []byte) (int, error) {
 		err = o.wrong("write", err)
 	}
 	return n, err
+}
+
+// writeOutput replaces the file at path, when write has written all of it.
+func writeOutput(path string, write func(io.Writer) error) error {
+	o, err := createOutput(path, 0o666, true)
+	if err != nil {
+		return err
+	}
+	defer o.discard() // does nothing after a commit
+	if err := write(o); err != nil {
+		return err
+	}
+	return o.commit()
 }
 
 // cause returns the error of the operating system in err.

@@ -9,8 +9,8 @@ import (
 
 // openNameless opens a file without a name on the file system of dir, or returns nil if that is not
 // supported.
-func openNameless(dir string) *os.File {
-	f, err := os.OpenFile(dir, os.O_WRONLY|unix.O_TMPFILE, 0o666)
+func openNameless(dir string, mode os.FileMode) *os.File {
+	f, err := os.OpenFile(dir, os.O_WRONLY|unix.O_TMPFILE, mode)
 	if err != nil {
 		return nil
 	}

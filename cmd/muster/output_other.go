@@ -7,6 +7,6 @@ import (
 	"os"
 )
 
-func openNameless(string) *os.File { return nil }
+func openNameless(string, os.FileMode) *os.File { return nil }
 
 func linkNameless(*os.File, string) error { return errors.ErrUnsupported }

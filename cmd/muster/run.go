@@ -15,7 +15,6 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
 	"github.com/muster-pg/muster/internal/launch"
-	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
@@ -241,14 +240,9 @@ type launches struct {
 
 // start implements agent.Agent.Start.
 func (l *launches) start(ctx context.Context, a agent.Attempt) error {
-	show := newLaunching(os.Stderr)
-	defer show.end()
-	job, err := launch.Start(ctx, l.spec(a, show))
+	job, err := launch.Start(ctx, l.spec(a))
 	if err != nil {
 		return programError(l.path, err)
-	}
-	if l.host != nil {
-		show.look(store.New(l.host.memory))
 	}
 	err = l.sigs.wait(job)
 	if errors.Is(err, syscall.EPIPE) {
@@ -334,16 +328,13 @@ func (l *launches) fateOfOthers(failures []*launch.ExitError) string {
 	return "; the other ranks were ended"
 }
 
-func (l *launches) spec(a agent.Attempt, show *launching) launch.Spec {
+func (l *launches) spec(a agent.Attempt) launch.Spec {
 	k := inkOf(os.Stdout) && inkOf(os.Stderr)
 	width := len(fmt.Sprint(a.Size - 1))
 	return launch.Spec{
-		N: l.n, Path: l.path, Args: l.args, Grace: l.killAfter(), Notice: l.notice(), Output: show.behind(os.Stdout), ErrOutput: show.behind(os.Stderr),
+		N: l.n, Path: l.path, Args: l.args, Grace: l.killAfter(), Notice: l.notice(), Output: os.Stdout, ErrOutput: os.Stderr,
 		Log: l.logs.next(a.First),
-		Env: func(local int) []string {
-			show.started(local, l.n)
-			return append(l.attempt(a, local, l.n), l.env...)
-		},
+		Env: func(local int) []string { return append(l.attempt(a, local, l.n), l.env...) },
 		Prefix: func(local int) string {
 			if l.noPrefix {
 				return ""

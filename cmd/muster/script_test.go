@@ -24,7 +24,8 @@ import (
 //	relay NAME [FLAG…]       likewise, for "muster relay"
 //	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
 //	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
-//	tensors FILE [NAME=DTYPE[DIM,…]…] writes a safetensors file of zeros
+//	tensors FILE [@KEY=VALUE…] [NAME=DTYPE[DIM,…][:BYTE]…] writes a safetensors file: metadata, and tensors
+//	                         whose bytes are all BYTE, or 0
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -107,11 +108,20 @@ func scriptFails(ts *testscript.TestScript, neg bool, args []string) {
 
 func scriptTensors(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: tensors FILE [NAME=DTYPE[DIM,…]…]")
+		ts.Fatalf("usage: tensors FILE [@KEY=VALUE…] [NAME=DTYPE[DIM,…][:BYTE]…]")
 	}
-	all := tensors{}
+	all, metadata := tensors{}, map[string]string(nil)
 	for _, arg := range args[1:] {
-		name, kind, _ := strings.Cut(arg, "=")
+		at := strings.LastIndexByte(arg, '=')
+		name, kind := arg[:at], arg[at+1:]
+		if key, ok := strings.CutPrefix(name, "@"); ok {
+			if metadata == nil {
+				metadata = map[string]string{}
+			}
+			metadata[key] = kind
+			continue
+		}
+		kind, fill, _ := strings.Cut(kind, ":")
 		kind, dims, _ := strings.Cut(strings.TrimSuffix(kind, "]"), "[")
 		var shape []int
 		for dim := range strings.FieldsFuncSeq(dims, func(r rune) bool { return r == ',' }) {
@@ -121,7 +131,12 @@ func scriptTensors(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		dt, err := tensor.ParseDType(kind)
 		ts.Check(err)
-		all[name] = tensor.New(dt, shape...)
+		x := tensor.New(dt, shape...)
+		value, _ := strconv.ParseUint(fill, 10, 8)
+		for i := range x.Data {
+			x.Data[i] = byte(value)
+		}
+		all[name] = x
 	}
-	ts.Check(safetensors.WriteFile(ts.MkAbs(args[0]), all, nil))
+	ts.Check(safetensors.WriteFile(ts.MkAbs(args[0]), all, metadata))
 }

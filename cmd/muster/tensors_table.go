@@ -5,12 +5,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"golang.org/x/term"
 )
 
 const (
@@ -48,16 +45,6 @@ func newTensorTable(where io.Writer, out *bufio.Writer, rows []*tensorRow) *tens
 		c.width = min(c.width, longest(*c, rows))
 	}
 	return t
-}
-
-// widthOf returns the width of a terminal, or 0 if w is not one.
-func widthOf(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
-		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
-			return width
-		}
-	}
-	return 0
 }
 
 func longest(c column, rows []*tensorRow) int {

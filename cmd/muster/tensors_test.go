@@ -2,7 +2,6 @@ package main_test
 
 import (
 	"encoding/json"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,17 +28,6 @@ func (d desk) file(t *testing.T, name string, ts tensors, metadata map[string]st
 func emptyDesk(t *testing.T) desk {
 	t.Helper()
 	return desk(t.TempDir())
-}
-
-// normal returns a tensor of normally distributed random values.
-func normal(seed uint64, shape ...int) *tensor.Tensor {
-	r := rand.New(rand.NewPCG(seed, 7))
-	x := tensor.New(tensor.F32, shape...)
-	v, _ := tensor.View[float32](x)
-	for i := range v {
-		v[i] = float32(r.NormFloat64())
-	}
-	return x
 }
 
 // everyDType returns a tensor of each dtype.

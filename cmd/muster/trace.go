@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -111,23 +110,6 @@ func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.Fil
 		files = append(files, f)
 	}
 	return files, "", nil
-}
-
-// writeOutput writes a file atomically.
-func writeOutput(path string, write func(io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".muster-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	if err := errors.Join(write(f), f.Chmod(0o644), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }
 
 // traceLines is how many ranks a summary shows: those that the others waited for longest.

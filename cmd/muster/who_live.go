@@ -20,7 +20,7 @@ const liveEvery = time.Second
 
 // live shows who waits for whom until Ctrl-C or the timeout.
 func (r *remote) live(cmd *cobra.Command, ranks bool) error {
-	if widthOf(os.Stdout) == 0 {
+	if !term.IsTerminal(int(os.Stdout.Fd())) {
 		return &exit{code: exitUsage, text: `--watch needs a terminal; without it, "muster who" prints it once`}
 	}
 	others, err := r.findOne()

@@ -1,0 +1,60 @@
+package main_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	muster "github.com/muster-pg/muster/cmd/muster"
+)
+
+func (d desk) same(t *testing.T, name string, want []byte) {
+	t.Helper()
+	got, err := os.ReadFile(d.path(name))
+	require.NoError(t, err)
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s has %d bytes, and not the %d that it should have", name, len(got), len(want))
+	}
+}
+
+// has checks which files are in the desk.
+func (d desk) has(t *testing.T, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(string(d))
+	require.NoError(t, err)
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("there are %v, not %v", got, want)
+	}
+}
+
+// TestOutputWithAName checks the output of gather, backup and trace where every file has a name.
+func TestOutputWithAName(t *testing.T) {
+	t.Parallel()
+	d := emptyDesk(t)
+	out, part := d.path("out"), d.path(".part")
+	write := func(text string, force, commit bool) error { return muster.WriteNamed(out, part, text, force, commit) }
+	require.NoError(t, write("given up", false, false))
+	d.has(t)
+	require.NoError(t, write("one", false, true))
+	d.same(t, "out", []byte("one"))
+	if err := write("two", false, true); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), out) {
+		t.Error(err)
+	}
+	d.same(t, "out", []byte("one"))
+	require.NoError(t, write("three", true, true))
+	d.same(t, "out", []byte("three"))
+	d.has(t, "out")
+	assert.ErrorIs(t, muster.WriteNamed(d.path("none/out"), d.path("none/.part"), "", false, true), fs.ErrNotExist)
+}
