@@ -3,19 +3,10 @@ package main_test
 import (
 	"encoding/json"
 	"net"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
-
-func TestDoctorAlone(t *testing.T) {
-	t.Parallel()
-	r := run(t, "doctor", "--dir", t.TempDir())
-	if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, "ok       group        checked on this host only") || !strings.Contains(r.stdout, "files are written, synced and renamed") {
-		t.Errorf("%+v", r)
-	}
-}
 
 // report is a report that doctor --json prints.
 type report struct {
@@ -38,16 +29,6 @@ func reportOf(t *testing.T, r result) (p report) {
 	require.Empty(t, r.stderr)
 	require.Equal(t, map[bool]int{true: 1}[p.Problems > 0], r.code, r.stdout)
 	return p
-}
-
-// TestDoctorOfRanks runs doctor in ranks that a launcher has started.
-func TestDoctorOfRanks(t *testing.T) {
-	t.Parallel()
-	p := reportOf(t, run(t, "run", "-n", "4", "--no-prefix", "--", self(t), "doctor", "--json", "--dir", t.TempDir()))
-	require.Equal(t, 4, p.Ranks)
-	require.Contains(t, p.text("group", "ok"), "4 ranks have met")
-	require.Contains(t, p.text("links", "ok"), "each rank can connect to every other")
-	require.Contains(t, p.text("clocks", "ok"), "all clocks agree")
 }
 
 // TestDoctorOfRanksWithoutALauncher checks that without a launcher rank 0 hosts the store and

@@ -14,7 +14,6 @@ import (
 
 	muster "github.com/muster-pg/muster/cmd/muster"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -32,14 +31,6 @@ func TestHintsForAStoreInEtcd(t *testing.T) {
 	} {
 		assert.Equal(t, want, muster.Access("etcds://a:2379/jobs", why))
 		assert.NotContains(t, muster.Access("muster://a:7070", why), "in the URL")
-	}
-}
-
-func TestHelpHasTheVariablesOfGroups(t *testing.T) {
-	t.Parallel()
-	help := run(t, "help", "environment").stdout
-	for _, name := range []string{"STORE", "NAME", "RUN", "TIMEOUT", "EXPIRY", "LIVENESS_TIMEOUT", "HOST", "INSECURE", "TRACE", "SECRET_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"} {
-		assert.Contains(t, help, "  MUSTER_"+name+" ", "MUSTER_%s is missing", name)
 	}
 }
 
@@ -105,15 +96,4 @@ func waits(t *testing.T, url string) {
 		}
 	}
 	t.Fatal("nothing waits")
-}
-
-// TestRelayWaitsForItsStore checks that a relay logs that it waits for its store.
-func TestRelayWaitsForItsStore(t *testing.T) {
-	t.Parallel()
-	p := start(t, "relay", "--listen", "127.0.0.1:0", "--store", "muster://"+testcluster.Port(t))
-	p.complaint(t, "waiting for the store")
-	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 0 {
-		t.Errorf("%+v", r)
-	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"time"
@@ -16,11 +15,8 @@ import (
 var (
 	Execute = execute
 	NewRoot = newRoot
-	Short   = short
 	Access  = access
 )
-
-type Size = size
 
 // PrintWho prints a view as "muster who" does.
 func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{Writer: w}).print(v) }
@@ -39,20 +35,6 @@ func WriteNamed(path, part, text string, force, commit bool) error {
 	}
 	return err
 }
-
-// StartHealth starts the server of serve --health.
-func StartHealth(addr string) (*Health, error) {
-	h, err := startHealth(addr)
-	return &Health{h}, err
-}
-
-// Health is a health for tests.
-type Health struct{ *health }
-
-func (h *Health) Addr() net.Addr        { return h.addr }
-func (h *Health) Serves(e store.Engine) { h.serves(e) }
-func (h *Health) Ends()                 { h.ends() }
-func (h *Health) Close()                { h.close() }
 
 // LiveView is the state of who --watch for tests.
 type LiveView struct{ *liveView }

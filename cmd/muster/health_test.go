@@ -1,7 +1,6 @@
 package main_test
 
 import (
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -13,9 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	muster "github.com/muster-pg/muster/cmd/muster"
-	"github.com/muster-pg/muster/store"
 )
 
 // answer returns the answer at a URL.
@@ -34,26 +30,6 @@ func checkGet(t *testing.T, url string, status int, text string) {
 	if got, said := answer(t, url); got != status || !strings.Contains(said, text) {
 		t.Errorf("%s is %d %q, want %d %q", url, got, said, status, text)
 	}
-}
-
-func TestHealth(t *testing.T) {
-	t.Parallel()
-	h, err := muster.StartHealth("127.0.0.1:0")
-	require.NoError(t, err)
-	defer h.Close()
-	base := "http://" + h.Addr().String()
-	checkGet(t, base+"/healthz", 200, "ok") // while it loads its data, which may take long
-	checkGet(t, base+"/readyz", 503, "kept")
-	m := new(store.Memory)
-	h.Serves(m)
-	checkGet(t, base+"/healthz", 200, "ok")
-	checkGet(t, base+"/readyz", 200, "ok")
-	h.Ends()
-	checkGet(t, base+"/healthz", 200, "ok")
-	checkGet(t, base+"/readyz", 503, "ends")
-	require.NoError(t, m.Close())
-	checkGet(t, base+"/healthz", 503, "store")
-	checkGet(t, base+"/keys", 404, "")
 }
 
 func TestServeHealth(t *testing.T) {
@@ -99,26 +75,4 @@ func TestServeNotifiesSystemd(t *testing.T) {
 	if r := p.wait(t); r.code != 0 {
 		t.Errorf("%+v", r)
 	}
-}
-
-func TestHealthRefuses(t *testing.T) {
-	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	if _, err := muster.StartHealth(l.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
-		t.Errorf("%v", err)
-	}
-}
-
-func TestPing(t *testing.T) {
-	t.Parallel()
-	p, url := serve(t)
-	r := run(t, "ping", "--store", url)
-	if r.code != 0 || r.stderr != "" || !strings.HasPrefix(r.stdout, "connected in ") || !strings.Contains(r.stdout, ", answered in ") {
-		t.Errorf("%+v", r)
-	}
-	p.signal(t, syscall.SIGTERM)
-	p.wait(t)
-	run(t, "ping", "--store", url).wants(t, 5, "", "no store at "+strings.TrimPrefix(url, "muster://"))
 }

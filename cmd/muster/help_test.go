@@ -1,7 +1,6 @@
 package main_test
 
 import (
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -20,23 +19,6 @@ func TestEveryCommandHasHelp(t *testing.T) {
 		for line := range strings.SplitSeq(c.Long, "\n") {
 			if len(line) > 100 {
 				t.Errorf("%s: a line has %d bytes: %s", c.Name(), len(line), line)
-			}
-		}
-	}
-}
-
-func TestCompletion(t *testing.T) {
-	t.Parallel()
-	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		r := run(t, "completion", shell)
-		if r.code != 0 || !strings.Contains(r.stdout, "muster") {
-			t.Errorf("%s: %d, %s", shell, r.code, r.stderr)
-		}
-		if path, err := exec.LookPath(shell); err == nil && shell != "powershell" {
-			check := exec.CommandContext(t.Context(), path, "-n")
-			check.Stdin = strings.NewReader(r.stdout)
-			if out, err := check.CombinedOutput(); err != nil {
-				t.Errorf("%s does not take its script: %v, %s", shell, err, out)
 			}
 		}
 	}

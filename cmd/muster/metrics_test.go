@@ -1,10 +1,6 @@
 package main_test
 
 import (
-	"io"
-	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -63,26 +59,8 @@ func TestServeMetrics(t *testing.T) {
 	// for half a second the previous metrics are cached
 	text := numbersHave(t, page, "muster_store_up 0")
 	assert.NotContains(t, text, "muster_store_keys")
-}
-
-// TestNumbersAndProfilesWantThePassword checks that metrics and profiles require the password too.
-func TestNumbersAndProfilesWantThePassword(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "secret")
-	require.NoError(t, os.WriteFile(file, []byte("a password for the page"), 0o600))
-	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--http-secret-file", file, "--http-pprof")
-	_, page, _ := strings.Cut(p.complaint(t, "page="), "page=")
-	for _, path := range []string{"metrics", "debug/pprof/", "debug/pprof/cmdline", "debug/pprof/heap"} {
-		checkGet(t, page+path, 401, "password required")
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+path, nil)
-		require.NoError(t, err)
-		req.SetBasicAuth("prometheus", "a password for the page")
-		rep, err := (&http.Client{Timeout: limit}).Do(req)
-		require.NoError(t, err)
-		body, err := io.ReadAll(rep.Body)
-		_ = rep.Body.Close()
-		if err != nil || rep.StatusCode != 200 || len(body) == 0 {
-			t.Errorf("%s with the password is %d, %v", path, rep.StatusCode, err)
-		}
+	other.signal(t, syscall.SIGINT)
+	if r := other.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
 	}
 }

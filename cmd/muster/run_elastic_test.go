@@ -74,44 +74,6 @@ func TestRunElasticFails(t *testing.T) {
 	}
 }
 
-// TestRunElasticNodeFails kills a node: the workers of the other one go on.
-func TestRunElasticNodeFails(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	dir := t.TempDir()
-	flags := "--nnodes 1:2 -n 1 --elastic 1:2 --no-prefix --job train --store " + url
-	script := `echo pid $$; while [ ! -e ` + dir + `/done ]; do sleep 0.05; done`
-	pid := func(p *process) int {
-		pid, err := strconv.Atoi(strings.Fields(p.line(t, "pid"))[1])
-		require.NoError(t, err)
-		return pid
-	}
-	a, b := runElastic(t, flags, script), runElastic(t, flags, script)
-	of := []int{pid(a), pid(b)}
-	b.signal(t, syscall.SIGKILL)
-	a.complaint(t, "has failed: 1 workers go on")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "done"), nil, 0o644))
-	r := a.wait(t)
-	require.Zero(t, r.code, "%+v", r)
-	require.NotContains(t, r.stdout, "pid", "the worker was not started again")
-	for _, pid := range of {
-		assert.True(t, gone(pid))
-	}
-}
-
-// TestRunElasticSignals checks that a job which is ended by a signal does not start workers again.
-func TestRunElasticSignals(t *testing.T) {
-	t.Parallel()
-	p := runElastic(t, "--elastic 1:2 --max-restarts 9", "echo ready; exec sleep 60")
-	p.line(t, "ready")
-	p.line(t, "ready")
-	p.signal(t, syscall.SIGTERM)
-	r := p.wait(t)
-	require.Equal(t, 143, r.code, "%+v", r)
-	require.Empty(t, r.stdout)
-	require.Equal(t, "muster: ended by signal 15 (terminated)\n", r.stderr)
-}
-
 // TestRunElasticExcludes checks the error of a node that has failed too often.
 func TestRunElasticExcludes(t *testing.T) {
 	t.Parallel()

@@ -40,32 +40,6 @@ func TestRunRestarts(t *testing.T) {
 	}
 }
 
-// TestRunGivesUp checks the summary of a job that was restarted as often as it may be.
-func TestRunGivesUp(t *testing.T) {
-	t.Parallel()
-	r := run(t, runSh(3, "--grace 0s --max-restarts 1", restarting)...)
-	require.Equal(t, 3, r.code)
-	require.True(t, strings.HasSuffix(r.stderr, `
-muster: rank 1: exit status 3: restart 1 of at most 1
-[1] cause
-muster: the last lines of rank 1:
-    cause
-muster: rank 1: exit status 3, after 1 restart; the other ranks were ended
-`), r.stderr)
-}
-
-// TestRunSignalEndsRestarts checks that a job which is ended by a signal does not start again.
-func TestRunSignalEndsRestarts(t *testing.T) {
-	t.Parallel()
-	p := start(t, runSh(2, "--max-restarts 5", "echo ready; exec sleep 60")...)
-	p.line(t, "ready")
-	p.line(t, "ready")
-	p.signal(t, syscall.SIGTERM)
-	r := p.wait(t)
-	require.Equal(t, 143, r.code)
-	require.NotContains(t, r.stdout+r.stderr, "ready")
-}
-
 func runNodes(t *testing.T, url string, procs int, flags, script string) *process {
 	args := []string{"run", "--nnodes", "2", "-n", strconv.Itoa(procs), "--job", "train", "--store", url}
 	return start(t, append(append(args, strings.Fields(flags)...), sh(script)...)...)
@@ -85,24 +59,6 @@ func TestRunNodes(t *testing.T) {
 	port := strings.Fields(a.stdout)[5]
 	require.Equal(t, "0 3 0 1 0 "+port+"\n", a.stdout)
 	require.Equal(t, []string{"1 3 0 2 1 " + port, "2 3 1 2 1 " + port}, sorted(b.stdout))
-}
-
-// TestRunNodesFailTogether checks that a failure on one node is the result on all nodes, by name.
-func TestRunNodesFailTogether(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	script := `[ $RANK$TORCHELASTIC_RESTART_COUNT = 31 ] && exit 7; [ $RANK$TORCHELASTIC_RESTART_COUNT = 00 ] && kill -9 $$; exec sleep 60`
-	nodes := []*process{runNodes(t, url, 2, "--grace 0s --max-restarts 1 --node-rank 0", script), runNodes(t, url, 2, "--grace 0s --max-restarts 1 --node-rank 1", script)}
-	host, err := os.Hostname()
-	require.NoError(t, err)
-	name := fmt.Sprintf("%s:%d", host, nodes[1].cmd.Process.Pid)
-	r := nodes[0].wait(t)
-	require.Equal(t, 1, r.code, "%+v", r)
-	require.Contains(t, r.stderr, "muster: rank 0: killed by signal 9: restart 1 of at most 1\n")
-	require.Contains(t, r.stderr, "muster: rank 3: exit status 7 on node "+name+", after 1 restart; the ranks here were ended\n")
-	r = nodes[1].wait(t)
-	require.Equal(t, 7, r.code, "%+v", r)
-	require.Contains(t, r.stderr, "muster: rank 3: exit status 7, after 1 restart; the other ranks were ended\n")
 }
 
 // TestRunNodesNameTheFirstFailure checks that the nodes whose ranks fail because of a rank of another node
@@ -158,30 +114,6 @@ func TestRunNodeIsReplaced(t *testing.T) {
 	}
 	for _, rank := range ranks {
 		assert.True(t, gone(rank), "process %d", rank)
-	}
-}
-
-// TestRunExcludes has a node whose rank fails twice: it is left out, may not join again, and a spare
-// takes its place.
-func TestRunExcludes(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	node := func(host, script string) *process {
-		args := []string{"run", "--nnodes", "2", "-n", "1", "--grace", "0s", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
-		return startIn(t, nil, []string{"MUSTER_HOST=" + host}, append(args, sh(script)...)...)
-	}
-	good := `[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; exec sleep 60`
-	a, broken := node("good", good), node("broken", "exit 3")
-	why := regexp.MustCompile(`muster: this node \(broken\) is left out of the job after 2 failures; the last one: rank [01]: exit status 3 \(--max-node-failures\)\n$`)
-	a.complaint(t, "muster: node broken is left out of the job after 2 failures; the last one: rank ")
-	for _, p := range []*process{broken, node("broken", "exit 3")} {
-		r := p.wait(t)
-		require.Equal(t, 1, r.code)
-		require.Regexp(t, why, r.stderr)
-	}
-	for _, p := range []*process{node("spare", good), a} {
-		r := p.wait(t)
-		require.Zero(t, r.code, "%+v", r)
 	}
 }
 

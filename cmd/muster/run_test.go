@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -184,42 +183,42 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	}
 }
 
-func TestRunEndedBySignal(t *testing.T) {
+// TestRunEndsBySignals checks the exit code and the summary of jobs that signals end. None starts again.
+func TestRunEndsBySignals(t *testing.T) {
 	t.Parallel()
-	p := start(t, runSh(2, "", "echo ready; exec sleep 60")...)
-	p.line(t, "ready")
-	p.line(t, "ready")
-	p.signal(t, syscall.SIGINT)
-	r := p.wait(t)
-	if r.code != 130 || r.stderr != "muster: ended by signal 2 (interrupt)\n" {
-		t.Errorf("%+v", r)
-	}
-}
-
-// stubborn is a rank that ignores SIGTERM.
-const stubborn = `trap 'echo no' TERM; echo ready; while :; do sleep 60 & wait $!; done`
-
-func TestRunKillsAfterTheGrace(t *testing.T) {
-	t.Parallel()
-	p := start(t, runSh(2, "--kill-after 50ms", stubborn)...)
-	p.line(t, "ready")
-	p.line(t, "ready")
-	p.signal(t, syscall.SIGTERM)
-	r := p.wait(t)
-	require.Equal(t, 137, r.code, "%+v", r)
-	require.Regexp(t, `muster: ended by signal 15 \(terminated\); rank [01]: killed by signal 9 \(killed\)\n$`, r.stderr)
-}
-
-func TestRunSecondSignalKills(t *testing.T) {
-	t.Parallel()
-	p := start(t, runSh(2, "--kill-after 1h", stubborn)...)
-	p.line(t, "ready")
-	p.line(t, "ready")
-	p.signal(t, syscall.SIGTERM)
-	p.line(t, "no")
-	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 137 {
-		t.Errorf("%+v", r)
+	const (
+		mild     = "echo ready; exec sleep 60"
+		stubborn = `trap 'echo no' TERM; echo ready; while :; do sleep 60 & wait $!; done`
+		killed   = `muster: ended by signal 15 \(terminated\); rank [01]: killed by signal 9 \(killed\)\n$`
+	)
+	for flags, c := range map[string]struct {
+		script  string
+		signals []syscall.Signal
+		code    int
+		stderr  string
+	}{
+		"-n 2":                           {mild, []syscall.Signal{syscall.SIGINT}, 130, `^muster: ended by signal 2 \(interrupt\)\n$`},
+		"-n 2 --max-restarts 5":          {mild, []syscall.Signal{syscall.SIGTERM}, 143, `^muster: ended by signal 15 \(terminated\)\n$`},
+		"--elastic 1:2 --max-restarts 9": {mild, []syscall.Signal{syscall.SIGTERM}, 143, `^muster: ended by signal 15 \(terminated\)\n$`},
+		"-n 2 --kill-after 50ms":         {stubborn, []syscall.Signal{syscall.SIGTERM}, 137, killed},
+		"-n 2 --kill-after 1h":           {stubborn, []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, 137, killed},
+	} {
+		t.Run(flags, func(t *testing.T) {
+			t.Parallel()
+			p := start(t, append(strings.Fields("run "+flags), sh(c.script)...)...)
+			p.line(t, "ready")
+			p.line(t, "ready")
+			for i, sig := range c.signals {
+				if i > 0 {
+					p.line(t, "no")
+				}
+				p.signal(t, sig)
+			}
+			r := p.wait(t)
+			require.Equal(t, c.code, r.code, "%+v", r)
+			require.Regexp(t, c.stderr, r.stderr)
+			require.NotContains(t, r.stdout, "ready")
+		})
 	}
 }
 
@@ -274,38 +273,5 @@ func TestRunPassesQuitOn(t *testing.T) {
 				require.Contains(t, r.stderr+r.stdout, "["+rank+"] goroutine 1 ")
 			}
 		})
-	}
-}
-
-// TestRunWhoseReaderGoesAway checks that "muster run … | head -1" ends, together with its ranks and
-// the processes that they started.
-func TestRunWhoseReaderGoesAway(t *testing.T) {
-	t.Parallel()
-	r, w, err := os.Pipe()
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, self(t), runSh(2, "--no-prefix", `sleep 60 & echo $$ $!; while sleep 0.01; do echo more; done`)...)
-	cmd.Env = append(os.Environ(), role+"="+roleMuster)
-	cmd.Stdout = w
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	require.NoError(t, cmd.Start())
-	_ = w.Close()
-	var pids []string
-	lines := bufio.NewScanner(r)
-	for len(pids) < 4 && lines.Scan() {
-		if line := lines.Text(); line != "more" {
-			pids = append(pids, strings.Fields(line)...)
-		}
-	}
-	_ = r.Close()
-	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 141 || !strings.Contains(stderr.String(), "the reader of the output has gone away") {
-		t.Errorf("%v: %s", err, stderr.String())
-	}
-	for _, s := range pids {
-		if pid, err := strconv.Atoi(s); err != nil || !gone(pid) {
-			t.Errorf("process %s is left (%v)", s, err)
-		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +23,8 @@ import (
 //
 //	store NAME [FLAG…]       starts "muster serve"; $NAME is its URL, and $NAME_ADDR its host:port
 //	relay NAME [FLAG…]       likewise, for "muster relay"
+//	ends NAME SIGNAL         sends a signal to a server, INT, TERM or KILL, and waits for its end; NAME.log is its log
+//	etcd NAME                starts an etcd; $NAME is its host:port
 //	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
 //	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
 //	tensors FILE [@KEY=VALUE…] [NAME=DTYPE[DIM,…][:BYTE]…] writes a safetensors file: metadata, and tensors
@@ -34,13 +37,20 @@ func TestScripts(t *testing.T) {
 			// Isolates the scripts: by default a job of another test is not found.
 			e.Setenv("XDG_RUNTIME_DIR", os.DevNull)
 			e.Setenv("GORACE", os.Getenv("GORACE"))
+			e.Values[serversKey] = servers{}
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"store": background("serve"), "relay": background("relay"), "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors,
+			"store": background("serve"), "relay": background("relay"), "ends": scriptEnds, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors,
+			"etcd": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[0], etcd(t)) },
 		},
 	})
 }
+
+// servers are the servers of a script, by their names; serversKey is their key in testscript.Env.Values.
+type servers map[string]*exec.Cmd
+
+const serversKey = "servers"
 
 // background returns the script command that starts a server.
 func background(command string) func(*testscript.TestScript, bool, []string) {
@@ -63,7 +73,12 @@ func startServer(ts *testscript.TestScript, command string, args []string) {
 	cmd.Env, cmd.Dir = append(os.Environ(), role+"="+roleMuster), ts.MkAbs(".")
 	out, err := cmd.StdoutPipe()
 	ts.Check(err)
+	log, err := os.Create(ts.MkAbs(args[0] + ".log"))
+	ts.Check(err)
+	defer log.Close()
+	cmd.Stderr = log
 	ts.Check(cmd.Start())
+	ts.Value(serversKey).(servers)[args[0]] = cmd
 	ts.Defer(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -74,6 +89,19 @@ func startServer(ts *testscript.TestScript, command string, args []string) {
 	url = strings.TrimSpace(url)
 	ts.Setenv(args[0], url)
 	ts.Setenv(args[0]+"_ADDR", strings.TrimPrefix(url, "muster://"))
+}
+
+func scriptEnds(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: ends NAME SIGNAL")
+	}
+	cmd := ts.Value(serversKey).(servers)[args[0]]
+	sig := map[string]os.Signal{"INT": os.Interrupt, "TERM": syscall.SIGTERM, "KILL": os.Kill}[args[1]]
+	ts.Check(cmd.Process.Signal(sig))
+	defer time.AfterFunc(limit, func() { _ = cmd.Process.Kill() }).Stop()
+	if err := cmd.Wait(); sig != os.Kill {
+		ts.Check(err)
+	}
 }
 
 func scriptPrints(ts *testscript.TestScript, neg bool, args []string) {

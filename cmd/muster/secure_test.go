@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -33,19 +32,6 @@ func (d desk) write(t *testing.T, name, text string) {
 
 func (d desk) serverFlags() []string {
 	return []string{"--tls-cert", d.path("tls/server.pem"), "--tls-key", d.path("tls/server-key.pem"), "--tls-ca", d.path("tls/ca.pem")}
-}
-
-func TestServeWithASecret(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	p := start(t, "serve", "--listen", "0.0.0.0:0", "--secret-file", d.path("secret"))
-	_, port, _ := strings.Cut(strings.TrimPrefix(p.line(t, "muster://"), "muster://"), ":")
-	at := "muster://127.0.0.1:" + port
-	run(t, "get", "k", "--store", at, "--secret-file", d.path("other")).wants(t, 1, "", "wrong secret")
-	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "wrong secret") || strings.Contains(r.stderr, "0123456789") {
-		t.Errorf("%+v", r)
-	}
 }
 
 func TestRunWithASecret(t *testing.T) {

@@ -12,16 +12,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-func TestServeBeyondLoopbackByName(t *testing.T) {
-	t.Parallel()
-	p := start(t, "serve", "--listen", "0.0.0.0:0", "--insecure")
-	p.line(t, "muster://")
-	p.signal(t, syscall.SIGINT)
-	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped") {
-		t.Errorf("%+v", r)
-	}
-}
-
 // holdOn starts a client that does not disconnect when the server stops.
 func holdOn(t *testing.T, url string) {
 	t.Helper()

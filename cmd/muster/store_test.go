@@ -14,21 +14,6 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// step is a command on a store, and its expected result.
-type step struct {
-	args           string // separated by spaces
-	code           int
-	stdout, stderr string
-}
-
-func steps(t *testing.T, url string, all []step) {
-	t.Helper()
-	for _, s := range all {
-		t.Log("muster " + s.args)
-		runIn(t, nil, []string{"MUSTER_STORE=" + url}, strings.Fields(s.args)...).wants(t, s.code, s.stdout, s.stderr)
-	}
-}
-
 func TestValuesFromStandardInput(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)

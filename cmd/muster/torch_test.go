@@ -99,9 +99,9 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 	t.Parallel()
 	exe := testcluster.Torch(t)
 	at := "etcd://" + etcd(t) + "/jobs"
-	leader, _ := replica(t, at)
+	leader := replica(t, at)
 	leader.complaint(t, "msg=leading")
-	second, _ := replica(t, at)
+	second := replica(t, at)
 	_, near := relay(t, "--store", at)
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(near, "muster://"))
 	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)

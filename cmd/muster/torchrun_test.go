@@ -237,7 +237,7 @@ func TestTorchrunReplaced(t *testing.T) {
 func TestTorchrunTakeover(t *testing.T) {
 	testcluster.SoakOnly(t, "TestTorchrunMuster has a restart, and TestTorchOutlivesTheLeader a takeover")
 	at := "etcd://" + etcd(t) + "/jobs"
-	leader, _ := replica(t, at)
+	leader := replica(t, at)
 	leader.complaint(t, "msg=leading")
 	job := newElastic(t, at, "job", "--nnodes=2", "--nproc-per-node=2")
 	agents := []*agent{job.agent(t), job.agent(t)}
@@ -245,7 +245,7 @@ func TestTorchrunTakeover(t *testing.T) {
 		a.says(t, 2, "formed ")
 	}
 	for range 2 {
-		next, _ := replica(t, at)
+		next := replica(t, at)
 		leader.signal(t, syscall.SIGKILL)
 		next.complaint(t, "msg=leading")
 		leader = next
