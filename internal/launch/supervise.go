@@ -70,7 +70,6 @@ func (j *Job) start(rank int) (*Process, error) {
 
 func (j *Job) command(rank int) *exec.Cmd {
 	cmd := exec.Command(j.spec.Path, j.spec.Args...)
-	cmd.Dir = j.spec.Dir
 	cmd.Env = append(cmd.Environ(), j.spec.Env(rank)...)
 	cmd.ExtraFiles = j.spec.Files
 	cmd.SysProcAttr = processAttr()

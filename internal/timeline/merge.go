@@ -48,7 +48,6 @@ type Record struct {
 	Last               int    // index in Calls of the rank that arrived last; -1 if unknown
 	// a row that did not call although its trace is present: the others waited for it in vain
 	Absent *Row
-	Alone  time.Time // the time from which on only this rank was missing
 	Waited time.Duration
 	End    time.Time // when the first rank had the answer
 	Failed bool

@@ -79,14 +79,13 @@ func (rec *Record) judge(members map[member]*Row) {
 			rec.Absent = members[member{rec.Calls[0].Of().ID, said}]
 		}
 	case len(rec.Calls) == rec.Calls[0].Of().Size && (!oneWay[verb] || isJoin(rec.Op)):
-		rec.Last = rec.latest(-1)
+		rec.Last = rec.latest()
 	}
 	if rec.Last < 0 {
 		// the rank that they waited for did not call, or its trace is missing
 		for _, c := range rec.Calls {
 			rec.Waited += c.Of().Wait
 		}
-		rec.Alone = rec.Calls[rec.latest(-1)].Of().Start
 		return
 	}
 	came := rec.Calls[rec.Last].Of().Start
@@ -97,17 +96,12 @@ func (rec *Record) judge(members map[member]*Row) {
 		}
 		rec.Waited += e.Wait
 	}
-	rec.Alone = came
-	if i := rec.latest(rec.Last); i >= 0 && rec.Calls[i].Of().Start.Before(came) {
-		rec.Alone = rec.Calls[i].Of().Start
-	}
 }
 
-// latest returns the call that began last, not counting the call but.
-func (rec *Record) latest(but int) int {
-	last := -1
+// latest returns the call that began last.
+func (rec *Record) latest() (last int) {
 	for i, c := range rec.Calls {
-		if i != but && (last < 0 || c.Of().Start.After(rec.Calls[last].Of().Start)) {
+		if c.Of().Start.After(rec.Calls[last].Of().Start) {
 			last = i
 		}
 	}
@@ -134,7 +128,7 @@ type RankSummary struct {
 }
 
 // Summary counts each wait once: it does not count the verbs that a verb of package gather,
-// collective or strategy consists of.
+// collective or dataparallel consists of.
 func (t *Timeline) Summary() Summary {
 	s := Summary{Took: t.End.Sub(t.Start)}
 	of := map[*Row]int{}
