@@ -332,7 +332,7 @@ func why(f *store.FailureStatus) string {
 	var parts []string
 	say := func(what string, ranks []int) {
 		if len(ranks) > 0 {
-			parts = append(parts, what+" "+rankList(ranks))
+			parts = append(parts, what+" "+RankList(ranks))
 		}
 	}
 	reason := v.Reason
@@ -358,8 +358,8 @@ func why(f *store.FailureStatus) string {
 	return strings.Join(parts, ", ")
 }
 
-// rankList formats a list of ranks, as "rank 3" or "ranks 0–2, 7".
-func rankList(ranks []int) string {
+// RankList formats a list of ranks in order, as "rank 3" or "ranks 0–2, 7".
+func RankList(ranks []int) string {
 	var parts []string
 	for i := 0; i < len(ranks); {
 		j := i

@@ -265,7 +265,7 @@ func (c *collectives) addCall(g *torchGroup, at position, age time.Duration) {
 	if len(order) > 1 {
 		var parts []string
 		for _, kind := range order[:min(len(order), mostBy)] {
-			parts = append(parts, rankList(kinds[kind])+" in "+callText(calls[kind]))
+			parts = append(parts, RankList(kinds[kind])+" in "+callText(calls[kind]))
 		}
 		g.disagree = append(g.disagree, "ranks disagree: "+strings.Join(parts, ", "))
 		if len(kinds[order[0]]) > len(kinds[order[1]]) { // the others differ from most

@@ -143,7 +143,7 @@ func (g *torchGroup) oneDiffers() string {
 // rankTexts names ranks of g, one or a few of them with its process.
 func (g *torchGroup) rankTexts(ranks []int) string {
 	if len(ranks) > someRanks {
-		return rankList(ranks)
+		return RankList(ranks)
 	}
 	var texts []string
 	for _, rank := range ranks {

@@ -370,7 +370,7 @@ func (g *torchGroup) notes(size int, noted map[*tcpwire.Process]bool) (notes []s
 		}
 	}
 	if len(absent) > 0 && g.others == 0 {
-		notes = append(notes, "no connection from "+rankList(absent[:min(len(absent), mostSpans)]))
+		notes = append(notes, "no connection from "+RankList(absent[:min(len(absent), mostSpans)]))
 	}
 	return notes
 }

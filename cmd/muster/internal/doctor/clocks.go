@@ -78,12 +78,5 @@ func (w *groupCheck) skew(rank int, least, most time.Duration) (f Finding, off b
 	return warning(text, do+"; lines of logs and traces are in the wrong order, groups do not mind"), true
 }
 
-func round(d time.Duration) time.Duration {
-	switch {
-	case d >= time.Minute:
-		return d.Round(time.Second)
-	case d >= time.Second:
-		return d.Round(10 * time.Millisecond)
-	}
-	return d.Round(10 * time.Microsecond)
-}
+// round drops what is below the noise of a network.
+func round(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }

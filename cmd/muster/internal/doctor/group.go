@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -130,7 +130,7 @@ func (w *groupCheck) node(n int) string {
 			ranks, name = append(ranks, m.Rank), m.Host
 		}
 	}
-	return fmt.Sprintf("%s (%s)", name, ranksText(ranks))
+	return fmt.Sprintf("%s (%s)", name, status.RankList(ranks))
 }
 
 // reportAll collects all findings on rank 0, which reports them, and sends the number of problems to all
@@ -173,26 +173,4 @@ func (w *groupCheck) attributed(theirs [][]byte) (found []Finding, err error) {
 		found = append(found, fs...)
 	}
 	return found, nil
-}
-
-// ranksText formats ranks as "rank 3" or "ranks 0–2, 5".
-func ranksText(ranks []int) string {
-	ranks = slices.Compact(slices.Sorted(slices.Values(ranks)))
-	var parts []string
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if i == j {
-			parts = append(parts, fmt.Sprint(ranks[i]))
-		} else {
-			parts = append(parts, fmt.Sprintf("%d–%d", ranks[i], ranks[j]))
-		}
-		i = j + 1
-	}
-	if len(ranks) == 1 {
-		return "rank " + parts[0]
-	}
-	return "ranks " + strings.Join(parts, ", ")
 }

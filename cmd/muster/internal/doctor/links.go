@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -194,7 +195,7 @@ func (w *groupCheck) pairs(ts []trouble) string {
 	slices.Sort(from)
 	slices.Sort(to)
 	from, to = slices.Compact(from), slices.Compact(to)
-	text := fmt.Sprintf("%s on %s cannot talk to %s on %s", ranksText(from), w.members[from[0]].Host, ranksText(to), w.members[to[0]].Host)
+	text := fmt.Sprintf("%s on %s cannot talk to %s on %s", status.RankList(from), w.members[from[0]].Host, status.RankList(to), w.members[to[0]].Host)
 	whole := len(from) * len(to)
 	if slices.Equal(from, to) {
 		whole -= len(from) // a rank does not dial itself

@@ -3,7 +3,10 @@ package doctor
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"github.com/muster-pg/muster/internal/status"
 )
 
 // Ink marks text for a terminal. The zero Ink does not change the text.
@@ -36,7 +39,7 @@ func (r *Report) who(f Finding) string {
 	if len(f.Ranks) == 0 || len(f.Ranks) == r.Ranks {
 		return ""
 	}
-	return ranksText(f.Ranks) + ": "
+	return status.RankList(slices.Compact(f.Ranks)) + ": "
 }
 
 func (r *Report) summary(ink Ink) string {
