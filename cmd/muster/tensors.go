@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -15,7 +14,6 @@ import (
 type listing struct {
 	asJSON bool
 	match  []string
-	sort   string
 }
 
 func newTensors() *cobra.Command {
@@ -29,7 +27,7 @@ model.safetensors.index.json, or a directory with one of them. Only headers are 
 * is any text; quote it for the shell.`,
 		Example: `  muster tensors model.safetensors
   muster tensors checkpoint/ --match '*.q_proj.weight' --match '*norm*'
-  muster tensors model.safetensors.index.json --sort size
+  muster tensors model.safetensors.index.json
   muster tensors model.safetensors --json | jq -r .name   # one object a line`,
 		Args: operands("FILE…"),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
@@ -38,14 +36,10 @@ model.safetensors.index.json, or a directory with one of them. Only headers are 
 	f := cmd.Flags()
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object a line, for each tensor")
 	f.StringArrayVar(&o.match, "match", nil, "only tensors whose name a `GLOB` fits; may be repeated")
-	f.StringVar(&o.sort, "sort", "file", "`order`: name, size (largest first), or file order")
 	return cmd
 }
 
 func (o *listing) run(cmd *cobra.Command, paths []string) error {
-	if !slices.Contains([]string{"name", "size", "file"}, o.sort) {
-		return usagef(cmd, "--sort %q: it is name, size or file", o.sort)
-	}
 	models, err := openModels(paths)
 	if err != nil {
 		return err
@@ -63,25 +57,18 @@ func (o *listing) run(cmd *cobra.Command, paths []string) error {
 		if len(models) > 1 {
 			fmt.Fprintf(out, "%s%s\n", strings.Repeat("\n", min(i, 1)), inkOf(cmd.OutOrStdout()).bold(printable(m.path)))
 		}
-		if err := newTensorTable(cmd.OutOrStdout(), out, lists[i]).print(m); err != nil {
+		if err := (&tensorTable{out, inkOf(cmd.OutOrStdout())}).print(m, lists[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// lists returns the rows of each model, in the order in which they are printed.
+// lists returns the rows of each model, in the order of its files.
 func (o *listing) lists(models []*model) (lists [][]*tensorRow, err error) {
 	used := map[string]bool{}
 	for _, m := range models {
-		rows := rowsOf(m, o.match, used)
-		switch o.sort {
-		case "name":
-			slices.SortFunc(rows, func(a, b *tensorRow) int { return cmp.Compare(a.name, b.name) })
-		case "size":
-			slices.SortStableFunc(rows, func(a, b *tensorRow) int { return cmp.Compare(b.bytes(), a.bytes()) })
-		}
-		lists = append(lists, rows)
+		lists = append(lists, rowsOf(m, o.match, used))
 	}
 	for _, p := range o.match {
 		if !used[p] {

@@ -3,56 +3,22 @@ package main
 import (
 	"bufio"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
+// The widths to which columns are padded at most.
 const (
-	nameMost  = 60 // width to which names are padded
+	nameMost  = 60
 	shapeMost = 30
 )
 
-// column is a column of a table.
-type column struct {
-	head  string
-	width int
-	left  bool // aligned
-	cell  func(r *tensorRow) string
-}
-
 // tensorTable prints rows for people.
 type tensorTable struct {
-	out     *bufio.Writer
-	ink     ink
-	rows    []*tensorRow
-	columns []column
-}
-
-// newTensorTable returns a table that is printed to out, which writes to where.
-func newTensorTable(where io.Writer, out *bufio.Writer, rows []*tensorRow) *tensorTable {
-	t := &tensorTable{out: out, ink: inkOf(where), rows: rows}
-	t.columns = []column{
-		{head: "NAME", width: nameMost, left: true, cell: func(r *tensorRow) string { return printable(r.name) }},
-		{head: "DTYPE", width: shapeMost, left: true, cell: func(r *tensorRow) string { return r.info.DType.String() }},
-		{head: "SHAPE", width: shapeMost, left: true, cell: func(r *tensorRow) string { return dimensions(r.info.Shape) }},
-		{head: "BYTES", width: shapeMost, cell: func(r *tensorRow) string { return bytesText(r.bytes()) }},
-	}
-	for i := range t.columns {
-		c := &t.columns[i]
-		c.width = min(c.width, longest(*c, rows))
-	}
-	return t
-}
-
-func longest(c column, rows []*tensorRow) int {
-	n := len(c.head)
-	for _, r := range rows {
-		n = max(n, utf8.RuneCountInString(c.cell(r)))
-	}
-	return n
+	out *bufio.Writer
+	ink ink
 }
 
 // dimensions formats a shape, as 4096×4096.
@@ -63,40 +29,41 @@ func dimensions(shape []int) string {
 	return strings.ReplaceAll(strings.Trim(fmt.Sprint(shape), "[]"), " ", "×")
 }
 
-func (t *tensorTable) print(m *model) error {
-	if len(t.rows) > 0 {
-		fmt.Fprintln(t.out, t.ink.bold(t.line(func(c column) string { return c.head })))
+func (t *tensorTable) print(m *model, rows []*tensorRow) error {
+	lines := [][4]string{{"NAME", "DTYPE", "SHAPE", "BYTES"}}
+	for _, r := range rows {
+		lines = append(lines, [4]string{printable(r.name), r.info.DType.String(), dimensions(r.info.Shape), bytesText(r.bytes())})
 	}
-	for _, r := range t.rows {
-		if _, err := fmt.Fprintln(t.out, t.line(func(c column) string { return c.cell(r) })); err != nil {
+	var width [4]int
+	for _, line := range lines {
+		for i, cell := range line {
+			width[i] = max(width[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for i, line := range lines {
+		text := fmt.Sprintf("%s  %s  %s  %s", padRight(line[0], min(width[0], nameMost)), padRight(line[1], width[1]), padRight(line[2], min(width[2], shapeMost)), padLeft(line[3], width[3]))
+		switch {
+		case len(rows) == 0:
+			continue
+		case i == 0:
+			text = t.ink.bold(text)
+		}
+		if _, err := fmt.Fprintln(t.out, text); err != nil {
 			return err
 		}
 	}
-	t.totals()
+	t.totals(rows)
 	t.metadata(m)
 	return t.out.Flush()
 }
 
-// line formats a row.
-func (t *tensorTable) line(cell func(c column) string) string {
-	var cells []string
-	for _, c := range t.columns {
-		if c.left {
-			cells = append(cells, padRight(cell(c), c.width))
-		} else {
-			cells = append(cells, padLeft(cell(c), c.width))
-		}
-	}
-	return strings.TrimRight(strings.Join(cells, "  "), " ")
-}
-
-func (t *tensorTable) totals() {
+func (t *tensorTable) totals(rows []*tensorRow) {
 	var parameters, bytes int64
-	for _, r := range t.rows {
+	for _, r := range rows {
 		parameters += r.elements
 		bytes += r.bytes()
 	}
-	text := fmt.Sprintf("%s, %s, %s", count(int64(len(t.rows)), "tensor"), count(parameters, "parameter"), count(bytes, "byte"))
+	text := fmt.Sprintf("%s, %s, %s", count(int64(len(rows)), "tensor"), count(parameters, "parameter"), count(bytes, "byte"))
 	if bytes >= 1<<10 {
 		text += " (" + bytesText(bytes) + ")"
 	}

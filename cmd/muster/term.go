@@ -56,8 +56,10 @@ func short(d time.Duration) string {
 		return digits(float64(d)/float64(time.Microsecond)) + " µs"
 	case d < time.Second:
 		return digits(float64(d)/float64(time.Millisecond)) + " ms"
+	case d < time.Minute:
+		return digits(d.Seconds()) + " s"
 	}
-	return digits(d.Seconds()) + " s"
+	return d.Round(time.Second).String()
 }
 
 func digits(x float64) string {

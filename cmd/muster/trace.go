@@ -129,8 +129,8 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 	if s.Failed > 0 {
 		failed = p.red(fmt.Sprintf(", %d failed", s.Failed))
 	}
-	p.line("%s%s", p.bold(fmt.Sprintf("%s, %s together in %s", count(int64(len(t.Rows)), "rank"), count(int64(s.Records), "verb"), traceTime(s.Took))), failed)
-	p.line("they waited %s for each other, all ranks together", traceTime(s.Lost))
+	p.line("%s%s", p.bold(fmt.Sprintf("%s, %s together in %s", count(int64(len(t.Rows)), "rank"), count(int64(s.Records), "verb"), short(s.Took))), failed)
+	p.line("they waited %s for each other, all ranks together", short(s.Lost))
 	if len(s.Ranks) > 0 && s.Ranks[0].Caused > 0 {
 		p.line("\n%s", p.dim("            came last   others waited   waited itself"))
 	}
@@ -142,10 +142,10 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 		for _, r := range more {
 			caused += r.Caused
 		}
-		p.line("and %d more, for which the others waited %s; --json has them all", len(more), traceTime(caused))
+		p.line("and %d more, for which the others waited %s; --json has them all", len(more), short(caused))
 	}
 	if s.Absent > 0 {
-		p.line("and %s for ranks whose traces are not here", traceTime(s.Absent))
+		p.line("and %s for ranks whose traces are not here", short(s.Absent))
 	}
 	if note != "" {
 		p.line("\n%s", p.dim(strings.TrimSpace(note)))
@@ -155,14 +155,14 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int) {
 	notes := []string{}
 	if w := r.Worst; w != nil && i < 3 {
-		notes = append(notes, fmt.Sprintf("most in %s: %s", printable(w.String()), traceTime(w.Waited)))
+		notes = append(notes, fmt.Sprintf("most in %s: %s", printable(w.String()), short(w.Waited)))
 	}
 	if c := r.Row.Clock.Abs(); c >= 100*time.Millisecond {
 		way := "ahead"
 		if r.Row.Clock < 0 {
 			way = "behind"
 		}
-		notes = append(notes, fmt.Sprintf("clock %s %s", traceTime(c), way))
+		notes = append(notes, fmt.Sprintf("clock %s %s", short(c), way))
 	}
 	if r.Row.Unaligned {
 		notes = append(notes, "its clock is its own: no verb in common with the others")
@@ -175,7 +175,7 @@ func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int)
 			notes = append(notes, printable(d))
 		}
 	}
-	line := fmt.Sprintf("%s %s   %s   %s", padRight(rowName(r.Row), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(traceTime(r.Caused), 13), padLeft(traceTime(r.Waited), 13))
+	line := fmt.Sprintf("%s %s   %s   %s", padRight(rowName(r.Row), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(short(r.Caused), 13), padLeft(short(r.Waited), 13))
 	if i == 0 && 2*r.Caused >= s.Lost && r.Caused > 0 {
 		line = p.red(line)
 	}
@@ -187,19 +187,6 @@ func rowName(r *timeline.Row) string {
 		return fmt.Sprintf("pid %d", r.PID)
 	}
 	return fmt.Sprintf("rank %d", r.Rank)
-}
-
-// traceTime formats a duration for people.
-func traceTime(d time.Duration) string {
-	switch {
-	case d >= time.Minute:
-		return d.Round(time.Second).String()
-	case d >= time.Second:
-		return fmt.Sprintf("%.2f s", d.Seconds())
-	case d >= time.Millisecond:
-		return fmt.Sprintf("%.1f ms", float64(d)/1e6)
-	}
-	return fmt.Sprintf("%d µs", d.Microseconds())
 }
 
 // rankJSON is one rank of a summary, with times in seconds.
