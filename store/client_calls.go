@@ -26,6 +26,7 @@ type client struct {
 	ctx    context.Context    // until Close
 	cancel context.CancelFunc // ends ctx
 
+	idle     sync.Pool     // of *clientCall: its own, because a channel of a synctest bubble stays in it
 	large    chan struct{} // holds a token while a large request waits to be sent
 	drained  chan struct{} // gets a token when the outbox has drained
 	received atomic.Bool   // something was received since the last health check
@@ -57,14 +58,13 @@ type clientCall struct {
 	tries  int // replies with CodeAgain: the store had no space for the reply
 }
 
-var clientCalls = sync.Pool{New: func() any { return &clientCall{done: make(chan struct{}, 1)} }}
-
 func newClient(d *dialer, l *clientConn) *client {
 	c := &client{
 		dialer: d, logger: logger(d.options.Logger), ended: make(chan struct{}),
 		large: make(chan struct{}, 1), drained: make(chan struct{}, 1),
 		calls: map[uint64]*clientCall{}, cancelled: map[uint64]cancellation{},
 	}
+	c.idle.New = func() any { return &clientCall{done: make(chan struct{}, 1)} }
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.numbers.freed = make(chan struct{}, 1)
 	c.mu.Lock() // a timer may fire at once
@@ -123,7 +123,7 @@ func (c *client) traced(ctx context.Context, sink trace.Sink, req *wire.Request,
 }
 
 func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	call := clientCalls.Get().(*clientCall)
+	call := c.idle.Get().(*clientCall)
 	call.req, call.rep, call.err = req, rep, nil
 	call.number, call.conn, call.tries = 0, nil, 0
 	if err := c.submit(ctx, call); err != nil {
@@ -139,7 +139,7 @@ func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	}
 	err = call.err
 	call.req, call.rep = nil, nil
-	clientCalls.Put(call)
+	c.idle.Put(call)
 	return err
 }
 

@@ -116,7 +116,7 @@ func (c *client) contextError(op wire.Op, sent bool, err error) error {
 	case !s.downSince.IsZero():
 		reason = wire.ReasonDisconnected
 		what = fmt.Sprintf("not connected for %v: %v", time.Since(s.downSince).Round(time.Millisecond), s.downReason.Detail)
-	case s.ticks > 0:
+	case s.ticks > 0 && !c.received.Load():
 		what = fmt.Sprintf("nothing received from the store for %v", s.silentFor())
 	}
 	c.mu.Unlock()

@@ -51,6 +51,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "internal/storetest", may: []string{"store", "wire", "trace"}},
+		{name: "internal/scenario", may: []string{"store", "wire", "trace"}}, // rules as text
 		{name: "pgroup", may: []string{"internal/hostmem", "internal/launcher", "shm", "store", "wire", "trace"}},
 		{name: "internal/status", may: []string{"store", "wire", "internal/flightrecorder", "internal/tcpwire"}},
 		{name: "interop/tcpstore", may: []string{"store", "wire", "internal/tcpwire", "trace", "internal/transport"}},
@@ -123,5 +124,5 @@ func match(path string, patterns ...string) bool {
 // isTestPackage reports whether the package in dir is made for tests, by its name.
 func isTestPackage(dir string) bool {
 	name := dir[strings.LastIndex(dir, "/")+1:]
-	return strings.HasSuffix(name, "test") || strings.HasPrefix(name, "test")
+	return strings.HasSuffix(name, "test") || strings.HasPrefix(name, "test") || name == "scenario"
 }

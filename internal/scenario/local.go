@@ -1,0 +1,87 @@
+package scenario
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Memory is a store in this process. Its sessions are opened as those of clients are: by a hello.
+var Memory = Engine{
+	Name:  "Memory",
+	Lacks: []Feature{Connections},
+	Start: func(t *testing.T, s Settings) func() Session {
+		m := &store.Memory{Limits: s.Limits}
+		t.Cleanup(func() { _ = m.Close() })
+		return func() Session { return Local(t, m) }
+	},
+}
+
+// Local opens a session of a store in this process.
+func Local(t *testing.T, m *store.Memory) Session {
+	l := &localSession{memory: m}
+	l.ctx, l.end = context.WithCancel(context.Background())
+	var rep wire.Reply
+	if err := m.Do(l.ctx, &wire.Request{Op: wire.OpHello, Key: "a session"}, &rep); err != nil {
+		t.Fatal(err)
+	}
+	l.id = uint64(rep.N)
+	return Session{Engine: l, Crash: func() { l.finish(wire.Request{Op: wire.OpLost, TTL: reconnectTimeout}) }}
+}
+
+// localSession is a session that is not core.Local.
+type localSession struct {
+	memory *store.Memory
+	id     uint64
+	calls  atomic.Uint64 // the id of the last one
+	once   sync.Once
+	ctx    context.Context // until Close
+	end    context.CancelFunc
+}
+
+// Do implements store.Engine. When the session ends, it leaves a call to a goroutine.
+func (l *localSession) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if l.ctx.Err() != nil {
+		return store.ErrClosed
+	}
+	own := *req
+	own.Session, own.ID = l.id, l.calls.Add(1)
+	if !req.Op.Waits() {
+		return l.memory.Do(ctx, &own, rep)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(l.ctx, cancel)
+	var reply wire.Reply
+	answered := make(chan error, 1)
+	go func() {
+		defer cancel()
+		defer stop()
+		answered <- l.memory.Do(ctx, &own, &reply)
+	}()
+	select {
+	case err := <-answered:
+		*rep = reply
+		return err
+	case <-l.ctx.Done():
+		return store.ErrClosed
+	}
+}
+
+// Close implements store.Engine.
+func (l *localSession) Close() error {
+	l.finish(wire.Request{Op: wire.OpGoodbye})
+	return nil
+}
+
+// finish ends the session by how.
+func (l *localSession) finish(how wire.Request) {
+	l.once.Do(func() {
+		how.Session = l.id
+		_ = l.memory.Do(context.Background(), &how, new(wire.Reply)) // the store may be closed
+		l.end()
+	})
+}

@@ -1,0 +1,161 @@
+// Package scenario runs the rules of stores and groups as text: testdata has a file for each rule,
+// with commands and the output that must follow. Each engine runs the same files, in a test of its
+// own package:
+//
+//	func TestScenarios(t *testing.T) {
+//		scenario.Run(t, "../internal/scenario/testdata", scenario.Memory)
+//	}
+//
+// "go test ./internal/scenario -rewrite" writes the output of all files, for review.
+//
+// A block is commands, one a line, and their output, as in package datadriven. A command is a verb,
+// the sessions that call it one after the other, arguments and options:
+//
+//	set a k v ttl=5s
+//	wait b,c k
+//	----
+//	a: ok
+//	b: v
+//	c: v
+//
+// A session is opened when it is first named. The output has what calls have returned and, at the
+// end of the block, a line for each call that still waits. An argument in double quotes is a Go
+// string without spaces. The verbs are in keys.go.
+//
+// Two kinds of comments are for the runner: "# needs:" lists features that an engine may lack, and
+// "# store:" has the settings of the store.
+//
+// A file runs in a bubble of testing/synctest: time is virtual, and passes only in "advance".
+package scenario
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/muster-pg/muster/store"
+)
+
+// Engine is a kind of store on which scenarios run.
+type Engine struct {
+	Name string
+	// Start starts an empty store, and returns the function that opens a session of it. It
+	// registers its own cleanup.
+	Start func(t *testing.T, s Settings) (open func() Session)
+	// Lacks are the features that this kind does not have. A file that needs one is skipped.
+	Lacks []Feature
+	// Only, if not nil, names the files that it runs.
+	Only []string
+	// Lag is the time that the engine may take to answer, although nothing is missing; 0: none.
+	Lag time.Duration
+	// Real engines use sockets, or other processes: their time is not virtual. They lack Clock, and
+	// the runner learns from the status of the store that a call waits.
+	Real bool
+}
+
+// Settings are the settings of the store for one file.
+type Settings struct{ Limits store.Limits }
+
+// Session is a session of a store, and what can happen to it.
+type Session struct {
+	store.Engine
+	Crash func() // its process ends without a goodbye
+	Break func() // its connection ends, and it reconnects; nil without Connections
+}
+
+// Feature is something that files need and engines may lack.
+type Feature string
+
+// The features.
+const (
+	Clock       Feature = "clock"       // time is virtual: "advance", and deadlines
+	Exact       Feature = "exact"       // an answer takes no time, not even a virtual one
+	Connections Feature = "connections" // that can break
+	Numbers     Feature = "numbers"     // of requests, chosen by the file
+	Status      Feature = "status"      // of the whole store
+	LimitsOf    Feature = "limits"      // the file sets the limits of the store
+)
+
+// lacks returns the first of features that e does not have, or "".
+func (e *Engine) lacks(features []Feature) Feature {
+	for _, f := range features {
+		switch {
+		case slices.Contains(e.Lacks, f), e.Real && (f == Clock || f == Exact), e.Lag > 0 && f == Exact:
+			return f
+		}
+	}
+	return ""
+}
+
+// Run runs the files of a directory on an engine.
+func Run(t *testing.T, dir string, e Engine) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.txt"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios in %s: %v", dir, err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".txt")
+		if e.Only != nil && !slices.Contains(e.Only, name) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			needs, settings := header(t, file)
+			if f := e.lacks(needs); f != "" {
+				t.Skipf("SKIPPED: %s has no %q", e.Name, f)
+			}
+			if e.Real {
+				runFile(t, file, e, settings)
+				return
+			}
+			synctest.Test(t, func(t *testing.T) { runFile(t, file, e, settings) })
+		})
+	}
+}
+
+// header reads the comments that are for the runner.
+func header(t *testing.T, file string) (needs []Feature, s Settings) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		switch key, rest, _ := strings.Cut(strings.TrimSpace(string(line)), ":"); key {
+		case "# needs":
+			for f := range strings.SplitSeq(rest, ",") {
+				needs = append(needs, Feature(strings.TrimSpace(f)))
+			}
+		case "# store":
+			c := parse(t, "store a "+rest)
+			s.Limits = store.Limits{Key: c.number("key"), Value: c.number("value"), Bytes: int64(c.number("bytes")), Keys: c.number("keys"), History: c.number("history"), Waiting: c.number("waiting"), Leases: c.number("leases")}
+		}
+	}
+	return needs, s
+}
+
+// quiet drops what datadriven logs each 10 seconds, which may be virtual ones.
+type quiet struct{ testing.TB }
+
+func (quiet) Logf(string, ...any) {}
+
+func runFile(t *testing.T, file string, e Engine, settings Settings) {
+	w := &world{engine: &e, open: e.Start(t, settings), leases: map[string]*lease{}, revisions: map[string]store.Revision{}}
+	if e.Real {
+		w.probe = store.New(w.open().Engine)
+	}
+	defer w.end()
+	datadriven.RunTestAny(quiet{t}, file, func(t testing.TB, d *datadriven.TestData) string {
+		w.run(command{t, d.Cmd, d.CmdArgs})
+		for line := range strings.Lines(d.Input) {
+			w.run(parse(t, line))
+		}
+		return w.block()
+	})
+}

@@ -1,0 +1,150 @@
+package scenario
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+)
+
+// reconnectTimeout is how long sessions may be without a connection: the default of servers.
+const reconnectTimeout = 500 * time.Millisecond
+
+// Pipe is a client and a server, connected by net.Pipe.
+var Pipe = Engine{
+	Name:  "a client over pipes",
+	Lacks: []Feature{Numbers},
+	Start: func(t *testing.T, s Settings) func() Session {
+		return Serve(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}}, nil)
+	},
+}
+
+// Serve serves over pipes until the end of the test, and returns the function that opens a session.
+func Serve(t *testing.T, srv *store.Server, o *store.DialOptions) func() Session {
+	l := Listen(t, srv)
+	return func() Session { return l.Dial(t, o) }
+}
+
+// Listener listens for connections in this process.
+type Listener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+// Listen serves on a new Listener until the end of the test.
+func Listen(t *testing.T, srv *store.Server) *Listener {
+	l := &Listener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	var served sync.WaitGroup
+	served.Go(func() { _ = srv.Serve(l) })
+	t.Cleanup(func() {
+		_ = srv.Close()
+		served.Wait()
+		_ = srv.Engine.Close()
+	})
+	return l
+}
+
+// Dial opens a session, which may crash or lose its connection.
+func (l *Listener) Dial(t *testing.T, o *store.DialOptions) Session {
+	d := &dialer{listener: l}
+	own := store.DialOptions{}
+	if o != nil {
+		own = *o
+	}
+	own.Dial = d.dial
+	s, err := store.Dial(context.Background(), "127.0.0.1:1", &own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Session{Engine: s.Engine(), Crash: func() { d.close(true) }, Break: func() { d.close(false) }}
+}
+
+// dialer makes the connections of one client.
+type dialer struct {
+	listener *Listener
+
+	mu      sync.Mutex // protects the fields below
+	conn    net.Conn   // the last one
+	crashed bool       // no further one can be made
+}
+
+// Conn connects to the listener; it is a dial function.
+func (l *Listener) Conn(ctx context.Context, _, _ string) (net.Conn, error) {
+	mine, theirs := net.Pipe()
+	select {
+	case l.conns <- theirs:
+		return mine, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.crashed {
+		return nil, net.ErrClosed
+	}
+	conn, err := d.listener.Conn(ctx, network, addr)
+	if err == nil {
+		d.conn = conn
+	}
+	return conn, err
+}
+
+func (d *dialer) close(crash bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.crashed = crash
+	_ = d.conn.Close()
+}
+
+// Accept implements net.Listener.
+func (l *Listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (l *Listener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (l *Listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+
+// Prefix is a part of a store.
+var Prefix = Engine{
+	Name:  "a prefix",
+	Lacks: []Feature{Connections, Status, LimitsOf},
+	Start: func(t *testing.T, s Settings) func() Session {
+		open := Memory.Start(t, s)
+		return func() Session {
+			on := open()
+			part := store.Prefix(store.New(on.Engine), "jobs/").Engine()
+			return Session{Engine: &both{part, on.Engine}, Crash: on.Crash}
+		}
+	},
+}
+
+// both closes a part of a store, and then the store.
+type both struct {
+	store.Engine
+	below store.Engine
+}
+
+func (b *both) Close() error {
+	_ = b.Engine.Close()
+	return b.below.Close()
+}

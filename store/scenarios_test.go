@@ -1,0 +1,92 @@
+package store_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/scenario"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+)
+
+// scenarios has the rules of stores as text. Package scenario runs them on a Memory, on a client of
+// a server, and on a prefix; the tests here run them on what this package's tests alone can make.
+const scenarios = "../internal/scenario/testdata"
+
+func TestScenariosOfADurableStore(t *testing.T) {
+	scenario.Run(t, scenarios, scenario.Engine{
+		Name:  "a durable store",
+		Lacks: []scenario.Feature{scenario.Connections},
+		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+			m := &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}
+			t.Cleanup(func() { _ = m.Close() })
+			return func() scenario.Session { return scenario.Local(t, m) }
+		},
+	})
+}
+
+func TestScenariosOverTLS(t *testing.T) {
+	scenario.Run(t, scenarios, scenario.Engine{
+		Name:  "a client with TLS and a secret",
+		Lacks: []scenario.Feature{scenario.Numbers},
+		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+			f := newTLSFiles(t) // here, because the time of the scenario is another one
+			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}})
+			return func() scenario.Session {
+				return l.Dial(t, &store.DialOptions{Secret: secretOf("s"), TLS: f.client().Client})
+			}
+		},
+	})
+}
+
+func TestScenariosThroughARelay(t *testing.T) {
+	scenario.Run(t, scenarios, scenario.Engine{
+		Name:  "a client of a relay",
+		Lacks: []scenario.Feature{scenario.Numbers},
+		Lag:   10 * time.Millisecond,
+		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}})
+			r, err := store.NewRelay(t.Context(), "muster://127.0.0.1:1", &store.DialOptions{Dial: l.Conn})
+			require.NoError(t, err)
+			near := scenario.Listen(t, &store.Server{Engine: r})
+			return func() scenario.Session { return near.Dial(t, nil) }
+		},
+	})
+}
+
+// TestScenariosOverSockets runs the scenarios without a clock over TCP, where servers and relays read many
+// connections in one goroutine.
+func TestScenariosOverSockets(t *testing.T) {
+	for name, backend := range map[string]func(t *testing.T, s scenario.Settings) store.Backend{
+		"store": func(_ *testing.T, s scenario.Settings) store.Backend { return &store.Memory{Limits: s.Limits} },
+		"relay": func(t *testing.T, s scenario.Settings) store.Backend {
+			up := serve(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}}, tcp)
+			r, err := store.NewRelay(t.Context(), "muster://"+up.addr, nil)
+			require.NoError(t, err)
+			return r
+		},
+		"durable store": func(t *testing.T, s scenario.Settings) store.Backend {
+			return &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario.Run(t, scenarios, scenario.Engine{
+				Name:  name + " over TCP",
+				Lacks: []scenario.Feature{scenario.Numbers},
+				Real:  true,
+				Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+					e := backend(t, s)
+					t.Cleanup(func() { _ = e.Close() })
+					srv := serve(t, &store.Server{Engine: e}, tcp)
+					return func() scenario.Session {
+						c, err := store.Dial(t.Context(), srv.addr, nil)
+						require.NoError(t, err)
+						return scenario.Session{Engine: c.Engine(), Crash: func() { store.Kill(c.Engine()) }, Break: func() { breaks(c.Engine()) }}
+					}
+				},
+			})
+		})
+	}
+}
