@@ -194,7 +194,7 @@ func TestExpireCountsUnread(t *testing.T) {
 // TestMissingRanksAreBounded checks what a join of the largest size costs when it times out: its
 // size is a number that one peer has sent, and the store's lock is held meanwhile.
 func TestMissingRanksAreBounded(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	s := r.session()
 	ticket := r.waits(s, wire.Request{Op: wire.OpJoin, Timeout: time.Second, Group: wire.Contribution{Group: "world", Rank: 1, Size: 1 << 20}})
 	var before, after runtime.MemStats

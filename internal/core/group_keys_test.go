@@ -14,7 +14,7 @@ import (
 // TestKeysEndWithTheirGroup checks that the keys below a generation are deleted, in portions, when
 // its last rank has left, also by a store that was restored meanwhile, and that others stay.
 func TestKeysEndWithTheirGroup(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	at := wire.Contribution{Group: "g", Size: 1}
 	rep := r.does(core.Local, wire.Request{Op: wire.OpJoin, Group: at})
 	isCode(t, rep, wire.CodeOK)

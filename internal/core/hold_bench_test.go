@@ -221,7 +221,7 @@ func BenchmarkLongestHold(b *testing.B) {
 		b.Run(h.name, func(b *testing.B) {
 			shortest := time.Duration(1 << 62)
 			for range 5 {
-				step := h.prepare(newRig(b, core.Limits{}))
+				step := h.prepare(newRig(b))
 				began := time.Now()
 				step()
 				shortest = min(shortest, time.Since(began))

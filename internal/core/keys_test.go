@@ -20,60 +20,8 @@ func get(key string) wire.Request { return wire.Request{Op: wire.OpGet, Key: key
 
 func waitFor(keys ...string) wire.Request { return wire.Request{Op: wire.OpWait, Keys: keys} }
 
-// TestTimers checks the effect of each operation on a time to live.
-func TestTimers(t *testing.T) {
-	const ttl = 10 * time.Millisecond
-	short := set("key", "1")
-	short.TTL = ttl
-	for name, c := range map[string]struct {
-		then []wire.Request // after half of it
-		gone bool           // when it has passed
-	}{
-		"the entry goes":                   {nil, true},
-		"a new value keeps it forever":     {[]wire.Request{set("key", "2")}, false},
-		"a new value with a TTL starts it": {[]wire.Request{short}, false},
-		"add leaves it":                    {[]wire.Request{{Op: wire.OpAdd, Key: "key", Delta: 1}}, true},
-		"append leaves it":                 {[]wire.Request{{Op: wire.OpAppend, Key: "key", Value: []byte("2")}}, true},
-		"swap ends it":                     {[]wire.Request{{Op: wire.OpSwap, Key: "key", Old: []byte("1"), Value: []byte("2")}}, false},
-		"a swap that fails leaves it":      {[]wire.Request{{Op: wire.OpSwap, Key: "key", Old: []byte("3"), Value: []byte("2")}}, true},
-		"a key that is deleted and set":    {[]wire.Request{{Op: wire.OpDelete, Keys: []string{"key"}}, set("key", "2")}, false},
-		"reading leaves it":                {[]wire.Request{get("key")}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, core.Limits{})
-			isCode(t, r.does(core.Local, short), wire.CodeOK)
-			r.pass(ttl / 2)
-			for _, req := range c.then {
-				r.does(core.Local, req)
-			}
-			r.pass(ttl/2 - 1)
-			isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
-			r.now++ // Apply itself checks the time
-			same(t, "it is gone", r.does(core.Local, get("key")).Code == wire.CodeNotFound, c.gone)
-		})
-	}
-}
-
-func TestTimersInOrder(t *testing.T) {
-	r := newRig(t, core.Limits{})
-	for i, ttl := range []time.Duration{30, 10, 20, 50, 40} {
-		req := set(fmt.Sprint("key ", i), "value")
-		req.TTL = ttl * time.Millisecond
-		r.does(core.Local, req)
-	}
-	at, armed := r.m.Next()
-	same(t, "next", at, 10*time.Millisecond)
-	same(t, "armed", armed, true)
-	r.pass(time.Second)
-	rep := r.does(core.Local, wire.Request{Op: wire.OpWatch, Rev: 6})
-	same(t, "order", strings.Join(rep.Keys, ","), "key 1,key 2,key 0,key 4,key 3")
-	if _, armed := r.m.Next(); armed {
-		t.Fatal("a timer is left")
-	}
-}
-
 func TestTimesThatNoClockReaches(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	r.pass(time.Hour)
 	forever := set("key", "value")
 	forever.TTL = math.MaxInt64
@@ -90,7 +38,7 @@ func TestTimesThatNoClockReaches(t *testing.T) {
 }
 
 func TestTimeStandsStillAtWorst(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	req := set("key", "value")
 	req.TTL = 2 * time.Millisecond
 	r.now = 10 * time.Millisecond
@@ -127,7 +75,7 @@ func TestWaitReads(t *testing.T) {
 		"without a limit it stays for all": {[][]string{{"a"}, {"a"}, {"a", "b"}}, []wire.Request{set("a", "value"), set("b", "value")}, 3, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, core.Limits{})
+			r := newRig(t)
 			for _, keys := range c.waits {
 				r.waits(core.Local, waitFor(keys...))
 			}
@@ -155,36 +103,6 @@ func TestWaitReads(t *testing.T) {
 
 func take(keys ...string) wire.Request { return wire.Request{Op: wire.OpTake, Keys: keys} }
 
-// TestTake checks that a counted read is all or nothing, and that uncounted reads see that there is
-// one.
-func TestTake(t *testing.T) {
-	r := newRig(t, core.Limits{})
-	req := set("a", "value")
-	req.Reads = 2
-	r.does(core.Local, req)
-	isCode(t, r.does(core.Local, get("a")), wire.CodeCounted)
-	isCode(t, r.does(core.Local, waitFor("a")), wire.CodeCounted)
-	rep := r.does(core.Local, take("a", "b"))
-	isCode(t, rep, wire.CodeNotFound)
-	same(t, "missing", strings.Join(rep.Keys, ","), "b")
-	r.does(core.Local, set("b", "for ever"))
-	same(t, "values", texts(r.does(core.Local, take("a", "b")).Values), "value,for ever")
-	same(t, "values", texts(r.does(core.Local, take("b", "a")).Values), "for ever,value")
-	isCode(t, r.does(core.Local, take("a")), wire.CodeNotFound)
-	isCode(t, r.does(core.Local, get("b")), wire.CodeOK)
-}
-
-func TestWaitSaysWhatIsMissing(t *testing.T) {
-	r := newRig(t, core.Limits{})
-	r.does(core.Local, set("b", "value"))
-	req := waitFor("a", "b", "c", "a")
-	req.Timeout = time.Millisecond
-	ticket := r.waits(core.Local, req)
-	r.pass(time.Second)
-	isCode(t, r.answer(ticket), wire.CodeTimeout)
-	same(t, "missing", strings.Join(r.answer(ticket).Keys, ","), "a,c")
-}
-
 func list(prefix, after string, limit int64) wire.Request {
 	req := wire.Request{Op: wire.OpList, Key: prefix, Delta: limit}
 	if after != "" {
@@ -194,7 +112,7 @@ func list(prefix, after string, limit int64) wire.Request {
 }
 
 func TestListPages(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	const n = 2500
 	for i := range n {
 		r.does(core.Local, set(fmt.Sprintf("dir/%04d", i), "value"))
@@ -224,7 +142,7 @@ func TestListPages(t *testing.T) {
 }
 
 func TestListStopsAtBytes(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	value := string(make([]byte, 300<<10))
 	for i := range 8 {
 		r.does(core.Local, set(fmt.Sprint("key ", i), value))
@@ -238,7 +156,7 @@ func TestListStopsAtBytes(t *testing.T) {
 }
 
 func TestListDetails(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	req := set("a", "value")
 	req.TTL, req.Reads = 10*time.Millisecond, 1
 	r.does(core.Local, req)
@@ -261,30 +179,8 @@ func changes(prefix string, rev uint64) wire.Request {
 	return wire.Request{Op: wire.OpWatch, Key: prefix, Rev: rev}
 }
 
-// TestHistory checks how long changes are kept, and that a gap is reported.
-func TestHistory(t *testing.T) {
-	r := newRig(t, core.Limits{History: 4})
-	for i := range 10 { // revisions 2 to 11
-		r.does(core.Local, set(fmt.Sprint("key ", i), "value"))
-	}
-	for rev, want := range map[uint64]wire.Code{
-		1: wire.CodeCompacted, 6: wire.CodeCompacted, 7: wire.CodeOK, 10: wire.CodeOK, 12: wire.CodeCompacted, math.MaxUint64: wire.CodeCompacted, 0: wire.CodeOK,
-	} {
-		isCode(t, r.does(core.Local, changes("", rev)), want)
-	}
-	rep := r.does(core.Local, changes("", 7))
-	same(t, "keys", strings.Join(rep.Keys, ","), "key 6,key 7,key 8,key 9")
-	same(t, "revisions", fmt.Sprint(rep.Nums), "[8 0 9 0 10 0 11 0]")
-	same(t, "of now", r.does(core.Local, changes("", 0)).Rev, 11)
-	ticket := r.waits(core.Local, changes("key 3", 7))
-	r.does(core.Local, set("key 4", "again"))
-	r.does(core.Local, wire.Request{Op: wire.OpDelete, Keys: []string{"key 3"}})
-	rep = r.answer(ticket)
-	same(t, "change", fmt.Sprint(rep.Rev, rep.Keys, rep.Nums), fmt.Sprint(13, []string{"key 3"}, []int64{13, int64(wire.ChangeDelete)}))
-}
-
 func TestHistoryInPages(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	for i := range 2500 {
 		r.does(core.Local, set(fmt.Sprint("key ", i%7), fmt.Sprint(i)))
 	}
@@ -301,59 +197,11 @@ func TestHistoryInPages(t *testing.T) {
 }
 
 func TestHistoryIsBoundedInBytes(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	value := string(make([]byte, 1<<20))
 	for range 20 {
 		r.does(core.Local, set("key", value))
 	}
 	isCode(t, r.does(core.Local, changes("", 2)), wire.CodeCompacted)
 	isCode(t, r.does(core.Local, changes("", 20)), wire.CodeOK)
-}
-
-func TestLimits(t *testing.T) {
-	r := newRig(t, core.Limits{Keys: 2, Bytes: 100})
-	isCode(t, r.does(core.Local, set("a", strings.Repeat("x", 49))), wire.CodeOK)
-	isCode(t, r.does(core.Local, set("b", strings.Repeat("x", 50))), wire.CodeFull)
-	isCode(t, r.does(core.Local, set("b", strings.Repeat("x", 49))), wire.CodeOK)
-	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpAppend, Key: "b", Value: []byte("y")}), wire.CodeFull)
-	isCode(t, r.does(core.Local, set("b", "")), wire.CodeOK)
-	isCode(t, r.does(core.Local, set("c", "")), wire.CodeFull)
-	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpAdd, Key: "c", Delta: 1}), wire.CodeFull)
-	same(t, "b is as it was", r.does(core.Local, get("b")).Code, wire.CodeOK)
-	same(t, "keys", r.m.Keys(), 2)
-}
-
-func TestCounters(t *testing.T) {
-	r := newRig(t, core.Limits{})
-	for _, c := range []struct {
-		is    string // "" is absent
-		delta int64
-		want  string // "" is refused
-	}{
-		{"", 5, "5"},
-		{"", 0, "0"},
-		{"7", -9, "-2"},
-		{"9223372036854775806", 1, "9223372036854775807"},
-		{"9223372036854775807", 1, ""},
-		{"-9223372036854775808", -1, ""},
-		{"-9223372036854775808", math.MaxInt64, "-1"},
-		{"x", 1, ""},
-		{" 1", 1, ""},
-		{"1\n", 1, ""},
-		{"+1", 1, "2"},
-	} {
-		r.does(core.Local, wire.Request{Op: wire.OpDelete, Keys: []string{"n"}})
-		if c.is != "" {
-			r.does(core.Local, set("n", c.is))
-		}
-		rep := r.does(core.Local, wire.Request{Op: wire.OpAdd, Key: "n", Delta: c.delta})
-		if c.want == "" {
-			isCode(t, rep, wire.CodeInvalid)
-			c.want = c.is
-		}
-		same(t, fmt.Sprintf("%s%+d", c.is, c.delta), string(r.does(core.Local, get("n")).Value), c.want)
-	}
-	rep := r.does(core.Local, wire.Request{Op: wire.OpAppend, Key: "big", Value: make([]byte, wire.MaxValue)})
-	isCode(t, rep, wire.CodeOK)
-	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpAppend, Key: "big", Value: []byte("x")}), wire.CodeTooLarge)
 }

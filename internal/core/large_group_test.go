@@ -17,7 +17,7 @@ func TestLargeGroupForms(t *testing.T) {
 	if underRace {
 		ranks = 10_000
 	}
-	c := &crew{rig: newRig(t, core.Limits{})}
+	c := &crew{rig: newRig(t)}
 	for range ranks {
 		c.sessions = append(c.sessions, c.session())
 	}

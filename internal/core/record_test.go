@@ -243,7 +243,7 @@ func TestManyChannels(t *testing.T) {
 }
 
 func TestCallsInUse(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	s := r.session()
 	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
 	// it comes again, and continues to wait

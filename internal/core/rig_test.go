@@ -22,8 +22,8 @@ type rig struct {
 	order   []core.Ticket               // in which they were answered
 }
 
-func newRig(tb testing.TB, l core.Limits) *rig {
-	return &rig{tb: tb, m: core.New(l), answers: map[core.Ticket]*wire.Reply{}}
+func newRig(tb testing.TB) *rig {
+	return &rig{tb: tb, m: core.New(core.Limits{}), answers: map[core.Ticket]*wire.Reply{}}
 }
 
 func (r *rig) session() uint64 {
@@ -112,7 +112,7 @@ type crew struct {
 	gen      uint64
 }
 
-func newCrew(tb testing.TB, n int) *crew { return newCrewOn(newRig(tb, core.Limits{}), "world", n) }
+func newCrew(tb testing.TB, n int) *crew { return newCrewOn(newRig(tb), "world", n) }
 
 func newCrewOn(r *rig, name string, n int) *crew {
 	c := &crew{rig: r}

@@ -89,7 +89,7 @@ func TestStatusOfARoot(t *testing.T) {
 }
 
 func TestStatusOfFormingGroup(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	c := &crew{rig: r, sessions: []uint64{r.session(), r.session(), r.session(), r.session()}}
 	req := c.joining("new", 1)
 	req.Timeout = 10 * time.Second
@@ -116,7 +116,7 @@ func TestStatusOfFormingGroup(t *testing.T) {
 // is made.
 func TestStatusOfLargeFormingGroup(t *testing.T) {
 	const groups, came = 30, 100
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	c := &crew{rig: r, sessions: make([]uint64, came+1)}
 	for rank := range came {
 		c.sessions[rank] = r.session()
@@ -198,7 +198,7 @@ func TestStatusOfFailures(t *testing.T) {
 // TestStatusForgets checks that successes leave no history, and that the history of failures is
 // bounded.
 func TestStatusForgets(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	for i := range 20 {
 		w := newCrewOn(r, fmt.Sprintf("group %d", i), 2)
 		w.cast(0, barrier(1), "")
@@ -234,7 +234,7 @@ func TestStatusOfALargeFailure(t *testing.T) {
 }
 
 func TestStatusOfKeysThatAreWaitedFor(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	a, b := r.session(), r.session()
 	r.waits(a, waitFor("x/ready"))
 	r.pass(time.Second)
@@ -247,7 +247,7 @@ func TestStatusOfKeysThatAreWaitedFor(t *testing.T) {
 // TestStatusBelowAPrefix checks that a status below a prefix has what is below it, and nothing of
 // the store as a whole.
 func TestStatusBelowAPrefix(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	newCrewOn(r, "a/one", 2)
 	newCrewOn(r, "b/one", 2)
 	newCrewOn(r, "a/two", 1)
@@ -268,7 +268,7 @@ func crewOf(r *rig, n int) *crew { return &crew{rig: r, sessions: make([]uint64,
 // TestStatusInPages checks that many ranks, and many groups, each appear once, whatever page they
 // are on.
 func TestStatusInPages(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	w := newCrewOn(r, "large", 3000)
 	for i := range 1500 {
 		newCrewOn(r, fmt.Sprint(i), 1)
@@ -286,7 +286,7 @@ func TestStatusInPages(t *testing.T) {
 
 // TestStatusWhenGroupsGo checks that groups which are gone do not disturb the paging.
 func TestStatusWhenGroupsGo(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	var crews []*crew
 	for i := range 100 {
 		crews = append(crews, newCrewOn(r, fmt.Sprint(i), 1))
@@ -341,15 +341,15 @@ func TestStatusAfterARestart(t *testing.T) {
 
 // BenchmarkStatus measures a whole status, and how long other calls wait for a page of it.
 func BenchmarkStatus(b *testing.B) {
-	large := newCrewOn(newRig(b, core.Limits{}), "large", 10_000)
+	large := newCrewOn(newRig(b), "large", 10_000)
 	for rank := range 9_999 {
 		large.cast(rank, barrier(1), "")
 	}
-	many := newRig(b, core.Limits{})
+	many := newRig(b)
 	for i := range 10_000 {
 		newCrewOn(many, fmt.Sprint(i), 1)
 	}
-	keys := newRig(b, core.Limits{})
+	keys := newRig(b)
 	for i := range 1_000_000 {
 		keys.does(core.Local, wire.Request{Op: wire.OpSet, Key: fmt.Sprint(i), Value: []byte{}})
 	}

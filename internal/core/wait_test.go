@@ -51,8 +51,8 @@ func TestWaitIsLinear(t *testing.T) {
 	keys := numberedKeys(n)
 	for name, order := range map[string][]int{"up": upwards(n), "down": downwards(n), "shuffled": rand.New(rand.NewPCG(1, 2)).Perm(n)} {
 		t.Run(name, func(t *testing.T) {
-			alone := setAll(newRig(t, core.Limits{}), keys, order)
-			r := newRig(t, core.Limits{})
+			alone := setAll(newRig(t), keys, order)
+			r := newRig(t)
 			ticket := r.waits(core.Local, waitFor(keys...))
 			waited := setAll(r, keys, order)
 			same(t, "values", len(r.answer(ticket).Values), n)
@@ -63,41 +63,9 @@ func TestWaitIsLinear(t *testing.T) {
 	}
 }
 
-// TestWaitGoesAround removes keys that come before the one under which a Wait is registered: they
-// are missing again.
-func TestWaitGoesAround(t *testing.T) {
-	remove := func(key string) wire.Request { return wire.Request{Op: wire.OpDelete, Keys: []string{key}} }
-	short := set("a", "value")
-	short.TTL = time.Millisecond
-	for name, c := range map[string]struct{ before, then []wire.Request }{
-		"deleted":          {[]wire.Request{set("a", "value"), set("b", "value"), remove("a"), set("c", "value")}, []wire.Request{set("a", "value")}},
-		"deleted later":    {[]wire.Request{set("a", "value"), set("b", "value"), remove("b"), set("c", "value"), remove("a"), set("b", "value")}, []wire.Request{set("a", "value")}},
-		"its time is over": {[]wire.Request{short, set("b", "value"), {}, set("c", "value")}, []wire.Request{set("a", "value")}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, core.Limits{})
-			ticket := r.waits(core.Local, waitFor("a", "b", "c"))
-			for _, req := range c.before {
-				if req.Op == 0 { // an expired entry that is not removed yet is missing too
-					r.now += time.Millisecond
-					continue
-				}
-				isCode(t, r.does(core.Local, req), wire.CodeOK)
-			}
-			if r.answers[ticket] != nil {
-				t.Fatal("the Wait is over, and a key is missing")
-			}
-			for _, req := range c.then {
-				r.does(core.Local, req)
-			}
-			same(t, "values", len(r.answer(ticket).Values), 3)
-		})
-	}
-}
-
 // TestWaitsThatEnd lets many calls wait for one key, and ends them.
 func TestWaitsThatEnd(t *testing.T) {
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	s := r.session()
 	for range 100 {
 		r.waits(s, waitFor("key"))
@@ -118,7 +86,7 @@ func BenchmarkWait(b *testing.B) {
 	for name, order := range map[string][]int{"up": upwards(n), "down": downwards(n), "shuffled": rand.New(rand.NewPCG(1, 2)).Perm(n)} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				r := newRig(b, core.Limits{})
+				r := newRig(b)
 				ticket := r.waits(core.Local, waitFor(keys...))
 				setAll(r, keys, order)
 				same(b, "values", len(r.answer(ticket).Values), n)
@@ -133,7 +101,7 @@ func BenchmarkWaitForAll(b *testing.B) {
 	const n = 1000
 	keys := numberedKeys(n)
 	for b.Loop() {
-		r := newRig(b, core.Limits{})
+		r := newRig(b)
 		sessions := make([]uint64, n)
 		for i := range sessions {
 			sessions[i] = r.session()

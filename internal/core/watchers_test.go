@@ -28,7 +28,7 @@ func TestWatchersAreFound(t *testing.T) {
 		}
 		return string(b)
 	}
-	r := newRig(t, core.Limits{})
+	r := newRig(t)
 	sessions := []uint64{core.Local, r.session(), r.session()}
 	waiting := map[core.Ticket]string{}
 	rev := uint64(1)
@@ -86,7 +86,7 @@ func TestWatchersAreFound(t *testing.T) {
 // besideWatchers returns a function that sets a key in a machine with n calls that each watch a
 // prefix, none of which is a prefix of the key.
 func besideWatchers(tb testing.TB, n int) func() {
-	r := newRig(tb, core.Limits{})
+	r := newRig(tb)
 	for i := range n {
 		r.waits(core.Local, watch(fmt.Sprintf("watched/%d/", i), 1))
 	}

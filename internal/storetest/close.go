@@ -9,20 +9,10 @@ import (
 )
 
 var closeChecks = []check{
-	{"may be called twice", closeTwice, nil},
 	{"every call afterwards is ErrClosed", closedCalls, nil},
-	{"ends a wait", closeWait, []Feature{Wait}},
-	{"ends a watch", closeWatch, []Feature{Watch}},
 	{"ends a join", closeJoin, []Feature{Collect}},
 	{"ends the calls of a group", closeGroup, []Feature{Collect}},
 	{"ends a recv", closeRecv, []Feature{Collect, Streams}},
-	{"leaves other sessions alone", closeAlone, []Feature{Sessions}},
-}
-
-func closeTwice(t *testing.T, w *world) {
-	s := w.store()
-	good(t, s.Close())
-	good(t, s.Close())
 }
 
 func closedCalls(t *testing.T, w *world) {
@@ -59,21 +49,6 @@ func closeEnds(t *testing.T, w *world, s *store.Store, call func() error) {
 	is(t, (<-waiting).err, store.ErrClosed)
 }
 
-func closeWait(t *testing.T, w *world) {
-	s := w.store()
-	closeEnds(t, w, s, func() error { _, err := s.Wait(w.ctx, "missing"); return err })
-}
-
-func closeWatch(t *testing.T, w *world) {
-	s := w.store()
-	closeEnds(t, w, s, func() (last error) {
-		for _, err := range s.Watch(w.ctx, "", 0) {
-			last = err
-		}
-		return last
-	})
-}
-
 func closeJoin(t *testing.T, w *world) {
 	s := w.store()
 	closeEnds(t, w, s, func() error {
@@ -92,11 +67,4 @@ func closeGroup(t *testing.T, w *world) {
 func closeRecv(t *testing.T, w *world) {
 	r := w.group(2)[0]
 	closeEnds(t, w, r.Store, func() error { return r.recv(w.ctx, 1, "", 1).err })
-}
-
-func closeAlone(t *testing.T, w *world) {
-	a, b := w.store(), w.store()
-	w.set(a, "key")
-	good(t, a.Close())
-	holds(t, w, b, "key", "key")
 }

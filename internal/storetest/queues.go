@@ -10,10 +10,6 @@ import (
 )
 
 var queueChecks = []check{
-	{"values come in the order in which they were pushed", queueOrder, []Feature{Queues}},
-	{"an empty queue has no value and no entry", queueEmpty, []Feature{Queues}},
-	{"a queue is no key, and each name is a queue of its own", queueNames, []Feature{Queues}},
-	{"a pop waits for a push", queueWaits, []Feature{Queues, Wait}},
 	{"each value is given once, to one of many", queueMany, []Feature{Queues, Wait}},
 	{"an entry in the place of a queue is ErrInvalid", queueForeign, []Feature{Queues}},
 	{"values that were deleted are passed over", queueDeleted, []Feature{Queues, Delete}},
@@ -28,75 +24,6 @@ func popped(t *testing.T, w *world, s *store.Store, queue, value string, n int) 
 	good(t, err)
 	same(t, "values that were there", got, n)
 	same(t, "value", string(v), value)
-}
-
-func queueOrder(t *testing.T, w *world) {
-	a, b := w.store(), w.store()
-	for range 3 {
-		for i := range 20 {
-			good(t, a.Push(w.ctx, "q", fmt.Appendf(nil, "%d", i)))
-		}
-		n, err := b.QueueLen(w.ctx, "q")
-		good(t, err)
-		same(t, "length", n, 20)
-		for i := range 20 {
-			popped(t, w, b, "q", fmt.Sprint(i), 20-i)
-		}
-	}
-}
-
-func queueEmpty(t *testing.T, w *world) {
-	s := w.store()
-	for range 2 {
-		popped(t, w, s, "q", "", 0)
-		lacksKey(t, w, s, store.QueueKey("q"))
-		good(t, s.Push(w.ctx, "q", nil))
-		_, err := s.Get(w.ctx, store.QueueKey("q"))
-		good(t, err)
-		v, n, err := s.TryPop(w.ctx, "q")
-		good(t, err)
-		if n != 1 || v == nil || len(v) > 0 {
-			t.Fatalf("popped %#v of %d, want one value that is empty and not nil", v, n)
-		}
-	}
-	n, err := s.QueueLen(w.ctx, "q")
-	good(t, err)
-	same(t, "length", n, 0)
-	if w.lacks(List) {
-		return
-	}
-	for k, err := range s.Keys(w.ctx, "") {
-		good(t, err)
-		t.Fatalf("%q is left", k)
-	}
-}
-
-func queueNames(t *testing.T, w *world) {
-	s := w.store()
-	w.set(s, "q")
-	good(t, s.Push(w.ctx, "q", []byte("1")))
-	good(t, s.Push(w.ctx, "", []byte("2")))
-	good(t, s.Push(w.ctx, "q\x00", []byte("3")))
-	popped(t, w, s, "", "2", 1)
-	popped(t, w, s, "q\x00", "3", 1)
-	popped(t, w, s, "q", "1", 1)
-	holds(t, w, s, "q", "q")
-}
-
-func queueWaits(t *testing.T, w *world) {
-	a, b := w.store(), w.store()
-	waiting := later(t, func() ([][]byte, error) {
-		v, err := a.Pop(w.ctx, "q")
-		return [][]byte{v}, err
-	})
-	holdsNothing(t, w, b, store.QueueKey("q"), waiting)
-	good(t, b.Push(w.ctx, "q", []byte("value")))
-	o := <-waiting
-	good(t, o.err)
-	same(t, "value", texts(o.values), []string{"value"})
-	_, err := a.Pop(w.within(soon), "q")
-	is(t, err, store.ErrTimeout)
-	names(t, err, "pop", "q")
 }
 
 func queueMany(t *testing.T, w *world) {

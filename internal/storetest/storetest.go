@@ -13,7 +13,6 @@ package storetest
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -123,11 +122,9 @@ type check struct {
 
 var chapters = []chapter{
 	{"Keys", keyChecks},
-	{"Counters", counterChecks},
 	{"Swap", swapChecks},
 	{"Lists", listChecks},
 	{"Queues", queueChecks},
-	{"Lifetimes", lifetimeChecks},
 	{"Wait", waitChecks},
 	{"Watch", watchChecks},
 	{"Limits", limitChecks},
@@ -197,23 +194,6 @@ func (w *world) within(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(w.ctx, d)
 	w.t.Cleanup(cancel)
 	return ctx
-}
-
-// quickly repeats do, each time with another prefix for its keys, until an attempt takes less than
-// d, and returns the prefix of that attempt. Entries that expire during a slower attempt, on a
-// machine that other processes use, would say nothing about the engine.
-func (w *world) quickly(d time.Duration, do func(prefix string)) (prefix string) {
-	w.t.Helper()
-	for i := 0; w.ctx.Err() == nil; i++ {
-		prefix = fmt.Sprintf("try-%d-", i)
-		start := time.Now()
-		do(prefix)
-		if time.Since(start) < d {
-			return prefix
-		}
-	}
-	w.t.Fatalf("nothing takes less than %v on this machine", d)
-	return ""
 }
 
 // soon is a short time, but longer than a busy machine needs for a few calls.

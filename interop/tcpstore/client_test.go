@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/scenario"
 	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
@@ -33,15 +34,30 @@ func dial(t *testing.T, addr string, o *tcpstore.Options) *tcpstore.Client {
 	return c
 }
 
-// TestClientOfOurServer runs the engine tests with our client of our server.
+// TestClientOfOurServer runs the tests of engines with our client of our server.
 func TestClientOfOurServer(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		s := current(t)
 		return func() store.Engine { return dial(t, s.addr, nil) }
 	}, &storetest.Options{
-		// all but Lists: it needs keys with a zero byte, which Python is not shown
-		Only:    []string{"Keys", "Counters", "Swap", "Lifetimes", "Wait", "Limits", "Many", "Close"},
+		Only:    []string{"Keys", "Swap", "Wait", "Limits", "Many", "Close"},
 		Without: never, Key: 8<<10 - 1, Value: 8 << 20,
+	})
+}
+
+// scenarios has the rules of stores as text.
+const scenarios = "../../internal/scenario/testdata"
+
+func TestScenariosOfOurServer(t *testing.T) {
+	scenario.Run(t, scenarios, scenario.Engine{
+		Name: "a client of TCPStores",
+		Only: []string{"keys", "counters", "swap", "wait", "wait_ends"},
+		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Protocols: []store.Protocol{&tcpstore.Protocol{}}})
+			return func() scenario.Session {
+				return scenario.Session{Engine: dial(t, "127.0.0.1:1", &tcpstore.Options{Dial: l.Conn})}
+			}
+		},
 	})
 }
 
@@ -103,13 +119,22 @@ func hosts(t *testing.T, run func(t *testing.T, h *host, args string)) {
 	}
 }
 
-// TestClientOfPythonsServer runs the engine tests with our client of PyTorch's own server.
+// TestClientOfPythonsServer runs the tests of engines with our client of PyTorch's own server.
 func TestClientOfPythonsServer(t *testing.T) {
 	hosts(t, func(t *testing.T, h *host, args string) {
 		storetest.Run(t, func(t *testing.T) func() store.Engine {
 			_, addr := h.server(t, args)
 			return func() store.Engine { return dial(t, addr, nil) }
 		}, &storetest.Options{Without: never, Key: 8<<10 - 1, Value: 8 << 20})
+		scenario.Run(t, scenarios, scenario.Engine{
+			Name: "a TCPStore of PyTorch",
+			Only: []string{"keys", "counters", "swap"}, // in which no call waits
+			Real: true,
+			Start: func(t *testing.T, _ scenario.Settings) func() scenario.Session {
+				_, addr := h.server(t, args)
+				return func() scenario.Session { return scenario.Session{Engine: dial(t, addr, nil)} }
+			},
+		})
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 // MUSTER_SOAK, otherwise the chapters in which a call waits for others, or entries end by time, and
 // one about sizes. The other chapters are about the machine, which other engines of the suite share.
 func TestContract(t *testing.T) {
-	chapters := testcluster.Form([]string{"Keys", "Lifetimes", "Wait", "Limits", "Join", "Collect", "Failures", "Leases"}, nil)
+	chapters := testcluster.Form([]string{"Keys", "Wait", "Limits", "Join", "Collect", "Failures", "Leases"}, nil)
 	c := client(t, etcd(t))
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		m := lead(t, c, &etcdlog.Options{Root: newRoot()})
