@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -22,8 +23,8 @@ func newDemo() *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
 		Short: "Run a group of four real processes, and kill one",
-		Long: `Start four processes that form a group, gather a layer's configuration from each of them, pass a
-barrier, and kill one. Exits with 0 if all of it happened as it says.`,
+		Long: `Start four processes that form two overlapping groups, gather a layer's configuration from each of
+them, pass a barrier, and kill one. Exits with 0 if all of it happened as it says.`,
 		Example: "  muster demo",
 		Args:    operands(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return demo(cmd) },
@@ -44,7 +45,7 @@ func demo(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s\n\n", k.bold("muster: four processes, one group, one failure"))
+	fmt.Fprintf(out, "%s\n\n", k.bold("muster: four processes, two groups, one failure"))
 	job, err := launch.Start(ctx, launch.Spec{
 		N: demoRanks, Path: self, Args: []string{"demo-rank"}, ParentPipe: true, Grace: time.Second,
 		Env:    func(rank int) []string { return meet.environ(rank, demoRanks) },
@@ -65,4 +66,25 @@ func demo(cmd *cobra.Command) error {
 	}
 	fmt.Fprintf(out, "\n%s in %s.\n", k.green("All of it as expected,"), short(time.Since(begun)))
 	return nil
+}
+
+// layer is the configuration that the ranks of a pipeline exchange before they export a model.
+type layer struct {
+	Name  string
+	Shape []int
+	DType string
+}
+
+// demoLayer returns the layer that a rank holds.
+func demoLayer(rank int) layer {
+	return []layer{
+		{Name: "embed_tokens", Shape: []int{32000, 4096}, DType: "bf16"},
+		{Name: "layers.0.self_attn", Shape: []int{4096, 4096}, DType: "fp8"},
+		{Name: "layers.0.mlp", Shape: []int{11008, 4096}, DType: "fp8"},
+		{Name: "lm_head", Shape: []int{32000, 4096}, DType: "bf16"},
+	}[rank]
+}
+
+func (l layer) String() string {
+	return fmt.Sprintf("%s %s %s", l.Name, l.DType, strings.ReplaceAll(fmt.Sprint(l.Shape), " ", "×"))
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,8 +23,7 @@ const (
 	demoBarriers = 1000
 )
 
-// demoLayers are the configurations that the ranks of a pipeline exchange before they export a model.
-var demoLayers = []string{"embed_tokens bf16 [32000×4096]", "layers.0.self_attn fp8 [4096×4096]", "layers.0.mlp fp8 [11008×4096]", "lm_head bf16 [32000×4096]"}
+var demoTrainers = []int{0, 1, 2} // the ranks of the second group
 
 func newDemoRank() *cobra.Command {
 	return &cobra.Command{
@@ -51,7 +51,7 @@ func demoRank(ctx context.Context, out io.Writer) error {
 	defer world.Close()
 	d := &demoProcess{world: world, out: out}
 	d.sayFirst("ranks 0–%d have joined world, %s after they started", world.Size()-1, short(time.Since(begun)))
-	for _, step := range []func(context.Context) error{d.gather, d.barrier, d.lose} {
+	for _, step := range []func(context.Context) error{d.sub, d.gather, d.barrier, d.lose} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -61,8 +61,9 @@ func demoRank(ctx context.Context, out io.Writer) error {
 
 // demoProcess is one rank of the demo.
 type demoProcess struct {
-	world *pgroup.Group
-	out   io.Writer
+	world    *pgroup.Group
+	trainers *pgroup.Group // nil on ranks that are not members
+	out      io.Writer
 }
 
 func (d *demoProcess) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
@@ -74,29 +75,49 @@ func (d *demoProcess) sayFirst(format string, args ...any) {
 	}
 }
 
+func (d *demoProcess) sub(ctx context.Context) (err error) {
+	if !slices.Contains(demoTrainers, d.world.Rank()) {
+		return nil
+	}
+	begun := time.Now()
+	if d.trainers, err = d.world.Sub(ctx, "trainers", demoTrainers...); err != nil {
+		return err
+	}
+	d.sayFirst("ranks 0–2 have joined a second group, trainers, in %s", short(time.Since(begun)))
+	return nil
+}
+
 func (d *demoProcess) gather(ctx context.Context) error {
-	layers, err := pgroup.Gather(ctx, d.world, 0, demoLayers[d.world.Rank()])
+	// so that the measured time is that of the gather alone
+	if err := d.world.Barrier(ctx); err != nil {
+		return err
+	}
+	begun := time.Now()
+	layers, err := pgroup.Gather(ctx, d.world, 0, demoLayer(d.world.Rank()))
 	if err != nil || d.world.Rank() != 0 {
 		return err
 	}
-	if !slices.Equal(layers, demoLayers) {
-		return fmt.Errorf("rank 0 gathered %q, and not %q", layers, demoLayers)
-	}
-	d.say("a layer's configuration from each rank:")
+	d.say("a layer's configuration from each rank, gathered in %s:", short(time.Since(begun)))
 	for rank, l := range layers {
-		d.say("    from rank %d: %s", rank, l)
+		if !reflect.DeepEqual(l, demoLayer(rank)) {
+			return fmt.Errorf("rank 0 gathered %v from rank %d, which sent %v", l, rank, demoLayer(rank))
+		}
+		d.say("    from rank %d: %v", rank, l)
 	}
 	return nil
 }
 
 func (d *demoProcess) barrier(ctx context.Context) error {
-	begun := time.Now()
+	times := make([]time.Duration, 0, demoBarriers)
 	for range demoBarriers {
+		begun := time.Now()
 		if err := d.world.Barrier(ctx); err != nil {
 			return err
 		}
+		times = append(times, time.Since(begun))
 	}
-	d.sayFirst("all four pass %d barriers, in %s each", demoBarriers, short(time.Since(begun)/demoBarriers))
+	slices.Sort(times)
+	d.sayFirst("all four pass %d barriers, in %s each (median)", demoBarriers, short(times[len(times)/2]))
 	return nil
 }
 
@@ -107,15 +128,29 @@ func (d *demoProcess) lose(ctx context.Context) error {
 		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
 	begun := time.Now()
-	err := d.world.Barrier(ctx)
-	e, ok := errors.AsType[*pgroup.RankError](err)
-	if !ok || !slices.Equal(e.Lost, []int{demoVictim}) {
-		return fmt.Errorf("a barrier that waits for rank %d, which was killed, returned: %s", demoVictim, fmt.Sprint(err))
+	text, err := lost(d.world.Barrier(ctx))
+	if err != nil {
+		return err
 	}
 	took := time.Since(begun)
-	d.say("%s, after %s", strings.TrimPrefix(e.Error(), "pgroup: "), short(took))
+	d.say("%s, after %s", text, short(took))
 	if took > demoLate {
 		return fmt.Errorf("rank %d detected the failure only after %s", d.world.Rank(), short(took))
 	}
-	return nil
+	if d.trainers == nil {
+		return nil
+	}
+	if _, err = lost(d.trainers.Barrier(ctx)); err == nil {
+		d.say("the same error in trainers")
+	}
+	return err
+}
+
+// lost returns the text of the error of an operation, which must be that the victim is lost.
+func lost(err error) (string, error) {
+	e, ok := errors.AsType[*pgroup.RankError](err)
+	if !ok || !slices.Equal(e.Lost, []int{demoVictim}) {
+		return "", fmt.Errorf("an operation that waits for rank %d, which was killed, returned: %s", demoVictim, fmt.Sprint(err))
+	}
+	return strings.TrimPrefix(e.Error(), "pgroup: "), nil
 }
