@@ -45,7 +45,7 @@ func Silent(timeout time.Duration, stop func() time.Duration) (took, ran time.Du
 			return
 		}
 		d := stop()
-		time.Sleep(d)
+		<-time.After(d)
 		stood += d
 	})
 	return took, ran
