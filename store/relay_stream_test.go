@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"fmt"
 	"net"
 	"slices"
 	"testing"
@@ -182,6 +183,22 @@ func TestBranchesCountAsConnections(t *testing.T) {
 	}
 }
 
+// TestBranchesShareAnAnswer checks that relayed connections that wait for the same key get its value
+// in one frame.
+func TestBranchesShareAnAnswer(t *testing.T) {
+	t.Parallel()
+	m := new(store.Memory)
+	c := multiplexTo(t, serve(t, &store.Server{Engine: m}, tcp), 1, 2, 3)
+	for n := range uint32(3) {
+		send(t, c, wire.AppendRelayRequest(nil, n+1, &wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"k"}}))
+	}
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == 3 })
+	require.NoError(t, store.New(m).Set(bounded(t), "k", []byte("v"), nil))
+	calls, _, rep := ofBranches(t, c)
+	require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 7}, {Conn: 2, ID: 7}, {Conn: 3, ID: 7}}, calls)
+	require.Equal(t, [][]byte{[]byte("v")}, rep.Values)
+}
+
 // TestBranchesShareOneOutbox checks that relayed connections do not raise what may wait for their
 // relay: the clients are told to ask again.
 func TestBranchesShareOneOutbox(t *testing.T) {
@@ -190,12 +207,15 @@ func TestBranchesShareOneOutbox(t *testing.T) {
 	m := new(store.Memory)
 	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{InFlight: inFlight}}, tcp)
 	c := s.greeted(t)
+	local := store.New(m)
 	for n := range uint32(clients) {
-		send(t, c, append(branches(n), wire.AppendRelayRequest(nil, n, &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{"k"}})...))
+		own := fmt.Sprint(n) // so that their answers are not the same
+		require.NoError(t, local.Set(bounded(t), own, nil, nil))
+		send(t, c, append(branches(n), wire.AppendRelayRequest(nil, n, &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{own, "k"}})...))
 		ofBranch(t, c)
 	}
 	counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == clients })
-	require.NoError(t, store.New(m).Set(bounded(t), "k", make([]byte, size), nil))
+	require.NoError(t, local.Set(bounded(t), "k", make([]byte, size), nil))
 	codes := map[wire.Code]int{}
 	for range clients {
 		_, h, _ := ofBranch(t, c)
