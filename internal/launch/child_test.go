@@ -49,7 +49,6 @@ var acts = map[string]func(arg string){
 	"stubborn":   func(string) { signal.Ignore(syscall.SIGTERM); ready(); block() },
 	"polite":     polite,
 	"count":      count,
-	"long":       func(n string) { fmt.Println(strings.Repeat("x", number(n))) },
 	"environ":    func(string) { fmt.Println(os.Getenv("LAUNCH_TEST_EXTRA"), os.Getenv("HOME")) },
 	"stdin":      stdin,
 	"parent":     parent,

@@ -60,19 +60,6 @@ func TestOutputApart(t *testing.T) {
 	}
 }
 
-func TestOutputOfLongLine(t *testing.T) {
-	const size = 3 << 20
-	var said sayings
-	s := spec(1, "long:"+strconv.Itoa(size))
-	s.Output = &said
-	require.NoError(t, wait(t, start(t, s)))
-	lines := said.lines()
-	assert.Len(t, lines, size/launch.MaxLine)
-	for _, line := range lines {
-		require.Equal(t, "[0] "+strings.Repeat("x", launch.MaxLine), line, "a line of %d bytes: %.40q", len(line), line)
-	}
-}
-
 func TestDiscardedOutput(t *testing.T) {
 	assert.NoError(t, wait(t, start(t, spec(2, "count:20000"))))
 }

@@ -91,30 +91,6 @@ func TestDelay(t *testing.T) {
 	assert.GreaterOrEqual(t, roundTrip(t, c), delay)
 }
 
-// TestDelayPipelines sends so many chunks that one after the other they would take
-// minutes.
-func TestDelayPipelines(t *testing.T) {
-	const delay, chunks = 50 * time.Millisecond, 2000
-	p := testcluster.NewProxy(t, echoServer(t))
-	p.Delay(delay)
-	c := dial(t, p)
-	var sent bytes.Buffer
-	go func() {
-		for range chunks {
-			_, _ = c.Write([]byte("chunk "))
-		}
-		_ = c.CloseWrite()
-	}()
-	start := time.Now()
-	if _, err := io.Copy(&sent, c); err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(start); took < 2*delay || took > chunks*delay/5 {
-		t.Errorf("%d chunks took %v", chunks, took)
-	}
-	assert.Equal(t, strings.Repeat("chunk ", chunks), sent.String(), "got %d bytes, or in another order", sent.Len())
-}
-
 func TestStall(t *testing.T) {
 	p := testcluster.NewProxy(t, echoServer(t))
 	c := dial(t, p)
@@ -189,45 +165,6 @@ func TestRefuse(t *testing.T) {
 	p.Cut(testcluster.RST) // does not open it
 	if _, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatalf("after Cut: %v", err)
-	}
-}
-
-func TestThrottle(t *testing.T) {
-	const rate, size = 200_000, 30_000
-	p := testcluster.NewProxy(t, echoServer(t))
-	p.Up.Throttle(rate)
-	c := dial(t, p)
-	start := time.Now()
-	exchange(t, c, strings.Repeat("x", size))
-	// 150 ms; the proxy may be ahead by what it makes up for late timers.
-	if took := time.Since(start); took < 120*time.Millisecond {
-		t.Errorf("%d bytes at %d a second took %v", size, rate, took)
-	}
-	p.Up.Throttle(1)
-	send(t, c, "slower than the test's deadline")
-	p.Up.Throttle(0)
-	receive(t, c, "slower than the test's deadline")
-}
-
-func TestSplit(t *testing.T) {
-	const text = "a message that comes in pieces"
-	p, accepted := twoEnds(t)
-	p.Up.Split(3)
-	c := dial(t, p)
-	s := <-accepted
-	send(t, c, text)
-	var got []byte
-	reads := 0
-	for len(got) < len(text) {
-		buf := make([]byte, len(text))
-		n, err := s.Read(buf)
-		require.NoError(t, err)
-		got = append(got, buf[:n]...)
-		reads++
-	}
-	// A reader that the machine keeps waiting gets several pieces at once.
-	if string(got) != text || reads < 2 {
-		t.Errorf("got %q in %d reads", got, reads)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -73,49 +72,4 @@ func TestKill(t *testing.T) {
 	assert.False(t, testcluster.Alive(p.Pid()), "a killed process lives")
 	assert.EqualError(t, p.Err(), "rank 0: killed by signal 9")
 	receiveEnd(t, c)
-}
-
-func TestKillFrozen(t *testing.T) {
-	p, _ := startChild(t)
-	testcluster.Freeze(t, p)
-	testcluster.Kill(t, p)
-}
-
-func TestFaultOnEndedProcess(t *testing.T) {
-	p, _ := startChild(t)
-	testcluster.Kill(t, p)
-	for name, fault := range map[string]func(testing.TB, testcluster.Process){
-		"kill": testcluster.Kill, "freeze": testcluster.Freeze, "thaw": testcluster.Thaw,
-	} {
-		assert.True(t, fails(t, func(tb testing.TB) { fault(tb, p) }), "%s of a process that has ended did not fail the test", name)
-	}
-}
-
-func TestEventually(t *testing.T) {
-	looks := 0
-	testcluster.Eventually(t, time.Minute, func() bool { looks++; return looks == 3 }, "never")
-	assert.Equal(t, 3, looks)
-	never := func() bool { return false }
-	assert.True(t, fails(t, func(tb testing.TB) { testcluster.Eventually(tb, time.Millisecond, never, "never") }), "what never holds did not fail the test")
-}
-
-// failing is a test that may fail.
-type failing struct {
-	testing.TB
-	failed bool
-}
-
-func (f *failing) Fatalf(string, ...any) { f.failed = true; panic(f) }
-
-// fails reports whether do fails the test that it is given.
-func fails(t *testing.T, do func(testing.TB)) (failed bool) {
-	f := &failing{TB: t}
-	defer func() {
-		if r := recover(); r != nil && r != any(f) {
-			panic(r)
-		}
-		failed = f.failed
-	}()
-	do(f)
-	return
 }

@@ -3,15 +3,14 @@ package docs_test
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/dataparallel"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
@@ -82,24 +81,8 @@ type zerfooTensor struct{ data []float32 }
 func (z *zerfooTensor) Data() []float32 { return z.data }
 func (z *zerfooTensor) Shape() []int    { return []int{len(z.data)} }
 
-// storeAddress returns the address of a store that is served until the end of the test.
-func storeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	srv := &store.Server{Engine: new(store.Memory)}
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(l) })
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = srv.Engine.Close()
-		serving.Wait()
-	})
-	return l.Addr().String()
-}
-
 func TestZerfooStrategy(t *testing.T) {
-	at := "muster://" + storeAddress(t)
+	at := "muster://" + testcluster.Serve(t, new(store.Server))
 	var all sync.WaitGroup
 	for rank := range 2 {
 		all.Go(func() {

@@ -3,7 +3,6 @@ package doctor_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -29,14 +29,6 @@ func TestAllIsWell(t *testing.T) {
 	require.NoError(t, r.Print(&text, doctor.Ink{}))
 	require.Contains(t, text.String(), "ok       group        checked")
 	require.True(t, strings.HasSuffix(text.String(), "\n\nall is well\n"), text.String())
-}
-
-// TestHere runs the checks on the real system and checks that all of them end, whatever its state.
-func TestHere(t *testing.T) {
-	r := examined(t, &doctor.Doctor{System: doctor.Here(), Dir: t.TempDir()})
-	for _, check := range []string{"group", "dir"} {
-		require.True(t, has(r, check), check)
-	}
 }
 
 func has(r *doctor.Report, check string) bool {
@@ -64,13 +56,7 @@ func TestEnvironments(t *testing.T) {
 			d := &doctor.Doctor{System: healthy()}
 			c.env.with(t, d.System)
 			d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
-			// some would wait for a group
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			var got *doctor.Report
-			_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
-			require.NoError(t, err)
-			wants(t, got, "group", c.level, c.text)
+			wants(t, examinedIn(t, time.Second, d), "group", c.level, c.text)
 		})
 	}
 }
@@ -101,12 +87,7 @@ func TestAddresses(t *testing.T) {
 				}
 				return nil, syscall.ECONNREFUSED
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			var got *doctor.Report
-			_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
-			require.NoError(t, err)
-			wants(t, got, "address", c.level, c.text)
+			wants(t, examinedIn(t, time.Second, d), "address", c.level, c.text)
 		})
 	}
 }
@@ -211,13 +192,7 @@ func TestMeetingPort(t *testing.T) {
 		env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.with(t, d.System)
 		return d
 	}
-	examine := func(d *doctor.Doctor) (got *doctor.Report) {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
-		require.NoError(t, err)
-		return got
-	}
+	examine := func(d *doctor.Doctor) *doctor.Report { return examinedIn(t, 3*time.Second, d) }
 	t.Run("of somebody else", func(t *testing.T) {
 		l, port := listen(t)
 		go func() {
@@ -236,15 +211,10 @@ func TestMeetingPort(t *testing.T) {
 	})
 	t.Run("of a store", func(t *testing.T) {
 		l, port := listen(t)
-		m := new(store.Memory)
-		srv := &store.Server{Engine: m}
-		served := make(chan error, 1)
-		go func() { served <- srv.Serve(l) }()
+		testcluster.ServeAt(t, new(store.Server), l)
 		r := examine(rank0(port))
 		wants(t, r, "ports", doctor.OK, "a store answers at port "+port)
 		wants(t, r, "group", doctor.Problem, "missing rank 1")
-		require.NoError(t, errors.Join(srv.Close(), m.Close()))
-		require.ErrorIs(t, <-served, store.ErrServerClosed)
 	})
 	t.Run("that nobody may host at", func(t *testing.T) {
 		d := rank0("29511")
@@ -273,14 +243,9 @@ func TestRankWithoutRankZero(t *testing.T) {
 	require.NoError(t, l.Close())
 	d := &doctor.Doctor{System: healthy()}
 	env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.with(t, d.System)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err := d.Run(ctx, func(r *doctor.Report) error {
-		wants(t, r, "group", doctor.Problem, "connection refused")
-		wants(t, r, "ports", doctor.Problem, "127.0.0.1:"+port+" refuses")
-		return nil
-	})
-	require.NoError(t, err)
+	r := examinedIn(t, time.Second, d)
+	wants(t, r, "group", doctor.Problem, "connection refused")
+	wants(t, r, "ports", doctor.Problem, "127.0.0.1:"+port+" refuses")
 }
 
 func TestDirectories(t *testing.T) {

@@ -232,7 +232,7 @@ func TestNoDataWithoutTheToken(t *testing.T) {
 				if n == 0 {
 					received <- nil
 				} else {
-					received <- errors.New("a otherService received something")
+					received <- errors.New("another service received something")
 				}
 			}()
 			return l, nil

@@ -93,7 +93,13 @@ func (e env) with(t *testing.T, s *doctor.System) {
 // examined returns the report of one process.
 func examined(t *testing.T, d *doctor.Doctor) *doctor.Report {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	return examinedIn(t, limit, d)
+}
+
+// examinedIn is examined with a timeout, for a process that waits for a group.
+func examinedIn(t *testing.T, timeout time.Duration, d *doctor.Doctor) *doctor.Report {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	var got *doctor.Report
 	d.Version = "v1"
