@@ -29,9 +29,9 @@ func runAllReduce(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rep := newReport("all-reduce", p50Column, "p90 µs", "mean µs", "CPU µs", "alloc B", "÷ MPI shm", "÷ MPI TCP", "÷ gloo", "÷ Zerfoo", "÷ bare", "÷ copied", othersColumn)
+	rep := newReport("all-reduce", p50Column, "p90 µs", "mean µs", "CPU µs", "alloc B", "÷ MPI shm", "÷ MPI TCP", "÷ gloo", "÷ Zerfoo", othersColumn)
 	rep.note("%d ranks, float32; time of the slowest rank, behind a barrier of the same library; chained: of calls that follow each other, on rank 0", o.size)
-	rep.note("CPU of all ranks with the barrier; alloc: what one rank allocates per verb, of which the barrier is one; bare: see docs/explanation/benchmarks.md")
+	rep.note("CPU of all ranks with the barrier; alloc: what one rank allocates per verb, of which the barrier is one")
 	defer o.stop()
 	if err := o.add(ctx, rep, all); err != nil {
 		return err
@@ -69,8 +69,6 @@ func parseFloats(name, text string) ([]int, error) {
 const (
 	byMemory = "muster, shared memory"
 	byTCP    = "muster, TCP"
-	byBare   = "bare, in place"
-	byCopies = "bare, copied in and out"
 	byMPI    = "Open MPI, shared memory"
 	byMPITCP = "Open MPI, TCP"
 	byGloo   = "gloo"
@@ -79,7 +77,7 @@ const (
 
 // peerColumns are the columns that compare with other implementations.
 var peerColumns = map[string]string{
-	"÷ MPI shm": byMPI, "÷ MPI TCP": byMPITCP, "÷ gloo": byGloo, "÷ Zerfoo": byZerfoo, "÷ bare": byBare, "÷ copied": byCopies,
+	"÷ MPI shm": byMPI, "÷ MPI TCP": byMPITCP, "÷ gloo": byGloo, "÷ Zerfoo": byZerfoo,
 }
 
 // entrant is a party that can take part in some of the courses.
@@ -116,20 +114,13 @@ func (o *allReduceOptions) add(ctx context.Context, rep *report, all []course) e
 
 func (o *allReduceOptions) entrants(ctx context.Context, rep *report) ([]entrant, error) {
 	anything := func(course) bool { return true }
-	allReduces := func(c course) bool { return strings.HasPrefix(c.verb, allReduceVerb) }
-	apart, err1 := o.invite(startRanks(ctx, o.size, 1, ""))
-	together, err2 := o.invite(startRanks(ctx, o.size, o.size, ""))
-	mpi, err3 := o.openMPI(ctx, rep)
-	gloo, err4 := o.torch(ctx, rep)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	ours, err1 := o.invite(startRanks(ctx, o.size, ""))
+	mpi, err2 := o.openMPI(ctx, rep)
+	gloo, err3 := o.torch(ctx, rep)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}
-	who := []entrant{
-		{byMemory, apart, anything},
-		{byTCP, apart, anything},
-		{byBare, together, allReduces},
-		{byCopies, together, allReduces},
-	}
+	who := []entrant{{byMemory, ours, anything}, {byTCP, ours, anything}}
 	if mpi != nil {
 		who = append(who, entrant{byMPI, &mpiParty{mpi, o.size, overMemory, false}, anything}, entrant{byMPITCP, &mpiParty{mpi, o.size, overTCP, false}, anything})
 	}

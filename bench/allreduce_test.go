@@ -26,17 +26,14 @@ func TestAllReduce(t *testing.T) {
 		for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "64 KiB all-reduce", "0 B barrier, chained"} {
 			want(t, r, row+" "+who, "p50 µs", "p90 µs", "mean µs", "CPU µs", "alloc B")
 		}
-		want(t, r, "64 KiB all-reduce "+who, "÷ bare", "÷ copied")
 	}
-	want(t, r, "4 B all-reduce "+byBare, "p50 µs")
-	want(t, r, "4 B all-reduce "+byCopies, "p50 µs")
 }
 
 // TestAllReduceWithoutPeers checks that a run without the other libraries, which are not installed,
 // succeeds and reports that.
 func TestAllReduceWithoutPeers(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	notes := strings.Join(littleAllReduce(t, "-ways", "all-reduce@(bare, in place|Open MPI|gloo)").Notes, "\n")
+	notes := strings.Join(littleAllReduce(t, "-ways", "all-reduce@(muster, TCP|Open MPI|gloo)").Notes, "\n")
 	for _, part := range []string{"NO OPEN MPI", "NO TORCH", "NO ZERFOO"} {
 		assert.Contains(t, notes, part)
 	}
@@ -59,7 +56,7 @@ func TestAllReduceTorch(t *testing.T) {
 	if os.Getenv("MUSTER_SOAK") == "" {
 		t.Skip("SKIPPED: only with MUSTER_SOAK=1 (make soak): its processes load torch, for a minute")
 	}
-	r := littleAllReduce(t, "-python", torchPython(t), "-mpi=false", "-ways", "gloo|^all-reduce@bare")
+	r := littleAllReduce(t, "-python", torchPython(t), "-mpi=false", "-ways", "gloo")
 	for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "0 B barrier, chained"} {
 		want(t, r, row+" "+byGloo, "p50 µs", "CPU µs")
 	}
@@ -101,34 +98,5 @@ func TestMerged(t *testing.T) {
 	}
 	if l := laps[0]; !slices.Equal(l.Took, []float64{1, 5}) {
 		t.Errorf("what was merged has changed: %+v", l)
-	}
-}
-
-// TestBareRanks checks that the bare reductions compute sums.
-func TestBareRanks(t *testing.T) {
-	const p, n = 3, 5000
-	for _, copied := range []bool{false, true} {
-		b := newBareRanks(p)
-		calls := make([]func() error, p)
-		for i := range p {
-			calls[i] = b.open(i, 4*n, copied)
-			for j := range b.own[i] {
-				b.own[i][j] = float32(i + j)
-			}
-		}
-		done := make(chan error)
-		for _, call := range calls {
-			go func() { done <- call() }()
-		}
-		for range p {
-			require.NoError(t, <-done)
-		}
-		for i, x := range b.own {
-			for j, v := range x {
-				if v != float32(3*j+3) {
-					t.Fatalf("copied %v: element %d of rank %d is %v", copied, j, i, v)
-				}
-			}
-		}
 	}
 }

@@ -158,7 +158,7 @@ func runGather(ctx context.Context, args []string, out io.Writer) (err error) {
 
 // add starts all parties, and adds their events.
 func (o *gatherOptions) add(ctx context.Context, rep *report, sizes []int) error {
-	ours, err := o.invite(startRanks(ctx, o.size, 1, o.dir))
+	ours, err := o.invite(startRanks(ctx, o.size, o.dir))
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 
 // measure runs a group of n processes, and n of Open MPI by turns.
 func (o *groupsOptions) measure(ctx context.Context, n int, mpi *mpiProgram, rep *report) error {
-	ranks, err := startRanks(ctx, n, 1, "")
+	ranks, err := startRanks(ctx, n, "")
 	if err != nil {
 		return err
 	}

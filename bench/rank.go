@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/muster-pg/muster/collective"
@@ -32,7 +31,6 @@ type rank struct {
 	star       *ray
 	groups     [2]*pgroup.Group
 	comms      [2]*collective.Comm
-	bare       *bareRanks // those of this process
 }
 
 // drill is a measurement: all ranks run call concurrently.
@@ -75,42 +73,31 @@ func (d *drill) times(took []float64) error {
 	return nil
 }
 
-// localRanks are the ranks of one process.
-type localRanks []*rank
-
-// beRank runs the role of the ranks FIRST to END (exclusive) of SIZE: rank FIRST END SIZE DIR [STAR
-// GROUP]. The process of rank 0 first prints the addresses of the star and the store. From then on
-// each line is WAY;BYTES;COUNT, and the answer is a lap.
+// beRank runs the role of a rank: rank RANK SIZE DIR [STAR GROUP]. The process of rank 0 first prints the
+// addresses of the star and the store. From then on each line is WAY;BYTES;COUNT, and the answer is a lap.
 func beRank(args []string) (err error) {
-	var first, end, size int
-	for i, into := range []*int{&first, &end, &size} {
+	r := &rank{dir: args[2], addrs: args[3:]}
+	for i, into := range []*int{&r.rank, &r.size} {
 		if *into, err = strconv.Atoi(args[i]); err != nil {
 			return err
 		}
 	}
-	addrs := args[4:]
-	var listener net.Listener
-	if first == 0 {
+	if r.rank == 0 {
 		star, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
 		}
-		go func() { _ = serveStar(star, size) }()
-		if listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		go func() { _ = serveStar(star, r.size) }()
+		if r.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 			return err
 		}
-		addrs = []string{star.Addr().String(), listener.Addr().String()}
-		emit("%s %s", addrs[0], addrs[1])
+		r.addrs = []string{star.Addr().String(), r.listener.Addr().String()}
+		emit("%s %s", r.addrs[0], r.addrs[1])
 	}
-	var rs localRanks
-	bare := newBareRanks(end - first)
-	for i := first; i < end; i++ {
-		rs = append(rs, &rank{rank: i, size: size, dir: args[3], addrs: addrs, listener: listener, bare: bare})
-	}
-	if err := rs.each(func(_ int, r *rank) error { return r.meet() }); err != nil {
+	if err := r.meet(); err != nil {
 		return err
 	}
-	return errors.Join(listen(rs.answer), rs.each(func(_ int, r *rank) error { return r.close() }))
+	return errors.Join(listen(r.answer), r.close())
 }
 
 // meet connects to the star and forms the near group.
@@ -171,18 +158,7 @@ func (r *rank) close() (err error) {
 	return err
 }
 
-// each runs f for all ranks of this process concurrently; i is their index in it.
-func (rs localRanks) each(f func(i int, r *rank) error) error {
-	errs := make([]error, len(rs))
-	var wg sync.WaitGroup
-	for i, r := range rs {
-		wg.Go(func() { errs[i] = f(i, r) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-func (rs localRanks) answer(line string) error {
+func (r *rank) answer(line string) error {
 	f := strings.Split(line, ";")
 	if len(f) != 3 {
 		return fmt.Errorf("%q is no turn", line)
@@ -192,7 +168,7 @@ func (rs localRanks) answer(line string) error {
 	if err := errors.Join(err1, err2); err != nil {
 		return fmt.Errorf("%q is no turn: %w", line, err)
 	}
-	l, err := rs.turn(f[0], bytes, count)
+	l, err := r.turn(f[0], bytes, count)
 	if err != nil {
 		return fmt.Errorf("%s, %d B: %w", f[0], bytes, err)
 	}
@@ -207,36 +183,28 @@ func (rs localRanks) answer(line string) error {
 // pages.
 const warmUps = 3
 
-// turn measures count calls of all ranks of this process.
-func (rs localRanks) turn(way string, bytes, count int) (all lap, err error) {
-	drills, laps := make([]*drill, len(rs)), make([]lap, len(rs))
-	defer func() {
-		err = errors.Join(err, rs.each(func(i int, _ *rank) error { return drills[i].close() }))
-	}()
-	if err := rs.each(func(i int, r *rank) (err error) {
-		drills[i] = &drill{fence: r.star.barrier}
-		if err = r.open(drills[i], way, bytes); err == nil {
-			err = drills[i].times(make([]float64, warmUps))
-		}
-		return err
-	}); err != nil {
-		return all, err
+// turn measures count calls.
+func (r *rank) turn(way string, bytes, count int) (l lap, err error) {
+	d := &drill{fence: r.star.barrier}
+	defer func() { err = errors.Join(err, d.close()) }()
+	if err := r.open(d, way, bytes); err != nil {
+		return l, err
 	}
-	for i := range laps {
-		laps[i].Took = make([]float64, count)
+	if err := d.times(make([]float64, warmUps)); err != nil {
+		return l, err
 	}
+	l.Took = make([]float64, count)
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	cpu := ownCPU()
-	if err := rs.each(func(i int, _ *rank) error { return drills[i].times(laps[i].Took) }); err != nil {
-		return all, err
+	if err := d.times(l.Took); err != nil {
+		return l, err
 	}
-	cpu = ownCPU() - cpu
+	l.CPU = micros(ownCPU() - cpu)
 	runtime.ReadMemStats(&after)
-	all = merged(laps, isChained(way))
-	all.CPU, all.Alloc = micros(cpu), float64(after.TotalAlloc-before.TotalAlloc)/float64(max(drills[0].verbs, 1)*len(rs))
-	return all, rs.each(func(_ int, r *rank) error { return r.star.barrier() })
+	l.Alloc = float64(after.TotalAlloc-before.TotalAlloc) / float64(max(d.verbs, 1))
+	return l, r.star.barrier()
 }
 
 // open prepares a way.
@@ -250,10 +218,6 @@ func (r *rank) open(d *drill, way string, bytes int) error {
 		return r.openSlices(d, verb, near, bytes)
 	case byTCP:
 		return r.openSlices(d, verb, far, bytes)
-	case byBare, byCopies:
-		d.fence = func() error { r.bare.gate.wait(); return nil }
-		d.call = r.bare.open(r.rank, bytes, who == byCopies)
-		return nil
 	}
 	if w := gatherWay(way); w != nil {
 		return w.open(r, d, bytes)

@@ -125,17 +125,17 @@ func (t *team) stop() {
 	t.cancel()
 }
 
-// startRanks starts size ranks of this program, each of them in every process.
-func startRanks(ctx context.Context, size, each int, dir string) (*team, error) {
+// startRanks starts size ranks of this program, a process each.
+func startRanks(ctx context.Context, size int, dir string) (*team, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &team{cancel: cancel}
 	addrs := ""
-	for first := 0; first < size; first += each {
-		args := []string{strconv.Itoa(first), strconv.Itoa(first + each), strconv.Itoa(size), dir}
+	for rank := range size {
+		args := []string{strconv.Itoa(rank), strconv.Itoa(size), dir}
 		p, err := spawn(ctx, "rank", append(args, strings.Fields(addrs)...)...)
 		if err == nil {
 			t.ranks = append(t.ranks, p)
-			if first == 0 {
+			if rank == 0 {
 				addrs, err = p.line()
 			}
 		}

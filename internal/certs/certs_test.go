@@ -141,25 +141,15 @@ func TestMakeWithAnExpiredAuthority(t *testing.T) {
 func TestMakeRefuses(t *testing.T) {
 	for what, o := range map[string]certs.Options{
 		`host ""`:              {Hosts: []string{"a", ""}},
-		`host "a b"`:           {Hosts: []string{"a b"}},
-		`host "a:7070"`:        {Hosts: []string{"a:7070"}},
-		`host "[::1]"`:         {Hosts: []string{"[::1]"}},
 		`host "fe80::1%eth0"`:  {Hosts: []string{"fe80::1%eth0"}},
 		`host "10.0.0.300"`:    {Hosts: []string{"10.0.0.300"}},
 		`host "a.*.com"`:       {Hosts: []string{"a.*.com"}},
-		`host "a."`:            {Hosts: []string{"a."}},
 		`host "a..b"`:          {Hosts: []string{"a..b"}},
-		`host "-a"`:            {Hosts: []string{"-a"}},
 		`neither a DNS`:        {Hosts: []string{strings.Repeat("a.", 127) + "aa"}},
-		`name ""`:              {Names: []string{""}},
-		`name "../x"`:          {Names: []string{"../x"}},
 		`name ".x"`:            {Names: []string{".x"}},
-		`name "a/b"`:           {Names: []string{"a/b"}},
 		`that of another file`: {Names: []string{"Server"}},
 		`"x-key" is that`:      {Names: []string{"x", "x-key"}},
-		`"x" is there twice`:   {Names: []string{"x", "y", "x"}},
 		`1 to 64 letters`:      {Names: []string{strings.Repeat("x", 65)}},
-		`-1 days`:              {Days: -1},
 		`36501 days`:           {Days: 36501},
 	} {
 		dir := filepath.Join(t.TempDir(), "new")
@@ -170,18 +160,10 @@ func TestMakeRefuses(t *testing.T) {
 }
 
 func TestMakeWhereItCannotWrite(t *testing.T) {
-	dir := t.TempDir()
-	write(t, dir, "file", "")
-	for _, in := range []string{filepath.Join(dir, "file"), filepath.Join(dir, "file", "tls")} {
-		_, err := certs.Make(in, certs.Options{})
-		require.ErrorContains(t, err, "not a directory")
-	}
-	dir = testcluster.Unwritable(t)
-	for _, in := range []string{dir, filepath.Join(dir, "tls")} {
-		_, err := certs.Make(in, certs.Options{})
-		require.ErrorIs(t, err, fs.ErrPermission)
-		require.ErrorContains(t, err, dir)
-	}
+	dir := testcluster.Unwritable(t)
+	_, err := certs.Make(filepath.Join(dir, "tls"), certs.Options{})
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, dir)
 }
 
 func verify(t *testing.T, dir string, c *x509.Certificate, host string, use x509.ExtKeyUsage) error {

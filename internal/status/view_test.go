@@ -223,16 +223,6 @@ func TestRates(t *testing.T) {
 	require.Equal(t, 0.0, status.Of(&store.Status{Server: &store.ServerStatus{Up: 13 * time.Second, In: 3000, Out: 150}}, now, nil).Server.Rates.P50)
 }
 
-// TestFalseStore checks that an inconsistent status does no harm.
-func TestFalseStore(t *testing.T) {
-	all := wire.Ranks{Count: 1 << 30, Spans: []wire.Span{{First: 0, Last: 1 << 30}}}
-	v := status.Of(&store.Status{Groups: []store.GroupStatus{{
-		Size: 4, Ended: -1, Generation: 1, Open: 1, Records: []store.RecordStatus{{Verb: "barrier", Arrived: all, Missing: all}},
-		Ranks: []store.RankStatus{{Rank: 3, Waits: []store.WaitStatus{{Verb: "recv", Peer: -7}}}},
-	}}}, nil, nil)
-	require.Len(t, v.Waiting, 2)
-}
-
 // TestFalseListsOfRanks checks that false lists of ranks cannot block a viewer: visiting all of
 // these ranks would take 2^51 steps.
 func TestFalseListsOfRanks(t *testing.T) {
