@@ -25,7 +25,6 @@ var roles map[string]func(args []string) error
 func init() { // not a literal: the roles start children in turn
 	roles = map[string]func(args []string) error{
 		"muster": serveMuster,
-		"bare":   serveBare,
 		"rank":   beRank,
 	}
 }

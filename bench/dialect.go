@@ -2,8 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -112,50 +110,4 @@ func (respDialect) reply(b []byte) (int, error) {
 		return n, nil
 	}
 	return 0, fmt.Errorf("redis: %q", b[:end])
-}
-
-// bareDialect is the protocol of the bare Go server:
-//
-//	request: op u8 | key length u16 | value length u32 | key | value
-//	reply:   status u8 | value length u32 | value
-type bareDialect struct{}
-
-const (
-	bareGet = 1 + iota
-	bareSet
-)
-
-const (
-	bareRequestLen = 7
-	bareReplyLen   = 5
-)
-
-var errBare = errors.New("bare: no such key")
-
-func (bareDialect) open(net.Conn) error { return nil }
-
-func (bareDialect) request(b []byte, op operation, key string, value []byte) []byte {
-	code := byte(bareGet)
-	if op == opGet {
-		value = nil
-	} else {
-		code = bareSet
-	}
-	b = binary.LittleEndian.AppendUint16(append(b, code), uint16(len(key)))
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(value)))
-	return append(append(b, key...), value...)
-}
-
-func (bareDialect) reply(b []byte) (int, error) {
-	if len(b) < bareReplyLen {
-		return 0, nil
-	}
-	n := bareReplyLen + int(binary.LittleEndian.Uint32(b[1:]))
-	switch {
-	case b[0] != 0:
-		return 0, errBare
-	case len(b) < n:
-		return 0, nil
-	}
-	return n, nil
 }

@@ -45,7 +45,7 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rep := newReport("kv", rateColumn, p50Column, p99Column, cpuColumn, "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", othersColumn)
+	rep := newReport("kv", rateColumn, p50Column, p99Column, cpuColumn, "client µs/op", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", othersColumn)
 	rep.note("values of %d B; µs/op is CPU time", o.size)
 	value := []byte(strings.Repeat("x", o.size))
 	if err := r.fill(ctx, value); err != nil {
@@ -67,9 +67,6 @@ func kvBases(name, op string, sh shape) map[string]ratio {
 	base := func(column, figure, server string) { bases[column] = ratio{figure, loadKey(server, operation(op), sh)} }
 	switch name {
 	case "muster", "muster+disk":
-		if name == "muster" {
-			base("rate ÷ bare", rateColumn, "bare")
-		}
 		redis := strings.Replace(name, "muster", "redis", 1)
 		base("rate ÷ redis", rateColumn, redis)
 		base("p99 ÷ redis", p99Column, redis)
@@ -132,11 +129,6 @@ func (r *rivals) add(s *server, err error) error {
 	return err
 }
 
-// addMuster starts a muster server; args is its directory, if it has one.
-func (r *rivals) addMuster(ctx context.Context, name string, args ...string) error {
-	return r.add(spawnServer(ctx, name, "muster", newWireDialect, args...))
-}
-
 // fill sets every key on every server.
 func (r *rivals) fill(ctx context.Context, value []byte) error {
 	for _, s := range r.servers {
@@ -150,10 +142,7 @@ func (r *rivals) fill(ctx context.Context, value []byte) error {
 // spawn starts the servers. It returns the servers that were started with an error too.
 func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 	r = new(rivals)
-	if err := r.addMuster(ctx, "muster"); err != nil {
-		return r, err
-	}
-	if err := r.add(spawnServer(ctx, "bare", "bare", newBareDialect)); err != nil {
+	if err := r.add(spawnMuster(ctx, "muster")); err != nil {
 		return r, err
 	}
 	if o.redis {
@@ -176,7 +165,7 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 		return err
 	}
 	r.dirs = append(r.dirs, dir)
-	if err := r.addMuster(ctx, "muster+disk", filepath.Join(dir, "muster")); err != nil {
+	if err := r.add(spawnMuster(ctx, "muster+disk", filepath.Join(dir, "muster"))); err != nil {
 		return err
 	}
 	if !o.redis {

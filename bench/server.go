@@ -26,16 +26,15 @@ type server struct {
 
 func newWireDialect() dialect { return new(wireDialect) }
 func newRESPDialect() dialect { return respDialect{} }
-func newBareDialect() dialect { return bareDialect{} }
 
-// spawnServer starts a server of this program, which prints its address.
-func spawnServer(ctx context.Context, name, role string, newDialect func() dialect, args ...string) (*server, error) {
-	p, err := spawn(ctx, role, args...)
+// spawnMuster starts a muster server; args is its directory, if it has one.
+func spawnMuster(ctx context.Context, name string, args ...string) (*server, error) {
+	p, err := spawn(ctx, "muster", args...)
 	if err != nil {
 		return nil, err
 	}
 	addr, err := p.line()
-	return &server{name: name, addr: addr, newDialect: newDialect, process: p}, err
+	return &server{name: name, addr: addr, newDialect: newWireDialect, process: p}, err
 }
 
 // errNoRedis is the error if redis-server is missing.
