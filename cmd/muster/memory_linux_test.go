@@ -48,7 +48,7 @@ func TestMemoryUnderAttack(t *testing.T) {
 		"sends":        {"Limits.Held", (*attacker).sends},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, at := serve(t, "--max-bytes", "64MiB", "--max-held", "96MiB", "--max-held-per-peer", "64MiB", "--max-buffers", "96MiB")
+			p, at := serve(t, "--max-bytes", "64MiB", "--max-held", "96MiB", "--max-buffers", "96MiB")
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			a := &attacker{t: t, ctx: ctx, at: strings.TrimPrefix(at, "muster://")}

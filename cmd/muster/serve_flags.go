@@ -14,35 +14,28 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 	"github.com/spf13/cobra"
 )
 
 // connFlags are the flags of serve and relay for limits of connections, with their defaults.
 type connFlags struct {
-	inFlight size
-	buffers  size
-	server   store.ServerLimits
+	buffers size
+	server  store.ServerLimits
 }
 
 func (c *connFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.IntVar(&c.server.Conns, "max-conns", 65536, "maximum number of connections")
 	f.IntVar(&c.server.PerAddr, "max-conns-per-addr", 16384, "maximum number of connections from one IP address")
-	f.IntVar(&c.server.Handshakes, "max-handshakes", 4096, "maximum number of unfinished handshakes; beyond it the oldest one is dropped")
-	c.inFlight = 64 << 20
-	f.Var(&c.inFlight, "max-in-flight", "maximum size of waiting answers for one peer; beyond it the peer is disconnected")
 	c.buffers = 4 << 30
 	f.Var(&c.buffers, "max-buffers", "maximum size of partial frames and waiting answers of all peers; beyond it peers are disconnected; at least 64MiB")
-	f.DurationVar(&c.server.Handshake, "handshake-timeout", 10*time.Second, "maximum duration of a handshake")
 }
 
 // check validates the flags and returns the limits.
 func (c *connFlags) check(cmd *cobra.Command) (store.ServerLimits, error) {
-	c.server.InFlight, c.server.Buffers = int(c.inFlight), int64(c.buffers)
+	c.server.Buffers = int64(c.buffers)
 	return c.server, checkPositive(cmd, map[string]int64{
-		"max-conns": int64(c.server.Conns), "max-conns-per-addr": int64(c.server.PerAddr), "max-handshakes": int64(c.server.Handshakes),
-		"max-in-flight": int64(c.inFlight), "max-buffers": int64(c.buffers), "handshake-timeout": int64(c.server.Handshake),
+		"max-conns": int64(c.server.Conns), "max-conns-per-addr": int64(c.server.PerAddr), "max-buffers": int64(c.buffers),
 	})
 }
 
@@ -58,31 +51,21 @@ func checkPositive(cmd *cobra.Command, flags map[string]int64) error {
 // limitFlags are the flags of serve for limits, with their defaults.
 type limitFlags struct {
 	connFlags
-	live              livenessFlag
-	key, value, bytes size
-	held, heldOf      size
-	limits            store.Limits
+	live        livenessFlag
+	bytes, held size
+	limits      store.Limits
 }
 
 func (l *limitFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	number := func(p *int, name string, value int, usage string) { f.IntVar(p, name, value, usage) }
-	bytes := func(p *size, name string, value int64, usage string) { *p = size(value); f.Var(p, name, usage) }
-	during := func(p *time.Duration, name string, value time.Duration, usage string) {
-		f.DurationVar(p, name, value, usage)
-	}
-	bytes(&l.key, "max-key", wire.MaxKey, "maximum size of a key; at most the default")
-	bytes(&l.value, "max-value", wire.MaxValue, "maximum size of a value; at most the default")
-	bytes(&l.bytes, "max-bytes", 4<<30, "maximum size of keys and values; beyond it writes are refused, reads and deletes work")
-	bytes(&l.held, "max-held", 4<<30, "maximum size of waiting calls, votes, messages and group members of all peers; beyond it such calls are refused")
-	bytes(&l.heldOf, "max-held-per-peer", 2<<30, "the same as --max-held, for one peer")
-	number(&l.limits.Keys, "max-keys", 16<<20, "maximum number of keys")
-	number(&l.limits.History, "history", 8192, "number of changes that watch --from can go back")
-	number(&l.limits.Waiting, "max-waiting", 8192, "maximum number of waiting calls of one peer")
-	number(&l.limits.Leases, "max-leases", 8192, "maximum number of leases of one peer")
+	l.bytes, l.held = 4<<30, 4<<30
+	f.Var(&l.bytes, "max-bytes", "maximum size of keys and values; beyond it writes are refused, reads and deletes work")
+	f.Var(&l.held, "max-held", "maximum size of waiting calls, votes, messages and group members of all peers, half of it for one peer; beyond it such calls are refused")
+	f.IntVar(&l.limits.Keys, "max-keys", 16<<20, "maximum number of keys")
+	f.IntVar(&l.limits.History, "history", 8192, "number of changes that watch --from can go back")
 	l.connFlags.register(cmd)
 	l.live.register(cmd)
-	during(&l.server.ReconnectTimeout, "reconnect-timeout", 500*time.Millisecond, "time for a client to resume its session after its connection broke, before its ranks have failed")
+	f.DurationVar(&l.server.ReconnectTimeout, "reconnect-timeout", 500*time.Millisecond, "time for a client to resume its session after its connection broke, before its ranks have failed")
 }
 
 // check validates the flags and returns the limits.
@@ -91,8 +74,7 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 		return l.limits, l.server, err
 	}
 	if err := checkPositive(cmd, map[string]int64{
-		"max-key": int64(l.key), "max-value": int64(l.value), "max-bytes": int64(l.bytes), "max-held": int64(l.held), "max-held-per-peer": int64(l.heldOf),
-		"max-keys": int64(l.limits.Keys), "history": int64(l.limits.History), "max-waiting": int64(l.limits.Waiting), "max-leases": int64(l.limits.Leases),
+		"max-bytes": int64(l.bytes), "max-held": int64(l.held), "max-keys": int64(l.limits.Keys), "history": int64(l.limits.History),
 		"reconnect-timeout": int64(l.server.ReconnectTimeout),
 	}); err != nil {
 		return l.limits, l.server, err
@@ -101,17 +83,7 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 		return l.limits, l.server, err
 	}
 	l.server.LivenessTimeout = l.live.timeout
-	for name, is := range map[string]struct {
-		size
-		most int64
-	}{"max-key": {l.key, wire.MaxKey}, "max-value": {l.value, wire.MaxValue}} {
-		if int64(is.size) > is.most {
-			most := size(is.most)
-			return l.limits, l.server, usagef(cmd, "--%s %s: the protocol allows at most %s", name, &is.size, &most)
-		}
-	}
-	l.limits.Key, l.limits.Value, l.limits.Bytes = int(l.key), int(l.value), int64(l.bytes)
-	l.limits.Held, l.limits.HeldOf = int64(l.held), int64(l.heldOf)
+	l.limits.Bytes, l.limits.Held, l.limits.HeldOf = int64(l.bytes), int64(l.held), int64(l.held)/2
 	return l.limits, l.server, nil
 }
 
