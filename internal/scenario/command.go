@@ -71,6 +71,12 @@ func (c command) bytes(name string) []byte {
 	return nil
 }
 
+// text returns the value of an option, or "".
+func (c command) text(name string) string {
+	v, _ := c.option(name)
+	return v
+}
+
 // number returns the value of an option, or 0.
 func (c command) number(name string) int {
 	v, ok := c.option(name)

@@ -11,36 +11,33 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// verbs are the verbs of commands. The comments have their arguments behind the session.
-var verbs map[string]verb
+// keyVerbs are the verbs of keys, and of sessions. The comments have their arguments behind the
+// session.
+var keyVerbs = map[string]verb{
+	"get":      {do: get},                // KEY
+	"set":      {do: set},                // KEY VALUE [ttl=] [reads=] [lease=NAME]
+	"add":      {do: add},                // KEY NUMBER [ttl=]
+	"append":   {do: appendTo},           // KEY VALUE [ttl=]
+	"swap":     {do: swap},               // KEY [old=] [new=] [ttl=]
+	"delete":   {do: remove},             // KEY…
+	"list":     {do: listBelow},          // [PREFIX]
+	"keys":     {do: keys},               // [PREFIX]
+	"wait":     {do: wait, waits: true},  // KEY…
+	"watch":    {do: watch, waits: true}, // [PREFIX] [after=NAME]
+	"revision": {do: revision},           // NAME: keeps the revision of the last change under a name
+	"push":     {do: push},               // QUEUE VALUE
+	"pop":      {do: pop, waits: true},   // QUEUE
+	"len":      {do: length},             // QUEUE
 
-func init() {
-	verbs = map[string]verb{
-		"get":      {do: get},                // KEY
-		"set":      {do: set},                // KEY VALUE [ttl=] [reads=] [lease=NAME]
-		"add":      {do: add},                // KEY NUMBER [ttl=]
-		"append":   {do: appendTo},           // KEY VALUE [ttl=]
-		"swap":     {do: swap},               // KEY [old=] [new=] [ttl=]
-		"delete":   {do: remove},             // KEY…
-		"list":     {do: listBelow},          // [PREFIX]
-		"keys":     {do: keys},               // [PREFIX]
-		"wait":     {do: wait, waits: true},  // KEY…
-		"watch":    {do: watch, waits: true}, // [PREFIX] [after=NAME]
-		"revision": {do: revision},           // NAME: keeps the revision of the last change under a name
-		"push":     {do: push},               // QUEUE VALUE
-		"pop":      {do: pop, waits: true},   // QUEUE
-		"len":      {do: length},             // QUEUE
+	"lease":     {do: grant},     // NAME ttl=: a lease that its process keeps alive
+	"grant":     {do: grant},     // NAME ttl=: a lease that only keepalive keeps alive
+	"keepalive": {do: keepAlive}, // NAME
+	"revoke":    {do: revoke},    // NAME
 
-		"lease":     {do: grant},     // NAME ttl=: a lease that its process keeps alive
-		"grant":     {do: grant},     // NAME ttl=: a lease that only keepalive keeps alive
-		"keepalive": {do: keepAlive}, // NAME
-		"revoke":    {do: revoke},    // NAME
-
-		"close":  {do: closeSession}, // the session says goodbye
-		"crash":  {do: crash},        // its process ends
-		"break":  {do: breakConn},    // its connection ends, and it reconnects
-		"cancel": {do: cancelCalls},  // [VERB]: the contexts of its calls that wait, or of those of a verb
-	}
+	"close":  {do: closeSession}, // the session says goodbye
+	"crash":  {do: crash},        // its process ends
+	"break":  {do: breakConn},    // its connection ends, and it reconnects
+	"cancel": {do: cancelCalls},  // [VERB]: the contexts of its calls that wait, or of those of a verb
 }
 
 // result returns the output of a call.
@@ -265,7 +262,7 @@ func cancelCalls(_ context.Context, k *call) string {
 	calls := slices.Clone(k.s.calls)
 	k.w.mu.Unlock()
 	for _, c := range calls {
-		if verbs[c.verb].waits && (k.word(0) == "" || c.verb == k.word(0)) {
+		if c.does.waits && (k.word(0) == "" || c.verb == k.word(0)) {
 			c.cancel()
 			<-c.returned
 		}

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,7 +44,8 @@ type localSession struct {
 	end    context.CancelFunc
 }
 
-// Do implements store.Engine. When the session ends, it leaves a call to a goroutine.
+// Do implements store.Engine. When the session ends, it leaves a waiting call to the store: a process
+// that has crashed cancels nothing.
 func (l *localSession) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	if l.ctx.Err() != nil {
 		return store.ErrClosed
@@ -53,20 +55,28 @@ func (l *localSession) Do(ctx context.Context, req *wire.Request, rep *wire.Repl
 	if !req.Op.Waits() {
 		return l.memory.Do(ctx, &own, rep)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(l.ctx, cancel)
+	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // inner has that too
+			cancel(context.Cause(ctx))
+		}
+	})
+	release := func() {}
+	if at, ok := ctx.Deadline(); ok {
+		inner, release = context.WithDeadline(inner, at)
+	}
 	var reply wire.Reply
 	answered := make(chan error, 1)
 	go func() {
-		defer cancel()
-		defer stop()
-		answered <- l.memory.Do(ctx, &own, &reply)
+		defer release()
+		answered <- l.memory.Do(inner, &own, &reply)
 	}()
 	select {
 	case err := <-answered:
 		*rep = reply
 		return err
 	case <-l.ctx.Done():
+		stop()
 		return store.ErrClosed
 	}
 }

@@ -20,7 +20,7 @@
 //
 // A session is opened when it is first named. The output has what calls have returned and, at the
 // end of the block, a line for each call that still waits. An argument in double quotes is a Go
-// string without spaces. The verbs are in keys.go.
+// string without spaces. The verbs are in keys.go and groups.go.
 //
 // Two kinds of comments are for the runner: "# needs:" lists features that an engine may lack, and
 // "# store:" has the settings of the store.

@@ -2,6 +2,8 @@ package scenario
 
 import (
 	"context"
+	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing/synctest"
@@ -31,13 +33,19 @@ type session struct {
 	on      Session
 	crashed bool
 	calls   []*call
+	groups  map[string]*member
+	joined  string // the group that it joined last
 }
 
 // call is a call of a verb.
 type call struct {
 	command
-	w        *world
-	s        *session
+	does verb
+	w    *world
+	s    *session
+	// The place of s among the sessions of the command, and how many these are.
+	place, places int
+
 	cancel   context.CancelFunc
 	returned chan struct{} // closed when it has returned
 	lines    []string      // output that was not shown
@@ -65,7 +73,7 @@ func (w *world) session(name string) *session {
 			return s
 		}
 	}
-	s := &session{name: name, on: w.open()}
+	s := &session{name: name, on: w.open(), groups: map[string]*member{}}
 	s.Store = store.New(s.on.Engine)
 	w.sessions = append(w.sessions, s)
 	return s
@@ -82,41 +90,70 @@ func (w *world) run(c command) {
 		w.settle()
 		return
 	}
-	if verbs[c.verb].do == nil {
+	does, ok := keyVerbs[c.verb]
+	if !ok {
+		does, ok = groupVerbs[c.verb]
+	}
+	if !ok {
 		c.t.Fatalf("%s: no such verb", c)
 	}
-	for name := range strings.SplitSeq(first, ",") {
-		w.start(w.session(name), c)
+	names := strings.Split(first, ",")
+	for i, name := range names {
+		w.start(&call{command: c, does: does, w: w, s: w.session(name), place: i, places: len(names)})
 		w.settle()
 	}
 }
 
-func (w *world) start(s *session, c command) {
+func (w *world) start(k *call) {
 	ctx, cancel := context.WithCancel(context.Background())
-	if d := c.duration("timeout"); d != 0 {
+	if d := k.duration("timeout"); d != 0 {
 		ctx, cancel = context.WithTimeout(ctx, d)
 	}
-	k := &call{command: c, w: w, s: s, cancel: cancel, returned: make(chan struct{})}
+	k.cancel, k.returned = cancel, make(chan struct{})
 	w.mu.Lock()
-	s.calls = append(s.calls, k)
+	k.s.calls = append(k.s.calls, k)
 	w.mu.Unlock()
 	w.running.Go(func() {
 		defer cancel()
 		defer close(k.returned)
-		k.say(verbs[c.verb].do(ctx, k), done)
+		k.say(k.repeat(ctx), done)
 	})
+}
+
+// repeat carries out the call as often as its option times= says, and counts results that are equal.
+func (k *call) repeat(ctx context.Context) (line string) {
+	count := 0
+	shown := func() string {
+		if count > 1 {
+			return fmt.Sprintf("%s (%d times)", line, count)
+		}
+		return line
+	}
+	for range max(1, k.number("times")) {
+		next := k.does.do(ctx, k)
+		if count > 0 && next != line {
+			k.say(shown(), waits)
+			count = 0
+		}
+		line = next
+		count++
+	}
+	return shown()
 }
 
 // ends gives the end of a caller's context one text, whichever side noticed it first: errors.Is does
 // not tell them apart either.
 var ends = strings.NewReplacer("context canceled", "cancelled", "context deadline exceeded", "timed out")
 
+// generations are numbers that say nothing.
+var generations = regexp.MustCompile(`generation [0-9]+`)
+
 // say adds output, and sets the state.
 func (k *call) say(line string, state state) {
 	k.w.mu.Lock()
 	defer k.w.mu.Unlock()
 	if line != "" {
-		k.lines = append(k.lines, ends.Replace(line))
+		k.lines = append(k.lines, generations.ReplaceAllString(ends.Replace(line), "generation N"))
 	}
 	k.state = state
 }
@@ -160,7 +197,7 @@ func (w *world) settled() bool {
 		for _, k := range s.calls {
 			switch {
 			case k.state != waits || s.crashed:
-			case verbs[k.verb].waits:
+			case k.does.waits:
 				here++
 			default:
 				return false
