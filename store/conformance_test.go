@@ -84,9 +84,6 @@ func (l *pipeListener) Close() error {
 
 func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
-// cut ends a client permanently and without a goodbye.
-func cut(e store.Engine) { store.Kill(e) }
-
 // breaks ends the connection of a client, which reconnects.
 func breaks(e store.Engine) {
 	if c := store.ConnOf(e); c != nil {
@@ -125,14 +122,14 @@ const (
 
 func TestClientServerMemory(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, served(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
+	storetest.Run(t, served(newMemory, tcp, soonLost), nil)
 }
 
 // TestClientServerMemoryOverPipes runs the contract over connections that are not sockets, each of
 // which the server reads in a goroutine of its own.
 func TestClientServerMemoryOverPipes(t *testing.T) {
 	otherWay(t)
-	storetest.Run(t, served(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
+	storetest.Run(t, served(newMemory, pipes, soonLost), nil)
 }
 
 func TestReconnect(t *testing.T) {

@@ -34,7 +34,7 @@ func TestDurable(t *testing.T) {
 
 func TestClientServerDurable(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, served(onDisk, tcp, soonLost), &storetest.Options{Cut: cut})
+	storetest.Run(t, served(onDisk, tcp, soonLost), nil)
 }
 
 func TestDurableRestart(t *testing.T) {

@@ -34,19 +34,19 @@ func relay(t *testing.T, addr string, srv *store.Server, w wires) *service {
 
 func TestRelay(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, relayed(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
+	storetest.Run(t, relayed(newMemory, tcp, soonLost), nil)
 }
 
 // TestRelayOverPipes runs the contract over connections that are not sockets, each of which the
 // relay reads in a goroutine of its own.
 func TestRelayOverPipes(t *testing.T) {
 	otherWay(t)
-	storetest.Run(t, relayed(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
+	storetest.Run(t, relayed(newMemory, pipes, soonLost), nil)
 }
 
 func TestRelayDurable(t *testing.T) {
 	otherWay(t)
-	storetest.Run(t, relayed(onDisk, tcp, soonLost), &storetest.Options{Cut: cut})
+	storetest.Run(t, relayed(onDisk, tcp, soonLost), nil)
 }
 
 func TestReconnectThroughARelay(t *testing.T) {

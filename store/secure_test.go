@@ -591,5 +591,5 @@ func TestClientServerMemoryOverTLS(t *testing.T) {
 			require.NoError(t, err)
 			return c.Engine()
 		}
-	}, &storetest.Options{Cut: cut})
+	}, nil)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -87,7 +88,7 @@ func (k *call) next(option, name string, numbers map[string]uint64) uint64 {
 // failed returns the output of a call of a group: the error, and the failure, which is the same on
 // all ranks.
 func failed(err error) string {
-	e, ok := err.(*store.Error)
+	e, ok := errors.AsType[*store.Error](err)
 	if !ok || e.Failure == nil {
 		return err.Error()
 	}
@@ -253,7 +254,7 @@ func recv(ctx context.Context, k *call) string {
 }
 
 func isExpired(err error) bool {
-	e, ok := err.(*store.Error)
+	e, ok := errors.AsType[*store.Error](err)
 	return ok && e.Code == wire.CodeExpired
 }
 

@@ -110,16 +110,6 @@ func laterErr(t *testing.T, f func() error) <-chan outcome {
 	return later(t, func() ([][]byte, error) { return nil, f() })
 }
 
-// stillWaits fails the test if ch already has an outcome.
-func stillWaits(t *testing.T, what string, ch <-chan outcome) {
-	t.Helper()
-	select {
-	case o := <-ch:
-		t.Fatalf("%s has returned: %q, %v", what, texts(o.values), o.err)
-	default:
-	}
-}
-
 // together runs f(0) … f(n-1) concurrently, and returns their outcomes.
 func together(n int, f func(i int) ([][]byte, error)) []outcome {
 	out := make([]outcome, n)

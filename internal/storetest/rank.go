@@ -2,12 +2,9 @@ package storetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -20,7 +17,6 @@ type rank struct {
 	w      *world
 	gen    uint64
 	n      int
-	probes uint64
 }
 
 // label is the name that rank n reports.
@@ -101,8 +97,8 @@ func allGather(seq uint64) wire.Contribution {
 	return wire.Contribution{Seq: seq, Verb: "all-gather", Root: -1, Want: wire.WantAll}
 }
 
-func broadcast(seq uint64, root int) wire.Contribution {
-	return wire.Contribution{Seq: seq, Verb: "broadcast", Root: root, RootOnly: true, Want: int32(root)}
+func broadcast(seq uint64) wire.Contribution {
+	return wire.Contribution{Seq: seq, Verb: "broadcast", RootOnly: true}
 }
 
 // calls casts r's vote in a barrier that no other rank has called, and returns when the store has
@@ -114,19 +110,15 @@ func (r *rank) calls(t *testing.T, other *rank, c wire.Contribution) <-chan outc
 	return waiting
 }
 
-// seen returns when the store reports to other that r is in what. To find out, other opens records
-// on a channel of its own; their errors say what r does.
+// seen returns when the store reports to other that r has voted in what.
 func (r *rank) seen(t *testing.T, other *rank, what string) {
 	t.Helper()
 	until(t, r.w.ctx, fmt.Sprintf("rank %d is in %s", r.n, what), func() bool {
-		other.probes++
-		probe := wire.Contribution{Channel: "probe of " + label(other.n), Seq: other.probes, Verb: "probe", Root: -1, Want: wire.WantNothing}
-		e, ok := errors.AsType[*store.Error](other.collect(r.w.within(10*time.Millisecond), probe).err)
-		if !ok || e.Failure == nil {
-			return false
-		}
-		i := slices.Index(e.Failure.Missing, r.n)
-		return i >= 0 && i < len(e.Failure.Doing) && strings.Contains(e.Failure.Doing[i], "in "+what)
+		all, err := other.Status(r.w.ctx, "group")
+		good(t, err)
+		return slices.ContainsFunc(all.Groups, func(g store.GroupStatus) bool {
+			return slices.ContainsFunc(g.Records, func(rec store.RecordStatus) bool { return rec.Verb == what && rec.Arrived.Has(r.n) })
+		})
 	})
 }
 
@@ -141,22 +133,21 @@ func agreed(t *testing.T, out ...outcome) *wire.Failure {
 	return first
 }
 
-// send adds a message to the stream to dst.
-func (r *rank) send(ctx context.Context, dst int, tag, message string, ttl ...time.Duration) error {
-	c := r.in(wire.Contribution{Root: dst, Channel: tag, Verb: "send", Type: "text"})
-	return r.Send(ctx, c, []byte(message), append(ttl, 0)[0])
+// send adds a message to the stream to rank 1.
+func (r *rank) send(ctx context.Context, tag, message string) error {
+	return r.Send(ctx, r.in(wire.Contribution{Root: 1, Channel: tag, Verb: "send", Type: "text"}), []byte(message), 0)
 }
 
-// recv receives message pos of the stream from src.
-func (r *rank) recv(ctx context.Context, src int, tag string, pos uint64) outcome {
-	v, _, err := r.Recv(ctx, r.in(wire.Contribution{Root: src, Channel: tag, Seq: pos, Verb: "recv"}))
+// recv receives message pos of the stream from rank 0.
+func (r *rank) recv(ctx context.Context, tag string, pos uint64) outcome {
+	v, _, err := r.Recv(ctx, r.in(wire.Contribution{Channel: tag, Seq: pos, Verb: "recv"}))
 	return outcome{[][]byte{v}, err}
 }
 
-// gets fails the test unless message pos from src is want.
-func (r *rank) gets(t *testing.T, src int, tag string, pos uint64, want string) {
+// gets fails the test unless message pos from rank 0 is want.
+func (r *rank) gets(t *testing.T, pos uint64, want string) {
 	t.Helper()
-	o := r.recv(r.w.ctx, src, tag, pos)
+	o := r.recv(r.w.ctx, "", pos)
 	good(t, o.err)
 	same(t, fmt.Sprintf("message %d", pos), texts(o.values), []string{want})
 }

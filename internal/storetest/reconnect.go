@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
 
 var reconnectChecks = []check{
@@ -22,16 +21,9 @@ var reconnectChecks = []check{
 	{"messages arrive once, in order", breakStream, []Feature{Collect, Streams, Breaks, Sessions}},
 	{"what was given up takes effect at most once, and never if its caller received a failure", breakGivenUp, []Feature{Add, Breaks, Sessions}},
 	{"what was given up does not overtake what came later", breakOrder, []Feature{Breaks, Sessions}},
-	{"waits go on", breakWaits, []Feature{Wait, Breaks, Sessions}},
-	{"a wait that is cancelled meanwhile is over", breakWaitCancelled, []Feature{Wait, Breaks, Sessions}},
 	{"a watch gives each change once", breakWatch, []Feature{Watch, Breaks, Sessions}},
-	{"a follow goes on", breakFollow, []Feature{Collect, Breaks, Sessions}},
-	{"votes stand, and all ranks get the values", breakCollect, []Feature{Collect, Breaks, Sessions}},
-	{"all ranks get the same outcome", breakOutcome, []Feature{Collect, Breaks, Sessions}},
 	{"collects succeed, one after the other", breakCollects, []Feature{Collect, Breaks, Sessions}},
 	{"a join is answered, and answered again", breakJoin, []Feature{Collect, Breaks, Sessions}},
-	{"a rank that leaves meanwhile has left", breakLeave, []Feature{Collect, Breaks, Sessions}},
-	{"a lease lives on", breakLease, []Feature{Leases, Breaks, Sessions}},
 }
 
 // breaks is the number of breaks in a check.
@@ -197,14 +189,14 @@ func breakStream(t *testing.T, w *world) {
 	weather := w.weather(ranks[0].engine, ranks[1].engine)
 	sent := later(t, func() ([][]byte, error) {
 		n := 0
-		err := weather.call(func(i int) error { n = i + 1; return ranks[0].send(w.ctx, 1, "", fmt.Sprint(n)) })
+		err := weather.call(func(i int) error { n = i + 1; return ranks[0].send(w.ctx, "", fmt.Sprint(n)) })
 		if err != nil {
 			return nil, err
 		}
-		return nil, ranks[0].send(w.ctx, 1, "", "end")
+		return nil, ranks[0].send(w.ctx, "", "end")
 	})
 	for pos := uint64(1); ; pos++ {
-		o := ranks[1].recv(w.ctx, 0, "", pos)
+		o := ranks[1].recv(w.ctx, "", pos)
 		good(t, o.err)
 		if string(o.values[0]) == "end" {
 			break
@@ -262,43 +254,6 @@ func (w *world) back(e store.Engine) {
 	lacksKey(w.t, w, store.New(e), "no such key")
 }
 
-func breakWaits(t *testing.T, w *world) {
-	const n = 50
-	e, other := w.engine(), w.store()
-	s := store.New(e)
-	var waiting []<-chan outcome
-	for i := range n {
-		waiting = append(waiting, later(t, func() ([][]byte, error) { return s.Wait(w.ctx, "both", fmt.Sprint(i)) }))
-	}
-	for i := range n {
-		w.Break(e)
-		if i%2 == 0 {
-			w.back(e)
-		}
-		w.set(other, fmt.Sprint(i))
-	}
-	w.set(other, "both")
-	for i, ch := range waiting {
-		o := <-ch
-		good(t, o.err)
-		same(t, "values", texts(o.values), []string{"both", fmt.Sprint(i)})
-	}
-}
-
-func breakWaitCancelled(t *testing.T, w *world) {
-	e := w.engine()
-	s := store.New(e)
-	for range 10 {
-		ctx, cancel := context.WithCancel(w.ctx)
-		waiting := later(t, func() ([][]byte, error) { return s.Wait(ctx, "missing") })
-		w.back(e)
-		w.Break(e)
-		cancel()
-		is(t, (<-waiting).err, context.Canceled)
-	}
-	w.back(e)
-}
-
 func breakWatch(t *testing.T, w *world) {
 	e, other := w.engine(), w.engine()
 	from := w.revision(store.New(e))
@@ -326,54 +281,6 @@ func breakWatch(t *testing.T, w *world) {
 	o := <-wrote
 	good(t, o.err)
 	same(t, "last change", fmt.Sprint(last), string(o.values[0]))
-}
-
-func breakFollow(t *testing.T, w *world) {
-	ranks := w.group(2)
-	following := laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].asMember()) })
-	for range 5 {
-		w.Break(ranks[0].engine)
-		w.back(ranks[0].engine)
-	}
-	goesOn(t, ranks, 1)
-	stillWaits(t, "follow", following)
-	w.Break(ranks[0].engine)
-	ranks[1].abort(t, "enough")
-	o := <-following
-	is(t, o.err, store.ErrAborted)
-	same(t, "by", failureOf(t, o.err).By, 1)
-}
-
-func breakCollect(t *testing.T, w *world) {
-	ranks := w.group(3)
-	zero := ranks[0].calls(t, ranks[2], allGather(1))
-	one := ranks[1].calls(t, ranks[2], allGather(1))
-	for range 5 {
-		w.Break(ranks[0].engine)
-		w.Break(ranks[1].engine)
-		w.back(ranks[0].engine)
-	}
-	stillWaits(t, "rank 0", zero)
-	w.Break(ranks[0].engine)
-	two := ranks[2].collect(w.ctx, allGather(1))
-	for _, o := range []outcome{<-zero, <-one, two} {
-		good(t, o.err)
-		same(t, "values", texts(o.values), []string{"rank 0", "rank 1", "rank 2"})
-	}
-	goesOn(t, ranks, 2)
-}
-
-func breakOutcome(t *testing.T, w *world) {
-	ranks := w.group(3)
-	zero := ranks[0].calls(t, ranks[2], barrier(1))
-	one := ranks[1].calls(t, ranks[2], barrier(1))
-	no := barrier(1)
-	no.No, no.Reason = wire.CodeInvalid, "it cannot be"
-	w.Break(ranks[0].engine)
-	w.Break(ranks[1].engine)
-	two := ranks[2].collect(w.ctx, no)
-	same(t, "by", agreed(t, two, <-zero, <-one).By, 2)
-	goesOn(t, ranks, 2)
 }
 
 func breakCollects(t *testing.T, w *world) {
@@ -426,30 +333,4 @@ func breakJoin(t *testing.T, w *world) {
 		same(t, "generation", ranks[0].gen, ranks[1].gen)
 		goesOn(t, ranks, 1)
 	}
-}
-
-func breakLeave(t *testing.T, w *world) {
-	ranks := w.group(2)
-	leaving := laterErr(t, func() error { return ranks[1].Leave(w.ctx, ranks[1].asMember()) })
-	w.Break(ranks[1].engine)
-	good(t, (<-leaving).err)
-	o := ranks[0].collect(w.ctx, barrier(1))
-	is(t, o.err, store.ErrLeft)
-}
-
-func breakLease(t *testing.T, w *world) {
-	e, other := w.engine(), w.store()
-	s := store.New(e)
-	l, err := s.Lease(w.ctx, 20*w.TTL)
-	good(t, err)
-	good(t, s.Set(w.ctx, "held", []byte("held"), &store.SetOptions{Lease: l}))
-	for range 10 {
-		w.Break(e)
-		w.back(e)
-		holds(t, w, other, "held", "held")
-	}
-	good(t, l.Err())
-	w.Break(e)
-	good(t, l.Close(w.ctx))
-	lacksKey(t, w, other, "held")
 }

@@ -10,12 +10,6 @@ import (
 )
 
 var resultChecks = []check{
-	{"all payloads in rank order", resultAll, []Feature{Collect}},
-	{"empty payloads are there too", resultEmpty, []Feature{Collect}},
-	{"one rank's payload", resultOne, []Feature{Collect}},
-	{"nothing", resultNothing, []Feature{Collect}},
-	{"my part of the payload of every rank", resultAllToAll, []Feature{Collect}},
-	{"my part of the root's payload", resultScatter, []Feature{Collect}},
 	{"parts that are no parts fail for all", resultBadParts, []Feature{Collect}},
 	{"each rank gets what it asked for, whatever the others did", resultMixed, []Feature{Collect}},
 	{"parts from a rank that wants none", resultUnasked, []Feature{Collect}},
@@ -43,44 +37,6 @@ func resultLast(t *testing.T, w *world) {
 	}
 }
 
-func resultAll(t *testing.T, w *world) {
-	ranks := w.group(4)
-	for i, o := range fromAll(ranks, allGather(1)) {
-		good(t, o.err)
-		same(t, fmt.Sprint("rank ", i), texts(o.values), []string{"rank 0", "rank 1", "rank 2", "rank 3"})
-	}
-}
-
-func resultEmpty(t *testing.T, w *world) {
-	ranks := w.group(3)
-	for _, o := range together(3, func(i int) ([][]byte, error) {
-		return ranks[i].Collect(w.ctx, ranks[i].in(allGather(1)), make([]byte, i%2))
-	}) {
-		good(t, o.err)
-		same(t, "values", texts(o.values), []string{"", "\x00", ""})
-	}
-}
-
-func resultOne(t *testing.T, w *world) {
-	ranks := w.group(3)
-	for i, o := range together(3, func(i int) ([][]byte, error) {
-		c := barrier(1)
-		c.Want = int32((i + 1) % 3)
-		o := ranks[i].collect(w.ctx, c)
-		return o.values, o.err
-	}) {
-		good(t, o.err)
-		same(t, fmt.Sprint("rank ", i), texts(o.values), []string{fmt.Sprint("rank ", (i+1)%3)})
-	}
-}
-
-func resultNothing(t *testing.T, w *world) {
-	for _, o := range fromAll(w.group(3), barrier(1)) {
-		good(t, o.err)
-		same(t, "values", len(o.values), 0)
-	}
-}
-
 // parts returns a payload with a part for each of n ranks: "from>to".
 func parts(from, n int) []byte {
 	ps := make([][]byte, n)
@@ -90,31 +46,8 @@ func parts(from, n int) []byte {
 	return wire.AppendParts(nil, ps)
 }
 
-func resultAllToAll(t *testing.T, w *world) {
-	ranks := w.group(3)
-	c := wire.Contribution{Seq: 1, Verb: "all-to-all", Root: -1, Want: wire.WantPart}
-	for i, o := range together(3, func(i int) ([][]byte, error) {
-		o := ranks[i].collect(w.ctx, c, parts(i, 3)...)
-		return o.values, o.err
-	}) {
-		good(t, o.err)
-		same(t, "values", texts(o.values), []string{fmt.Sprint("0>", i), fmt.Sprint("1>", i), fmt.Sprint("2>", i)})
-	}
-}
-
 func scatter(seq uint64, root int) wire.Contribution {
 	return wire.Contribution{Seq: seq, Verb: "scatter", Root: root, RootOnly: true, Want: wire.WantPart}
-}
-
-func resultScatter(t *testing.T, w *world) {
-	ranks := w.group(3)
-	early := ranks[0].calls(t, ranks[2], scatter(1, 1))
-	root := ranks[1].collect(w.ctx, scatter(1, 1), parts(1, 3)...)
-	late := ranks[2].collect(w.ctx, scatter(1, 1))
-	for i, o := range []outcome{<-early, root, late} {
-		good(t, o.err)
-		same(t, fmt.Sprint("rank ", i), texts(o.values), []string{fmt.Sprint("1>", i)})
-	}
 }
 
 func resultBadParts(t *testing.T, w *world) {

@@ -1,4 +1,5 @@
-// Package storetest is the contract of a store.Engine, as tests.
+// Package storetest is the part of the contract of a store.Engine that scenarios cannot show: who owns
+// bytes, crowds, large values, and races. Package scenario has the rules.
 //
 //	func TestMemory(t *testing.T) {
 //		storetest.Run(t, func(*testing.T) func() store.Engine {
@@ -22,8 +23,8 @@ import (
 )
 
 // Feature is a part of the contract that an engine may lack. The engine then returns ErrUnsupported
-// for the operations of that part, and the suite asserts it. The last six features have no
-// operations of their own.
+// for the operations of that part, and the suite asserts it. The last three features have
+// no operations.
 type Feature string
 
 const (
@@ -43,33 +44,20 @@ const (
 	Remove   Feature = "remove" // a swap of a value for nothing, which deletes
 	Status   Feature = "status"
 	Channels Feature = "channels" // close channel and acknowledge
-	// an attempt to form a group has one outcome, and claims are checked
-	Attempts Feature = "attempts"
-	Crowds   Feature = "crowds" // groups of thousands of ranks that form at once
-	// a status with the deadlines and tags of all waiting calls, and with keys
-	Waiters Feature = "waiters"
-
-	// counters detect an overflow, and reject a value that is not a number
-	Checked    Feature = "checked"
-	Compaction Feature = "compaction" // a bounded history: Watch may return ErrCompacted
+	Crowds   Feature = "crowds"   // groups of thousands of ranks that form at once
 	// the engines that Open's function returns are separate sessions
 	Sessions Feature = "sessions"
-	Loss     Feature = "loss"   // Options.Cut; implied if that is nil
 	Breaks   Feature = "breaks" // Options.Break; implied if that is nil
 )
 
-// Options are the options of Run. By default all features are supported, but no session can be cut,
-// and no connection broken.
+// Options are the options of Run. By default all features are supported, but no connection can
+// be broken.
 type Options struct {
 	Without []Feature
-	// Cut ends a session as a crash of its process would: without a goodbye.
-	Cut func(store.Engine)
 	// Break ends a session's connection, but not the session, which reconnects.
 	Break func(store.Engine)
 	// Only names the chapters to run; the default is all.
 	Only []string
-	// TTL is the shortest time to live that the engine supports; the default is 50 ms.
-	TTL time.Duration
 	// Key is the maximum length of a key; the default is wire.MaxKey.
 	Key int
 	// Value is the maximum length of a value; the default is wire.MaxValue.
@@ -83,14 +71,8 @@ func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o 
 	if o != nil {
 		s.Options = *o
 	}
-	if s.Cut == nil {
-		s.Without = append(slices.Clip(s.Without), Loss)
-	}
 	if s.Break == nil {
 		s.Without = append(slices.Clip(s.Without), Breaks)
-	}
-	if s.TTL == 0 {
-		s.TTL = 50 * time.Millisecond
 	}
 	s.Key, s.Value = cmp.Or(s.Key, wire.MaxKey), cmp.Or(s.Value, wire.MaxValue)
 	for _, p := range chapters {
@@ -135,10 +117,8 @@ var chapters = []chapter{
 	{"Results", resultChecks},
 	{"Disagreement", clashChecks},
 	{"Failures", failureChecks},
-	{"Goodbye", goodbyeChecks},
 	{"Streams", streamChecks},
 	{"Channels", channelChecks},
-	{"Loss", lossChecks},
 	{"Leases", leaseChecks},
 	{"Reconnect", reconnectChecks},
 	{"Status", statusChecks},
@@ -188,16 +168,6 @@ func (w *world) engine() store.Engine {
 
 // store opens a session, and returns a Store over it.
 func (w *world) store() *store.Store { return store.New(w.engine()) }
-
-// within returns the check's context with a shorter timeout.
-func (w *world) within(d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(w.ctx, d)
-	w.t.Cleanup(cancel)
-	return ctx
-}
-
-// soon is a short time, but longer than a busy machine needs for a few calls.
-const soon = 100 * time.Millisecond
 
 // requests maps a feature to the requests that an engine without it rejects.
 func requests() map[Feature][]wire.Request {

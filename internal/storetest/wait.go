@@ -3,20 +3,11 @@ package storetest
 import (
 	"fmt"
 	"testing"
-	"time"
 )
 
 var waitChecks = []check{
 	{"delays no other call", waitDelaysNoCall, []Feature{Wait}},
 	{"gives values that are the caller's", waitOwnsOutput, []Feature{Wait}},
-}
-
-// inTime fails the test unless what took at least d, and not much longer.
-func inTime(t *testing.T, what string, start time.Time, d time.Duration) {
-	t.Helper()
-	if took := time.Since(start); took < d || took > d+limit/2 {
-		t.Fatalf("%s took %v, want %v", what, took, d)
-	}
 }
 
 func waitDelaysNoCall(t *testing.T, w *world) {

@@ -20,7 +20,7 @@ import (
 
 // never are the features that no TCPStore has.
 var never = []storetest.Feature{
-	storetest.Collect, storetest.Streams, storetest.TTL, storetest.Reads, storetest.Leases, storetest.Watch, storetest.Status, storetest.Compaction, storetest.Remove, storetest.Checked,
+	storetest.Collect, storetest.Streams, storetest.TTL, storetest.Reads, storetest.Leases, storetest.Watch, storetest.Status, storetest.Remove,
 	storetest.Queues, storetest.Channels,
 }
 
