@@ -22,7 +22,7 @@ type proc struct {
 	id       int
 	local    bool // it holds the machine
 	session  *session
-	links    []*conn // that may still be open
+	links    []*conn // whose frames may still arrive
 	relay    *relay  // nil: it connects to the server
 	lastID   uint64
 	dead     bool

@@ -19,7 +19,7 @@ func (s *session) dial() {
 	c := &conn{s: s}
 	p.relay.opens(c)
 	s.dialing = c
-	p.links = append(slices.DeleteFunc(p.links, func(c *conn) bool { return c.gone }), c)
+	p.links = append(slices.DeleteFunc(p.links, func(c *conn) bool { return c.gone && c.ended }), c)
 	req := wire.Request{Op: wire.OpHello, Key: "proc", Resume: s.id, Value: s.token}
 	if w.chance(w.odds.rogue) && s.id > 0 { // with another session's id
 		req.Resume = uint64(1 + w.upTo(int(s.id)+1))
