@@ -15,7 +15,7 @@ const helpAll = "help-all"
 // common has the flags that most people use, of commands with many: their help shows these alone.
 var common = map[string][]string{
 	"run": {
-		"ranks", "env", "store", "timeout", "grace", "keep-going", "max-restarts", "log-dir", "http", "elastic", "nnodes", "node-rank", "job",
+		"ranks", "env", "store", "timeout", "grace", "keep-going", "max-restarts", "log-dir", "elastic", "nnodes", "node-rank", "job",
 	},
 	"serve": {
 		"listen", "data", "etcd", "secret-file", "access", "tls-cert", "tls-key", "tls-ca", "require-client-cert", "http", "health", "max-bytes",

@@ -3,8 +3,6 @@ package main
 import (
 	"crypto/rand"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/url"
@@ -97,20 +95,6 @@ func (p *place) jobStore() string {
 	}
 	u.Path, u.RawPath = strings.TrimSuffix(u.Path, "/")+"/"+p.below, ""
 	return u.String()
-}
-
-// show starts the page of the store that this process hosts, if both are requested, and prints its
-// address.
-func (p *place) show(flags *pageFlags, out io.Writer) (*page, error) {
-	if p.host == nil {
-		return nil, nil
-	}
-	flags.store, flags.stacks, flags.logger = p.host.url(), p.stacks, p.host.server.Logger
-	g, err := flags.start(store.New(p.host.memory), nil)
-	if g != nil {
-		_, _ = fmt.Fprintln(out, "muster: who waits for whom is at", g.url())
-	}
-	return g, err
 }
 
 func (p *place) close() {

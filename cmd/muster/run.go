@@ -28,7 +28,6 @@ type running struct {
 	nodeFlags
 	n        int // ranks on this node
 	noPrefix bool
-	page     pageFlags
 	env      []string
 	grace    time.Duration // after a failure, until SIGTERM
 	kill     time.Duration // after that, until SIGKILL
@@ -63,7 +62,6 @@ others go on. The job fails when fewer than MIN workers are left, on all nodes w
 first worker that failed, and succeeds when all workers that are left have.`,
 		Example: `  muster run -n 4 -- ./train --epochs 3
   muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
-  muster run -n 4 --http 127.0.0.1:8080 -- ./train         # with the status page
   muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself
   muster run -n 4 --max-restarts 3 --log-dir logs -- ./train
   muster run --elastic 4:8 --spares 2 --max-restarts 20 -- ./train
@@ -83,8 +81,7 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	f.DurationVar(&o.kill, "kill-after", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
-	f.BoolVar(&o.stacks, "stacks", false, "if run hosts the store: allow the clients of the store, and with --http the page, to see the stacks of ranks (who --stacks)")
-	o.page.register(cmd, "")
+	f.BoolVar(&o.stacks, "stacks", false, "if run hosts the store: allow the clients of the store to see the stacks of ranks (who --stacks, and page)")
 	f.StringVar(&o.store, "store", "", "`URL` of a running store, where the ranks meet instead, such as etcd://host:port; or set MUSTER_STORE, where the ranks use a prefix, the job's name")
 	o.registerNodes(cmd)
 	o.live.register(cmd)
@@ -127,10 +124,6 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 		return usagef(cmd, "--kill-after must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:
 		return usagef(cmd, "--master-port %d is not a number from 0 to 65535", o.masterPort)
-	case o.masterPort != 0 && o.page.addr != "":
-		return usagef(cmd, "--http shows the store that run hosts, and with --master-port rank 0 does: \"muster page --store muster://%s:%d\" shows that", o.masterAddr, o.masterPort)
-	case o.store != "" && o.page.addr != "":
-		return usagef(cmd, "--http shows the store that run hosts, and %s names another: \"muster page --store %s\" shows that one", o.source(), redacted(o.store))
 	case o.store != "" && o.stacks:
 		return usagef(cmd, "--stacks is for the store that run hosts, and %s names another, which allows it with \"muster serve --stacks\"", o.source())
 	case strings.HasPrefix(o.masterAddr, "["):
@@ -151,7 +144,7 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 			return usagef(cmd, "--env %q is not NAME=VALUE", e)
 		}
 	}
-	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, o.insecure)
+	return nil
 }
 
 func (o *running) run(cmd *cobra.Command, args []string) error {
@@ -166,11 +159,6 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer o.close()
-	shown, err := o.show(&o.page, cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
-	defer shown.close()
 	meeting, err := o.meeting()
 	if err != nil {
 		return err

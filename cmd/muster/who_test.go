@@ -6,9 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -97,27 +95,16 @@ func TestWhoFlightRecorder(t *testing.T) {
 	require.Contains(t, r.stdout, "default_pg: rank 3: nothing recorded: flightrecorder: not a dump")
 }
 
-// TestRunStacks checks that the store of run, and its page, show stacks with --stacks, and that requests on
-// the page are logged.
+// TestRunStacks checks that the store of run shows stacks with --stacks, and logs each request.
 func TestRunStacks(t *testing.T) {
 	t.Parallel()
-	p := start(t, "run", "-n", "1", "--no-prefix", "--http", "127.0.0.1:0", "--stacks", "--", "sh", "-c", "echo at $MUSTER_STORE; exec sleep 600")
+	p := start(t, "run", "-n", "1", "--no-prefix", "--stacks", "--", "sh", "-c", "echo at $MUSTER_STORE; exec sleep 600")
 	url := strings.TrimPrefix(p.line(t, "at "), "at ")
 	stuck(t, dial(t, url), "train")
 	r := run(t, "who", "--store", url, "--stacks")
 	require.Zero(t, r.code, r.stderr)
 	require.Contains(t, r.stdout, "main.main")
-	blamed := viewOf(t, url).Blame[0]
-	page := p.complaint(t, "who waits for whom is at")
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("%sstacks?generation=%d&rank=1", page[strings.Index(page, "http://"):], blamed.Generation), nil)
-	require.NoError(t, err)
-	req.Header.Set("X-Muster", "test")
-	rep, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
-	body, err := io.ReadAll(rep.Body)
-	require.NoError(t, errors.Join(err, rep.Body.Close()))
-	require.Contains(t, string(body), "main.main")
-	p.complaint(t, `msg="stacks requested on the page"`)
+	p.complaint(t, "stacks")
 }
 
 // TestWhoStacks checks that who shows the stacks of the ranks that others wait for, if the store
@@ -257,11 +244,13 @@ func fetch(t *testing.T, url, password, host string) (code int) {
 
 func TestServeShowsAPage(t *testing.T) {
 	t.Parallel()
-	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--stacks")
 	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
 	url := p.line(t, "muster://")
 	stuck(t, dial(t, url), "train")
 	checkGet(t, page, 200, "<!doctype html>")
+	checkGet(t, page+"stacks", 400, "the header X-Muster")
+	p.complaint(t, `msg="stacks requested on the page"`)
 	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
 	for host, want := range map[string]int{"": 200, "localhost:1": 200, "[::1]:1": 200, "evil.example": 421, "evil.example:80": 421} {
 		if code := fetch(t, page, "", host); code != want {
