@@ -66,7 +66,7 @@ var gatherWays = []way{
 	{name: mapWays[2], sizes: never, open: mapsWay(far, ordinary)},
 }
 
-// mapWays are gathers of many tensors. They have a size of their own.
+// mapWays are gathers of many tensors. They have their own size.
 var mapWays = []string{"map, allocated in the arena", "map, copied in", "map, over TCP"}
 
 func never(int) bool { return false }

@@ -1,12 +1,12 @@
 // Bench measures muster side by side with comparable systems: in one run, in turns, on loopback.
 //
-//	go run ./bench kv         // a key-value server beside redis-server
+//	go run ./bench kv         // a key-value server, compared with redis-server
 //	go run ./bench groups     // barrier, all-gather, broadcast and messages
-//	                          // beside a bare Go star, and Open MPI
-//	go run ./bench gather     // tensors of 4 processes onto one, beside memcpy, a bare Go star,
+//	                          // compared with a bare Go star, and Open MPI
+//	go run ./bench gather     // tensors of 4 processes onto one, compared with memcpy, a bare Go star,
 //	                          // Open MPI, ModelOpt's way and Gloo
-//	go run ./bench all-reduce // large slices beside Open MPI, gloo and Zerfoo
-//	.ci/ratios                // muster bench beside that of the last release, for CI
+//	go run ./bench all-reduce // large slices, compared with Open MPI, gloo and Zerfoo
+//	.ci/ratios                // muster bench, compared with that of the last release, for CI
 //
 // Times vary between machines and runs. Compare the ratios within one run, and the CPU time per
 // operation. A figure is the median of several rounds. In each round every system has its turn
@@ -33,10 +33,10 @@ type command struct {
 }
 
 var commands = []command{
-	{"kv", "get and set over 1 or 50 connections, beside redis-server", runKV},
-	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
-	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
-	{"all-reduce", "large slices of 4 ranks beside Open MPI, gloo and Zerfoo", runAllReduce},
+	{"kv", "get and set over 1 or 50 connections, compared with redis-server", runKV},
+	{"groups", "group verbs of 2 to 16 processes, compared with a bare Go star and Open MPI", runGroups},
+	{"gather", "tensors of 4 processes onto one, compared with memcpy, a bare Go star, Open MPI and torch", runGather},
+	{"all-reduce", "large slices of 4 ranks, compared with Open MPI, gloo and Zerfoo", runAllReduce},
 	{"ratios", "muster bench of two builds, in pairs of runs: fails on a loss that repeats", runRatios},
 }
 

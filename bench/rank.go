@@ -18,7 +18,7 @@ import (
 // Where ranks assume that the others run.
 const (
 	near = iota // on one host
-	far         // each on a host of its own
+	far         // each on a separate host
 )
 
 // rank is one rank of bench groups, gather and collective. It is in a star, and in one or two muster

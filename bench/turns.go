@@ -43,7 +43,7 @@ type turns struct {
 	asJSON bool
 
 	events []*event
-	pids   []int // the processes that are measured, beside this one
+	pids   []int // the processes that are measured, in addition to this one
 }
 
 func (t *turns) flags(f *flag.FlagSet, rounds int, slice time.Duration) {

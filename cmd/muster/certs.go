@@ -22,7 +22,7 @@ func newCerts() *cobra.Command {
 		Long: `Make certificates for the server and its clients, in the directory DIR.
 
 The first call makes a certificate authority (ca.pem, ca-key.pem), and signs a certificate for the
-server (server.pem) and one for each --name, with its key beside it (NAME.pem, NAME-key.pem). Where
+server (server.pem) and one for each --name, and its key (NAME.pem, NAME-key.pem). Where
 there is an authority already, it signs what --host and --name ask for. Existing files are not
 changed: to renew a certificate, move it and its key away first.
 

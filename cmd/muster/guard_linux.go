@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardAttr puts the guard into a process group of its own, so that what ends the group of "muster
+// guardAttr puts the guard into a separate process group, so that what ends the group of "muster
 // run" does not end the guard.
 func guardAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 

@@ -193,7 +193,7 @@ func (a *attacker) halfFrames() {
 	sent.Wait()
 }
 
-// sends has each attacker send messages, in a group of two ranks of its own, that are not received.
+// sends has each attacker send messages, in its own group of two ranks, that are not received.
 func (a *attacker) sends() {
 	payload := make([]byte, 15<<20)
 	var formed [attackers]sync.Once

@@ -55,11 +55,10 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 		return usagef(cmd, "--http %s: %v", p.addr, err)
 	}
 	if p.secretFile != "" {
-		secret, err := store.ReadSecret(p.secretFile)
-		if err != nil {
-			return &exit{code: exitFailed, text: "--http-secret-file: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+		var err error
+		if p.secret, err = readSecret("--http-secret-file", p.secretFile); err != nil {
+			return err
 		}
-		p.secret = secret
 	}
 	local := isLoopback(p.addr)
 	switch {

@@ -71,7 +71,7 @@ func (p *place) check(cmd *cobra.Command) error {
 	}
 	err := checkURL(p.store)
 	if err == nil && strings.HasPrefix(p.store, "mem:") {
-		err = errors.New("each process would have one of its own")
+		err = errors.New("each process would have its own")
 	}
 	if err != nil {
 		return usagef(cmd, "%s %s: %v", p.source(), redacted(p.store), err)

@@ -96,7 +96,7 @@ type jobRow struct {
 }
 
 // joined returns the jobs of the nodes, oldest first. Local jobs without a store in common are
-// different jobs, also if they have the same name.
+// different jobs, even if they have the same name.
 func joined(nodes []job) []*jobRow {
 	rows := []*jobRow{}
 	byName := map[[2]string]*jobRow{}

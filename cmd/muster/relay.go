@@ -48,12 +48,12 @@ own credentials for the store are in the URL of --store:
 muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
 or etcd://etcd:2379/root?secret-file=FILE&store-ca=FILE&store-cert=FILE&store-key=FILE
 or in MUSTER_SECRET_FILE, MUSTER_TLS_CA, MUSTER_TLS_CERT and MUSTER_TLS_KEY, as for a client.
-Its ranks have the relay's rights, as far as --access allows. So a relay with a secret or a
-certificate of its own requires one of its ranks too, or --insecure.
+Its ranks have the relay's rights, as far as --access allows. So a relay with its own secret
+or certificate requires one of its ranks too, or --insecure.
 
 PyTorch processes may use the relay as a TCPStore (--torch). Their client knows one address and does
 not reconnect: through a relay on its host, a job continues when another process serves the store.
---torch-prefix gives each job keys of its own.
+--torch-prefix gives each job its own keys.
 
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster relay --store muster://10.0.0.5:7070
@@ -68,7 +68,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` (host:port) to listen at")
 	f.StringVar(&o.store, "store", "", "`URL` of the store, muster://host:port[?secret-file=…] or etcd://host:port,host:port[/root]; or set MUSTER_STORE")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "time to wait for the store at start")
-	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access, from other hosts or to a relay with credentials of its own")
+	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access, from other hosts or to a relay with its own credentials")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
 	f.BoolVar(&o.untilEOF, "until-eof", false, "stop when standard input ends: with the process that holds its other end")
 	f.StringVar(&o.below, "torch-prefix", "", "`prefix` of keys that PyTorch sees as the whole store, without authentication; other clients need --secret-file or --access")

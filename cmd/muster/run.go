@@ -94,6 +94,9 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 	if variable {
 		o.store = os.Getenv("MUSTER_STORE")
 	}
+	if err := checkNotNegative(cmd, "grace", "kill-after", "max-node-failures", "max-restarts", "settle", "spares", "timeout"); err != nil {
+		return err
+	}
 	if err := o.checkNodes(cmd, o.store); err != nil {
 		return err
 	}
@@ -116,12 +119,6 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 		return usagef(cmd, "-n %d: there must be at least 1 rank", o.n)
 	case o.n > maxProcesses:
 		return usagef(cmd, "more than %d processes on one node: use several nodes, with --nnodes", maxProcesses)
-	case o.grace < 0:
-		return usagef(cmd, "--grace must not be negative")
-	case o.limit < 0:
-		return usagef(cmd, "--timeout must not be negative")
-	case o.kill < 0:
-		return usagef(cmd, "--kill-after must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:
 		return usagef(cmd, "--master-port %d is not a number from 0 to 65535", o.masterPort)
 	case o.store != "" && o.stacks:
@@ -351,11 +348,8 @@ func (l *launches) ended(err error) error {
 	if !ok {
 		return l.nodesError(err, l.sigs)
 	}
-	if l.n > 1 && len(l.tail) > 0 && l.sigs.ended() == 0 {
-		fmt.Fprintf(l.stderr, "muster: the last lines of %s:\n", l.failed)
-		for _, line := range l.tail {
-			fmt.Fprintln(l.stderr, "    "+printable(line))
-		}
+	if l.n > 1 && l.sigs.ended() == 0 {
+		printTail(l.stderr, l.failed, l.tail)
 	}
 	text := err.Error()
 	if e.Signal != 0 {
@@ -368,6 +362,16 @@ func (l *launches) ended(err error) error {
 		text += l.others
 	}
 	return &exit{code: e.ExitCode(), text: text, err: err}
+}
+
+// printTail prints the last lines of a process that has failed, if it has written any.
+func printTail(w io.Writer, process string, lines []string) {
+	if len(lines) > 0 {
+		fmt.Fprintf(w, "muster: the last lines of %s:\n", process)
+	}
+	for _, line := range lines {
+		fmt.Fprintln(w, "    "+printable(line))
+	}
 }
 
 // programError describes a program that cannot be started. The exit codes are those of a shell.

@@ -33,17 +33,10 @@ func (o *running) checkElastic(cmd *cobra.Command) error {
 		}
 		return nil
 	}
-	low, high, isRange := strings.Cut(o.elastic, ":")
-	if !isRange {
-		high = low
-	}
-	least, bad := strconv.Atoi(low)
-	greatest, badHigh := strconv.Atoi(high)
+	least, greatest, ok := span(o.elastic)
 	switch {
-	case bad != nil || badHigh != nil || least < 1 || greatest < least:
+	case !ok:
 		return usagef(cmd, "--elastic %q is neither a number of workers nor MIN:MAX, such as 2:8", o.elastic)
-	case o.spares < 0:
-		return usagef(cmd, "--spares must not be negative")
 	case o.masterPort != 0:
 		return usagef(cmd, "the workers of --elastic meet in a store: --master-port is not for them")
 	case o.own >= 0:
@@ -117,7 +110,7 @@ func (o *running) alone(ctx context.Context, s *store.Store, a *agent.Agent) (*m
 	}
 }
 
-// elasticWorkers starts the workers of this node, each as a job of its own.
+// elasticWorkers starts the workers of this node, each as a separate job.
 type elasticWorkers struct {
 	*launches
 
@@ -243,11 +236,8 @@ func (w *elasticWorkers) ended(err error) error {
 	if !ok {
 		return w.launches.ended(err)
 	}
-	if e.First != nil && len(w.tails[e.First.Process]) > 0 {
-		fmt.Fprintf(w.stderr, "muster: the last lines of %s:\n", e.First.Process)
-		for _, line := range w.tails[e.First.Process] {
-			fmt.Fprintln(w.stderr, "    "+printable(line))
-		}
+	if e.First != nil {
+		printTail(w.stderr, e.First.Process, w.tails[e.First.Process])
 	}
 	code := e.Code
 	if code == 0 {

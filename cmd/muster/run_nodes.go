@@ -110,38 +110,38 @@ func (o *nodeFlags) fromEnviron(cmd *cobra.Command) error {
 	return usagef(cmd, "--nnodes auto: none of these variables is set: %s", strings.Join(known, ", "))
 }
 
-// check validates the flags.
+// span parses MIN:MAX, or a number that is both; ok is false if they are no numbers from 1 on, in order.
+func span(text string) (least, most int, ok bool) {
+	low, high, isRange := strings.Cut(text, ":")
+	if !isRange {
+		high = low
+	}
+	least, err := strconv.Atoi(low)
+	most, err2 := strconv.Atoi(high)
+	return least, most, err == nil && err2 == nil && 1 <= least && least <= most
+}
+
+// checkNodes validates the flags.
 func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 	if err := o.fromEnviron(cmd); err != nil {
 		return err
 	}
-	low, high, isRange := strings.Cut(o.nodes, ":")
-	if !isRange {
-		high = low
-	}
-	var bad, badHigh error
-	o.fewest, bad = strconv.Atoi(low)
-	o.most, badHigh = strconv.Atoi(high)
+	var ok bool
+	o.fewest, o.most, ok = span(o.nodes)
 	o.own = -1
 	var badRank error
 	if o.rank != "auto" {
 		o.own, badRank = strconv.Atoi(o.rank)
 	}
 	switch {
-	case bad != nil || badHigh != nil || o.fewest < 1 || o.most < o.fewest:
+	case !ok:
 		return usagef(cmd, "--nnodes %q is neither a number of nodes nor MIN:MAX, such as 2:4", o.nodes)
 	case badRank != nil || o.own < -1 || o.own >= o.most:
 		return usagef(cmd, "--node-rank %q is neither auto nor a number from 0 to %d", o.rank, o.most-1)
 	case o.own >= 0 && o.fewest != o.most:
 		return usagef(cmd, "--node-rank needs a fixed number of nodes, and --nnodes %s has a range", o.nodes)
-	case o.failures < 0:
-		return usagef(cmd, "--max-node-failures must not be negative")
-	case o.restarts < 0:
-		return usagef(cmd, "--max-restarts must not be negative")
 	case o.join <= 0:
 		return usagef(cmd, "--join-timeout must be positive")
-	case o.settle < 0:
-		return usagef(cmd, "--settle must not be negative")
 	case o.lease < minLease:
 		return usagef(cmd, "--lease %v must be at least %v: a busy host is silent for a while", o.lease, minLease)
 	case o.fewest < o.most && o.join <= o.settle:
@@ -165,8 +165,7 @@ func (o *running) meeting() (*store.Store, error) {
 		}
 		return store.New(memory), nil
 	}
-	r := remote{url: o.store, secure: parameters()}
-	s, err := r.open()
+	s, err := openStore(context.Background(), o.store)
 	if err != nil {
 		return nil, o.storeError(err)
 	}
@@ -221,10 +220,8 @@ func (o *running) public() func(context.Context) (*store.Store, error) {
 }
 
 func openStore(ctx context.Context, url string) (*store.Store, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
-	defer cancel()
 	r := remote{url: url, secure: parameters()}
-	return schemes().Open(ctx, r.target())
+	return r.open(ctx)
 }
 
 // unclosed is an engine that its users do not close.

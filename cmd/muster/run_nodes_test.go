@@ -222,5 +222,5 @@ func TestWhatIsSeenOfAHang(t *testing.T) {
 	testcluster.Eventually(t, limit, func() bool {
 		who, ps := runIn(t, nil, append(env, "MUSTER_STORE="+url), "who"), runIn(t, nil, append(env, "MUSTER_STORE="+url), "ps")
 		return strings.Count(who.stdout, "muster://") == 2 && strings.Count(ps.stdout, "muster://") == 1
-	}, "who and ps show the job of this host beside the store of MUSTER_STORE")
+	}, "who and ps show the job of this host in addition to the store of MUSTER_STORE")
 }

@@ -48,6 +48,16 @@ func checkPositive(cmd *cobra.Command, flags map[string]int64) error {
 	return nil
 }
 
+// checkNotNegative checks flags that are numbers or durations.
+func checkNotNegative(cmd *cobra.Command, names ...string) error {
+	for _, name := range names {
+		if strings.HasPrefix(cmd.Flags().Lookup(name).Value.String(), "-") {
+			return usagef(cmd, "--%s must not be negative", name)
+		}
+	}
+	return nil
+}
+
 // limitFlags are the flags of serve for limits, with their defaults.
 type limitFlags struct {
 	connFlags
@@ -123,13 +133,22 @@ func (a *accessFlags) check(cmd *cobra.Command, stacks bool) (files *store.TLSFi
 		}
 	}
 	if a.secret != "" {
-		secret, err := store.ReadSecret(a.secret)
+		secret, err := readSecret("--secret-file", a.secret)
 		if err != nil {
-			return nil, nil, &exit{code: exitFailed, text: "--secret-file: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+			return nil, nil, err
 		}
 		access = append(access, store.Access{Secret: secret, Write: true, Stacks: stacks})
 	}
 	return files, access, nil
+}
+
+// readSecret reads the secret in the file that a flag names.
+func readSecret(flag, file string) ([]byte, error) {
+	secret, err := store.ReadSecret(file)
+	if err != nil {
+		return nil, &exit{code: exitFailed, text: flag + ": " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+	}
+	return secret, nil
 }
 
 // accessEntry is one entry of the file that --access names.

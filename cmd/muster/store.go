@@ -67,7 +67,7 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 	if err := r.check(cmd); err != nil {
 		return err
 	}
-	s, err := r.open()
+	s, err := r.open(context.Background())
 	if err != nil {
 		return &storeError{redacted(r.url), err}
 	}
@@ -85,8 +85,8 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 	return err
 }
 
-func (r *remote) open() (*store.Store, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
+func (r *remote) open(ctx context.Context) (*store.Store, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	return schemes().Open(ctx, r.target())
 }

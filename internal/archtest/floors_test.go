@@ -74,7 +74,7 @@ var floors = [][]room{
 	{
 		{name: "dataparallel", may: []string{"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"}},
 	},
-	{ // modules of their own
+	{ // other modules
 		{name: "examples/...", may: []string{"..."}},
 		{name: "cmd/muster/...", may: []string{"..."}},
 		{name: "bench/...", may: []string{"..."}},

@@ -39,7 +39,7 @@ type Options struct {
 	// of the server: DNS names and IP addresses; default localhost, 127.0.0.1, ::1 and this host's
 	// name
 	Hosts []string
-	Names []string // of clients, each with a certificate of its own; default client
+	Names []string // of clients, each with its own certificate; default client
 	Days  int      // validity of the certificates; default 365
 }
 

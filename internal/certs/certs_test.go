@@ -174,7 +174,7 @@ func verify(t *testing.T, dir string, c *x509.Certificate, host string, use x509
 	return err
 }
 
-// leaf is a certificate, whose key is beside it.
+// leaf returns a certificate, whose key is in the same directory.
 func leaf(t *testing.T, dir, name string) *x509.Certificate {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+"-key.pem"))

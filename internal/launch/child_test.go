@@ -108,7 +108,7 @@ func stdin(string) {
 	fmt.Println("stdin", len(b), err)
 }
 
-// begin starts a child of this rank in its group, or in a session of its own, and
+// begin starts a child of this rank in its group, or in a separate session, and
 // returns when it is ready: a rank that ends at once would take it along before that.
 func begin(mode string, escape bool) (pid int) {
 	r, w, err := os.Pipe()

@@ -67,7 +67,7 @@ func (o *output) fail(err error) {
 }
 
 // connect gives cmd a pipe for each of its streams that is not discarded. There are two, since
-// lines of the two streams could mix in one. It owns log, also if it fails.
+// lines of the two streams could mix in one. It owns log, even if it fails.
 func (o *output) connect(cmd *exec.Cmd, prefix string, log io.WriteCloser) (*streams, error) {
 	s := &streams{record: newRecord(log)}
 	var err error

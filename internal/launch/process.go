@@ -128,7 +128,7 @@ func (p *Process) endGroup(grace time.Duration) {
 	p.mu.Unlock()
 }
 
-// groupEmpty reports whether the group has no process any more, and is the only place that sets
+// groupEmpty reports whether the group no longer has a process, and is the only place that sets
 // gone. The number of a group with members is not reused.
 func (p *Process) groupEmpty() bool {
 	p.mu.Lock()

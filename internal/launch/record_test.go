@@ -14,10 +14,10 @@ import (
 	"github.com/muster-pg/muster/internal/launch"
 )
 
-// TestLogs checks that each rank has a log with all lines of both streams, without prefix, also if
+// TestLogs checks that each rank has a log with all lines of both streams, without prefix, even if
 // the output is discarded; and that Tail has the last ones.
 func TestLogs(t *testing.T) {
-	for name, output := range map[string]io.Writer{"beside an output": io.Discard, "alone": nil} {
+	for name, output := range map[string]io.Writer{"with an output": io.Discard, "alone": nil} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			s := spec(2, "count:1000")

@@ -167,7 +167,7 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 		c, g := all[id], world
 		if !c.world {
 			name, _, _ := strings.Cut(id, "\x00")
-			// its ranks have numbers of their own, which a recording does not have
+			// its ranks have their own numbers, which a recording does not have
 			g = t.group(fmt.Sprintf("%s/%s, by rank of the job", world.name, name))
 			for rank := range c.ranks {
 				if p := world.ranks[rank]; p != nil {

@@ -69,7 +69,7 @@ func servers(ctx context.Context, part *store.Store) map[int]string {
 	return found
 }
 
-// ask asks the debug server at r.Source. Each backend has a recorder of its own.
+// ask asks the debug server at r.Source. Each backend has its own recorder.
 func (r *Recording) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, serverTimeout)
 	defer cancel()

@@ -33,7 +33,7 @@ func (t *Timeline) Chrome(w io.Writer) error {
 	return out.Flush()
 }
 
-// rowOfFile is a row of one file. In the merged trace each has a number of its own, which is no
+// rowOfFile is a row of one file. In the merged trace each has its own number, which is no
 // process's number, since some readers identify rows by that alone.
 type rowOfFile struct {
 	*File

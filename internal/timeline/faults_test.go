@@ -62,7 +62,7 @@ func TestRanksOfOneProcess(t *testing.T) {
 	require.Len(t, tl.Rows, 3)
 }
 
-// TestGroupsOfOneName checks hosts that each have a group of their own, all with the same name: the
+// TestGroupsOfOneName checks hosts that each have their own group, all with the same name: the
 // events of other packages do not say which group is meant.
 func TestGroupsOfOneName(t *testing.T) {
 	all, a, b := newJob(9, 4), newJob(7, 2), newJob(8, 2)

@@ -54,7 +54,7 @@ type span struct {
 	PID  int             `json:"pid"`
 	TID  int             `json:"tid"`
 	TS   float64         `json:"ts"`
-	Dur  *float64        `json:"dur,omitempty"` // of events, also if it is 0
+	Dur  *float64        `json:"dur,omitempty"` // of events, even if it is 0
 	Args json.RawMessage `json:"args,omitempty"`
 
 	at, end time.Time // on the common clock, once it is known
@@ -144,7 +144,7 @@ func (f *File) add(text []byte) error {
 		}
 		f.Events = append(f.Events, e)
 	case s.Ph == "M" && s.Name == "process_name":
-		return nil // the merged trace has names of its own
+		return nil // the merged trace has its own names
 	}
 	f.spans = append(f.spans, s)
 	return nil

@@ -219,7 +219,7 @@ func TestElasticFinished(t *testing.T) {
 	w.ends("a-1", errExit)
 	w.runs(t, "a-0", "a-1.2")
 	v, err = other.Next(t.Context())
-	require.NoError(t, err, "it is not a standby any more")
+	require.NoError(t, err, "it is no longer a standby")
 	require.NoError(t, v.Finish(t.Context()))
 	require.NoError(t, other.Leave(t.Context()))
 	w.ends("a-1.2", errExit)

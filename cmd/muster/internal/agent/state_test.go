@@ -99,7 +99,7 @@ func TestExclusion(t *testing.T) {
 	require.False(t, fail(s, "b", "b-1", 3), "another restart is left, but not for this host")
 	require.Equal(t, 5, s.left())
 	require.False(t, fail(s, "b", "b-2", 3))
-	require.Equal(t, 3, s.Failures, "its workers do not count any more")
+	require.Equal(t, 3, s.Failures, "its workers no longer count")
 	s.success("b")
 	s.leaves("b")
 	require.EqualError(t, s.entered("b", r, 6, "a", "b"), "this node (host of b) is left out of the job after 3 failures; the last one: worker b-1: exit status")

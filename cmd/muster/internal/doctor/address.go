@@ -55,7 +55,7 @@ func (d *Doctor) meeting(p *process) string {
 // elsewhere returns the advice to set an address that all ranks can reach.
 func elsewhere(meeting string) string {
 	if strings.Contains(meeting, "://") {
-		return "let MUSTER_STORE have the store's address in the network, also if this host has a relay: muster://127.0.0.1:7070,store:7070"
+		return "let MUSTER_STORE have the store's address in the network, even if this host has a relay: muster://127.0.0.1:7070,store:7070"
 	}
 	return "let MASTER_ADDR be rank 0's address in the network"
 }
