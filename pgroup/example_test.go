@@ -78,21 +78,6 @@ func ExampleFromEnv() {
 	// Output: 1 of 4 at 127.0.0.1:29500 <nil>
 }
 
-func ExampleConfig_Environ() {
-	cfg := pgroup.Config{Rank: 2, Size: 4, Address: "127.0.0.1:29500"}
-	for _, kv := range cfg.Environ() {
-		switch name, _, _ := strings.Cut(kv, "="); name {
-		case "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT":
-			fmt.Println(kv)
-		}
-	}
-	// Output:
-	// RANK=2
-	// WORLD_SIZE=4
-	// MASTER_ADDR=127.0.0.1
-	// MASTER_PORT=29500
-}
-
 func ExampleBroadcast() {
 	inGroup(4, func(ctx context.Context, g *pgroup.Group) error {
 		var id [128]byte // like NCCL's
@@ -292,52 +277,6 @@ func ExampleGroup_Channel() {
 	// Output: <nil>
 }
 
-func ExampleGroup_Abort() {
-	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
-		if g.Rank() == 1 {
-			g.Abort(errors.New("loss is NaN"))
-			return nil
-		}
-		fmt.Println(g.Barrier(ctx))
-		return nil
-	})
-	// Output: pgroup: barrier #1 of group "world" on rank 0 of 2: rank 1: aborted: loss is NaN
-}
-
-func ExampleGroup_Skip() {
-	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
-		for step := range uint64(3) {
-			// the barrier of each step has its number, also after a step in which this rank did not
-			// call it
-			g.Skip(step)
-			if step == 1 && g.Rank() == 1 {
-				continue
-			}
-			if err := g.Barrier(ctx); g.Rank() == 0 {
-				fmt.Println("step", step, errors.Is(err, pgroup.ErrSkipped))
-			}
-		}
-		return nil
-	})
-	// Output:
-	// step 0 false
-	// step 1 true
-	// step 2 false
-}
-
-func ExampleGroup_Context() {
-	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
-		if g.Rank() == 1 {
-			g.Abort(errors.New("out of memory"))
-			return nil
-		}
-		<-g.Context().Done() // pass it to the work that depends on the group
-		fmt.Println(context.Cause(g.Context()))
-		return nil
-	})
-	// Output: pgroup: group "world" on rank 0 of 2: rank 1: aborted: out of memory
-}
-
 func ExampleGroup_Store() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
 		if g.Rank() == 0 {
@@ -381,17 +320,6 @@ func ExampleGroup_Shutdown() {
 		return nil
 	})
 	// Output: <nil> true
-}
-
-func ExampleGroup_Close() {
-	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
-		if g.Rank() == 1 {
-			return g.Close()
-		}
-		fmt.Println(g.Barrier(ctx))
-		return nil
-	})
-	// Output: pgroup: barrier #1 of group "world" on rank 0 of 2: rank 1 left
 }
 
 func ExampleRankError() {

@@ -46,22 +46,6 @@ func untilInMemory(t *testing.T, g *pgroup.Group) {
 	t.Fatal("no barrier was decided in shared memory")
 }
 
-// TestProcessesOfAHostShareMemory checks that the operations of a group whose ranks are processes of
-// one host are decided in memory after a while, with the same results.
-func TestProcessesOfAHostShareMemory(t *testing.T) {
-	pgrouptest.Job{N: 4}.Run(t, func(t *testing.T, g *pgroup.Group) {
-		untilInMemory(t, g)
-		before := pgroup.DecidedInMemory(g)
-		for i := range testcluster.Form(100, 3000) {
-			checkVerbs(t, g, i)
-		}
-		if pgroup.DecidedInMemory(g) == before {
-			t.Error("no operation was decided in memory")
-		}
-		require.NoError(t, g.Shutdown(t.Context()))
-	})
-}
-
 // TestNoSharedMemory has groups that may share no memory, or have too little: a control group of 90
 // MiB, in which the rings of all ranks and channels would end a rank.
 func TestNoSharedMemory(t *testing.T) {
@@ -112,44 +96,6 @@ func controlGroup(t *testing.T, limit int64) (enter func(t *testing.T)) {
 	return func(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0))
 	}
-}
-
-// checkVerbs calls each collective verb once, with payloads of several sizes.
-func checkVerbs(t *testing.T, g *pgroup.Group, i int) {
-	t.Helper()
-	ctx, n := t.Context(), g.Size()
-	object := func(rank int) string {
-		return strings.Repeat(fmt.Sprintf("%d of rank %d;", i, rank), []int{1, 100, 5000}[i%3])
-	}
-	all := make([]string, n)
-	parts := make([]string, n)
-	for rank := range n {
-		all[rank], parts[rank] = object(rank), fmt.Sprint(object(g.Rank()), " for ", rank)
-	}
-	root := i % n
-	got, err := pgroup.Broadcast(ctx, g, root, object(g.Rank()))
-	require.NoError(t, err)
-	require.Equal(t, object(root), got, "broadcast")
-	gathered, err := pgroup.AllGather(ctx, g, object(g.Rank()))
-	require.NoError(t, err)
-	require.Equal(t, all, gathered, "all-gather")
-	gathered, err = pgroup.Gather(ctx, g, root, object(g.Rank()))
-	require.NoError(t, err)
-	if g.Rank() == root {
-		require.Equal(t, all, gathered, "gather")
-	}
-	part, err := pgroup.Scatter(ctx, g, root, parts)
-	require.NoError(t, err)
-	require.Equal(t, fmt.Sprint(object(root), " for ", g.Rank()), part, "scatter")
-	exchanged, err := pgroup.AllToAll(ctx, g, parts)
-	require.NoError(t, err)
-	for rank := range n {
-		require.Equal(t, fmt.Sprint(object(rank), " for ", g.Rank()), exchanged[rank], "all-to-all")
-	}
-	sum, err := pgroup.AllReduce(ctx, g, pgroup.Sum, i, g.Rank())
-	require.NoError(t, err)
-	require.Equal(t, []int{n * i, n * (n - 1) / 2}, sum, "all-reduce")
-	require.NoError(t, g.Barrier(ctx))
 }
 
 // TestRankIsKilledInSharedMemory checks that the end of a process, at any place of an operation, ends
@@ -648,10 +594,11 @@ func TestStoreFreesLargePayloads(t *testing.T) {
 	}
 }
 
-// TestChannelsShareMemory checks that channels are decided in memory after a while too, each in its own,
-// in their first use.
+// TestChannelsShareMemory checks that the operations of a group whose ranks are processes of one host
+// are decided in memory after a while, with the same results, and those of channels too, each in its
+// own memory, in their first use.
 func TestChannelsShareMemory(t *testing.T) {
-	pgrouptest.Job{N: 3}.Run(t, func(t *testing.T, g *pgroup.Group) {
+	pgrouptest.Job{N: 4}.Run(t, func(t *testing.T, g *pgroup.Group) {
 		first, second := g.Channel("first"), g.Channel("second")
 		for _, ch := range []*pgroup.Group{g, first, second} {
 			untilInMemory(t, ch)
