@@ -30,6 +30,7 @@ var (
 	link     = regexp.MustCompile(`!?\[[^\]]*\]\(([^)\s]+)\)`)
 	codeSpan = regexp.MustCompile("`[^`]*`")
 	named    = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z0-9]\\w*)[`/]")
+	scenario = regexp.MustCompile("`([a-z_]+\\.txt)`")
 	declared = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
 )
 
@@ -70,6 +71,29 @@ func TestDocsLinks(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestDocsNameScenarios requires that the scenarios that the pages about rules and errors name exist, and
+// that the page about rules or the one about errors names each.
+func TestDocsNameScenarios(t *testing.T) {
+	const dir = "internal/scenario/testdata/"
+	unnamed := map[string]bool{}
+	walk(t, ".txt", func(name, _ string) {
+		if rest, ok := strings.CutPrefix(name, dir); ok {
+			unnamed[rest] = true
+		}
+	})
+	for _, name := range []string{"docs/explanation/guarantees.md", "docs/reference/errors.md"} {
+		text, err := os.ReadFile(filepath.Join("../..", name))
+		require.NoError(t, err)
+		for _, m := range scenario.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join("../..", dir, m[1])); err != nil {
+				t.Errorf("%s names the scenario %s, which does not exist", name, m[1])
+			}
+			delete(unnamed, m[1])
+		}
+	}
+	assert.Empty(t, unnamed, "scenarios that no page names")
 }
 
 // TestDocsNameTests requires that each test that a Markdown file names in code exists. A name that ends in … is a prefix of several.
