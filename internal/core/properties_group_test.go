@@ -67,6 +67,10 @@ func (a *audit) joins(cl *call) {
 			cl.refusal = wire.CodeConflict
 			return
 		}
+		if s := a.survivors(key); s != nil && c.Rank < len(s.joiners) { // the end of the earlier attempt completes it
+			cl.refusal = wire.CodeConflict
+			return
+		}
 		r = a.rendezvous(key, nil, c.Size)
 		if r.size != c.Size {
 			cl.refusal = wire.CodeMismatch
@@ -97,6 +101,16 @@ func (a *audit) supersede(key groupKey, cl *call) {
 			r.replace(a, x, cl)
 		}
 	}
+}
+
+// survivors returns the rendezvous of the survivors of a generation that lacks no rank now, or nil.
+func (a *audit) survivors(key groupKey) *rendezvous {
+	for _, r := range a.rendezvouses {
+		if r.key == key && r.from != nil && len(r.joiners) > 0 && len(r.absentRanks()) == 0 {
+			return r
+		}
+	}
+	return nil
 }
 
 // ranked returns the request that became rank of the generation that r made.
