@@ -314,6 +314,9 @@ func (r *record) held(a *audit) bool {
 	before, bytes := 0, 0
 	for _, x := range r.ch.records {
 		if x.seq < r.seq {
+			if x.passed() && (x.done || x.mustEnd(a) != "") { // it is freed in this step
+				continue
+			}
 			before++
 		}
 		if x.seq > r.seq || x.done && !x.ok {
