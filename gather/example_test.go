@@ -58,37 +58,6 @@ func numbers(t *tensor.Tensor) []float32 {
 	return v
 }
 
-func ExampleOpen() {
-	s := store.New(new(store.Memory))
-	defer s.Close()
-	var wg sync.WaitGroup
-	for rank := range 2 {
-		wg.Go(func() {
-			ctx := context.Background()
-			g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: 2, Store: s})
-			if err != nil {
-				log.Fatal(err)
-			}
-			defer g.Close()
-			ga, err := gather.Open(ctx, g, nil) // on every rank
-			if err != nil {
-				log.Fatal(err)
-			}
-			defer ga.Close()
-			res, err := gather.Tensors(ctx, ga, []int{0, 1}, shard(rank))
-			if err != nil {
-				log.Fatal(err)
-			}
-			defer res.Release()
-			if res.First {
-				fmt.Println("rank", rank, "has", len(res.Items), "tensors")
-			}
-		})
-	}
-	wg.Wait()
-	// Output: rank 0 has 2 tensors
-}
-
 // Of ranks 2 and 0, rank 2 is the first and receives. Rank 1 is not in the list, and need not call.
 func ExampleTensors() {
 	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
@@ -199,34 +168,6 @@ func ExampleConcatTo() {
 	// layers.1.bias F32[1] [0]
 	// mlp.weight F32[4] [0 0.5 1 1.5]
 	// norm.weight F32[1] [1]
-}
-
-// A rank without a tensor passes nil. The result stays aligned with the list.
-func ExampleResult_Present() {
-	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
-		var mine *tensor.Tensor
-		if rank != 1 {
-			mine = shard(rank)
-		}
-		res, err := gather.Tensors(ctx, ga, []int{0, 1, 2}, mine)
-		if err != nil {
-			return err
-		}
-		defer res.Release()
-		for _, it := range res.Items {
-			fmt.Println("rank", it.Rank, "absent:", it.Absent)
-		}
-		for from, t := range res.Present() {
-			fmt.Println("rank", from, numbers(t))
-		}
-		return nil
-	})
-	// Output:
-	// rank 0 absent: false
-	// rank 1 absent: true
-	// rank 2 absent: false
-	// rank 0 [0 0.5]
-	// rank 2 [2 2.5]
 }
 
 // A tensor that was allocated in an arena is not copied: the first rank reads it in place, and its

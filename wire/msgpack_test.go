@@ -313,14 +313,3 @@ func FuzzMsgPack(f *testing.F) {
 		require.NoError(t, wire.MsgPack.Parse(out, &again), "%q gave %#v, whose bytes %q are no value", b, v, out)
 	})
 }
-
-func BenchmarkMsgPack(b *testing.B) {
-	v := layer{Name: "block.0", Weights: make([]float32, 16), Tags: map[string]string{"k": "v"}}
-	var room []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		room, _ = wire.MsgPack.Append(room[:0], &v)
-		var got layer
-		_ = wire.MsgPack.Parse(room, &got)
-	}
-}

@@ -184,28 +184,3 @@ func FuzzTensors(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkHandshake(b *testing.B) {
-	v := pickle.Dict{{"rank", 3}, {"addresses", []any{pickle.Tuple{"10.0.0.1", 29500}}}, {"ok", true}, {"blob", []byte{0, 1}}}
-	var room []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		room, _ = pickle.Append(room[:0], v)
-		if _, err := pickle.Parse(room); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkTensor(b *testing.B) {
-	v := tensor.New(tensor.F32, 1024, 1024)
-	var room []byte
-	b.SetBytes(4 << 20)
-	b.ReportAllocs()
-	for b.Loop() {
-		room, _ = pickle.Append(room[:0], v)
-		if _, err := pickle.Parse(room); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

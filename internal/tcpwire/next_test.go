@@ -269,19 +269,3 @@ func TestAllocatesNothing(t *testing.T) {
 		require.Zero(t, allocs, golden.op)
 	}
 }
-
-func BenchmarkAdd(b *testing.B) {
-	req := tcpwire.Request{Op: tcpwire.OpAdd, Key: "/counter", N: 1}
-	var (
-		room []byte
-		c    tcpwire.Cursor
-		got  tcpwire.Request
-	)
-	b.ReportAllocs()
-	for b.Loop() {
-		room, _ = tcpwire.AppendRequest(room[:0], &req)
-		n, _, _ := tcpwire.NextRequest(room, &c, tcpwire.Limits{})
-		_ = got.Parse(room[:n])
-		room = tcpwire.AppendReply(room[:0], tcpwire.OpAdd, &tcpwire.Reply{N: 1})
-	}
-}

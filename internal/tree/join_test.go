@@ -2,7 +2,6 @@ package tree_test
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -283,28 +282,4 @@ func checkStable[T any](t *testing.T, v T) {
 	require.NoError(t, err)
 	require.Equal(t, string(config), string(again))
 	require.Equal(t, tensors, same)
-}
-
-func BenchmarkTree(b *testing.B) {
-	var layers []layer
-	for i := range 100 {
-		layers = append(layers, layer{Name: fmt.Sprint(i), Weight: scalar(1), Scales: map[string]*tensor.Tensor{"in": scalar(2), "out": scalar(3)}})
-	}
-	config, tensors, err := tree.Split(layers)
-	require.NoError(b, err)
-	b.Run("Split", func(b *testing.B) {
-		for b.Loop() {
-			if _, _, err := tree.Split(layers); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("Join", func(b *testing.B) {
-		for b.Loop() {
-			var back []layer
-			if err := tree.Join(config, tensors, &back); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
 }

@@ -104,16 +104,6 @@ func TestNewRefuses(t *testing.T) {
 	require.NoError(t, prometheus.NewPedanticRegistry().Register(s))
 }
 
-func BenchmarkRecord(b *testing.B) {
-	s, err := prom.New(nil, nil)
-	require.NoError(b, err)
-	e := event("collective.allreduce", time.Millisecond)
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Record(b.Context(), e)
-	}
-}
-
 func Example() {
 	r := prometheus.NewRegistry() // or prometheus.DefaultRegisterer
 	sink, err := prom.New(r, nil)
