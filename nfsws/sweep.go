@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"slices"
 	"syscall"
 )
 
@@ -125,16 +124,9 @@ func (w *Workspace) Discard(ctx context.Context, v Version) error {
 	return err
 }
 
-// discard removes the manifest durably before the weights.
 func (w *Workspace) discard(v Version) error {
-	for _, k := range []kind{kindManifest, kindWeights} {
-		name := w.in(fileName(w.rank, v, k))
-		if err := w.volume.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return at(name, err)
-		}
-		if err := w.syncGeneration(); err != nil {
-			return err
-		}
+	if err := w.removeDurably(entry{w.rank, v, kindManifest}, entry{w.rank, v, kindWeights}); err != nil {
+		return err
 	}
 	if last := w.lastPublished(); last != nil && compareVersions(*last, v) == 0 {
 		w.published(nil)
@@ -142,33 +134,37 @@ func (w *Workspace) discard(v Version) error {
 	return nil
 }
 
-// removeAll begins with the oldest manifest, each durably: at no moment is a replaced state the
-// newest again, and none loses its weights before its manifest.
+// removeAll begins with the oldest state: at no moment is a replaced one the newest again.
 func (w *Workspace) removeAll(ctx context.Context) error {
 	own, err := w.own()
 	if err != nil {
 		return err
 	}
-	isManifest := func(e entry) bool { return e.kind == kindManifest }
-	manifests := slices.DeleteFunc(slices.Clone(own), func(e entry) bool { return !isManifest(e) })
-	rest := slices.DeleteFunc(own, isManifest)
-	for _, e := range slices.Concat(manifests, rest) {
+	for _, e := range own {
 		if err := ended(ctx); err != nil {
 			return err
 		}
+		if err := w.removeDurably(e); err != nil {
+			return err
+		}
+	}
+	w.published(nil)
+	return nil
+}
+
+// removeDurably removes files in this order, even if the machine fails meanwhile: so no state loses
+// its weights before its manifest.
+func (w *Workspace) removeDurably(files ...entry) error {
+	for _, e := range files {
 		name := w.in(e.name())
 		if err := w.volume.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return at(name, err)
-		}
-		if e.kind != kindManifest {
-			continue
 		}
 		if err := w.syncGeneration(); err != nil {
 			return err
 		}
 	}
-	w.published(nil)
-	return w.syncGeneration()
+	return nil
 }
 
 // published notes what this handle has published last.
