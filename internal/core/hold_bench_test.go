@@ -231,3 +231,9 @@ func BenchmarkLongestHold(b *testing.B) {
 		})
 	}
 }
+
+func (c *crew) shrinking(rank int) wire.Request {
+	req := c.request(wire.OpJoin, rank)
+	req.Value = []byte("survivor")
+	return req
+}

@@ -12,68 +12,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// ahead lets rank 0 broadcast until it has to wait, and returns that call.
-func (c *crew) ahead(payload string, timeout time.Duration) (seq uint64, held core.Ticket) {
-	c.tb.Helper()
-	for seq = 1; ; seq++ {
-		req := c.voting(0, broadcast(seq, 0), payload)
-		req.Timeout = timeout
-		ticket, rep := c.call(c.sessions[0], req)
-		if rep == nil {
-			return seq, ticket
-		}
-		isCode(c.tb, rep, wire.CodeOK)
-	}
-}
-
-// read lets ranks read the records up to seq; the last may be held.
-func (c *crew) read(seq uint64, ranks ...int) {
-	c.tb.Helper()
-	for s := range seq {
-		for _, rank := range ranks {
-			if _, rep := c.cast(rank, broadcast(s+1, 0), ""); rep != nil || s+1 < seq {
-				isCode(c.tb, rep, wire.CodeOK)
-			}
-		}
-	}
-}
-
-func TestRootRunsAhead(t *testing.T) {
-	for name, c := range map[string]struct {
-		payload string
-		held    uint64
-	}{
-		"128 records":               {"payload", 129},
-		"16 MiB":                    {strings.Repeat("x", 5<<20), 4},
-		"one payload is never held": {strings.Repeat("x", 16<<20), 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newCrew(t, 3)
-			seq, held := w.ahead(c.payload, 0)
-			same(t, "held at", seq, c.held)
-			w.read(2, 1)
-			same(t, "still held, rank 2 has read nothing", w.answers[held] == nil, true)
-			w.read(2, 2) // both ask for the second: the first is freed
-			isCode(t, w.answer(held), wire.CodeOK)
-			same(t, "records", w.m.Records(w.gen, "", 0), int(c.held)-1)
-		})
-	}
-}
-
-func TestRootThatIsHeldTimesOut(t *testing.T) {
-	w := newCrew(t, 3)
-	seq, held := w.ahead("payload", time.Second)
-	w.read(2, 1)
-	w.pass(time.Second)
-	rep := w.answer(held)
-	isCode(t, rep, wire.CodeTimeout)
-	sameRanks(t, "missing are the slowest", rep.Failure.Missing, []int{2})
-	contains(t, rep.Failure.Doing[0], "no call since it joined")
-	w.read(seq-1, 2)
-	_, late := w.cast(2, broadcast(seq, 0), "")
-	same(t, "a late reader receives the same", late.Failure, rep.Failure)
-}
-
 // TestRanksThatDoNotWait checks that a root is held only for the records before it: ranks that have
 // gone on to later records without waiting for its answer must not prevent it from going on, since
 // those records wait for it.
@@ -164,53 +102,6 @@ func TestTooManyBytesTogether(t *testing.T) {
 	same(t, "the group goes on", rep == nil, true)
 }
 
-func TestTypesAreThoseOfTheirRanks(t *testing.T) {
-	w := newCrew(t, 3)
-	for rank, typ := range []string{"", "int", "string"} {
-		v := allGather()
-		v.Type = typ
-		_, rep := w.cast(rank, v, "payload")
-		if rank < 2 {
-			continue
-		}
-		isCode(t, rep, wire.CodeMismatch)
-		for _, c := range rep.Failure.Clash {
-			same(t, fmt.Sprint("type of rank ", c.Rank), c.Type, []string{"", "int", "string"}[c.Rank])
-		}
-		same(t, "rank", rep.Failure.Clash[0].Rank, 1)
-	}
-}
-
-// TestLateNo checks that a rank which cannot take part in a verb that was decided without it ends
-// nothing for the others.
-func TestLateNo(t *testing.T) {
-	w := newCrew(t, 2)
-	_, rep := w.cast(0, broadcast(1, 0), "payload")
-	isCode(t, rep, wire.CodeOK)
-	no := barrier(1) // pgroup votes no for a root that is not a rank
-	no.Verb, no.No, no.Reason = "broadcast", wire.CodeInvalid, "root 7 of a group of 2"
-	_, rep = w.cast(1, no, "")
-	isCode(t, rep, wire.CodeInvalid)
-	same(t, "by", rep.Failure.By, 1)
-	for rank := range 2 {
-		_, rep = w.cast(rank, barrier(2), "")
-	}
-	isCode(t, rep, wire.CodeOK)
-}
-
-func TestOneRecordManyWants(t *testing.T) {
-	w := newCrew(t, 3)
-	tickets := make([]core.Ticket, 3)
-	wants := []int32{wire.WantReduced, wire.WantAll, 1}
-	for rank := range 3 {
-		v := wire.Contribution{Verb: "reduce", Seq: 1, Root: -1, Want: wants[rank], Reduction: wire.Reduction{Op: wire.ReduceSum, Kind: wire.Int32}}
-		tickets[rank], _ = w.cast(rank, v, string([]byte{byte(rank + 1), 0, 0, 0}))
-	}
-	same(t, "fold", string(w.answer(tickets[0]).Value), "\x06\x00\x00\x00")
-	same(t, "all", fmt.Sprint(w.answer(tickets[1]).Values), "[[1 0 0 0] [2 0 0 0] [3 0 0 0]]")
-	same(t, "one", string(w.answer(tickets[2]).Value), "\x02\x00\x00\x00")
-}
-
 // TestEqualAnswersAreOne checks that equal answers share memory, so that a server can encode them
 // once for all.
 func TestEqualAnswersAreOne(t *testing.T) {
@@ -299,7 +190,7 @@ func TestCancelAtADeadline(t *testing.T) {
 		_, rep = w.cast(1, c, "")
 		isCode(t, rep, end.No)
 	}
-	held := w.waits(w.sessions[1], w.asking(0, 1, 1))
+	held := w.waits(w.sessions[1], w.asking(0, 1))
 	w.does(w.sessions[1], wire.Request{Op: wire.OpCancel, ID: held.ID, Group: late})
 	isCode(t, w.answer(held), wire.CodeTimeout)
 	join := w.waits(w.sessions[0], w.joining("next", 0))

@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -159,21 +158,15 @@ func (c *crew) request(op wire.Op, rank int) wire.Request {
 	return wire.Request{Op: op, Group: wire.Contribution{Generation: c.gen, Rank: rank}}
 }
 
-func (c *crew) room(src, dst, bytes int) wire.Request {
-	req := c.sending(src, dst, "", 0)
-	req.Op, req.Value, req.Delta = wire.OpSendReady, nil, int64(bytes)
-	return req
-}
-
 func (c *crew) sending(src, dst int, payload string, ttl time.Duration) wire.Request {
 	req := c.request(wire.OpSend, src)
 	req.Group.Root, req.Value, req.TTL = dst, []byte(payload), ttl
 	return req
 }
 
-func (c *crew) asking(src, dst int, pos uint64) wire.Request {
+func (c *crew) asking(src, dst int) wire.Request {
 	req := c.request(wire.OpRecv, dst)
-	req.Group.Root, req.Group.Seq = src, pos
+	req.Group.Root, req.Group.Seq = src, 1
 	return req
 }
 
@@ -212,9 +205,6 @@ func sameRanks(tb testing.TB, what string, got, want []int) {
 		tb.Fatalf("%s: %v, not %v", what, got, want)
 	}
 }
-
-// texts joins values by commas.
-func texts(values [][]byte) string { return string(bytes.Join(values, []byte(","))) }
 
 func contains(tb testing.TB, text, part string) {
 	tb.Helper()

@@ -1,89 +1,11 @@
 package core_test
 
 import (
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
-
-func TestStreamBounds(t *testing.T) {
-	for name, c := range map[string]struct {
-		payload string
-		room    int
-	}{"64 messages": {"message", 64}, "16 MiB": {strings.Repeat("x", 4<<20), 4}, "alone, any is taken": {strings.Repeat("x", 16<<20), 1}} {
-		t.Run(name, func(t *testing.T) {
-			w := newCrew(t, 2)
-			for range c.room {
-				isCode(t, w.does(w.sessions[0], w.sending(0, 1, c.payload, 0)), wire.CodeOK)
-			}
-			var waiting [3]core.Ticket
-			isCode(t, w.does(w.sessions[0], w.sending(0, 1, c.payload, 0)), wire.CodeWouldBlock)
-			for i := range waiting {
-				waiting[i] = w.waits(w.sessions[0], w.room(0, 1, len(c.payload)))
-			}
-			w.does(w.sessions[1], w.asking(0, 1, 1))
-			// the two joins: reading the first acknowledges nothing
-			same(t, "answered", len(w.answers), 2)
-			w.call(w.sessions[1], w.asking(0, 1, 2))
-			for _, ticket := range waiting { // all of them, since any may have gone
-				isCode(t, w.answer(ticket), wire.CodeOK)
-			}
-			same(t, "position", w.does(w.sessions[0], w.sending(0, 1, c.payload, 0)).N, int64(c.room+1))
-		})
-	}
-}
-
-// TestStreamOfALostRank checks that messages which a failed rank had sent are received before its
-// failure, in another rank's inbox, and that messages which waited for space were never sent.
-func TestStreamOfALostRank(t *testing.T) {
-	w := newCrew(t, 3)
-	w.m.SetBounds(core.Bounds{StreamMessages: 2})
-	for range 2 {
-		w.does(w.sessions[2], w.sending(2, 0, "message", 0))
-	}
-	isCode(t, w.does(w.sessions[2], w.sending(2, 0, "never sent", 0)), wire.CodeWouldBlock)
-	w.waits(w.sessions[2], w.room(2, 0, 10))
-	other := w.waits(w.sessions[1], w.asking(2, 1, 1))
-	w.does(w.sessions[2], wire.Request{Op: wire.OpLost})
-	isCode(t, w.answer(other), wire.CodeLost)
-	for pos := range uint64(2) {
-		isCode(t, w.does(w.sessions[0], w.asking(2, 0, pos+1)), wire.CodeOK)
-	}
-	rep := w.does(w.sessions[0], w.asking(2, 0, 3))
-	isCode(t, rep, wire.CodeLost)
-	sameRanks(t, "lost", rep.Failure.Lost, []int{2})
-}
-
-func TestStreamExpiresBehindOneThatDoesNot(t *testing.T) {
-	w := newCrew(t, 2)
-	w.does(w.sessions[0], w.sending(0, 1, "forever", 0))
-	w.does(w.sessions[0], w.sending(0, 1, "short", time.Millisecond))
-	w.pass(time.Millisecond)
-	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 1)), wire.CodeOK)
-	rep := w.does(w.sessions[1], w.asking(0, 1, 2))
-	isCode(t, rep, wire.CodeExpired)
-	contains(t, rep.Detail, "message 2 from rank 0")
-}
-
-func TestStreamHasOneReader(t *testing.T) {
-	w := newCrew(t, 2)
-	first := w.waits(w.sessions[1], w.asking(0, 1, 1))
-	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 1)), wire.CodeConflict)
-	for _, bad := range []uint64{0, 2} {
-		want := wire.CodeInvalid
-		if bad == 0 {
-			want = wire.CodeStale
-		}
-		isCode(t, w.does(w.sessions[1], w.asking(0, 1, bad)), want)
-	}
-	isCode(t, w.does(w.sessions[1], w.asking(2, 1, 1)), wire.CodeInvalid)
-	w.does(w.sessions[1], wire.Request{Op: wire.OpCancel, ID: first.ID})
-	isCode(t, w.answer(first), wire.CodeCancelled)
-	same(t, "waiters", w.m.Holdings().Waiters, 0)
-}
 
 // TestChannelsAndStreamsAreLimited opens one channel and one stream more than a group may have:
 // only that call is refused, and the existing ones still work.
@@ -119,7 +41,7 @@ func TestChannelsAndStreamsAreLimited(t *testing.T) {
 	meets("d", 1)
 
 	isCode(t, w.does(w.sessions[0], w.sending(0, 1, "message", 0)), wire.CodeOK)
-	w.waits(w.sessions[0], w.asking(1, 0, 1))
+	w.waits(w.sessions[0], w.asking(1, 0))
 	third := w.sending(0, 1, "message", 0)
 	third.Group.Channel = "tag"
 	rep := w.does(w.sessions[0], third)

@@ -79,7 +79,7 @@ const (
 	Exact       Feature = "exact"       // an answer takes no time, not even a virtual one
 	Connections Feature = "connections" // that can break
 	Numbers     Feature = "numbers"     // of requests, chosen by the file
-	Status      Feature = "status"      // of the whole store
+	Whole       Feature = "whole"       // sessions see the whole store
 	LimitsOf    Feature = "limits"      // the file sets the limits of the store
 )
 

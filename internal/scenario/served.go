@@ -127,7 +127,7 @@ func (l *Listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0,
 // Prefix is a part of a store.
 var Prefix = Engine{
 	Name:  "a prefix",
-	Lacks: []Feature{Connections, Status, LimitsOf},
+	Lacks: []Feature{Connections, Whole, LimitsOf},
 	Start: func(t *testing.T, s Settings) func() Session {
 		open := Memory.Start(t, s)
 		return func() Session {
