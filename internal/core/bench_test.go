@@ -101,7 +101,7 @@ func BenchmarkBroadcast(b *testing.B) {
 // BenchmarkStream sends a message and receives it.
 func BenchmarkStream(b *testing.B) {
 	w := newCrew(b, 2)
-	send, recv := w.sending(0, 1, "message", time.Hour), w.asking(0, 1)
+	send, recv := w.sending(time.Hour), w.asking(0, 1)
 	var rep wire.Reply
 	b.ReportAllocs()
 	for pos := uint64(1); b.Loop(); pos++ {

@@ -158,9 +158,10 @@ func (c *crew) request(op wire.Op, rank int) wire.Request {
 	return wire.Request{Op: op, Group: wire.Contribution{Generation: c.gen, Rank: rank}}
 }
 
-func (c *crew) sending(src, dst int, payload string, ttl time.Duration) wire.Request {
-	req := c.request(wire.OpSend, src)
-	req.Group.Root, req.Value, req.TTL = dst, []byte(payload), ttl
+// sending is a message of rank 0 to rank 1.
+func (c *crew) sending(ttl time.Duration) wire.Request {
+	req := c.request(wire.OpSend, 0)
+	req.Group.Root, req.Value, req.TTL = 1, []byte("message"), ttl
 	return req
 }
 
