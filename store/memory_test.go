@@ -15,36 +15,6 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-func TestTTLIsExact(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := store.New(new(store.Memory))
-		defer s.Close()
-		for _, ttl := range []time.Duration{1, time.Microsecond, time.Second, 24 * time.Hour} {
-			require.NoError(t, s.Set(t.Context(), "k", nil, &store.SetOptions{TTL: ttl}))
-			time.Sleep(ttl - 1)
-			_, err := s.Get(t.Context(), "k")
-			require.NoError(t, err, "one nanosecond early")
-			time.Sleep(time.Nanosecond)
-			synctest.Wait()
-			_, err = s.Get(t.Context(), "k")
-			require.ErrorIs(t, err, store.ErrNotFound)
-		}
-	})
-}
-
-func TestWaitEndsAtItsDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := store.New(new(store.Memory))
-		defer s.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		began := time.Now()
-		_, err := s.Wait(ctx, "a", "b")
-		require.EqualError(t, err, `store: wait "a", "b": timed out`)
-		require.Equal(t, time.Minute, time.Since(began))
-	})
-}
-
 // TestStoppedProcessExpiresNothing checks that, after its process was stopped, a store first reads
 // the requests in its sockets, and then applies the deadlines that have passed meanwhile.
 func TestStoppedProcessExpiresNothing(t *testing.T) {

@@ -101,24 +101,6 @@ func TestAQueueOutlivesItsClients(t *testing.T) {
 	}
 }
 
-// TestFullQueue checks that a Push without space for the value, or for the head of a queue that was
-// empty, leaves nothing behind.
-func TestFullQueue(t *testing.T) {
-	m := &store.Memory{Limits: store.Limits{Keys: 3}}
-	defer m.Close()
-	s, ctx := store.New(m), bounded(t)
-	require.NoError(t, s.Push(ctx, "q", []byte("first")))
-	require.ErrorIs(t, s.Push(ctx, "other", []byte("no room for a head")), store.ErrFull)
-	require.Equal(t, 2, m.Keys())
-	require.NoError(t, s.Push(ctx, "q", []byte("second")))
-	require.ErrorIs(t, s.Push(ctx, "q", []byte("one too many")), store.ErrFull)
-	v, n, err := s.TryPop(ctx, "q")
-	require.NoError(t, err)
-	require.Equal(t, 2, n)
-	require.Equal(t, "first", string(v))
-	require.NoError(t, s.Push(ctx, "q", []byte("there is room again")))
-}
-
 // TestAQueueIsKept checks that a queue is persistent, and keeps its order.
 func TestAQueueIsKept(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)

@@ -18,11 +18,11 @@ const scenarios = "../internal/scenario/testdata"
 func TestScenariosOfADurableStore(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name:  "a durable store",
-		Lacks: []scenario.Feature{scenario.Connections},
-		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights},
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			m := &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}
 			t.Cleanup(func() { _ = m.Close() })
-			return func() scenario.Session { return scenario.Local(t, m) }
+			return func(string) scenario.Session { return scenario.Local(t, m) }
 		},
 	})
 }
@@ -30,11 +30,11 @@ func TestScenariosOfADurableStore(t *testing.T) {
 func TestScenariosOverTLS(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name:  "a client with TLS and a secret",
-		Lacks: []scenario.Feature{scenario.Numbers},
-		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights},
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			f := newTLSFiles(t) // here, because the time of the scenario is another one
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}})
-			return func() scenario.Session {
+			return func(string) scenario.Session {
 				return l.Dial(t, &store.DialOptions{Secret: secretOf("s"), TLS: f.client().Client})
 			}
 		},
@@ -44,14 +44,14 @@ func TestScenariosOverTLS(t *testing.T) {
 func TestScenariosThroughARelay(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name:  "a client of a relay",
-		Lacks: []scenario.Feature{scenario.Numbers},
+		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights},
 		Lag:   10 * time.Millisecond,
-		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}})
 			r, err := store.NewRelay(t.Context(), "muster://127.0.0.1:1", &store.DialOptions{Dial: l.Conn})
 			require.NoError(t, err)
 			near := scenario.Listen(t, &store.Server{Engine: r})
-			return func() scenario.Session { return near.Dial(t, nil) }
+			return func(string) scenario.Session { return near.Dial(t, nil) }
 		},
 	})
 }
@@ -74,13 +74,13 @@ func TestScenariosOverSockets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			scenario.Run(t, scenarios, scenario.Engine{
 				Name:  name + " over TCP",
-				Lacks: []scenario.Feature{scenario.Numbers},
+				Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights},
 				Real:  true,
-				Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+				Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 					e := backend(t, s)
 					t.Cleanup(func() { _ = e.Close() })
 					srv := serve(t, &store.Server{Engine: e}, tcp)
-					return func() scenario.Session {
+					return func(string) scenario.Session {
 						c, err := store.Dial(t.Context(), srv.addr, nil)
 						require.NoError(t, err)
 						return scenario.Session{Engine: c.Engine(), Crash: func() { store.Kill(c.Engine()) }, Break: func() { breaks(c.Engine()) }}

@@ -14,11 +14,11 @@ import (
 // Memory is a store in this process. Its sessions are opened as those of clients are: by a hello.
 var Memory = Engine{
 	Name:  "Memory",
-	Lacks: []Feature{Connections},
-	Start: func(t *testing.T, s Settings) func() Session {
+	Lacks: []Feature{Connections, Rights},
+	Start: func(t *testing.T, s Settings) func(string) Session {
 		m := &store.Memory{Limits: s.Limits}
 		t.Cleanup(func() { _ = m.Close() })
-		return func() Session { return Local(t, m) }
+		return func(string) Session { return Local(t, m) }
 	},
 }
 

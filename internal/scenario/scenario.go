@@ -22,8 +22,8 @@
 // end of the block, a line for each call that still waits. An argument in double quotes is a Go
 // string without spaces. The verbs are in keys.go and groups.go.
 //
-// Two kinds of comments are for the runner: "# needs:" lists features that an engine may lack, and
-// "# store:" has the settings of the store.
+// Three kinds of comments are for the runner: "# needs:" lists features that an engine may lack, and
+// "# store:" and "# rights:" have the settings of the store.
 //
 // A file runs in a bubble of testing/synctest: time is virtual, and passes only in "advance".
 package scenario
@@ -48,7 +48,7 @@ type Engine struct {
 	Name string
 	// Start starts an empty store, and returns the function that opens a session of it. It
 	// registers its own cleanup.
-	Start func(t *testing.T, s Settings) (open func() Session)
+	Start func(t *testing.T, s Settings) (open func(name string) Session)
 	// Lacks are the features that this kind does not have. A file that needs one is skipped.
 	Lacks []Feature
 	// Only, if not nil, names the files that it runs.
@@ -61,7 +61,13 @@ type Engine struct {
 }
 
 // Settings are the settings of the store for one file.
-type Settings struct{ Limits store.Limits }
+type Settings struct {
+	Limits store.Limits
+	Access []store.Access // for each name of a session, with Secret(name); nil: all may do everything
+}
+
+// Secret returns the secret of the session with a name.
+func Secret(name string) []byte { return []byte("the secret of " + name) }
 
 // Session is a session of a store, and what can happen to it.
 type Session struct {
@@ -81,6 +87,7 @@ const (
 	Numbers     Feature = "numbers"     // of requests, chosen by the file
 	Whole       Feature = "whole"       // sessions see the whole store
 	LimitsOf    Feature = "limits"      // the file sets the limits of the store
+	Rights      Feature = "rights"      // the file says who may do what
 )
 
 // lacks returns the first of features that e does not have, or "".
@@ -132,6 +139,9 @@ func header(t *testing.T, file string) (needs []Feature, s Settings) {
 			for f := range strings.SplitSeq(rest, ",") {
 				needs = append(needs, Feature(strings.TrimSpace(f)))
 			}
+		case "# rights": // NAME read|write [PREFIX]
+			c := parse(t, "rights "+rest)
+			s.Access = append(s.Access, store.Access{Secret: Secret(c.args[0].Key), Write: c.word(0) == "write", Prefix: c.word(1)})
 		case "# store":
 			c := parse(t, "store a "+rest)
 			s.Limits = store.Limits{Key: c.number("key"), Value: c.number("value"), Bytes: int64(c.number("bytes")), Keys: c.number("keys"), History: c.number("history"), Waiting: c.number("waiting"), Leases: c.number("leases")}
@@ -148,7 +158,7 @@ func (quiet) Logf(string, ...any) {}
 func runFile(t *testing.T, file string, e Engine, settings Settings) {
 	w := &world{engine: &e, open: e.Start(t, settings), leases: map[string]*lease{}, revisions: map[string]store.Revision{}}
 	if e.Real {
-		w.probe = store.New(w.open().Engine)
+		w.probe = store.New(w.open("").Engine)
 	}
 	defer w.end()
 	datadriven.RunTestAny(quiet{t}, file, func(t testing.TB, d *datadriven.TestData) string {

@@ -17,15 +17,16 @@ const reconnectTimeout = 500 * time.Millisecond
 var Pipe = Engine{
 	Name:  "a client over pipes",
 	Lacks: []Feature{Numbers},
-	Start: func(t *testing.T, s Settings) func() Session {
-		return Serve(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}}, nil)
+	Start: func(t *testing.T, s Settings) func(string) Session {
+		l := Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Access: s.Access})
+		return func(name string) Session {
+			o := new(store.DialOptions)
+			if s.Access != nil {
+				o.Secret = Secret(name)
+			}
+			return l.Dial(t, o)
+		}
 	},
-}
-
-// Serve serves over pipes until the end of the test, and returns the function that opens a session.
-func Serve(t *testing.T, srv *store.Server, o *store.DialOptions) func() Session {
-	l := Listen(t, srv)
-	return func() Session { return l.Dial(t, o) }
 }
 
 // Listener listens for connections in this process.
@@ -127,11 +128,11 @@ func (l *Listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0,
 // Prefix is a part of a store.
 var Prefix = Engine{
 	Name:  "a prefix",
-	Lacks: []Feature{Connections, Whole, LimitsOf},
-	Start: func(t *testing.T, s Settings) func() Session {
+	Lacks: []Feature{Connections, Whole, LimitsOf, Rights},
+	Start: func(t *testing.T, s Settings) func(string) Session {
 		open := Memory.Start(t, s)
-		return func() Session {
-			on := open()
+		return func(name string) Session {
+			on := open(name)
 			part := store.Prefix(store.New(on.Engine), "jobs/").Engine()
 			return Session{Engine: &both{part, on.Engine}, Crash: on.Crash}
 		}

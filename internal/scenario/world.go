@@ -15,7 +15,7 @@ import (
 // world is the store of one file, its sessions and their calls.
 type world struct {
 	engine    *Engine
-	open      func() Session
+	open      func(name string) Session
 	sessions  []*session // in the order in which they were opened
 	leases    map[string]*lease
 	revisions map[string]store.Revision
@@ -73,7 +73,7 @@ func (w *world) session(name string) *session {
 			return s
 		}
 	}
-	s := &session{name: name, on: w.open(), groups: map[string]*member{}}
+	s := &session{name: name, on: w.open(name), groups: map[string]*member{}}
 	s.Store = store.New(s.on.Engine)
 	w.sessions = append(w.sessions, s)
 	return s

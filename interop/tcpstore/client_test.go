@@ -52,9 +52,9 @@ func TestScenariosOfOurServer(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "a client of TCPStores",
 		Only: []string{"keys", "counters", "swap", "wait", "wait_ends"},
-		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Protocols: []store.Protocol{&tcpstore.Protocol{}}})
-			return func() scenario.Session {
+			return func(string) scenario.Session {
 				return scenario.Session{Engine: dial(t, "127.0.0.1:1", &tcpstore.Options{Dial: l.Conn})}
 			}
 		},
@@ -130,9 +130,9 @@ func TestClientOfPythonsServer(t *testing.T) {
 			Name: "a TCPStore of PyTorch",
 			Only: []string{"keys", "counters", "swap"}, // in which no call waits
 			Real: true,
-			Start: func(t *testing.T, _ scenario.Settings) func() scenario.Session {
+			Start: func(t *testing.T, _ scenario.Settings) func(string) scenario.Session {
 				_, addr := h.server(t, args)
-				return func() scenario.Session { return scenario.Session{Engine: dial(t, addr, nil)} }
+				return func(string) scenario.Session { return scenario.Session{Engine: dial(t, addr, nil)} }
 			},
 		})
 	})

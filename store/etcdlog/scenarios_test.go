@@ -15,8 +15,8 @@ import (
 func TestScenarios(t *testing.T) {
 	scenario.Run(t, "../../internal/scenario/testdata", scenario.Engine{
 		Name:  "a replicated store",
-		Lacks: []scenario.Feature{scenario.Connections},
-		Start: func(t *testing.T, s scenario.Settings) func() scenario.Session {
+		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights},
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l, err := etcdlog.Lead(t.Context(), memetcd.New().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
 			require.NoError(t, err)
 			m := &store.Memory{Limits: s.Limits, Replica: l}
@@ -24,7 +24,7 @@ func TestScenarios(t *testing.T) {
 				_ = m.Close()
 				_ = l.Close()
 			})
-			return func() scenario.Session { return scenario.Local(t, m) }
+			return func(string) scenario.Session { return scenario.Local(t, m) }
 		},
 	})
 }
