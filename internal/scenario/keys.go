@@ -37,6 +37,8 @@ var keyVerbs = map[string]verb{
 	"close":  {do: closeSession}, // the session says goodbye
 	"crash":  {do: crash},        // its process ends
 	"break":  {do: breakConn},    // its connection ends, and it reconnects
+	"cut":    {do: cutConn},      // its connection ends, and cannot be made again until mend
+	"mend":   {do: mend},         //
 	"cancel": {do: cancelCalls},  // [VERB]: the contexts of its calls that wait, or of those of a verb
 }
 
@@ -253,6 +255,16 @@ func crash(_ context.Context, k *call) string {
 
 func breakConn(_ context.Context, k *call) string {
 	k.s.on.Break()
+	return ""
+}
+
+func cutConn(_ context.Context, k *call) string {
+	k.s.on.Crash()
+	return ""
+}
+
+func mend(_ context.Context, k *call) string {
+	k.s.on.Mend()
 	return ""
 }
 

@@ -74,6 +74,7 @@ type Session struct {
 	store.Engine
 	Crash func() // its process ends without a goodbye
 	Break func() // its connection ends, and it reconnects; nil without Connections
+	Mend  func() // it may reconnect after a Crash: that was only its network; nil without Connections
 }
 
 // Feature is something that files need and engines may lack.

@@ -61,16 +61,58 @@ func (l *Listener) Dial(t *testing.T, o *store.DialOptions) Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Session{Engine: s.Engine(), Crash: func() { d.close(true) }, Break: func() { d.close(false) }}
+	return Session{Engine: s.Engine(), Crash: d.cut, Break: d.breakConn, Mend: d.mend}
 }
 
 // dialer makes the connections of one client.
 type dialer struct {
 	listener *Listener
 
-	mu      sync.Mutex // protects the fields below
-	conn    net.Conn   // the last one
-	crashed bool       // no further one can be made
+	mu   sync.Mutex    // protects the fields below
+	conn net.Conn      // the last one
+	down chan struct{} // closed when connections can be made; nil: they can
+}
+
+// dial implements store.DialOptions.Dial. It waits while the network is down.
+func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.mu.Lock()
+	down := d.down
+	d.mu.Unlock()
+	if down != nil {
+		select {
+		case <-down:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	conn, err := d.listener.Conn(ctx, network, addr)
+	if err == nil {
+		d.mu.Lock()
+		d.conn = conn
+		d.mu.Unlock()
+	}
+	return conn, err
+}
+
+// cut ends the connection, and makes no other one until mend.
+func (d *dialer) cut() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.down = make(chan struct{})
+	_ = d.conn.Close()
+}
+
+func (d *dialer) mend() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	close(d.down)
+	d.down = nil
+}
+
+func (d *dialer) breakConn() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_ = d.conn.Close()
 }
 
 // Conn connects to the listener; it is a dial function.
@@ -84,26 +126,6 @@ func (l *Listener) Conn(ctx context.Context, _, _ string) (net.Conn, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-}
-
-func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.crashed {
-		return nil, net.ErrClosed
-	}
-	conn, err := d.listener.Conn(ctx, network, addr)
-	if err == nil {
-		d.conn = conn
-	}
-	return conn, err
-}
-
-func (d *dialer) close(crash bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.crashed = crash
-	_ = d.conn.Close()
 }
 
 // Accept implements net.Listener.
