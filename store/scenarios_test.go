@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ const scenarios = "../internal/scenario/testdata"
 func TestScenariosOfADurableStore(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name:  "a durable store",
-		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights},
+		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights, scenario.Restarts},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			m := &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}
 			t.Cleanup(func() { _ = m.Close() })
@@ -27,10 +28,42 @@ func TestScenariosOfADurableStore(t *testing.T) {
 	})
 }
 
+// TestScenariosOfRestarts runs the scenarios that need it on clients of a durable store that restarts.
+func TestScenariosOfRestarts(t *testing.T) {
+	scenario.Run(t, scenarios, scenario.Engine{
+		Name: "a client of a durable store that restarts",
+		Only: []string{"restart", "keys", "reconnect"},
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
+			var served sync.WaitGroup
+			var m *store.Memory
+			var srv *store.Server
+			l, dir := scenario.NewListener(), testcluster.Scratch(t)
+			start := func() {
+				m = &store.Memory{Limits: s.Limits, Dir: dir}
+				srv = &store.Server{Engine: m}
+				own, again := srv, l.Again()
+				served.Go(func() { _ = own.Serve(again) })
+			}
+			end := func() {
+				_ = srv.Close()
+				_ = m.Close()
+				served.Wait()
+			}
+			start()
+			t.Cleanup(end)
+			return func(string) scenario.Session {
+				c := l.Dial(t, nil)
+				c.Restart = func() { end(); start() }
+				return c
+			}
+		},
+	})
+}
+
 func TestScenariosOverTLS(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name:  "a client with TLS and a secret",
-		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights},
+		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights, scenario.Restarts},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			f := newTLSFiles(t) // here, because the time of the scenario is another one
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}})
@@ -44,7 +77,7 @@ func TestScenariosOverTLS(t *testing.T) {
 func TestScenariosThroughARelay(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name:  "a client of a relay",
-		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights},
+		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights, scenario.Restarts},
 		Lag:   10 * time.Millisecond,
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}})
@@ -74,7 +107,7 @@ func TestScenariosOverSockets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			scenario.Run(t, scenarios, scenario.Engine{
 				Name:  name + " over TCP",
-				Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights},
+				Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights, scenario.Restarts},
 				Real:  true,
 				Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 					e := backend(t, s)

@@ -34,12 +34,13 @@ var keyVerbs = map[string]verb{
 	"keepalive": {do: keepAlive}, // NAME
 	"revoke":    {do: revoke},    // NAME
 
-	"close":  {do: closeSession}, // the session says goodbye
-	"crash":  {do: crash},        // its process ends
-	"break":  {do: breakConn},    // its connection ends, and it reconnects
-	"cut":    {do: cutConn},      // its connection ends, and cannot be made again until mend
-	"mend":   {do: mend},         //
-	"cancel": {do: cancelCalls},  // [VERB]: the contexts of its calls that wait, or of those of a verb
+	"close":   {do: closeSession}, // the session says goodbye
+	"crash":   {do: crash},        // its process ends
+	"break":   {do: breakConn},    // its connection ends, and it reconnects
+	"cut":     {do: cutConn},      // its connection ends, and cannot be made again until mend
+	"mend":    {do: mend},         //
+	"restart": {do: restart},      // the store ends, and starts again
+	"cancel":  {do: cancelCalls},  // [VERB]: the contexts of its calls that wait, or of those of a verb
 }
 
 // result returns the output of a call.
@@ -265,6 +266,11 @@ func cutConn(_ context.Context, k *call) string {
 
 func mend(_ context.Context, k *call) string {
 	k.s.on.Mend()
+	return ""
+}
+
+func restart(_ context.Context, k *call) string {
+	k.s.on.Restart()
 	return ""
 }
 

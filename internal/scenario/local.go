@@ -14,7 +14,7 @@ import (
 // Memory is a store in this process. Its sessions are opened as those of clients are: by a hello.
 var Memory = Engine{
 	Name:  "Memory",
-	Lacks: []Feature{Connections, Rights},
+	Lacks: []Feature{Connections, Restarts, Rights},
 	Start: func(t *testing.T, s Settings) func(string) Session {
 		m := &store.Memory{Limits: s.Limits}
 		t.Cleanup(func() { _ = m.Close() })

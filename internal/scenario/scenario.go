@@ -74,7 +74,9 @@ type Session struct {
 	store.Engine
 	Crash func() // its process ends without a goodbye
 	Break func() // its connection ends, and it reconnects; nil without Connections
-	Mend  func() // it may reconnect after a Crash: that was only its network; nil without Connections
+	// Restart ends the store, and starts it again; nil without Restarts.
+	Restart func()
+	Mend    func() // it may reconnect after a Crash: that was only its network; nil without Connections
 }
 
 // Feature is something that files need and engines may lack.
@@ -85,6 +87,7 @@ const (
 	Clock       Feature = "clock"       // time is virtual: "advance", and deadlines
 	Exact       Feature = "exact"       // an answer takes no time, not even a virtual one
 	Connections Feature = "connections" // that can break
+	Restarts    Feature = "restarts"    // of a durable store
 	Numbers     Feature = "numbers"     // of requests, chosen by the file
 	Whole       Feature = "whole"       // sessions see the whole store
 	LimitsOf    Feature = "limits"      // the file sets the limits of the store

@@ -16,7 +16,7 @@ const reconnectTimeout = 500 * time.Millisecond
 // Pipe is a client and a server, connected by net.Pipe.
 var Pipe = Engine{
 	Name:  "a client over pipes",
-	Lacks: []Feature{Numbers},
+	Lacks: []Feature{Numbers, Restarts},
 	Start: func(t *testing.T, s Settings) func(string) Session {
 		l := Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Access: s.Access})
 		return func(name string) Session {
@@ -36,9 +36,18 @@ type Listener struct {
 	once   sync.Once
 }
 
+// NewListener returns a listener.
+func NewListener() *Listener {
+	return &Listener{conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+// Again returns a listener for the same connections, after l was closed: those that were made in the
+// meantime wait for it.
+func (l *Listener) Again() *Listener { return &Listener{conns: l.conns, closed: make(chan struct{})} }
+
 // Listen serves on a new Listener until the end of the test.
 func Listen(t *testing.T, srv *store.Server) *Listener {
-	l := &Listener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	l := NewListener()
 	var served sync.WaitGroup
 	served.Go(func() { _ = srv.Serve(l) })
 	t.Cleanup(func() {
@@ -121,8 +130,6 @@ func (l *Listener) Conn(ctx context.Context, _, _ string) (net.Conn, error) {
 	select {
 	case l.conns <- theirs:
 		return mine, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -150,7 +157,7 @@ func (l *Listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0,
 // Prefix is a part of a store.
 var Prefix = Engine{
 	Name:  "a prefix",
-	Lacks: []Feature{Connections, Whole, LimitsOf, Rights},
+	Lacks: []Feature{Connections, Restarts, Whole, LimitsOf, Rights},
 	Start: func(t *testing.T, s Settings) func(string) Session {
 		open := Memory.Start(t, s)
 		return func(name string) Session {

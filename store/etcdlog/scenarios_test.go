@@ -15,7 +15,7 @@ import (
 func TestScenarios(t *testing.T) {
 	scenario.Run(t, "../../internal/scenario/testdata", scenario.Engine{
 		Name:  "a replicated store",
-		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights},
+		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights, scenario.Restarts},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l, err := etcdlog.Lead(t.Context(), memetcd.New().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
 			require.NoError(t, err)
