@@ -6,7 +6,8 @@
 //		scenario.Run(t, "../internal/scenario/testdata", scenario.Memory)
 //	}
 //
-// "go test ./internal/scenario -rewrite" writes the output of all files, for review.
+// "go test ./internal/scenario -rewrite" writes the output of its engines into the files, for review.
+// Without -rewrite all engines must agree.
 //
 // A block is commands, one a line, and their output, as in package datadriven. A command is a verb,
 // the sessions that call it one after the other, arguments and options:
@@ -19,13 +20,14 @@
 //	c: v
 //
 // A session is opened when it is first named. The output has what calls have returned and, at the
-// end of the block, a line for each call that still waits. An argument in double quotes is a Go
-// string without spaces. The verbs are in keys.go and groups.go.
+// end of the block, a line for each call that still waits. The tables of verbs, with their arguments,
+// are in keys.go and groups.go. Each verb also has timeout=, and times=, which repeats it. An argument
+// in double quotes is a Go string without spaces, and x*60 is 60 of x.
 //
 // Three kinds of comments are for the runner: "# needs:" lists features that an engine may lack, and
 // "# store:" and "# rights:" have the settings of the store.
 //
-// A file runs in a bubble of testing/synctest: time is virtual, and passes only in "advance".
+// A file runs in a bubble of testing/synctest: time is virtual, and passes only in "advance 5s".
 package scenario
 
 import (
