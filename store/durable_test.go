@@ -3,7 +3,6 @@ package store_test
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -35,38 +34,6 @@ func TestDurable(t *testing.T) {
 func TestClientServerDurable(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, served(onDisk, tcp, soonLost), nil)
-}
-
-func TestDurableRestart(t *testing.T) {
-	dir, ctx := t.TempDir(), bounded(t)
-	for life := range 5 {
-		m := &store.Memory{Dir: dir}
-		s := store.New(m)
-		n, err := s.Add(ctx, "lives", 1)
-		require.NoError(t, err)
-		require.EqualValues(t, life+1, n)
-		require.NoError(t, s.Set(ctx, fmt.Sprint("key ", life), bytes.Repeat([]byte("v"), life), nil))
-		for i := range life {
-			v, err := s.Get(ctx, fmt.Sprint("key ", i))
-			require.NoError(t, err)
-			require.Len(t, v, i)
-		}
-		require.NoError(t, s.Close())
-	}
-}
-
-func TestDurableTimeToLiveIsRunningTime(t *testing.T) {
-	dir, ctx := t.TempDir(), bounded(t)
-	s := store.New(&store.Memory{Dir: dir})
-	require.NoError(t, s.Set(ctx, "k", []byte("v"), &store.SetOptions{TTL: time.Hour}))
-	require.NoError(t, s.Close())
-	s = store.New(&store.Memory{Dir: dir})
-	defer func() { _ = s.Close() }()
-	for e, err := range s.List(ctx, "") {
-		require.NoError(t, err)
-		require.Equal(t, "k", e.Key)
-		require.InDelta(t, time.Hour, e.TTL, float64(time.Minute))
-	}
 }
 
 func TestBackupAndRestore(t *testing.T) {
@@ -171,34 +138,6 @@ func TestDurableExpiryThatWasSeen(t *testing.T) {
 		require.ErrorIs(t, err, store.ErrNotFound, key)
 		require.NoError(t, after.Close())
 	}
-}
-
-// TestDurableRestartInOrder checks that an orderly restart keeps all that a crash keeps.
-func TestDurableRestartInOrder(t *testing.T) {
-	dir, ctx := t.TempDir(), bounded(t)
-	start := func(addr string) (*store.Server, net.Listener) {
-		l, err := store.Listen(ctx, addr)
-		require.NoError(t, err)
-		srv := &store.Server{Engine: &store.Memory{Dir: dir}}
-		go func() { _ = srv.Serve(l) }()
-		return srv, l
-	}
-	srv, l := start("127.0.0.1:0")
-	c, err := store.Dial(ctx, l.Addr().String(), nil)
-	require.NoError(t, err)
-	defer func() { _ = c.Close() }()
-	lease, err := c.Lease(ctx, time.Minute)
-	require.NoError(t, err)
-	require.NoError(t, c.Set(ctx, "held", nil, &store.SetOptions{Lease: lease}))
-	require.NoError(t, srv.Shutdown(ctx))
-	require.NoError(t, srv.Engine.Close())
-	srv, _ = start(l.Addr().String())
-	_, err = c.Get(ctx, "held")
-	require.NoError(t, err)
-	require.NoError(t, lease.Close(ctx))
-	require.NoError(t, c.Close())
-	require.NoError(t, srv.Close())
-	require.NoError(t, srv.Engine.Close())
 }
 
 // TestLockEndsWithTheStore checks that a closed store can be opened again while a child of this process

@@ -101,41 +101,6 @@ func TestAQueueOutlivesItsClients(t *testing.T) {
 	}
 }
 
-// TestAQueueIsKept checks that a queue is persistent, and keeps its order.
-func TestAQueueIsKept(t *testing.T) {
-	dir, ctx := t.TempDir(), bounded(t)
-	m := &store.Memory{Dir: dir}
-	s := store.New(m)
-	for _, v := range []string{"0", "1", "2"} {
-		require.NoError(t, s.Push(ctx, "q", []byte(v)))
-	}
-	_, _, err := s.TryPop(ctx, "q")
-	require.NoError(t, err)
-	require.NoError(t, m.Close())
-	m = &store.Memory{Dir: dir}
-	defer m.Close()
-	s = store.New(m)
-	v, n, err := s.TryPop(ctx, "q")
-	require.NoError(t, err)
-	require.Equal(t, 2, n)
-	require.Equal(t, "1", string(v))
-}
-
-// TestAddWithATTLIsKept checks that the TTL of an entry that Add creates is persistent.
-func TestAddWithATTLIsKept(t *testing.T) {
-	dir, ctx := t.TempDir(), bounded(t)
-	m := &store.Memory{Dir: dir}
-	err := store.New(m).Do(ctx, &wire.Request{Op: wire.OpAdd, Key: "n", Delta: 1, TTL: time.Hour}, new(wire.Reply))
-	require.NoError(t, err)
-	require.NoError(t, m.Close())
-	m = &store.Memory{Dir: dir}
-	defer m.Close()
-	var rep wire.Reply
-	require.NoError(t, store.New(m).Do(ctx, &wire.Request{Op: wire.OpList}, &rep))
-	require.Equal(t, []string{"n"}, rep.Keys)
-	require.InDelta(t, time.Hour, rep.Nums[1], float64(time.Minute))
-}
-
 // TestLargeAnswersOfIdleSessions checks that the recorded replies of sessions that are idle do not
 // count against the memory that other sessions may use.
 func TestLargeAnswersOfIdleSessions(t *testing.T) {

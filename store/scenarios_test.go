@@ -53,7 +53,7 @@ func TestScenariosOfRestarts(t *testing.T) {
 			t.Cleanup(end)
 			return func(string) scenario.Session {
 				c := l.Dial(t, nil)
-				c.Restart = func() { end(); start() }
+				c.Stop, c.Restart = end, start
 				return c
 			}
 		},

@@ -39,7 +39,8 @@ var keyVerbs = map[string]verb{
 	"break":   {do: breakConn},    // its connection ends, and it reconnects
 	"cut":     {do: cutConn},      // its connection ends, and cannot be made again until mend
 	"mend":    {do: mend},         //
-	"restart": {do: restart},      // the store ends, and starts again
+	"stop":    {do: stop},         // the store ends
+	"restart": {do: restart},      // and starts again
 	"cancel":  {do: cancelCalls},  // [VERB]: the contexts of its calls that wait, or of those of a verb
 }
 
@@ -266,6 +267,11 @@ func cutConn(_ context.Context, k *call) string {
 
 func mend(_ context.Context, k *call) string {
 	k.s.on.Mend()
+	return ""
+}
+
+func stop(_ context.Context, k *call) string {
+	k.s.on.Stop()
 	return ""
 }
 
