@@ -119,9 +119,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 	if !o.asJSON {
 		return nil
 	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(all)
+	return printJSON(out, all)
 }
 
 // group runs all cases with n ranks, and passes each result to done when it arrives.
@@ -141,17 +139,17 @@ func (o *benching) group(n int, done func(benchrun.Result)) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), o.spec.Limit())
 	defer cancel()
-	said, wrong := newReports[benchrun.Report](ctx), new(complaints)
+	said := reports{ctx, make(chan benchrun.Report, 64)}
 	job, err := launch.Start(ctx, launch.Spec{
 		N: n, Path: self, Args: []string{"bench-rank", string(spec)}, ParentPipe: true, Grace: time.Second,
 		Env:    func(rank int) []string { return p.environ(rank, n) },
-		Output: said, ErrOutput: wrong, Prefix: func(int) string { return "" },
+		Output: said, ErrOutput: os.Stderr, Prefix: func(int) string { return "" },
 	})
 	if err != nil {
 		return err
 	}
 	collectReports(job, said.values, n, done)
-	return wrong.add(job.Wait())
+	return job.Wait()
 }
 
 // collectReports combines the reports of the ranks until the job has ended.
@@ -198,7 +196,7 @@ func newBenchRank() *cobra.Command {
 			cfg.Schemes = schemes()
 			ctx, cancel := context.WithTimeout(context.Background(), spec.Limit())
 			defer cancel()
-			return benchrun.Run(ctx, spec, cfg, func(r benchrun.Report) error { return report(cmd.OutOrStdout(), r) })
+			return benchrun.Run(ctx, spec, cfg, func(r benchrun.Report) error { return json.NewEncoder(cmd.OutOrStdout()).Encode(r) })
 		},
 	}
 }

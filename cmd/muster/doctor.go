@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"net"
 	"os"
 	"strconv"
@@ -108,9 +107,7 @@ func (o *doctoring) run(cmd *cobra.Command) error {
 	out := cmd.OutOrStdout()
 	problems, err := o.Run(ctx, func(r *doctor.Report) error {
 		if o.asJSON {
-			e := json.NewEncoder(out)
-			e.SetIndent("", "  ")
-			return e.Encode(r)
+			return printJSON(out, r)
 		}
 		k := inkOf(out)
 		return r.Print(out, doctor.Ink{Good: k.green, Fair: k.yellow, Bad: k.red, Dim: k.dim})

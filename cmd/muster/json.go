@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"unicode"
@@ -35,3 +36,10 @@ func (p plainJSON) Write(b []byte) (int, error) {
 // hidden reports whether r is an unprintable character beyond ASCII's control characters. The line
 // ends of JSON stay.
 func hidden(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
+
+// printJSON prints v as one indented JSON value, for programs.
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(plainJSON{w})
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

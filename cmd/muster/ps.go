@@ -42,9 +42,7 @@ browser, to see what the ranks of a job wait for.`,
 			}
 			all := joined(found)
 			if asJSON {
-				e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
-				e.SetIndent("", "  ")
-				return e.Encode(all)
+				return printJSON(cmd.OutOrStdout(), all)
 			}
 			return printJobs(cmd.OutOrStdout(), inkOf(cmd.OutOrStdout()), all, time.Now())
 		},

@@ -5,25 +5,21 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"sync"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/benchrun"
 )
 
-// reports decodes the output of ranks, one JSON value per line. It is an Output of launch.Spec; ctx
-// ends when the values are no longer received.
-type reports[T any] struct {
+// reports decodes the output of the ranks of bench, one JSON value per line. It is an Output of
+// launch.Spec; ctx ends when the values are no longer received.
+type reports struct {
 	ctx    context.Context
-	values chan T
-}
-
-func newReports[T any](ctx context.Context) reports[T] {
-	return reports[T]{ctx, make(chan T, 64)}
+	values chan benchrun.Report
 }
 
 // Write decodes whole lines.
-func (r reports[T]) Write(b []byte) (int, error) {
+func (r reports) Write(b []byte) (int, error) {
 	for line := range bytes.Lines(b) {
-		var v T
+		var v benchrun.Report
 		if err := json.Unmarshal(line, &v); err != nil {
 			return 0, fmt.Errorf("a rank said %q: %w", line, err)
 		}
@@ -34,29 +30,4 @@ func (r reports[T]) Write(b []byte) (int, error) {
 		}
 	}
 	return len(b), nil
-}
-
-// report writes a value for reports, in a rank.
-func report(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
-
-// complaints collects what ranks write to standard error. They write nothing unless they fail.
-type complaints struct {
-	mu  sync.Mutex // protects buf
-	buf bytes.Buffer
-}
-
-func (c *complaints) Write(b []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.buf.Write(b)
-}
-
-// add appends the complaints to err.
-func (c *complaints) add(err error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err == nil || c.buf.Len() == 0 {
-		return err
-	}
-	return fmt.Errorf("%w; %s", err, bytes.TrimSpace(c.buf.Bytes()))
 }

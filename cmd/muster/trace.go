@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -62,9 +61,7 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 	}
 	s := t.Summary()
 	if o.asJSON {
-		e := json.NewEncoder(cmd.OutOrStdout())
-		e.SetIndent("", "  ")
-		return e.Encode(summaryJSON(&s, t))
+		return printJSON(cmd.OutOrStdout(), summaryJSON(&s, t))
 	}
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	(&tracePrinter{out, inkOf(cmd.OutOrStdout())}).print(&s, t, note)

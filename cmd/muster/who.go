@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -57,7 +56,7 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 			if len(o.files) > 0 && r.url == "" && os.Getenv("MUSTER_STORE") == "" { // of a job that has ended
 				s := store.New(new(store.Memory))
 				defer s.Close()
-				now, err := status.FetchTorch(cmd.Context(), s, &o.torch)
+				now, err := status.Fetch(cmd.Context(), s, &o.torch)
 				if err != nil {
 					return err
 				}
@@ -104,7 +103,7 @@ type whoOptions struct {
 // its job, it prints the job first.
 func (r *remote) who(cmd *cobra.Command, o *whoOptions) error {
 	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-		now, err := status.FetchTorch(ctx, s, &o.torch)
+		now, err := status.Fetch(ctx, s, &o.torch)
 		if err != nil {
 			return err
 		}
@@ -118,9 +117,7 @@ func (r *remote) who(cmd *cobra.Command, o *whoOptions) error {
 
 func (r *remote) show(cmd *cobra.Command, v *status.View, o *whoOptions) error {
 	if o.json {
-		e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
-		e.SetIndent("", "  ")
-		return e.Encode(v)
+		return printJSON(cmd.OutOrStdout(), v)
 	}
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	p := &whoPrinter{out, inkOf(cmd.OutOrStdout()), o.ranks}

@@ -64,7 +64,7 @@ func collectiveView(t *testing.T, states map[int]string, ranks ...*status.Record
 			o.Recordings[r] = rec
 		}
 	}
-	now, err := status.FetchTorch(t.Context(), s, o)
+	now, err := status.Fetch(t.Context(), s, o)
 	require.NoError(t, err)
 	return status.Of(now, nil, nil)
 }
@@ -194,7 +194,7 @@ func TestCollectivesAfterAnExit(t *testing.T) {
 	for _, key := range []string{gloo + "0", gloo + "1"} {
 		require.NoError(t, s.Set(t.Context(), key, nil, nil))
 	}
-	now, err := status.FetchTorch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded(), 1: recorded(), 2: ended}})
+	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded(), 1: recorded(), 2: ended}})
 	require.NoError(t, err)
 	v := status.Of(now, nil, nil)
 	require.Equal(t, map[int]string{2: "has not joined"}, blamed(v))
@@ -205,7 +205,7 @@ func TestCollectivesAfterAnExit(t *testing.T) {
 func TestRecordingsWithoutProcesses(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer func() { _ = s.Close() }()
-	now, err := status.FetchTorch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded("barrier!"), 1: recorded("barrier!"), 2: recorded()}})
+	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded("barrier!"), 1: recorded("barrier!"), 2: recorded()}})
 	require.NoError(t, err)
 	v := status.Of(now, nil, nil)
 	require.Equal(t, map[int]string{2: "in no collective"}, blamed(v))
@@ -251,7 +251,7 @@ func TestDebugServers(t *testing.T) {
 		require.NoError(t, s.Set(t.Context(), fmt.Sprintf("debug_server/rank%d", rank), []byte(addr), nil))
 	}
 	require.NoError(t, s.Set(t.Context(), "debug_server/rank-1", []byte(server.URL), nil))
-	now, err := status.FetchTorch(t.Context(), s, &status.TorchOptions{Servers: true})
+	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Servers: true})
 	require.NoError(t, err)
 	v := status.Of(now, nil, nil)
 	require.Len(t, v.Waiting, 1)
@@ -273,7 +273,7 @@ func TestDebugServers(t *testing.T) {
 	require.Len(t, v.Blame, 1)
 	require.Equal(t, "Thread 0x1: File train.py, line 7", v.Blame[0].Stacks)
 
-	now, err = status.Fetch(t.Context(), s)
+	now, err = status.Fetch(t.Context(), s, nil)
 	require.NoError(t, err)
 	require.Empty(t, now.Groups)
 }

@@ -9,22 +9,11 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Fetch returns the status of a store, with PyTorch's processes: servers and relays publish which
-// processes use them as their TCPStore, and what those wait for (package tcpstore). The process
-// groups of PyTorch whose ranks are known are groups in the result.
-//
-// A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
-// of processes on the host of their server or relay, are known. What is guessed is among the Notes of
-// a group, and begins with "guess: ".
-func Fetch(ctx context.Context, s *store.Store) (*store.Status, error) {
-	return FetchTorch(ctx, s, nil)
-}
-
-// TorchOptions says what else FetchTorch reads; nil means nothing.
+// TorchOptions says what else Fetch reads; nil means nothing.
 type TorchOptions struct {
 	// Servers asks the debug servers of the ranks for what they have recorded of their collective
 	// operations. Each rank's address is a key of the store, which
-	// torch.distributed.debug.start_debug_server sets. FetchTorch sends requests to these addresses,
+	// torch.distributed.debug.start_debug_server sets. Fetch sends requests to these addresses,
 	// so set it only if those who write to the store may choose where requests go to.
 	Servers bool
 	// Recordings have, by rank, what was recorded before, such as in files. They are of the job in
@@ -32,9 +21,17 @@ type TorchOptions struct {
 	Recordings map[int]*Recording
 }
 
-// FetchTorch is Fetch, and adds what the ranks of PyTorch have recorded of their collective
-// operations: which rank is in which one, and which ranks have not called it, or another one.
-func FetchTorch(ctx context.Context, s *store.Store, o *TorchOptions) (*store.Status, error) {
+// Fetch returns the status of a store, with PyTorch's processes: servers and relays publish which
+// processes use them as their TCPStore, and what those wait for (package tcpstore). The process
+// groups of PyTorch whose ranks are known are groups in the result.
+//
+// A rank is missing only if its key is missing now. The ranks in keys, and those in the environment
+// of processes on the host of their server or relay, are known. What is guessed is among the Notes of
+// a group, and begins with "guess: ".
+//
+// o says what else it reads: what the ranks of PyTorch have recorded of their collective operations,
+// that is which rank is in which one, and which ranks have not called it, or another one. It may be nil.
+func Fetch(ctx context.Context, s *store.Store, o *TorchOptions) (*store.Status, error) {
 	if o == nil {
 		o = new(TorchOptions)
 	}

@@ -15,7 +15,7 @@ const serverStacks = 64 << 10 // bytes of a debug server's answer that are kept,
 
 // FetchStacks asks the first ranks of v.Blame, all at the same time, for the stacks of their
 // processes, and puts those into v. Processes of PyTorch are asked only if they have debug servers,
-// and FetchTorch has asked those.
+// and Fetch has asked those.
 func FetchStacks(ctx context.Context, s *store.Store, v *View) {
 	var asked sync.WaitGroup
 	defer asked.Wait()

@@ -95,5 +95,5 @@ func (w *Watch) saw(now *store.Status, took time.Duration) {
 func (w *Watch) ask(ctx context.Context) (*store.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	return Fetch(ctx, w.store)
+	return Fetch(ctx, w.store, nil)
 }

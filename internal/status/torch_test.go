@@ -26,7 +26,7 @@ func torchView(t *testing.T, keys map[string]string, servers ...[]tcpwire.Proces
 	for k, v := range keys {
 		require.NoError(t, s.Set(t.Context(), k, []byte(v), nil))
 	}
-	now, err := status.Fetch(t.Context(), s)
+	now, err := status.Fetch(t.Context(), s, nil)
 	require.NoError(t, err)
 	return status.Of(now, nil, nil)
 }
@@ -162,7 +162,7 @@ func TestTorchBelowAPrefix(t *testing.T) {
 	require.NoError(t, s.Set(t.Context(), tcpwire.PrefixesKey+"a", []byte("job/1/"), &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
 	require.NoError(t, part.Set(t.Context(), gloo+"0", nil, nil))
 	for name, s := range map[string]*store.Store{"job/1/default_pg": s, "default_pg": part} {
-		now, err := status.Fetch(t.Context(), s)
+		now, err := status.Fetch(t.Context(), s, nil)
 		require.NoError(t, err)
 		v := status.Of(now, nil, nil)
 		require.Len(t, v.Groups, 1)
