@@ -69,17 +69,6 @@ func TestServeTorch(t *testing.T) {
 	}
 }
 
-// TestServeTorchBeyondLoopback checks that serve listens beyond loopback for PyTorch if --insecure
-// is set.
-func TestServeTorchBeyondLoopback(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	d.write(t, "torch.json", `[{"protocol": "torch", "prefix": "python/", "write": true}]`)
-	p := start(t, "serve", "--listen", "0.0.0.0:0", "--insecure", "--access", d.path("torch.json"))
-	url := p.line(t, "muster://0.0.0.0:")
-	assert.Equal(t, "\x07\x00\x00\x00\x00\x00\x00\x00", asTorch(t, strings.Replace(url, "0.0.0.0", "127.0.0.1", 1)))
-}
-
 // TestStoreOfTorch checks the commands on a store that PyTorch hosts. The test uses a muster store,
 // which speaks the same protocol.
 func TestStoreOfTorch(t *testing.T) {

@@ -267,37 +267,6 @@ func TestElasticNodesComeAndGo(t *testing.T) {
 	require.Empty(t, c.reports, "no failure has been counted")
 }
 
-// TestElasticExcludes checks that a host which has failed twice is left out, and that the others say
-// so and go on.
-func TestElasticExcludes(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 2, MaxRestarts: 9, MaxNodeFailures: 2})
-	a, _ := c.elasticNode("a", 2, 4)
-	a.runs(t, "a-0", "a-1")
-	b, _ := c.elasticNode("b", 2, 4)
-	b.runs(t, "b-0", "b-1")
-	b.ends("b-0", errExit)
-	b.runs(t, "b-0.2", "b-1")
-	b.ends("b-1", errExit)
-	c.reported("a: node host of b is left out of the job after 2 failures; the last one: worker b-1: exit status 3")
-	again := func() error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.results["b"]
-	}
-	testcluster.Eventually(t, time.Minute, func() bool { return again() != nil }, "the node ends")
-	require.EqualError(t, again(), "this node (host of b) is left out of the job after 2 failures; the last one: worker b-1: exit status 3")
-	require.Empty(t, b.running())
-	c.mu.Lock()
-	delete(c.results, "b")
-	c.mu.Unlock()
-	c.elasticNode("b", 2, 4)
-	testcluster.Eventually(t, time.Minute, func() bool { return again() != nil }, "the node is refused")
-	a.runs(t, "a-0", "a-1")
-	a.ends("a-0", nil)
-	a.ends("a-1", nil)
-	require.NoError(t, c.wait()["a"])
-}
-
 // TestElasticTooFewWorkers checks that a job which has too few workers for JoinTimeout fails.
 func TestElasticTooFewWorkers(t *testing.T) {
 	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 2, JoinTimeout: 100 * time.Millisecond})
