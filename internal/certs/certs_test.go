@@ -146,9 +146,11 @@ func TestMakeRefuses(t *testing.T) {
 		`host "a.*.com"`:       {Hosts: []string{"a.*.com"}},
 		`host "a..b"`:          {Hosts: []string{"a..b"}},
 		`neither a DNS`:        {Hosts: []string{strings.Repeat("a.", 127) + "aa"}},
+		`name "../x"`:          {Names: []string{"../x"}},
 		`name ".x"`:            {Names: []string{".x"}},
 		`that of another file`: {Names: []string{"Server"}},
 		`"x-key" is that`:      {Names: []string{"x", "x-key"}},
+		`"x" is there twice`:   {Names: []string{"x", "y", "x"}},
 		`1 to 64 letters`:      {Names: []string{strings.Repeat("x", 65)}},
 		`36501 days`:           {Days: 36501},
 	} {
@@ -161,9 +163,11 @@ func TestMakeRefuses(t *testing.T) {
 
 func TestMakeWhereItCannotWrite(t *testing.T) {
 	dir := testcluster.Unwritable(t)
-	_, err := certs.Make(filepath.Join(dir, "tls"), certs.Options{})
-	require.ErrorIs(t, err, fs.ErrPermission)
-	require.ErrorContains(t, err, dir)
+	for _, in := range []string{dir, filepath.Join(dir, "tls")} {
+		_, err := certs.Make(in, certs.Options{})
+		require.ErrorIs(t, err, fs.ErrPermission)
+		require.ErrorContains(t, err, dir)
+	}
 }
 
 func verify(t *testing.T, dir string, c *x509.Certificate, host string, use x509.ExtKeyUsage) error {
