@@ -95,7 +95,7 @@ type core struct {
 	local     *local        // shared memory with the ranks of this host; nil: none
 	shared    bool          // hosts with several ranks have shared memory: the same on all ranks
 
-	// ends when no verb can succeed any more; its cause is the error of all verbs
+	// ends when no operation can succeed from then on; its cause is the error of all verbs
 	over context.Context
 	end  context.CancelCauseFunc
 	once struct{ fail, close sync.Once }

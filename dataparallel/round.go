@@ -191,7 +191,7 @@ func (w *WorkerNode) leave() {
 	}
 }
 
-// end undoes begin: the node is not started any more.
+// end undoes begin: the node is no longer started.
 func (w *WorkerNode) end() {
 	w.leave()
 	w.mu.Lock()

@@ -240,7 +240,7 @@ func (ga *Gatherer) checkRanks(op string, ranks []int) error {
 
 // Close ends this rank's part. Ranks that wait for it in a verb get an error that it left (or that
 // it is missing, on a list that was not used before). It releases all Results that are not yet
-// released: their memory must not be used any more. It may be called repeatedly; each call returns
+// released: their memory must no longer be used. It may be called repeatedly; each call returns
 // when everything has ended.
 func (ga *Gatherer) Close() (err error) {
 	ga.once.Do(func() { err = ga.close() })

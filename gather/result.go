@@ -35,7 +35,7 @@ func (r *Result[T]) Present() iter.Seq2[int, T] {
 }
 
 // Release returns the memory of Items to the ranks that own it, which may then modify it: the
-// tensors' Data must not be used any more. It may be called repeatedly, concurrently, and on every
+// tensors' Data must no longer be used. It may be called repeatedly, concurrently, and on every
 // rank.
 func (r *Result[T]) Release() { r.resources.release() }
 

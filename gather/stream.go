@@ -22,7 +22,7 @@ import (
 //
 // The item lastItem is the last of an export.
 //
-//	answer:  length u32 | bytes      length is that of the request, or 0: it does not exist any more
+//	answer:  length u32 | bytes      length is that of the request, or 0: it no longer exists
 const (
 	requestLen = 8 + 4 + 4 + 8
 	pieceLen   = 1 << 20 // bytes of a request
@@ -31,7 +31,7 @@ const (
 	bufferLen  = 64 << 10
 )
 
-var errGone = errors.New("gather: what was offered is not there any more")
+var errGone = errors.New("gather: what was offered no longer exists")
 
 // piece is a part of an item that is requested.
 type piece struct {

@@ -20,7 +20,7 @@ import (
 // that does not know how a record ended continues with the next verb, as the others do. The first
 // record, an all-gather, has the offer of every rank; all ranks compare the same offers, and get
 // the same result. If the first rank then has everything in its memory, in segments that it has
-// mapped before, the verb ends: nothing can fail any more. Otherwise the first rank reads what it
+// mapped before, the verb ends: nothing can fail from here on. Otherwise the first rank reads what it
 // does not have, and the second record, a broadcast, has its result.
 type subgroup struct {
 	ga    *Gatherer

@@ -41,7 +41,7 @@ func TestTensors(t *testing.T) {
 			theirs := res.Items[1].Value
 			res.Release()
 			res.Release()
-			assert.Nil(r, theirs.Data, "it must not be touched any more")
+			assert.Nil(r, theirs.Data, "it must no longer be touched")
 		}
 	})
 }

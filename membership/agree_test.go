@@ -88,7 +88,7 @@ func (h *history) live(t *testing.T, memory *store.Memory, c membership.Config) 
 }
 
 // TestAllAreGivenTheSameViews lets workers join, leave, die and freeze at any moment, including the
-// leader: a generation is always the same for all workers, and when nothing changes any more all
+// leader: a generation is always the same for all workers, and when nothing changes for a while all
 // workers are in the last one.
 func TestAllAreGivenTheSameViews(t *testing.T) {
 	seeds := uint64(150)

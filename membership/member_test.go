@@ -74,7 +74,7 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 	})
 }
 
-// TestWorkerWithoutStoreGivesUp checks that a worker which gets no answer from its store any more
+// TestWorkerWithoutStoreGivesUp checks that a worker which no longer gets an answer from its store
 // ends by itself.
 func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

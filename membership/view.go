@@ -226,7 +226,7 @@ type ViewError struct {
 	Lost, Left []int    // ranks
 	Gone       []Worker // the workers of these ranks, those of Lost first
 	Joined     []Worker // the new workers of the view that follows
-	Err        error    // why this worker is not in the job any more, or nil
+	Err        error    // why this worker is no longer in the job, or nil
 }
 
 func (e *ViewError) Error() string {

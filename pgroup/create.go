@@ -89,7 +89,7 @@ func (c *Config) createOnce(ctx context.Context) (*Group, error) {
 // its port is in use.
 func (c *Config) connects() bool { return c.Address != "" && !isURL(c.Address) }
 
-// storeVanished reports whether err means that a store was reached, and is not any more.
+// storeVanished reports whether err means that a store was reached, and no longer is.
 func storeVanished(err error) bool {
 	e, ok := errors.AsType[*store.Error](err)
 	return ok && e.Op != "dial" && e.Failure == nil && isGone(code(e))

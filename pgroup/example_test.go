@@ -313,7 +313,7 @@ func ExampleGroup_Expired() {
 
 func ExampleGroup_Shutdown() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
-		err := g.Shutdown(ctx) // no rank waits for another one any more
+		err := g.Shutdown(ctx) // no rank waits for another one from here on
 		if g.Rank() == 0 {
 			fmt.Println(err, errors.Is(g.Barrier(ctx), pgroup.ErrClosed))
 		}

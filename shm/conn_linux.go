@@ -46,14 +46,14 @@ type Conn struct {
 
 	// What the peer has shared.
 	maps     map[key]*mapping
-	mappings int   // also those that only Blocks use any more
+	mappings int   // those that only Blocks still use too
 	mapped   int64 // bytes of them
 	open     int   // Blocks, and returns that are in no frame yet
 	returns  []Ref
 }
 
-// NewConn makes a Conn of c, a stream socket ("unix"), on which nothing else may be sent or read
-// any more. The caller must call Close, also after the end of the peer. If c is something else, the
+// NewConn makes a Conn of c, a stream socket ("unix"), on which nothing else may be sent or
+// read from then on. The caller must call Close, also after the end of the peer. If c is something else, the
 // Conn has ended, and Err says so.
 func NewConn(c *net.UnixConn) *Conn {
 	conn := &Conn{
@@ -284,8 +284,8 @@ type Block struct {
 	ref  Ref
 }
 
-// Release returns the memory to the peer, which may overwrite it at once: what Data was must not be
-// read any more, and Data is nil afterwards. Release does not wait: the Conn's writer sends it, and
+// Release returns the memory to the peer, which may overwrite it at once: what Data was must no
+// longer be read, and Data is nil afterwards. Release does not wait: the Conn's writer sends it, and
 // a peer that does not read delays no caller. It may be called twice, and after the Conn's end.
 func (b *Block) Release() {
 	if b == nil || b.conn == nil {

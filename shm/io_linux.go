@@ -272,7 +272,7 @@ func (r *reader) returned(b []byte) error {
 	return nil
 }
 
-// drop ends the Conn's use of a segment that the peer does not have any more.
+// drop ends the Conn's use of a segment that the peer no longer has.
 func (r *reader) drop(b []byte) error {
 	c := r.c
 	var dead []*mapping

@@ -137,7 +137,7 @@ func setAll(set []uint64, from, to int) {
 	}
 }
 
-// unmap ends mappings that are not used any more.
+// unmap ends mappings that are no longer used.
 func unmap(ms []*mapping) {
 	for _, m := range ms {
 		_ = unix.Munmap(m.mem)

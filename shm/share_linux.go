@@ -80,8 +80,8 @@ func (c *Conn) queueSegment(k key, s *segment) (*sent, error) {
 	return c.sent[k], nil
 }
 
-// Unshare undoes Share of refs, once for each, that the peer has not received, and does not receive
-// any more: it has not mapped them.
+// Unshare undoes Share of refs, once for each, that the peer has not received, and will not
+// receive: it has not mapped them.
 func (c *Conn) Unshare(refs ...Ref) error {
 	var gone []*segment
 	defer func() { giveBack(gone) }()

@@ -75,7 +75,7 @@ const (
 // The client reconnects by itself and resumes its session. Calls without a reply are sent again,
 // and each change takes effect exactly once. If the session cannot be resumed, because the
 // reconnect timeout has passed or the store has lost its memory, calls in progress that change
-// something return ErrUnknown, and are not repeated. If the store cannot be reached any more, calls
+// something return ErrUnknown, and are not repeated. If the store can no longer be reached, calls
 // return ErrUnavailable.
 func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 	if o == nil {

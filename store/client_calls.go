@@ -282,7 +282,7 @@ func (c *client) retryLater(l *clientConn, id uint64) bool {
 	return true
 }
 
-// sendCancel sends the store the cancel of a call that has no caller any more.
+// sendCancel sends the store the cancel of a call that no longer has a caller.
 func (c *client) sendCancel(op wire.Op, id uint64, why cancellation) {
 	if !op.Waits() {
 		return

@@ -143,7 +143,7 @@ func (d *dialer) dialAddr(ctx context.Context, way string, hello *wire.Request) 
 	return l, nil
 }
 
-// close ends a connection that is not used any more.
+// close ends a connection that is no longer used.
 func (l *clientConn) close() {
 	_ = l.nc.Close()
 	l.pipe.Done()

@@ -307,7 +307,7 @@ func (c *client) pendingBytes() (n int) {
 	return n
 }
 
-// startNewSession replaces the session that the store does not know any more. Requests of the old
+// startNewSession replaces the session that the store no longer knows. Requests of the old
 // session that may have taken effect, or that refer to its ranks or leases, fail and are never sent
 // again: under the new session the store could not recognize them as repeated. The caller holds mu.
 func (c *client) startNewSession(w *wire.Reply) {

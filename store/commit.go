@@ -62,7 +62,7 @@ type committer struct {
 	paused   []func() // resume reading from a connection, after the next write
 	resumed  []func() // those whose write is done, for release
 	closed   bool
-	err      error // if not nil, nothing is released any more
+	err      error // if not nil, nothing more is released
 }
 
 // waiter is a call in this process whose reply waits for a position.

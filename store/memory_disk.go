@@ -75,7 +75,7 @@ func (m *Memory) creditStall() {
 	m.lastProgress = durable
 }
 
-// fail ends a store that cannot write its log any more: all that it has acknowledged is in the log.
+// fail ends a store that can no longer write its log: all that it has acknowledged is in the log.
 func (m *Memory) fail(err error) {
 	level := slog.LevelError
 	if m.Replica != nil { // another process continues
@@ -105,7 +105,7 @@ func failedReply(err error) *wire.Reply {
 	return &wire.Reply{Code: wire.CodeUnavailable, N: int64(wire.ReasonDisk), Detail: why}
 }
 
-// Failed returns a channel that is closed when a durable store cannot write its log any more. Err
+// Failed returns a channel that is closed when a durable store can no longer write its log. Err
 // returns the reason.
 func (m *Memory) Failed() <-chan struct{} {
 	m.mu.Lock()

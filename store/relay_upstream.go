@@ -288,7 +288,7 @@ func (u *upstream) flushHeld() {
 	u.conn.out.Flush()
 }
 
-// memberLeft records that a member of p has left: its votes are not expected any more.
+// memberLeft records that a member of p has left: its votes are no longer expected.
 func (u *upstream) memberLeft(p *relayPeer, s member) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -244,7 +244,7 @@ func (ch *channel) free(m *Machine, r *record) {
 	ch.unblockRoots(m)
 }
 
-// unblockRoots decides the records of roots that need not wait any more.
+// unblockRoots decides the records of roots that need no longer wait.
 func (ch *channel) unblockRoots(m *Machine) {
 	for {
 		i := slices.IndexFunc(ch.blocked, func(r *record) bool { return !ch.overWindow(m, r) })

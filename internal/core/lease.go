@@ -92,7 +92,7 @@ func (m *Machine) revokeLease(t Ticket, req *wire.Request, rep *wire.Reply) bool
 	return true
 }
 
-// endLease ends a lease. Its entries are not visible any more, and Tick removes them in portions,
+// endLease ends a lease. Its entries are no longer visible, and Tick removes them in portions,
 // since they may be many.
 func (m *Machine) endLease(l *lease) {
 	m.disarm(l)

@@ -194,7 +194,7 @@ func (g *group) hasVote(c *wire.Contribution) bool {
 // time.)
 func c4DecidedStays(r *record, s core.RecordState) {
 	if r.done && (!s.Done || s.Failed == r.ok) {
-		breaks("C4 decided never changes, freed never reopens", "#%d was decided (success: %v), and is not any more", r.seq, r.ok)
+		breaks("C4 decided never changes, freed never reopens", "#%d was decided (success: %v), and no longer is", r.seq, r.ok)
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 type conn struct {
 	s      *session // the client's
 	serves uint64   // the session that the server has for it
-	cut    bool     // no frame reaches the client any more
-	deaf   bool     // no frame reaches the server any more
+	cut    bool     // no further frame reaches the client
+	deaf   bool     // no further frame reaches the server
 	gone   bool     // the client has noticed that it is broken
 	fenced bool     // the server has another one for this session
 	ended  bool     // the server has noticed that it is broken

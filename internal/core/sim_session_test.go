@@ -87,7 +87,7 @@ func (s *session) resume() {
 }
 
 // repeat sends a numbered request again, or an empty one under its number if no caller waits for
-// its answer any more.
+// its answer.
 func (s *session) repeat(cl *call) {
 	req := cl.req
 	req.Acked = s.acked
@@ -175,7 +175,7 @@ func (s *session) received(cl *call, rep *wire.Reply) {
 	cl.finish(rep)
 }
 
-// cancel reports to the store that no caller waits any more.
+// cancel reports to the store that no caller waits for it.
 func (s *session) cancel(cl *call) {
 	if s.conn != nil {
 		req := wire.Request{Op: wire.OpCancel, ID: cl.req.ID, Group: wire.Contribution{No: cl.why}}

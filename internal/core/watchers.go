@@ -30,7 +30,7 @@ func (ws *watchers) add(w *watcher) {
 	ws.n++
 }
 
-// remove removes w, and the nodes that are not needed any more.
+// remove removes w, and the nodes that are no longer needed.
 func (ws *watchers) remove(w *watcher) {
 	w.node.watchers.Remove(w.place)
 	ws.n--

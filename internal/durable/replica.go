@@ -20,7 +20,7 @@ type Replica struct {
 	// Close.
 	TempDir string
 	// Failed is closed when another process has taken Log over, or it cannot be reached: nothing
-	// can be appended any more.
+	// more can be appended.
 	Failed <-chan struct{}
 }
 

@@ -187,7 +187,7 @@ func (m *Memory) tooFar(seq uint64) bool {
 		ahead = seq+uint64(m.heads) > m.low+uint64(m.window)
 	}
 	if !m.gone && (ahead || seq != m.passed+1) {
-		m.gone = true // no rank can post for a record after passed+heads any more
+		m.gone = true // no rank can post for a record after passed+heads
 		m.Leave()
 	}
 	return m.gone && seq > m.passed+uint64(m.heads)
@@ -381,7 +381,7 @@ func part(payload []byte, rank, ranks int) ([]byte, error) {
 	return parts[rank], nil
 }
 
-// pass records that this rank needs nothing of record seq any more.
+// pass records that this rank needs nothing more of record seq.
 func (m *Memory) pass(seq uint64) {
 	m.passed = seq
 	m.store(m.rankWord(m.rank, wordPassed), seq)

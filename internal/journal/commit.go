@@ -120,8 +120,8 @@ func (j *Journal) ensureSegment(segment uint64) error {
 	return nil
 }
 
-// detachBefore returns the segments before the given one, after making sure that they are not
-// written any more.
+// detachBefore returns the segments before the given one, after making sure that they are
+// no longer written.
 func (j *Journal) detachBefore(before uint64) (old []extent, err error) {
 	<-j.sem
 	defer func() { j.sem <- struct{}{} }()

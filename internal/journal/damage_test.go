@@ -221,7 +221,7 @@ func TestOnlyOwnSegmentsAreRemoved(t *testing.T) {
 	require.ErrorIs(t, err, journal.ErrForeign)
 	require.Equal(t, foreign, d.Files()[first])
 
-	d.Put(first, nil) // damaged, but not needed any more
+	d.Put(first, nil) // damaged, but no longer needed
 	d.Put(dir+"/log-1", foreign)
 	d.Put(dir+"/notes", foreign)
 	_, records, err := open(d, 2)

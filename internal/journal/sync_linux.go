@@ -20,7 +20,7 @@ func syncData(f *os.File) error {
 	}
 }
 
-// checkLinked returns errUnlinked if a file has no name any more.
+// checkLinked returns errUnlinked if a file no longer has a name.
 func checkLinked(fd int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Nlink > 0 {

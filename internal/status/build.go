@@ -270,7 +270,7 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 		v.States[v.Ranks[i].State]++
 	}
 	if most > 0 && len(v.Ranks) > most {
-		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(calm(a.State), calm(b.State)) })
+		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(rankUrgency(a.State), rankUrgency(b.State)) })
 		v.More = len(v.Ranks) - most
 		v.Ranks = v.Ranks[:most]
 		slices.SortFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(a.Rank, b.Rank) })

@@ -260,7 +260,7 @@ const mostBlame = 256
 // trim shortens the lists to the limits in o.
 func (v *View) trim(o *Options) {
 	if o.Groups > 0 && len(v.Groups) > o.Groups {
-		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(dull(a.State), dull(b.State)) })
+		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(groupUrgency(a.State), groupUrgency(b.State)) })
 		v.More = len(v.Groups) - o.Groups
 		v.Groups = v.Groups[:o.Groups]
 	}
@@ -275,12 +275,12 @@ func (v *View) trim(o *Options) {
 	}
 }
 
-// dull and calm rank states by their importance to the user: the most important is 0.
-func dull(state string) int {
+// groupUrgency and rankUrgency order states by their importance to the user: the most important is 0.
+func groupUrgency(state string) int {
 	return slices.Index([]string{"failed", "forming", "waiting", "closed", "idle"}, state)
 }
 
-func calm(state string) int {
+func rankUrgency(state string) int {
 	return slices.Index([]string{"lost", "awaited", "left", "waits", "idle"}, state)
 }
 

@@ -56,7 +56,7 @@ func joinMany(t *testing.T, w *world) {
 	_, err = s.Members(w.ctx, c(7), -1, 0)
 	is(t, err, store.ErrInvalid)
 
-	// A rank that has left is still listed, and gets nothing any more; a group that was aborted still answers.
+	// A rank that has left is still listed, and gets nothing more; a group that was aborted still answers.
 	good(t, s.Leave(w.ctx, c(1)))
 	_, err = s.Members(w.ctx, c(1), 0, 0)
 	is(t, err, store.ErrClosed)

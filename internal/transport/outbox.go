@@ -135,7 +135,7 @@ func (o *Outbox) AppendUrgent(f func(b []byte) []byte) (waiting int) {
 }
 
 // AppendShared appends a frame that consists of head and body, and shows the log up to pos. The
-// body may be shared by many connections, and must not be modified any more.
+// body may be shared by many connections, and must no longer be modified.
 func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -160,7 +160,7 @@ func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 }
 
 // AppendUncopied appends a frame that consists of head and body, and shows the log up to pos. It does
-// not copy a large body, unless it is held; the body must not be modified any more. It returns how
+// not copy a large body, unless it is held; the body must no longer be modified. It returns how
 // many bytes wait now.
 func (o *Outbox) AppendUncopied(pos uint64, head, body []byte) (waiting int) {
 	o.mu.Lock()

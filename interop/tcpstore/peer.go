@@ -114,7 +114,7 @@ func (p *peer) carryOut(message []byte) error {
 	}
 	ctx := context.Background() // the request does not block
 	if !p.quick {
-		ctx = p.hasten()
+		ctx = p.soonCtx()
 	}
 	if err := handlers[p.req.Op](p, ctx, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
@@ -126,9 +126,9 @@ func (p *peer) carryOut(message []byte) error {
 	return nil
 }
 
-// hasten returns the context of an operation that the store must answer soon. One context serves
+// soonCtx returns the context of an operation that the store must answer soon. One context serves
 // many calls, since creating one costs more than a call.
-func (p *peer) hasten() context.Context {
+func (p *peer) soonCtx() context.Context {
 	if now := time.Now(); now.Sub(p.began) > requestTimeout/2 {
 		p.forget()
 		p.began = now

@@ -98,7 +98,7 @@ func (s *processes) enter(p *peer) {
 	s.peers[p] = nil
 }
 
-// leave notes the end of a connection. After the last one nothing is published any more: the entry
+// leave notes the end of a connection. After the last one nothing more is published: the entry
 // is deleted, or expires if ctx has ended.
 func (s *processes) leave(ctx context.Context, p *peer) {
 	s.mu.Lock()
@@ -115,7 +115,7 @@ func (s *processes) leave(ctx context.Context, p *peer) {
 	run.stop()
 	<-run.ended
 	if run.wrote && ctx.Err() == nil {
-		ctx, cancel := context.WithTimeout(ctx, lastWords)
+		ctx, cancel := context.WithTimeout(ctx, replyGrace)
 		defer cancel()
 		_, _ = run.store.Delete(ctx, tcpwire.ProcessesKey+run.id)
 		if run.whole != nil {

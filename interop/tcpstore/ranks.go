@@ -135,8 +135,8 @@ func (e *lostError) Error() string {
 	return fmt.Sprintf("rank %d has disconnected, and the key %q is its own: its process has probably failed", e.rank, e.key)
 }
 
-// mourn returns when the rank of a missing key has failed, or when ctx ends.
-func (p *peer) mourn(ctx context.Context, keys []string) error {
+// waitForFailure returns when the rank of a missing key has failed, or when ctx ends.
+func (p *peer) waitForFailure(ctx context.Context, keys []string) error {
 	var q question
 	for {
 		event := p.protocol.ranks.next()

@@ -46,8 +46,8 @@ func (l *loops) giveBack() {
 	}
 }
 
-// lastWords is how long a client may take to read the replies that were queued before the end.
-const lastWords = time.Second
+// replyGrace is how long a client may take to read the replies that were queued before the end.
+const replyGrace = time.Second
 
 // serve serves a connection with a goroutine that reads.
 func (p *peer) serve(ctx context.Context, c net.Conn) error {
@@ -57,7 +57,7 @@ func (p *peer) serve(ctx context.Context, c net.Conn) error {
 	err := p.run(c)
 	stop()
 	err = p.end(ctx, err)
-	last, cancel := context.WithTimeout(ctx, lastWords)
+	last, cancel := context.WithTimeout(ctx, replyGrace)
 	defer cancel()
 	_ = p.out.room(last, 0)
 	_ = c.Close()

@@ -24,24 +24,24 @@ func (p *peer) wait(ctx context.Context, req *tcpwire.Request) error {
 	}
 	return p.later(req.Op, func(ctx context.Context) (int64, error) {
 		p.startWait(keys[0]) // all keys of an empty request exist
-		return p.awaitOrMourn(ctx, keys)
+		return p.awaitOrFailure(ctx, keys)
 	})
 }
 
-// awaitOrMourn waits for keys, or for the failure of a rank that should have set one. The answer in
+// awaitOrFailure waits for keys, or for the failure of a rank that should have set one. The answer in
 // that case makes PyTorch raise an error.
-func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, err error) {
+func (p *peer) awaitOrFailure(ctx context.Context, keys []string) (answer int64, err error) {
 	if len(p.protocol.Ranks) == 0 {
 		return tcpwire.StopWaiting, p.await(ctx, keys)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var mourning sync.WaitGroup
-	mourning.Go(func() { cancel(p.mourn(ctx, keys)) })
+	var watching sync.WaitGroup
+	watching.Go(func() { cancel(p.waitForFailure(ctx, keys)) })
 	err = p.await(ctx, keys)
 	lost, isLost := errors.AsType[*lostError](context.Cause(ctx))
 	cancel(nil)
-	mourning.Wait()
+	watching.Wait()
 	if err == nil || !isLost {
 		return tcpwire.StopWaiting, err
 	}

@@ -350,5 +350,5 @@ type broken struct{ property, how string }
 
 func (b *broken) Error() string { return b.property + " does not hold: " + b.how }
 
-// errCutOff is the error of requests of a process that cannot reach etcd any more.
+// errCutOff is the error of requests of a process that can no longer reach etcd.
 var errCutOff = errors.New("the process has ended")

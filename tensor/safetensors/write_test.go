@@ -269,7 +269,7 @@ func TestWriterMisused(t *testing.T) {
 			require.EqualError(t, w.Close(), err.Error(), "it stays")
 			require.EqualError(t, w.Begin("z"), err.Error())
 			require.EqualError(t, write(w, 1), err.Error())
-			require.Equal(t, n, b.Len(), "and nothing is written any more")
+			require.Equal(t, n, b.Len(), "and nothing more is written")
 		})
 	}
 }

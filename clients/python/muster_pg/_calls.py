@@ -83,7 +83,7 @@ class Calls:
                 self._read_answer(call, call.line, until)
             if call.wait(until) or call.op in _wire.WAITS and _wait_grace(call):
                 return _result(call)
-        except BaseException:  # a signal: the caller does not wait any more
+        except BaseException:  # a signal: the caller no longer waits
             self._turn.give_back(need=True)
             self._give_up(call)
             raise

@@ -58,7 +58,7 @@ class Group:
         self._busy = threading.Lock()  # held for the whole of a collective verb
         self._seq = 0
         self._boxes: Dict[int, _Box] = {}
-        # Of a channel. It is closed in two steps: no call begins any more, and the calls under way have ended. Only then does the
+        # Of a channel. It is closed in two steps: no further call begins, and the calls under way have ended. Only then does the
         # store learn of it, because a call that came later would be one of the next use of the name.
         self._calls = membership.store._scoped() if channel else membership.store
         self._closed = False  # the membership's lock protects its change
@@ -152,7 +152,7 @@ class Group:
         The same name gives the same handle until that is closed. close of a channel ends this
         rank's use of it, and of nothing else. The store frees a channel when all ranks that use it
         have closed it; the same name can be used again at once, and begins anew. A group has at
-        most 4,096 channels at a time, one more is Full: close those that are not needed any more.
+        most 4,096 channels at a time, one more is Full: close those that are no longer needed.
         Closing the group closes all of its channels.
         """
         _arguments.text(self._membership.bad("channel"), "name", name)

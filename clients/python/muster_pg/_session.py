@@ -196,7 +196,7 @@ class Session(Calls):
         return Request(Op.HELLO, resume=self._id, rev=self._incarnation, value=self._token)
 
     def _is_permanent(self, e: Exception, tried: float) -> bool:
-        """Reports whether the store need not be looked for any more: one that keeps nothing, and is
+        """Reports whether the store need no longer be looked for: one that keeps nothing, and is
         not there, took everything with it.
         """
         if isinstance(e, (Denied, ProtocolError, Invalid)) or isinstance(e, Refusal) and e.code == Code.DENIED:

@@ -115,7 +115,7 @@ class Connecting(unittest.TestCase):
             muster_pg.Store.connect("a..b:7070", timeout=30)
 
     def test_a_connection_that_ends_at_once(self) -> None:
-        with socket.socket() as ended:  # it has no peer any more
+        with socket.socket() as ended:  # it no longer has a peer
             e = _connect._outcome(ended)
         self.assertIsInstance(e, ConnectionResetError)
 

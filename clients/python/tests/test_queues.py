@@ -85,7 +85,7 @@ class Leases(Case):
         with self.store.lease(30) as lease:
             self.store.set("k", b"v", lease=lease)
             self.store.set("kept", b"v", lease=lease)
-            self.store.set("kept", b"v")  # not the lease's any more
+            self.store.set("kept", b"v")  # no longer the lease's
             self.assertIsNone(lease.error)
             with self.store.lease(30) as later:
                 self.assertGreater(later.id, lease.id)

@@ -435,7 +435,7 @@ class Sessions(unittest.TestCase):
             again, resumes = self.fake.welcome()
             self.assertEqual(resumes, (7, 3))
             op, _, number, _ = again.numbered()
-            self.assertEqual((op, number), (Op.SKIP, 1))  # it is not to take effect any more
+            self.assertEqual((op, number), (Op.SKIP, 1))  # it must no longer take effect
             got = Outcome(store.set, "next", b"1")
             op, call, number, _ = again.numbered()
             self.assertEqual((op, number), (Op.SET, 2))

@@ -107,7 +107,7 @@ type Store interface {
 // RunFaults checks that a store keeps its guarantees while steps fail before or after they take
 // effect, steps overtake each other, and processes crash between any two steps. Acknowledged
 // changes are there, exactly once and in order. Of the others a prefix is there, each change
-// completely or not at all. A process that was replaced changes nothing any more. Each seed is a
+// completely or not at all. A process that was replaced changes nothing more. Each seed is a
 // separate store.
 func RunFaults(t *testing.T, seeds int, home func(t *testing.T) Store) {
 	for seed := range seeds {
