@@ -193,7 +193,7 @@ func (c *call) end(err error) error {
 // wait for this call.
 func (s *Strategy) begin(ctx context.Context, op string) error {
 	select {
-	case s.turn <- struct{}{}: // also if ctx has ended: then the verb fails on all ranks
+	case s.turn <- struct{}{}: // even if ctx has ended: then the verb fails on all ranks
 	default:
 		select {
 		case s.turn <- struct{}{}:

@@ -217,7 +217,7 @@ func TestTrainFromACheckpoint(t *testing.T) {
 }
 
 // TestStepsWithoutTheStore checks that workers go on with their steps while the store is away, for less than
-// their lease, also when one of them is so slow that the others look for the cause.
+// their lease, even when one of them is so slow that the others look for the cause.
 func TestStepsWithoutTheStore(t *testing.T) {
 	t.Parallel()
 	memory := new(store.Memory)

@@ -575,7 +575,7 @@ func TestModelOpt10NothingRuns(t *testing.T) {
 // The following tests check the intended behavior of upstream's calls.
 
 // TestModelOptScoped uses a result within a function, as upstream's context managers do: it is
-// released afterwards, also if Release is not called on the other ranks, and if Close comes first.
+// released afterwards, even if Release is not called on the other ranks, and if Close comes first.
 func TestModelOptScoped(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		sum := 0

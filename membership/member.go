@@ -223,7 +223,7 @@ func (m *Member) finish(why error) {
 	m.notify()
 }
 
-// guard ends the member with its lease, also while the store cannot be reached.
+// guard ends the member with its lease, even while the store cannot be reached.
 func (m *Member) guard() {
 	select {
 	case <-m.life.Done():
@@ -368,9 +368,10 @@ func (m *Member) closeLease(ctx context.Context) {
 	})
 }
 
-// Leave is Close with a goodbye: the others see that this worker has left, not that it failed. The last
-// worker to leave deletes all keys of the job; if the job is not finished, it keeps the newest complete checkpoint. The registration ends also if Leave returns an error. After
-// Close, Leave does nothing.
+// Leave is Close with a goodbye: the others see that this worker has left, not that it failed. The
+// last worker to leave deletes all keys of the job; if the job is not finished, it keeps the newest
+// complete checkpoint. The registration ends even if Leave returns an error. After Close, Leave does
+// nothing.
 func (m *Member) Leave(ctx context.Context) error {
 	before := m.why()
 	m.quit()

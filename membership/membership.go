@@ -89,7 +89,7 @@ type Config struct {
 	// The error of a worker that has another one than the first worker quotes both. May be empty.
 	Settings string
 	// Settle is how long rank 0 waits for more workers when there are at least Min and fewer than
-	// Max, also after a worker has failed or left.
+	// Max, even after a worker has failed or left.
 	Settle time.Duration
 	TTL    time.Duration // of the worker's lease; default 10 s
 }

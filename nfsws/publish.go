@@ -291,7 +291,7 @@ func (p *partWriter) finish() []string {
 	return p.sums
 }
 
-// writeAll returns an error also if a file writes less than all without one.
+// writeAll returns an error even if a file writes less than all without one.
 func writeAll(f file, b []byte) (int, error) {
 	n, err := f.Write(b)
 	if err == nil && n < len(b) {

@@ -46,7 +46,7 @@ func (cl *call) begin() error {
 
 func (cl *call) end() {
 	defer cl.endCall()
-	defer cl.mu.Unlock() // also if the sink panics
+	defer cl.mu.Unlock() // even if the sink panics
 	if cl.cfg.sink != nil {
 		cl.traceCall()
 	}

@@ -38,7 +38,7 @@ type Config struct {
 	// if the port is in use, rank 0 connects too. Or it is the URL of a running store, such as
 	// muster://host:port.
 	Address  string
-	Listener net.Listener // on rank 0, which hosts the store here; Create owns it, also if it fails
+	Listener net.Listener // on rank 0, which hosts the store here; Create owns it, even if it fails
 	Store    *store.Store // a running store, which stays open when the group is closed
 
 	Schemes store.Schemes      // of URLs in Address; default store.Builtin

@@ -167,7 +167,7 @@ func TestLateRankInSharedMemory(t *testing.T) {
 }
 
 // TestMismatchInSharedMemory checks that all ranks get a mismatch if one calls another operation,
-// also if the root of the others' has succeeded before.
+// even if the root of the others' has succeeded before.
 func TestMismatchInSharedMemory(t *testing.T) {
 	calls := map[string]func(ctx context.Context, g *pgroup.Group) error{
 		"barrier": func(ctx context.Context, g *pgroup.Group) error { return g.Barrier(ctx) },
@@ -324,7 +324,7 @@ func TestCloseBeforeTheMemoryIsJoined(t *testing.T) {
 	require.ErrorIs(t, <-done, pgroup.ErrClosed)
 }
 
-// TestAbortBeforeTheMemoryIsJoined checks that no operation succeeds after an Abort, also if the memory
+// TestAbortBeforeTheMemoryIsJoined checks that no operation succeeds after an Abort, even if the memory
 // is opened after it.
 func TestAbortBeforeTheMemoryIsJoined(t *testing.T) {
 	gs := create(t, 2, hosted)

@@ -220,7 +220,7 @@ func (c *Config) newServer() (*store.Server, error) {
 	return srv, err
 }
 
-// host serves a new store on l. This process uses it without a socket. It owns l, also if it fails.
+// host serves a new store on l. This process uses it without a socket. It owns l, even if it fails.
 func (c *Config) host(l net.Listener) (*sharedStore, error) {
 	srv, err := c.newServer()
 	if err == nil {

@@ -399,7 +399,7 @@ func (a *Arena) Stats() Stats {
 }
 
 // Close ends the arena: Alloc and Share return ErrClosed. Segments of which all was freed are given
-// back at once, also if something of them is shared: a peer's mapping is its own and lives as long
+// back at once, even if something of them is shared: a peer's mapping is its own and lives as long
 // as its Blocks. A slice that was not freed stays valid, with its segment, until Free. Close may be
 // called twice, and always returns nil.
 func (a *Arena) Close() error {

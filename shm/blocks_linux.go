@@ -15,7 +15,7 @@ type block struct {
 	off, len int64
 	n        int64 // of an allocation: the bytes that were asked for
 	used     bool  // from Alloc to Free, and while memory is reserved for it
-	shared   int   // refs shared and not released by the peer, also after Free
+	shared   int   // refs shared and not released by the peer, even after Free
 }
 
 func (b *block) free() bool { return !b.used && b.shared == 0 }

@@ -53,8 +53,8 @@ type Conn struct {
 }
 
 // NewConn makes a Conn of c, a stream socket ("unix"), on which nothing else may be sent or
-// read from then on. The caller must call Close, also after the end of the peer. If c is something else, the
-// Conn has ended, and Err says so.
+// read from then on. The caller must call Close, even after the end of the peer. If c is something
+// else, the Conn has ended, and Err says so.
 func NewConn(c *net.UnixConn) *Conn {
 	conn := &Conn{
 		sock: c, done: make(chan struct{}), quit: make(chan struct{}), wake: make(chan struct{}, 1), wrote: make(chan struct{}),
@@ -68,9 +68,9 @@ func NewConn(c *net.UnixConn) *Conn {
 // Share allows the peer to map each of refs, which name memory of a, once: a ref that is shared
 // twice can be mapped twice. The caller sends the peer the refs, once for each time that they are
 // shared, after Share; Share itself sends only the segments that the peer does not have. These are
-// in the socket when it returns: the peer can map every ref that it receives, also if this process
+// in the socket when it returns: the peer can map every ref that it receives, even if this process
 // is killed before. So Share blocks only while there are such segments and the socket is full. A
-// ref is shared until the peer has released it, and is not reused before, also if it is freed.
+// ref is shared until the peer has released it, and is not reused before, even if it is freed.
 // Share is all or nothing.
 func (c *Conn) Share(ctx context.Context, a *Arena, refs ...Ref) error {
 	if len(refs) == 0 {
@@ -100,7 +100,7 @@ func (c *Conn) wakeWriter() {
 // Release is an error that ends the Conn.) It waits until the segments of all refs have arrived. A
 // ref that is not within its segment is an error at once.
 //
-// What has arrived can be mapped until Close, also after the end of the Conn or of the peer: the
+// What has arrived can be mapped until Close, even after the end of the Conn or of the peer: the
 // memory lives on in this process. If it cannot be read, which is an error, it is released.
 func (c *Conn) Map(ctx context.Context, refs ...Ref) ([]*Block, error) {
 	if len(refs) == 0 {
@@ -274,7 +274,7 @@ func (c *Conn) Close() error {
 }
 
 // Block is memory of the peer, mapped read-only: writing to Data is a fault that ends the process.
-// It stays readable until Release, also after the end of the Conn or of the peer. A Block that is
+// It stays readable until Release, even after the end of the Conn or of the peer. A Block that is
 // never released keeps the segment of the peer in memory.
 type Block struct {
 	Data []byte

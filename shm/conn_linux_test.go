@@ -280,7 +280,7 @@ func TestReleaseThenClose(t *testing.T) {
 		require.NoError(t, d.Close())
 		require.NoError(t, c.WaitReleased(ctx, ref))
 		<-c.Done()
-		require.NoError(t, c.WaitReleased(ctx, ref), "also after the end")
+		require.NoError(t, c.WaitReleased(ctx, ref), "even after the end")
 		require.Zero(t, a.Stats().Retired)
 	}
 }

@@ -20,7 +20,7 @@
 // # What is shared, and which failures are excluded
 //
 // A segment is a memfd: it is in no file system, so two jobs never share one by accident, and it
-// ends with the last process that has it mapped, also after kill -9. It does not count against the
+// ends with the last process that has it mapped, even after kill -9. It does not count against the
 // size of /dev/shm. Its size is sealed before another process sees it: a peer that tries to
 // truncate it, which would be a SIGBUS for all others, gets an error. Only its owner can write to
 // it; a peer that writes to a Block faults at once, and can neither map it writable nor write to

@@ -10,7 +10,7 @@ import (
 
 // A client that waits for replies detects that the store sends nothing: it sends a probe, adds that
 // to the errors of calls whose deadlines pass, and finally reconnects. A client of a durable store
-// detects it also while no call waits, because its session may continue at another server, and is
+// detects it even while no call waits, because its session may continue at another server, and is
 // lost if it is not resumed in time.
 
 // connHealth measures for how long nothing was received from the store. The client's mu protects

@@ -97,7 +97,7 @@ func openServer(ctx context.Context, u *url.URL) (Engine, error) {
 //	ca            CA bundle (PEM) that verifies the server's certificate; default: the system's, if TLS is on
 //	cert, key     PEM files: the client's certificate and key
 //	server-name   name in the server's certificate, if it is not the host; needs tls, ca or cert
-//	tls           true turns TLS on, as ca and cert do; false turns it off, also if o has it
+//	tls           true turns TLS on, as ca and cert do; false turns it off, even if o has it
 //
 // The parameters of the URL override o.
 func DialURL(ctx context.Context, rawurl string, o *DialOptions) (*Store, error) {

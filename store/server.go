@@ -86,7 +86,7 @@ type Backend interface {
 type Server struct {
 	Engine Backend
 	// TLS is the TLS 1.3 configuration, see TLSFiles.Server; nil means plain TCP. Its ClientAuth
-	// must say what is asked of clients, also if GetConfigForClient returns other configurations.
+	// must say what is asked of clients, even if GetConfigForClient returns other configurations.
 	TLS *tls.Config
 	// Access lists who may connect, and their rights; other peers are refused. Empty means that
 	// every peer may do everything.

@@ -83,7 +83,7 @@ func TestStacksOfManyGoroutines(t *testing.T) {
 	require.NotRegexp(t, `\(0x|\+0x`, text)
 }
 
-// TestStacksOfManyCallers checks that several callers get an answer each, also if they ask for the
+// TestStacksOfManyCallers checks that several callers get an answer each, even if they ask for the
 // same rank.
 func TestStacksOfManyCallers(t *testing.T) {
 	addr, _ := stacksServer(t, &store.Server{Stacks: true})

@@ -65,7 +65,7 @@ func MemberNode(b []byte) (node uint64, hosts bool) {
 
 // RankSet is a set of ranks in increasing order: for each arithmetic sequence its first rank, how
 // many there are, and the difference between two of them. The ranks of a node are one sequence if
-// they are consecutive, and also if each node has every hundredth rank.
+// they are consecutive, even if each node has every hundredth rank.
 type RankSet []int64
 
 // Append adds a rank that is greater than those of s.

@@ -322,7 +322,7 @@ func (a *audit) asksMembers(cl *call) {
 }
 
 // g8MembersOfTheGroup checks G8: a rank of a group gets what its ranks said of themselves when they
-// joined, also after some have left or failed, and when the group is revoked.
+// joined, even after some have left or failed, and when the group is revoked.
 func g8MembersOfTheGroup(_ *audit, cl *call, rep *wire.Reply) {
 	if rep.Code != wire.CodeOK || !slices.EqualFunc(rep.Values, cl.expect.Values, bytes.Equal) {
 		breaks("G8 a rank gets the members of its group", "%s: %s, not %q", cl, say{rep}, cl.expect.Values)

@@ -148,7 +148,7 @@ func (k *keys) carryOut(a *audit, cl *call) {
 	case wire.OpSwap:
 		k.swap(a, req, rep)
 	case wire.OpAppend:
-		value := []byte{} // not nil, also if nothing is appended to it
+		value := []byte{} // not nil, even if nothing is appended to it
 		if e != nil {
 			value = append(value, e.value...)
 		}

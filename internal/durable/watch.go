@@ -19,7 +19,7 @@ const watchInterval = 250 * time.Millisecond
 // Watch checks, until Close, that the directory is still this store's. If it is not, the log fails:
 // Sync returns ErrRemoved, and gone is called with that error, from a goroutine of the Disk. On
 // Linux the log itself detects that its current file was removed at the next sync; Watch detects
-// the rest, and also while nothing is written. For a Replica, gone is called when another process
+// the rest, even while nothing is written. For a Replica, gone is called when another process
 // has taken over.
 func (d *Disk) Watch(gone func(error)) {
 	if d.replica != nil {

@@ -665,7 +665,7 @@ func (w *world) schedule(faults bool) {
 		last = r
 		if faults && w.rng.IntN(1200) == 0 {
 			r.kill()
-			r.over = true // also if it has not begun
+			r.over = true // even if it has not begun
 		} else {
 			r.turn()
 		}

@@ -182,7 +182,7 @@ func (s *stream) drain(buf []byte) {
 func readNow(raw syscall.RawConn, buf []byte) (n int) {
 	read := func(fd uintptr) bool {
 		n, _ = syscall.Read(int(fd), buf)
-		return true // also when there is nothing: never wait
+		return true // even when there is nothing: never wait
 	}
 	if raw.Read(read) != nil {
 		return 0

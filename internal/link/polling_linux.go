@@ -25,7 +25,7 @@ const maxSlices = 128
 // pollingConn is a TCP connection outside the runtime's poller: its users wait in system calls of
 // their own. In the poller each message would wake a thread that waits in epoll, and that thread
 // another one for the goroutine: twice, on four ranks of two cores, the time of the message itself,
-// and also if a goroutine polls the socket meanwhile.
+// even if a goroutine polls the socket meanwhile.
 type pollingConn struct {
 	poll            *spin.Poller
 	local, remote   net.Addr

@@ -23,7 +23,7 @@ import (
 
 const (
 	publishEvery = time.Second
-	publishAnew  = tcpwire.ProcessesTTL / 3 // also if nothing has changed
+	publishAnew  = tcpwire.ProcessesTTL / 3 // even if nothing has changed
 	publishTime  = 5 * time.Second          // for one entry
 	// longWait is how long a wait takes before it is published: a shorter one is no hang, and would
 	// change the entry all the time.

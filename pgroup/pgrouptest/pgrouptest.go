@@ -92,7 +92,7 @@ func Procs(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 // runRank runs f as one rank. However f fails, failed is called and the group is aborted. given
 // reports that the test no longer waits for the rank.
 func runRank(t *testing.T, g *pgroup.Group, f func(t *testing.T, g *pgroup.Group), failed func(), given func() bool) {
-	defer func() { // also when f ends its goroutine, as t.Fatal does
+	defer func() { // even when f ends its goroutine, as t.Fatal does
 		p := recover()
 		if given() { // t has ended without it: it must no longer be used
 			return

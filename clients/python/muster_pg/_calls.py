@@ -114,7 +114,7 @@ class Calls:
             line.pipe.kill()
             turn.give_back(need=True)
         elif until - time.monotonic() < 2 * _DIRECT or not turn.take():
-            turn.give_back(need=True)  # also if another caller reads, which may just have ended
+            turn.give_back(need=True)  # even if another caller reads, which may just have ended
         else:
             began = 0.0
             try:

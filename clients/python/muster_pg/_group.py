@@ -363,7 +363,7 @@ class Group:
         return Group(new)
 
     def shutdown(self, *, timeout: Optional[float] = None) -> None:
-        """Waits until all ranks have called it, and closes the group, also if it fails.
+        """Waits until all ranks have called it, and closes the group, even if it fails.
 
         shutdown of a channel is a barrier, after which the channel is closed.
         """

@@ -90,7 +90,7 @@ class Store:
         etcd://host:port/root?name=value&…
 
         Several host:port with commas are addresses of one store: relays (muster relay), the store
-        itself, or its replicas. They are tried in turn, also when a connection breaks. The
+        itself, or its replicas. They are tried in turn, and again when a connection breaks. The
         parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's
         store.DialURL. An etcd:// or etcds:// URL names the members of an etcd that keeps the store
         (muster serve --etcd), with the parameters of Go's etcdlog.ParseURL: the leader is looked up

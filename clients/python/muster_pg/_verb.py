@@ -188,7 +188,7 @@ def _code(e: BaseException) -> Code:
 
 def words(e: BaseException) -> str:
     """Returns the text of an error of this package, and the class too of any other one."""
-    says = traceback.format_exception_only(type(e), e)[0].strip()  # also if its __str__ raises
+    says = traceback.format_exception_only(type(e), e)[0].strip()  # even if its __str__ raises
     return says.partition(": ")[2] if isinstance(e, Error) else says
 
 

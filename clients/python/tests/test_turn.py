@@ -71,7 +71,7 @@ class Turns(Case):
 
     def test_a_signal_in_the_middle_of_an_answer(self) -> None:
         """The answer is lost with the signal, and the call is given up; the next ones go on. What
-        the handler raises comes to the caller, also if it could be of the connection.
+        the handler raises comes to the caller, even if it could be of the connection.
         """
         for kind in (KeyboardInterrupt, RuntimeError, TimeoutError, OSError):
             self.settle()
