@@ -38,19 +38,11 @@ func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err err
 	}
 }
 
-// RestoreOptions configures Restore. nil is the same as the zero value.
-type RestoreOptions struct {
-	Progress func(done, total int) // called with the number of entries written, and their total; may be nil
-}
-
 // Restore creates a store from a backup in dir, which does not exist or is empty. Sessions and the
 // entries of their leases are not restored, because their clients may have continued since the
 // backup.
-func Restore(backup, dir string, o *RestoreOptions) error {
-	if o == nil {
-		o = new(RestoreOptions)
-	}
-	err := durable.Restore(backup, dir, o.Progress)
+func Restore(backup, dir string) error {
+	err := durable.Restore(backup, dir)
 	switch {
 	case errors.Is(err, durable.ErrDamaged):
 		return &Error{Op: "restore", Key: backup, Code: wire.CodeInvalid, Err: fmt.Errorf("%w: %w", ErrInvalid, err)}

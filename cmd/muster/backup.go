@@ -89,7 +89,7 @@ not: their clients may have continued after the backup.`,
 			if at != "" {
 				return restoreToEtcd(cmd, args[0], at)
 			}
-			err := store.Restore(args[0], data, nil)
+			err := store.Restore(args[0], data)
 			if errors.Is(err, fs.ErrExist) {
 				return &exit{code: exitFailed, text: fmt.Sprintf("--data %s: there is a store already: name an empty directory", data), err: err}
 			}
@@ -116,7 +116,7 @@ func restoreToEtcd(cmd *cobra.Command, backup, at string) error {
 		return &storeError{redacted(at), err}
 	}
 	defer client.Close()
-	if err := etcdlog.Restore(cmd.Context(), client, backup, &etcdlog.Options{Root: cluster.Root}, nil); err != nil {
+	if err := etcdlog.Restore(cmd.Context(), client, backup, &etcdlog.Options{Root: cluster.Root}); err != nil {
 		if errors.Is(err, etcdlog.ErrExists) {
 			return &exit{code: exitFailed, text: fmt.Sprintf("--etcd %s: %v", redacted(at), etcdlog.ErrExists), err: err}
 		}

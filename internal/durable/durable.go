@@ -169,7 +169,7 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 		return nil, err
 	}
 	if !is {
-		if err := d.create(firstSegment, core.New(limits), nil); err != nil {
+		if err := d.create(firstSegment, core.New(limits)); err != nil {
 			return nil, err
 		}
 	}
@@ -215,7 +215,7 @@ func (d *Disk) logOptions() *journal.Options {
 // create makes a store of a new incarnation, after hasStore has found none: the segment first, then
 // the checkpoint that names it. A process that is killed in between leaves a segment without
 // records.
-func (d *Disk) create(segment uint64, m *core.Machine, progress func(done, total int)) error {
+func (d *Disk) create(segment uint64, m *core.Machine) error {
 	d.Incarnation = rand.Uint64() | 1
 	err := journal.Create(d.dir, d.Incarnation, segment, d.logOptions())
 	if errors.Is(err, journal.ErrExists) {
@@ -225,7 +225,7 @@ func (d *Disk) create(segment uint64, m *core.Machine, progress func(done, total
 		return err
 	}
 	s := m.Snapshot()
-	return d.save(segment, s.State, withProgress(entriesOfSnapshot(s), m.Keys(), progress))
+	return d.save(segment, s.State, entriesOfSnapshot(s))
 }
 
 // hasStore reports whether the directory has a store. Files of other programs are an error, and are
@@ -416,17 +416,16 @@ func (d *Disk) release() error {
 
 // Restore puts a backup into dir, which does not exist or is empty. The store gets a new
 // incarnation without sessions: those of the original store may have gone on after the backup.
-// progress, if not nil, is called with the number of entries written and their total.
-func Restore(backup, dir string, progress func(done, total int)) error {
+func Restore(backup, dir string) error {
 	d := &Disk{dir: dir, options: new(Options).withDefaults(), stop: make(chan struct{})}
-	err := d.restore(backup, progress)
+	err := d.restore(backup)
 	if err = errors.Join(err, d.release()); err != nil {
 		return fmt.Errorf("durable: restore %s into %s: %w", backup, dir, err)
 	}
 	return nil
 }
 
-func (d *Disk) restore(backup string, progress func(done, total int)) error {
+func (d *Disk) restore(backup string) error {
 	if _, err := os.Stat(backup); err != nil {
 		return err
 	}
@@ -450,18 +449,5 @@ func (d *Disk) restore(backup string, progress func(done, total int)) error {
 	for _, session := range m.Sessions() {
 		m.Apply(m.Now(), session, &wire.Request{Op: wire.OpLost}, new(wire.Reply))
 	}
-	return d.create(restoredSegment, m, progress)
-}
-
-// withProgress calls progress before each batch but the first.
-func withProgress(next nextEntries, total int, progress func(done, total int)) nextEntries {
-	done := 0
-	return func() ([]core.Entry, bool, error) {
-		if progress != nil && done > 0 {
-			progress(done, total)
-		}
-		entries, more, err := next()
-		done += len(entries)
-		return entries, more, err
-	}
+	return d.create(restoredSegment, m)
 }

@@ -289,7 +289,7 @@ func TestNothingIsOverwritten(t *testing.T) {
 		require.Error(t, err, what)
 		require.True(t, errors.Is(err, ErrForeign) || errors.Is(err, ErrDamaged), "%s: %v", what, err)
 		require.ErrorContains(t, err, "nothing was changed: keep a copy of the directory", what)
-		require.ErrorContains(t, Restore(name, t.TempDir(), nil), ": use another backup", what)
+		require.ErrorContains(t, Restore(name, t.TempDir()), ": use another backup", what)
 		now, _ := os.ReadFile(name)
 		require.Equal(t, broken, now, what)
 	}

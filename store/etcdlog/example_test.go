@@ -82,7 +82,7 @@ func ExampleRestore() {
 
 	client := etcdClient() // clientv3.New(clientv3.Config{Endpoints: …})
 	for range 2 {
-		err := etcdlog.Restore(ctx, client, backup, &etcdlog.Options{Root: "jobs/"}, nil)
+		err := etcdlog.Restore(ctx, client, backup, &etcdlog.Options{Root: "jobs/"})
 		fmt.Println(err == nil, errors.Is(err, etcdlog.ErrExists))
 	}
 	// Output:

@@ -19,14 +19,14 @@ var ErrExists = errors.New("there is a store already: name another root, or dele
 
 // Restore creates a store below o.Root from a backup, as store.Restore does in a directory. If a
 // store exists there, it is not changed, and the error is ErrExists. backup is a file that
-// Store.Backup wrote. A nil r is the same as a zero RestoreOptions.
-func Restore(ctx context.Context, client *clientv3.Client, backup string, o *Options, r *store.RestoreOptions) error {
+// Store.Backup wrote.
+func Restore(ctx context.Context, client *clientv3.Client, backup string, o *Options) error {
 	dir, err := os.MkdirTemp("", "muster-restore-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := store.Restore(backup, dir, r); err != nil {
+	if err := store.Restore(backup, dir); err != nil {
 		return err
 	}
 	if err := newKeyspace(client, o).restore(ctx, durable.CheckpointOf(dir)); err != nil {

@@ -33,7 +33,7 @@ func TestRestore(t *testing.T) {
 	require.NoError(t, f.Close())
 
 	to := &etcdlog.Options{Root: newRoot(), MaxValueBytes: 10_000}
-	require.NoError(t, etcdlog.Restore(bounded(t), c, file, to, nil))
+	require.NoError(t, etcdlog.Restore(bounded(t), c, file, to))
 	require.Greater(t, len(keysBelow(t, c, to.Root)), 10, "of several parts")
 	second := standing(t, c, to)()
 	for i := range 10 {
@@ -47,15 +47,15 @@ func TestRestore(t *testing.T) {
 	has(t, first.Store, "key 0", value)
 
 	before := keysBelow(t, c, o.Root)
-	err = etcdlog.Restore(bounded(t), c, file, o, nil)
+	err = etcdlog.Restore(bounded(t), c, file, o)
 	require.ErrorIs(t, err, etcdlog.ErrExists)
 	e, ok := errors.AsType[*store.Error](err)
 	require.True(t, ok)
 	require.Equal(t, wire.CodeConflict, e.Code)
 	require.Equal(t, before, keysBelow(t, c, o.Root))
 	third.end(t)
-	require.ErrorIs(t, etcdlog.Restore(bounded(t), c, file, to, nil), etcdlog.ErrExists, "no leader, and a store")
+	require.ErrorIs(t, etcdlog.Restore(bounded(t), c, file, to), etcdlog.ErrExists, "no leader, and a store")
 
 	require.NoError(t, os.WriteFile(file, []byte("no backup"), 0o600))
-	require.ErrorIs(t, etcdlog.Restore(bounded(t), c, file, &etcdlog.Options{Root: newRoot()}, nil), store.ErrInvalid)
+	require.ErrorIs(t, etcdlog.Restore(bounded(t), c, file, &etcdlog.Options{Root: newRoot()}), store.ErrInvalid)
 }
