@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/muster-pg/muster/internal/blocking"
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
 )
@@ -50,6 +51,15 @@ func Restore(backup, dir string) error {
 		return &Error{Op: "restore", Key: backup, Code: wire.CodeUnavailable, Err: err}
 	}
 	return nil
+}
+
+// answerBackup is backup for a caller whose context may end meanwhile.
+func (m *Memory) answerBackup(ctx context.Context, session, from uint64, rep *wire.Reply) (err error) {
+	*rep, err = blocking.Do(ctx, func() (rep wire.Reply, err error) {
+		err = m.backup(session, from, &rep)
+		return rep, err
+	})
+	return err
 }
 
 // backup returns a piece of a backup. The first request makes the backup, and keeps its file open

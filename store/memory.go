@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/internal/blocking"
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
@@ -167,16 +166,12 @@ var requests = sync.Pool{New: func() any { return new(wire.Request) }}
 
 // Do implements Engine.
 func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	switch req.Op {
-	case wire.OpBackup:
-		session, from := req.Session, req.Rev
-		var err error
-		*rep, err = blocking.Do(ctx, func() (rep wire.Reply, err error) {
-			err = m.backup(session, from, &rep)
-			return rep, err
-		})
+	switch err := validate(req); {
+	case err != nil: // a log with such a request could not be read again
 		return err
-	case wire.OpStacks:
+	case req.Op == wire.OpBackup:
+		return m.answerBackup(ctx, req.Session, req.Rev, rep)
+	case req.Op == wire.OpStacks:
 		return m.stacks(ctx, req, rep)
 	}
 	own := requests.Get().(*wire.Request)

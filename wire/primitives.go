@@ -192,9 +192,13 @@ func (p *pass) count(n, size int) int {
 }
 
 // few is count for at most 255 elements.
-func (p *pass) few(n int) int {
+func (p *pass) few(n, size int) int {
 	v := uint8(n)
 	p.u8(&v)
+	if p.parses && int(v)*size > len(p.b) {
+		p.fail(ErrTruncated)
+		return 0
+	}
 	return int(v)
 }
 

@@ -154,5 +154,5 @@ func (v *Failure) fields(p *pass) {
 	p.strings(&v.Doing, MaxReply)
 	p.ints(&v.Lost)
 	p.ints(&v.Left)
-	elements(p, &v.Clash, p.few(len(v.Clash)), func(c *Contribution) { c.fields(p, fMember|fCall|fVote) })
+	elements(p, &v.Clash, p.few(len(v.Clash), 8), func(c *Contribution) { c.fields(p, fMember|fCall|fVote) })
 }

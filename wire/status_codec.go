@@ -199,7 +199,7 @@ func (r *RankStatus) fields(p *pass) {
 	p.u64(&r.Seq)
 	p.duration(&r.Ago)
 	p.duration(&r.LastSeen)
-	elements(p, &r.Waits, p.few(len(r.Waits)), func(w *WaitStatus) {
+	elements(p, &r.Waits, p.few(len(r.Waits), 8), func(w *WaitStatus) {
 		p.string(&w.Verb, MaxKey)
 		p.int(&w.Peer)
 		p.string(&w.Tag, MaxKey)

@@ -314,7 +314,7 @@ func (r *record) held(a *audit) bool {
 	before, bytes := 0, 0
 	for _, x := range r.ch.records {
 		if x.seq < r.seq {
-			if x.passed() && (x.done || x.mustEnd(a) != "") { // it is freed in this step
+			if x.done && x.passed() { // it is freed in this step
 				continue
 			}
 			before++

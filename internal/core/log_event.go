@@ -48,6 +48,7 @@ func AppendRestart(b []byte, now, grace Time) []byte {
 // AppendLimits appends the event of a call of SetLimits. It omits Held and HeldOf: requests that
 // exceed them are refused before they are logged.
 func AppendLimits(b []byte, now Time, l Limits) []byte {
+	l = l.withDefaults() // a later version may have others
 	b = appendEvent(b, eventLimits, now)
 	for _, n := range [...]int64{int64(l.Key), int64(l.Value), l.Bytes, int64(l.Keys), int64(l.History), int64(l.Waiting), int64(l.Leases)} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(n))

@@ -17,29 +17,34 @@ var numberTypes = [...]tensor.DType{
 }
 
 // Reduce returns the reduction of payloads, little-endian numbers of the same length, in their
-// order. It may replace elements of the slice by copies.
+// order.
 func Reduce(f wire.Reduction, payloads [][]byte) []byte {
-	size := f.Kind.Size()
-	for i, b := range payloads {
-		payloads[i] = native(b, size)
-	}
 	var scratch reduce.Scratch
-	sum := make([]byte, len(payloads[0]))
-	reduce.Into(&scratch, numberTypes[f.Kind], reduceOps[f.Op], 1, sum, payloads)
-	return native(sum, size)
+	var copied []byte
+	size, kind, op := f.Kind.Size(), numberTypes[f.Kind], reduceOps[f.Op]
+	sum := slices.Clone(payloads[0])
+	swap(sum, size)
+	for _, b := range payloads[1:] {
+		if !littleEndian || !aligned(b, size) {
+			copied = append(copied[:0], b...)
+			swap(copied, size)
+			b = copied
+		}
+		reduce.Into(&scratch, kind, op, 1, sum, [][]byte{sum, b})
+	}
+	swap(sum, size)
+	return sum
+}
+
+func aligned(b []byte, size int) bool {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(size) == 0
 }
 
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// native returns numbers of size bytes in the byte order of this host, at an address that is
-// aligned for them: b itself, or a copy.
-func native(b []byte, size int) []byte {
-	if littleEndian && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(size) == 0 {
-		return b
-	}
-	b = slices.Clone(b)
+// swap converts numbers of size bytes between little-endian and the byte order of this host.
+func swap(b []byte, size int) {
 	for i := 0; i < len(b) && !littleEndian; i += size {
 		slices.Reverse(b[i : i+size])
 	}
-	return b
 }

@@ -77,6 +77,8 @@ func (k *call) contribution() (*member, wire.Contribution) {
 
 // next returns the option, or the number that follows the last one that was used.
 func (k *call) next(option, name string, numbers map[string]uint64) uint64 {
+	k.w.mu.Lock()
+	defer k.w.mu.Unlock()
 	n := numbers[name] + 1
 	if _, ok := k.option(option); ok {
 		n = uint64(k.number(option))
@@ -273,11 +275,13 @@ func unread(ctx context.Context, k *call) string {
 func closeChannel(ctx context.Context, k *call) string {
 	m, c := k.contribution()
 	c.Channel = k.word(0)
+	k.w.mu.Lock()
 	delete(m.next, c.Channel)
 	maps.DeleteFunc(m.positions, func(stream string, _ uint64) bool {
 		_, tag, _ := strings.Cut(stream, " ")
 		return tag == c.Channel
 	})
+	k.w.mu.Unlock()
 	return outcome("ok", k.s.CloseChannel(ctx, c))
 }
 

@@ -23,7 +23,7 @@ type world struct {
 	running   sync.WaitGroup  // calls
 	probe     *store.Store    // asks for the status; nil if time is virtual
 
-	mu sync.Mutex // protects the calls of sessions, and their output
+	mu sync.Mutex // protects the calls of sessions, their output, and what they know of groups, leases and revisions
 }
 
 // session is a session, with the calls that have not returned or whose output was not shown.
@@ -203,9 +203,6 @@ func (w *world) settled() bool {
 				return false
 			}
 		}
-	}
-	if here == 0 {
-		return true
 	}
 	status, err := w.probe.Status(context.Background(), "")
 	return err == nil && status.Server.Calls == int64(here)

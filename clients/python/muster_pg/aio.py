@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 S = TypeVar("S")
-_MOST_THREADS = 10_000  # calls at a time
+_MOST_THREADS = 8_000  # calls at a time: a store lets 8,192 of one session wait
 _pools: Dict[int, concurrent.futures.ThreadPoolExecutor] = {}  # by process: a fork has no threads
 
 
