@@ -46,7 +46,7 @@ type Conn struct {
 
 	// What the peer has shared.
 	maps     map[key]*mapping
-	mappings int   // those that only Blocks still use too
+	mappings int   // including those that only Blocks still use
 	mapped   int64 // bytes of them
 	open     int   // Blocks, and returns that are in no frame yet
 	returns  []Ref

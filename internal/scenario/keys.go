@@ -34,14 +34,14 @@ var keyVerbs = map[string]verb{
 	"keepalive": {do: keepAlive}, // NAME
 	"revoke":    {do: revoke},    // NAME
 
-	"close":   {do: closeSession}, // the session says goodbye
-	"crash":   {do: crash},        // its process ends
-	"break":   {do: breakConn},    // its connection ends, and it reconnects
-	"cut":     {do: cutConn},      // its connection ends, and cannot be made again until mend
-	"mend":    {do: mend},         //
-	"stop":    {do: stop},         // the store ends
-	"restart": {do: restart},      // and starts again
-	"cancel":  {do: cancelCalls},  // [VERB]: the contexts of its calls that wait, or of those of a verb
+	"close":   {do: closeSession},                              // the session says goodbye
+	"crash":   {do: crash},                                     // its process ends
+	"break":   {do: happens(func(on *Session) { on.Break() })}, // its connection ends, and it reconnects
+	"cut":     {do: happens(func(on *Session) { on.Crash() })}, // its connection ends, and cannot be made again until mend
+	"mend":    {do: happens(func(on *Session) { on.Mend() })},
+	"stop":    {do: happens(func(on *Session) { on.Stop() })},    // the store ends
+	"restart": {do: happens(func(on *Session) { on.Restart() })}, // and starts again
+	"cancel":  {do: cancelCalls},                                 // [VERB]: the contexts of its calls that wait, or of those of a verb
 }
 
 // result returns the output of a call.
@@ -255,29 +255,12 @@ func crash(_ context.Context, k *call) string {
 	return ""
 }
 
-func breakConn(_ context.Context, k *call) string {
-	k.s.on.Break()
-	return ""
-}
-
-func cutConn(_ context.Context, k *call) string {
-	k.s.on.Crash()
-	return ""
-}
-
-func mend(_ context.Context, k *call) string {
-	k.s.on.Mend()
-	return ""
-}
-
-func stop(_ context.Context, k *call) string {
-	k.s.on.Stop()
-	return ""
-}
-
-func restart(_ context.Context, k *call) string {
-	k.s.on.Restart()
-	return ""
+// happens returns the verb of what happens to a session or its store, without output.
+func happens(what func(on *Session)) func(context.Context, *call) string {
+	return func(_ context.Context, k *call) string {
+		what(&k.s.on)
+		return ""
+	}
 }
 
 // cancelCalls cancels calls, and waits until they have returned.
