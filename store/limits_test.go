@@ -215,3 +215,18 @@ func TestASecretThatIsNotProvedInTime(t *testing.T) {
 	closed(t, c)
 	s.Says(t, "handshake: ")
 }
+
+// TestDeleteManyKeys checks that Delete takes more keys than a request may have.
+func TestDeleteManyKeys(t *testing.T) {
+	s, ctx := store.New(new(store.Memory)), bounded(t)
+	defer s.Close()
+	keys := make([]string, 2*wire.MaxKeys+1)
+	for i := range keys {
+		keys[i] = fmt.Sprint(i)
+	}
+	require.NoError(t, s.Set(ctx, keys[0], nil, nil))
+	require.NoError(t, s.Set(ctx, keys[len(keys)-1], nil, nil))
+	n, err := s.Delete(ctx, keys...)
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+}

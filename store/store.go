@@ -183,11 +183,19 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) (int, erro
 	return int(rep.N), err
 }
 
-// Delete deletes keys, and returns how many of them existed.
+// Delete deletes keys, and returns how many of them existed. Up to wire.MaxKeys of them are deleted at
+// once. If there are more, an error may leave the later ones.
 func (s *Store) Delete(ctx context.Context, keys ...string) (int, error) {
-	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpDelete, Keys: keys}, &rep)
-	return int(rep.N), err
+	deleted := 0
+	for {
+		some := keys[:min(len(keys), wire.MaxKeys)]
+		var rep wire.Reply
+		err := s.Do(ctx, &wire.Request{Op: wire.OpDelete, Keys: some}, &rep)
+		deleted += int(rep.N)
+		if keys = keys[len(some):]; err != nil || len(keys) == 0 {
+			return deleted, err
+		}
+	}
 }
 
 // Revision numbers the changes of a store, from 1. Each change of a key has its own revision.

@@ -39,7 +39,7 @@ const HeaderLen = 16
 const (
 	MaxKey   = 8 << 10  // bytes of a key, and of a group's name, a verb, a type or a label
 	MaxValue = 16 << 20 // bytes of a value or a payload
-	MaxKeys  = 1 << 17  // keys in one request
+	MaxKeys  = 10_000   // keys in one request: the store works on them at once
 	MaxBody  = MaxValue + 1<<20
 	MaxReply = 1 << 30 // bytes of a reply's body: an all-gather has the payloads of all ranks
 )

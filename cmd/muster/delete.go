@@ -3,13 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
-
-const deleteAtOnce = 1000 // keys of one request
 
 func newDelete() *cobra.Command {
 	var r remote
@@ -35,15 +32,11 @@ func newDelete() *cobra.Command {
 						}
 					}
 				}
-				deleted := 0
-				for some := range slices.Chunk(keys, deleteAtOnce) {
-					n, err := s.Delete(ctx, some...)
-					if err != nil {
-						return err
-					}
-					deleted += n
+				deleted, err := s.Delete(ctx, keys...)
+				if err != nil {
+					return err
 				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "deleted %d of %d\n", deleted, len(keys))
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "deleted %d of %d\n", deleted, len(keys))
 				return err
 			})
 		},

@@ -13,6 +13,9 @@ import (
 // manyCalls is the default limit of the waiting calls, and of the leases, of one session.
 const manyCalls = 8_192
 
+// manyKeys are more than the machine expires or revokes in one portion.
+const manyKeys = 131_072
+
 // holds are operations at their limits. Each prepares a machine, and returns the step to measure:
 // what is done under one hold of the store's lock.
 var holds = []struct {
@@ -35,24 +38,24 @@ var holds = []struct {
 		return r.step(core.Local, wire.Request{Op: wire.OpSwap, Key: "k", Old: make([]byte, wire.MaxValue), Value: []byte{1}})
 	}},
 	{"list of 1,000 of 131,072 keys", func(r *rig) func() {
-		r.setMany(wire.MaxKeys, 0, 0)
+		r.setMany(manyKeys, 0, 0)
 		return r.step(core.Local, wire.Request{Op: wire.OpList})
 	}},
 	{"list behind 131,072 expired keys", func(r *rig) func() {
-		r.setMany(wire.MaxKeys, time.Second, 0)
+		r.setMany(manyKeys, time.Second, 0)
 		r.now += 2 * time.Second
 		return r.step(core.Local, wire.Request{Op: wire.OpList})
 	}},
-	{"delete of 131,072 keys", func(r *rig) func() {
+	{"delete of 10,000 keys", func(r *rig) func() {
 		return r.step(core.Local, wire.Request{Op: wire.OpDelete, Keys: r.setMany(wire.MaxKeys, 0, 0)})
 	}},
-	{"take of 131,072 keys", func(r *rig) func() {
+	{"take of 10,000 keys", func(r *rig) func() {
 		return r.step(core.Local, wire.Request{Op: wire.OpTake, Keys: r.setMany(wire.MaxKeys, 0, 0)})
 	}},
-	{"wait for 131,072 keys", func(r *rig) func() {
+	{"wait for 10,000 keys", func(r *rig) func() {
 		return r.step(core.Local, wire.Request{Op: wire.OpWait, Keys: r.setMany(wire.MaxKeys, 0, 0)})
 	}},
-	{"wait for 131,072 keys that times out", func(r *rig) func() {
+	{"wait for 10,000 keys that times out", func(r *rig) func() {
 		keys := r.setMany(wire.MaxKeys, 0, 0)
 		for i := range keys {
 			keys[i] += "/missing"
@@ -80,7 +83,7 @@ var holds = []struct {
 		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
 	}},
 	{"expiry of 131,072 keys, a portion", func(r *rig) func() {
-		r.setMany(wire.MaxKeys, time.Second, 0)
+		r.setMany(manyKeys, time.Second, 0)
 		r.now += 2 * time.Second
 		return r.tick
 	}},
@@ -104,7 +107,7 @@ var holds = []struct {
 	{"revocation of a lease with 131,072 keys", func(r *rig) func() {
 		s := r.session()
 		lease := uint64(r.apply(s, wire.Request{Op: wire.OpGrant, TTL: time.Hour}).N)
-		r.setMany(wire.MaxKeys, 0, lease, s)
+		r.setMany(manyKeys, 0, lease, s)
 		return r.step(s, wire.Request{Op: wire.OpRevoke, Lease: lease})
 	}},
 	{"join that completes a group of 10,000", func(r *rig) func() {

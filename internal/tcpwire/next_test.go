@@ -142,7 +142,7 @@ func TestLimitsOfReplies(t *testing.T) {
 func TestDefaultLimits(t *testing.T) {
 	u64 := func(n uint64) string { return string(binary.LittleEndian.AppendUint64(nil, n)) }
 	for front, most := range map[string]uint64{
-		"\x03": 8 << 10, "\x01" + u64(0): 8 << 20, "\x06": 131_072,
+		"\x03": 8 << 10, "\x01" + u64(0): 8 << 20, "\x06": 10_000,
 	} {
 		var c tcpwire.Cursor
 		_, _, err := tcpwire.NextRequest([]byte(front+u64(most)), &c, tcpwire.Limits{})

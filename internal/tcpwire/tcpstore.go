@@ -94,7 +94,7 @@ var (
 type Limits struct {
 	Key     int // bytes of a key; 8 KiB
 	Value   int // bytes of a value; 8 MiB
-	Keys    int // keys in a message; 131,072
+	Keys    int // keys in a message; 10,000, PyTorch has 131,072
 	Message int // bytes of a message; 64 MiB
 }
 
@@ -106,7 +106,7 @@ func (l Limits) withDefaults() Limits {
 	}
 	set(&l.Key, 8<<10)
 	set(&l.Value, 8<<20)
-	set(&l.Keys, 128<<10)
+	set(&l.Keys, 10_000)
 	set(&l.Message, 64<<20)
 	return l
 }

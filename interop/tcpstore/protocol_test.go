@@ -88,7 +88,7 @@ func TestWhatEndsAConnection(t *testing.T) {
 		"a counter that is no number": {new(client).with(t, set("/n", "x12"), add("/n", 1)), "not a decimal number"},
 		"a key that is too long":      {append([]byte{1}, str(8<<10+1)...), "8193 bytes"},
 		"a value that is too large":   {append(append([]byte{1}, str(0)...), str(16<<20+1)...), "16777217 bytes"},
-		"too many keys":               {append([]byte{6}, str(128<<10+1)...), "131073 keys"},
+		"too many keys":               {append([]byte{6}, str(10_001)...), "10001 keys"},
 		"no such operation":           {[]byte{19}, "number 19"},
 		"another magic number":        {[]byte{0, 1}, "not a client of PyTorch"},
 		"two that wait":               {new(client).with(t, wait("/never"), wait("/never either")), "still waits"},

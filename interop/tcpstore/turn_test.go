@@ -11,12 +11,13 @@ import (
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // TestManyShortKeys checks that a server and a client read a list of many short keys like one long
 // value, without copying the buffer for each key.
 func TestManyShortKeys(t *testing.T) {
-	const n = 100000
+	const n = wire.MaxKeys
 	s := current(t)
 	c := s.client(t)
 	keys, values := make([]string, n), make([][]byte, n)

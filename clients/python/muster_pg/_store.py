@@ -289,9 +289,15 @@ class Store:
         return self._do(req, self._until(bad, timeout)).n
 
     def delete(self, *keys: str, timeout: Optional[float] = None) -> int:
-        """Deletes keys and returns how many were there."""
+        """Deletes keys and returns how many were there. Up to 10,000 of them are deleted at once; if
+        there are more, an error may leave the later ones.
+        """
         bad = _bad("delete")
-        return self._do(Request(Op.DELETE, keys=_keys(bad, keys)), self._until(bad, timeout)).n
+        names, until = _keys(bad, keys), self._until(bad, timeout)
+        chunks = range(0, max(len(names), 1), _wire.MAX_KEYS)
+        return sum(
+            self._do(Request(Op.DELETE, keys=names[i : i + _wire.MAX_KEYS]), until).n for i in chunks
+        )
 
     def revision(self, *, timeout: Optional[float] = None) -> int:
         """Returns the number of the store's last change."""

@@ -16,7 +16,7 @@ HEADER_LEN = 16
 NUMBER_AT = HEADER_LEN  # where a numbered request has its number, and what is acknowledged
 MAX_KEY = 8 << 10
 MAX_VALUE = 16 << 20
-MAX_KEYS = 1 << 17
+MAX_KEYS = 10_000
 MAX_REPLY = 1 << 30
 ABSENT = 0xFFFFFFFF  # the length of a value that is not there, which is not an empty one
 
