@@ -22,7 +22,9 @@ func newBackup() *cobra.Command {
 		Long: `Copy the data of a running store with --data or --etcd, a consistent snapshot, to a file. The store
 continues meanwhile. A client needs the right to everything.
 
-FILE appears when it is complete. An existing file is not overwritten.`,
+FILE appears once it is complete and synced; until then, and after a kill -9, its data is in a file
+.FILE-….part in the same directory, which the next backup to FILE removes. An existing file is not
+overwritten.`,
 		Example: `  muster backup store-$(date +%F).backup
   muster backup - --store muster://10.0.0.5:7070 | ssh elsewhere 'cat > store.backup'`,
 		Args: operands("FILE"),

@@ -21,15 +21,14 @@ var (
 // PrintWho prints a view as "muster who" does.
 func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{Writer: w}).print(v) }
 
-// WriteNamed writes text to a new file at path as on systems where every file has a name, and
-// optionally commits it.
-func WriteNamed(path, part, text string, force, commit bool) error {
-	o := &output{path: path, part: part, mode: 0o666, force: force}
-	if err := o.createNamed(); err != nil {
+// WriteOutput writes text to a new file at path, and optionally commits it.
+func WriteOutput(path, text string, force, commit bool) error {
+	o, err := createOutput(path, 0o666, force)
+	if err != nil {
 		return err
 	}
 	defer o.discard()
-	_, err := o.Write([]byte(text))
+	_, err = o.Write([]byte(text))
 	if commit && err == nil {
 		err = o.commit()
 	}

@@ -7,35 +7,60 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
-// output is a file that gets its name when it is complete. Where the system supports files without
-// a name, nothing is left of it if the process ends before. Elsewhere it has the temporary name
-// part.
+// output is a file that gets its name when it is complete. Until then it has a temporary name in the
+// same directory, and a lock, which the kernel releases when the process ends. What a process that was
+// killed has left there is removed by the next one that writes to path.
 type output struct {
 	*os.File   // Write is overridden: its errors contain path
 	path, part string
-	mode       fs.FileMode
 	force      bool // whether to replace an existing file
-	nameless   bool
 }
 
+const partSuffix = ".part"
+
+func partPrefix(path string) string { return "." + filepath.Base(path) + "-" }
+
+// createOutput creates the file. Its temporary name is random, and never that of a file that exists:
+// other users may write to the directory, too.
 func createOutput(path string, mode fs.FileMode, force bool) (*output, error) {
-	dir := filepath.Dir(path)
-	o := &output{path: path, part: filepath.Join(dir, ".muster-"+rand.Text()+".part"), mode: mode, force: force}
-	if f := openNameless(dir, mode); f != nil {
-		o.File, o.nameless = f, true
-		return o, nil
+	removeLeft(path)
+	o := &output{path: path, force: force}
+	for {
+		var err error
+		o.part = filepath.Join(filepath.Dir(path), partPrefix(path)+rand.Text()+partSuffix)
+		if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode); err != nil {
+			return nil, o.wrong("create", err)
+		}
+		_ = syscall.Flock(int(o.Fd()), syscall.LOCK_EX) // without locks nobody removes the file, either
+		if _, err := os.Lstat(o.part); err == nil {
+			return o, nil
+		}
+		_ = o.Close() // another process has removed the file before it had the lock
 	}
-	return o, o.createNamed()
 }
 
-func (o *output) createNamed() (err error) {
-	if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, o.mode); err != nil {
-		return o.wrong("create", err)
+// removeLeft removes the files for path that no process writes to.
+func removeLeft(path string) {
+	dir := filepath.Dir(path)
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !strings.HasPrefix(e.Name(), partPrefix(path)) || !strings.HasSuffix(e.Name(), partSuffix) {
+			continue
+		}
+		part := filepath.Join(dir, e.Name())
+		f, err := os.Open(part)
+		if err != nil {
+			continue
+		}
+		if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil {
+			_ = os.Remove(part)
+		}
+		_ = f.Close()
 	}
-	return nil
 }
 
 // Write implements io.Writer.
@@ -84,15 +109,7 @@ func (o *output) commit() error {
 
 // name gives the file its name. Unless force is set it uses a link, which fails if the name exists.
 func (o *output) name() error {
-	switch {
-	case o.nameless && !o.force:
-		return linkNameless(o.File, o.path)
-	case o.nameless:
-		if err := linkNameless(o.File, o.part); err != nil {
-			return err
-		}
-		return os.Rename(o.part, o.path)
-	case o.force:
+	if o.force {
 		return os.Rename(o.part, o.path)
 	}
 	err := os.Link(o.part, o.path)
@@ -112,7 +129,7 @@ func (o *output) wrong(op string, err error) error {
 // discard removes a file that has not been committed.
 func (o *output) discard() {
 	_ = o.Close()
-	_ = os.Remove(o.part) // it may have no name
+	_ = os.Remove(o.part)
 }
 
 func syncDirectory(name string) error {

@@ -39,12 +39,12 @@ func (d desk) has(t *testing.T, want ...string) {
 	}
 }
 
-// TestOutputWithAName checks the output of gather, backup and trace where every file has a name.
-func TestOutputWithAName(t *testing.T) {
+// TestOutput checks the files that gather, backup and trace write.
+func TestOutput(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)
-	out, part := d.path("out"), d.path(".part")
-	write := func(text string, force, commit bool) error { return muster.WriteNamed(out, part, text, force, commit) }
+	out := d.path("out")
+	write := func(text string, force, commit bool) error { return muster.WriteOutput(out, text, force, commit) }
 	require.NoError(t, write("given up", false, false))
 	d.has(t)
 	require.NoError(t, write("one", false, true))
@@ -56,5 +56,5 @@ func TestOutputWithAName(t *testing.T) {
 	require.NoError(t, write("three", true, true))
 	d.same(t, "out", []byte("three"))
 	d.has(t, "out")
-	assert.ErrorIs(t, muster.WriteNamed(d.path("none/out"), d.path("none/.part"), "", false, true), fs.ErrNotExist)
+	assert.ErrorIs(t, muster.WriteOutput(d.path("none/out"), "", false, true), fs.ErrNotExist)
 }
