@@ -1,24 +1,19 @@
 package status
 
 import (
-	"bytes"
 	"cmp"
 	"embed"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/muster-pg/muster/store"
 )
@@ -27,11 +22,9 @@ import (
 var files embed.FS
 
 const (
-	every      = time.Second // between two updates of an open page
-	mostPages  = 64          // pages open at once
-	writeTime  = 10 * time.Second
-	keysOfPage = 100
-	mostValue  = 4 << 10 // bytes of a value that are shown
+	every     = time.Second // between two updates of an open page
+	mostPages = 64          // pages open at once
+	writeTime = 10 * time.Second
 )
 
 // Handler is what the public package documents. It uses only the fields Address, Version and Stacks of
@@ -49,8 +42,6 @@ func Handler(s *store.Store, o *Options) http.Handler {
 	mux.HandleFunc("GET /status", h.once)
 	mux.HandleFunc("GET /events", h.events)
 	mux.HandleFunc("GET /ranks", h.ranks)
-	mux.HandleFunc("GET /keys", h.keys)
-	mux.HandleFunc("GET /value", h.value)
 	if page.Stacks {
 		mux.HandleFunc("GET /stacks", h.stacks)
 	}
@@ -205,48 +196,4 @@ func (h *handler) eventOf(v *View, away error) ([]byte, error) {
 func event(name string, data any) ([]byte, error) {
 	b, err := json.Marshal(data)
 	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, b), err
-}
-
-// keyView is an entry without its value.
-type keyView struct {
-	Key string  `json:"key"` // quoted if it is not text
-	At  string  `json:"at"`  // the key, escaped for a URL query
-	Rev uint64  `json:"rev"`
-	TTL float64 `json:"ttl_seconds,omitempty"`
-}
-
-// plain quotes a key that JSON or a page would not show exactly.
-func plain(key string) string {
-	if !utf8.ValidString(key) || strings.ContainsFunc(key, func(r rune) bool { return !strconv.IsPrint(r) }) {
-		return strconv.Quote(key)
-	}
-	return key
-}
-
-// keys serves one page of the keys below a prefix.
-func (h *handler) keys(w http.ResponseWriter, r *http.Request) {
-	q := r.URL.Query()
-	entries, more, err := h.store.Names(r.Context(), q.Get("prefix"), q.Get("after"), keysOfPage)
-	list := []keyView{}
-	for _, e := range entries {
-		list = append(list, keyView{plain(e.Key), url.QueryEscape(e.Key), uint64(e.Rev), seconds(e.TTL)})
-	}
-	reply(w, map[string]any{"keys": list, "more": more}, err)
-}
-
-// value serves the value of a key, or the beginning of it. A page requests it only when its user
-// does.
-func (h *handler) value(w http.ResponseWriter, r *http.Request) {
-	v, err := h.store.Get(r.Context(), r.URL.Query().Get("key"))
-	if errors.Is(err, store.ErrDenied) {
-		err = fmt.Errorf("not shown: its reads are counted, or access is denied (%w)", err)
-	}
-	head := v[:min(len(v), mostValue)]
-	out := map[string]any{"bytes": len(v), "clipped": len(head) < len(v)}
-	if text := bytes.ToValidUTF8(head, nil); utf8.Valid(v) {
-		out["text"] = string(text)
-	} else {
-		out["hex"] = hex.EncodeToString(head[:min(len(head), mostValue/4)])
-	}
-	reply(w, out, err)
 }

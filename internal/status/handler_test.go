@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -139,48 +138,6 @@ func event(t *testing.T, r *bufio.Reader) (name, data string) {
 	}
 }
 
-// TestKeysAndValues checks that keys are listed in pages and without values, that a value is served
-// on request, and that the page does not consume a counted read.
-func TestKeysAndValues(t *testing.T) {
-	s, _, url := page(t)
-	ctx := t.Context()
-	for _, k := range []string{"a/1", "a/2", "b"} {
-		require.NoError(t, s.Set(ctx, k, []byte("secret"), &store.SetOptions{TTL: time.Hour}))
-	}
-	require.NoError(t, s.Set(ctx, "binary", []byte{0xff, 1}, nil))
-	require.NoError(t, s.Set(ctx, "large", []byte(strings.Repeat("é", 5000)), nil))
-	require.NoError(t, s.Set(ctx, "once", []byte("secret"), &store.SetOptions{Reads: 1}))
-	var list struct {
-		Keys []struct {
-			Key string
-			TTL float64 `json:"ttl_seconds"`
-		}
-		More bool
-	}
-	_, body, _ := get(t, url+"/keys?prefix=a/&after=a/1")
-	require.NotContains(t, body, "secret")
-	require.NoError(t, json.Unmarshal([]byte(body), &list))
-	require.Equal(t, "a/2", list.Keys[0].Key)
-	require.InDelta(t, 3600, list.Keys[0].TTL, 60)
-	for key, want := range map[string]string{
-		"a/1": `{"bytes":6,"clipped":false,"text":"secret"}`, "binary": `{"bytes":2,"clipped":false,"hex":"ff01"}`,
-		"nothing": `not found`, "once": "its reads are counted",
-	} {
-		_, body, _ := get(t, url+"/value?key="+key)
-		require.Contains(t, body, want)
-	}
-	_, body, _ = get(t, url+"/value?key=large")
-	require.Contains(t, body, `"clipped":true`)
-	require.Less(t, len(body), 5000)
-	code, _, _ := get(t, url+"/value?key=nothing")
-	require.Equal(t, 404, code)
-	code, _, _ = get(t, url+"/value?key=once")
-	require.Equal(t, 403, code)
-	v, err := s.Get(ctx, "once")
-	require.NoError(t, err)
-	require.Equal(t, "secret", string(v))
-}
-
 // TestStacksOnThePage checks that the page serves stacks only if it is configured to, and only what
 // its store may read.
 func TestStacksOnThePage(t *testing.T) {
@@ -240,42 +197,6 @@ func TestTooManyPages(t *testing.T) {
 			require.NotEmpty(t, rep.Header.Get("Retry-After"))
 		}
 	}
-}
-
-// TestKeysThatAreNoText checks that keys that are not valid UTF-8, which JSON cannot represent, are
-// listed once each and can be opened.
-func TestKeysThatAreNoText(t *testing.T) {
-	s, _, url := page(t)
-	want := map[string]string{}
-	for i := range 150 { // more than one page of keys
-		key := "bin\xff\xfe/ " + strconv.Itoa(1000+i)
-		require.NoError(t, s.Set(t.Context(), key, []byte(strconv.Itoa(i)), nil))
-		want[strconv.Quote(key)] = strconv.Itoa(i)
-	}
-	after, listed := "", 0
-	for more := true; more; {
-		var list struct {
-			Keys []struct{ Key, At string }
-			More bool
-		}
-		_, body, _ := get(t, url+"/keys?prefix=bin&after="+after)
-		require.NoError(t, json.Unmarshal([]byte(body), &list))
-		for _, k := range list.Keys {
-			require.Contains(t, want, k.Key)
-			after = k.At
-			_, body, _ := get(t, url+"/value?key="+k.At)
-			require.Contains(t, body, `"text":"`+want[k.Key]+`"`)
-		}
-		listed, more = listed+len(list.Keys), list.More
-	}
-	require.Equal(t, len(want), listed)
-}
-
-func TestQuestionsThatMakeNoSense(t *testing.T) {
-	_, _, url := page(t)
-	code, body, _ := get(t, url+"/keys?prefix="+strings.Repeat("a", 9000))
-	require.Equal(t, http.StatusBadRequest, code)
-	require.Contains(t, body, "the limit is 8192")
 }
 
 // TestRanksOfALargeGroup checks that an event contains 256 ranks of a group, and /ranks all of

@@ -196,10 +196,7 @@ function showSummary(v) {
   document.title = (state === "stuck" ? "✗ " : state === "slow" ? "… " : "") + "muster";
 }
 
-const states = {
-  forming: ["forming", "slow"], idle: ["idle", "calm"], waiting: ["waiting", "slow"],
-  revoked: ["failed", "stuck"], over: ["closed", "stuck"],
-};
+const looks = { forming: "slow", idle: "calm", waiting: "slow", failed: "stuck", closed: "stuck" };
 
 function showGroups(v) {
   sync($("groups"), v.groups, (g) => [g.name, g.run, g.generation, g.state === "closed"].join(" "), () => {
@@ -208,10 +205,9 @@ function showGroups(v) {
       make("summary", "", make("b"), make("span", "tag"), " ", make("span", "note")),
       make("table", "", make("thead", "", head), make("tbody")), make("p", "note more"));
   }, (d, g) => {
-    const [text, look] = states[g.state] || [g.state, ""];
     put(d.querySelector("b"), g.name || "(no name)");
-    put(d.querySelector(".tag"), text);
-    d.querySelector(".tag").className = "tag " + look;
+    put(d.querySelector(".tag"), g.state);
+    d.querySelector(".tag").className = "tag " + looks[g.state];
     const note = [g.present + " of " + (g.size_at_least ? "at least " : "") + g.size + (g.size === 1 ? " rank" : " ranks")];
     if (g.generation) note.push("generation " + g.generation);
     if (g.run) note.push("run " + g.run);
@@ -328,47 +324,7 @@ async function ask(url, options) {
   return body;
 }
 
-let listed = { prefix: "", after: "" };
-async function list(more) {
-  const note = $("keys-note");
-  if (!more) { listed = { prefix: $("prefix").value, after: "" }; $("keys").replaceChildren(); }
-  try {
-    const page = await ask("keys?prefix=" + encodeURIComponent(listed.prefix) + "&after=" + listed.after);
-    for (const k of page.keys) $("keys").append(keyRow(k));
-    if (page.keys.length) listed.after = page.keys[page.keys.length - 1].at;
-    $("more").hidden = !page.more;
-    put(note, $("keys").childElementCount ? "Values are shown only when you open one." : "No such key.");
-  } catch (err) {
-    put(note, String(err.message || err));
-    $("more").hidden = true;
-  }
-}
-
-function keyRow(k) {
-  const b = make("button", "", make("span", "", k.key), make("span", "ttl", k.ttl_seconds ? "for " + time(k.ttl_seconds) : ""));
-  b.type = "button";
-  b.setAttribute("aria-expanded", "false");
-  const li = make("li", "", b);
-  b.addEventListener("click", async () => {
-    const open = li.querySelector("pre");
-    b.setAttribute("aria-expanded", String(!open));
-    if (open) { open.remove(); return; }
-    const pre = make("pre", "", "…");
-    li.append(pre);
-    try {
-      const v = await ask("value?key=" + k.at);
-      pre.textContent = (v.text !== undefined ? v.text : v.hex) + (v.clipped ? "…" : "") + "\n(" + v.bytes + " bytes" + (v.hex !== undefined ? ", in hex" : "") + ")";
-    } catch (err) {
-      pre.textContent = String(err.message || err);
-    }
-  });
-  return li;
-}
-
-$("find").addEventListener("submit", (e) => { e.preventDefault(); list(false); });
-$("more").addEventListener("click", () => list(true));
 document.addEventListener("keydown", (e) => {
-  if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches("input")) return;
-  if (e.key === "/") { e.preventDefault(); $("prefix").focus(); }
+  if (e.ctrlKey || e.metaKey || e.altKey) return;
   if (e.key === "w") { $("waiting").focus(); $("waiting").scrollIntoView(); }
 });
