@@ -133,6 +133,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.Status = func(Status) {}
 	}
 	waits, stop := context.WithCancelCause(ctx)
+	r := &run{Agent: a, waits: waits, hosts: hosts{}}
+	defer r.endKeeping()
 	defer stop(nil)
 	go func() {
 		select {
@@ -141,14 +143,15 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-waits.Done():
 		}
 	}()
-	r := &run{Agent: a, waits: waits}
-	defer r.endRenewal()
-	if err := r.admitted(waits); err != nil {
+	st, err := r.read(waits)
+	if err == nil {
+		err = r.admitted(st)
+	}
+	if err != nil {
 		return r.interrupted(err)
 	}
-	var err error
-	if r.before, err = r.ended(waits); err != nil {
-		return r.interrupted(err)
+	if st.Outcome != "" {
+		r.before = st.ID
 	}
 	for {
 		err := r.join(ctx)
@@ -167,8 +170,10 @@ type run struct {
 	evicted  bool            // at least once
 	restarts int             // of the job
 	failure  *Failure        // the last one of a rank
-	hosts    exclusion
-	renewals sync.WaitGroup
+	hosts    hosts
+	out      hosts              // the part of hosts that is out, as the store keeps it
+	keeps    context.CancelFunc // ends keeping; nil: it does not run
+	keeping  sync.WaitGroup
 	before   string // ID of a job of this name that had ended when this node began
 	last     string // ID of the last attempt
 	starts   []int  // of the workers of an elastic job, by slot
@@ -326,8 +331,6 @@ func (r *run) inView(ctx context.Context, view membership.View) error {
 		if !ok {
 			return err
 		}
-		process, reason, _ := strings.Cut(failed.Reason, ": ")
-		r.failure = &Failure{Process: process, Node: failed.Node, Reason: reason, Time: time.Now()}
 		if r.restarts >= r.MaxRestarts {
 			return err
 		}
@@ -356,7 +359,7 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 	if err != nil {
 		return err
 	}
-	if err := r.exclude(active, plans); err != nil {
+	if err := r.exclude(plans); err != nil {
 		return err
 	}
 	r.restarts, r.last = at.Restarts, at.ID
@@ -455,8 +458,10 @@ func (r *run) outcome(g *pgroup.Group, own error, at Attempt) error {
 	case failed.Reason == errChanged.Error():
 		return errChanged
 	}
-	r.blame(at.hosts[failed.By], failed.Reason)
 	e := &Error{Node: at.names[failed.By], Reason: failed.Reason, Restarts: r.restarts}
+	process, reason, _ := strings.Cut(e.Reason, ": ")
+	r.failure = &Failure{Process: process, Node: e.Node, Reason: reason, Time: time.Now()}
+	r.hosts.blame(at.hosts[failed.By], *r.failure, r.MaxNodeFailures)
 	if failed.By == failed.Rank {
 		e.Err = own
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -86,7 +85,7 @@ func (r *run) elastic(ctx context.Context, m *membership.Member) error {
 	err := e.begin(ctx, m)
 	if err == nil {
 		tasks.Go(func() { e.nodes(following, m) })
-		tasks.Go(func() { e.shared.renew(following) })
+		tasks.Go(func() { e.shared.renew(following, stateTTL/3, func(*state) error { return nil }) })
 		var keepers sync.WaitGroup
 		for slot := range r.Procs {
 			keepers.Go(func() { e.keep(slot) })
@@ -149,18 +148,14 @@ func (e *elastic) begin(ctx context.Context, m *membership.Member) error {
 // shared returns the state of the job in the store.
 func (r *run) shared() shared { return shared{store: r.Store, key: r.Job + "/state"} }
 
-// ended returns the ID of the job if it has ended already: this node is of a later one of that name.
-func (r *run) ended(ctx context.Context) (string, error) {
+// read returns the state of the job in the store.
+func (r *run) read(ctx context.Context) (*state, error) {
 	s := r.shared()
 	raw, err := s.get(ctx)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	st, err := s.decode(raw)
-	if err != nil || st.Outcome == "" {
-		return "", err
-	}
-	return st.ID, nil
+	return s.decode(raw)
 }
 
 func (e *elastic) rules() rules {
@@ -332,8 +327,8 @@ func (e *elastic) see(st *state) {
 	before := e.seen
 	e.seen = st
 	e.report(before, st)
-	if h := st.Hosts[e.Host]; h != nil && h.Out {
-		e.stop(&ExcludedError{Host: e.Host, Failures: h.Failures, Last: h.Last.String()})
+	if err := st.Hosts.err(e.Host); err != nil {
+		e.stop(err)
 	}
 	if st.Outcome != "" && (before == nil || before.Outcome == "") {
 		e.conclude(st)
@@ -375,11 +370,7 @@ func (e *elastic) report(before, st *state) {
 		}
 		e.Report(text)
 	}
-	for _, name := range slices.Sorted(maps.Keys(st.Hosts)) {
-		if h, old := st.Hosts[name], before.Hosts[name]; h.Out && name != e.Host && (old == nil || !old.Out) {
-			e.Report(fmt.Sprintf("node %s is left out of the job after %d failures; the last one: %v", name, h.Failures, &h.Last))
-		}
-	}
+	st.Hosts.report(before.Hosts, e.Host, e.Report)
 }
 
 // expect ends the job if it has too few workers for JoinTimeout. nil ends the wait. The caller holds

@@ -2,136 +2,120 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
 )
 
-const (
-	excludedTTL   = time.Minute      // of the key that keeps a host out: it ends after the job does
-	excludedRenew = 20 * time.Second // between two renewals
-)
+// excludedTTL is how long the store keeps the hosts that a job of ranks has left out: they may take part
+// again when its agents have ended.
+const excludedTTL = time.Minute
 
-// exclusion counts the failures of hosts in a job whose processes are ranks. Each agent counts what it
-// sees, and before each attempt all agents take the highest of their counts. So they agree on which
-// hosts are left out. A key for each of these keeps its agents from joining again, which would start
-// all ranks anew.
-type exclusion struct {
-	failures map[string]int    // by host
-	last     map[string]string // failure of a host
-	out      map[string]bool
-	stop     context.CancelFunc // ends the renewal of the keys; nil: there is none
+// hosts counts the failures of hosts, also those of agents that have ended.
+type hosts map[string]host
+
+type host struct {
+	Failures int
+	Out      bool // it may no longer take part
+	Last     Failure
 }
 
-// blame counts a failure of a host.
-func (r *run) blame(host, what string) {
-	if r.hosts.failures == nil {
-		r.hosts = exclusion{failures: map[string]int{}, last: map[string]string{}, out: map[string]bool{}}
+// blame counts a failure of a host, which is out after most of them; 0: there is no limit.
+func (h hosts) blame(name string, f Failure, most int) host {
+	b := host{Failures: h[name].Failures + 1, Last: f}
+	b.Out = most > 0 && b.Failures >= most
+	h[name] = b
+	return b
+}
+
+// err returns an *ExcludedError if the host is out.
+func (h hosts) err(name string) error {
+	if b := h[name]; b.Out {
+		return &ExcludedError{Host: name, Failures: b.Failures, Last: b.Last.String()}
 	}
-	r.hosts.failures[host]++
-	r.hosts.last[host] = what
+	return nil
 }
 
-// exclude merges the counts of all nodes. It returns an *ExcludedError if this node is left out, and
-// errChanged if another node of the view is: the view ends when that has left.
-func (r *run) exclude(ctx context.Context, plans []plan) error {
+// report tells which hosts other than own are out now, and were not before.
+func (h hosts) report(before hosts, own string, report func(string)) {
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		if b := h[name]; b.Out && name != own && before.err(name) == nil {
+			report(fmt.Sprintf("node %s is left out of the job after %d failures; the last one: %v", name, b.Failures, &b.Last))
+		}
+	}
+}
+
+// exclude agrees on the hosts that are left out of a job of ranks: each agent counts what it sees, and all
+// take the highest of their counts. It returns an *ExcludedError if this node is out, and errChanged if
+// another node of the view is: the view ends when that has left.
+func (r *run) exclude(plans []plan) error {
 	if r.MaxNodeFailures == 0 {
 		return nil
 	}
-	counts, last := map[string]int{}, map[string]string{}
+	agreed := hosts{}
 	for _, p := range plans {
-		for host, n := range p.Failures {
-			if n > counts[host] {
-				counts[host], last[host] = n, p.Last[host]
+		for name, h := range p.Hosts {
+			if h.Failures > agreed[name].Failures {
+				agreed[name] = h
 			}
 		}
 	}
-	if r.hosts.out == nil {
-		r.hosts.out = map[string]bool{}
-	}
-	r.hosts.failures, r.hosts.last = counts, last
-	var result error
-	for _, host := range slices.Sorted(maps.Keys(counts)) {
-		if counts[host] < r.MaxNodeFailures {
-			continue
-		}
-		if host == r.Host {
-			return r.excluded(last[host])
-		}
-		if !r.hosts.out[host] {
-			r.hosts.out[host] = true
-			r.Report(fmt.Sprintf("node %s is left out of the job after %d failures; the last one: %s", host, counts[host], last[host]))
-			r.keepOut(ctx)
-		}
-		if slices.ContainsFunc(plans, func(p plan) bool { return p.Host == host }) {
-			result = errChanged
-		}
-	}
-	return result
-}
-
-func (r *run) excluded(last string) error {
-	return &ExcludedError{Host: r.Host, Failures: r.MaxNodeFailures, Last: last}
-}
-
-func (r *run) excludedKey(host string) string { return r.Job + "/excluded/" + host }
-
-// admitted returns an *ExcludedError if the job has left this host out.
-func (r *run) admitted(ctx context.Context) error {
-	if r.MaxNodeFailures == 0 || r.Elastic != nil {
-		return nil
-	}
-	last, err := r.Store.Get(ctx, r.excludedKey(r.Host))
-	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return nil
-	case err != nil:
+	r.hosts = agreed
+	if err := agreed.err(r.Host); err != nil {
 		return err
 	}
-	return r.excluded(string(last))
+	agreed.report(r.out, r.Host, r.Report)
+	r.keepOut(agreed)
+	if slices.ContainsFunc(plans, func(p plan) bool { return agreed.err(p.Host) != nil }) {
+		return errChanged
+	}
+	return nil
 }
 
-// keepOut sets the keys of the hosts that are left out, and renews them until the run ends.
-func (r *run) keepOut(ctx context.Context) {
-	keys := map[string]string{}
-	for host := range r.hosts.out {
-		keys[r.excludedKey(host)] = r.hosts.last[host]
+// keepOut has the store keep which hosts are out, until this run ends: their agents do not join again,
+// which would start all ranks anew.
+func (r *run) keepOut(agreed hosts) {
+	out := maps.Clone(agreed)
+	maps.DeleteFunc(out, func(_ string, h host) bool { return !h.Out })
+	if len(out) == len(r.out) {
+		return
 	}
-	set := func(ctx context.Context) {
-		for key, last := range keys {
-			_ = r.Store.Set(ctx, key, []byte(last), &store.SetOptions{TTL: excludedTTL}) // or the next time
-		}
-	}
-	r.endRenewal()
-	set(ctx)
-	ctx, r.hosts.stop = context.WithCancel(context.WithoutCancel(ctx))
-	r.renewals.Go(func() {
-		for {
-			select {
-			case <-time.After(excludedRenew):
-				set(ctx)
-			case <-ctx.Done():
-				return
+	r.out = out
+	r.endKeeping()
+	var ctx context.Context
+	ctx, r.keeps = context.WithCancel(r.waits)
+	s := r.shared()
+	r.keeping.Go(func() {
+		s.renew(ctx, excludedTTL/3, func(st *state) error {
+			if st.Outcome == "" || st.ID == r.before {
+				*st = state{Hosts: out}
 			}
-		}
+			return nil
+		})
 	})
 }
 
-func (r *run) endRenewal() {
-	if r.hosts.stop != nil {
-		r.hosts.stop()
+func (r *run) endKeeping() {
+	if r.keeps != nil {
+		r.keeps()
 	}
-	r.renewals.Wait()
+	r.keeping.Wait()
+}
+
+// admitted returns an *ExcludedError if a job of ranks that runs has left this host out.
+func (r *run) admitted(st *state) error {
+	if r.MaxNodeFailures == 0 || r.Elastic != nil || st.Outcome != "" {
+		return nil
+	}
+	return st.Hosts.err(r.Host)
 }
 
 // blameLost counts the failure of the nodes that a group has lost.
 func (r *run) blameLost(at Attempt, e *pgroup.RankError) {
 	for _, rank := range e.Lost {
-		r.blame(at.hosts[rank], "node "+at.names[rank]+" has failed")
+		r.hosts.blame(at.hosts[rank], Failure{Node: at.names[rank], Reason: "has failed", Time: time.Now()}, r.MaxNodeFailures)
 	}
 }

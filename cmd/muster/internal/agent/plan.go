@@ -17,16 +17,15 @@ type plan struct {
 	Restarts int
 	ID       string // of the attempt, if this node is the first
 
-	Host     string
-	Failures map[string]int // by host
-	Last     map[string]string
+	Host  string
+	Hosts hosts // that had failures
 }
 
 func (r *run) plan() plan {
 	return plan{
 		Name: r.Name, Address: r.Address, Port: freePort(r.Address),
 		NodeRank: r.NodeRank, Procs: r.Procs, Restarts: r.restarts, ID: rand.Text(),
-		Host: r.Host, Failures: r.hosts.failures, Last: r.hosts.last,
+		Host: r.Host, Hosts: r.hosts,
 	}
 }
 

@@ -45,7 +45,8 @@ func (s *shared) decode(raw []byte) (*state, error) {
 }
 
 // update replaces the state by what change makes of it, and returns that. change may be called
-// several times, with what other agents have written meanwhile. A state without nodes and outcome is deleted.
+// several times, with what other agents have written meanwhile. A state without nodes, hosts and outcome is
+// deleted.
 func (s *shared) update(ctx context.Context, change func(*state) error) (*state, error) {
 	raw, err := s.get(ctx)
 	for err == nil {
@@ -58,10 +59,13 @@ func (s *shared) update(ctx context.Context, change func(*state) error) (*state,
 		}
 		var next []byte
 		ttl := stateTTL
-		if st.Outcome != "" {
+		switch {
+		case st.Outcome != "":
 			ttl = endedTTL
+		case len(st.Nodes) == 0:
+			ttl = excludedTTL
 		}
-		if len(st.Nodes) > 0 || st.Outcome != "" {
+		if len(st.Nodes) > 0 || len(st.Hosts) > 0 || st.Outcome != "" {
 			if next, err = json.Marshal(st); err != nil {
 				return nil, err
 			}
@@ -93,12 +97,13 @@ func (s *shared) follow(ctx context.Context, see func(*state)) {
 	}
 }
 
-// renew keeps the state from expiring while nothing changes it, until ctx ends.
-func (s *shared) renew(ctx context.Context) {
+// renew makes a change at once, and again each time that this time has passed, until ctx ends. So the state
+// does not expire while nothing else changes it.
+func (s *shared) renew(ctx context.Context, every time.Duration, change func(*state) error) {
 	for {
+		_, _ = s.update(ctx, change) // or the next time
 		select {
-		case <-time.After(stateTTL / 3):
-			_, _ = s.update(ctx, func(*state) error { return nil }) // or the next time
+		case <-time.After(every):
 		case <-ctx.Done():
 			return
 		}

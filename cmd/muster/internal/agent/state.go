@@ -21,7 +21,7 @@ type state struct {
 	Failures int              // of workers and nodes
 	First    *Failure         // of a worker
 	Last     *Failure
-	Hosts    map[string]*host // that had failures
+	Hosts    hosts // that had failures
 
 	Done int // workers that have succeeded
 	Late int // workers that have failed since the first one has succeeded, or since the work is finished
@@ -58,13 +58,6 @@ type members struct {
 	names      []string
 }
 
-// host counts the failures of a host, also those of agents that have ended.
-type host struct {
-	Failures int
-	Out      bool // it may no longer take part
-	Last     Failure
-}
-
 // Failure is the failure of a process, or of a node if Process is empty.
 type Failure struct {
 	Process string    `json:"process,omitempty"` // as "rank 3" or "worker a-3"
@@ -76,8 +69,11 @@ type Failure struct {
 }
 
 func (f *Failure) String() string {
-	if f.Process == "" {
+	switch {
+	case f.Process == "":
 		return fmt.Sprintf("node %s %s", f.Node, f.Reason)
+	case f.Reason == "":
+		return f.Process
 	}
 	return fmt.Sprintf("%s: %s", f.Process, f.Reason)
 }
@@ -102,10 +98,10 @@ func (s *state) enter(name string, n node, view members, r rules, before string,
 	}
 	s.reconcile(view, now)
 	if s.Outcome != "" || s.Run != view.run || len(s.Nodes) == 0 {
-		*s = state{ID: rand.Text(), Run: view.run, Rules: r, Nodes: map[string]*node{}, Hosts: map[string]*host{}}
+		*s = state{ID: rand.Text(), Run: view.run, Rules: r, Nodes: map[string]*node{}, Hosts: hosts{}}
 	}
-	if h := s.Hosts[n.Host]; h != nil && h.Out {
-		return &ExcludedError{Host: n.Host, Failures: h.Failures, Last: h.Last.String()}
+	if err := s.Hosts.err(n.Host); err != nil {
+		return err
 	}
 	n.Since = view.generation
 	s.Nodes[name] = &n
@@ -138,12 +134,15 @@ func (s *state) lost(name string, now time.Time) {
 func (s *state) leaves(name string) {
 	delete(s.Nodes, name)
 	s.settle()
+	if len(s.Nodes) == 0 && s.Outcome == "" {
+		*s = state{}
+	}
 }
 
 // active returns the node with this name; nil if its workers do not count.
 func (s *state) active(name string) *node {
 	n := s.Nodes[name]
-	if n == nil || s.Outcome != "" || s.Hosts[n.Host] != nil && s.Hosts[n.Host].Out {
+	if n == nil || s.Outcome != "" || s.Hosts.err(n.Host) != nil {
 		return nil
 	}
 	return n
@@ -198,14 +197,7 @@ func (s *state) failure(f Failure) (restarts bool) {
 func (s *state) blame(name string, f Failure) (out bool) {
 	s.Failures++
 	s.Last = &f
-	h := s.Hosts[name]
-	if h == nil {
-		h = &host{}
-		s.Hosts[name] = h
-	}
-	h.Failures++
-	h.Last = f
-	h.Out = s.Rules.MaxNodeFailures > 0 && h.Failures >= s.Rules.MaxNodeFailures
+	h := s.Hosts.blame(name, f, s.Rules.MaxNodeFailures)
 	if h.Out {
 		for _, n := range s.Nodes {
 			if n.Host == name {
