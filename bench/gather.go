@@ -124,7 +124,6 @@ func bytesText(n int) string {
 
 type gatherOptions struct {
 	peers
-	tensors    int
 	bytes, dir string
 }
 
@@ -132,7 +131,6 @@ func runGather(ctx context.Context, args []string, out io.Writer) (err error) {
 	var o gatherOptions
 	f := flag.NewFlagSet("gather", flag.ContinueOnError)
 	f.StringVar(&o.bytes, "kib", "4,1024,65536", "sizes of a rank's tensor, in KiB")
-	f.IntVar(&o.tensors, "tensors", 1000, "tensors of a map")
 	f.StringVar(&o.dir, "dir", os.TempDir(), "folder for files: on a disk")
 	o.flags(f, 9, 150*time.Millisecond)
 	if err := f.Parse(args); err != nil {
@@ -146,9 +144,9 @@ func runGather(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
-	rep := newReport("gather", p50Column, "p90 µs", "slowest rank", "CPU µs", "÷ memcpy", "÷ at once", "÷ bare", othersColumn)
+	rep := newReport("gather", p50Column, "p90 µs", "slowest rank", "CPU µs", "÷ bare", othersColumn)
 	rep.note("%d processes, of each so much; time on the rank that receives, behind a barrier; CPU of all ranks, with the barrier", o.size)
-	rep.note("memcpy: one rank's bytes, alone; at once: by all that give; bare: see docs/explanation/benchmarks.md")
+	rep.note("bare: all that give copy at once, then a bare barrier; see docs/explanation/benchmarks.md")
 	defer o.stop()
 	if err := o.add(ctx, rep, sizes); err != nil {
 		return err
@@ -172,10 +170,7 @@ func (o *gatherOptions) add(ctx context.Context, rep *report, sizes []int) error
 	}
 	for _, size := range sizes {
 		n := size * kib
-		bases := map[string]ratio{}
-		for column, way := range map[string]string{"÷ memcpy": oneCopy, "÷ at once": allCopies, "÷ bare": bareShare} {
-			bases[column] = ratio{p50Column, wayKey(way, n)}
-		}
+		bases := map[string]ratio{"÷ bare": {p50Column, wayKey(bareShare, n)}}
 		for _, w := range gatherWays {
 			if w.sizes == nil || w.sizes(n) {
 				o.event(ours, w.name, n, bytesText(n), bases)
@@ -189,13 +184,6 @@ func (o *gatherOptions) add(ctx context.Context, rep *report, sizes []int) error
 			o.event(torch, "gather"+atWhom+"ModelOpt's method", n, bytesText(n), bases)
 			o.event(torch, "gather"+atWhom+byGloo, n, bytesText(n), bases)
 		}
-	}
-	many := fmt.Sprintf("%d tensors", o.tensors)
-	for _, way := range mapWays {
-		o.event(ours, way, o.tensors, many, nil)
-	}
-	if torch != nil {
-		o.event(torch, "map"+atWhom+"ModelOpt's method", o.tensors, many, nil)
 	}
 	return nil
 }

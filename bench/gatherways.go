@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -30,8 +29,6 @@ func gatherWay(name string) *way {
 
 // The ways that others are compared with.
 const (
-	oneCopy   = "memcpy, 1 rank alone"
-	allCopies = "memcpy, givers at once"
 	bareStar  = "bare barrier"
 	bareShare = "bare: copy in, barrier"
 )
@@ -41,7 +38,6 @@ const (
 	mib = 1 << 20
 )
 
-func large(bytes int) bool { return bytes >= mib }
 func small(bytes int) bool { return bytes < mib }
 
 // gatherWays are the ways of muster and of the bare lower bounds. Between two gathers, all memory
@@ -52,8 +48,6 @@ var gatherWays = []way{
 		d.call = func() error { return r.groups[near].Barrier(context.Background()) }
 		return nil
 	}},
-	{name: oneCopy, sizes: large, open: func(r *rank, d *drill, n int) error { return r.openCopy(d, n, r.rank == 0) }},
-	{name: allCopies, sizes: large, open: openCopies},
 	{name: bareShare, open: openBareShare},
 	{name: "allocated in the arena", open: tensorsWay(near, inArena, nothing)},
 	{name: "allocated in the arena, read in place", open: tensorsWay(near, inArena, touched)},
@@ -61,15 +55,7 @@ var gatherWays = []way{
 	{name: "copied in, copied out", open: tensorsWay(near, ordinary, copied)},
 	{name: "over TCP", open: tensorsWay(far, ordinary, nothing)},
 	{name: "over a directory", open: tensorsWay(files, ordinary, nothing)},
-	{name: mapWays[0], sizes: never, open: mapsWay(near, inArena)},
-	{name: mapWays[1], sizes: never, open: mapsWay(near, ordinary)},
-	{name: mapWays[2], sizes: never, open: mapsWay(far, ordinary)},
 }
-
-// mapWays are gathers of many tensors. They have their own size.
-var mapWays = []string{"map, allocated in the arena", "map, copied in", "map, over TCP"}
-
-func never(int) bool { return false }
 
 // room returns n bytes of memory that has been written to.
 func room(n int) []byte {
@@ -78,26 +64,6 @@ func room(n int) []byte {
 		b[i] = 1
 	}
 	return b
-}
-
-// openCopy copies n bytes on the ranks for which here is true.
-func (r *rank) openCopy(d *drill, n int, here bool) error {
-	if !here {
-		d.call = func() error { return nil }
-		return nil
-	}
-	from, to := room(n), room(n)
-	d.call = func() error { copy(to, from); return nil }
-	return nil
-}
-
-func openCopies(r *rank, d *drill, n int) error {
-	if err := r.openCopy(d, n, r.rank != 0); err != nil {
-		return err
-	}
-	work := d.call
-	d.call = func() error { return errors.Join(work(), r.star.barrier()) }
-	return nil
 }
 
 // openBareShare is the lower bound of a gather through memory: all ranks but rank 0 copy to memory
@@ -238,42 +204,6 @@ func (r *rank) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []byte)
 		}
 		if rank != 0 {
 			u(got.Data, out)
-		}
-	}
-	res.Release()
-	return nil
-}
-
-// mapsWay gathers n tensors of each rank, of 256 bytes to 4 KiB.
-func mapsWay(where int, arena bool) func(*rank, *drill, int) error {
-	return func(r *rank, d *drill, n int) error {
-		a, err := r.allocator(d, arena)
-		if err != nil {
-			return err
-		}
-		ts := make(map[string]*tensor.Tensor, n)
-		for i := range n {
-			if ts[fmt.Sprintf("model.layers.%d.weight", i)], err = r.tensor(d, a, 256*(1+i%16)); err != nil {
-				return err
-			}
-		}
-		ga, err := r.gatherer(d, where, a)
-		if err != nil {
-			return err
-		}
-		d.call = func() error { return r.maps(ga, ts) }
-		return nil
-	}
-}
-
-func (r *rank) maps(ga *gather.Gatherer, ts map[string]*tensor.Tensor) error {
-	res, err := gather.TensorMaps(context.Background(), ga, r.all(), ts)
-	if err != nil {
-		return err
-	}
-	for rank, got := range res.Present() {
-		if len(got) != len(ts) {
-			return fmt.Errorf("rank %d: %d tensors came of %d", rank, len(got), len(ts))
 		}
 	}
 	res.Release()

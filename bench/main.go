@@ -3,7 +3,7 @@
 //	go run ./bench kv         // a key-value server, compared with redis-server
 //	go run ./bench groups     // barrier, all-gather, broadcast and messages
 //	                          // compared with a bare Go star, and Open MPI
-//	go run ./bench gather     // tensors of 4 processes onto one, compared with memcpy, a bare Go star,
+//	go run ./bench gather     // tensors of 4 processes onto one, compared with a bare Go star,
 //	                          // Open MPI, ModelOpt's way and Gloo
 //	go run ./bench all-reduce // large slices, compared with Open MPI, gloo and Zerfoo
 //	.ci/ratios                // muster bench, compared with that of the last release, for CI
@@ -35,7 +35,7 @@ type command struct {
 var commands = []command{
 	{"kv", "get and set over 1 or 50 connections, compared with redis-server", runKV},
 	{"groups", "group verbs of 2 to 16 processes, compared with a bare Go star and Open MPI", runGroups},
-	{"gather", "tensors of 4 processes onto one, compared with memcpy, a bare Go star, Open MPI and torch", runGather},
+	{"gather", "tensors of 4 processes onto one, compared with a bare Go star, Open MPI and torch", runGather},
 	{"all-reduce", "large slices of 4 ranks, compared with Open MPI, gloo and Zerfoo", runAllReduce},
 	{"ratios", "muster bench of two builds, in pairs of runs: fails on a loss that repeats", runRatios},
 }

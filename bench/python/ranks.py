@@ -27,18 +27,10 @@ def save_tensor(t):
     return mine
 
 
-def save_map(ts):
-    b = BytesIO()
-    torch.save(ts, b)
-    mine = SharedMemory(name=prefix + str(rank), create=True, size=b.tell())
-    mine.buf[:] = b.getbuffer()
-    return mine
-
-
-def modelopt(value, save):
+def modelopt(value):
     mine, theirs = None, []
     if rank:
-        mine = save(value)
+        mine = save_tensor(value)
     dist.barrier()
     got = [value]
     if rank == 0:
@@ -55,10 +47,6 @@ def modelopt(value, save):
         mine.unlink()
 
 
-def many(count):
-    return {"model.layers.%d.weight" % i: torch.ones(64 * (1 + i % 16)) for i in range(count)}
-
-
 def with_parts(verb, whole, n):
     parts = [torch.ones(n // 4) for _ in range(size)] if whole else None
     part = torch.ones(n // 4)
@@ -66,8 +54,7 @@ def with_parts(verb, whole, n):
 
 
 verbs = {
-    "gather@ModelOpt's method": lambda n: lambda t=torch.ones(n // 4): modelopt(t, save_tensor),
-    "map@ModelOpt's method": lambda n: lambda ts=many(n): modelopt(ts, save_map),
+    "gather@ModelOpt's method": lambda n: lambda t=torch.ones(n // 4): modelopt(t),
     "gather@gloo": lambda n: with_parts(lambda part, parts: dist.gather(part, parts, 0), rank == 0, n),
     "all-gather@gloo": lambda n: with_parts(lambda part, parts: dist.all_gather(parts, part), True, n // size),
     "all-reduce@gloo": lambda n: lambda x=torch.zeros(n // 4): dist.all_reduce(x),
