@@ -184,15 +184,15 @@ func newBenchRank() *cobra.Command {
 	return &cobra.Command{
 		Use: "bench-rank SPEC", Hidden: true, Short: "One of the processes of bench", Args: operands("SPEC"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			launch.ExitWithParent()
 			var spec benchrun.Spec
 			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
 				return usagef(cmd, "SPEC: %v", err)
 			}
 			cfg, err := pgroup.FromEnv()
 			if err != nil {
-				return err
+				return usagef(cmd, "this is one of the processes of \"muster bench\", which starts it: %v", err)
 			}
+			launch.ExitWithParent()
 			cfg.Schemes = schemes()
 			ctx, cancel := context.WithTimeout(context.Background(), spec.Limit())
 			defer cancel()

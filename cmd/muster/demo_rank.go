@@ -29,7 +29,6 @@ func newDemoRank() *cobra.Command {
 	return &cobra.Command{
 		Use: "demo-rank", Hidden: true, Short: "One of the processes of demo", Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			launch.ExitWithParent()
 			ctx, cancel := context.WithTimeout(context.Background(), demoRankTime)
 			defer cancel()
 			return demoRank(ctx, cmd.OutOrStdout())
@@ -44,6 +43,7 @@ func demoRank(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	launch.ExitWithParent()
 	world, err := pgroup.Create(ctx, cfg)
 	if err != nil {
 		return err

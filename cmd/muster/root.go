@@ -104,6 +104,8 @@ func flagError(cmd *cobra.Command, err error) error {
 		if f.Shorthand == "n" && bad.GetValue() == "p" {
 			want += ": -np is mpirun's, here it is -n"
 		}
+	case "uint64":
+		want = " is not a whole number from 0"
 	case "intSlice":
 		want = " is not a list of whole numbers, such as 2,4,8"
 	case "bool":

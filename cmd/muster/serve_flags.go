@@ -31,11 +31,17 @@ func (c *connFlags) register(cmd *cobra.Command) {
 	f.Var(&c.buffers, "max-buffers", "maximum size of partial frames and waiting answers of all peers; beyond it peers are disconnected; at least 64MiB")
 }
 
+// leastBuffers is the least that a server has for buffers: less is raised to it.
+const leastBuffers = size(64 << 20)
+
 // check validates the flags and returns the limits.
 func (c *connFlags) check(cmd *cobra.Command) (store.ServerLimits, error) {
+	if c.buffers < leastBuffers {
+		return c.server, usagef(cmd, "--max-buffers %v must be at least %v", &c.buffers, new(leastBuffers))
+	}
 	c.server.Buffers = int64(c.buffers)
 	return c.server, checkPositive(cmd, map[string]int64{
-		"max-conns": int64(c.server.Conns), "max-conns-per-addr": int64(c.server.PerAddr), "max-buffers": int64(c.buffers),
+		"max-conns": int64(c.server.Conns), "max-conns-per-addr": int64(c.server.PerAddr),
 	})
 }
 

@@ -32,7 +32,11 @@ func run(args []string, out, errs io.Writer) int {
 	if err != nil {
 		return 2
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{syscall.SIGTERM}
+	if !signal.Ignored(os.Interrupt) { // as nohup and a shell's & have it: NotifyContext would enable it again
+		ends = append(ends, os.Interrupt)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 	run := o.run
 	if o.elastic {
