@@ -90,7 +90,7 @@ func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	key := groupKey{c.Group, c.Run}
 	m.supersede(key, c.Rank, claim{req.Old, req.Rev})
 	if g := m.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK {
-		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, in generation %d", c.Rank, g.members[c.Rank].label, g.gen))
+		return m.refuseRank(rep, c.Rank, g.members[c.Rank].label, g.began)
 	}
 	r := m.forming[key]
 	if r == nil {
@@ -160,13 +160,18 @@ func (m *Machine) joinSurvivors(t Ticket, req *wire.Request, rep *wire.Reply) bo
 func (m *Machine) addJoiner(r *rendezvous, t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	if a := r.joiners[c.Rank]; a != nil {
-		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, which waits for the others", c.Rank, a.label))
+		return m.refuseRank(rep, c.Rank, a.label, a.since)
 	}
 	a := &joiner{rendezvous: r, label: strings.Clone(c.Label), info: req.Value, claim: claim{slices.Clone(req.Old), req.Rev}}
 	m.park(&a.waiter, t, req, a)
 	r.joiners[c.Rank] = a
 	m.formIfComplete(r)
 	return false
+}
+
+// refuseRank refuses a rank that another process has had since a time.
+func (m *Machine) refuseRank(rep *wire.Reply, rank int, label string, joined Time) bool {
+	return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is already in use by %s, which joined %s ago", rank, label, m.since(joined)))
 }
 
 // failSize fails r because c has another world size. It returns the failure, which the caller gets

@@ -146,15 +146,19 @@ func (k *call) repeat(ctx context.Context) (line string) {
 // not tell them apart either.
 var ends = strings.NewReplacer("context canceled", "cancelled", "context deadline exceeded", "timed out")
 
-// generations are numbers that say nothing.
-var generations = regexp.MustCompile(`generation [0-9]+`)
+// The numbers of generations say nothing, and scripts that need no clock run on real sockets, too.
+var (
+	generations = regexp.MustCompile(`generation [0-9]+`)
+	joined      = regexp.MustCompile(`which joined \S+ ago`)
+)
 
 // say adds output, and sets the state.
 func (k *call) say(line string, state state) {
 	k.w.mu.Lock()
 	defer k.w.mu.Unlock()
 	if line != "" {
-		k.lines = append(k.lines, generations.ReplaceAllString(ends.Replace(line), "generation N"))
+		line = generations.ReplaceAllString(ends.Replace(line), "generation N")
+		k.lines = append(k.lines, joined.ReplaceAllString(line, "which joined T ago"))
 	}
 	k.state = state
 }
