@@ -107,29 +107,6 @@ func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 	})
 }
 
-// TestARankThatHasClosedAChannelIsNamed checks that a verb or a message which needs a rank that has
-// closed the channel fails at once, and that the group remains usable.
-func TestARankThatHasClosedAChannelIsNamed(t *testing.T) {
-	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
-		x := g.Channel("x")
-		assert.NoError(t, x.Barrier(t.Context()))
-		if g.Rank() == 0 {
-			assert.NoError(t, x.Close())
-		}
-		assert.NoError(t, g.Barrier(t.Context()))
-		if g.Rank() == 1 {
-			err := x.Barrier(t.Context())
-			re, ok := errors.AsType[*pgroup.RankError](err)
-			if assert.True(t, ok, "%v", err) {
-				assert.ErrorIs(t, err, pgroup.ErrSkipped)
-				assert.Equal(t, 0, re.By)
-				assert.ErrorContains(t, err, "it has closed the channel")
-			}
-		}
-		assert.NoError(t, g.Barrier(t.Context()))
-	})
-}
-
 // deaf is an engine that, while deaf, drops the notice that a channel is closed.
 type deaf struct {
 	store.Engine

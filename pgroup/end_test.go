@@ -122,27 +122,6 @@ func TestHostThatClosesHasLeft(t *testing.T) {
 	})
 }
 
-func TestCancelDecidesForAll(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		if g.Rank() == 1 {
-			cancel()
-		}
-		v := rankError(t, g, g.Barrier(ctx), context.Canceled)
-		same(t, g, "by", v.By, 1)
-		passed, stop := context.WithTimeout(t.Context(), 20*time.Second)
-		defer stop()
-		if g.Rank() == 1 {
-			passed, stop = context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
-			defer stop()
-		}
-		_, err := pgroup.AllGather(passed, g, 1)
-		rankError(t, g, err, context.DeadlineExceeded, "the deadline of rank 1 had passed when it called")
-		ok(t, g, "the group goes on", g.Barrier(t.Context()))
-	}, 2, 4)
-}
-
 func TestDefaultTimeout(t *testing.T) {
 	bubble(t, 2, func(c *pgroup.Config) { c.Timeout = 0 }, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
@@ -175,47 +154,6 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 		err := g.Barrier(within(t, 10*time.Millisecond))
 		rankError(t, g, err, pgroup.ErrUnknown, "no answer from the store", "outcome unknown")
 		rankError(t, g, err, context.DeadlineExceeded)
-	})
-}
-
-func TestShrinkToTheSurvivors(t *testing.T) {
-	var c cutter
-	ranks(t, 4, c.at(hosted), func(t *testing.T, g *pgroup.Group) {
-		ok(t, g, "barrier", g.Barrier(t.Context()))
-		if g.Rank() == 1 {
-			c.cut(1)
-			return
-		}
-		rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLost, "lost rank 1")
-		next, err := g.Shrink(t.Context())
-		if err != nil {
-			t.Errorf("rank %d: %v", g.Rank(), err)
-			return
-		}
-		defer next.Close()
-		same(t, g, "size", next.Size(), 3)
-		same(t, g, "rank", next.Rank(), map[int]int{0: 0, 2: 1, 3: 2}[g.Rank()])
-		same(t, g, "name", next.Name(), "world")
-		same(t, g, "newer", next.Generation() > g.Generation(), true)
-		got, err := pgroup.AllGather(t.Context(), next, g.Rank())
-		ok(t, g, "allgather", err)
-		equal(t, g, "allgather", got, []int{0, 2, 3})
-		assert.Error(t, g.Barrier(t.Context()), "the old generation goes on")
-		ok(t, g, "close", g.Close())
-		ok(t, g, "barrier", next.Barrier(t.Context()))
-		ok(t, g, "shutdown", next.Shutdown(t.Context()))
-	})
-}
-
-func TestShrinkWaitsForEverySurvivor(t *testing.T) {
-	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
-		switch g.Rank() {
-		case 0:
-			_, err := g.Shrink(within(t, time.Second))
-			rankError(t, g, err, pgroup.ErrTimeout, "shrink of group", "missing ranks 1 and 2")
-		case 1:
-			time.Sleep(2 * time.Second)
-		}
 	})
 }
 

@@ -34,6 +34,9 @@ func TestRankErrorText(t *testing.T) {
 		`rank 3: aborted: the disk is full`:                                   {Code: wire.CodeAborted, By: 3, Reason: "the disk is full"},
 		`rank 3: invalid: 3 objects for a group of 4`:                         {Code: wire.CodeInvalid, By: 3, Reason: "3 objects for a group of 4"},
 		`full: 1024 records behind the others: missing rank 2; 2: in no call`: {Code: wire.CodeFull, By: -1, Missing: []int{2}, Doing: []string{"in no call"}, Reason: "1024 records behind the others"},
+		`ranks disagree: rank 0 (pid 1 on a) has a world size of 4, rank 1 (pid 2 on b) has 5`: {
+			Code: wire.CodeMismatch, By: -1, Reason: "rank 0 (pid 1 on a) has a world size of 4, rank 1 (pid 2 on b) has 5",
+		},
 		`ranks disagree: rank 1 called broadcast(root 0), rank 2 called barrier`: {Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{
 			{Rank: 1, Verb: "broadcast", Root: 0, Type: "int"}, {Rank: 2, Verb: "barrier", Root: -1},
 		}},
@@ -59,7 +62,9 @@ func TestRankErrorMatches(t *testing.T) {
 		wire.CodeUnavailable: {pgroup.ErrUnavailable}, wire.CodeInvalid: {pgroup.ErrInvalid}, wire.CodeTooLarge: {pgroup.ErrTooLarge},
 		wire.CodeConflict: {pgroup.ErrConflict}, wire.CodeExpired: {pgroup.ErrExpired}, wire.CodeClosed: {pgroup.ErrClosed},
 	} {
-		var err error = &pgroup.RankError{Failure: &wire.Failure{Code: code, By: -1}}
+		e := &pgroup.RankError{Failure: &wire.Failure{Code: code, By: -1}}
+		assert.Equal(t, code == wire.CodeTimeout, e.Timeout())
+		var err error = e
 		for _, target := range []error{
 			pgroup.ErrTimeout, context.DeadlineExceeded, pgroup.ErrCancelled, context.Canceled, pgroup.ErrLost, pgroup.ErrLeft, pgroup.ErrMismatch,
 			pgroup.ErrAborted, pgroup.ErrUnavailable, pgroup.ErrInvalid, pgroup.ErrTooLarge, pgroup.ErrConflict, pgroup.ErrExpired, pgroup.ErrClosed,

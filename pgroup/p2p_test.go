@@ -126,25 +126,6 @@ func TestSecondRecvIsBusy(t *testing.T) {
 	})
 }
 
-func TestRecvTimeoutSaysWhatTheSenderDoes(t *testing.T) {
-	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() == 1 {
-			err := g.Barrier(within(t, 10*time.Second))
-			rankError(t, g, err, pgroup.ErrTimeout, "missing rank 0", "recv from rank 1")
-			return
-		}
-		start := time.Now()
-		_, err := pgroup.Recv[int](within(t, 4*time.Second), g, 1)
-		rankError(t, g, err, context.DeadlineExceeded, "recv from 1", "timed out after 4.00s: missing rank 1", "1: in barrier #1 for 4s")
-		same(t, g, "time", time.Since(start), 4*time.Second)
-		var timeout interface{ Timeout() bool }
-		same(t, g, "timeout", errors.As(err, &timeout) && timeout.Timeout(), true)
-		// A receive that failed consumed no message.
-		_, err = pgroup.Recv[int](within(t, 10*time.Second), g, 1)
-		rankError(t, g, err, pgroup.ErrTimeout)
-	})
-}
-
 func TestCancelledP2P(t *testing.T) {
 	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
 		ctx, cancel := context.WithCancel(t.Context())

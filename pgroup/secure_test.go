@@ -79,9 +79,10 @@ func TestGroupOverTLSWithASecret(t *testing.T) {
 func TestGroupThatARankMayNotJoin(t *testing.T) {
 	p := newPapers(t)
 	l := testcluster.Listen(t)
+	ctx, cancel := context.WithCancel(t.Context())
 	hosting := make(chan error, 1)
 	go func() {
-		_, err := pgroup.Create(within(t, 2*time.Second), pgroup.Config{Listener: l, Size: 2, Secret: secret})
+		_, err := pgroup.Create(ctx, pgroup.Config{Listener: l, Size: 2, Secret: secret})
 		hosting <- err
 	}()
 	for want, c := range map[string]pgroup.Config{
@@ -99,7 +100,8 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 			t.Errorf("only after %v", took)
 		}
 	}
-	says(t, <-hosting, pgroup.ErrTimeout, "missing rank 1")
+	cancel()
+	says(t, <-hosting, pgroup.ErrCancelled, "missing rank 1")
 }
 
 // TestHostWhosePortHasAnotherSecret checks that rank 0, if its port is in use by a server with

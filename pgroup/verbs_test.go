@@ -379,25 +379,6 @@ func TestSecondCollectiveIsBusy(t *testing.T) {
 	})
 }
 
-func TestChannelsAreIndependent(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		a, b := g.Channel("a"), g.Channel("b")
-		same(t, g, "the same name", g.Channel("a"), a)
-		same(t, g, "no name", g.Channel(""), g)
-		done := make(chan error, 2)
-		// Ranks use the channels in different orders, and at the same time.
-		go func() {
-			got, err := pgroup.AllGather(t.Context(), a, g.Rank())
-			equal(t, g, "a", got, upTo(g.Size()))
-			done <- err
-		}()
-		go func() { done <- b.Barrier(t.Context()) }()
-		ok(t, g, "main", g.Barrier(t.Context()))
-		ok(t, g, "one", <-done)
-		ok(t, g, "other", <-done)
-	})
-}
-
 // TestAverageOfIntegers averages integers whose sum is too large for their type, and rounds to zero.
 func TestAverageOfIntegers(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
