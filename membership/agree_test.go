@@ -202,9 +202,7 @@ func TestLateLeader(t *testing.T) {
 		"decides": func(t *testing.T, s *store.Store) { join(t, s, worker("other", 1, 2)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				memory := new(store.Memory)
-				t.Cleanup(func() { _ = memory.Close() })
+			simulated(t, func(t *testing.T, memory *store.Memory) {
 				slow, s := &late{Engine: memory, freed: make(chan struct{})}, store.New(memory)
 				a := join(t, store.New(slow), worker("a", 1, 2))
 				next(t, a, 0, "a")

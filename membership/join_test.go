@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -187,9 +186,8 @@ func TestUnauthenticatedRegistrationIsRefused(t *testing.T) {
 // TestNextSaysWhatIsMissing checks that the error of a Next that waits says what is missing, and
 // that Next never waits longer than its context.
 func TestNextSaysWhatIsMissing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := store.New(new(store.Memory))
-		t.Cleanup(func() { _ = s.Close() })
+	simulated(t, func(t *testing.T, memory *store.Memory) {
+		s := store.New(memory)
 		b := join(t, s, worker("b", 2, 0))
 		start := time.Now()
 		said := nothing(t, b, 3*time.Second)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -35,6 +36,15 @@ func everywhere(t *testing.T, f func(t *testing.T, at func() *store.Store)) {
 	for name, place := range places {
 		t.Run(name, func(t *testing.T) { f(t, place(t)) })
 	}
+}
+
+// simulated runs f in a bubble of synthetic time, with a store that ends with the test.
+func simulated(t *testing.T, f func(t *testing.T, memory *store.Memory)) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		f(t, memory)
+	})
 }
 
 func dial(t *testing.T, addr string) *store.Store { return testcluster.Dial(t, addr, nil) }

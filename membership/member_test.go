@@ -2,7 +2,6 @@ package membership_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"testing"
@@ -32,9 +31,7 @@ func group(t testing.TB, v membership.View) *pgroup.Group {
 // TestSilentWorkerIsEvicted checks that a worker which is silent for 100 ms is evicted, as by
 // Zerfoo's coordinator, in the simulated time of a bubble.
 func TestSilentWorkerIsEvicted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
+	simulated(t, func(t *testing.T, memory *store.Memory) {
 		way := testcluster.NewLine(memory)
 		a := join(t, store.New(memory), worker("a", 1, 3))
 		next(t, a, 0, "a")
@@ -77,9 +74,7 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 // TestWorkerWithoutStoreGivesUp checks that a worker which no longer gets an answer from its store
 // ends by itself.
 func TestWorkerWithoutStoreGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
+	simulated(t, func(t *testing.T, memory *store.Memory) {
 		way := testcluster.NewLine(memory)
 		a := join(t, store.New(way), worker("a", 1, 0))
 		v := next(t, a, 0, "a")
@@ -97,38 +92,9 @@ func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 	})
 }
 
-// TestFailure7HeartbeatsAndRanks checks failure 7 of Zerfoo: workers never send heartbeats, so they
-// are evicted; one that rejoins gets rank 2 of 2.
-func TestFailure7HeartbeatsAndRanks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
-		s, way := store.New(memory), testcluster.NewLine(memory)
-		a := join(t, s, worker("a", 2, 0))
-		b := join(t, store.New(way), worker("b", 2, 0))
-		va, vb := next(t, a, 0, "a", "b"), next(t, b, 1, "a", "b")
-		time.Sleep(24 * time.Hour)
-		require.NoError(t, va.Context(t.Context()).Err())
-		require.NoError(t, vb.Context(t.Context()).Err())
-
-		way.Freeze()
-		require.Equal(t, []int{1}, ended(t, va.Context(t.Context())).Lost)
-		back := join(t, s, worker("b", 2, 0))
-		require.EqualValues(t, 2, next(t, back, 1, "a", "b").Generation)
-		require.EqualValues(t, 2, next(t, a, 0, "a", "b").Generation)
-
-		require.NoError(t, a.Close()) // rank 0 may leave and rejoin as well
-		again := join(t, s, worker("a", 2, 0))
-		next(t, back, 0, "b", "a")
-		next(t, again, 1, "b", "a")
-		way.Thaw()
-	})
-}
-
 func TestElastic(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := store.New(new(store.Memory))
-		t.Cleanup(func() { _ = s.Close() })
+	simulated(t, func(t *testing.T, memory *store.Memory) {
+		s := store.New(memory)
 		with := func(id string) *membership.Member {
 			c := worker(id, 2, 4)
 			c.Settle = 10 * time.Second
@@ -178,66 +144,11 @@ func TestElastic(t *testing.T) {
 	})
 }
 
-// TestDeciderIsFrozen checks that a leader may die at any moment, and that another one takes over.
-// Two workers that both take themselves for the leader still agree.
-func TestDeciderIsFrozen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
-		s, way := store.New(memory), testcluster.NewLine(memory)
-		a := join(t, store.New(way), worker("a", 2, 4))
-		b := join(t, s, worker("b", 2, 4))
-		settles(t, a, "a", "b")
-		old := settles(t, b, "a", "b")
-		way.Freeze()
-		c := join(t, s, worker("c", 2, 4)) // a is the leader, and cannot decide
-		nothing(t, c, 5*time.Second)
-		v := settles(t, b, "b", "c")
-		require.Equal(t, []int{0}, ended(t, old.Context(t.Context())).Lost)
-		require.Greater(t, v.Generation, old.Generation)
-		way.Thaw()
-		_, err := a.Next(bounded(t)) // it decides nothing that another worker receives
-		require.ErrorIs(t, err, membership.ErrEvicted)
-		nothing(t, b, time.Minute)
-		next(t, c, 1, "b", "c")
-	})
-}
-
-// TestViewIsDecidedOnce checks that a decision has no effect if its maker was evicted while it was
-// under way.
-func TestViewIsDecidedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const second = "membership/train/roster/view"
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
-		s, way := store.New(memory), testcluster.NewLine(memory)
-		a := join(t, store.New(way), worker("a", 2, 4))
-		b := join(t, s, worker("b", 2, 4))
-		settles(t, a, "a", "b")
-		settles(t, b, "a", "b")
-		way.FreezeAt(wire.OpSwap)
-		c := join(t, s, worker("c", 2, 4))
-		v := settles(t, c, "b", "c")
-		require.EqualValues(t, 2, v.Generation)
-		before, err := s.Get(t.Context(), second)
-		require.NoError(t, err)
-		way.Thaw()
-		_, err = a.Next(bounded(t))
-		require.ErrorIs(t, err, membership.ErrEvicted)
-		time.Sleep(time.Minute)
-		after, err := s.Get(t.Context(), second)
-		require.NoError(t, err)
-		require.Equal(t, string(before), string(after))
-		require.NoError(t, v.Context(t.Context()).Err())
-	})
-}
-
 // TestForeignKeys checks that keys of other writers are reported, and do no harm after they are
 // deleted.
 func TestForeignKeys(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := store.New(new(store.Memory))
-		t.Cleanup(func() { _ = s.Close() })
+	simulated(t, func(t *testing.T, memory *store.Memory) {
+		s := store.New(memory)
 		a := join(t, s, worker("a", 1, 2))
 		next(t, a, 0, "a")
 		for _, key := range []string{"membership/train/roster/worker/x", "membership/train/roster/view/x", "membership/train/roster/x"} {
@@ -269,9 +180,7 @@ func TestStoreThatIsFull(t *testing.T) {
 
 // TestStoreThatHangs checks that a call never takes much longer than its context, whatever hangs.
 func TestStoreThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
+	simulated(t, func(t *testing.T, memory *store.Memory) {
 		way := testcluster.NewLine(memory)
 		s := store.New(way)
 		within := func(f func(ctx context.Context) error) {
@@ -360,9 +269,7 @@ func TestCloseAndLeave(t *testing.T) {
 // TestKeysOfADeadJobGo checks that the keys of a job whose workers have all died expire, and that
 // those of a running job do not.
 func TestKeysOfADeadJobGo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
+	simulated(t, func(t *testing.T, memory *store.Memory) {
 		s := store.New(memory)
 		a := join(t, s, worker("a", 1, 3))
 		next(t, a, 0, "a")
@@ -412,12 +319,10 @@ func TestStoreThatIsRestarted(t *testing.T) {
 	a, b := join(t, dial(t, addr), worker("a", 2, 3)), join(t, dial(t, addr), worker("b", 2, 3))
 	v := next(t, a, 0, "a", "b")
 	next(t, b, 1, "a", "b")
-	for range 3 {
-		stop()
-		l, err = net.Listen("tcp", addr)
-		require.NoError(t, err)
-		stop = testcluster.ServeAt(t, durable(), l)
-	}
+	stop()
+	l, err = net.Listen("tcp", addr)
+	require.NoError(t, err)
+	testcluster.ServeAt(t, durable(), l)
 	join(t, dial(t, addr), worker("c", 2, 3))
 	next(t, a, 0, "a", "b", "c")
 	require.EqualValues(t, 2, next(t, b, 1, "a", "b", "c").Generation)
@@ -477,113 +382,4 @@ func TestKilledAndFrozenProcesses(t *testing.T) {
 	seen, err = s.Wait(bounded(t), fmt.Sprint("seen/p1/", v.Generation))
 	require.NoError(t, err)
 	require.Equal(t, "rank 1 of 2 in life 2", string(seen[0]))
-}
-
-func TestTrainingLoop(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func() *store.Store) { trainingLoop(t, at) })
-}
-
-var errDone = errors.New("done")
-
-// trainingLoop is what a program does: steps of a group, over changing views.
-func trainingLoop(t *testing.T, at func() *store.Store) {
-	const most = 4
-	type report struct {
-		id  string
-		err error
-	}
-	reports, quits := make(chan report), map[string]context.CancelCauseFunc{}
-	reached := make(chan string, 1000)
-	start := func(id string) {
-		s := at()
-		ctx, cancel := context.WithCancelCause(bounded(t))
-		quits[id] = cancel
-		go func() { reports <- report{id, train(ctx, s, id, most, reached)} }()
-	}
-	last := "" // the last state that rank 0 reached
-	until := func(size int) {
-		for last != fmt.Sprint("size ", size) {
-			select {
-			case last = <-reached:
-			case r := <-reports:
-				t.Fatal(r.id, r.err)
-			}
-		}
-	}
-	reported := func() report {
-		for {
-			select {
-			case last = <-reached:
-			case r := <-reports:
-				require.ErrorIs(t, r.err, errDone)
-				return r
-			}
-		}
-	}
-	quit := func(id string) {
-		quits[id](errDone)
-		require.Equal(t, id, reported().id)
-	}
-	start("a")
-	start("b")
-	until(2)
-	start("c")
-	start("d")
-	until(4)
-	quit("a")
-	until(3)
-	quit("c")
-	until(2)
-	start("e")
-	until(3)
-	for _, id := range []string{"b", "d", "e"} {
-		quits[id](errDone)
-	}
-	for range 3 {
-		reported()
-	}
-}
-
-// train reduces over the workers of each view, until ctx ends.
-func train(ctx context.Context, s *store.Store, id string, most int, reached chan<- string) error {
-	m, err := membership.Join(ctx, s, worker(id, 1, most))
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	for {
-		v, err := m.Next(ctx)
-		if err != nil {
-			return err
-		}
-		err = steps(v.Context(ctx), v, reached)
-		if cause := context.Cause(ctx); cause != nil {
-			return errors.Join(cause, m.Leave(context.WithoutCancel(ctx)))
-		}
-		if !v.Over(err) {
-			return err
-		}
-	}
-}
-
-func steps(ctx context.Context, v membership.View, reached chan<- string) error {
-	g, err := pgroup.Create(ctx, v.Config())
-	if err != nil {
-		return err
-	}
-	defer g.Close()
-	for range 3 {
-		sum, err := pgroup.AllReduce(ctx, g, pgroup.Sum, 1)
-		if err != nil {
-			return err
-		}
-		if sum[0] != v.Size() {
-			return fmt.Errorf("the sum is %v, of %d ranks", sum, v.Size())
-		}
-	}
-	if v.Rank == 0 {
-		reached <- fmt.Sprint("size ", v.Size())
-	}
-	_, err = pgroup.Recv[int](ctx, g, v.Rank) // until the view ends
-	return err
 }

@@ -35,8 +35,8 @@ func pair(t *testing.T, at func() *store.Store) (ms []*membership.Member, vs []m
 }
 
 func TestOver(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func() *store.Store) {
-		ms, vs, gs := pair(t, at)
+	simulated(t, func(t *testing.T, memory *store.Memory) {
+		ms, vs, gs := pair(t, func() *store.Store { return store.New(memory) })
 		ctx, cancel := context.WithCancel(vs[0].Context(bounded(t)))
 		cancel()
 		own := gs[0].Barrier(ctx)
