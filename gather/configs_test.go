@@ -128,6 +128,8 @@ func TestConfigsAreLarge(t *testing.T) {
 
 // TestConfigsOfAnyShape gathers configs that are a single leaf, nil, or empty.
 func TestConfigsOfAnyShape(t *testing.T) {
+	// a program, to a reader that executes what it reads
+	evil := map[string]any{"__reduce__": []any{"os.system", "exit 1"}, "$tensor": "../../../etc/passwd", "$float": "NaN", "py": "\x00cos\nsystem"}
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		one, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 3))
 		if assert.NoError(r, err) {
@@ -136,7 +138,7 @@ func TestConfigsOfAnyShape(t *testing.T) {
 			}
 			one.Release()
 		}
-		for _, cfg := range []any{nil, "text", int64(r.me()), map[string]any{}, []any{tensor.New(tensor.F32, 0, 3)}, filled(2, 3)} {
+		for _, cfg := range []any{nil, evil, "text", int64(r.me()), map[string]any{}, []any{tensor.New(tensor.F32, 0, 3)}, filled(2, 3)} {
 			res, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, &cfg)
 			if !assert.NoError(r, err, "%T", cfg) {
 				return

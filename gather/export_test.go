@@ -1,6 +1,7 @@
 package gather
 
 import (
+	"bytes"
 	"context"
 
 	"github.com/muster-pg/muster/nfsws"
@@ -77,6 +78,11 @@ func Impossible(verb uint8, call uint64) map[string][]byte {
 	}
 	version := &nfsws.Version{Sequence: 1 << 20, ID: 1, Sum: 1}
 	return map[string][]byte{
+		"nothing":               nil,
+		"no msgpack":            {0xc1},
+		"deep":                  bytes.Repeat([]byte{0x91}, 5000),
+		"the start of a list":   []byte("\x81\xa4List\xc4\x03abc"),
+		"a large export":        []byte("\x81\xa6Export\xcf\xff\xff\xff\xff\xff\xff\xff\xff"),
 		"a version, and a list": of(offer{Version: version, List: encodeList(nil, []item{u8("tensor", 8)})}),
 		"a version alone":       of(offer{Version: version}),
 		"sizes that overflow":   of(offer{Export: 1, List: encodeList(nil, many)}),

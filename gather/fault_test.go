@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"regexp"
 	"slices"
 	"sync"
@@ -79,7 +78,8 @@ func TestDataLink(t *testing.T) {
 			if r.me() == 2 {
 				mine = nil
 			}
-			ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second) // of which the report has one, for a busy machine
+			assert.NoError(r, r.group.Barrier(r.ctx)) // all have the time from here on
+			ctx, cancel := context.WithTimeout(r.ctx, 2500*time.Millisecond)
 			defer cancel()
 			_, err := gather.Tensors(ctx, r.ga, ranks, mine)
 			re := r.rankError(err)
@@ -230,7 +230,7 @@ func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, nu
 // result.
 func TestManyListsAtOnce(t *testing.T) {
 	t.Parallel()
-	n := testcluster.Form(30, 500)
+	n := testcluster.Form(15, 500)
 	groups := [][]int{{0, 1, 2, 3}, {0, 1, 2}, {3, 2, 1}}
 	lists := [][]int{{0, 1, 2}, {2, 0}, {1, 2, 0}}
 	for _, w := range ways() {
@@ -295,30 +295,6 @@ func TestManyListsAtOnce(t *testing.T) {
 					}
 				}
 			}
-		})
-	}
-}
-
-// TestHostileOffers casts votes in the name of a sender, with invalid contents: the rank is named
-// in the error, and nothing else happens.
-func TestHostileOffers(t *testing.T) {
-	for _, garbage := range [][]byte{nil, {0xc1}, bytes.Repeat([]byte{0x91}, 5000), []byte("\x81\xa4List\xc4\x03abc"), []byte("\x81\xa5Ready\xc3"), []byte("\x81\xa6Export\xcf\xff\xff\xff\xff\xff\xff\xff\xff")} {
-		t.Run(fmt.Sprintf("%.20q", garbage), func(t *testing.T) {
-			meet := watch(t, func(req *wire.Request) {
-				if offers(req, 1, 2) {
-					req.Value = garbage
-				}
-			})
-			job{way: way{}, n: 3, meet: meet}.run(t, func(r *rank) {
-				if !r.gathers([]int{0, 1, 2}, 0, 100) {
-					return
-				}
-				ctx, cancel := context.WithTimeout(r.ctx, time.Second)
-				defer cancel()
-				_, err := gather.Tensors(ctx, r.ga, []int{0, 1, 2}, filled(0, 100))
-				assert.Error(r, err)
-				assert.NotErrorIs(r, err, net.ErrClosed)
-			})
 		})
 	}
 }

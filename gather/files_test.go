@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,19 +18,20 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// TestJobsShareADirectory runs jobs with the default name, or with one name and different runs, in
+// TestJobsShareADirectory runs jobs with one name, with different runs, and with other names, in
 // one directory at the same time. None ends another, and jobs without a run leave no files.
 func TestJobsShareADirectory(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
-	runs := []string{"", "", "a", "b"}
+	jobsAt := []job{{}, {}, {runID: "a"}, {runID: "b"}, {name: "a/b"}, {name: ".."}, {name: strings.Repeat("long ", 100)}}
 	var open atomic.Int64 // the number of ranks that have gathered
 	var jobs sync.WaitGroup
 	all := make(chan struct{}) // closed when all jobs have gathered
-	for k, run := range runs {
+	for k, j := range jobsAt {
 		jobs.Go(func() {
-			job{n: 2, runID: run, o: o}.run(t, func(r *rank) {
+			j.n, j.o = 2, o
+			j.run(t, func(r *rank) {
 				r.gathers([]int{1, 0}, 100*k, 1000)
-				if open.Add(1) == 2*int64(len(runs)) {
+				if open.Add(1) == 2*int64(len(jobsAt)) {
 					close(all)
 				}
 				select {

@@ -118,7 +118,7 @@ func killRounds() int {
 	if n, err := strconv.Atoi(os.Getenv(roundsVar)); err == nil {
 		return n
 	}
-	return testcluster.Form(2, 10)
+	return testcluster.Form(1, 10)
 }
 
 // TestKilled kills the first rank, or a sender, at random moments, while they gather back to back:

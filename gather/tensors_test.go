@@ -3,6 +3,8 @@ package gather_test
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -191,41 +193,33 @@ func TestBadInput(t *testing.T) {
 func TestMissing(t *testing.T) {
 	overAllAtOnce(t, 3, gather.Options{}, func(r *rank) {
 		ranks := []int{1, 0, 2}
-		// sets up the list for the later calls
-		res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 9))
-		if !assert.NoError(r, err) {
+		if !r.gathers(ranks, 0, 9) { // sets up the list for the later calls
 			return
 		}
-		res.Release()
 		for _, absent := range []int{0, 1} {
 			if r.me() != absent {
-				ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
-				_, err = gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 9))
+				ctx, cancel := context.WithTimeout(r.ctx, 1500*time.Millisecond)
+				_, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 9))
 				cancel()
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 				assert.Equal(r, []int{absent}, r.rankError(err).Missing, "%v", err)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
 			if r.me() == absent { // gets the error that the others got
-				_, err = gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 9))
+				_, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 9))
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
-			res, err = gather.Tensors(r.ctx, r.ga, ranks, r.tensor(r.me(), 9)) // the list remains usable
-			if assert.NoError(r, err) {
-				res.Release()
-			}
+			r.gathers(ranks, 10, 9) // the list remains usable
 		}
 	})
 }
 
 func TestCancel(t *testing.T) {
 	overAllAtOnce(t, 3, gather.Options{}, func(r *rank) {
-		res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1, 2}, nil) // sets up the list for the later calls
-		if !assert.NoError(r, err) {
+		if !r.gathers([]int{0, 1, 2}, 0, 3) { // sets up the list for the later calls
 			return
 		}
-		res.Release()
 		for _, who := range []int{0, 1} {
 			ctx, cancel := context.WithCancel(r.ctx)
 			if r.me() == who {
@@ -243,18 +237,16 @@ func TestARankThatCloses(t *testing.T) {
 	for _, who := range []int{0, 1} {
 		overAll(t, 3, gather.Options{}, func(r *rank) {
 			ranks := []int{0, 1, 2}
-			res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
-			if !assert.NoError(r, err) {
+			if !r.gathers(ranks, 0, 3) {
 				return
 			}
-			res.Release()
 			if r.me() == who {
 				assert.NoError(r, r.ga.Close())
 				_, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
 				assert.ErrorIs(r, err, pgroup.ErrClosed)
 				return
 			}
-			_, err = gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
+			_, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
 			assert.ErrorIs(r, err, pgroup.ErrLeft)
 			assert.Equal(r, []int{who}, r.rankError(err).Left)
 		})
@@ -301,38 +293,12 @@ func TestSharedTensorsMayChange(t *testing.T) {
 func TestListsOverlap(t *testing.T) {
 	overAll(t, 4, gather.Options{}, func(r *rank) {
 		lists := [][]int{{0, 1}, {1, 0}, {3, 2, 1}, {0, 1, 2, 3}, {2}}
-		done := make(chan error, len(lists))
+		var all sync.WaitGroup
 		for _, ranks := range lists { // each list is independent of the others
-			go func() {
-				res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 100))
-				if err == nil {
-					for rank, v := range res.Present() {
-						equal(r.T, filled(rank, 100), v)
-					}
-					res.Release()
-				}
-				done <- err
-			}()
-		}
-		for range lists {
-			assert.NoError(r, <-done)
-		}
-	})
-}
-
-func TestProgress(t *testing.T) {
-	for _, w := range ways() {
-		t.Run(w.name, func(t *testing.T) {
-			last := map[int]gather.Progress{} // by rank, used on the first rank only
-			w.run(t, 3, gather.Options{Progress: func(p gather.Progress) { last[p.Rank] = p }}, func(r *rank) {
-				res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1, 2}, r.tensor(0, 1<<19))
-				if assert.NoError(r, err) {
-					res.Release()
-				}
-			})
-			for rank := 1; rank < 3; rank++ {
-				assert.Equal(t, gather.Progress{Rank: rank, Done: 4 << 19, Total: 4 << 19}, last[rank])
+			if slices.Contains(ranks, r.me()) {
+				all.Go(func() { r.gathers(ranks, 0, 100) })
 			}
-		})
-	}
+		}
+		all.Wait()
+	})
 }

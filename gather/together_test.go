@@ -199,14 +199,11 @@ func TestImpossibleOffers(t *testing.T) {
 				}
 			})
 			j := job{way: c.way, n: 2, meet: meet}
-			if c.dir {
-				j.o.Dir = t.TempDir()
-			}
 			j.run(t, func(r *rank) {
 				if !r.gathers([]int{0, 1}, 0, 100) {
 					return
 				}
-				ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+				ctx, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
 				defer cancel()
 				err := calls[verb](r, ctx, []int{0, 1})
 				if assert.Error(r, err, verb) {

@@ -70,11 +70,7 @@ func TestUnknownOffers(t *testing.T) {
 					t.Parallel()
 					s := store.New(engine)
 					defer s.Close()
-					o := gather.Options{}
-					if w.dir {
-						o.Dir = t.TempDir()
-					}
-					job{way: w, n: 2, meet: s, o: o}.run(t, func(r *rank) {
+					job{way: w, n: 2, meet: s}.run(t, func(r *rank) {
 						for round := range rounds {
 							res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, filled(10*round+r.me(), 1000+round))
 							switch {

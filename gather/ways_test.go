@@ -1,6 +1,7 @@
 package gather_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,43 +73,55 @@ func overAllAtOnce(t *testing.T, n int, o gather.Options, f func(r *rank)) {
 
 func (w way) run(t *testing.T, n int, o gather.Options, f func(r *rank)) {
 	t.Helper()
+	job{way: w, n: n, o: o}.run(t, f)
+}
+
+// job is a group of n ranks, in this process.
+type job struct {
+	way
+	n     int
+	name  string       // of the group
+	runID string       // pgroup.Config.Run
+	meet  *store.Store // nil: one of testcluster.Store
+	o     gather.Options
+	span  time.Duration // the time limit of the whole job; 0: half a minute
+}
+
+// run runs f on each rank.
+func (j job) run(t *testing.T, f func(r *rank)) {
+	t.Helper()
 	open := testcluster.Store(t)
+	if j.meet != nil {
+		open = func() *store.Store { return j.meet }
+	}
 	var files *store.TLSFiles
-	if w.tls {
+	if j.tls {
 		dir := t.TempDir()
 		_, err := certs.Make(dir, certs.Options{})
 		require.NoError(t, err)
 		files = &store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/client.pem", Key: dir + "/client-key.pem"}
 	}
-	if w.dir {
-		o.Dir = t.TempDir()
+	if j.dir && j.o.Dir == "" {
+		j.o.Dir = t.TempDir()
 	}
-	o.Verify = w.sums
+	j.o.Verify = j.o.Verify || j.sums
+	j.span = cmp.Or(j.span, 30*time.Second)
 	var ranks sync.WaitGroup
-	for i := range n {
+	for i := range j.n {
 		ranks.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), j.span)
 			defer cancel()
-			g, err := pgroup.Create(ctx, pgroup.Config{Rank: i, Size: n, Store: open(), Host: w.host(i), TLS: files, Timeout: 30 * time.Second})
+			g, err := pgroup.Create(ctx, pgroup.Config{
+				Name: j.name, Run: j.runID, Rank: i, Size: j.n, Store: open(), Host: j.host(i), TLS: files, Timeout: j.span,
+			})
 			if !assert.NoError(t, err) {
 				return
 			}
 			defer func() { _ = g.Close() }()
-			r := &rank{T: t, way: w, ctx: ctx, group: g}
-			r.play(o, f)
+			(&rank{T: t, way: j.way, ctx: ctx, group: g}).play(j.o, f)
 		})
 	}
 	ranks.Wait()
-}
-
-func (w way) host(i int) string {
-	switch {
-	case w.apart:
-		return fmt.Sprintf("node %d", i)
-	case w.mixed:
-		return fmt.Sprintf("node %d", i/2)
-	}
-	return "node"
 }
 
 // play runs f on one rank. If it fails, the others do not wait for it.
@@ -131,6 +144,16 @@ func (r *rank) play(o gather.Options, f func(r *rank)) {
 	defer func() { assert.NoError(r, ga.Close()) }()
 	r.ga = ga
 	f(r)
+}
+
+func (w way) host(i int) string {
+	switch {
+	case w.apart:
+		return fmt.Sprintf("node %d", i)
+	case w.mixed:
+		return fmt.Sprintf("node %d", i/2)
+	}
+	return "node"
 }
 
 // me returns this rank's number.
