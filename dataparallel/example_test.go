@@ -57,20 +57,6 @@ func ExampleStrategy_AllReduceGradients() {
 	// Output: [3 5 7] [0.375] <nil>
 }
 
-func ExampleStrategy_AllReduceGradients_mismatch() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		grads := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2, 3)}
-		if s.Rank() == 1 {
-			grads["w"] = tensor.New(tensor.F32, 3, 2)
-		}
-		err := s.AllReduceGradients(ctx, grads)
-		if s.Rank() == 0 {
-			fmt.Println(err)
-		}
-	})
-	// Output: dataparallel: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
-}
-
 func ExampleStrategy_StartGradients() {
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		first, last := []float32{0}, []float32{0}

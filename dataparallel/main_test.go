@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -32,18 +30,12 @@ func TestMain(m *testing.M) {
 // soon is the time limit of every expected event, on a busy machine too.
 const soon = 30 * time.Second
 
-func bounded(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	t.Cleanup(cancel)
-	return ctx
-}
+func bounded(t testing.TB) context.Context { return testcluster.Within(t, soon) }
 
-// within returns a context that ends earlier than the test is willing to wait.
-func within(t testing.TB, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
+var (
+	within = testcluster.Within
+	serve  = testcluster.Serve
+)
 
 // way is where ranks are, and how they reduce.
 type way struct {
@@ -129,16 +121,6 @@ func over(t *testing.T, n int, f func(r *rank)) {
 	}
 }
 
-// overAtOnce is over for tests that wait: all ways run at once.
-func overAtOnce(t *testing.T, n int, f func(r *rank)) {
-	t.Parallel()
-	named := map[string]way{}
-	for _, w := range ways {
-		named[w.name] = w
-	}
-	testcluster.AtOnce(t, maps.All(named), func(t *testing.T, w way) { w.run(t, n, f) })
-}
-
 // papers is a directory of certificates.
 type papers string
 
@@ -161,23 +143,6 @@ func (p papers) server(t *testing.T) *store.Server {
 	c, err := (&store.TLSFiles{Cert: p.path("server"), Key: p.path("server-key"), CA: p.path("ca"), RequireClient: true}).Server()
 	require.NoError(t, err)
 	return &store.Server{Engine: new(store.Memory), TLS: c}
-}
-
-// serve serves until the end of the test, and returns the address.
-func serve(t testing.TB, srv *store.Server) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		assert.ErrorIs(t, srv.Serve(l), store.ErrServerClosed)
-	})
-	t.Cleanup(func() {
-		_ = srv.Close()
-		_ = srv.Engine.Close()
-		serving.Wait()
-	})
-	return l.Addr().String()
 }
 
 // url returns the URL of a store for the test.

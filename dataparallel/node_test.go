@@ -18,7 +18,6 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/trace"
 )
 
 // TestViews lets workers join, leave and rejoin while the others train. Ranks are dense in each
@@ -270,23 +269,4 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 		require.ErrorContains(t, err, says)
 		require.NoError(t, n.Close())
 	}
-}
-
-// TestNodesOfOneProcess checks nodes that share a store and a trace sink.
-func TestNodesOfOneProcess(t *testing.T) {
-	s := testcluster.Store(t)()
-	var nodes []*dataparallel.WorkerNode
-	var seen trace.Counter
-	for _, id := range []string{"a", "b", "c"} {
-		n := &dataparallel.WorkerNode{Store: s, Worker: worker(id, 3, 0), Trace: &seen}
-		t.Cleanup(func() { _ = n.Close() })
-		nodes = append(nodes, n)
-	}
-	start(t, nodes...)
-	steps(t, nodes...)
-	require.EqualValues(t, 3, seen.Total("dataparallel.allreduce_gradients").Count)
-	require.EqualValues(t, 3, seen.Total("collective.allreduce").Count)
-	each(nodes, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Close()) })
-	_, err := s.Revision(bounded(t))
-	require.NoError(t, err, "it is the caller's")
 }

@@ -146,40 +146,6 @@ func (x *training) reaches(step int64) (when <-chan struct{}) {
 	return reached
 }
 
-// TestTrainWhileWorkersJoinAndLeave checks that those that join later receive the weights, and take
-// only the steps that remain.
-func TestTrainWhileWorkersJoinAndLeave(t *testing.T) {
-	at := url(t)
-	const goal = 300
-	a, b := newTraining(t, newNode(t, at, "a", 1, 3), goal), newTraining(t, newNode(t, at, "b", 1, 3), goal)
-	c, again := newTraining(t, newNode(t, at, "c", 1, 3), goal), newTraining(t, newNode(t, at, "b", 1, 3), goal)
-	a.pause, b.pause, c.pause = time.Millisecond, time.Millisecond, time.Millisecond
-	hundred, joined, left := a.reaches(100), b.reaches(1), c.reaches(1)
-	var second context.Context
-	second, leave := context.WithCancel(bounded(t))
-	defer leave()
-	waitA := a.train(bounded(t))
-	<-hundred
-	waitB := b.train(second)
-	<-joined
-	waitC := c.train(bounded(t))
-	<-left
-	leave()
-	require.ErrorIs(t, waitB(), context.Canceled)
-	waitAgain := again.train(bounded(t))
-	a.done(waitA())
-	c.done(waitC())
-	if err := waitAgain(); !errors.Is(err, dataparallel.ErrFinished) {
-		again.done(err)
-	}
-	require.Len(t, a.after, goal, "every step once")
-	require.Greater(t, b.after[0], int64(100))
-	require.Greater(t, c.after[0], b.after[0])
-	for i, step := range c.after[1:] {
-		require.Greater(t, step, c.after[i])
-	}
-}
-
 // TestTrainFromACheckpoint checks that the workers go on from the checkpoint of one of them, and that
 // the newest checkpoint is found.
 func TestTrainFromACheckpoint(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"math"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,33 +23,6 @@ import (
 
 // The tests of this file and zerfoo_node_test.go check what Zerfoo's package distributed promises.
 // Those with a number check where it fails.
-
-func TestZerfooAverages(t *testing.T) {
-	over(t, 2, func(r *rank) {
-		x := [][]float32{{2, 4, 6}, {4, 6, 8}}[r.Rank()]
-		assert.Equal(r, []float32{3, 5, 7}, average(r, "grad", x...))
-	})
-	over(t, 3, func(r *rank) {
-		x := [][]float32{{1, 2, 3}, {4, 5, 6}, {7, 8, 9}}[r.Rank()]
-		assert.Equal(r, []float32{4, 5, 6}, average(r, "grad", x...))
-	})
-	over(t, 1, func(r *rank) { assert.Equal(r, []float32{10, 20, 30}, average(r, "grad", 10, 20, float32(30))) })
-}
-
-func TestZerfooBarrierOfThree(t *testing.T) {
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
-			var came atomic.Int64
-			w.run(t, 3, func(r *rank) {
-				for round := range int64(3) {
-					came.Add(1)
-					r.ok(r.Barrier(r.ctx))
-					assert.GreaterOrEqual(r, came.Load(), 3*(round+1), "no rank is through before all have come")
-				}
-			})
-		})
-	}
-}
 
 func TestZerfooMetrics(t *testing.T) {
 	seen := make([]*trace.Counter, 3)
@@ -98,74 +70,6 @@ func TestZerfooMetrics(t *testing.T) {
 		}
 		require.ErrorIs(t, es[6].Err, pgroup.ErrInvalid)
 	}
-}
-
-// TestZerfoo1ConsecutiveSteps checks that an early worker does not join the previous step.
-func TestZerfoo1ConsecutiveSteps(t *testing.T) {
-	over(t, 4, func(r *rank) {
-		for step := range 200 {
-			k := float32(4*step + r.Rank())
-			want := float32(4*step) + 1.5
-			w, b := []float32{k, 2 * k}, []float32{-k}
-			if !r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"w": tensor.From(w), "b": tensor.From(b)})) {
-				return
-			}
-			if !assert.Equal(r, []float32{want, 2 * want, -want}, append(w, b...), "step %d", step) {
-				return
-			}
-		}
-	})
-}
-
-// TestZerfoo3Hierarchical checks that parameters are not mixed up, on any rank, and that hosts with
-// few ranks have no larger weight.
-func TestZerfoo3Hierarchical(t *testing.T) {
-	for name, host := range map[string]func(int) string{
-		"2 and 2":     func(rank int) string { return fmt.Sprint(rank / 2) },
-		"1 and 3":     func(rank int) string { return fmt.Sprint(min(rank, 1)) },
-		"1, 2 and 1":  unequal,
-		"4":           func(int) string { return "node" },
-		"interleaved": func(rank int) string { return fmt.Sprint(rank % 2) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			way{"", host, collective.Hierarchical, false}.run(t, 4, func(r *rank) {
-				grads, want := map[string]*tensor.Tensor{}, map[string][]float64{}
-				for p, n := range []int{1, 7, 5000, 100_000} {
-					x := make([]float64, n)
-					for i := range x {
-						x[i] = float64(100*p + i%10 + 1<<(4*r.Rank()))
-						want[fmt.Sprint(p)] = append(want[fmt.Sprint(p)], float64(100*p+i%10)+(1+16+256+4096)/4.)
-					}
-					grads[fmt.Sprint(p)] = tensor.From(x)
-				}
-				r.ok(r.AllReduceGradients(r.ctx, grads))
-				for name, g := range grads {
-					x, err := tensor.View[float64](g)
-					r.ok(err)
-					assert.Equal(r, want[name], x)
-				}
-				r.ok(r.Barrier(r.ctx))
-				r.ok(r.BroadcastTensors(r.ctx, 3, grads))
-			})
-		})
-	}
-}
-
-// TestZerfoo4LargeTensors checks that messages have no size limit.
-func TestZerfoo4LargeTensors(t *testing.T) {
-	over(t, 3, func(r *rank) {
-		x := make([]float32, 2<<20+1) // 8 MiB
-		for i := range x {
-			x[i] = float32(i%1000 + r.Rank())
-		}
-		average(r, "large", x...)
-		for i := range x {
-			if x[i] != float32(i%1000+1) {
-				assert.Failf(r, "wrong", "element %d of rank %d is %v", i, r.Rank(), x[i])
-				return
-			}
-		}
-	})
 }
 
 // TestZerfoo5Contexts checks that a rank whose context ends also ends the verb for all ranks, whose
