@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -44,10 +45,10 @@ type ProtocolConn struct {
 	// process, and not durable. One goroutine may then serve many connections.
 	Immediate bool
 	Logger    *slog.Logger // of the server; nil discards the log
-	// Reserve takes n bytes of ServerLimits.Buffers, for what the peer has sent of an unfinished
-	// request, or returns -n of them if n is negative. It returns false, and takes none, if there
-	// are too few. ServeConn returns all. nil: there is no limit.
-	Reserve func(n int) bool
+	// Buffers is ServerLimits.Buffers of the server. ServeConn takes from it what it holds of
+	// unfinished requests and of answers that the peer has not read, and returns all of that. nil:
+	// there is no limit.
+	Buffers *transport.Budget
 }
 
 // foreignConn is a connection of another protocol.
@@ -67,7 +68,7 @@ func (c *conn) setForeign(p Protocol, first []byte) error {
 		return err
 	}
 	prompt := c.memory != nil && !c.memory.isDurable()
-	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt, Logger: c.server.log(), Reserve: c.server.budget.Reserve}}
+	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt, Logger: c.server.log(), Buffers: c.server.budget}}
 	if prefix != "" {
 		g.conn.Prefix, g.conn.Whole = prefix, New(unclosable{c.server.Engine})
 	}

@@ -30,6 +30,9 @@ func (b *Budget) Fits(n int) bool { return b == nil || b.used.Load()+int64(n) <=
 // Reserve takes n bytes if they are left, and reports whether they were; a negative n returns bytes.
 // Of several callers at the same time no two take the same bytes.
 func (b *Budget) Reserve(n int) bool {
+	if b == nil {
+		return true
+	}
 	if used := b.used.Add(int64(n)); n > 0 && used > b.limit {
 		b.used.Add(-int64(n))
 		return false

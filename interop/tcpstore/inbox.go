@@ -5,6 +5,7 @@ import (
 	"net"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/transport"
 )
 
 const (
@@ -19,9 +20,9 @@ const (
 // bytes arrive: a length field alone allocates nothing. A buffer that is larger than firstBuffer is
 // reserved; if that fails, next returns errBuffers, which ends the connection.
 type inbox struct {
-	reserve  func(n int) bool // nil: no limit
-	reserved int
-	full     bool // reserve has failed
+	buffers  *transport.Budget // nil: no limit
+	reserved int               // bytes of buffers
+	full     bool              // a reservation has failed
 	limits   tcpwire.Limits
 	buf      []byte
 	r, w     int // buf[r:w] is unread
@@ -32,7 +33,7 @@ type inbox struct {
 // finder finds the end of a message at the front of b.
 type finder func(b []byte, c *tcpwire.Cursor, limits tcpwire.Limits) (n int, whole bool, err error)
 
-// errBuffers is the error of a connection whose unfinished request does not fit.
+// errBuffers is the error of a connection whose unfinished request, or whose answers, do not fit.
 var errBuffers = errors.New("the server's buffers are full (ServerLimits.Buffers): the peer may try again")
 
 // hold reserves a buffer of n bytes in place of what is reserved, and reports whether it could.
@@ -40,7 +41,7 @@ func (in *inbox) hold(n int) bool {
 	if n <= firstBuffer {
 		n = 0
 	}
-	if in.reserve != nil && !in.reserve(n-in.reserved) {
+	if !in.buffers.Reserve(n - in.reserved) {
 		in.full = true
 		return false
 	}

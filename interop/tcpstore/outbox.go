@@ -24,8 +24,9 @@ type outbox struct {
 }
 
 // open sets the pipe that the outbox writes to.
-func (o *outbox) open(pipe transport.Pipe) {
+func (o *outbox) open(pipe transport.Pipe, buffers *transport.Budget) {
 	o.Outbox = transport.NewOutbox(pipe, mostWaiting)
+	o.Budget = buffers
 	o.Drained = func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()

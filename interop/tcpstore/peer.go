@@ -55,7 +55,7 @@ type peer struct {
 }
 
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcpwire.Limits) *peer {
-	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{reserve: v.Reserve, limits: limits, buf: v.First, w: len(v.First)}}
+	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{buffers: v.Buffers, limits: limits, buf: v.First, w: len(v.First)}}
 	if peer.logger == nil {
 		peer.logger = slog.New(slog.DiscardHandler)
 	}

@@ -22,7 +22,8 @@ import (
 // other clients may see them partly done. The server ends the connection of a client that reads
 // none of its replies, or that stops in the middle of a message of more than 64 KiB, after 10
 // seconds. Until then the replies (of a MULTI_GET at most 1 MiB and one value) or the partial
-// message use the server's memory, and delay no other client.
+// message use the server's memory, up to ServerLimits.Buffers for all clients together, and delay no
+// other client.
 type Protocol struct {
 	// Limits bound the messages of a client. A zero Value is 16 MiB. The store's own limits also
 	// apply.

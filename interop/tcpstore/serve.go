@@ -2,6 +2,7 @@ package tcpstore
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -52,7 +53,7 @@ const replyGrace = time.Second
 // serve serves a connection with a goroutine that reads.
 func (p *peer) serve(ctx context.Context, c net.Conn) error {
 	pipe := transport.NewPipe(c)
-	p.out.open(pipe)
+	p.out.open(pipe, p.in.buffers)
 	stop := context.AfterFunc(p.life, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 	err := p.run(c)
 	stop()
@@ -61,6 +62,7 @@ func (p *peer) serve(ctx context.Context, c net.Conn) error {
 	defer cancel()
 	_ = p.out.room(last, 0)
 	_ = c.Close()
+	p.out.Discard()
 	pipe.Done()
 	return err
 }
@@ -83,6 +85,9 @@ func (p *peer) run(c net.Conn) error {
 
 // end ends the requests of the connection that are under way, and returns why the connection ended.
 func (p *peer) end(ctx context.Context, err error) error {
+	if p.out.Outbox != nil && errors.Is(p.out.Err(), transport.ErrSlow) {
+		err = transport.ErrSlow
+	}
 	p.fail(err)
 	p.forget()
 	p.running.Wait()
@@ -109,9 +114,14 @@ type reader struct {
 func (p *peer) serveBy(ctx context.Context, loop *transport.Loop, c *net.TCPConn) error {
 	r := &reader{peer: p, long: make(chan struct{}, 1), over: make(chan error, 1)}
 	p.quick = true
+	defer func() {
+		if r.sock != nil {
+			p.out.Discard()
+		}
+	}()
 	err := loop.Adopt(c, func(s *transport.Sock) (transport.Reader, error) {
 		r.sock = s
-		p.out.open(s)
+		p.out.open(s, p.in.buffers)
 		defer r.flush()
 		return r, r.goOn()
 	})

@@ -40,11 +40,17 @@ func (p *peer) noteHeld() {
 	}
 }
 
-// flush sends what is queued, as far as the client accepts it.
+// flush sends what is queued, as far as the client accepts it. If more waits for the client then than
+// is left of the server's buffers, the connection ends, so that something is left for clients that
+// read.
 func (p *peer) flush() {
 	p.out.Flush()
-	if waiting, _ := p.out.Backlog(); waiting > 0 {
+	switch waiting, _ := p.out.Backlog(); {
+	case waiting == 0:
+	case p.out.Budget.Fits(waiting):
 		p.watch()
+	default:
+		p.fail(errBuffers)
 	}
 }
 
