@@ -56,21 +56,6 @@ func ExampleOpen() {
 	// Output: true
 }
 
-func ExampleWorkspace_Write() {
-	w, _, end := workspaces()
-	defer end()
-	version, err := w.Write(context.Background(), []byte(`{"step":1}`), nil)
-	fmt.Println(version.Sequence, err)
-	version, err = w.Write(context.Background(), []byte(`{"step":2}`), nil)
-	fmt.Println(version.Sequence, err)
-	_, err = w.Write(context.Background(), []byte(`{step:3}`), nil)
-	fmt.Println(err)
-	// Output:
-	// 1 <nil>
-	// 2 <nil>
-	// nfsws: write rank 0 of generation 0: the config is no JSON: invalid character 's' looking for beginning of object key string
-}
-
 func ExampleWorkspace_View() {
 	zero, one, end := workspaces()
 	defer end()

@@ -46,17 +46,6 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// nth makes f happen to operation number k only.
-func nth(k int, f *fault) func(string) *fault {
-	return func(string) *fault {
-		k--
-		if k == -1 {
-			return f
-		}
-		return nil
-	}
-}
-
 // faultsOf returns the possible faults of an operation.
 func faultsOf(op string) map[string]*fault {
 	kind, _, _ := strings.Cut(op, " ")
@@ -298,12 +287,7 @@ func TestOwnStateIsSeen(t *testing.T) {
 	s := newStage(t)
 	_, err := write(s.writer, 2, small)
 	require.NoError(t, err)
-	s.v.arm(func(op string) *fault {
-		if op == "readdir dir" {
-			return &fault{stale: true}
-		}
-		return nil
-	})
+	s.v.always("readdir dir", fault{stale: true})
 	n, err := read(s.writer, 0)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, n)
@@ -327,12 +311,7 @@ func TestDamage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStage(t)
-				s.v.arm(func(op string) *fault {
-					if op == tc.ops {
-						return &tc.fault
-					}
-					return nil
-				})
+				s.v.always(tc.ops, tc.fault)
 				begun := time.Now()
 				_, err := s.writer.Read(t.Context(), 0)
 				require.ErrorIs(t, err, nfsws.ErrCorrupt)
@@ -350,12 +329,7 @@ func TestStaleForEver(t *testing.T) {
 	for _, stale := range []error{syscall.ESTALE, fs.ErrNotExist} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newStage(t)
-			s.v.arm(func(op string) *fault {
-				if op == "open .json" {
-					return &fault{err: stale}
-				}
-				return nil
-			})
+			s.v.always("open .json", fault{err: stale})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
 			_, err := s.writer.Read(ctx, 0)
@@ -381,36 +355,13 @@ func TestWaitGivesUp(t *testing.T) {
 	})
 }
 
-func TestWaitSees(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
-		late, err := nfsws.Open(t.Context(), "/d", 7, nfsws.Options{}.On(s.disk))
-		require.NoError(t, err)
-		go func() {
-			time.Sleep(time.Minute)
-			_, _ = write(late, 5, small)
-		}()
-		state, err := s.reader.Wait(t.Context(), 7)
-		require.NoError(t, err)
-		n, err := whole(state)
-		require.NoError(t, err)
-		require.EqualValues(t, 5, n)
-		synctest.Wait()
-	})
-}
-
 // TestOpenWithAStaleListing tests a manifest that exists, and is not in the listing that a
 // restarted rank gets: its weights are not removed as left over.
 func TestOpenWithAStaleListing(t *testing.T) {
 	s := newStage(t)
 	s.v.old = slices.DeleteFunc(s.v.old, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".json") })
 	require.Len(t, s.v.old, 1)
-	s.v.arm(func(op string) *fault {
-		if op == "readdir dir" {
-			return &fault{stale: true}
-		}
-		return nil
-	})
+	s.v.always("readdir dir", fault{stale: true})
 	require.NoError(t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.v))))
 	n, err := read(s.reader, 0)
 	require.NoError(t, err)
@@ -422,12 +373,7 @@ func TestReplacedManifestStays(t *testing.T) {
 	s := newStage(t)
 	first, err := s.reader.Read(t.Context(), 0)
 	require.NoError(t, err)
-	s.v.arm(func(op string) *fault {
-		if op == "remove .json" {
-			return &fault{err: syscall.EACCES}
-		}
-		return nil
-	})
+	s.v.always("remove .json", fault{err: syscall.EACCES})
 	for n := range uint32(3) {
 		require.NoError(t, second(write(s.writer, n, small)))
 	}

@@ -16,7 +16,6 @@ type fault struct {
 	short  bool // half of the data is read or written
 	stale  bool // a listing, or a size, is an earlier one
 	change bool // one bit of the data that is read is changed
-	dies   bool // the process ends, after half of the data is written
 
 	hangs <-chan struct{} // the operation begins only when this is closed
 }
@@ -29,7 +28,6 @@ type faulty struct {
 	on   func(op string) *fault // by kind and file, as "create .json.tmp"; nil: no fault
 	seen []string               // operations, while on is set
 	old  []fs.DirEntry          // the contents of a stale listing
-	die  func()
 }
 
 // arm sets on, which selects the fault of each later operation, and forgets the earlier operations.
@@ -37,6 +35,16 @@ func (f *faulty) arm(on func(op string) *fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.on, f.seen = on, nil
+}
+
+// always lets x happen to each operation of one kind.
+func (f *faulty) always(kind string, x fault) {
+	f.arm(func(op string) *fault {
+		if op == kind {
+			return &x
+		}
+		return nil
+	})
 }
 
 // operations returns the operations since arm.
@@ -69,11 +77,7 @@ func (f *faulty) faultOf(op, name string) *fault {
 		kind = "root"
 	}
 	f.seen = append(f.seen, op+" "+kind)
-	x := f.on(op + " " + kind)
-	if x != nil && x.dies && op != "write" {
-		f.die()
-	}
-	return x
+	return f.on(op + " " + kind)
 }
 
 // do does an operation, or what its fault says.
@@ -156,9 +160,6 @@ func (h *faultyFile) Write(p []byte) (n int, err error) {
 	}
 	if x.short {
 		n, _ = h.File.Write(p[:len(p)/2])
-	}
-	if x.dies {
-		h.f.die()
 	}
 	return n, x.err
 }

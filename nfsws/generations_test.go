@@ -116,14 +116,6 @@ func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 	require.Contains(t, log.String(), "permission denied")
 }
 
-func TestGenerationIsNoDirectory(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.Symlink("/tmp", dir+"/gen-00000000000000000007"))
-	_, err := nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Generation: 7})
-	require.ErrorIs(t, err, nfsws.ErrCorrupt)
-	require.ErrorContains(t, err, "gen-00000000000000000007: corrupt: it is no directory but L")
-}
-
 func TestRemovedDirectory(t *testing.T) {
 	for _, gone := range []string{"", "/gen-00000000000000000000"} {
 		dir := t.TempDir() + "/ws"
