@@ -22,17 +22,19 @@ type Options struct {
 	// Accumulate makes Write leave this rank's earlier states, which stay until Discard. The newest
 	// is still what Read gives.
 	Accumulate bool
-	// Poll is how long Wait waits before it looks again, at first; then longer, up to ten times as
-	// long. 0 is 100 ms.
-	Poll time.Duration
 	// Logger gets a record of each file that could not be removed; nil: none.
 	Logger *slog.Logger
 
 	volume volume // nil: the operating system's
 }
 
-// staleTime is for how long an impossible answer is attributed to a stale cache.
-const staleTime = time.Second
+const (
+	// staleTime is for how long an impossible answer is attributed to a stale cache.
+	staleTime = time.Second
+	// pollTime is how long Wait waits before it looks again, at first; then longer, up to ten times
+	// as long.
+	pollTime = 100 * time.Millisecond
+)
 
 // Workspace is a rank's handle on a directory that it shares with others. It is safe for concurrent
 // use.
@@ -41,7 +43,6 @@ type Workspace struct {
 	dir        string // as passed to Open
 	rank       int
 	generation uint64
-	poll       time.Duration
 	accumulate bool
 	logger     *slog.Logger
 
@@ -69,15 +70,10 @@ func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, er
 		return nil, errors.New("nfsws: open: no directory given")
 	case rank < 0:
 		return nil, fmt.Errorf("nfsws: open %s: rank %d is negative", dir, rank)
-	case o.Poll < 0:
-		return nil, fmt.Errorf("nfsws: open %s: Poll %v is negative", dir, o.Poll)
 	}
 	w := &Workspace{
 		volume: o.volume, dir: dir, rank: rank, generation: o.Generation,
-		poll: o.Poll, accumulate: o.Accumulate, logger: o.Logger, turn: make(chan struct{}, 1),
-	}
-	if w.poll == 0 {
-		w.poll = 100 * time.Millisecond
+		accumulate: o.Accumulate, logger: o.Logger, turn: make(chan struct{}, 1),
 	}
 	if w.logger == nil {
 		w.logger = slog.New(slog.DiscardHandler)

@@ -191,7 +191,6 @@ func TestBadOptions(t *testing.T) {
 	for _, err := range []error{
 		second(nfsws.Open(t.Context(), "", 0, nil)),
 		second(nfsws.Open(t.Context(), dir, -1, nil)),
-		second(nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Poll: -1})),
 		second(nfsws.Open(t.Context(), dir+"/no/parent", 0, nil)),
 		second(nfsws.Open(t.Context(), "/dev/null", 0, nil)),
 	} {

@@ -221,7 +221,7 @@ func (p *publish) look(ctx context.Context, err error) error {
 		p.w.remove(p.name(kindWeights))
 		return err
 	}
-	pace := p.w.pace()
+	pace := shortPace()
 	for begun := time.Now(); time.Since(begun) < staleTime; {
 		if p.landed() {
 			return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"time"
 
 	"github.com/muster-pg/muster/tensor/safetensors"
@@ -25,18 +26,24 @@ func (w *Workspace) Read(ctx context.Context, rank int) (*State, error) {
 	return call(ctx, w, "read", rank, func(ctx context.Context) (*State, error) { return w.read(ctx, rank, listings) })
 }
 
-// read looks for the newest state again whenever the one that it found may have been replaced, or
-// has not arrived.
 func (w *Workspace) read(ctx context.Context, rank, n int) (s *State, err error) {
-	err = w.retryStale(ctx, func() error {
-		v, err := w.find(rank, n)
-		if err != nil {
-			return err
-		}
+	err = w.newest(ctx, rank, n, func(v Version) (err error) {
 		s, err = w.load(ctx, rank, v)
 		return err
 	})
 	return s, err
+}
+
+// newest calls get with the newest version of rank. It looks for that again whenever the one that it
+// found may have been replaced, or has not arrived.
+func (w *Workspace) newest(ctx context.Context, rank, n int, get func(v Version) error) error {
+	return w.retryStale(ctx, func() error {
+		v, err := w.find(rank, n)
+		if err != nil {
+			return err
+		}
+		return get(v)
+	})
 }
 
 // ReadVersion returns exactly the state v of rank, which is from its Write. Since v exists,
@@ -59,7 +66,7 @@ func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
 
 func (w *Workspace) wait(ctx context.Context, rank int) (*State, error) {
 	begun := time.Now()
-	for pace := (pace{w.poll, 10 * w.poll}); ; {
+	for pace := (pace{pollTime, 10 * pollTime}); ; {
 		s, err := w.read(ctx, rank, 1)
 		if !errors.Is(err, ErrNotPublished) {
 			return s, err
@@ -112,27 +119,18 @@ func (w *Workspace) exactly(ctx context.Context, rank int, v Version, look func(
 		if e != nil {
 			return e
 		}
-		if last, ok := newest(entries, rank); ok && compareVersions(last, v) > 0 && !lists(entries, rank, v) {
+		if last, ok := newest(entries, rank); ok && compareVersions(last, v) > 0 && !slices.Contains(entries, entry{rank, Version{Sequence: v.Sequence, ID: v.ID}, kindManifest}) {
 			return fmt.Errorf("%w: version %v was replaced by %v", ErrNotPublished, v, last)
 		}
 		return err
 	})
 }
 
-func lists(entries []entry, rank int, v Version) bool {
-	for _, e := range entries {
-		if e.rank == rank && e.kind == kindManifest && compareVersions(e.version, v) == 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // retryStale calls look again, until ctx ends, while its answer may come from a stale cache of this
 // client. Data that stays wrong for a while is corrupt.
 func (w *Workspace) retryStale(ctx context.Context, look func() error) error {
 	var since time.Time // of the first answer that was corrupt
-	for pace := w.pace(); ; {
+	for pace := shortPace(); ; {
 		err := look()
 		switch {
 		case !passing(err):
@@ -152,8 +150,8 @@ func (w *Workspace) retryStale(ctx context.Context, look func() error) error {
 // pace is the wait between two looks, which grows.
 type pace struct{ next, most time.Duration }
 
-// pace is for what should end soon.
-func (w *Workspace) pace() pace { return pace{min(w.poll, 5*time.Millisecond), w.poll} }
+// shortPace is for what should end soon.
+func shortPace() pace { return pace{5 * time.Millisecond, pollTime} }
 
 func (p *pace) wait(ctx context.Context) error {
 	t := time.NewTimer(p.next)

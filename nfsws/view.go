@@ -30,19 +30,14 @@ type View struct {
 // if there is none. The caller closes it.
 func (w *Workspace) View(ctx context.Context, rank int, v Version) (*View, error) {
 	return call(ctx, w, "view", rank, func(ctx context.Context) (view *View, err error) {
+		open := func(v Version) (err error) {
+			view, err = w.view(rank, v)
+			return err
+		}
 		if v == (Version{}) {
-			err = w.retryStale(ctx, func() error {
-				v, err := w.find(rank, listings)
-				if err == nil {
-					view, err = w.view(rank, v)
-				}
-				return err
-			})
+			err = w.newest(ctx, rank, listings, open)
 		} else {
-			err = w.exactly(ctx, rank, v, func() (err error) {
-				view, err = w.view(rank, v)
-				return err
-			})
+			err = w.exactly(ctx, rank, v, func() error { return open(v) })
 		}
 		return view, err
 	})
