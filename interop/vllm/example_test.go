@@ -150,37 +150,6 @@ func ExampleGroup_Send() {
 	// Output: F32[2,2]
 }
 
-func ExampleGroup_Recv() {
-	inGroup(2, func(ctx context.Context, g *vllm.Group) error {
-		if g.Rank() == 1 {
-			return g.Send(ctx, 0, tensor.From([]int64{7}, 1))
-		}
-		t, err := g.Recv(ctx, 1)
-		if err != nil {
-			return err
-		}
-		numbers, err := tensor.View[int64](t)
-		fmt.Println(numbers)
-		return err
-	})
-	// Output: [7]
-}
-
-func ExampleGroup_Broadcast() {
-	inGroup(3, func(ctx context.Context, g *vllm.Group) error {
-		var weights *tensor.Tensor
-		if g.Rank() == 0 {
-			weights = tensor.New(tensor.BF16, 4, 8)
-		}
-		weights, err := g.Broadcast(ctx, 0, weights)
-		if g.Rank() == 2 {
-			fmt.Println(weights)
-		}
-		return err
-	})
-	// Output: BF16[4,8]
-}
-
 func ExampleGroup_AllReduce() {
 	inGroup(3, func(ctx context.Context, g *vllm.Group) error {
 		sum, err := g.AllReduce(ctx, tensor.From([]int32{int32(g.Rank()), 10}, 2), vllm.Sum)
@@ -215,32 +184,4 @@ func ExampleGroup_Barrier() {
 	failure, _ := errors.AsType[*pgroup.RankError](g.Barrier(ctx))
 	fmt.Println("missing:", failure.Missing)
 	// Output: missing: [1]
-}
-
-// Calls that wait end when the group is closed.
-func ExampleGroup_Close() {
-	s := store.New(new(store.Memory))
-	defer s.Close()
-	g, err := vllm.Join(context.Background(), vllm.Config{Rank: 1, Size: 2, Store: s})
-	if err != nil {
-		log.Fatal(err)
-	}
-	_ = g.Close()
-	_, err = vllm.RecvObj[any](context.Background(), g, 0)
-	fmt.Println(errors.Is(err, pgroup.ErrClosed))
-	// Output: true
-}
-
-// One of several groups in a store, with a prefix of its own.
-func ExampleJoin_shared() {
-	ctx := context.Background()
-	s := store.New(new(store.Memory))
-	defer s.Close()
-	g, err := vllm.Join(ctx, vllm.Config{Rank: 0, Size: 4, Store: store.Prefix(s, "tp/"), Shared: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer g.Close()
-	fmt.Println(g.Rank(), g.Size()) // it has not waited for the others
-	// Output: 0 4
 }

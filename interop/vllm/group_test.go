@@ -44,14 +44,18 @@ func TestJoinTimeout(t *testing.T) {
 
 // TestJoinAgain checks that a Join that failed leaves no state, and may be repeated.
 func TestJoinAgain(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
-		s := at(t)
-		for range 3 {
-			_, err := vllm.Join(t.Context(), vllm.Config{Rank: 0, Size: 2, Store: s, Timeout: 300 * time.Millisecond})
-			failure(t, err, pgroup.ErrTimeout, "1 of 2 ranks have joined")
-		}
-		each(t, join(t, s, 2, vllm.Config{}), barrier(within(t, time.Minute)))
-	})
+	for name, at := range map[string]func(*testing.T) *store.Store{"memory": memory, "bare": bare} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := at(t)
+				for range 3 {
+					_, err := vllm.Join(t.Context(), vllm.Config{Rank: 0, Size: 2, Store: s, Timeout: 300 * time.Millisecond})
+					failure(t, err, pgroup.ErrTimeout, "1 of 2 ranks have joined")
+				}
+				each(t, join(t, s, 2, vllm.Config{}), barrier(within(t, time.Minute)))
+			})
+		})
+	}
 }
 
 // TestJoinConflict checks that a duplicate rank, and one rank too many, are refused.

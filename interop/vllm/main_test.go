@@ -70,7 +70,7 @@ func dial(t *testing.T, l net.Listener) *store.Store {
 // dialTorch returns a client of the server at l that speaks the TCPStore protocol.
 func dialTorch(t *testing.T, l net.Listener) *store.Store {
 	t.Helper()
-	c, err := tcpstore.Dial(within(t, time.Minute), l.Addr().String(), nil)
+	c, err := tcpstore.Dial(within(t, time.Minute), l.Addr().String(), &tcpstore.Options{ReconnectTimeout: 300 * time.Millisecond})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return store.New(c)

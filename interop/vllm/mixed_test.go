@@ -34,22 +34,11 @@ func TestMixed(t *testing.T) {
 					"all-reduce":        mixedAllReduce,
 					"barriers":          mixedBarriers,
 					"ncclUniqueId":      mixedNccl,
-					"refused":           mixedRefused,
-					"two senders":       mixedSenders,
 					"other verbs":       mixedVerbs,
+					"many broadcasts":   mixedMany,
 				} {
 					t.Run(name, func(t *testing.T) { body(t, mix(t, host(t), peers, world{})) })
 				}
-				t.Run("many broadcasts", func(t *testing.T) {
-					n := 500
-					if p.name == "torch" && name == "rank 0 of Go" {
-						n = 10_000 // as in vLLM's own suite
-					}
-					mixedMany(t, mix(t, host(t), peers, world{}), n)
-				})
-				t.Run("two groups", func(t *testing.T) {
-					mixedGroups(t, mix(t, host(t), peers, world{}), mix(t, host(t), peers, world{name: "too", size: 3}))
-				})
 				t.Run("two groups of one store", func(t *testing.T) {
 					at := host(t)
 					mixedBeside(t, mix(t, at, peers, world{}), at)
@@ -190,21 +179,10 @@ func mixedAllReduce(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedBarriers checks that barriers leave no keys in the store.
 func mixedBarriers(t *testing.T, m *mixed) {
-	keys := func() string {
-		n, err := m.peers[3].do("g['it'].store.num_keys()")
-		require.NoError(t, err)
-		return n
-	}
-	var before string
-	for i := range 6 {
+	for range 6 {
 		m.step(t, "g['it'].barrier()", "None", func(g *vllm.Group) (bool, any, error) { return true, nil, g.Barrier(m.ctx) })
-		if i == 0 {
-			before = keys()
-		}
 	}
-	require.Equal(t, before, keys())
 }
 
 func mixedNccl(t *testing.T, m *mixed) {
@@ -221,19 +199,6 @@ func mixedNccl(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedRefused checks that an object which would execute code is refused by its name, and skipped.
-func mixedRefused(t *testing.T, m *mixed) {
-	m.step(t, "g['it'].broadcast_obj(time.time if RANK == 3 else None, 3).__name__", "'time'", func(g *vllm.Group) (bool, any, error) {
-		_, err := vllm.BroadcastObj[any](m.ctx, g, 3, nil)
-		bad, is := errors.AsType[*pickle.Error](err)
-		return is && bad.Name == "time.time" && errors.Is(err, pgroup.ErrMismatch), err, nil
-	})
-	m.step(t, "g['it'].broadcast_obj(RANK, 3)", "3", func(g *vllm.Group) (bool, any, error) {
-		got, err := vllm.BroadcastObj(m.ctx, g, 3, 0)
-		return got == 3, got, err
-	})
-}
-
 // mixedExpiry checks that late Go ranks get the error that an object has expired, if Python sent
 // it, and deleted it when it sent again.
 func mixedExpiry(t *testing.T, m *mixed) {
@@ -245,21 +210,6 @@ func mixedExpiry(t *testing.T, m *mixed) {
 			failure(t, err, pgroup.ErrExpired, `"broadcast_from/3/0"`)
 		}
 	}
-}
-
-// mixedSenders checks that a Go rank detects that a Python rank sends to the same rank, and does
-// not overwrite its message.
-func mixedSenders(t *testing.T, m *mixed) {
-	_, err := m.peers[3].do("(g['it'].send_obj('from 3', 2), g['it'].store.num_keys())")
-	require.NoError(t, err)
-	for rank, g := range m.ranks {
-		if g != nil && rank != 2 {
-			failure(t, vllm.SendObj(m.ctx, g, 2, "mine"), pgroup.ErrConflict, "a rank of Python sends to rank 2")
-		}
-	}
-	got, err := vllm.RecvObj[string](m.ctx, m.ranks[2], 3)
-	require.NoError(t, err)
-	require.Equal(t, "from 3", got)
 }
 
 // mixedVerbs checks that a Go rank gets the error that a Python rank has called another verb.
@@ -277,8 +227,9 @@ func mixedVerbs(t *testing.T, m *mixed) {
 	}
 }
 
-// mixedMany broadcasts n arrays in a row, the same on all ranks.
-func mixedMany(t *testing.T, m *mixed, n int) {
+// mixedMany broadcasts many arrays in a row, the same on all ranks.
+func mixedMany(t *testing.T, m *mixed) {
+	const n = 500
 	m.step(t, fmt.Sprintf("all(g['it'].broadcast_obj(None, 2).tolist() == [i, 3 * i, -i] for i in range(%d))", n), "True", func(g *vllm.Group) (bool, any, error) {
 		for i := range n {
 			var mine pickle.Array
@@ -292,29 +243,6 @@ func mixedMany(t *testing.T, m *mixed, n int) {
 		}
 		return true, nil, nil
 	})
-}
-
-// mixedGroups uses a group of ranks 0 to 3 and a group of ranks 0 to 2 in the same processes.
-func mixedGroups(t *testing.T, it, too *mixed) {
-	it.step(t, "[p.broadcast_obj('secret' if RANK == 2 else None, 2) for p in [g['it'], g.get('too')][:1 + (RANK < 3)]] == ['secret'] * (1 + (RANK < 3))", "True",
-		func(g *vllm.Group) (bool, any, error) {
-			one, err := vllm.BroadcastObj(it.ctx, g, 2, "secret")
-			// Go ranks are in both
-			two, err2 := vllm.BroadcastObj(too.ctx, too.ranks[g.Rank()], 2, "secret")
-			return one == "secret" && two == "secret", one + two, errors.Join(err, err2)
-		})
-	it.step(t, "[p.barrier() for p in [g['it'], g.get('too')][:1 + (RANK < 3)]] and None", "None", func(g *vllm.Group) (bool, any, error) {
-		return true, nil, errors.Join(g.Barrier(it.ctx), too.ranks[g.Rank()].Barrier(too.ctx))
-	})
-	it.step(t, "(lambda x: g['too'].all_reduce(x) if RANK < 3 else x)(g['it'].all_reduce(torch.tensor([RANK]))).item() == (18 if RANK < 3 else 6)", "True",
-		func(g *vllm.Group) (bool, any, error) {
-			sum, err := g.AllReduce(it.ctx, tensor.From([]int64{int64(g.Rank())}, 1), vllm.Sum)
-			if err != nil {
-				return false, nil, err
-			}
-			sum, err = too.ranks[g.Rank()].AllReduce(too.ctx, sum, vllm.Sum)
-			return tensor.Equal(sum, tensor.From([]int64{18}, 1)), sum, err
-		})
 }
 
 // mixedBeside checks two groups of the same ranks and the same store, one of them below a prefix.

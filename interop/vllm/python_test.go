@@ -165,8 +165,6 @@ func hostedByPython(t *testing.T) place {
 
 // world is the configuration of a mixed group.
 type world struct {
-	name       string        // its name in the peers; default "it"
-	size       int           // default 4
 	expiration time.Duration // default 1 h
 	timeout    time.Duration // the timeout of its peers; default 1 min
 }
@@ -174,24 +172,25 @@ type world struct {
 // mix makes a mixed group. Its peers are reused: they know it as g['it'].
 func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
 	t.Helper()
-	w = world{cmp.Or(w.name, "it"), cmp.Or(w.size, 4), cmp.Or(w.expiration, time.Hour), cmp.Or(w.timeout, time.Minute)}
-	m := &mixed{ctx: within(t, time.Minute), ranks: make([]*vllm.Group, w.size), peers: make([]*peer, w.size)}
+	const size = 4
+	w = world{cmp.Or(w.expiration, time.Hour), cmp.Or(w.timeout, time.Minute)}
+	m := &mixed{ctx: within(t, time.Minute), ranks: make([]*vllm.Group, size), peers: make([]*peer, size)}
 	ip, port, err := net.SplitHostPort(at.addr)
 	require.NoError(t, err)
 	free := slices.Clone(peers)
-	for rank := range w.size {
+	for rank := range size {
 		if !slices.Contains(at.ofGo, rank) {
 			m.peers[rank], free = free[0], free[1:]
 		}
 	}
-	together(w.size, func(rank int) {
+	together(size, func(rank int) {
 		if p := m.peers[rank]; p != nil {
-			_, err := p.do(fmt.Sprintf("g.update(%s=create(%q, %s, %d, %d, %v, %v))", w.name, ip, port, rank, w.size, w.expiration.Seconds(), w.timeout.Seconds()))
+			_, err := p.do(fmt.Sprintf("g.update(it=create(%q, %s, %d, %d, %v, %v))", ip, port, rank, size, w.expiration.Seconds(), w.timeout.Seconds()))
 			check(t, err, true, nil)
 			return
 		}
 		var err error
-		m.ranks[rank], err = vllm.Join(m.ctx, vllm.Config{Rank: rank, Size: w.size, Store: at.reach(rank), DataExpiration: w.expiration})
+		m.ranks[rank], err = vllm.Join(m.ctx, vllm.Config{Rank: rank, Size: size, Store: at.reach(rank), DataExpiration: w.expiration})
 		check(t, err, true, nil)
 	})
 	for _, g := range m.ranks {
