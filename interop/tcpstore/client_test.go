@@ -34,17 +34,6 @@ func dial(t *testing.T, addr string, o *tcpstore.Options) *tcpstore.Client {
 	return c
 }
 
-// TestClientOfOurServer runs the tests of engines with our client of our server.
-func TestClientOfOurServer(t *testing.T) {
-	storetest.Run(t, func(t *testing.T) func() store.Engine {
-		s := current(t)
-		return func() store.Engine { return dial(t, s.addr, nil) }
-	}, &storetest.Options{
-		Only:    []string{"Keys", "Swap", "Wait", "Limits", "Many", "Close"},
-		Without: never, Key: 8<<10 - 1, Value: 8 << 20,
-	})
-}
-
 // scenarios has the rules of stores as text.
 const scenarios = "../../internal/scenario/testdata"
 
@@ -111,66 +100,49 @@ func (h *host) server(t *testing.T, args string) (port, addr string) {
 	return port, "127.0.0.1:" + port
 }
 
-// hosts runs a test with each of PyTorch's two server implementations.
-func hosts(t *testing.T, run func(t *testing.T, h *host, args string)) {
+// TestPythonsServer runs the tests of engines, the scenarios in which no call waits, and joint use with
+// Python, with our client of each of PyTorch's two server implementations.
+func TestPythonsServer(t *testing.T) {
 	h := newHost(t)
 	for name, args := range map[string]string{"libuv": "", "without libuv": "use_libuv=False"} {
-		t.Run(name, func(t *testing.T) { run(t, h, args) })
-	}
-}
-
-// TestClientOfPythonsServer runs the tests of engines with our client of PyTorch's own server.
-func TestClientOfPythonsServer(t *testing.T) {
-	hosts(t, func(t *testing.T, h *host, args string) {
-		storetest.Run(t, func(t *testing.T) func() store.Engine {
-			_, addr := h.server(t, args)
-			return func() store.Engine { return dial(t, addr, nil) }
-		}, &storetest.Options{Without: never, Key: 8<<10 - 1, Value: 8 << 20})
-		scenario.Run(t, scenarios, scenario.Engine{
-			Name: "a TCPStore of PyTorch",
-			Only: []string{"keys", "counters", "swap"}, // in which no call waits
-			Real: true,
-			Start: func(t *testing.T, _ scenario.Settings) func(string) scenario.Session {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, func(t *testing.T) func() store.Engine {
 				_, addr := h.server(t, args)
-				return func(string) scenario.Session { return scenario.Session{Engine: dial(t, addr, nil)} }
-			},
+				return func() store.Engine { return dial(t, addr, nil) }
+			}, &storetest.Options{Without: never, Key: 8<<10 - 1, Value: 8 << 20})
+			scenario.Run(t, scenarios, scenario.Engine{
+				Name: "a TCPStore of PyTorch",
+				Only: []string{"keys", "counters", "swap"},
+				Real: true,
+				Start: func(t *testing.T, _ scenario.Settings) func(string) scenario.Session {
+					_, addr := h.server(t, args)
+					return func(string) scenario.Session { return scenario.Session{Engine: dial(t, addr, nil)} }
+				},
+			})
+			t.Run("Python sees what Go does", func(t *testing.T) { sharedWithPython(t, h, args) })
 		})
-	})
+	}
+	t.Run("we join its world", func(t *testing.T) { joinTheWorld(t, h) })
+	t.Run("what it says", func(t *testing.T) { whatHostsSay(t, h) })
+	t.Run("its client of a lost rank", func(t *testing.T) { pythonErrorOfAFailedRank(t, h) })
 }
 
-func TestPythonSeesWhatGoDoes(t *testing.T) {
-	hosts(t, func(t *testing.T, h *host, args string) {
-		port, addr := h.server(t, args)
-		s := store.New(dial(t, addr, nil))
-		ctx := t.Context()
-		require.NoError(t, s.Set(ctx, "from Go", []byte("1"), nil))
-		require.Equal(t, "b'1'", h.do(t, "stores[%s].get('from Go')", port))
-		require.Equal(t, "None", h.do(t, "stores[%s].set('from Python', '2')", port))
-		v, err := s.Wait(ctx, "from Python")
-		require.NoError(t, err)
-		require.Equal(t, "2", string(v[0]))
-		require.Equal(t, "5", h.do(t, "stores[%s].add('n', 5)", port))
-		n, err := s.Add(ctx, "n", -7)
-		require.NoError(t, err)
-		require.EqualValues(t, -2, n)
-		now, err := s.Swap(ctx, "from Python", []byte("2"), []byte("3"))
-		require.NoError(t, err)
-		require.Equal(t, "3", string(now))
-		require.Equal(t, "b'4'", h.do(t, "stores[%s].compare_set('from Python', '3', '4')", port))
-		require.Equal(t, "True", h.do(t, "stores[%s].delete_key('from Python')", port))
-		_, err = s.Get(ctx, "from Python")
-		require.ErrorIs(t, err, store.ErrNotFound)
-		require.Equal(t, "None", h.do(t, "dist.PrefixStore('p', stores[%s]).set('k', 'v')", port))
-		v, err = store.Prefix(s, "p/").Wait(ctx, "k")
-		require.NoError(t, err)
-		require.Equal(t, "v", string(v[0]))
-	})
+func sharedWithPython(t *testing.T, h *host, args string) {
+	port, addr := h.server(t, args)
+	s := store.New(dial(t, addr, nil))
+	ctx := t.Context()
+	require.NoError(t, s.Set(ctx, "from Go", []byte("1"), nil))
+	require.Equal(t, "b'1'", h.do(t, "stores[%s].get('from Go')", port))
+	require.Equal(t, "None", h.do(t, "stores[%s].set('from Python', '2')", port))
+	require.Equal(t, "5", h.do(t, "stores[%s].add('n', 5)", port))
+	require.Equal(t, "None", h.do(t, "dist.PrefixStore('p', stores[%s]).set('k', 'v')", port))
+	v, err := s.Wait(ctx, "from Python", "n", "p/k")
+	require.NoError(t, err)
+	require.Equal(t, [][]byte{[]byte("2"), []byte("5"), []byte("v")}, v)
 }
 
-// TestJoinTheWorldOfAHost checks that a host that waits for its world counts our client if Join is
-// set, and that it says how many clients have joined.
-func TestJoinTheWorldOfAHost(t *testing.T) {
-	h := newHost(t)
+// joinTheWorld checks that a host that waits for its world counts our client if Join is set.
+func joinTheWorld(t *testing.T, h *host) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	addr := l.Addr().String()
@@ -183,23 +155,21 @@ func TestJoinTheWorldOfAHost(t *testing.T) {
 	require.Equal(t, port, h.do(t, "dist.TCPStore('127.0.0.1', %s, 2, True, timedelta(seconds=30)).port", port))
 }
 
-// TestWhatHostsSay checks that a Python host that times out says how many clients have joined, with
+// whatHostsSay checks that a Python host that times out says how many clients have joined, with
 // our clients as with Python's, and that it reports a port that is in use.
-func TestWhatHostsSay(t *testing.T) {
+func whatHostsSay(t *testing.T, h *host) {
 	s := serve(t, &tcpstore.Protocol{}, nil)
 	_, port, _ := strings.Cut(s.addr, ":")
-	h := newHost(t)
 	said := h.try(t, "new(port=%s)", port)
 	require.Contains(t, said, "error ")
 	require.Contains(t, said, port)
 	require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=1))"), "1/3 clients joined")
 }
 
-// TestPythonErrorOfAFailedRank checks that an unmodified client that waits for a key of a lost rank
+// pythonErrorOfAFailedRank checks that an unmodified client that waits for a key of a lost rank
 // raises an error at once, instead of at its timeout, and that its connection still works.
-func TestPythonErrorOfAFailedRank(t *testing.T) {
+func pythonErrorOfAFailedRank(t *testing.T, h *host) {
 	s := serve(t, &tcpstore.Protocol{Ranks: []string{"ready/{rank}", "part/{rank}/*"}}, nil)
-	h := newHost(t)
 	_, port, _ := strings.Cut(s.addr, ":")
 	h.do(t, "stores.update(c=dist.TCPStore('127.0.0.1', %s, None, False, timedelta(seconds=300)))", port)
 	peer := s.client(t)

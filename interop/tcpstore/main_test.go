@@ -7,10 +7,12 @@ import (
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/scenario"
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/interop/tcpstore"
@@ -28,6 +30,7 @@ type service struct {
 	*store.Store // the store as Go clients see it
 	testcluster.Log
 	addr string
+	conn func() (net.Conn, error)
 	ctx  context.Context
 }
 
@@ -43,11 +46,21 @@ func serve(t testing.TB, p *tcpstore.Protocol, srv *store.Server) *service {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	s := &service{Server: srv, Store: store.New(srv.Engine), addr: l.Addr().String()}
+	s.conn = func() (net.Conn, error) { return net.Dial("tcp", s.addr) }
 	srv.Protocols = []store.Protocol{p}
 	srv.Logger = s.Log.Logger()
 	testcluster.ServeAt(t, srv, l)
 	s.ctx = testcluster.Within(t, 2*testTimeout)
 	return s
+}
+
+// virtually runs a test with a server whose connections are pipes, in virtual time.
+func virtually(t *testing.T, srv *store.Server, test func(t *testing.T, s *service)) {
+	synctest.Test(t, func(t *testing.T) {
+		srv.Engine, srv.Protocols = new(store.Memory), []store.Protocol{new(tcpstore.Protocol)}
+		l := scenario.Listen(t, srv)
+		test(t, &service{Server: srv, Store: store.New(srv.Engine), ctx: t.Context(), conn: func() (net.Conn, error) { return l.Conn(t.Context(), "", "") }})
+	})
 }
 
 // current returns a server with the defaults.
@@ -64,7 +77,7 @@ type client struct {
 // raw connects, and sends nothing.
 func (s *service) raw(t testing.TB) *client {
 	t.Helper()
-	c, err := net.Dial("tcp", s.addr)
+	c, err := s.conn()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	require.NoError(t, c.SetDeadline(time.Now().Add(testTimeout)))

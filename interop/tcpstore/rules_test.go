@@ -40,21 +40,6 @@ func TestTTLByPrefix(t *testing.T) {
 	}, got)
 }
 
-func TestWhatHasATTLGoes(t *testing.T) {
-	s := serve(t, &tcpstore.Protocol{TTL: []tcpstore.Rule{{"", 50 * time.Millisecond}}}, nil)
-	c := s.client(t)
-	rev, err := s.Revision(s.ctx)
-	require.NoError(t, err)
-	c.call(add("/n", 1))
-	for e, err := range s.Watch(s.ctx, "n", rev) {
-		require.NoError(t, err)
-		if e.Expired {
-			break
-		}
-	}
-	require.EqualValues(t, tcpwire.NotReady, c.call(check("/n")).N)
-}
-
 // TestLostRanks checks that a client that waits for a key of a lost rank gets an error at once, and
 // that its connection still works.
 func TestLostRanks(t *testing.T) {

@@ -64,7 +64,7 @@ func TestEachOperationInEachState(t *testing.T) {
 			s := serve(t, &tcpstore.Protocol{}, &store.Server{Engine: m})
 			var flooding sync.WaitGroup
 			flood := func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				t.Cleanup(cancel)
 				for op := tcpwire.OpValidate + 1; op <= tcpwire.OpBarrier; op++ {
 					req := tcpwire.Request{Op: op, Key: "/k", Keys: []string{"/k"}, Value: []byte("v"), Values: [][]byte{[]byte("v")}, N: 1}
