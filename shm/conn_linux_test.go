@@ -61,17 +61,15 @@ func TestAsOftenAsShared(t *testing.T) {
 	_, other := filled(t, a, 100, 2)
 	require.NoError(t, c.Share(ctx, a, ref, other, ref))
 	require.NoError(t, c.Share(ctx, a, ref))
-	blocks, err := d.Map(ctx, ref, ref)
-	require.NoError(t, err)
-	last, err := d.Map(ctx, other, ref)
-	require.NoError(t, err)
+	blocks := mapped(t, d, ref, ref)
+	last := mapped(t, d, other, ref)
 	for _, b := range append(blocks, last[0]) {
 		b.Release()
 	}
 	require.NoError(t, c.WaitReleased(ctx, other))
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
-	err = c.WaitReleased(short, other, ref)
+	err := c.WaitReleased(short, other, ref)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "one is still out")
 	require.ErrorContains(t, err, "shm: the peer has not released 1 of 2 refs")
 	require.EqualValues(t, 128, a.Stats().Shared)
@@ -132,8 +130,7 @@ func TestMapOutOfBounds(t *testing.T) {
 		"too far":  {Offset: math.MaxInt64, Len: math.MaxInt64},
 	} {
 		bad.Arena, bad.Segment = ref.Arena, ref.Segment
-		blocks, err := d.Map(ctx, ref)
-		require.NoError(t, err, "the segment is there")
+		blocks := mapped(t, d, ref)
 		for _, refs := range [][]shm.Ref{{bad}, {ref, bad}, {never, bad}} {
 			_, err := d.Map(ctx, refs...)
 			require.EqualError(t, err, fmt.Sprintf("shm: map %d refs: %+v is not within a segment of 65536 bytes", len(refs), bad), name)
@@ -144,8 +141,7 @@ func TestMapOutOfBounds(t *testing.T) {
 	}
 	_, err := d.Map(ctx, shm.Ref{Arena: ref.Arena, Segment: 77, Offset: -1, Len: 1})
 	require.ErrorContains(t, err, "not within", "in no segment")
-	blocks, err := d.Map(ctx, ref)
-	require.NoError(t, err)
+	blocks := mapped(t, d, ref)
 	blocks[0].Release()
 	require.NoError(t, c.WaitReleased(ctx, ref), "the Conns have not ended")
 }
@@ -161,10 +157,8 @@ func TestNotReusedWhileHeld(t *testing.T) {
 	want := sum(b)
 	require.NoError(t, c.Share(ctx, a, ref))
 	require.NoError(t, e.Share(ctx, a, ref))
-	one, err := d.Map(ctx, ref)
-	require.NoError(t, err)
-	two, err := f.Map(ctx, ref)
-	require.NoError(t, err)
+	one := mapped(t, d, ref)
+	two := mapped(t, f, ref)
 	a.Free(b)
 	require.Panics(t, func() { a.Free(b) })
 	_, ok := a.Find(b)
@@ -197,8 +191,7 @@ func TestConnEnds(t *testing.T) {
 			kept, _ := filled(t, a, 1000, 2)
 			want := sum(b)
 			require.NoError(t, c.Share(ctx, a, ref))
-			blocks, err := d.Map(ctx, ref)
-			require.NoError(t, err)
+			blocks := mapped(t, d, ref)
 			ends, peer := c, d
 			if who == "reader" {
 				ends, peer = d, c
@@ -245,8 +238,7 @@ func TestMapAfterTheEnd(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("of which the peer has not sent the segment of %+v", never))
 	<-d.Done()
 	require.ErrorIs(t, d.Err(), io.EOF)
-	blocks, err := d.Map(ctx, ref, second)
-	require.NoError(t, err)
+	blocks := mapped(t, d, ref, second)
 	require.Equal(t, b, blocks[0].Data)
 	require.Equal(t, other, blocks[1].Data)
 	require.ErrorIs(t, d.Share(ctx, a, ref), io.EOF)
@@ -274,8 +266,7 @@ func TestReleaseThenClose(t *testing.T) {
 		a := newArena(t, nil)
 		_, ref := filled(t, a, 1000, 1)
 		require.NoError(t, c.Share(ctx, a, ref))
-		blocks, err := d.Map(ctx, ref)
-		require.NoError(t, err)
+		blocks := mapped(t, d, ref)
 		blocks[0].Release()
 		require.NoError(t, d.Close())
 		require.NoError(t, c.WaitReleased(ctx, ref))
@@ -302,8 +293,7 @@ func TestArenaCloses(t *testing.T) {
 	_, err := a.Alloc(1)
 	require.ErrorIs(t, err, shm.ErrClosed)
 	require.ErrorIs(t, c.Share(ctx, a, still), shm.ErrClosed)
-	blocks, err := d.Map(ctx, ref, still)
-	require.NoError(t, err)
+	blocks := mapped(t, d, ref, still)
 	require.Equal(t, want, sum(blocks[0].Data))
 	require.Equal(t, kept, blocks[1].Data)
 	blocks[0].Release()
@@ -313,27 +303,6 @@ func TestArenaCloses(t *testing.T) {
 	require.Zero(t, a.Stats())
 }
 
-// TestTrimReachesThePeer checks that a segment that its owner frees is unmapped at the peer.
-func TestTrimReachesThePeer(t *testing.T) {
-	ctx := within(t)
-	c, d := pair(t)
-	before := segments(os.Getpid())
-	a := newArena(t, nil)
-	for range 3 {
-		b, ref := filled(t, a, 1<<20, 1)
-		require.NoError(t, c.Share(ctx, a, ref))
-		blocks, err := d.Map(ctx, ref)
-		require.NoError(t, err)
-		require.Equal(t, before+3, segments(os.Getpid()), "the owner's descriptor and mapping, and the peer's mapping")
-		blocks[0].Release()
-		require.NoError(t, c.WaitReleased(ctx, ref))
-		a.Free(b)
-		a.Trim()
-		require.Zero(t, a.Stats())
-		testcluster.Eventually(t, testTimeout, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap it")
-	}
-}
-
 // TestReadOnly checks that a Block cannot be written to, nor made writable.
 func TestReadOnly(t *testing.T) {
 	ctx := within(t)
@@ -341,8 +310,7 @@ func TestReadOnly(t *testing.T) {
 	a := newArena(t, nil)
 	_, ref := filled(t, a, 1<<16, 1)
 	require.NoError(t, c.Share(ctx, a, ref))
-	blocks, err := d.Map(ctx, ref)
-	require.NoError(t, err)
+	blocks := mapped(t, d, ref)
 	data := blocks[0].Data
 	require.ErrorIs(t, unix.Mprotect(data, unix.PROT_READ|unix.PROT_WRITE), unix.EACCES)
 	require.Error(t, unix.Madvise(data, unix.MADV_REMOVE))
@@ -433,8 +401,7 @@ func TestTakeBack(t *testing.T) {
 	a.Free(b)
 	_, err := a.Alloc(600 << 10)
 	require.ErrorIs(t, err, shm.ErrFull, "one shared block is left")
-	blocks, err := p.Map(t.Context(), ref)
-	require.NoError(t, err)
+	blocks := mapped(t, p, ref)
 	blocks[0].Release()
 	require.NoError(t, c.WaitReleased(t.Context(), ref))
 	_, err = a.Alloc(600 << 10)
@@ -457,17 +424,15 @@ func TestMost(t *testing.T) {
 	require.NoError(t, c.Share(ctx, a, refs[1:]...))
 	require.EqualError(t, c.Share(ctx, a, ref, ref), "shm: share 2 refs: 1048575 are shared over this Conn and not released, and 1048576 is the most")
 	require.NoError(t, c.Share(ctx, a, ref))
-	blocks, err := d.Map(ctx, refs...)
-	require.NoError(t, err)
-	_, err = d.Map(ctx, ref)
+	blocks := mapped(t, d, refs...)
+	_, err := d.Map(ctx, ref)
 	require.ErrorContains(t, err, "shm: map 1 refs: 1048576 Blocks are not released")
 	for _, b := range blocks {
 		b.Release()
 	}
 	require.NoError(t, c.WaitReleased(ctx, ref))
 	require.NoError(t, c.Share(ctx, a, ref))
-	one, err := d.Map(ctx, ref)
-	require.NoError(t, err)
+	one := mapped(t, d, ref)
 	one[0].Release()
 	require.NoError(t, c.WaitReleased(ctx, ref))
 	require.Zero(t, a.Stats().Shared)
@@ -499,8 +464,7 @@ func TestMostSegments(t *testing.T) {
 	b, ref := filled(t, a, 10, 1)
 	require.EqualError(t, c.Share(ctx, a, ref),
 		"shm: share 1 refs: the peer has 4096 segments, the most there may be: Trim, or set Options.Segment to more than 64.0 MiB")
-	blocks, err := d.Map(ctx, refs...)
-	require.NoError(t, err)
+	blocks := mapped(t, d, refs...)
 	require.LessOrEqual(t, open(t), files+8, "sockets, and a's")
 	want := make([]byte, page)
 	for i, b := range blocks {
@@ -512,8 +476,7 @@ func TestMostSegments(t *testing.T) {
 	}
 	require.NoError(t, c.WaitReleased(ctx, refs...))
 	require.NoError(t, c.Share(ctx, a, ref))
-	one, err := d.Map(ctx, ref)
-	require.NoError(t, err)
+	one := mapped(t, d, ref)
 	one[0].Release()
 	require.NoError(t, c.WaitReleased(ctx, ref))
 	a.Free(b)
@@ -523,7 +486,6 @@ func TestMostSegments(t *testing.T) {
 
 // TestReleaseDoesNotWait releases more than a socket buffer holds, to a peer that does not read.
 func TestReleaseDoesNotWait(t *testing.T) {
-	ctx := within(t)
 	near, far := sockets(t)
 	d := shm.NewConn(near)
 	owner := rawPeer{t, far}
@@ -535,8 +497,7 @@ func TestReleaseDoesNotWait(t *testing.T) {
 		for i := range refs {
 			refs[i] = shm.Ref{Arena: 1, Segment: 1, Offset: int64(i), Len: 1}
 		}
-		blocks, err := d.Map(ctx, refs...)
-		require.NoError(t, err)
+		blocks := mapped(t, d, refs...)
 		for _, b := range blocks {
 			b.Release()
 		}
@@ -554,8 +515,7 @@ func TestWaitersEndWithTheConn(t *testing.T) {
 	a := newArena(t, nil)
 	_, ref := filled(t, a, 10, 1)
 	require.NoError(t, c.Share(ctx, a, ref))
-	blocks, err := d.Map(ctx, ref)
-	require.NoError(t, err)
+	blocks := mapped(t, d, ref)
 	var waits sync.WaitGroup
 	for range 4 {
 		waits.Go(func() {

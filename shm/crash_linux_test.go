@@ -27,7 +27,6 @@ var children = map[string]func() error{
 	"reader":  beReader,
 	"holder":  beHolder,
 	"echo":    beEcho,
-	"group":   fillGroup,
 	"share":   fillShare,
 	"address": fillAddressSpace,
 	"files":   useUpDescriptors,
@@ -241,7 +240,6 @@ func names(t testing.TB) (list []string) {
 // contents, blocks that it was notified of can still be mapped, it detects the end, and when it has
 // released all and closed, nothing is left. Two lenders at a time check that jobs do not interfere.
 func TestLenderIsKilled(t *testing.T) {
-	ctx := within(t)
 	before, files := segments(os.Getpid()), names(t)
 	for kill := range 12 {
 		c, p := start(t, "owner")
@@ -249,8 +247,7 @@ func TestLenderIsKilled(t *testing.T) {
 		held, sums := make([][]*shm.Block, 2), make([][]uint32, 2) // a few of each owner
 		take := func(i int, c *shm.Conn, p *process) {
 			got := p.receive(t)
-			blocks, err := c.Map(ctx, got.Ref)
-			require.NoError(t, err)
+			blocks := mapped(t, c, got.Ref)
 			require.Equal(t, got.Sum, sum(blocks[0].Data))
 			held[i], sums[i] = append(held[i], blocks[0]), append(sums[i], got.Sum)
 			if len(held[i]) > 4 {
@@ -268,8 +265,7 @@ func TestLenderIsKilled(t *testing.T) {
 			<-c.Done()
 			require.ErrorIs(t, c.Err(), io.EOF)
 		}
-		blocks, err := c.Map(ctx, last.Ref)
-		require.NoError(t, err, "killed after it sent the ref")
+		blocks := mapped(t, c, last.Ref)
 		require.Equal(t, last.Sum, sum(blocks[0].Data))
 		<-c.Done()
 		take(1, other, q)
@@ -469,23 +465,6 @@ func useUpDescriptors() error {
 	}
 	fmt.Print(err)
 	return nil
-}
-
-// fillGroup runs in a control group with a limit of 192 MiB.
-func fillGroup() error {
-	a, err := shm.NewArena(&shm.Options{Segment: 16 * mib})
-	if err != nil {
-		return err
-	}
-	for range 100 {
-		b, err := a.Alloc(16 * mib)
-		if err != nil {
-			fmt.Printf("%d MiB: ", a.Stats().Taken/mib)
-			return wantFull(err)
-		}
-		fill(b, 1)
-	}
-	return errors.New("there was no limit")
 }
 
 // fillShare is a rank that takes 64 MiB at a time, until there is no more, while other ranks of its

@@ -204,7 +204,6 @@ func TestReturnsTooMuch(t *testing.T) {
 // TestHeldTooLong checks that a segment which the peer drops while it is mapped here stays
 // readable, until it is released.
 func TestHeldTooLong(t *testing.T) {
-	ctx := within(t)
 	near, far := sockets(t)
 	defer far.Close()
 	c := shm.NewConn(near)
@@ -212,12 +211,10 @@ func TestHeldTooLong(t *testing.T) {
 	p := rawPeer{t, far}
 	p.segment(p.memfd(1<<16, sealedAll), 1<<16)
 	ref := shm.Ref{Arena: 1, Segment: 1, Len: 1 << 16}
-	blocks, err := c.Map(ctx, ref, ref)
-	require.NoError(t, err)
+	blocks := mapped(t, c, ref, ref)
 	p.send(message(3, 1, 1, 1))
 	p.send(message(1, 1, 1, 2, 1<<12), p.memfd(1<<12, sealedAll))
-	after, err := c.Map(ctx, shm.Ref{Arena: 1, Segment: 2, Len: 1})
-	require.NoError(t, err)
+	after := mapped(t, c, shm.Ref{Arena: 1, Segment: 2, Len: 1})
 	for _, b := range append(blocks, after...) {
 		require.Zero(t, sum(b.Data)-sum(make([]byte, len(b.Data))))
 		b.Release()
@@ -256,23 +253,4 @@ func TestThePeerCannotWrite(t *testing.T) {
 	require.ErrorIs(t, err, unix.EPERM)
 	require.Equal(t, want, sum(b))
 	b[0]++ // the owner can still write
-}
-
-// TestSurvivesTruncation checks why seals are required: the owner of a segment cannot truncate it
-// under its readers.
-func TestSurvivesTruncation(t *testing.T) {
-	ctx := within(t)
-	near, far := sockets(t)
-	defer far.Close()
-	c := shm.NewConn(near)
-	defer c.Close()
-	p := rawPeer{t, far}
-	fd := p.memfd(1<<16, sealedAll)
-	p.segment(fd, 1<<16)
-	ref := shm.Ref{Arena: 1, Segment: 1, Len: 1 << 16}
-	blocks, err := c.Map(ctx, ref)
-	require.NoError(t, err)
-	require.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EPERM)
-	require.Equal(t, make([]byte, 1<<16), blocks[0].Data)
-	blocks[0].Release()
 }

@@ -97,16 +97,6 @@ func merge(trees ...tree) tree {
 // without it the test that needs one is skipped.
 const cgroupVar = "MUSTER_TEST_CGROUP"
 
-// TestControlGroup takes memory in a control group until there is no more: that is an error, and
-// the kernel kills no process.
-func TestControlGroup(t *testing.T) {
-	dir := controlGroup(t, 192)
-	cmd := inGroup(t, dir, "group")
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	t.Logf("%s", out)
-}
-
 // controlGroup makes a control group with a limit, and removes it when the test ends.
 func controlGroup(t *testing.T, limitMiB int) (dir string) {
 	t.Helper()

@@ -98,6 +98,14 @@ func filled(t testing.TB, a *shm.Arena, n int, seed uint64) ([]byte, shm.Ref) {
 	return b, ref
 }
 
+// mapped maps refs.
+func mapped(t testing.TB, c *shm.Conn, refs ...shm.Ref) []*shm.Block {
+	t.Helper()
+	blocks, err := c.Map(within(t), refs...)
+	require.NoError(t, err)
+	return blocks
+}
+
 func fill(b []byte, seed uint64) {
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16), byte(seed >> 24)}).Read(b)
 }

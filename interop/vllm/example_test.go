@@ -185,3 +185,17 @@ func ExampleGroup_Barrier() {
 	fmt.Println("missing:", failure.Missing)
 	// Output: missing: [1]
 }
+
+// One of several groups in a store, with a prefix of its own.
+func ExampleJoin_shared() {
+	ctx := context.Background()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	g, err := vllm.Join(ctx, vllm.Config{Rank: 0, Size: 4, Store: store.Prefix(s, "tp/"), Shared: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer g.Close()
+	fmt.Println(g.Rank(), g.Size()) // it has not waited for the others
+	// Output: 0 4
+}
