@@ -19,7 +19,7 @@ var (
 )
 
 // PrintWho prints a view as "muster who" does.
-func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{Writer: w}).print(v) }
+func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{report: report{Writer: w}}).print(v) }
 
 // WriteOutput writes text to a new file at path, and optionally commits it.
 func WriteOutput(path, text string, force, commit bool) error {

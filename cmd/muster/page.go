@@ -67,7 +67,7 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 	case guarded && p.secret == nil:
 		return p.refusal("this store requires authentication, and its page would show its data to all users: set a password (--http-secret-file)")
 	case !local && p.secret == nil:
-		return p.refusal("all hosts that reach it would see keys and values: set --http to 127.0.0.1, with ssh -L or a proxy" + overTLS(cmd, ", or set a password (--http-secret-file) and TLS (--tls-cert)"))
+		return p.refusal("all hosts that reach it would see its data: set --http to 127.0.0.1, with ssh -L or a proxy" + overTLS(cmd, ", or set a password (--http-secret-file) and TLS (--tls-cert)"))
 	case !local && !encrypted:
 		return p.refusal("its password could be read on the network: set --http to 127.0.0.1, with ssh -L or a proxy" + overTLS(cmd, ", or set --tls-cert"))
 	}
@@ -251,7 +251,7 @@ func newPage() *cobra.Command {
 		Use:   "page",
 		Short: "Serve a status page: who waits for whom",
 		Long: `Serve a status page of a running store, with groups, ranks, waiting operations with the ranks that
-have joined and those that are missing, the last failures, keys. The store may be one that rank 0
+have joined and those that are missing, the last failures. The store may be one that rank 0
 hosts. The page shows what this process may read, and changes nothing. Without --store and
 MUSTER_STORE it shows the store of the "muster run" of this user on this host. Ctrl-C ends it.
 

@@ -122,9 +122,7 @@ func knownCommand(root *cobra.Command, args []string) error {
 		return nil
 	}
 	hint := ""
-	if args[0] == "top" {
-		hint = `: "muster who --watch" shows who waits for whom, live`
-	} else if near := root.SuggestionsFor(args[0]); len(near) > 0 {
+	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
 		hint = fmt.Sprintf(", did you mean %s?", strings.Join(near, " or "))
 	}
 	return usagef(root, "there is no command %q%s", args[0], hint)

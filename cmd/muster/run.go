@@ -223,16 +223,22 @@ type launches struct {
 	others string   // what became of the other ranks of this node
 }
 
-// start implements agent.Agent.Start.
-func (l *launches) start(ctx context.Context, a agent.Attempt) error {
-	job, err := launch.Start(ctx, l.spec(a))
+// process runs processes until they have ended. The job is nil if they could not be started.
+func (l *launches) process(ctx context.Context, spec launch.Spec) (*launch.Job, error) {
+	job, err := launch.Start(ctx, spec)
 	if err != nil {
-		return programError(l.path, err)
+		return nil, programError(l.path, err)
 	}
 	err = l.sigs.wait(job)
 	if errors.Is(err, syscall.EPIPE) {
-		l.sigs.drain() // another attempt would have no reader either
+		l.sigs.drain() // others would have no reader either
 	}
+	return job, err
+}
+
+// start implements agent.Agent.Start.
+func (l *launches) start(ctx context.Context, a agent.Attempt) error {
+	job, err := l.process(ctx, l.spec(a))
 	if _, ok := errors.AsType[*launch.ExitError](err); ok {
 		e, elsewhere := l.first(job.Failures(), a)
 		l.tail = job.Process(e.Rank).Tail()

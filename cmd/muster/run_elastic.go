@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
@@ -154,14 +153,7 @@ func (e workerError) Reason() string {
 
 // start implements agent.Elastic.Start.
 func (w *elasticWorkers) start(ctx context.Context, worker agent.Worker) error {
-	job, err := launch.Start(ctx, w.spec(worker))
-	if err != nil {
-		return programError(w.path, err)
-	}
-	err = w.sigs.wait(job)
-	if errors.Is(err, syscall.EPIPE) {
-		w.sigs.drain() // another worker would have no reader either
-	}
+	job, err := w.process(ctx, w.spec(worker))
 	e, ok := errors.AsType[*launch.ExitError](err)
 	if !ok {
 		return err

@@ -74,24 +74,6 @@ func TestRunElasticFails(t *testing.T) {
 	}
 }
 
-// TestRunElasticExcludes checks the error of a node that has failed too often.
-func TestRunElasticExcludes(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	node := func(host, script string) *process {
-		args := []string{"run", "--nnodes", "1:2", "-n", "1", "--elastic", "1:2", "--max-restarts", "9", "--max-node-failures", "2", "--job", "train", "--store", url}
-		return startIn(t, nil, []string{"MUSTER_HOST=" + host}, append(args, sh(script)...)...)
-	}
-	a := node("good", "echo ready; exec sleep 60")
-	a.line(t, "ready")
-	for range 2 { // once more: it may not join again
-		r := node("broken", "exit 3").wait(t)
-		require.Equal(t, 1, r.code)
-		require.Regexp(t, `muster: this node \(broken\) is left out of the job after 2 failures; the last one: worker broken[^ ]+: exit status 3 \(--max-node-failures\)\n$`, r.stderr)
-	}
-	a.complaint(t, "muster: node broken is left out of the job after 2 failures; the last one: worker broken")
-}
-
 // TestRunElasticRemovesWorkers checks that the others need not wait until the session of a worker that was
 // killed ends in a store that runs elsewhere.
 func TestRunElasticRemovesWorkers(t *testing.T) {

@@ -16,30 +16,6 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
-// restarting is a rank that fails on rank 1 until the job has been restarted twice.
-const restarting = `[ $TORCHELASTIC_RESTART_COUNT = 2 ] && { echo done $RANK of $MUSTER_RUN; exit; }; [ $RANK = 1 ] && { echo cause >&2; exit 3; }; exec sleep 60`
-
-// TestRunRestarts checks that all ranks start again after one has failed, each time as another run.
-func TestRunRestarts(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	r := run(t, runSh(3, "--no-prefix --grace 0s --max-restarts 2 --log-dir "+dir, restarting)...)
-	require.Zero(t, r.code, "%+v", r)
-	lines := strings.Fields(r.stdout)
-	require.Len(t, lines, 12)
-	require.Equal(t, lines[3], lines[7], "one run")
-	assert.Contains(t, r.stderr, "muster: rank 1: exit status 3: restart 1 of at most 2\n")
-	assert.Contains(t, r.stderr, "muster: rank 1: exit status 3: restart 2 of at most 2\n")
-	for attempt, want := range []string{"cause\n", "cause\n", "done 1 of " + lines[3] + "\n"} {
-		logs, err := filepath.Glob(filepath.Join(dir, "*", "attempt-"+strconv.Itoa(attempt), "rank-1.log"))
-		require.NoError(t, err)
-		require.Len(t, logs, 1)
-		b, err := os.ReadFile(logs[0])
-		require.NoError(t, err)
-		require.Equal(t, want, string(b))
-	}
-}
-
 func runNodes(t *testing.T, url string, procs int, flags, script string) *process {
 	args := []string{"run", "--nnodes", "2", "-n", strconv.Itoa(procs), "--job", "train", "--store", url}
 	return start(t, append(append(args, strings.Fields(flags)...), sh(script)...)...)

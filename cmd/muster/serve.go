@@ -50,7 +50,7 @@ gracefully: clients are notified, and have --drain to disconnect. A second one s
 supervisors and load balancers. systemd gets the same (Type=notify).
 
 --http serves the status page: groups and ranks, who waits for whom and for how long, the last
-failures, keys. It changes nothing. It requires a password (--http-secret-file) if the store
+failures. It changes nothing. It requires a password (--http-secret-file) if the store
 requires authentication, and beyond loopback, where it also requires TLS (--tls-cert).
 
 Beyond loopback the store requires authentication: a secret, which both sides prove and neither

@@ -38,6 +38,15 @@ func (k ink) rank(rank int, s string) string {
 	return k.in(colours[rank%len(colours)], s)
 }
 
+// report is output for people.
+type report struct {
+	io.Writer
+	ink
+}
+
+// line prints a line. A bufio.Writer keeps the error until Flush.
+func (r *report) line(format string, args ...any) { _, _ = fmt.Fprintf(r, format+"\n", args...) }
+
 // padLeft and padRight count characters, not bytes: tables contain µs and ×.
 func padLeft(s string, width int) string {
 	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s))) + s

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -64,7 +63,7 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 		return printJSON(cmd.OutOrStdout(), summaryJSON(&s, t))
 	}
 	out := bufio.NewWriter(cmd.OutOrStdout())
-	(&tracePrinter{out, inkOf(cmd.OutOrStdout())}).print(&s, t, note)
+	(&tracePrinter{report{out, inkOf(cmd.OutOrStdout())}}).print(&s, t, note)
 	return out.Flush()
 }
 
@@ -113,13 +112,7 @@ func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.Fil
 const traceLines = 64
 
 // tracePrinter prints a summary.
-type tracePrinter struct {
-	io.Writer
-	ink
-}
-
-// line prints a line. A bufio.Writer keeps the error until Flush.
-func (p *tracePrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) }
+type tracePrinter struct{ report }
 
 func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note string) {
 	failed := ""

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -120,7 +119,7 @@ func (r *remote) show(cmd *cobra.Command, v *status.View, o *whoOptions) error {
 		return printJSON(cmd.OutOrStdout(), v)
 	}
 	out := bufio.NewWriter(cmd.OutOrStdout())
-	p := &whoPrinter{out, inkOf(cmd.OutOrStdout()), o.ranks}
+	p := &whoPrinter{report{out, inkOf(cmd.OutOrStdout())}, o.ranks}
 	if r.title != "" {
 		p.line("%s", p.dim(r.title))
 	}
@@ -141,13 +140,9 @@ func visible(ctx context.Context, s *store.Store) error {
 
 // whoPrinter prints a view once.
 type whoPrinter struct {
-	io.Writer
-	ink
+	report
 	ranks bool
 }
-
-// line prints a line. A bufio.Writer keeps the error until Flush.
-func (p *whoPrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) }
 
 func (p *whoPrinter) print(v *status.View) {
 	p.headlines(v)
@@ -364,7 +359,7 @@ func (p *whoPrinter) group(g *status.Group) {
 	case g.Age >= 0:
 		when = ", for " + ago(g.Age)
 	}
-	text := fmt.Sprintf("  %s  %d of %s ranks, %s%s", p.bold(name), g.Present, sizeText(g.Size, g.AtLeast), stateText(g.State), when)
+	text := fmt.Sprintf("  %s  %d of %s ranks, %s%s", p.bold(name), g.Present, sizeText(g.Size, g.AtLeast), g.State, when)
 	if g.Why != "" {
 		text += ": " + printable(g.Why)
 	}
@@ -387,9 +382,4 @@ func sizeText(size int, atLeast bool) string {
 		return fmt.Sprintf("at least %d", size)
 	}
 	return strconv.Itoa(size)
-}
-
-// stateText describes the state of a group.
-func stateText(state string) string {
-	return map[string]string{"forming": "forming", "idle": "idle", "waiting": "waits", "failed": "failed", "closed": "closed"}[state]
 }

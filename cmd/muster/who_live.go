@@ -102,7 +102,7 @@ func (l *liveView) lines(height int) []string {
 	lines := []string{l.head()}
 	if l.view != nil {
 		var b strings.Builder
-		(&whoPrinter{&b, l.ink, l.ranks}).print(l.view)
+		(&whoPrinter{report{&b, l.ink}, l.ranks}).print(l.view)
 		lines = append(lines, strings.Split(strings.TrimRight(b.String(), "\n"), "\n")...)
 	}
 	if room := max(height-1, 1); len(lines) > height {

@@ -156,7 +156,7 @@ func TestWho(t *testing.T) {
  +waits for rank 1 \(pid 7 on node-b\): no call since it joined [0-9.]+ s ago.*
 
 groups
-  jobs/train \(generation 1\)  2 of 2 ranks, waits, for [0-9.]+ s
+  jobs/train \(generation 1\)  2 of 2 ranks, waiting, for [0-9.]+ s
     rank 0 +pid 7 on node-a  in barrier #1 for [0-9.]+ s.*
     rank 1 +pid 7 on node-b  no call since it joined [0-9.]+ s ago.*
 
@@ -170,8 +170,6 @@ $`)
 		t.Errorf("%+v", v)
 	}
 	run(t, "who", "--store", "tcp://"+strings.TrimPrefix(url, "muster://")).wants(t, 1, "", "unsupported by this engine")
-	run(t, "who", "now").wants(t, 2, "", "unexpected argument")
-	run(t, "who", "--watch").wants(t, 2, "", "--watch needs a terminal")
 }
 
 func TestWhoSaysThatTheDiskStalls(t *testing.T) {
@@ -291,12 +289,8 @@ func TestPageWantsAPassword(t *testing.T) {
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--secret-file", secretIn(t, "a secret of the store"), "--http", "127.0.0.1:0", "--http-secret-file", secretIn(t, password), "--http-pprof")
 	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
 	for given, want := range map[string]int{"": 401, "a secret of the store": 401, password: 200} {
-		for _, path := range []string{"", "status", "metrics", "debug/pprof/heap", "value?key=k"} {
-			code := fetch(t, page+path, given, "")
-			if path == "value?key=k" && given == password {
-				want = 404
-			}
-			assert.Equal(t, want, code, "/%s with %q", path, given)
+		for _, path := range []string{"", "status", "metrics", "debug/pprof/heap"} {
+			assert.Equal(t, want, fetch(t, page+path, given, ""), "/%s with %q", path, given)
 		}
 	}
 }
