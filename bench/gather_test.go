@@ -62,9 +62,9 @@ func TestGatherMPI(t *testing.T) {
 	}
 	require.NoError(t, err)
 	p.remove()
-	r := little(t, "-python", "", "-ways", "Open MPI|bare: copy in")
+	r := little(t, "-rounds", "1", "-kib", "4", "-python", "", "-ways", "Open MPI|bare: copy in")
 	want(t, r, "4 KiB Open MPI, shared memory", "p50 µs", "÷ bare")
-	want(t, r, "1 MiB Open MPI, TCP", "p50 µs", "÷ bare")
+	want(t, r, "4 KiB Open MPI, TCP", "p50 µs", "÷ bare")
 }
 
 // torchPython returns a Python with torch: MUSTER_TORCH, if that is set.

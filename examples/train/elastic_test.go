@@ -72,10 +72,3 @@ func TestElastic(t *testing.T) {
 		require.Equal(t, alone[1], sum[1], out)
 	}
 }
-
-func TestElasticWithoutALauncher(t *testing.T) {
-	j := start(t, 1, func(int) string { return "-elastic" }, served(t))
-	_ = j.Wait()
-	assert.Error(t, j.Process(0).Err())
-	assert.Contains(t, said(j, 0), "not started by a launcher of elastic jobs: MUSTER_JOB and MUSTER_WORKER and MUSTER_ELASTIC not set: start the program with muster run --elastic")
-}

@@ -49,21 +49,6 @@ func TestFirstFailureIsNamedAndEndsTheOthers(t *testing.T) {
 	assert.EqualError(t, job.Process(0).Err(), "rank 0: killed by signal 15")
 }
 
-func TestKilledRankIsNamed(t *testing.T) {
-	var said sayings
-	s := spec(3, "block")
-	s.Output = &said
-	job := start(t, s)
-	said.await(t, "ready", 3)
-	testcluster.Kill(t, job.Process(1))
-	err := wait(t, job)
-	var exit *launch.ExitError
-	if !errors.As(err, &exit) || exit.Rank != 1 || exit.Signal != syscall.SIGKILL || exit.ExitCode() != 137 {
-		t.Errorf("error %#v", err)
-	}
-	assert.EqualError(t, err, "rank 1: killed by signal 9")
-}
-
 func TestMayFail(t *testing.T) {
 	var said sayings
 	s := spec(3, "polite")

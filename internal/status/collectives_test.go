@@ -214,6 +214,7 @@ func TestRecordingsWithoutProcesses(t *testing.T) {
 
 // TestDebugServers checks what debug servers are asked, and which addresses are not.
 func TestDebugServers(t *testing.T) {
+	t.Parallel() // one does not answer
 	dump, err := os.ReadFile("../flightrecorder/testdata/rank1.json")
 	require.NoError(t, err)
 	stopped := make(chan struct{})

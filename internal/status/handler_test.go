@@ -87,6 +87,7 @@ func TestPage(t *testing.T) {
 // TestEvents checks that a page gets an event at once and then regularly, and that several pages
 // share the requests to the store.
 func TestEvents(t *testing.T) {
+	t.Parallel() // an event a second
 	s, c, url := page(t)
 	go func() { _, _ = s.Wait(context.Background(), "model/ready") }()
 	require.Eventually(t, func() bool {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/dataparallel"
-	"github.com/muster-pg/muster/gather"
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/interop/vllm"
@@ -27,8 +26,8 @@ import (
 )
 
 var _ = []any{
-	handleAFailure, withoutALauncher, groupsWithinTheJob, aStoreInMemory, overEtcd, onlyHosts, aStoreOfPython, rankZeroOfVLLM,
-	anotherRankOfVLLM, gatherConfigs, averageGradients, weighted, overlapped, sharded, elastic, elasticTraining, elasticCheckpoints, numbers, records, drive,
+	handleAFailure, withoutALauncher, groupsWithinTheJob, overEtcd, aStoreOfPython, rankZeroOfVLLM,
+	anotherRankOfVLLM, averageSlices, averageModel, weighted, overlapped, sharded, elastic, elasticTraining, elasticCheckpoints, numbers, records, drive,
 }
 
 func handleAFailure(ctx context.Context, g *pgroup.Group) error {
@@ -58,11 +57,6 @@ func groupsWithinTheJob(ctx context.Context, g *pgroup.Group) error {
 	return errors.Join(pair.Close(), half.Close(), err)
 }
 
-func aStoreInMemory() {
-	s := store.New(new(store.Memory))
-	defer s.Close()
-}
-
 func overEtcd(ctx context.Context, rank, size int) (*pgroup.Group, error) {
 	schemes := store.Builtin()
 	schemes["etcd"], schemes["etcds"] = etcdlog.Open, etcdlog.Open
@@ -70,11 +64,6 @@ func overEtcd(ctx context.Context, rank, size int) (*pgroup.Group, error) {
 		Address: "etcd://etcd-1:2379/jobs", Schemes: schemes, Rank: rank, Size: size,
 	})
 	return g, err
-}
-
-func onlyHosts() *store.Server {
-	srv := &store.Server{Engine: new(store.Memory), Protocols: []store.Protocol{&tcpstore.Protocol{}}}
-	return srv
 }
 
 func aStoreOfPython(ctx context.Context) (*store.Store, error) {
@@ -147,37 +136,6 @@ func sharded(ctx context.Context, s *dataparallel.Strategy, params, grads map[st
 		return nil
 	})
 	return err
-}
-
-type Layer struct {
-	Name   string
-	Weight *tensor.Tensor
-}
-
-func gatherConfigs(ctx context.Context, g *pgroup.Group, w *tensor.Tensor) error {
-	ga, err := gather.Open(ctx, g, nil) // on every rank; it keeps connections and memory segments
-	if err != nil {
-		return err
-	}
-	defer ga.Close()
-	ranks := []int{2, 0, 3} // rank 2 receives
-	res, err := gather.Configs(ctx, ga, ranks, &Layer{Name: "q_proj", Weight: w})
-	if err != nil {
-		return err
-	}
-	defer res.Release()
-	for rank, layer := range res.Present() { // on rank 2, in the order of the list
-		fmt.Println(rank, layer.Name)
-	}
-	return nil
-}
-
-func averageGradients(ctx context.Context, g *pgroup.Group, grads []float32, params, byName map[string]*tensor.Tensor) error {
-	err := averageSlices(ctx, g, grads)
-	if err != nil {
-		return err
-	}
-	return averageModel(ctx, g, params, byName)
 }
 
 func averageSlices(ctx context.Context, g *pgroup.Group, grads []float32) error {
