@@ -38,7 +38,7 @@ soak:
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestDamage|TestPowerLoss.*)$$' ./internal/durable
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestCreateHasOneOutcome|TestMutants)$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
-	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestContract|TestFaults|TestSpace|TestKilledLeader|TestSuites)$$' ./store/etcdlog
+	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestFaults|TestSpace|TestKilledLeader|TestSuites)$$' ./store/etcdlog
 	go test -v -timeout 60m -run '^TestSimulation$$' ./store/etcdlog -sim.seeds 20000
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./store/etcdlog
 	for v in 3.5 3.6 3.7; do MUSTER_TEST_ETCD=$$(.ci/etcd $$v) go test -v -timeout 20m ./store/etcdlog || exit 1; done

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
@@ -21,20 +20,6 @@ import (
 // onDisk returns a durable store. Its directory may be in memory: a test that is about the disk makes
 // a store of its own.
 func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: testcluster.Scratch(t)} }
-
-func TestDurable(t *testing.T) {
-	t.Parallel()
-	storetest.Run(t, func(t *testing.T) func() store.Engine {
-		m := onDisk(t)
-		t.Cleanup(func() { _ = m.Close() })
-		return func() store.Engine { return m }
-	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
-}
-
-func TestClientServerDurable(t *testing.T) {
-	t.Parallel()
-	storetest.Run(t, served(onDisk, tcp, soonLost), nil)
-}
 
 func TestBackupAndRestore(t *testing.T) {
 	t.Parallel()

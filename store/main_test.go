@@ -54,6 +54,15 @@ func serve(t *testing.T, srv *store.Server, w wires) *service {
 	return s
 }
 
+// relay runs a relay of the store at addr on srv, over w.
+func relay(t *testing.T, addr string, srv *store.Server, w wires) *service {
+	t.Helper()
+	r, err := store.NewRelay(bounded(t), "muster://"+addr, nil)
+	require.NoError(t, err)
+	srv.Engine = r
+	return serve(t, srv, w)
+}
+
 // client returns a Store on s that is closed at the end of the test.
 func (s *service) client(t *testing.T) *store.Store {
 	t.Helper()

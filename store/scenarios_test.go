@@ -116,7 +116,7 @@ func TestScenariosOverSockets(t *testing.T) {
 					return func(string) scenario.Session {
 						c, err := store.Dial(t.Context(), srv.addr, nil)
 						require.NoError(t, err)
-						return scenario.Session{Engine: c.Engine(), Crash: func() { store.Kill(c.Engine()) }, Break: func() { breaks(c.Engine()) }}
+						return scenario.Session{Engine: c.Engine(), Crash: func() { store.Kill(c.Engine()) }, Break: func() { breakConn(c.Engine()) }}
 					}
 				},
 			})

@@ -15,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -579,17 +578,4 @@ func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 	testcluster.Eventually(t, testTimeout, func() bool { // a client also reloads its own files
 		return before.Set(bounded(t), "k", nil, nil) == nil
 	}, "who was there comes back")
-}
-
-func TestClientServerMemoryOverTLS(t *testing.T) {
-	t.Parallel()
-	f := newTLSFiles(t)
-	storetest.Run(t, func(t *testing.T) func() store.Engine {
-		s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
-		return func() store.Engine {
-			c, err := store.Dial(t.Context(), "127.0.0.1:1", s.knowing(secretOf("s"), f.client()))
-			require.NoError(t, err)
-			return c.Engine()
-		}
-	}, nil)
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Engine carries out requests. Package storetest is its conformance suite.
+// Engine carries out requests. The scenarios of internal/scenario are its rules.
 type Engine interface {
 	// Do carries out req, and fills rep, whatever the code of the reply. It waits as req asks, and
 	// no longer than ctx. When a deadline passes, an operation that waits gets ResultGrace for the

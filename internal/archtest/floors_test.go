@@ -50,7 +50,6 @@ var floors = [][]room{
 		{name: "internal/tree", may: []string{"tensor"}},
 	},
 	{
-		{name: "internal/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "internal/scenario", may: []string{"store", "wire", "trace"}}, // rules as text
 		{name: "pgroup", may: []string{"internal/hostmem", "internal/launcher", "shm", "store", "wire", "trace"}},
 		{name: "internal/status", may: []string{"store", "wire", "internal/flightrecorder", "internal/tcpwire"}},

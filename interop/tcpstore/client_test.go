@@ -2,6 +2,7 @@ package tcpstore_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -13,16 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/scenario"
-	"github.com/muster-pg/muster/internal/storetest"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
-
-// never are the features that no TCPStore has.
-var never = []storetest.Feature{
-	storetest.Collect, storetest.Streams, storetest.TTL, storetest.Reads, storetest.Leases, storetest.Watch, storetest.Status, storetest.Remove,
-	storetest.Queues, storetest.Channels,
-}
 
 func dial(t *testing.T, addr string, o *tcpstore.Options) *tcpstore.Client {
 	t.Helper()
@@ -32,6 +27,78 @@ func dial(t *testing.T, addr string, o *tcpstore.Options) *tcpstore.Client {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// TestClientOfOurServer runs the tests of clients with our client of our server.
+func TestClientOfOurServer(t *testing.T) {
+	s := current(t)
+	clientsOf(t, func() *store.Store { return store.New(dial(t, s.addr, nil)) })
+}
+
+// The largest key and value of a TCPStore.
+const (
+	maxKey   = 8<<10 - 1
+	maxValue = 8 << 20
+)
+
+// clientsOf tests what scenarios cannot show of clients of one server: sizes, bytes that callers change,
+// and many calls at the same time.
+func clientsOf(t *testing.T, open func() *store.Store) {
+	ctx, s := t.Context(), open()
+	longest, largest := strings.Repeat("k", maxKey), bytes.Repeat([]byte("v"), maxValue)
+	require.NoError(t, s.Set(ctx, longest, largest, nil))
+	_, err := s.Append(ctx, longest, []byte("1"))
+	require.ErrorIs(t, err, store.ErrTooLarge)
+	require.ErrorIs(t, s.Set(ctx, longest, append(largest, 'v'), nil), store.ErrTooLarge)
+	got, err := s.Get(ctx, longest)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(largest, got))
+	require.ErrorIs(t, s.Set(ctx, longest+"k", nil, nil), store.ErrTooLarge)
+	_, err = s.Wait(ctx, make([]string, wire.MaxKeys+1)...)
+	require.ErrorIs(t, err, store.ErrTooLarge)
+
+	v := []byte("value")
+	require.NoError(t, s.Set(ctx, "key", v, nil))
+	clear(v)
+	values, err := s.Wait(ctx, "key", "key")
+	require.NoError(t, err)
+	clear(values[0])
+	require.Equal(t, "value", string(values[1]))
+
+	const callers, rounds = 16, 50
+	errs := make(chan error, callers)
+	for i := range callers {
+		c := []*store.Store{s, open()}[i%2]
+		go func() { errs <- manyCalls(ctx, c, fmt.Sprint("own ", i), rounds) }()
+	}
+	for range callers {
+		require.NoError(t, <-errs)
+	}
+	n, err := s.Add(ctx, "shared", 0)
+	require.NoError(t, err)
+	require.EqualValues(t, callers*rounds, n)
+	require.NoError(t, s.Close())
+	_, err = s.Get(ctx, "key")
+	require.ErrorIs(t, err, store.ErrClosed)
+	_, err = s.Wait(ctx, "key")
+	require.ErrorIs(t, err, store.ErrClosed)
+}
+
+// manyCalls adds to a shared counter, and sets and gets a key of its own.
+func manyCalls(ctx context.Context, s *store.Store, key string, rounds int) error {
+	for n := range rounds {
+		if _, err := s.Add(ctx, "shared", 1); err != nil {
+			return err
+		}
+		if err := s.Set(ctx, key, fmt.Append(nil, n), nil); err != nil {
+			return err
+		}
+		if v, err := s.Get(ctx, key); err != nil || string(v) != fmt.Sprint(n) {
+			return fmt.Errorf("%s is %q: %w", key, v, err)
+		}
+	}
+	_, err := s.Wait(ctx, "own 0", key)
+	return err
 }
 
 // scenarios has the rules of stores as text.
@@ -106,10 +173,8 @@ func TestPythonsServer(t *testing.T) {
 	h := newHost(t)
 	for name, args := range map[string]string{"libuv": "", "without libuv": "use_libuv=False"} {
 		t.Run(name, func(t *testing.T) {
-			storetest.Run(t, func(t *testing.T) func() store.Engine {
-				_, addr := h.server(t, args)
-				return func() store.Engine { return dial(t, addr, nil) }
-			}, &storetest.Options{Without: never, Key: 8<<10 - 1, Value: 8 << 20})
+			_, addr := h.server(t, args)
+			clientsOf(t, func() *store.Store { return store.New(dial(t, addr, nil)) })
 			scenario.Run(t, scenarios, scenario.Engine{
 				Name: "a TCPStore of PyTorch",
 				Only: []string{"keys", "counters", "swap"},

@@ -1,25 +1,66 @@
 package etcdlog_test
 
 import (
+	"bytes"
+	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/durable/logtest"
-	"github.com/muster-pg/muster/internal/storetest"
-	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/internal/scenario"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
+	"github.com/muster-pg/muster/wire"
 )
 
-// TestContract runs the contract of all engines over a store whose log is in etcd: all of it with
-// MUSTER_SOAK, otherwise the chapters in which a call waits for others, or entries end by time, and
-// one about sizes. The other chapters are about the machine, which other engines of the suite share.
-func TestContract(t *testing.T) {
-	chapters := testcluster.Form([]string{"Keys", "Wait", "Limits", "Join", "Collect", "Failures", "Leases"}, nil)
+// scenarios has the rules of stores as text.
+const scenarios = "../../internal/scenario/testdata"
+
+// TestScenarios runs the rules of stores on a store whose log is in an etcd in memory.
+func TestScenarios(t *testing.T) {
+	scenario.Run(t, scenarios, scenario.Engine{
+		Name:  "a replicated store",
+		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights, scenario.Restarts},
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
+			l, err := etcdlog.Lead(t.Context(), memetcd.New().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
+			require.NoError(t, err)
+			m := &store.Memory{Limits: s.Limits, Replica: l}
+			t.Cleanup(func() {
+				_ = m.Close()
+				_ = l.Close()
+			})
+			return func(string) scenario.Session { return scenario.Local(t, m) }
+		},
+	})
+}
+
+// TestScenariosOnEtcd runs the rules in which time does not matter on a store whose log is in etcd.
+func TestScenariosOnEtcd(t *testing.T) {
 	c := client(t, etcd(t))
-	storetest.Run(t, func(t *testing.T) func() store.Engine {
-		m := lead(t, c, &etcdlog.Options{Root: newRoot()})
-		return func() store.Engine { return m }
-	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}, Only: chapters})
+	scenario.Run(t, scenarios, scenario.Engine{
+		Name:  "a store whose log is in etcd",
+		Lacks: []scenario.Feature{scenario.Connections, scenario.LimitsOf, scenario.Rights, scenario.Restarts},
+		Real:  true,
+		Start: func(t *testing.T, _ scenario.Settings) func(string) scenario.Session {
+			m := lead(t, c, &etcdlog.Options{Root: newRoot()})
+			return func(string) scenario.Session { return scenario.Local(t, m) }
+		},
+	})
+}
+
+// TestLargestOnEtcd checks that the longest key and the largest value, of more bytes than a request to
+// etcd may have by default, are in the log.
+func TestLargestOnEtcd(t *testing.T) {
+	c, root, ctx := client(t, etcd(t)), newRoot(), bounded(t)
+	m := lead(t, c, &etcdlog.Options{Root: root})
+	key, value := strings.Repeat("k", wire.MaxKey), bytes.Repeat([]byte("0123456789abcdef"), wire.MaxValue/16)
+	require.NoError(t, store.New(m).Set(ctx, key, value, nil))
+	require.NoError(t, m.Close())
+	got, err := store.New(lead(t, c, &etcdlog.Options{Root: root})).Get(ctx, key)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(value, got))
 }
 
 // TestLog runs the contract of all logs over one in etcd.

@@ -1,0 +1,269 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// storm breaks the connections of clients, in turn, while they call. After each break it waits until
+// some calls have succeeded.
+type storm struct {
+	t     *testing.T
+	open  func() *store.Store
+	calls atomic.Int64  // number of successful calls
+	over  chan struct{} // closed after the last break
+}
+
+// breaks is the number of breaks in a storm.
+const breaks = 40
+
+// strike starts the storm, over the connections of stores.
+func (s *storm) strike(stores ...*store.Store) {
+	ctx, ended := bounded(s.t), make(chan error, 1)
+	go func() {
+		defer close(s.over)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for i := range breaks {
+			before := s.calls.Load()
+			breakConn(stores[i%len(stores)].Engine())
+			for s.calls.Load() < before+int64(2*len(stores)) {
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+					ended <- fmt.Errorf("after break %d: %d calls in all, and no more", i, before)
+					return
+				}
+			}
+		}
+		ended <- nil
+	}()
+	s.t.Cleanup(func() { require.NoError(s.t, <-ended) })
+}
+
+// call calls do until the storm is over, or do fails.
+func (s *storm) call(do func(n int) error) error {
+	for n := 0; ; n++ {
+		select {
+		case <-s.over:
+			return nil
+		default:
+		}
+		if err := do(n); err != nil {
+			return fmt.Errorf("call %d: %w", n, err)
+		}
+		s.calls.Add(1)
+	}
+}
+
+// callers calls do in four goroutines on each of two sessions until the storm is over.
+func (s *storm) callers(do func(c *store.Store, caller, n int) error) *store.Store {
+	s.t.Helper()
+	const each = 4
+	stores := []*store.Store{s.open(), s.open()}
+	s.strike(stores...)
+	errs := make(chan error, 2*each)
+	for i := range 2 * each {
+		go func() { errs <- s.call(func(n int) error { return do(stores[i%2], i, n) }) }()
+	}
+	for range 2 * each {
+		require.NoError(s.t, <-errs)
+	}
+	return stores[0]
+}
+
+// TestConnectionsBreak checks that clients whose connections break do not notice: each change is
+// applied once, and each answer, event and message arrives once. TestLinearizable does so for
+// operations on one key.
+func TestConnectionsBreak(t *testing.T) {
+	patient := func() *store.Server { return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}} }
+	for way, at := range map[string]func(t *testing.T) *service{
+		"loop":      func(t *testing.T) *service { return serve(t, patient(), tcp) },
+		"goroutine": func(t *testing.T) *service { return serve(t, patient(), pipes) },
+		"durable relay": func(t *testing.T) *service {
+			srv := patient()
+			srv.Engine = onDisk(t)
+			return relay(t, serve(t, srv, tcp).addr, patient(), tcp)
+		},
+	} {
+		for name, during := range map[string]func(*storm){
+			"counted reads": readsBreak, "given up": givenUpBreaks, "order": orderBreaks,
+			"watch": watchBreaks, "messages": messagesBreak, "group": groupBreaks, "join": joinBreaks,
+		} {
+			t.Run(way+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				s := at(t)
+				during(&storm{t: t, open: func() *store.Store { return s.client(t) }, over: make(chan struct{})})
+			})
+		}
+	}
+}
+
+// readsBreak takes entries, two at a time, which are all gone in the end.
+func readsBreak(s *storm) {
+	ctx := bounded(s.t)
+	c := s.callers(func(c *store.Store, caller, n int) error {
+		one, two := fmt.Sprint("one ", caller, n), fmt.Sprint("two ", caller, n)
+		for _, key := range []string{one, two} {
+			if err := c.Set(ctx, key, []byte(key), &store.SetOptions{Reads: 1}); err != nil {
+				return err
+			}
+		}
+		v, err := c.Wait(ctx, one, two)
+		if err != nil {
+			return err
+		}
+		if string(v[0]) != one || string(v[1]) != two {
+			return fmt.Errorf("%s and %s are %q", one, two, v)
+		}
+		if _, err := c.Get(ctx, one); !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("%s was read once, and then: %w", one, err)
+		}
+		return nil
+	})
+	for e, err := range c.List(ctx, "") {
+		require.NoError(s.t, err)
+		s.t.Errorf("%q is left", e.Key)
+	}
+}
+
+// givenUpBreaks adds with contexts that end at any time. A call that returned ErrUnknown may count;
+// a call that failed otherwise must not.
+func givenUpBreaks(s *storm) {
+	var yes, unknown atomic.Int64
+	c := s.callers(func(c *store.Store, caller, n int) error {
+		ctx, cancel := context.WithTimeout(bounded(s.t), time.Duration((caller+n)%7)*100*time.Microsecond)
+		defer cancel()
+		switch _, err := c.Add(ctx, "n", 1); {
+		case err == nil:
+			yes.Add(1)
+		case errors.Is(err, store.ErrUnknown):
+			unknown.Add(1)
+		case !errors.Is(err, context.DeadlineExceeded):
+			return err
+		}
+		_, err := c.Get(bounded(s.t), "missing")
+		if errors.Is(err, store.ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+	require.NoError(s.t, c.Set(bounded(s.t), "behind all of them", nil, nil))
+	n, err := s.open().Add(bounded(s.t), "n", 0)
+	require.NoError(s.t, err)
+	require.GreaterOrEqual(s.t, n, yes.Load())
+	require.LessOrEqual(s.t, n, yes.Load()+unknown.Load())
+}
+
+// orderBreaks checks that a set that was given up does not overtake the next one. Each key has one
+// writer, which knows the value.
+func orderBreaks(s *storm) {
+	s.callers(func(c *store.Store, caller, n int) error {
+		key := fmt.Sprint("own ", caller)
+		ctx, cancel := context.WithTimeout(bounded(s.t), time.Duration((caller+n)%5)*100*time.Microsecond)
+		defer cancel()
+		_ = c.Set(ctx, key, []byte("given up, perhaps"), nil)
+		return setAndGet(bounded(s.t), c, key, fmt.Sprint(n))
+	})
+}
+
+func watchBreaks(s *storm) {
+	ctx, c, other := bounded(s.t), s.open(), s.open()
+	from, err := c.Revision(ctx)
+	require.NoError(s.t, err)
+	s.strike(c, other)
+	wrote := make(chan error, 1)
+	count := 0 // of the changes
+	go func() {
+		err := s.call(func(n int) error {
+			count = n + 1
+			return other.Set(ctx, "w/key", fmt.Append(nil, n), nil)
+		})
+		wrote <- errors.Join(err, other.Set(ctx, "w/end", nil, nil))
+	}()
+	seen := 0
+	for e, err := range c.Watch(ctx, "w/", max(from, 1)) {
+		require.NoError(s.t, err)
+		if e.Key == "w/end" {
+			break
+		}
+		require.Equal(s.t, fmt.Sprint(seen), string(e.Value))
+		seen++
+	}
+	require.NoError(s.t, <-wrote)
+	require.Equal(s.t, count, seen)
+}
+
+func messagesBreak(s *storm) {
+	g := teamOf(s.t, s.open(), s.open())
+	s.strike(g.stores...)
+	sent := make(chan error, 1)
+	go func() {
+		err := s.call(func(n int) error { return g.send(fmt.Append(nil, n+1)) })
+		sent <- errors.Join(err, g.send([]byte("end")))
+	}()
+	for pos := uint64(1); ; pos++ {
+		m, err := g.recv(bounded(s.t), pos)
+		require.NoError(s.t, err)
+		if string(m) == "end" {
+			break
+		}
+		require.Equal(s.t, fmt.Sprint(pos), string(m))
+	}
+	require.NoError(s.t, <-sent)
+}
+
+// groupBreaks breaks connections of a group in its adds, all-gathers and barriers.
+func groupBreaks(s *storm) {
+	g := teamOf(s.t, s.open(), s.open(), s.open())
+	g.rounds(func() {
+		for i := range breaks {
+			c := g.stores[i%len(g.stores)]
+			breakConn(c.Engine())
+			_, err := c.Get(bounded(s.t), "no such key") // it is back
+			assert.ErrorIs(s.t, err, store.ErrNotFound)
+		}
+	})
+}
+
+// joinBreaks breaks the connection of a rank that waits in a join, or that joins at that time.
+func joinBreaks(s *storm) {
+	a, b := s.open(), s.open()
+	for i := range 10 {
+		at := func(rank int) wire.Contribution {
+			return wire.Contribution{Group: fmt.Sprint("group ", i), Run: "r", Rank: rank, Size: 2}
+		}
+		joined := make(chan error, 1)
+		var first store.Formed
+		go func() {
+			var err error
+			first, err = a.Join(bounded(s.t), at(0), nil)
+			joined <- err
+		}()
+		if i%2 == 0 { // a's connection is there
+			_, err := a.Get(bounded(s.t), "no such key")
+			require.ErrorIs(s.t, err, store.ErrNotFound)
+		}
+		broken := make(chan struct{})
+		go func() {
+			defer close(broken)
+			breakConn(a.Engine())
+		}()
+		second, err := b.Join(bounded(s.t), at(1), nil)
+		require.NoError(s.t, err)
+		<-broken
+		require.NoError(s.t, <-joined)
+		require.Equal(s.t, first.Generation, second.Generation)
+		(&pair{a, b, first.Generation}).goesOn(s.t, 1)
+	}
+}
