@@ -15,9 +15,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestCrowds checks what many callers do at the same time, at a store and through a relay.
+// TestCrowds checks what many callers do at the same time, at a durable store, whose replies wait for its
+// log, and through a relay.
 func TestCrowds(t *testing.T) {
-	for way, open := range map[string]sessions{"client": direct, "relay": throughARelay} {
+	for way, open := range map[string]sessions{"durable": durably, "relay": throughARelay} {
 		for name, check := range map[string]func(t *testing.T, open func() *store.Store){
 			"callers": crowdOfCallers, "waiters": crowdOfWaiters, "queue": crowdAtAQueue, "watch": crowdOfChanges,
 			"ranks": crowdOfRanks, "root": rootAndReader, "messages": manyMessages, "cancelled recvs": cancelledRecvs,

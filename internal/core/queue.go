@@ -14,7 +14,7 @@ func (m *Machine) head(queue string, rep *wire.Reply) (h wire.QueueHead, ok bool
 		return wire.QueueHead{}, true
 	}
 	if h, ok = wire.ParseQueueHead(e.val()); !ok {
-		refuse(rep, wire.CodeInvalid, fmt.Sprintf("the entry at the key %q is not the head of a queue: delete it", wire.QueueKey(queue)))
+		refuse(rep, wire.CodeInvalid, fmt.Sprintf("the entry at the queue's name and %q is not the head of a queue: delete it", wire.QueueKey("")))
 	}
 	return h, ok
 }
