@@ -76,7 +76,7 @@ func (s *Store) QueueLen(ctx context.Context, queue string) (int, error) {
 	}
 	h, ok := wire.ParseQueueHead(head)
 	if !ok {
-		detail := fmt.Sprintf("the entry at the key %q is no queue, but %d bytes: delete it", QueueKey(queue), len(head))
+		detail := fmt.Sprintf("the value at the key %q was not written by push: delete that key", QueueKey(queue))
 		return 0, &Error{Op: "queue length", Key: queue, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: detail}
 	}
 	return int(h.Len()), nil

@@ -85,23 +85,28 @@ func TestWhatIsWrongOnABranch(t *testing.T) {
 // the protocol.
 func TestARelayThatMakesNoSense(t *testing.T) {
 	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
-	for name, b := range map[string][]byte{
-		"a branch that is there":  branches(7),
-		"a hello of two branches": wire.AppendRequest(wire.AppendRelay(nil, 16, wire.RelayCall{Conn: 8}, wire.RelayCall{Conn: 9}), &wire.Request{Op: wire.OpHello, Key: "abcd"})[:],
-		"no frame":                frame(wire.Header{Op: wire.OpRelay}, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
-		"no votes":                frame(wire.Header{Op: wire.OpVotes}, 1),
-		"rights that are none":    wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: []byte("everything")}),
-		"too many rights":         wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: wire.AppendParts(nil, slices.Repeat([][]byte{{'r'}}, 65))}),
-		"a long hello":            wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Value: make([]byte, 32<<10)}),
-		"a request of two":        wire.AppendRequest(wire.AppendRelay(nil, 0, wire.RelayCall{Conn: 7, ID: 1}, wire.RelayCall{Conn: 7, ID: 2}), &wire.Request{Op: wire.OpPing}),
-		"too many calls":          wire.AppendRequest(wire.AppendRelay(nil, 0, make([]wire.RelayCall, wire.MaxVotes+1)...), &wire.Request{Op: wire.OpProbe}),
+	for name, c := range map[string]struct {
+		sent []byte
+		says string
+	}{
+		"a branch that is there":  {branches(7), "branch 7 is opened twice"},
+		"a hello of two branches": {wire.AppendRequest(wire.AppendRelay(nil, 16, wire.RelayCall{Conn: 8}, wire.RelayCall{Conn: 9}), &wire.Request{Op: wire.OpHello, Key: "abcd"}), "one hello for 2 branches"},
+		"no frame":                {frame(wire.Header{Op: wire.OpRelay}, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), "truncated frame"},
+		"no votes":                {frame(wire.Header{Op: wire.OpVotes}, 1), "truncated frame"},
+		"rights that are none":    {wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: []byte("\x01\x00\x00\x00everything")}), "malformed rights"},
+		"too many rights":         {wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: wire.AppendParts(nil, slices.Repeat([][]byte{{'r'}}, 65))}), "65 rights of a peer"},
+		"a long hello":            {wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Value: make([]byte, 32<<10)}), "hello: wire: frame too large"},
+		"a request of two":        {wire.AppendRequest(wire.AppendRelay(nil, 0, wire.RelayCall{Conn: 7, ID: 1}, wire.RelayCall{Conn: 7, ID: 2}), &wire.Request{Op: wire.OpPing}), "one ping for 2 branches"},
+		"too many calls":          {wire.AppendRequest(wire.AppendRelay(nil, 0, make([]wire.RelayCall, wire.MaxVotes+1)...), &wire.Request{Op: wire.OpProbe}), "frame too large"},
 	} {
-		c := multiplexTo(t, s, 7)
-		send(t, c, b)
-		closed(t, c)
-		s.Says(t, "connection ended")
-		t.Log(name)
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, new(store.Server), tcp)
+			relay := multiplexTo(t, s, 7)
+			send(t, relay, c.sent)
+			closed(t, relay)
+			s.Says(t, "connection ended")
+			s.Says(t, c.says)
+		})
 	}
 }
 

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -116,14 +117,13 @@ func TestStacksWithoutAnAnswer(t *testing.T) {
 	proxy.Blackhole(false)
 }
 
-// TestTooManyStacksAtOnce checks that a connection has 16 requests in goroutines at most: the next
-// one is refused at once, and later ones are carried out.
+// TestTooManyStacksAtOnce checks that a connection has 16 requests in goroutines at most, and the store
+// 64: the next one is refused at once, and later ones are carried out.
 func TestTooManyStacksAtOnce(t *testing.T) {
 	s := serve(t, &store.Server{Stacks: true}, tcp)
 	proxy := testcluster.NewProxy(t, s.addr)
 	p := join(t, s.client(t), dial(t, proxy.Addr()))
 	proxy.Blackhole(true)
-	c := s.greeted(t)
 	ask := func(b []byte, id uint64) []byte {
 		return wire.AppendRequest(b, &wire.Request{Op: wire.OpStacks, ID: id, Rev: p.gen, Delta: 1})
 	}
@@ -131,16 +131,26 @@ func TestTooManyStacksAtOnce(t *testing.T) {
 	for id := range uint64(17) {
 		all = ask(all, id+1)
 	}
-	send(t, c, all)
-	h, rep := receiveReply(t, c)
-	require.Equal(t, uint64(17), h.ID)
+	conns := make([]net.Conn, 5)
+	for i := range conns {
+		conns[i] = s.greeted(t)
+	}
+	for _, c := range conns[:4] {
+		send(t, c, all)
+		h, rep := receiveReply(t, c)
+		require.Equal(t, uint64(17), h.ID)
+		require.Equal(t, wire.CodeFull, rep.Code)
+	}
+	send(t, conns[4], ask(nil, 1))
+	_, rep := receiveReply(t, conns[4])
 	require.Equal(t, wire.CodeFull, rep.Code)
+	require.Equal(t, "64 processes are asked for their stacks already", rep.Detail)
 	proxy.Blackhole(false)
 	for range 16 {
-		require.NotEqual(t, wire.CodeFull, receive(t, c).Code)
+		require.NotEqual(t, wire.CodeFull, receive(t, conns[0]).Code)
 	}
-	send(t, c, ask(nil, 18))
-	require.NotEqual(t, wire.CodeFull, receive(t, c).Code)
+	send(t, conns[0], ask(nil, 18))
+	require.NotEqual(t, wire.CodeFull, receive(t, conns[0]).Code)
 }
 
 func TestStacksNeedARight(t *testing.T) {

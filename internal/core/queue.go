@@ -14,7 +14,7 @@ func (m *Machine) head(queue string, rep *wire.Reply) (h wire.QueueHead, ok bool
 		return wire.QueueHead{}, true
 	}
 	if h, ok = wire.ParseQueueHead(e.val()); !ok {
-		refuse(rep, wire.CodeInvalid, fmt.Sprintf("the entry at the queue's name and %q is not the head of a queue: delete it", wire.QueueKey("")))
+		refuse(rep, wire.CodeInvalid, fmt.Sprintf("the value at the queue's name followed by %q was not written by push: delete that key", wire.QueueKey("")))
 	}
 	return h, ok
 }

@@ -252,7 +252,7 @@ class Store:
         except NotFound:
             return 0
         if len(head) != _QUEUE_HEAD.size:
-            raise bad(f"the entry at the key {quote(queue + _QUEUE)} is no queue, but {len(head)} bytes: delete it", ())
+            raise bad(f"the value at the key {quote(queue + _QUEUE)} was not written by push: delete that key", ())
         first, end = _QUEUE_HEAD.unpack(head)
         return int(end - first)
 

@@ -49,7 +49,7 @@ class Queues(Case):
 
     def test_what_is_no_queue(self) -> None:
         self.store.set("q\0queue", b"short")
-        self.fails(muster_pg.Invalid, "queue length.*is no queue, but 5 bytes: delete it", self.store.queue_len, "q")
+        self.fails(muster_pg.Invalid, "queue length.*was not written by push: delete that key", self.store.queue_len, "q")
         self.fails(muster_pg.Invalid, 'push "q"', self.store.queue_push, "q", b"v")
 
 
