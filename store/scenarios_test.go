@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -32,7 +33,7 @@ func TestScenariosOfADurableStore(t *testing.T) {
 func TestScenariosOfRestarts(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "a client of a durable store that restarts",
-		Only: []string{"restart", "keys", "reconnect"},
+		Only: []string{"restart", "keys", "reconnect", "backup"},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			var served sync.WaitGroup
 			var m *store.Memory
@@ -50,10 +51,19 @@ func TestScenariosOfRestarts(t *testing.T) {
 				served.Wait()
 			}
 			start()
-			t.Cleanup(end)
+			t.Cleanup(func() { end() })
+			backup := filepath.Join(testcluster.Scratch(t), "backup")
+			restore := func() {
+				end()
+				dir = testcluster.Scratch(t)
+				if err := store.Restore(backup, dir); err != nil {
+					t.Error(err)
+				}
+				start()
+			}
 			return func(string) scenario.Session {
 				c := l.Dial(t, nil)
-				c.Stop, c.Restart = end, start
+				c.Stop, c.Restart, c.Restore, c.Backup = end, start, restore, backup
 				return c
 			}
 		},

@@ -1,8 +1,10 @@
 package scenario
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +43,8 @@ var keyVerbs = map[string]verb{
 	"mend":    {do: happens(func(on *Session) { on.Mend() })},
 	"stop":    {do: happens(func(on *Session) { on.Stop() })},    // the store ends
 	"restart": {do: happens(func(on *Session) { on.Restart() })}, // and starts again
+	"backup":  {do: backup},                                      // keeps a copy of the store
+	"restore": {do: happens(func(on *Session) { on.Restore() })}, // the store starts as its last backup
 	"cancel":  {do: cancelCalls},                                 // [VERB]: the contexts of its calls that wait, or of those of a verb
 }
 
@@ -253,6 +257,16 @@ func crash(_ context.Context, k *call) string {
 	k.w.mu.Unlock()
 	k.s.on.Crash()
 	return ""
+}
+
+// backup writes the copy in which restore begins.
+func backup(ctx context.Context, k *call) string {
+	var b bytes.Buffer
+	_, err := k.s.Backup(ctx, &b)
+	if err == nil {
+		err = os.WriteFile(k.s.on.Backup, b.Bytes(), 0o600)
+	}
+	return result("ok", err)
 }
 
 // happens returns the verb of what happens to a session or its store, without output.

@@ -76,9 +76,11 @@ type Session struct {
 	store.Engine
 	Crash func() // its process ends without a goodbye
 	Break func() // its connection ends, and it reconnects; nil without Connections
-	// Stop ends the store, and Restart starts it again; nil without Restarts.
-	Stop, Restart func()
-	Mend          func() // it may reconnect after a Crash: that was only its network; nil without Connections
+	// Stop ends the store, and Restart starts it again. Restore starts it as the file Backup says. They
+	// are nil without Restarts.
+	Stop, Restart, Restore func()
+	Backup                 string
+	Mend                   func() // it may reconnect after a Crash: that was only its network; nil without Connections
 }
 
 // Feature is something that files need and engines may lack.
