@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,48 +124,44 @@ func (t *team) stop() {
 	t.cancel()
 }
 
-// startRanks starts size ranks of this program, a process each.
-func startRanks(ctx context.Context, size int, dir string) (*team, error) {
+// startTeam starts size processes, one after the other. removed is called after their end.
+func startTeam(ctx context.Context, size int, removed func(), rank func(ctx context.Context, rank int) (*process, error)) (*team, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &team{cancel: cancel}
-	addrs := ""
-	for rank := range size {
-		args := []string{strconv.Itoa(rank), strconv.Itoa(size), dir}
-		p, err := spawn(ctx, "rank", append(args, strings.Fields(addrs)...)...)
-		if err == nil {
-			t.ranks = append(t.ranks, p)
-			if rank == 0 {
-				addrs, err = p.line()
-			}
-		}
+	t := &team{cancel: func() { cancel(); removed() }}
+	for i := range size {
+		p, err := rank(ctx, i)
 		if err != nil {
-			cancel()
-			return nil, err
-		}
-	}
-	return t, nil
-}
-
-// startProgram starts the ranks of a program of the user's: each gets its number, the number of ranks,
-// and a free address for rank 0, and takes turns as a rank of this program does.
-func startProgram(ctx context.Context, program string, size int) (*team, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // finds a free address for rank 0
-	if err != nil {
-		return nil, err
-	}
-	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	t := &team{cancel: cancel}
-	for rank := range size {
-		p, err := start(ctx, program, nil, program, strconv.Itoa(rank), strconv.Itoa(size), addr)
-		if err != nil {
-			cancel()
+			t.cancel()
 			return nil, err
 		}
 		t.ranks = append(t.ranks, p)
 	}
 	return t, nil
+}
+
+func nothingToRemove() {}
+
+// startRanks starts size ranks of this program, a process each.
+func startRanks(ctx context.Context, size int, dir string) (*team, error) {
+	addrs := ""
+	return startTeam(ctx, size, nothingToRemove, func(ctx context.Context, rank int) (*process, error) {
+		args := []string{strconv.Itoa(rank), strconv.Itoa(size), dir}
+		p, err := spawn(ctx, "rank", append(args, strings.Fields(addrs)...)...)
+		if err == nil && rank == 0 {
+			addrs, err = p.line()
+		}
+		return p, err
+	})
+}
+
+// startProgram starts the ranks of a program of the user's: each gets its number, the number of ranks,
+// and a free address for rank 0, and takes turns as a rank of this program does.
+func startProgram(ctx context.Context, program string, size int) (*team, error) {
+	addr, err := freeAddr()
+	if err != nil {
+		return nil, err
+	}
+	return startTeam(ctx, size, nothingToRemove, func(ctx context.Context, rank int) (*process, error) {
+		return start(ctx, program, nil, program, strconv.Itoa(rank), strconv.Itoa(size), addr)
+	})
 }

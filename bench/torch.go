@@ -27,37 +27,17 @@ func hasTorch(ctx context.Context, python string, rep *report) bool {
 	return true
 }
 
-// spawnTorch starts torch's ranks. It returns nil if torch is missing.
+// spawnTorch starts torch's ranks: each gets its number, the number of ranks, and the name of a file by which
+// they meet. It returns nil if torch is missing.
 func spawnTorch(ctx context.Context, python string, size int, rep *report) (*team, error) {
 	if !hasTorch(ctx, python, rep) {
 		return nil, nil
 	}
-	return spawnPython(ctx, python, torchScript, size)
-}
-
-// spawnPython starts the ranks of a script: each gets its number, the number of ranks, and the name of
-// a file by which they meet.
-func spawnPython(ctx context.Context, python, script string, size int) (*team, error) {
 	dir, err := os.MkdirTemp("", "muster-bench-")
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	t := &team{cancel: func() { cancel(); _ = os.RemoveAll(dir) }}
-	for rank := range size {
-		if err := t.addPython(ctx, python, script, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
-			t.cancel()
-			return nil, err
-		}
-	}
-	return t, nil
-}
-
-// addPython starts a script.
-func (t *team) addPython(ctx context.Context, python, script string, args ...string) error {
-	p, err := start(ctx, python, nil, python, append([]string{"-c", script}, args...)...)
-	if err == nil {
-		t.ranks = append(t.ranks, p)
-	}
-	return err
+	return startTeam(ctx, size, func() { _ = os.RemoveAll(dir) }, func(ctx context.Context, rank int) (*process, error) {
+		return start(ctx, python, nil, python, "-c", torchScript, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting"))
+	})
 }
