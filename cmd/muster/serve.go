@@ -124,15 +124,11 @@ func (o *serving) run(cmd *cobra.Command) error {
 		return listenError("--listen", o.listen, err)
 	}
 	defer h.close()
-	o.page.store, o.page.stacks, o.page.logger = h.url(), o.stacks, o.logger
-	shown, err := o.page.start(store.New(h.memory), o.tls)
+	shown, err := o.show(h.url(), h.memory)
 	if err != nil {
 		return err
 	}
 	defer shown.close()
-	if shown != nil {
-		o.logger.Info("showing", "page", shown.url())
-	}
 	health.serves(h.memory)
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
 		return err
@@ -147,6 +143,16 @@ func (o *serving) run(cmd *cobra.Command) error {
 		health.ends()
 		return o.stop(h, sig, sigs)
 	}
+}
+
+// show starts the status page of e, which clients reach at a URL. The page is nil without --http.
+func (o *serving) show(url string, e store.Engine) (*page, error) {
+	o.page.store, o.page.stacks, o.page.logger = url, o.stacks, o.logger
+	shown, err := o.page.start(store.New(e), o.tls)
+	if shown != nil {
+		o.logger.Info("showing", "page", shown.url())
+	}
+	return shown, err
 }
 
 // endOfInput is a signal for --until-eof.

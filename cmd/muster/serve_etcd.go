@@ -116,15 +116,11 @@ func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal
 	}
 	defer client.Close()
 	shown := &current{}
-	o.page.store, o.page.stacks, o.page.logger = "muster://"+l.Addr().String(), o.stacks, o.logger
-	page, err := o.page.start(store.New(shown), o.tls)
+	page, err := o.show("muster://"+l.Addr().String(), shown)
 	if err != nil {
 		return err
 	}
 	defer page.close()
-	if page != nil {
-		o.logger.Info("showing", "page", page.url())
-	}
 	r := &etcdlog.Replica{
 		Client: client, Listener: l,
 		Options: etcdlog.Options{Root: o.replica.cluster.Root, CompactHistory: o.replica.compact, Logger: o.logger, OnStatus: shown.standby.Store},

@@ -165,18 +165,11 @@ func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int)
 			notes = append(notes, printable(d))
 		}
 	}
-	line := fmt.Sprintf("%s %s   %s   %s", padRight(rowName(r.Row), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(short(r.Caused), 13), padLeft(short(r.Waited), 13))
+	line := fmt.Sprintf("%s %s   %s   %s", padRight(r.Row.String(), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(short(r.Caused), 13), padLeft(short(r.Waited), 13))
 	if i == 0 && 2*r.Caused >= s.Lost && r.Caused > 0 {
 		line = p.red(line)
 	}
 	p.line("%s   %s", line, p.dim(strings.Join(notes, "; ")))
-}
-
-func rowName(r *timeline.Row) string {
-	if r.Rank < 0 {
-		return fmt.Sprintf("pid %d", r.PID)
-	}
-	return fmt.Sprintf("rank %d", r.Rank)
 }
 
 // rankJSON is one rank of a summary, with times in seconds.

@@ -54,7 +54,7 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row, rows map[row
 		Args any    `json:"args"`
 	}
 	for _, m := range []meta{
-		{"process_name", "M", pid, name{fmt.Sprintf("%s (pid %d on %s)", r.label(), r.PID, r.Host)}},
+		{"process_name", "M", pid, name{fmt.Sprintf("%s (pid %d on %s)", r, r.PID, r.Host)}},
 		{"process_sort_index", "M", pid, order{pid}},
 	} {
 		if err := line(m); err != nil {
@@ -85,8 +85,8 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row, rows map[row
 
 func inMicros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// label returns the row's name.
-func (r *Row) label() string {
+// String returns the row's name.
+func (r *Row) String() string {
 	if r.Rank < 0 {
 		return fmt.Sprintf("pid %d", r.PID)
 	}

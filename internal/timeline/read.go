@@ -216,16 +216,16 @@ func ReadFile(path string) (*File, error) {
 // beginning, which are the result of a full disk, and then also returns an error that matches
 // ErrEmpty and names them.
 func ReadDir(dir string) (files []*File, err error) {
-	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("timeline: %s is no directory", dir)
-	}
-	paths, err := filepath.Glob(filepath.Join(escapeGlob(dir), "rank*.json"))
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("timeline: %w", err)
 	}
 	var empty []error
-	for _, path := range paths {
-		f, err := ReadFile(path)
+	for _, e := range entries {
+		if ours, _ := filepath.Match("rank*.json", e.Name()); !ours {
+			continue
+		}
+		f, err := ReadFile(filepath.Join(dir, e.Name()))
 		switch {
 		case errors.Is(err, ErrEmpty):
 			empty = append(empty, err)
@@ -243,7 +243,3 @@ func ReadDir(dir string) (files []*File, err error) {
 	}
 	return files, nil
 }
-
-var globEscapes = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
-
-func escapeGlob(path string) string { return globEscapes.Replace(path) }
