@@ -27,10 +27,6 @@ import (
 
 func TestMain(m *testing.M) {
 	testcluster.Children{"relay": testcluster.ServeRelay}.Run()
-	if addr := os.Getenv(asRank); addr != "" {
-		beRank(addr)
-		return
-	}
 	testcluster.Leaks(m)
 }
 

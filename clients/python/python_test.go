@@ -1,6 +1,7 @@
 package python_test
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,9 +20,12 @@ import (
 // this test serves.
 func TestPython(t *testing.T) {
 	env := []string{"MUSTER_TEST_STORE=" + testcluster.Serve(t, new(store.Server)), "MUSTER_BINARY=" + testcluster.Command(t)}
-	out := script(t, env, "-W", "error", "-m", "unittest", "discover", "-s", "tests")
-	require.NotContains(t, out, "skipped")
-	require.Regexp(t, `Ran \d\d+ tests`, out)
+	modules := map[string]string{"a to d": "test_[a-d]*.py", "e to r": "test_[e-r]*.py", "s": "test_s*.py", "t to z": "test_[!a-s]*.py"}
+	testcluster.AtOnce(t, maps.All(modules), func(t *testing.T, modules string) {
+		out := script(t, env, "-W", "error", "-m", "unittest", "discover", "-s", "tests", "-p", modules)
+		require.NotContains(t, out, "skipped")
+		require.Regexp(t, `Ran \d\d+ tests`, out)
+	})
 }
 
 // TestReadmeServer runs the lines about a server of the program.

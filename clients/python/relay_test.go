@@ -83,28 +83,6 @@ func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 	require.EqualValues(t, 2*(kills+1), m.adds())
 }
 
-// TestPythonErrorOfAFailedRelay checks that ranks whose relay does not return fail
-// together, and that the other ranks get an error that names the relay as the reason.
-func TestPythonErrorOfAFailedRelay(t *testing.T) {
-	addr := testcluster.Serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 100 * time.Millisecond}})
-	p, at := relay(t, addr, "127.0.0.1:0")
-	behind, direct := []*rank{start(t), start(t)}, start(t)
-	done := make(chan error, 2)
-	for r, b := range behind {
-		go func() { _, err := b.do("new", "join", r, 3, at, kw{"timeout": 30}); done <- err }()
-	}
-	direct.must("new", "join", 2, 3, addr, kw{"timeout": 30})
-	require.NoError(t, <-done)
-	require.NoError(t, <-done)
-	testcluster.Kill(t, p)
-	f := direct.fails("Lost", "group", "barrier")
-	require.Equal(t, []int{0, 1}, f.Lost)
-	require.Contains(t, f.Text, "their relay (pid ")
-	// after some seconds without a relay
-	f = behind[0].fails("Unavailable", "group", "barrier", kw{"timeout": 10})
-	require.Contains(t, f.Text, at+" is gone")
-}
-
 // TestTheStoreBehindPythonsRelayIsGone checks that a relay reports that its store is gone, and that
 // Python's error has the same text as Go's.
 func TestTheStoreBehindPythonsRelayIsGone(t *testing.T) {

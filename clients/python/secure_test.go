@@ -12,7 +12,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -101,55 +100,4 @@ func TestWhoComesIn(t *testing.T) {
 		require.Equal(t, large, p.must("store", "get", "k"))
 		p.must("store", "close")
 	}
-}
-
-// TestAGroupWithTLSAndASecret forms a group with TLS and a secret, which the Go rank hosts: Python
-// ranks cannot host.
-func TestAGroupWithTLSAndASecret(t *testing.T) {
-	k := makeKeys(t)
-	l := testcluster.Listen(t)
-	p := start(t)
-	joined := make(chan error, 1)
-	go func() {
-		url := "muster://" + l.Addr().String() + "?ca=" + k.path("ca.pem") + "&secret-file=" + k.secretFile
-		_, err := p.do("new", "join", 1, 2, url, kw{"timeout": 30})
-		joined <- err
-	}()
-	ctx := bounded(t)
-	g, err := pgroup.Create(ctx, pgroup.Config{
-		Size: 2, Listener: l, Secret: k.secret,
-		TLS: &store.TLSFiles{Cert: k.path("server.pem"), Key: k.path("server-key.pem")},
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = g.Close() })
-	require.NoError(t, <-joined)
-	go func() {
-		_, err := p.do("group", "all_gather", "Python")
-		joined <- err
-	}()
-	got, err := pgroup.AllGather(ctx, g, "Go")
-	require.NoError(t, err)
-	require.NoError(t, <-joined)
-	require.Equal(t, []string{"Go", "Python"}, got)
-	go func() {
-		_, err := p.do("group", "shutdown")
-		joined <- err
-	}()
-	require.NoError(t, g.Shutdown(ctx))
-	require.NoError(t, <-joined)
-}
-
-// TestTheRightsOfASecret checks that a request without the right to it gets an error, and that the
-// session continues.
-func TestTheRightsOfASecret(t *testing.T) {
-	k := makeKeys(t)
-	addr := testcluster.Serve(t, &store.Server{Access: []store.Access{{Secret: k.secret, Prefix: "a/", Write: true}}})
-	p := start(t)
-	p.must("new", "connect", "muster://"+addr+"/a?secret-file="+k.secretFile)
-	p.must("store", "set", "k", raw("v"))
-	require.Equal(t, []any{raw("v")}, p.must("store", "wait", "k"))
-	p.must("new", "connect", addr, kw{"secret_file": k.secretFile})
-	require.Equal(t, raw("v"), p.must("store", "get", "a/k"))
-	require.ErrorContains(t, p.fails("Denied", "store", "set", "b", raw("v")), `store: set "b": denied: `)
-	require.EqualValues(t, 1, p.must("store", "add", "a/n"))
 }

@@ -165,21 +165,6 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	require.Contains(t, e.Text, "trace_dir")
 }
 
-// TestTraceOfAGroupThatDoesNotForm checks that the trace of a group that fails to form
-// names the missing ranks.
-func TestTraceOfAGroupThatDoesNotForm(t *testing.T) {
-	dir := t.TempDir()
-	_ = start(t).fails("Timeout", "new", "join", 0, 2, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 2})
-	files, err := timeline.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, files, 1)
-	require.False(t, files[0].Truncated)
-	require.Len(t, files[0].Events, 1)
-	e := files[0].Events[0]
-	require.Equal(t, []any{"pgroup.create", "world", 0, 2, 1}, []any{e.Op, e.Group, e.Rank, e.Size, e.Last})
-	require.ErrorContains(t, e.Err, "missing rank 1")
-}
-
 // TestTraceOfSurvivors checks that a group that shrinks continues in the same file, with a new
 // number for its generation.
 func TestTraceOfSurvivors(t *testing.T) {

@@ -18,7 +18,6 @@ import re
 import sys
 import time
 import types
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, Union
 
 import muster_pg
@@ -62,8 +61,6 @@ class Rank:
 
     def __init__(self) -> None:
         self.on: Dict[str, Any] = {"new": self}
-        self.threads = ThreadPoolExecutor(8)
-        self.calls: Dict[str, Future[Any]] = {}
 
     def join(self, rank: int, size: int, store: str, **more: Any) -> int:
         g = self.on["group"] = muster_pg.Group.join(rank, size, store, **self._secure(more))
@@ -92,13 +89,6 @@ class Rank:
 
     def channel(self, name: str) -> None:
         self.on[name] = self.on["group"].channel(name)
-
-    def later(self, name: str, on: str, do: str, *args: Any, **kwargs: Any) -> None:
-        """Makes a call in a thread; outcome returns what comes of it."""
-        self.calls[name] = self.threads.submit(getattr(self.on[on], do), *args, **kwargs)
-
-    def outcome(self, name: str) -> Any:
-        return self.calls.pop(name).result()
 
     def steps(self, first: int, end: int) -> None:
         """Uses and closes a channel for each step, and one for all: what comes has to be of this

@@ -150,7 +150,7 @@ class Leaders(unittest.TestCase):
                 etcd.answers["/v3/kv/range"] = 403, {"code": 7, "error": "etcdserver: permission denied"}
             etcd.answers[path] = status, answer
             with self.assertRaisesRegex(kind, says) as raised:
-                muster_pg.Store.connect(url, timeout=1)
+                muster_pg.Store.connect(url, timeout=0.5)
             self.assertNotIn("hidden", str(raised.exception))
 
 

@@ -96,10 +96,10 @@ class Leases(Case):
         self.fails(muster_pg.NotFound, 'set "k"', self.store.set, "k", b"v", lease=lease)
 
     def test_it_is_kept_alive(self) -> None:
-        lease = self.store.lease(3)
+        lease = self.store.lease(2)
         self.addCleanup(lease.close)
         self.store.set("k", b"v", lease=lease)
-        self.assertFalse(lease.wait(4))
+        self.assertFalse(lease.wait(2.5))
         self.assertTrue(self.store.exists("k"))
 
     def test_it_ends_with_the_session(self) -> None:
