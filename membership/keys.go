@@ -22,22 +22,18 @@ import (
 //	checkpoint/ID/is            a Checkpoint
 //	checkpoint/ID/ended/NAME    exists when that worker has ended the checkpoint
 //	finished/RUN                exists when the work of that run of the job is done
-//	group/GENERATION/world      the name of the view's group
+//	group/JOB view GENERATION   the name of the view's group, with JOB as it is
 //
 // The view sorts before the workers: a worker that lists the roster and finds its own registration was
 // registered when it read the view.
-type keys struct{ job, roster, view, lost, workers, checkpoints string }
+type keys struct{ job, roster, view, lost, workers, checkpoints, groups string }
 
 func keysOf(job string) keys {
 	base := "membership/" + url.PathEscape(job) + "/"
 	return keys{
 		job: base, roster: base + "roster/", view: base + "roster/view", lost: base + "roster/lost/", workers: base + "roster/worker/",
-		checkpoints: base + "checkpoint/",
+		checkpoints: base + "checkpoint/", groups: base + "group/",
 	}
-}
-
-func (k *keys) group(generation uint64) string {
-	return fmt.Sprintf("%sgroup/%d/world", k.job, generation)
 }
 
 func (k *keys) finished(run string) string { return k.job + "finished/" + run }

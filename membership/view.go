@@ -52,11 +52,16 @@ func (m *Member) view(e *viewState) View {
 // Size returns the number of workers.
 func (v View) Size() int { return len(v.Workers) }
 
-// Config returns the configuration of this view's group, which forms on the Member's store. Set other
-// fields before pgroup.Create.
+// Config returns the configuration of this view's group, "JOB view GENERATION", which forms on the
+// Member's store, below the keys of the job. Set other fields before pgroup.Create.
 func (v View) Config() pgroup.Config {
-	return pgroup.Config{Name: v.state.keys.group(v.Generation), Run: v.state.Run, Rank: v.Rank, Size: v.Size(), Store: v.Store}
+	return pgroup.Config{
+		Name: v.group(), Run: v.state.Run, Rank: v.Rank, Size: v.Size(), Store: store.Prefix(v.Store, v.state.keys.groups),
+	}
 }
+
+// group returns the name of the view's group, as its errors have it.
+func (v View) group() string { return fmt.Sprintf("%s view %d", v.Job, v.Generation) }
 
 // Context returns a context that ends with ctx, or when this view ends: one of its workers has failed
 // or left, a newer view has replaced it, or this worker was evicted or closed. In that case its cause
@@ -186,7 +191,7 @@ func (v View) Over(err error) bool {
 		return end.Job == v.Job && end.Generation == v.Generation
 	}
 	re, ok := errors.AsType[*pgroup.RankError](err)
-	ours := ok && strings.HasPrefix(re.Group, v.state.keys.group(v.Generation))
+	ours := ok && strings.HasPrefix(re.Group+"/", v.group()+"/") // or a Sub or Split of it
 	switch {
 	case ours && (errors.Is(err, pgroup.ErrLost) || errors.Is(err, pgroup.ErrLeft)):
 		return true

@@ -41,6 +41,7 @@ func TestOver(t *testing.T) {
 		cancel()
 		own := gs[0].Barrier(ctx)
 		require.ErrorIs(t, own, context.Canceled)
+		require.ErrorContains(t, own, `group "train view 1"`)
 		require.False(t, vs[0].Over(own), "the caller's own")
 		require.False(t, vs[1].Over(gs[1].Barrier(bounded(t))), "another rank's, and the view goes on")
 		require.False(t, vs[0].Over(nil))
@@ -137,7 +138,7 @@ func TestConfigOfAView(t *testing.T) {
 		require.Equal(t, second.Config().Name, of.Config().Name)
 		require.Equal(t, second.Config().Run, of.Config().Run)
 		require.Equal(t, 1, of.Config().Rank)
-		require.Same(t, s, of.Config().Store)
+		require.Equal(t, fmt.Sprintf("train view %d", of.Generation), of.Config().Name)
 		for _, v := range []membership.View{first, second} {
 			seen[v.Config().Name+" "+v.Config().Run] = true
 		}

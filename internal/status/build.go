@@ -394,8 +394,12 @@ func Short(d time.Duration) string {
 	return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
 }
 
-// viewGroup is the name of the group of a view of package membership.
-var viewGroup = regexp.MustCompile(`membership/([^/]+)/group/(\d+)/world(/attempt-\d+)?`)
+// viewGroup and viewNumber are what is before and behind the job in the name of the group of a view of
+// package membership.
+var (
+	viewGroup  = regexp.MustCompile(`membership/([^/]+)/group/`)
+	viewNumber = regexp.MustCompile(`^ view (\d+)(/attempt-\d+)?`)
+)
 
 // name names a group as users know it: the group of a view by its job, or by the job of "muster run"
 // whose nodes are its ranks. The reason of a failure names the rank of the job then.
@@ -408,12 +412,17 @@ func name(g *store.GroupStatus) {
 	if err != nil {
 		return
 	}
-	text := "job " + job + ", view " + g.Name[m[4]:m[5]]
+	rest := strings.TrimPrefix(g.Name[m[1]:], job)
+	view := viewNumber.FindStringSubmatch(rest)
+	if view == nil {
+		return
+	}
+	text := "job " + job + ", view " + view[1]
 	if of, ok := strings.CutPrefix(job, "muster-run/"); ok {
 		text = "nodes of job " + of
 		if g.Revoked != nil && g.Revoked.Failure.Reason != "" {
 			g.Revoked.Failure.By = -1
 		}
 	}
-	g.Name = g.Name[:m[0]] + text + g.Name[m[1]:]
+	g.Name = g.Name[:m[0]] + text + rest[len(view[0]):]
 }

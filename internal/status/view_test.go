@@ -274,3 +274,18 @@ func TestShort(t *testing.T) {
 		require.Equal(t, want, status.Short(d))
 	}
 }
+
+// TestNamesOfViews checks that the group of a view of package membership has the name of its job.
+func TestNamesOfViews(t *testing.T) {
+	for in, want := range map[string]string{
+		"membership/train/group/train view 3":                                "job train, view 3",
+		"jobs/membership/a%2Fview%201/group/a/view 1 view 3/sub":             "jobs/job a/view 1, view 3/sub",
+		"membership/muster-run%2Fx/group/muster-run/x view 2/attempt-1/pair": "nodes of job x/pair",
+		"membership/train/group/other view 3":                                "membership/train/group/other view 3",
+		"world":                                                              "world",
+	} {
+		s := chain()
+		s.Groups[0].Name = in
+		require.Equal(t, want, status.Of(s, nil, nil).Groups[0].Name)
+	}
+}
