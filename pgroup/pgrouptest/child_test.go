@@ -47,7 +47,6 @@ func one(do func(t *testing.T)) func(*testing.T, *pgroup.Group) {
 
 func fail(t *testing.T) { t.Fatal("rank one has had enough") }
 func panics(*testing.T) { panic("out of my depth") }
-func hang(t *testing.T) { <-t.Context().Done() }
 func TestChildOneFails(t *testing.T) {
 	onlyWanted(t)
 	pgrouptest.Procs(t, 3, one(fail))
@@ -56,11 +55,6 @@ func TestChildOneFails(t *testing.T) {
 func TestChildOnePanics(t *testing.T) {
 	onlyWanted(t)
 	pgrouptest.Procs(t, 3, one(panics))
-}
-
-func TestChildOneHangs(t *testing.T) {
-	onlyWanted(t)
-	pgrouptest.Job{N: 3, Timeout: 2 * time.Second}.Run(t, one(hang))
 }
 
 func TestChildOneFailsInProcess(t *testing.T) {

@@ -51,24 +51,6 @@ func TestHostsPlaySeveralNodes(t *testing.T) {
 	})
 }
 
-func TestLostRankIsNamed(t *testing.T) {
-	job := pgrouptest.Job{N: 4, MayFail: []int{2}}
-	job.Run(t, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() == 2 {
-			os.Exit(3)
-		}
-		wantLost(t, g.Barrier(t.Context()), 2)
-	})
-}
-
-func wantLost(t *testing.T, err error, rank int) {
-	t.Helper()
-	re, ok := asRankError(err)
-	if !ok || !slices.Equal(re.Lost, []int{rank}) {
-		t.Fatalf("got %v, want rank %d lost", err, rank)
-	}
-}
-
 // failing runs this test binary again with one of the tests in child_test.go, which fail, and
 // returns its output.
 func failing(t *testing.T, name string) string {
@@ -81,30 +63,30 @@ func failing(t *testing.T, name string) string {
 	return string(out)
 }
 
-func TestARankThatFailsEndsTheOthersAndIsNamed(t *testing.T) {
-	out := failing(t, "TestChildOneFails")
-	for _, want := range []string{"[1]", "rank one has had enough", "rank 1 failed first"} {
-		assert.Contains(t, out, want)
+// TestFailuresInProcess checks what is printed when a rank in a goroutine fails, does not return, or returns
+// late, which must not end the other tests.
+func TestFailuresInProcess(t *testing.T) {
+	for name, words := range map[string][]string{
+		"TestChildOneFailsInProcess": {"rank=1", "rank one has had enough", "aborted"},
+		"TestChildOneIsStuck":        {"rank=1", "this rank has not returned", "pgrouptest_test.stuck("},
+		"TestChildOneReturnsLate":    {"this rank has not returned"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out := failing(t, name)
+			for _, want := range words {
+				assert.Contains(t, out, want)
+			}
+			assert.NotContains(t, out, "panic:")
+		})
 	}
-}
-
-func TestARankThatPanicsEndsTheOthersAndIsNamed(t *testing.T) {
-	out := failing(t, "TestChildOnePanics")
-	for _, want := range []string{"[1]", "panic: out of my depth", "rank 1 failed first"} {
-		assert.Contains(t, out, want)
-	}
-}
-
-func TestARankThatHangsIsEnded(t *testing.T) {
-	out := failing(t, "TestChildOneHangs")
-	assert.Contains(t, out, "the job did not end in")
 }
 
 // TestTheCulpritIsPrintedFirst checks that without -v the output of the rank that failed or
 // panicked comes before the output of the ranks that failed because of it. MUSTER_SOAK makes 200
-// runs of the 6.
+// runs of the 2.
 func TestTheCulpritIsPrintedFirst(t *testing.T) {
-	runs := 6
+	runs := 2
 	if os.Getenv("MUSTER_SOAK") != "" {
 		runs = 200
 	}
@@ -136,25 +118,4 @@ func TestAHangShowsTheRankAndEveryStack(t *testing.T) {
 	assert.Contains(t, strings.Join(lines[:3], "\n"), "for rank 1", "the cause is not first")
 	assert.Less(t, strings.Index(out, "[1] "), strings.Index(out, "[0] "), "the culprit's stacks are not first")
 	assert.NotRegexp(t, `(?m)rsp +0x`, out)
-}
-
-func TestInProcessARankThatIsStuckIsNotWaitedFor(t *testing.T) {
-	out := failing(t, "TestChildOneIsStuck")
-	for _, want := range []string{"rank=1", "this rank has not returned", "pgrouptest_test.stuck("} {
-		assert.Contains(t, out, want)
-	}
-}
-
-func TestInProcessARankThatFailsAbortsTheOthers(t *testing.T) {
-	out := failing(t, "TestChildOneFailsInProcess")
-	for _, want := range []string{"rank=1", "rank one has had enough", "aborted"} {
-		assert.Contains(t, out, want)
-	}
-}
-
-func TestInProcessARankThatReturnsLateDoesNotEndTheOtherTests(t *testing.T) {
-	out := failing(t, "TestChildOneReturnsLate")
-	if strings.Contains(out, "panic:") || !strings.Contains(out, "this rank has not returned") {
-		t.Errorf("the test binary was ended:\n%s", out)
-	}
 }
