@@ -3,11 +3,8 @@ package collective
 import (
 	"context"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/muster-pg/muster/internal/spin"
 	"github.com/muster-pg/muster/shm"
@@ -62,19 +59,14 @@ func (m *sharedBuffers) post(n uint64, h *head) {
 func (m *sharedBuffers) wake() {
 	for i, b := range m.all {
 		if i != m.me && atomic.LoadUint32(word32(b, atAsleep)) == uint32(m.me)+1 {
-			_, _, _ = syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word32(m.mine, atPosted))), futexWake, 1<<30, 0, 0, 0)
+			spin.Wake(word32(m.mine, atPosted))
 			return
 		}
 	}
 }
 
-const (
-	futexWait = 0
-	futexWake = 1
-
-	// nap bounds a sleep. After it the rank checks whether the Comm has ended.
-	nap = 20 * time.Millisecond
-)
+// nap bounds a sleep. After it the rank checks whether the Comm has ended.
+const nap = 20 * time.Millisecond
 
 func (m *sharedBuffers) wait(over context.Context, index int, n uint64) bool {
 	posted := word64(m.all[index], atPosted)
@@ -94,8 +86,7 @@ func (m *sharedBuffers) wait(over context.Context, index int, n uint64) bool {
 		case left, over.Err() != nil:
 			return false
 		}
-		timeout := unix.NsecToTimespec(int64(nap))
-		_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(posted)), futexWait, uintptr(uint32(now)), uintptr(unsafe.Pointer(&timeout)), 0, 0)
+		spin.Sleep(word32(m.all[index], atPosted), uint32(now), nap)
 	}
 }
 

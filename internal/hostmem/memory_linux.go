@@ -5,15 +5,15 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-pg/muster/internal/spin"
 )
 
 // Ref names a memory to the other processes of its host.
@@ -161,31 +161,14 @@ func (m *Memory) closeFile() {
 	}
 }
 
-const (
-	futexWait = 0
-	futexWake = 1
-)
-
 func (m *Memory) futex(bell int) *uint32 { return (*uint32)(unsafe.Pointer(&m.words[bell])) }
 
 func (m *Memory) bell(bell int) uint32 { return atomic.LoadUint32(m.futex(bell)) }
 
-// sleep returns when the bell no longer has the value, after d, or for no reason. If the system
-// refuses (a seccomp filter), it pauses, so that its caller, who asks again, does not compute meanwhile.
-func (m *Memory) sleep(bell int, value uint32, d time.Duration) {
-	timeout := unix.NsecToTimespec(int64(d))
-	_, _, errno := syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex(bell))), futexWait, uintptr(value), uintptr(unsafe.Pointer(&timeout)), 0, 0)
-	switch errno {
-	case 0, unix.EAGAIN, unix.EINTR, unix.ETIMEDOUT:
-	default:
-		time.Sleep(min(d, refusedPause))
-	}
-}
-
-// refusedPause is how long a sleep takes that the system refuses.
-const refusedPause = time.Millisecond
+// sleep returns when the bell no longer has the value, after d, or for no reason.
+func (m *Memory) sleep(bell int, value uint32, d time.Duration) { spin.Sleep(m.futex(bell), value, d) }
 
 func (m *Memory) wake(bell int) {
 	atomic.AddUint32(m.futex(bell), 1)
-	_, _, _ = syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(m.futex(bell))), futexWake, math.MaxInt32, 0, 0, 0)
+	spin.Wake(m.futex(bell))
 }

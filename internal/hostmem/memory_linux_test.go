@@ -76,40 +76,6 @@ func TestOpenRefuses(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestSleepIsRefused checks that a rank does not compute while it waits, if a seccomp filter refuses
-// to let it sleep until another process wakes it.
-func TestSleepIsRefused(t *testing.T) {
-	m, _ := joined(t)
-	const count = 20
-	took := make(chan time.Duration)
-	go func() {
-		runtime.LockOSThread() // it ends with the goroutine, and the filter with it
-		defer close(took)
-		filter := []unix.SockFilter{
-			{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
-			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_FUTEX, Jf: 3},
-			{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 24}, // its second argument: Go's runtime waits in private ones
-			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: futexWait, Jf: 1},
-			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
-			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
-		}
-		program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-		if !assert.NoError(t, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) {
-			return
-		}
-		_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&program)))
-		if !assert.Zero(t, errno) {
-			return
-		}
-		start := time.Now()
-		for range count {
-			m.sleep(wordBell, m.bell(wordBell), nap)
-		}
-		took <- time.Since(start)
-	}()
-	require.GreaterOrEqual(t, <-took, count*refusedPause)
-}
-
 // TestSizeCannotChange checks that no process can shrink the memory, which would be a SIGBUS for the
 // others.
 func TestSizeCannotChange(t *testing.T) {
