@@ -288,45 +288,6 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// TestDisagreement has one rank make a different call: all ranks get an error that names the calls
-// of two ranks, and the Comm has failed on all of them.
-func TestDisagreement(t *testing.T) {
-	t.Parallel()
-	for name, odd := range map[string]func(r *rank) error{
-		"length": func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1001)) },
-		"type":   func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, 1000)) },
-		"op":     func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Max, make([]float32, 1000)) },
-		"verb":   func(r *rank) error { return collective.Broadcast(r.ctx, r.c, 0, make([]float32, 1000)) },
-		"empty":  func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, []float32(nil)) },
-		"order":  func(r *rank) error { return r.c.Barrier(r.ctx) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			over(t, []int{4}, func(t *testing.T, w way, n int) {
-				texts := make([]string, n)
-				w.run(t, n, func(r *rank) {
-					r.allReduce(10)
-					var err error
-					if r.me() == 1 {
-						err = odd(r)
-					} else {
-						err = collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1000))
-					}
-					assert.ErrorIs(r, err, pgroup.ErrMismatch)
-					assert.ErrorContains(r, err, "rank 1 ")
-					re, ok := errors.AsType[*pgroup.RankError](err)
-					if assert.True(r, ok) {
-						texts[r.me()] = re.Reason
-					}
-					assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrMismatch)
-				})
-				for _, text := range texts {
-					assert.Equal(t, texts[0], text)
-				}
-			})
-		})
-	}
-}
-
 // TestOneRankFails has one rank cancel, time out, leave or abort: all ranks soon get an error that
 // names it, and the Comm has failed on all of them.
 func TestOneRankFails(t *testing.T) {

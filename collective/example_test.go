@@ -161,23 +161,6 @@ func ExampleBroadcast() {
 	// Output: [0.25 0.75]
 }
 
-func ExampleBroadcastAll() {
-	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
-		weights := [][]float32{make([]float32, 2), make([]float32, 1)}
-		if rank == 0 {
-			weights = [][]float32{{0.25, 0.75}, {1}}
-		}
-		if err := collective.BroadcastAll(ctx, c, 0, weights); err != nil {
-			return err
-		}
-		if rank == 2 {
-			fmt.Println(weights)
-		}
-		return nil
-	})
-	// Output: [[0.25 0.75] [1]]
-}
-
 func ExampleAllToAll() {
 	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
 		// element i is for rank i
@@ -204,21 +187,6 @@ func ExampleSend() {
 			defer fmt.Println(x)
 			return collective.Recv(ctx, c, 0, x)
 		}
-		return nil
-	})
-	// Output: [1 2 3]
-}
-
-func ExampleRecv() {
-	connected(2, func(ctx context.Context, rank int, c *collective.Comm) error {
-		if rank == 0 {
-			return collective.Send(ctx, c, 1, []float32{1, 2, 3})
-		}
-		x := make([]float32, 3)
-		if err := collective.Recv(ctx, c, 0, x); err != nil {
-			return err
-		}
-		fmt.Println(x)
 		return nil
 	})
 	// Output: [1 2 3]
@@ -256,19 +224,6 @@ func ExampleComm_Start() {
 		return nil
 	})
 	// Output: [[2 4] [6] [8 10]]
-}
-
-// A rank that makes a different call ends the Comm for all ranks, whose errors name the rank and
-// the call.
-func ExampleComm_Close() {
-	connected(2, func(ctx context.Context, rank int, c *collective.Comm) error {
-		err := collective.AllReduce(ctx, c, collective.Sum, make([]float32, 3+rank))
-		if re, ok := errors.AsType[*pgroup.RankError](err); ok && rank == 0 {
-			fmt.Println(errors.Is(re, pgroup.ErrMismatch))
-		}
-		return c.Close() // releases it; another Comm may be opened on the same group
-	})
-	// Output: true
 }
 
 func ExampleComm_SharesMemory() {

@@ -38,53 +38,6 @@ func TestInvalid(t *testing.T) {
 	})
 }
 
-// TestEmptyDisagreement checks that different verbs without data are detected too.
-func TestEmptyDisagreement(t *testing.T) {
-	over(t, []int{3}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			var err error
-			if r.me() == 2 {
-				err = collective.AllReduce(r.ctx, r.c, collective.Max, []float32{})
-			} else {
-				err = collective.AllReduce(r.ctx, r.c, collective.Sum, []float32{})
-			}
-			assert.ErrorIs(r, err, pgroup.ErrMismatch)
-			assert.ErrorContains(r, err, "rank 2 ")
-		})
-	})
-}
-
-// TestFewElements reduces fewer elements than ranks, so that some ranks have none to combine: these
-// still detect that one rank passes more.
-func TestFewElements(t *testing.T) {
-	over(t, []int{4}, func(t *testing.T, w way, n int) {
-		for name, f := range map[string]func(r *rank, x []int16) error{
-			"reduce":    func(r *rank, x []int16) error { return collective.Reduce(r.ctx, r.c, 0, collective.Sum, x) },
-			"allreduce": func(r *rank, x []int16) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, x) },
-		} {
-			w.run(t, n, func(r *rank) {
-				elements := 1
-				if r.me() == 2 {
-					elements = 2
-				}
-				assert.ErrorIs(r, f(r, make([]int16, elements)), pgroup.ErrMismatch, name)
-			})
-		}
-	})
-}
-
-// TestRoots has two ranks that name different roots: neither waits for the other without end.
-func TestRoots(t *testing.T) {
-	over(t, []int{2, 4}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			err := collective.Broadcast(r.ctx, r.c, r.me()%2, make([]int16, 50_000))
-			assert.ErrorIs(r, err, pgroup.ErrMismatch)
-			assert.ErrorContains(r, err, "with root 0")
-			assert.ErrorContains(r, err, "with root 1")
-		})
-	})
-}
-
 // TestDeadline has a rank that does not call the verb: the others get an error at their deadline
 // that names it.
 func TestDeadline(t *testing.T) {
@@ -107,22 +60,6 @@ func TestDeadline(t *testing.T) {
 				assert.Equal(r, []int{1}, re.Missing, "%v", err)
 			}
 		})
-	})
-}
-
-// TestTurn has a verb whose context ends while it waits for another one that is running.
-func TestTurn(t *testing.T) {
-	way{host: apart}.run(t, 2, func(r *rank) {
-		r.allReduce(10)
-		if r.me() == 1 { // its verb fails
-			<-r.c.Group().Context().Done()
-			return
-		}
-		first := r.c.Start(r.ctx, func(ctx context.Context, c *collective.Comm) error { return c.Barrier(ctx) })
-		ctx, cancel := context.WithCancel(r.ctx)
-		time.AfterFunc(10*time.Millisecond, cancel)
-		assert.ErrorIs(r, collective.AllReduce(ctx, r.c, collective.Sum, []int8{1}), pgroup.ErrCancelled)
-		assert.ErrorIs(r, first.Wait(r.ctx), pgroup.ErrCancelled)
 	})
 }
 

@@ -160,24 +160,6 @@ func TestFrozen(t *testing.T) {
 	})
 }
 
-// TestProcesses runs verbs back to back in several processes.
-func TestProcesses(t *testing.T) {
-	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
-		processes(t, j, func(r *rank) {
-			for i := range 200 {
-				require.NoError(r, r.reduces(i*i))
-			}
-			x := vector[float64](0, 300_000)
-			if r.me() > 0 {
-				clear(x)
-			}
-			require.NoError(r, collective.Broadcast(r.ctx, r.c, 0, x))
-			assert.True(r, slices.Equal(vector[float64](0, 300_000), x))
-			require.NoError(r, r.c.Barrier(r.ctx))
-		})
-	})
-}
-
 // TestSharedMemoryIsOff checks that the setting of the group is respected.
 func TestSharedMemoryIsOff(t *testing.T) {
 	for setting, shared := range map[string]bool{"off": false, "": runtime.GOOS == "linux"} {

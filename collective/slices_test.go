@@ -2,7 +2,6 @@ package collective_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -150,67 +149,6 @@ func TestBroadcastAll(t *testing.T) {
 			}
 		})
 	})
-}
-
-// TestSlicesOfOtherLengths has rank 1 pass as many elements as the others, but in different slices:
-// all ranks get one error, which says so.
-func TestSlicesOfOtherLengths(t *testing.T) {
-	t.Parallel()
-	all := func(lengths ...int) func(r *rank) error {
-		return func(r *rank) error {
-			return collective.AllReduceAll(r.ctx, r.c, collective.Sum, split(make([]float32, total(lengths)), lengths...))
-		}
-	}
-	for name, c := range map[string]struct {
-		one, others func(r *rank) error
-		says        []string
-	}{
-		"fewer":        {all(7), all(3, 4), []string{"in 2 slices", "in 3 slices"}},
-		"others":       {all(4, 3), all(3, 4), []string{"in 3 slices"}},
-		"large others": {all(100_000, 200_000), all(200_000, 100_000), []string{"of 300000 F32 in 3 slices"}},
-		"an empty one": {all(7, 0), all(7), []string{"in 2 slices", "in 3 slices"}},
-		"of nothing":   {all(0), all(), []string{"in 2 slices", "in 1 slice"}},
-		"one slice": {
-			func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 7)) }, all(3, 4),
-			[]string{"of 7 F32 in 3 slices"},
-		},
-		"of a broadcast": {
-			func(r *rank) error { return collective.BroadcastAll(r.ctx, r.c, 0, [][]int8{{1, 2}, {3}}) },
-			func(r *rank) error { return collective.BroadcastAll(r.ctx, r.c, 0, [][]int8{{1}, {2, 3}}) },
-			[]string{"broadcast", "in 2 slices"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			over(t, []int{3}, func(t *testing.T, w way, n int) {
-				texts := make([]string, n)
-				w.run(t, n, func(r *rank) {
-					r.allReduce(10)
-					var err error
-					if r.me() == 1 {
-						err = c.one(r)
-					} else {
-						err = c.others(r)
-					}
-					// a rank that does not wait for one that has noticed gets the error in the next
-					// verb
-					if err == nil {
-						err = r.c.Barrier(r.ctx)
-					}
-					assert.ErrorIs(r, err, pgroup.ErrMismatch)
-					assert.ErrorContains(r, err, "rank 1 ")
-					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok) {
-						texts[r.me()] = re.Reason
-					}
-				})
-				for _, text := range texts {
-					assert.Equal(t, texts[0], text)
-				}
-				for _, say := range c.says {
-					assert.Contains(t, texts[0], say)
-				}
-			})
-		})
-	}
 }
 
 // TestSlicesThatShareMemory checks that slices that share memory are an error on the rank that
