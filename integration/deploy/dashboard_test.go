@@ -1,9 +1,7 @@
 package deploy_test
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"maps"
 	"net"
 	"net/http/httptest"
@@ -25,41 +23,21 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// The parts of a dashboard that are used here. Other fields are errors.
+// The parts of a dashboard that are used here.
 type (
 	dashboard struct {
-		Title, UID, Description, Refresh, Timezone string
-		Tags                                       []string
-		SchemaVersion, Version, GraphTooltip       int
-		Editable                                   bool
-		Time                                       struct{ From, To string }
-		Links                                      []struct{}
-		Annotations                                struct{ List []struct{} }
-		Templating                                 struct{ List []variable }
-		Panels                                     []panel
-	}
-	variable struct {
-		Name, Label, Type, Definition, AllValue string
-		Query                                   json.RawMessage
-		Datasource                              source
-		Refresh, Sort, Hide                     int
-		Multi, IncludeAll                       bool
-		Current                                 json.RawMessage
+		Templating struct{ List []struct{ Name string } }
+		Panels     []panel
 	}
 	panel struct {
-		ID                       int
-		Type, Title, Description string
-		Collapsed                bool
-		GridPos                  struct{ H, W, X, Y int }
-		Datasource               source
-		FieldConfig, Options     json.RawMessage
-		Targets                  []target
-		Panels                   []panel
+		ID          int
+		Type, Title string
+		Datasource  source
+		Targets     []target
 	}
 	target struct {
 		RefID, Expr, LegendFormat string
 		Datasource                source
-		Range, Instant            bool
 	}
 	source struct{ Type, UID string }
 )
@@ -69,54 +47,28 @@ var prometheus = source{"prometheus", "${datasource}"}
 func readDashboard(t *testing.T) (d dashboard) {
 	b, err := os.ReadFile("../../deploy/grafana/muster.json")
 	require.NoError(t, err)
-	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields()
-	require.NoError(t, dec.Decode(&d))
-	_, err = dec.Token()
-	require.ErrorIs(t, err, io.EOF)
+	require.NoError(t, json.Unmarshal(b, &d))
 	return d
 }
 
-// TestDashboard checks that Grafana accepts the dashboard: each panel has its own id and its own
-// place, and uses the selected Prometheus.
+// TestDashboard checks that each panel has its own id, and uses the selected Prometheus.
 func TestDashboard(t *testing.T) {
-	d := readDashboard(t)
-	require.Equal(t, []any{"muster", "muster", true}, []any{d.Title, d.UID, d.SchemaVersion >= 36})
-	require.Equal(t, "datasource", d.Templating.List[0].Name)
-	require.Equal(t, "datasource", d.Templating.List[0].Type)
-	require.JSONEq(t, `"prometheus"`, string(d.Templating.List[0].Query))
-	for _, v := range d.Templating.List[1:] {
-		require.Equal(t, prometheus, v.Datasource, v.Name)
-	}
-	ids, titles := map[int]bool{}, map[string]bool{}
-	taken := map[[2]int]string{}
-	for _, p := range d.Panels {
+	ids := map[int]bool{}
+	for _, p := range readDashboard(t).Panels {
 		require.Positive(t, p.ID)
 		require.False(t, ids[p.ID], "two panels have the id %d", p.ID)
-		require.False(t, titles[p.Title], "two panels are called %q", p.Title)
-		ids[p.ID], titles[p.Title] = true, true
-		require.LessOrEqual(t, p.GridPos.X+p.GridPos.W, 24, p.Title)
-		for x := range p.GridPos.W {
-			for y := range p.GridPos.H {
-				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
-				require.Empty(t, taken[at], "%q is in the same place", p.Title)
-				taken[at] = p.Title
-			}
-		}
+		ids[p.ID] = true
 		if p.Type == "row" {
-			require.Empty(t, p.Targets)
 			continue
 		}
-		require.Contains(t, []string{"timeseries", "stat"}, p.Type)
 		require.Equal(t, prometheus, p.Datasource, p.Title)
-		require.NotEmpty(t, p.Targets, p.Title)
 		refs := map[string]bool{}
 		for _, q := range p.Targets {
 			require.False(t, refs[q.RefID], p.Title)
 			refs[q.RefID] = true
 			require.Equal(t, prometheus, q.Datasource, p.Title)
-			require.NotEqual(t, q.Range, q.Instant)
 		}
+		require.NotEmpty(t, refs, p.Title)
 	}
 }
 

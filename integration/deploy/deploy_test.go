@@ -281,40 +281,10 @@ func TestImage(t *testing.T) {
 	s.stop(t, testTimeout)
 }
 
-// TestSystemd runs the commands of the units, serve and relay, and verifies the units with
-// systemd-analyze if it is installed.
+// TestSystemd runs the commands of the units, with the drop-ins that their comments propose: a store
+// with TLS and a secret, and a relay that reaches it, and says when it is ready. It verifies the units
+// with systemd-analyze if it is installed.
 func TestSystemd(t *testing.T) {
-	exe := testcluster.Command(t)
-	units := map[string]string{}
-	command := func(name string, more ...string) *exec.Cmd {
-		unit := strings.ReplaceAll(read(t, "systemd/"+name), "ExecStart=muster", "ExecStart="+exe)
-		units[name] = unit
-		line := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindStringSubmatch(unit)
-		require.NotNil(t, line)
-		args := strings.Fields(strings.NewReplacer(more...).Replace(line[1]))
-		return exec.Command(args[0], args[1:]...)
-	}
-	s := serve(t, command("muster.service", "%S", t.TempDir(), "$MUSTER_SERVE_ARGS", "--listen 127.0.0.1:0"))
-	relay := command("muster-relay.service", "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0")
-	ready, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"})
-	require.NoError(t, err)
-	defer ready.Close()
-	relay.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "NOTIFY_SOCKET="+ready.LocalAddr().String())
-	r := serve(t, relay)
-	assert.Contains(t, r.call(t, exe, "", "ping"), "answered in")
-	require.NoError(t, ready.SetReadDeadline(time.Now().Add(testTimeout)))
-	said := make([]byte, 100)
-	n, err := ready.Read(said)
-	require.NoError(t, err)
-	assert.Equal(t, "READY=1", string(said[:n]))
-	r.stop(t, testTimeout)
-	s.stop(t, testTimeout)
-	verify(t, units)
-}
-
-// TestSystemdDropIns runs the commands of the units with the drop-ins that their comments propose: a
-// store with TLS and a secret, and a relay that reaches it.
-func TestSystemdDropIns(t *testing.T) {
 	exe, dir := testcluster.Command(t), t.TempDir()
 	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}})
 	require.NoError(t, err)
@@ -343,14 +313,23 @@ func TestSystemdDropIns(t *testing.T) {
 	s.ca = filepath.Join(dir, "ca.pem")
 	assert.Contains(t, s.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
 
+	ready, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"})
+	require.NoError(t, err)
+	defer ready.Close()
 	unit = read(t, "systemd/muster-relay.service")
 	in := strings.NewReplacer("%d", credentials(unit), "muster://10.0.0.5:7070", s.url)
 	relay := command(unit, "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0 "+in.Replace(found(unit, `MUSTER_RELAY_ARGS=([^"]*)`)))
-	relay.Env = append(os.Environ(), "MUSTER_STORE="+in.Replace(found(unit, `MUSTER_STORE=(\S*)`)))
+	relay.Env = append(os.Environ(), "MUSTER_STORE="+in.Replace(found(unit, `MUSTER_STORE=(\S*)`)), "NOTIFY_SOCKET="+ready.LocalAddr().String())
 	r := serve(t, relay)
 	assert.Contains(t, r.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
+	require.NoError(t, ready.SetReadDeadline(time.Now().Add(testTimeout)))
+	said := make([]byte, 100)
+	n, err := ready.Read(said)
+	require.NoError(t, err)
+	assert.Equal(t, "READY=1", string(said[:n]))
 	r.stop(t, testTimeout)
 	s.stop(t, testTimeout)
+	verify(t, exe, "muster.service", "muster-relay.service")
 }
 
 // exposure is the limit of what "systemd-analyze security" computes for a unit, times ten: 0 is the
@@ -358,13 +337,14 @@ func TestSystemdDropIns(t *testing.T) {
 const exposure = "20"
 
 // verify checks units with systemd-analyze if it is installed.
-func verify(t *testing.T, units map[string]string) {
+func verify(t *testing.T, exe string, names ...string) {
 	t.Helper()
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		t.Skip("NOT VERIFIED: no systemd-analyze here (apt-get install systemd)")
+		t.Skip("SKIPPED: no systemd-analyze here to verify the units (apt-get install systemd)")
 	}
-	for name, unit := range units {
+	for _, name := range names {
+		unit := strings.ReplaceAll(read(t, "systemd/"+name), "ExecStart=muster", "ExecStart="+exe)
 		file := filepath.Join(t.TempDir(), name)
 		require.NoError(t, os.WriteFile(file, []byte(unit), 0o600))
 		out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()

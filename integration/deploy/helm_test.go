@@ -186,10 +186,8 @@ func TestHelmRefuses(t *testing.T) {
 func TestHelmOptions(t *testing.T) {
 	t.Parallel()
 	out, err := render(t, "trainers", over(over(durable, monitored), values{
-		"image":     values{"repository": "registry.example/muster", "tag": "v9"},
-		"extraArgs": []any{"--max-bytes=1GiB"}, "storage": values{"className": "fast"}, "imagePullSecrets": []any{"pull"},
-		"nodeSelector": values{"disk": "ssd"}, "podAnnotations": values{"a": "b"},
-		"tolerations": []any{values{"key": "k", "operator": "Exists"}},
+		"image": values{"repository": "registry.example/muster", "tag": "v9"}, "extraArgs": []any{"--max-bytes=1GiB"},
+		"storage": values{"className": "fast"}, "tolerations": []any{values{"key": "k", "operator": "Exists"}},
 	}))
 	require.NoError(t, err)
 	service, err := parse(t, out["service.yaml"])
@@ -203,9 +201,6 @@ func TestHelmOptions(t *testing.T) {
 	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Metadata.Labels)
 	assert.Equal(t, "registry.example/muster:v9", pod.Containers[0].Image)
 	assert.Equal(t, "fast", set.Spec.VolumeClaimTemplates[0].Spec.StorageClassName)
-	assert.Equal(t, []labels{{"name": "pull"}}, pod.ImagePullSecrets)
-	assert.Equal(t, labels{"disk": "ssd"}, pod.NodeSelector)
-	assert.Equal(t, labels{"a": "b"}, set.Spec.Template.Metadata.Annotations)
 	assert.Equal(t, []labels{{"key": "k", "operator": "Exists"}}, pod.Tolerations)
 
 	type ref struct{ Name, Key string }
