@@ -29,7 +29,7 @@ func buffered(t *testing.T, e store.Backend, o ...store.ServerLimits) (addr stri
 
 func connected(t *testing.T, addr string) *store.Store { return testcluster.Dial(t, addr, nil) }
 
-// TestLargeAnswersWaitForRoom checks that 48 clients, some of them behind a relay, all succeed in
+// TestLargeAnswersWaitForRoom checks that 24 clients, some of them behind a relay, all succeed in
 // reading 16 MiB at the same time, while the server's buffers hold 3 such replies.
 func TestLargeAnswersWaitForRoom(t *testing.T) {
 	t.Parallel()
@@ -40,7 +40,7 @@ func TestLargeAnswersWaitForRoom(t *testing.T) {
 	relayed := buffered(t, r)
 	value := bytes.Repeat([]byte("x"), 16<<20)
 	require.NoError(t, store.New(m).Set(t.Context(), "k", value, nil))
-	clients := 48
+	clients := 24
 	if testing.Short() {
 		clients = 6
 	}
@@ -147,7 +147,7 @@ func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 		slow.Go(func() { _, _ = store.New(e).Get(ctx, "k") })
 	}
 	other := connected(t, addr)
-	for range 10 {
+	for range 3 {
 		within, stop := context.WithTimeout(t.Context(), 20*time.Second)
 		got, err := other.Get(within, "k")
 		stop()

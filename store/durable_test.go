@@ -96,11 +96,11 @@ func TestDurableUnderOtherLimits(t *testing.T) {
 // again after a crash.
 func TestDurableExpiryThatWasSeen(t *testing.T) {
 	t.Parallel()
-	dir, ctx := t.TempDir(), bounded(t)
+	dir, ctx := testcluster.Scratch(t), bounded(t)
 	m := &store.Memory{Dir: dir}
 	s := store.New(m)
 	defer func() { _ = s.Close() }()
-	for i := range 30 {
+	for i := range 10 {
 		key := fmt.Sprint("key ", i)
 		require.NoError(t, s.Set(ctx, key, nil, &store.SetOptions{TTL: time.Millisecond}))
 		for {
@@ -109,7 +109,7 @@ func TestDurableExpiryThatWasSeen(t *testing.T) {
 				break
 			}
 		}
-		copied := t.TempDir()
+		copied := testcluster.Scratch(t)
 		for name, b := range snapshotOf(t, dir) {
 			require.NoError(t, os.WriteFile(filepath.Join(copied, name), []byte(b), 0o600))
 		}

@@ -26,7 +26,7 @@ import (
 //
 //	go test ./store -run TestLinearizable -linear.for 2m -linear.seed 17
 var (
-	linearFor  = flag.Duration("linear.for", 2*time.Second, "how long TestLinearizable makes histories")
+	linearFor  = flag.Duration("linear.for", 2*roundTime, "how long TestLinearizable makes histories")
 	linearSeed = flag.Uint64("linear.seed", 0, "of TestLinearizable; 0 draws one")
 )
 

@@ -19,10 +19,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestCutsInLargeFrames cuts connections in the middle of frames, in both directions, hundreds of
+// TestCutsInLargeFrames cuts connections in the middle of frames, in both directions, a hundred
 // times.
 func TestCutsInLargeFrames(t *testing.T) {
-	const clients, each, cuts, most = 5, 10, 300, 5 * time.Second
+	const clients, each, cuts, most = 5, 10, 100, 5 * time.Second
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	proxy := testcluster.NewProxy(t, s.addr)
 	ctx := bounded(t)

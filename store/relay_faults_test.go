@@ -380,7 +380,7 @@ func (g *team) missed(rank int, seq uint64) *wire.Failure {
 // ranks behind its relay, and is not lost.
 func TestASlowRankBehindARelay(t *testing.T) {
 	t.Parallel()
-	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 3 * time.Second}}, tcp) // less than a transfer
+	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: time.Second}}, tcp) // less than a transfer
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
 	// The liveness timeout is long since all ranks are slow on a busy machine.
@@ -388,14 +388,14 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = slow.Close() })
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
-	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 8<<20), nil))
-	proxy.Throttle(2 << 20) // the transfers below take four seconds in each direction
+	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 3<<20), nil))
+	proxy.Throttle(2 << 20) // the transfers below take one and a half seconds in each direction
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	busy.Go(func() {
 		_, err := slow.Get(bounded(t), "large")
 		require.NoError(t, err)
-		require.NoError(t, slow.Set(bounded(t), "large", make([]byte, 8<<20), nil))
+		require.NoError(t, slow.Set(bounded(t), "large", make([]byte, 3<<20), nil))
 		require.NoError(t, g.barrier(bounded(t), 3, 1))
 	})
 	for range 200 {

@@ -293,21 +293,14 @@ func TestCloseWhileManyCall(t *testing.T) {
 }
 
 func TestAClosedEngineEndsItsConnections(t *testing.T) {
-	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
-	c := s.client(t)
-	works(t, c)
-	waited := make(chan error, 1)
-	go func() {
-		_, err := c.Wait(bounded(t), "never")
-		waited <- err
-	}()
-	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) > 0 }, "the call has begun")
-	works(t, c) // so the request before it has reached the server
-	require.NoError(t, s.Engine.Close())
-	require.ErrorIs(t, <-waited, store.ErrUnavailable)
-	_, err := c.Get(bounded(t), "k")
-	require.ErrorIs(t, err, store.ErrUnavailable)
-	_, err = store.Dial(bounded(t), s.addr, nil)
-	require.ErrorIs(t, err, store.ErrUnavailable)
+	each(t, func(t *testing.T, s *service) {
+		c := s.greeted(t)
+		send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{"never"}, Timeout: testTimeout}))
+		send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpPing, ID: 2}))
+		require.EqualValues(t, 2, receive(t, c).ID) // so the wait has reached the store
+		require.NoError(t, s.Engine.Close())
+		closed(t, c)
+		_, err := store.Dial(bounded(t), "127.0.0.1:1", &store.DialOptions{Dial: s.dial})
+		require.ErrorIs(t, err, store.ErrUnavailable)
+	})
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // soak is the duration of TestSoak. A long run: go test ./store -run TestSoak -soak 2h -timeout 3h
-var soak = flag.Duration("soak", 3*time.Second, "how long TestSoak runs")
+var soak = flag.Duration("soak", 2*time.Second, "how long TestSoak runs")
 
 // TestSoak runs calls of all kinds by many clients whose connections are cut, for the duration of
 // -soak. Neither memory nor goroutines may grow.

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/journal"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -114,6 +115,7 @@ func TestEachOperationInEachState(t *testing.T) { // not parallel: its floods ta
 	if testing.Short() {
 		t.Skip("SKIPPED: -short: floods of requests, for half a minute under the race detector")
 	}
+	long := testcluster.Form(50*time.Millisecond, 300*time.Millisecond)
 	for name, state := range states {
 		for kind, connect := range kinds {
 			if name == "not open" && kind == "relay" { // which connects to the store first
@@ -131,7 +133,7 @@ func TestEachOperationInEachState(t *testing.T) { // not parallel: its floods ta
 				}
 				var flooding sync.WaitGroup
 				flood := func() {
-					ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+					ctx, cancel := context.WithTimeout(t.Context(), long)
 					t.Cleanup(cancel)
 					for _, req := range requestsOfEachOp() {
 						flooding.Go(func() { peers.flood(ctx, req) })
