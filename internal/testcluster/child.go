@@ -43,16 +43,18 @@ func Env(name, arg string) []string {
 }
 
 // Start starts the test binary as the child with a name. The child ends with the test at the
-// latest, and may fail.
+// latest, and may fail. Its temporary files are removed with the test: a child that is killed leaves
+// them.
 func Start(t testing.TB, name, arg string) *launch.Process {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
+	temporary := t.TempDir()
 	job, err := launch.Start(t.Context(), launch.Spec{
 		N: 1, Path: exe, ParentPipe: true, Output: t.Output(), Grace: -1,
-		Env:     func(int) []string { return Env(name, arg) },
+		Env:     func(int) []string { return append(Env(name, arg), "TMPDIR="+temporary) },
 		MayFail: func(int) bool { return true },
 	})
 	if err != nil {

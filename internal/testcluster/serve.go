@@ -12,9 +12,11 @@ import (
 )
 
 // Serve runs srv on loopback until the test ends, and returns its address. A server without an
-// engine gets a new store.Memory. The engine is closed with the server.
+// engine gets a new store.Memory. The engine is closed with the server. It skips a test that should
+// use the store of StoreVariable.
 func Serve(t testing.TB, srv *store.Server) (addr string) {
 	t.Helper()
+	skipOwnStore(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -59,9 +61,11 @@ func Within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// Listen listens on loopback until the test ends.
+// Listen listens on loopback until the test ends, for a process that serves a store. It skips a test
+// that should use the store of StoreVariable.
 func Listen(t testing.TB) net.Listener {
 	t.Helper()
+	skipOwnStore(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

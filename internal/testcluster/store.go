@@ -12,7 +12,8 @@ import (
 )
 
 // StoreVariable is the environment variable with the URL of a store, muster://host:port, for tests
-// that use Store or StoreURL. If it is not set, each of their stores is in memory.
+// that use Store or StoreURL. If it is not set, each of their stores is in memory. Tests that serve a
+// store by Serve or Listen do not run then.
 const StoreVariable = "MUSTER_TEST_STORE"
 
 var stores atomic.Uint64
@@ -41,6 +42,14 @@ func Store(t testing.TB) (open func() *store.Store) {
 		}
 		t.Cleanup(func() { _ = s.Close() })
 		return s
+	}
+}
+
+// skipOwnStore skips a test whose store is not that of StoreVariable.
+func skipOwnStore(t testing.TB) {
+	t.Helper()
+	if os.Getenv(StoreVariable) != "" {
+		t.Skipf("SKIPPED: it serves a store, and this run is for that of %s", StoreVariable)
 	}
 }
 

@@ -17,13 +17,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// without matches tests that do not apply here: examples, processes of pgrouptest, which have a
-// store of their own, and variants that differ only in how data reaches other ranks.
-const without = `^(Example|TestProcesses$|TestKilled$|TestKilledWhileItIsWritten$|TestDataLink$)|/^(hosted|relayed|tcp|TLS|ring|unequal_hosts|memory,.*)$`
-
 // TestSuites runs the tests of packages that use a store, with sessions at a server of a store
 // whose log is in etcd: those of pgroup and membership, and with MUSTER_SOAK those of gather and
-// dataparallel, which use the store through pgroup.
+// dataparallel, which use the store through pgroup. Their tests that serve another store skip themselves.
 func TestSuites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED: it builds the tests of other packages: not in a short run")
@@ -34,7 +30,7 @@ func TestSuites(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := lead(t, c, &etcdlog.Options{Root: newRoot()})
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-vet=off", "-count=1", "-timeout=3m", "-skip="+without, "./"+name)
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-vet=off", "-count=1", "-timeout=3m", "-run=^Test", "./"+name)
 			cmd.Dir = "../.."
 			cmd.Env = append(os.Environ(), testcluster.StoreVariable+"=muster://"+serve(t, m))
 			cmd.WaitDelay = time.Second
