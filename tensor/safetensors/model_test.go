@@ -1,8 +1,6 @@
 package safetensors_test
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -89,13 +87,6 @@ func TestIndexText(t *testing.T) {
   }
 }
 `, string(got))
-}
-
-func TestShardedNothing(t *testing.T) {
-	m, err := safetensors.OpenModel(sharded(t, 1, contents{}))
-	require.NoError(t, err)
-	require.Zero(t, m.Len())
-	require.NoError(t, m.Close())
 }
 
 // TestWriteShardedFails wants nothing left, and no model overwritten.
@@ -270,16 +261,4 @@ func TestOpenModel(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = safetensors.OpenModel(saved(t, []byte("x")))
 	require.ErrorIs(t, err, safetensors.ErrFormat)
-}
-
-// TestIndexIsLast wants a directory to be no model before the index is there.
-func TestIndexIsLast(t *testing.T) {
-	dir := sharded(t, 1, abc)
-	index, err := os.ReadFile(filepath.Join(dir, indexName))
-	require.NoError(t, err)
-	require.True(t, json.Valid(index))
-	require.False(t, bytes.Contains(index, []byte(".tmp")))
-	require.NoError(t, os.Remove(filepath.Join(dir, indexName)))
-	_, err = safetensors.OpenModel(dir)
-	require.ErrorContains(t, err, "the model is not complete")
 }
