@@ -193,7 +193,7 @@ func newBenchRank() *cobra.Command {
 				return usagef(cmd, "this is one of the processes of \"muster bench\", which starts it: %v", err)
 			}
 			launch.ExitWithParent()
-			cfg.Schemes = schemes()
+			byURL(&cfg)
 			ctx, cancel := context.WithTimeout(context.Background(), spec.Limit())
 			defer cancel()
 			return benchrun.Run(ctx, spec, cfg, func(r benchrun.Report) error { return json.NewEncoder(cmd.OutOrStdout()).Encode(r) })

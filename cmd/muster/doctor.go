@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
@@ -101,7 +102,9 @@ func (o *doctoring) run(cmd *cobra.Command) error {
 	o.System.Open, o.Advice = schemes().Open, func(why wire.Reason) string { return access(o.Store, why) }
 	o.System.FromEnv = func() (pgroup.Config, error) {
 		c, err := pgroup.FromEnv()
-		c.Schemes = schemes()
+		if !strings.HasPrefix(c.Address, "muster://") { // otherwise Config has the TLS that is examined
+			byURL(&c)
+		}
 		return c, err
 	}
 	out := cmd.OutOrStdout()

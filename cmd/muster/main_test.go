@@ -20,14 +20,12 @@ import (
 
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/pgroup"
 )
 
 // The variable role selects what this binary does when a test starts it again.
 const (
 	role       = "MUSTER_TEST_ROLE"
 	roleMuster = "muster"
-	roleRank   = "rank"   // a user's program
 	roleHolder = "holder" // holds a connection until it is killed
 	roleWorker = "worker" // of an elastic job
 	roleLoser  = "loser"  // a rank of a group whose rank 2 fails
@@ -40,8 +38,6 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case roleMuster:
 		os.Exit(muster.Execute(os.Args[1:]))
-	case roleRank:
-		os.Exit(asRank())
 	case roleHolder:
 		os.Exit(asHolder())
 	case roleLoser:
@@ -66,26 +62,6 @@ func (m tests) Run() int {
 		return 1
 	}
 	return m.M.Run()
-}
-
-// asRank forms the group that the environment configures, and prints the contributions of all
-// ranks.
-func asRank() int {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	cfg, err := pgroup.FromEnv()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	g, err := pgroup.Create(ctx, cfg)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	all, err := pgroup.AllGather(ctx, g, g.Rank()*10)
-	fmt.Println(all, err, g.Shutdown(ctx))
-	return 0
 }
 
 func asHolder() int {

@@ -154,7 +154,7 @@ func TestRunInOtherLaunchers(t *testing.T) {
 func TestWhatIsSeenOfAHang(t *testing.T) {
 	t.Parallel()
 	const waits = "world waits for rank 1: has not joined"
-	script := "[ $RANK = 1 ] && exec sleep 600; exec " + self(t)
+	script := "[ $RANK = 1 ] && exec sleep 600; exec " + self(t) + " kill"
 	for name, c := range map[string]struct {
 		flags []string // of each node
 		store bool
@@ -175,7 +175,7 @@ func TestWhatIsSeenOfAHang(t *testing.T) {
 			}
 			var nodes []*process
 			for _, flags := range c.flags {
-				args := append(strings.Fields("run --job train --env "+role+"="+roleRank+" "+flags), sh(script)...)
+				args := append(strings.Fields("run --job train --env "+role+"="+roleLoser+" "+flags), sh(script)...)
 				nodes = append(nodes, startIn(t, nil, env, args...))
 			}
 			if c.who == "nothing waits" {

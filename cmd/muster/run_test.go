@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,23 +68,6 @@ func TestRunPassesVariablesOn(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestRunMakesAGroup(t *testing.T) {
-	t.Parallel()
-	for _, where := range []string{"--master-port 0", "--master-port " + port(testcluster.Port(t))} {
-		args := append([]string{"run", "-n", "3", "--env", role + "=" + roleRank}, strings.Fields(where)...)
-		r := run(t, append(args, "--", self(t))...)
-		want := []string{"[0] [0 10 20] <nil> <nil>", "[1] [0 10 20] <nil> <nil>", "[2] [0 10 20] <nil> <nil>"}
-		if r.code != 0 || !slices.Equal(sorted(r.stdout), want) {
-			t.Errorf("%s: %+v", where, r)
-		}
-	}
-}
-
-func port(addr string) string {
-	_, port, _ := net.SplitHostPort(addr)
-	return port
 }
 
 // TestRunWithoutItsStore checks that a store that is not reached is reported while the ranks wait.

@@ -3,6 +3,7 @@ package main_test
 import (
 	"bufio"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -25,6 +27,7 @@ import (
 //	relay NAME [FLAG…]       likewise, for "muster relay"
 //	ends NAME SIGNAL         sends a signal to a server, INT, TERM or KILL, and waits for its end; NAME.log is its log
 //	etcd NAME                starts an etcd; $NAME is its host:port
+//	port NAME                $NAME is a port at which nothing listens
 //	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
 //	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
 //	tensors FILE [@KEY=VALUE…] [NAME=DTYPE[DIM,…][:BYTE]…] writes a safetensors file: metadata, and tensors
@@ -43,6 +46,11 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"store": background("serve"), "relay": background("relay"), "ends": scriptEnds, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors,
 			"etcd": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[0], etcd(t)) },
+			"port": func(ts *testscript.TestScript, _ bool, args []string) {
+				_, port, err := net.SplitHostPort(testcluster.Port(t))
+				ts.Check(err)
+				ts.Setenv(args[0], port)
+			},
 		},
 	})
 }

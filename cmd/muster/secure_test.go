@@ -3,7 +3,6 @@ package main_test
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,16 +31,6 @@ func (d desk) write(t *testing.T, name, text string) {
 
 func (d desk) serverFlags() []string {
 	return []string{"--tls-cert", d.path("tls/server.pem"), "--tls-key", d.path("tls/server-key.pem"), "--tls-ca", d.path("tls/ca.pem")}
-}
-
-func TestRunWithASecret(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	env := []string{"MUSTER_SECRET_FILE=" + d.path("secret"), "MUSTER_TLS_CA=" + d.path("none")}
-	r := runIn(t, nil, append(env, role+"="+roleMuster), "run", "-n", "3", "--env", role+"="+roleRank, "--", self(t))
-	if r.code != 0 || strings.Count(r.stdout, "[0 10 20] <nil> <nil>") != 3 {
-		t.Errorf("%+v", r)
-	}
 }
 
 func TestServeRefusesMoreConnections(t *testing.T) {

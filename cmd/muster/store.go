@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/interop/tcpstore"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/spf13/cobra"
@@ -97,6 +98,14 @@ func schemes() store.Schemes {
 	all["tcp"], all["tcpstore"] = tcpstore.Open, tcpstore.Open
 	all["etcd"], all["etcds"] = etcdlog.Open, etcdlog.Open
 	return all
+}
+
+// byURL has a rank open its store with all engines. What a client needs is then in the URL alone.
+func byURL(c *pgroup.Config) {
+	c.Schemes = schemes()
+	if strings.Contains(c.Address, "://") {
+		c.Address, c.Secret, c.TLS = (&remote{url: c.Address, secure: parameters()}).target(), nil, nil
+	}
 }
 
 // target returns the store's URL with the parameters that flags and variables set. Parameters in
