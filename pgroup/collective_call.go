@@ -28,26 +28,42 @@ type call struct {
 	err          error
 }
 
-// begin takes the sequence number. end must be called when begin has succeeded: it traces the
-// operation and allows the next one.
-func (cl *call) begin() error {
-	g := cl.Group
-	if err := g.beginCall(cl.c.Verb); err != nil {
-		return err
+// collective makes the operation that c describes. payload completes the vote, and returns what this rank
+// gives; result makes the result of what the record gives.
+func collective[R any](ctx context.Context, g *Group, c wire.Contribution, payload func(*call) []byte, result func(*call, [][]byte) (R, error)) (r R, err error) {
+	cl, err := g.begin(c)
+	if err != nil {
+		return r, err
+	}
+	defer cl.end()
+	got, err := cl.vote(ctx, payload(cl))
+	if err != nil {
+		return r, err
+	}
+	return result(cl, got)
+}
+
+// begin begins the operation that c describes, and takes its sequence number. end must be called when it
+// has succeeded: it traces the operation and allows the next one.
+func (g *Group) begin(c wire.Contribution) (*call, error) {
+	if err := g.beginCall(c.Verb); err != nil {
+		return nil, err
 	}
 	if !g.mu.TryLock() {
 		g.endCall()
-		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", cl.c.Verb, g.name, g.rank, ErrBusy)
+		return nil, fmt.Errorf("pgroup: %s of group %q on rank %d: %w", c.Verb, g.name, g.rank, ErrBusy)
 	}
-	cl.start = trace.Now(g.cfg.sink)
-	cl.c.Generation, cl.c.Rank, cl.c.Channel, cl.c.Seq = g.generation, g.rank, g.channel, g.seq.Add(1)
-	return nil
+	c.Generation, c.Rank, c.Channel, c.Seq = g.generation, g.rank, g.channel, g.seq.Add(1)
+	g.call = call{Group: g, c: c, start: trace.Now(g.cfg.sink)}
+	return &g.call, nil
 }
 
 func (cl *call) end() {
-	defer cl.endCall()
-	defer cl.mu.Unlock() // even if the sink panics
-	if cl.cfg.sink != nil {
+	g := cl.Group
+	defer g.endCall()
+	defer g.mu.Unlock() // even if the sink panics
+	defer func() { *cl = call{} }()
+	if g.cfg.sink != nil {
 		cl.traceCall()
 	}
 }

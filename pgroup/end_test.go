@@ -66,7 +66,7 @@ func TestShutdownThenClosed(t *testing.T) {
 }
 
 func TestShutdownNamesMissingRanks(t *testing.T) {
-	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+	bubble(t, nil, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
 			v := rankError(t, g, g.Shutdown(within(t, time.Second)), pgroup.ErrTimeout, "shutdown of group", "missing rank 1", "recv from rank 0")
 			equal(t, g, "missing", v.Missing, []int{1})
@@ -123,7 +123,7 @@ func TestHostThatClosesHasLeft(t *testing.T) {
 }
 
 func TestDefaultTimeout(t *testing.T) {
-	bubble(t, 2, func(c *pgroup.Config) { c.Timeout = 0 }, func(t *testing.T, g *pgroup.Group) {
+	bubble(t, func(c *pgroup.Config) { c.Timeout = 0 }, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
 			return
 		}

@@ -294,7 +294,7 @@ func TestFailure11NoPortIsProbed(t *testing.T) {
 // again, and a late reader hangs.
 func TestFailure13LateReaderGetsExpired(t *testing.T) {
 	edit := func(c *pgroup.Config) { c.Expiry = time.Hour }
-	bubble(t, 2, edit, func(t *testing.T, g *pgroup.Group) {
+	bubble(t, edit, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "old"))
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "old too"))

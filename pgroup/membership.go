@@ -134,11 +134,11 @@ func (s *membership) shutdown(ctx context.Context) error {
 	s.lock.Lock()
 	s.shuttingDown = true
 	s.lock.Unlock()
-	cl := call{Group: s.handle(shutdownChannel), c: wire.Contribution{Verb: "shutdown", Root: -1, Want: wire.WantNothing}}
-	if err := cl.begin(); err != nil {
+	cl, err := s.handle(shutdownChannel).begin(wire.Contribution{Verb: "shutdown", Root: -1, Want: wire.WantNothing})
+	if err != nil {
 		return err
 	}
-	_, err := cl.vote(ctx, nil)
+	_, err = cl.vote(ctx, nil)
 	cl.end()
 	// Late callers still get the answers that are in flight.
 	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), store.ResultGrace)

@@ -89,8 +89,8 @@ func TestUnsendableObjects(t *testing.T) {
 	})
 }
 
-// bubble runs body in a bubble of synthetic time, on ranks that share a memory store.
-func bubble(t *testing.T, n int, edit func(*pgroup.Config), body func(t *testing.T, g *pgroup.Group)) {
+// bubble runs body in a bubble of synthetic time, on two ranks that share a memory store.
+func bubble(t *testing.T, edit func(*pgroup.Config), body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		at := func(t *testing.T) func(int) pgroup.Config {
@@ -103,12 +103,12 @@ func bubble(t *testing.T, n int, edit func(*pgroup.Config), body func(t *testing
 				return c
 			}
 		}
-		ranks(t, n, at, body)
+		ranks(t, 2, at, body)
 	})
 }
 
 func TestSecondRecvIsBusy(t *testing.T) {
-	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+	bubble(t, nil, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
 			return
 		}
@@ -127,7 +127,7 @@ func TestSecondRecvIsBusy(t *testing.T) {
 }
 
 func TestCancelledP2P(t *testing.T) {
-	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+	bubble(t, nil, func(t *testing.T, g *pgroup.Group) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		_, err := pgroup.Recv[int](ctx, g, 1-g.Rank())

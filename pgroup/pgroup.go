@@ -49,10 +49,11 @@ type Group struct {
 	channel string // "" is the group itself
 	log     *slog.Logger
 
-	mu  sync.Mutex    // held during a collective operation: a caller that finds it locked gets ErrBusy
-	mem sharedMemory  // see its fields
-	seq atomic.Uint64 // of the last collective operation; changed with mu held
-	buf []byte        // buffer for encoded objects; protected by mu
+	mu   sync.Mutex    // held during a collective operation: a caller that finds it locked gets ErrBusy
+	mem  sharedMemory  // see its fields
+	seq  atomic.Uint64 // of the last collective operation; changed with mu held
+	call call          // the operation in progress; protected by mu
+	buf  []byte        // buffer for encoded objects; protected by mu
 
 	inbox  peers[inbox]  // streams to this rank, by source
 	outbox peers[outbox] // streams from this rank, by destination
@@ -109,12 +110,12 @@ func (g *Group) Channel(name string) *Group { return g.handle(name) }
 
 // Barrier returns when all ranks have called it. It takes one round trip.
 func (g *Group) Barrier(ctx context.Context) error {
-	cl := call{Group: g, c: wire.Contribution{Verb: "barrier", Root: -1, Want: wire.WantNothing}}
-	if err := cl.begin(); err != nil {
+	cl, err := g.begin(wire.Contribution{Verb: "barrier", Root: -1, Want: wire.WantNothing})
+	if err != nil {
 		return err
 	}
 	defer cl.end()
-	_, err := cl.vote(ctx, nil)
+	_, err = cl.vote(ctx, nil)
 	return err
 }
 

@@ -52,39 +52,32 @@ func (op Op) String() string {
 // tensors.
 func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, error) {
 	kind := numberKind[T]()
-	cl := call{Group: g, c: wire.Contribution{Verb: "allreduce", Root: -1, Type: typeName[T](), Want: wire.WantReduced}}
-	if err := cl.begin(); err != nil {
-		return nil, err
+	if op == Avg {
+		kind = wideKind(kind)
 	}
-	defer cl.end()
-	cl.c.Label = op.String() + " of " + strconv.Itoa(len(vs))
-	var payload []byte
-	if int(op) < len(reductions) {
-		if op == Avg {
-			kind = wideKind(kind)
+	c := wire.Contribution{Verb: "allreduce", Root: -1, Type: typeName[T](), Label: op.String() + " of " + strconv.Itoa(len(vs)), Want: wire.WantReduced}
+	return collective(ctx, g, c, func(cl *call) []byte {
+		if int(op) >= len(reductions) {
+			cl.refuse(wire.CodeInvalid, fmt.Errorf("there is no reduction %d", uint8(op)))
+			cl.c.Want = wire.WantNothing
+			return nil
 		}
 		cl.c.Reduction = wire.Reduction{Op: reductions[op].fold, Kind: kind}
-		payload = encodeNumbers(&cl, kind, vs)
-	} else {
-		cl.refuse(wire.CodeInvalid, fmt.Errorf("there is no reduction %d", uint8(op)))
-		cl.c.Want = wire.WantNothing
-	}
-	got, err := cl.vote(ctx, payload)
-	if err != nil {
-		return nil, err
-	}
-	if err := cl.checkCount(1, got); err != nil {
-		return nil, err
-	}
-	switch {
-	case op != Avg:
-		return parseNumbers[T](got[0], kind), nil
-	case kind == wire.Int64:
-		return averages[T](parseNumbers[int64](got[0], kind), g.size), nil
-	case kind == wire.Uint64:
-		return averages[T](parseNumbers[uint64](got[0], kind), g.size), nil
-	}
-	return averages[T](parseNumbers[T](got[0], kind), g.size), nil
+		return encodeNumbers(cl, kind, vs)
+	}, func(cl *call, got [][]byte) ([]T, error) {
+		if err := cl.checkCount(1, got); err != nil {
+			return nil, err
+		}
+		switch {
+		case op != Avg:
+			return parseNumbers[T](got[0], kind), nil
+		case kind == wire.Int64:
+			return averages[T](parseNumbers[int64](got[0], kind), g.size), nil
+		case kind == wire.Uint64:
+			return averages[T](parseNumbers[uint64](got[0], kind), g.size), nil
+		}
+		return averages[T](parseNumbers[T](got[0], kind), g.size), nil
+	})
 }
 
 // wideKind returns the kind as which numbers are summed for an average.

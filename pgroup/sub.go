@@ -88,22 +88,23 @@ func subKey(name string, ranks []int) string {
 func (g *Group) Split(ctx context.Context, color, key int) (*Group, error) {
 	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
-	cl := call{Group: g, c: wire.Contribution{Verb: "split", Root: -1, Want: wire.WantAll}}
-	if err := cl.begin(); err != nil {
-		return nil, err
-	}
-	got, err := cl.vote(ctx, appendSplit(nil, color, key))
-	seq := cl.c.Seq
-	if err == nil {
-		err = cl.checkCount(g.size, got)
-	}
-	cl.end()
+	var seq uint64
+	c := wire.Contribution{Verb: "split", Root: -1, Want: wire.WantAll}
+	ranks, err := collective(ctx, g, c, func(cl *call) []byte {
+		seq = cl.c.Seq
+		return appendSplit(nil, color, key)
+	}, func(cl *call, got [][]byte) ([]int, error) {
+		if err := cl.checkCount(g.size, got); err != nil {
+			return nil, err
+		}
+		ranks, err := sameColor(got, color)
+		if err != nil {
+			return nil, cl.undecodable(-1, err)
+		}
+		return ranks, nil
+	})
 	if err != nil || color < 0 {
 		return nil, err
-	}
-	ranks, err := sameColor(got, color)
-	if err != nil {
-		return nil, cl.undecodable(-1, err)
 	}
 	return g.derive(ctx, joinRequest{
 		op: fmt.Sprintf("split(color %d)", color), name: fmt.Sprintf("%s/%d", g.name, color), rank: slices.Index(ranks, g.rank), size: len(ranks),
