@@ -137,11 +137,11 @@ func TestMissingRankInSharedMemory(t *testing.T) {
 			return
 		}
 		start := time.Now()
-		err := g.Barrier(within(t, 300*time.Millisecond))
+		err := g.Barrier(within(t, 500*time.Millisecond))
 		took := time.Since(start)
 		v := rankError(t, g, err, pgroup.ErrTimeout, "missing rank 1", "in shared memory")
 		equal(t, g, "missing", v.Missing, []int{1})
-		if took < 250*time.Millisecond || took > 3*time.Second {
+		if took < 450*time.Millisecond || took > 3*time.Second {
 			t.Errorf("rank %d: after %v", g.Rank(), took)
 		}
 		require.NoError(t, g.Close())
