@@ -7,7 +7,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -83,16 +82,21 @@ type job struct {
 	wg  sync.WaitGroup
 }
 
+// page serves the page of a store until the end of the test, and returns its URL.
+func page(t *testing.T, e store.Engine, o *status.Options) string {
+	s := httptest.NewServer(status.Handler(store.New(e), o))
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s.URL
+}
+
 func newJob(t *testing.T, name string, size int) *job {
 	j := &job{t: t, m: new(store.Memory)}
-	page := httptest.NewServer(status.Handler(store.New(j.m), &status.Options{Address: "muster://store:7070", Version: "muster v1"}))
-	t.Cleanup(func() {
-		page.CloseClientConnections()
-		_ = j.m.Close()
-		page.Close()
-		j.wg.Wait()
-	})
-	j.url = page.URL
+	t.Cleanup(j.wg.Wait)
+	j.url = page(t, j.m, &status.Options{Address: "muster://store:7070", Version: "muster v1"})
+	t.Cleanup(func() { _ = j.m.Close() })
 	j.gen = j.join(name, 4100, size, size)
 	return j
 }
@@ -214,20 +218,6 @@ func open(t *testing.T, ctx context.Context, j *job) {
 	has(t, ctx, "#summary", "barrier #3")
 }
 
-// picture saves a screenshot if MUSTER_SCREENSHOTS names a directory.
-func picture(t *testing.T, ctx context.Context, name string) {
-	t.Helper()
-	dir := os.Getenv("MUSTER_SCREENSHOTS")
-	if dir == "" {
-		return
-	}
-	for name, shot := range map[string]chromedp.Action[[]byte]{name: chromedp.CaptureScreenshot(), name + "-all": chromedp.FullScreenshot(100)} {
-		png, err := chromedp.Run(ctx, shot)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644))
-	}
-}
-
 // TestStuckBarrierIsSeenAtOnce checks that every screen shows, above everything else and without
 // scrolling, the group, the verb, for how long it has waited, and which rank is missing.
 func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
@@ -245,8 +235,8 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 			has(t, ctx, "#failures", "train · barrier #2: timed out")
 			require.Equal(t, []int{8, 1}, value[[]int](t, ctx, `(() => { const r = document.querySelector("#waits li .ranks"); return [r.children.length, r.querySelectorAll(".missing").length] })()`))
 			require.False(t, value[bool](t, ctx, `document.documentElement.scrollWidth > innerWidth`), "something sticks out to the right")
+			require.Empty(t, value[[]string](t, ctx, `performance.getEntriesByType("resource").map((e) => new URL(e.name).origin).filter((o) => o !== location.origin)`), "it loads nothing from elsewhere")
 			until(t, ctx, `/slow|stuck/.test(document.querySelector("#summary").className) && /^[…✗] muster$/.test(document.title)`)
-			picture(t, ctx, d.name)
 		})
 	}
 }
@@ -280,7 +270,6 @@ func TestColours(t *testing.T) {
 			require.Empty(t, value[string](t, ctx, contrast), "text that is hard to read")
 			ground := value[string](t, ctx, `getComputedStyle(document.body).backgroundColor`)
 			require.Equal(t, d.dark, strings.HasPrefix(ground, "rgb(17,"), ground)
-			picture(t, ctx, "open-"+d.name)
 		})
 	}
 }
@@ -384,13 +373,8 @@ func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 // TestUnknownIsSaid checks that unknown values are not shown as 0.
 func TestUnknownIsSaid(t *testing.T) {
 	j := stuck(t)
-	page := httptest.NewServer(status.Handler(store.New(vague{j.m}), nil))
-	t.Cleanup(func() {
-		page.CloseClientConnections()
-		page.Close()
-	})
 	ctx := browser(t, devices[0])
-	run(t, ctx, chromedp.Navigate(page.URL))
+	run(t, ctx, chromedp.Navigate(page(t, vague{j.m}, nil)))
 	has(t, ctx, "#waits", "train · barrier #3")
 	has(t, ctx, "#waits .time", "unknown")
 	has(t, ctx, "#numbers div", "persistent\nyes; the disk stalls: 12", "uptime\nunknown", "clients\nunknown", "data size\nunknown", "operations\nunknown", "keys\n7")
@@ -404,13 +388,8 @@ func TestUnknownIsSaid(t *testing.T) {
 func TestStacks(t *testing.T) {
 	j := stuck(t)
 	for _, may := range []bool{true, false} {
-		page := httptest.NewServer(status.Handler(store.New(j.m), &status.Options{Stacks: may}))
-		t.Cleanup(func() {
-			page.CloseClientConnections()
-			page.Close()
-		})
 		ctx := browser(t, devices[0])
-		run(t, ctx, chromedp.Navigate(page.URL))
+		run(t, ctx, chromedp.Navigate(page(t, j.m, &status.Options{Stacks: may})))
 		has(t, ctx, "#waits .who", "rank 2 pid 4102")
 		const button = `[...document.querySelectorAll("#waits .who button")].filter((b) => b.offsetParent)`
 		require.Equal(t, may, value[int](t, ctx, button+".length") > 0)
@@ -447,13 +426,8 @@ func TestReplication(t *testing.T) {
 	at := func(leads bool) context.Context {
 		own := *says
 		own.Leading = leads
-		page := httptest.NewServer(status.Handler(store.New(replicated{newJob(t, "train", 1).m, &own, leads}), nil))
-		t.Cleanup(func() {
-			page.CloseClientConnections()
-			page.Close()
-		})
 		ctx := browser(t, devices[0])
-		run(t, ctx, chromedp.Navigate(page.URL))
+		run(t, ctx, chromedp.Navigate(page(t, replicated{newJob(t, "train", 1).m, &own, leads}, nil)))
 		return ctx
 	}
 	ctx := at(true)
