@@ -137,8 +137,8 @@ func (c *Client) append(ctx context.Context, req *wire.Request, rep *wire.Reply)
 	if old, _, err := c.value(ctx, req.Key); err != nil {
 		return err
 		// no other client could set it back
-	} else if n := len(old) + len(req.Value); n > c.o.Limits.Value {
-		return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("the value would have %d bytes, the limit is %d", n, c.o.Limits.Value))
+	} else if n := len(old) + len(req.Value); n > mostValue {
+		return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("the value would have %d bytes, the limit is %d", n, mostValue))
 	}
 	replies, err := c.change(ctx, tcpwire.Request{Op: tcpwire.OpAppend, Key: k[0], Value: req.Value}, tcpwire.Request{Op: tcpwire.OpGet, Key: k[0]})
 	if err == nil {

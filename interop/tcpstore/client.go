@@ -32,8 +32,6 @@ type Options struct {
 	// ReconnectTimeout is how long a call tries to reach a server that is unreachable, within its context. The
 	// default is 10 s.
 	ReconnectTimeout time.Duration
-	// Limits are the server's limits. Zero fields are PyTorch's defaults.
-	Limits tcpwire.Limits
 }
 
 // Client is an Engine over a TCPStore that Python hosts.
@@ -73,8 +71,6 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	}
 	c := &Client{addr: addr, o: *o, links: map[*link]struct{}{}}
 	c.o.ReconnectTimeout = cmp.Or(o.ReconnectTimeout, 10*time.Second)
-	c.o.Limits.Value = cmp.Or(o.Limits.Value, 8<<20)
-	c.o.Limits.Key = cmp.Or(o.Limits.Key, 8<<10)
 	c.calls, c.waits = make(chan struct{}, cmp.Or(o.Conns, 16)), make(chan struct{}, cmp.Or(o.Waits, 256))
 	if c.o.Dial == nil {
 		c.o.Dial = new(net.Dialer).DialContext
@@ -144,7 +140,7 @@ func (c *Client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	if req.TTL != 0 || req.Reads > 0 || req.Lease > 0 {
 		return refuse(rep, wire.CodeUnsupported, "entries of a TCPStore stay: they have no TTL, no number of reads and no lease")
 	}
-	if what := c.tooLarge(req); what != "" {
+	if what := tooLarge(req); what != "" {
 		return refuse(rep, wire.CodeTooLarge, what)
 	}
 	err := do(c, ctx, req, rep)
@@ -172,16 +168,22 @@ func refuse(rep *wire.Reply, code wire.Code, detail string) error {
 	return nil
 }
 
+// mostKey and mostValue are the largest key and value that PyTorch's server accepts, in bytes.
+const (
+	mostKey   = 8 << 10
+	mostValue = 8 << 20
+)
+
 // tooLarge names the part of req that exceeds the server's limits, for which it would end the
 // connection. It returns "" if there is none.
-func (c *Client) tooLarge(req *wire.Request) string {
+func tooLarge(req *wire.Request) string {
 	for _, k := range append(slices.Clip(req.Keys), req.Key) {
-		if sent, _ := sentOf(k); len(sent) > c.o.Limits.Key {
-			return fmt.Sprintf("a key of %d bytes, the limit is %d with the / in front", len(sent), c.o.Limits.Key)
+		if sent, _ := sentOf(k); len(sent) > mostKey {
+			return fmt.Sprintf("a key of %d bytes, the limit is %d with the / in front", len(sent), mostKey)
 		}
 	}
-	if n := max(len(req.Value), len(req.Old)); n > c.o.Limits.Value {
-		return fmt.Sprintf("a value of %d bytes, the limit is %d", n, c.o.Limits.Value)
+	if n := max(len(req.Value), len(req.Old)); n > mostValue {
+		return fmt.Sprintf("a value of %d bytes, the limit is %d", n, mostValue)
 	}
 	return ""
 }

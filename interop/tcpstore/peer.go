@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // requestTimeout is the time limit of the store for an operation that does not wait. It is up to half as
@@ -54,8 +55,11 @@ type peer struct {
 	question question
 }
 
-func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcpwire.Limits) *peer {
-	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{buffers: v.Buffers, limits: limits, buf: v.First, w: len(v.First)}}
+// requestLimits bound a client's message. The store's own limits also apply.
+var requestLimits = tcpwire.Limits{Value: wire.MaxValue}
+
+func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn) *peer {
+	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{buffers: v.Buffers, limits: requestLimits, buf: v.First, w: len(v.First)}}
 	if peer.logger == nil {
 		peer.logger = slog.New(slog.DiscardHandler)
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
 
 // Protocol lets processes that use PyTorch's TCPStore connect to a store.Server. Its zero value is
@@ -25,9 +24,6 @@ import (
 // message use the server's memory, up to ServerLimits.Buffers for all clients together, and delay no
 // other client.
 type Protocol struct {
-	// Limits bound the messages of a client. A zero Value is 16 MiB. The store's own limits also
-	// apply.
-	Limits tcpwire.Limits
 	// TTL sets the time to live of entries that clients create, since the protocol has none. The
 	// first rule whose prefix matches the name applies. SET and COMPARE_SET restart it. It does not
 	// apply to queues: an element stays until it is popped.
@@ -101,11 +97,7 @@ func (p *Protocol) ServeConn(ctx context.Context, v *store.ProtocolConn) error {
 	if older, _ := tcpwire.IsOlder(v.First); older {
 		return errOlder
 	}
-	limits := p.Limits
-	if limits.Value == 0 {
-		limits.Value = wire.MaxValue
-	}
-	peer := newPeer(ctx, p, v, limits)
+	peer := newPeer(ctx, p, v)
 	p.processes.enter(peer)
 	defer p.processes.leave(ctx, peer)
 	if tcp, ok := v.Conn.(*net.TCPConn); ok && v.Immediate {
