@@ -207,18 +207,6 @@ func TestDrainedAfterAWriteWithoutWaiting(t *testing.T) {
 	require.Equal(t, 1, drained)
 }
 
-func TestDrainedIsCalledHoweverTheConnectionEnds(t *testing.T) {
-	p, drained := &pipe{}, 0
-	o := transport.NewOutbox(p, 100)
-	o.Drained = func() { drained++ }
-	add(o, "1234567890")
-	o.Flush()
-	require.True(t, o.Blocked(0))
-	p.err = io.ErrClosedPipe
-	p.more(0)
-	require.Equal(t, 1, drained)
-}
-
 func TestOutboxOfManyWriters(t *testing.T) {
 	for name, connect := range map[string]func(*testing.T) (net.Conn, net.Conn){"socket": sockets, "pipe": func(*testing.T) (net.Conn, net.Conn) { return net.Pipe() }} {
 		t.Run(name, func(t *testing.T) {
