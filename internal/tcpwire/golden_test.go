@@ -214,27 +214,3 @@ func replay(t *testing.T, c conversation, seen map[tcpwire.Op]bool) {
 	}
 	require.Empty(t, answered)
 }
-
-// TestRecordedValues checks that some calls of the recording have the meaning of their names.
-func TestRecordedValues(t *testing.T) {
-	for _, c := range recorded(t) {
-		switch c.call {
-		case "connect":
-			require.True(t, strings.HasPrefix(c.sent, tcpwire.Preface))
-			ping := wholeRequest(t, []byte(c.sent[len(tcpwire.Preface):]))
-			require.Equal(t, int64(0x04030201), ping.N)
-		case "add_negative":
-			require.Equal(t, int64(-7), wholeRequest(t, []byte(c.sent)).N)
-			require.Equal(t, int64(-2), wholeReply(t, tcpwire.OpAdd, 0, []byte(c.answered)).N)
-		case "compare_set_other":
-			require.Equal(t, "wrong", string(wholeRequest(t, []byte(c.sent)).Old))
-			require.Equal(t, "first", string(wholeReply(t, tcpwire.OpCompareSet, 0, []byte(c.answered)).Value))
-		case "multi_set":
-			require.Equal(t, "22", string(wholeRequest(t, []byte(c.sent)).Values[1]))
-		case "check_absent":
-			require.Equal(t, int64(tcpwire.NotReady), wholeReply(t, tcpwire.OpCheck, 1, []byte(c.answered)).N)
-		case "list_keys":
-			require.Contains(t, wholeReply(t, tcpwire.OpListKeys, 0, []byte(c.answered)).Keys, tcpwire.KeyPrefix+"long")
-		}
-	}
-}
