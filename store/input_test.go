@@ -263,20 +263,6 @@ func TestLargeFrameInPieces(t *testing.T) {
 	require.True(t, slices.Equal(value, v))
 }
 
-func TestOneConnectionTooMany(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Conns: 2}}, tcp)
-	a, b := s.client(t), s.client(t)
-	_, err := store.Dial(bounded(t), s.addr, &store.DialOptions{Wait: true})
-	require.ErrorIs(t, err, store.ErrFull)
-	require.ErrorContains(t, err, `: store full: the limit is 2 connections`)
-	works(t, a)
-	works(t, b)
-	require.NoError(t, b.Close())
-	c, err := store.Dial(bounded(t), s.addr, nil)
-	require.NoError(t, err)
-	require.NoError(t, c.Close())
-}
-
 func TestManyIdleConnections(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	conns := make([]net.Conn, 2000)

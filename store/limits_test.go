@@ -20,46 +20,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestAStoreAtItsMemoryLimit checks that a store at its memory limit refuses writes, and still
-// carries out reads and deletes.
-func TestAStoreAtItsMemoryLimit(t *testing.T) {
-	const limit = 1 << 20
-	for _, e := range engines[:2] {
-		t.Run(e.name, func(t *testing.T) {
-			s := serve(t, &store.Server{Engine: &store.Memory{Limits: store.Limits{Bytes: limit}}}, e.wires)
-			c, other, ctx := s.client(t), s.client(t), bounded(t)
-			n := 0
-			var err error
-			for ; err == nil && n < 2000; n++ {
-				err = c.Set(ctx, fmt.Sprintf("k%04d", n), make([]byte, 1000), nil)
-			}
-			require.ErrorIs(t, err, store.ErrFull)
-			require.ErrorContains(t, err, "the limit is 1048576 bytes")
-			require.Equal(t, limit/1005+1, n)
-			for name, write := range map[string]func() error{
-				"set":    func() error { return other.Set(ctx, "other", make([]byte, 1000), nil) },
-				"add":    func() error { _, err := other.Add(ctx, strings.Repeat("n", 1000), 1); return err },
-				"append": func() error { _, err := other.Append(ctx, "k0000", make([]byte, 1000)); return err },
-				"swap":   func() error { _, err := other.Swap(ctx, "other", nil, make([]byte, 1000)); return err },
-			} {
-				require.ErrorIs(t, write(), store.ErrFull, name)
-			}
-			v, err := other.Get(ctx, "k0000")
-			require.NoError(t, err)
-			require.Len(t, v, 1000)
-			_, err = c.Wait(ctx, "k0001", "k0002")
-			require.NoError(t, err)
-			require.NoError(t, listed(ctx, other, "k"))
-			require.NoError(t, other.Set(ctx, "k0000", make([]byte, 900), nil), "less than before")
-			removed, err := c.Delete(ctx, "k0001", "k0002")
-			require.NoError(t, err)
-			require.EqualValues(t, 2, removed)
-			require.NoError(t, other.Set(ctx, "other", make([]byte, 1000), nil), "after a delete")
-			works(t, c)
-		})
-	}
-}
-
 func TestTooManyConnections(t *testing.T) { // not parallel: it counts goroutines
 	f := newTLSFiles(t)
 	for name, tc := range map[string]struct {

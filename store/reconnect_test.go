@@ -509,43 +509,6 @@ func TestWhatDoesNotResumeOpensASession(t *testing.T) {
 	})
 }
 
-func TestNumbers(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		c, welcome := s.handshake(t, nil)
-		id := uint64(0)
-		add := func(number, acked uint64, delta int64) wire.Reply {
-			id++
-			return ask(t, c, wire.Request{Op: wire.OpAdd, ID: id, Number: number, Acked: acked, Key: "n", Delta: delta})
-		}
-		require.Equal(t, wire.CodeInvalid, add(2, 0, 1).Code, "a gap")
-		require.EqualValues(t, 1, add(1, 0, 1).N)
-		require.EqualValues(t, 1, add(1, 0, 1).N, "again")
-		require.EqualValues(t, 1, add(1, 0, 50).N, "again, whatever it asks now")
-		require.EqualValues(t, 3, add(2, 0, 2).N)
-		require.EqualValues(t, 1, add(1, 0, 1).N, "again, behind a later one")
-		require.Equal(t, wire.CodeInvalid, add(4, 0, 1).Code, "a gap does not use the number")
-		require.EqualValues(t, 6, add(3, 2, 3).N)
-		require.Equal(t, wire.CodeStale, add(2, 0, 1).Code, "acknowledged")
-		require.EqualValues(t, 6, add(3, 0, 1).N)
-		require.EqualValues(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpSkip, ID: 500, Number: 4, Acked: 3}).Code)
-		require.Equal(t, wire.CodeOK, add(4, 3, 99).Code)
-		require.EqualValues(t, 6, add(0, 0, 0).N, "skipped is skipped")
-		rep := ask(t, c, wire.Request{Op: wire.OpAdd, ID: 501, Number: 5, Key: "works not", Delta: 1})
-		require.EqualValues(t, 1, rep.N)
-		ask(t, c, wire.Request{Op: wire.OpSet, ID: 502, Number: 6, Key: "text", Value: []byte("x")})
-		require.Equal(t, wire.CodeInvalid, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 503, Number: 7, Key: "text"}).Code)
-		require.EqualValues(t, 7, add(8, 3, 1).N, "a refusal uses the number")
-
-		for n := uint64(9); n <= 3+1024; n++ { // until the window is full
-			require.EqualValues(t, n-1, add(n, 3, 1).N)
-		}
-		require.Equal(t, wire.CodeFull, add(3+1024+1, 3, 1).Code)
-		require.EqualValues(t, 1027, add(3+1024+1, 4, 1).N, "and with an acknowledgement it is not")
-		_, rest := s.handshake(t, &welcome)
-		require.Equal(t, welcome.N, rest.N)
-	})
-}
-
 // TestCloseMakesWhatWasSentUnknown checks that a change that was sent, and whose reply Close does
 // not wait for, returns ErrUnknown, and that a read does not.
 func TestCloseMakesWhatWasSentUnknown(t *testing.T) {

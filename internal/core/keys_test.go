@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -48,57 +47,6 @@ func TestTimeStandsStillAtWorst(t *testing.T) {
 	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
 	at, _ := r.m.Next()
 	same(t, "next", at, 12*time.Millisecond)
-}
-
-// TestWaitReads checks which calls get an entry that is removed by its last read: a waiting call
-// learns that it exists, and reads it, or waits again.
-func TestWaitReads(t *testing.T) {
-	once := func(key string, reads uint32) wire.Request {
-		req := set(key, "value")
-		req.Reads = reads
-		return req
-	}
-	for name, c := range map[string]struct {
-		waits [][]string
-		sets  []wire.Request
-		taken int // by the waiting calls, in order
-		left  int // keys
-	}{
-		"one read, two who wait":           {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 1)}, 1, 0},
-		"two reads, two who wait":          {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 2)}, 2, 0},
-		"three reads, two who wait":        {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 3)}, 2, 1},
-		"a key named twice is one wait":    {[][]string{{"a", "a"}}, []wire.Request{once("a", 1)}, 1, 0},
-		"a key named twice, three reads":   {[][]string{{"a", "a"}}, []wire.Request{once("a", 3)}, 1, 1},
-		"both have to be there":            {[][]string{{"a", "b"}}, []wire.Request{once("a", 1)}, 0, 1},
-		"both are there":                   {[][]string{{"a", "b"}}, []wire.Request{once("a", 1), once("b", 1)}, 1, 0},
-		"what one takes another misses":    {[][]string{{"a"}, {"a", "b"}}, []wire.Request{set("b", "value"), once("a", 1)}, 1, 1},
-		"without a limit it stays for all": {[][]string{{"a"}, {"a"}, {"a", "b"}}, []wire.Request{set("a", "value"), set("b", "value")}, 3, 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			for _, keys := range c.waits {
-				r.waits(core.Local, waitFor(keys...))
-			}
-			for _, req := range c.sets {
-				r.does(core.Local, req)
-			}
-			taken := 0
-			for i, ticket := range r.order {
-				same(t, "who came first is answered first", ticket.ID, uint64(i+1))
-				rep := r.answers[ticket]
-				if rep.Code == wire.CodeCounted {
-					same(t, "nothing is read", len(rep.Values), 0)
-					rep = r.does(core.Local, take(c.waits[i]...))
-				}
-				if rep.Code == wire.CodeOK {
-					same(t, "values", len(rep.Values), len(c.waits[i]))
-					taken++
-				}
-			}
-			same(t, "taken", taken, c.taken)
-			same(t, "keys", r.m.Keys(), c.left)
-		})
-	}
 }
 
 func take(keys ...string) wire.Request { return wire.Request{Op: wire.OpTake, Keys: keys} }
@@ -155,45 +103,8 @@ func TestListStopsAtBytes(t *testing.T) {
 	same(t, "more", rep.N, 0)
 }
 
-func TestListDetails(t *testing.T) {
-	r := newRig(t)
-	req := set("a", "value")
-	req.TTL, req.Reads = 10*time.Millisecond, 1
-	r.does(core.Local, req)
-	r.does(core.Local, set("b", "value"))
-	r.pass(4 * time.Millisecond)
-	rep := r.does(core.Local, list("", "", 0))
-	same(t, "revisions and times to live", fmt.Sprint(rep.Nums), fmt.Sprint([]int64{2, int64(6 * time.Millisecond), 3, 0}))
-	same(t, "listing is no read", r.m.Keys(), 2)
-	rep = r.does(core.Local, list("", "a", 0))
-	same(t, "after", strings.Join(rep.Keys, ","), "b")
-	rep = r.does(core.Local, list("b", "a", 0))
-	same(t, "after what is before", strings.Join(rep.Keys, ","), "b")
-	rep = r.does(core.Local, list("", "z", 0))
-	same(t, "after all", len(rep.Keys), 0)
-	rep = r.does(core.Local, list("", "", 1))
-	same(t, "more", rep.N, 1)
-}
-
 func changes(prefix string, rev uint64) wire.Request {
 	return wire.Request{Op: wire.OpWatch, Key: prefix, Rev: rev}
-}
-
-func TestHistoryInPages(t *testing.T) {
-	r := newRig(t)
-	for i := range 2500 {
-		r.does(core.Local, set(fmt.Sprint("key ", i%7), fmt.Sprint(i)))
-	}
-	rev, n := uint64(1), 0
-	for rev < 2501 {
-		rep := r.does(core.Local, changes("key 3", rev))
-		n += len(rep.Keys)
-		if rep.Rev <= rev {
-			t.Fatalf("revision %d after %d", rep.Rev, rev)
-		}
-		rev = rep.Rev
-	}
-	same(t, "changes", n, 357)
 }
 
 func TestHistoryIsBoundedInBytes(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
-	"github.com/muster-pg/muster/wire"
 )
 
 func numberedKeys(n int) []string {
@@ -61,21 +60,6 @@ func TestWaitIsLinear(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestWaitsThatEnd lets many calls wait for one key, and ends them.
-func TestWaitsThatEnd(t *testing.T) {
-	r := newRig(t)
-	s := r.session()
-	for range 100 {
-		r.waits(s, waitFor("key"))
-	}
-	last := r.waits(core.Local, waitFor("key"))
-	r.does(s, wire.Request{Op: wire.OpGoodbye})
-	same(t, "calls that wait", r.m.Holdings().Waits, 1)
-	r.does(core.Local, set("key", "value"))
-	isCode(t, r.answer(last), wire.CodeOK)
-	same(t, "calls that wait", r.m.Holdings().Waits, 0)
 }
 
 // BenchmarkWait lets one call wait for many keys, which are set one by one: one operation is all of

@@ -17,9 +17,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestSuites runs the tests of packages that use a store, with sessions at a server of a store
-// whose log is in etcd: those of pgroup and membership, and with MUSTER_SOAK those of gather and
-// dataparallel, which use the store through pgroup. Their tests that serve another store skip themselves.
+// TestSuites runs the tests of packages that use a store, in their short form, with sessions at a
+// server of a store whose log is in etcd: those of pgroup and membership, and with MUSTER_SOAK those of
+// gather and dataparallel, which use the store through pgroup. Tests that serve another store skip
+// themselves.
 func TestSuites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED: it builds the tests of other packages: not in a short run")
@@ -32,7 +33,7 @@ func TestSuites(t *testing.T) {
 			m := lead(t, c, &etcdlog.Options{Root: newRoot()})
 			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-vet=off", "-count=1", "-timeout=3m", "-run=^Test", "./"+name)
 			cmd.Dir = "../.."
-			cmd.Env = append(os.Environ(), testcluster.StoreVariable+"=muster://"+serve(t, m))
+			cmd.Env = append(os.Environ(), testcluster.StoreVariable+"=muster://"+serve(t, m), testcluster.SoakVariable+"=")
 			cmd.WaitDelay = time.Second
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
