@@ -202,21 +202,6 @@ func TestAWaitThatIsGivenUpLeavesTheConnectionAsItIs(t *testing.T) {
 	})
 }
 
-func TestABlockedWaitDelaysNoOtherCall(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		c := s.client(t)
-		errs := waiting(t, c, 10)
-		for range 1000 {
-			_, err := c.Get(bounded(t), "works")
-			require.NoError(t, err)
-		}
-		require.NoError(t, c.Set(bounded(t), "never", nil, nil))
-		for range 10 {
-			require.NoError(t, <-errs)
-		}
-	})
-}
-
 func TestAReplyThatDoesNotParseEndsTheConnection(t *testing.T) {
 	addr := otherService(t, func(c net.Conn) {
 		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))

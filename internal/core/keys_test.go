@@ -49,8 +49,6 @@ func TestTimeStandsStillAtWorst(t *testing.T) {
 	same(t, "next", at, 12*time.Millisecond)
 }
 
-func take(keys ...string) wire.Request { return wire.Request{Op: wire.OpTake, Keys: keys} }
-
 func list(prefix, after string, limit int64) wire.Request {
 	req := wire.Request{Op: wire.OpList, Key: prefix, Delta: limit}
 	if after != "" {

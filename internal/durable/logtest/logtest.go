@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 
@@ -28,17 +27,16 @@ type Medium interface {
 // First is the number of the first segment of a new log.
 const First = 1
 
-// Run runs the suite, each test with a new Medium.
+// Run runs the suite, each test with a new Medium. RunFaults has crashes between any two steps, and
+// segments that begin while others sync.
 func Run(t *testing.T, home func(t *testing.T) Medium) {
 	for name, test := range map[string]func(t *testing.T, h Medium){
-		"what was synced is there after a crash, in order":     synced,
-		"what was appended is there after Close":               closed,
-		"a crash leaves what was synced, and no gap":           crashes,
-		"a record may be large, or empty":                      sizes,
-		"what is before a segment can be removed":              segments,
-		"a log that has failed says so for good":               failed,
-		"many goroutines append and sync":                      many,
-		"what is appended while others sync has its own place": ordered,
+		"what was synced is there after a crash, in order": synced,
+		"what was appended is there after Close":           closed,
+		"a record may be large, or empty":                  sizes,
+		"what is before a segment can be removed":          segments,
+		"a log that has failed says so for good":           failed,
+		"many goroutines append and sync":                  many,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, home(t)) })
 	}
@@ -54,13 +52,13 @@ func numbered(n uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, n), bytes.Repeat([]byte{byte(n)}, int(n%50))...)
 }
 
-// are checks that records are from, from+1, …, and reach at least record least.
-func are(t *testing.T, records [][]byte, from, least uint64) {
+// are checks that records are from, from+1, …, last.
+func are(t *testing.T, records [][]byte, from, last uint64) {
 	t.Helper()
+	require.Len(t, records, int(last-from+1)) // #nosec G115 -- small
 	for i, b := range records {
 		require.Equal(t, numbered(from+uint64(i)), b, "record %d", i)
 	}
-	require.GreaterOrEqual(t, from+uint64(len(records)), least+1, "the last of %d records", len(records))
 }
 
 func synced(t *testing.T, h Medium) {
@@ -83,7 +81,6 @@ func synced(t *testing.T, h Medium) {
 	require.Positive(t, r.Size())
 	h.Crash(t, r)
 	r, records = h.Open(t, First)
-	require.Len(t, records, 100)
 	are(t, records, 1, 100)
 	require.EqualValues(t, 1, put(r, numbered(101)), "positions begin with 1")
 	require.NoError(t, r.Close())
@@ -98,30 +95,8 @@ func closed(t *testing.T, h Medium) {
 	require.Error(t, r.Sync(10), "Sync after Close")
 	put(r, numbered(11)) // it is dropped
 	r, records := h.Open(t, First)
-	require.Len(t, records, 10)
 	are(t, records, 1, 10)
 	require.NoError(t, r.Close())
-}
-
-func crashes(t *testing.T, h Medium) {
-	rng := rand.New(rand.NewPCG(1, 1))
-	least := uint64(0)
-	for range 20 {
-		r, records := h.Open(t, First)
-		are(t, records, 1, least)
-		first := uint64(len(records)) + 1
-		next := first
-		for range rng.IntN(30) {
-			pos := put(r, numbered(next))
-			require.Equal(t, next-first+1, pos)
-			if rng.IntN(4) == 0 {
-				require.NoError(t, r.Sync(pos))
-				least = next
-			}
-			next++
-		}
-		h.Crash(t, r)
-	}
 }
 
 func sizes(t *testing.T, h Medium) {
@@ -160,7 +135,6 @@ func segments(t *testing.T, h Medium) {
 	require.NoError(t, r.Begin(third))
 	h.Crash(t, r)
 	r, records := h.Open(t, second)
-	require.Len(t, records, 38)
 	are(t, records, 3, 40)
 	put(r, numbered(41))
 	require.NoError(t, r.Close())
@@ -210,40 +184,5 @@ func many(t *testing.T, h Medium) {
 		next[w]++
 	}
 	require.Len(t, records, writers*each)
-	require.NoError(t, r.Close())
-}
-
-func ordered(t *testing.T, h Medium) {
-	r, _ := h.Open(t, First)
-	stop := make(chan struct{})
-	var syncing sync.WaitGroup
-	for range 3 {
-		syncing.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if err := r.Sync(1 << 62); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	for n := uint64(1); n <= 500; n++ {
-		put(r, numbered(n))
-		if n%100 == 0 {
-			r.Rotate()
-		}
-	}
-	require.NoError(t, r.Sync(500))
-	close(stop)
-	syncing.Wait()
-	h.Crash(t, r)
-	r, records := h.Open(t, First)
-	require.Len(t, records, 500)
-	are(t, records, 1, 500)
 	require.NoError(t, r.Close())
 }
