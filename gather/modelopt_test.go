@@ -453,7 +453,7 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 	if r.me() != 1 {
 		<-published
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 2*time.Second) // a missing file may still arrive
+		ctx, cancel = context.WithTimeout(ctx, 5*time.Second) // a missing file may still arrive
 		defer cancel()
 	}
 	if r.me() == 2 {

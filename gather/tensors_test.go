@@ -198,7 +198,7 @@ func TestMissing(t *testing.T) {
 		}
 		for _, absent := range []int{0, 1} {
 			if r.me() != absent {
-				ctx, cancel := context.WithTimeout(r.ctx, 1500*time.Millisecond)
+				ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
 				_, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 9))
 				cancel()
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
