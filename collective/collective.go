@@ -75,7 +75,7 @@ type Options struct {
 // Several goroutines may call them, if the order is the same on every rank. After an error all
 // calls fail.
 //
-// It owns a group of its own with one goroutine that follows it, a link.Mesh, a goroutine for each
+// It owns a separate group with one goroutine that follows it, a link.Mesh, a goroutine for each
 // rank that it sends to over a connection and for each call of Start, and the memory that it shares
 // with ranks of its host. Close ends all of them.
 type Comm struct {

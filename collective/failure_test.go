@@ -198,7 +198,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestTraceOfTheGroup checks that a Comm without a sink of its own uses that of its group.
+// TestTraceOfTheGroup checks that a Comm without its own sink uses that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
 	var sink trace.Counter
 	w := way{host: apart, set: func(c *pgroup.Config) { c.Trace = &sink }}

@@ -42,7 +42,7 @@ func childWorker(ctx context.Context, arg string) error {
 	}
 }
 
-// process starts a worker in a process of its own.
+// process starts a worker in a separate process.
 func process(t *testing.T, at, id string) *launch.Process {
 	t.Helper()
 	return testcluster.Start(t, "worker", id+" "+at)

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// subgroup is a list of ranks that gather. It has a group of its own, whose rank 0 is the first of
+// subgroup is a list of ranks that gather. It has its own group, whose rank 0 is the first of
 // the list. It is made when the list is first used.
 //
 // A verb is one record of that group, or two. Each verb has two sequence numbers of its own: a rank

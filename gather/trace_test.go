@@ -56,7 +56,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestTraceOfTheGroup checks that a Gatherer without a sink of its own uses that of its group.
+// TestTraceOfTheGroup checks that a Gatherer without its own sink uses that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
 	sink := &trace.Counter{}
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: sink})

@@ -27,7 +27,7 @@ import (
 // way is how data is transferred; all tests of this package run over each of them.
 type way struct {
 	name      string
-	apart     bool // each rank on a host of its own
+	apart     bool // each rank on a separate host
 	mixed     bool // ranks 0 and 1 on one host, the others on another
 	tls       bool
 	dir       bool

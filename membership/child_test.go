@@ -52,7 +52,7 @@ func childWorker(ctx context.Context, arg string) error {
 	}
 }
 
-// process starts a worker in a process of its own.
+// process starts a worker in a separate process.
 func process(t *testing.T, addr, id string, least, most int) *launch.Process {
 	t.Helper()
 	return testcluster.Start(t, "worker", fmt.Sprintln(id, least, most, addr))

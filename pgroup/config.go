@@ -73,7 +73,7 @@ type Config struct {
 	Logger *slog.Logger // default: none; see Group.Logger for the attributes of its records
 
 	// Trace gets an event for each operation of the group and of the groups made of it, those of
-	// packages gather and collective included unless they have a sink of their own. Default: none,
+	// packages gather and collective included unless they have their own sink. Default: none,
 	// which costs nothing.
 	Trace trace.Sink
 	// TraceDir is the directory in which Create makes a file of all events of Trace, for "muster

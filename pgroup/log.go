@@ -25,7 +25,7 @@ func (s *membership) loggerOf(channel string, seq *atomic.Uint64) *slog.Logger {
 func (c *Config) logger() *slog.Logger { return c.storeLogger().With("seq", uint64(0)) }
 
 // storeLogger returns the logger for the client or the server of the store: records of a client
-// have a seq of their own.
+// have their own seq.
 func (c *Config) storeLogger() *slog.Logger { return c.Logger.With("group", c.Name, "rank", c.Rank) }
 
 // numbered is a handler that adds the current sequence number to each record, before the attributes

@@ -84,7 +84,7 @@ func (g *Group) String() string {
 func (g *Group) Config() Config { return g.cfg }
 
 // Trace returns the sink that gets an event for each operation of this group, as Config.Trace and
-// Config.TraceDir set it; nil if none. Packages with operations of their own on a group send theirs
+// Config.TraceDir set it; nil if none. Packages with their own operations on a group send theirs
 // to it too.
 func (g *Group) Trace() trace.Sink { return g.cfg.sink }
 

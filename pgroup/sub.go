@@ -177,7 +177,7 @@ func (g *Group) derive(ctx context.Context, a joinRequest) (*Group, error) {
 // revocationDelay is longer than the delay between ranks in learning of a revocation.
 const revocationDelay = time.Second
 
-// joinOnSameStore joins on the store of g, with a reference of its own.
+// joinOnSameStore joins on the store of g, with its own reference.
 func (g *Group) joinOnSameStore(ctx context.Context, a joinRequest) (*Group, error) {
 	if g.isClosed() || !g.shared.acquire() {
 		return nil, g.closedError(a.op)

@@ -423,7 +423,7 @@ func exceedFileSize() error {
 	return wantFull(err)
 }
 
-// useUpDescriptors lacks a descriptor for a segment of its own, and then one for a segment of the
+// useUpDescriptors lacks a descriptor for its own segment, and then one for a segment of the
 // peer.
 func useUpDescriptors() error {
 	a, err := shm.NewArena(&shm.Options{Segment: 1 << 16})

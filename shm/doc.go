@@ -78,7 +78,7 @@ const DefaultSegment = 64 << 20
 // Options are an arena's. Nil, and zero in each field, is the default.
 type Options struct {
 	// Segment is how large segments are, in bytes; 0 is DefaultSegment. It is address space: memory
-	// is taken as it is allocated. An allocation that is larger gets a segment of its own. The
+	// is taken as it is allocated. An allocation that is larger gets its own segment. The
 	// peers of a Conn can have 4096 segments.
 	Segment int64
 

@@ -13,7 +13,7 @@ import (
 // process may take it too, and then the kernel kills one of them. So the check and the taking are
 // one step, which one process does at a time: it holds a lock (flock) on the directory where the
 // control groups are mounted, which all processes of a host can open and which needs no file of
-// ours. Processes that see other mounts, in containers, have limits of their own.
+// ours. Processes that see other mounts, in containers, have their own limits.
 type memoryLock struct {
 	h      host
 	needed bool // a limit is near

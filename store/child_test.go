@@ -56,14 +56,14 @@ func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
 	return wire.Contribution{Generation: generation, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
 }
 
-// relayProcess starts a relay of s in a process of its own that listens at at, and returns the
+// relayProcess starts a relay of s in a separate process that listens at at, and returns the
 // process and its address.
 func relayProcess(t *testing.T, s *service, at string) (*launch.Process, string) {
 	t.Helper()
 	return testcluster.Addressed(t, "relay", s.addr+" "+at)
 }
 
-// serverProcess starts a server in a process of its own, and returns the process and its address.
+// serverProcess starts a server in a separate process, and returns the process and its address.
 func serverProcess(t *testing.T) (*launch.Process, string) {
 	t.Helper()
 	return testcluster.Addressed(t, "server", "")

@@ -47,7 +47,7 @@ func beServer() {
 	os.Exit(1)
 }
 
-// process is a durable server in a process of its own, which can be killed and started again at the
+// process is a durable server in a separate process, which can be killed and started again at the
 // same address.
 type process struct {
 	dir, addr string

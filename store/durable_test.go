@@ -18,7 +18,7 @@ import (
 )
 
 // onDisk returns a durable store. Its directory may be in memory: a test that is about the disk makes
-// a store of its own.
+// its own store.
 func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: testcluster.Scratch(t)} }
 
 func TestBackupAndRestore(t *testing.T) {

@@ -401,7 +401,7 @@ func kvStep(s kvState, in kvInput) (next kvState, out kvOutput) {
 	return s, out
 }
 
-// killed is a host of a durable store in a process of its own, which restart kills.
+// killed is a host of a durable store in a separate process, which restart kills.
 func killed(t *testing.T) (string, func()) {
 	p := newProcess(t)
 	return p.addr, func() { p.kill(); p.start(t) }

@@ -23,7 +23,7 @@ import (
 //	server := &store.Server{Engine: r}
 //	err = server.Serve(listener)
 //
-// Sessions are kept by the store. Each has what it would have on a connection of its own: request
+// Sessions are kept by the store. Each has what it would have on a separate connection: request
 // numbers, reconnect timeout, liveness timeout, and its own name in errors. It can be resumed over
 // any other path. When a relay ends, no session ends with it: its ranks reconnect through the next
 // relay, or directly (see Dial), or fail after their reconnect timeout, in one result that names
@@ -126,7 +126,7 @@ func (r *Relay) checkWelcome(l *clientConn) error {
 	return &Error{Op: "relay", Key: r.dialer.addr, Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: why}
 }
 
-// Do implements Engine. Calls of this process use a connection of their own.
+// Do implements Engine. Calls of this process use a separate connection.
 func (r *Relay) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	s, err := r.directStore(ctx)
 	if err != nil {

@@ -75,7 +75,7 @@ func TestOneCopyForARelay(t *testing.T) {
 	})
 	require.Less(t, sent()-before, uint64(2*size+size/2))
 
-	// What a relay keeps is bounded: a rank that is further behind gets a copy of its own.
+	// What a relay keeps is bounded: a rank that is further behind gets its own copy.
 	c := wire.Contribution{Generation: g.gen, Verb: "broadcast", Root: ranks, RootOnly: true, Want: ranks}
 	read := func(rank int, channel string, seq uint64, mine []byte) {
 		own := c

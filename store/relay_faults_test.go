@@ -18,7 +18,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// team is a group in which each rank has a session of its own.
+// team is a group in which each rank has its own session.
 type team struct {
 	t      *testing.T
 	stores []*store.Store
@@ -223,7 +223,7 @@ func TestARelayThatDoesNotComeBack(t *testing.T) {
 }
 
 // votes waits until the store has the vote of rank in barrier seq. It probes for the vote in
-// barriers of rank other on a channel of their own.
+// barriers of rank other on a separate channel.
 func (g *team) votes(rank int, seq uint64, other int) {
 	g.t.Helper()
 	c := barrier(g.gen, other, 0)
@@ -488,7 +488,7 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	counts.mu.Lock()
 	defer counts.mu.Unlock()
 	require.GreaterOrEqual(t, counts.frames[wire.OpVotes], 2*rounds)
-	// On a busy machine a vote is sometimes more than 2 ms late, and travels in a frame of its own.
+	// On a busy machine a vote is sometimes more than 2 ms late, and travels in a separate frame.
 	require.Less(t, counts.frames[wire.OpVotes], 6*rounds, "16 ranks have voted %d times", rounds)
 	require.Less(t, counts.frames[wire.OpRelay], rounds)
 }
@@ -556,7 +556,7 @@ func TestTheStoreBehindARelayEnds(t *testing.T) {
 	}
 }
 
-// TestARelaysOwnCalls checks that calls of the process of the relay use a connection of their own,
+// TestARelaysOwnCalls checks that calls of the process of the relay use a separate connection,
 // that Close ends everything, and that a second Close is allowed.
 func TestARelaysOwnCalls(t *testing.T) {
 	t.Parallel()

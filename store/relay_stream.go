@@ -16,7 +16,7 @@ import (
 
 // The store's end of a relay. The relay's connection is a multiplexed stream: it has a session of
 // its own, and carries the relayed connections of the relay's peers. A relayed connection is to its
-// session what a connection of its own would be: it may be replaced by another one, which may be
+// session what a separate connection would be: it may be replaced by another one, which may be
 // relayed by another relay, or direct.
 
 // Values of the third of a welcome's Nums.
@@ -44,7 +44,7 @@ type relayStream struct {
 	equalCalls []wire.RelayCall
 	answer     wire.Reply
 
-	kept keptReplies // has a lock of its own
+	kept keptReplies // has its own lock
 }
 
 // relayedConn is the connection of a session through a relay. It implements sessionConn.

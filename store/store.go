@@ -55,7 +55,7 @@ func New(e Engine) *Store {
 func (s *Store) Engine() Engine { return s.engine }
 
 // Do passes req to the engine, with the time that is left of ctx, and returns the error of the
-// reply. It is for operations without a method of their own.
+// reply. It is for operations without their own method.
 func (s *Store) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	if err := ctx.Err(); err != nil {
 		return failure(req, err)

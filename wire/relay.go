@@ -7,7 +7,7 @@ import (
 
 // A relay has one connection to the store for the connections of many clients. Each of these has a
 // number, which the relay chooses and uses once. A frame of a relayed connection travels in an
-// OpRelay, and means what it would mean on a connection of its own. Two frames combine what many
+// OpRelay, and means what it would mean on a separate connection. Two frames combine what many
 // connections have in common: an OpRelay with several calls is the same frame for each of them, and
 // OpVotes has the votes of many ranks for one record.
 

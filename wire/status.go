@@ -63,7 +63,7 @@ type ServerStatus struct {
 	// no write is in progress. No change is acknowledged meanwhile.
 	SyncPending time.Duration
 	// Loop is how the server reads its sockets: "io_uring" or "epoll"; "" if it has read none, or
-	// reads each in a goroutine of its own.
+	// reads each in a separate goroutine.
 	Loop string
 }
 

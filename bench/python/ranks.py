@@ -1,6 +1,6 @@
 # What torch's gloo does of bench gather and collective: RANK SIZE MEETING-FILE. A line is VERB@WHO;BYTES;COUNT, answered by one line of JSON.
 #
-# ModelOpt's method is what modelopt.torch.export's get_tensors_parallel does: every rank saves into a SharedMemory of its own, made for
+# ModelOpt's method is what modelopt.torch.export's get_tensors_parallel does: every rank saves into its own SharedMemory, made for
 # this one gather; a barrier; the first rank loads from all; a barrier; and they are removed.
 import json
 import os

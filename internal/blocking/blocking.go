@@ -11,7 +11,7 @@ import (
 // grace is the time after the end of a context in which a function that respects it returns.
 const grace = time.Second
 
-// Do calls f in a goroutine of its own, and returns what f returns, or an error if f has not
+// Do calls f in a separate goroutine, and returns what f returns, or an error if f has not
 // returned shortly after ctx has ended. f then goes on, and its result is dropped: the caller must
 // not use again what f writes to.
 func Do[T any](ctx context.Context, f func() (T, error)) (T, error) {

@@ -104,7 +104,7 @@ func (r *rig) pass(d time.Duration) {
 	r.collectAnswers()
 }
 
-// crew is the ranks of a group, each with a session of its own.
+// crew is the ranks of a group, each with its own session.
 type crew struct {
 	*rig
 	sessions []uint64

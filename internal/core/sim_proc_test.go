@@ -200,7 +200,7 @@ func (cl *call) finish(rep *wire.Reply) {
 	}
 }
 
-// begin does the work of a process that has a session of its own.
+// begin does the work of a process that has its own session.
 func (p *proc) begin() {
 	w := p.w
 	for _, mb := range p.members {

@@ -101,7 +101,7 @@ const (
 // ErrClosed is returned by a closed mesh.
 var ErrClosed = errors.New("link: the mesh is closed")
 
-// Open opens a mesh. All ranks of g must call it: it is one all-gather, on a channel of its own.
+// Open opens a mesh. All ranks of g must call it: it is one all-gather, on a separate channel.
 // The caller must Close the mesh.
 func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
 	m := &Mesh{group: g, opts: o, pending: map[net.Conn]uint64{}}

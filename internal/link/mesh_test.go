@@ -22,7 +22,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// cluster is n ranks in this process, each on a node of its own if apart.
+// cluster is n ranks in this process, each on a separate node if apart.
 func cluster(t *testing.T, n int, apart bool, change func(*pgroup.Config)) []*pgroup.Group {
 	t.Helper()
 	meet := store.New(new(store.Memory))

@@ -41,7 +41,7 @@ type storage struct {
 	b     []byte
 }
 
-// The values that torch.save writes before a storage, each in a pickle of its own.
+// The values that torch.save writes before a storage, each in a separate pickle.
 const (
 	torchProtocol = 1001
 	zipMagic      = "PK\x03\x04"

@@ -8,7 +8,7 @@ import (
 )
 
 // Loop reads many sockets from one goroutine. It is not supported on this system: NewLoop returns
-// an error, and each connection is read by a goroutine of its own.
+// an error, and each connection is read by a separate goroutine.
 type Loop struct{}
 
 // Reader handles the events of a Sock.

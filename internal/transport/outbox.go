@@ -99,7 +99,7 @@ type Outbox struct {
 }
 
 // NewOutbox returns the outbox of a connection. If a frame is appended while more than limit bytes
-// wait for the peer, the connection is closed (ErrSlow). Shared bytes have a limit of their own.
+// wait for the peer, the connection is closed (ErrSlow). Shared bytes have their own limit.
 func NewOutbox(p Pipe, limit int) *Outbox {
 	o := &Outbox{pipe: p, limit: limit}
 	if s, ok := p.(*Sock); ok {

@@ -105,7 +105,7 @@ func TestJoinInto(t *testing.T) {
 	require.NoError(t, tree.Join([]byte(` {"N" : 3 , "Reader":null} `), nil, &full))
 	assert.Equal(t, target{N: 3}, full)
 
-	var tied []*tensor.Tensor // by hand: Split gives each leaf a name of its own
+	var tied []*tensor.Tensor // by hand: Split gives each leaf a separate name
 	w := scalar(1)
 	require.NoError(t, tree.Join([]byte(`[{"$tensor":"w"},{"$tensor":"w"}]`), map[string]*tensor.Tensor{"w": w}, &tied))
 	assert.Equal(t, []*tensor.Tensor{w, w}, tied)

@@ -75,7 +75,7 @@ func TestTensorLeaves(t *testing.T) {
 		Pair: [2]*tensor.Tensor{x, nil},
 	}
 	config, tensors := split(t, v)
-	assert.Len(t, tensors, 6) // each leaf has a name of its own
+	assert.Len(t, tensors, 6) // each leaf has its own name
 	back := again(t, v)
 	assert.Equal(t, v, back)
 	assert.Same(t, x, back.Pointer)

@@ -26,7 +26,7 @@ type Options struct {
 	// Conns is the maximum number of concurrent calls that do not wait. Each uses a connection. The
 	// default is 16.
 	Conns int
-	// Waits is the maximum number of waiting calls that have a connection of their own. Calls
+	// Waits is the maximum number of waiting calls that have their own connection. Calls
 	// beyond it poll. The default is 256.
 	Waits int
 	// ReconnectTimeout is how long a call tries to reach a server that is unreachable, within its context. The

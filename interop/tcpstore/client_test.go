@@ -84,7 +84,7 @@ func clientsOf(t *testing.T, open func() *store.Store) {
 	require.ErrorIs(t, err, store.ErrClosed)
 }
 
-// manyCalls adds to a shared counter, and sets and gets a key of its own.
+// manyCalls adds to a shared counter, and sets and gets its own key.
 func manyCalls(ctx context.Context, s *store.Store, key string, rounds int) error {
 	for n := range rounds {
 		if _, err := s.Add(ctx, "shared", 1); err != nil {

@@ -20,7 +20,7 @@ import (
 const requestTimeout = 20 * time.Second
 
 // peer is a connection of a client. Requests that do not wait are carried out by the reader: one
-// loop for many connections, or a goroutine of its own (see serve.go). A request that waits has a
+// loop for many connections, or a separate goroutine (see serve.go). A request that waits has a
 // goroutine.
 type peer struct {
 	protocol *Protocol

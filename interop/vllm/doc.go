@@ -7,7 +7,7 @@
 //
 // The store is one that Python reaches as a TCPStore: this process's own, served with
 // tcpstore.Protocol, or the one that a Python rank 0 hosts, reached with tcpstore.Dial (without
-// its Join: this package counts the rank). A group needs a store of its own, as in vLLM: its keys do
+// its Join: this package counts the rank). A group needs its own store, as in vLLM: its keys do
 // not name the group.
 //
 // Objects are sent as pickles of plain values: Tuple, Dict and the other types of values.go, numbers, text, slices and maps. Decoding one makes

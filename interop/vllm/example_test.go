@@ -186,7 +186,7 @@ func ExampleGroup_Barrier() {
 	// Output: missing: [1]
 }
 
-// One of several groups in a store, with a prefix of its own.
+// One of several groups in a store, with its own prefix.
 func ExampleJoin_shared() {
 	ctx := context.Background()
 	s := store.New(new(store.Memory))

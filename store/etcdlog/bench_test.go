@@ -142,7 +142,7 @@ func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	})
 }
 
-// recipeBarriers is barriers with etcd's recipes. Each barrier has a name of its own, like the
+// recipeBarriers is barriers with etcd's recipes. Each barrier has its own name, like the
 // sequence number of a record, so no client has to leave it.
 func recipeBarriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	sessions := make([]*concurrency.Session, n)

@@ -22,7 +22,7 @@ import (
 )
 
 // cluster is an etcd of three members, and three replicas. Each replica reaches each member through
-// a proxy of its own.
+// a separate proxy.
 type cluster struct {
 	*replicas
 	t       testing.TB

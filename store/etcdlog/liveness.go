@@ -11,7 +11,7 @@ import (
 )
 
 // A standby detects at once that the leader's process has ended, however it ended. Each replica
-// accepts connections for that purpose, on a port of its own, sends its ID, and nothing more. A
+// accepts connections for that purpose, on a separate port, sends its ID, and nothing more. A
 // standby holds such a connection to the leader. The kernel closes it when the process ends; a
 // second connection that is refused, or accepted by a process with another ID, confirms that. Where
 // the port cannot be reached, the heartbeat of root/beat detects the failure.

@@ -20,7 +20,7 @@ import (
 	"github.com/muster-pg/muster/internal/durable"
 )
 
-// standby is a process that follows the log, with a state machine of its own. One goroutine uses
+// standby is a process that follows the log, with its own state machine. One goroutine uses
 // it.
 type standby struct {
 	*keyspace

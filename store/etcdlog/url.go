@@ -265,7 +265,7 @@ func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 }
 
 // WaitReplaced returns nil when another process leads than the one at addr, for store.DialOptions.
-// It watches root/leader until ctx ends, over a connection of its own. It ignores the deletion of
+// It watches root/leader until ctx ends, over a separate connection. It ignores the deletion of
 // the key: a leader that deletes it closes its connections.
 func (c *Cluster) WaitReplaced(ctx context.Context, addr string) error {
 	client, err := c.connect(ctx, attemptTimeout, new(lastError))

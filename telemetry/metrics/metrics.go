@@ -97,7 +97,7 @@ func ofServer(ch chan<- prometheus.Metric, s *store.ServerStatus) {
 			}
 		}
 	}
-	byName := map[string]int64{} // operations without a name of their own share one
+	byName := map[string]int64{} // operations without their own name share one
 	for op, n := range s.Ops {
 		byName[store.OpName(op)] += n
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// example is a file in a directory of its own.
+// example is a file in a separate directory.
 func example() (name string, remove func()) {
 	dir, _ := os.MkdirTemp("", "example")
 	w, _ := tensor.Wrap([]byte{1, 2, 3, 4, 5, 6}, tensor.U8, 2, 3)

@@ -31,7 +31,7 @@ class Group:
 
     Every rank, in Go or in Python, calls the collective verbs (barrier, broadcast, gather,
     all_gather, scatter, all_to_all, all_reduce) in the same order, one at a time; a second one at
-    the same time is Busy. send and recv are free of that, and a channel has a sequence of its own.
+    the same time is Busy. send and recv are free of that, and a channel has its own sequence.
     A verb is decided once, for all: all ranks get the same result, and if it is a failure, a
     RankError has the reason and the ranks.
 

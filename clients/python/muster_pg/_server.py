@@ -26,7 +26,7 @@ class Command:
         """Starts it, and returns when clients may connect. stop is for how many seconds close waits."""
         self._what, self._stop = what, stop
         command = find(binary)
-        try:  # a session of its own: Ctrl-C is this process's
+        try:  # a separate session: Ctrl-C is this process's
             self._process: "subprocess.Popen[bytes]" = subprocess.Popen(
                 [command, *args, "--until-eof", "--log-level", "warn"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )

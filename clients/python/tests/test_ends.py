@@ -41,7 +41,7 @@ def files() -> int:
 
 
 class Ends(Case):
-    def setUp(self) -> None:  # without a store of its own
+    def setUp(self) -> None:  # without its own store
         self.assertEqual(left(), set())
 
     def test_close_leaves_no_thread_and_no_socket(self) -> None:

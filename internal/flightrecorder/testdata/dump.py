@@ -1,6 +1,6 @@
 """Dumps the Flight Recorder of rank 0 or 1 of two: python dump.py DIR.
 
-It writes rankN.pickle and rankN.json. The ranks have completed an all_reduce in a group of their own
+It writes rankN.pickle and rankN.json. The ranks have completed an all_reduce in a separate group
 and one in the default group. Then rank 0 calls all_reduce, and rank 1 broadcast.
 """
 
