@@ -56,7 +56,7 @@ func TestHistories(t *testing.T) {
 	close(next)
 	all.Wait()
 	t.Logf("%d views in %d histories; %d times a worker began again", views, seeds, again)
-	require.Greater(t, views, 2*seeds)
+	require.Greater(t, views, seeds, "no history has more than its first view")
 }
 
 // history is one job.

@@ -191,7 +191,7 @@ func (v View) Over(err error) bool {
 		return end.Job == v.Job && end.Generation == v.Generation
 	}
 	re, ok := errors.AsType[*pgroup.RankError](err)
-	ours := ok && strings.HasPrefix(re.Group+"/", v.group()+"/") // or a Sub or Split of it
+	ours := ok && v.owns(re.Group)
 	switch {
 	case ours && (errors.Is(err, pgroup.ErrLost) || errors.Is(err, pgroup.ErrLeft)):
 		return true
@@ -200,6 +200,12 @@ func (v View) Over(err error) bool {
 		return v.endsWithin(endDelay)
 	}
 	return v.state.ctx.Err() != nil && followsEnd(err)
+}
+
+// owns reports whether a group is that of the view, possibly with a longer name, as that of a Sub or Split.
+func (v View) owns(group string) bool {
+	rest, ok := strings.CutPrefix(group, v.group())
+	return ok && strings.TrimLeft(rest, "0123456789") == rest // view 1, and not view 10
 }
 
 // endsWithin waits up to d for the end of the view, and reports whether it has ended.

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // pair returns two workers of a job, and the groups of their view.
@@ -60,6 +61,10 @@ func TestOver(t *testing.T) {
 		require.False(t, vs[0].Over(errors.New("the loss is NaN")))
 		why := ended(t, vs[0].Context(bounded(t)))
 		require.False(t, vs[0].Over(&membership.ViewError{Job: "train", Generation: 2}), "another view's")
+		for name, ours := range map[string]bool{"train view 1": true, "train view 1/a": true, "train view 1-again": true, "train view 10": false, "view 1": false} {
+			lost := &pgroup.RankError{Group: name, Failure: &wire.Failure{Code: wire.CodeLost, By: -1}}
+			require.Equal(t, ours, vs[0].Over(lost), name)
+		}
 		require.True(t, vs[0].Over(why))
 		require.True(t, vs[0].Over(own), "it can no longer be distinguished from the end")
 	})

@@ -176,17 +176,21 @@ func TestASecretThatIsNotProvedInTime(t *testing.T) {
 	s.Says(t, "handshake: ")
 }
 
-// TestDeleteManyKeys checks that Delete takes more keys than a request may have.
+// TestDeleteManyKeys checks that Delete takes more keys, and more bytes of keys, than a request may have.
 func TestDeleteManyKeys(t *testing.T) {
-	s, ctx := store.New(new(store.Memory)), bounded(t)
-	defer s.Close()
-	keys := make([]string, 2*wire.MaxKeys+1)
-	for i := range keys {
-		keys[i] = fmt.Sprint(i)
+	for name, format := range map[string]string{"many": "%d", "long": "%08000d"} {
+		t.Run(name, func(t *testing.T) {
+			s, ctx := store.Prefix(store.New(new(store.Memory)), strings.Repeat("p", 100)), bounded(t)
+			defer s.Close()
+			keys := make([]string, wire.MaxKeys+1)
+			for i := range keys {
+				keys[i] = fmt.Sprintf(format, i)
+			}
+			require.NoError(t, s.Set(ctx, keys[0], nil, nil))
+			require.NoError(t, s.Set(ctx, keys[len(keys)-1], nil, nil))
+			n, err := s.Delete(ctx, keys...)
+			require.NoError(t, err)
+			require.Equal(t, 2, n)
+		})
 	}
-	require.NoError(t, s.Set(ctx, keys[0], nil, nil))
-	require.NoError(t, s.Set(ctx, keys[len(keys)-1], nil, nil))
-	n, err := s.Delete(ctx, keys...)
-	require.NoError(t, err)
-	require.Equal(t, 2, n)
 }

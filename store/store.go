@@ -183,12 +183,15 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) (int, erro
 	return int(rep.N), err
 }
 
-// Delete deletes keys, and returns how many of them existed. Up to wire.MaxKeys of them are deleted at
-// once. If there are more, an error may leave the later ones.
+// deleteAtOnce is how many keys fit into one request, however long they are.
+const deleteAtOnce = wire.MaxValue / wire.MaxKey / 2
+
+// Delete deletes keys, and returns how many of them existed. Up to 1,024 of them are deleted at once.
+// If there are more, an error may leave the later ones.
 func (s *Store) Delete(ctx context.Context, keys ...string) (int, error) {
 	deleted := 0
 	for {
-		some := keys[:min(len(keys), wire.MaxKeys)]
+		some := keys[:min(len(keys), deleteAtOnce)]
 		var rep wire.Reply
 		err := s.Do(ctx, &wire.Request{Op: wire.OpDelete, Keys: some}, &rep)
 		deleted += int(rep.N)

@@ -12,8 +12,9 @@ import (
 )
 
 // output is a file that gets its name when it is complete. Until then it has a temporary name in the
-// same directory, and a lock, which the kernel releases when the process ends. What a process that was
-// killed has left there is removed by the next one that writes to path.
+// same directory, .NAME-RANDOM.part, and a lock, which the kernel releases when the process ends. What a
+// process that was killed has left there is removed by the next one that writes to path. Others may write
+// to the directory too: only names of this form are touched, and nothing there makes it wait.
 type output struct {
 	*os.File   // Write is overridden: its errors contain path
 	path, part string
@@ -22,10 +23,23 @@ type output struct {
 
 const partSuffix = ".part"
 
-func partPrefix(path string) string { return "." + filepath.Base(path) + "-" }
+// partPrefix returns what is before the random part, of which a long name is cut: 255 bytes are the limit.
+func partPrefix(path string) string {
+	name := filepath.Base(path)
+	if most := 255 - len("."+"-"+partSuffix) - len(rand.Text()); len(name) > most {
+		name = strings.ToValidUTF8(name[:most], "")
+	}
+	return "." + name + "-"
+}
 
-// createOutput creates the file. Its temporary name is random, and never that of a file that exists:
-// other users may write to the directory, too.
+// isPart reports whether a name is a temporary one of path.
+func isPart(name, path string) bool {
+	random, ok := strings.CutPrefix(name, partPrefix(path))
+	random, ends := strings.CutSuffix(random, partSuffix)
+	return ok && ends && len(random) == len(rand.Text()) && strings.Trim(random, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
+}
+
+// createOutput creates the file. Its temporary name is never that of a file that exists.
 func createOutput(path string, mode fs.FileMode, force bool) (*output, error) {
 	removeLeft(path)
 	o := &output{path: path, force: force}
@@ -35,11 +49,11 @@ func createOutput(path string, mode fs.FileMode, force bool) (*output, error) {
 		if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode); err != nil {
 			return nil, o.wrong("create", err)
 		}
-		_ = syscall.Flock(int(o.Fd()), syscall.LOCK_EX) // without locks nobody removes the file, either
-		if _, err := os.Lstat(o.part); err == nil {
+		held := syscall.Flock(int(o.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) // where there are no locks, nobody removes the file
+		if _, err := os.Lstat(o.part); err == nil && !errors.Is(held, syscall.EWOULDBLOCK) {
 			return o, nil
 		}
-		_ = o.Close() // another process has removed the file before it had the lock
+		o.discard() // another process was about to remove the file
 	}
 }
 
@@ -48,11 +62,11 @@ func removeLeft(path string) {
 	dir := filepath.Dir(path)
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if !e.Type().IsRegular() || !strings.HasPrefix(e.Name(), partPrefix(path)) || !strings.HasSuffix(e.Name(), partSuffix) {
+		if !e.Type().IsRegular() || !isPart(e.Name(), path) {
 			continue
 		}
 		part := filepath.Join(dir, e.Name())
-		f, err := os.Open(part)
+		f, err := os.OpenFile(part, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 		if err != nil {
 			continue
 		}

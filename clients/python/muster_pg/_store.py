@@ -23,6 +23,7 @@ from ._wire import Code, Op, Reply, Request
 DEFAULT_TIMEOUT = 300.0
 _QUEUE = "\0queue"  # follows a queue's name in the key of its head, which exists while the queue has values
 _QUEUE_HEAD = struct.Struct("<QQ")  # numbers of the first value, and of the next push
+_DELETE_AT_ONCE = 1024  # keys that fit into one request, however long they are
 _PAGE = 1000  # entries that one round trip of list brings
 
 _S = TypeVar("_S", bound="Store")
@@ -289,14 +290,14 @@ class Store:
         return self._do(req, self._until(bad, timeout)).n
 
     def delete(self, *keys: str, timeout: Optional[float] = None) -> int:
-        """Deletes keys and returns how many were there. Up to 10,000 of them are deleted at once; if
+        """Deletes keys and returns how many were there. Up to 1,024 of them are deleted at once; if
         there are more, an error may leave the later ones.
         """
         bad = _bad("delete")
         names, until = _keys(bad, keys), self._until(bad, timeout)
-        chunks = range(0, max(len(names), 1), _wire.MAX_KEYS)
+        chunks = range(0, max(len(names), 1), _DELETE_AT_ONCE)
         return sum(
-            self._do(Request(Op.DELETE, keys=names[i : i + _wire.MAX_KEYS]), until).n for i in chunks
+            self._do(Request(Op.DELETE, keys=names[i : i + _DELETE_AT_ONCE]), until).n for i in chunks
         )
 
     def revision(self, *, timeout: Optional[float] = None) -> int:

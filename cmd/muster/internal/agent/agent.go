@@ -359,7 +359,7 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 	if err != nil {
 		return err
 	}
-	if err := r.exclude(plans); err != nil {
+	if err := r.exclude(view.Config().Run, plans); err != nil {
 		return err
 	}
 	r.restarts, r.last = at.Restarts, at.ID

@@ -51,7 +51,7 @@ func (h hosts) report(before hosts, own string, report func(string)) {
 // exclude agrees on the hosts that are left out of a job of ranks: each agent counts what it sees, and all
 // take the highest of their counts. It returns an *ExcludedError if this node is out, and errChanged if
 // another node of the view is: the view ends when that has left.
-func (r *run) exclude(plans []plan) error {
+func (r *run) exclude(run string, plans []plan) error {
 	if r.MaxNodeFailures == 0 {
 		return nil
 	}
@@ -68,16 +68,16 @@ func (r *run) exclude(plans []plan) error {
 		return err
 	}
 	agreed.report(r.out, r.Host, r.Report)
-	r.keepOut(agreed)
+	r.keepOut(run, agreed)
 	if slices.ContainsFunc(plans, func(p plan) bool { return agreed.err(p.Host) != nil }) {
 		return errChanged
 	}
 	return nil
 }
 
-// keepOut has the store keep which hosts are out, until this run ends: their agents do not join again,
-// which would start all ranks anew.
-func (r *run) keepOut(agreed hosts) {
+// keepOut has the store keep which hosts are out, until this agent ends: their agents do not join again,
+// which would start all ranks anew. Agents of one job, which is one run of their membership, add theirs.
+func (r *run) keepOut(run string, agreed hosts) {
 	out := maps.Clone(agreed)
 	maps.DeleteFunc(out, func(_ string, h host) bool { return !h.Out })
 	if len(out) == len(r.out) {
@@ -90,9 +90,13 @@ func (r *run) keepOut(agreed hosts) {
 	s := r.shared()
 	r.keeping.Go(func() {
 		s.renew(ctx, excludedTTL/3, func(st *state) error {
-			if st.Outcome == "" || st.ID == r.before {
-				*st = state{Hosts: out}
+			if st.Outcome != "" && st.ID != r.before {
+				return nil
 			}
+			if st.Run != run || st.Hosts == nil {
+				*st = state{Run: run, Hosts: hosts{}}
+			}
+			maps.Copy(st.Hosts, out)
 			return nil
 		})
 	})
@@ -105,9 +109,10 @@ func (r *run) endKeeping() {
 	r.keeping.Wait()
 }
 
-// admitted returns an *ExcludedError if a job of ranks that runs has left this host out.
+// admitted returns an *ExcludedError if a job of ranks that runs has left this host out. A state with nodes
+// is that of an elastic job.
 func (r *run) admitted(st *state) error {
-	if r.MaxNodeFailures == 0 || r.Elastic != nil || st.Outcome != "" {
+	if r.MaxNodeFailures == 0 || r.Elastic != nil || st.Outcome != "" || len(st.Nodes) > 0 {
 		return nil
 	}
 	return st.Hosts.err(r.Host)
