@@ -410,9 +410,9 @@ func TestUnknownInSharedMemory(t *testing.T) {
 // memory.
 func untilMessagesInMemory(t *testing.T, g *pgroup.Group) {
 	t.Helper()
-	peer := 1 - g.Rank()
+	peer, before := 1-g.Rank(), pgroup.PassedInMemory(g)
 	for range 100_000 {
-		own := pgroup.PassedInMemory(g) > 0
+		own := pgroup.PassedInMemory(g) > before
 		ok(t, g, "send", pgroup.Send(t.Context(), g, peer, own))
 		theirs, err := pgroup.Recv[bool](t.Context(), g, peer)
 		ok(t, g, "recv", err)
@@ -453,15 +453,11 @@ func TestMessagesInSharedMemory(t *testing.T) {
 			}
 		}
 		burst(100)
-		sent := pgroup.PassedInMemory(g)
 		for range testcluster.Form(1, 30) {
 			for _, n := range []int{1, 3, 40, 200} {
 				burst(n)
 			}
 			untilMessagesInMemory(t, g)
-		}
-		if g.Rank() == 0 && pgroup.PassedInMemory(g) == sent {
-			t.Error("no message was passed in memory")
 		}
 		require.NoError(t, g.Shutdown(t.Context()))
 	})
