@@ -35,7 +35,7 @@ func TestHistories(t *testing.T) {
 	var mu sync.Mutex
 	next := make(chan uint64)
 	var all sync.WaitGroup
-	for range 12 { // at once: they wait for most of the time
+	for range 6 { // at once: they wait for most of the time
 		all.Go(func() {
 			for seed := range next {
 				h := newHistory(t, seed)
@@ -56,7 +56,7 @@ func TestHistories(t *testing.T) {
 	close(next)
 	all.Wait()
 	t.Logf("%d views in %d histories; %d times a worker began again", views, seeds, again)
-	require.Greater(t, views, seeds, "no history has more than its first view")
+	require.Greater(t, views, 2*seeds)
 }
 
 // history is one job.
@@ -218,7 +218,7 @@ const ttl = 300 * time.Millisecond
 func (h *history) live(id int) {
 	ctx, end := context.WithTimeout(h.Context(), 4*soon)
 	l := &life{h: h, line: testcluster.NewLine(h.memory), end: end}
-	n := &dataparallel.WorkerNode{Store: store.New(l.line), Worker: worker(fmt.Sprint(id), h.least, 4), Timeout: soon, JoinTimeout: time.Second, Host: h.host(id), Listen: "127.0.0.1", Dial: l.links.dial}
+	n := &dataparallel.WorkerNode{Store: store.New(l.line), Worker: worker(fmt.Sprint(id), h.least, 4), Timeout: soon, JoinTimeout: 2 * time.Second, Host: h.host(id), Listen: "127.0.0.1", Dial: l.links.dial}
 	n.Worker.Job, n.Worker.TTL = fmt.Sprint("history ", h.seed), ttl
 	l.training = newTraining(h.T, n, h.goal)
 	h.model(l)

@@ -45,9 +45,10 @@ type ProtocolConn struct {
 	// process, and not durable. One goroutine may then serve many connections.
 	Immediate bool
 	Logger    *slog.Logger // of the server; nil discards the log
-	// Buffers is ServerLimits.Buffers of the server. ServeConn takes from it what it holds of
-	// unfinished requests and of answers that the peer has not read, and returns all of that. nil:
-	// there is no limit.
+	// Buffers is ServerLimits.Buffers of the server. Its Reserve(n) takes n bytes, and reports whether
+	// so many were left; a negative n returns bytes. ServeConn takes what it holds of unfinished
+	// requests and of answers that the peer has not read, and returns all of that. nil: there is no
+	// limit.
 	Buffers *transport.Budget
 }
 
