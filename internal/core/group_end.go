@@ -22,7 +22,7 @@ func (m *Machine) leave(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.revoke(g, &wire.Failure{Code: revocationCode(c.No), By: c.Rank, Reason: strings.Clone(c.Reason)}, everyRecord)
 		return true
 	}
-	m.removeMember(g, c.Rank)
+	m.removeMembers(g, c.Rank)
 	return true
 }
 
@@ -34,13 +34,15 @@ func revocationCode(no wire.Code) wire.Code {
 	return wire.CodeAborted
 }
 
-// removeMember removes a present member, which has left. Its waiting calls get CodeClosed first, so
-// that none of them decides a record for the others.
-func (m *Machine) removeMember(g *group, rank int) {
-	s := m.sessions[g.members[rank].session]
-	m.dropAll(s, wire.CodeClosed, func(w *waiter) bool { return w.belongsTo(g, rank) })
-	s.memberships = slices.DeleteFunc(s.memberships, func(id membership) bool { return id == membership{g, rank} })
-	m.fence(g, wire.CodeLeft, "", rank)
+// removeMembers removes present members, which have left. Their waiting calls get CodeClosed first,
+// so that none of them decides a record for the others.
+func (m *Machine) removeMembers(g *group, ranks ...int) {
+	for _, rank := range ranks {
+		s := m.sessions[g.members[rank].session]
+		m.dropAll(s, wire.CodeClosed, func(w *waiter) bool { return w.belongsTo(g, rank) })
+		s.memberships = slices.DeleteFunc(s.memberships, func(id membership) bool { return id == membership{g, rank} })
+	}
+	m.fence(g, wire.CodeLeft, "", ranks...)
 }
 
 // fence removes members that have left or failed (how): from here on no call of theirs is accepted,

@@ -350,7 +350,7 @@ func (m *Machine) cancel(t Ticket, req *wire.Request, _ *wire.Reply) bool {
 	}
 	g, rank := m.joinedBy(t)
 	if m.noop = g == nil; !m.noop {
-		m.removeMember(g, rank)
+		m.removeMembers(g, rank)
 	}
 	return true
 }

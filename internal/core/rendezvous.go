@@ -120,7 +120,7 @@ func (m *Machine) joinedBy(t Ticket) (*group, int) {
 // which it leaves, or its request in a rendezvous.
 func (m *Machine) supersede(key groupKey, rank int, c claim) {
 	if g := m.live[key]; g != nil && rank < len(g.members) && g.members[rank].gone == wire.CodeOK && c.replaces(g.members[rank].claim) {
-		m.removeMember(g, rank)
+		m.removeMembers(g, rank)
 	}
 	if r := m.forming[key]; r != nil {
 		m.supersedeIn(r, rank, c)
@@ -264,24 +264,17 @@ func (m *Machine) formIfComplete(r *rendezvous) {
 	for node, local := range g.summarize() {
 		replies[node] = m.joinReply(g, local)
 	}
+	var survivors []int
 	for rank, a := range as {
 		rep := replies[g.node(rank)]
 		if r.from != nil {
 			rep = renumbered(rep, rank)
+			survivors = append(survivors, a.rank)
 		}
 		m.answer(&a.waiter, rep)
 	}
 	if r.from != nil {
-		m.removeAll(r.from)
-	}
-}
-
-// removeAll removes the remaining members of a generation, whose survivors have formed a new one.
-func (m *Machine) removeAll(g *group) {
-	for rank := range g.members {
-		if g.members[rank].gone == wire.CodeOK {
-			m.removeMember(g, rank)
-		}
+		m.removeMembers(r.from, survivors...)
 	}
 }
 
