@@ -299,13 +299,13 @@ func TestElasticOneOutcome(t *testing.T) {
 			select {
 			case <-over:
 				live = false
-			default:
+			case <-time.After(rand.N(time.Millisecond)):
 			}
 			i := rand.N(4)
 			if ids := all[i].running(); len(ids) > 0 {
 				all[i].tryEnd(ids[rand.N(len(ids))], []error{nil, errExit, errExit}[rand.N(3)])
 			}
-			if rand.N(200) == 0 && len(leaves) < 2 {
+			if rand.N(20) == 0 && len(leaves) < 2 {
 				drains[i]()
 				leaves = append(leaves, fmt.Sprint(i))
 				for _, id := range all[i].running() {
