@@ -10,23 +10,21 @@
 //
 // # Values
 //
-//	Python                       Parse gives         Append also takes
-//	None                         nil                 nil pointers
+//	None                         nil
 //	bool                         bool
-//	int                          int64, *big.Int     all integers
-//	float                        float64             float32
+//	int                          int64, *big.Int; Append also takes an int
+//	float                        float64
 //	str                          string
-//	bytes                        []byte              [N]byte
+//	bytes                        []byte
 //	bytearray                    ByteArray
-//	list                         []any               slices, arrays
+//	list                         []any
 //	tuple                        Tuple
-//	dict, OrderedDict            Dict                maps, in the order of their keys
+//	dict, OrderedDict            Dict
 //	numpy.ndarray                Array
 //	torch.Tensor                 *tensor.Tensor
 //	vLLM's ncclUniqueId          NcclUniqueID
 //
-// An int is an int64 if it fits. Append writes pointers, and named types, as their underlying
-// values. A str is UTF-8: one with lone surrogates is refused. The keys of a dict are numbers, str, bytes
+// An int is an int64 if it fits. A str is UTF-8: one with lone surrogates is refused. The keys of a dict are numbers, str, bytes
 // and tuples of them; equal numbers are one key, and NaN is not a key. Arrays are little-endian, and have
 // the dtypes that both package tensor and numpy or torch have. Parse makes them row-major, whatever their strides
 // were, and drops the other properties of a tensor (device, gradient).

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"reflect"
 	"slices"
 	"unicode/utf8"
 
@@ -36,6 +35,8 @@ func (e *encoder) value(v any, depth int) error {
 		e.raw('N')
 	case bool:
 		e.raw(map[bool]byte{true: 0x88, false: 0x89}[v])
+	case int:
+		e.int(int64(v))
 	case int64:
 		e.int(v)
 	case *big.Int:
@@ -56,20 +57,16 @@ func (e *encoder) value(v any, depth int) error {
 	case Dict:
 		return e.dict(v, depth)
 	default:
-		return e.special(v, depth)
+		return e.special(v)
 	}
 	return nil
 }
 
-func (e *encoder) special(v any, depth int) error {
+func (e *encoder) special(v any) error {
 	switch v := v.(type) {
 	case Array:
 		return e.array(v)
 	case *tensor.Tensor:
-		if v == nil {
-			e.raw('N')
-			return nil
-		}
 		return e.tensor(v)
 	case NcclUniqueID:
 		e.global("_ctypes", "_unpickle")
@@ -79,7 +76,7 @@ func (e *encoder) special(v any, depth int) error {
 		e.raw(0x86, 0x86, 'R')
 		return nil
 	}
-	return e.reflected(reflect.ValueOf(v), depth)
+	return fmt.Errorf("a %T is no plain value: package pickle lists those", v)
 }
 
 // global writes a name that Python imports.
@@ -152,10 +149,6 @@ func (e *encoder) int(v int64) {
 
 // big writes an int in two's complement, little-endian.
 func (e *encoder) big(v *big.Int) error {
-	if v == nil {
-		e.raw('N')
-		return nil
-	}
 	if v.IsInt64() {
 		e.int(v.Int64())
 		return nil
@@ -224,19 +217,11 @@ func (e *encoder) dict(d Dict, depth int) error {
 // key writes a key of a dict. It checks that Python can hash the value, and
 // that the value occurs once, as it will be after decoding.
 func (e *encoder) key(v any, seen map[string]bool, depth int) error {
-	at := len(e.b)
 	if err := e.value(v, depth+1); err != nil {
 		return err
 	}
-	arrives := v
-	if _, ok := v.(string); !ok {
-		var err error
-		if arrives, err = Parse(append(slices.Clip(e.b[at:]), opStop)); err != nil {
-			return err
-		}
-	}
 	k := keyer{math.MaxInt}
-	text, err := k.append(nil, arrives)
+	text, err := k.append(nil, v)
 	if err != nil {
 		return err
 	}

@@ -162,7 +162,7 @@ func kind(v any) string {
 		return "None"
 	case bool:
 		return "bool"
-	case int64, *big.Int:
+	case int, int64, *big.Int:
 		return "int"
 	case float64:
 		return "float"

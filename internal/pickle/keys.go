@@ -49,9 +49,14 @@ func (k *keyer) append(b []byte, v any) ([]byte, error) {
 			n = 1
 		}
 		return appendIntKey(b, n), k.spend(9)
+	case int:
+		return appendIntKey(b, int64(v)), k.spend(9)
 	case int64:
 		return appendIntKey(b, v), k.spend(9)
 	case *big.Int:
+		if v.IsInt64() {
+			return appendIntKey(b, v.Int64()), k.spend(9)
+		}
 		return k.sized(append(b, 'l', byte(v.Sign()+1)), string(v.Bytes()))
 	case float64:
 		return k.float(b, v)
@@ -85,7 +90,7 @@ func (k *keyer) float(b []byte, v float64) ([]byte, error) {
 		return binary.BigEndian.AppendUint64(append(b, 'd'), math.Float64bits(v)), k.spend(9)
 	}
 	whole, _ := big.NewFloat(v).Int(nil)
-	return k.append(b, integer(whole))
+	return k.append(b, whole)
 }
 
 func (k *keyer) tuple(b []byte, items []any) (_ []byte, err error) {

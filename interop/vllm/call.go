@@ -209,7 +209,7 @@ func (c *call) parse(b []byte, n need, v any) error {
 	if err := c.checkObject(b, n); err != nil {
 		return err
 	}
-	err := pickle.Codec.Parse(b, v)
+	err := pickle.ParseInto(b, v)
 	if t, ok := v.(**tensor.Tensor); ok && err == nil && *t == nil {
 		err = errors.New("pickle: it is None")
 	}

@@ -10,8 +10,8 @@
 // its Join: this package counts the rank). A group needs its own store, as in vLLM: its keys do
 // not name the group.
 //
-// Objects are sent as pickles of plain values: Tuple, Dict and the other types of values.go, numbers, text, slices and maps. Decoding one makes
-// values and runs no code. Between Go ranks alone use package pgroup: all ranks get the same result,
+// Objects are sent as pickles of plain values, the Go types of values.go. Decoding one makes values
+// and runs no code. Between Go ranks alone use package pgroup: all ranks get the same result,
 // and streams have a sender.
 //
 // # Keys
@@ -28,9 +28,8 @@
 // N counts from 0: per destination what a rank has sent, objects and tensors together, and per source what was broadcast.
 // Go ranks publish more for each other, below muster/, where vLLM does not look:
 //
-//	muster/joined/RANK         here ID, leased or beats, left  Join, Close
+//	muster/joined/RANK         here ID, leased, left    Join, Close
 //	muster/alive/RANK          nothing                  leased: expires with the process
-//	                           decimal                  beats: counts heartbeats, one a second
 //	muster/sent/DST            SRC COUNT                the only sender to DST, and its count
 //	muster/cast/SRC            COUNT                    broadcasts that it has sent
 //	muster/doing/RANK          text                     what a rank waits for, or failed in

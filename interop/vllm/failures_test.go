@@ -205,9 +205,9 @@ func TestVLLM05MixedVerbs(t *testing.T) {
 // TestVLLM06BlockedGet checks that a receive which waits blocks no other call on the store or the
 // group.
 func TestVLLM06BlockedGet(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
+	for name, s := range map[string]*store.Store{"muster's": memory(t), "a TCPStore": bare(t)} {
 		ctx := within(t, time.Minute)
-		gs := join(t, at(t), 2, vllm.Config{})
+		gs := join(t, s, 2, vllm.Config{Name: name})
 		got := make(chan string)
 		go func() {
 			v, err := vllm.RecvObj[string](ctx, gs[1], 0)
@@ -221,7 +221,7 @@ func TestVLLM06BlockedGet(t *testing.T) {
 		require.Equal(t, "while it waits", v)
 		require.NoError(t, vllm.SendObj(ctx, gs[0], 1, "at last"))
 		require.Equal(t, "at last", <-got)
-	})
+	}
 }
 
 // TestVLLM07BadRanks checks that invalid ranks are refused at once, with an error that names them.
@@ -280,25 +280,6 @@ func TestVLLM08Death(t *testing.T) {
 			require.Equal(t, []int{2}, failure(t, <-waiting, pgroup.ErrLost, "lost rank 2").Lost)
 		}
 	})
-	t.Run("of a rank over a TCPStore", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := bare(t)
-			var dead atomic.Bool
-			gs := joinAt(t, []*store.Store{s, s, store.New(mortal{s.Engine(), &dead})}, vllm.Config{})
-			waiting := make(chan error, 3)
-			go func() { waiting <- gs[0].Barrier(within(t, time.Hour)) }()
-			go func() { waiting <- gs[1].Barrier(within(t, time.Hour)) }()
-			go func() { _, err := vllm.RecvObj[any](within(t, time.Hour), gs[0], 2); waiting <- err }()
-			time.Sleep(time.Minute) // it is alive, and late
-			require.Empty(t, waiting)
-			dead.Store(true)
-			began := time.Now()
-			for range 3 {
-				require.Equal(t, []int{2}, failure(t, <-waiting, pgroup.ErrLost, "lost rank 2").Lost)
-			}
-			require.Less(t, time.Since(began), 10*time.Second)
-		})
-	})
 	t.Run("of the host", func(t *testing.T) {
 		l := listen(t, "127.0.0.1:0")
 		stop := serve(t, l)
@@ -320,19 +301,6 @@ func TestVLLM08Death(t *testing.T) {
 			failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts", "connection refused")
 		}
 	})
-}
-
-// mortal is the engine of a process that can be killed.
-type mortal struct {
-	store.Engine
-	dead *atomic.Bool
-}
-
-func (e mortal) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if e.dead.Load() {
-		return store.ErrClosed
-	}
-	return e.Engine.Do(ctx, req, rep)
 }
 
 // counting counts the requests to an engine.

@@ -21,7 +21,6 @@ type Group struct {
 	cfg   Config
 	store *store.Store
 	lease *store.Lease // nil if the store has no leases
-	beats heartbeats   // of Go ranks, in a store without leases
 
 	ctx   context.Context // cancelled by Close
 	close context.CancelFunc
@@ -62,7 +61,6 @@ func Join(ctx context.Context, c Config) (*Group, error) {
 	join := &joining{call: &call{Group: g, op: "join"}}
 	if err := join.claimRank(ctx); err != nil {
 		g.close()
-		g.beats.sending.Wait()
 		g.shortly(join.undo)
 		return nil, err
 	}
@@ -80,7 +78,6 @@ func (g *Group) Size() int { return g.cfg.Size }
 func (g *Group) Close() error {
 	g.once.Do(func() {
 		g.close()
-		g.beats.sending.Wait()
 		g.shortly(func(ctx context.Context) {
 			_ = g.store.Set(ctx, note(joined, g.cfg.Rank), []byte(stateLeft), nil)
 			if g.lease != nil {
@@ -169,12 +166,12 @@ func (c *joining) undo(ctx context.Context) {
 	}
 }
 
-// announce makes failure detection of this process possible for Go ranks: by a lease, or by
-// heartbeats if the store has no leases.
+// announce makes failure detection of this process possible for Go ranks, by a lease, if the store
+// has leases.
 func (g *Group) announce(ctx context.Context) error {
 	l, err := g.store.Lease(ctx, lease)
 	if errors.Is(err, store.ErrUnsupported) {
-		return g.beat(ctx)
+		return nil
 	}
 	if err != nil {
 		return err

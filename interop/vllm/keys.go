@@ -60,7 +60,6 @@ const (
 const (
 	stateJoined = "here "  // followed by a random ID
 	stateLeased = "leased" // and the alive key exists as long as the process
-	stateBeats  = "beats"  // and the alive key counts heartbeats
 	stateLeft   = "left"
 )
 

@@ -125,7 +125,10 @@ func (c *call) unreachable(ctx context.Context, t peerNotes, n need, probe bool)
 	if t[note(joined, n.from)] == stateLeft {
 		return &wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
 	}
-	return c.lost(t, n)
+	if _, lives := t[note(alive, n.from)]; !lives && t[note(joined, n.from)] == stateLeased {
+		return &wire.Failure{Code: wire.CodeLost, By: -1, Lost: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
+	}
+	return nil
 }
 
 func (c *call) has(ctx context.Context, key string) bool {

@@ -222,3 +222,11 @@ func (m *mixed) step(t *testing.T, expression, want string, part func(g *vllm.Gr
 	})
 	require.False(t, t.Failed())
 }
+
+// check reports errors from goroutines of a test.
+func check(t *testing.T, err error, ok bool, got any) {
+	t.Helper()
+	if err != nil || !ok {
+		t.Errorf("got %v, %v", got, err)
+	}
+}

@@ -3,7 +3,9 @@ package vllm
 import "github.com/muster-pg/muster/internal/pickle"
 
 // Go values of Python's objects. None is nil; bool, str and bytes are bool, string and []byte; an int is an int64,
-// or a *big.Int if that is too small; float is float64, list []any, and torch.Tensor *tensor.Tensor.
+// or a *big.Int if that is too small; float is float64, list []any, and torch.Tensor *tensor.Tensor. An int of Go is
+// sent as well, and received if the T of a call is int. Other types are refused: make a Dict of a map, a []any of
+// another slice.
 type (
 	// Tuple is a tuple.
 	Tuple = pickle.Tuple
