@@ -94,7 +94,7 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 	if variable {
 		o.store = os.Getenv("MUSTER_STORE")
 	}
-	if err := checkNotNegative(cmd, "grace", "kill-after", "max-node-failures", "max-restarts", "settle", "spares", "timeout"); err != nil {
+	if err := checkNotNegative(cmd, "grace", "kill-after", "max-restarts", "settle", "spares", "timeout"); err != nil {
 		return err
 	}
 	if err := o.checkNodes(cmd, o.store); err != nil {
@@ -338,9 +338,6 @@ func (l *launches) spec(a agent.Attempt) launch.Spec {
 
 // ended converts the result of the job into the error of this process.
 func (l *launches) ended(err error) error {
-	if excluded, ok := errors.AsType[*agent.ExcludedError](err); ok {
-		return &exit{code: exitFailed, text: excluded.Error() + " (--max-node-failures)", err: err}
-	}
 	if errors.Is(err, syscall.EPIPE) {
 		return &exit{code: 128 + int(syscall.SIGPIPE), text: "the reader of the output has gone away: the ranks were ended", err: err}
 	}

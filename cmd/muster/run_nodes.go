@@ -33,7 +33,6 @@ type nodeFlags struct {
 	settle      time.Duration
 	lease       time.Duration
 	logs        string
-	failures    int
 	elastic     string // as given
 	spares      int
 
@@ -52,7 +51,6 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.DurationVar(&o.lease, "lease", 10*time.Second, "`time` without the store after which a node, or a worker of --elastic, counts as failed")
 	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
 	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of additional processes on this node; a worker above MAX waits to take the place of one that fails")
-	f.IntVar(&o.failures, "max-node-failures", 0, "leave a node out of the job after this `number` of failures of its processes or of itself; 0 is no limit")
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
 }
 
@@ -190,7 +188,7 @@ func (o *running) storeError(err error) error {
 // agent returns the agent of this node; start runs its ranks.
 func (o *running) agent(s *store.Store, sigs *signals, stderr io.Writer, start func(context.Context, agent.Attempt) error) *agent.Agent {
 	return &agent.Agent{
-		Store: s, Job: jobPrefix + o.job, Name: o.name(), Host: nodeHost(), MaxNodeFailures: o.failures,
+		Store: s, Job: jobPrefix + o.job, Name: o.name(),
 		MinNodes: o.fewest, MaxNodes: o.most, NodeRank: o.own, Procs: o.n, MaxRestarts: o.restarts,
 		JoinTimeout: o.join, Settle: o.settle, Lease: o.lease, Address: o.address(), Start: start, Notice: o.notice(), Draining: sigs.draining,
 		Report: func(text string) { fmt.Fprintln(stderr, "muster:", text) },

@@ -101,10 +101,10 @@ func TestRunNodesWithOtherOptions(t *testing.T) {
 	node := func(flags, script string) *process {
 		return start(t, append(append([]string{"run", "-n", "1", "--job", "train", "--settle", "0s", "--store", url}, strings.Fields(flags)...), sh(script)...)...)
 	}
-	same := " --max-restarts 3 --max-node-failures 0"
+	same := " --max-restarts 3"
 	for job, others := range map[string][]string{
 		"--nnodes 1:2 --elastic 1:2" + same: {"--nnodes 1:2" + same, "--nnodes 1:2 --elastic 1:3" + same, "--nnodes 1:3 --elastic 1:2" + same},
-		"--nnodes 1:2" + same:               {"--nnodes 1:2 --elastic 1:2" + same, "--nnodes 2" + same, "--nnodes 1:2 --max-restarts 4 --max-node-failures 0"},
+		"--nnodes 1:2" + same:               {"--nnodes 1:2 --elastic 1:2" + same, "--nnodes 2" + same, "--nnodes 1:2 --max-restarts 4"},
 	} {
 		first := node(job, "echo ready; exec sleep 60")
 		first.line(t, "ready")

@@ -22,7 +22,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/muster-pg/muster/membership"
@@ -31,20 +30,18 @@ import (
 )
 
 // Agent is one node of a job. All fields are required unless they say otherwise. MinNodes, MaxNodes,
-// MaxRestarts, MaxNodeFailures, the use of NodeRank, and Min and Max of Elastic, are the same in all agents
-// of the job: Run of another one returns membership.ErrMismatch, with both settings. Run may be called once. The agent owns no
-// goroutine after that.
+// MaxRestarts, the use of NodeRank, and Min and Max of Elastic, are the same in all agents of the job:
+// Run of another one returns membership.ErrMismatch, with both settings. Run may be called once. The
+// agent owns no goroutine after that.
 type Agent struct {
 	Store *store.Store // where the agents meet; the caller closes it
 	Job   string       // names the job in the store
 	Name  string       // of this node, unique in the job
-	Host  string       // the host of this node, which other agents may have too, one after the other
 
 	MinNodes, MaxNodes int
 	NodeRank           int // place among the nodes; -1: in the order in which they join
 	Procs              int // processes on this node
 	MaxRestarts        int // after failures of processes, in all
-	MaxNodeFailures    int // of a host, which is then left out; 0: no limit
 
 	JoinTimeout time.Duration // for fewer than MinNodes nodes, each time
 	Settle      time.Duration // for more nodes when there are MinNodes
@@ -133,8 +130,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.Status = func(Status) {}
 	}
 	waits, stop := context.WithCancelCause(ctx)
-	r := &run{Agent: a, waits: waits, hosts: hosts{}}
-	defer r.endKeeping()
+	r := &run{Agent: a, waits: waits}
 	defer stop(nil)
 	go func() {
 		select {
@@ -144,9 +140,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 	}()
 	st, err := r.read(waits)
-	if err == nil {
-		err = r.admitted(st)
-	}
 	if err != nil {
 		return r.interrupted(err)
 	}
@@ -170,13 +163,9 @@ type run struct {
 	evicted  bool            // at least once
 	restarts int             // of the job
 	failure  *Failure        // the last one of a rank
-	hosts    hosts
-	out      hosts              // the part of hosts that is out, as the store keeps it
-	keeps    context.CancelFunc // ends keeping; nil: it does not run
-	keeping  sync.WaitGroup
-	before   string // ID of a job of this name that had ended when this node began
-	last     string // ID of the last attempt
-	starts   []int  // of the workers of an elastic job, by slot
+	before   string          // ID of a job of this name that had ended when this node began
+	last     string          // ID of the last attempt
+	starts   []int           // of the workers of an elastic job, by slot
 }
 
 // join registers this node and makes attempts, until the job has ended or this node is out of it.
@@ -359,9 +348,6 @@ func (r *run) attempt(ctx context.Context, view membership.View, try int) error 
 	if err != nil {
 		return err
 	}
-	if err := r.exclude(view.Config().Run, plans); err != nil {
-		return err
-	}
 	r.restarts, r.last = at.Restarts, at.ID
 	r.Status(Status{State: Running, Nodes: at.Nodes, Size: at.Size, Restarts: at.Restarts, Failure: r.failure})
 	return r.start(ctx, view, g, at)
@@ -451,7 +437,6 @@ func (r *run) outcome(g *pgroup.Group, own error, at Attempt) error {
 	case !ok:
 		return err
 	case errors.Is(err, pgroup.ErrLost), errors.Is(err, pgroup.ErrLeft):
-		r.blameLost(at, failed)
 		return fmt.Errorf("%w: %w", errChanged, err)
 	case !errors.Is(err, pgroup.ErrAborted):
 		return err
@@ -461,7 +446,6 @@ func (r *run) outcome(g *pgroup.Group, own error, at Attempt) error {
 	e := &Error{Node: at.names[failed.By], Reason: failed.Reason, Restarts: r.restarts}
 	process, reason, _ := strings.Cut(e.Reason, ": ")
 	r.failure = &Failure{Process: process, Node: e.Node, Reason: reason, Time: time.Now()}
-	r.hosts.blame(at.hosts[failed.By], *r.failure, r.MaxNodeFailures)
 	if failed.By == failed.Rank {
 		e.Err = own
 	}

@@ -235,35 +235,6 @@ func TestSpareEndsWithTheJob(t *testing.T) {
 	}
 }
 
-// TestExcludesRanks has the ranks of one host fail twice: it is left out, all others report it and go
-// on with a spare, and it may not join again.
-func TestExcludesRanks(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2, MaxRestarts: 9, MaxNodeFailures: 2})
-	host := func(name string, start startFunc) {
-		c.proto.Host = "host of " + name
-		c.node(name, start)
-	}
-	good := func(ctx context.Context, a agent.Attempt) error {
-		if a.Restarts == 2 {
-			return nil
-		}
-		return untilEnd(ctx)
-	}
-	broken := func(context.Context, agent.Attempt) error { return errors.New("rank 0: exit status 3") }
-	host("a", good)
-	host("b", broken)
-	c.reported("a: node host of b is left out of the job after 2 failures; the last one: rank 0: exit status 3")
-	again := c.proto
-	again.Store, again.Name, again.Host, again.Start = c.store, "b again", "host of b", broken
-	const want = "this node (host of b) is left out of the job after 2 failures; the last one: rank 0: exit status 3"
-	require.EqualError(t, again.Run(t.Context()), want)
-	host("c", good)
-	got := c.wait()
-	require.EqualError(t, got["b"], want)
-	require.NoError(t, got["a"])
-	require.NoError(t, got["c"])
-}
-
 // registered returns the number of nodes that have joined.
 func (c *cluster) registered() (n int) {
 	for key, err := range c.store.Keys(c.t.Context(), "membership/") {

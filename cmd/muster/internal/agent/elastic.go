@@ -85,7 +85,7 @@ func (r *run) elastic(ctx context.Context, m *membership.Member) error {
 	err := e.begin(ctx, m)
 	if err == nil {
 		tasks.Go(func() { e.nodes(following, m) })
-		tasks.Go(func() { e.shared.renew(following, stateTTL/3, func(*state) error { return nil }) })
+		tasks.Go(func() { e.shared.renew(following, stateTTL/3, func(*state) {}) })
 		var keepers sync.WaitGroup
 		for slot := range r.Procs {
 			keepers.Go(func() { e.keep(slot) })
@@ -127,9 +127,8 @@ func (e *elastic) begin(ctx context.Context, m *membership.Member) error {
 		}
 		return e.interrupted(err)
 	}
-	n := node{Host: e.Host, Running: e.Procs}
-	st, err := e.shared.update(ctx, func(st *state) error {
-		return st.enter(e.Name, n, membersOf(e.view), e.rules(), e.before, time.Now())
+	st, err := e.shared.update(ctx, func(st *state) {
+		st.enter(e.Name, e.Procs, membersOf(e.view), e.rules(), e.before, time.Now())
 	})
 	if err != nil {
 		return err
@@ -159,7 +158,7 @@ func (r *run) read(ctx context.Context) (*state, error) {
 }
 
 func (e *elastic) rules() rules {
-	return rules{Min: e.Elastic.Min, Max: e.Elastic.Max, MaxRestarts: e.MaxRestarts, MaxNodeFailures: e.MaxNodeFailures}
+	return rules{Min: e.Elastic.Min, Max: e.Elastic.Max, MaxRestarts: e.MaxRestarts}
 }
 
 func membersOf(view membership.View) members {
@@ -242,7 +241,7 @@ func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
 		f.Reason, f.Code = known.Reason(), known.ExitCode()
 	}
 	finished := err != nil && e.removed(w)
-	_, lost = e.shared.update(e.workers, func(st *state) error {
+	_, lost = e.shared.update(e.workers, func(st *state) {
 		again = false
 		st.Finished = st.Finished || finished
 		if err == nil {
@@ -250,7 +249,6 @@ func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
 		} else {
 			again = st.failure(f)
 		}
-		return nil
 	})
 	return again && lost == nil, lost
 }
@@ -313,11 +311,11 @@ func (e *elastic) nodes(ctx context.Context, m *membership.Member) {
 
 // change updates the state. Without a store, the membership decides what follows.
 func (e *elastic) change(ctx context.Context, change func(*state)) {
-	_, _ = e.shared.update(ctx, func(st *state) error { change(st); return nil })
+	_, _ = e.shared.update(ctx, change)
 }
 
 // see receives each state in turn. It reports what has changed, and ends the workers when the job has
-// ended, or this node is left out.
+// ended.
 func (e *elastic) see(st *state) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -327,9 +325,6 @@ func (e *elastic) see(st *state) {
 	before := e.seen
 	e.seen = st
 	e.report(before, st)
-	if err := st.Hosts.err(e.Host); err != nil {
-		e.stop(err)
-	}
 	if st.Outcome != "" && (before == nil || before.Outcome == "") {
 		e.conclude(st)
 	}
@@ -370,7 +365,6 @@ func (e *elastic) report(before, st *state) {
 		}
 		e.Report(text)
 	}
-	st.Hosts.report(before.Hosts, e.Host, e.Report)
 }
 
 // expect ends the job if it has too few workers for JoinTimeout. nil ends the wait. The caller holds

@@ -68,7 +68,7 @@ func (c *cluster) elasticNode(name string, least, most int) (w *workers, drain f
 	w = &workers{end: map[string]chan error{}}
 	proto := c.proto
 	defer func() { c.proto = proto }()
-	c.proto.Host, c.proto.Elastic = "host of "+name, &agent.Elastic{Min: least, Max: most, Start: w.start, Finish: 10 * time.Millisecond}
+	c.proto.Elastic = &agent.Elastic{Min: least, Max: most, Start: w.start, Finish: 10 * time.Millisecond}
 	return w, c.node(name, nil)
 }
 

@@ -50,5 +50,5 @@ func (r *run) conclude(ctx context.Context, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	s := r.shared()
-	_, _ = s.update(ctx, func(now *state) error { *now = st; return nil })
+	_, _ = s.update(ctx, func(now *state) { *now = st })
 }

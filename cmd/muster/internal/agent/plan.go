@@ -16,16 +16,12 @@ type plan struct {
 	Procs    int
 	Restarts int
 	ID       string // of the attempt, if this node is the first
-
-	Host  string
-	Hosts hosts // that had failures
 }
 
 func (r *run) plan() plan {
 	return plan{
 		Name: r.Name, Address: r.Address, Port: freePort(r.Address),
 		NodeRank: r.NodeRank, Procs: r.Procs, Restarts: r.restarts, ID: rand.Text(),
-		Host: r.Host, Hosts: r.hosts,
 	}
 }
 
@@ -52,7 +48,7 @@ type Attempt struct {
 	// empty if there was no such port.
 	MasterAddress string
 
-	names, hosts []string // of the nodes, by their agents' rank
+	names []string // of the nodes, by their agents' rank
 }
 
 // arrange returns the attempt of the agent with the given rank, which is computed from the plans of
@@ -60,7 +56,7 @@ type Attempt struct {
 func arrange(plans []plan, rank int) (Attempt, error) {
 	at := Attempt{Nodes: len(plans)}
 	for _, p := range plans {
-		at.names, at.hosts = append(at.names, p.Name), append(at.hosts, p.Host)
+		at.names = append(at.names, p.Name)
 		at.Restarts = max(at.Restarts, p.Restarts)
 		at.Size += p.Procs
 	}
@@ -103,7 +99,7 @@ func (a *Agent) settings() string {
 	if a.Elastic != nil {
 		text += " --elastic " + span(a.Elastic.Min, a.Elastic.Max)
 	}
-	text += fmt.Sprintf(" --max-restarts %d --max-node-failures %d", a.MaxRestarts, a.MaxNodeFailures)
+	text += fmt.Sprintf(" --max-restarts %d", a.MaxRestarts)
 	if a.NodeRank >= 0 {
 		text += " --node-rank …"
 	}

@@ -45,27 +45,22 @@ func (s *shared) decode(raw []byte) (*state, error) {
 }
 
 // update replaces the state by what change makes of it, and returns that. change may be called
-// several times, with what other agents have written meanwhile. A state without nodes, hosts and outcome is
+// several times, with what other agents have written meanwhile. A state without nodes and outcome is
 // deleted.
-func (s *shared) update(ctx context.Context, change func(*state) error) (*state, error) {
+func (s *shared) update(ctx context.Context, change func(*state)) (*state, error) {
 	raw, err := s.get(ctx)
 	for err == nil {
 		st, err := s.decode(raw)
-		if err == nil {
-			err = change(st)
-		}
 		if err != nil {
 			return nil, err
 		}
+		change(st)
 		var next []byte
 		ttl := stateTTL
-		switch {
-		case st.Outcome != "":
+		if st.Outcome != "" {
 			ttl = endedTTL
-		case len(st.Nodes) == 0:
-			ttl = excludedTTL
 		}
-		if len(st.Nodes) > 0 || len(st.Hosts) > 0 || st.Outcome != "" {
+		if len(st.Nodes) > 0 || st.Outcome != "" {
 			if next, err = json.Marshal(st); err != nil {
 				return nil, err
 			}
@@ -99,7 +94,7 @@ func (s *shared) follow(ctx context.Context, see func(*state)) {
 
 // renew makes a change at once, and again each time that this time has passed, until ctx ends. So the state
 // does not expire while nothing else changes it.
-func (s *shared) renew(ctx context.Context, every time.Duration, change func(*state) error) {
+func (s *shared) renew(ctx context.Context, every time.Duration, change func(*state)) {
 	for {
 		_, _ = s.update(ctx, change) // or the next time
 		select {

@@ -21,7 +21,6 @@ type state struct {
 	Failures int              // of workers and nodes
 	First    *Failure         // of a worker
 	Last     *Failure
-	Hosts    hosts // that had failures
 
 	Done int // workers that have succeeded
 	Late int // workers that have failed since the first one has succeeded, or since the work is finished
@@ -42,11 +41,10 @@ const (
 )
 
 // rules are the options that all nodes must have in common.
-type rules struct{ Min, Max, MaxRestarts, MaxNodeFailures int }
+type rules struct{ Min, Max, MaxRestarts int }
 
 // node is a node that runs workers.
 type node struct {
-	Host    string
 	Since   uint64 // generation of the view in which it has entered
 	Running int    // workers that have not ended, or start again
 }
@@ -92,20 +90,15 @@ func (s *state) left() int { return s.running() + s.Done }
 // enter adds a node with its workers. If the job has ended, it does nothing; before is the ID of a
 // job that had ended when this agent began, so another one of that name begins now. It also begins
 // if the agents of a job have been killed.
-func (s *state) enter(name string, n node, view members, r rules, before string, now time.Time) error {
+func (s *state) enter(name string, workers int, view members, r rules, before string, now time.Time) {
 	if s.Outcome != "" && s.ID != before {
-		return nil
+		return
 	}
 	s.reconcile(view, now)
 	if s.Outcome != "" || s.Run != view.run || len(s.Nodes) == 0 {
-		*s = state{ID: rand.Text(), Run: view.run, Rules: r, Nodes: map[string]*node{}, Hosts: hosts{}}
+		*s = state{ID: rand.Text(), Run: view.run, Rules: r, Nodes: map[string]*node{}}
 	}
-	if err := s.Hosts.err(n.Host); err != nil {
-		return err
-	}
-	n.Since = view.generation
-	s.Nodes[name] = &n
-	return nil
+	s.Nodes[name] = &node{Since: view.generation, Running: workers}
 }
 
 // reconcile removes the nodes that are not in a view: they have failed. A node that leaves removes
@@ -126,7 +119,7 @@ func (s *state) lost(name string, now time.Time) {
 		return
 	}
 	s.end(n, n.Running)
-	s.blame(n.Host, Failure{Node: name, Reason: "has failed", Time: now})
+	s.count(Failure{Node: name, Reason: "has failed", Time: now})
 	s.settle()
 }
 
@@ -142,7 +135,7 @@ func (s *state) leaves(name string) {
 // active returns the node with this name; nil if its workers do not count.
 func (s *state) active(name string) *node {
 	n := s.Nodes[name]
-	if n == nil || s.Outcome != "" || s.Hosts.err(n.Host) != nil {
+	if n == nil || s.Outcome != "" {
 		return nil
 	}
 	return n
@@ -176,13 +169,12 @@ func (s *state) failure(f Failure) (restarts bool) {
 	if s.First == nil {
 		s.First = &f
 	}
-	out := s.blame(n.Host, f)
-	restarts = !out && s.Done == 0 && !s.Finished && s.Restarts < s.Rules.MaxRestarts
-	switch {
-	case restarts:
+	s.count(f)
+	restarts = s.Done == 0 && !s.Finished && s.Restarts < s.Rules.MaxRestarts
+	if restarts {
 		s.Restarts++
 		s.Last.Restart = s.Restarts
-	case !out:
+	} else {
 		s.end(n, 1)
 		if left := s.left(); left < s.Rules.Min {
 			s.few(left)
@@ -192,20 +184,10 @@ func (s *state) failure(f Failure) (restarts bool) {
 	return restarts
 }
 
-// blame counts a failure of a host, and reports whether it has had too many. Then its workers are out
-// of the job; its agents end them, and leave.
-func (s *state) blame(name string, f Failure) (out bool) {
+// count counts a failure.
+func (s *state) count(f Failure) {
 	s.Failures++
 	s.Last = &f
-	h := s.Hosts.blame(name, f, s.Rules.MaxNodeFailures)
-	if h.Out {
-		for _, n := range s.Nodes {
-			if n.Host == name {
-				s.end(n, n.Running)
-			}
-		}
-	}
-	return h.Out
 }
 
 // few ends a job that has too few workers.
@@ -272,15 +254,4 @@ func (e *JobError) Error() string {
 		text += fmt.Sprintf("; the last of %d failures: %v", e.Failures, e.Last)
 	}
 	return text
-}
-
-// ExcludedError says that this node has failed too often, and may no longer take part in the job.
-type ExcludedError struct {
-	Host     string
-	Failures int
-	Last     string // failure
-}
-
-func (e *ExcludedError) Error() string {
-	return fmt.Sprintf("this node (%s) is left out of the job after %d failures; the last one: %s", e.Host, e.Failures, e.Last)
 }

@@ -8,17 +8,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// job returns the state of a job whose nodes, one on each host, have 5 workers each.
+// job returns the state of a job whose nodes have 5 workers each.
 func job(r rules, nodes ...string) *state {
 	s := &state{}
 	for i := range nodes {
-		_ = s.entered(nodes[i], r, uint64(i+1), nodes[:i+1]...)
+		s.entered(nodes[i], r, uint64(i+1), nodes[:i+1]...)
 	}
 	return s
 }
 
-func (s *state) entered(name string, r rules, generation uint64, live ...string) error {
-	return s.enter(name, node{Host: "host of " + name, Running: 5}, members{"run", generation, live}, r, "", time.Time{})
+func (s *state) entered(name string, r rules, generation uint64, live ...string) {
+	s.enter(name, 5, members{"run", generation, live}, r, "", time.Time{})
 }
 
 func fail(s *state, node, worker string, code int) bool {
@@ -84,26 +84,8 @@ func TestNodesThatFail(t *testing.T) {
 	s.leaves("c")
 	require.Equal(t, 5, s.left())
 	require.Empty(t, s.Outcome)
-	require.NoError(t, s.entered("d", r, 5, "d"))
+	s.entered("d", r, 5, "d")
 	require.Equal(t, []any{1, 0}, []any{len(s.Nodes), s.Failures}, "all nodes of before are gone: a new job")
-}
-
-// TestExclusion checks that a host is left out after the third failure on it: of workers and of an
-// agent, which has joined again as another node.
-func TestExclusion(t *testing.T) {
-	r := rules{Min: 2, Max: 10, MaxRestarts: 9, MaxNodeFailures: 3}
-	s := job(r, "a", "b")
-	require.True(t, fail(s, "b", "b-0", 3))
-	s.lost("b", time.Time{})
-	require.NoError(t, s.entered("b", r, 4, "a", "b"))
-	require.False(t, fail(s, "b", "b-1", 3), "another restart is left, but not for this host")
-	require.Equal(t, 5, s.left())
-	require.False(t, fail(s, "b", "b-2", 3))
-	require.Equal(t, 3, s.Failures, "its workers no longer count")
-	s.success("b")
-	s.leaves("b")
-	require.EqualError(t, s.entered("b", r, 6, "a", "b"), "this node (host of b) is left out of the job after 3 failures; the last one: worker b-1: exit status")
-	require.True(t, fail(s, "a", "a-0", 3))
 }
 
 // TestHistories plays random histories: the counts are never negative, an outcome never changes, and
@@ -111,7 +93,7 @@ func TestExclusion(t *testing.T) {
 func TestHistories(t *testing.T) {
 	for seed := range uint64(2000) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		r := rules{Min: 1 + rng.IntN(6), MaxRestarts: rng.IntN(4), MaxNodeFailures: rng.IntN(4)}
+		r := rules{Min: 1 + rng.IntN(6), MaxRestarts: rng.IntN(4)}
 		r.Max = r.Min + rng.IntN(10)
 		names := []string{"a", "b", "c"}
 		s := job(r, names...)
