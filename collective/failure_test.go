@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -171,10 +172,7 @@ func TestBusy(t *testing.T) {
 }
 
 func TestTrace(t *testing.T) {
-	sinks := make([]trace.Counter, 2)
-	for i := range sinks {
-		sinks[i].Keep = 10
-	}
+	sinks := make([]testcluster.Events, 2)
 	w := way{host: apart}
 	w.trace = func(rank int) trace.Sink { return &sinks[rank] }
 	w.run(t, 2, func(r *rank) {
@@ -184,7 +182,7 @@ func TestTrace(t *testing.T) {
 		assert.Error(r, collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, r.me())))
 	})
 	for rank := range sinks {
-		events := sinks[rank].Events()
+		events := sinks[rank].All()
 		require.Len(t, events, 3)
 		assert.Equal(t, "collective.allreduce", events[0].Op)
 		assert.EqualValues(t, 400, events[0].Bytes)
@@ -200,9 +198,9 @@ func TestTrace(t *testing.T) {
 
 // TestTraceOfTheGroup checks that a Comm without its own sink uses that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
-	var sink trace.Counter
+	var sink testcluster.Events
 	w := way{host: apart, set: func(c *pgroup.Config) { c.Trace = &sink }}
 	w.run(t, 2, func(r *rank) { r.allReduce(100) })
-	require.EqualValues(t, 2, sink.Total("collective.allreduce").Count)
-	require.EqualValues(t, 2, sink.Total("pgroup.create").Count)
+	require.Len(t, sink.Of("collective.allreduce"), 2)
+	require.Len(t, sink.Of("pgroup.create"), 2)
 }

@@ -18,18 +18,16 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/trace"
 )
 
 // The tests of this file and zerfoo_node_test.go check what Zerfoo's package distributed promises.
 // Those with a number check where it fails.
 
 func TestZerfooMetrics(t *testing.T) {
-	seen := make([]*trace.Counter, 3)
+	seen := make([]testcluster.Events, 3)
 	var all sync.WaitGroup
 	open := testcluster.Store(t)
 	for i := range seen {
-		seen[i] = &trace.Counter{Keep: 10}
 		all.Go(func() {
 			g, err := pgroup.Create(bounded(t), pgroup.Config{Name: "world", Rank: i, Size: 3, Store: open()})
 			if !assert.NoError(t, err) {
@@ -40,7 +38,7 @@ func TestZerfooMetrics(t *testing.T) {
 			if !assert.NoError(t, err) {
 				return
 			}
-			a := dataparallel.New(c, &dataparallel.Options{Trace: seen[i]})
+			a := dataparallel.New(c, &dataparallel.Options{Trace: &seen[i]})
 			grads := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 100), "b": tensor.New(tensor.F64)}
 			for range 3 {
 				assert.NoError(t, a.AllReduceGradients(bounded(t), grads))
@@ -53,18 +51,15 @@ func TestZerfooMetrics(t *testing.T) {
 		})
 	}
 	all.Wait()
-	for i, m := range seen {
-		sum := m.Total("dataparallel.allreduce_gradients")
-		require.Equal(t, [...]int64{3, 0, 3 * 408}, [...]int64{sum.Count, sum.Failed, sum.Bytes})
-		require.Positive(t, sum.Time)
-		require.EqualValues(t, 408, m.Total("dataparallel.broadcast_tensors").Bytes)
-		require.Equal(t, [...]int64{2, 1}, [...]int64{m.Total("dataparallel.broadcast_tensor").Count, m.Total("dataparallel.broadcast_tensor").Failed})
-		require.EqualValues(t, 1, m.Total("dataparallel.barrier").Count)
-		require.EqualValues(t, 1, m.Total("dataparallel.shutdown").Count)
-		es := m.Events()
-		require.Len(t, es, 8)
+	ops := []string{"allreduce_gradients", "allreduce_gradients", "allreduce_gradients", "broadcast_tensors", "broadcast_tensor", "barrier", "broadcast_tensor", "shutdown"}
+	bytes := []int64{408, 408, 408, 408, 8, 0, 0, 0}
+	for i := range seen {
+		es := seen[i].All()
+		require.Len(t, es, len(ops))
 		for nth, e := range es {
-			require.Equal(t, [...]any{"world", i, 3, uint64(nth + 1), -1}, [...]any{e.Group, e.Rank, e.Size, e.Seq, e.Last})
+			require.Equal(t, [...]any{"dataparallel." + ops[nth], "world", i, 3, uint64(nth + 1), -1}, [...]any{e.Op, e.Group, e.Rank, e.Size, e.Seq, e.Last})
+			require.Equal(t, bytes[nth], e.Bytes, e.Op)
+			require.Equal(t, nth == 6, e.Err != nil)
 			require.Positive(t, e.Generation)
 			require.False(t, e.End.Before(e.Start))
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/trace"
 )
@@ -17,7 +18,7 @@ import (
 func TestTrace(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
-			sink := &trace.Counter{Keep: 100}
+			sink := new(testcluster.Events)
 			w.run(t, 4, gather.Options{Trace: sink}, func(r *rank) {
 				res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(1, 300))
 				if !assert.NoError(r, err) {
@@ -32,7 +33,7 @@ func TestTrace(t *testing.T) {
 				}
 			})
 			of := map[uint64][]trace.Event{}
-			for _, e := range sink.Events() {
+			for _, e := range sink.All() {
 				of[e.Seq] = append(of[e.Seq], e)
 			}
 			require.Len(t, of, 3)
@@ -58,7 +59,7 @@ func TestTrace(t *testing.T) {
 
 // TestTraceOfTheGroup checks that a Gatherer without its own sink uses that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
-	sink := &trace.Counter{}
+	sink := new(testcluster.Events)
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: sink})
 	require.NoError(t, err)
 	ga, err := gather.Open(context.Background(), g, nil)
@@ -68,6 +69,6 @@ func TestTraceOfTheGroup(t *testing.T) {
 	res.Release()
 	require.NoError(t, ga.Close())
 	require.NoError(t, g.Close())
-	require.EqualValues(t, 1, sink.Total("gather.tensors").Count)
-	require.EqualValues(t, 1, sink.Total("pgroup.create").Count)
+	require.Len(t, sink.Of("gather.tensors"), 1)
+	require.Len(t, sink.Of("pgroup.create"), 1)
 }

@@ -21,13 +21,13 @@ import (
 )
 
 // seen is the trace of each rank of a group.
-type seen []*trace.Counter
+type seen []*testcluster.Events
 
 // traced returns a place like at, with a sink for each rank.
 func traced(n int, at place) (place, seen) {
 	sinks := make(seen, n)
 	for i := range sinks {
-		sinks[i] = &trace.Counter{Keep: 1000}
+		sinks[i] = new(testcluster.Events)
 	}
 	return func(t *testing.T) func(int) pgroup.Config {
 		config := at(t)
@@ -43,7 +43,7 @@ func traced(n int, at place) (place, seen) {
 func (s seen) one(t *testing.T, rank int, op string) trace.Event {
 	t.Helper()
 	var found []trace.Event
-	for _, e := range s[rank].Events() {
+	for _, e := range s[rank].All() {
 		if e.Op == op && (e.Group == "world" || op == "pgroup.sub") {
 			found = append(found, e)
 		}
@@ -138,7 +138,7 @@ func TestTraceHasLastRank(t *testing.T) {
 		})
 	}
 	for rank := range n {
-		events := sinks[rank].Events()[1:]
+		events := sinks[rank].All()[1:]
 		require.Len(t, events, n)
 		for last, e := range events {
 			require.Equal(t, last, e.Last)
@@ -197,10 +197,10 @@ func TestTraceOfFailures(t *testing.T) {
 	gs[0].Abort(cause)
 	require.Equal(t, cause, sinks.one(t, 0, "pgroup.abort").Err)
 
-	lonely := &trace.Counter{Keep: 1}
+	lonely := new(testcluster.Events)
 	_, err = pgroup.Create(within(t, 20*time.Millisecond), pgroup.Config{Size: 2, Store: store.New(new(store.Memory)), Trace: lonely})
 	require.ErrorIs(t, err, pgroup.ErrTimeout)
-	e = lonely.Events()[0]
+	e = lonely.All()[0]
 	require.Equal(t, []any{"pgroup.create", 1, err}, []any{e.Op, e.Last, e.Err})
 }
 
@@ -209,7 +209,7 @@ func TestTraceOfFailures(t *testing.T) {
 func TestTraceOfGroupsWithOneName(t *testing.T) {
 	ids := map[uint64]bool{}
 	for run := range 3 {
-		sinks := seen{{Keep: 10}}
+		sinks := seen{{}}
 		g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Run: fmt.Sprint(run), Trace: sinks[0]})
 		require.NoError(t, err)
 		require.NoError(t, g.Close())
@@ -283,6 +283,11 @@ func TestTraceWhoseFileHangs(t *testing.T) {
 	})
 }
 
+// discard is a sink that allocates nothing.
+type discard struct{}
+
+func (discard) Record(context.Context, trace.Event) {}
+
 // TestNoTraceAllocatesNothing checks that a nil sink costs nothing: the limits are the allocations
 // of a verb without any trace in the code.
 func TestNoTraceAllocatesNothing(t *testing.T) {
@@ -307,7 +312,7 @@ func TestNoTraceAllocatesNothing(t *testing.T) {
 			return errors.Join(err, recvErr)
 		}, 12},
 	} {
-		without, with := alone(nil), alone(new(trace.Counter))
+		without, with := alone(nil), alone(discard{})
 		run := func(g *pgroup.Group) float64 {
 			return testing.AllocsPerRun(200, func() { require.NoError(t, c.verb(g)) })
 		}

@@ -7,13 +7,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/trace"
 )
 
 func TestTraceOfAClient(t *testing.T) {
 	_, addr := serving(t, new(store.Server))
-	sink := &trace.Counter{Keep: 10}
+	sink := new(testcluster.Events)
 	s := dialed(t, addr, &store.DialOptions{Trace: sink})
 	ctx := t.Context()
 	require.NoError(t, s.Set(ctx, "k", []byte("12345"), nil))
@@ -26,7 +26,7 @@ func TestTraceOfAClient(t *testing.T) {
 	_, err = s.Wait(short, "none")
 	require.ErrorIs(t, err, store.ErrTimeout)
 
-	events := sink.Events()
+	events := sink.All()
 	require.Len(t, events, 4)
 	for i, want := range []struct {
 		op    string

@@ -1,9 +1,6 @@
 // Package trace records one Event for each operation, when it ends.
 //
-//	var seen trace.Counter
-//	cfg.Trace = trace.Multi(&seen, prom) // every Config with a Sink
-//	...
-//	fmt.Println(seen.Total("collective.allreduce").Time)
+//	cfg.Trace = trace.Multi(trace.Chrome(file), prom) // every Config with a Sink
 //
 // A nil Sink records nothing, and costs nothing.
 package trace

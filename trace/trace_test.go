@@ -2,12 +2,9 @@ package trace_test
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -23,103 +20,49 @@ func event(op string, d time.Duration) trace.Event {
 	return trace.Event{Op: op, Last: -1, Bytes: 8, Start: start, End: start.Add(d), Waited: d / 2}
 }
 
-func TestMemoryCounts(t *testing.T) {
-	var m trace.Counter
-	require.Zero(t, m.Total("allreduce"))
-	m.Record(t.Context(), event("allreduce", time.Second))
-	failed := event("allreduce", 500*time.Millisecond)
-	failed.Err = errors.New("a rank is lost")
-	m.Record(t.Context(), failed)
-	m.Record(t.Context(), event("barrier", time.Millisecond))
-
-	sum := m.Total("allreduce")
-	require.Equal(t, trace.Total{Count: 2, Failed: 1, Time: 1500 * time.Millisecond, Waited: 750 * time.Millisecond, Bytes: 16}, sum)
-	require.EqualValues(t, 1, m.Total("barrier").Count)
-	require.Empty(t, m.Events(), "none are kept unless asked for")
+// events is a sink that keeps what it gets.
+type events struct {
+	all  []trace.Event
+	ctxs []context.Context
 }
 
-func TestMemoryKeepsTheLast(t *testing.T) {
-	m := trace.Counter{Keep: 3}
-	for seq := range uint64(8) {
-		require.Len(t, m.Events(), min(int(seq), 3))
-		m.Record(t.Context(), trace.Event{Op: "barrier", Seq: seq})
-		require.Equal(t, seq, m.Events()[min(int(seq), 2)].Seq)
-	}
-	es := m.Events()
-	require.Equal(t, []uint64{5, 6, 7}, []uint64{es[0].Seq, es[1].Seq, es[2].Seq})
-	es[0].Seq = 100
-	require.EqualValues(t, 5, m.Events()[0].Seq, "the slice is the caller's")
-	require.EqualValues(t, 8, m.Total("barrier").Count)
-}
-
-func TestMemoryByManyAtOnce(t *testing.T) {
-	const goroutines, each = 10, 500
-	m := trace.Counter{Keep: 7}
-	var wg sync.WaitGroup
-	for range goroutines {
-		wg.Go(func() {
-			for range each {
-				m.Record(t.Context(), event("allreduce", time.Millisecond))
-				_ = m.Total("allreduce")
-			}
-			assert.Len(t, m.Events(), 7)
-		})
-	}
-	wg.Wait()
-	require.EqualValues(t, goroutines*each, m.Total("allreduce").Count)
-	require.Equal(t, goroutines*each*time.Millisecond, m.Total("allreduce").Time)
+func (s *events) Record(ctx context.Context, e trace.Event) {
+	s.all, s.ctxs = append(s.all, e), append(s.ctxs, ctx)
 }
 
 func TestMulti(t *testing.T) {
 	require.Nil(t, trace.Multi())
 	require.Nil(t, trace.Multi(nil, nil))
-	var a, b trace.Counter
+	var a, b events
 	require.Same(t, &a, trace.Multi(nil, &a))
 	sinks := []trace.Sink{&a, nil, &b}
 	both := trace.Multi(sinks...)
 	require.Nil(t, sinks[1], "what was passed stays as it was")
 	require.Same(t, &b, sinks[2])
 	both.Record(t.Context(), event("barrier", time.Second))
-	require.EqualValues(t, 1, a.Total("barrier").Count)
-	require.EqualValues(t, 1, b.Total("barrier").Count)
+	require.Len(t, a.all, 1)
+	require.Len(t, b.all, 1)
 }
-
-// contexts is a sink that records the contexts of its calls.
-type contexts []context.Context
-
-func (c *contexts) Record(ctx context.Context, _ trace.Event) { *c = append(*c, ctx) }
 
 func TestRecord(t *testing.T) {
 	trace.Record(t.Context(), nil, event("barrier", 0)) // without a sink
 	require.Zero(t, trace.Now(nil))
 
-	m := trace.Counter{Keep: 2}
+	var seen events
 	before := time.Now()
-	began := trace.Now(&m)
+	began := trace.Now(&seen)
 	require.False(t, began.Before(before))
-	trace.Record(t.Context(), &m, trace.Event{Op: "barrier", Start: began})
-	trace.Record(t.Context(), &m, event("barrier", time.Second))
-	es := m.Events()
-	require.False(t, es[0].End.Before(began), "it ends now")
-	require.Equal(t, time.Second, es[1].Duration(), "it ended when it says")
-
-	var seen contexts
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	trace.Record(ctx, trace.Multi(&seen, &m), event("barrier", 0))
-	require.Equal(t, contexts{ctx}, seen, "the verb's context, though it has ended")
+	trace.Record(ctx, &seen, trace.Event{Op: "barrier", Start: began})
+	trace.Record(ctx, &seen, event("barrier", time.Second))
+	require.False(t, seen.all[0].End.Before(began), "it ends now")
+	require.Equal(t, time.Second, seen.all[1].Duration(), "it ended when it says")
+	require.Equal(t, []context.Context{ctx, ctx}, seen.ctxs, "the verb's context, though it has ended")
 }
 
-func TestRecordAllocatesNothing(t *testing.T) {
-	ctx := t.Context()
+func TestRecordWithoutASink(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		trace.Record(ctx, nil, trace.Event{Op: "barrier", Start: trace.Now(nil)})
-	}), "without a sink")
-	m := trace.Counter{Keep: 10}
-	for range m.Keep {
-		m.Record(ctx, event("barrier", 0))
-	}
-	require.Zero(t, testing.AllocsPerRun(100, func() {
-		trace.Record(ctx, &m, trace.Event{Op: "barrier", Start: trace.Now(&m)})
-	}), "in steady state")
+		trace.Record(t.Context(), nil, trace.Event{Op: "barrier", Start: trace.Now(nil)})
+	}))
 }
