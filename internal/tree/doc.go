@@ -14,8 +14,9 @@
 // A config consists of structs, maps, slices, arrays, pointers and interfaces. Its leaves are
 // *tensor.Tensor and tensor.Tensor, and what encoding/json encodes: numbers, strings, bools, []byte
 // (as base64), and types with a MarshalJSON or MarshalText. Struct tags and embedding are as in
-// encoding/json, except that the option string is an error, and that an embedded type that is a
-// leaf is a field. Names match exactly.
+// encoding/json, except that omitempty and omitzero have no effect, that the option string and two
+// fields of one name are errors, and that an embedded type that is a leaf is a field. Names match
+// exactly.
 //
 // Split and Join do not copy tensors: the resulting tensors share memory with the given ones. The
 // name of each leaf is its path joined by dots, such as "layers.0.weight"; a tensor that is in two
@@ -34,6 +35,6 @@
 //
 // When a value is joined into an interface, objects become map[string]any, arrays []any, tensors
 // *tensor.Tensor, and numbers int64 if they are integers that fit, and float64 otherwise; named
-// types are lost. A nil tensor stays nil. As in encoding/json, a pointer to nil becomes nil, and a
-// field that omitempty drops is zero afterwards. The payload of a NaN is not kept.
+// types are lost. A nil tensor stays nil. As in encoding/json, a pointer to nil becomes nil. The
+// payload of a NaN is not kept.
 package tree

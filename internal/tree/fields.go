@@ -67,11 +67,9 @@ func holdsTensor(t reflect.Type, seen map[reflect.Type]bool) bool {
 
 // field is a field of a struct, as encoded in JSON.
 type field struct {
-	name      string
-	index     []int // a path through embedded structs
-	tagged    bool
-	omitEmpty bool
-	omitZero  bool
+	name   string
+	index  []int // a path through embedded structs
+	tagged bool
 }
 
 // structs caches the fields of struct types during one walk.
@@ -81,13 +79,15 @@ func (s structs) of(t reflect.Type) ([]field, error) {
 	if fields, ok := s[t]; ok {
 		return fields, nil
 	}
-	found, err := collect(t, nil, map[reflect.Type]bool{})
+	fields, err := collect(t, nil, map[reflect.Type]bool{})
+	if err == nil {
+		err = distinct(t, fields)
+	}
 	if err != nil {
 		return nil, err
 	}
-	fields, err := dominant(t, found)
 	s[t] = fields
-	return fields, err
+	return fields, nil
 }
 
 // collect returns all fields of t. Fields of embedded structs follow the position of the embedded
@@ -138,15 +138,8 @@ func parseTag(t reflect.Type, sf reflect.StructField) (field, error) {
 	if !f.tagged {
 		f.name = sf.Name
 	}
-	for option := range strings.SplitSeq(options, ",") {
-		switch option {
-		case "omitempty":
-			f.omitEmpty = true
-		case "omitzero":
-			f.omitZero = true
-		case "string":
-			return f, fmt.Errorf("field %s of %v: the option string in its tag is not supported", sf.Name, t)
-		}
+	if slices.Contains(strings.Split(options, ","), "string") {
+		return f, fmt.Errorf("field %s of %v: the option string in its tag is not supported", sf.Name, t)
 	}
 	return f, nil
 }
@@ -162,83 +155,15 @@ func validName(name string) bool {
 	return name != ""
 }
 
-// dominant returns, of the fields with the same name, the one that Go would select, or otherwise
-// the one with a tag. If neither rule selects one, encoding/json drops the fields; this is an error
-// here.
-func dominant(t reflect.Type, all []field) ([]field, error) {
-	best := map[string]field{}
-	double := map[string]bool{}
+// distinct returns an error if two fields have the same name. encoding/json would take one of them, or
+// neither.
+func distinct(t reflect.Type, all []field) error {
+	seen := map[string]bool{}
 	for _, f := range all {
-		b, ok := best[f.name]
-		switch {
-		case !ok || stronger(f, b):
-			best[f.name] = f
-			double[f.name] = false
-		case !stronger(b, f):
-			double[f.name] = true
+		if seen[f.name] {
+			return fmt.Errorf("%v has two fields that are %q in JSON: give one of them another name", t, f.name)
 		}
+		seen[f.name] = true
 	}
-	var left []field
-	for _, f := range all {
-		if b := best[f.name]; !slices.Equal(f.index, b.index) {
-			continue
-		}
-		if double[f.name] {
-			return nil, fmt.Errorf("%v has two fields that are %q in JSON", t, f.name)
-		}
-		left = append(left, f)
-	}
-	return left, nil
-}
-
-func stronger(a, b field) bool {
-	if len(a.index) != len(b.index) {
-		return len(a.index) < len(b.index)
-	}
-	return a.tagged && !b.tagged
-}
-
-// omitted reports whether v is left out of the JSON.
-func (f *field) omitted(v reflect.Value) bool {
-	if f.omitEmpty {
-		switch v.Kind() {
-		case reflect.Array, reflect.Map, reflect.Slice, reflect.String:
-			if v.Len() == 0 {
-				return true
-			}
-		case reflect.Struct:
-		default:
-			if v.IsZero() {
-				return true
-			}
-		}
-	}
-	return f.omitZero && isZero(v)
-}
-
-type isZeroer interface{ IsZero() bool }
-
-// isZero calls a method IsZero where encoding/json does: it depends on the field's type, not on the
-// dynamic type of its value.
-func isZero(v reflect.Value) bool {
-	t, zeroer := v.Type(), reflect.TypeFor[isZeroer]()
-	switch {
-	case t.Implements(zeroer):
-		switch t.Kind() {
-		case reflect.Interface:
-			if v.IsNil() || v.Elem().Kind() == reflect.Pointer && v.Elem().IsNil() {
-				return true
-			}
-		case reflect.Pointer:
-			if v.IsNil() {
-				return true
-			}
-		}
-		return v.Interface().(isZeroer).IsZero()
-	case reflect.PointerTo(t).Implements(zeroer):
-		p := reflect.New(t)
-		p.Elem().Set(v)
-		return p.Interface().(isZeroer).IsZero()
-	}
-	return v.IsZero()
+	return nil
 }

@@ -227,7 +227,7 @@ func (s *splitter) object(v reflect.Value, untyped bool) error {
 	var values []reflect.Value
 	for _, f := range fields {
 		part, err := v.FieldByIndexErr(f.index)
-		if err != nil || f.omitted(part) { // err: the field is in an embedded pointer that is nil
+		if err != nil { // the field is in an embedded pointer that is nil
 			continue
 		}
 		names, values = append(names, f.name), append(values, part)
