@@ -2,11 +2,8 @@ package dataparallel_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http/httptest"
 	"sync"
-	"sync/atomic"
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/dataparallel"
@@ -32,15 +29,6 @@ func world(f func(ctx context.Context, s *dataparallel.Strategy)) {
 		})
 	}
 	ranks.Wait()
-}
-
-func ExampleNew() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		if s.Rank() == 0 {
-			fmt.Println("one of", s.Size())
-		}
-	})
-	// Output: one of 2
 }
 
 func ExampleStrategy_AllReduceGradients() {
@@ -91,29 +79,6 @@ func ExampleStrategy_StepSharded() {
 	// Output: [9 18 27 36] <nil>
 }
 
-func ExampleAverage_Wait() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		x := []float32{float32(s.Rank())}
-		a, _ := s.StartGradients(ctx, map[string]*tensor.Tensor{"w": tensor.From(x)})
-		err := a.Wait(ctx) // begins with all that is not ready yet
-		if s.Rank() == 0 {
-			fmt.Println(x, err)
-		}
-	})
-	// Output: [0.5] <nil>
-}
-
-func ExampleStrategy_BroadcastTensor() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		x := []int64{int64(s.Rank())}
-		_ = s.BroadcastTensor(ctx, 1, tensor.From(x))
-		if s.Rank() == 0 {
-			fmt.Println(x)
-		}
-	})
-	// Output: [1]
-}
-
 func ExampleStrategy_BroadcastTensors() {
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		w, b := make([]float32, 2), make([]float64, 1)
@@ -126,28 +91,6 @@ func ExampleStrategy_BroadcastTensors() {
 		}
 	})
 	// Output: [1 2] [3]
-}
-
-func ExampleStrategy_Barrier() {
-	var ready atomic.Int32
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		ready.Add(1)
-		_ = s.Barrier(ctx)
-		if s.Rank() == 0 {
-			fmt.Println(ready.Load(), "are ready")
-		}
-	})
-	// Output: 2 are ready
-}
-
-func ExampleStrategy_Shutdown() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		first, second := s.Shutdown(ctx), s.Shutdown(ctx)
-		if s.Rank() == 0 {
-			fmt.Println(first, second, errors.Is(s.Barrier(ctx), pgroup.ErrClosed))
-		}
-	})
-	// Output: <nil> <nil> true
 }
 
 // workers returns started nodes of a job with one worker for each of ids.
@@ -185,12 +128,6 @@ func ExampleWorkerNode() {
 	// Output: the mean of 3 ranks is 1
 }
 
-func ExampleWorkerNode_Start() {
-	n := &dataparallel.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: "a", Min: 2}, Listen: "0.0.0.0:7000"}
-	fmt.Println(n.Rank(), n.Size(), n.Start(context.Background()))
-	// Output: -1 0 dataparallel: start of worker "a": refusing to serve beyond loopback: Listen is "0.0.0.0:7000": set TLS, or listen on 127.0.0.1, or set Insecure
-}
-
 func ExampleWorkerNode_Next() {
 	ctx := context.Background()
 	meet := store.New(new(store.Memory))
@@ -210,49 +147,6 @@ func ExampleWorkerNode_Next() {
 	// Output:
 	// true
 	// rank 0 of 2
-}
-
-func ExampleWorkerNode_Over() {
-	ctx := context.Background()
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	nodes := workers(ctx, meet, "a", "b")
-	a, b := nodes[0], nodes[1]
-	defer a.Close()
-	_ = b.Close()
-	err := a.Strategy().Barrier(ctx)
-	fmt.Println(a.Over(err), a.Over(errors.New("the loss is NaN")))
-	// Output: true false
-}
-
-func ExampleWorkerNode_Ready() {
-	ctx := context.Background()
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	n := workers(ctx, meet, "a")[0]
-	ask := func() {
-		rec := httptest.NewRecorder()
-		n.Ready().ServeHTTP(rec, httptest.NewRequest("GET", "/readyz", nil))
-		fmt.Print(rec.Code, " ", rec.Body)
-	}
-	ask()
-	_ = n.Close()
-	ask()
-	// Output:
-	// 200 rank 0 of 1 in view 1
-	// 503 dataparallel: ready of worker "a": not started
-}
-
-func ExampleWorkerNode_Member() {
-	ctx := context.Background()
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	n := workers(ctx, meet, "a")[0]
-	defer n.Close()
-	c, _ := n.Member().StartCheckpoint(ctx, 7, "/ckpt/7")
-	complete, _ := c.End(ctx)
-	fmt.Println(c.Path, complete)
-	// Output: /ckpt/7 true
 }
 
 func ExampleWorkerNode_Train() {
@@ -302,23 +196,4 @@ func ExampleWorkerNode_Checkpoint() {
 	}
 	all.Wait()
 	// Output: 7 /ckpt/7 <nil>
-}
-
-func ExampleWorkerFromEnv() {
-	_, err := dataparallel.WorkerFromEnv()
-	fmt.Println(errors.Is(err, dataparallel.ErrNoLauncher))
-	// Output: true
-}
-
-func ExampleWorkerNode_View() {
-	ctx := context.Background()
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	n := workers(ctx, meet, "a")[0]
-	defer n.Close()
-	fmt.Println(n.View().Generation, n.View().Workers)
-	fmt.Println(n.Group().Size(), n.Comm().Group().Rank())
-	// Output:
-	// 1 ["a"]
-	// 1 0
 }
