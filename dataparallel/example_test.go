@@ -2,8 +2,11 @@ package dataparallel_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/dataparallel"
@@ -79,6 +82,29 @@ func ExampleStrategy_StepSharded() {
 	// Output: [9 18 27 36] <nil>
 }
 
+func ExampleAverage_Wait() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		x := []float32{float32(s.Rank())}
+		a, _ := s.StartGradients(ctx, map[string]*tensor.Tensor{"w": tensor.From(x)})
+		err := a.Wait(ctx) // begins with all that is not ready yet
+		if s.Rank() == 0 {
+			fmt.Println(x, err)
+		}
+	})
+	// Output: [0.5] <nil>
+}
+
+func ExampleStrategy_BroadcastTensor() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		x := []int64{int64(s.Rank())}
+		_ = s.BroadcastTensor(ctx, 1, tensor.From(x))
+		if s.Rank() == 0 {
+			fmt.Println(x)
+		}
+	})
+	// Output: [1]
+}
+
 func ExampleStrategy_BroadcastTensors() {
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		w, b := make([]float32, 2), make([]float64, 1)
@@ -106,6 +132,28 @@ func workers(ctx context.Context, meet *store.Store, ids ...string) (nodes []*da
 	}
 	all.Wait()
 	return nodes
+}
+
+func ExampleStrategy_Barrier() {
+	var ready atomic.Int32
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		ready.Add(1)
+		_ = s.Barrier(ctx)
+		if s.Rank() == 0 {
+			fmt.Println(ready.Load(), "are ready")
+		}
+	})
+	// Output: 2 are ready
+}
+
+func ExampleStrategy_Shutdown() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
+		first, second := s.Shutdown(ctx), s.Shutdown(ctx)
+		if s.Rank() == 0 {
+			fmt.Println(first, second, errors.Is(s.Barrier(ctx), pgroup.ErrClosed))
+		}
+	})
+	// Output: <nil> <nil> true
 }
 
 func ExampleWorkerNode() {
@@ -147,6 +195,37 @@ func ExampleWorkerNode_Next() {
 	// Output:
 	// true
 	// rank 0 of 2
+}
+
+func ExampleWorkerNode_Over() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	nodes := workers(ctx, meet, "a", "b")
+	a, b := nodes[0], nodes[1]
+	defer a.Close()
+	_ = b.Close()
+	err := a.Strategy().Barrier(ctx)
+	fmt.Println(a.Over(err), a.Over(errors.New("the loss is NaN")))
+	// Output: true false
+}
+
+func ExampleWorkerNode_Ready() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	n := workers(ctx, meet, "a")[0]
+	ask := func() {
+		rec := httptest.NewRecorder()
+		n.Ready().ServeHTTP(rec, httptest.NewRequest("GET", "/readyz", nil))
+		fmt.Print(rec.Code, " ", rec.Body)
+	}
+	ask()
+	_ = n.Close()
+	ask()
+	// Output:
+	// 200 rank 0 of 1 in view 1
+	// 503 dataparallel: ready of worker "a": not started
 }
 
 func ExampleWorkerNode_Train() {

@@ -7,10 +7,13 @@ import (
 	"log"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/interop/vllm"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
 )
 
 // inGroup runs body on each of n ranks, here in one process. Any of them could be a Python process.
@@ -94,6 +97,17 @@ func ExampleBroadcastObj() {
 	// Output: ca fe 00 00
 }
 
+func ExampleAllGatherObj() {
+	inGroup(3, func(ctx context.Context, g *vllm.Group) error {
+		hosts, err := vllm.AllGatherObj(ctx, g, fmt.Sprintf("host-%d", g.Rank()))
+		if g.Rank() == 1 {
+			fmt.Println(hosts)
+		}
+		return err
+	})
+	// Output: [host-0 host-1 host-2]
+}
+
 func ExampleSendObj() {
 	inGroup(2, func(ctx context.Context, g *vllm.Group) error {
 		if g.Rank() == 0 {
@@ -105,6 +119,54 @@ func ExampleSendObj() {
 		return err
 	})
 	// Output: 32
+}
+
+func ExampleGroup_Send() {
+	inGroup(2, func(ctx context.Context, g *vllm.Group) error {
+		if g.Rank() == 0 {
+			return g.Send(ctx, 1, tensor.From([]float32{1, 2, 3, 4}, 2, 2))
+		}
+		t, err := g.Recv(ctx, 0)
+		fmt.Println(t)
+		return err
+	})
+	// Output: F32[2,2]
+}
+
+func ExampleGroup_AllReduce() {
+	inGroup(3, func(ctx context.Context, g *vllm.Group) error {
+		sum, err := g.AllReduce(ctx, tensor.From([]int32{int32(g.Rank()), 10}, 2), vllm.Sum)
+		if err != nil || g.Rank() > 0 {
+			return err
+		}
+		numbers, err := tensor.View[int32](sum)
+		fmt.Println(numbers)
+		return err
+	})
+	// Output: [3 30]
+}
+
+// A barrier that cannot be passed returns an error that names the missing ranks, the same on every
+// Go rank.
+func ExampleGroup_Barrier() {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	ctx := context.Background()
+	absent, err := vllm.Join(ctx, vllm.Config{Rank: 1, Size: 2, Store: s})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer absent.Close()
+	g, err := vllm.Join(ctx, vllm.Config{Rank: 0, Size: 2, Store: s})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer g.Close()
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	failure, _ := errors.AsType[*pgroup.RankError](g.Barrier(ctx))
+	fmt.Println("missing:", failure.Missing)
+	// Output: missing: [1]
 }
 
 // One of several groups in a store, with its own prefix.
