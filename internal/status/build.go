@@ -398,7 +398,7 @@ func Short(d time.Duration) string {
 // package membership.
 var (
 	viewGroup  = regexp.MustCompile(`membership/([^/]+)/group/`)
-	viewNumber = regexp.MustCompile(`^ view (\d+)(/attempt-\d+)?`)
+	viewNumber = regexp.MustCompile(`(?s)^ view (\d+)(?:/attempt-\d+)?(/.*)?$`)
 )
 
 // name names a group as users know it: the group of a view by its job, or by the job of "muster run"
@@ -412,8 +412,7 @@ func name(g *store.GroupStatus) {
 	if err != nil {
 		return
 	}
-	rest := strings.TrimPrefix(g.Name[m[1]:], job)
-	view := viewNumber.FindStringSubmatch(rest)
+	view := viewNumber.FindStringSubmatch(strings.TrimPrefix(g.Name[m[1]:], job))
 	if view == nil {
 		return
 	}
@@ -424,5 +423,5 @@ func name(g *store.GroupStatus) {
 			g.Revoked.Failure.By = -1
 		}
 	}
-	g.Name = g.Name[:m[0]] + text + rest[len(view[0]):]
+	g.Name = g.Name[:m[0]] + text + view[2]
 }

@@ -282,6 +282,7 @@ func TestNamesOfViews(t *testing.T) {
 		"jobs/membership/a%2Fview%201/group/a/view 1 view 3/sub":             "jobs/job a/view 1, view 3/sub",
 		"membership/muster-run%2Fx/group/muster-run/x view 2/attempt-1/pair": "nodes of job x/pair",
 		"membership/train/group/other view 3":                                "membership/train/group/other view 3",
+		"membership/train/group/train view 3x":                               "membership/train/group/train view 3x",
 		"world":                                                              "world",
 	} {
 		s := chain()
