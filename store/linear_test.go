@@ -177,7 +177,7 @@ func linear(t *testing.T, h host, wrong func(store.Engine) store.Engine, d time.
 
 // faults injects faults into a client's connection until ctx ends.
 func faults(ctx context.Context, p *testcluster.Proxy, chance *rand.Rand) {
-	defer func() { p.Stall(false); p.Delay(0); p.Split(0) }()
+	defer func() { p.Stall(false); p.Delay(0); p.Throttle(0) }()
 	for {
 		switch chance.IntN(6) {
 		case 0:
@@ -187,7 +187,7 @@ func faults(ctx context.Context, p *testcluster.Proxy, chance *rand.Rand) {
 		case 2:
 			p.Delay(time.Duration(chance.IntN(5000)) * time.Microsecond)
 		case 3:
-			p.Split(chance.IntN(40))
+			p.Throttle(chance.IntN(40) * 1000) // pieces of at most 400 bytes
 		case 4: // frozen and then cut off, sometimes for longer than the reconnect timeout
 			p.Stall(true)
 			pause(ctx, time.Duration(chance.IntN(300))*time.Millisecond)

@@ -5,12 +5,6 @@ import (
 	"time"
 )
 
-const (
-	splitGap = 100 * time.Microsecond // between pieces, so that a reader gets them one by one
-	// the maximum time that a throttled direction makes up for late timers
-	catchUp = 10 * time.Millisecond
-)
-
 // Direction is one direction of a Proxy. Its faults apply to all connections, open and new, and to
 // data that is in flight already.
 type Direction struct {
@@ -23,14 +17,14 @@ type Direction struct {
 type faults struct {
 	delay            time.Duration
 	blackhole, stall bool
-	throttle, split  int
+	throttle         int // bytes per second
 }
 
 func newDirection() *Direction {
 	return &Direction{changed: make(chan struct{})}
 }
 
-// Delay adds d to the time that bytes take. Order and throughput stay.
+// Delay adds d to the time that bytes take, at most 32 KiB at a time.
 func (w *Direction) Delay(d time.Duration) { w.set(func(f *faults) { f.delay = d }) }
 
 // Blackhole sets whether bytes are lost, and with them the end of a connection; connections stay
@@ -50,10 +44,6 @@ func (w *Direction) Throttle(bytesPerSecond int) {
 	w.set(func(f *faults) { f.throttle = bytesPerSecond })
 }
 
-// Split delivers pieces of at most n bytes, 0.1 ms apart; 0 is no limit. A slower reader still gets
-// several at once.
-func (w *Direction) Split(n int) { w.set(func(f *faults) { f.split = n }) }
-
 func (w *Direction) set(change func(*faults)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,29 +59,18 @@ func (w *Direction) current() (faults, <-chan struct{}) {
 	return w.faults, w.changed
 }
 
-// piece returns how many of n bytes are sent at once.
+// piece returns how many of n bytes are sent at once: those of a hundredth of a second.
 func (f faults) piece(n int) int {
-	if f.throttle > 0 {
-		n = min(n, max(1, f.throttle/100)) // a hundredth of a second at a time
+	if f.throttle == 0 {
+		return n
 	}
-	if f.split > 0 {
-		n = min(n, f.split)
-	}
-	return n
+	return min(n, max(1, f.throttle/100))
 }
 
-// free returns when the next piece may be sent, if one of n bytes is sent now and could have been
-// sent at due.
-func (f faults) free(due, now time.Time, n int) time.Time {
-	var next time.Time
-	if f.throttle > 0 {
-		if late := now.Add(-catchUp); due.Before(late) {
-			due = late
-		}
-		next = due.Add(time.Duration(n) * time.Second / time.Duration(f.throttle))
+// pause returns the time between a piece of n bytes and the next one.
+func (f faults) pause(n int) time.Duration {
+	if f.throttle == 0 {
+		return 0
 	}
-	if gap := now.Add(splitGap); f.split > 0 && next.Before(gap) {
-		next = gap
-	}
-	return next
+	return time.Duration(n) * time.Second / time.Duration(f.throttle)
 }

@@ -134,9 +134,6 @@ func (p *Proxy) Throttle(bytesPerSecond int) {
 	p.Down.Throttle(bytesPerSecond)
 }
 
-// Split sets Direction.Split in both directions.
-func (p *Proxy) Split(n int) { p.Up.Split(n); p.Down.Split(n) }
-
 func (p *Proxy) close() {
 	p.Refuse(true)
 	p.Cut(FIN)

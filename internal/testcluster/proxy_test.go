@@ -193,7 +193,6 @@ func changeFaults(p *testcluster.Proxy, stop <-chan struct{}) {
 	defer ticker.Stop()
 	for i := 0; ; i++ {
 		p.Delay(time.Duration(i%3) * time.Millisecond)
-		p.Split([]int{0, 100, 1000}[i%3])
 		p.Throttle([]int{0, 1_000_000}[i%2])
 		p.Stall(i%5 == 0)
 		select {

@@ -1,7 +1,6 @@
 package testcluster
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -14,15 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	readSize  = 32 << 10
-	window    = 128 << 10 // bytes in flight in one direction of a connection
-	long      = 4 << 20   // the same in a direction with delay, where more is in flight at full speed
-	chunkCost = 64        // counted for each chunk, as tiny chunks would be unbounded otherwise
-)
+// readSize is how many bytes a direction of a connection holds at most; the rest waits in the kernel.
+const readSize = 32 << 10
 
 // pair is a client's connection and the connection to the target. Its goroutine (Proxy.serve) owns
-// the four goroutines that move bytes; end stops all of them.
+// the two goroutines that move bytes; end stops both.
 type pair struct {
 	proxy *Proxy
 	fins  atomic.Int32  // directions that have ended without an error
@@ -56,16 +51,14 @@ func (pr *pair) run(target string) {
 	if !pr.add(server) {
 		return
 	}
-	up := &stream{pair: pr, way: pr.proxy.Up, src: client, dst: server, queue: newQueue()}
-	down := &stream{pair: pr, way: pr.proxy.Down, src: server, dst: client, queue: newQueue()}
-	up.back, down.back = down.queue, up.queue
-
+	up := &stream{pair: pr, way: pr.proxy.Up, src: client, dst: server}
+	down := &stream{pair: pr, way: pr.proxy.Down, src: server, dst: client, back: up}
+	up.back = down
 	var moving sync.WaitGroup
-	for _, s := range []*stream{up, down} {
-		moving.Go(s.take)
-		moving.Go(s.give)
-	}
+	moving.Go(up.move)
+	moving.Go(down.move)
 	moving.Wait()
+	<-pr.ctx.Done() // the ends of both directions may be lost
 }
 
 // dials keeps the socket to the target before it is connected, for end.
@@ -115,227 +108,109 @@ func shut(c *net.TCPConn, how Ending) {
 	switch how {
 	case RST:
 		_ = c.SetLinger(0)
-	case FIN:
-		_ = c.CloseWrite() // Close alone would reset if anything is unread
+	case FIN: // Close alone would reset if anything is unread
+		_ = c.CloseWrite()
+		_ = c.SetReadDeadline(time.Now().Add(unreadTime))
+		_, _ = io.Copy(io.Discard, c)
 	}
 	c.Close()
 }
 
-// stream is one direction of a pair: take reads into the queue, and give writes from it.
+// unreadTime bounds how long shut takes what is unread.
+const unreadTime = time.Millisecond
+
+// stream is one direction of a pair.
 type stream struct {
 	pair     *pair
 	way      *Direction
 	src, dst *net.TCPConn
-	queue    *queue
-	back     *queue // the other direction's
+	back     *stream // the other direction
 
-	free  time.Time // owned by give: when the next piece may be sent
-	holed bool      // owned by give: data was lost, so nothing may follow it
+	free time.Time   // owned by move: when the next piece may be sent
+	lost atomic.Bool // data was lost, so nothing may follow it
 }
 
-// chunk is the bytes of one read, or the end of the stream.
-type chunk struct {
-	data []byte
-	last bool
-	how  Ending // if last
-
-	read time.Time
-}
-
-func (s *stream) chunk(data []byte) chunk {
-	return chunk{data: bytes.Clone(data), read: time.Now()}
-}
-
-func (s *stream) take() {
+// move moves bytes until the pair or this direction has ended.
+func (s *stream) move() {
 	buf := make([]byte, readSize)
 	for {
 		n, err := s.src.Read(buf)
-		if n > 0 && !s.queue.push(s.pair.ctx, s.chunk(buf[:n]), s.window()) {
+		read := time.Now()
+		if !s.deliver(buf[:n], read) {
 			return
 		}
 		if err != nil {
-			s.queue.push(s.pair.ctx, s.end(err), window)
+			s.finish(err, read)
 			return
 		}
 	}
 }
 
-func (s *stream) window() int {
-	if f, _ := s.way.current(); f.delay > 0 {
-		return long
+// deliver returns when bytes that were read at a time are delivered or lost. It reports false if the
+// pair has ended.
+func (s *stream) deliver(b []byte, read time.Time) bool {
+	for len(b) > 0 {
+		f, ok := s.await(read, s.free)
+		if !ok || s.lost.Load() {
+			return ok
+		}
+		n := f.piece(len(b))
+		if _, err := s.dst.Write(b[:n]); err != nil {
+			return s.refused()
+		}
+		s.free = time.Now().Add(f.pause(n))
+		b = b[n:]
 	}
-	return window
+	return true
 }
 
-func (s *stream) end(err error) chunk {
-	c := s.chunk(nil)
-	c.last, c.how = true, RST
-	if errors.Is(err, io.EOF) {
-		c.how = FIN
-	}
-	return c
-}
-
-// give delivers until the pair ends. It continues after the end of the stream, since a reset may
-// follow.
-func (s *stream) give() {
-	for {
-		c, ok := s.queue.pop(s.pair.ctx)
-		if !ok || !s.deliver(c) {
-			return
-		}
-	}
-}
-
-// deliver returns when c is delivered or lost. It reports false if the pair has ended.
-func (s *stream) deliver(c chunk) bool {
-	for {
-		f, ok := s.await(c)
-		if !ok {
-			return false
-		}
-		s.holed = s.holed || f.blackhole
-		switch {
-		case s.holed:
-			return true
-		case c.last:
-			s.finish(c.how)
-			return true
-		}
-		n := f.piece(len(c.data))
-		if !s.write(c.data[:n], f) {
-			return true
-		}
-		if c.data = c.data[n:]; len(c.data) == 0 {
-			return true
-		}
-	}
-}
-
-// await returns when c is due, with the faults at that moment. It reports false if the pair has
-// ended.
-func (s *stream) await(c chunk) (faults, bool) {
+// await returns when what was read at a time is due, not before free, with the faults at that moment.
+// It reports false if the pair has ended.
+func (s *stream) await(read, free time.Time) (faults, bool) {
 	for {
 		f, changed := s.way.current()
-		d := time.Until(s.due(c, f))
+		d := max(time.Until(read.Add(f.delay)), time.Until(free))
+		if f.blackhole {
+			s.lost.Store(true)
+		}
 		if s.pair.ctx.Err() != nil {
 			return f, false
 		}
-		if f.blackhole || s.holed || !f.stall && d <= 0 {
+		if s.lost.Load() || !f.stall && d <= 0 {
 			return f, true
 		}
-		var due <-chan time.Time
+		var soon <-chan time.Time
 		if !f.stall {
-			due = time.After(d)
+			soon = time.After(d)
 		}
 		select {
-		case <-due:
+		case <-soon:
 		case <-changed:
 		case <-s.pair.ctx.Done():
 		}
 	}
 }
 
-func (s *stream) due(c chunk, f faults) time.Time {
-	due := c.read.Add(f.delay)
-	if (f.throttle > 0 || f.split > 0) && due.Before(s.free) {
-		return s.free
-	}
-	return due
-}
-
-// write sends a piece. If the receiver has closed, its sender is notified in the other direction,
-// where that may be delayed or lost too.
-func (s *stream) write(b []byte, f faults) bool {
-	s.free = f.free(s.free, time.Now(), len(b))
-	if _, err := s.dst.Write(b); err != nil {
-		s.holed = true
-		s.back.push(s.pair.ctx, s.end(err), window)
-		return false
-	}
-	return true
-}
-
-func (s *stream) finish(how Ending) {
-	if how == RST {
+// refused is called if the receiver has closed. Its sender is notified in the other direction, where
+// that may be delayed or lost too. It reports false if the pair has ended.
+func (s *stream) refused() bool {
+	s.lost.Store(true)
+	if _, ok := s.back.await(time.Now(), time.Time{}); ok && !s.back.lost.Load() {
 		s.pair.end(RST)
-		return
 	}
-	_ = s.dst.CloseWrite() // if it was reset meanwhile, the other direction reports it
-	if s.pair.fins.Add(1) == 2 {
-		s.pair.end(FIN)
-	}
+	return s.pair.ctx.Err() == nil
 }
 
-// queue holds the bytes in flight.
-type queue struct {
-	more, room chan struct{} // hold one token each: check again
-
-	mu     sync.Mutex // protects the fields below
-	chunks []chunk
-	size   int
-}
-
-func newQueue() *queue {
-	return &queue{more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
-}
-
-// push waits until the queue has fewer than limit bytes, except for the last chunk. It reports
-// false if the pair has ended.
-func (q *queue) push(ctx context.Context, c chunk, limit int) bool {
-	for !q.tryPush(c, limit) {
-		select {
-		case <-q.room:
-		case <-ctx.Done():
-			return false
-		}
-	}
-	wake(q.more)
-	return true
-}
-
-func (q *queue) tryPush(c chunk, limit int) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.size >= limit && !c.last {
-		return false
-	}
-	q.chunks = append(q.chunks, c)
-	q.size += len(c.data) + chunkCost
-	return true
-}
-
-// pop waits for a chunk. It reports false if the pair has ended.
-func (q *queue) pop(ctx context.Context) (chunk, bool) {
-	for {
-		if c, ok := q.tryPop(); ok {
-			wake(q.room)
-			return c, true
-		}
-		select {
-		case <-q.more:
-		case <-ctx.Done():
-			return chunk{}, false
-		}
-	}
-}
-
-func (q *queue) tryPop() (chunk, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.chunks) == 0 {
-		return chunk{}, false
-	}
-	c := q.chunks[0]
-	q.chunks[0] = chunk{} // the array is still used by the slice
-	q.chunks = q.chunks[1:]
-	q.size -= len(c.data) + chunkCost
-	return c, true
-}
-
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
+// finish passes on the end of the stream, unless that is lost.
+func (s *stream) finish(err error, read time.Time) {
+	switch _, ok := s.await(read, s.free); {
+	case !ok || s.lost.Load():
+	case !errors.Is(err, io.EOF):
+		s.pair.end(RST)
 	default:
+		_ = s.dst.CloseWrite() // if it was reset meanwhile, the other direction reports it
+		if s.pair.fins.Add(1) == 2 {
+			s.pair.end(FIN)
+		}
 	}
 }
