@@ -185,23 +185,6 @@ func TestClientCloseWhileManyCall(t *testing.T) {
 	})
 }
 
-func TestAWaitThatIsGivenUpLeavesTheConnectionAsItIs(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		c := s.client(t)
-		for i := range 200 {
-			ctx, cancel := context.WithCancel(t.Context())
-			got := make(chan error, 1)
-			go func() { _, err := c.Wait(ctx, "never"); got <- err }()
-			if i%2 == 0 {
-				works(t, c)
-			}
-			cancel()
-			require.ErrorIs(t, <-got, context.Canceled)
-		}
-		works(t, c)
-	})
-}
-
 func TestAReplyThatDoesNotParseEndsTheConnection(t *testing.T) {
 	addr := otherService(t, func(c net.Conn) {
 		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))

@@ -21,36 +21,6 @@ import (
 // its own store.
 func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: testcluster.Scratch(t)} }
 
-func TestBackupAndRestore(t *testing.T) {
-	t.Parallel()
-	ctx := bounded(t)
-	s := store.New(onDisk(t))
-	defer func() { _ = s.Close() }()
-	for i := range 3000 {
-		require.NoError(t, s.Set(ctx, fmt.Sprint("key ", i), bytes.Repeat([]byte("v"), i), nil))
-	}
-	file := filepath.Join(t.TempDir(), "backup")
-	f, err := os.Create(file)
-	require.NoError(t, err)
-	_, err = s.Backup(ctx, f)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-	require.NoError(t, s.Set(ctx, "later", nil, nil))
-
-	dir := filepath.Join(t.TempDir(), "restored")
-	require.NoError(t, store.Restore(file, dir))
-	require.ErrorIs(t, store.Restore(file, dir), os.ErrExist)
-	back := store.New(&store.Memory{Dir: dir})
-	defer func() { _ = back.Close() }()
-	n := 0
-	for e, err := range back.List(ctx, "") {
-		require.NoError(t, err)
-		require.NotEqual(t, "later", e.Key)
-		n++
-	}
-	require.Equal(t, 3000, n)
-}
-
 // TestBackupBelowAPrefix checks that a backup requires the right to the whole store, since it
 // contains the whole store.
 func TestBackupBelowAPrefix(t *testing.T) {

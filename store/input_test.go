@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"bytes"
 	"encoding/binary"
 	"io"
 	"iter"
@@ -9,8 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"testing"
-	"testing/iotest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -136,18 +133,6 @@ func last[T any](all iter.Seq2[T, error]) (err error) {
 	return err
 }
 
-func TestTruncatedFrameThenEnd(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		c := s.greeted(t)
-		whole := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, Key: "torn", Value: make([]byte, 100)})
-		send(t, c, whole[:50])
-		require.NoError(t, c.Close())
-		s.Says(t, "connection ended")
-		_, err := s.client(t).Get(bounded(t), "torn")
-		require.ErrorIs(t, err, store.ErrNotFound)
-	})
-}
-
 func TestWrongVersionGetsTheSupportedOne(t *testing.T) {
 	c := serve(t, new(store.Server), tcp).raw(t)
 	send(t, c, otherVersion(7))
@@ -156,19 +141,6 @@ func TestWrongVersionGetsTheSupportedOne(t *testing.T) {
 	require.Equal(t, wire.CodeUnsupported, rep.Code)
 	require.Equal(t, "this server speaks version 1 of the protocol", rep.Detail)
 	closed(t, c)
-}
-
-func TestHalfAHandshakeEnds(t *testing.T) {
-	for _, w := range []wires{tcp, pipes} {
-		s := serve(t, &store.Server{Limits: store.ServerLimits{Handshake: 20 * time.Millisecond}}, w)
-		for _, n := range []int{1, len(wire.Preface), len(wire.Preface) + 10} {
-			c := s.raw(t)
-			send(t, c, greeting()[:n])
-			closed(t, c)
-		}
-		s.Says(t, "handshake: ")
-		works(t, s.client(t))
-	}
 }
 
 func TestALengthAloneCostsNothing(t *testing.T) {
@@ -191,23 +163,6 @@ func heap() int64 {
 	runtime.GC()
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
-}
-
-func TestRequestsByteByByte(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		c := s.raw(t)
-		b := greeting()
-		for i := range 3 {
-			b = wire.AppendRequest(b, &wire.Request{Op: wire.OpAdd, ID: uint64(i), Key: "n", Delta: 1})
-		}
-		go func() { _, _ = io.Copy(c, iotest.OneByteReader(bytes.NewReader(b))) }()
-		for range 4 {
-			receive(t, c)
-		}
-		n, err := s.client(t).Add(bounded(t), "n", 0)
-		require.NoError(t, err)
-		require.EqualValues(t, 3, n)
-	})
 }
 
 func TestManyRequestsRightBehindTheHello(t *testing.T) {

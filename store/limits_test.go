@@ -38,7 +38,7 @@ func TestTooManyConnections(t *testing.T) { // not parallel: it counts goroutine
 			a, b := s.as(t, o), s.as(t, o)
 			before := runtime.NumGoroutine()
 			var refused []net.Conn
-			for range 500 { // each refusal runs in a goroutine for a second at most
+			for range 200 { // each refusal runs in a goroutine for a second at most
 				refused = append(refused, s.raw(t))
 			}
 			for _, c := range refused {
@@ -110,6 +110,7 @@ func TestUnfinishedHandshakesBlockNoPeer(t *testing.T) {
 		"connections": {store.ServerLimits{Conns: 4, Handshake: 3 * time.Second / 2}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			srv := &store.Server{Limits: tc.limits}
 			var files *store.TLSFiles
 			if tc.tls {
@@ -153,27 +154,51 @@ func TestABurstOfHandshakesGetsThrough(t *testing.T) {
 	require.NotContains(t, s.String(), "handshake dropped")
 }
 
-func TestHalfATLSHandshakeEnds(t *testing.T) {
+// TestHalfAHandshakeEnds checks that a peer that stops at any point of the handshake is disconnected when
+// the time for it has passed.
+func TestHalfAHandshakeEnds(t *testing.T) {
+	t.Parallel()
 	f := newTLSFiles(t)
-	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{Handshake: 100 * time.Millisecond}}, tcp)
-	hello := s.raw(t)
-	send(t, hello, []byte{0x16, 3, 1, 2, 0})
-	closed(t, s.raw(t))
-	closed(t, hello)
-	shaken := tls.Client(s.raw(t), &tls.Config{InsecureSkipVerify: true})
-	require.NoError(t, shaken.Handshake())
-	closed(t, shaken) // it sends no hello
-	s.Says(t, "TLS handshake: ")
-	s.Says(t, "err=\"handshake: ")
-}
-
-func TestASecretThatIsNotProvedInTime(t *testing.T) {
-	s := serve(t, &store.Server{Access: []store.Access{all("s")}, Limits: store.ServerLimits{Handshake: 100 * time.Millisecond}}, tcp)
-	c := s.raw(t)
-	send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}))
-	require.Equal(t, wire.OpProof, receive(t, c).Op)
-	closed(t, c)
-	s.Says(t, "handshake: ")
+	sends := func(n int) func(t *testing.T, c net.Conn) net.Conn {
+		return func(t *testing.T, c net.Conn) net.Conn {
+			send(t, c, greeting()[:n])
+			return c
+		}
+	}
+	for name, tc := range map[string]struct {
+		srv   *store.Server
+		wires wires
+		begin func(t *testing.T, c net.Conn) net.Conn
+		says  string
+	}{
+		"a byte":                {new(store.Server), tcp, sends(1), "handshake: "},
+		"a byte over pipes":     {new(store.Server), pipes, sends(1), "handshake: "},
+		"the preface":           {new(store.Server), tcp, sends(len(wire.Preface)), "handshake: "},
+		"half a hello":          {new(store.Server), tcp, sends(len(wire.Preface) + 10), "handshake: "},
+		"half a hello, by pipe": {new(store.Server), pipes, sends(len(wire.Preface) + 10), "handshake: "},
+		"half a TLS hello": {&store.Server{TLS: serverTLS(t, f.server())}, tcp, func(t *testing.T, c net.Conn) net.Conn {
+			send(t, c, []byte{0x16, 3, 1, 2, 0})
+			return c
+		}, "TLS handshake: "},
+		"TLS and no hello": {&store.Server{TLS: serverTLS(t, f.server())}, tcp, func(t *testing.T, c net.Conn) net.Conn {
+			shaken := tls.Client(c, &tls.Config{InsecureSkipVerify: true})
+			require.NoError(t, shaken.Handshake())
+			return shaken
+		}, "err=\"handshake: "},
+		"no proof": {&store.Server{Access: []store.Access{all("s")}}, tcp, func(t *testing.T, c net.Conn) net.Conn {
+			send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}))
+			require.Equal(t, wire.OpProof, receive(t, c).Op)
+			return c
+		}, "handshake: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.srv.Limits.Handshake = 100 * time.Millisecond
+			s := serve(t, tc.srv, tc.wires)
+			closed(t, tc.begin(t, s.raw(t)))
+			s.Says(t, tc.says)
+		})
+	}
 }
 
 // TestDeleteManyKeys checks that Delete takes more keys, and more bytes of keys, than a request may have.

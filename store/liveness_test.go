@@ -138,14 +138,14 @@ func TestLongRequestKeepsItsConnection(t *testing.T) {
 		// silent.
 		return c, c.(*net.TCPConn).SetWriteBuffer(64 << 10)
 	}
-	c, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 4 * time.Second, Dial: small})
+	c, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 2 * time.Second, Dial: small})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	proxy.Up.Throttle(5 << 19)
+	proxy.Up.Throttle(5 << 20)
 	conn := store.ConnOf(c.Engine())
 	start := time.Now()
 	require.NoError(t, c.Set(bounded(t), "k", make([]byte, 15<<20), nil))
-	require.Greater(t, time.Since(start), 5*time.Second)
+	require.Greater(t, time.Since(start), 5*time.Second/2)
 	require.Same(t, conn, store.ConnOf(c.Engine()), "it has not connected again")
 }
 
@@ -164,26 +164,6 @@ func TestIdlePeersAreNotLost(t *testing.T) {
 		require.NoError(t, g.barrier(bounded(t), 1, 1))
 		require.NoError(t, <-waiting)
 	})
-}
-
-// TestPauseOfSecondsFailsNoPeer checks that the default liveness timeout permits a rank that others
-// wait for to be silent for seconds, as healthy ranks are on a busy host.
-func TestPauseOfSecondsFailsNoPeer(t *testing.T) {
-	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
-	b, proxy := s.through(t)
-	g := join(t, s.client(t), b)
-	waiting := make(chan error, 1)
-	go func() { waiting <- g.barrier(bounded(t), 0, 1) }()
-	proxy.Stall(true)
-	select {
-	case err := <-waiting:
-		t.Fatalf("lost: %v", err)
-	case <-time.After(2500 * time.Millisecond):
-	}
-	proxy.Stall(false)
-	require.NoError(t, g.barrier(bounded(t), 1, 1))
-	require.NoError(t, <-waiting)
 }
 
 // rank0 joins a group as rank 0 with a; rank 1 is a child process, whose argument is to.

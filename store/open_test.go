@@ -54,6 +54,15 @@ func TestOpenByURL(t *testing.T) {
 	_, err := plain.client(t).Get(bounded(t), "jobs/works")
 	require.NoError(t, err, "the path is a prefix")
 
+	for _, rawurl := range []string{"mem:", "mem://", "mem:///jobs/1", "muster://" + plain.addr + "/"} {
+		c, err := store.Open(bounded(t), rawurl)
+		require.NoError(t, err, rawurl)
+		works(t, c)
+		require.NoError(t, c.Close())
+		_, err = c.Get(bounded(t), "works")
+		require.ErrorIs(t, err, store.ErrClosed, rawurl)
+	}
+
 	// The options set what the URL does not.
 	c, err := store.DialURL(bounded(t), "muster://"+both.addr, &store.DialOptions{Secret: secretOf("s"), TLS: f.anonymous().Client})
 	require.NoError(t, err)
@@ -79,6 +88,8 @@ func TestOpenRefusesURLs(t *testing.T) {
 		"muster://user:password@h:1":         "no users are supported: use ?secret-file=FILE",
 		"muster://h:1#top":                   "#fragment",
 		"muster://h":                         "missing port",
+		"muster:///p":                        "missing port",
+		"muster://h:0":                       "port",
 		"http://h:1":                         "muster://",
 		"http://user:password@h:1":           "muster://",
 		"muster://user:password@h:1/%zz":     "muster://",

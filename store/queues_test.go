@@ -63,44 +63,6 @@ func TestPopThatIsCancelled(t *testing.T) {
 	require.Zero(t, m.Keys())
 }
 
-// mortal is an engine that carries out some requests and then no more, as if its process had been
-// killed.
-type mortal struct {
-	store.Engine
-	left int
-}
-
-func (e *mortal) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if e.left--; e.left < 0 {
-		return store.ErrClosed
-	}
-	return e.Engine.Do(ctx, req, rep)
-}
-
-// TestAQueueOutlivesItsClients checks that a client that is killed in the middle of a Push or a Pop
-// leaves nothing behind: the values in the queue can be popped, and then the store is empty.
-func TestAQueueOutlivesItsClients(t *testing.T) {
-	for requests := range 6 {
-		m := new(store.Memory)
-		s, ctx := store.New(m), bounded(t)
-		require.NoError(t, s.Push(ctx, "q", []byte("0")))
-		dying := store.New(&mortal{m, requests})
-		for _, v := range []string{"1", "2"} {
-			_ = dying.Push(ctx, "q", []byte(v))
-			_, _, _ = dying.TryPop(ctx, "q")
-		}
-		n, err := s.QueueLen(ctx, "q")
-		require.NoError(t, err)
-		for ; n > 0; n-- {
-			_, there, err := s.TryPop(ctx, "q")
-			require.NoError(t, err)
-			require.Equal(t, n, there, "after %d requests", requests)
-		}
-		require.Zero(t, m.Keys(), "after %d requests", requests)
-		require.NoError(t, m.Close())
-	}
-}
-
 // TestLargeAnswersOfIdleSessions checks that the recorded replies of sessions that are idle do not
 // count against the memory that other sessions may use.
 func TestLargeAnswersOfIdleSessions(t *testing.T) {

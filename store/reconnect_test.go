@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,63 +16,6 @@ import (
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
-
-// TestCutsInLargeFrames cuts connections in the middle of frames, in both directions, a hundred
-// times.
-func TestCutsInLargeFrames(t *testing.T) {
-	const clients, each, cuts, most = 5, 10, 100, 5 * time.Second
-	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
-	proxy := testcluster.NewProxy(t, s.addr)
-	ctx := bounded(t)
-	var over atomic.Bool
-	var calls atomic.Int64
-	var calling sync.WaitGroup
-	for c := range clients {
-		client := dial(t, proxy.Addr())
-		for i := range each {
-			key := fmt.Sprint("own ", c, i)
-			calling.Go(func() {
-				for n := 0; !over.Load(); n++ {
-					if err := largeRound(ctx, client, key, n); err != nil {
-						t.Errorf("%s, round %d: %v", key, n, err)
-						return
-					}
-					calls.Add(1)
-				}
-			})
-		}
-	}
-	start, cut := time.Now(), 0
-	for ; cut < cuts && time.Since(start) < most; cut++ {
-		for before := calls.Load(); calls.Load() < before+3 && !t.Failed() && ctx.Err() == nil; {
-			// The cut hits a random point of the transfer.
-			<-time.After(time.Duration(rand.IntN(3000)) * time.Microsecond)
-		}
-		proxy.Cut(testcluster.Ending(cut % 2))
-	}
-	over.Store(true)
-	calling.Wait()
-	t.Logf("%d cuts, %d rounds in %v", cut, calls.Load(), time.Since(start))
-	n, err := s.client(t).Add(ctx, "rounds", 0)
-	require.NoError(t, err)
-	require.Equal(t, calls.Load(), n)
-}
-
-func largeRound(ctx context.Context, s *store.Store, key string, n int) error {
-	value := bytes.Repeat(fmt.Appendf(nil, "%s %d ", key, n), 4000+n%7*1000)
-	if err := s.Set(ctx, key, value, nil); err != nil {
-		return err
-	}
-	got, err := s.Get(ctx, key)
-	if err != nil {
-		return err
-	}
-	if !bytes.Equal(got, value) {
-		return fmt.Errorf("another value: %d bytes, not %d", len(got), len(value))
-	}
-	_, err = s.Add(ctx, "rounds", 1)
-	return err
-}
 
 // inFlight starts n adds whose replies are held back, and returns when the store behind direct has
 // carried them out.
@@ -197,27 +138,6 @@ func TestRestartedServer(t *testing.T) {
 	}
 	g = join(t, c, s.client(t))
 	g.goesOn(t, 1)
-}
-
-func TestSessionResumedTooLate(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 50 * time.Millisecond}}, tcp)
-	c, proxy := s.through(t)
-	direct := s.client(t)
-	g := join(t, direct, c)
-	adds := inFlight(t, c, direct, proxy, 5)
-	proxy.Up.Stall(true)
-	proxy.Cut(testcluster.RST) // the client reconnects, and its hello waits
-	lost(t, direct.Follow(bounded(t), wire.Contribution{Generation: g.gen}))
-	proxy.Stall(false)
-	for range 5 {
-		err := <-adds
-		require.ErrorIs(t, err, store.ErrUnknown)
-		require.ErrorContains(t, err, "was not resumed in time")
-	}
-	n, err := c.Add(bounded(t), "n", 1)
-	require.NoError(t, err)
-	require.EqualValues(t, 6, n)
-	require.ErrorIs(t, g.barrier(bounded(t), 1, 1), store.ErrUnavailable)
 }
 
 // TestContextThatEndsWithoutAConnection checks that the error of a call whose context ends while

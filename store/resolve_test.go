@@ -25,27 +25,6 @@ func durableService(t *testing.T) *service {
 	}, tcp)
 }
 
-// TestResolve checks that the address is resolved for each connection, and that the session is
-// resumed at the new address.
-func TestResolve(t *testing.T) {
-	s := durableService(t)
-	ways := []*testcluster.Proxy{testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)}
-	var way, asked atomic.Int64
-	c, err := store.Dial(bounded(t), "by.name:1", &store.DialOptions{Resolve: func(context.Context) (string, error) {
-		asked.Add(1)
-		return ways[way.Load()].Addr(), nil
-	}})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	p := join(t, dial(t, s.addr), c)
-	p.goesOn(t, 1)
-	way.Store(1)
-	ways[0].Cut(testcluster.RST)
-	p.goesOn(t, 2)
-	require.Equal(t, 1, ways[1].Conns())
-	require.GreaterOrEqual(t, asked.Load(), int64(2))
-}
-
 // TestMoved checks that a client leaves a connection on which nothing arrives as soon as it is
 // notified that the store has moved, even while it is idle.
 func TestMoved(t *testing.T) {

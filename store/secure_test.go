@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -57,7 +56,7 @@ func TestWaysIn(t *testing.T) {
 	f := newTLSFiles(t)
 	required := f.server()
 	required.RequireClient = true
-	for _, e := range slices.Concat(engines, durables) {
+	for _, e := range engines {
 		for name, way := range map[string]struct {
 			server serverSecurity
 			secret []byte
@@ -347,7 +346,7 @@ func asks(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
 
 func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 	t.Parallel()
-	for _, e := range slices.Concat(engines, durables) {
+	for _, e := range engines {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: []store.Access{all("s")}}, e.wires)
 			set := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "in", Value: []byte{}})
@@ -376,32 +375,6 @@ var parts = []store.Access{
 	{Secret: secretOf("p"), Prefix: "cfg/"},
 	{Secret: secretOf("q"), Prefix: "jobs/"},
 	{Secret: secretOf("r"), Write: true},
-}
-
-// TestRightsOfAPeer checks that calls that are denied use their numbers, and do not disturb those that
-// are carried out at the same time.
-func TestRightsOfAPeer(t *testing.T) {
-	for _, e := range slices.Concat(engines, durables) {
-		t.Run(e.name, func(t *testing.T) {
-			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts}, e.wires)
-			writer, ctx := s.as(t, s.knowing(secretOf("p"), nil)), bounded(t)
-			together(t, 32, func() error {
-				for range 20 {
-					err := writer.Set(ctx, "k", nil, nil)
-					if !errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrUnknown) {
-						return fmt.Errorf("want denied: %w", err)
-					}
-					if _, err := writer.Add(ctx, "jobs/a/n", 1); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			n, err := writer.Add(ctx, "jobs/a/n", 0)
-			require.NoError(t, err)
-			require.EqualValues(t, 32*20, n)
-		})
-	}
 }
 
 func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {

@@ -11,30 +11,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
-
-// stacksServer serves srv, and returns its address and its log.
-func stacksServer(t *testing.T, srv *store.Server) (addr string, log *testcluster.Log) {
-	t.Helper()
-	log = new(testcluster.Log)
-	srv.Logger = log.Logger()
-	return testcluster.Serve(t, srv), log
-}
-
-func dialAs(t *testing.T, addr string, secret []byte) *store.Store {
-	t.Helper()
-	return testcluster.Dial(t, addr, &store.DialOptions{Secret: secret})
-}
 
 // stuckHere is a function that the stacks of this process show.
 func stuckHere(stop chan struct{}) { <-stop }
 
 func TestStacks(t *testing.T) {
-	addr, log := stacksServer(t, &store.Server{Stacks: true})
-	a, b := dialAs(t, addr, nil), dialAs(t, addr, nil)
+	s := serve(t, &store.Server{Stacks: true}, tcp)
+	a, b := s.client(t), s.client(t)
 	p := join(t, a, b)
 	for range 3 { // the client that is asked has no call, or one
 		text, err := a.Stacks(bounded(t), p.gen, 1)
@@ -42,8 +28,8 @@ func TestStacks(t *testing.T) {
 		require.Regexp(t, `^goroutine 1 \[[^\n]+\n(?s:.*)main\.main`, text)
 		require.LessOrEqual(t, len(text), 64<<10)
 	}
-	require.Contains(t, log.String(), `msg="stacks requested"`)
-	require.Contains(t, log.String(), `rank 1 of group \"g\"`)
+	require.Contains(t, s.String(), `msg="stacks requested"`)
+	require.Contains(t, s.String(), `rank 1 of group \"g\"`)
 	for _, req := range []wire.Request{{Rev: p.gen, Delta: 2}, {Rev: p.gen, Delta: -1}, {Rev: p.gen + 1}} {
 		_, err := a.Stacks(bounded(t), req.Rev, int(req.Delta))
 		require.ErrorIs(t, err, store.ErrNotFound)
@@ -84,31 +70,11 @@ func TestStacksOfManyGoroutines(t *testing.T) {
 	require.NotRegexp(t, `\(0x|\+0x`, text)
 }
 
-// TestStacksOfManyCallers checks that several callers get an answer each, even if they ask for the
-// same rank.
-func TestStacksOfManyCallers(t *testing.T) {
-	addr, _ := stacksServer(t, &store.Server{Stacks: true})
-	p := join(t, dialAs(t, addr, nil), dialAs(t, addr, nil))
-	var asked sync.WaitGroup
-	for range 8 {
-		s := dialAs(t, addr, nil)
-		for rank := range 2 {
-			asked.Go(func() {
-				text, err := s.Stacks(bounded(t), p.gen, rank)
-				if err != nil || !strings.Contains(text, "goroutine ") {
-					t.Error(rank, err)
-				}
-			})
-		}
-	}
-	asked.Wait()
-}
-
 func TestStacksWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
-	addr, _ := stacksServer(t, &store.Server{Stacks: true})
-	proxy := testcluster.NewProxy(t, addr)
-	a, b := dialAs(t, addr, nil), dialAs(t, proxy.Addr(), nil)
+	s := serve(t, &store.Server{Stacks: true}, tcp)
+	a := s.client(t)
+	b, proxy := s.through(t)
 	p := join(t, a, b)
 	proxy.Blackhole(true)
 	_, err := a.Stacks(bounded(t), p.gen, 1)
@@ -121,11 +87,11 @@ func TestStacksWithoutAnAnswer(t *testing.T) {
 // 64: the next one is refused at once, and later ones are carried out.
 func TestTooManyStacksAtOnce(t *testing.T) {
 	s := serve(t, &store.Server{Stacks: true}, tcp)
-	proxy := testcluster.NewProxy(t, s.addr)
-	p := join(t, s.client(t), dial(t, proxy.Addr()))
-	proxy.Blackhole(true)
+	asked := s.greeted(t) // a rank that answers when the test does
+	send(t, asked, wire.AppendRequest(nil, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Size: 1}}))
+	_, formed := receiveReply(t, asked)
 	ask := func(b []byte, id uint64) []byte {
-		return wire.AppendRequest(b, &wire.Request{Op: wire.OpStacks, ID: id, Rev: p.gen, Delta: 1})
+		return wire.AppendRequest(b, &wire.Request{Op: wire.OpStacks, ID: id, Rev: formed.Rev})
 	}
 	var all []byte // in one write, so that none ends before the last is read
 	for id := range uint64(17) {
@@ -145,20 +111,27 @@ func TestTooManyStacksAtOnce(t *testing.T) {
 	_, rep := receiveReply(t, conns[4])
 	require.Equal(t, wire.CodeFull, rep.Code)
 	require.Equal(t, "64 processes are asked for their stacks already", rep.Detail)
-	proxy.Blackhole(false)
+	answer := wire.AppendRequest(nil, &wire.Request{Op: wire.OpStacks, Value: []byte("text")})
+	send(t, asked, answer)
 	for range 16 {
-		require.NotEqual(t, wire.CodeFull, receive(t, conns[0]).Code)
+		_, rep := receiveReply(t, conns[0])
+		require.Equal(t, "text", string(rep.Value))
 	}
 	send(t, conns[0], ask(nil, 18))
-	require.NotEqual(t, wire.CodeFull, receive(t, conns[0]).Code)
+	for range 64 + 1 { // the questions
+		require.Equal(t, wire.OpStacks, receive(t, asked).Op)
+	}
+	send(t, asked, answer)
+	require.Equal(t, wire.CodeOK, receive(t, conns[0]).Code)
 }
 
 func TestStacksNeedARight(t *testing.T) {
-	addr, log := stacksServer(t, &store.Server{Access: []store.Access{
+	srv := serve(t, &store.Server{Access: []store.Access{
 		{Secret: secretOf("a"), Write: true}, {Secret: secretOf("b"), Prefix: "g", Stacks: true}, {Secret: secretOf("c"), Prefix: "x/", Write: true, Stacks: true},
-	}})
-	all, debug, other := dialAs(t, addr, secretOf("a")), dialAs(t, addr, secretOf("b")), dialAs(t, addr, secretOf("c"))
-	p := join(t, all, dialAs(t, addr, secretOf("a")))
+	}}, tcp)
+	as := func(letter string) *store.Store { return srv.as(t, srv.knowing(secretOf(letter), nil)) }
+	all, debug, other := as("a"), as("b"), as("c")
+	p := join(t, all, as("a"))
 	text, err := debug.Stacks(bounded(t), p.gen, 1)
 	require.NoError(t, err)
 	require.Contains(t, text, "goroutine ")
@@ -168,10 +141,10 @@ func TestStacksNeedARight(t *testing.T) {
 		_, err = s.Stacks(bounded(t), p.gen+7, 1)
 		require.ErrorIs(t, err, store.ErrDenied, "it does not show which groups there are")
 	}
-	require.Contains(t, log.String(), "no right to see stacks")
-	off, _ := stacksServer(t, new(store.Server))
-	s := dialAs(t, off, nil)
-	q := join(t, s, dialAs(t, off, nil))
+	require.Contains(t, srv.String(), "no right to see stacks")
+	off := serve(t, new(store.Server), tcp)
+	s := off.client(t)
+	q := join(t, s, off.client(t))
 	_, err = s.Stacks(bounded(t), q.gen, 1)
 	require.ErrorIs(t, err, store.ErrDenied)
 	require.ErrorContains(t, err, "--stacks")
@@ -180,11 +153,8 @@ func TestStacksNeedARight(t *testing.T) {
 // TestStacksThroughARelay checks that a rank behind a relay answers, and that a peer of the relay may
 // not ask: the relay's rights are not its own.
 func TestStacksThroughARelay(t *testing.T) {
-	addr, _ := stacksServer(t, &store.Server{Stacks: true})
-	relay, err := store.NewRelay(bounded(t), "muster://"+addr, nil)
-	require.NoError(t, err)
-	near, _ := stacksServer(t, &store.Server{Engine: relay, Stacks: true})
-	a, b := dialAs(t, addr, nil), dialAs(t, near, nil)
+	s := serve(t, &store.Server{Stacks: true}, tcp)
+	a, b := s.client(t), relay(t, s.addr, &store.Server{Stacks: true}, tcp).client(t)
 	p := join(t, a, b)
 	text, err := a.Stacks(bounded(t), p.gen, 1)
 	require.NoError(t, err)

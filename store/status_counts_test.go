@@ -71,18 +71,6 @@ func firstCounts(t *testing.T, m *store.Memory) *store.ServerStatus {
 	return s.Server
 }
 
-func TestStatusCountsPeersThatDoNotRead(t *testing.T) {
-	m := new(store.Memory)
-	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{InFlight: 1 << 20}}, tcp)
-	slow := s.greeted(t)
-	for i := range 100 {
-		send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpWait, ID: uint64(i + 1), Keys: []string{"large"}}))
-	}
-	counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == 100 })
-	require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
-	counts(t, m, func(n *store.ServerStatus) bool { return n.Dropped == 1 && n.Conns == 1 })
-}
-
 func TestStatusCountsWatches(t *testing.T) {
 	m := &store.Memory{Limits: store.Limits{History: 3}}
 	s := store.New(m)
@@ -125,17 +113,4 @@ func sum(buckets []wire.Bucket) (n int64) {
 		n += b.Count
 	}
 	return n
-}
-
-// BenchmarkMeter measures the cost of the counters per request that comes alone, with and without a
-// reader of the status. Requests of one batch share one measurement of the time per batch.
-func BenchmarkMeter(b *testing.B) {
-	for name, looked := range map[string]bool{"off": false, "looked at": true} {
-		b.Run(name, func(b *testing.B) {
-			count := store.Metered(looked)
-			for b.Loop() {
-				count()
-			}
-		})
-	}
 }

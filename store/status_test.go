@@ -2,8 +2,6 @@ package store_test
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"math"
 	"net"
 	"testing"
@@ -11,26 +9,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
-// serving serves a new Memory on TCP with srv, and returns the Memory and the address.
-func serving(t *testing.T, srv *store.Server) (m *store.Memory, addr string) {
-	m = new(store.Memory)
-	srv.Engine = m
-	return m, testcluster.Serve(t, srv)
-}
-
-func dialed(t *testing.T, addr string, o *store.DialOptions) *store.Store {
-	return testcluster.Dial(t, addr, o)
-}
-
 // TestStatusOfTheServer checks the counters and sizes of the store as a whole.
 func TestStatusOfTheServer(t *testing.T) {
-	m, addr := serving(t, new(store.Server))
-	s := dialed(t, addr, nil)
+	m := new(store.Memory)
+	s := serve(t, &store.Server{Engine: m}, tcp).client(t)
 	ctx := t.Context()
 	before, err := s.Status(ctx, "")
 	require.NoError(t, err)
@@ -63,19 +49,11 @@ func TestStatusOfTheServer(t *testing.T) {
 	}
 }
 
-func TestStatusOfADurableStore(t *testing.T) {
-	m := &store.Memory{Dir: t.TempDir()}
-	defer m.Close()
-	s, err := store.New(m).Status(t.Context(), "")
-	require.NoError(t, err)
-	require.True(t, s.Server.Durable)
-}
-
 // TestStatusLastSeen checks that LastSeen grows for a rank that sends nothing, and is
 // always zero for a rank in the process of the store.
 func TestStatusLastSeen(t *testing.T) {
-	m, addr := serving(t, new(store.Server))
-	here, there := store.New(m), dialed(t, addr, nil)
+	m := new(store.Memory)
+	here, there := store.New(m), serve(t, &store.Server{Engine: m}, tcp).client(t)
 	join := func(s *store.Store, rank int) <-chan error {
 		done := make(chan error, 1)
 		go func() {
@@ -97,28 +75,6 @@ func TestStatusLastSeen(t *testing.T) {
 	_, err := there.Revision(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, ranks()[1].LastSeen)
-}
-
-// TestStatusTakesTheRightToRead checks that Status requires the right to read the prefix.
-func TestStatusTakesTheRightToRead(t *testing.T) {
-	_, addr := serving(t, &store.Server{Access: []store.Access{{Secret: secretOf("all"), Write: true}, {Secret: secretOf("some"), Prefix: "jobs/a/"}}})
-	all := dialed(t, addr, &store.DialOptions{Secret: secretOf("all")})
-	some := dialed(t, addr, &store.DialOptions{Secret: secretOf("some")})
-	for _, name := range []string{"jobs/a/x", "jobs/b/x"} {
-		_, err := all.Join(t.Context(), wire.Contribution{Group: name, Size: 1}, nil)
-		require.NoError(t, err)
-	}
-	for _, prefix := range []string{"", "jobs/", "jobs/b/"} {
-		_, err := some.Status(t.Context(), prefix)
-		require.ErrorIs(t, err, store.ErrDenied)
-	}
-	s, err := some.Status(t.Context(), "jobs/a/")
-	require.NoError(t, err)
-	require.Len(t, s.Groups, 1)
-	require.Nil(t, s.Server)
-	s, err = all.Status(t.Context(), "")
-	require.NoError(t, err)
-	require.Len(t, s.Groups, 2)
 }
 
 // answering is an Engine that returns the same page for any request.
@@ -186,31 +142,8 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
-	s := store.New(new(store.Memory))
-	defer s.Close()
-	ctx := t.Context()
-	for i := range 5 {
-		require.NoError(t, s.Set(ctx, fmt.Sprintf("a/%d", i), []byte("secret"), &store.SetOptions{TTL: time.Hour}))
-	}
-	require.NoError(t, s.Set(ctx, "b", nil, nil))
-	first, more, err := s.Names(ctx, "a/", "", 3)
-	require.NoError(t, err)
-	require.True(t, more)
-	require.Len(t, first, 3)
-	require.Equal(t, "a/0", first[0].Key)
-	require.Nil(t, first[0].Value)
-	require.InDelta(t, time.Hour, first[0].TTL, float64(time.Minute))
-	rest, more, err := s.Names(ctx, "a/", first[2].Key, 3)
-	require.NoError(t, err)
-	require.False(t, more)
-	require.Len(t, rest, 2)
-	_, _, err = store.New(answering{wire.Reply{Code: wire.CodeDenied}}).Names(ctx, "", "", 0)
-	require.ErrorIs(t, err, store.ErrDenied)
-}
-
-// TestReadOnly checks that a read-only store refuses all changes, a counted read included, and that
-// its Close leaves the store open.
+// TestReadOnly checks that a read-only store refuses a counted read, and that its Close leaves the store
+// open. TestRights checks all operations.
 func TestReadOnly(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -222,13 +155,6 @@ func TestReadOnly(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "v", string(v))
 	_, err = r.Get(ctx, "once")
-	require.ErrorIs(t, err, store.ErrDenied)
-	require.ErrorIs(t, r.Set(ctx, "k", nil, nil), store.ErrDenied)
-	_, err = r.Delete(ctx, "k")
-	require.ErrorIs(t, err, store.ErrDenied)
-	_, err = r.Join(ctx, wire.Contribution{Group: "g", Size: 1}, nil)
-	require.ErrorIs(t, err, store.ErrDenied)
-	_, err = r.Backup(ctx, io.Discard)
 	require.ErrorIs(t, err, store.ErrDenied)
 	require.NoError(t, r.Close())
 	v, err = s.Get(ctx, "once")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -166,14 +167,14 @@ func givenUpBreaks(s *storm) {
 }
 
 // orderBreaks checks that a set that was given up does not overtake the next one. Each key has one
-// writer, which knows the value.
+// writer, which knows the value. Values are larger than any buffer: connections break within a frame.
 func orderBreaks(s *storm) {
 	s.callers(func(c *store.Store, caller, n int) error {
 		key := fmt.Sprint("own ", caller)
 		ctx, cancel := context.WithTimeout(bounded(s.t), time.Duration((caller+n)%5)*100*time.Microsecond)
 		defer cancel()
 		_ = c.Set(ctx, key, []byte("given up, perhaps"), nil)
-		return setAndGet(bounded(s.t), c, key, fmt.Sprint(n))
+		return setAndGet(bounded(s.t), c, key, strings.Repeat(fmt.Sprint(n, " "), 20_000))
 	})
 }
 

@@ -62,7 +62,7 @@ func TestABrokenTLSHandshakeIsTriedAgain(t *testing.T) {
 	held, err := c.Lease(bounded(t), time.Minute)
 	require.NoError(t, err)
 	for name, which := range map[string]*atomic.Int32{"up": &up, "down": &down} {
-		for at := int32(0); at < 2000; at += 41 {
+		for at := int32(0); at < 2000; at += 97 {
 			which.Store(at)
 			_ = last.Load().Close()
 			require.NoError(t, c.Set(bounded(t), "k", nil, &store.SetOptions{Lease: held}), "byte %d %s", at, name)

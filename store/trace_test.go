@@ -12,9 +12,9 @@ import (
 )
 
 func TestTraceOfAClient(t *testing.T) {
-	_, addr := serving(t, new(store.Server))
+	srv := serve(t, new(store.Server), tcp)
 	sink := new(testcluster.Events)
-	s := dialed(t, addr, &store.DialOptions{Trace: sink})
+	s := srv.as(t, &store.DialOptions{Dial: srv.dial, Trace: sink})
 	ctx := t.Context()
 	require.NoError(t, s.Set(ctx, "k", []byte("12345"), nil))
 	_, err := s.Wait(ctx, "k")
@@ -27,7 +27,7 @@ func TestTraceOfAClient(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrTimeout)
 
 	events := sink.All()
-	require.Len(t, events, 4)
+	require.Len(t, events, 4, "a wait is one round trip")
 	for i, want := range []struct {
 		op    string
 		bytes int64

@@ -3,12 +3,12 @@ package store_test
 import (
 	"context"
 	"net"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/scenario"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -25,39 +25,9 @@ func tcp(t *testing.T) (net.Listener, func(ctx context.Context, network, addr st
 
 // pipes are connections without sockets. As with TLS, each write to them may block.
 func pipes(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
-	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-	return l, func(ctx context.Context, _, _ string) (net.Conn, error) {
-		mine, theirs := net.Pipe()
-		select {
-		case l.conns <- theirs:
-			return mine, nil
-		case <-l.closed:
-			return nil, net.ErrClosed
-		}
-	}
+	l := scenario.NewListener()
+	return l, l.Conn
 }
-
-type pipeListener struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
 // breakConn ends the connection of a client, which reconnects.
 func breakConn(e store.Engine) {

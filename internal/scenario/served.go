@@ -41,8 +41,8 @@ func NewListener() *Listener {
 	return &Listener{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// Again returns a listener for the same connections, after l was closed: those that were made in the
-// meantime wait for it.
+// Again returns another listener for connections to l, which itself stays open: those that are made
+// while nobody accepts wait for the next one.
 func (l *Listener) Again() *Listener { return &Listener{conns: l.conns, closed: make(chan struct{})} }
 
 // Listen serves on a new Listener until the end of the test.
@@ -130,6 +130,8 @@ func (l *Listener) Conn(ctx context.Context, _, _ string) (net.Conn, error) {
 	select {
 	case l.conns <- theirs:
 		return mine, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
