@@ -14,17 +14,14 @@ const graceTicks = 10
 // WaitGrace waits until done is closed, for at most d of the time in which this process runs, and
 // reports whether it is.
 func WaitGrace(done <-chan struct{}, d time.Duration) bool {
-	t := time.NewTimer(d / graceTicks)
-	defer t.Stop()
-	for range graceTicks {
-		select {
-		case <-done:
-			return true
-		case <-t.C:
-			t.Reset(d / graceTicks)
-		}
-	}
+	ctx, cancel := Grace(context.Background(), d)
+	defer cancel()
 	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	select { // both may be over
 	case <-done:
 		return true
 	default:

@@ -65,30 +65,6 @@ func add(o *transport.Outbox, s string) {
 	o.Append(func(b []byte) []byte { return append(b, s...) })
 }
 
-func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
-	body := bytes.Repeat([]byte("shared"), 2000)
-	whole := "abc" + "head" + string(body) + "headsmall" + "def" + "head" + string(body) + "ghi"
-	for _, step := range []int{1, 2, 3, 1000, 100_000} {
-		p := &pipe{}
-		o := transport.NewOutbox(p, 1<<20)
-		add(o, "abc")
-		o.AppendShared(0, []byte("head"), &transport.Body{Bytes: body})
-		o.Flush()
-		o.AppendShared(0, []byte("head"), &transport.Body{Bytes: []byte("small")})
-		add(o, "def")
-		o.AppendUncopied(0, []byte("head"), body)
-		add(o, "ghi")
-		require.GreaterOrEqual(t, o.Waiting(), len(body), "what is not copied counts")
-		o.Flush()
-		for p.resume != nil {
-			p.more(step)
-		}
-		require.Equal(t, whole, p.got.String())
-		require.False(t, o.Blocked(0))
-	}
-	require.Equal(t, bytes.Repeat([]byte("shared"), 2000), body, "what is shared is untouched")
-}
-
 func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
 	p := &pipe{}
 	o := transport.NewOutbox(p, 10)
@@ -104,16 +80,6 @@ func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
 	require.False(t, o.Blocked(0), "its reader receives the end elsewhere")
 	p.more(100)
 	require.Zero(t, p.got.Len())
-}
-
-func TestOutboxEndsWithTheConnection(t *testing.T) {
-	p := &pipe{err: io.ErrClosedPipe}
-	o := transport.NewOutbox(p, 10)
-	add(o, "x")
-	o.Flush()
-	add(o, "y")
-	o.Flush()
-	require.ErrorIs(t, o.Err(), io.ErrClosedPipe)
 }
 
 func TestDrainedIsCalledOnceForAHold(t *testing.T) {
@@ -447,18 +413,6 @@ func TestLoopEndsAPausedSocket(t *testing.T) {
 		case <-asked:
 			require.Fail(t, "the reader is asked again")
 		}
-	})
-}
-
-func TestLoopReadsAndWrites(t *testing.T) {
-	onLoops(t, func(t *testing.T) {
-		_, c := adopt(t, newLoop(t))
-		sent := bytes.Repeat([]byte("0123456789"), 2<<20) // large, so that echo pauses many times
-		go func() { _, _ = c.Write(sent) }()
-		got := make([]byte, len(sent))
-		_, err := io.ReadFull(c, got)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(sent, got))
 	})
 }
 
