@@ -367,17 +367,6 @@ func TestRequestRoundTrip(t *testing.T) {
 	}
 }
 
-func TestZeroRequestRoundTrip(t *testing.T) {
-	for _, g := range goldenRequests {
-		req := wire.Request{Op: g.req.Op}
-		back := parseRequest(t, wire.AppendRequest(nil, &req))
-		if len(back.Keys) == 0 {
-			back.Keys = nil
-		}
-		require.Equal(t, req, back)
-	}
-}
-
 // TestNilIsNotEmpty checks that nil and empty stay different, in requests and replies.
 func TestNilIsNotEmpty(t *testing.T) {
 	for _, v := range [][]byte{nil, {}, {0}} {

@@ -1,8 +1,6 @@
 package wire_test
 
 import (
-	"encoding/hex"
-	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -147,15 +145,4 @@ func FuzzStatus(f *testing.F) {
 func statusReply() wire.Reply {
 	names, rows := wire.AppendStatus(nil, nil, aStatus())
 	return wire.Reply{Keys: names, Value: rows, Nums: []int64{8, 1024}}
-}
-
-func TestStatusBytes(t *testing.T) {
-	rep := statusReply()
-	want := wire.AppendReply(nil, wire.OpStatus, 5, &rep)
-	for _, g := range goldenReplies {
-		if g.op == wire.OpStatus {
-			require.Equal(t, hex.EncodeToString(want), hex.EncodeToString(unhex(t, g.bytes)))
-			require.True(t, reflect.DeepEqual(rep, g.rep))
-		}
-	}
 }
