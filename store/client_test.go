@@ -185,30 +185,6 @@ func TestClientCloseWhileManyCall(t *testing.T) {
 	})
 }
 
-func TestAReplyThatDoesNotParseEndsTheConnection(t *testing.T) {
-	addr := otherService(t, func(c net.Conn) {
-		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
-		_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1}))
-		b := make([]byte, 1000)
-		for { // reads the hello and each request
-			if _, err := c.Read(b); err != nil {
-				return
-			}
-			for id := range uint64(2) { // answers both possible requests
-				_, _ = c.Write(frame(wire.Header{Op: wire.OpGet, Flags: 1, ID: id + 1}, 1))
-			}
-		}
-	})
-	c, err := store.Dial(bounded(t), addr, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	for range 2 {
-		_, err = c.Get(bounded(t), "k")
-		require.ErrorIs(t, err, store.ErrUnavailable)
-		require.ErrorContains(t, err, "truncated")
-	}
-}
-
 func TestDeadlinesFarAway(t *testing.T) {
 	for _, c := range []*store.Store{store.New(new(store.Memory)), serve(t, new(store.Server), tcp).client(t)} {
 		ctx, cancel := context.WithDeadline(t.Context(), time.Unix(1<<40, 0))

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,71 +90,41 @@ func (p *process) client(t *testing.T) *store.Store {
 	return s
 }
 
-// TestKillNine kills a durable server again and again while clients work. No call of a client
-// fails, acknowledged changes are there, and each change was made exactly once.
+// TestKillNine kills a durable server again and again while a group works. No call of a rank fails, each
+// change is made exactly once, and a lease lives.
 func TestKillNine(t *testing.T) {
 	t.Parallel()
-	const kills, clients = 6, 8
+	const kills, ranks = 6, 8
 	p := newProcess(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
-	var working sync.WaitGroup
-	var adds, rounds atomic.Int64
-	done := make(chan struct{})
-	going := func() bool {
-		select {
-		case <-done:
-			return false
-		default:
-			return true
-		}
+	ctx := bounded(t)
+	var stores []*store.Store
+	for range ranks {
+		stores = append(stores, p.client(t))
 	}
-	for i := range clients {
-		s := p.client(t)
-		working.Go(func() {
-			for n := int64(1); going(); n++ {
-				mine, err := s.Add(ctx, fmt.Sprint("mine/", i), 1)
-				if err != nil || mine != n {
-					t.Errorf("client %d: add %d gave %d, %v", i, n, mine, err)
-					return
-				}
-				if _, err := s.Add(ctx, "all", 1); err != nil {
-					t.Errorf("client %d: %v", i, err)
-					return
-				}
-				adds.Add(1)
-			}
-		})
-	}
-	holder := p.client(t)
+	g := teamOf(t, stores...)
+	holder, watcher := p.client(t), p.client(t)
 	lease, err := holder.Lease(ctx, 10*time.Second)
 	require.NoError(t, err)
 	require.NoError(t, holder.Set(ctx, "held", []byte("by lease"), &store.SetOptions{Lease: lease}))
-	for rank := range 4 {
-		s := p.client(t)
-		working.Go(func() { gathers(ctx, t, s, rank, 4, going, &rounds) })
+	sum := func() int64 {
+		n, err := watcher.Add(ctx, "sum", 0)
+		assert.NoError(t, err)
+		return n
 	}
-	for range kills {
-		before := adds.Load()
-		testcluster.Eventually(t, testTimeout, func() bool { return adds.Load() > before+200 }, "some work between two kills")
-		p.kill()
-		p.start(t)
-	}
-	close(done)
-	working.Wait()
-	s := p.client(t)
-	all, err := s.Add(ctx, "all", 0)
-	require.NoError(t, err)
-	require.Equal(t, adds.Load(), all)
-	require.Greater(t, rounds.Load(), int64(kills))
-	held, err := s.Get(ctx, "held")
-	require.NoError(t, err)
-	require.Equal(t, "by lease", string(held))
+	g.rounds(func() {
+		for range kills {
+			before := sum()
+			for ctx.Err() == nil && sum() < before+10*ranks { // some work between two kills
+			}
+			p.kill()
+			p.start(t)
+		}
+	})
+	holds(t, holder, "held", "by lease")
 	require.NoError(t, lease.Err())
 	require.NoError(t, lease.Close(ctx))
-	_, err = s.Get(ctx, "held")
+	_, err = holder.Get(ctx, "held")
 	require.ErrorIs(t, err, store.ErrNotFound)
-	t.Logf("%d adds, %d rounds, %d kills", all, rounds.Load(), kills)
 }
 
 // TestRestartsDoNotRenewTheTimeToReconnect kills a durable server more often than the reconnect
@@ -201,37 +170,6 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 			return
 		case <-time.After(every):
 			p.kill()
-		}
-	}
-}
-
-// gathers runs all-gathers as one rank, round by round, until going returns false in rank 0.
-func gathers(ctx context.Context, t *testing.T, s *store.Store, rank, size int, going func() bool, rounds *atomic.Int64) {
-	c := wire.Contribution{Group: "g", Run: "r", Rank: rank, Size: size, Root: -1, Label: fmt.Sprint("rank ", rank)}
-	membership, err := s.Join(ctx, c, nil)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	for seq := uint64(1); ; seq++ {
-		payload := fmt.Sprint(rank, "/", seq)
-		if rank == 0 && !going() {
-			payload = "enough"
-		}
-		v := wire.Contribution{Generation: membership.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "all-gather", Want: wire.WantAll}
-		values, err := s.Collect(ctx, v, []byte(payload))
-		if err != nil {
-			t.Errorf("rank %d, round %d: %v", rank, seq, err)
-			return
-		}
-		if string(values[0]) == "enough" {
-			return
-		}
-		for from, value := range values {
-			assert.Equal(t, fmt.Sprint(from, "/", seq), string(value), "rank %d, round %d: %q from rank %d", rank, seq, value, from)
-		}
-		if rank == 0 {
-			rounds.Add(1)
 		}
 	}
 }

@@ -11,9 +11,6 @@ var (
 	NewNonce            = newNonce
 	Proof               = proof
 	Proves              = proves
-	MatchSecret         = matchSecret
-	Binding             = binding
-	CheckSecret         = checkSecret
 	CheckAccess         = checkAccess
 	RightsOf            = rightsOf
 	VerifiedCertificate = verifiedCertificate

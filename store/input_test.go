@@ -89,23 +89,26 @@ func TestBadInputClosesOnlyItsConnection(t *testing.T) {
 	})
 }
 
-// TestAnswersThatLackSomething checks that a reply that lacks a part of what was requested is an
-// error, whichever part is missing.
+// TestAnswersThatLackSomething checks that a reply that lacks a part of what was requested, or that does
+// not parse, is an error of the call, and ends the connection.
 func TestAnswersThatLackSomething(t *testing.T) {
 	wait := func(s *store.Store) error { _, err := s.Wait(bounded(t), "a", "b"); return err }
 	list := func(s *store.Store) error { return last(s.List(bounded(t), "")) }
 	keys := func(s *store.Store) error { return last(s.Keys(bounded(t), "")) }
 	watch := func(s *store.Store) error { return last(s.Watch(bounded(t), "", 1)) }
+	get := func(s *store.Store) error { _, err := s.Get(bounded(t), "a"); return err }
 	for name, c := range map[string]struct {
-		ask func(*store.Store) error
-		rep wire.Reply
+		ask  func(*store.Store) error
+		rep  wire.Reply
+		says string
 	}{
-		"the values":    {wait, wire.Reply{}},
-		"a value":       {wait, wire.Reply{Values: [][]byte{nil}}},
-		"its values":    {list, wire.Reply{Keys: []string{"a"}, Nums: make([]int64, 2)}},
-		"its numbers":   {list, wire.Reply{Keys: []string{"a"}, Values: [][]byte{nil}}},
-		"a page":        {keys, wire.Reply{N: 1}},
-		"what happened": {watch, wire.Reply{Keys: []string{"a"}, Values: [][]byte{nil}, Nums: make([]int64, 1)}},
+		"the values":    {wait, wire.Reply{}, "incomplete reply"},
+		"a value":       {wait, wire.Reply{Values: [][]byte{nil}}, "incomplete reply"},
+		"its values":    {list, wire.Reply{Keys: []string{"a"}, Nums: make([]int64, 2)}, "incomplete reply"},
+		"its numbers":   {list, wire.Reply{Keys: []string{"a"}, Values: [][]byte{nil}}, "incomplete reply"},
+		"a page":        {keys, wire.Reply{N: 1}, "incomplete reply"},
+		"what happened": {watch, wire.Reply{Keys: []string{"a"}, Values: [][]byte{nil}, Nums: make([]int64, 1)}, "incomplete reply"},
+		"half of it":    {get, wire.Reply{}, "truncated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := otherService(t, func(conn net.Conn) {
@@ -113,15 +116,19 @@ func TestAnswersThatLackSomething(t *testing.T) {
 				require.NoError(t, err)
 				send(t, conn, wire.AppendReply(nil, wire.OpHello, receiveRequest(t, conn).ID, &wire.Reply{N: 1, Rev: 1}))
 				req := receiveRequest(t, conn)
-				send(t, conn, wire.AppendReply(nil, req.Op, req.ID, &c.rep))
-				_, _ = io.Copy(io.Discard, conn)
+				answer := wire.AppendReply(nil, req.Op, req.ID, &c.rep)
+				if c.says == "truncated" {
+					answer = frame(wire.Header{Op: req.Op, Flags: 1, ID: req.ID}, 1)
+				}
+				send(t, conn, answer)
+				closed(t, conn)
 			})
 			s, err := store.Dial(bounded(t), addr, nil)
 			require.NoError(t, err)
 			defer s.Close()
 			err = c.ask(s)
 			require.ErrorIs(t, err, store.ErrUnavailable)
-			require.ErrorContains(t, err, "incomplete reply")
+			require.ErrorContains(t, err, c.says)
 		})
 	}
 }

@@ -57,31 +57,6 @@ func TestServerThatIsGoneEndsEveryCallAtOnce(t *testing.T) {
 	require.ErrorContains(t, err, proxy.Addr())
 }
 
-// TestServerThatRefusesForAMoment checks that calls that fail as unknown while a server refuses
-// connections have been carried out exactly once or never. The server still has the session.
-func TestServerThatRefusesForAMoment(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
-	c, proxy := s.through(t)
-	direct := s.client(t)
-	adds := inFlight(t, c, direct, proxy, 20)
-	proxy.Up.Stall(true)
-	lostAdds := make(chan error, 20)
-	for range 20 { // these do not arrive
-		go func() { _, err := c.Add(t.Context(), "n", 1000); lostAdds <- err }()
-	}
-	proxy.Refuse(true)
-	proxy.Cut(testcluster.RST)
-	for range 20 {
-		require.ErrorIs(t, <-adds, store.ErrUnavailable)
-		require.ErrorIs(t, <-lostAdds, store.ErrUnavailable)
-	}
-	proxy.Stall(false)
-	proxy.Refuse(false)
-	n, err := c.Add(bounded(t), "n", 1)
-	require.NoError(t, err)
-	require.EqualValues(t, 21, n)
-}
-
 func TestRestartedServer(t *testing.T) {
 	old := serve(t, new(store.Server), tcp)
 	c, proxy := old.through(t)

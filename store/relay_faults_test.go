@@ -3,7 +3,6 @@ package store_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -399,70 +398,24 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	}
 }
 
-// counted is a listener that counts the frames that a server receives, by operation.
-type counted struct {
-	net.Listener
-	mu     sync.Mutex
-	frames map[wire.Op]int
-	bytes  int
-}
-
-type countedConn struct {
-	net.Conn
-	of   *counted
-	rest []byte
-	pre  int
-}
-
-func (l *counted) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &countedConn{Conn: c, of: l, pre: len(wire.Preface)}, nil
-}
-
-func (c *countedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
-	c.of.bytes += n
-	c.rest = append(c.rest, b[:n]...)
-	k := min(c.pre, len(c.rest))
-	c.rest, c.pre = c.rest[k:], c.pre-k
-	for len(c.rest) >= wire.HeaderLen {
-		h, _ := wire.ParseHeader(c.rest, wire.MaxBody+wire.RelayOverhead)
-		if len(c.rest) < wire.HeaderLen+int(h.Len) {
-			break
-		}
-		c.of.frames[h.Op]++
-		c.rest = c.rest[wire.HeaderLen+int(h.Len):]
-	}
-	return n, err
-}
-
-// TestVotesOfARelayAreOneFrame checks that the load of the store grows with the number of relays,
-// and not with the number of ranks: it receives one frame per barrier and relay.
+// TestVotesOfARelayAreOneFrame checks that the load of the store grows with the number of relays, and not
+// with the number of ranks: the votes of a relay's ranks for a barrier come in one frame, by their bytes.
 func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	t.Parallel()
-	l, dialer := tcp(t)
-	counts := &counted{Listener: l, frames: map[wire.Op]int{}}
-	s := serve(t, new(store.Server), func(*testing.T) (net.Listener, func(context.Context, string, string) (net.Conn, error)) {
-		return counts, dialer
-	})
+	m := new(store.Memory)
+	s := serve(t, &store.Server{Engine: m}, tcp)
 	relays := []*service{relay(t, s.addr, new(store.Server), tcp), relay(t, s.addr, new(store.Server), tcp)}
+	const ranks, learn, rounds = 16, 5, 200
 	var stores []*store.Store
-	for i := range 16 {
+	for i := range ranks {
 		stores = append(stores, dial(t, relays[i%2].addr))
 	}
 	g := teamOf(t, stores...)
-	const learn, rounds = 5, 200
 	for seq := range uint64(learn) { // the relays learn which ranks are in the group
 		g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, seq+1) })
 	}
-	counts.mu.Lock()
-	clear(counts.frames)
-	counts.mu.Unlock()
+	received := func() uint64 { return counts(t, m, func(*store.ServerStatus) bool { return true }).In }
+	before := received()
 	g.all(func(rank int, _ *store.Store) error {
 		for seq := range uint64(rounds) {
 			if err := g.barrier(bounded(t), rank, learn+seq+1); err != nil {
@@ -471,46 +424,40 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 		}
 		return nil
 	})
-	counts.mu.Lock()
-	defer counts.mu.Unlock()
-	require.GreaterOrEqual(t, counts.frames[wire.OpVotes], 2*rounds)
+	vote := &wire.Vote{}
+	one := len(wire.AppendVotes(nil, &wire.Contribution{Verb: "barrier"}, 1, wire.AppendVote(nil, vote)))
 	// On a busy machine a vote is sometimes more than 2 ms late, and travels in a separate frame.
-	require.Less(t, counts.frames[wire.OpVotes], 6*rounds, "16 ranks have voted %d times", rounds)
-	require.Less(t, counts.frames[wire.OpRelay], rounds)
+	got := received() - before
+	t.Logf("%d bytes for each vote, which alone has %d", got/ranks/rounds, one)
+	require.Less(t, got, uint64(ranks*rounds*one*3/4))
+	require.GreaterOrEqual(t, got, uint64(ranks*rounds*len(wire.AppendVote(nil, vote))))
 }
 
 // TestAnswersOfARelaysRanksAreOneFrame checks that the store sends the liveness probes of all
-// silent ranks behind a relay in one frame, and that the answers come back in one frame.
+// silent ranks behind a relay in one frame, and that the answers come back in one frame, by their bytes.
 func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	t.Parallel()
-	l, dialer := tcp(t)
-	counts := &counted{Listener: l, frames: map[wire.Op]int{}}
-	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 1200 * time.Millisecond}}, func(*testing.T) (net.Listener, func(context.Context, string, string) (net.Conn, error)) {
-		return counts, dialer
-	})
+	m := new(store.Memory)
+	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: 1200 * time.Millisecond}}, tcp)
 	r := relay(t, s.addr, new(store.Server), tcp)
 	const ranks, questions = 33, 5
 	g := teamOf(t, behind(t, s, r.addr, ranks, 0)...)
-	counts.mu.Lock()
-	clear(counts.frames)
-	counts.mu.Unlock()
-	// A rank is probed 0.4 to 0.6 s after its last message, and later by a server that was stopped.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	began, result := time.Now(), make(chan error, 1)
+	result := make(chan error, 1)
 	go func() { result <- g.barrier(ctx, 0, 1) }()
-	frames := 0
-	testcluster.Eventually(t, testTimeout, func() bool {
-		counts.mu.Lock()
-		defer counts.mu.Unlock()
-		frames = counts.frames[wire.OpRelay]
-		return frames >= 1 && time.Since(began) > (questions+1)*400*time.Millisecond
-	}, "ranks answer probes")
-	most := int(time.Since(began)/(400*time.Millisecond)) * (ranks - 1) / 2
+	began, before := time.Now(), counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == 1 })
+	// A rank is probed 0.4 to 0.6 s after its last message, and later by a server that was stopped.
+	after := counts(t, m, func(*store.ServerStatus) bool { return time.Since(began) > (questions+1)*400*time.Millisecond })
+	separate := ranks * len(wire.AppendRelayRequest(nil, 1, &wire.Request{Op: wire.OpProbe}))
+	most := separate * int(time.Since(began)/(400*time.Millisecond))
 	cancel()
 	require.ErrorIs(t, <-result, store.ErrCancelled)
-	t.Logf("%d frames", frames)
-	require.Less(t, frames, most, "%d ranks answer up to twice as many questions", ranks-1)
+	for what, got := range map[string]uint64{"questions": after.Out - before.Out, "answers": after.In - before.In} {
+		t.Logf("%d bytes of %s", got, what)
+		require.Positive(t, got)
+		require.Less(t, got, uint64(most/2), what)
+	}
 	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 2) })
 }
 

@@ -2,10 +2,8 @@ package store_test
 
 import (
 	"bytes"
-	"crypto/tls"
 	"encoding/hex"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,47 +53,6 @@ func TestProofIsOfOneHandshake(t *testing.T) {
 	require.False(t, store.Proves(store.Proof(nil, store.ProofClient, client, server, nil), nil, store.ProofClient, client, server, nil))
 }
 
-func TestMatchSecret(t *testing.T) {
-	accesses := []store.Access{{Secret: secretOf("a")}, {Name: "trainer"}, {Secret: secretOf("b"), Prefix: "b/"}, {Secret: secretOf("a"), Prefix: "x/", Write: true}}
-	client, server := store.NewNonce(), store.NewNonce()
-	for secret, want := range map[string][]int{"a": {0, 3}, "b": {2}, "c": nil} {
-		got, ok := store.MatchSecret(accesses, store.Proof(secretOf(secret), store.ProofClient, client, server, nil), client, server, nil)
-		require.Equal(t, want, got)
-		require.Equal(t, want != nil, ok)
-	}
-	got, ok := store.MatchSecret(accesses, store.Proof(nil, store.ProofClient, client, server, nil), client, server, nil)
-	require.Empty(t, got, "an access by name has no secret to match")
-	require.False(t, ok)
-	_, ok = store.MatchSecret(nil, nil, client, server, nil)
-	require.False(t, ok)
-}
-
-func TestBinding(t *testing.T) {
-	a, b := net.Pipe()
-	none, err := store.Binding(a)
-	require.NoError(t, err)
-	require.Nil(t, none)
-	_ = a.Close()
-	_ = b.Close()
-
-	files := newTLSFiles(t)
-	one, other := shake(t, files.server(), files.client()), shake(t, files.server(), files.client())
-	require.NoError(t, one.err)
-	require.NoError(t, other.err)
-	client, err := store.Binding(one.client)
-	require.NoError(t, err)
-	require.Len(t, client, 32)
-	server, err := store.Binding(one.server)
-	require.NoError(t, err)
-	require.Equal(t, client, server)
-	another, err := store.Binding(other.client)
-	require.NoError(t, err)
-	require.NotEqual(t, client, another)
-
-	_, err = store.Binding(tls.Client(a, &tls.Config{ServerName: "x"}))
-	require.ErrorContains(t, err, "handshake")
-}
-
 func TestReadSecret(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -142,10 +99,4 @@ func TestReadSecret(t *testing.T) {
 		require.ErrorIs(t, err, store.ErrInvalid, mode)
 		require.ErrorContains(t, err, "chmod 600 "+file)
 	}
-}
-
-func TestCheckSecret(t *testing.T) {
-	require.NoError(t, store.CheckSecret(secretOf("s")))
-	require.EqualError(t, store.CheckSecret([]byte("short")), `store: secret: 5 bytes are too few, it needs 16: "(umask 077; head -c 32 /dev/urandom | base64 > secret)" makes one`)
-	require.ErrorIs(t, store.CheckSecret(make([]byte, 4097)), store.ErrInvalid)
 }
