@@ -2,9 +2,7 @@ package tcpstore_test
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -19,18 +17,14 @@ import (
 
 var secret = []byte("sixteen bytes or more")
 
-func withTLS(t *testing.T) (server, client *tls.Config) {
+func withTLS(t *testing.T) (server *tls.Config, client func() (*tls.Config, error)) {
 	t.Helper()
 	dir := t.TempDir()
 	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}, Days: 1})
 	require.NoError(t, err)
-	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "server.pem"), filepath.Join(dir, "server-key.pem"))
+	server, err = (&store.TLSFiles{Cert: filepath.Join(dir, "server.pem"), Key: filepath.Join(dir, "server-key.pem")}).Server()
 	require.NoError(t, err)
-	pem, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
-	require.NoError(t, err)
-	pool := x509.NewCertPool()
-	require.True(t, pool.AppendCertsFromPEM(pem))
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ServerName: "127.0.0.1"}
+	return server, (&store.TLSFiles{CA: filepath.Join(dir, "ca.pem"), ServerName: "127.0.0.1"}).Client
 }
 
 // refused checks that a client is refused without a reply, and that the log says why.
@@ -57,14 +51,16 @@ func TestRefusedWhereTLSIsWanted(t *testing.T) {
 	server, client := withTLS(t)
 	s := serve(t, &tcpstore.Protocol{}, &store.Server{TLS: server})
 	s.refused(t, "wants TLS: open a prefix")
-	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: func() (*tls.Config, error) { return client, nil }})
+	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: client})
 	require.NoError(t, err)
 	defer ours.Close()
 	require.NoError(t, ours.Set(s.ctx, "works", nil, nil))
 	_, err = store.Dial(s.ctx, s.addr, nil)
 	require.ErrorContains(t, err, "TLS", "a client of ours without it receives the reason")
 	c := s.raw(t) // a client that wraps the protocol in TLS is accepted
-	c.Conn = tls.Client(c.Conn, client)
+	config, err := client()
+	require.NoError(t, err)
+	c.Conn = tls.Client(c.Conn, config)
 	c.send(of(tcpwire.OpValidate))
 	c.works()
 }
@@ -80,13 +76,13 @@ func TestAPrefixOpenedByName(t *testing.T) {
 	require.Equal(t, []string{"/works"}, c.call(of(tcpwire.OpListKeys)).Keys)
 	require.EqualValues(t, tcpwire.NotReady, c.call(check("/mine")).N)
 	c.send(tcpwire.Request{Op: tcpwire.OpQueuePush, Key: "/q", Value: []byte("v")})
-	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: func() (*tls.Config, error) { return client, nil }, Secret: secret})
+	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: client, Secret: secret})
 	require.NoError(t, err)
 	defer ours.Close()
 	v, err := store.Prefix(ours, "python/").Pop(s.ctx, "q")
 	require.NoError(t, err)
 	require.Equal(t, "v", string(v))
-	_, err = store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: func() (*tls.Config, error) { return client, nil }})
+	_, err = store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: client})
 	require.ErrorIs(t, err, store.ErrDenied, "others have to know the secret")
 }
 

@@ -1,7 +1,6 @@
 package tcpstore_test
 
 import (
-	"context"
 	"io"
 	"net"
 	"os"
@@ -35,19 +34,16 @@ var states = map[string]func(t *testing.T, m *store.Memory, s *service){
 
 var greeting = tcpwire.Request{Op: tcpwire.OpValidate}
 
-// flood sends b on new connections, again and again, until ctx ends.
-func (s *service) flood(ctx context.Context, b []byte) {
-	for ctx.Err() == nil {
+// ask sends b on new connections, one after the other.
+func (s *service) ask(b []byte) {
+	for range 20 {
 		c, err := net.Dial("tcp", s.addr)
 		if err != nil {
 			return // the server has stopped
 		}
-		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-		go func() { _, _ = io.Copy(io.Discard, c) }()
-		for err == nil {
-			_, err = c.Write(b)
-		}
-		stop()
+		_, _ = c.Write(b)
+		_ = c.(*net.TCPConn).CloseWrite()
+		_, _ = io.Copy(io.Discard, c)
 		_ = c.Close()
 	}
 }
@@ -62,23 +58,21 @@ func TestEachOperationInEachState(t *testing.T) {
 			m := &store.Memory{Dir: t.TempDir()}
 			t.Cleanup(func() { _ = m.Close() })
 			s := serve(t, &tcpstore.Protocol{}, &store.Server{Engine: m})
-			var flooding sync.WaitGroup
-			flood := func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-				t.Cleanup(cancel)
+			var asking sync.WaitGroup
+			ask := func() {
 				for op := tcpwire.OpValidate + 1; op <= tcpwire.OpBarrier; op++ {
 					req := tcpwire.Request{Op: op, Key: "/k", Keys: []string{"/k"}, Value: []byte("v"), Values: [][]byte{[]byte("v")}, N: 1}
 					b := new(client).with(t, greeting, req)
-					flooding.Go(func() { s.flood(ctx, b) })
+					asking.Go(func() { s.ask(b) })
 				}
 			}
 			if name != "not open" {
 				require.NoError(t, m.Open())
-				flood()
+				ask()
 			}
 			enter(t, m, s)
-			flood()
-			flooding.Wait()
+			ask()
+			asking.Wait()
 			nc, err := net.Dial("tcp", s.addr)
 			if err != nil {
 				require.Equal(t, "stopping", name)
