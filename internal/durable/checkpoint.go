@@ -61,8 +61,14 @@ func entriesOfSnapshot(s *core.Snapshot) nextEntries {
 	}
 }
 
-// save writes a checkpoint, and replaces the previous one.
-func (d *Disk) save(segment uint64, s *core.State, next nextEntries) error {
+// save writes a checkpoint, and replaces the previous one. That of a Replica is in a temporary
+// directory, which the caller removes.
+func (d *Disk) save(segment uint64, s *core.State, next nextEntries) (err error) {
+	if d.replica != nil {
+		if d.dir, err = os.MkdirTemp("", "muster-replica-"); err != nil {
+			return err
+		}
+	}
 	name := filepath.Join(d.dir, temporary)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -106,7 +106,7 @@ type Records interface {
 type Disk struct {
 	Incarnation uint64 // identifies the state, across restarts; a restored backup gets another one
 
-	dir      string
+	dir      string // of a Replica: guarded by checkpointing, and there only meanwhile
 	options  *Options
 	dirFile  *os.File // the open directory, locked
 	lockFile *os.File // the lock file, also locked: a directory on NFS cannot be
@@ -332,11 +332,32 @@ func (d *Disk) lastCheckpointSize() int64 {
 // are removed after the checkpoint is durable, so that a crash at any point leaves a state and all
 // events since.
 func (d *Disk) Checkpoint(hold WithMachine) error {
+	f, err := d.Backup(hold)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// Backup makes a checkpoint and opens its file: a consistent copy of the store. The caller closes
+// the file.
+func (d *Disk) Backup(hold WithMachine) (*os.File, error) {
 	d.checkpointing.Lock()
 	defer d.checkpointing.Unlock()
 	if d.closed {
-		return os.ErrClosed
+		return nil, os.ErrClosed
 	}
+	if d.replica != nil {
+		defer func() { _ = os.RemoveAll(d.dir) }()
+	}
+	if err := d.checkpoint(hold); err != nil {
+		return nil, err
+	}
+	return os.Open(filepath.Join(d.dir, checkpointName))
+}
+
+// checkpoint is Checkpoint. The caller holds checkpointing.
+func (d *Disk) checkpoint(hold WithMachine) error {
 	var s *core.Snapshot
 	var segment uint64
 	began := time.Now()
@@ -362,15 +383,6 @@ func (d *Disk) Checkpoint(hold WithMachine) error {
 	}
 	d.options.Logger.Debug("checkpoint", "dir", d.dir, "took", time.Since(began), "held", held)
 	return d.log.Remove(segment)
-}
-
-// Backup makes a checkpoint and opens its file: a consistent copy of the store. The caller closes
-// the file.
-func (d *Disk) Backup(hold WithMachine) (*os.File, error) {
-	if err := d.Checkpoint(hold); err != nil {
-		return nil, err
-	}
-	return os.Open(filepath.Join(d.dir, checkpointName))
 }
 
 // Close makes all appended events durable, and releases the directory.

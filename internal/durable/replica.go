@@ -16,9 +16,6 @@ type Replica struct {
 	// Install makes a checkpoint current. file is sealed, and segment is the log segment that
 	// follows it.
 	Install func(file string, segment uint64) error
-	// TempDir is an empty directory of this process for checkpoints. The caller removes it after
-	// Close.
-	TempDir string
 	// Failed is closed when another process has taken Log over, or it cannot be reached: nothing
 	// more can be appended.
 	Failed <-chan struct{}
@@ -26,7 +23,7 @@ type Replica struct {
 
 // Continue returns a Disk for m, which has replayed all of r's log.
 func Continue(r *Replica, m *core.Machine, limits core.Limits, o *Options) (*Disk, error) {
-	d := &Disk{Incarnation: r.Incarnation, dir: r.TempDir, options: o.withDefaults(), log: r.Log, replica: r, stop: make(chan struct{})}
+	d := &Disk{Incarnation: r.Incarnation, options: o.withDefaults(), log: r.Log, replica: r, stop: make(chan struct{})}
 	if err := d.resume(m, limits, !r.New); err != nil {
 		return nil, fmt.Errorf("durable: %w", err)
 	}

@@ -30,7 +30,7 @@ var _ logtest.Medium = (*Home)(nil)
 // Open implements logtest.Home.
 func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte) {
 	t.Helper()
-	l := &Leadership{keyspace: newKeyspace(h.Client, &Options{Root: h.Root, MaxValueBytes: 1000, FailureTimeout: 100 * time.Millisecond}), scratch: t.TempDir()}
+	l := &Leadership{keyspace: newKeyspace(h.Client, &Options{Root: h.Root, MaxValueBytes: 1000, FailureTimeout: 100 * time.Millisecond})}
 	if segment != logtest.First { // as after a checkpoint, which names the segment
 		resp, err := h.Client.Get(t.Context(), l.segmentKey(segment), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix())), clientv3.WithLimit(1))
 		require.NoError(t, err)

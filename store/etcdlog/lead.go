@@ -22,13 +22,12 @@ import (
 var _ store.Replica = (*Leadership)(nil)
 
 // Leadership is the result of Lead: a store.Replica, for one store.Memory. The Memory ends the
-// leadership when it is closed or fails; Close then removes the temporary files.
+// leadership when it is closed or fails.
 type Leadership struct {
 	*keyspace
 	fence    int64
 	standby  *standby
 	newStore bool
-	scratch  string
 	addr     string    // where this process serves clients
 	began    time.Time // when it began to lead
 	// reportKey is the key of this process's own reports as a standby. They stay until they expire,
@@ -51,11 +50,7 @@ func newID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 // lead is Lead, with the whole value of root/leader.
 func lead(ctx context.Context, client *clientv3.Client, me Leader, o *Options) (*Leadership, error) {
 	p := newKeyspace(client, o)
-	scratch, err := os.MkdirTemp("", "muster-replica-")
-	if err != nil {
-		return nil, err
-	}
-	l := &Leadership{keyspace: p, scratch: scratch}
+	l := &Leadership{keyspace: p}
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		s := &standby{keyspace: p}
 		began := time.Now()
@@ -77,14 +72,13 @@ func lead(ctx context.Context, client *clientv3.Client, me Leader, o *Options) (
 				err = context.Cause(ctx)
 			}
 		}
-		_ = os.RemoveAll(scratch)
 		return nil, fmt.Errorf("etcdlog: %s: %w", p.Root, err)
 	}
 }
 
 // followThenLead loads the store into s, follows the log, and returns nil when this process leads.
 func (l *Leadership) followThenLead(ctx context.Context, s *standby, me Leader) error {
-	if err := s.load(ctx, l.scratch); err != nil {
+	if err := s.load(ctx); err != nil {
 		return err
 	}
 	s.reporter = newReporter(s.keyspace, me.Addr)
@@ -198,7 +192,7 @@ func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Dis
 	}
 	own.CheckpointBytes = cmp.Or(own.CheckpointBytes, checkpointBytes)
 	d, err := durable.Continue(&durable.Replica{
-		Incarnation: l.standby.state.Incarnation, New: l.newStore, Log: l.records, Install: l.install, TempDir: l.scratch, Failed: l.records.failed,
+		Incarnation: l.standby.state.Incarnation, New: l.newStore, Log: l.records, Install: l.install, Failed: l.records.failed,
 	}, m, limits, &own)
 	if err != nil {
 		return nil, nil, errors.Join(err, l.Close())
@@ -258,10 +252,8 @@ func (p *keyspace) upload(file string, id uint64, change func(ops ...clientv3.Op
 	}
 }
 
-// Close ends the leadership, if the Memory has not, and removes the temporary files.
-func (l *Leadership) Close() error {
-	return errors.Join(l.records.Close(), os.RemoveAll(l.scratch))
-}
+// Close ends the leadership, if the Memory has not.
+func (l *Leadership) Close() error { return l.records.Close() }
 
 // FindLeader returns the leader of the store below o.Root. Its Addr is empty if there is none.
 func FindLeader(ctx context.Context, client *clientv3.Client, o *Options) (Leader, error) {

@@ -6,12 +6,25 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/internal/durable/logtest"
 	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
+
+// direct is a memetcd.Way without faults.
+type direct struct{}
+
+func (direct) Call(_ context.Context, do func()) error { do(); return nil }
+
+func (direct) Deliver(ctx context.Context) error { return ctx.Err() }
+
+// errCut is the error of a request whose answer was lost.
+var errCut = status.Error(codes.Unavailable, "cut by the test")
 
 // faultyEtcd is a logtest.Store.
 type faultyEtcd struct{ etcd *memetcd.Etcd }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -48,7 +47,7 @@ var errBehind = errors.New("the log continues from a newer checkpoint")
 var errGap = fmt.Errorf("a part of the log is missing: %w", errBehind)
 
 // load reads the checkpoint and the log, at one revision, into a new machine.
-func (s *standby) load(ctx context.Context, scratch string) error {
+func (s *standby) load(ctx context.Context) error {
 	resp, err := s.txn(ctx, nil, clientv3.OpGet(s.stateKey()), clientv3.OpGet(s.leaderKey()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly()))
 	if err != nil {
 		return err
@@ -62,7 +61,7 @@ func (s *standby) load(ctx context.Context, scratch string) error {
 			}
 		}
 	}
-	if s.machine, err = s.loadCheckpoint(ctx, scratch); err != nil {
+	if s.machine, err = s.loadCheckpoint(ctx); err != nil {
 		return err
 	}
 	if s.record == nil {
@@ -101,16 +100,15 @@ func (s *standby) setKey(kv *mvccpb.KeyValue) error {
 }
 
 // loadCheckpoint returns the machine of the current checkpoint, or an empty one.
-func (s *standby) loadCheckpoint(ctx context.Context, scratch string) (*core.Machine, error) {
+func (s *standby) loadCheckpoint(ctx context.Context) (*core.Machine, error) {
 	if s.state.Checkpoint == 0 {
 		return core.New(core.Limits{}), nil // the first record of the log has its limits
 	}
-	name := filepath.Join(scratch, "checkpoint.old")
-	f, err := os.Create(name)
+	f, err := os.CreateTemp("", "muster-replica-")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.Remove(name) }()
+	defer func() { _ = os.Remove(f.Name()) }()
 	for part := range s.state.Parts {
 		resp, err := s.read(ctx, s.checkpointKey(s.state.Checkpoint, part), clientv3.WithRev(s.rev))
 		switch {
@@ -129,7 +127,7 @@ func (s *standby) loadCheckpoint(ctx context.Context, scratch string) (*core.Mac
 	if err := f.Close(); err != nil {
 		return nil, err
 	}
-	m, incarnation, segment, err := durable.ReadCheckpoint(name)
+	m, incarnation, segment, err := durable.ReadCheckpoint(f.Name())
 	if err == nil && (incarnation != s.state.Incarnation || segment != s.state.Segment) {
 		err = fmt.Errorf("checkpoint %d is of another store or segment: %w", s.state.Checkpoint, durable.ErrDamaged)
 	}

@@ -1,11 +1,8 @@
 package etcdlog_test
 
 import (
-	"errors"
-	"net"
 	"os"
 	"os/exec"
-	"sync"
 	"testing"
 	"time"
 
@@ -51,18 +48,5 @@ func TestSuites(t *testing.T) {
 // serve serves a store until the end of the test, and returns the address.
 func serve(t testing.TB, e store.Backend) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	srv := &store.Server{Engine: e}
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		if err := srv.Serve(l); !errors.Is(err, store.ErrServerClosed) {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(func() {
-		_ = srv.Close()
-		serving.Wait()
-	})
-	return l.Addr().String()
+	return testcluster.Serve(t, &store.Server{Engine: e})
 }

@@ -1,8 +1,6 @@
 package etcdlog_test
 
 import (
-	"fmt"
-	"io"
 	"testing"
 	"time"
 
@@ -39,31 +37,4 @@ func TestReplacedLeader(t *testing.T) {
 	v, err := store.New(after).Get(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, "new", string(v))
-}
-
-// TestWatchAcrossTakeover checks that a watch is resumed at a leader that has started from a
-// checkpoint, although the checkpoint is newer than the watch's revision.
-func TestWatchAcrossTakeover(t *testing.T) {
-	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot()}
-	m := lead(t, c, o)
-	s := store.New(m)
-	seen, err := s.Revision(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, s.Set(t.Context(), "set", []byte("value"), nil))
-	_, err = s.Delete(t.Context(), "set")
-	require.NoError(t, err)
-	require.NoError(t, s.Set(t.Context(), "other", nil, nil))
-	_, err = s.Backup(t.Context(), io.Discard) // it makes a checkpoint
-	require.NoError(t, err)
-	require.NoError(t, m.Close())
-	s = store.New(lead(t, c, o))
-	require.NoError(t, s.Set(t.Context(), "later", nil, nil))
-	var brought []string
-	for e, err := range s.Watch(bounded(t), "", seen) {
-		require.NoError(t, err)
-		if brought = append(brought, fmt.Sprintf("%s %q %v", e.Key, e.Value, e.Deleted)); len(brought) == 4 {
-			break
-		}
-	}
-	require.Equal(t, []string{`set "value" false`, `set "" true`, `other "" false`, `later "" false`}, brought)
 }
