@@ -66,39 +66,6 @@ func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
 	require.Regexp(t, `^pgroup: barrier #1 of group "world" on rank 1 of 4: timed out after [0-9.]+s: missing ranks 2 and 3; 2: no call since it joined .* ago; 3: `, f.Text)
 }
 
-func TestAnObjectThatCannotBeSentIsANoForAll(t *testing.T) {
-	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
-	errs := m.outcomes(func(r int) error {
-		_, err := pgroup.AllToAll(bounded(t), m.gs[r], []int{1, 2})
-		return err
-	}, func(_ int, p *rank) error {
-		_, err := p.do("group", "all_to_all", []int{1, 2, 3})
-		return err
-	})
-	require.ErrorIs(t, errs[0], pgroup.ErrInvalid)
-	require.True(t, outcome(t, errs[1], "Invalid").is("ValueError"))
-	sameWords(t, errs[0], 0, errs[1], 1)
-	require.ErrorContains(t, errs[0], "rank 1: invalid: 3 objects for a group of 2")
-	m.each(func(r int) error { return m.gs[r].Barrier(bounded(t)) }, func(_ int, p *rank) error {
-		_, err := p.do("group", "barrier") // the group remains usable
-		return err
-	})
-}
-
-// TestPythonThatHoldsItsLock checks that a rank may announce for how long it will hold the
-// interpreter's lock. No thread of a process answers in that time.
-func TestPythonThatHoldsItsLock(t *testing.T) {
-	m := create(t, 2, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
-	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
-		if _, err := p.do("new", "hold", 2500); err != nil {
-			return err
-		}
-		_, err := p.do("group", "barrier")
-		return err
-	})
-	require.NoError(t, errors.Join(errs...))
-}
-
 // TestPythonThatComputesWithItsLock checks that a process that cannot answer, because a thread holds
 // the interpreter's lock, is not lost while it uses CPU time, and that it is once it is stopped. In the soak it
 // holds the lock for two minutes and more.
@@ -217,71 +184,6 @@ func cutAdds(t *testing.T, proxy *testcluster.Proxy, p *rank) {
 			proxy.Cut(testcluster.FIN)
 		}
 	}
-}
-
-func TestAwayForLongerThanTheGrace(t *testing.T) {
-	srv := &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Millisecond, LivenessTimeout: time.Second}}
-	addr := testcluster.Serve(t, srv)
-	proxy := testcluster.NewProxy(t, addr)
-	p, q := start(t), start(t)
-	joined := make(chan error, 1)
-	go func() {
-		_, err := q.do("new", "join", 1, 2, addr, kw{"timeout": 30})
-		joined <- err
-	}()
-	p.must("new", "join", 0, 2, proxy.Addr(), kw{"timeout": 30})
-	require.NoError(t, <-joined)
-	p.must("new", "connect", proxy.Addr())
-
-	// it does not notice that its connections have ended until its session has failed
-	proxy.Blackhole(true)
-	require.Equal(t, []int{0}, q.fails("Lost", "group", "barrier").Lost)
-	proxy.Blackhole(false) // so that it can connect again
-	proxy.Cut(testcluster.RST)
-	f := p.fails("SessionLost", "group", "barrier")
-	require.True(t, f.is("Lost") && f.is("RankError") && f.is("Unavailable"), f.Kinds)
-	require.Equal(t, []int{0}, f.Lost)
-	_ = p.fails("NotFound", "store", "get", "k") // a read is repeated in a new session;
-	// before that, this might be sent into the old session, with an unknown outcome
-	require.EqualValues(t, 1, p.must("store", "add", "k"))
-}
-
-func TestASilentStoreIsNamed(t *testing.T) {
-	proxy := testcluster.NewProxy(t, testcluster.Serve(t, new(store.Server)))
-	p := start(t)
-	p.must("new", "join", 0, 1, proxy.Addr(), kw{"timeout": 30})
-	p.must("new", "connect", proxy.Addr())
-	proxy.Stall(true)
-	f := p.fails("Unknown", "group", "barrier", kw{"timeout": 0.1})
-	require.True(t, f.is("Timeout") && f.is("RankError"), f.Kinds)
-	require.Contains(t, f.Text, "timed out: no answer from the store at "+proxy.Addr()+": outcome unknown")
-	f = p.fails("Unknown", "store", "add", "n", kw{"timeout": 0.1})
-	require.Contains(t, f.Text, `store: add "n": outcome unknown: timed out`)
-	f = p.fails("Timeout", "store", "get", "n", kw{"timeout": 0.1})
-	require.False(t, f.is("Unknown"), f.Text)
-	proxy.Stall(false)
-	require.EqualValues(t, 2, p.must("store", "add", "n")) // a late request still takes effect
-}
-
-func TestTheHostIsNamedWhenItGoes(t *testing.T) {
-	l := testcluster.Listen(t)
-	p := start(t)
-	joined := make(chan error, 1)
-	go func() {
-		host, port, _ := net.SplitHostPort(l.Addr().String())
-		_, err := p.do("new", "from_env", kw{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port, "MUSTER_RUN": "r"})
-		joined <- err
-	}()
-	g, err := pgroup.Create(bounded(t), pgroup.Config{Size: 2, Listener: l, Run: "r"})
-	require.NoError(t, err)
-	require.NoError(t, <-joined)
-	go func() {
-		_, err := p.do("group", "barrier")
-		joined <- err
-	}()
-	require.NoError(t, g.Close())
-	f := outcome(t, <-joined, "Left")
-	require.Equal(t, []int{0}, f.Left)
 }
 
 // TestTorchrunWithoutAStore checks that rank 0 of a job of Python ranks reports at once that no store

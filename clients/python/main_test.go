@@ -12,10 +12,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -33,29 +30,8 @@ func TestMain(m *testing.M) {
 // interpreter returns a Python that has msgpack and numpy, and skips the test if there is none.
 func interpreter(t *testing.T) string {
 	t.Helper()
-	exe, tried := findPython()
-	if exe == "" {
-		t.Skipf("SKIPPED: no Python ≥ 3.9 with msgpack and numpy; run .ci/python, or set MUSTER_PYTHON: %s", strings.Join(tried, "; "))
-	}
-	return exe
+	return testcluster.Python(t, "msgpack", "numpy")
 }
-
-// findPython tries MUSTER_PYTHON, the Python that .ci/python made, and python3.
-var findPython = sync.OnceValues(func() (found string, tried []string) {
-	cache, _ := os.UserCacheDir()
-	cached := filepath.Join(cmp.Or(os.Getenv("XDG_CACHE_HOME"), cache), "muster", "python", "bin", "python")
-	for _, exe := range []string{os.Getenv("MUSTER_PYTHON"), cached, "python3"} {
-		if exe == "" {
-			continue
-		}
-		out, err := exec.Command(exe, "-c", "import sys, msgpack, numpy; assert sys.version_info >= (3, 9)").CombinedOutput()
-		if err == nil {
-			return exe, nil
-		}
-		tried = append(tried, exe+": "+cmp.Or(lastLine(out), err.Error()))
-	}
-	return "", tried
-})
 
 func lastLine(out []byte) string {
 	out = bytes.TrimSpace(out)

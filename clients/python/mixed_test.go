@@ -56,15 +56,6 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 			return err
 		})
 	})
-	t.Run("broadcast of bytes", func(t *testing.T) {
-		for root := range 4 {
-			m.each(func(r int) error {
-				got, err := pgroup.Broadcast(ctx, m.gs[r], root, []byte("id"))
-				assert.Equal(t, []byte("id"), got)
-				return err
-			}, is(t, raw("id"), "broadcast_bytes", raw("id"), root))
-		}
-	})
 	t.Run("all_gather", func(t *testing.T) {
 		m.each(func(r int) error {
 			got, err := pgroup.AllGather(ctx, m.gs[r], fmt.Sprint("rank ", r))
@@ -72,22 +63,6 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 			return err
 		}, func(r int, p *rank) error {
 			return is(t, []any{"rank 0", "rank 1", "rank 2", "rank 3"}, "all_gather", fmt.Sprint("rank ", r))(r, p)
-		})
-		m.each(func(r int) error {
-			got, err := pgroup.AllGather[any](ctx, m.gs[r], []any{int64(r), nil})
-			assert.EqualValues(t, []any{[]any{int64(0), nil}, []any{int64(1), nil}, []any{int64(2), nil}, []any{int64(3), nil}}, got)
-			return err
-		}, func(r int, p *rank) error {
-			return is(t, []any{[]any{0., nil}, []any{1., nil}, []any{2., nil}, []any{3., nil}}, "all_gather", []any{r, nil})(r, p)
-		})
-	})
-	t.Run("all_gather of bytes", func(t *testing.T) {
-		m.each(func(r int) error {
-			got, err := pgroup.AllGather(ctx, m.gs[r], []byte{byte('a' + r)})
-			assert.Equal(t, [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d")}, got)
-			return err
-		}, func(r int, p *rank) error {
-			return is(t, []any{raw("a"), raw("b"), raw("c"), raw("d")}, "all_gather_bytes", raw(string(rune('a'+r))))(r, p)
 		})
 	})
 	t.Run("gather", func(t *testing.T) {
@@ -200,36 +175,6 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 				return err
 			}, is(t, array(root), "broadcast", kw{"obj": array(root), "root": root}))
 		}
-		m.each(func(r int) error {
-			got, err := pgroup.AllGather(ctx, m.gs[r], of(r))
-			for i := range got {
-				assert.True(t, tensor.Equal(of(i), got[i]), "%v", got[i])
-			}
-			return err
-		}, func(r int, p *rank) error {
-			return is(t, []any{array(0), array(1), array(2), array(3)}, "all_gather", array(r))(r, p)
-		})
-		m.each(func(r int) error {
-			got, err := pgroup.AllReduce(ctx, m.gs[r], pgroup.Avg, int32(r), 1)
-			assert.Equal(t, []int32{1, 1}, got)
-			return err
-		}, func(r int, p *rank) error {
-			a := map[string]any{"array": []int{r, 1}, "dtype": "int32"}
-			return is(t, map[string]any{"array": []any{1., 1.}, "dtype": "int32"}, "all_reduce", a, "avg")(r, p)
-		})
-		m.each(func(r int) error {
-			if err := pgroup.Send(ctx, m.gs[r], r+1, of(r)); err != nil {
-				return err
-			}
-			got, err := pgroup.Recv[*tensor.Tensor](ctx, m.gs[r], r+1)
-			assert.True(t, tensor.Equal(of(r+1), got), "%v", got)
-			return err
-		}, func(r int, p *rank) error {
-			if err := is(t, nil, "send", array(r), r-1)(r, p); err != nil {
-				return err
-			}
-			return is(t, array(r-1), "recv", r-1)(r, p)
-		})
 		type layer struct {
 			Config  map[string]any
 			Weights map[string]*tensor.Tensor

@@ -2,7 +2,6 @@ package python_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -81,26 +80,4 @@ func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 		testcluster.Thaw(t, p)
 	})
 	require.EqualValues(t, 2*(kills+1), m.adds())
-}
-
-// TestTheStoreBehindPythonsRelayIsGone checks that a relay reports that its store is gone, and that
-// Python's error has the same text as Go's.
-func TestTheStoreBehindPythonsRelayIsGone(t *testing.T) {
-	srv := patient()
-	addr := testcluster.Serve(t, srv)
-	_, at := relay(t, addr, "127.0.0.1:0")
-	p := start(t)
-	p.must("new", "connect", at)
-	p.must("store", "set", "k", raw("v"))
-	require.NoError(t, srv.Close())
-	f := p.fails("Unavailable", "store", "get", "k")
-	require.Contains(t, f.Text, `store: get "k": store unavailable: `+at)
-	f = p.fails("Unavailable", "new", "connect", at)
-	_, err := store.Dial(bounded(t), at, nil)
-	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.Equal(t, 1, strings.Count(err.Error(), "the relay cannot reach the store at "+addr), err)
-	require.Equal(t, err.Error(), f.Text)
-	f = p.fails("Timeout", "new", "connect", at, kw{"timeout": 2, "wait": true})
-	require.True(t, f.is("Unavailable"))
-	require.Contains(t, f.Text, "the relay cannot reach the store at "+addr)
 }

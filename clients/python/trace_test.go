@@ -149,22 +149,6 @@ func TestTraceOfAKilledPythonRank(t *testing.T) {
 	require.ErrorContains(t, failed.Err, "timed out")
 }
 
-// TestTraceThatCannotBeWritten checks that, as in Go, a trace directory in which no file can be
-// created is an error before anything else is done.
-func TestTraceThatCannotBeWritten(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, TraceDir: file})
-	require.ErrorContains(t, err, "Config.TraceDir")
-	p := start(t)
-	for _, dir := range []string{file, filepath.Join(file, "below")} {
-		e := p.fails("Invalid", "new", "join", 0, 1, "nobody.invalid:1", kw{"trace_dir": dir})
-		require.Regexp(t, `^pgroup: trace_dir \(MUSTER_TRACE\) "`+regexp.QuoteMeta(dir)+`": (File exists|Not a directory): is it a directory that rank 0 may write to\?$`, e.Text)
-	}
-	e := p.fails("InvalidType", "new", "join", 0, 1, "nobody.invalid:1", kw{"trace_dir": 1})
-	require.Contains(t, e.Text, "trace_dir")
-}
-
 // TestTraceOfSurvivors checks that a group that shrinks continues in the same file, with a new
 // number for its generation.
 func TestTraceOfSurvivors(t *testing.T) {

@@ -90,19 +90,6 @@ class Rank:
     def channel(self, name: str) -> None:
         self.on[name] = self.on["group"].channel(name)
 
-    def steps(self, first: int, end: int) -> None:
-        """Uses and closes a channel for each step, and one for all: what comes has to be of this
-        step.
-        """
-        g: muster_pg.Group = self.on["group"]
-        for i in range(first, end):
-            for name in (f"step {i}", "again"):
-                with g.channel(name) as ch:
-                    ch.send(i, (g.rank + 1) % g.size)
-                    got = ch.all_gather(i), ch.recv((g.rank - 1) % g.size)
-                    if got != ([i] * g.size, i):
-                        raise AssertionError(f"{name}: {got} in step {i}")
-
     def facts(self) -> Any:
         g = self.on["group"]
         return [g.rank, g.size, g.name, [m.pid for m in g.members], g.local_rank]
