@@ -63,11 +63,7 @@ func ConcatTo(ctx context.Context, ga *Gatherer, w io.Writer, ranks []int, how M
 		return nil
 	}
 	m.open = func(infos map[string]safetensors.Info) (sink, error) {
-		out, err := safetensors.NewWriter(w, infos, how.Metadata)
-		if err == nil && how.Begin != nil {
-			how.Begin(out.Header())
-		}
-		return out, err
+		return safetensors.NewWriter(w, infos, how.Metadata)
 	}
 	own := contribution{absent: ts == nil, tensors: ts}
 	if w == nil && len(ranks) > 0 && ranks[0] == ga.group.Rank() {
@@ -80,8 +76,6 @@ func ConcatTo(ctx context.Context, ga *Gatherer, w io.Writer, ranks []int, how M
 type Merge struct {
 	Axis     map[string]int    // the axis of each tensor that is split across ranks
 	Metadata map[string]string // of the file
-	// if set, is called with the header when all ranks have agreed, before it is written
-	Begin func(*safetensors.Header)
 }
 
 // sink receives the data of tensors in the order of its Names.

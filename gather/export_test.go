@@ -31,7 +31,7 @@ func Relist(b []byte) (again []byte, names []string, err error) {
 func List(names []string, dt tensor.DType, shape ...int) []byte {
 	var items []item
 	for _, name := range names {
-		items = append(items, item{Name: name, DType: dt, Shape: shape, Ref: streamed, Sum: 7})
+		items = append(items, item{Name: name, DType: dt, Shape: shape, Ref: streamed})
 	}
 	return encodeList([]shm.Ref{{Arena: 1 << 60, Segment: 5, Offset: 4096, Len: 64}}, items)
 }
@@ -52,7 +52,7 @@ func Offers() (encoded [][]byte) {
 		{Fault: &fault{Code: wire.CodeFailed, By: -1, Reason: "no memory"}},
 		{Fault: &fault{Code: wire.CodeLost, By: -1, Reason: "no goodbye", Lost: []int{3, 300}}},
 		{Absent: true, Ready: true, Axis: -1},
-		{Ready: true, Config: true, Summed: true, Axis: 3, List: List([]string{"w"}, tensor.F32, 2), Export: 9},
+		{Ready: true, Config: true, Axis: 3, List: List([]string{"w"}, tensor.F32, 2), Export: 9},
 		{Long: &listLocation{Len: 1 << 20}},
 		{Long: &listLocation{Len: 5, Ref: &shm.Ref{Arena: 1 << 63, Segment: 7, Offset: 64, Len: 5}}},
 		{Version: &nfsws.Version{Sequence: 42, ID: 1 << 31, Sum: 1 << 63}},

@@ -19,8 +19,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Options are the options of Open. Zero fields have defaults. Verify, Unequal, and whether Dir is
-// set must be the same on all ranks.
+// Options are the options of Open. Zero fields have defaults. Unequal, and whether Dir is set, must be
+// the same on all ranks.
 type Options struct {
 	// Dir is a directory that the hosts of all ranks share; it is created if its parent exists.
 	// Several jobs may use the same one at the same time. A job that was killed leaves files there,
@@ -33,20 +33,9 @@ type Options struct {
 	// tensors allocated here are not copied. The caller owns it, and closes it after the Gatherer
 	Arena   *shm.Arena
 	Limit   int64 // bytes of shared memory for copies; 0: as many as the host allows
-	Verify  bool  // checksums through memory and TCP too; files always have them
 	Unequal bool  // Tensors may differ in shape, and TensorMaps in names and shapes
 
-	// Progress is called on the first rank with the amount of a rank's data that has arrived, a few
-	// times a second at most, and at the end. It must return quickly.
-	Progress func(Progress)
-
 	Trace trace.Sink // gets an event for every verb; nil: the group's, see pgroup.Group.Trace
-}
-
-// Progress is the progress of a verb with one rank.
-type Progress struct {
-	Rank        int   // of the sender, in the group
-	Done, Total int64 // bytes
 }
 
 // Gatherer is one rank's part in gathers. It keeps connections and segments between them. It is
@@ -80,7 +69,7 @@ type Gatherer struct {
 
 // settings are the options that all ranks must agree on, and the values that rank 0 decides.
 type settings struct {
-	Dir, Verify, Unequal bool
+	Dir, Unequal bool
 	ID                   uint64 // identifies this Gatherer; random, chosen by rank 0
 	Generation           uint64 // of the workspace, of rank 0
 	Err                  string // rank 0's error of creating the workspace
@@ -129,7 +118,7 @@ func (ga *Gatherer) open(ctx context.Context) error {
 
 // agree compares the settings of all ranks, and returns those of rank 0.
 func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
-	mine := settings{Dir: ga.opts.Dir != "", Verify: ga.opts.Verify, Unequal: ga.opts.Unequal, ID: rand.Uint64()}
+	mine := settings{Dir: ga.opts.Dir != "", Unequal: ga.opts.Unequal, ID: rand.Uint64()}
 	if mine.Dir && ga.group.Rank() == 0 {
 		if mine.Generation, err = beginFiles(ctx, ga.opts.Dir, ga.group, mine.ID); err != nil {
 			mine.Err = err.Error()
@@ -147,8 +136,6 @@ func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
 		switch {
 		case s.Dir != first.Dir:
 			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(first.Dir)))
-		case s.Verify != first.Verify:
-			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Verify, and rank 0 %s", rank, has(s.Verify), has(first.Verify)))
 		case s.Unequal != first.Unequal:
 			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
 		}

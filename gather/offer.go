@@ -3,7 +3,6 @@ package gather
 import (
 	"cmp"
 	"fmt"
-	"hash/crc32"
 	"slices"
 
 	"github.com/muster-pg/muster/nfsws"
@@ -21,7 +20,6 @@ type offer struct {
 	Absent  bool
 	Ready   bool           // the first rank cannot fail: it can read all items and the list
 	Config  bool           // the item with configName is a config
-	Summed  bool           // items have checksums
 	Axis    int            // axis of a Concat
 	List    []byte         // the items and where they are; nil if it is long
 	Long    *listLocation  // where a long list is, unless that is in a directory
@@ -58,9 +56,8 @@ type item struct {
 	Name  string
 	DType tensor.DType
 	Shape []int
-	Ref   int    // index of the ref that contains it, or streamed
-	Off   int64  // offset there
-	Sum   uint32 // CRC-32C
+	Ref   int   // index of the ref that contains it, or streamed
+	Off   int64 // offset there
 }
 
 // streamed is the Ref of an item that is not in shared memory.
@@ -228,10 +225,6 @@ func (o *offer) total() (n int64) {
 	}
 	return n
 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
 
 // checkItems rejects invalid items: they come from the network.
 func (o *offer) checkItems() error {

@@ -94,7 +94,7 @@ func (v *verb) readList(ctx context.Context, i int, o *offer, l *resources) erro
 		return err
 	}
 	list := make([]byte, o.Long.Len)
-	if _, err := stream.fetch(ctx, o.Export, []want{{lastItem, 0, list}}, func(int) {}); err != nil {
+	if _, err := stream.fetch(ctx, o.Export, []want{{lastItem, 0, list}}); err != nil {
 		return err
 	}
 	return o.read(list)
@@ -104,14 +104,13 @@ func (v *verb) readList(ctx context.Context, i int, o *offer, l *resources) erro
 func (v *verb) collect(ctx context.Context, offers []offer, l *resources) (allReceived, error) {
 	got := make(allReceived, len(offers))
 	errs := make([]error, len(offers))
-	meter := v.ga.meter(v.ranks, offers)
 	var wg sync.WaitGroup
 	for i := range offers {
 		got[i].absent = offers[i].Absent
 		if i == 0 || offers[i].Absent {
 			continue
 		}
-		r := &receiver{verb: v, from: i, offer: &offers[i], resources: l, got: meter.of(i)}
+		r := &receiver{verb: v, from: i, offer: &offers[i], resources: l}
 		if r.offer.waits() {
 			wg.Go(func() { got[i], errs[i] = r.all(ctx) })
 		} else {
@@ -128,7 +127,7 @@ func (v *verb) collect(ctx context.Context, offers []offer, l *resources) (allRe
 }
 
 // waits reports whether receiving the offer takes more than a read of memory.
-func (o *offer) waits() bool { return o.Summed || o.Version != nil || o.Export != 0 }
+func (o *offer) waits() bool { return o.Version != nil || o.Export != 0 }
 
 // receiver receives one rank's offer, on the first rank.
 type receiver struct {
@@ -136,7 +135,6 @@ type receiver struct {
 	from      int // index in the list
 	offer     *offer
 	resources *resources
-	got       func(n int)
 }
 
 func (r *receiver) rank() int          { return r.ranks[r.from] }
@@ -160,10 +158,6 @@ func (r *receiver) all(ctx context.Context) (received, error) {
 		data := fetched[i]
 		if it.Ref >= 0 {
 			data = r.offer.blocks[it.Ref].Data[it.Off:][:it.size():it.size()]
-			r.got(len(data))
-		}
-		if r.offer.Summed && checksum(data) != it.Sum {
-			return received{}, named(it.Name, fmt.Errorf("what has arrived of rank %d differs from what it gave: %w", r.rank(), errCorrupt))
 		}
 		if it.Name == configName && r.offer.Config {
 			out.config = data
@@ -178,8 +172,6 @@ func (r *receiver) all(ctx context.Context) (received, error) {
 	}
 	return out, nil
 }
-
-var errCorrupt = errors.New("checksums differ")
 
 // reach maps the shared memory of the offer.
 func (r *receiver) reach(ctx context.Context) error {
@@ -258,7 +250,7 @@ func (r *receiver) fetch(ctx context.Context) ([][]byte, error) {
 		buffer = buffer[(n+align-1)/align*align:]
 		wants = append(wants, want{item: i, dst: data[i]})
 	}
-	if i, err := stream.fetch(ctx, r.offer.Export, wants, r.got); err != nil {
+	if i, err := stream.fetch(ctx, r.offer.Export, wants); err != nil {
 		return nil, named(r.offer.items[i].Name, err)
 	}
 	return data, nil
@@ -299,7 +291,6 @@ func (r *receiver) fromFiles(ctx context.Context) (received, error) {
 			return received{}, named(it.Name, err)
 		}
 		out.tensors[it.Name] = t
-		r.got(len(t.Data))
 		r.resources.keep(func() { t.Data = nil })
 	}
 	return out, nil

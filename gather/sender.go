@@ -79,7 +79,7 @@ func (g *sender) pack(ctx context.Context) error {
 	if err := g.stream(ctx); err != nil {
 		return err
 	}
-	g.offer.Ready = g.offer.Export == 0 && g.offer.List != nil && !g.offer.Summed && !g.offer.Config && !g.contribution.lazy && (g.conn == nil || g.conn.knows(g.offer.refs))
+	g.offer.Ready = g.offer.Export == 0 && g.offer.List != nil && !g.offer.Config && !g.contribution.lazy && (g.conn == nil || g.conn.knows(g.offer.refs))
 	return nil
 }
 
@@ -117,7 +117,6 @@ func (g *sender) list() error {
 		g.offer.Config = true
 		tensors[configName] = &tensor.Tensor{DType: tensor.U8, Shape: []int{len(g.contribution.config)}, Data: g.contribution.config}
 	}
-	g.offer.Summed = g.ga.opts.Verify && g.ga.files == nil && g.held == nil
 	for name, t := range tensors {
 		if err := t.Check(); err != nil {
 			return named(name, err)
@@ -125,11 +124,7 @@ func (g *sender) list() error {
 		if len(t.Shape) > maxAxes {
 			return named(name, fmt.Errorf("it has %d axes, and %d is the most: %w", len(t.Shape), maxAxes, pgroup.ErrInvalid))
 		}
-		it := item{Name: name, DType: t.DType, Shape: t.Shape, Ref: streamed}
-		if g.offer.Summed {
-			it.Sum = checksum(t.Data)
-		}
-		g.offer.items = append(g.offer.items, it)
+		g.offer.items = append(g.offer.items, item{Name: name, DType: t.DType, Shape: t.Shape, Ref: streamed})
 	}
 	slices.SortFunc(g.offer.items, func(a, b item) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range g.offer.items {

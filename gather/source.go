@@ -29,7 +29,6 @@ func (v *verb) blockLen(n int) int { return max(blockMemory/n, 64<<10) }
 // sources returns the sources of all ranks of the list, by index; nil for absent ranks.
 func (v *verb) sources(ctx context.Context, offers []offer, own contribution, l *resources) ([]source, error) {
 	from := make([]source, len(offers))
-	meter := v.ga.meter(v.ranks, offers)
 	for i := range offers {
 		if offers[i].Absent {
 			continue
@@ -38,7 +37,7 @@ func (v *verb) sources(ctx context.Context, offers []offer, own contribution, l 
 			from[i] = local(own.tensors)
 			continue
 		}
-		r := &receiver{verb: v, from: i, offer: &offers[i], resources: l, got: meter.of(i)}
+		r := &receiver{verb: v, from: i, offer: &offers[i], resources: l}
 		s, err := r.source(ctx)
 		if err != nil {
 			return nil, failed(i, err)
@@ -91,11 +90,10 @@ func (r *remote) inMemory(name string) bool { return r.offer.find(name).Ref >= 0
 func (r *remote) at(ctx context.Context, name string, off int64, n int, buf []byte) ([]byte, error) {
 	it := r.offer.find(name)
 	if it.Ref >= 0 {
-		r.got(n)
 		return r.offer.blocks[it.Ref].Data[it.Off+off:][:n], ctx.Err()
 	}
 	i, _ := r.offer.index(name)
-	_, err := r.stream.fetch(ctx, r.offer.Export, []want{{i, off, buf[:n]}}, r.got)
+	_, err := r.stream.fetch(ctx, r.offer.Export, []want{{i, off, buf[:n]}})
 	return buf[:n], err
 }
 
@@ -114,7 +112,6 @@ func (p *published) at(ctx context.Context, name string, off int64, n int, buf [
 		return nil, context.Cause(ctx)
 	}
 	_, err := p.view.ReadAt(ctx, name, buf[:n], off)
-	p.got(n)
 	return buf[:n], err
 }
 

@@ -77,7 +77,7 @@ type want struct {
 // fetch reads the wanted parts of an export. A context that ends breaks the stream, since an answer
 // may be partly read; after any error the stream is not used again. The error concerns the item
 // that is returned.
-func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got func(n int)) (item int, err error) {
+func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want) (item int, err error) {
 	arrived := int64(0)
 	stop := context.AfterFunc(ctx, func() { _ = f.conn.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
@@ -112,7 +112,6 @@ func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got fu
 		}
 		inFlight -= len(w.dst)
 		arrived += int64(len(w.dst))
-		got(len(w.dst))
 	}
 }
 

@@ -32,14 +32,13 @@ type way struct {
 	tls       bool
 	dir       bool
 	allocated bool // tensors are allocated in Options.Arena
-	sums      bool
 }
 
 func ways() []way {
-	all := []way{{name: "TCP", apart: true}, {name: "TLS", apart: true, tls: true, sums: true}, {name: "directory", dir: true}}
+	all := []way{{name: "TCP", apart: true}, {name: "TLS", apart: true, tls: true}, {name: "directory", dir: true}}
 	if arena, err := shm.NewArena(nil); err == nil {
 		_ = arena.Close()
-		all = append(all, way{name: "memory"}, way{name: "memory, in an arena", allocated: true}, way{name: "memory, verified", sums: true}, way{name: "mixed", mixed: true})
+		all = append(all, way{name: "memory"}, way{name: "memory, in an arena", allocated: true}, way{name: "mixed", mixed: true})
 	}
 	return all
 }
@@ -104,7 +103,6 @@ func (j job) run(t *testing.T, f func(r *rank)) {
 	if j.dir && j.o.Dir == "" {
 		j.o.Dir = t.TempDir()
 	}
-	j.o.Verify = j.o.Verify || j.sums
 	j.span = cmp.Or(j.span, 30*time.Second)
 	var ranks sync.WaitGroup
 	for i := range j.n {
