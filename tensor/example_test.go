@@ -67,25 +67,3 @@ func ExampleTensor_Reshape() {
 	fmt.Println(t, err)
 	// Output: U8[3,2] <nil>
 }
-
-// The shards of a weight whose columns are spread over ranks.
-func ExampleConcat() {
-	left := tensor.From([]uint8{1, 2, 5, 6}, 2, 2)
-	right := tensor.From([]uint8{3, 4, 7, 8}, 2, 2)
-	t, err := tensor.Concat(nil, 1, left, right)
-	fmt.Printf("%v %d %v\n", t, t.Data, err)
-	// Output: U8[2,4] [1 2 3 4 5 6 7 8] <nil>
-}
-
-func ExampleCopyInto() {
-	whole := tensor.New(tensor.U8, 2, 3)
-	err := tensor.CopyInto(whole, 1, 1, tensor.From([]uint8{8, 9}, 2, 1))
-	fmt.Printf("%d %v\n", whole.Data, err)
-	// Output: [0 8 0 0 9 0] <nil>
-}
-
-func ExampleEqual() {
-	a := tensor.From([]float32{1, 2})
-	fmt.Println(tensor.Equal(a, a.Clone()), tensor.Equal(a, tensor.From([]float32{1, 3})))
-	// Output: true false
-}

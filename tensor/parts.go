@@ -1,7 +1,6 @@
 package tensor
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 )
@@ -57,90 +56,8 @@ func (t *Tensor) Slice(axis, from, to int) (*Tensor, error) {
 		return part, nil
 	}
 	part.Data = heap(s.rows * s.n)
-	copyRuns(part.Data, t.Data[s.at:], s.n, s.n, s.row, s.rows)
+	for i := range s.rows {
+		copy(part.Data[i*s.n:][:s.n], t.Data[i*s.row+s.at:])
+	}
 	return part, nil
-}
-
-// CopyInto copies src to the elements at ≤ i < at+src.Shape[axis] along axis of dst. The two must
-// have the same dtype, and the same length along the other axes. A range of packed elements must
-// begin and end on whole bytes.
-func CopyInto(dst *Tensor, axis, at int, src *Tensor) error {
-	if err := src.Check(); err != nil {
-		return err
-	}
-	if err := dst.Check(); err != nil {
-		return err
-	}
-	if !fits(dst, axis, src) {
-		return fmt.Errorf("tensor: %v is no part of %v along axis %d", src, dst, axis)
-	}
-	if at < 0 || src.Shape[axis] > dst.Shape[axis]-at {
-		return fmt.Errorf("tensor: %v does not fit into %v at %d along axis %d", src, dst, at, axis)
-	}
-	s, err := dst.span(axis, at, at+src.Shape[axis])
-	if err != nil || s.n == 0 {
-		return err
-	}
-	copyRuns(dst.Data[s.at:], src.Data, s.n, s.row, s.n, s.rows)
-	return nil
-}
-
-// fits reports whether part has the dtype and shape of whole, except for its length along axis.
-func fits(whole *Tensor, axis int, part *Tensor) bool {
-	return whole.DType == part.DType && axis >= 0 && axis < len(whole.Shape) && len(whole.Shape) == len(part.Shape) &&
-		slices.Equal(whole.Shape[:axis], part.Shape[:axis]) && slices.Equal(whole.Shape[axis+1:], part.Shape[axis+1:])
-}
-
-// copyRuns copies count runs of n bytes, at distances of dstStep and srcStep.
-func copyRuns(dst, src []byte, n, dstStep, srcStep, count int) {
-	if n == dstStep && n == srcStep {
-		copy(dst[:n*count], src)
-		return
-	}
-	for i := range count {
-		copy(dst[i*dstStep:][:n], src[i*srcStep:])
-	}
-}
-
-// Concat joins ts along axis, in a's memory; a nil Allocator means the heap. All must have the same
-// dtype, and the same length along the other axes. It always copies, even a single tensor.
-func Concat(a Allocator, axis int, ts ...*Tensor) (*Tensor, error) {
-	if len(ts) == 0 {
-		return nil, errors.New("tensor: nothing to concatenate")
-	}
-	whole, err := joined(axis, ts)
-	if err != nil {
-		return nil, err
-	}
-	if whole, err = NewIn(a, whole.DType, whole.Shape...); err != nil {
-		return nil, err
-	}
-	at := 0
-	for i, t := range ts {
-		if err := CopyInto(whole, axis, at, t); err != nil {
-			return nil, fmt.Errorf("tensor: concatenate %d of %d: %w", i, len(ts), err)
-		}
-		at += t.Shape[axis]
-	}
-	return whole, nil
-}
-
-// joined returns the dtype and shape of ts joined along axis, without data.
-func joined(axis int, ts []*Tensor) (*Tensor, error) {
-	for i, t := range ts {
-		if err := t.Check(); err != nil {
-			return nil, fmt.Errorf("tensor: concatenate %d of %d: %w", i, len(ts), err)
-		}
-		if !fits(t, axis, ts[0]) {
-			return nil, fmt.Errorf("tensor: %v (%d of %d) cannot follow %v along axis %d", t, i, len(ts), ts[0], axis)
-		}
-	}
-	whole := &Tensor{DType: ts[0].DType, Shape: slices.Clone(ts[0].Shape)}
-	for _, t := range ts[1:] {
-		if t.Shape[axis] > maxInt-whole.Shape[axis] {
-			return nil, fmt.Errorf("tensor: %d tensors like %v are too long along axis %d", len(ts), t, axis)
-		}
-		whole.Shape[axis] += t.Shape[axis]
-	}
-	return whole, nil
 }

@@ -2,12 +2,10 @@ package safetensors
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"iter"
-	"math"
 	"os"
 	"sync"
 
@@ -35,36 +33,6 @@ func Parse(b []byte) (*File, error) {
 	return &File{Header: *h, data: b[h.start:]}, nil
 }
 
-// Read reads a whole file into memory, which it allocates only as data arrives. The last tensor
-// must be followed by the end of r. The tensors may be modified.
-func Read(r io.Reader) (*File, error) {
-	h, err := readHeader(r, math.MaxInt64)
-	if err != nil {
-		return nil, err
-	}
-	f := &File{Header: *h}
-	if f.data, err = readN(r, h.Size()-h.start); err != nil {
-		return nil, readError(err, h, int64(len(f.data)))
-	}
-	var more [1]byte
-	switch _, err := io.ReadFull(r, more[:]); err {
-	case io.EOF:
-		return f, nil
-	case nil:
-		return nil, invalid(h.Size(), "more bytes follow after the last tensor")
-	default:
-		return nil, fmt.Errorf("safetensors: read: %w", err)
-	}
-}
-
-// readError returns the error for err, after n bytes of data.
-func readError(err error, h *Header, n int64) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return h.fits(h.start + n)
-	}
-	return fmt.Errorf("safetensors: read: %w", err)
-}
-
 // Load reads a file into memory. Use it on file systems where other clients may replace or truncate
 // the file, such as NFS. The tensors may be modified.
 func Load(name string) (*File, error) {
@@ -87,8 +55,8 @@ func loadFile(name string) (*File, error) {
 		return nil, err
 	}
 	f := &File{Header: *h, data: make([]byte, size-h.start)}
-	if n, err := io.ReadFull(io.NewSectionReader(r, h.start, size), f.data); err != nil && n < len(f.data) {
-		return nil, readError(err, h, int64(n))
+	if n, err := io.ReadFull(io.NewSectionReader(r, h.start, size), f.data); err != nil {
+		return nil, cutOff(err, h.start+int64(n), "the tensors")
 	}
 	return f, nil
 }

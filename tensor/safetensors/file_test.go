@@ -1,7 +1,6 @@
 package safetensors_test
 
 import (
-	"bytes"
 	"io/fs"
 	"maps"
 	"os"
@@ -37,9 +36,6 @@ func TestWays(t *testing.T) {
 		"Load": func() (*safetensors.File, error) { return safetensors.Load(name) },
 		"Parse": func() (*safetensors.File, error) {
 			return safetensors.Parse(written(t, want))
-		},
-		"Read": func() (*safetensors.File, error) {
-			return safetensors.Read(bytes.NewReader(written(t, want)))
 		},
 	} {
 		t.Run(way, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 )
 
 // FuzzParse wants what is accepted to be the same tensors once it is written again, each inside the file and none in
-// another; and Read to agree with Parse.
+// another.
 func FuzzParse(f *testing.F) {
 	for _, tc := range refused {
 		if len(tc.file) < 1<<10 {
@@ -31,14 +31,11 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		f, err := safetensors.Parse(b)
-		streamed, streamErr := safetensors.Read(bytes.NewReader(b))
-		require.Equal(t, err == nil, streamErr == nil, "%v, but %v", err, streamErr)
 		if err != nil {
 			require.ErrorIs(t, err, safetensors.ErrFormat)
 			return
 		}
 		c := contents{maps.Collect(f.All()), f.Metadata}
-		requireSame(t, c, contents{maps.Collect(streamed.All()), streamed.Metadata})
 		next := len(b)
 		for _, w := range c.tensors {
 			next -= len(w.Data)

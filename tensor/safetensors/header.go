@@ -79,7 +79,23 @@ func (h *Header) Size() int64 {
 //	info, _ := h.Info("w")
 //	data := io.NewSectionReader(r, info.Begin, info.End-info.Begin)
 func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
-	h, err := readHeader(io.NewSectionReader(r, 0, size), size)
+	file := io.NewSectionReader(r, 0, size)
+	var length [lengthLen]byte
+	if got, err := io.ReadFull(file, length[:]); err != nil {
+		return nil, cutOff(err, int64(got), "the length of the header, 8 bytes,")
+	}
+	n := binary.LittleEndian.Uint64(length[:])
+	switch {
+	case n > maxHeader:
+		return nil, invalid(0, "the header has %d bytes, more than %d: this is no safetensors file", n, maxHeader)
+	case int64(n) > size-lengthLen:
+		return nil, invalid(0, "the header has %d bytes, but the file ends after %d of them", n, size-lengthLen)
+	}
+	text := make([]byte, n) // which the file has
+	if got, err := io.ReadFull(file, text); err != nil {
+		return nil, cutOff(err, lengthLen+int64(got), fmt.Sprintf("the header, %d bytes,", n))
+	}
+	h, err := parseHeader(string(text))
 	if err != nil {
 		return nil, err
 	}
@@ -89,51 +105,12 @@ func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 	return h, nil
 }
 
-// readHeader reads a header from the beginning of a file of at most size bytes.
-func readHeader(r io.Reader, size int64) (*Header, error) {
-	length, err := readN(r, lengthLen)
-	if err != nil {
-		return nil, cutOff(err, int64(len(length)), "the length of the header, 8 bytes,")
-	}
-	n := binary.LittleEndian.Uint64(length)
-	switch {
-	case n > maxHeader:
-		return nil, invalid(0, "the header has %d bytes, more than %d: this is no safetensors file", n, maxHeader)
-	case int64(n) > size-lengthLen:
-		return nil, invalid(0, "the header has %d bytes, but the file ends after %d of them", n, size-lengthLen)
-	}
-	text, err := readN(r, int64(n))
-	if err != nil {
-		return nil, cutOff(err, lengthLen+int64(len(text)), fmt.Sprintf("the header, %d bytes,", n))
-	}
-	return parseHeader(string(text))
-}
-
 // cutOff returns the error of a file that ends at offset at, within what.
 func cutOff(err error, at int64, what string) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return invalid(at, "the file ends in the midst of %s: it is cut off", what)
 	}
 	return fmt.Errorf("safetensors: read: %w", err)
-}
-
-// readN reads n bytes. It allocates memory in proportion to the bytes that have arrived, since n is
-// not trusted.
-func readN(r io.Reader, n int64) ([]byte, error) {
-	const first = 1 << 20
-	buf := make([]byte, min(n, first))
-	for at := 0; ; {
-		m, err := io.ReadFull(r, buf[at:])
-		at += m
-		if err != nil {
-			return buf[:at], err
-		}
-		if int64(at) == n {
-			return buf, nil
-		}
-		more := min(int64(at), n-int64(at))
-		buf = append(buf, make([]byte, more)...)
-	}
 }
 
 // fits returns an error unless a file of size bytes has exactly the size that the header implies.
