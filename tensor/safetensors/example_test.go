@@ -92,10 +92,6 @@ func ExampleNewWriter() {
 		return
 	}
 	for _, name := range w.Names() {
-		if err := w.Begin(name); err != nil {
-			fmt.Println(err)
-			return
-		}
 		for _, half := range halves[name] {
 			if _, err := io.Copy(w, half); err != nil {
 				fmt.Println(err)

@@ -25,7 +25,7 @@ func Write(w io.Writer, ts map[string]*tensor.Tensor, metadata map[string]string
 		return err
 	}
 	for _, name := range sw.Names() {
-		if err := sw.WriteTensor(name, ts[name]); err != nil {
+		if _, err := sw.Write(ts[name].Data); err != nil {
 			return err
 		}
 	}

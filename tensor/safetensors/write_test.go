@@ -167,40 +167,23 @@ func infos(c contents) map[string]safetensors.Info {
 	return m
 }
 
-// TestWriter streams in each way, in pieces of each size.
+// TestWriter streams in pieces of each size.
 func TestWriter(t *testing.T) {
 	for name, c := range golden {
 		want := written(t, c)
 		for _, piece := range []int{1, 3, 1000} {
-			for way, write := range map[string]func(w *safetensors.Writer){
-				"stream": func(w *safetensors.Writer) {
-					var all []byte
-					for _, name := range w.Names() {
-						all = append(all, c.tensors[name].Data...)
-					}
-					inPieces(t, w, all, piece)
-				},
-				"Begin": func(w *safetensors.Writer) {
-					for _, name := range w.Names() {
-						require.NoError(t, w.Begin(name))
-						inPieces(t, w, c.tensors[name].Data, piece)
-					}
-				},
-				"WriteTensor": func(w *safetensors.Writer) {
-					for _, name := range w.Names() {
-						require.NoError(t, w.WriteTensor(name, c.tensors[name]))
-					}
-				},
-			} {
-				var b bytes.Buffer
-				w, err := safetensors.NewWriter(&b, infos(c), c.metadata)
-				require.NoError(t, err)
-				require.Equal(t, int64(len(want)), w.Header().Size())
-				write(w)
-				require.NoError(t, w.Close())
-				require.NoError(t, w.Close(), "again")
-				require.Equal(t, want, b.Bytes(), "%s by %s", name, way)
+			var b bytes.Buffer
+			w, err := safetensors.NewWriter(&b, infos(c), c.metadata)
+			require.NoError(t, err)
+			require.Equal(t, int64(len(want)), w.Header().Size())
+			var all []byte
+			for _, name := range w.Names() {
+				all = append(all, c.tensors[name].Data...)
 			}
+			inPieces(t, w, all, piece)
+			require.NoError(t, w.Close())
+			require.NoError(t, w.Close(), "again")
+			require.Equal(t, want, b.Bytes(), name)
 		}
 	}
 }
@@ -227,22 +210,10 @@ func TestWriterMisused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		misuse func(w *safetensors.Writer) error
 		want   string
-		is     error
 	}{
-		"nothing":            {misuse: (*safetensors.Writer).Close, want: `tensor "b": 4 of its 4 bytes are missing`},
-		"some":               {misuse: func(w *safetensors.Writer) error { return errors.Join(write(w, 5), w.Close()) }, want: `tensor "a": 3 of its 4 bytes are missing`},
-		"too many":           {misuse: func(w *safetensors.Writer) error { return write(w, 9) }, want: `tensor "z": 1 bytes too many`},
-		"too many of one":    {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), write(w, 5)) }, want: `tensor "b": 1 bytes too many`},
-		"more of one":        {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), write(w, 4), write(w, 1)) }, want: `tensor "b": 1 bytes too many`},
-		"too few of one":     {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), write(w, 3), w.Begin("a")) }, want: `tensor "b": 1 of its 4 bytes are missing`},
-		"another's turn":     {misuse: func(w *safetensors.Writer) error { return w.Begin("a") }, want: `tensor "b": 4 of its 4 bytes are missing`},
-		"begun twice":        {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), w.Begin("b")) }, want: `tensor "b": it is written already`},
-		"written twice":      {misuse: func(w *safetensors.Writer) error { return errors.Join(write(w, 4), w.Begin("b")) }, want: `tensor "b": it is written already`},
-		"begun in its midst": {misuse: func(w *safetensors.Writer) error { return errors.Join(write(w, 2), w.Begin("b")) }, want: `tensor "b": it is written already`},
-		"unknown":            {misuse: func(w *safetensors.Writer) error { return w.Begin("c") }, want: `tensor "c": no such tensor`, is: safetensors.ErrNoTensor},
-		"other shape":        {misuse: func(w *safetensors.Writer) error { return w.WriteTensor("b", tensor.New(tensor.F32, 1, 1)) }, want: `tensor "b": it is F32[1,1], but the header says F32[1]`},
-		"other dtype":        {misuse: func(w *safetensors.Writer) error { return w.WriteTensor("b", tensor.New(tensor.I32, 1)) }, want: `tensor "b": it is I32[1], but the header says F32[1]`},
-		"nil":                {misuse: func(w *safetensors.Writer) error { return w.WriteTensor("b", nil) }, want: `tensor "b": tensor: nil`},
+		"nothing":  {misuse: (*safetensors.Writer).Close, want: ` tensor "b": 4 of its 4 bytes are missing`},
+		"some":     {misuse: func(w *safetensors.Writer) error { return errors.Join(write(w, 5), w.Close()) }, want: ` tensor "a": 3 of its 4 bytes are missing`},
+		"too many": {misuse: func(w *safetensors.Writer) error { return write(w, 9) }, want: `: 1 bytes more than the tensors have`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
@@ -250,13 +221,9 @@ func TestWriterMisused(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, []string{"b", "a", "z"}, w.Names())
 			err = tc.misuse(w)
-			require.EqualError(t, err, "safetensors: write "+tc.want)
-			if tc.is != nil {
-				require.ErrorIs(t, err, tc.is)
-			}
+			require.EqualError(t, err, "safetensors: write"+tc.want)
 			n := b.Len()
 			require.EqualError(t, w.Close(), err.Error(), "it stays")
-			require.EqualError(t, w.Begin("z"), err.Error())
 			require.EqualError(t, write(w, 1), err.Error())
 			require.Equal(t, n, b.Len(), "and nothing more is written")
 		})

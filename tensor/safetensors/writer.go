@@ -1,24 +1,17 @@
 package safetensors
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"slices"
-
-	"github.com/muster-pg/muster/tensor"
 )
 
 // Writer writes a file piece by piece, so that it may be larger than memory. After an error all its
 // methods return that error. It is not safe for concurrent use.
 type Writer struct {
-	w    io.Writer
-	h    *Header
-	pos  int64  // offset of the next byte in the file
-	next int    // tensors before this index cannot be begun again
-	end  int64  // offset that a Write must not exceed
-	name string // the tensor that ends there
-	err  error  // the first error
+	w   io.Writer
+	h   *Header
+	pos int64 // offset of the next byte in the file
+	err error // the first error
 }
 
 // NewWriter writes the header for tensors with the dtypes and shapes of infos, whose Begin and End
@@ -31,11 +24,7 @@ func NewWriter(w io.Writer, infos map[string]Info, metadata map[string]string) (
 	if _, err := writeAll(w, head); err != nil {
 		return nil, &WriteError{Err: err}
 	}
-	sw := &Writer{w: w, h: h, pos: h.start, end: h.Size()}
-	if n := len(h.names); n > 0 {
-		sw.name = h.names[n-1]
-	}
-	return sw, nil
+	return &Writer{w: w, h: h, pos: h.start}, nil
 }
 
 func writeAll(w io.Writer, p []byte) (n int, err error) {
@@ -52,50 +41,14 @@ func (w *Writer) Names() []string { return w.h.Names() }
 // Header returns the header that has been written, with the range of each tensor.
 func (w *Writer) Header() *Header { return w.h }
 
-// Begin declares that only the bytes of the tensor called name follow until the next Begin. It
-// returns an error if that tensor is not next, or if bytes of a tensor before it are missing. Begin
-// is optional: without it, the data is one stream.
-func (w *Writer) Begin(name string) error {
-	if w.err != nil {
-		return w.err
-	}
-	i, ok := w.h.index[name]
-	switch {
-	case !ok:
-		return w.fail(name, ErrNoTensor)
-	case i < w.next || w.h.infos[i].Begin < w.pos:
-		return w.fail(name, errors.New("it is written already"))
-	case w.h.infos[i].Begin > w.pos:
-		return w.missing()
-	}
-	w.next, w.end, w.name = i+1, w.h.infos[i].End, name
-	return nil
-}
-
-// WriteTensor writes the tensor called name, which must be next. It returns an error if t does not
-// match the header.
-func (w *Writer) WriteTensor(name string, t *tensor.Tensor) error {
-	if err := w.Begin(name); err != nil {
-		return err
-	}
-	if err := t.Check(); err != nil {
-		return w.fail(name, err)
-	}
-	if info, _ := w.h.Info(name); t.DType != info.DType || !slices.Equal(t.Shape, info.Shape) {
-		return w.fail(name, fmt.Errorf("it is %v, but the header says %v", t, info))
-	}
-	_, err := w.Write(t.Data)
-	return err
-}
-
-// Write writes the next bytes of the data. If p has more bytes than are left, of the tensor that
-// was begun or of all, it returns an error and writes nothing.
+// Write writes the next bytes of the data, which is one stream of all tensors. If p has more bytes
+// than are left, it returns an error and writes nothing.
 func (w *Writer) Write(p []byte) (int, error) {
-	switch over := int64(len(p)) - (w.end - w.pos); {
+	switch over := int64(len(p)) - (w.h.Size() - w.pos); {
 	case w.err != nil:
 		return 0, w.err
 	case over > 0:
-		return 0, w.fail(w.name, fmt.Errorf("%d bytes too many", over))
+		return 0, w.fail("", fmt.Errorf("%d bytes more than the tensors have", over))
 	case len(p) == 0:
 		return 0, nil
 	}
@@ -110,26 +63,21 @@ func (w *Writer) Write(p []byte) (int, error) {
 // Close returns an error if bytes are missing. It does not close the underlying writer.
 func (w *Writer) Close() error {
 	if w.err == nil && w.pos < w.h.Size() {
-		return w.missing()
+		name := w.current()
+		info, _ := w.h.Info(name)
+		return w.fail(name, fmt.Errorf("%d of its %d bytes are missing", info.End-w.pos, info.End-info.Begin))
 	}
 	return w.err
 }
 
 // current returns the tensor that the next byte belongs to.
-func (w *Writer) current() string {
+func (w *Writer) current() (name string) {
 	for i, info := range w.h.infos {
-		if info.End > w.pos {
-			return w.h.names[i]
+		if name = w.h.names[i]; info.End > w.pos {
+			break
 		}
 	}
-	return w.name
-}
-
-// missing returns the error for a tensor whose bytes have not all been written.
-func (w *Writer) missing() error {
-	name := w.current()
-	info, _ := w.h.Info(name)
-	return w.fail(name, fmt.Errorf("%d of its %d bytes are missing", info.End-w.pos, info.End-info.Begin))
+	return name
 }
 
 func (w *Writer) fail(name string, err error) error {
