@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
+	"github.com/muster-pg/muster/wire"
 )
 
 // channelUse is one use of a channel's name by this rank, from Channel to Close. All of its calls
@@ -52,7 +53,7 @@ func (g *Group) withTimeout(ctx context.Context) (context.Context, context.Cance
 
 // withTimeoutSince is withTimeout for an operation that has begun at start.
 func (g *Group) withTimeoutSince(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
-	ctx, cancel := g.membership.withTimeoutSince(ctx, start)
+	ctx, cancel := g.cfg.withDefaultTimeout(ctx, start)
 	if g.use == nil { // the store ends the calls of a group that is closed
 		return ctx, cancel
 	}
@@ -66,12 +67,12 @@ func (g *Group) withTimeoutSince(ctx context.Context, start time.Time) (context.
 }
 
 func (g *Group) isClosed() bool {
-	return g.membership.isClosed() || g.use != nil && g.use.ctx.Err() != nil
+	return g.hasClosed() || g.use != nil && g.use.ctx.Err() != nil
 }
 
 // closedError returns the error of an operation of a handle that this rank has closed.
-func (g *Group) closedError(op string) error {
-	re := g.membership.closedError(op)
+func (g *Group) closedError(op string) *RankError {
+	re := g.rankError(op, &wire.Failure{Code: wire.CodeClosed, By: -1, Reason: "this rank has closed it"}, ErrClosed)
 	re.Channel = g.channel
 	return re
 }
@@ -79,12 +80,32 @@ func (g *Group) closedError(op string) error {
 // asRankError returns the error of an operation for the store's error err.
 func (g *Group) asRankError(op string, seq uint64, err error) error {
 	if !g.isClosed() {
-		return g.membership.asRankError(op, g.channel, seq, err)
+		return g.storeFailure(op, seq, err)
 	}
 	if errors.Is(err, ErrUnknown) { // it was sent, so the message may be delivered
 		return fmt.Errorf("%w: %w", g.closedError(op), ErrUnknown)
 	}
 	return g.closedError(op)
+}
+
+// storeFailure is asRankError for a handle that may be closed.
+func (g *Group) storeFailure(op string, seq uint64, err error) error {
+	e, ok := errors.AsType[*store.Error](err)
+	if !ok {
+		err = fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, err)
+		g.logFailure(op, err)
+		return err
+	}
+	re := g.rankError(op, e.Failure, err)
+	if re.Failure == nil {
+		re.Failure = g.failureOf(e)
+	}
+	if g.channel != shutdownChannel {
+		re.Channel, re.Seq = g.channel, seq
+	}
+	g.noteRevocation(re)
+	g.logFailure(op, re)
+	return re
 }
 
 // closeChannel ends this rank's use of the channel. If the store cannot be reached, the next use of
@@ -96,7 +117,7 @@ func (g *Group) closeChannel() (err error) {
 		g.use.calls.Lock()
 		g.mem.close()
 		start := trace.Now(g.cfg.sink)
-		if g.use.began.Load() && !g.membership.isClosed() {
+		if g.use.began.Load() && !g.hasClosed() {
 			c := g.request()
 			c.Channel = g.channel
 			ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
@@ -104,11 +125,11 @@ func (g *Group) closeChannel() (err error) {
 			err = g.store.CloseChannel(ctx, c)
 		}
 		g.forget(g, err)
-		if g.membership.isClosed() || errors.Is(err, store.ErrUnsupported) {
+		if g.hasClosed() || errors.Is(err, store.ErrUnsupported) {
 			err = nil
 		}
 		if err != nil {
-			err = g.membership.asRankError("close", g.channel, 0, err)
+			err = g.storeFailure("close", 0, err)
 		}
 		if g.cfg.sink != nil {
 			g.traceOp(context.Background(), "close", start, 0, err)

@@ -141,14 +141,10 @@ func (cl *call) checkCount(n int, got [][]byte) error {
 // noCancel is a no-op, for contexts that the caller owns.
 func noCancel() {}
 
-// withTimeout gives ctx the default timeout if it has no deadline.
-func (s *membership) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return s.withTimeoutSince(ctx, time.Now())
-}
-
-func (s *membership) withTimeoutSince(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
+// withDefaultTimeout gives ctx the default timeout, since start, if it has no deadline.
+func (c *Config) withDefaultTimeout(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, noCancel
 	}
-	return context.WithDeadline(ctx, start.Add(s.cfg.Timeout))
+	return context.WithDeadline(ctx, start.Add(c.Timeout))
 }

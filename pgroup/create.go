@@ -30,7 +30,7 @@ func Create(ctx context.Context, c Config) (*Group, error) {
 	}
 	defer c.file.release(&c)
 	start := trace.Now(c.sink)
-	bounded, cancel := (&membership{cfg: c}).withTimeout(ctx)
+	bounded, cancel := c.withDefaultTimeout(ctx, time.Now())
 	defer cancel()
 	g, err := c.create(bounded)
 	c.traceJoin(ctx, joinRequest{name: c.Name, rank: c.Rank, size: c.Size}, g, start, err)
@@ -217,5 +217,5 @@ func (s *membership) joinError(ctx context.Context, op string, err error) error 
 	case op == "" && (storeVanished(err) || !isStoreError(err)): // createError adds the rest
 		return err
 	}
-	return s.asRankError(cmp.Or(op, "create"), "", 0, err)
+	return s.handle("").asRankError(cmp.Or(op, "create"), 0, err)
 }

@@ -70,6 +70,7 @@ func (s *membership) request() wire.Contribution {
 // groupContext implements Group.Context. A goroutine waits until the store reports that the
 // generation is revoked.
 func (s *membership) groupContext() context.Context {
+	g := s.handle("")
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	if s.ctx != nil {
@@ -77,12 +78,12 @@ func (s *membership) groupContext() context.Context {
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if s.closeBegan {
-		s.cancel(s.closedError(""))
+		s.cancel(g.closedError(""))
 		return s.ctx
 	}
 	ctx, cancel := s.ctx, s.cancel
 	s.wg.Go(func() {
-		err := s.asRankError("", "", 0, s.store.Follow(ctx, s.request()))
+		err := g.asRankError("", 0, s.store.Follow(ctx, s.request()))
 		s.lock.Lock()
 		defer s.lock.Unlock()
 		if !s.shuttingDown || !errors.Is(err, ErrLeft) { // Close cancels with its own cause
@@ -129,7 +130,7 @@ func (s *membership) leave(c wire.Contribution) {
 }
 
 func (s *membership) shutdown(ctx context.Context) error {
-	ctx, cancel := s.withTimeout(ctx)
+	ctx, cancel := s.cfg.withDefaultTimeout(ctx, time.Now())
 	defer cancel()
 	s.lock.Lock()
 	s.shuttingDown = true
@@ -174,7 +175,7 @@ func (s *membership) closeWithin(ctx context.Context) error {
 	s.leaveMemory()      // ranks that wait in it for this one go on at the store
 	s.leave(s.request()) // this ends the pending calls of this rank too
 	if cancel != nil {
-		cancel(s.closedError(""))
+		cancel(s.handle("").closedError(""))
 	}
 	s.wg.Wait()
 	s.closeMemory()
@@ -185,7 +186,8 @@ func (s *membership) closeWithin(ctx context.Context) error {
 	return s.shared.release(ctx)
 }
 
-func (s *membership) isClosed() bool {
+// hasClosed reports whether Close of the group has begun.
+func (s *membership) hasClosed() bool {
 	select {
 	case <-s.closing:
 		return true
@@ -194,37 +196,8 @@ func (s *membership) isClosed() bool {
 	}
 }
 
-// closedError returns the error of an operation of a closed handle.
-func (s *membership) closedError(op string) *RankError {
-	return s.rankError(op, &wire.Failure{Code: wire.CodeClosed, By: -1, Reason: "this rank has closed it"}, ErrClosed)
-}
-
 func (s *membership) rankError(op string, v *wire.Failure, err error) *RankError {
 	return &RankError{Op: op, Group: s.name, Rank: s.rank, Size: s.size, Failure: v, Err: err}
-}
-
-// asRankError returns the error of an operation for the store's error err.
-func (s *membership) asRankError(op, channel string, seq uint64, err error) error {
-	if s.isClosed() {
-		return s.closedError(op)
-	}
-	e, ok := errors.AsType[*store.Error](err)
-	if !ok {
-		err = fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
-		s.handle(channel).logFailure(op, err)
-		return err
-	}
-	re := s.rankError(op, e.Failure, err)
-	if re.Failure == nil {
-		re.Failure = s.failureOf(e)
-	}
-	re.Channel, re.Seq = channel, seq
-	if channel == shutdownChannel {
-		re.Channel, re.Seq = "", 0
-	}
-	s.noteRevocation(re)
-	s.handle(channel).logFailure(op, re)
-	return re
 }
 
 // failureOf returns the failure for a store's error that carries none, with the rank at fault if it

@@ -128,19 +128,19 @@ func (g *Group) Context() context.Context { return g.groupContext() }
 // Expired returns how many messages that this rank has sent have expired unread (Config.Expiry)
 // since its last call. Their receivers get ErrExpired, once for each message.
 func (g *Group) Expired(ctx context.Context) (int, error) {
-	s := g.membership
-	if s.isClosed() {
-		return 0, s.closedError("expire")
+	whole := g.handle("")
+	if whole.isClosed() {
+		return 0, whole.closedError("expire")
 	}
-	bounded, cancel := s.withTimeout(ctx)
+	bounded, cancel := whole.withTimeout(ctx)
 	defer cancel()
-	start := trace.Now(s.cfg.sink)
-	n, err := s.store.Expire(bounded, s.request())
+	start := trace.Now(g.cfg.sink)
+	n, err := g.store.Expire(bounded, g.request())
 	if err != nil {
-		n, err = 0, s.asRankError("expire", "", 0, err)
+		n, err = 0, whole.asRankError("expire", 0, err)
 	}
-	if s.cfg.sink != nil {
-		s.handle("").traceOp(ctx, "expire", start, 0, err)
+	if g.cfg.sink != nil {
+		whole.traceOp(ctx, "expire", start, 0, err)
 	}
 	return n, err
 }
