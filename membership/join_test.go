@@ -16,21 +16,6 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-func TestRanksFollowRegistration(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func() *store.Store) {
-		var ms []*membership.Member
-		for _, id := range []string{"c", "a", "b"} {
-			ms = append(ms, join(t, at(), worker(id, 3, 0)))
-		}
-		for rank, m := range ms {
-			v := next(t, m, rank, "c", "a", "b")
-			require.EqualValues(t, 1, v.Generation)
-			require.Equal(t, "train", v.Job)
-			require.Equal(t, membership.Worker{ID: "a", Addr: "10.0.0.1:a"}, v.Workers[1])
-		}
-	})
-}
-
 func TestDuplicateID(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		a := join(t, at(), worker("a", 1, 2))
@@ -134,6 +119,7 @@ func TestNamesAreEscaped(t *testing.T) {
 		}
 		for i, m := range ms {
 			v := next(t, m, 0, "w/"+jobs[i])
+			require.NotContains(t, v.Config().Name, "/", "it would be a Sub of another job's group")
 			require.EqualValues(t, 1, v.Generation)
 			c, err := m.StartCheckpoint(bounded(t), 1, "/ckpt/"+jobs[i])
 			require.NoError(t, err)
@@ -149,38 +135,6 @@ func TestNamesAreEscaped(t *testing.T) {
 			require.True(t, strings.HasPrefix(e.Key, "membership/"), e.Key)
 		}
 	})
-}
-
-func TestUnauthenticatedRegistrationIsRefused(t *testing.T) {
-	ours, reads := []byte("the secret of all workers"), []byte("the secret of who may look")
-	addr := testcluster.Serve(t, &store.Server{Engine: new(store.Memory), Access: []store.Access{
-		{Secret: ours, Prefix: "membership/train/", Write: true}, {Secret: reads},
-	}})
-	with := func(secret []byte) (*store.Store, error) {
-		s, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secret})
-		if err == nil {
-			t.Cleanup(func() { _ = s.Close() })
-		}
-		return s, err
-	}
-	for _, secret := range [][]byte{nil, []byte("guessed, and it is wrong")} {
-		_, err := with(secret)
-		require.ErrorIs(t, err, store.ErrDenied)
-	}
-	s, err := with(reads)
-	require.NoError(t, err)
-	_, err = membership.Join(bounded(t), s, worker("a", 1, 0))
-	require.ErrorIs(t, err, store.ErrDenied)
-
-	s, err = with(ours)
-	require.NoError(t, err)
-	m := join(t, s, worker("a", 1, 0))
-	group(t, next(t, m, 0, "a"))
-	other := worker("a", 1, 0)
-	other.Job = "another"
-	_, err = membership.Join(bounded(t), s, other)
-	require.ErrorIs(t, err, store.ErrDenied, "the secret is for one job")
-	require.NoError(t, m.Leave(bounded(t)))
 }
 
 // TestNextSaysWhatIsMissing checks that the error of a Next that waits says what is missing, and

@@ -52,16 +52,21 @@ func (m *Member) view(e *viewState) View {
 // Size returns the number of workers.
 func (v View) Size() int { return len(v.Workers) }
 
-// Config returns the configuration of this view's group, "JOB view GENERATION", which forms on the
-// Member's store, below the keys of the job. Set other fields before pgroup.Create.
+// Config returns the configuration of this view's group, "JOB view GENERATION", where a / in JOB is
+// %2F. It forms on the Member's store, below the keys of the job. Set other fields before pgroup.Create.
 func (v View) Config() pgroup.Config {
 	return pgroup.Config{
 		Name: v.group(), Run: v.state.Run, Rank: v.Rank, Size: v.Size(), Store: store.Prefix(v.Store, v.state.keys.groups),
 	}
 }
 
-// group returns the name of the view's group, as its errors have it.
-func (v View) group() string { return fmt.Sprintf("%s view %d", v.Job, v.Generation) }
+// group returns the name of the view's group, as its errors have it. What follows a / in the name of a
+// group is that of a Sub or Split.
+func (v View) group() string {
+	return fmt.Sprintf("%s view %d", noSlashes.Replace(v.Job), v.Generation)
+}
+
+var noSlashes = strings.NewReplacer("%", "%25", "/", "%2F")
 
 // Context returns a context that ends with ctx, or when this view ends: one of its workers has failed
 // or left, a newer view has replaced it, or this worker was evicted or closed. In that case its cause
@@ -202,10 +207,9 @@ func (v View) Over(err error) bool {
 	return v.state.ctx.Err() != nil && followsEnd(err)
 }
 
-// owns reports whether a group is that of the view, possibly with a longer name, as that of a Sub or Split.
+// owns reports whether a group is that of the view, or of a Sub or Split of it.
 func (v View) owns(group string) bool {
-	rest, ok := strings.CutPrefix(group, v.group())
-	return ok && strings.TrimLeft(rest, "0123456789") == rest // view 1, and not view 10
+	return group == v.group() || strings.HasPrefix(group, v.group()+"/")
 }
 
 // endsWithin waits up to d for the end of the view, and reports whether it has ended.
