@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 var checksum = regexp.MustCompile(`weights: sha256 (\w+)`)
@@ -29,7 +30,7 @@ func TestElastic(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	out := newText()
+	var out testcluster.Log
 	var mu sync.Mutex
 	killed := 0
 	var all sync.WaitGroup
@@ -41,7 +42,7 @@ func TestElastic(t *testing.T) {
 					life = "500ms" // before the others can have finished
 				}
 				job, err := launch.Start(ctx, launch.Spec{
-					N: 1, Path: self, Output: out, ErrOutput: out, ParentPipe: true, Grace: -1,
+					N: 1, Path: self, Output: &out, ErrOutput: &out, ParentPipe: true, Grace: -1,
 					Env: func(int) []string {
 						return []string{
 							"MUSTER_STORE=" + at, "MUSTER_JOB=digits", fmt.Sprintf("MUSTER_WORKER=%d-%d", slot, n), "MUSTER_ELASTIC=1:3",
@@ -65,10 +66,10 @@ func TestElastic(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.Positive(t, killed, out)
+	require.Positive(t, killed, out.String())
 	sums := checksum.FindAllStringSubmatch(out.String(), -1)
-	require.NotEmpty(t, sums, out)
+	require.NotEmpty(t, sums, out.String())
 	for _, sum := range sums {
-		require.Equal(t, alone[1], sum[1], out)
+		require.Equal(t, alone[1], sum[1], out.String())
 	}
 }

@@ -1,18 +1,15 @@
 package main_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	train "github.com/muster-pg/muster/examples/train"
 	"github.com/muster-pg/muster/internal/launch"
@@ -37,13 +34,13 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"} {
 		_ = os.Unsetenv(name)
 	}
-	goleak.VerifyTestMain(m)
+	testcluster.Leaks(m)
 }
 
 // job is a set of ranks that are processes.
 type job struct {
 	*launch.Job
-	out, errs *text
+	out, errs testcluster.Log
 }
 
 // start starts n ranks; args returns the arguments of each.
@@ -53,9 +50,9 @@ func start(t *testing.T, n int, args func(rank int) string, place func(rank int)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
-	j := &job{out: newText(), errs: newText()}
+	j := &job{}
 	j.Job, err = launch.Start(ctx, launch.Spec{
-		N: n, Path: self, Output: j.out, ErrOutput: j.errs, ParentPipe: true, Grace: -1,
+		N: n, Path: self, Output: &j.out, ErrOutput: &j.errs, ParentPipe: true, Grace: -1,
 		// as if each were started by hand: no launcher ends the others
 		MayFail: func(int) bool { return true },
 		Env: func(rank int) []string {
@@ -88,9 +85,9 @@ func run(t *testing.T, n int, args string) string {
 	t.Helper()
 	j := start(t, n, func(int) string { return args }, served(t))
 	err := j.Wait()
-	require.NoError(t, err, j.errs)
+	require.NoError(t, err, j.errs.String())
 	for rank := range n {
-		require.NoError(t, j.Process(rank).Err(), "rank %d\n%v", rank, j.errs)
+		require.NoError(t, j.Process(rank).Err(), "rank %d\n%s", rank, &j.errs)
 	}
 	require.Empty(t, j.errs.String())
 	return j.out.String()
@@ -105,47 +102,6 @@ func said(j *job, rank int) string {
 		}
 	}
 	return strings.Join(mine, "")
-}
-
-// text stores what is written, and notifies waiting readers.
-type text struct {
-	mu     sync.Mutex // protects the fields below
-	b      bytes.Buffer
-	change chan struct{} // closed when something is written
-}
-
-func newText() *text { return &text{change: make(chan struct{})} }
-
-func (w *text) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	close(w.change)
-	w.change = make(chan struct{})
-	return w.b.Write(b)
-}
-
-func (w *text) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.b.String()
-}
-
-// wait returns when s has been written, or the job has ended.
-func (j *job) wait(t *testing.T, s string) {
-	t.Helper()
-	for {
-		j.out.mu.Lock()
-		there, change := strings.Contains(j.out.b.String(), s), j.out.change
-		j.out.mu.Unlock()
-		if there {
-			return
-		}
-		select {
-		case <-change:
-		case <-j.Done():
-			require.Contains(t, j.out.String(), s, "the job has ended; %v", j.errs)
-		}
-	}
 }
 
 // others returns the ranks below n except one.

@@ -70,16 +70,14 @@ func TestLearns(t *testing.T) {
 func TestKilled(t *testing.T) {
 	for name, tc := range map[string]struct {
 		victim int
-		flags  string
 		place  func(*testing.T) func(int) pgroup.Config
 	}{
-		"rank 2":                {2, "", served},
-		"rank 2, deterministic": {2, "-deterministic", served},
-		"rank 0, which hosts":   {0, "", hosted},
+		"rank 2":              {2, served},
+		"rank 0, which hosts": {0, hosted},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j := start(t, 4, func(int) string { return tc.flags + " -batch 4 -steps 10000000" }, tc.place(t))
-			j.wait(t, "step 500 of")
+			j := start(t, 4, func(int) string { return "-batch 4 -steps 10000000" }, tc.place(t))
+			j.out.Says(t, "step 500 of")
 			require.NoError(t, j.Process(tc.victim).Signal(syscall.SIGKILL))
 			require.NoError(t, j.Wait())
 			for _, rank := range others(4, tc.victim) {
@@ -151,23 +149,6 @@ func TestNoLauncher(t *testing.T) {
 	assert.Equal(t, 1, train.Run(nil, &out, &errs))
 	assert.Contains(t, errs.String(), "no launcher's environment")
 	assert.Contains(t, errs.String(), "muster run -n 4 -- go run ./examples/train")
-}
-
-func TestBatches(t *testing.T) {
-	all := train.Batches(10, 3, 6) // two epochs; in each, one example is left over
-	assert.Equal(t, all, train.Batches(10, 3, 6))
-	assert.NotEqual(t, all[:3], all[3:])
-	for _, epoch := range [][][]int{all[:3], all[3:]} {
-		seen := map[int]bool{}
-		for _, batch := range epoch {
-			require.Len(t, batch, 3)
-			for _, i := range batch {
-				assert.False(t, seen[i])
-				assert.True(t, i >= 0 && i < 10)
-				seen[i] = true
-			}
-		}
-	}
 }
 
 // TestGradient checks that the gradient is the slope of the loss.
