@@ -5,9 +5,7 @@ import (
 	"io"
 	"net"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -32,17 +30,6 @@ func TestHintsForAStoreInEtcd(t *testing.T) {
 		assert.Equal(t, want, muster.Access("etcds://a:2379/jobs", why))
 		assert.NotContains(t, muster.Access("muster://a:7070", why), "in the URL")
 	}
-}
-
-// TestStoreWithDataIsAway checks the errors of calls that time out while a durable store is
-// unavailable.
-func TestStoreWithDataIsAway(t *testing.T) {
-	t.Parallel()
-	p, url := serve(t, "--data", t.TempDir())
-	wait := start(t, "wait", "k", "--timeout", "3s", "--store", url)
-	waits(t, url)
-	p.signal(t, syscall.SIGKILL)
-	wait.wait(t).wants(t, 5, "", ": not connected for ")
 }
 
 // TestChangeWithoutAnAnswer checks that an error says so if the change may have been made.
@@ -85,15 +72,4 @@ func cutter(t *testing.T, store string, what []byte) (addr string, cut <-chan st
 		}
 	}()
 	return l.Addr().String(), done
-}
-
-// waits returns when a call waits in the store at url.
-func waits(t *testing.T, url string) {
-	t.Helper()
-	for end := time.Now().Add(limit); time.Now().Before(end); {
-		if strings.Contains(run(t, "who", "--store", url).stdout, "1 call that waits") {
-			return
-		}
-	}
-	t.Fatal("nothing waits")
 }

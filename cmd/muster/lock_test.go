@@ -26,7 +26,7 @@ func TestLock(t *testing.T) {
 	first := lock("")
 	one := token(first)
 	second := lock("--ttl 1s")
-	runIn(t, nil, env, append(strings.Fields("lock k --timeout 100ms"), sh("echo never")...)...).wants(t, 4, "", "lock \"k\" is held, or waited for, by ")
+	runIn(t, env, append(strings.Fields("lock k --timeout 100ms"), sh("echo never")...)...).wants(t, 4, "", "lock \"k\" is held, or waited for, by ")
 	first.signal(t, syscall.SIGTERM)
 	require.Equal(t, 143, first.wait(t).code)
 	require.Greater(t, token(second), one)
@@ -34,5 +34,5 @@ func TestLock(t *testing.T) {
 	require.Equal(t, 7, third.wait(t).code)
 	server.signal(t, syscall.SIGKILL)
 	second.wait(t).wants(t, 1, "", `lock "k" was lost, and the command was ended`)
-	runIn(t, nil, env, append([]string{"lock", "k", "--ttl", "1ms"}, sh("exit")...)...).wants(t, 2, "", "--ttl 1ms must be at least 1s")
+	runIn(t, env, append([]string{"lock", "k", "--ttl", "1ms"}, sh("exit")...)...).wants(t, 2, "", "--ttl 1ms must be at least 1s")
 }

@@ -98,10 +98,10 @@ func run(t *testing.T, args ...string) result {
 	return start(t, args...).wait(t)
 }
 
-// runIn is like run, with standard input and more environment variables.
-func runIn(t *testing.T, stdin io.Reader, env []string, args ...string) result {
+// runIn is like run, with more environment variables.
+func runIn(t *testing.T, env []string, args ...string) result {
 	t.Helper()
-	return startIn(t, stdin, env, args...).wait(t)
+	return startIn(t, nil, env, args...).wait(t)
 }
 
 // process is a running muster.

@@ -35,7 +35,7 @@ type psJob struct {
 func psUntil(t *testing.T, env []string, ok func([]psJob) bool, args ...string) (last []psJob) {
 	t.Helper()
 	testcluster.Eventually(t, limit, func() bool {
-		r := runIn(t, nil, env, append([]string{"ps", "--json"}, args...)...)
+		r := runIn(t, env, append([]string{"ps", "--json"}, args...)...)
 		require.Zero(t, r.code, "%+v", r)
 		last = nil
 		require.NoError(t, json.Unmarshal([]byte(r.stdout), &last))
@@ -49,8 +49,8 @@ func psUntil(t *testing.T, env []string, ok func([]psJob) bool, args ...string) 
 func TestPsOfThisHost(t *testing.T) {
 	t.Parallel()
 	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE=", "MUSTER_HOST=nodeA"}
-	runIn(t, nil, env, "ps").wants(t, 0, "no job runs\n", "")
-	runIn(t, nil, env, "ps", "--json").wants(t, 0, "[]\n", "")
+	runIn(t, env, "ps").wants(t, 0, "no job runs\n", "")
+	runIn(t, env, "ps", "--json").wants(t, 0, "[]\n", "")
 	one := startIn(t, nil, env, runSh(3, "--job train --max-restarts 1", `[ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ] && exit 3; echo runs; exec sleep 60`)...)
 	psUntil(t, env, func(jobs []psJob) bool { return len(jobs) == 1 })
 	two := startIn(t, nil, env, append([]string{"run", "--elastic", "1:2"}, sh("exec sleep 60")...)...)
@@ -62,7 +62,7 @@ func TestPsOfThisHost(t *testing.T) {
 	assert.WithinDuration(t, time.Now(), jobs[0].Failure.Time, limit)
 	assert.Equal(t, one.cmd.Process.Pid, jobs[0].On[0].PID)
 	assert.Equal(t, "sh-nodeA-"+strconv.Itoa(two.cmd.Process.Pid), jobs[1].Job)
-	r := runIn(t, nil, env, "ps")
+	r := runIn(t, env, "ps")
 	assert.Regexp(t, `^JOB +STATE +NODES +RANKS +RESTARTS +FOR +STORE
 train +running +1 +3 +1 +[^ ]+ (m?s )? *muster://127\.0\.0\.1:\d+
   pid \d+ on nodeA:\d+: sh -c .*
@@ -72,10 +72,10 @@ sh-nodeA-\d+ +running +1 +2 +0 .*
 $`, r.stdout)
 	two.signal(t, syscall.SIGKILL)
 	two.wait(t)
-	runIn(t, nil, env, "stop", "none").wants(t, 3, "", `no job "none" runs on this host; those that do: train`)
-	runIn(t, nil, env, "stop", "train").wants(t, 0, "SIGTERM to pid "+strconv.Itoa(one.cmd.Process.Pid)+": "+strings.Join(one.cmd.Args[len(one.cmd.Args)-3:], " ")+"\n", "")
+	runIn(t, env, "stop", "none").wants(t, 3, "", `no job "none" runs on this host; those that do: train`)
+	runIn(t, env, "stop", "train").wants(t, 0, "SIGTERM to pid "+strconv.Itoa(one.cmd.Process.Pid)+": "+strings.Join(one.cmd.Args[len(one.cmd.Args)-3:], " ")+"\n", "")
 	require.Equal(t, 143, one.wait(t).code)
-	runIn(t, nil, env, "ps").wants(t, 0, "no job runs\n", "")
+	runIn(t, env, "ps").wants(t, 0, "no job runs\n", "")
 }
 
 // TestPsOfAStore checks the jobs on a store: one of two nodes and a spare node, and one of a single
@@ -99,7 +99,7 @@ func TestPsOfAStore(t *testing.T) {
 			assert.Equal(t, []any{"a/b", 1, 1}, []any{j.Job, j.Nodes, j.Ranks})
 		}
 	}
-	assert.Equal(t, 2, strings.Count(runIn(t, nil, []string{"MUSTER_STORE=" + url}, "ps").stdout, "running"))
+	assert.Equal(t, 2, strings.Count(runIn(t, []string{"MUSTER_STORE=" + url}, "ps").stdout, "running"))
 	single.signal(t, syscall.SIGKILL)
 	psUntil(t, nil, func(jobs []psJob) bool { return len(jobs) == 1 }, "--store", url)
 	require.NoError(t, os.WriteFile(done, nil, 0o644))

@@ -20,22 +20,6 @@ func runElastic(t *testing.T, flags, script string) *process {
 	return start(t, append(append([]string{"run"}, strings.Fields(flags)...), sh(script)...)...)
 }
 
-// TestRunElasticEnvironment checks the variables of workers.
-func TestRunElasticEnvironment(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	env := []string{"RANK=7", "WORLD_SIZE=9", "MUSTER_HOST=nodeA"}
-	p := startIn(t, nil, env, append([]string{"run", "--elastic", "1:2", "--spares", "1", "--lease", "90s", "--no-prefix", "--job", "train", "--store", url},
-		sh(`echo $MUSTER_STORE $MUSTER_JOB $MUSTER_WORKER $MUSTER_ELASTIC $MUSTER_LEASE $LOCAL_RANK $LOCAL_WORLD_SIZE "$RANK$WORLD_SIZE$MUSTER_RANK"; exec sleep 60`)...)...)
-	var got, want []string
-	for i := range 3 {
-		got = append(got, p.line(t, url))
-		want = append(want, url+" train nodeA."+strconv.Itoa(p.cmd.Process.Pid)+"-"+strconv.Itoa(i)+" 1:2 1m30s "+strconv.Itoa(i)+" 3")
-	}
-	slices.Sort(got)
-	require.Equal(t, want, got)
-}
-
 // TestRunElasticRestarts checks that one worker starts again alone, with another ID and its log,
 // that the job goes on when no restart is left, and ends when its workers do.
 func TestRunElasticRestarts(t *testing.T) {

@@ -21,22 +21,6 @@ func runNodes(t *testing.T, url string, procs int, flags, script string) *proces
 	return start(t, append(append(args, strings.Fields(flags)...), sh(script)...)...)
 }
 
-// TestRunNodes checks the ranks of two nodes with different numbers of ranks, in the order of
-// --node-rank, and that all of them meet.
-func TestRunNodes(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	script := `echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_PORT; ` + self(t) + ` set $MUSTER_RUN/$RANK x && exec ` + self(t) + ` wait --timeout 30s $MUSTER_RUN/0 $MUSTER_RUN/1 $MUSTER_RUN/2`
-	second := runNodes(t, url, 2, "--no-prefix --node-rank 1", script)
-	first := runNodes(t, url, 1, "--no-prefix --node-rank 0", script)
-	a, b := first.wait(t), second.wait(t)
-	require.Zero(t, a.code, "%+v", a)
-	require.Zero(t, b.code, "%+v", b)
-	port := strings.Fields(a.stdout)[5]
-	require.Equal(t, "0 3 0 1 0 "+port+"\n", a.stdout)
-	require.Equal(t, []string{"1 3 0 2 1 " + port, "2 3 1 2 1 " + port}, sorted(b.stdout))
-}
-
 // TestRunNodesNameTheFirstFailure checks that the nodes whose ranks fail because of a rank of another node
 // name that rank, after theirs have printed the error.
 func TestRunNodesNameTheFirstFailure(t *testing.T) {
@@ -145,7 +129,7 @@ func TestRunInOtherLaunchers(t *testing.T) {
 			require.Equal(t, []string{"1 of 2\n", "0 of 2\n"}, got)
 		})
 	}
-	r := runIn(t, nil, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "-n", "1", "true")
+	r := runIn(t, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "-n", "1", "true")
 	r.wants(t, 2, "", "JOB_COMPLETION_INDEX of a Kubernetes indexed job is set, and WORLD_SIZE, the number of nodes, is not")
 }
 
@@ -183,7 +167,7 @@ func TestWhatIsSeenOfAHang(t *testing.T) {
 			}
 			var who, ps result
 			testcluster.Eventually(t, limit, func() bool {
-				who, ps = runIn(t, nil, env, "who"), runIn(t, nil, env, "ps")
+				who, ps = runIn(t, env, "who"), runIn(t, env, "ps")
 				return strings.Contains(who.stdout, c.who) && strings.Count(ps.stdout, "\n") > 1
 			}, "who shows what waits")
 			assert.Regexp(t, `^`+title, who.stdout)
@@ -196,7 +180,7 @@ func TestWhatIsSeenOfAHang(t *testing.T) {
 	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
 	startIn(t, nil, env, runSh(1, "", "exec sleep 600")...)
 	testcluster.Eventually(t, limit, func() bool {
-		who, ps := runIn(t, nil, append(env, "MUSTER_STORE="+url), "who"), runIn(t, nil, append(env, "MUSTER_STORE="+url), "ps")
+		who, ps := runIn(t, append(env, "MUSTER_STORE="+url), "who"), runIn(t, append(env, "MUSTER_STORE="+url), "ps")
 		return strings.Count(who.stdout, "muster://") == 2 && strings.Count(ps.stdout, "muster://") == 1
 	}, "who and ps show the job of this host in addition to the store of MUSTER_STORE")
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,42 +31,6 @@ func runSh(n int, flags, script string) []string {
 
 func sorted(lines string) []string {
 	return slices.Sorted(strings.SplitSeq(strings.TrimSpace(lines), "\n"))
-}
-
-// TestRunPassesVariablesOn checks each variable that a rank or worker may read and run does not set.
-func TestRunPassesVariablesOn(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	secret := filepath.Join(dir, "secret")
-	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef"), 0o600))
-	_, url := serve(t, "--secret-file", secret)
-	env := []string{
-		"MUSTER_NAME=n", "MUSTER_TIMEOUT=12s", "MUSTER_EXPIRY=2h", "MUSTER_LIVENESS_TIMEOUT=7s", "MUSTER_HOST=here", "MUSTER_SECRET_FILE=" + secret,
-		"MUSTER_TLS_CA=ca", "MUSTER_TLS_CERT=cert", "MUSTER_TLS_KEY=key", "MUSTER_INSECURE=1", "MUSTER_TRACE=" + dir, "MUSTER_ETCD_PASSWORD=p",
-		"MUSTER_NO_IO_URING=1", "MUSTER_BINARY=b", "NO_COLOR=1",
-	}
-	nodes := "--nnodes 2 -n 1 --job train --store " + url + "?tls=false"
-	for name, flags := range map[string][]string{"run": {"-n 1"}, "elastic": {"--elastic 1"}, "nodes": {nodes + " --node-rank 0", nodes + " --node-rank 1"}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var script strings.Builder
-			script.WriteString("env")
-			for _, kv := range env {
-				name, value, _ := strings.Cut(kv, "=")
-				fmt.Fprintf(&script, `; [ "$%s" = '%s' ] || echo "%s is $%[1]s" >&2`, name, value, name)
-			}
-			var all []*process
-			for _, f := range flags {
-				all = append(all, startIn(t, nil, env, append(append([]string{"run", "--no-prefix"}, strings.Fields(f)...), sh(script.String())...)...))
-			}
-			for _, p := range all {
-				r := p.wait(t)
-				require.Zero(t, r.code, r.stderr)
-				require.Empty(t, r.stderr)
-				require.NotRegexp(t, `(?m)^MUSTER_\w+=$`, r.stdout)
-			}
-		})
-	}
 }
 
 // TestRunWithoutItsStore checks that a store that is not reached is reported while the ranks wait.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/tensor"
@@ -23,6 +25,7 @@ import (
 // TestScripts runs testdata/script/*.txt: commands, and what they print. In addition to the commands
 // of package testscript, there are
 //
+//	$DUMPS                   is the directory with recordings of package flightrecorder
 //	store NAME [FLAG…]       starts "muster serve"; $NAME is its URL, and $NAME_ADDR its host:port
 //	relay NAME [FLAG…]       likewise, for "muster relay"
 //	ends NAME SIGNAL         sends a signal to a server, INT, TERM or KILL, and waits for its end; NAME.log is its log
@@ -34,12 +37,15 @@ import (
 //	                         whose bytes are all BYTE, or 0
 func TestScripts(t *testing.T) {
 	t.Parallel()
+	dumps, err := filepath.Abs("../../internal/flightrecorder/testdata")
+	require.NoError(t, err)
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
 			// Isolates the scripts: by default a job of another test is not found.
 			e.Setenv("XDG_RUNTIME_DIR", os.DevNull)
 			e.Setenv("GORACE", os.Getenv("GORACE"))
+			e.Setenv("DUMPS", dumps)
 			e.Values[serversKey] = servers{}
 			return nil
 		},

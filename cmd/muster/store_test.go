@@ -1,38 +1,14 @@
 package main_test
 
 import (
-	"bytes"
-	"encoding/json"
 	"io"
 	"net"
-	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/store"
 )
-
-func TestValuesFromStandardInput(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	env := []string{"MUSTER_STORE=" + url}
-	const value = "two\nlines \xff\x00"
-	runIn(t, strings.NewReader(value), env, "set", "bin", "-").wants(t, 0, "", "")
-	run(t, "get", "bin", "--raw", "--store", url).wants(t, 0, value, "")
-	run(t, "keys", "--long", "--store", url).wants(t, 0, "       REV        TTL      BYTES  KEY = VALUE\n         2          -         12  bin = \"two\\nlines \\xff\\x00\"\n", "")
-	var entry struct {
-		Bytes []byte `json:"value_base64"`
-	}
-	r := run(t, "keys", "--json", "--store", url)
-	if err := json.Unmarshal([]byte(r.stdout), &entry); err != nil || string(entry.Bytes) != value {
-		t.Errorf("%s gave %q, %v", r.stdout, entry.Bytes, err)
-	}
-	runIn(t, bytes.NewReader(make([]byte, 16<<20+1)), env, "set", "big", "-").wants(t, 1, "", "over 16 MiB")
-	runIn(t, strings.NewReader(""), env, "set", "empty", "-").wants(t, 0, "", "")
-	run(t, "get", "empty", "--store", url).wants(t, 0, "\n", "")
-}
 
 func TestWrongStores(t *testing.T) {
 	t.Parallel()
@@ -47,7 +23,7 @@ func TestWrongStores(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			run(t, "get", "k", "--store", c.url).wants(t, c.code, "", c.stderr)
-			runIn(t, nil, []string{"MUSTER_STORE=" + c.url}, "set", "k", "v").wants(t, c.code, "", c.stderr)
+			runIn(t, []string{"MUSTER_STORE=" + c.url}, "set", "k", "v").wants(t, c.code, "", c.stderr)
 		})
 	}
 }
@@ -78,19 +54,6 @@ func otherService(t *testing.T) string {
 		}
 	}()
 	return l.Addr().String()
-}
-
-func TestStoreGoesAway(t *testing.T) {
-	t.Parallel()
-	p, url := serve(t, "--log-level", "debug")
-	w := start(t, "watch", "--from", "1", "--store", url)
-	run(t, "set", "k", "v", "--store", url).wants(t, 0, "", "")
-	w.line(t, "k = v") // so the client is connected
-	p.signal(t, syscall.SIGTERM)
-	w.wait(t).wants(t, 5, "", "went away")
-	if r := p.wait(t); r.code != 0 {
-		t.Errorf("serve ended with %d: %s", r.code, r.stderr)
-	}
 }
 
 // TestHiddenKeys checks that the keys of servers and relays are listed only when they are asked for.

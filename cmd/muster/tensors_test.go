@@ -30,31 +30,6 @@ func emptyDesk(t *testing.T) desk {
 	return desk(t.TempDir())
 }
 
-// everyDType returns a tensor of each dtype.
-func everyDType() tensors {
-	ts := tensors{"empty": tensor.New(tensor.BF16, 0, 3), "scalar": tensor.New(tensor.F32)}
-	for dt := tensor.Bool; dt.Valid(); dt++ {
-		ts[strings.ToLower(dt.String())] = tensor.New(dt, 2, 4)
-	}
-	return ts
-}
-
-func TestTensorsGolden(t *testing.T) {
-	t.Parallel()
-	d := emptyDesk(t)
-	path := d.file(t, "all.safetensors", everyDType(), map[string]string{"format": "pt", "by": "\x1b[31m"})
-	const golden = "testdata/tensors.txt"
-	r := run(t, "tensors", path)
-	want, err := os.ReadFile(golden)
-	require.NoError(t, err)
-	r.wants(t, 0, string(want), "")
-	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(golden, []byte(r.stdout), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // listed is the JSON form of a tensor in tensors --json.
 type listed struct {
 	File, Name, DType string
@@ -76,34 +51,6 @@ func listJSON(t *testing.T, args ...string) (all []listed) {
 		all = append(all, l)
 	}
 	return all
-}
-
-func TestTensorsOfModels(t *testing.T) {
-	t.Parallel()
-	d := emptyDesk(t)
-	ts := tensors{"a": tensor.New(tensor.F32, 4), "b": tensor.New(tensor.F32, 4), "c": tensor.New(tensor.F32, 4)}
-	require.NoError(t, safetensors.WriteSharded(string(d), "model", 32, ts, map[string]string{"format": "pt"}))
-	for _, path := range []string{string(d), d.path("model.safetensors.index.json")} {
-		all := listJSON(t, path)
-		if len(all) != 3 || all[2].File != d.path("model-00002-of-00002.safetensors") {
-			t.Errorf("%+v", all)
-		}
-	}
-	one := d.file(t, "one/x.safetensors", tensors{"x": tensor.New(tensor.U8)}, nil)
-	r := run(t, "tensors", string(d), one)
-	r.wants(t, 0, string(d)+`
-NAME  DTYPE  SHAPE  BYTES
-a     F32    4       16 B
-b     F32    4       16 B
-c     F32    4       16 B
-3 tensors, 12 parameters, 48 bytes
-metadata format = pt
-
-`+one+`
-NAME  DTYPE  SHAPE   BYTES
-x     U8     scalar    1 B
-1 tensor, 1 parameter, 1 byte
-`, "")
 }
 
 func TestTensorsHostileNames(t *testing.T) {

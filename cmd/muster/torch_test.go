@@ -41,9 +41,6 @@ func TestServeTorch(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
 	d.write(t, "torch.json", `[{"protocol": "torch", "prefix": "python/", "write": true}]`)
-	d.write(t, "other.json", `[{"protocol": "other", "prefix": "python/"}]`)
-	d.write(t, "secret.json", `[{"protocol": "torch", "prefix": "python/"}, {"secret_file": "secret", "write": true}]`)
-	d.write(t, "two.json", `[{"protocol": "torch", "name": "x"}]`)
 	const yes, no = "\x07\x00\x00\x00\x00\x00\x00\x00", ""
 	for args, want := range map[string]string{
 		"":                         yes,
@@ -54,32 +51,6 @@ func TestServeTorch(t *testing.T) {
 		_, url := serve(t, strings.Fields(strings.ReplaceAll(args, "DIR", string(d)))...)
 		assert.Equal(t, want, asTorch(t, url), args)
 	}
-	for args, want := range map[string]struct {
-		code   int
-		stderr string
-	}{
-		"--access DIR/other.json":               {1, `does not speak "other"`},
-		"--access DIR/two.json":                 {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
-		"--torch=false --access DIR/torch.json": {1, `does not speak "torch"`},
-		// The later --listen counts: every host could connect without authentication.
-		"--listen 0.0.0.0:0 --access DIR/torch.json":  {1, `peers that speak "torch" prove nothing: all of them could use what is below "python/"`},
-		"--listen 0.0.0.0:0 --access DIR/secret.json": {1, "listen on 127.0.0.1, or add --insecure if the network is yours"},
-	} {
-		run(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, strings.Fields(strings.ReplaceAll(args, "DIR", string(d)))...)...).wants(t, want.code, "", want.stderr)
-	}
-}
-
-// TestStoreOfTorch checks the commands on a store that PyTorch hosts. The test uses a muster store,
-// which speaks the same protocol.
-func TestStoreOfTorch(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	tcp := strings.Replace(url, "muster://", "tcp://", 1)
-	run(t, "set", "--store", tcp, "key", "value").wants(t, 0, "", "")
-	run(t, "get", "--store", tcp, "key").wants(t, 0, "value\n", "")
-	run(t, "get", "--store", url, "key").wants(t, 0, "value\n", "")
-	run(t, "add", "--store", tcp, "n", "5").wants(t, 0, "5\n", "")
-	run(t, "set", "--store", tcp, "key", "value", "--ttl", "1m").wants(t, 1, "", "unsupported")
 }
 
 // TestTorchOutlivesTheLeader checks that an unmodified PyTorch job behind a relay does not notice
@@ -124,19 +95,9 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 func TestTorchrun(t *testing.T) {
 	testcluster.SoakOnly(t, "TestTorchrunMuster has a job of torchrun")
 	exe := testcluster.Torch(t)
+	_, url := serve(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
-	var running sync.WaitGroup
-	defer running.Wait()
 	defer cancel()
-	server := exec.CommandContext(ctx, self(t), "serve", "--listen", "127.0.0.1:0")
-	server.Env = append(os.Environ(), role+"="+roleMuster)
-	first, written := io.Pipe()
-	server.Stdout = written
-	running.Go(func() { _ = server.Run(); _ = written.Close() })
-	var url string
-	if _, err := fmt.Fscanln(first, &url); err != nil {
-		t.Fatal(err)
-	}
 	var outs [2][]byte
 	var agents sync.WaitGroup
 	for i := range outs {

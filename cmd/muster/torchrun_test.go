@@ -233,31 +233,6 @@ func TestTorchrunReplaced(t *testing.T) {
 	onlyState(t, url, "job")
 }
 
-// TestTorchrunTakeover kills the leader of a replicated store twice under a job.
-func TestTorchrunTakeover(t *testing.T) {
-	testcluster.SoakOnly(t, "TestTorchrunMuster has a restart, and TestTorchOutlivesTheLeader a takeover")
-	at := "etcd://" + etcd(t) + "/jobs"
-	leader := replica(t, at)
-	leader.complaint(t, "msg=leading")
-	job := newElastic(t, at, "job", "--nnodes=2", "--nproc-per-node=2")
-	agents := []*agent{job.agent(t), job.agent(t)}
-	for _, a := range agents {
-		a.says(t, 2, "formed ")
-	}
-	for range 2 {
-		next := replica(t, at)
-		leader.signal(t, syscall.SIGKILL)
-		next.complaint(t, "msg=leading")
-		leader = next
-	}
-	job.end(t)
-	for _, a := range agents {
-		a.succeeds(t, 2, 4)
-		assert.Equal(t, 2, strings.Count(a.String(), "formed "), "no worker was started again")
-	}
-	onlyState(t, at, "job")
-}
-
 // TestTorchrunFewer kills one of two agents of a job that needs one, while the workers wait in the
 // store. The agent's relay and workers end, those of the other agent form alone, and find no key of
 // the generation before. In the long form three such jobs run at a time in one store.
@@ -347,71 +322,4 @@ func TestTorchrunKills(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestTorchrunStoreKills kills the durable store of a job, and starts it again, again and again:
-// MUSTER_TORCHRUN_KILLS is the number of kills. The workers go on, and none is started again.
-func TestTorchrunStoreKills(t *testing.T) {
-	testcluster.SoakOnly(t, "TestTorchrunMuster has a kill")
-	kills, err := strconv.Atoi(cmp.Or(os.Getenv("MUSTER_TORCHRUN_KILLS"), "3"))
-	require.NoError(t, err)
-	dir := t.TempDir()
-	server, url := serve(t, "--data", dir)
-	job := newElastic(t, url, "job", "--nnodes=2", "--nproc-per-node=2")
-	agents := []*agent{job.agent(t), job.agent(t)}
-	for _, a := range agents {
-		a.says(t, 2, "formed ")
-	}
-	s := dial(t, url)
-	steps := func() (least int) { // of the ranks
-		least = -1
-		for e, err := range s.List(t.Context(), "torchrun/job/") {
-			require.NoError(t, err)
-			if n, err := strconv.Atoi(string(e.Value)); err == nil && strings.Contains(e.Key, "steps/") && (least < 0 || n < least) {
-				least = n
-			}
-		}
-		return least
-	}
-	for range kills {
-		before := steps()
-		require.GreaterOrEqual(t, before, 0)
-		server.signal(t, syscall.SIGKILL)
-		server.wait(t)
-		killed := time.Now()
-		server = start(t, "serve", "--listen", strings.TrimPrefix(url, "muster://"), "--data", dir)
-		server.line(t, url)
-		testcluster.Eventually(t, limit, func() bool { return steps() > before+1 }, "all ranks go on")
-		t.Log("went on after", time.Since(killed))
-	}
-	job.end(t)
-	for _, a := range agents {
-		a.succeeds(t, 2, 4)
-		assert.Equal(t, 2, strings.Count(a.String(), "formed "), "no worker was started again")
-	}
-	onlyState(t, url, "job")
-}
-
-// TestTorchrunManyJobs runs 20 jobs at the same time in one store.
-func TestTorchrunManyJobs(t *testing.T) {
-	testcluster.SoakOnly(t, "TestTorchrunFewer has three jobs in its long form")
-	_, url := serve(t)
-	var want []string
-	var jobs []*elastic
-	var agents []*agent
-	for i := range 20 {
-		id := fmt.Sprint("job-", i)
-		job := newElastic(t, url, id, "--nnodes=1", "--nproc-per-node=1")
-		jobs, agents = append(jobs, job), append(agents, job.agent(t))
-		want = append(want, "torchrun/"+id+"/state\n")
-	}
-	for _, a := range agents {
-		a.says(t, 1, "formed 0 of 1 ")
-	}
-	for i, a := range agents {
-		jobs[i].end(t)
-		a.succeeds(t, 1, 1)
-	}
-	slices.Sort(want)
-	run(t, "keys", "--store", url).wants(t, 0, strings.Join(want, ""), "")
 }

@@ -72,29 +72,6 @@ func dial(t *testing.T, url string) *store.Store {
 	return s
 }
 
-// TestWhoFlightRecorder checks the output for dumps of a job that has ended, which needs no store.
-func TestWhoFlightRecorder(t *testing.T) {
-	t.Parallel()
-	const dumps = "../../internal/flightrecorder/testdata/rank*"
-	r := run(t, "who", "--flight-recorder", dumps+".pickle", "--flight-recorder", dumps+".json")
-	require.Zero(t, r.code, r.stderr)
-	require.Contains(t, r.stdout, "default_pg: ranks disagree: rank 0 in gloo:all_reduce #2 of Float [5], rank 1 in gloo:broadcast #2 of Double [7]\n")
-	require.Contains(t, r.stdout, "default_pg · gloo:all_reduce #2  (1 of 2 have joined)")
-	for pattern, says := range map[string]string{
-		"nothing-there*":                          "--flight-recorder nothing-there*: file does not exist",
-		"../../internal/flightrecorder/*.go":      "does not end with a rank",
-		dumps + ".json," + dumps + ".json":        "are of rank 1",
-		"../../internal/flightrecorder/testdata[": "syntax error in pattern",
-	} {
-		run(t, "who", "--flight-recorder", pattern).wants(t, 2, "", says)
-	}
-	d := newDesk(t)
-	d.write(t, "broken_3", "no dump")
-	r = run(t, "who", "--flight-recorder", d.path("broken_3"))
-	require.Zero(t, r.code, r.stderr)
-	require.Contains(t, r.stdout, "default_pg: rank 3: nothing recorded: flightrecorder: not a dump")
-}
-
 // TestRunStacks checks that the store of run shows stacks with --stacks, and logs each request.
 func TestRunStacks(t *testing.T) {
 	t.Parallel()
@@ -356,23 +333,23 @@ func TestPageOverTLS(t *testing.T) {
 func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
 	t.Parallel()
 	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
-	runIn(t, nil, env, "who").wants(t, 2, "", `which store? Give --store muster://host:port or set MUSTER_STORE; no "muster run" of this user runs here`)
+	runIn(t, env, "who").wants(t, 2, "", `which store? Give --store muster://host:port or set MUSTER_STORE; no "muster run" of this user runs here`)
 	hang := func() *process {
 		p := startIn(t, nil, env, "run", "-n", "1", "--no-prefix", "--", "sh", "-c", "echo runs; exec sleep 60")
 		p.line(t, "runs")
 		return p
 	}
 	one := hang()
-	r := runIn(t, nil, env, "who")
+	r := runIn(t, env, "who")
 	if r.code != 0 || !strings.Contains(r.stdout, "muster://127.0.0.1:") || !strings.Contains(r.stdout, "sh -c echo runs; exec sleep 60") || !strings.Contains(r.stdout, "nothing waits") {
 		t.Errorf("%+v", r)
 	}
 	two := hang()
-	r = runIn(t, nil, env, "who")
+	r = runIn(t, env, "who")
 	if r.code != 0 || strings.Count(r.stdout, "nothing waits") != 2 {
 		t.Errorf("of two jobs: %+v", r)
 	}
-	r = runIn(t, nil, env, "page", "--http", "127.0.0.1:0")
+	r = runIn(t, env, "page", "--http", "127.0.0.1:0")
 	if r.code != 2 || !strings.Contains(r.stderr, "2 jobs run here; give --store") || strings.Count(r.stderr, "muster://127.0.0.1:") != 2 {
 		t.Errorf("a page of two jobs: %+v", r)
 	}
@@ -380,7 +357,7 @@ func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
 	two.wait(t)
 	one.signal(t, syscall.SIGTERM)
 	one.wait(t)
-	runIn(t, nil, env, "who").wants(t, 2, "", "which store?")
+	runIn(t, env, "who").wants(t, 2, "", "which store?")
 }
 
 // TestWhoHeadlines checks the first lines: all ranks that a job waits for in its longest wait, and
