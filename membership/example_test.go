@@ -2,6 +2,7 @@ package membership_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -84,4 +85,70 @@ func ExampleView_Config() {
 	}
 	ranks.Wait()
 	// Output: [2] of 2
+}
+
+func ExampleView_Over() {
+	ctx := context.Background()
+	a, b, va, vb := members(ctx)
+	defer a.Close()
+	go func() { // the other worker, which is killed
+		g, _ := pgroup.Create(ctx, vb.Config())
+		_ = g.Close()
+		_ = b.Close()
+	}()
+	err := func() error {
+		g, err := pgroup.Create(va.Context(ctx), va.Config())
+		if err != nil {
+			return err
+		}
+		defer g.Close()
+		return g.Barrier(va.Context(ctx))
+	}()
+	fmt.Println(va.Over(err), va.Over(errors.New("the loss is NaN")))
+	// Output: true false
+}
+
+func ExampleMember_StartCheckpoint() {
+	ctx := context.Background()
+	a, b, _, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	started, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
+	for _, m := range []*membership.Member{a, b} {
+		c, _ := m.Checkpoint(ctx, started.ID) // which a has sent to the others, by Broadcast
+		complete, _ := c.End(ctx)
+		fmt.Println(c.Path, complete)
+	}
+	// Output:
+	// /ckpt/7 false
+	// /ckpt/7 true
+}
+
+func ExampleMember_NewestCheckpoint() {
+	ctx := context.Background()
+	a, b, _, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	for epoch, savers := range map[int64][]*membership.Member{7: {a, b}, 8: {a}} {
+		started, _ := a.StartCheckpoint(ctx, epoch, fmt.Sprint("/ckpt/", epoch))
+		for _, m := range savers {
+			c, _ := m.Checkpoint(ctx, started.ID)
+			_, _ = c.End(ctx)
+		}
+	}
+	c, err := b.NewestCheckpoint(ctx) // b has not ended that of epoch 8
+	fmt.Println(c.Path, err)
+	// Output: /ckpt/7 <nil>
+}
+
+func ExampleRemove() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	defer b.Close() // if its process had been killed, this would not run
+	_ = membership.Remove(ctx, view.Store, "train", "b")
+	over := view.Context(ctx)
+	<-over.Done()
+	fmt.Println(context.Cause(over))
+	// Output: membership: view 1 of job "train" ended on rank 0 of 2, worker "a": lost rank 1, worker "b" at host-b:7000
 }
