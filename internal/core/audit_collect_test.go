@@ -114,7 +114,7 @@ func (a *audit) closes(cl *call) {
 		ch := g.channels[i]
 		ch.closed[c.Rank], ch.floor[c.Rank] = true, math.MaxUint64
 		ch.goOn(a)
-		a.w.tally.closed++
+		a.w.tally["channels closed by a rank"]++
 	}
 	for _, st := range g.streamCount {
 		if st.tag == c.Channel {
@@ -129,7 +129,7 @@ func c9FreedWithItsLastUser(a *audit, g *group) {
 	g.channels = slices.DeleteFunc(g.channels, func(ch *channel) bool {
 		over := ch.over(a)
 		if over {
-			a.w.tally.freed++
+			a.w.tally["channels freed"]++
 		}
 		return over
 	})
@@ -181,7 +181,7 @@ func (a *audit) votes(cl *call) {
 	ch.used[c.Rank] = true
 	if c.Seq <= ch.floor[c.Rank] {
 		cl.refusal = wire.CodeStale
-		a.w.tally.stale++
+		a.w.tally["passed votes"]++
 		return
 	}
 	ch.floor[c.Rank] = c.Seq - 1
@@ -263,9 +263,9 @@ func (r *record) count(a *audit, v *vote, cl *call) {
 		if v.c.No == wire.CodeOK {
 			r.ch.g.revoke(a, wire.CodeMismatch, v.rank)
 		}
-		a.w.tally.lateMismatch++
+		a.w.tally["late mismatches"]++
 	case repeated:
-		a.w.tally.repeated++
+		a.w.tally["repeated votes"]++
 	}
 }
 
@@ -404,10 +404,10 @@ func (a *audit) decided(cl *call, rep *wire.Reply) {
 	}
 	c1SameOutcome(a, r, cl, rep)
 	if rep.Code == wire.CodeOK {
-		a.w.tally.yes++
+		a.w.tally["successes received"]++
 		c7OwnPayloads(r, cl, rep)
 	} else {
-		a.w.tally.no[rep.Code]++
+		a.w.tally["failures: "+rep.Code.String()]++
 		c3FailureNames(a, r, rep.Failure)
 	}
 }

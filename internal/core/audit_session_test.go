@@ -58,7 +58,7 @@ func (a *audit) advance() {
 		for _, l := range a.leases {
 			if l.ends.before(next) {
 				next, end = l.ends, func() {
-					a.w.tally.leasesByTTL++
+					a.w.tally["leases ended by their time"]++
 					a.sessionLeases(l.session, func(x *lease) bool { return x == l })
 					a.endLease(l)
 				}
@@ -94,7 +94,7 @@ func (a *audit) loses(first *known) {
 		}
 	}
 	if len(ids) > 1 {
-		a.w.tally.lostTogether++
+		a.w.tally["losses of several at once"]++
 	}
 	for _, g := range slices.Clone(a.inOrder) { // one outcome for all of the group's ranks
 		var ranks []int
@@ -111,7 +111,7 @@ func (a *audit) loses(first *known) {
 		}
 	}
 	for _, id := range ids {
-		a.w.tally.lostAfterGrace++
+		a.w.tally["lost after their grace"]++
 		a.overdue = append(a.overdue, id)
 		a.ends(id, wire.CodeLost)
 	}
@@ -133,7 +133,7 @@ func (a *audit) restarts(grace core.Time) {
 		if !s.away {
 			s.grace, s.away = a.in(grace), true
 		} else {
-			a.w.tally.awayTwice++
+			a.w.tally["away over two restarts"]++
 		}
 	}
 }
@@ -149,10 +149,10 @@ func (a *audit) counts(cl *call, req *wire.Request) bool {
 		cl.refusal = wire.CodeStale
 	case n <= s.last:
 		cl.repeated = true
-		a.w.tally.repeats++
+		a.w.tally["repeats answered from memory"]++
 	case n != s.last+1:
 		cl.refusal, cl.number = wire.CodeInvalid, 0
-		a.w.tally.gaps++
+		a.w.tally["gaps refused"]++
 	default:
 		s.last = n
 		return true
@@ -218,7 +218,7 @@ func (a *audit) carryOutLease(cl *call) {
 			s.leases = append(s.leases, l)
 		}
 		rep.N = int64(l.id)
-		a.w.tally.leases++
+		a.w.tally["leases"]++
 		return
 	}
 	l, no := a.leaseOf(cl)
@@ -228,7 +228,7 @@ func (a *audit) carryOutLease(cl *call) {
 	case req.Op == wire.OpKeepAlive:
 		l.ends = a.in(l.ttl)
 	default:
-		a.w.tally.leasesRevoked++
+		a.w.tally["leases ended by revoke"]++
 		a.sessionLeases(cl.session, func(x *lease) bool { return x == l })
 		a.endLease(l)
 	}
@@ -267,7 +267,7 @@ func (a *audit) endLease(l *lease) {
 func (a *audit) endLeasesOf(session uint64) {
 	if s := a.sessions[session]; s != nil {
 		for _, l := range s.leases {
-			a.w.tally.leasesBySession++
+			a.w.tally["leases ended by their session"]++
 			a.endLease(l)
 		}
 	}

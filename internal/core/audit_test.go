@@ -77,7 +77,7 @@ type cause struct {
 func (g *group) revoke(a *audit, code wire.Code, rank int) {
 	if g.revocation == nil {
 		g.revocation = &cause{code: code, rank: rank, step: a.step}
-		a.w.tally.revoked++
+		a.w.tally["revoked groups"]++
 	}
 	g.all = g.all || code != wire.CodeLost
 }
@@ -89,14 +89,14 @@ func (a *audit) arrives(cl *call, session uint64, req *wire.Request) (waiting bo
 	// the answer is on its way
 	if s := a.sessions[session]; s != nil && req.Op.Waits() && s.repeats[req.ID] {
 		delete(s.repeats, req.ID)
-		a.w.tally.again++
+		a.w.tally["waits repeated"]++
 		return true
 	}
 	if i := a.find(session, req.ID); i >= 0 && req.Op == a.waiting[i].req.Op && req.Op.Waits() {
 		if s := a.sessions[session]; s != nil {
 			delete(s.repeats, req.ID)
 		}
-		a.w.tally.again++
+		a.w.tally["waits repeated"]++
 		return true
 	}
 	cl.audited = audited{session: session, op: req.Op, number: req.Number, at: a.now, timeout: req.Timeout}
@@ -152,7 +152,7 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 // starts begins a step: all events that are due happen.
 func (a *audit) starts() {
 	a.step++
-	a.w.tally.steps++
+	a.w.tally["steps"]++
 	a.advance()
 }
 
@@ -241,7 +241,7 @@ func (a *audit) cancels(cl *call) {
 	i := a.find(cl.session, cl.req.ID)
 	if i < 0 { // what a Join obtained, without an answer that was delivered, is released
 		if g, rank := a.joinedBy(cl); g != nil {
-			a.w.tally.released++
+			a.w.tally["memberships given back"]++
 			a.fence(g, rank, wire.CodeLeft)
 		}
 		return

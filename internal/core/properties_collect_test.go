@@ -328,14 +328,14 @@ func l1Decides(a *audit, r *record) {
 		r.ended, r.endedAt = true, a.now
 		if r.ok {
 			c2SuccessMeans(r)
-			a.w.tally.run(r)
+			a.w.tally.decided(r)
 		}
 		if r.why == "" && r.mustEnd(a) == "" {
 			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.call.Verb, r.ok)
 		}
 	}
 	if !r.done && r.allYes() {
-		a.w.tally.held++
+		a.w.tally["roots held"]++
 	}
 }
 

@@ -37,7 +37,7 @@ func (r *rendezvous) fail(a *audit, why wire.Code, by int) {
 		cl.ends = timer{}
 	}
 	if len(r.joiners) > 1 {
-		a.w.tally.failedTogether++
+		a.w.tally["attempts failed for several"]++
 	}
 }
 
@@ -46,7 +46,7 @@ func (a *audit) joins(cl *call) {
 	c := &cl.req.Group
 	if g, _ := a.joinedBy(cl); g != nil {
 		cl.rendezvous = g.rendezvous
-		a.w.tally.rejoined++
+		a.w.tally["joins repeated"]++
 		return
 	}
 	var r *rendezvous
@@ -93,7 +93,7 @@ func (a *audit) joins(cl *call) {
 func (a *audit) supersede(key groupKey, cl *call) {
 	c := &cl.req.Group
 	if g := a.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK && retries(g.rendezvous.ranked(c.Rank), cl) {
-		a.w.tally.superseded++
+		a.w.tally["attempts replaced by a later one"]++
 		a.fence(g, c.Rank, wire.CodeLeft)
 	}
 	for _, r := range slices.Clone(a.rendezvouses) {
@@ -129,7 +129,7 @@ func (r *rendezvous) replace(a *audit, x, cl *call) bool {
 	if !retries(x, cl) {
 		return false
 	}
-	a.w.tally.superseded++
+	a.w.tally["attempts replaced by a later one"]++
 	x.superseded, x.ends = true, timer{}
 	r.withdraw(a, x)
 	return true
@@ -236,9 +236,9 @@ func (a *audit) complete(r *rendezvous, rep *wire.Reply) {
 	a.groups[g.gen] = g
 	a.inOrder = append(a.inOrder, g)
 	a.live[g.key] = g
-	a.w.tally.groups++
+	a.w.tally["groups"]++
 	if r.from != nil {
-		a.w.tally.shrunk++
+		a.w.tally["shrunk groups"]++
 		a.retire(r.from)
 	}
 	for _, session := range a.overdue { // since, in the same step
@@ -292,7 +292,7 @@ func g2TogetherAtOnce(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 	}
 	if r.id == 0 {
 		r.id = id
-		a.w.tally.formed(len(want) > 0)
+		a.w.tally[map[bool]string{true: "joins with the members", false: "joins without"}[len(want) > 0]]++
 	}
 	if int(size) != len(r.members) || rep.Nums[1] != host || int(rep.Nums[2]) != len(nodes) || id != r.id || id == 0 {
 		breaks(p, "%s gets size, host, nodes and id %d, and %q; the first got id %d", cl, rep.Nums[:4], r.members, r.id)
@@ -303,7 +303,7 @@ func g2TogetherAtOnce(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 func (a *audit) asksMembers(cl *call) {
 	g := a.memberOf(cl)
 	if g == nil {
-		a.w.tally.membersRefused++
+		a.w.tally["requests for members refused"]++
 		return
 	}
 	all := g.rendezvous.members
@@ -316,7 +316,7 @@ func (a *audit) asksMembers(cl *call) {
 		n = len(all)
 	}
 	if g.revocation != nil || g.present < len(all) {
-		a.w.tally.membersAfter++
+		a.w.tally["requests for members after a loss"]++
 	}
 	cl.expect = &wire.Reply{Values: all[first:min(first+n, len(all))]}
 }

@@ -153,7 +153,7 @@ func (k *keys) carryOut(a *audit, cl *call) {
 			value = append(value, e.value...)
 		}
 		if len(req.Value) == 0 {
-			a.w.tally.empty++
+			a.w.tally["appends of nothing"]++
 		}
 		e = k.put(req.Key, append(value, req.Value...), a.now)
 		rep.Rev, rep.N = e.rev, int64(len(e.value))
@@ -188,7 +188,7 @@ func (k *keys) set(a *audit, cl *call, rep *wire.Reply) {
 		if l, rep.Code = a.leaseOf(cl); l == nil {
 			return
 		}
-		a.w.tally.leased++
+		a.w.tally["entries with a lease"]++
 	}
 	e := k.put(req.Key, req.Value, a.now)
 	k.renew(req.Key, e, l)
@@ -212,7 +212,7 @@ func (k *keys) take(a *audit, req *wire.Request, rep *wire.Reply) {
 	for _, key := range req.Keys {
 		k.consume(key)
 	}
-	a.w.tally.takes++
+	a.w.tally["takes"]++
 }
 
 func (k *keys) add(a *audit, req *wire.Request, rep *wire.Reply) {

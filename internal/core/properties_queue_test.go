@@ -34,7 +34,7 @@ func (k *keys) push(a *audit, req *wire.Request, rep *wire.Reply) {
 	q.values = append(q.values, req.Value)
 	rep.Rev = k.put(queueHead(req.Key), q.head(), a.now).rev
 	rep.N = int64(len(q.values))
-	a.w.tally.pushed++
+	a.w.tally["values pushed"]++
 }
 
 func (k *keys) pop(a *audit, req *wire.Request, rep *wire.Reply) {
@@ -54,7 +54,7 @@ func (k *keys) pop(a *audit, req *wire.Request, rep *wire.Reply) {
 	}
 	k.remove(value, wire.ChangeDelete)
 	rep.Rev = k.rev
-	a.w.tally.popped++
+	a.w.tally["values popped"]++
 }
 
 // k3GivenOnce checks K3: no two pops return the same value, even if connections break and servers

@@ -102,7 +102,7 @@ func (a *audit) acknowledges(cl *call) {
 		if st.src == c.Root && st.dst == c.Rank && st.tag == c.Channel && !st.closedBy(c.Rank) {
 			if c.Seq <= st.delivered {
 				st.acked = max(st.acked, c.Seq)
-				a.w.tally.acked++
+				a.w.tally["messages acknowledged"]++
 				return
 			}
 			break
@@ -155,7 +155,7 @@ func (a *audit) outbound(cl *call) bool {
 func (a *audit) sends(cl *call) {
 	if a.outbound(cl) && cl.stream.full(a, len(cl.req.Value)) {
 		cl.refusal = wire.CodeWouldBlock
-		a.w.tally.blocked++
+		a.w.tally["blocked senders"]++
 	}
 }
 
@@ -229,7 +229,7 @@ func (a *audit) sent(cl *call, rep *wire.Reply) {
 	}
 	st.accepted = append(st.accepted, m)
 	p1InOrder(st, cl, rep)
-	a.w.tally.messages++
+	a.w.tally["messages"]++
 }
 
 // spaceAnswer checks the answer to a call that waits for space.
@@ -302,7 +302,7 @@ func p3WhatWasSent(a *audit, st *stream, cl *call, rep *wire.Reply) {
 	case expired != (rep.Code == wire.CodeExpired):
 		breaks("P3 a message expires in its time", "%s: %s at %v, it was to expire at %v", cl, rep.Code, a.now, m.expires)
 	case expired:
-		a.w.tally.expired++
+		a.w.tally["expired messages"]++
 	case !bytes.Equal(m.payload, rep.Value) || m.typ != rep.Type:
 		breaks("P1 messages come in order, once each", "%s: %q, %q was sent there", cl, rep.Value, m.payload)
 	}

@@ -64,7 +64,7 @@ func (o *outbox) put(value []byte, then func()) {
 		req.Timeout, cancel = w.timeouts()
 		mb.p.call(req, cancel, func(rep *wire.Reply) {
 			if rep != nil && rep.Code == wire.CodeOK {
-				w.tally.rooms++
+				w.tally["senders notified of space"]++
 				o.put(value, then)
 				return
 			}

@@ -63,11 +63,11 @@ func (c *conn) comes(cl *call, frame []byte) {
 	case c.stall > w.now:
 		w.at(c.stall, func() { c.comes(cl, frame) })
 	case c.fenced && !broke.fence:
-		w.tally.dropped++
+		w.tally["frames dropped of old connections"]++
 	case c.ended:
 		// a real server would not pass it on, but the machine must refuse it
 		if w.audit.sessions[c.serves] == nil && !w.down {
-			w.tally.late++
+			w.tally["frames refused of lost sessions"]++
 			w.applyFrame(&call{s: c.s, req: cl.req}, c.serves, frame)
 		}
 	default:

@@ -94,7 +94,7 @@ func (r *relay) takes(c *conn, cl *call, frame []byte) {
 		r.send(before)
 	}
 	b.votes = append(b.votes, heldVote{c, cl, frame})
-	w.tally.heldBack++
+	w.tally["votes held back by a relay"]++
 	if b.sent+len(b.votes) >= len(r.members[g.Generation]) {
 		r.send(b)
 	} else if !r.timed {
@@ -168,7 +168,7 @@ func (r *relay) end() {
 	r.lives++
 	conns, why := r.conns, fmt.Sprintf("relay %d has ended (%d)", r.id, r.lives)
 	w.trace.note(w, "%s", why)
-	w.tally.relays++
+	w.tally["relays ended"]++
 	r.conns, r.held, r.timed = nil, nil, false
 	clear(r.members)
 	deaf, stall := w.chance(0.4), w.now+w.between(0, 40*time.Millisecond)

@@ -78,7 +78,7 @@ func (w *world) restore() *core.Machine {
 			breaks("S3 an event can be replayed", "%s: %v", e.cl, err)
 		}
 	}
-	w.tally.restored++
+	w.tally["restarts from a snapshot"]++
 	return m
 }
 

@@ -298,13 +298,13 @@ func (w *world) kill() {
 	survives := w.synced + w.upTo(len(w.log)-w.synced+1)
 	w.trace.note(w, "the server is killed; it had done %d, of which %d survive", len(w.log), survives)
 	if w.last = ""; survives < len(w.log) {
-		w.tally.tails++
+		w.tally["restarts with a lost tail"]++
 	} else {
 		w.last = w.m.Portrait()
 	}
 	w.down, w.held, w.syncing = true, nil, false
 	w.restarts++
-	w.tally.restarts++
+	w.tally["restarts"]++
 	clear(w.log[survives:])
 	w.log = w.log[:survives]
 	clear(w.conns)
@@ -324,6 +324,7 @@ func (w *world) restart() {
 	w.m.SetBounds(w.bounds)
 	w.audit = newAudit(w)
 	kept := w.tally
+	w.tally = tally{} // a replay reaches nothing new
 	w.replaying = true
 	for i := range w.log {
 		before := w.log[i].answers

@@ -49,7 +49,7 @@ func (s *session) opened(c *conn, rep *wire.Reply) {
 	w.trace.note(w, "proc %d has session %d; it had %d", p.id, rep.N, s.id)
 	if uint64(rep.N) == s.id {
 		s.conn = c
-		w.tally.resumed++
+		w.tally["resumed sessions"]++
 		s.resume()
 		return
 	}
@@ -93,7 +93,7 @@ func (s *session) repeat(cl *call) {
 	req.Acked = s.acked
 	if cl.over {
 		req = wire.Request{Op: wire.OpSkip, ID: req.ID, Number: req.Number, Acked: s.acked}
-		s.p.w.tally.skips++
+		s.p.w.tally["skips"]++
 	}
 	s.conn.post(cl, &req)
 }

@@ -29,7 +29,7 @@ type world struct {
 }
 
 func newWorld(rng *rand.Rand, verbose bool) *world {
-	w := &world{rng: rng, popped: map[string]bool{}}
+	w := &world{rng: rng, tally: tally{}, popped: map[string]bool{}}
 	w.m, w.conns = core.New(core.Limits{}), map[uint64]*conn{}
 	w.promises.outcomes, w.promises.leases = map[outcomeKey][]byte{}, map[uint64]core.Time{}
 	w.trace.verbose = verbose
