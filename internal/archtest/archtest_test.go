@@ -2,7 +2,6 @@ package archtest
 
 import (
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,25 +19,5 @@ func TestTree(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestFloors holds the table itself to its rule: what a room lists lies below it.
-func TestFloors(t *testing.T) {
-	for floor, rooms := range floors {
-		for _, r := range rooms {
-			for _, name := range r.may {
-				base := strings.TrimSuffix(name, "/...")
-				_, below, ok := find(base)
-				parent := strings.HasPrefix(r.name, base+"/")
-				switch {
-				case name == "...":
-				case !ok:
-					t.Errorf("%s may import %s, which is in no room", r.name, name)
-				case below >= floor && floor > 0 && !parent:
-					t.Errorf("%s on floor %d may import %s on floor %d", r.name, floor, name, below)
-				}
-			}
-		}
 	}
 }

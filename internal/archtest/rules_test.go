@@ -3,47 +3,38 @@ package archtest
 import (
 	"fmt"
 	"go/ast"
+	"slices"
 	"strings"
 )
 
 // rules say what a package breaks, a line for each place.
 var rules = map[string]func(*pkg) []string{
-	"floors":  checkFloors,
+	"imports": checkImports,
 	"purity":  checkPurity,
-	"comment": checkComment,
 	"length":  checkLength,
 	"testing": checkTesting,
 	"sleep":   checkSleep,
 }
 
-// checkFloors wants imports of ours to point down, to what the package's room lists.
-func checkFloors(p *pkg) (broken []string) {
-	from, floor, ok := find(p.dir)
+// checkImports wants a package to import only what the table lists.
+func checkImports(p *pkg) (broken []string) {
+	may, ok := mayImport(p.dir)
 	if !ok {
-		return []string{p.dir + " is in no room: give it a floor in internal/archtest/floors_test.go"}
+		return []string{p.dir + " is not in the table: list what it may import in internal/archtest/imports_test.go"}
 	}
 	for _, f := range p.shipped() {
 		for pos, name := range f.imports {
-			dir, ours := strings.CutPrefix(name, module+"/")
-			if !ours {
-				continue
-			}
-			switch _, below, known := find(dir); {
-			case !known:
-				broken = append(broken, fmt.Sprintf("%s: %s imports %s, which is in no room", p.at(pos), p.dir, dir))
-			case below > floor:
-				broken = append(broken, fmt.Sprintf("%s: %s must not import %s: floor %d is above floor %d", p.at(pos), p.dir, dir, below, floor))
-			case from.may != nil && !match(dir, from.may...):
-				broken = append(broken, fmt.Sprintf("%s: %s must not import %s, only %v", p.at(pos), p.dir, dir, from.may))
+			if dir, ours := strings.CutPrefix(name, module+"/"); ours && !match(dir, may...) {
+				broken = append(broken, fmt.Sprintf("%s: %s must not import %s, only %v", p.at(pos), p.dir, dir, may))
 			}
 		}
 	}
 	return broken
 }
 
-// checkPurity wants a pure room free of whatever makes one run differ from the next.
+// checkPurity wants a pure package free of whatever makes one run differ from the next.
 func checkPurity(p *pkg) (broken []string) {
-	if r, _, _ := find(p.dir); !r.pure {
+	if !slices.Contains(pure, p.dir) {
 		return nil
 	}
 	for _, f := range p.shipped() {
@@ -63,24 +54,6 @@ func checkPurity(p *pkg) (broken []string) {
 		})
 	}
 	return broken
-}
-
-// checkComment wants one package comment, so that no file hides a second.
-func checkComment(p *pkg) []string {
-	files := p.shipped()
-	var with []string
-	for _, f := range files {
-		if f.tree.Doc.Text() != "" {
-			with = append(with, f.name)
-		}
-	}
-	switch {
-	case len(files) > 0 && len(with) == 0:
-		return []string{p.dir + " has no package comment"}
-	case len(with) > 1:
-		return []string{fmt.Sprintf("%s has %d package comments, in %v: keep one", p.dir, len(with), with)}
-	}
-	return nil
 }
 
 func checkLength(p *pkg) (broken []string) {
