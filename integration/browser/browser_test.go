@@ -40,9 +40,17 @@ var devices = []device{
 	{"phone-dark", 390, 844, true, true},
 }
 
-// browser starts a Chromium with the screen of d; it ends with the test.
-func browser(t *testing.T, d device) context.Context {
-	t.Helper()
+// endChromium ends the browser.
+var endChromium = func() {}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	endChromium()
+	os.Exit(code)
+}
+
+// chromium starts the browser of all tests; each test has its own tabs. There is none if it returns nil.
+var chromium = sync.OnceValues(func() (context.Context, error) {
 	path := os.Getenv("MUSTER_CHROMIUM")
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if found, err := exec.LookPath(name); path == "" && err == nil {
@@ -50,15 +58,31 @@ func browser(t *testing.T, d device) context.Context {
 		}
 	}
 	if path == "" {
+		return nil, nil
+	}
+	dir, err := os.MkdirTemp("", "muster-browser")
+	if err != nil {
+		return nil, err
+	}
+	o := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.UserDataDir(dir),
+		chromedp.Flag("disable-dev-shm-usage", true))
+	allocator, closes := chromedp.NewExecAllocator(context.Background(), o...)
+	endChromium = func() { closes(); _ = os.RemoveAll(dir) }
+	ctx, _ := chromedp.NewContext(allocator)
+	return ctx, chromedp.Do(ctx) // starts it
+})
+
+// browser opens a tab with the screen of d; it is closed with the test.
+func browser(t *testing.T, d device) context.Context {
+	t.Helper()
+	ctx, err := chromium()
+	require.NoError(t, err)
+	if ctx == nil {
 		t.Skip("SKIPPED: there is no chromium (Debian's package chromium, or MUSTER_CHROMIUM): the page is not tested in a browser")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := chromedp.NewContext(ctx)
 	t.Cleanup(cancel)
-	o := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir()),
-		chromedp.Flag("disable-dev-shm-usage", true))
-	ctx, cancel = chromedp.NewExecAllocator(ctx, o...)
-	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewContext(ctx)
+	ctx, cancel = context.WithTimeout(ctx, limit)
 	t.Cleanup(cancel)
 	scheme := map[bool]string{false: "light", true: "dark"}[d.dark]
 	view := []chromedp.EmulateViewportOption{chromedp.EmulateScale(1)}
@@ -66,7 +90,7 @@ func browser(t *testing.T, d device) context.Context {
 		view = []chromedp.EmulateViewportOption{chromedp.EmulateScale(2), chromedp.EmulateMobile, chromedp.EmulateTouch}
 	}
 	run(t, ctx, chromedp.EmulateViewport(d.width, d.height, view...))
-	_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+	_, err = chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
 	})
 	require.NoError(t, err)
@@ -221,9 +245,9 @@ func open(t *testing.T, ctx context.Context, j *job) {
 // TestStuckBarrierIsSeenAtOnce checks that every screen shows, above everything else and without
 // scrolling, the group, the verb, for how long it has waited, and which rank is missing.
 func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
+	j := stuck(t)
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
-			j := stuck(t)
 			ctx := browser(t, d)
 			open(t, ctx, j)
 			// Both jobs that hang.
@@ -260,9 +284,9 @@ const contrast = `(() => {
 
 // TestColours checks that the dark mode is dark, and that text is readable in both modes.
 func TestColours(t *testing.T) {
+	j := stuck(t)
 	for _, d := range devices[:2] {
 		t.Run(d.name, func(t *testing.T) {
-			j := stuck(t)
 			ctx := browser(t, d)
 			open(t, ctx, j)
 			run(t, ctx, chromedp.Evaluate[chromedp.Void](`document.querySelectorAll("details").forEach((d) => d.open = true)`))
@@ -436,14 +460,6 @@ func TestReplication(t *testing.T) {
 	ctx = at(false)
 	has(t, ctx, "#replication div", "this process\nis a standby")
 	has(t, ctx, "#numbers div", "the leader's page shows the store")
-}
-
-// TestNothingFromElsewhere checks that the page loads nothing from other origins.
-func TestNothingFromElsewhere(t *testing.T) {
-	j := stuck(t)
-	ctx := browser(t, devices[0])
-	open(t, ctx, j)
-	require.Empty(t, value[[]string](t, ctx, `performance.getEntriesByType("resource").map((e) => new URL(e.name).origin).filter((o) => o !== location.origin)`))
 }
 
 // TestPageWaitsForRoom checks that one page too many reports that, and becomes live when another
