@@ -1,13 +1,9 @@
 package store_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,94 +11,48 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
-// serverVar makes the test binary run as a durable server. Its value has the directory, the
-// address, and the reconnect timeout after a restart.
-const serverVar = "MUSTER_TEST_SERVER"
-
-func beServer() {
-	v := strings.Split(os.Getenv(serverVar), "|")
-	err := func() error {
-		grace, err := time.ParseDuration(v[2])
-		if err != nil {
-			return err
-		}
-		m := &store.Memory{Dir: v[0], ReconnectTimeout: grace}
-		if err := m.Open(); err != nil {
-			return err
-		}
-		l, err := store.Listen(context.Background(), v[1])
-		if err != nil {
-			return err
-		}
-		fmt.Println(l.Addr())
-		return (&store.Server{Engine: m}).Serve(l)
-	}()
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
-}
-
 // process is a durable server in a separate process, which can be killed and started again at the
 // same address.
 type process struct {
-	dir, addr string
-	grace     time.Duration // reconnect timeout; 0 is the default
-	cmd       *exec.Cmd
+	*launch.Process
+	addr, arg string
 }
 
-func newProcess(t *testing.T) *process { return newProcessWith(t, 0) }
-
-func newProcessWith(t *testing.T, grace time.Duration) *process {
+// newProcess starts a server with a reconnect timeout; 0 is the default.
+func newProcess(t *testing.T, grace time.Duration) *process {
 	t.Helper()
-	p := &process{dir: t.TempDir(), addr: testcluster.Port(t), grace: grace}
+	p := &process{addr: testcluster.Port(t)}
+	p.arg = fmt.Sprint(t.TempDir(), " ", p.addr, " ", grace)
 	p.start(t)
-	t.Cleanup(p.kill)
 	return p
 }
 
 func (p *process) start(t *testing.T) {
 	t.Helper()
-	p.cmd = exec.CommandContext(t.Context(), os.Args[0])
-	p.cmd.Env = append(os.Environ(), serverVar+"="+p.dir+"|"+p.addr+"|"+p.grace.String(), "GORACE=atexit_sleep_ms=0")
-	p.cmd.Stderr = os.Stderr
-	out, err := p.cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, p.cmd.Start())
-	_, err = bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
+	p.Process, _ = testcluster.Addressed(t, "server", p.arg)
 }
 
-// kill sends SIGKILL, and waits for the end of the process.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill()
-	_ = p.cmd.Wait()
-}
-
-func (p *process) client(t *testing.T) *store.Store {
-	t.Helper()
-	s, err := store.Dial(t.Context(), p.addr, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	return s
-}
+func (p *process) kill(t *testing.T) { testcluster.Kill(t, p.Process) }
 
 // TestKillNine kills a durable server again and again while a group works. No call of a rank fails, each
 // change is made exactly once, and a lease lives.
 func TestKillNine(t *testing.T) {
 	t.Parallel()
 	const kills, ranks = 6, 8
-	p := newProcess(t)
+	p := newProcess(t, 0)
 	ctx := bounded(t)
 	var stores []*store.Store
 	for range ranks {
-		stores = append(stores, p.client(t))
+		stores = append(stores, dial(t, p.addr))
 	}
 	g := teamOf(t, stores...)
-	holder, watcher := p.client(t), p.client(t)
+	holder, watcher := dial(t, p.addr), dial(t, p.addr)
 	lease, err := holder.Lease(ctx, 10*time.Second)
 	require.NoError(t, err)
 	require.NoError(t, holder.Set(ctx, "held", []byte("by lease"), &store.SetOptions{Lease: lease}))
@@ -116,7 +66,7 @@ func TestKillNine(t *testing.T) {
 			before := sum()
 			for ctx.Err() == nil && sum() < before+10*ranks { // some work between two kills
 			}
-			p.kill()
+			p.kill(t)
 			p.start(t)
 		}
 	})
@@ -133,12 +83,12 @@ func TestKillNine(t *testing.T) {
 func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	t.Parallel()
 	const grace, every, most = 3 * time.Second, 2 * time.Second, 60 * time.Second
-	p := newProcessWith(t, grace)
+	p := newProcess(t, grace)
 	proxy := testcluster.NewProxy(t, p.addr)
 	dead, err := store.Dial(t.Context(), proxy.Addr(), nil)
 	require.NoError(t, err)
 	defer dead.Close()
-	s := p.client(t)
+	s := dial(t, p.addr)
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -155,7 +105,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	wg.Wait()
 	over := make(chan error, 1)
 	go func() { over <- s.Follow(ctx, wire.Contribution{Generation: membership.Generation}) }()
-	p.kill()
+	p.kill(t)
 	proxy.Refuse(true)
 	proxy.Cut(testcluster.RST)
 	for began, restarts := time.Now(), 0; ; restarts++ {
@@ -169,7 +119,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 			t.Logf("lost after %v and %d restarts", time.Since(began), restarts)
 			return
 		case <-time.After(every):
-			p.kill()
+			p.kill(t)
 		}
 	}
 }
@@ -177,10 +127,10 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 // TestAStoreThatDoesNotComeBack checks that calls to a durable store that is down end with their
 // contexts, and that the error says since when the client is not connected.
 func TestAStoreThatDoesNotComeBack(t *testing.T) {
-	p := newProcess(t)
-	s := p.client(t)
+	p := newProcess(t, 0)
+	s := dial(t, p.addr)
 	works(t, s)
-	p.kill()
+	p.kill(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	err := s.Set(ctx, "k", nil, nil)

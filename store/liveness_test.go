@@ -15,41 +15,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// pair is a group of two ranks with a session each.
-type pair struct {
-	a, b *store.Store
-	gen  uint64
-}
-
-func join(t *testing.T, a, b *store.Store) *pair {
-	t.Helper()
-	ctx, other := bounded(t), make(chan error, 1)
-	go func() {
-		_, err := b.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 1, Size: 2}, nil)
-		other <- err
-	}()
-	membership, err := a.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
-	require.NoError(t, err)
-	require.NoError(t, <-other)
-	return &pair{a, b, membership.Generation}
-}
-
-func (p *pair) barrier(ctx context.Context, rank int, seq uint64) error {
-	s := p.a
-	if rank == 1 {
-		s = p.b
-	}
-	_, err := s.Collect(ctx, barrier(p.gen, rank, seq), nil)
-	return err
-}
-
-// goesOn asserts that both ranks complete barrier seq.
-func (p *pair) goesOn(t *testing.T, seq uint64) {
-	t.Helper()
-	other := make(chan error, 1)
-	go func() { other <- p.barrier(bounded(t), 1, seq) }()
-	require.NoError(t, p.barrier(bounded(t), 0, seq))
-	require.NoError(t, <-other)
+// goesOn asserts that all ranks complete barrier seq.
+func (g *team) goesOn(seq uint64) {
+	g.t.Helper()
+	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(g.t), rank, seq) })
 }
 
 // lost asserts that err names rank 1 as lost.
@@ -109,8 +78,8 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 			a, err := store.Dial(bounded(t), s.addr, &store.DialOptions{LivenessTimeout: time.Minute})
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = a.Close() })
-			g := join(t, a, b)
-			g.goesOn(t, 1)
+			g := teamOf(t, a, b)
+			g.goesOn(1)
 			start := time.Now()
 			proxy.Blackhole(true)
 			lost(t, g.barrier(bounded(t), 0, 2))
@@ -155,24 +124,24 @@ func TestIdlePeersAreNotLost(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
 		t.Parallel()
 		s = serve(t, &store.Server{Engine: s.Engine, Limits: store.ServerLimits{LivenessTimeout: 1500 * time.Millisecond}}, tcp)
-		g := join(t, s.client(t), s.client(t))
+		g := teamOf(t, s.client(t), s.client(t))
 		waiting := make(chan error, 1)
 		go func() { waiting <- g.barrier(bounded(t), 0, 1) }()
 		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 		defer cancel()
-		require.ErrorIs(t, g.b.Follow(ctx, wire.Contribution{Generation: g.gen, Rank: 1}), context.DeadlineExceeded)
+		require.ErrorIs(t, g.stores[1].Follow(ctx, wire.Contribution{Generation: g.gen, Rank: 1}), context.DeadlineExceeded)
 		require.NoError(t, g.barrier(bounded(t), 1, 1))
 		require.NoError(t, <-waiting)
 	})
 }
 
 // rank0 joins a group as rank 0 with a; rank 1 is a child process, whose argument is to.
-func rank0(t *testing.T, a *store.Store, to string) (*pair, testcluster.Process) {
+func rank0(t *testing.T, a *store.Store, to string) (*team, testcluster.Process) {
 	t.Helper()
 	p := testcluster.Start(t, "rank 1", to)
 	membership, err := a.Join(bounded(t), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
 	require.NoError(t, err)
-	g := &pair{a: a, gen: membership.Generation}
+	g := &team{t: t, stores: []*store.Store{a}, gen: membership.Generation}
 	require.NoError(t, g.barrier(bounded(t), 0, 1))
 	return g, p
 }
@@ -238,7 +207,7 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	p, addr := serverProcess(t)
 	a, b := dial(t, addr), dial(t, addr)
-	g := join(t, a, b)
+	g := teamOf(t, a, b)
 	ctx := bounded(t)
 	held, err := b.Lease(ctx, time.Second)
 	require.NoError(t, err)
@@ -261,7 +230,7 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 	require.NoError(t, g.barrier(ctx, 1, 1))
 	require.NoError(t, <-waiting)
 	require.NoError(t, <-waiting)
-	g.goesOn(t, 2)
+	g.goesOn(2)
 	require.NoError(t, held.Err())
 	require.NoError(t, held.Close(ctx))
 }
@@ -272,12 +241,12 @@ func TestFrozenServerKeepsGrace(t *testing.T) {
 	t.Parallel()
 	p, addr := serverProcess(t)
 	proxy := testcluster.NewProxy(t, addr)
-	g := join(t, dial(t, addr), dial(t, proxy.Addr()))
+	g := teamOf(t, dial(t, addr), dial(t, proxy.Addr()))
 	for seq := range uint64(2) {
 		testcluster.Freeze(t, p)
 		proxy.Cut(testcluster.RST)
 		<-time.After(800 * time.Millisecond) // longer than the reconnect timeout
 		testcluster.Thaw(t, p)
-		g.goesOn(t, seq+1)
+		g.goesOn(seq + 1)
 	}
 }

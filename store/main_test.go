@@ -6,7 +6,6 @@ import (
 	"flag"
 	"io"
 	"net"
-	"os"
 	"runtime"
 	"strconv"
 	"testing"
@@ -21,10 +20,6 @@ import (
 
 func TestMain(m *testing.M) {
 	children.Run()
-	if os.Getenv(serverVar) != "" {
-		beServer()
-		return
-	}
 	if flag.Parse(); !testing.Short() { // they use a quarter of two processors: most of them wait
 		if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
 			panic(err)

@@ -60,7 +60,7 @@ func TestServerThatIsGoneEndsEveryCallAtOnce(t *testing.T) {
 func TestRestartedServer(t *testing.T) {
 	old := serve(t, new(store.Server), tcp)
 	c, proxy := old.through(t)
-	g := join(t, c, c)
+	g := teamOf(t, c, c)
 	ctx := bounded(t)
 	first, err := c.Lease(ctx, time.Minute)
 	require.NoError(t, err)
@@ -111,8 +111,8 @@ func TestRestartedServer(t *testing.T) {
 	for range 20 {
 		require.NoError(t, <-waits)
 	}
-	g = join(t, c, s.client(t))
-	g.goesOn(t, 1)
+	g = teamOf(t, c, s.client(t))
+	g.goesOn(1)
 }
 
 // TestContextThatEndsWithoutAConnection checks that the error of a call whose context ends while

@@ -297,7 +297,7 @@ func TestASilentRankBehindAQuietRelay(t *testing.T) {
 	const liveness = 3 * time.Second
 	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
 	proxy := testcluster.NewProxy(t, relay(t, s.addr, new(store.Server), tcp).addr)
-	g := join(t, s.client(t), dial(t, proxy.Addr()))
+	g := teamOf(t, s.client(t), dial(t, proxy.Addr()))
 	proxy.Blackhole(true)
 	began := time.Now()
 	lost(t, g.barrier(bounded(t), 0, 1))

@@ -105,12 +105,12 @@ func TestIdleClientOfADurableStore(t *testing.T) {
 	c, err := store.Dial(bounded(t), dead.Addr()+","+other.Addr(), &store.DialOptions{LivenessTimeout: time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	p := join(t, dial(t, s.addr), c)
-	p.goesOn(t, 1)
+	p := teamOf(t, dial(t, s.addr), c)
+	p.goesOn(1)
 	dead.Blackhole(true)
 	dead.Refuse(true)
 	testcluster.Eventually(t, 4*time.Second, func() bool { return other.Conns() > 0 }, "the idle client comes by another way")
-	p.goesOn(t, 2)
+	p.goesOn(2)
 }
 
 // TestEveryAddressIsTriedBeforeAPause checks that a client that has lost its connection tries all

@@ -335,15 +335,6 @@ func (s *service) entered(t *testing.T, secret []byte, hello wire.Request) (net.
 	return c, welcome
 }
 
-func asks(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
-	t.Helper()
-	send(t, c, wire.AppendRequest(nil, &req))
-	h, rep := receiveReply(t, c)
-	require.Equal(t, req.Op, h.Op)
-	require.Equal(t, req.ID, h.ID)
-	return rep
-}
-
 func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 	t.Parallel()
 	for _, e := range engines {
@@ -385,30 +376,30 @@ func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
 			add := wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "jobs/a/n", Delta: 1}
 			c, welcome := s.entered(t, secretOf("p"), wire.Request{})
 			for range 2 {
-				rep := asks(t, c, set)
+				rep := ask(t, c, set)
 				require.Equal(t, wire.CodeDenied, rep.Code)
 				require.Contains(t, rep.Detail, `no right to write "k"`)
 			}
-			require.EqualValues(t, 1, asks(t, c, add).N)
+			require.EqualValues(t, 1, ask(t, c, add).N)
 			require.NoError(t, c.Close())
 
 			again := wire.Request{Resume: uint64(welcome.N), Rev: welcome.Rev, Value: welcome.Value}
 			c, back := s.entered(t, secretOf("p"), again)
 			require.Equal(t, welcome.N, back.N, "it is the same session")
-			require.Equal(t, wire.CodeDenied, asks(t, c, set).Code)
-			require.EqualValues(t, 1, asks(t, c, add).N, "it took effect once")
+			require.Equal(t, wire.CodeDenied, ask(t, c, set).Code)
+			require.EqualValues(t, 1, ask(t, c, add).N, "it took effect once")
 			add.ID, add.Number, add.Acked = 3, 3, 2
-			require.EqualValues(t, 2, asks(t, c, add).N)
+			require.EqualValues(t, 2, ask(t, c, add).N)
 
 			// A peer with the session's token has only the rights of its own secret. A recorded
 			// reply does not change.
 			c, back = s.entered(t, secretOf("q"), again)
 			require.Equal(t, welcome.N, back.N)
 			set.ID, set.Number, set.Key = 4, 4, "jobs/a/x"
-			require.Equal(t, wire.CodeDenied, asks(t, c, set).Code)
-			require.Equal(t, wire.CodeOK, asks(t, c, wire.Request{Op: wire.OpGet, ID: 5, Key: "jobs/a/n"}).Code)
-			require.Equal(t, wire.CodeStale, asks(t, c, wire.Request{Op: wire.OpSet, ID: 6, Number: 1, Key: "k"}).Code, "it has been acknowledged")
-			require.Equal(t, wire.CodeInvalid, asks(t, c, wire.Request{Op: wire.OpSet, ID: 7, Number: 9, Key: "k"}).Code, "it is not the next")
+			require.Equal(t, wire.CodeDenied, ask(t, c, set).Code)
+			require.Equal(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpGet, ID: 5, Key: "jobs/a/n"}).Code)
+			require.Equal(t, wire.CodeStale, ask(t, c, wire.Request{Op: wire.OpSet, ID: 6, Number: 1, Key: "k"}).Code, "it has been acknowledged")
+			require.Equal(t, wire.CodeInvalid, ask(t, c, wire.Request{Op: wire.OpSet, ID: 7, Number: 9, Key: "k"}).Code, "it is not the next")
 		})
 	}
 }

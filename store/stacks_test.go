@@ -21,7 +21,7 @@ func stuckHere(stop chan struct{}) { <-stop }
 func TestStacks(t *testing.T) {
 	s := serve(t, &store.Server{Stacks: true}, tcp)
 	a, b := s.client(t), s.client(t)
-	p := join(t, a, b)
+	p := teamOf(t, a, b)
 	for range 3 { // the client that is asked has no call, or one
 		text, err := a.Stacks(bounded(t), p.gen, 1)
 		require.NoError(t, err)
@@ -29,12 +29,12 @@ func TestStacks(t *testing.T) {
 		require.LessOrEqual(t, len(text), 64<<10)
 	}
 	require.Contains(t, s.String(), `msg="stacks requested"`)
-	require.Contains(t, s.String(), `rank 1 of group \"g\"`)
+	require.Contains(t, s.String(), `rank 1 of group \"team\"`)
 	for _, req := range []wire.Request{{Rev: p.gen, Delta: 2}, {Rev: p.gen, Delta: -1}, {Rev: p.gen + 1}} {
 		_, err := a.Stacks(bounded(t), req.Rev, int(req.Delta))
 		require.ErrorIs(t, err, store.ErrNotFound)
 	}
-	p.goesOn(t, 1)
+	p.goesOn(1)
 }
 
 // TestStacksOfManyGoroutines checks that a pool of goroutines is one entry, behind the others.
@@ -75,7 +75,7 @@ func TestStacksWithoutAnAnswer(t *testing.T) {
 	s := serve(t, &store.Server{Stacks: true}, tcp)
 	a := s.client(t)
 	b, proxy := s.through(t)
-	p := join(t, a, b)
+	p := teamOf(t, a, b)
 	proxy.Blackhole(true)
 	_, err := a.Stacks(bounded(t), p.gen, 1)
 	require.ErrorIs(t, err, store.ErrUnavailable)
@@ -127,11 +127,11 @@ func TestTooManyStacksAtOnce(t *testing.T) {
 
 func TestStacksNeedARight(t *testing.T) {
 	srv := serve(t, &store.Server{Access: []store.Access{
-		{Secret: secretOf("a"), Write: true}, {Secret: secretOf("b"), Prefix: "g", Stacks: true}, {Secret: secretOf("c"), Prefix: "x/", Write: true, Stacks: true},
+		{Secret: secretOf("a"), Write: true}, {Secret: secretOf("b"), Prefix: "te", Stacks: true}, {Secret: secretOf("c"), Prefix: "x/", Write: true, Stacks: true},
 	}}, tcp)
 	as := func(letter string) *store.Store { return srv.as(t, srv.knowing(secretOf(letter), nil)) }
 	all, debug, other := as("a"), as("b"), as("c")
-	p := join(t, all, as("a"))
+	p := teamOf(t, all, as("a"))
 	text, err := debug.Stacks(bounded(t), p.gen, 1)
 	require.NoError(t, err)
 	require.Contains(t, text, "goroutine ")
@@ -144,7 +144,7 @@ func TestStacksNeedARight(t *testing.T) {
 	require.Contains(t, srv.String(), "no right to see stacks")
 	off := serve(t, new(store.Server), tcp)
 	s := off.client(t)
-	q := join(t, s, off.client(t))
+	q := teamOf(t, s, off.client(t))
 	_, err = s.Stacks(bounded(t), q.gen, 1)
 	require.ErrorIs(t, err, store.ErrDenied)
 	require.ErrorContains(t, err, "--stacks")
@@ -155,7 +155,7 @@ func TestStacksNeedARight(t *testing.T) {
 func TestStacksThroughARelay(t *testing.T) {
 	s := serve(t, &store.Server{Stacks: true}, tcp)
 	a, b := s.client(t), relay(t, s.addr, &store.Server{Stacks: true}, tcp).client(t)
-	p := join(t, a, b)
+	p := teamOf(t, a, b)
 	text, err := a.Stacks(bounded(t), p.gen, 1)
 	require.NoError(t, err)
 	require.Contains(t, text, "goroutine ")
@@ -168,7 +168,7 @@ func TestStacksOfThisProcess(t *testing.T) {
 	m := new(store.Memory)
 	defer m.Close()
 	s := store.New(m)
-	p := join(t, s, s)
+	p := teamOf(t, s, s)
 	text, err := s.Stacks(bounded(t), p.gen, 1)
 	require.NoError(t, err)
 	require.Contains(t, text, "TestStacksOfThisProcess")

@@ -80,11 +80,17 @@ func (f *stallingFile) Sync() error {
 	return f.File.Sync()
 }
 
-// stalling serves a durable store on a disk that can stall.
-func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.Memory) {
+// onStallingDisk returns a durable store on a disk that can stall.
+func onStallingDisk(t *testing.T) (fs *stallingFS, m *store.Memory) {
 	fs = &stallingFS{FS: disklog.OS}
 	m = &store.Memory{Dir: t.TempDir()}
 	store.SetFS(m, fs)
+	return fs, m
+}
+
+// stalling serves a store on a disk that can stall.
+func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.Memory) {
+	fs, m = onStallingDisk(t)
 	require.NoError(t, m.Open())
 	addr := testcluster.Serve(t, &store.Server{Engine: m})
 	return fs, func() *store.Store { return testcluster.Dial(t, addr, nil) }, m
@@ -160,9 +166,7 @@ func TestClientsLearnWhyTheStoreFails(t *testing.T) {
 		"the store cannot write to its disk": syscall.EIO,
 	} {
 		for _, relayed := range []bool{false, true} {
-			fs := &stallingFS{FS: disklog.OS}
-			m := &store.Memory{Dir: t.TempDir()}
-			store.SetFS(m, fs)
+			fs, m := onStallingDisk(t)
 			addr := testcluster.Serve(t, &store.Server{Engine: m})
 			if relayed {
 				r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)
@@ -197,9 +201,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	const writers, each, size = 4, 20, 1 << 20
 	const liveness = 2500 * time.Millisecond // half of what the disk takes
-	fs := &stallingFS{FS: disklog.OS}
-	m := &store.Memory{Dir: t.TempDir()}
-	store.SetFS(m, fs)
+	fs, m := onStallingDisk(t)
 	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
 	clients := make([]*store.Store, writers)
 	for i := range clients {
@@ -258,12 +260,10 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 // TestSlowDiskFindsFrozenClient checks that a frozen client is found while each sync takes 500 ms.
 func TestSlowDiskFindsFrozenClient(t *testing.T) {
 	t.Parallel()
-	fs := &stallingFS{FS: disklog.OS}
-	m := &store.Memory{Dir: t.TempDir()}
-	store.SetFS(m, fs)
+	fs, m := onStallingDisk(t)
 	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: time.Second}}, tcp)
 	b, proxy := s.through(t)
-	g, writer := join(t, s.client(t), b), s.client(t)
+	g, writer := teamOf(t, s.client(t), b), s.client(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	var writing sync.WaitGroup

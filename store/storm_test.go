@@ -87,14 +87,13 @@ func (s *storm) callers(do func(c *store.Store, caller, n int) error) *store.Sto
 // applied once, and each answer, event and message arrives once. TestLinearizable does so for
 // operations on one key.
 func TestConnectionsBreak(t *testing.T) {
-	patient := func() *store.Server { return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}} }
 	for way, at := range map[string]func(t *testing.T) *service{
-		"loop":      func(t *testing.T) *service { return serve(t, patient(), tcp) },
-		"goroutine": func(t *testing.T) *service { return serve(t, patient(), pipes) },
+		"loop":      func(t *testing.T) *service { return serve(t, patient(comesBack), tcp) },
+		"goroutine": func(t *testing.T) *service { return serve(t, patient(comesBack), pipes) },
 		"durable relay": func(t *testing.T) *service {
-			srv := patient()
+			srv := patient(comesBack)
 			srv.Engine = onDisk(t)
-			return relay(t, serve(t, srv, tcp).addr, patient(), tcp)
+			return relay(t, serve(t, srv, tcp).addr, patient(comesBack), tcp)
 		},
 	} {
 		for name, during := range map[string]func(*storm){
@@ -265,6 +264,6 @@ func joinBreaks(s *storm) {
 		<-broken
 		require.NoError(s.t, <-joined)
 		require.Equal(s.t, first.Generation, second.Generation)
-		(&pair{a, b, first.Generation}).goesOn(s.t, 1)
+		(&team{t: s.t, stores: []*store.Store{a, b}, gen: first.Generation}).goesOn(1)
 	}
 }

@@ -135,6 +135,7 @@ func called(c wire.Contribution) string {
 	return text
 }
 
+// outcome returns the output of a call.
 func outcome(value string, err error) string {
 	if err != nil {
 		return failed(err)

@@ -48,14 +48,6 @@ var keyVerbs = map[string]verb{
 	"cancel":  {do: cancelCalls},                                 // [VERB]: the contexts of its calls that wait, or of those of a verb
 }
 
-// result returns the output of a call.
-func result(value string, err error) string {
-	if err != nil {
-		return err.Error()
-	}
-	return value
-}
-
 // do carries out a request for which Store has no method with all of its fields.
 func (k *call) do(ctx context.Context, req wire.Request) (rep wire.Reply, err error) {
 	if l, ok := k.option("lease"); ok {
@@ -69,7 +61,7 @@ func (k *call) do(ctx context.Context, req wire.Request) (rep wire.Reply, err er
 
 func get(ctx context.Context, k *call) string {
 	v, err := k.s.Get(ctx, k.word(0))
-	return result(quoted(string(v)), err)
+	return outcome(quoted(string(v)), err)
 }
 
 func set(ctx context.Context, k *call) string {
@@ -77,17 +69,17 @@ func set(ctx context.Context, k *call) string {
 	if name, ok := k.option("lease"); ok {
 		return named(name, k.w.lease(name), err)
 	}
-	return result("ok", err)
+	return outcome("ok", err)
 }
 
 func add(ctx context.Context, k *call) string {
 	rep, err := k.do(ctx, wire.Request{Op: wire.OpAdd, Key: k.word(0), Delta: int64(k.parseInt(k.word(1)))})
-	return result(strconv.FormatInt(rep.N, 10), err)
+	return outcome(strconv.FormatInt(rep.N, 10), err)
 }
 
 func appendTo(ctx context.Context, k *call) string {
 	rep, err := k.do(ctx, wire.Request{Op: wire.OpAppend, Key: k.word(0), Value: []byte(k.word(1))})
-	return result(fmt.Sprintf("%d bytes", rep.N), err)
+	return outcome(fmt.Sprintf("%d bytes", rep.N), err)
 }
 
 func swap(ctx context.Context, k *call) string {
@@ -104,7 +96,7 @@ func swap(ctx context.Context, k *call) string {
 
 func remove(ctx context.Context, k *call) string {
 	n, err := k.s.Delete(ctx, k.words()...)
-	return result(fmt.Sprintf("%d deleted", n), err)
+	return outcome(fmt.Sprintf("%d deleted", n), err)
 }
 
 func listBelow(ctx context.Context, k *call) string {
@@ -138,7 +130,7 @@ func keys(ctx context.Context, k *call) string {
 
 func wait(ctx context.Context, k *call) string {
 	values, err := k.s.Wait(ctx, k.words()...)
-	return result(list(values), err)
+	return outcome(list(values), err)
 }
 
 func watch(ctx context.Context, k *call) string {
@@ -169,21 +161,21 @@ func revision(ctx context.Context, k *call) string {
 	k.w.mu.Lock()
 	defer k.w.mu.Unlock()
 	k.w.revisions[k.word(0)] = rev
-	return result("ok", err)
+	return outcome("ok", err)
 }
 
 func push(ctx context.Context, k *call) string {
-	return result("ok", k.s.Push(ctx, k.word(0), []byte(k.word(1))))
+	return outcome("ok", k.s.Push(ctx, k.word(0), []byte(k.word(1))))
 }
 
 func pop(ctx context.Context, k *call) string {
 	v, err := k.s.Pop(ctx, k.word(0))
-	return result(quoted(string(v)), err)
+	return outcome(quoted(string(v)), err)
 }
 
 func length(ctx context.Context, k *call) string {
 	n, err := k.s.QueueLen(ctx, k.word(0))
-	return result(strconv.Itoa(n), err)
+	return outcome(strconv.Itoa(n), err)
 }
 
 // lease is a lease of a session.
@@ -210,14 +202,14 @@ func (w *world) keep(name string, l *lease) {
 // named returns the output of a call on the lease with a name, which stands for its id.
 func named(name string, l *lease, err error) string {
 	id := strconv.FormatUint(l.id, 10)
-	return strings.NewReplacer(strconv.Quote(id), strconv.Quote(name), "lease "+id+" ", "lease "+name+" ").Replace(result("ok", err))
+	return strings.NewReplacer(strconv.Quote(id), strconv.Quote(name), "lease "+id+" ", "lease "+name+" ").Replace(outcome("ok", err))
 }
 
 func grant(ctx context.Context, k *call) string {
 	if k.verb == "grant" {
 		rep, err := k.do(ctx, wire.Request{Op: wire.OpGrant})
 		k.w.keep(k.word(0), &lease{id: uint64(rep.N)})
-		return result("ok", err)
+		return outcome("ok", err)
 	}
 	l, err := k.s.Lease(ctx, k.duration("ttl"))
 	if err != nil {
@@ -249,7 +241,7 @@ func revoke(ctx context.Context, k *call) string {
 	return named(k.word(0), l, err)
 }
 
-func closeSession(_ context.Context, k *call) string { return result("ok", k.s.Close()) }
+func closeSession(_ context.Context, k *call) string { return outcome("ok", k.s.Close()) }
 
 func crash(_ context.Context, k *call) string {
 	k.w.mu.Lock()
@@ -266,7 +258,7 @@ func backup(ctx context.Context, k *call) string {
 	if err == nil {
 		err = os.WriteFile(k.s.on.Backup, b.Bytes(), 0o600)
 	}
-	return result("ok", err)
+	return outcome("ok", err)
 }
 
 // happens returns the verb of what happens to a session or its store, without output.
