@@ -60,35 +60,6 @@ func TestBits(t *testing.T) {
 	})
 }
 
-// TestHalves averages 16-bit floats whose sum overflows although their average does not, and some
-// that would be lost one by one in a sum of 16-bit floats.
-func TestHalves(t *testing.T) {
-	over(t, []int{5}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			for _, length := range []int{1, 3000, long} {
-				x := make([]tensor.Float16, length)
-				y := make([]tensor.BFloat16, length)
-				for i := range x {
-					x[i], y[i] = tensor.Float16From(60000), tensor.BFloat16From(0.5)
-					if r.me() == 0 {
-						y[i] = tensor.BFloat16From(256)
-					}
-				}
-				require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Avg, x))
-				assert.InDelta(r, 60000, x[length-1].Float32(), 16, "%d", length)
-				require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Sum, y))
-				assert.Equal(r, tensor.BFloat16From(256+0.5*float32(n-1)).Float32(), y[length/2].Float32(), "%d", length)
-				root := make([]tensor.Float16, length)
-				for i := range root {
-					root[i] = tensor.Float16From(60000)
-				}
-				require.NoError(r, collective.Reduce(r.ctx, r.c, 1, collective.Avg, root))
-				assert.InDelta(r, 60000, root[0].Float32(), 16, "%d", length)
-			}
-		})
-	})
-}
-
 // everyType reduces each type of numbers, by each operation.
 func everyType[T tensor.Number](r *rank, n int) {
 	results := map[collective.Op]int{

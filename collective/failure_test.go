@@ -14,7 +14,6 @@ import (
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
 )
 
@@ -109,44 +108,6 @@ func TestOpenAgain(t *testing.T) {
 			assert.NoError(r, c.Barrier(r.ctx))
 		})
 	})
-}
-
-// TestRejoin has a rank that rejoins: all ranks form a new generation, and calls on the old one
-// fail.
-func TestRejoin(t *testing.T) {
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	const n = 3
-	again := func(t *testing.T, i int, last uint64) uint64 {
-		g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: i, Size: n, Store: meet, Host: apart(i)})
-		require.NoError(t, err)
-		defer g.Close()
-		c, err := collective.Open(t.Context(), g, nil)
-		require.NoError(t, err)
-		defer c.Close()
-		assert.Greater(t, g.Generation(), last)
-		r := &rank{t, t.Context(), g, c}
-		r.allReduce(5000)
-		if i == 1 { // it closes without a Shutdown
-			return g.Generation()
-		}
-		var re *pgroup.RankError
-		for re == nil {
-			re, _ = errors.AsType[*pgroup.RankError](r.reduces(5000))
-		}
-		assert.Equal(t, []int{1}, re.Left, "%v", re)
-		return g.Generation()
-	}
-	var ranks sync.WaitGroup
-	for i := range n {
-		ranks.Go(func() {
-			var last uint64
-			for range 3 {
-				last = again(t, i, last)
-			}
-		})
-	}
-	ranks.Wait()
 }
 
 // TestBusy sends two messages to one rank at the same time.

@@ -66,19 +66,6 @@ func TestViewReadsBlocks(t *testing.T) {
 	}
 }
 
-func TestViewOfNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := open(t, t.TempDir(), 0, nil)
-		_, err := w.View(t.Context(), 1, nfsws.Version{})
-		require.ErrorIs(t, err, nfsws.ErrNotPublished)
-		v, err := w.Write(t.Context(), nil, nil)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(w.Dir(), nfsws.WeightsName(0, 0, v)), make([]byte, 3), 0o600))
-		_, err = w.View(t.Context(), 0, v)
-		require.ErrorIs(t, err, nfsws.ErrCorrupt)
-	})
-}
-
 // TestViewOfDamage tests damage to one part: the others can be read.
 func TestViewOfDamage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

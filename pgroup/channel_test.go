@@ -176,24 +176,3 @@ func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 		}
 	})
 }
-
-// TestSkip checks that ranks which skip to a number call the same verb there, whatever each of them
-// has called before. A rank that waits in a verb which another rank skips gets ErrSkipped.
-func TestSkip(t *testing.T) {
-	ranks(t, 3, anyStore, func(t *testing.T, g *pgroup.Group) {
-		ch := g.Channel("x")
-		switch g.Rank() {
-		case 0:
-			assert.ErrorIs(t, ch.Barrier(t.Context()), pgroup.ErrSkipped)
-		case 1:
-			ch.Skip(1)
-		}
-		ch.Skip(10)
-		ch.Skip(3) // already passed
-		all, err := pgroup.AllGather(t.Context(), ch, g.Rank())
-		if assert.NoError(t, err) {
-			assert.Equal(t, []int{0, 1, 2}, all)
-		}
-		assert.NoError(t, ch.Barrier(t.Context()))
-	})
-}

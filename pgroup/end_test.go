@@ -33,14 +33,6 @@ func TestAbortNamesItsReasonOnAllRanks(t *testing.T) {
 	}, 2, 4)
 }
 
-func TestAbortClipsItsCause(t *testing.T) {
-	ranks(t, 1, anyStore, func(t *testing.T, g *pgroup.Group) {
-		g.Abort(errors.New(string(make([]byte, 20000))))
-		rankError(t, g, g.Barrier(t.Context()), pgroup.ErrAborted)
-		g.Abort(nil)
-	})
-}
-
 func TestShutdownThenClosed(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		over := g.Context()

@@ -20,58 +20,9 @@ import (
 )
 
 // These tests check failures of vLLM's StatelessProcessGroup, by their numbers. Of the other
-// thirteen, scenarios check 1 (messages.txt), 2 and 3 (timeout.txt), 4 (collectives.txt) and 6
-// (wait.txt), and tests 7 (TestConfigErrorsNameTheField, TestPeerOutOfRange) and 12
+// ones, scenarios check 1 (messages.txt), 2 and 3 (timeout.txt), 4 (collectives.txt), 5 (mismatch.txt)
+// and 6 (wait.txt), and tests 7 (TestConfigErrorsNameTheField, TestPeerOutOfRange) and 12
 // (TestTwoGroupsAtOneAddress).
-
-// TestFailure05MixedCollectivesAreNamed checks failure 5: mixing two kinds of collective hangs,
-// without an error that says which rank called what.
-func TestFailure05MixedCollectivesAreNamed(t *testing.T) {
-	type other struct{ N int }
-	allgather := func(ctx context.Context, g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, 1); return err }
-	broadcast := func(root int) func(context.Context, *pgroup.Group) error {
-		return func(ctx context.Context, g *pgroup.Group) error {
-			_, err := pgroup.Broadcast(ctx, g, root, 1)
-			return err
-		}
-	}
-	reduce := func(vs ...int) func(context.Context, *pgroup.Group) error {
-		return func(ctx context.Context, g *pgroup.Group) error {
-			_, err := pgroup.AllReduce(ctx, g, pgroup.Sum, vs...)
-			return err
-		}
-	}
-	for name, c := range map[string]struct {
-		one, two func(ctx context.Context, g *pgroup.Group) error
-		words    []string
-	}{
-		"verb":   {broadcast(0), func(ctx context.Context, g *pgroup.Group) error { return g.Barrier(ctx) }, []string{"called broadcast(root 0)", "rank 2 called barrier"}},
-		"root":   {broadcast(0), broadcast(1), []string{"called broadcast(root 0)", "rank 2 called broadcast(root 1)"}},
-		"length": {reduce(1, 2), reduce(1, 2, 3), []string{"called allreduce(sum of 2)", "rank 2 called allreduce(sum of 3)"}},
-		"type": {
-			allgather, func(ctx context.Context, g *pgroup.Group) error {
-				_, err := pgroup.AllGather(ctx, g, other{})
-				return err
-			},
-			[]string{"called allgather(int)", "rank 2 called allgather(pgroup_test.other)"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			ranks(t, 4, anyStore, func(t *testing.T, g *pgroup.Group) {
-				verb := c.one
-				if g.Rank() == 2 {
-					verb = c.two
-				}
-				err := verb(t.Context(), g)
-				// a verb that its root decides alone may succeed before rank 2 calls
-				if err == nil {
-					err = g.Barrier(t.Context())
-				}
-				rankError(t, g, err, pgroup.ErrMismatch, append([]string{"ranks disagree: rank "}, c.words...)...)
-			})
-		})
-	}
-}
 
 // cutter keeps the connections of ranks, to cut them without a proper close, as the end of a
 // process does.

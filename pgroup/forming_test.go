@@ -232,33 +232,6 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 	}
 }
 
-// TestARankThatGoesOnSkipsAVerb checks that a rank which continues after an unknown outcome fails
-// that verb for all ranks, and no other one.
-func TestARankThatGoesOnSkipsAVerb(t *testing.T) {
-	addr := serve(t)
-	proxy := testcluster.NewProxy(t, addr)
-	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
-		return func(rank int) pgroup.Config {
-			if rank == 2 {
-				return pgroup.Config{Address: "muster://" + proxy.Addr()}
-			}
-			return pgroup.Config{Address: "muster://" + addr}
-		}
-	})
-	defer closeAll(gs)
-	proxy.Up.Blackhole(true) // the vote is lost
-	says(t, gs[2].Barrier(within(t, 50*time.Millisecond)), pgroup.ErrUnknown)
-	proxy.Up.Blackhole(false)
-	proxy.Cut(testcluster.RST)
-	together(3, func(rank int) {
-		if rank != 2 {
-			v := rankError(t, gs[rank], gs[rank].Barrier(t.Context()), pgroup.ErrSkipped, "rank 2: skipped: it went on to a later call")
-			same(t, gs[rank], "who skipped it", v.By, 2)
-		}
-		ok(t, gs[rank], "the next barrier", gs[rank].Barrier(t.Context()))
-	})
-}
-
 // TestACauseReachesAllRanks checks that the reason for which a rank has cancelled is in the errors
 // of the others: of an operation, and of a group that forms.
 func TestACauseReachesAllRanks(t *testing.T) {

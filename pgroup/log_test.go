@@ -141,16 +141,6 @@ func find(list []map[string]any, msg string) []map[string]any {
 	return slices.DeleteFunc(list, func(rec map[string]any) bool { return rec["msg"] != msg })
 }
 
-// TestNoLogger checks that without a logger the package logs nothing, and that a rank's own records
-// are discarded.
-func TestNoLogger(t *testing.T) {
-	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
-		require.False(t, g.Logger().Enabled(t.Context(), slog.LevelError))
-		g.Logger().Error("no log receives this")
-		ok(t, g, "barrier", g.Barrier(t.Context()))
-	})
-}
-
 // A rank's own records have its group and rank, so that the logs of all ranks can be merged.
 func ExampleGroup_Logger() {
 	ctx := context.Background()
