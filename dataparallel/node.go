@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"sync"
@@ -266,36 +265,6 @@ func (w *WorkerNode) Member() *membership.Member {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.member
-}
-
-// Ready returns a health check: it answers 200 while the worker is in a view that has not failed, and
-// otherwise 503 with the reason.
-func (w *WorkerNode) Ready() http.Handler {
-	return http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-		text, err := w.ready()
-		rw.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if err != nil {
-			rw.WriteHeader(http.StatusServiceUnavailable)
-			text = err.Error()
-		}
-		fmt.Fprintln(rw, text)
-	})
-}
-
-func (w *WorkerNode) ready() (string, error) {
-	r := w.current()
-	switch {
-	case !w.started():
-		return "", w.fail("ready", ErrNotStarted)
-	case r == nil:
-		return "", w.fail("ready", errors.New("waiting for the workers of the view"))
-	case r.over.Err() != nil:
-		return "", w.fail("ready", context.Cause(r.over))
-	}
-	if over := r.comm.Group().Context(); over.Err() != nil {
-		return "", w.fail("ready", context.Cause(over))
-	}
-	return fmt.Sprintf("rank %d of %d in view %d", r.view.Rank, r.view.Size(), r.view.Generation), nil
 }
 
 func (w *WorkerNode) started() bool {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -97,41 +95,8 @@ func same(t *testing.T, failures []*pgroup.RankError, says string) {
 	}
 }
 
-func TestReady(t *testing.T) {
-	at := url(t)
-	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)
-	starting := make(chan error, 1)
-	go func() { starting <- a.Start(bounded(t)) }()
-	testcluster.Eventually(t, soon, func() bool { return a.Member() != nil }, "it registers")
-	is := func(n *dataparallel.WorkerNode, code int, says string) {
-		t.Helper()
-		got, text := ready(n)
-		require.Equal(t, code, got, text)
-		require.Contains(t, text, says)
-	}
-	is(a, http.StatusServiceUnavailable, `worker "a": waiting for the workers of the view`)
-	require.NoError(t, b.Start(bounded(t)))
-	require.NoError(t, <-starting)
-	is(a, http.StatusOK, "rank 0 of 2 in view 1")
-	is(b, http.StatusOK, "rank 1 of 2 in view 1")
-	require.NoError(t, b.Close())
-	is(b, http.StatusServiceUnavailable, "not started")
-	testcluster.Eventually(t, soon, func() bool { code, _ := ready(a); return code != http.StatusOK }, "it is not ready")
-	is(a, http.StatusServiceUnavailable, "rank 1")
-
-	each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) {
-		if n == b {
-			assert.NoError(t, b.Start(bounded(t)))
-			return
-		}
-		untilOver(t, a)
-	})
-	is(a, http.StatusOK, "rank 0 of 2 in view")
-}
-
-// TestReadyAfterAFailure checks the readiness of a node whose view is current, but whose group has
-// failed.
-func TestReadyAfterAFailure(t *testing.T) {
+// TestAFailureOfTheCaller checks a node whose view is current, but whose group has failed.
+func TestAFailureOfTheCaller(t *testing.T) {
 	at := url(t)
 	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
 	start(t, nodes...)
@@ -139,7 +104,7 @@ func TestReadyAfterAFailure(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.False(t, nodes[0].Over(err), "it was the caller's own")
 	for _, n := range nodes {
-		testcluster.Eventually(t, soon, func() bool { code, _ := ready(n); return code != http.StatusOK }, "it is not ready")
+		<-n.Comm().Group().Context().Done()
 	}
 	_, err = nodes[0].Next(within(t, 50*time.Millisecond))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -372,9 +337,6 @@ func TestLifecycle(t *testing.T) {
 		_, err := n.Next(bounded(t))
 		require.ErrorIs(t, err, dataparallel.ErrNotStarted)
 		require.False(t, n.Over(pgroup.ErrLost))
-		code, text := ready(n)
-		require.Equal(t, http.StatusServiceUnavailable, code)
-		require.Contains(t, text, "not started")
 	}
 	unstarted(a)
 	require.NoError(t, a.Close())
@@ -388,11 +350,4 @@ func TestLifecycle(t *testing.T) {
 		require.NoError(t, b.Close())
 		unstarted(a)
 	}
-}
-
-// ready returns the answer of the node's health endpoint.
-func ready(n *dataparallel.WorkerNode) (code int, text string) {
-	rec := httptest.NewRecorder()
-	n.Ready().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-	return rec.Code, rec.Body.String()
 }
