@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -85,45 +84,11 @@ type life struct {
 	*training
 	h      *history
 	line   *testcluster.Line
-	links  links
+	links  testcluster.Links
 	end    context.CancelFunc
 	last   int64 // the most steps that it had completed
 	reduce func(ctx context.Context, s *dataparallel.Strategy) error
 	verify func() error // checks the weights
-}
-
-// links are the connections that a worker makes to others.
-type links struct {
-	mu    sync.Mutex // protects the fields below
-	isCut bool
-	conns []net.Conn
-}
-
-// dial implements WorkerNode.Dial.
-func (l *links) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := new(net.Dialer).DialContext(ctx, network, addr)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case err != nil:
-		return nil, err
-	case l.isCut:
-		return nil, errors.Join(errors.New("the network is cut"), c.Close())
-	}
-	l.conns = append(l.conns, c)
-	return c, nil
-}
-
-// cut breaks all connections, and has new ones fail until they may be made again.
-func (l *links) cut(yes bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.isCut = yes; yes {
-		for _, c := range l.conns {
-			_ = c.Close()
-		}
-		l.conns = nil
-	}
 }
 
 // models are the ways in which a history trains.
@@ -218,7 +183,7 @@ const ttl = 300 * time.Millisecond
 func (h *history) live(id int) {
 	ctx, end := context.WithTimeout(h.Context(), 4*soon)
 	l := &life{h: h, line: testcluster.NewLine(h.memory), end: end}
-	n := &dataparallel.WorkerNode{Store: store.New(l.line), Worker: worker(fmt.Sprint(id), h.least, 4), Timeout: soon, JoinTimeout: 2 * time.Second, Host: h.host(id), Listen: "127.0.0.1", Dial: l.links.dial}
+	n := &dataparallel.WorkerNode{Store: store.New(l.line), Worker: worker(fmt.Sprint(id), h.least, 4), Timeout: soon, JoinTimeout: 2 * time.Second, Host: h.host(id), Listen: "127.0.0.1", Dial: l.links.Dial}
 	n.Worker.Job, n.Worker.TTL = fmt.Sprint("history ", h.seed), ttl
 	l.training = newTraining(h.T, n, h.goal)
 	h.model(l)
@@ -324,7 +289,7 @@ func (h *history) run() int {
 			frozen = append(frozen, l)
 		case what < 10: // it is cut off from the other workers, and not from the store
 			l := h.lives[h.chance.IntN(len(h.lives))]
-			l.links.cut(true)
+			l.links.Cut(true)
 			frozen = append(frozen, l)
 		default: // it flaps
 			heal(frozen)
@@ -354,6 +319,6 @@ func (h *history) run() int {
 func heal(ls []*life) {
 	for _, l := range ls {
 		l.line.Thaw()
-		l.links.cut(false)
+		l.links.Cut(false)
 	}
 }

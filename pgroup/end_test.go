@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -152,11 +153,11 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 // TestExpiredSessionNamesItsOwnRank checks the error of a rank that was disconnected for too long:
 // it names that rank, and not the one that hosts the store.
 func TestExpiredSessionNamesItsOwnRank(t *testing.T) {
-	var c cutter
+	links := make([]testcluster.Links, 3)
 	var through, lost sync.WaitGroup
 	through.Add(3)
 	lost.Add(2)
-	ranks(t, 3, c.at(hosted), func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 3, linked(hosted, links), func(t *testing.T, g *pgroup.Group) {
 		ok(t, g, "barrier", g.Barrier(t.Context()))
 		through.Done()
 		through.Wait()
@@ -167,9 +168,9 @@ func TestExpiredSessionNamesItsOwnRank(t *testing.T) {
 			lost.Wait()
 			return
 		}
-		c.cut(1)
+		links[1].Cut(true)
 		lost.Wait()
-		c.reconnect(1)
+		links[1].Cut(false)
 		err := g.Barrier(t.Context())
 		v := rankError(t, g, err, pgroup.ErrLost, "lost rank 1", "its session has expired")
 		equal(t, g, "lost", v.Lost, []int{1})

@@ -7,7 +7,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,58 +23,13 @@ import (
 // and 6 (wait.txt), and tests 7 (TestConfigErrorsNameTheField, TestPeerOutOfRange) and 12
 // (TestTwoGroupsAtOneAddress).
 
-// cutter keeps the connections of ranks, to cut them without a proper close, as the end of a
-// process does.
-type cutter struct {
-	mu    sync.Mutex
-	conns map[int][]net.Conn
-	ended map[int]bool
-}
-
-// cut ends the connections of a rank, which makes no new ones.
-func (c *cutter) cut(rank int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended[rank] = true
-	for _, conn := range c.conns[rank] {
-		_ = conn.Close()
-	}
-}
-
-// reconnect lets a rank make connections again.
-func (c *cutter) reconnect(rank int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended[rank] = false
-}
-
-func (c *cutter) keep(rank int, conn net.Conn) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.conns == nil {
-		c.conns, c.ended = map[int][]net.Conn{}, map[int]bool{}
-	}
-	if c.ended[rank] {
-		_ = conn.Close()
-		return syscall.ECONNREFUSED
-	}
-	c.conns[rank] = append(c.conns[rank], conn)
-	return nil
-}
-
-// at returns a place like at, with connections that can be cut.
-func (c *cutter) at(at place) place {
+// linked returns a place like at, with connections of ranks that can be cut.
+func linked(at place, links []testcluster.Links) place {
 	return func(t *testing.T) func(int) pgroup.Config {
 		config := at(t)
 		return func(rank int) pgroup.Config {
 			cfg := config(rank)
-			cfg.Dial = &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-				if err == nil {
-					err = c.keep(rank, conn)
-				}
-				return conn, err
-			}}
+			cfg.Dial = &store.DialOptions{Dial: links[rank].Dial}
 			return cfg
 		}
 	}
@@ -86,10 +40,10 @@ func (c *cutter) at(at place) place {
 func TestFailure08ADeadRankIsNamed(t *testing.T) {
 	for _, dead := range []int{2, 0} {
 		t.Run(fmt.Sprint(dead), func(t *testing.T) {
-			var c cutter
+			links := make([]testcluster.Links, 4)
 			var through sync.WaitGroup
 			through.Add(4)
-			ranks(t, 4, c.at(hosted), func(t *testing.T, g *pgroup.Group) {
+			ranks(t, 4, linked(hosted, links), func(t *testing.T, g *pgroup.Group) {
 				ok(t, g, "barrier", g.Barrier(t.Context()))
 				var rest *pgroup.Group // without the rank that hosts the store
 				if g.Rank() != 0 {
@@ -104,7 +58,7 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 					pgroup.KillHost(g)
 					return
 				case g.Rank() == dead:
-					c.cut(dead)
+					links[dead].Cut(true)
 					return
 				}
 				start := time.Now()
@@ -130,17 +84,17 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 // TestFailure08ExternalStoreNamesNoRank checks that the failure of a store which no rank hosts
 // names no rank.
 func TestFailure08ExternalStoreNamesNoRank(t *testing.T) {
-	var c cutter
+	links := make([]testcluster.Links, 2)
 	var through sync.WaitGroup
 	through.Add(2)
-	ranks(t, 2, c.at(served), func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, linked(served, links), func(t *testing.T, g *pgroup.Group) {
 		ok(t, g, "barrier", g.Barrier(t.Context()))
 		through.Done()
 		through.Wait()
 		if g.Rank() == 1 {
 			return
 		}
-		c.cut(0)
+		links[0].Cut(true)
 		err := g.Barrier(t.Context())
 		v := rankError(t, g, err, pgroup.ErrUnavailable, "127.0.0.1:")
 		same(t, g, "blamed", len(v.Lost)+len(v.Left)+len(v.Missing), 0)
