@@ -69,6 +69,82 @@ func ExampleAllReduceAll() {
 	// Output: [[1 2 3] [0.5] [10 20]]
 }
 
+func ExampleReduce() {
+	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
+		x := []float64{float64(rank), float64(-rank)}
+		if err := collective.Reduce(ctx, c, 1, collective.Max, x); err != nil {
+			return err
+		}
+		if rank == 1 {
+			fmt.Println(x)
+		}
+		return nil
+	})
+	// Output: [2 0]
+}
+
+func ExampleReduceScatter() {
+	connected(2, func(ctx context.Context, rank int, c *collective.Comm) error {
+		src := []int64{1, 2, 30, 40} // two for each rank
+		dst := make([]int64, 2)
+		if err := collective.ReduceScatter(ctx, c, collective.Sum, dst, src); err != nil {
+			return err
+		}
+		if rank == 1 {
+			fmt.Println(dst)
+		}
+		return nil
+	})
+	// Output: [60 80]
+}
+
+func ExampleAllGather() {
+	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
+		all := make([]int32, 3)
+		if err := collective.AllGather(ctx, c, all, []int32{int32(rank * rank)}); err != nil {
+			return err
+		}
+		if rank == 0 {
+			fmt.Println(all)
+		}
+		return nil
+	})
+	// Output: [0 1 4]
+}
+
+func ExampleBroadcast() {
+	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
+		weights := make([]float32, 2)
+		if rank == 1 {
+			weights = []float32{0.25, 0.75}
+		}
+		if err := collective.Broadcast(ctx, c, 1, weights); err != nil {
+			return err
+		}
+		if rank == 2 {
+			fmt.Println(weights)
+		}
+		return nil
+	})
+	// Output: [0.25 0.75]
+}
+
+func ExampleAllToAll() {
+	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
+		// element i is for rank i
+		src := []int32{int32(10 * rank), int32(10*rank + 1), int32(10*rank + 2)}
+		dst := make([]int32, 3)
+		if err := collective.AllToAll(ctx, c, dst, src); err != nil {
+			return err
+		}
+		if rank == 2 {
+			fmt.Println(dst)
+		}
+		return nil
+	})
+	// Output: [2 12 22]
+}
+
 func ExampleSend() {
 	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
 		switch rank { // rank 1 does not take part
@@ -82,6 +158,17 @@ func ExampleSend() {
 		return nil
 	})
 	// Output: [1 2 3]
+}
+
+func ExampleComm_Barrier() {
+	connected(4, func(ctx context.Context, rank int, c *collective.Comm) error {
+		err := c.Barrier(ctx) // returns when all four have called it
+		if rank == 0 && err == nil {
+			fmt.Println("all are here")
+		}
+		return err
+	})
+	// Output: all are here
 }
 
 // Gradients of one layer are reduced while those of the next are computed.

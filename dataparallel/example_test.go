@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http/httptest"
 	"sync"
 	"sync/atomic"
 
@@ -208,24 +207,6 @@ func ExampleWorkerNode_Over() {
 	err := a.Strategy().Barrier(ctx)
 	fmt.Println(a.Over(err), a.Over(errors.New("the loss is NaN")))
 	// Output: true false
-}
-
-func ExampleWorkerNode_Ready() {
-	ctx := context.Background()
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	n := workers(ctx, meet, "a")[0]
-	ask := func() {
-		rec := httptest.NewRecorder()
-		n.Ready().ServeHTTP(rec, httptest.NewRequest("GET", "/readyz", nil))
-		fmt.Print(rec.Code, " ", rec.Body)
-	}
-	ask()
-	_ = n.Close()
-	ask()
-	// Output:
-	// 200 rank 0 of 1 in view 1
-	// 503 dataparallel: ready of worker "a": not started
 }
 
 func ExampleWorkerNode_Train() {

@@ -2,8 +2,10 @@ package nfsws_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/tensor"
@@ -39,6 +41,21 @@ func Example() {
 	// Output: {"layers":[4,5]} F32[2]
 }
 
+func ExampleOpen() {
+	dir := must(os.MkdirTemp("", "nfsws"))
+	defer os.RemoveAll(dir)
+	restarts := uint64(3) // changes with each run of the job
+	w, err := nfsws.Open(context.Background(), filepath.Join(dir, "export"), 0, &nfsws.Options{Generation: restarts})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer w.Close()
+	_, err = nfsws.Open(context.Background(), filepath.Join(dir, "export"), 1, &nfsws.Options{Generation: 2})
+	fmt.Println(errors.Is(err, nfsws.ErrSuperseded))
+	// Output: true
+}
+
 func ExampleWorkspace_View() {
 	zero, one, end := workspaces()
 	defer end()
@@ -59,4 +76,23 @@ func ExampleWorkspace_View() {
 	// Output:
 	// w U8[4]
 	// [20 30] <nil>
+}
+
+func ExampleWorkspace_Discard() {
+	ctx := context.Background()
+	dir := must(os.MkdirTemp("", "nfsws"))
+	defer os.RemoveAll(dir)
+	w := must(nfsws.Open(context.Background(), dir, 0, &nfsws.Options{Accumulate: true}))
+	defer w.Close()
+
+	one := must(w.Write(ctx, []byte(`1`), nil))
+	two := must(w.Write(ctx, []byte(`2`), nil))
+	fmt.Printf("%s\n", must(w.ReadVersion(ctx, 0, one)).Config)
+	if err := w.Discard(ctx, two); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Printf("%s\n", must(w.Read(ctx, 0)).Config)
+	// Output:
+	// 1
+	// 1
 }
