@@ -36,19 +36,6 @@ func TestTimesThatNoClockReaches(t *testing.T) {
 	isCode(t, r.does(core.Local, forever), wire.CodeInvalid)
 }
 
-func TestTimeStandsStillAtWorst(t *testing.T) {
-	r := newRig(t)
-	req := set("key", "value")
-	req.TTL = 2 * time.Millisecond
-	r.now = 10 * time.Millisecond
-	r.does(core.Local, req)
-	r.now = 5 * time.Millisecond // an earlier time than before
-	r.does(core.Local, set("other", "value"))
-	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
-	at, _ := r.m.Next()
-	same(t, "next", at, 12*time.Millisecond)
-}
-
 func list(prefix, after string, limit int64) wire.Request {
 	req := wire.Request{Op: wire.OpList, Key: prefix, Delta: limit}
 	if after != "" {

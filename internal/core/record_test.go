@@ -2,7 +2,6 @@ package core_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -35,18 +34,6 @@ func TestRanksThatDoNotWait(t *testing.T) {
 	}
 }
 
-func TestBytesThatAFailureFreesMakeRoom(t *testing.T) {
-	w := newCrew(t, 2)
-	w.m.SetBounds(core.Bounds{AheadBytes: 100})
-	req := w.voting(0, allGather(), strings.Repeat("x", 90))
-	req.Timeout = time.Second
-	w.waits(w.sessions[0], req)
-	held, rep := w.cast(0, broadcast(2, 0), strings.Repeat("x", 90))
-	same(t, "held", rep == nil, true)
-	w.pass(time.Second)
-	isCode(t, w.answer(held), wire.CodeOK)
-}
-
 // TestOverrun checks the end of a generation in which one rank has stopped, while the others
 // continue to fail.
 func TestOverrun(t *testing.T) {
@@ -69,21 +56,6 @@ func TestOverrun(t *testing.T) {
 	isCode(t, first, wire.CodeTimeout) // a decided outcome is still delivered
 	_, rep = w.cast(1, barrier(2000), "")
 	isCode(t, rep, wire.CodeFull)
-}
-
-func TestWindowSlides(t *testing.T) {
-	w := newCrew(t, 2)
-	for seq := range uint64(3000) {
-		no := barrier(seq + 1)
-		no.No = wire.CodeTimeout
-		_, rep := w.cast(0, no, "")
-		isCode(t, rep, wire.CodeTimeout)
-		if seq >= 1000 {
-			_, rep = w.cast(1, barrier(seq-999), "")
-			isCode(t, rep, wire.CodeTimeout)
-		}
-	}
-	same(t, "records", w.m.Records(w.gen, "", 0), 1001)
 }
 
 func TestTooManyBytesTogether(t *testing.T) {
@@ -117,20 +89,6 @@ func TestEqualAnswersAreOne(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestManyChannels(t *testing.T) {
-	w := newCrew(t, 1)
-	for i := range 4096 {
-		v := barrier(1)
-		v.Channel = fmt.Sprint("channel ", i)
-		_, rep := w.cast(0, v, "")
-		isCode(t, rep, wire.CodeOK)
-	}
-	v := barrier(1)
-	v.Channel = "one more"
-	_, rep := w.cast(0, v, "")
-	isCode(t, rep, wire.CodeFull)
 }
 
 func TestCallsInUse(t *testing.T) {

@@ -66,22 +66,6 @@ func TestResume(t *testing.T) {
 	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
 }
 
-// TestJoinComesAgain checks that a join whose answer was lost is answered again, and takes no
-// second membership slot.
-func TestJoinComesAgain(t *testing.T) {
-	r := newRig(t)
-	w := &crew{rig: r, sessions: []uint64{r.session(), r.session()}}
-	first := w.joining("world", 0)
-	first.ID = 100
-	r.waits(w.sessions[0], first)
-	r.waits(w.sessions[0], first)
-	w.gen = r.does(w.sessions[1], w.joining("world", 1)).Rev
-	same(t, "generation", r.does(w.sessions[0], first).Rev, w.gen)
-	other := w.joining("world", 0)
-	isCode(t, r.does(w.sessions[0], other), wire.CodeConflict)
-	same(t, "members", r.m.Holdings().Members, 2)
-}
-
 // TestLeaseEndsInPortions checks that the entries of a lease that has ended are not seen, and that one
 // tick removes a portion of them.
 func TestLeaseEndsInPortions(t *testing.T) {
@@ -102,42 +86,6 @@ func TestLeaseEndsInPortions(t *testing.T) {
 	same(t, "after a tick", r.m.Keys(), n-32)
 	r.pass(0)
 	same(t, "left", r.m.Keys(), 1)
-}
-
-// TestLeaseWithoutEntries checks that the last entry of a lease may be replaced after the end of
-// the lease, and before a tick.
-func TestLeaseWithoutEntries(t *testing.T) {
-	r := newRig(t)
-	lease := uint64(r.does(core.Local, wire.Request{Op: wire.OpGrant, TTL: time.Second}).N)
-	req := set("key", "value")
-	req.Lease = lease
-	r.does(core.Local, req)
-	r.does(core.Local, wire.Request{Op: wire.OpRevoke, Lease: lease})
-	r.does(core.Local, set("key", "another"))
-	r.pass(time.Millisecond)
-	same(t, "value", string(r.does(core.Local, get("key")).Value), "another")
-	same(t, "holdings", r.m.Holdings(), core.Holdings{})
-}
-
-// TestReadsChangeNothing checks that reads, which are not logged, leave an expired entry in place:
-// a replay would not know of them.
-func TestReadsChangeNothing(t *testing.T) {
-	r := newRig(t)
-	req := set("key", "value")
-	req.TTL = time.Millisecond
-	rev := r.does(core.Local, req).Rev
-	r.now = time.Millisecond
-	isCode(t, r.does(core.Local, get("key")), wire.CodeNotFound)
-	same(t, "listed", len(r.does(core.Local, list("", "", 0)).Keys), 0)
-	waiting := waitFor("key")
-	waiting.Timeout = time.Millisecond
-	ticket := r.waits(core.Local, waiting)
-	same(t, "revision", r.does(core.Local, wire.Request{Op: wire.OpPing}).Rev, rev)
-	r.now++
-	r.m.Tick(r.now)
-	same(t, "revision", r.does(core.Local, wire.Request{Op: wire.OpPing}).Rev, rev+1)
-	r.pass(time.Millisecond)
-	same(t, "missing", len(r.answer(ticket).Keys), 1)
 }
 
 // TestTimersOfOneTime checks that events that are due at one time happen in the order in which they
