@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -80,26 +79,6 @@ func written(t testing.TB, segments ...[]string) *disk.Disk {
 	return d
 }
 
-func TestRecordsComeBack(t *testing.T) {
-	d := newDisk()
-	j, records := mustOpen(t, d, 1)
-	require.Empty(t, records)
-	require.EqualValues(t, 1, add(j, "a"))
-	require.EqualValues(t, 2, add(j, ""))
-	require.Zero(t, j.Durable())
-	require.NoError(t, j.Sync(1))
-	require.EqualValues(t, 2, j.Durable(), "what was appended goes along")
-	add(j, "never synced")
-	d.Crash()
-
-	j, records = mustOpen(t, d, 1)
-	require.Equal(t, []string{"a", ""}, records)
-	require.EqualValues(t, 1, add(j, "b"), "positions begin anew")
-	require.NoError(t, j.Close())
-	_, records = mustOpen(t, d, 1)
-	require.Equal(t, []string{"a", "", "b"}, records)
-}
-
 func TestFormat(t *testing.T) {
 	d := written(t, []string{"one two", "3"})
 	got := d.Files()[dir+"/log-0000000000000001"]
@@ -159,21 +138,6 @@ func TestLeftOversOfACheckpointAreRemoved(t *testing.T) {
 	require.Len(t, d.Files(), 1)
 }
 
-func TestManyBatchesAndLargeRecords(t *testing.T) {
-	d := newDisk()
-	j, _ := mustOpen(t, d, 1)
-	var want []string
-	for _, n := range []int{0, 1 << 10, 5 << 20, 1, 1 << 20, 1 << 20, 3} {
-		want = append(want, strings.Repeat("x", n))
-		add(j, want[len(want)-1])
-	}
-	require.NoError(t, j.Sync(2))
-	require.Less(t, j.Durable(), uint64(len(want)), "not all in one batch")
-	require.NoError(t, j.Close())
-	_, records := mustOpen(t, d, 1)
-	require.True(t, fmt.Sprint(want) == fmt.Sprint(records))
-}
-
 func TestSyncIsShared(t *testing.T) {
 	d := newDisk()
 	j, _ := mustOpen(t, d, 1)
@@ -231,32 +195,6 @@ func TestFailureIsForEver(t *testing.T) {
 			require.Equal(t, err, j.Close())
 		})
 	}
-}
-
-func TestFailureReachesAllWhoWait(t *testing.T) {
-	d := newDisk()
-	j, _ := mustOpen(t, d, 1)
-	var wg sync.WaitGroup
-	d.FailSync(0)
-	for range 20 {
-		pos := add(j, "x")
-		wg.Go(func() {
-			assert.ErrorIs(t, j.Sync(pos), syscall.EIO)
-		})
-	}
-	wg.Wait()
-}
-
-func TestClose(t *testing.T) {
-	d := newDisk()
-	j, _ := mustOpen(t, d, 1)
-	add(j, "a")
-	require.NoError(t, j.Close())
-	require.NoError(t, j.Close())
-	require.ErrorIs(t, j.Sync(add(j, "b")), journal.ErrClosed)
-	require.ErrorIs(t, j.Remove(1), journal.ErrClosed)
-	_, records := mustOpen(t, d, 1)
-	require.Equal(t, []string{"a"}, records)
 }
 
 func TestApplyMayRefuse(t *testing.T) {
