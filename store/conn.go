@@ -33,7 +33,6 @@ type conn struct {
 	// of the groups whose stacks the peer may see; set by the handshake
 	stackPrefixes []string
 	proof         [][]byte     // that this side knows the peer's secret; for the welcome
-	deferFlush    bool         // the loop flushes the replies of processRequests
 	log           *committer   // of a durable store; nil: none
 	welcomed      uint64       // where the reply to the hello ends in the outbox, if that was held
 	stream        *relayStream // if the peer is a relay; guarded by the Memory's mu
@@ -95,44 +94,36 @@ func (c *conn) serve() {
 	c.server.Engine.serve(c, buf)
 }
 
-// reader serves a connection after its handshake.
-type reader interface {
-	// adopted starts to serve the connection on a socket that a loop reads.
-	adopted(s *transport.Sock) (transport.Reader, error)
-	// run serves the connection until it ends, reading into buf from this goroutine.
-	run(buf []byte) error
-}
-
-// serveWith serves the connection with r.
-func (c *conn) serveWith(r reader, buf []byte) {
-	if tcp, ok := c.nc.(*net.TCPConn); ok {
-		if loop := c.server.loop(); loop != nil {
-			c.in.compact()
-			if err := loop.Adopt(tcp, r.adopted); err != nil {
-				_ = tcp.Close()
-				c.server.ended(c, err)
-			}
-			return
+// serveWith serves the connection with the reader that adopt returns: a loop reads it, if there is one for
+// its socket, and otherwise this goroutine.
+func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error), buf []byte) {
+	var loop *transport.Loop
+	tcp, ok := c.nc.(*net.TCPConn)
+	if ok {
+		loop = c.server.loop()
+	}
+	var err error
+	if loop == nil {
+		err = transport.Serve(c.nc, buf, adopt)
+	} else {
+		c.in.compact()
+		if err = loop.Adopt(tcp, adopt); err != nil {
+			_ = tcp.Close()
 		}
 	}
-	pipe := transport.NewPipe(c.nc)
-	err := c.usePipe(pipe)
-	if err == nil {
-		err = r.run(buf)
+	if err != nil {
+		c.server.ended(c, err)
 	}
-	if cause := c.out.Err(); cause != nil {
-		err = cause
-	}
-	_ = c.nc.Close()
-	pipe.Done()
-	c.server.ended(c, err)
 }
 
-// usePipe creates the outbox, which writes to p, even if it returns an error: the store cannot be
-// opened, or the server is stopping.
-func (c *conn) usePipe(p transport.Pipe) (err error) {
+// usePipe creates the outbox, which writes to p. It returns an error if the store cannot be opened, or
+// the server is stopping.
+func (c *conn) usePipe(p transport.Pipe) error {
 	if c.memory != nil {
-		c.log, err = c.memory.log()
+		var err error
+		if c.log, err = c.memory.log(); err != nil {
+			return err
+		}
 	}
 	c.mu.Lock()
 	c.out = transport.NewOutbox(p, c.limits.InFlight)
@@ -144,10 +135,10 @@ func (c *conn) usePipe(p transport.Pipe) (err error) {
 		c.out.SentCounter = &c.meter.out
 	}
 	c.mu.Unlock()
-	if err == nil && c.server.isStopping() {
-		err = net.ErrClosed
+	if c.server.isStopping() {
+		return net.ErrClosed
 	}
-	return err
+	return nil
 }
 
 // abort shuts the socket down, if the connection has made its handshake. It does not block.

@@ -14,12 +14,8 @@ var mutants = []struct {
 	test     string
 }{
 	{
-		"a connection of a store that cannot be opened has no outbox",
-		"conn.go", `c.log, err = c.memory.log()
-	}`, `if c.log, err = c.memory.log(); err != nil {
-			return err
-		}
-	}`,
+		"the end of a connection of a store that cannot be opened needs its outbox",
+		"server.go", `if c.out != nil {`, `if true {`,
 		"^TestEachOperationInEachState$/^not_open$/^pipe$",
 	},
 	{

@@ -340,5 +340,6 @@ func (r *Relay) serve(c *conn, buf []byte) {
 		c.server.ended(c, err)
 		return
 	}
-	c.serveWith(&relayPeer{conn: c, upstream: u, members: map[member]struct{}{}}, buf)
+	p := &relayPeer{conn: c, upstream: u, members: map[member]struct{}{}}
+	c.serveWith(p.adopted, buf)
 }

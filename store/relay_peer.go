@@ -14,8 +14,7 @@ type relayPeer struct {
 	*conn
 	upstream *upstream
 	number   uint32
-	sock     *transport.Sock // nil: a goroutine reads
-	resumed  chan struct{}   // gets a token when reading may continue; for a goroutine
+	sock     transport.Socket
 
 	probed atomic.Bool // the store has probed the peer, and nothing was forwarded since
 
@@ -24,8 +23,8 @@ type relayPeer struct {
 	members      map[member]struct{} // the members that have voted here
 }
 
-// adopted implements reader.
-func (p *relayPeer) adopted(s *transport.Sock) (transport.Reader, error) {
+// adopted opens the peer's connection at the store, and forwards what is read from s.
+func (p *relayPeer) adopted(s transport.Socket) (transport.Reader, error) {
 	if err := p.usePipe(s); err != nil {
 		return nil, err
 	}
@@ -100,47 +99,8 @@ func (p *relayPeer) cause(err error) error {
 	return err
 }
 
-// run implements reader.
-func (p *relayPeer) run(buf []byte) error {
-	p.resumed = make(chan struct{}, 1)
-	p.out.Drained = p.resumeReading
-	err := p.sendHello()
-	if err == nil {
-		err = p.readLoop(buf)
-	}
-	p.upstream.peerEnded(p)
-	return err
-}
-
-func (p *relayPeer) readLoop(buf []byte) error {
-	for {
-		if err := p.forwardFrames(); err != nil {
-			return err
-		}
-		p.Flush()
-		for p.isBlocked() {
-			if p.upstream.resumeLater(p); p.isBlocked() {
-				<-p.resumed
-			}
-		}
-		n, err := p.nc.Read(p.in.buffer(buf))
-		if p.receivedBytes(n); n == 0 && err != nil {
-			return err
-		}
-	}
-}
-
 // resumeReading resumes reading, or checks again whether it may.
-func (p *relayPeer) resumeReading() {
-	if p.sock != nil {
-		p.sock.Pause(false)
-		return
-	}
-	select {
-	case p.resumed <- struct{}{}:
-	default:
-	}
-}
+func (p *relayPeer) resumeReading() { p.sock.Pause(false) }
 
 // sendHello forwards the peer's hello, with the rights that it has here. The store ends the
 // connection of a relay whose hello it refuses to parse.

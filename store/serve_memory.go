@@ -17,43 +17,15 @@ const requestBatch = 64
 const maxUnread = 1 << 20
 
 // serve implements Backend.
-func (m *Memory) serve(c *conn, buf []byte) { c.serveWith(c, buf) }
+func (m *Memory) serve(c *conn, buf []byte) { c.serveWith(c.adopted, buf) }
 
-// run implements reader.
-func (c *conn) run(buf []byte) error {
-	drained := make(chan struct{}, 1)
-	resume := func() {
-		select {
-		case drained <- struct{}{}:
-		default:
-		}
-	}
-	c.out.Drained = resume
-	held, err := c.openSession()
-	for err == nil {
-		if held {
-			c.paused.Store(true)
-			if c.out.Blocked(maxUnread) || c.log.resumeLater(resume) {
-				<-drained
-			}
-			c.paused.Store(false)
-		} else if n, fault := c.nc.Read(c.in.buffer(buf)); n == 0 && fault != nil {
-			return c.endSession(fault)
-		} else {
-			c.receivedBytes(n)
-		}
-		held, err = c.processRequests()
-	}
-	return c.endSession(err)
-}
-
-// adopted implements reader.
-func (c *conn) adopted(s *transport.Sock) (transport.Reader, error) {
+// adopted opens the session of the connection, which is read from s.
+func (c *conn) adopted(s transport.Socket) (transport.Reader, error) {
 	if err := c.usePipe(s); err != nil {
 		return nil, err
 	}
 	c.out.Drained = func() { c.pause(s, false) }
-	r := &loopConn{conn: c, sock: s}
+	r := &connReader{conn: c, sock: s}
 	held, err := c.openSession()
 	if err != nil {
 		return nil, c.endSession(err)
@@ -62,19 +34,18 @@ func (c *conn) adopted(s *transport.Sock) (transport.Reader, error) {
 	return r, nil
 }
 
-// loopConn is a conn whose socket a loop reads.
-type loopConn struct {
+// connReader reads a conn.
+type connReader struct {
 	*conn
-	sock *transport.Sock
+	sock transport.Socket
 }
 
 // Buffer implements transport.Reader.
-func (c *loopConn) Buffer(buf []byte) []byte { return c.in.buffer(buf) }
+func (c *connReader) Buffer(buf []byte) []byte { return c.in.buffer(buf) }
 
 // Received implements transport.Reader.
-func (c *loopConn) Received(n int) error {
+func (c *connReader) Received(n int) error {
 	c.receivedBytes(n)
-	c.deferFlush = true
 	held, err := c.processRequests()
 	c.in.compact()
 	if held {
@@ -85,11 +56,11 @@ func (c *loopConn) Received(n int) error {
 }
 
 // Flush implements transport.Reader.
-func (c *loopConn) Flush() { c.out.Flush() }
+func (c *connReader) Flush() { c.out.Flush() }
 
 // pauseIf stops reading until the peer has read, or the log is written. If that has happened
 // already, no callback would end the pause, and it is ended here.
-func (c *loopConn) pauseIf(held bool) {
+func (c *connReader) pauseIf(held bool) {
 	if held {
 		c.pause(c.sock, true)
 		if !c.out.Blocked(maxUnread) && !c.log.resumeLater(c.out.Drained) {
@@ -99,13 +70,13 @@ func (c *loopConn) pauseIf(held bool) {
 }
 
 // pause stops reading from s, the socket of c, or resumes it.
-func (c *conn) pause(s *transport.Sock, on bool) {
+func (c *conn) pause(s transport.Socket, on bool) {
 	c.paused.Store(on)
 	s.Pause(on)
 }
 
 // Ended implements transport.Reader.
-func (c *loopConn) Ended(err error) { c.server.ended(c.conn, c.endSession(err)) }
+func (c *connReader) Ended(err error) { c.server.ended(c.conn, c.endSession(err)) }
 
 // openSession opens the session, or resumes it, answers the hello, and processes the requests that
 // arrived with it.
@@ -120,6 +91,7 @@ func (c *conn) openSession() (held bool, err error) {
 	}
 	held, err = c.processRequests()
 	c.in.compact()
+	c.out.Flush()
 	return held, err
 }
 
@@ -140,15 +112,15 @@ func (c *conn) endSession(err error) error {
 	return err
 }
 
-// processRequests carries out the complete requests, and writes their replies at once. If the peer
-// does not read its replies, or the log is not written, the remaining requests are held until
-// Drained is called. It never waits for the disk, because the same goroutine reads other
-// connections.
+// processRequests carries out the complete requests. Their replies are written by the Flush of its
+// caller, or at once if they are many. If the peer does not read its replies, or the log is not
+// written, the remaining requests are held until Drained is called. It never waits for the disk,
+// because the same goroutine may read other connections.
 func (c *conn) processRequests() (held bool, err error) {
 	for {
 		more, full, overloaded, err := c.processBatch()
 		c.stream.closeReplaced()
-		if err != nil || full || overloaded || !more && !c.deferFlush {
+		if err != nil || full || overloaded {
 			c.out.Flush()
 		}
 		if err != nil {

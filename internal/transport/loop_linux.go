@@ -38,24 +38,7 @@ type Loop struct {
 	closing bool
 }
 
-// Reader handles the events of a Sock. The loop's goroutine calls its methods.
-type Reader interface {
-	// Buffer returns where the next bytes are received to: buf, or another buffer. The loop then
-	// calls Received, before another Buffer is called with the same buf. If Buffer returns nil, it
-	// receives nothing.
-	Buffer(buf []byte) []byte
-	// Received handles n received bytes. It is also called with 0 if nothing has arrived, after a
-	// pause, or if the buffer is empty. An error ends the connection.
-	Received(n int) error
-	// Flush writes the replies of Received. The loop calls it after all readable sockets have been
-	// read: waking each peer at once would let it run, on a busy machine, before its neighbours are
-	// served.
-	Flush()
-	// Ended is the last call, with the reason. The socket is closed after it.
-	Ended(err error)
-}
-
-// Sock is a socket of a Loop, and a Pipe.
+// Sock is a socket of a Loop. It is closed after Ended.
 type Sock struct {
 	loop   *Loop
 	reader Reader
@@ -128,7 +111,7 @@ func (l *Loop) Kind() string {
 // Adopt takes the socket out of c, which it closes, and lets the loop read it. newReader is called
 // before the first event; its error is Adopt's, and ends the connection. If newReader succeeds,
 // Adopt returns nil: a later failure is reported to Ended.
-func (l *Loop) Adopt(c *net.TCPConn, newReader func(*Sock) (Reader, error)) error {
+func (l *Loop) Adopt(c *net.TCPConn, newReader func(Socket) (Reader, error)) error {
 	f, err := c.File() // a second descriptor, without Go's poller
 	if err != nil {
 		return err
@@ -380,8 +363,7 @@ func (s *Sock) NotifyWritable(resume func()) {
 	s.setEvents(s.events | unix.EPOLLOUT)
 }
 
-// Pause stops reading, or resumes it. After resuming, Readable is called even if nothing has
-// arrived.
+// Pause implements Socket.
 func (s *Sock) Pause(paused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -215,7 +215,7 @@ func sockets(t *testing.T) (ours, theirs net.Conn) {
 
 // echo is a Reader of a Sock that sends all bytes back.
 type echo struct {
-	sock  *transport.Sock
+	sock  transport.Socket
 	out   *transport.Outbox
 	buf   []byte
 	ended chan error
@@ -256,14 +256,20 @@ func adopt(t *testing.T, l *transport.Loop) (*echo, net.Conn) {
 	return adoptAs(t, l, func(e *echo) transport.Reader { return e })
 }
 
+// reads begins to read s.
+func (e *echo) reads(s transport.Socket) (transport.Reader, error) {
+	e.sock, e.out = s, transport.NewOutbox(s, 64<<20)
+	e.out.Drained = func() { s.Pause(false) }
+	return e, nil
+}
+
 // adoptAs lets l read a socket with the Reader that as makes of an echo.
 func adoptAs(t *testing.T, l *transport.Loop, as func(*echo) transport.Reader) (*echo, net.Conn) {
 	t.Helper()
 	ours, theirs := sockets(t)
 	e := &echo{ended: make(chan error, 1)}
-	require.NoError(t, l.Adopt(ours.(*net.TCPConn), func(s *transport.Sock) (transport.Reader, error) {
-		e.sock, e.out = s, transport.NewOutbox(s, 64<<20)
-		e.out.Drained = func() { s.Pause(false) }
+	require.NoError(t, l.Adopt(ours.(*net.TCPConn), func(s transport.Socket) (transport.Reader, error) {
+		_, _ = e.reads(s)
 		return as(e), nil
 	}))
 	t.Cleanup(func() { _ = theirs.Close() })
@@ -283,6 +289,34 @@ func onLoops(t *testing.T, test func(t *testing.T)) {
 		require.Equal(t, "epoll", newLoop(t).Kind())
 		test(t)
 	})
+}
+
+// TestServe checks a connection that a goroutine reads: a reader that pauses until its peer reads goes on,
+// and each end is reported.
+func TestServe(t *testing.T) {
+	for name, connect := range map[string]func(*testing.T) (net.Conn, net.Conn){"socket": sockets, "pipe": func(*testing.T) (net.Conn, net.Conn) { return net.Pipe() }} {
+		t.Run(name, func(t *testing.T) {
+			ours, theirs := connect(t)
+			e, served := &echo{ended: make(chan error, 1)}, make(chan error, 1)
+			go func() { served <- transport.Serve(ours, make([]byte, 4<<10), e.reads) }()
+			sent := bytes.Repeat([]byte("0123456789"), 2<<20) // large, so that echo pauses many times
+			go func() { _, _ = theirs.Write(sent) }()
+			got := make([]byte, len(sent))
+			_, err := io.ReadFull(theirs, got)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(sent, got))
+			require.NoError(t, theirs.Close())
+			require.ErrorIs(t, <-e.ended, io.EOF)
+			require.NoError(t, <-served)
+
+			ours, theirs = connect(t)
+			refused := errors.New("refused")
+			require.Equal(t, refused, transport.Serve(ours, nil, func(transport.Socket) (transport.Reader, error) { return nil, refused }))
+			_, err = theirs.Read(make([]byte, 1))
+			require.ErrorIs(t, err, io.EOF)
+			_ = theirs.Close()
+		})
+	}
 }
 
 // TestLoopOfManySockets checks that a loop which serves many sockets together gives each its own
@@ -442,7 +476,7 @@ func TestLoopReportsEachEnd(t *testing.T) {
 func TestAdoptWithAReaderThatRefuses(t *testing.T) {
 	ours, theirs := sockets(t)
 	refused := errors.New("refused")
-	err := newLoop(t).Adopt(ours.(*net.TCPConn), func(*transport.Sock) (transport.Reader, error) { return nil, refused })
+	err := newLoop(t).Adopt(ours.(*net.TCPConn), func(transport.Socket) (transport.Reader, error) { return nil, refused })
 	require.Equal(t, refused, err)
 	_, err = theirs.Read(make([]byte, 1))
 	require.ErrorIs(t, err, io.EOF)

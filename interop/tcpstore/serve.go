@@ -103,7 +103,7 @@ func (p *peer) end(ctx context.Context, err error) error {
 // reader is a peer whose connection a loop reads.
 type reader struct {
 	*peer
-	sock *transport.Sock
+	sock transport.Socket
 	need int
 	away atomic.Bool   // the connection's goroutine owns the peer; the loop does not use it
 	long chan struct{} // gets a token when the goroutine is to take over
@@ -119,7 +119,7 @@ func (p *peer) serveBy(ctx context.Context, loop *transport.Loop, c *net.TCPConn
 			p.out.Discard()
 		}
 	}()
-	err := loop.Adopt(c, func(s *transport.Sock) (transport.Reader, error) {
+	err := loop.Adopt(c, func(s transport.Socket) (transport.Reader, error) {
 		r.sock = s
 		p.out.open(s, p.in.buffers)
 		defer r.flush()
