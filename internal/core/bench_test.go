@@ -91,23 +91,3 @@ func BenchmarkAllGather(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) { benchVerb(b, n, allGather(), make([]byte, 1024)) })
 	}
 }
-
-func BenchmarkBroadcast(b *testing.B) {
-	for _, n := range benchSizes {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { benchVerb(b, n, broadcast(1, 0), make([]byte, 1024)) })
-	}
-}
-
-// BenchmarkStream sends a message and receives it.
-func BenchmarkStream(b *testing.B) {
-	w := newCrew(b, 2)
-	send, recv := w.sending(time.Hour), w.asking(0, 1)
-	var rep wire.Reply
-	b.ReportAllocs()
-	for pos := uint64(1); b.Loop(); pos++ {
-		w.m.Apply(core.Time(pos), w.sessions[0], &send, &rep)
-		recv.Group.Seq = pos
-		w.m.Apply(core.Time(pos), w.sessions[1], &recv, &rep)
-	}
-	isCode(b, &rep, wire.CodeOK)
-}

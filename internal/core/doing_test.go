@@ -44,7 +44,7 @@ func TestWhatTookConnections(t *testing.T) {
 	same(t, "two relays", misses(4), "2 of them: relay a; 1 of them: relay b")
 	cut(3, "relay a")
 	same(t, "all", misses(5), "relay a")
-	isCode(t, w.does(w.sessions[0], w.sending(0)), wire.CodeOK)
+	isCode(t, w.does(w.sessions[0], w.sending()), wire.CodeOK)
 	req := w.asking(1, 0)
 	req.Timeout = time.Second
 	ticket := w.waits(w.sessions[0], req)

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 )
 
 // sound checks the order of the heap, and that slots know their places in it.
@@ -115,32 +114,4 @@ func TestExpirySameOrder(t *testing.T) {
 	if a, b := run(), run(); !slices.Equal(a, b) {
 		t.Error("the same steps have another order")
 	}
-}
-
-// BenchmarkExpiryPop measures the removal of one of a million entries: first from the heap alone,
-// then of the entry too.
-func BenchmarkExpiryPop(b *testing.B) {
-	eachKeys(b, func(b *testing.B, keys []string) {
-		b.Run("heap", func(b *testing.B) {
-			s := filled(keys)
-			r := rand.New(rand.NewPCG(5, 6))
-			for b.Loop() { // added again, so that a million remain
-				at, _ := s.next()
-				e := s.pop(at)
-				s.arm(e, at+time.Minute+Time(r.IntN(int(time.Second))))
-			}
-		})
-		b.Run("entry", func(b *testing.B) {
-			for b.Loop() {
-				b.StopTimer()
-				s := filled(keys)
-				b.StartTimer()
-				start := time.Now()
-				for e := s.pop(1 << 62); e != nil; e = s.pop(1 << 62) {
-					s.remove(e)
-				}
-				b.ReportMetric(float64(time.Since(start).Nanoseconds())/million, "ns/entry")
-			}
-		})
-	})
 }

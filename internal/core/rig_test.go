@@ -159,9 +159,9 @@ func (c *crew) request(op wire.Op, rank int) wire.Request {
 }
 
 // sending is a message of rank 0 to rank 1.
-func (c *crew) sending(ttl time.Duration) wire.Request {
+func (c *crew) sending() wire.Request {
 	req := c.request(wire.OpSend, 0)
-	req.Group.Root, req.Value, req.TTL = 1, []byte("message"), ttl
+	req.Group.Root, req.Value = 1, []byte("message")
 	return req
 }
 

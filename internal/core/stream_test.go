@@ -40,14 +40,14 @@ func TestChannelsAndStreamsAreLimited(t *testing.T) {
 	}
 	meets("d", 1)
 
-	isCode(t, w.does(w.sessions[0], w.sending(0)), wire.CodeOK)
+	isCode(t, w.does(w.sessions[0], w.sending()), wire.CodeOK)
 	w.waits(w.sessions[0], w.asking(1, 0))
-	third := w.sending(0)
+	third := w.sending()
 	third.Group.Channel = "tag"
 	rep := w.does(w.sessions[0], third)
 	isCode(t, rep, wire.CodeFull)
 	contains(t, rep.Detail, "the limit is 2 streams")
-	isCode(t, w.does(w.sessions[0], w.sending(0)), wire.CodeOK)
+	isCode(t, w.does(w.sessions[0], w.sending()), wire.CodeOK)
 
 	for _, s := range w.sessions { // they end with the group
 		w.does(s, wire.Request{Op: wire.OpGoodbye})

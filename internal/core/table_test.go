@@ -1,14 +1,11 @@
 package core
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"testing"
-	"time"
 	"unsafe"
 )
 
@@ -284,141 +281,4 @@ func TestLeaseList(t *testing.T) {
 		}
 	}
 	b.sound(t)
-}
-
-// A million entries with a time to live, for the benchmarks.
-const (
-	million    = 1_000_000
-	entryBytes = 16
-)
-
-var benchKeys = map[string]func() []string{
-	"sequential": func() []string {
-		keys := make([]string, million)
-		for i := range keys {
-			keys[i] = fmt.Sprintf("key-%07d", i)
-		}
-		return keys
-	},
-	"random": func() []string {
-		r := rand.New(rand.NewPCG(1, 2))
-		keys := make([]string, million)
-		for i := range keys {
-			keys[i] = fmt.Sprintf("%016x", r.Uint64())
-		}
-		return keys
-	},
-}
-
-func eachKeys(b *testing.B, f func(b *testing.B, keys []string)) {
-	for _, name := range slices.Sorted(maps.Keys(benchKeys)) {
-		keys := benchKeys[name]()
-		b.Run(name, func(b *testing.B) { f(b, keys) })
-	}
-}
-
-type benchStore struct {
-	*table
-	*expiry
-}
-
-func newBenchStore() benchStore {
-	t := newTable()
-	return benchStore{t, newExpiry(&t.slab)}
-}
-
-// add makes an entry that expires about a minute after it was made.
-func (b benchStore) add(i int, key string, r *rand.Rand) {
-	s := b.insert(key)
-	s.setVal(make([]byte, entryBytes))
-	b.arm(s, Time(i)*time.Microsecond+time.Minute+Time(r.IntN(int(time.Second))))
-}
-
-func filled(keys []string) benchStore {
-	b, r := newBenchStore(), rand.New(rand.NewPCG(3, 4))
-	for i, key := range keys {
-		b.add(i, key, r)
-	}
-	return b
-}
-
-func heapAlloc() uint64 {
-	runtime.GC()
-	runtime.GC() // the first may have left objects to be swept
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
-}
-
-// BenchmarkTableMemory measures the memory of an entry beyond its key and its value, and what all
-// entries cost a garbage collection.
-func BenchmarkTableMemory(b *testing.B) {
-	eachKeys(b, func(b *testing.B, keys []string) {
-		for b.Loop() {
-			before := heapAlloc()
-			s := filled(keys)
-			after := heapAlloc()
-			payload := len(keys) * (len(keys[0]) + entryBytes)
-			b.ReportMetric(float64(int(after-before)-payload)/float64(len(keys)), "B/entry")
-			start := time.Now()
-			runtime.GC()
-			b.ReportMetric(float64(time.Since(start).Microseconds())/1000, "gc-ms")
-			runtime.KeepAlive(s)
-		}
-		b.ReportMetric(0, "ns/op")
-	})
-}
-
-// BenchmarkTableGrow measures the slowest calls while a million entries are added.
-func BenchmarkTableGrow(b *testing.B) {
-	eachKeys(b, func(b *testing.B, keys []string) {
-		took := make([]time.Duration, len(keys))
-		for b.Loop() {
-			s, r := newBenchStore(), rand.New(rand.NewPCG(3, 4))
-			last := time.Now()
-			for i, key := range keys {
-				s.add(i, key, r)
-				now := time.Now()
-				took[i], last = now.Sub(last), now
-			}
-			slices.SortFunc(took, func(a, b time.Duration) int { return cmp.Compare(b, a) })
-			b.ReportMetric(float64(took[0].Microseconds()), "worst-µs")
-			b.ReportMetric(float64(took[9].Microseconds()), "10th-worst-µs")
-			b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "median-ns")
-		}
-	})
-}
-
-// BenchmarkTable measures the operations on one of a million entries.
-func BenchmarkTable(b *testing.B) {
-	eachKeys(b, func(b *testing.B, keys []string) {
-		s := filled(keys)
-		r := rand.New(rand.NewPCG(5, 6))
-		b.Run("get", func(b *testing.B) {
-			for b.Loop() {
-				if s.get(keys[r.IntN(million)]) == nil {
-					b.Fatal("it is not there")
-				}
-			}
-		})
-		b.Run("remove and insert", func(b *testing.B) {
-			for b.Loop() {
-				key := keys[r.IntN(million)]
-				e := s.get(key)
-				v, at := e.val(), s.at(e)
-				s.disarm(e)
-				s.remove(e)
-				e = s.insert(key)
-				e.setVal(v)
-				s.arm(e, at)
-			}
-		})
-		b.Run("page", func(b *testing.B) {
-			for b.Loop() {
-				if n := len(s.keysFrom(keys[r.IntN(million)], 100)); n == 0 {
-					b.Fatal("nothing from there on")
-				}
-			}
-		})
-	})
 }
