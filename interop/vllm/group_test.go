@@ -106,27 +106,6 @@ func TestRepeat(t *testing.T) {
 	})
 }
 
-// TestGatherAfterFailure checks that an all-gather which failed has consumed its number: the next
-// one does not get its values.
-func TestGatherAfterFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		gs := join(t, memory(t), 3, vllm.Config{})
-		gather := func(what string, limit time.Duration) func(g *vllm.Group) ([]string, error) {
-			return func(g *vllm.Group) ([]string, error) { return vllm.AllGatherObj(within(t, limit), g, what) }
-		}
-		_, errs := tryEach(gs[:2], gather("first", time.Second))
-		for _, err := range errs {
-			require.Equal(t, []int{2}, failure(t, err, pgroup.ErrTimeout, "allgather #1").Missing)
-		}
-		late, err := gather("first", time.Second)(gs[2])
-		require.NoError(t, err)
-		require.Equal(t, []string{"first", "first", "first"}, late)
-		for _, got := range each(t, gs, gather("second", time.Second)) {
-			require.Equal(t, []string{"second", "second", "second"}, got)
-		}
-	})
-}
-
 // TestOrder checks that objects and tensors to one rank are counted together, and that each is
 // received by its own verb.
 func TestOrder(t *testing.T) {

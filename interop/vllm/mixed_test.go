@@ -22,37 +22,42 @@ import (
 
 // TestMixed runs two Go ranks and two Python ranks under every verb, with each kind of host.
 func TestMixed(t *testing.T) {
-	everyPython(t, func(t *testing.T, p python) {
-		peers := p.start(t, 2)
-		for name, host := range hosts {
-			t.Run(name, func(t *testing.T) {
-				for name, body := range map[string]func(*testing.T, *mixed){
-					"broadcast objects": mixedBroadcast,
-					"all-gather":        mixedAllGather,
-					"a ring of objects": mixedRing,
-					"tensors":           mixedTensors,
-					"all-reduce":        mixedAllReduce,
-					"barriers":          mixedBarriers,
-					"ncclUniqueId":      mixedNccl,
-					"other verbs":       mixedVerbs,
-				} {
-					t.Run(name, func(t *testing.T) { body(t, mix(t, host(t), peers, world{})) })
-				}
-				t.Run("two groups of one store", func(t *testing.T) {
-					at := host(t)
-					mixedBeside(t, mix(t, at, peers, world{}), at)
-				})
-				t.Run("expired", func(t *testing.T) {
-					mixedExpiry(t, mix(t, host(t), peers, world{expiration: time.Second}))
-				})
+	for _, class := range classes {
+		t.Run(class, func(t *testing.T) { mixedWith(t, class) })
+	}
+}
+
+// mixedWith is TestMixed with one class of Python.
+func mixedWith(t *testing.T, class string) {
+	peers := start(t, class, 2)
+	for name, host := range hosts {
+		t.Run(name, func(t *testing.T) {
+			for name, body := range map[string]func(*testing.T, *mixed){
+				"broadcast objects": mixedBroadcast,
+				"all-gather":        mixedAllGather,
+				"a ring of objects": mixedRing,
+				"tensors":           mixedTensors,
+				"all-reduce":        mixedAllReduce,
+				"barriers":          mixedBarriers,
+				"ncclUniqueId":      mixedNccl,
+				"other verbs":       mixedVerbs,
+			} {
+				t.Run(name, func(t *testing.T) { body(t, mix(t, host(t), peers, world{})) })
+			}
+			t.Run("two groups of one store", func(t *testing.T) {
+				at := host(t)
+				mixedBeside(t, mix(t, at, peers, world{}), at)
 			})
-		}
-		t.Run("late", func(t *testing.T) {
-			mixedLate(t, mix(t, hostedByGo(t), peers, world{timeout: 2 * time.Second}))
+			t.Run("expired", func(t *testing.T) {
+				mixedExpiry(t, mix(t, host(t), peers, world{expiration: time.Second}))
+			})
 		})
-		t.Run("death", func(t *testing.T) { // last, since it kills a peer
-			mixedDeath(t, mix(t, hostedByGo(t), peers, world{timeout: time.Hour}))
-		})
+	}
+	t.Run("late", func(t *testing.T) {
+		mixedLate(t, mix(t, hostedByGo(t), peers, world{timeout: 2 * time.Second}))
+	})
+	t.Run("death", func(t *testing.T) { // last, since it kills a peer
+		mixedDeath(t, mix(t, hostedByGo(t), peers, world{timeout: time.Hour}))
 	})
 }
 

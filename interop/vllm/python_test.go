@@ -26,31 +26,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// python is an interpreter that has torch, and a class with vLLM's interface.
-type python struct {
-	name  string
-	class string // "standin" or "vllm": see testdata/peer.py
-	exe   string
-}
-
-// pythons returns the one that .ci/python makes, and the same with vLLM itself.
-func pythons() []python {
-	return []python{{name: "torch", class: "standin"}, {name: "vLLM", class: "vllm"}} // PYTHONPATH says where vllm is
-}
-
-// everyPython runs a case with each of them.
-func everyPython(t *testing.T, body func(t *testing.T, p python)) {
-	for _, p := range pythons() {
-		t.Run(p.name, func(t *testing.T) {
-			needs := []string{"numpy"}
-			if p.class == "vllm" {
-				needs = append(needs, "vllm")
-			}
-			p.exe = testcluster.Torch(t, needs...)
-			body(t, p)
-		})
-	}
-}
+// classes are those that have vLLM's interface: see testdata/peer.py. The second is vLLM's own.
+var classes = []string{"standin", "vllm"}
 
 // peer is a Python process that evaluates expressions.
 type peer struct {
@@ -60,12 +37,17 @@ type peer struct {
 	kill    func() // kill -9
 }
 
-// start starts n peers, which takes some seconds in which they load torch.
-func (p python) start(t *testing.T, n int) []*peer {
+// start starts n peers of a class, which takes some seconds in which they load torch.
+func start(t *testing.T, class string, n int) []*peer {
 	t.Helper()
+	needs := []string{"numpy"}
+	if class == "vllm" {
+		needs = append(needs, "vllm") // PYTHONPATH says where it is
+	}
+	exe := testcluster.Torch(t, needs...)
 	peers := make([]*peer, n)
 	for i := range peers {
-		cmd := exec.CommandContext(within(t, 2*time.Minute), p.exe, "testdata/peer.py", p.class)
+		cmd := exec.CommandContext(within(t, 2*time.Minute), exe, "testdata/peer.py", class)
 		cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
 		cmd.WaitDelay = 10 * time.Second
 		in, err := cmd.StdinPipe()
