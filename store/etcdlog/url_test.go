@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"maps"
 	"math/big"
 	"net"
 	"net/url"
@@ -240,31 +241,28 @@ func TestTLS(t *testing.T) {
 	})
 	s := open(t, etcds+"&store-ca="+at("ca.pem")+"&secret-file="+secret)
 	require.NoError(t, s.Set(bounded(t), "key", []byte("value"), nil))
-	t.Run("Python", func(t *testing.T) {
-		rest := "&store-ca=" + at("ca.pem") + "&secret-file=" + secret
-		for rawurl, want := range map[string]string{
-			etcds + rest: "value",
-			etcds + "&server-name=etcd.example&store-server-name=etcd.example" + rest: "value",
-			etcds + "&store-ca=" + at("ca.pem"):                                       "Denied",
-			etcds + "&server-name=another.example" + rest:                             "Unavailable",
-			"etcd://" + addr + "/p":                                                   "Unavailable",
-		} {
-			require.Equal(t, want, inPython(t, rawurl, "key"), strings.ReplaceAll(rawurl, dir, ""))
-		}
-	})
-	open(t, etcds+"&server-name=etcd.example&store-ca="+at("ca.pem")+"&store-server-name=etcd.example&secret-file="+secret)
 	rest := "&store-ca=" + at("ca.pem") + "&secret-file=" + secret
-	for rawurl, want := range map[string]error{
-		etcds + "&store-ca=" + at("ca.pem"):                 store.ErrDenied,
-		etcds + "&secret-file=" + secret:                    store.ErrDenied,
-		etcds + "&server-name=another.example" + rest:       store.ErrUnavailable,
-		etcds + "&store-server-name=another.example" + rest: store.ErrDenied,
-		"etcd://" + addr + "/p":                             store.ErrUnavailable,
-		"etcds://" + addr + "/p":                            store.ErrUnavailable,
-		"etcds://" + addr + "/p?ca=" + at("ca.pem"):         store.ErrUnavailable,
-	} {
-		_, err := schemes().Open(within(t, 2*time.Second), rawurl)
-		require.ErrorIs(t, err, want, rawurl)
-		t.Logf("%s: %v", strings.ReplaceAll(rawurl, dir, ""), err)
+	type access struct {
+		rawurl string
+		err    error // nil: it has access
 	}
+	testcluster.AtOnce(t, maps.All(map[string]access{
+		"all":                     {etcds + rest, nil},
+		"other names":             {etcds + "&server-name=etcd.example&store-server-name=etcd.example" + rest, nil},
+		"without a secret":        {etcds + "&store-ca=" + at("ca.pem"), store.ErrDenied},
+		"without the store's CA":  {etcds + "&secret-file=" + secret, store.ErrDenied},
+		"wrong name of etcd":      {etcds + "&server-name=another.example" + rest, store.ErrUnavailable},
+		"wrong name of the store": {etcds + "&store-server-name=another.example" + rest, store.ErrDenied},
+		"without TLS":             {"etcd://" + addr + "/p", store.ErrUnavailable},
+		"without etcd's CA":       {"etcds://" + addr + "/p", store.ErrUnavailable},
+		"without a certificate":   {"etcds://" + addr + "/p?ca=" + at("ca.pem"), store.ErrUnavailable},
+	}), func(t *testing.T, c access) {
+		s, err := schemes().Open(within(t, 2*time.Second), c.rawurl)
+		require.ErrorIs(t, err, c.err)
+		if err == nil {
+			t.Cleanup(func() { _ = s.Close() })
+			has(t, s, "key", []byte("value"))
+		}
+		require.Equal(t, map[error]string{nil: "value", store.ErrDenied: "Denied", store.ErrUnavailable: "Unavailable"}[c.err], inPython(t, c.rawurl, "key"))
+	})
 }
