@@ -7,8 +7,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// The functions of this file look at one vote. The machine uses them, and so do engines that keep
-// their records elsewhere (Redis).
+// The functions of this file look at one vote. The machine uses them, and so does package hostmem.
 
 // Agree reports whether two ranks called the same operation: verb, root, label and reduction are
 // equal, and types are if both ranks named one. A client of a language without static types names
