@@ -126,19 +126,6 @@ func TestRestart(t *testing.T) {
 	require.Contains(t, c.reports, "0: rank 1: exit status 3: restart 1 of at most 2")
 }
 
-// TestTooManyRestarts checks that all nodes get the error of the same process, and the node of the
-// process its own error.
-func TestTooManyRestarts(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2, MaxRestarts: 1})
-	broken := errors.New("rank 0: exit status 3")
-	c.node("a", func(context.Context, agent.Attempt) error { return broken })
-	c.node("b", func(ctx context.Context, _ agent.Attempt) error { return untilEnd(ctx) })
-	got := c.wait()
-	require.EqualError(t, got["a"], "rank 0: exit status 3, after 1 restart")
-	require.ErrorIs(t, got["a"], broken)
-	require.EqualError(t, got["b"], "rank 0: exit status 3 on node a, after 1 restart")
-}
-
 // TestOneOutcome has random processes fail at the same time, and others succeed at that moment: all
 // nodes have the same result, and have counted the same restarts.
 func TestOneOutcome(t *testing.T) {

@@ -90,27 +90,6 @@ func (c *cluster) reported(text string) {
 
 var errExit = errors.New("exit status 3")
 
-// TestElasticRestartsOneWorker checks that a worker which fails starts again alone, as another
-// worker, that the job goes on without it when no restart is left, and succeeds on all nodes.
-func TestElasticRestartsOneWorker(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2, MaxRestarts: 1})
-	a, _ := c.elasticNode("a", 2, 4)
-	b, _ := c.elasticNode("b", 2, 4)
-	a.runs(t, "a-0", "a-1")
-	b.runs(t, "b-0", "b-1")
-	b.ends("b-0", errExit)
-	b.runs(t, "b-0.2", "b-1")
-	c.reported("a: worker b-0: exit status 3 on node b: restart 1 of at most 1")
-	c.reported("b: worker b-0: exit status 3: restart 1 of at most 1")
-	b.ends("b-0.2", errExit)
-	c.reported("a: worker b-0.2: exit status 3 on node b: 3 workers go on")
-	for _, id := range []string{"a-0", "a-1"} {
-		a.ends(id, nil)
-	}
-	b.ends("b-1", nil)
-	require.Equal(t, map[string]error{"a": nil, "b": nil}, c.wait())
-}
-
 // TestElasticAgain checks that a job of a name starts again after one that has failed, and that
 // nothing of it is left in the store.
 func TestElasticAgain(t *testing.T) {
@@ -226,24 +205,6 @@ func TestElasticFinished(t *testing.T) {
 	w.runs(t, "a-0")
 	w.ends("a-0", nil)
 	require.NoError(t, c.wait()["a"])
-}
-
-// TestElasticFails checks that the workers of all nodes are ended when too few are left, and that
-// all nodes have the same error.
-func TestElasticFails(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2})
-	a, _ := c.elasticNode("a", 4, 4)
-	b, _ := c.elasticNode("b", 4, 4)
-	a.runs(t, "a-0", "a-1")
-	b.runs(t, "b-0", "b-1")
-	a.ends("a-1", errExit)
-	got := c.wait()
-	failed, ok := errors.AsType[*agent.JobError](got["b"])
-	require.True(t, ok, got["b"])
-	require.Equal(t, 1, failed.Code)
-	require.EqualError(t, failed, "worker a-1: exit status 3 on node a: 3 of at least 4 workers are left")
-	require.Equal(t, failed.Error(), got["a"].Error())
-	require.Empty(t, append(a.running(), b.running()...))
 }
 
 // TestElasticNodesComeAndGo has a node leave, and others come: the workers of the other nodes go on.
