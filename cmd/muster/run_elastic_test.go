@@ -55,6 +55,8 @@ func TestRunElasticFails(t *testing.T) {
 		require.Equal(t, 137, r.code, "the code of the first worker that failed, on all nodes: %+v", r)
 		require.Regexp(t, `(?m)^muster: worker [^ ]+-1: killed by signal 9 \(killed\) on node [^ ]+, after 1 restart: 3 of at least 4 workers are left; the last of 2 failures: worker [^ ]+-1\.2: killed by signal 9 \(killed\); the other workers were ended$`, r.stderr)
 		require.Equal(t, p == b, strings.Contains(r.stderr, "muster: the last lines of worker "), r.stderr)
+		node := map[bool]string{true: " on node [^ ]+"}[p == a]
+		require.Regexp(t, `(?m)^muster: worker [^ ]+-1: killed by signal 9 \(killed\)`+node+`: restart 1 of at most 1$`, r.stderr)
 	}
 }
 

@@ -44,7 +44,6 @@ func TestMain(m *testing.M) {
 var acts = map[string]func(arg string){
 	"exit":       func(code string) { os.Exit(number(code)) },
 	"exitAt":     exitAt,
-	"killed":     func(sig string) { _ = syscall.Kill(os.Getpid(), syscall.Signal(number(sig))); block() },
 	"block":      func(string) { ready(); block() },
 	"stubborn":   func(string) { signal.Ignore(syscall.SIGTERM); ready(); block() },
 	"polite":     polite,

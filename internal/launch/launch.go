@@ -38,7 +38,6 @@ package launch
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -51,7 +50,7 @@ const DefaultGrace = 5 * time.Second
 
 // Spec says what to start. N and Path are required.
 type Spec struct {
-	N    int      // ranks to start here, numbered from 0
+	N    int      // ranks to start here, at least 1, numbered from 0
 	Path string   // program; looked up in PATH if it has no slash
 	Args []string // arguments, without the program's name
 
@@ -101,16 +100,6 @@ type Spec struct {
 	MayFail func(rank int) bool
 }
 
-func (s Spec) check() error {
-	if s.N < 1 {
-		return fmt.Errorf("start %d ranks: there must be at least 1", s.N)
-	}
-	if s.Path == "" {
-		return fmt.Errorf("start %d ranks: no program given", s.N)
-	}
-	return nil
-}
-
 func (s Spec) withDefaults() Spec {
 	if s.Env == nil {
 		s.Env = func(int) []string { return nil }
@@ -149,9 +138,6 @@ type Job struct {
 // Start starts the ranks of spec and returns when all run. If one cannot be started,
 // those that were are killed and reaped first. The end of ctx ends the ranks.
 func Start(ctx context.Context, spec Spec) (*Job, error) {
-	if err := spec.check(); err != nil {
-		return nil, err
-	}
 	j := newJob(spec.withDefaults())
 	started := make(chan error, 1)
 	go j.supervise(ctx, started)

@@ -226,14 +226,8 @@ func TestExitWithoutParentPipe(t *testing.T) {
 }
 
 func TestStartFailure(t *testing.T) {
-	for want, s := range map[string]launch.Spec{
-		"there must be at least 1":  {Path: "true"},
-		"no program given":          {N: 2},
-		"no such file or directory": {N: 2, Path: "./no-such-program"},
-	} {
-		_, err := launch.Start(t.Context(), s)
-		require.ErrorContains(t, err, want)
-	}
+	_, err := launch.Start(t.Context(), launch.Spec{N: 2, Path: "./no-such-program"})
+	require.ErrorContains(t, err, "no such file or directory")
 }
 
 // TestStartFailureKillsThoseStarted has the third of three ranks fail to start.
@@ -246,7 +240,9 @@ func TestStartFailureKillsThoseStarted(t *testing.T) {
 		if rank < 2 {
 			return env(rank)
 		}
-		said.find("ready", 2)
+		for end := time.Now().Add(soon); len(said.find("ready")) < 2 && time.Now().Before(end); {
+			<-time.After(time.Millisecond)
+		}
 		return []string{"a variable with a \x00 in it"}
 	}
 	_, err := launch.Start(t.Context(), s)

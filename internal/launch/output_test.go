@@ -8,15 +8,14 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 func TestOutput(t *testing.T) {
@@ -138,67 +137,29 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // sayings collects the ranks' lines and lets tests wait for some.
-type sayings struct {
-	mu      sync.Mutex // protects the fields below
-	text    []byte
-	changed chan struct{} // closed at the next write; nil if no caller waits
-}
-
-func (s *sayings) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.text = append(s.text, b...)
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = nil
-	}
-	return len(b), nil
-}
+type sayings struct{ testcluster.Log }
 
 func (s *sayings) lines() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return strings.Split(strings.TrimSuffix(string(s.text), "\n"), "\n")
+	return strings.Split(strings.TrimSuffix(s.String(), "\n"), "\n")
 }
 
-// await waits for n lines that contain what, and returns the numbers behind it.
-func (s *sayings) await(t *testing.T, what string, n int) []int {
-	t.Helper()
-	numbers := s.find(what, n)
-	if len(numbers) < n {
-		t.Fatalf("printed %q %d times, want %d, in %v:\n%s", what, len(numbers), n, soon, strings.Join(s.lines(), "\n"))
+// find returns the numbers behind what, in all lines that contain it.
+func (s *sayings) find(what string) (numbers []int) {
+	for _, line := range s.lines() {
+		if _, rest, ok := strings.Cut(line, what); ok {
+			number, _ := strconv.Atoi(strings.TrimSpace(rest))
+			numbers = append(numbers, number)
+		}
 	}
 	return numbers
 }
 
-// find is await for other goroutines than the test's own: it may return too few.
-func (s *sayings) find(what string, n int) (numbers []int) {
-	timeout := time.After(soon)
-	for {
-		changed := s.change()
-		numbers = numbers[:0]
-		for _, line := range s.lines() {
-			if _, rest, ok := strings.Cut(line, what); ok {
-				number, _ := strconv.Atoi(strings.TrimSpace(rest))
-				numbers = append(numbers, number)
-			}
-		}
-		if len(numbers) >= n {
-			return numbers
-		}
-		select {
-		case <-changed:
-		case <-timeout:
-			return numbers
-		}
-	}
-}
-
-func (s *sayings) change() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.changed == nil {
-		s.changed = make(chan struct{})
-	}
-	return s.changed
+// await is find, when there are n of them.
+func (s *sayings) await(t *testing.T, what string, n int) (numbers []int) {
+	t.Helper()
+	testcluster.Eventually(t, soon, func() bool {
+		numbers = s.find(what)
+		return len(numbers) >= n
+	}, fmt.Sprintf("%q is printed %d times", what, n))
+	return numbers
 }

@@ -78,16 +78,6 @@ func (w *workers) runs(t *testing.T, ids ...string) {
 	testcluster.Eventually(t, time.Minute, func() bool { return slices.Equal(w.running(), ids) }, fmt.Sprint("workers ", ids))
 }
 
-// reported waits for a report.
-func (c *cluster) reported(text string) {
-	c.t.Helper()
-	testcluster.Eventually(c.t, time.Minute, func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return slices.Contains(c.reports, text)
-	}, text)
-}
-
 var errExit = errors.New("exit status 3")
 
 // TestElasticAgain checks that a job of a name starts again after one that has failed, and that
