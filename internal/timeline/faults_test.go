@@ -98,49 +98,6 @@ func TestTheSameFileTwice(t *testing.T) {
 	require.EqualError(t, err, "timeline: rank1.json and rank1.json are the same trace")
 }
 
-// unmet returns a job whose rank 2 never came: each of the others has a group that failed, without
-// an ID.
-func unmet(at time.Duration) *job {
-	j := newJob(0, 4)
-	j.meets("pgroup.create", 0, at, at+100*time.Millisecond, at+2*time.Second, at+50*time.Millisecond)
-	j.events[2] = nil
-	for _, rank := range []int{0, 1, 3} {
-		e := &j.events[rank][0]
-		e.Err, e.Last, e.Waited = errors.New("missing rank 2"), 2, e.Duration()
-	}
-	return j
-}
-
-func TestGroupThatNeverWas(t *testing.T) {
-	first, second := unmet(0).files(t), unmet(3*time.Second).files(t)
-	jobs := timeline.Jobs([]*timeline.File{first[0], first[1], second[0], second[1], first[3], second[3]})
-	require.Equal(t, [][]*timeline.File{{second[0], second[1], second[3]}, {first[0], first[1], first[3]}}, byFirstEvent(jobs))
-	tl := merge(t, jobs[1])
-	require.Len(t, tl.Records, 1)
-	require.Len(t, tl.Records[0].Calls, 3)
-	s := tl.Summary()
-	require.Equal(t, 1, s.Failed)
-	require.InDelta(t, 5.85, s.Absent.Seconds(), 0.01)
-
-	// A rank that retries, and fails again, has two of them.
-	again := unmet(2050 * time.Millisecond)
-	for rank, events := range unmet(0).events {
-		again.events[rank] = append(events, again.events[rank]...)
-	}
-	tl = merge(t, again.files(t)[:2])
-	require.Len(t, tl.Records, 2)
-	require.Len(t, tl.Records[0].Calls, 2)
-}
-
-// byFirstEvent orders the jobs by their first events, the latest first: the files of these jobs
-// began at one time.
-func byFirstEvent(jobs [][]*timeline.File) [][]*timeline.File {
-	if len(jobs) == 2 && jobs[0][0].Events[0].Start.Before(jobs[1][0].Events[0].Start) {
-		jobs[0], jobs[1] = jobs[1], jobs[0]
-	}
-	return jobs
-}
-
 func TestTimesThatCannotBe(t *testing.T) {
 	good := string(newJob(7, 2).steps(2, 0).bytes(0))
 	for _, ts := range []string{"1e300", "-1e300", "9.2e15"} {

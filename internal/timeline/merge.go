@@ -76,7 +76,6 @@ func (c Call) Of() *Event { return &c.Row.Events[c.Event] }
 type recordKey struct {
 	id, generation, seq uint64
 	op, group, channel  string
-	unmet               uint64
 }
 
 // keyOf returns the key of the record that e is part of; ok is false if e is not part of a record
@@ -97,16 +96,15 @@ func isJoin(op string) bool {
 	return op == "pgroup.create" || op == "pgroup.sub" || op == "pgroup.shrink"
 }
 
-// Jobs splits files by job. Files of different jobs have no process, no group, and no failed
-// attempt to form a group in common. The latest job is first.
+// Jobs splits files by job. Files of different jobs have no process and no group in common. The latest
+// job is first.
 func Jobs(files []*File) [][]*File {
 	type bond struct {
-		id, unmet uint64
-		process   string
+		id      uint64
+		process string
 	}
 	job := map[bond]int{} // index in jobs of what files may have in common
 	var jobs [][]*File    // an element is nil once it has been merged into another one
-	unmet := unmetOf(files)
 	place := map[*File]int{}
 	for n, f := range files {
 		place[f] = n
@@ -114,8 +112,7 @@ func Jobs(files []*File) [][]*File {
 		jobs = append(jobs, []*File{f})
 		bonds := []bond{{process: f.Process}}
 		for i := range f.Events {
-			e := &f.Events[i]
-			bonds = append(bonds, bond{id: e.ID, unmet: unmet[e]})
+			bonds = append(bonds, bond{id: f.Events[i].ID})
 		}
 		for _, b := range bonds {
 			other, ok := job[b]
@@ -139,40 +136,6 @@ func Jobs(files []*File) [][]*File {
 	}
 	slices.SortStableFunc(jobs, func(a, b []*File) int { return startOf(b).Compare(startOf(a)) })
 	return jobs
-}
-
-func unmetOf(files []*File) map[*trace.Event]uint64 {
-	var all []*trace.Event
-	for _, f := range files {
-		for i := range f.Events {
-			all = append(all, &f.Events[i])
-		}
-	}
-	return unmet(all)
-}
-
-// unmet numbers the groups that failed to form, which have no ID. Calls for the same name and size
-// belong to one group if they overlap in time and are of different ranks.
-func unmet(all []*trace.Event) map[*trace.Event]uint64 {
-	all = slices.DeleteFunc(all, func(e *trace.Event) bool { return e.ID != 0 || e.Err == nil || e.Size < 2 || !isJoin(e.Op) })
-	slices.SortStableFunc(all, func(a, b *trace.Event) int {
-		return cmp.Or(cmp.Compare(a.Op, b.Op), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Size, b.Size), a.Start.Compare(b.Start))
-	})
-	numbers := map[*trace.Event]uint64{}
-	n := uint64(0)
-	ranks := map[int]bool{}
-	var end time.Time
-	for i, e := range all {
-		if i == 0 || ranks[e.Rank] || e.Start.After(end) || e.Op != all[i-1].Op || e.Group != all[i-1].Group || e.Size != all[i-1].Size {
-			n, end = n+1, time.Time{}
-			clear(ranks)
-		}
-		numbers[e], ranks[e.Rank] = n, true
-		if e.End.After(end) {
-			end = e.End
-		}
-	}
-	return numbers
 }
 
 func startOf(files []*File) time.Time {

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/muster-pg/muster/trace"
 )
 
 // oneWay are the verbs whose callers do not wait for all other ranks: in them the rank that calls
@@ -21,13 +19,12 @@ var oneWay = map[string]bool{
 // the others waited.
 func (t *Timeline) records() {
 	all := map[recordKey]*Record{}
-	unmet := t.unmet()
 	for _, r := range t.Rows {
 		for i := range r.Events {
 			e := &r.Events[i]
 			e.Wait = min(max(e.Waited, 0), e.Duration())
 			k, ok := keyOf(&e.Event)
-			if k.unmet = unmet[&e.Event]; !ok && k.unmet == 0 {
+			if !ok {
 				continue
 			}
 			rec := all[k]
@@ -50,16 +47,6 @@ func (t *Timeline) records() {
 	slices.SortFunc(t.Records, func(a, b *Record) int {
 		return cmp.Or(a.End.Compare(b.End), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Group, b.Group))
 	})
-}
-
-func (t *Timeline) unmet() map[*trace.Event]uint64 {
-	var all []*trace.Event
-	for _, r := range t.Rows {
-		for i := range r.Events {
-			all = append(all, &r.Events[i].Event)
-		}
-	}
-	return unmet(all)
 }
 
 // judge determines which rank arrived last: from the store's answer, or from the start times if all
