@@ -8,11 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// relay starts a relay, and returns its process and address.
-func relay(t *testing.T, args ...string) (*process, string) {
+// relay starts a relay of a store, and returns its address.
+func relay(t *testing.T, url string) string {
 	t.Helper()
-	p := start(t, append([]string{"relay", "--listen", "127.0.0.1:0"}, args...)...)
-	return p, p.line(t, "muster://127.0.0.1:")
+	return start(t, "relay", "--listen", "127.0.0.1:0", "--store", url).line(t, "muster://127.0.0.1:")
 }
 
 // TestRelayOfAJob checks that a relay with --torch-prefix serves one prefix to PyTorch, and nothing

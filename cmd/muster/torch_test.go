@@ -62,7 +62,7 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 	leader := replica(t, at)
 	leader.complaint(t, "msg=leading")
 	second := replica(t, at)
-	_, near := relay(t, "--store", at)
+	near := relay(t, at)
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(near, "muster://"))
 	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
 	defer cancel()

@@ -147,7 +147,7 @@ func newHangingJob(t *testing.T, hangs []torchHang, servers bool) *hangingJob {
 	exe := testcluster.Torch(t)
 	j := &hangingJob{T: t}
 	_, j.url = serve(t)
-	_, near := relay(t, "--store", j.url)
+	near := relay(t, j.url)
 	host, port, _ := strings.Cut(strings.TrimPrefix(near, "muster://"), ":")
 	j.s = dial(t, j.url)
 	var names []string
