@@ -26,7 +26,6 @@ var children = map[string]func() error{
 	"owner":   beOwner,
 	"reader":  beReader,
 	"holder":  beHolder,
-	"echo":    beEcho,
 	"share":   fillShare,
 	"address": fillAddressSpace,
 	"files":   useUpDescriptors,
@@ -193,33 +192,6 @@ func beHolder() error {
 		if err := out.Encode(sharedRef{p.Ref, sum(held[p.Ref])}); err != nil {
 			return err
 		}
-	}
-}
-
-// beEcho maps and releases one ref for each byte that it receives.
-func beEcho() error {
-	c, err := parent()
-	if err != nil {
-		return err
-	}
-	var p sharedRef
-	in := bufio.NewReader(os.Stdin)
-	line, err := in.ReadBytes('\n')
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(line, &p); err != nil {
-		return err
-	}
-	for {
-		if _, err := in.ReadByte(); err != nil {
-			return nil //nolint:nilerr // the test has ended
-		}
-		blocks, err := c.Map(context.Background(), p.Ref)
-		if err != nil {
-			return err
-		}
-		blocks[0].Release()
 	}
 }
 
