@@ -227,7 +227,9 @@ func (e *echo) Buffer(buf []byte) []byte {
 }
 
 func (e *echo) Received(n int) error {
-	e.out.Append(func(b []byte) []byte { return append(b, e.buf[:n]...) })
+	if n > 0 { // an empty frame could never be written
+		e.out.Append(func(b []byte) []byte { return append(b, e.buf[:n]...) })
+	}
 	if e.out.Blocked(1 << 20) {
 		e.sock.Pause(true)
 		if !e.out.Blocked(1 << 20) {
