@@ -163,9 +163,7 @@ func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error)
 // value. nil means absent: Swap(nil, v) creates, Swap(v, nil) deletes. If the value is not old, it
 // is returned with ErrConflict.
 func (s *Store) Swap(ctx context.Context, key string, old, new []byte) (now []byte, err error) {
-	var rep wire.Reply
-	err = s.Do(ctx, &wire.Request{Op: wire.OpSwap, Key: key, Old: old, Value: new}, &rep)
-	return rep.Value, err
+	return s.SwapFor(ctx, key, old, new, 0)
 }
 
 // SwapFor is Swap with a time to live. SwapFor(v, v) renews that of an unchanged entry.

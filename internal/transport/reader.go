@@ -2,7 +2,7 @@ package transport
 
 import (
 	"net"
-	"sync"
+	"sync/atomic"
 )
 
 // Reader handles the events of a Socket. A Loop, or Serve, calls its methods, one at a time.
@@ -51,10 +51,8 @@ func Serve(conn net.Conn, buf []byte, newReader func(Socket) (Reader, error)) er
 // connSocket is a Socket that Serve reads.
 type connSocket struct {
 	NetPipe
-	resumed chan struct{} // gets a token when reading is resumed
-
-	mu     sync.Mutex // protects paused
-	paused bool
+	paused  atomic.Bool
+	resumed chan struct{} // gets a token after paused was set to false
 }
 
 // read passes what it reads from conn to r, until one of them returns an error.
@@ -81,25 +79,16 @@ func (s *connSocket) read(conn net.Conn, buf []byte, r Reader) error {
 
 // waitWhilePaused reports whether reading was paused.
 func (s *connSocket) waitWhilePaused() (waited bool) {
-	for s.isPaused() {
+	for s.paused.Load() {
 		<-s.resumed
 		waited = true
 	}
 	return waited
 }
 
-func (s *connSocket) isPaused() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.paused
-}
-
 // Pause implements Socket.
 func (s *connSocket) Pause(paused bool) {
-	s.mu.Lock()
-	s.paused = paused
-	s.mu.Unlock()
-	if !paused {
+	if s.paused.Store(paused); !paused {
 		select {
 		case s.resumed <- struct{}{}:
 		default:
