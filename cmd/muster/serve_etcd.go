@@ -18,7 +18,6 @@ import (
 // replicaFlags are the flags of a replicated store and its log.
 type replicaFlags struct {
 	url, advertise string
-	compact        bool
 	cluster        *etcdlog.Cluster // nil: the store is not replicated
 }
 
@@ -26,15 +25,12 @@ func (r *replicaFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&r.url, "etcd", "", "`URL` of an etcd that keeps the store, etcd://host:2379,host:2379[/root]: of several such processes one serves, the others take over")
 	f.StringVar(&r.advertise, "advertise", "", "with --etcd: `address` where clients reach this process, host:port; default is --listen")
-	f.BoolVar(&r.compact, "etcd-compact", false, "with --etcd: compact the etcd's history with each checkpoint, that of keys of others too: for an etcd that has only this store")
 }
 
 func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 	switch {
 	case r.url == "" && r.advertise != "":
 		return usagef(cmd, "--advertise is for --etcd")
-	case r.url == "" && r.compact:
-		return usagef(cmd, "--etcd-compact is for --etcd")
 	case r.url == "":
 		return nil
 	case o.data != "":
@@ -123,7 +119,7 @@ func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal
 	defer page.close()
 	r := &etcdlog.Replica{
 		Client: client, Listener: l,
-		Options: etcdlog.Options{Root: o.replica.cluster.Root, CompactHistory: o.replica.compact, Logger: o.logger, OnStatus: shown.standby.Store},
+		Options: etcdlog.Options{Root: o.replica.cluster.Root, Logger: o.logger, OnStatus: shown.standby.Store},
 		Addr:    cmp.Or(o.replica.advertise, l.Addr().String()), DrainTimeout: o.drain,
 		NewMemory: func() *store.Memory { return &store.Memory{Limits: o.limits, Logger: o.logger} },
 		NewServer: func(m *store.Memory) (*store.Server, error) { return o.server(m) },

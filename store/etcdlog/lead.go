@@ -11,7 +11,6 @@ import (
 	"os"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -209,25 +208,11 @@ func (l *Leadership) install(file string, segment uint64) error {
 		return err
 	}
 	// Delete the earlier checkpoints, and the parts of one that was never named.
-	mine, before := l.checkpointKey(s.Checkpoint, 0), l.records.stateRev
-	err = l.records.putState(s,
+	mine := l.checkpointKey(s.Checkpoint, 0)
+	return l.records.putState(s,
 		clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),
 		clientv3.OpDelete(l.checkpointKey(s.Checkpoint, s.Parts), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.checkpointPrefix()))),
 	)
-	if err == nil && l.CompactHistory {
-		l.compact(before)
-	}
-	return err
-}
-
-// compact drops etcd's history before a revision. A failure costs only space, and the next
-// checkpoint tries again.
-func (l *Leadership) compact(rev int64) {
-	ctx, cancel := context.WithTimeout(l.records.ctx, attemptTimeout)
-	defer cancel()
-	if _, err := l.kv.Compact(ctx, rev); err != nil && !is(err, rpctypes.ErrGRPCCompacted) {
-		l.Logger.Warn("etcd history not compacted", "root", l.Root, "revision", rev, "err", err)
-	}
 }
 
 // upload puts the parts of a checkpoint file with change, and returns their number.

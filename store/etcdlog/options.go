@@ -30,12 +30,7 @@ type Options struct {
 	// leader and this process's own lag. Standbys is empty if etcd did not answer. OnStatus must
 	// not block, and owns s.
 	OnStatus func(s *store.ReplicationStatus)
-	// CompactHistory makes the leader compact etcd's history at each checkpoint, up to the one
-	// before. That drops the history of all keys in etcd, not only of those below Root: set it only
-	// for an etcd that holds nothing else. Without it, etcd must compact itself
-	// (--auto-compaction-retention).
-	CompactHistory bool
-	Logger         *slog.Logger // default: discards
+	Logger   *slog.Logger // default: discards
 
 	reportInterval time.Duration // time between two reports of a standby
 }

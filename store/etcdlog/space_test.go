@@ -2,14 +2,12 @@ package etcdlog_test
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -32,18 +30,15 @@ func (f folding) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *
 }
 
 // TestSpace checks the space in etcd after many changes: the data below the root is bounded by one
-// checkpoint and the log up to the next one, and etcd's history is compacted. A standby follows
-// through all checkpoints. With MUSTER_SOAK=1 the test makes a million changes with checkpoints of the
-// default size.
+// checkpoint and the log up to the next one. A standby follows through all checkpoints. With
+// MUSTER_SOAK=1 the test makes a million changes with checkpoints of the default size.
 func TestSpace(t *testing.T) {
 	changes, fold, part := int64(20_000), int64(200_000), 10_000
 	if os.Getenv("MUSTER_SOAK") != "" {
 		changes, fold, part = 1_000_000, 16<<20, 1<<20
 	}
 	members := etcd(t)
-	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), MaxValueBytes: part, CompactHistory: true}
-	first, err := c.Put(t.Context(), "other", "key")
-	require.NoError(t, err)
+	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), MaxValueBytes: part}
 	l, err := etcdlog.Lead(t.Context(), c, "127.0.0.1:1", o)
 	require.NoError(t, err)
 	defer l.Close()
@@ -72,8 +67,6 @@ func TestSpace(t *testing.T) {
 		due := max(fold, checkpoint)
 		return keys < due/1024+checkpoint/int64(part)+10 && log < due+100_000 && checkpoint < 4_000_000
 	}, "a checkpoint takes the place of the log")
-	_, err = c.Get(bounded(t), "other", clientv3.WithRev(first.Header.Revision))
-	require.ErrorIs(t, err, rpctypes.ErrCompacted)
 	t.Logf("%d changes leave %d keys, %d bytes of log (at most %d on the way), a checkpoint of %d", changes, keys, log, grown.Load(), checkpoint)
 	require.NoError(t, m.Close())
 	next := follower()
@@ -101,23 +94,4 @@ func below(t testing.TB, c *clientv3.Client, root string) (keys, log, checkpoint
 		}
 	}
 	return all.Count, log, checkpoint
-}
-
-// TestHistoryStays checks that checkpoints do not compact etcd's history, which is shared with other
-// users of etcd, unless Options request it.
-func TestHistoryStays(t *testing.T) {
-	t.Parallel()
-	c := client(t, etcd(t))
-	first, err := c.Put(bounded(t), "other", "old")
-	require.NoError(t, err)
-	_, err = c.Put(bounded(t), "other", "new")
-	require.NoError(t, err)
-	s := store.New(lead(t, c, &etcdlog.Options{Root: newRoot()}))
-	for range 2 {
-		_, err := s.Backup(bounded(t), io.Discard) // it makes a checkpoint
-		require.NoError(t, err)
-	}
-	old, err := c.Get(bounded(t), "other", clientv3.WithRev(first.Header.Revision))
-	require.NoError(t, err)
-	require.Equal(t, "old", string(old.Kvs[0].Value))
 }
