@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
@@ -131,24 +130,8 @@ func (c *Cluster) tlsOf(u *url.URL, values url.Values) (err error) {
 		}
 		return nil
 	}
-	if c.TLS, err = files.Client(); err == nil && files.ServerName != "" {
-		verifyAs(c.TLS, files.ServerName)
-	}
+	c.TLS, err = files.Client()
 	return err
-}
-
-// verifyAs makes c verify that a server's name is name. c.ServerName has no effect: gRPC replaces
-// it with the host that it dials.
-func verifyAs(c *tls.Config, name string) {
-	c.InsecureSkipVerify = true // VerifyConnection verifies instead
-	c.VerifyConnection = func(s tls.ConnectionState) error {
-		o := x509.VerifyOptions{DNSName: name, Roots: c.RootCAs, Intermediates: x509.NewCertPool()}
-		for _, cert := range s.PeerCertificates[1:] {
-			o.Intermediates.AddCert(cert)
-		}
-		_, err := s.PeerCertificates[0].Verify(o)
-		return err
-	}
 }
 
 func (c *Cluster) storeOf(values url.Values) (err error) {
@@ -201,6 +184,9 @@ func (c *Cluster) connect(ctx context.Context, limit time.Duration, why *lastErr
 	soon := backoff.Config{BaseDelay: attemptTimeout / 10, Multiplier: 1.6, Jitter: 0.2, MaxDelay: attemptTimeout} // gRPC's own goes up to two minutes
 	config.DialOptions = []grpc.DialOption{
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: attemptTimeout}), grpc.WithContextDialer(why.dial),
+	}
+	if c.TLS != nil && c.TLS.ServerName != "" { // gRPC replaces the ServerName of TLS with the authority
+		config.DialOptions = append(config.DialOptions, grpc.WithAuthority(c.TLS.ServerName))
 	}
 	client, err := clientv3.New(config)
 	if err != nil {
