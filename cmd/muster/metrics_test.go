@@ -48,10 +48,12 @@ func TestServeMetrics(t *testing.T) {
 	checkGet(t, page+"debug/pprof/", 404, "") // only with --http-pprof
 	checkGet(t, page+"status", 200, `"train"`)
 
-	// The page of a store in another process.
+	// The page of a store in another process, which keeps nothing: no client waits for its return.
+	p, url = serve(t)
+	stuck(t, dial(t, url), "train")
 	other := start(t, "page", "--store", url, "--http", "127.0.0.1:0", "--http-pprof")
 	page = other.line(t, "http://127.0.0.1:")
-	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 1", `muster_groups{state="waiting"} 1`)
+	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 0", `muster_groups{state="waiting"} 1`)
 	checkGet(t, page+"debug/pprof/", 200, "goroutine")
 	checkGet(t, page+"debug/pprof/goroutine?debug=1", 200, "goroutine profile")
 	p.signal(t, syscall.SIGKILL)
