@@ -1,7 +1,6 @@
 package main_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -75,62 +74,6 @@ func TestRunNodeIsReplaced(t *testing.T) {
 	for _, rank := range ranks {
 		assert.True(t, gone(rank), "process %d", rank)
 	}
-}
-
-// TestRunNodesWithOtherOptions checks that a node whose options do not fit those of the job is refused at
-// once, with both, and that the job goes on.
-func TestRunNodesWithOtherOptions(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	node := func(flags, script string) *process {
-		return start(t, append(append([]string{"run", "-n", "1", "--job", "train", "--settle", "0s", "--store", url}, strings.Fields(flags)...), sh(script)...)...)
-	}
-	same := " --max-restarts 3"
-	for job, others := range map[string][]string{
-		"--nnodes 1:2 --elastic 1:2" + same: {"--nnodes 1:2" + same, "--nnodes 1:2 --elastic 1:3" + same, "--nnodes 1:3 --elastic 1:2" + same},
-		"--nnodes 1:2" + same:               {"--nnodes 1:2 --elastic 1:2" + same, "--nnodes 2" + same, "--nnodes 1:2 --max-restarts 4"},
-	} {
-		first := node(job, "echo ready; exec sleep 60")
-		first.line(t, "ready")
-		for _, other := range others {
-			r := node(other, "echo started").wait(t)
-			require.Equal(t, 2, r.code, "%+v", r)
-			require.Empty(t, r.stdout)
-			require.Contains(t, r.stderr, fmt.Sprintf("muster: this node has other options than job \"train\": %q here, and %q on worker ", other, job))
-		}
-		first.signal(t, syscall.SIGTERM)
-		require.Equal(t, 143, first.wait(t).code)
-	}
-}
-
-// TestRunInOtherLaunchers reads the nodes from the variables of a launcher, in the order of its ranks.
-func TestRunInOtherLaunchers(t *testing.T) {
-	t.Parallel()
-	for name, env := range map[string]string{
-		"Slurm":           "SLURM_NNODES=2 SLURM_NODEID=# SLURM_JOB_ID=77",
-		"LeaderWorkerSet": "LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=# LWS_LEADER_ADDRESS=leader",
-		"Open MPI":        "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=# PMIX_NAMESPACE=77",
-		"Kubernetes":      "WORLD_SIZE=2 JOB_COMPLETION_INDEX=# HOSTNAME=train-#",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, url := serve(t)
-			var nodes []*process
-			for rank := range 2 {
-				vars := strings.Fields(strings.ReplaceAll(env, "#", strconv.Itoa(1-rank)))
-				nodes = append(nodes, startIn(t, nil, vars, "run", "--no-prefix", "--nnodes", "auto", "-n", "1", "--store", url, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
-			}
-			var got []string
-			for _, p := range nodes {
-				r := p.wait(t)
-				require.Zero(t, r.code, "%+v", r)
-				got = append(got, r.stdout)
-			}
-			require.Equal(t, []string{"1 of 2\n", "0 of 2\n"}, got)
-		})
-	}
-	r := runIn(t, []string{"JOB_COMPLETION_INDEX=0"}, "run", "--nnodes", "auto", "-n", "1", "true")
-	r.wants(t, 2, "", "JOB_COMPLETION_INDEX of a Kubernetes indexed job is set, and WORLD_SIZE, the number of nodes, is not")
 }
 
 // TestWhatIsSeenOfAHang checks what run, who and ps print while a rank of 2 has not joined: with the store of
