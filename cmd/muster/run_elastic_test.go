@@ -11,8 +11,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // runElastic starts workers that are a shell script.
@@ -83,29 +81,6 @@ func TestRunElasticRemovesWorkers(t *testing.T) {
 			break
 		}
 	}
-}
-
-// TestRunElasticOneName checks that the workers of two jobs do not become one job, because both have one name
-// and one store. A job whose launcher was killed is no obstacle.
-func TestRunElasticOneName(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	flags := "--elastic 1:2 --job train --store " + url
-	a := runElastic(t, flags, "echo ready; exec sleep 60")
-	a.line(t, "ready")
-	already := `muster: an elastic job "train" runs in ` + url + ` already: id in use: by worker "muster run" at `
-	for other, want := range map[string]string{
-		flags: already,
-		"--elastic 1:3 --job train --store " + url: already,
-		"--nnodes 1:2 -n 1 " + flags:               `muster: this node has other options than job "train": "--nnodes 1:2 --elastic 1:2 `,
-	} {
-		r := runElastic(t, other, "echo started").wait(t)
-		require.Empty(t, r.stdout)
-		require.Contains(t, r.stderr, want)
-	}
-	a.signal(t, syscall.SIGKILL)
-	_ = a.wait(t)
-	testcluster.Eventually(t, limit, func() bool { return runElastic(t, flags, "exit 0").wait(t).code == 0 }, "the job may begin again")
 }
 
 // TestRunElasticLease has a durable store that is away for longer than the lease of one job, and not for that

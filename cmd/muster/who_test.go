@@ -328,38 +328,6 @@ func TestPageOverTLS(t *testing.T) {
 	}
 }
 
-// TestWhoFindsTheJobsOfThisHost checks that who needs no URL for the jobs that "muster run" has
-// started on this host, as long as they run.
-func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
-	t.Parallel()
-	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
-	runIn(t, env, "who").wants(t, 2, "", `which store? Give --store muster://host:port or set MUSTER_STORE; no "muster run" of this user runs here`)
-	hang := func() *process {
-		p := startIn(t, nil, env, "run", "-n", "1", "--no-prefix", "--", "sh", "-c", "echo runs; exec sleep 60")
-		p.line(t, "runs")
-		return p
-	}
-	one := hang()
-	r := runIn(t, env, "who")
-	if r.code != 0 || !strings.Contains(r.stdout, "muster://127.0.0.1:") || !strings.Contains(r.stdout, "sh -c echo runs; exec sleep 60") || !strings.Contains(r.stdout, "nothing waits") {
-		t.Errorf("%+v", r)
-	}
-	two := hang()
-	r = runIn(t, env, "who")
-	if r.code != 0 || strings.Count(r.stdout, "nothing waits") != 2 {
-		t.Errorf("of two jobs: %+v", r)
-	}
-	r = runIn(t, env, "page", "--http", "127.0.0.1:0")
-	if r.code != 2 || !strings.Contains(r.stderr, "2 jobs run here; give --store") || strings.Count(r.stderr, "muster://127.0.0.1:") != 2 {
-		t.Errorf("a page of two jobs: %+v", r)
-	}
-	two.signal(t, syscall.SIGKILL) // its file stays, but its lock is released
-	two.wait(t)
-	one.signal(t, syscall.SIGTERM)
-	one.wait(t)
-	runIn(t, env, "who").wants(t, 2, "", "which store?")
-}
-
 // TestWhoHeadlines checks the first lines: all ranks that a job waits for in its longest wait, and
 // what is known if nothing waits.
 func TestWhoHeadlines(t *testing.T) {
