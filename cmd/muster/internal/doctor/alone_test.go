@@ -137,6 +137,26 @@ func listen(t *testing.T) (l net.Listener, port string) {
 	return l, port
 }
 
+// anotherServer returns the address of a server that speaks another protocol.
+func anotherServer(t *testing.T) string {
+	t.Helper()
+	l, _ := listen(t)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close(); <-ended })
+	return l.Addr().String()
+}
+
 func TestPorts(t *testing.T) {
 	taken, port := listen(t)
 	gone, free := listen(t)
@@ -194,17 +214,7 @@ func TestMeetingPort(t *testing.T) {
 	}
 	examine := func(d *doctor.Doctor) *doctor.Report { return examinedIn(t, 3*time.Second, d) }
 	t.Run("of somebody else", func(t *testing.T) {
-		l, port := listen(t)
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
-				_ = c.Close()
-			}
-		}()
+		_, port, _ := net.SplitHostPort(anotherServer(t))
 		r := examine(rank0(port))
 		wants(t, r, "ports", doctor.Problem, "port "+port+" is taken")
 		wants(t, r, "group", doctor.Problem, "address already in use")
@@ -301,23 +311,8 @@ func TestAdviceNamesWhatIsSet(t *testing.T) {
 // TestAnotherServerAtTheAddress checks that another program at the port where the ranks meet is
 // detected without waiting for a timeout.
 func TestAnotherServerAtTheAddress(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
-			_ = c.Close()
-		}
-	}()
-	defer func() { _ = l.Close(); <-ended }()
 	d := &doctor.Doctor{System: healthy()}
-	host, port, _ := net.SplitHostPort(l.Addr().String())
+	host, port, _ := net.SplitHostPort(anotherServer(t))
 	env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port}.with(t, d.System)
 	f := wants(t, examined(t, d), "group", doctor.Problem, "not a muster store")
 	require.Contains(t, f.Do, "another program listens there")

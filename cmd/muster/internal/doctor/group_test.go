@@ -91,18 +91,6 @@ func (p placed) Addr() net.Addr {
 // in all possible ways, while those to it work.
 func TestLinks(t *testing.T) {
 	t.Parallel()
-	closes, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	go func() {
-		for {
-			c, err := closes.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.Close()
-		}
-	}()
-	t.Cleanup(func() { _ = closes.Close() })
 	to := func(addr string) func(context.Context, string) (net.Conn, error) {
 		return func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", addr)
@@ -126,7 +114,7 @@ func TestLinks(t *testing.T) {
 		}, "no answer within 1s", "drops it"},
 		"refused":      {func(context.Context, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }, "the connection is refused", "rejects it"},
 		"no route":     {func(context.Context, string) (net.Conn, error) { return nil, syscall.EHOSTUNREACH }, "no route to host", "ip route get"},
-		"foreign":      {to(closes.Addr().String()), "another process answers there", "same address"},
+		"foreign":      {to(anotherServer(t)), "another process answers there", "same address"},
 		"nothing up":   {through(func(p *testcluster.Proxy) { p.Up.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
 		"nothing down": {through(func(p *testcluster.Proxy) { p.Down.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
 		"large up": {func(ctx context.Context, addr string) (net.Conn, error) {

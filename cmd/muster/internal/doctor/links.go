@@ -122,16 +122,18 @@ func (w *groupCheck) try(ctx context.Context, to where) (kind string, err error)
 		return dialKind(ctx, err), err
 	}
 	defer c.Close()
-	ack := make([]byte, 1)
+	token := make([]byte, len(to.Token))
 	for _, s := range []struct {
 		kind        string
 		send, fetch []byte
-	}{{small, []byte(to.Token), ack}, {up, make([]byte, bulk), ack}, {down, nil, make([]byte, bulk)}} {
+	}{{small, []byte(to.Token), token}, {up, make([]byte, bulk), make([]byte, 1)}, {down, nil, make([]byte, bulk)}} {
 		_ = c.SetDeadline(time.Now().Add(w.answerTimeout())) // cannot fail for a socket
 		if _, err = c.Write(s.send); err == nil {
 			err = readFull(c, s.fetch)
 		}
 		switch {
+		case err == nil && string(token) != to.Token:
+			return foreign, errors.New("it answers something else")
 		case err == nil:
 		case !isTimeout(err) && s.kind == small:
 			return foreign, err // it closed the connection after the token

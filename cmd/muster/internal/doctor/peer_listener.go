@@ -90,7 +90,7 @@ func (d *peerListener) serve(c net.Conn) {
 		return
 	}
 	many := make([]byte, bulk)
-	if _, err := c.Write(token[:1]); err != nil || readFull(c, many) != nil {
+	if _, err := c.Write(token); err != nil || readFull(c, many) != nil {
 		return
 	}
 	if _, err := c.Write(token[:1]); err == nil {
