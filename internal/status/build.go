@@ -394,34 +394,26 @@ func Short(d time.Duration) string {
 	return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
 }
 
-// viewGroup and viewNumber are what is before and behind the job in the name of the group of a view of
-// package membership.
-var (
-	viewGroup  = regexp.MustCompile(`membership/([^/]+)/group/`)
-	viewNumber = regexp.MustCompile(`(?s)^ view (\d+)(?:/attempt-\d+)?(/.*)?$`)
-)
+// viewGroup matches the name of the group of a view of package membership, or of a Sub or Split of it.
+var viewGroup = regexp.MustCompile(`(?s)membership/([^/]+)/group/([^/]+) view (\d+)(?:/attempt-\d+)?(/.*)?$`)
 
 // name names a group as users know it: the group of a view by its job, or by the job of "muster run"
 // whose nodes are its ranks. The reason of a failure names the rank of the job then.
 func name(g *store.GroupStatus) {
-	m := viewGroup.FindStringSubmatchIndex(g.Name)
+	m := viewGroup.FindStringSubmatch(g.Name)
 	if m == nil {
 		return
 	}
-	job, err := url.PathUnescape(g.Name[m[2]:m[3]])
-	if err != nil {
+	job, err := url.PathUnescape(m[1])
+	if of, err2 := url.PathUnescape(m[2]); err != nil || err2 != nil || of != job {
 		return
 	}
-	view := viewNumber.FindStringSubmatch(strings.TrimPrefix(g.Name[m[1]:], job))
-	if view == nil {
-		return
-	}
-	text := "job " + job + ", view " + view[1]
+	text := "job " + job + ", view " + m[3]
 	if of, ok := strings.CutPrefix(job, "muster-run/"); ok {
 		text = "nodes of job " + of
 		if g.Revoked != nil && g.Revoked.Failure.Reason != "" {
 			g.Revoked.Failure.By = -1
 		}
 	}
-	g.Name = g.Name[:m[0]] + text + view[2]
+	g.Name = strings.TrimSuffix(g.Name, m[0]) + text + m[4]
 }

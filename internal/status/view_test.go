@@ -278,12 +278,12 @@ func TestShort(t *testing.T) {
 // TestNamesOfViews checks that the group of a view of package membership has the name of its job.
 func TestNamesOfViews(t *testing.T) {
 	for in, want := range map[string]string{
-		"membership/train/group/train view 3":                                "job train, view 3",
-		"jobs/membership/a%2Fview%201/group/a/view 1 view 3/sub":             "jobs/job a/view 1, view 3/sub",
-		"membership/muster-run%2Fx/group/muster-run/x view 2/attempt-1/pair": "nodes of job x/pair",
-		"membership/train/group/other view 3":                                "membership/train/group/other view 3",
-		"membership/train/group/train view 3x":                               "membership/train/group/train view 3x",
-		"world":                                                              "world",
+		"membership/train/group/train view 3":                                  "job train, view 3",
+		"jobs/membership/a%2Fview%201/group/a%2Fview 1 view 3/sub":             "jobs/job a/view 1, view 3/sub",
+		"membership/muster-run%2Fx/group/muster-run%2Fx view 2/attempt-1/pair": "nodes of job x/pair",
+		"membership/train/group/other view 3":                                  "membership/train/group/other view 3",
+		"membership/train/group/train view 3x":                                 "membership/train/group/train view 3x",
+		"world":                                                                "world",
 	} {
 		s := chain()
 		s.Groups[0].Name = in
