@@ -67,10 +67,17 @@ func (f faults) piece(n int) int {
 	return min(n, max(1, f.throttle/100))
 }
 
-// pause returns the time between a piece of n bytes and the next one.
-func (f faults) pause(n int) time.Duration {
+// catchUp is the most time that a throttled direction makes up for timers that were late.
+const catchUp = 10 * time.Millisecond
+
+// next returns when the next piece may be sent, if one of n bytes that could be sent at free is sent
+// now.
+func (f faults) next(free time.Time, n int) time.Time {
 	if f.throttle == 0 {
-		return 0
+		return time.Time{}
 	}
-	return time.Duration(n) * time.Second / time.Duration(f.throttle)
+	if late := time.Now().Add(-catchUp); free.Before(late) {
+		free = late
+	}
+	return free.Add(time.Duration(n) * time.Second / time.Duration(f.throttle))
 }

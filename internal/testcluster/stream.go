@@ -158,7 +158,7 @@ func (s *stream) deliver(b []byte, read time.Time) bool {
 		if _, err := s.dst.Write(b[:n]); err != nil {
 			return s.refused()
 		}
-		s.free = time.Now().Add(f.pause(n))
+		s.free = f.next(s.free, n)
 		b = b[n:]
 	}
 	return true
