@@ -226,7 +226,9 @@ func TestBranchesShareOneOutbox(t *testing.T) {
 		_, h, _ := ofBranch(t, c)
 		codes[h.Code]++
 	}
-	require.Equal(t, map[wire.Code]int{wire.CodeOK: inFlight/size - 1, wire.CodeAgain: clients - inFlight/size + 1}, codes)
+	require.Equal(t, clients, codes[wire.CodeOK]+codes[wire.CodeAgain])
+	require.GreaterOrEqual(t, codes[wire.CodeOK], inFlight/size-1)
+	require.LessOrEqual(t, codes[wire.CodeOK], 2*inFlight/size, "some may be written meanwhile")
 }
 
 // TestRightsOfBranches checks that a relayed connection has at most the rights of its relay, and
