@@ -9,8 +9,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
-	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
@@ -25,8 +23,7 @@ func median(ds []time.Duration) time.Duration {
 
 // BenchmarkBarrier measures barriers of n ranks, made in sequence, each rank with a connection to a
 // store whose log is in an etcd of one or three members. After each barrier it measures one put of
-// etcd's own client to the same members and disk. It reports both medians and their ratio. With one
-// member, it also measures double barriers of etcd's recipes.
+// etcd's own client to the same members and disk. It reports both medians and their ratio.
 func BenchmarkBarrier(b *testing.B) {
 	for _, count := range []int{1, 3} {
 		members := etcdBehind(b, count, func(peer string) string { return peer })
@@ -34,7 +31,7 @@ func BenchmarkBarrier(b *testing.B) {
 		for _, n := range []int{2, 8, 32} {
 			b.Run(fmt.Sprint(count, " members/", n), func(b *testing.B) {
 				pass := barriers(b, members, n)
-				var ours, puts, recipes []time.Duration
+				var ours, puts []time.Duration
 				for seq := uint64(1); b.Loop(); seq++ {
 					ours = append(ours, timed(func() { pass(seq) }))
 					puts = append(puts, timed(func() {
@@ -43,19 +40,10 @@ func BenchmarkBarrier(b *testing.B) {
 						}
 					}))
 				}
-				put := float64(median(puts))
 				b.ReportMetric(float64(median(ours).Microseconds()), "µs/barrier")
-				b.ReportMetric(float64(median(ours))/put, "puts/barrier")
+				b.ReportMetric(float64(median(ours))/float64(median(puts)), "puts/barrier")
 				b.ReportMetric(float64(median(puts).Microseconds()), "µs/put")
 				b.ReportMetric(0, "ns/op")
-				if count > 1 {
-					return
-				}
-				pass = recipeBarriers(b, members, n)
-				for seq := range uint64(min(len(ours), 50)) {
-					recipes = append(recipes, timed(func() { pass(seq) }))
-				}
-				b.ReportMetric(float64(median(recipes))/put, "puts/recipe")
 			})
 		}
 	}
@@ -139,23 +127,6 @@ func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
 		c := wire.Contribution{Generation: gens[i], Rank: i, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}
 		_, err := ranks[i].Collect(b.Context(), c, nil)
 		return err
-	})
-}
-
-// recipeBarriers is barriers with etcd's recipes. Each barrier has its own name, like the
-// sequence number of a record, so no client has to leave it.
-func recipeBarriers(b *testing.B, members []*member, n int) func(seq uint64) {
-	sessions := make([]*concurrency.Session, n)
-	for i := range sessions {
-		s, err := concurrency.NewSession(client(b, members), concurrency.WithTTL(60))
-		if err != nil {
-			b.Fatal(err)
-		}
-		sessions[i] = s
-	}
-	root := newRoot()
-	return together(b, n, func(i int, seq uint64) error {
-		return recipe.NewDoubleBarrier(sessions[i], fmt.Sprint(root, seq), n).Enter()
 	})
 }
 
