@@ -144,35 +144,27 @@ func (c *call) hasLater(ctx context.Context, n need) bool {
 
 // ranks formats the ranks that needs wait for.
 func ranks(needs []need) string {
-	const most = 8
-	var b strings.Builder
-	for i, n := range needs[:min(len(needs), most)] {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprint(&b, n.from)
-	}
-	if n := len(needs) - most; n > 0 {
-		fmt.Fprintf(&b, " and %d more", n)
-	}
+	text := some(needs, 8, func(n need) string { return strconv.Itoa(n.from) })
 	if len(needs) == 1 {
-		return "rank " + b.String()
+		return "rank " + text
 	}
-	return "ranks " + b.String()
+	return "ranks " + text
 }
 
-// quoted formats the keys of needs, at most three of them.
+// quoted formats the keys of needs.
 func quoted(needs []need) string {
-	const most = 3
-	var b strings.Builder
-	for i, n := range needs[:min(len(needs), most)] {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(strconv.Quote(n.key))
+	return some(needs, 3, func(n need) string { return strconv.Quote(n.key) })
+}
+
+// some formats at most so many of needs, and the number of the others.
+func some(needs []need, most int, format func(need) string) string {
+	var parts []string
+	for _, n := range needs[:min(len(needs), most)] {
+		parts = append(parts, format(n))
 	}
+	text := strings.Join(parts, ", ")
 	if n := len(needs) - most; n > 0 {
-		fmt.Fprintf(&b, " and %d more", n)
+		text += fmt.Sprintf(" and %d more", n)
 	}
-	return b.String()
+	return text
 }
