@@ -214,29 +214,12 @@ func (m *machine) newTensor(dt tensor.DType, s *storage, args, metadata []any) (
 	return m.gather(dt, s.b, layout{shape, strides, int(offset)})
 }
 
-// torchPreamble is what torch.save writes before a storage.
-var torchPreamble = func() []byte {
-	e := encoder{}
-	e.raw(0x80, 2, 0x8a, 10)
-	magic := torchMagic.FillBytes(make([]byte, 10))
-	for i := range magic {
-		e.raw(magic[9-i])
-	}
-	e.raw('.', 0x80, 2, 'M', torchProtocol&0xff, torchProtocol>>8, '.', 0x80, 2, '}', '(')
-	e.oldText("protocol_version")
-	e.raw('M', torchProtocol&0xff, torchProtocol>>8)
-	e.oldText("little_endian")
-	e.raw(0x88)
-	e.oldText("type_sizes")
-	e.raw('}', '(')
-	e.oldText("short")
-	e.raw('K', 2)
-	e.oldText("int")
-	e.raw('K', 4)
-	e.oldText("long")
-	e.raw('K', 4, 'u', 'u', '.')
-	return e.b
-}()
+// torchPreamble is what torch.save writes before a storage: its magic number, its version, and the
+// host, a pickle each.
+const torchPreamble = "\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19." +
+	"\x80\x02M\xe9\x03." +
+	"\x80\x02}(X\x10\x00\x00\x00protocol_versionM\xe9\x03X\x0d\x00\x00\x00little_endian\x88X\x0a\x00\x00\x00type_sizes" +
+	"}(X\x05\x00\x00\x00shortK\x02X\x03\x00\x00\x00intK\x04X\x04\x00\x00\x00longK\x04uu."
 
 // torchBytes returns t's storage in the format of torch.save.
 func torchBytes(t *tensor.Tensor, class string, elements int) []byte {
