@@ -1,8 +1,8 @@
 package pickle
 
 import (
+	"bytes"
 	"encoding/binary"
-	"math/big"
 
 	"github.com/muster-pg/muster/tensor"
 )
@@ -41,13 +41,15 @@ type storage struct {
 	b     []byte
 }
 
-// The values that torch.save writes before a storage, each in a separate pickle.
 const (
-	torchProtocol = 1001
-	zipMagic      = "PK\x03\x04"
+	// torchMagic is the beginning of what torch.save writes: its magic number, and version 1001 of
+	// the format, a pickle each.
+	torchMagic = "\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
+	// torchHost follows it, and describes a host.
+	torchHost = "\x80\x02}(X\x10\x00\x00\x00protocol_versionM\xe9\x03X\x0d\x00\x00\x00little_endian\x88X\x0a\x00\x00\x00type_sizes" +
+		"}(X\x05\x00\x00\x00shortK\x02X\x03\x00\x00\x00intK\x04X\x04\x00\x00\x00longK\x04uu."
+	zipMagic = "PK\x03\x04"
 )
-
-var torchMagic, _ = new(big.Int).SetString("1950a86a20f9469cfc6c", 16)
 
 // callLoad reads a storage in the format of torch.save before 1.6, in which torch still pickles
 // storages: five pickles, the number of elements, and their bytes.
@@ -109,16 +111,10 @@ func (m *machine) next() (any, error) {
 
 // preamble checks that the format is torch's, and little-endian.
 func (m *machine) preamble() error {
-	magic, err := m.next()
-	if err != nil {
-		return err
+	if !bytes.HasPrefix(m.b, []byte(torchMagic)) {
+		return m.malformed("not the format of torch.save, in version 1001")
 	}
-	if n, ok := magic.(*big.Int); !ok || n.Cmp(torchMagic) != 0 {
-		return m.malformed("not the format of torch.save")
-	}
-	if version, err := m.next(); err != nil || version != any(int64(torchProtocol)) {
-		return m.malformed("version %s of the format of torch.save: %v", brief(version), err)
-	}
+	m.at = len(torchMagic)
 	system, err := m.next()
 	if err != nil {
 		return err
@@ -214,16 +210,9 @@ func (m *machine) newTensor(dt tensor.DType, s *storage, args, metadata []any) (
 	return m.gather(dt, s.b, layout{shape, strides, int(offset)})
 }
 
-// torchPreamble is what torch.save writes before a storage: its magic number, its version, and the
-// host, a pickle each.
-const torchPreamble = "\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19." +
-	"\x80\x02M\xe9\x03." +
-	"\x80\x02}(X\x10\x00\x00\x00protocol_versionM\xe9\x03X\x0d\x00\x00\x00little_endian\x88X\x0a\x00\x00\x00type_sizes" +
-	"}(X\x05\x00\x00\x00shortK\x02X\x03\x00\x00\x00intK\x04X\x04\x00\x00\x00longK\x04uu."
-
 // torchBytes returns t's storage in the format of torch.save.
 func torchBytes(t *tensor.Tensor, class string, elements int) []byte {
-	e := encoder{b: append(make([]byte, 0, len(torchPreamble)+len(t.Data)+128), torchPreamble...)}
+	e := encoder{b: append(make([]byte, 0, len(torchMagic+torchHost)+len(t.Data)+128), torchMagic+torchHost...)}
 	e.raw(0x80, 2, '(')
 	e.oldText("storage")
 	e.b = append(e.b, "ctorch\n"+class+"\n"...)
