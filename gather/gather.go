@@ -70,9 +70,9 @@ type Gatherer struct {
 // settings are the options that all ranks must agree on, and the values that rank 0 decides.
 type settings struct {
 	Dir, Unequal bool
-	ID                   uint64 // identifies this Gatherer; random, chosen by rank 0
-	Generation           uint64 // of the workspace, of rank 0
-	Err                  string // rank 0's error of creating the workspace
+	ID           uint64 // identifies this Gatherer; random, chosen by rank 0
+	Generation   uint64 // of the workspace, of rank 0
+	Err          string // rank 0's error of creating the workspace
 }
 
 // Open creates a Gatherer. Every rank of g calls it; it takes a few round trips. A nil o is
