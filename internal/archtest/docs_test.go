@@ -30,6 +30,7 @@ var (
 	link     = regexp.MustCompile(`!?\[[^\]]*\]\(([^)\s]+)\)`)
 	codeSpan = regexp.MustCompile("`[^`]*`")
 	named    = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z0-9]\\w*)[`/]")
+	runs     = regexp.MustCompile(`\b(Test[A-Z]\w+)`) // in a script
 	scenario = regexp.MustCompile("`([a-z_]+\\.txt)`")
 	declared = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
 )
@@ -96,7 +97,8 @@ func TestDocsNameScenarios(t *testing.T) {
 	assert.Empty(t, unnamed, "scenarios that no page names")
 }
 
-// TestDocsNameTests requires that each test that a Markdown file names in code exists. A name that ends in … is a prefix of several.
+// TestDocsNameTests requires that each test exists that a Markdown file names in code, or that CI and
+// the Makefile run. A name that ends in … is a prefix of several.
 func TestDocsNameTests(t *testing.T) {
 	exists := map[string]bool{}
 	walk(t, "_test.go", func(_, text string) {
@@ -113,6 +115,15 @@ func TestDocsNameTests(t *testing.T) {
 				if !exists[m[1]] {
 					t.Errorf("%s:%d names %s, which does not exist", p.path, i+1, m[1])
 				}
+			}
+		}
+	}
+	for _, name := range []string{".ci/run", "Makefile"} {
+		text, err := os.ReadFile(filepath.Join("../..", name))
+		require.NoError(t, err)
+		for _, m := range runs.FindAllStringSubmatch(string(text), -1) {
+			if !exists[m[1]] {
+				t.Errorf("%s runs %s, which does not exist", name, m[1])
 			}
 		}
 	}
