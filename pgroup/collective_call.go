@@ -31,7 +31,7 @@ type call struct {
 // collective makes the operation that c describes. payload completes the vote, and returns what this rank
 // gives; result makes the result of what the record gives.
 func collective[R any](ctx context.Context, g *Group, c wire.Contribution, payload func(*call) []byte, result func(*call, [][]byte) (R, error)) (r R, err error) {
-	cl, err := g.begin(c)
+	cl, err := g.begin(&c)
 	if err != nil {
 		return r, err
 	}
@@ -45,7 +45,7 @@ func collective[R any](ctx context.Context, g *Group, c wire.Contribution, paylo
 
 // begin begins the operation that c describes, and takes its sequence number. end must be called when it
 // has succeeded: it traces the operation and allows the next one.
-func (g *Group) begin(c wire.Contribution) (*call, error) {
+func (g *Group) begin(c *wire.Contribution) (*call, error) {
 	if err := g.beginCall(c.Verb); err != nil {
 		return nil, err
 	}
@@ -53,16 +53,19 @@ func (g *Group) begin(c wire.Contribution) (*call, error) {
 		g.endCall()
 		return nil, fmt.Errorf("pgroup: %s of group %q on rank %d: %w", c.Verb, g.name, g.rank, ErrBusy)
 	}
-	c.Generation, c.Rank, c.Channel, c.Seq = g.generation, g.rank, g.channel, g.seq.Add(1)
-	g.call = call{Group: g, c: c, start: trace.Now(g.cfg.sink)}
-	return &g.call, nil
+	cl := &g.call // all zero, between operations
+	cl.Group, cl.c, cl.start = g, *c, trace.Now(g.cfg.sink)
+	cl.c.Generation, cl.c.Rank, cl.c.Channel, cl.c.Seq = g.generation, g.rank, g.channel, g.seq.Add(1)
+	return cl, nil
 }
 
 func (cl *call) end() {
 	g := cl.Group
-	defer g.endCall()
-	defer g.mu.Unlock() // even if the sink panics
-	defer func() { *cl = call{} }()
+	defer func() { // even if the sink panics
+		*cl = call{}
+		g.mu.Unlock()
+		g.endCall()
+	}()
 	if g.cfg.sink != nil {
 		cl.traceCall()
 	}

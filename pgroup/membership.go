@@ -135,7 +135,7 @@ func (s *membership) shutdown(ctx context.Context) error {
 	s.lock.Lock()
 	s.shuttingDown = true
 	s.lock.Unlock()
-	cl, err := s.handle(shutdownChannel).begin(wire.Contribution{Verb: "shutdown", Root: -1, Want: wire.WantNothing})
+	cl, err := s.handle(shutdownChannel).begin(&wire.Contribution{Verb: "shutdown", Root: -1, Want: wire.WantNothing})
 	if err != nil {
 		return err
 	}

@@ -110,7 +110,7 @@ func (g *Group) Channel(name string) *Group { return g.handle(name) }
 
 // Barrier returns when all ranks have called it. It takes one round trip.
 func (g *Group) Barrier(ctx context.Context) error {
-	cl, err := g.begin(wire.Contribution{Verb: "barrier", Root: -1, Want: wire.WantNothing})
+	cl, err := g.begin(&wire.Contribution{Verb: "barrier", Root: -1, Want: wire.WantNothing})
 	if err != nil {
 		return err
 	}
