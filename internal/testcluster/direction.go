@@ -67,8 +67,9 @@ func (f faults) piece(n int) int {
 	return min(n, max(1, f.throttle/100))
 }
 
-// catchUp is the most time that a throttled direction makes up for timers that were late.
-const catchUp = 10 * time.Millisecond
+// catchUp is the most time that a throttled direction makes up for timers that were late: a few turns of
+// other processes on a busy machine.
+const catchUp = 50 * time.Millisecond
 
 // next returns when the next piece may be sent, if one of n bytes that could be sent at free is sent
 // now.
