@@ -348,7 +348,10 @@ func (d *Disk) Backup(hold WithMachine) (*os.File, error) {
 		return nil, os.ErrClosed
 	}
 	if d.replica != nil {
-		defer func() { _ = os.RemoveAll(d.dir) }()
+		defer func() {
+			_ = os.RemoveAll(d.dir)
+			d.dir = ""
+		}()
 	}
 	if err := d.checkpoint(hold); err != nil {
 		return nil, err

@@ -201,6 +201,9 @@ func TestGateAndBudget(t *testing.T) {
 	reader.Flush()
 	add(reader, "small")
 	require.NoError(t, reader.Err())
+	add(reader, strings.Repeat("x", 65<<10))
+	add(reader, "more than a few small answers")
+	require.ErrorIs(t, reader.Err(), transport.ErrSlow)
 	g.commit(1)
 	require.NoError(t, holder.Err())
 }

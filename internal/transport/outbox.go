@@ -186,13 +186,25 @@ func (o *Outbox) holds(pos uint64) bool {
 // admit reports whether a frame may be appended. If too much waits for the peer already, it ends
 // the connection; the size of the new frame does not count, so that one reply may be as large as
 // necessary. Held bytes do not count either, because they wait for the log and not for the peer. Nor
-// does a full budget while nothing is being written: the next Flush may make room.
+// does a full budget before the first write, for maxUnflushed: the next Flush may make room.
 func (o *Outbox) admit() bool {
 	mine, shared := o.bytes-o.heldBytes, o.shared-o.heldShared
-	if o.err == nil && (mine > o.limit || shared > sharedLimit || o.writing && !o.Budget.Fits(mine+shared)) {
+	if o.err == nil && (mine > o.limit || shared > sharedLimit || mine+shared > o.unflushed() && !o.Budget.Fits(mine+shared)) {
 		o.fail(ErrSlow)
 	}
 	return o.err == nil
+}
+
+// maxUnflushed is how much may wait for a Flush although the budget is full: the answers to small requests
+// that arrived together.
+const maxUnflushed = 64 << 10
+
+// unflushed returns how much may wait for the peer although the budget is full.
+func (o *Outbox) unflushed() int {
+	if o.writing {
+		return 0
+	}
+	return maxUnflushed
 }
 
 // grow appends a frame to held if pos is not committed or held is not empty, and to queue

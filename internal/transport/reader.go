@@ -2,7 +2,7 @@ package transport
 
 import (
 	"net"
-	"sync/atomic"
+	"sync"
 )
 
 // Reader handles the events of a Socket. A Loop, or Serve, calls its methods, one at a time.
@@ -34,7 +34,8 @@ type Socket interface {
 // buf: for connections that no loop can read, such as those of TLS. newReader is called before the
 // first event; its error is Serve's, and ends the connection. Otherwise Serve returns nil after Ended.
 func Serve(conn net.Conn, buf []byte, newReader func(Socket) (Reader, error)) error {
-	s := &connSocket{NetPipe: NewPipe(conn), resumed: make(chan struct{}, 1)}
+	s := &connSocket{NetPipe: NewPipe(conn)}
+	s.going.L = &s.mu
 	r, err := newReader(s)
 	var ended error
 	if err == nil {
@@ -51,8 +52,11 @@ func Serve(conn net.Conn, buf []byte, newReader func(Socket) (Reader, error)) er
 // connSocket is a Socket that Serve reads.
 type connSocket struct {
 	NetPipe
-	paused  atomic.Bool
-	resumed chan struct{} // gets a token after paused was set to false
+
+	mu      sync.Mutex // protects the fields below
+	going   sync.Cond  // signals that paused is false
+	paused  bool
+	resumed bool // since the last call of Received, even if read has not noticed that it was paused
 }
 
 // read passes what it reads from conn to r, until one of them returns an error.
@@ -77,21 +81,24 @@ func (s *connSocket) read(conn net.Conn, buf []byte, r Reader) error {
 	}
 }
 
-// waitWhilePaused reports whether reading was paused.
-func (s *connSocket) waitWhilePaused() (waited bool) {
-	for s.paused.Load() {
-		<-s.resumed
-		waited = true
+// waitWhilePaused reports whether reading was resumed: the reader may hold requests that have arrived
+// before, and for whose answers the peer waits.
+func (s *connSocket) waitWhilePaused() (resumed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.paused {
+		s.going.Wait()
 	}
-	return waited
+	resumed, s.resumed = s.resumed, false
+	return resumed
 }
 
 // Pause implements Socket.
 func (s *connSocket) Pause(paused bool) {
-	if s.paused.Store(paused); !paused {
-		select {
-		case s.resumed <- struct{}{}:
-		default:
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.paused = paused; !paused {
+		s.resumed = true
+		s.going.Signal()
 	}
 }

@@ -321,6 +321,50 @@ func TestServe(t *testing.T) {
 	}
 }
 
+// resuming is an echo that pauses, and is resumed at once, whenever something arrives: it answers when it is
+// called again.
+type resuming struct{ *echo }
+
+func (r *resuming) Received(n int) error {
+	if n == 0 {
+		add(r.out, "held")
+		return nil
+	}
+	r.sock.Pause(true)
+	r.sock.Pause(false)
+	return nil
+}
+
+// TestResumedAtOnce checks that Received is called after a pause that has ended before anyone waited for that.
+func TestResumedAtOnce(t *testing.T) {
+	answers := func(t *testing.T, c net.Conn) {
+		_, err := c.Write([]byte("x"))
+		require.NoError(t, err)
+		got := make([]byte, len("held"))
+		_, err = io.ReadFull(c, got)
+		require.NoError(t, err)
+		require.Equal(t, "held", string(got))
+		require.NoError(t, c.Close())
+	}
+	t.Run("goroutine", func(t *testing.T) {
+		ours, theirs := sockets(t)
+		var serving sync.WaitGroup
+		serving.Go(func() {
+			_ = transport.Serve(ours, make([]byte, 100), func(s transport.Socket) (transport.Reader, error) {
+				e := &echo{ended: make(chan error, 1)}
+				_, err := e.reads(s)
+				return &resuming{e}, err
+			})
+		})
+		answers(t, theirs)
+		serving.Wait()
+	})
+	onLoops(t, func(t *testing.T) {
+		_, c := adoptAs(t, newLoop(t), func(e *echo) transport.Reader { return &resuming{e} })
+		answers(t, c)
+	})
+}
+
 // TestLoopOfManySockets checks that a loop which serves many sockets together gives each its own
 // bytes, also those of peers that read late, and that the end of one is not that of another.
 func TestLoopOfManySockets(t *testing.T) {
