@@ -106,16 +106,13 @@ func (f *frameReader) next() (h wire.Header, body []byte, owned, ok bool, err er
 	return h, body, owned, true, nil
 }
 
-// op returns the operation of the next frame, if its header has arrived; otherwise 0.
-func (f *frameReader) op() wire.Op {
+// peek returns the header of the next frame, if it has arrived.
+func (f *frameReader) peek() (h wire.Header, ok bool) {
 	if f.w-f.r < wire.HeaderLen {
-		return 0
+		return h, false
 	}
 	h, err := wire.ParseHeader(f.buf[f.r:f.w], f.limit)
-	if err != nil {
-		return 0
-	}
-	return h.Op
+	return h, err == nil
 }
 
 // compact copies the unparsed rest, so that the shared buffer can be used for another connection.

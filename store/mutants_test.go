@@ -26,6 +26,13 @@ var mutants = []struct {
 		"^TestEachOperationInEachState$/^not_open$/^loop$",
 	},
 	{
+		"the revision does not wait for the log",
+		"serve_memory.go", `case isLiveness(c.req.Op, c.req.ID): // peers send it only after the welcome
+			return c.out.AppendUrgent(func(b []byte) []byte { return c.encode(b, wire.OpPing, 0, new(wire.Reply)) })`, `case c.req.Op == wire.OpPing:
+			return c.out.AppendUrgent(func(b []byte) []byte { return c.encode(b, wire.OpPing, c.req.ID, &c.rep) })`,
+		"^TestStatusWhileTheDiskStalls$",
+	},
+	{
 		"a deadline that passes in a stop is held again by each later stop",
 		"memory.go", `		if m.heldUntil < m.timerAt {
 			m.heldUntil = m.timerAt + catchUpTime

@@ -153,7 +153,7 @@ func (c *conn) processBatch() (more, full, overloaded bool, err error) {
 	defer func() { m.meter.end(began, m.meter.answered) }()
 	for done := 0; done < requestBatch; done += c.stream.weight() {
 		if overloaded {
-			if op := c.in.op(); op != 0 && op != wire.OpStatus {
+			if h, ok := c.in.peek(); ok && h.Op != wire.OpStatus && h.Op != wire.OpProbe && !isLiveness(h.Op, h.ID) {
 				return false, false, true, nil
 			}
 		}
@@ -208,13 +208,17 @@ func (c *conn) execute(now core.Time, session uint64) (full bool) {
 		case c.log == nil || c.log.disk.Shared():
 		case c.req.Op == wire.OpStatus:
 			return c.replyStatus() > maxUnread
-		case c.req.Op == wire.OpPing: // it shows nothing of the log, and peers send it only after the welcome
-			return c.out.AppendUrgent(func(b []byte) []byte { return c.encode(b, wire.OpPing, c.req.ID, &c.rep) }) > maxUnread
+		case isLiveness(c.req.Op, c.req.ID): // peers send it only after the welcome
+			return c.out.AppendUrgent(func(b []byte) []byte { return c.encode(b, wire.OpPing, 0, new(wire.Reply)) }) > maxUnread
 		}
 		return c.reply(c.req.Op, c.req.ID, &c.rep) > maxUnread
 	}
 	return false
 }
+
+// isLiveness reports whether a request asks only whether the store answers: a ping of no call, whose answer
+// shows nothing of the log, and does not wait for it. The answer to a call's ping shows the revision.
+func isLiveness(op wire.Op, id uint64) bool { return op == wire.OpPing && id == 0 }
 
 // maxLater is how many requests of a connection are carried out in goroutines at once.
 const maxLater = 16

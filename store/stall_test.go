@@ -97,7 +97,7 @@ func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.
 }
 
 // TestStatusWhileTheDiskStalls checks that old and new connections get the status while writes wait
-// for the disk, and that it says for how long a write has waited.
+// for the disk, that it says for how long a write has waited, and that the revision waits too.
 func TestStatusWhileTheDiskStalls(t *testing.T) {
 	t.Parallel()
 	fs, dial, m := stalling(t)
@@ -125,6 +125,12 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 		require.NoError(t, err, name)
 		require.Greater(t, st.Server.SyncPending, before, name)
 		before = max(before, st.Server.SyncPending)
+	}
+	for name, s := range map[string]*store.Store{"looker": looker, "local": store.New(m)} {
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		_, err := s.Revision(short)
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded, "%s sees what a crash could undo", name)
 	}
 	require.Empty(t, written, "it is not acknowledged")
 	resume()
@@ -195,8 +201,9 @@ func TestClientsLearnWhyTheStoreFails(t *testing.T) {
 }
 
 // TestSlowDiskFailsNoPeer checks a disk that is far behind but makes progress: requests wait, so that
-// memory is bounded, the status is answered, and all requests succeed in the end. The server does not
-// suspect peers whose requests wait, and their clients do not suspect the server.
+// memory is bounded, the status is answered, also after requests about liveness, and all requests
+// succeed in the end. The server does not suspect peers whose requests wait, and their clients do not
+// suspect the server.
 func TestSlowDiskFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	const writers, each, size = 4, 20, 1 << 20
@@ -214,7 +221,9 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	}
 	looker := s.client(t)
 	works(t, looker)
+	idle := s.greeted(t)
 	resume := fs.stall()
+	defer func() { resume() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
 	defer cancel()
 	value := bytes.Repeat([]byte("v"), size)
@@ -225,6 +234,12 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 		}
 	}
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Overloaded(m) }, "much waits for the disk")
+	asked := wire.AppendRequest(wire.AppendRequest(nil, &wire.Request{Op: wire.OpPing}), &wire.Request{Op: wire.OpProbe})
+	send(t, idle, wire.AppendRequest(asked, &wire.Request{Op: wire.OpStatus, ID: 1}))
+	for got := wire.Op(0); got != wire.OpStatus; {
+		got = receive(t, idle).Op
+	}
+	require.NoError(t, idle.Close())
 	for range 20 {
 		st, err := looker.Status(ctx, "")
 		require.NoError(t, err)
