@@ -21,7 +21,7 @@ const backupPiece = 1 << 20
 func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err error) {
 	for id := uint64(0); ; {
 		var rep wire.Reply
-		if err := s.Do(ctx, &wire.Request{Op: wire.OpBackup, Rev: uint64(written)}, &rep); err != nil {
+		if err := s.Do(ctx, &wire.Request{Op: wire.OpBackup, Offset: uint64(written)}, &rep); err != nil {
 			return written, err
 		}
 		if written > 0 && rep.Rev != id {

@@ -204,9 +204,9 @@ func (e noAnswerError) Unwrap() error { return e.error }
 // the secret too.
 func (l *clientConn) hello(resume *wire.Request, o *DialOptions) error {
 	secret := o.Secret
-	req := wire.Request{Op: wire.OpHello, Timeout: o.LivenessTimeout, Key: cmp.Or(resume.Key, processName()), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
+	req := wire.Request{Op: wire.OpHello, Timeout: o.LivenessTimeout, Key: cmp.Or(resume.Key, processName()), Resume: resume.Resume, Incarnation: resume.Incarnation, Value: resume.Value}
 	if secret != nil {
-		req.Old = newNonce()
+		req.Token = newNonce()
 	}
 	_, writeErr := l.nc.Write(wire.AppendRequest([]byte(wire.Preface), &req))
 	h, rep, err := l.readReply()
@@ -215,7 +215,7 @@ func (l *clientConn) hello(resume *wire.Request, o *DialOptions) error {
 	}
 	var shown func(rep *wire.Reply) bool
 	if err == nil && h.Op == wire.OpProof && secret != nil {
-		if shown, err = l.prove(secret, req.Old, rep.Value); err != nil {
+		if shown, err = l.prove(secret, req.Token, rep.Value); err != nil {
 			return err
 		}
 		h, rep, err = l.readReply()

@@ -238,7 +238,7 @@ func isComplete(req *wire.Request, rep *wire.Reply) bool {
 	case req.Op == wire.OpWait, req.Op == wire.OpTake:
 		return values == len(req.Keys)
 	case req.Op == wire.OpList:
-		return (values == keys || req.Delta < 0) && nums == 2*keys && (keys > 0 || rep.N == 0)
+		return (values == keys || req.KeysOnly) && nums == 2*keys && (keys > 0 || rep.N == 0)
 	case req.Op == wire.OpWatch:
 		return values == keys && nums == 2*keys
 	}

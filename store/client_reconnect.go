@@ -217,7 +217,7 @@ func (c *client) sleep(pause time.Duration) bool {
 func (c *client) resumeRequest() *wire.Request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return &wire.Request{Resume: c.session.id, Rev: c.session.incarnation, Value: c.session.token}
+	return &wire.Request{Resume: c.session.id, Incarnation: c.session.incarnation, Value: c.session.token}
 }
 
 // isPermanent reports whether further attempts to reach the store are pointless. A durable store
@@ -320,7 +320,7 @@ func (c *client) startNewSession(w *wire.Reply) {
 		why.Err, why.Detail = ErrUnavailable, "the store was restarted without its data"
 	}
 	for id, call := range c.calls {
-		if call.req.Op == wire.OpWatch && call.req.Rev != 0 && w.Rev != c.session.incarnation {
+		if call.req.Op == wire.OpWatch && call.req.After != 0 && w.Rev != c.session.incarnation {
 			delete(c.calls, id)
 			call.end(&Error{Key: c.dialer.addr, Code: wire.CodeCompacted, Err: ErrCompacted, Detail: "the store was restarted, and its revisions start again"})
 			continue

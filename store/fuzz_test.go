@@ -63,7 +63,7 @@ func FuzzServer(f *testing.F) {
 	f.Add(wire.AppendVotes(branches(1, 2), &wire.Contribution{Generation: 1, Seq: 1, Root: -1}, 1, vote), uint8(greeted))
 	f.Add(append(branches(1), branches(1)...), uint8(greeted))
 	f.Add(greeting()[:len(wire.Preface)+5], uint8(0))
-	f.Add(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Resume: 1, Rev: 1, Value: make([]byte, 16)}), uint8(step))
+	f.Add(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Resume: 1, Incarnation: 1, Value: make([]byte, 16)}), uint8(step))
 	bystanders := []*bystander{newBystander(f, new(store.Memory)), newBystander(f, &store.Memory{Dir: f.TempDir()})}
 	r, err := store.NewRelay(f.Context(), "muster://"+bystanders[0].addr, nil)
 	require.NoError(f, err)

@@ -41,7 +41,7 @@ func (s *Store) Join(ctx context.Context, c wire.Contribution, member []byte) (F
 // JoinAs is Join that replaces an earlier try of the same claim.
 func (s *Store) JoinAs(ctx context.Context, claim Claim, c wire.Contribution, member []byte) (Formed, error) {
 	var rep wire.Reply
-	if err := s.Do(ctx, &wire.Request{Op: wire.OpJoin, Group: c, Value: nonNil(member), Old: claim.Token, Rev: claim.Try}, &rep); err != nil {
+	if err := s.Do(ctx, &wire.Request{Op: wire.OpJoin, Group: c, Value: nonNil(member), Claim: claim.Token, Attempt: claim.Try}, &rep); err != nil {
 		return Formed{}, markUnknown(err)
 	}
 	r, err := wire.ParseFormed(&rep, c.Rank)
@@ -62,7 +62,7 @@ func (s *Store) JoinAs(ctx context.Context, claim Claim, c wire.Contribution, me
 // them, or all if n is 0. c.Rank is the caller's. A rank that has left or failed is still there.
 func (s *Store) Members(ctx context.Context, c wire.Contribution, first, n int) ([][]byte, error) {
 	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpMembers, Group: c, Delta: int64(first), Rev: uint64(max(n, 0))}, &rep)
+	err := s.Do(ctx, &wire.Request{Op: wire.OpMembers, Group: c, First: int64(first), Count: uint64(max(n, 0))}, &rep)
 	return rep.Values, err
 }
 
@@ -149,7 +149,7 @@ func (s *Store) Send(ctx context.Context, c wire.Contribution, payload []byte, t
 		if rep.Code != wire.CodeWouldBlock {
 			return err
 		}
-		err = s.Do(ctx, &wire.Request{Op: wire.OpSendReady, Group: c, Delta: int64(len(payload))}, new(wire.Reply))
+		err = s.Do(ctx, &wire.Request{Op: wire.OpSendReady, Group: c, Length: int64(len(payload))}, new(wire.Reply))
 		if e, ok := errors.AsType[*Error](err); ok {
 			e.Op = wire.OpSend.String()
 		}

@@ -77,8 +77,8 @@ func (c *conn) handshake(buf []byte) error {
 		return fmt.Errorf("%w: %s before hello", ErrProtocol, c.req.Op)
 	}
 	c.hello = wire.Request{ // copied, because the buffer is reused
-		Op: c.req.Op, ID: c.req.ID, Key: strings.Clone(c.req.Key), Value: bytes.Clone(c.req.Value), Old: bytes.Clone(c.req.Old),
-		Resume: c.req.Resume, Rev: c.req.Rev, Timeout: c.req.Timeout,
+		Op: c.req.Op, ID: c.req.ID, Key: strings.Clone(c.req.Key), Value: bytes.Clone(c.req.Value), Token: bytes.Clone(c.req.Token),
+		Resume: c.req.Resume, Incarnation: c.req.Incarnation, Timeout: c.req.Timeout,
 	}
 	if err := c.authenticate(buf); err != nil {
 		return err
@@ -156,8 +156,8 @@ func (c *conn) preface(buf []byte) error {
 // its session: resuming a session needs its token, and gives no rights beyond those that the peer
 // has proved on this connection.
 func (c *conn) authenticate(buf []byte) error {
-	nonce := c.hello.Old
-	c.hello.Old = nil // engines use the field otherwise
+	nonce := c.hello.Token
+	c.hello.Token = nil // engines use the field otherwise
 	accesses := c.server.Access
 	if len(accesses) == 0 {
 		c.stackPrefixes = c.server.stackPrefixesOf(nil)

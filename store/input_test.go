@@ -178,7 +178,7 @@ func TestManyRequestsRightBehindTheHello(t *testing.T) {
 		c := s.raw(t)
 		b := greeting()
 		for i := range many {
-			b = wire.AppendRequest(b, &wire.Request{Op: wire.OpAdd, ID: uint64(i + 1), Key: "n", Delta: 1})
+			b = wire.AppendRequest(b, &wire.Request{Op: wire.OpAdd, ID: uint64(i + 1), Key: "n", Add: 1})
 		}
 		go func() { _, _ = c.Write(b) }()
 		ids := make([]uint64, many+1)

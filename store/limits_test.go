@@ -186,7 +186,7 @@ func TestHalfAHandshakeEnds(t *testing.T) {
 			return shaken
 		}, "err=\"handshake: "},
 		"no proof": {&store.Server{Access: []store.Access{all("s")}}, tcp, func(t *testing.T, c net.Conn) net.Conn {
-			send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}))
+			send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: store.NewNonce()}))
 			require.Equal(t, wire.OpProof, receive(t, c).Op)
 			return c
 		}, "handshake: "},

@@ -170,7 +170,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	case err != nil: // a log with such a request could not be read again
 		return err
 	case req.Op == wire.OpBackup:
-		return m.answerBackup(ctx, req.Session, req.Rev, rep)
+		return m.answerBackup(ctx, req.Session, req.Offset, rep)
 	case req.Op == wire.OpStacks:
 		return m.stacks(ctx, req, rep)
 	}
@@ -211,7 +211,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		}
 	}
 	// Nothing changes the bytes of a value: the machine replaces it, or appends to it.
-	if err == nil && (own.Op != wire.OpGet || own.Delta <= 0) {
+	if err == nil && (own.Op != wire.OpGet || !own.Borrow) {
 		clone(rep)
 	}
 	return err
@@ -228,8 +228,8 @@ func (m *Memory) position() uint64 {
 // apply carries out a request on the machine. The caller holds mu.
 func (m *Memory) apply(session uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
 	if req.Op == wire.OpHello {
-		req.Old = newToken()
-		if req.Rev != m.incarnation {
+		req.Token = newToken()
+		if req.Incarnation != m.incarnation {
 			req.Resume = 0
 		}
 	}

@@ -295,7 +295,7 @@ func (s *service) handshake(t *testing.T, resume *wire.Reply) (net.Conn, wire.Re
 	c := s.raw(t)
 	hello := wire.Request{Op: wire.OpHello, Key: "a test"}
 	if resume != nil {
-		hello.Resume, hello.Rev, hello.Value = uint64(resume.N), resume.Rev, resume.Value
+		hello.Resume, hello.Incarnation, hello.Value = uint64(resume.N), resume.Rev, resume.Value
 	}
 	send(t, c, wire.AppendRequest([]byte(wire.Preface), &hello))
 	h, rep := receiveReply(t, c)
@@ -321,17 +321,17 @@ func ask(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
 func TestStaleConnectionAppliesNothing(t *testing.T) {
 	eachWith(t, store.ServerLimits{ReconnectTimeout: comesBack}, func(t *testing.T, s *service) {
 		old, welcome := s.handshake(t, nil)
-		rep := ask(t, old, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Delta: 1})
+		rep := ask(t, old, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Add: 1})
 		require.EqualValues(t, 1, rep.N)
 		now, back := s.handshake(t, &welcome)
 		require.Equal(t, welcome.N, back.N)
 		require.Equal(t, welcome.Rev, back.Rev)
 		require.Equal(t, welcome.Value, back.Value)
-		late := wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Delta: 10})
+		late := wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Add: 10})
 		late = wire.AppendRequest(late, &wire.Request{Op: wire.OpSet, ID: 3, Key: "stale", Value: []byte{}})
 		_, _ = old.Write(wire.AppendRequest(late, &wire.Request{Op: wire.OpGoodbye}))
 		closed(t, old)
-		rep = ask(t, now, wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Delta: 100})
+		rep = ask(t, now, wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Add: 100})
 		require.EqualValues(t, 101, rep.N)
 		require.Equal(t, wire.CodeNotFound, ask(t, now, wire.Request{Op: wire.OpGet, ID: 4, Key: "stale"}).Code)
 	})
@@ -358,7 +358,7 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 			from := next
 			writing.Go(func() { // each adds 1 under its number, so the counter is the last number
 				for i := from; ; i++ {
-					if _, err := c.Write(wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: i, Number: i, Acked: from - 1, Key: "n", Delta: 1})); err != nil {
+					if _, err := c.Write(wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: i, Number: i, Acked: from - 1, Key: "n", Add: 1})); err != nil {
 						return
 					}
 				}
@@ -400,7 +400,7 @@ func TestWhatDoesNotResumeOpensASession(t *testing.T) {
 			require.NotEqual(t, welcome.Value, rep.Value, name)
 			require.EqualValues(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "new"}).Code, name)
 		}
-		require.EqualValues(t, 1, ask(t, mine, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Delta: 1}).N)
+		require.EqualValues(t, 1, ask(t, mine, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Add: 1}).N)
 	})
 }
 

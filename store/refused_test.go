@@ -34,7 +34,7 @@ func TestAFrameThatTheStoreCannotRead(t *testing.T) {
 				_, err := c.Wait(bounded(t), "k")
 				waiting <- err
 			}()
-			bad := wire.Request{Op: wire.OpAdd, Key: strings.Repeat("n", wire.MaxKey+1), Delta: 1}
+			bad := wire.Request{Op: wire.OpAdd, Key: strings.Repeat("n", wire.MaxKey+1), Add: 1}
 			for range 3 {
 				err = c.Engine().Do(bounded(t), &bad, new(wire.Reply))
 				require.ErrorIs(t, err, store.ErrTooLarge)

@@ -105,7 +105,7 @@ func (p *relayPeer) resumeReading() { p.sock.Pause(false) }
 // sendHello forwards the peer's hello, with the rights that it has here. The store ends the
 // connection of a relay whose hello it refuses to parse.
 func (p *relayPeer) sendHello() error {
-	p.hello.Old = p.rights.encode()
+	p.hello.Token = p.rights.encode()
 	if n := len(wire.AppendRequest(nil, &p.hello)) - wire.HeaderLen; n > maxHandshakeFrame || len(p.rights) > maxRights {
 		return fmt.Errorf("hello: %w: it has %d bytes and %d rights, the limits are %d and %d", wire.ErrTooLarge, n, len(p.rights), maxHandshakeFrame, maxRights)
 	}

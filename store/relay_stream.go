@@ -219,7 +219,7 @@ func (c *conn) openRelayed(number uint32) error {
 	b := &relayedConn{relay: c, number: number, name: strings.Clone(c.req.Key), timeout: c.req.Timeout, received: true}
 	t.current = b
 	var err error
-	if b.rights, err = parseRights(c.req.Old); err != nil {
+	if b.rights, err = parseRights(c.req.Token); err != nil {
 		return err
 	}
 	if why := c.server.addRelayedConn(c); why != "" {

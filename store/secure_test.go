@@ -270,7 +270,7 @@ func TestAFalseStoreProvesNothing(t *testing.T) {
 			theirs := store.NewNonce()
 			_, _ = c.Write(wire.AppendReply(nil, wire.OpProof, 0, &wire.Reply{Value: theirs}))
 			given := receiveRequest(t, c)
-			_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1, Values: welcome(hello.Old, theirs, given.Value)}))
+			_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1, Values: welcome(hello.Token, theirs, given.Value)}))
 			_, _ = io.Copy(io.Discard, c)
 		})
 		_, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secretOf("s"), Wait: true})
@@ -321,17 +321,17 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 func (s *service) entered(t *testing.T, secret []byte, hello wire.Request) (net.Conn, wire.Reply) {
 	t.Helper()
 	c := s.raw(t)
-	hello.Op, hello.Key, hello.Old = wire.OpHello, "a test", store.NewNonce()
+	hello.Op, hello.Key, hello.Token = wire.OpHello, "a test", store.NewNonce()
 	send(t, c, wire.AppendRequest([]byte(wire.Preface), &hello))
 	h, asked := receiveReply(t, c)
 	require.Equal(t, wire.OpProof, h.Op)
 	require.Zero(t, h.ID)
 	require.Len(t, asked.Value, 32)
-	send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpProof, Value: store.Proof(secret, store.ProofClient, hello.Old, asked.Value, nil)}))
+	send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpProof, Value: store.Proof(secret, store.ProofClient, hello.Token, asked.Value, nil)}))
 	h, welcome := receiveReply(t, c)
 	require.Equal(t, wire.OpHello, h.Op)
 	require.Equal(t, wire.CodeOK, welcome.Code)
-	require.Equal(t, [][]byte{store.Proof(secret, store.ProofServer, hello.Old, asked.Value, nil)}, welcome.Values)
+	require.Equal(t, [][]byte{store.Proof(secret, store.ProofServer, hello.Token, asked.Value, nil)}, welcome.Values)
 	return c, welcome
 }
 
@@ -341,11 +341,11 @@ func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: []store.Access{all("s")}}, e.wires)
 			set := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "in", Value: []byte{}})
-			large := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Value: make([]byte, 1<<20), Old: store.NewNonce()})
+			large := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Value: make([]byte, 1<<20), Token: store.NewNonce()})
 			for want, b := range map[string][]byte{
 				"this store requires a secret": append(greeting(), set...),
-				"set before the proof":         append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}), set...),
-				"wrong secret":                 append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
+				"set before the proof":         append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: store.NewNonce()}), set...),
+				"wrong secret":                 append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
 				"proof before hello":           wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpProof}),
 				"hello of 10486":               large,
 			} {
@@ -373,7 +373,7 @@ func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts, Limits: store.ServerLimits{ReconnectTimeout: time.Hour}}, e.wires)
 			set := wire.Request{Op: wire.OpSet, ID: 1, Number: 1, Key: "k", Value: []byte{}}
-			add := wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "jobs/a/n", Delta: 1}
+			add := wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "jobs/a/n", Add: 1}
 			c, welcome := s.entered(t, secretOf("p"), wire.Request{})
 			for range 2 {
 				rep := ask(t, c, set)
@@ -383,7 +383,7 @@ func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
 			require.EqualValues(t, 1, ask(t, c, add).N)
 			require.NoError(t, c.Close())
 
-			again := wire.Request{Resume: uint64(welcome.N), Rev: welcome.Rev, Value: welcome.Value}
+			again := wire.Request{Resume: uint64(welcome.N), Incarnation: welcome.Rev, Value: welcome.Value}
 			c, back := s.entered(t, secretOf("p"), again)
 			require.Equal(t, welcome.N, back.N, "it is the same session")
 			require.Equal(t, wire.CodeDenied, ask(t, c, set).Code)

@@ -198,7 +198,7 @@ func (c *conn) execute(now core.Time, session uint64) (full bool) {
 	}
 	if c.req.Op == wire.OpBackup {
 		if !c.refuseLater() {
-			c.answerBackup(session, c.req.Rev)
+			c.answerBackup(session, c.req.Offset)
 		}
 		return false
 	}

@@ -33,7 +33,7 @@ const (
 // allows it, and logs requests, at most 100 in a second.
 func (s *Store) Stacks(ctx context.Context, generation uint64, rank int) (string, error) {
 	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpStacks, Rev: generation, Delta: int64(rank)}, &rep)
+	err := s.Do(ctx, &wire.Request{Op: wire.OpStacks, Group: wire.Contribution{Generation: generation, Rank: rank}}, &rep)
 	return string(rep.Value), err
 }
 
@@ -152,14 +152,14 @@ func (m *Memory) beginStacks(req *wire.Request, rep *wire.Reply, allowed func(gr
 		*rep = wire.Reply{Code: code, Detail: why}
 		return nil
 	}
-	group, label, session, ok := m.machine.Member(req.Rev, int(min(max(req.Delta, -1), maxRank)))
+	group, label, session, ok := m.machine.Member(req.Group.Generation, req.Group.Rank)
 	if why := allowed(group); why != "" { // also of a rank that does not exist
 		return refuse(wire.CodeDenied, why)
 	}
-	q := &stackQuery{who: fmt.Sprintf("rank %d of group %q (%s)", req.Delta, group, label), session: session, peer: m.conns[session]}
+	q := &stackQuery{who: fmt.Sprintf("rank %d of group %q (%s)", req.Group.Rank, group, label), session: session, peer: m.conns[session]}
 	switch {
 	case !ok:
-		return refuse(wire.CodeNotFound, fmt.Sprintf("generation %d has no rank %d that is present", req.Rev, req.Delta))
+		return refuse(wire.CodeNotFound, fmt.Sprintf("generation %d has no rank %d that is present", req.Group.Generation, req.Group.Rank))
 	case session != core.Local && q.peer == nil:
 		return refuse(wire.CodeUnavailable, q.who+" is not connected at the moment")
 	case m.queries.n >= maxQueries:

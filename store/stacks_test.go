@@ -30,8 +30,8 @@ func TestStacks(t *testing.T) {
 	}
 	require.Contains(t, s.String(), `msg="stacks requested"`)
 	require.Contains(t, s.String(), `rank 1 of group \"team\"`)
-	for _, req := range []wire.Request{{Rev: p.gen, Delta: 2}, {Rev: p.gen, Delta: -1}, {Rev: p.gen + 1}} {
-		_, err := a.Stacks(bounded(t), req.Rev, int(req.Delta))
+	for _, at := range []wire.Contribution{{Generation: p.gen, Rank: 2}, {Generation: p.gen, Rank: -1}, {Generation: p.gen + 1}} {
+		_, err := a.Stacks(bounded(t), at.Generation, at.Rank)
 		require.ErrorIs(t, err, store.ErrNotFound)
 	}
 	p.goesOn(1)
@@ -91,7 +91,7 @@ func TestTooManyStacksAtOnce(t *testing.T) {
 	send(t, asked, wire.AppendRequest(nil, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Size: 1}}))
 	_, formed := receiveReply(t, asked)
 	ask := func(b []byte, id uint64) []byte {
-		return wire.AppendRequest(b, &wire.Request{Op: wire.OpStacks, ID: id, Rev: formed.Rev})
+		return wire.AppendRequest(b, &wire.Request{Op: wire.OpStacks, ID: id, Group: wire.Contribution{Generation: formed.Rev}})
 	}
 	var all []byte // in one write, so that none ends before the last is read
 	for id := range uint64(17) {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -51,14 +52,12 @@ func (s *Store) Status(ctx context.Context, prefix string) (*Status, error) {
 		if err == nil && len(rep.Nums) == 0 {
 			return all, nil
 		}
-		from := req
-		if err == nil && len(rep.Nums) == 2 {
-			req.Rev, req.Delta = uint64(rep.Nums[0]), rep.Nums[1]
-		}
+		from := req.Group
+		req.Group.Generation, req.Group.Rank = rep.NextPage()
 		if size += len(rep.Value); err == nil && size > wire.MaxReply {
 			err = wire.ErrTooLarge
 		}
-		if err != nil || req.Rev < from.Rev || req.Rev == from.Rev && req.Delta <= from.Delta {
+		if err != nil || cmp.Or(cmp.Compare(req.Group.Generation, from.Generation), cmp.Compare(req.Group.Rank, from.Rank)) <= 0 {
 			return nil, &Error{Op: "status", Key: prefix, Code: wire.CodeUnavailable, Err: ErrProtocol, Detail: fmt.Sprintf("a page that means nothing: %v", err)}
 		}
 	}
@@ -71,7 +70,7 @@ func (s *Store) Names(ctx context.Context, prefix, after string, n int) (entries
 	if after != "" {
 		from = []string{after}
 	}
-	return s.page(ctx, prefix, from, -int64(max(1, min(n, listPage))))
+	return s.page(ctx, prefix, from, int64(max(1, min(n, listPage))), true)
 }
 
 // ReadOnly returns s for observers: operations that change something are ErrDenied. Its Close
@@ -81,7 +80,7 @@ func ReadOnly(s *Store) *Store { return New(&readOnly{unclosable{s.engine}}) }
 // status answers a page of a status. The caller holds mu.
 func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	*rep = wire.Reply{}
-	page := m.machine.Status(now, req.Key, req.Rev, int(max(0, min(req.Delta, maxRank))))
+	page := m.machine.Status(now, req.Key, req.Group.Generation, max(0, req.Group.Rank))
 	for i := range page.Groups {
 		for j := range page.Groups[i].Ranks {
 			r := &page.Groups[i].Ranks[j]
@@ -100,12 +99,9 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	}
 	rep.Keys, rep.Value = wire.AppendStatus([]string{}, []byte{}, &page.Status)
 	if page.More {
-		rep.Nums = []int64{int64(page.Generation), int64(page.Rank)}
+		rep.Nums = wire.AppendNextPage(nil, page.Generation, page.Rank)
 	}
 }
-
-// maxRank is more than any rank.
-const maxRank = 1 << 30
 
 // lastSeen returns how long ago something was received from a rank's process; −1 if that is
 // unknown. The caller holds mu.

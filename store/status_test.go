@@ -113,7 +113,7 @@ type endless struct {
 }
 
 func (e *endless) Do(_ context.Context, req *wire.Request, rep *wire.Reply) error {
-	*rep = wire.Reply{Value: e.row, Nums: []int64{int64(req.Rev) + 1, 0}}
+	*rep = wire.Reply{Value: e.row, Nums: []int64{int64(req.Group.Generation) + 1, 0}}
 	return nil
 }
 

@@ -155,7 +155,7 @@ func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions
 // reads are kept.
 func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpAdd, Key: key, Delta: delta}, &rep)
+	err := s.Do(ctx, &wire.Request{Op: wire.OpAdd, Key: key, Add: delta}, &rep)
 	return rep.N, err
 }
 
@@ -169,7 +169,7 @@ func (s *Store) Swap(ctx context.Context, key string, old, new []byte) (now []by
 // SwapFor is Swap with a time to live. SwapFor(v, v) renews that of an unchanged entry.
 func (s *Store) SwapFor(ctx context.Context, key string, old, new []byte, ttl time.Duration) (now []byte, err error) {
 	var rep wire.Reply
-	err = s.Do(ctx, &wire.Request{Op: wire.OpSwap, Key: key, Old: old, Value: new, TTL: ttl}, &rep)
+	err = s.Do(ctx, &wire.Request{Op: wire.OpSwap, Key: key, Expect: old, Value: new, TTL: ttl}, &rep)
 	return rep.Value, err
 }
 
@@ -223,18 +223,17 @@ const listPage = 1000
 // List yields the entries whose keys start with prefix, in key order. Concurrent changes may be
 // seen or not; each entry by itself is consistent.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
-	return s.pages(ctx, prefix, listPage)
+	return s.pages(ctx, prefix, false)
 }
 
-// pages yields the entries below prefix, which it reads in pages of n; without values if n is
-// negative.
-func (s *Store) pages(ctx context.Context, prefix string, n int64) iter.Seq2[Entry, error] {
+// pages yields the entries below prefix, which it reads in pages.
+func (s *Store) pages(ctx context.Context, prefix string, keysOnly bool) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		var after []string // the last key seen
 		for more := true; more; {
 			var entries []Entry
 			var err error
-			if entries, more, err = s.page(ctx, prefix, after, n); err != nil {
+			if entries, more, err = s.page(ctx, prefix, after, listPage, keysOnly); err != nil {
 				yield(Entry{}, err)
 				return
 			}
@@ -251,14 +250,15 @@ func (s *Store) pages(ctx context.Context, prefix string, n int64) iter.Seq2[Ent
 }
 
 // page returns a page of entries that follow after, if that is a key.
-func (s *Store) page(ctx context.Context, prefix string, after []string, n int64) (entries []Entry, more bool, err error) {
+func (s *Store) page(ctx context.Context, prefix string, after []string, limit int64, keysOnly bool) (entries []Entry, more bool, err error) {
 	var rep wire.Reply
-	if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Delta: n}, &rep); err != nil {
+	if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Limit: limit, KeysOnly: keysOnly}, &rep); err != nil {
 		return nil, false, err
 	}
 	for i, k := range rep.Keys {
-		e := Entry{Key: k, Rev: Revision(rep.Nums[2*i]), TTL: time.Duration(rep.Nums[2*i+1])}
-		if n > 0 {
+		rev, left := rep.Listed(i)
+		e := Entry{Key: k, Rev: Revision(rev), TTL: left}
+		if !keysOnly {
 			e.Value = rep.Values[i]
 		}
 		entries = append(entries, e)
@@ -269,7 +269,7 @@ func (s *Store) page(ctx context.Context, prefix string, after []string, n int64
 // Keys yields the keys that start with prefix, as List does, without values.
 func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		for e, err := range s.pages(ctx, prefix, -listPage) {
+		for e, err := range s.pages(ctx, prefix, true) {
 			if !yield(e.Key, err) {
 				return
 			}
@@ -291,15 +291,15 @@ func (s *Store) Watch(ctx context.Context, prefix string, after Revision) iter.S
 	return func(yield func(Event, error) bool) {
 		for {
 			var rep wire.Reply
-			err := s.Do(ctx, &wire.Request{Op: wire.OpWatch, Key: prefix, Rev: uint64(after)}, &rep)
+			err := s.Do(ctx, &wire.Request{Op: wire.OpWatch, Key: prefix, After: uint64(after)}, &rep)
 			if err != nil {
 				yield(Event{}, err)
 				return
 			}
 			for i, k := range rep.Keys {
-				what := wire.Change(rep.Nums[2*i+1])
+				rev, what := rep.Changed(i)
 				e := Event{
-					Entry:   Entry{Key: k, Value: rep.Values[i], Rev: Revision(rep.Nums[2*i])},
+					Entry:   Entry{Key: k, Value: rep.Values[i], Rev: Revision(rev)},
 					Deleted: what != wire.ChangeSet,
 					Expired: what == wire.ChangeExpire,
 				}

@@ -23,15 +23,16 @@ func validate(req *wire.Request) error {
 	if len(req.Keys) > wire.MaxKeys {
 		return bad("%d keys, the limit is %d", len(req.Keys), wire.MaxKeys)
 	}
-	total := len(req.Value) + len(req.Old)
+	second := max(len(req.Expect), len(req.Claim), len(req.Token)) // an operation has one of them
+	total := len(req.Value) + second
 	for _, k := range req.Keys {
 		if len(k) > wire.MaxKey {
 			return bad("a key of %d bytes, the limit is %d", len(k), wire.MaxKey)
 		}
 		total += len(k) + 4
 	}
-	if len(req.Value) > wire.MaxValue || len(req.Old) > wire.MaxValue {
-		return bad("%d bytes of value, the limit is %d", max(len(req.Value), len(req.Old)), wire.MaxValue)
+	if len(req.Value) > wire.MaxValue || second > wire.MaxValue {
+		return bad("%d bytes of value, the limit is %d", max(len(req.Value), second), wire.MaxValue)
 	}
 	if total > wire.MaxValue {
 		return bad("%d bytes in one request, the limit is %d", total, wire.MaxValue)

@@ -38,11 +38,11 @@ var goldenRequests = []struct {
 }{
 	{wire.Request{Op: wire.OpHello, ID: 1, Key: "me"}, "0e000000 01 00 0000 0100000000000000 | 0000000000000000 02000000 6d65"},
 	{
-		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Old: []byte("nonce"), Timeout: time.Second},
+		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Token: []byte("nonce"), Timeout: time.Second},
 		"17000000 01 02 0000 0100000000000000 | 00ca9a3b00000000 02000000 6d65  05000000 6e6f6e6365",
 	},
 	{
-		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Value: []byte("tok"), Old: []byte("nonce"), Resume: 3, Rev: 0x0102030405060708},
+		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Value: []byte("tok"), Token: []byte("nonce"), Resume: 3, Incarnation: 0x0102030405060708},
 		"2e000000 01 23 0000 0100000000000000 | 0000000000000000 02000000 6d65  03000000 746f6b  05000000 6e6f6e6365  0300000000000000 0807060504030201",
 	},
 	{wire.Request{Op: wire.OpGoodbye, ID: 2}, "00000000 02 00 0000 0200000000000000"},
@@ -68,15 +68,15 @@ var goldenRequests = []struct {
 		"15000000 07 00 0000 0700000000000000 | e803000000000000  02000000  01000000 61  00000000",
 	},
 	{
-		wire.Request{Op: wire.OpAdd, ID: 8, Key: "n", Delta: -2},
+		wire.Request{Op: wire.OpAdd, ID: 8, Key: "n", Add: -2},
 		"0d000000 08 00 0000 0800000000000000 | 01000000 6e  feffffffffffffff",
 	},
 	{
-		wire.Request{Op: wire.OpAdd, ID: 8, Number: 1, Key: "n", Delta: -2},
+		wire.Request{Op: wire.OpAdd, ID: 8, Number: 1, Key: "n", Add: -2},
 		"1d000000 08 08 0000 0800000000000000 | 0100000000000000 0000000000000000  01000000 6e  feffffffffffffff",
 	},
 	{
-		wire.Request{Op: wire.OpSwap, ID: 9, Key: "k", Value: []byte("new"), Old: []byte{}},
+		wire.Request{Op: wire.OpSwap, ID: 9, Key: "k", Value: []byte("new"), Expect: []byte{}},
 		"10000000 09 03 0000 0900000000000000 | 01000000 6b  03000000 6e6577  00000000",
 	},
 	{
@@ -84,11 +84,11 @@ var goldenRequests = []struct {
 		"0a000000 0a 01 0000 0a00000000000000 | 01000000 6b  01000000 76",
 	},
 	{
-		wire.Request{Op: wire.OpAdd, ID: 8, Key: "n", Delta: -2, TTL: 2},
+		wire.Request{Op: wire.OpAdd, ID: 8, Key: "n", Add: -2, TTL: 2},
 		"15000000 08 40 0000 0800000000000000 | 01000000 6e  feffffffffffffff  0200000000000000",
 	},
 	{
-		wire.Request{Op: wire.OpSwap, ID: 9, Key: "k", Value: []byte("new"), Old: []byte{}, TTL: 2},
+		wire.Request{Op: wire.OpSwap, ID: 9, Key: "k", Value: []byte("new"), Expect: []byte{}, TTL: 2},
 		"18000000 09 43 0000 0900000000000000 | 01000000 6b  03000000 6e6577  00000000  0200000000000000",
 	},
 	{
@@ -97,16 +97,16 @@ var goldenRequests = []struct {
 	},
 	{wire.Request{Op: wire.OpDelete, ID: 11, Keys: []string{"a"}}, "09000000 0b 00 0000 0b00000000000000 | 01000000  01000000 61"},
 	{
-		wire.Request{Op: wire.OpList, ID: 12, Key: "p", Keys: []string{"a"}, Delta: 3},
+		wire.Request{Op: wire.OpList, ID: 12, Key: "p", Keys: []string{"a"}, Limit: 3},
 		"16000000 0c 00 0000 0c00000000000000 | 01000000 70  01000000  01000000 61  0300000000000000",
 	},
 	{
-		wire.Request{Op: wire.OpWatch, ID: 13, Timeout: 1, Key: "p", Rev: 5},
+		wire.Request{Op: wire.OpWatch, ID: 13, Timeout: 1, Key: "p", After: 5},
 		"15000000 0d 00 0000 0d00000000000000 | 0100000000000000  01000000 70  0500000000000000",
 	},
 	{
 		wire.Request{
-			Op: wire.OpJoin, ID: 14, Timeout: 1, Value: []byte("m"), Old: []byte("t"), Rev: 2,
+			Op: wire.OpJoin, ID: 14, Timeout: 1, Value: []byte("m"), Claim: []byte("t"), Attempt: 2,
 			Group: wire.Contribution{Generation: 7, Rank: 2, Group: "g", Run: "r", Size: 4, Label: "l"},
 		},
 		"39000000 0e 03 0000 0e00000000000000 | 0100000000000000  01000000 6d  01000000 74  0200000000000000  0700000000000000 02000000" +
@@ -139,7 +139,7 @@ var goldenRequests = []struct {
 	{wire.Request{Op: wire.OpLost, ID: 21, TTL: 500 * time.Millisecond}, "08000000 15 00 0000 1500000000000000 | 0065cd1d00000000"},
 	{wire.Request{Op: wire.OpTake, ID: 22, Keys: []string{"a"}}, "09000000 16 00 0000 1600000000000000 | 01000000  01000000 61"},
 	{
-		wire.Request{Op: wire.OpSendReady, ID: 23, Timeout: 1, Delta: 3, Group: cast},
+		wire.Request{Op: wire.OpSendReady, ID: 23, Timeout: 1, Length: 3, Group: cast},
 		"39000000 17 00 0000 1700000000000000 | 0100000000000000  0300000000000000  0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
@@ -156,9 +156,9 @@ var goldenRequests = []struct {
 	},
 	{wire.Request{Op: wire.OpProbe}, "00000000 1c 00 0000 0000000000000000"},
 	{wire.Request{Op: wire.OpProof, ID: 29, Value: []byte("p")}, "05000000 1d 01 0000 1d00000000000000 | 01000000 70"},
-	{wire.Request{Op: wire.OpBackup, ID: 30, Rev: 5}, "08000000 1e 00 0000 1e00000000000000 | 0500000000000000"},
+	{wire.Request{Op: wire.OpBackup, ID: 30, Offset: 5}, "08000000 1e 00 0000 1e00000000000000 | 0500000000000000"},
 	{
-		wire.Request{Op: wire.OpStatus, ID: 31, Key: "jobs/", Rev: 7, Delta: 2},
+		wire.Request{Op: wire.OpStatus, ID: 31, Key: "jobs/", Group: wire.Contribution{Generation: 7, Rank: 2}},
 		"19000000 21 00 0000 1f00000000000000 | 05000000 6a6f62732f  0200000000000000  0700000000000000",
 	},
 	{wire.Request{Op: wire.OpPush, ID: 34, Key: "q", Value: []byte("v")}, "0a000000 22 01 0000 2200000000000000 | 01000000 71  01000000 76"},
@@ -177,13 +177,13 @@ var goldenRequests = []struct {
 		"29000000 25 00 0000 2500000000000000 | 0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
-	{wire.Request{Op: wire.OpStacks, ID: 38, Rev: 7, Delta: 2}, "10000000 26 00 0000 2600000000000000 | 0200000000000000  0700000000000000"},
+	{wire.Request{Op: wire.OpStacks, ID: 38, Group: wire.Contribution{Generation: 7, Rank: 2}}, "10000000 26 00 0000 2600000000000000 | 0200000000000000  0700000000000000"},
 	{
 		wire.Request{Op: wire.OpStacks, Value: []byte("main")},
 		"18000000 26 01 0000 0000000000000000 | 04000000 6d61696e  0000000000000000  0000000000000000",
 	},
 	{
-		wire.Request{Op: wire.OpMembers, ID: 39, Rev: 5, Delta: 64, Group: member},
+		wire.Request{Op: wire.OpMembers, ID: 39, Count: 5, First: 64, Group: member},
 		"1c000000 27 00 0000 2700000000000000 | 4000000000000000  0500000000000000  0700000000000000 02000000",
 	},
 }
@@ -370,7 +370,7 @@ func TestRequestRoundTrip(t *testing.T) {
 // TestNilIsNotEmpty checks that nil and empty stay different, in requests and replies.
 func TestNilIsNotEmpty(t *testing.T) {
 	for _, v := range [][]byte{nil, {}, {0}} {
-		req := wire.Request{Op: wire.OpSwap, Key: "k", Value: v, Old: v}
+		req := wire.Request{Op: wire.OpSwap, Key: "k", Value: v, Expect: v}
 		require.Equal(t, req, parseRequest(t, wire.AppendRequest(nil, &req)))
 		rep := wire.Reply{Value: v, Values: [][]byte{v, v}}
 		require.Equal(t, rep, parseReply(t, wire.AppendReply(nil, wire.OpGet, 1, &rep)))
@@ -476,7 +476,7 @@ func TestLimits(t *testing.T) {
 			"taken":   {Op: wire.OpTake, Keys: []string{name + "n"[:over]}},
 			"who":     {Op: wire.OpHello, Key: name + "n"[:over]},
 			"token":   {Op: wire.OpHello, Value: append(value, 0)[:wire.MaxValue+over]},
-			"old":     {Op: wire.OpSwap, Old: append(value, 0)[:wire.MaxValue+over]},
+			"old":     {Op: wire.OpSwap, Expect: append(value, 0)[:wire.MaxValue+over]},
 			"group":   {Op: wire.OpJoin, Group: wire.Contribution{Group: name + "n"[:over]}},
 			"run":     {Op: wire.OpJoin, Group: wire.Contribution{Run: name + "n"[:over]}},
 			"channel": {Op: wire.OpCollect, Group: wire.Contribution{Channel: name + "n"[:over]}},

@@ -254,7 +254,7 @@ func TestParts(t *testing.T) {
 // TestParsedCannotGrowIntoNeighbours checks that appending to a parsed value that aliases a buffer
 // does not write into the buffer.
 func TestParsedCannotGrowIntoNeighbours(t *testing.T) {
-	req := wire.Request{Op: wire.OpSwap, Key: "k", Value: []byte("v"), Old: []byte("old")}
+	req := wire.Request{Op: wire.OpSwap, Key: "k", Value: []byte("v"), Expect: []byte("old")}
 	back := parseRequest(t, wire.AppendRequest(nil, &req))
 	_ = append(back.Value, "xxxxxxxx"...)
 	require.Equal(t, req, back)
@@ -271,8 +271,8 @@ func TestHotPathAllocates(t *testing.T) {
 		{Op: wire.OpGet, Key: "key"},
 		{Op: wire.OpSet, Key: "key", Value: make([]byte, 100), TTL: 1},
 		{Op: wire.OpWait, Keys: []string{"a", "b"}},
-		{Op: wire.OpAdd, Key: "key", Delta: 1},
-		{Op: wire.OpAdd, Number: 2, Acked: 1, Key: "key", Delta: 1},
+		{Op: wire.OpAdd, Key: "key", Add: 1},
+		{Op: wire.OpAdd, Number: 2, Acked: 1, Key: "key", Add: 1},
 		{Op: wire.OpTake, Number: 2, Acked: 1, Keys: []string{"a", "b"}},
 		{Op: wire.OpKeepAlive, Lease: 1},
 		{Op: wire.OpSend, Value: make([]byte, 100), Group: cast},

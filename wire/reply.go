@@ -17,8 +17,8 @@ type Reply struct {
 	Value  []byte
 	Values [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin, OpMembers: the values of the members
 	Keys   []string // OpList, OpWatch; OpWait that timed out: the missing keys; OpStatus: names
-	// OpList: revision and TTL of each key; OpWatch: revision and Change of each; OpStatus:
-	// generation and rank of the next page
+	// OpList: see Listed; OpWatch: see Changed; OpStatus: see NextPage; OpJoin: see ParseFormed;
+	// OpHello: see docs/reference/protocol.md
 	Nums    []int64
 	Type    string   // OpRecv: type of the object
 	Failure *Failure // of a group operation that failed

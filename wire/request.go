@@ -19,31 +19,33 @@ type Request struct {
 	Keys    []string
 	// Value is a value, a payload or the info of a member; nil means none. OpSwap: nil means that
 	// the key is to be deleted.
-	Value []byte
-	// Old is the value that OpSwap expects; nil means that the key must not exist. OpJoin: the
-	// token of this process's claim to the rank, of at most 64 bytes; nil means none.
-	Old []byte
-	// Delta has several uses:
-	//
-	//   - OpAdd: the number to add
-	//   - OpList: the maximum number of keys to return, negated to omit their values
-	//   - OpSendReady: the length of the message in bytes
-	//   - OpStatus: the first rank of the page; OpStacks: the rank; OpMembers: the first rank
-	//   - OpGet: below 0 omits the value, and above 0 the value may be the memory of a store in this
-	//     process, which must not be modified; this is not in the frame
-	Delta int64
+	Value  []byte
+	Expect []byte // OpSwap: the value that the key must have; nil: it must not exist
+	Claim  []byte // OpJoin: the token of this process's claim to the rank, of at most 64 bytes; nil: none
+	Token  []byte // OpHello: of the client, if it has a secret. A server replaces it: see docs/reference/protocol.md
+	Add    int64  // OpAdd: the number to add
+	Length int64  // OpSendReady: of the message, in bytes
+	First  int64  // OpMembers: the first rank
+	Limit  int64  // OpList: the largest number of keys to return; 0 or less: as many as fit into a page
+	// KeysOnly omits the values. OpList: with a Limit. OpGet: in this process only; not in the frame.
+	KeysOnly bool
+	// Borrow allows the value that OpGet returns to be the memory of a store in this process, which
+	// must not be modified. It is not in the frame.
+	Borrow bool
 	// TTL is the time after which the entry or the message expires; 0 means never. OpAdd, OpAppend:
 	// it applies only to an entry that they create.
-	TTL   time.Duration
-	Reads uint32 // the entry is deleted by its last read; 0 means unlimited
-	// Rev is a revision: OpWatch returns the changes after it. OpHello: the incarnation of the
-	// store that Resume is of. OpBackup: the first byte of the part. OpStatus: the first generation
-	// of the page. OpStacks: the generation. OpJoin: with Old, the try of this process: 1, 2, …
-	// OpMembers: the number of members, 0 for all of the rest.
-	Rev    uint64
-	Lease  uint64       // OpSet: the lease of the entry; OpKeepAlive, OpRevoke: this one
-	Resume uint64       // OpHello: the session to resume, with its token in Value; 0: a new one
-	Group  Contribution // operations of groups
+	TTL         time.Duration
+	Reads       uint32 // the entry is deleted by its last read; 0 means unlimited
+	After       uint64 // OpWatch: the revision after which changes are returned
+	Offset      uint64 // OpBackup: the first byte of the part
+	Attempt     uint64 // OpJoin: with Claim, the attempt of this process: 1, 2, …
+	Count       uint64 // OpMembers: the number of members; 0: all of the rest
+	Resume      uint64 // OpHello: the session to resume, with its token in Value; 0: a new one
+	Incarnation uint64 // OpHello: with Resume, of the store that has the session
+	Lease       uint64 // OpSet: the lease of the entry; OpKeepAlive, OpRevoke: this one
+	// Group is for operations of groups. OpStacks: the generation and the rank of the process that is
+	// asked. OpStatus: those with which the page begins.
+	Group Contribution
 }
 
 // Contribution is one rank's part of an operation of a group.
@@ -129,24 +131,36 @@ type field uint32
 
 const (
 	fValue       field = 1 << iota // Value is not nil
-	fOld                           // Old is not nil
+	fBytes                         // Expect, Claim or Token is not nil: the table says which
 	fNo                            // no is not 0: no, reason
 	fNumber                        // number is not 0: number, acked
 	fLease                         // lease is not 0
-	fResume                        // resume is not 0: resume, rev
+	fResume                        // resume is not 0: resume, incarnation
 	fOptionalTTL                   // ttl is not 0
 	fTimeout                       // the rest are not in flags: an operation that has them always has them
 	fKey
 	fKeys
-	fDelta
+	fAdd
+	fLength
+	fFirst
+	fLimit
 	fTTL
 	fReads
-	fRev
+	fAfter
+	fOffset
+	fAttempt
+	fCount
+	fPlace  // rank and generation, of 64 bits each
 	fMember // generation and rank
 	fForm   // group, run, size, label
 	fCall   // channel, seq, root, verb, type
 	fVote   // label, want, root-only, fold
+	isClaim // fBytes is Claim
+	isToken // fBytes is Token
 
+	fExpect   = fBytes
+	fClaim    = fBytes | isClaim
+	fToken    = fBytes | isToken
 	fOptional = fTimeout - 1 // the flags of a frame
 )
 
@@ -167,13 +181,24 @@ func (r *Request) parts(f field) field {
 		}
 	}
 	lacks(fValue, r.Value == nil)
-	lacks(fOld, r.Old == nil)
+	lacks(fBytes, *r.bytes(f) == nil)
 	lacks(fNo, r.Group.No == CodeOK)
 	lacks(fNumber, r.Number == 0)
 	lacks(fLease, r.Lease == 0)
 	lacks(fResume, r.Resume == 0)
 	lacks(fOptionalTTL, r.TTL == 0)
 	return f
+}
+
+// bytes returns the field that is the part fBytes.
+func (r *Request) bytes(f field) *[]byte {
+	switch {
+	case f&isClaim != 0:
+		return &r.Claim
+	case f&isToken != 0:
+		return &r.Token
+	}
+	return &r.Expect
 }
 
 // Parse parses the body of the frame with header h into r, which aliases body. It overwrites r, and
@@ -215,11 +240,20 @@ func (r *Request) fields(p *pass, f field) {
 	if f&fValue != 0 {
 		p.bytes(&r.Value, MaxValue)
 	}
-	if f&fOld != 0 {
-		p.bytes(&r.Old, MaxValue)
+	if f&fBytes != 0 {
+		p.bytes(r.bytes(f), MaxValue)
 	}
-	if f&fDelta != 0 {
-		p.i64(&r.Delta)
+	if f&fAdd != 0 {
+		p.i64(&r.Add)
+	}
+	if f&fLength != 0 {
+		p.i64(&r.Length)
+	}
+	if f&fFirst != 0 {
+		p.i64(&r.First)
+	}
+	if f&fLimit != 0 {
+		r.limit(p)
 	}
 	if f&fTTL != 0 {
 		p.duration(&r.TTL)
@@ -231,8 +265,21 @@ func (r *Request) fields(p *pass, f field) {
 	if f&fReads != 0 {
 		p.u32(&r.Reads)
 	}
-	if f&fRev != 0 {
-		p.u64(&r.Rev)
+	if f&fAfter != 0 {
+		p.u64(&r.After)
+	}
+	if f&fOffset != 0 {
+		p.u64(&r.Offset)
+	}
+	if f&fAttempt != 0 {
+		p.u64(&r.Attempt)
+	}
+	if f&fCount != 0 {
+		p.u64(&r.Count)
+	}
+	if f&fPlace != 0 {
+		p.int64(&r.Group.Rank)
+		p.u64(&r.Group.Generation)
 	}
 	if f&fLease != 0 {
 		p.u64(&r.Lease)
@@ -240,10 +287,22 @@ func (r *Request) fields(p *pass, f field) {
 	}
 	if f&fResume != 0 {
 		p.u64(&r.Resume)
-		p.u64(&r.Rev)
+		p.u64(&r.Incarnation)
 		p.present(r.Resume)
 	}
 	r.Group.fields(p, f)
+}
+
+// limit is a pass over Limit, below 0 with KeysOnly.
+func (r *Request) limit(p *pass) {
+	n := r.Limit
+	if r.KeysOnly {
+		n = -n
+	}
+	p.i64(&n)
+	if r.KeysOnly, r.Limit = n < 0, n; n < 0 {
+		r.Limit = -n
+	}
 }
 
 func (c *Contribution) fields(p *pass, f field) {

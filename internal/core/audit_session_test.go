@@ -202,7 +202,7 @@ func (a *audit) greeted(cl *call, rep *wire.Reply) {
 		return
 	}
 	s6New(a, cl, rep)
-	a.sessions[id] = &known{id: id, token: req.Old, answers: map[uint64][]byte{}}
+	a.sessions[id] = &known{id: id, token: req.Token, answers: map[uint64][]byte{}}
 }
 
 // carryOutLease applies a request for a lease to the model, and records the expected answer.

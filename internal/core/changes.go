@@ -54,7 +54,7 @@ func (m *Machine) changed(key string, value []byte, how wire.Change) {
 	if len(taken) == 0 {
 		return
 	}
-	rep := &wire.Reply{Rev: m.rev, Keys: []string{key}, Values: [][]byte{value}, Nums: []int64{int64(m.rev), int64(how)}}
+	rep := &wire.Reply{Rev: m.rev, Keys: []string{key}, Values: [][]byte{value}, Nums: wire.AppendChanged(nil, m.rev, how)}
 	for _, w := range taken {
 		m.answer(&w.waiter, rep)
 	}
@@ -68,22 +68,22 @@ type watcher struct {
 	place  *list.Element // in the list of node
 }
 
-// changes answers the changes below a prefix after revision req.Rev, one page at a time, or waits
+// changes answers the changes below a prefix after revision req.After, one page at a time, or waits
 // for the next one. A revision that the history does not reach back to is CodeCompacted, as in
 // etcd: the client lists the entries again. 0 asks for the current revision only.
 func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	h := &m.history
 	rep.Rev = m.rev
 	switch {
-	case req.Rev == 0: // the current revision
+	case req.After == 0: // the current revision
 		return true
-	case req.Rev > m.rev || req.Rev+1 < h.first:
+	case req.After > m.rev || req.After+1 < h.first:
 		m.counts.compacted++
 		return refuse(rep, wire.CodeCompacted, "list again, and watch from the revision of what was listed")
 	}
 	bytes := int64(0)
-	for i, c := range h.last()[req.Rev+1-h.first:] {
-		rev := req.Rev + 1 + uint64(i)
+	for i, c := range h.last()[req.After+1-h.first:] {
+		rev := req.After + 1 + uint64(i)
 		if !strings.HasPrefix(c.Key, req.Key) {
 			continue
 		}
@@ -93,7 +93,7 @@ func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		}
 		rep.Keys = append(rep.Keys, c.Key)
 		rep.Values = append(rep.Values, c.Value)
-		rep.Nums = append(rep.Nums, int64(rev), int64(c.How))
+		rep.Nums = wire.AppendChanged(rep.Nums, rev, c.How)
 		bytes += entrySize(c.Key, c.Value)
 	}
 	if len(rep.Keys) > 0 {

@@ -38,7 +38,7 @@ func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		rep.Code = wire.CodeCounted
 	default:
 		rep.Rev = e.rev
-		if req.Delta >= 0 {
+		if !req.KeysOnly {
 			rep.Value = e.val()
 		}
 	}
@@ -128,17 +128,17 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		}
 		old = n
 	}
-	if d := req.Delta; d > 0 && old > math.MaxInt64-d || d < 0 && old < math.MinInt64-d {
+	if d := req.Add; d > 0 && old > math.MaxInt64-d || d < 0 && old < math.MinInt64-d {
 		return refuse(rep, wire.CodeInvalid, "the counter would overflow")
 	}
-	e := m.put(req.Key, strconv.AppendInt(nil, old+req.Delta, 10), rep)
+	e := m.put(req.Key, strconv.AppendInt(nil, old+req.Add, 10), rep)
 	if e == nil {
 		return true
 	}
 	if before == nil {
 		m.setTTL(e, req.TTL)
 	}
-	rep.N = old + req.Delta
+	rep.N = old + req.Add
 	m.wake(req.Key)
 	return true
 }
@@ -149,11 +149,11 @@ func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
 	}
 	e := m.lookup(req.Key)
-	if e == nil && req.Old != nil {
+	if e == nil && req.Expect != nil {
 		rep.Code = wire.CodeConflict
 		return true
 	}
-	if e != nil && (req.Old == nil || !bytes.Equal(e.val(), req.Old)) {
+	if e != nil && (req.Expect == nil || !bytes.Equal(e.val(), req.Expect)) {
 		rep.Code, rep.Value, rep.Rev = wire.CodeConflict, e.val(), e.rev
 		return true
 	}
@@ -288,12 +288,9 @@ const (
 // list answers a page of the entries below a prefix, in the order of keys. N is 1 if there are
 // more.
 func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
-	limit, values := int64(pageKeys), req.Delta >= 0
-	switch {
-	case req.Delta > 0:
-		limit = min(limit, req.Delta)
-	case req.Delta < 0:
-		limit = min(limit, -max(req.Delta, -limit))
+	limit, values := int64(pageKeys), !req.KeysOnly
+	if req.Limit > 0 {
+		limit = min(limit, req.Limit)
 	}
 	from, after := req.Key, len(req.Keys) > 0
 	if after {
@@ -320,7 +317,7 @@ func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 			left = max(m.expiries.at(e)-m.now, 1)
 		}
 		rep.Keys = append(rep.Keys, key)
-		rep.Nums = append(rep.Nums, int64(e.rev), int64(left))
+		rep.Nums = wire.AppendListed(rep.Nums, e.rev, left)
 		bytes += int64(len(key))
 		if values {
 			rep.Values = append(rep.Values, e.val())

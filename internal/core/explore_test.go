@@ -89,7 +89,7 @@ func explore(s system) *explored {
 	x := &explored{system: s, m: core.New(core.Limits{}), delivered: map[uint64][]byte{}, cuts: 1, giveUps: 1, losses: 1, crashes: 1, relays: 1}
 	x.m.SetBounds(core.Bounds{Window: x.window})
 	for rank := range x.ranks {
-		rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Old: []byte{byte(rank + 1)}})
+		rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Token: []byte{byte(rank + 1)}})
 		r := &x.ranks[rank]
 		r.session, r.connected = uint64(rep.N), true
 		x.next(rank)
@@ -112,7 +112,7 @@ func (x *explored) request(rank int) wire.Request {
 		req.Op, c.Group, c.Size, c.Label = wire.OpJoin, "world", exploreRanks, fmt.Sprint("rank ", rank)
 		req.Value = exploreInfo(rank)
 	case 2:
-		req.Op, req.Number, req.Key, req.Delta = wire.OpAdd, 1, "n", 1
+		req.Op, req.Number, req.Key, req.Add = wire.OpAdd, 1, "n", 1
 		return req
 	default:
 		req.Op, c.Verb, c.Want, c.Seq = wire.OpCollect, "barrier", wire.WantNothing, uint64(r.step-2)
@@ -379,7 +379,7 @@ func exploreInfo(rank int) []byte { return wire.AppendMember(nil, &wire.Member{N
 func (x *explored) members(rank int) {
 	r := &x.ranks[rank]
 	var rep wire.Reply
-	x.m.Apply(0, r.session, &wire.Request{Op: wire.OpMembers, Delta: 1, Group: wire.Contribution{Generation: r.gen, Rank: rank}}, &rep)
+	x.m.Apply(0, r.session, &wire.Request{Op: wire.OpMembers, First: 1, Group: wire.Contribution{Generation: r.gen, Rank: rank}}, &rep)
 	if rep.Code != wire.CodeOK || len(rep.Values) != exploreRanks-1 || !bytes.Equal(rep.Values[1], exploreInfo(2)) {
 		breaks("G8 a rank gets the members of its group", "rank %d: %s", rank, say{&rep})
 	}

@@ -35,7 +35,7 @@ var holds = []struct {
 	}},
 	{"swap of 16 MiB", func(r *rig) func() {
 		r.set("k", 0, wire.MaxValue)
-		return r.step(core.Local, wire.Request{Op: wire.OpSwap, Key: "k", Old: make([]byte, wire.MaxValue), Value: []byte{1}})
+		return r.step(core.Local, wire.Request{Op: wire.OpSwap, Key: "k", Expect: make([]byte, wire.MaxValue), Value: []byte{1}})
 	}},
 	{"list of 1,000 of 131,072 keys", func(r *rig) func() {
 		r.setMany(manyKeys, 0, 0)
@@ -73,12 +73,12 @@ var holds = []struct {
 	}},
 	{"watch of 8,192 changes", func(r *rig) func() {
 		r.setMany(8192, 0, 0)
-		return r.step(core.Local, wire.Request{Op: wire.OpWatch, Rev: 1})
+		return r.step(core.Local, wire.Request{Op: wire.OpWatch, After: 1})
 	}},
 	{"change of a key with 8,192 watches", func(r *rig) func() {
 		s := r.session()
 		for id := range uint64(manyCalls) {
-			r.apply(s, wire.Request{Op: wire.OpWatch, ID: id + 1, Rev: 1})
+			r.apply(s, wire.Request{Op: wire.OpWatch, ID: id + 1, After: 1})
 		}
 		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
 	}},

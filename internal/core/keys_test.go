@@ -37,7 +37,7 @@ func TestTimesThatNoClockReaches(t *testing.T) {
 }
 
 func list(prefix, after string, limit int64) wire.Request {
-	req := wire.Request{Op: wire.OpList, Key: prefix, Delta: limit}
+	req := wire.Request{Op: wire.OpList, Key: prefix, Limit: limit}
 	if after != "" {
 		req.Keys = []string{after}
 	}
@@ -89,7 +89,7 @@ func TestListStopsAtBytes(t *testing.T) {
 }
 
 func changes(prefix string, rev uint64) wire.Request {
-	return wire.Request{Op: wire.OpWatch, Key: prefix, Rev: rev}
+	return wire.Request{Op: wire.OpWatch, Key: prefix, After: rev}
 }
 
 func TestHistoryIsBoundedInBytes(t *testing.T) {

@@ -67,7 +67,7 @@ func renumbered(rep *wire.Reply, rank int) *wire.Reply {
 	return &own
 }
 
-// membersFrom returns the infos of the members from rank req.Delta on: req.Rev of them, or all. They
+// membersFrom returns the infos of the members from rank req.First on: req.Count of them, or all. They
 // remain as they were when the group formed: also those of ranks that have left or failed, and of a
 // group that is revoked, since its ranks may still ask which processes these were.
 func (m *Machine) membersFrom(t Ticket, req *wire.Request, rep *wire.Reply) bool {
@@ -75,12 +75,12 @@ func (m *Machine) membersFrom(t Ticket, req *wire.Request, rep *wire.Reply) bool
 	if g == nil {
 		return true
 	}
-	if req.Delta < 0 || req.Delta > int64(len(g.infos)) {
-		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("members from rank %d on of a group of %d", req.Delta, len(g.infos)))
+	if req.First < 0 || req.First > int64(len(g.infos)) {
+		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("members from rank %d on of a group of %d", req.First, len(g.infos)))
 	}
-	rep.Values = g.infos[req.Delta:]
-	if req.Rev > 0 && req.Rev < uint64(len(rep.Values)) {
-		rep.Values = rep.Values[:req.Rev]
+	rep.Values = g.infos[req.First:]
+	if req.Count > 0 && req.Count < uint64(len(rep.Values)) {
+		rep.Values = rep.Values[:req.Count]
 	}
 	return true
 }

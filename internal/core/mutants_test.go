@@ -189,11 +189,11 @@ var mutants = []mutant{
 	},
 	{
 		"a rank that asks for some of the members gets the first ones",
-		"members.go", `rep.Values = g.infos[req.Delta:]`, `rep.Values = g.infos`,
+		"members.go", `rep.Values = g.infos[req.First:]`, `rep.Values = g.infos`,
 	},
 	{
 		"a rank that asks for two members gets all",
-		"members.go", `rep.Values = rep.Values[:req.Rev]`, `_ = rep`,
+		"members.go", `rep.Values = rep.Values[:req.Count]`, `_ = rep`,
 	},
 	{
 		"the answer to each join has all members",

@@ -121,7 +121,7 @@ func (r *rendezvous) ranked(rank int) *call {
 
 // retries reports whether cl is a later attempt than x of the same process.
 func retries(x, cl *call) bool {
-	return bytes.Equal(x.req.Old, cl.req.Old) && cl.req.Rev > x.req.Rev
+	return bytes.Equal(x.req.Claim, cl.req.Claim) && cl.req.Attempt > x.req.Attempt
 }
 
 // replace removes x in favor of cl, if cl is a later attempt of the same process.
@@ -307,7 +307,7 @@ func (a *audit) asksMembers(cl *call) {
 		return
 	}
 	all := g.rendezvous.members
-	first, n := int(cl.req.Delta), int(cl.req.Rev)
+	first, n := int(cl.req.First), int(cl.req.Count)
 	if first < 0 || first > len(all) {
 		cl.refusal = wire.CodeInvalid
 		return

@@ -171,7 +171,7 @@ func (k *keys) carryOut(a *audit, cl *call) {
 	case wire.OpList:
 		k.list(a, cl, rep)
 	case wire.OpWatch:
-		if req.Rev <= k.rev { // restarts keep the history, which is long enough here
+		if req.After <= k.rev { // restarts keep the history, which is long enough here
 			return
 		}
 		rep.Code = wire.CodeCompacted
@@ -225,13 +225,13 @@ func (k *keys) add(a *audit, req *wire.Request, rep *wire.Reply) {
 		}
 		old = n
 	}
-	rep.N = old + req.Delta
+	rep.N = old + req.Add
 	rep.Rev = k.put(req.Key, strconv.AppendInt(nil, rep.N, 10), a.now).rev
 }
 
 func (k *keys) swap(a *audit, req *wire.Request, rep *wire.Reply) {
 	e := k.get(req.Key, a.now)
-	same := e == nil && req.Old == nil || e != nil && req.Old != nil && bytes.Equal(e.value, req.Old)
+	same := e == nil && req.Expect == nil || e != nil && req.Expect != nil && bytes.Equal(e.value, req.Expect)
 	switch {
 	case !same && e == nil:
 		rep.Code = wire.CodeConflict
@@ -252,7 +252,7 @@ func (k *keys) list(a *audit, cl *call, rep *wire.Reply) {
 			continue
 		}
 		e := k.get(key, a.now)
-		if cl.req.Delta > 0 && int64(len(rep.Keys)) == cl.req.Delta {
+		if cl.req.Limit > 0 && int64(len(rep.Keys)) == cl.req.Limit {
 			rep.N = 1
 			break
 		}
@@ -320,7 +320,7 @@ func k1WhatChanged(k *keys, cl *call, rep *wire.Reply) {
 	var want wire.Reply
 	for i, c := range k.log {
 		rev := uint64(i) + 2
-		if rev <= cl.req.Rev || cl.req.Rev == 0 || !strings.HasPrefix(c.key, cl.req.Key) {
+		if rev <= cl.req.After || cl.req.After == 0 || !strings.HasPrefix(c.key, cl.req.Key) {
 			continue
 		}
 		want.Keys, want.Values = append(want.Keys, c.key), append(want.Values, c.value)
@@ -346,7 +346,7 @@ func k2NoCallWaitsInVain(a *audit, cl *call) {
 		return
 	}
 	for i, c := range k.log {
-		if rev := uint64(i) + 2; rev > cl.req.Rev && strings.HasPrefix(c.key, cl.req.Key) {
+		if rev := uint64(i) + 2; rev > cl.req.After && strings.HasPrefix(c.key, cl.req.Key) {
 			breaks(p, "%s: %q changed with %d", cl, c.key, rev)
 		}
 	}

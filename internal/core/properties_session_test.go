@@ -163,8 +163,8 @@ func s6New(a *audit, cl *call, rep *wire.Reply) {
 	if a.sessions[id] != nil || a.lost[id] != wire.CodeOK || id == core.Local {
 		breaks("S6 a session is taken up by its token alone", "%s has session %d", cl, id)
 	}
-	if !bytes.Equal(rep.Value, cl.req.Old) {
-		breaks("S6 a session is taken up by its token alone", "%s has the token %x, not %x", cl, rep.Value, cl.req.Old)
+	if !bytes.Equal(rep.Value, cl.req.Token) {
+		breaks("S6 a session is taken up by its token alone", "%s has the token %x, not %x", cl, rep.Value, cl.req.Token)
 	}
 }
 

@@ -161,7 +161,7 @@ func (a *audit) sends(cl *call) {
 
 // asksForSpace handles a sender that waits for space.
 func (a *audit) asksForSpace(cl *call, req *wire.Request) {
-	if a.outbound(cl) && cl.stream.full(a, int(req.Delta)) {
+	if a.outbound(cl) && cl.stream.full(a, int(req.Length)) {
 		cl.stream.senders = append(cl.stream.senders, cl)
 	}
 }
@@ -322,14 +322,14 @@ func p4NoCallWaitsInVain(a *audit, cl *call) {
 		}
 		return
 	}
-	if !st.full(a, int(cl.req.Delta)) {
+	if !st.full(a, int(cl.req.Length)) {
 		breaks(p, "%s waits for room that is there", cl)
 	}
 }
 
 // p4RoomThatIsThere checks the converse of P4: a sender that is notified of space can send.
 func p4RoomThatIsThere(a *audit, st *stream, cl *call) {
-	if st.full(a, int(cl.req.Delta)) {
+	if st.full(a, int(cl.req.Length)) {
 		breaks("P4 no call waits in vain", "%s learns of free space, and there is none", cl)
 	}
 }

@@ -97,7 +97,7 @@ func TestCallsInUse(t *testing.T) {
 	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
 	// it comes again, and continues to wait
 	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
-	isCode(t, r.does(s, wire.Request{Op: wire.OpWatch, ID: 7, Rev: 1}), wire.CodeInvalid)
+	isCode(t, r.does(s, wire.Request{Op: wire.OpWatch, ID: 7, After: 1}), wire.CodeInvalid)
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing, ID: 7}), wire.CodeOK)
 	r.does(s, wire.Request{Op: wire.OpGoodbye})
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing}), wire.CodeDenied)

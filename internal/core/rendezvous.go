@@ -75,8 +75,8 @@ func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		}
 		return true
 	}
-	if len(req.Old) > maxToken {
-		return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("the token of a claim has %d bytes, the limit is %d", len(req.Old), maxToken))
+	if len(req.Claim) > maxToken {
+		return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("the token of a claim has %d bytes, the limit is %d", len(req.Claim), maxToken))
 	}
 	if c.Generation != 0 {
 		return m.joinSurvivors(t, req, rep)
@@ -88,7 +88,7 @@ func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return refuse(rep, wire.CodeTooLarge, why)
 	}
 	key := groupKey{c.Group, c.Run}
-	m.supersede(key, c.Rank, claim{req.Old, req.Rev})
+	m.supersede(key, c.Rank, claim{req.Claim, req.Attempt})
 	if g := m.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK {
 		return m.refuseRank(rep, c.Rank, g.members[c.Rank].label, g.began)
 	}
@@ -148,7 +148,7 @@ func (m *Machine) joinSurvivors(t Ticket, req *wire.Request, rep *wire.Reply) bo
 	}
 	if g.shrink != nil {
 		// This closes g.shrink if no other rank is in it.
-		m.supersedeIn(g.shrink, req.Group.Rank, claim{req.Old, req.Rev})
+		m.supersedeIn(g.shrink, req.Group.Rank, claim{req.Claim, req.Attempt})
 	}
 	if g.shrink == nil {
 		g.shrink = &rendezvous{key: g.key, size: len(g.members), from: g, joiners: map[int]*joiner{}}
@@ -162,7 +162,7 @@ func (m *Machine) addJoiner(r *rendezvous, t Ticket, req *wire.Request, rep *wir
 	if a := r.joiners[c.Rank]; a != nil {
 		return m.refuseRank(rep, c.Rank, a.label, a.since)
 	}
-	a := &joiner{rendezvous: r, label: strings.Clone(c.Label), info: req.Value, claim: claim{slices.Clone(req.Old), req.Rev}}
+	a := &joiner{rendezvous: r, label: strings.Clone(c.Label), info: req.Value, claim: claim{slices.Clone(req.Claim), req.Attempt}}
 	m.park(&a.waiter, t, req, a)
 	r.joiners[c.Rank] = a
 	m.formIfComplete(r)

@@ -125,7 +125,7 @@ func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if s == nil || id == Local || subtle.ConstantTimeCompare(s.token, req.Value) != 1 {
 		m.lastSession++
 		id = m.lastSession
-		s = &session{name: strings.Clone(req.Key), token: slices.Clone(req.Old), waiters: map[uint64]*waiter{}}
+		s = &session{name: strings.Clone(req.Key), token: slices.Clone(req.Token), waiters: map[uint64]*waiter{}}
 		s.reconnect.id = id
 		m.sessions[id] = s
 		m.account.charge(id, sessionCost)

@@ -14,7 +14,7 @@ func numbered(n, acked uint64, req wire.Request) wire.Request {
 	return req
 }
 
-func adding(delta int64) wire.Request { return wire.Request{Op: wire.OpAdd, Key: "n", Delta: delta} }
+func adding(delta int64) wire.Request { return wire.Request{Op: wire.OpAdd, Key: "n", Add: delta} }
 
 // TestNumbers checks how many answers are kept for a client that does not acknowledge them, and that
 // a skip uses a number.
@@ -40,7 +40,7 @@ func TestNumbers(t *testing.T) {
 func TestResume(t *testing.T) {
 	r := newRig(t)
 	hello := func(id uint64, token, next string) *wire.Reply {
-		return r.does(core.Local, wire.Request{Op: wire.OpHello, Resume: id, Value: []byte(token), Old: []byte(next)})
+		return r.does(core.Local, wire.Request{Op: wire.OpHello, Resume: id, Value: []byte(token), Token: []byte(next)})
 	}
 	s := uint64(hello(0, "", "secret").N)
 	other := uint64(hello(s, "wrong", "other").N)

@@ -59,7 +59,7 @@ func (o *outbox) put(value []byte, then func()) {
 		}
 		c := mb.contribution()
 		c.Root, c.Channel = o.flow.dst, o.flow.tag
-		req := wire.Request{Op: wire.OpSendReady, Group: c, Delta: int64(len(value))}
+		req := wire.Request{Op: wire.OpSendReady, Group: c, Length: int64(len(value))}
 		cancel := time.Duration(0)
 		req.Timeout, cancel = w.timeouts()
 		mb.p.call(req, cancel, func(rep *wire.Reply) {
@@ -247,16 +247,16 @@ func (e *errands) request() wire.Request {
 			req.Keys[0] = queueHead(req.Keys[0])
 		}
 	case 4:
-		req.Op, req.Delta = wire.OpAdd, int64(w.upTo(5))-2
+		req.Op, req.Add = wire.OpAdd, int64(w.upTo(5))-2
 	case 5:
-		req.Op, req.Value, req.Old = wire.OpSwap, e.value(), e.value()
+		req.Op, req.Value, req.Expect = wire.OpSwap, e.value(), e.value()
 		switch w.upTo(5) {
 		case 0:
 			req.Value = nil
 		case 1:
-			req.Old = nil
+			req.Expect = nil
 		case 2:
-			req.Old = []byte{}
+			req.Expect = []byte{}
 		}
 	case 6:
 		if req.Op = wire.OpAppend; w.chance(0.7) {
@@ -267,12 +267,12 @@ func (e *errands) request() wire.Request {
 	case 8, 16:
 		req.Op, req.Key, req.Timeout = wire.OpWatch, []string{"", "key", "key 1"}[w.upTo(3)], w.between(0, 30*time.Millisecond)
 		if rev := w.audit.keys.rev; w.chance(0.8) {
-			req.Rev = max(1, rev-min(rev, uint64(w.upTo(6))))
+			req.After = max(1, rev-min(rev, uint64(w.upTo(6))))
 		}
 	default:
 		req.Op = wire.OpGet
 		if w.chance(0.3) {
-			req.Op, req.Delta = wire.OpList, int64(w.upTo(3))
+			req.Op, req.Limit = wire.OpList, int64(w.upTo(3))
 			req.Key = "key"
 		}
 	}

@@ -54,7 +54,7 @@ func (mb *member) join(from uint64) {
 	}
 	mb.try++
 	mb.unknown = true
-	req.Old, req.Rev = mb.claim, mb.try
+	req.Claim, req.Attempt = mb.claim, mb.try
 	session, try := mb.p.session, mb.try
 	var cl *call
 	cl = mb.p.call(req, cancel, func(rep *wire.Reply) {
@@ -94,7 +94,7 @@ func (mb *member) info(rank int) []byte {
 func (mb *member) askMembers(gen uint64) {
 	c := mb.contribution()
 	c.Generation = gen
-	mb.p.call(wire.Request{Op: wire.OpMembers, Group: c, Delta: int64(mb.p.w.upTo(mb.size+3) - 1), Rev: uint64(mb.p.w.upTo(3))}, 0, func(*wire.Reply) {})
+	mb.p.call(wire.Request{Op: wire.OpMembers, Group: c, First: int64(mb.p.w.upTo(mb.size+3) - 1), Count: uint64(mb.p.w.upTo(3))}, 0, func(*wire.Reply) {})
 }
 
 // enter begins a generation: every sequence of the plan starts.

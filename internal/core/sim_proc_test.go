@@ -91,7 +91,7 @@ func (cl *call) String() string {
 	case wire.OpSend, wire.OpRecv, wire.OpSendReady, wire.OpCloseChannel, wire.OpAck:
 		s += fmt.Sprintf(" g%d %q rank %d peer %d #%d", c.Generation, c.Channel, c.Rank, c.Root, c.Seq)
 	case wire.OpMembers:
-		s += fmt.Sprintf(" g%d rank %d from %d: %d", c.Generation, c.Rank, r.Delta, r.Rev)
+		s += fmt.Sprintf(" g%d rank %d from %d: %d", c.Generation, c.Rank, r.First, r.Count)
 	case wire.OpLeave, wire.OpFollow, wire.OpExpired:
 		s += fmt.Sprintf(" g%d rank %d", c.Generation, c.Rank)
 	default:

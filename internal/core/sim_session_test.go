@@ -32,7 +32,7 @@ func (s *session) dial() {
 			c.gone, s.dialing = true, nil
 			w.after(w.between(500*time.Microsecond, 3*time.Millisecond), s.dial)
 		default:
-			hello.req.Old = binary.LittleEndian.AppendUint64(nil, w.rng.Uint64())
+			hello.req.Token = binary.LittleEndian.AppendUint64(nil, w.rng.Uint64())
 			w.apply(hello, 0, &hello.req)
 		}
 	})

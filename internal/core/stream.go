@@ -116,13 +116,13 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// sendReady waits until a send of req.Delta bytes can succeed, or can never succeed again.
+// sendReady waits until a send of req.Length bytes can succeed, or can never succeed again.
 func (m *Machine) sendReady(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	st := m.outbound(t, &req.Group, rep)
 	if st == nil {
 		return true
 	}
-	n := int(min(max(req.Delta, 0), wire.MaxValue))
+	n := int(min(max(req.Length, 0), wire.MaxValue))
 	if !st.full(m, n) {
 		return true
 	}

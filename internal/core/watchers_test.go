@@ -13,7 +13,7 @@ import (
 )
 
 func watch(prefix string, after uint64) wire.Request {
-	return wire.Request{Op: wire.OpWatch, Key: prefix, Rev: after}
+	return wire.Request{Op: wire.OpWatch, Key: prefix, After: after}
 }
 
 // TestWatchersAreFound compares the calls that a change ends, and those that remain, with a search

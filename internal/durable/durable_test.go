@@ -63,7 +63,7 @@ func (r *rig) step() {
 	case 0:
 		req.TTL = time.Duration(1 + r.rng.IntN(int(10*time.Second)))
 	case 1:
-		req = wire.Request{Op: wire.OpAdd, Key: fmt.Sprint("counter ", r.rng.IntN(3)), Delta: 1}
+		req = wire.Request{Op: wire.OpAdd, Key: fmt.Sprint("counter ", r.rng.IntN(3)), Add: 1}
 	case 2:
 		req = wire.Request{Op: wire.OpDelete, Keys: []string{req.Key}}
 	}
@@ -319,7 +319,7 @@ func TestAll(t *testing.T) {
 	}
 	var sessions [2]uint64
 	for i := range sessions {
-		rep := do(core.Local, wire.Request{Op: wire.OpHello, Old: []byte("token of 16 byte"), Key: "a peer"})
+		rep := do(core.Local, wire.Request{Op: wire.OpHello, Token: []byte("token of 16 byte"), Key: "a peer"})
 		sessions[i] = uint64(rep.N)
 	}
 	for i, s := range sessions {
@@ -327,7 +327,7 @@ func TestAll(t *testing.T) {
 	}
 	lease := do(sessions[0], wire.Request{Op: wire.OpGrant, Number: 1, TTL: time.Minute}).N
 	do(sessions[0], wire.Request{Op: wire.OpSet, Number: 2, Key: "held", Value: []byte{}, Lease: uint64(lease)})
-	add := do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Delta: 5})
+	add := do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Add: 5})
 	do(sessions[0], wire.Request{
 		Op: wire.OpCollect, ID: 2, Timeout: time.Minute, Value: []byte("half"),
 		Group: wire.Contribution{Generation: 1, Seq: 1, Root: -1, Verb: "gather", Want: wire.WantAll},
@@ -340,7 +340,7 @@ func TestAll(t *testing.T) {
 	defer func() { require.NoError(t, d.Close()) }()
 	again := do(core.Local, wire.Request{Op: wire.OpHello, Resume: sessions[0], Value: []byte("token of 16 byte")})
 	require.EqualValues(t, sessions[0], again.N)
-	require.Equal(t, add, do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Delta: 5}))
+	require.Equal(t, add, do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Add: 5}))
 	require.Equal(t, "5", entries(m)["n"])
 	do(sessions[1], wire.Request{
 		Op: wire.OpCollect, ID: 2, Value: []byte("other half"),

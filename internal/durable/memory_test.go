@@ -68,7 +68,7 @@ func TestMemoryOfACheckpoint(t *testing.T) {
 		"messages": func(t *testing.T, do func(uint64, wire.Request) wire.Reply) {
 			var sessions [2]uint64
 			for i := range sessions {
-				rep := do(core.Local, wire.Request{Op: wire.OpHello, Old: []byte("token of 16 byte"), Key: "a peer"})
+				rep := do(core.Local, wire.Request{Op: wire.OpHello, Token: []byte("token of 16 byte"), Key: "a peer"})
 				sessions[i] = uint64(rep.N)
 			}
 			for i, s := range sessions {

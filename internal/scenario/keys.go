@@ -73,7 +73,7 @@ func set(ctx context.Context, k *call) string {
 }
 
 func add(ctx context.Context, k *call) string {
-	rep, err := k.do(ctx, wire.Request{Op: wire.OpAdd, Key: k.word(0), Delta: int64(k.parseInt(k.word(1)))})
+	rep, err := k.do(ctx, wire.Request{Op: wire.OpAdd, Key: k.word(0), Add: int64(k.parseInt(k.word(1)))})
 	return outcome(strconv.FormatInt(rep.N, 10), err)
 }
 
@@ -83,7 +83,7 @@ func appendTo(ctx context.Context, k *call) string {
 }
 
 func swap(ctx context.Context, k *call) string {
-	rep, err := k.do(ctx, wire.Request{Op: wire.OpSwap, Key: k.word(0), Old: k.bytes("old"), Value: k.bytes("new")})
+	rep, err := k.do(ctx, wire.Request{Op: wire.OpSwap, Key: k.word(0), Expect: k.bytes("old"), Value: k.bytes("new")})
 	now := "absent"
 	if rep.Value != nil {
 		now = quoted(string(rep.Value))

@@ -118,7 +118,7 @@ func (c *Client) set(ctx context.Context, req *wire.Request, _ *wire.Reply) erro
 }
 
 func (c *Client) add(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	replies, err := c.change(ctx, tcpwire.Request{Op: tcpwire.OpAdd, Key: sent(req.Key)[0], N: req.Delta})
+	replies, err := c.change(ctx, tcpwire.Request{Op: tcpwire.OpAdd, Key: sent(req.Key)[0], N: req.Add})
 	// the server ends the connection if the value is not a number
 	if errors.Is(err, store.ErrUnknown) {
 		v, _, lookErr := c.value(ctx, req.Key)
@@ -170,14 +170,14 @@ func (c *Client) delete(ctx context.Context, req *wire.Request, rep *wire.Reply)
 // swap reads first, since COMPARE_SET does not distinguish an empty value from a missing key, and
 // its answer does not show whether it changed the value or found it there.
 func (c *Client) swap(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Value == nil && req.Old != nil {
+	if req.Value == nil && req.Expect != nil {
 		return refuse(rep, wire.CodeUnsupported, "a TCPStore cannot delete a key only if it has a value")
 	}
 	now, there, err := c.value(ctx, req.Key)
 	if err != nil {
 		return err
 	}
-	if rep.Value = now; there != (req.Old != nil) || there && string(now) != string(req.Old) {
+	if rep.Value = now; there != (req.Expect != nil) || there && string(now) != string(req.Expect) {
 		rep.Code = wire.CodeConflict
 		return nil
 	}
@@ -185,7 +185,7 @@ func (c *Client) swap(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		return nil
 	}
 	k, _ := sentOf(req.Key)
-	replies, err := c.change(ctx, tcpwire.Request{Op: tcpwire.OpCompareSet, Key: k, Old: req.Old, Value: req.Value})
+	replies, err := c.change(ctx, tcpwire.Request{Op: tcpwire.OpCompareSet, Key: k, Old: req.Expect, Value: req.Value})
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (c *Client) swap(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		return nil
 	}
 	rep.Code = wire.CodeConflict
-	if len(req.Old) > 0 && string(rep.Value) == string(req.Old) { // it was deleted meanwhile
+	if len(req.Expect) > 0 && string(rep.Value) == string(req.Expect) { // it was deleted meanwhile
 		rep.Value = nil
 	}
 	return nil
@@ -217,16 +217,16 @@ func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	}
 	slices.Sort(keys)
 	most := int(mostListed)
-	if n := req.Delta; n != 0 {
-		most = int(min(max(n, -max(n, -mostListed)), mostListed))
+	if req.Limit > 0 {
+		most = int(min(req.Limit, mostListed))
 	}
 	if len(keys) > most {
 		keys, rep.N = keys[:most], 1
 	}
-	if req.Delta < 0 {
-		rep.Keys, rep.Nums = keys, make([]int64, 2*len(keys))
+	if req.KeysOnly {
+		rep.Keys, rep.Nums = keys, make([]int64, 2*len(keys)) // neither revisions nor TTLs
 	}
-	if len(keys) == 0 || req.Delta < 0 {
+	if len(keys) == 0 || req.KeysOnly {
 		return nil
 	}
 	replies, err := c.ask(ctx, tcpwire.Request{Op: tcpwire.OpMultiGet, Keys: sent(keys...)})

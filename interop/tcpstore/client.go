@@ -182,7 +182,7 @@ func tooLarge(req *wire.Request) string {
 			return fmt.Sprintf("a key of %d bytes, the limit is %d with the / in front", len(sent), mostKey)
 		}
 	}
-	if n := max(len(req.Value), len(req.Old)); n > mostValue {
+	if n := max(len(req.Value), len(req.Expect)); n > mostValue {
 		return fmt.Sprintf("a value of %d bytes, the limit is %d", n, mostValue)
 	}
 	return ""

@@ -91,7 +91,7 @@ func (p *peer) compareSet(ctx context.Context, req *tcpwire.Request) error {
 		old = nil // an empty value means absent
 	}
 	for {
-		err := p.change(ctx, wire.Request{Op: wire.OpSwap, Key: req.Key, Old: old, Value: present(req.Value)})
+		err := p.change(ctx, wire.Request{Op: wire.OpSwap, Key: req.Key, Expect: old, Value: present(req.Value)})
 		now := p.question.rep.Value
 		switch {
 		case err == nil:
@@ -175,11 +175,11 @@ func (q *question) do(ctx context.Context, s *store.Store, req wire.Request) err
 
 // get reads a value, which must not be modified: it may be the store's own.
 func (q *question) get(ctx context.Context, s *store.Store, key string) error {
-	return q.do(ctx, s, wire.Request{Op: wire.OpGet, Key: key, Delta: 1})
+	return q.do(ctx, s, wire.Request{Op: wire.OpGet, Key: key, Borrow: true})
 }
 
 func (p *peer) add(ctx context.Context, req *tcpwire.Request) error {
-	err := p.change(ctx, wire.Request{Op: wire.OpAdd, Key: req.Key, Delta: req.N})
+	err := p.change(ctx, wire.Request{Op: wire.OpAdd, Key: req.Key, Add: req.N})
 	n := p.question.rep.N
 	if errors.Is(err, store.ErrInvalid) {
 		n, err = p.addToText(ctx, req, err)
@@ -210,7 +210,7 @@ func (p *peer) addToText(ctx context.Context, req *tcpwire.Request, why error) (
 			return 0, why
 		}
 		n += req.N
-		err = p.change(ctx, wire.Request{Op: wire.OpSwap, Key: req.Key, Old: old, Value: strconv.AppendInt(nil, n, 10)})
+		err = p.change(ctx, wire.Request{Op: wire.OpSwap, Key: req.Key, Expect: old, Value: strconv.AppendInt(nil, n, 10)})
 		if !errors.Is(err, store.ErrConflict) {
 			return n, err
 		}
@@ -270,7 +270,7 @@ func (p *peer) exists(ctx context.Context, q *question, key string) (bool, error
 // exists asks for the key without its value, which may be large, and without the error text that
 // says what is missing.
 func (q *question) exists(ctx context.Context, s *store.Store, key string) (bool, error) {
-	q.req, q.rep = wire.Request{Op: wire.OpGet, Key: key, Delta: -1}, wire.Reply{}
+	q.req, q.rep = wire.Request{Op: wire.OpGet, Key: key, KeysOnly: true}, wire.Reply{}
 	if err := s.Engine().Do(ctx, &q.req, &q.rep); err != nil {
 		return false, err
 	}
@@ -314,7 +314,7 @@ func (p *peer) listKeys(ctx context.Context, req *tcpwire.Request) error {
 func (p *peer) keys(ctx context.Context, each func(sent string)) error {
 	q := &p.question
 	for after := []string(nil); ; {
-		if err := q.do(ctx, p.store, wire.Request{Op: wire.OpList, Keys: after, Delta: -keysAtOnce}); err != nil {
+		if err := q.do(ctx, p.store, wire.Request{Op: wire.OpList, Keys: after, Limit: keysAtOnce, KeysOnly: true}); err != nil {
 			return err
 		}
 		if q.rep.N > 0 && p.quick {

@@ -82,7 +82,7 @@ func (c *simClient) connect() bool {
 		if p == nil {
 			continue
 		}
-		hello := wire.Request{Op: wire.OpHello, Key: fmt.Sprint("client ", c.id), Resume: c.session, Value: c.token, Rev: c.incarnation}
+		hello := wire.Request{Op: wire.OpHello, Key: fmt.Sprint("client ", c.id), Resume: c.session, Value: c.token, Incarnation: c.incarnation}
 		opened, welcome := make(chan *conn, 1), new(wire.Reply)
 		c.w.running.Go(func() { p.opens(hello, opened, welcome) })
 		timer := time.NewTimer(c.chance.between(time.Second, 3*time.Second))
@@ -161,7 +161,7 @@ func (c *simClient) errands() {
 			}
 		case 2:
 			m := a.begins(countKey)
-			if rep := c.call(wire.Request{Op: wire.OpAdd, Key: countKey, Delta: 1}, c.answerTimeout()); rep != nil {
+			if rep := c.call(wire.Request{Op: wire.OpAdd, Key: countKey, Add: 1}, c.answerTimeout()); rep != nil {
 				a.addedOne(m, rep)
 			}
 		case 3:
@@ -203,7 +203,7 @@ func (c *simClient) rank(rank, size int) {
 	defer c.leave()
 	a := c.w.audit
 	member := wire.Contribution{Group: "group", Run: "run", Rank: rank, Size: size, Label: fmt.Sprint("rank ", rank), Root: -1}
-	rep := c.call(wire.Request{Op: wire.OpJoin, Group: member, Value: []byte("member"), Old: []byte{byte(rank + 1)}, Rev: 1}, c.answerTimeout())
+	rep := c.call(wire.Request{Op: wire.OpJoin, Group: member, Value: []byte("member"), Claim: []byte{byte(rank + 1)}, Attempt: 1}, c.answerTimeout())
 	if rep == nil {
 		return
 	}

@@ -73,7 +73,7 @@ class Call:
         self.ranked = req.op in RANKED or req.op == Op.JOIN and req.group.generation != 0
         self.generation = req.group.generation
         self.lease = req.lease
-        self.rev = req.rev
+        self.after = req.after
         self._keys = len(req.keys)
         if self.numbered:
             req.number = 1  # its place: the number is given when it is sent

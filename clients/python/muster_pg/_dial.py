@@ -300,7 +300,7 @@ def _hello(line: Line, secret: Optional[bytes], binding: bytes, until: float, re
     With a secret it ends well only if the store has proved that it knows it too.
     """
     nonce = None if secret is None else os.urandom(_secure.NONCE_LEN)
-    req = replace(req, key=f"pid {os.getpid()} on {socket.gethostname()}", old=nonce)
+    req = replace(req, key=f"pid {os.getpid()} on {socket.gethostname()}", token=nonce)
     line.pipe.send(_wire.PREFACE + _wire.encode(req))
     h, rep = _answer(line, until)
     theirs = b""

@@ -21,10 +21,11 @@ def check(req: Request, shown: str) -> None:
             raise bad(f"{len(_wire.text(name))} bytes of name, the limit is {_wire.MAX_KEY}")
     if len(req.keys) > _wire.MAX_KEYS:
         raise bad(f"{len(req.keys)} keys, the limit is {_wire.MAX_KEYS}")
-    largest = max(len(req.value or b""), len(req.old or b""))
+    second = len(req.expect or req.claim or req.token or b"")
+    largest = max(len(req.value or b""), second)
     if largest > _wire.MAX_VALUE:
         raise bad(f"{largest} bytes of value, the limit is {_wire.MAX_VALUE}")
-    total = len(req.value or b"") + len(req.old or b"")
+    total = len(req.value or b"") + second
     for k in req.keys:
         n = len(_wire.text(k))
         if n > _wire.MAX_KEY:

@@ -164,7 +164,7 @@ class Membership:
         label = f"pid {os.getpid()} on {_member.host_name(self.config.host)}"
         c = Contribution(group=self.name, run=self.run, rank=self.rank, size=self.size, generation=old, label=label)
         claim = _Claim(self.name, self.run, self.rank, old)
-        req = Request(Op.JOIN, value=_member.encode(self.config.host), old=claim.token, rev=claim.tries, group=c)
+        req = Request(Op.JOIN, value=_member.encode(self.config.host), claim=claim.token, attempt=claim.tries, group=c)
         try:
             rep = self.store._request(req, until)
         except StoreError as err:

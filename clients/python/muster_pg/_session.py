@@ -193,7 +193,7 @@ class Session(Calls):
             return self._cond.wait_for(self._over, seconds)
 
     def _resume(self) -> Request:
-        return Request(Op.HELLO, resume=self._id, rev=self._incarnation, value=self._token)
+        return Request(Op.HELLO, resume=self._id, incarnation=self._incarnation, value=self._token)
 
     def _is_permanent(self, e: Exception, tried: float) -> bool:
         """Reports whether the store need no longer be looked for: one that keeps nothing, and is
@@ -246,7 +246,7 @@ class Session(Calls):
             what += ": this session is lost"
             why = NoAnswer(Code.UNAVAILABLE, what, "the session was not resumed in time", addr, (Unavailable, SessionLost))
         for call in list(self._calls.values()):
-            if call.op == Op.WATCH and call.rev and restarted:
+            if call.op == Op.WATCH and call.after and restarted:
                 end = NoAnswer(Code.COMPACTED, "", "the store was restarted, and its revisions start again", addr, (Compacted,))
             elif call.line is not None and (call.numbered or call.op in (Op.JOIN, Op.KEEP_ALIVE)) or call.ranked or call.lease:
                 end = call.outcome(why)

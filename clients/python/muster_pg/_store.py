@@ -263,7 +263,7 @@ class Store:
         Counters are decimal text of 64 bits; what is none, or would overflow, is Invalid.
         """
         bad = _bad("add", key)
-        req = Request(Op.ADD, key=_arguments.text(bad, "key", key), delta=_arguments.between(bad, "delta", delta, *_arguments.INT64))
+        req = Request(Op.ADD, key=_arguments.text(bad, "key", key), add=_arguments.between(bad, "delta", delta, *_arguments.INT64))
         return self._do(req, self._until(bad, timeout)).n
 
     def swap(
@@ -278,7 +278,7 @@ class Store:
         bad = _bad("swap", key)
         req = Request(Op.SWAP, key=_arguments.text(bad, "key", key))
         req.value = None if new is None else _arguments.value(bad, "new", new)
-        req.old = None if old is None else _arguments.value(bad, "old", old)
+        req.expect = None if old is None else _arguments.value(bad, "old", old)
         if ttl is not None:
             req.ttl = nanoseconds(_arguments.seconds(bad, "ttl", ttl, zero=False))
         self._do(req, self._until(bad, timeout))
@@ -314,7 +314,7 @@ class Store:
     def _list(self, prefix: str, timeout: float) -> Iterator[Entry]:
         after: Sequence[str] = ()
         while True:
-            rep = self._do(Request(Op.LIST, key=prefix, keys=after, delta=_PAGE), time.monotonic() + timeout)
+            rep = self._do(Request(Op.LIST, key=prefix, keys=after, limit=_PAGE), time.monotonic() + timeout)
             keys, values, nums = rep.keys or [], rep.values or [], rep.nums or []
             for i, key in enumerate(keys):
                 yield Entry(key, values[i] or b"", nums[2 * i], nums[2 * i + 1] / 1e9 or None)
@@ -335,7 +335,7 @@ class Store:
 
     def _watch(self, prefix: str, after: int, timeout: float) -> Iterator[Event]:
         while True:
-            rep = self._do(Request(Op.WATCH, key=prefix, rev=after), time.monotonic() + timeout)
+            rep = self._do(Request(Op.WATCH, key=prefix, after=after), time.monotonic() + timeout)
             values, nums = rep.values or [], rep.nums or []
             for i, key in enumerate(rep.keys or []):
                 what = nums[2 * i + 1]
@@ -427,7 +427,7 @@ class Store:
             rep = self._do(req, until, also_ok=Code.WOULD_BLOCK)
             if rep.code == Code.OK:
                 return
-            room = Request(Op.SEND_READY, delta=len(value), group=req.group)
+            room = Request(Op.SEND_READY, length=len(value), group=req.group)
             self._do(room, until, op=Op.SEND.text)
 
     def _scoped(self) -> "Store":

@@ -164,13 +164,23 @@ class Request:
     key: str = ""
     keys: Sequence[str] = ()
     value: Optional[bytes] = None
-    old: Optional[bytes] = None
-    delta: int = 0
+    expect: Optional[bytes] = None
+    claim: Optional[bytes] = None
+    token: Optional[bytes] = None
+    add: int = 0
+    length: int = 0
+    first: int = 0
+    limit: int = 0
+    keys_only: bool = False
     ttl: int = 0
     reads: int = 0
-    rev: int = 0
+    after: int = 0
+    offset: int = 0
+    attempt: int = 0
+    count: int = 0
     lease: int = 0
     resume: int = 0
+    incarnation: int = 0
     group: Contribution = _NONE
 
 
@@ -226,27 +236,28 @@ _I32 = struct.Struct("<i")
 _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _NUMBERS = struct.Struct("<QQ")
+_PLACES = struct.Struct("<qQ")
 _VOTE_TAIL = struct.Struct("<iBBB")
 
 # Parts of a request's body.
-_TIMEOUT, _KEY, _KEYS, _VALUE, _OLD, _DELTA, _TTL, _READS, _REV = (1 << i for i in range(9))
-_MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL = (1 << i for i in range(9, 18))
+_TIMEOUT, _KEY, _KEYS, _VALUE, _BYTES, _INT, _TTL, _READS, _UINT, _PLACE = (1 << i for i in range(10))
+_MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL = (1 << i for i in range(10, 19))
 
 _OF_GROUP = _MEMBER | _FORM | _CALL | _VOTE | _NO
 
 _FIELDS = {
-    Op.HELLO: _TIMEOUT | _KEY | _VALUE | _OLD | _RESUME,
+    Op.HELLO: _TIMEOUT | _KEY | _VALUE | _BYTES | _RESUME,
     Op.CANCEL: _NO,
     Op.GET: _KEY,
     Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _READS | _LEASE,
     Op.WAIT: _TIMEOUT | _KEYS,
-    Op.ADD: _NUMBER | _KEY | _DELTA | _OPTIONAL_TTL,
-    Op.SWAP: _NUMBER | _KEY | _VALUE | _OLD | _OPTIONAL_TTL,
+    Op.ADD: _NUMBER | _KEY | _INT | _OPTIONAL_TTL,
+    Op.SWAP: _NUMBER | _KEY | _VALUE | _BYTES | _OPTIONAL_TTL,
     Op.APPEND: _NUMBER | _KEY | _VALUE | _OPTIONAL_TTL,
     Op.DELETE: _NUMBER | _KEYS,
-    Op.LIST: _KEY | _KEYS | _DELTA,
-    Op.WATCH: _TIMEOUT | _KEY | _REV,
-    Op.JOIN: _TIMEOUT | _VALUE | _OLD | _REV | _MEMBER | _FORM,
+    Op.LIST: _KEY | _KEYS | _INT,
+    Op.WATCH: _TIMEOUT | _KEY | _UINT,
+    Op.JOIN: _TIMEOUT | _VALUE | _BYTES | _UINT | _MEMBER | _FORM,
     Op.LEAVE: _NUMBER | _MEMBER | _NO,
     Op.FOLLOW: _TIMEOUT | _MEMBER,
     Op.COLLECT: _TIMEOUT | _VALUE | _MEMBER | _CALL | _VOTE | _NO,
@@ -255,24 +266,29 @@ _FIELDS = {
     Op.EXPIRED: _NUMBER | _MEMBER,
     Op.LOST: _TTL,
     Op.TAKE: _NUMBER | _KEYS,
-    Op.SEND_READY: _TIMEOUT | _DELTA | _MEMBER | _CALL,
+    Op.SEND_READY: _TIMEOUT | _INT | _MEMBER | _CALL,
     Op.GRANT: _NUMBER | _TTL,
     Op.KEEP_ALIVE: _LEASE,
     Op.REVOKE: _NUMBER | _LEASE,
     Op.SKIP: _NUMBER,
     Op.PROOF: _VALUE,
-    Op.BACKUP: _REV,
-    Op.STATUS: _KEY | _DELTA | _REV,
+    Op.BACKUP: _UINT,
+    Op.STATUS: _KEY | _PLACE,
     Op.PUSH: _NUMBER | _KEY | _VALUE,
     Op.POP: _NUMBER | _KEY,
     Op.CLOSE_CHANNEL: _NUMBER | _MEMBER | _CALL,
     Op.ACK: _MEMBER | _CALL,
-    Op.STACKS: _VALUE | _DELTA | _REV,
-    Op.MEMBERS: _DELTA | _REV | _MEMBER,
+    Op.STACKS: _VALUE | _PLACE,
+    Op.MEMBERS: _INT | _UINT | _MEMBER,
 }
 
+# Which field of a request the part is.
+_BYTES_NAME = {Op.HELLO: "token", Op.SWAP: "expect", Op.JOIN: "claim"}
+_INT_NAME = {Op.ADD: "add", Op.LIST: "limit", Op.SEND_READY: "length", Op.MEMBERS: "first"}
+_UINT_NAME = {Op.WATCH: "after", Op.JOIN: "attempt", Op.BACKUP: "offset", Op.MEMBERS: "count"}
+
 # Which optional parts a request's body has.
-_FLAG_VALUE, _FLAG_OLD, _FLAG_NO, _FLAG_NUMBER, _FLAG_LEASE, _FLAG_RESUME, _FLAG_TTL = (1 << i for i in range(7))
+_FLAG_VALUE, _FLAG_BYTES, _FLAG_NO, _FLAG_NUMBER, _FLAG_LEASE, _FLAG_RESUME, _FLAG_TTL = (1 << i for i in range(7))
 
 
 def text(s: str) -> bytes:
@@ -305,11 +321,14 @@ def encode(r: Request) -> bytearray:
     if f & _VALUE and r.value is not None:
         flags |= _FLAG_VALUE
         out += _bytes(r.value)
-    if f & _OLD and r.old is not None:
-        flags |= _FLAG_OLD
-        out += _bytes(r.old)
-    if f & _DELTA:
-        out += _I64.pack(r.delta)
+    if f & _BYTES:
+        second = getattr(r, _BYTES_NAME[r.op])
+        if second is not None:
+            flags |= _FLAG_BYTES
+            out += _bytes(second)
+    if f & _INT:
+        n = getattr(r, _INT_NAME[r.op])
+        out += _I64.pack(-n if r.keys_only else n)
     if f & _TTL:
         out += _I64.pack(r.ttl)
     if f & _OPTIONAL_TTL and r.ttl:
@@ -317,14 +336,16 @@ def encode(r: Request) -> bytearray:
         out += _I64.pack(r.ttl)
     if f & _READS:
         out += _U32.pack(r.reads)
-    if f & _REV:
-        out += _U64.pack(r.rev)
+    if f & _UINT:
+        out += _U64.pack(getattr(r, _UINT_NAME[r.op]))
+    if f & _PLACE:
+        out += _PLACES.pack(r.group.rank, r.group.generation)
     if f & _LEASE and r.lease:
         flags |= _FLAG_LEASE
         out += _U64.pack(r.lease)
     if f & _RESUME and r.resume:
         flags |= _FLAG_RESUME
-        out += _NUMBERS.pack(r.resume, r.rev)
+        out += _NUMBERS.pack(r.resume, r.incarnation)
     if f & _OF_GROUP:
         if f & _NO and r.group.no:
             flags |= _FLAG_NO

@@ -32,25 +32,25 @@ def fields(kind: Type[Any], go: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def contribution(go: Dict[str, Any]) -> Contribution:
-    reduction = go["Reduction"]
-    return Contribution(**fields(Contribution, go), reduce_op=reduction["Op"], reduce_kind=reduction["Kind"])
+    reduction = go.get("Reduction", {})
+    return Contribution(**fields(Contribution, go), reduce_op=reduction.get("Op", 0), reduce_kind=reduction.get("Kind", 0))
 
 
 def request(go: Dict[str, Any]) -> Request:
     out = fields(Request, go)
-    out.update(op=Op(go["Op"]), keys=go["Keys"] or (), value=from_base64(go["Value"]), old=from_base64(go["Old"]))
-    return Request(**{**out, "group": contribution(go["Group"])})
+    out.update({snake(k): from_base64(go.get(k)) for k in ("Value", "Expect", "Claim", "Token")})
+    return Request(**{**out, "op": Op(go["Op"]), "group": contribution(go.get("Group", {}))})
 
 
 def reply(go: Dict[str, Any]) -> Reply:
     out = fields(Reply, go)
-    values = go["Values"]
-    out.update(code=Code(go["Code"]), value=from_base64(go["Value"]), values=values and [from_base64(v) for v in values])
-    v = go["Failure"]
+    values = go.get("Values")
+    out.update(code=Code(go.get("Code", 0)), value=from_base64(go.get("Value")), values=values and [from_base64(v) for v in values])
+    v = go.get("Failure")
     if v is not None:
-        lists = {k: v[k.capitalize()] or [] for k in ("missing", "doing", "lost", "left")}
-        clash = [contribution(c) for c in v["Clash"] or []]
-        out["failure"] = Failure(Code(v["Code"]), v["By"], v["Waited"], v["Reason"], clash=clash, **lists)
+        lists = {k: v.get(k.capitalize(), []) for k in ("missing", "doing", "lost", "left")}
+        clash = [contribution(c) for c in v.get("Clash", [])]
+        out["failure"] = Failure(Code(v["Code"]), v.get("By", 0), v.get("Waited", 0), v.get("Reason", ""), clash=clash, **lists)
     return Reply(**out)
 
 
