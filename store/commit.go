@@ -263,11 +263,7 @@ func (c *committer) release() {
 	outboxes, committed := slices.Collect(maps.Keys(c.outboxes)), c.Committed()
 	clear(c.outboxes)
 	c.mu.Unlock()
-	if len(outboxes) < parallelFrom {
-		flush(outboxes)
-	} else {
-		inParallel(len(outboxes), func(from, to int) { flush(outboxes[from:to]) })
-	}
+	transport.InParallel(len(outboxes), func(from, to int) { flush(outboxes[from:to]) })
 	c.mu.Lock()
 	c.released = committed
 	var ended []*waiter

@@ -1,9 +1,6 @@
 package store
 
 import (
-	"runtime"
-	"sync"
-
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
@@ -15,34 +12,15 @@ type delivery struct {
 	effect core.Effect
 }
 
-// parallelFrom is the number of deliveries from which on they are made in parallel: otherwise the
-// last rank of a large barrier would write to all others before it reads on.
-const parallelFrom = 64
-
 // deliverAll delivers replies that show the log up to pos. When it returns, each is written to its
 // socket, or waits in an outbox for its peer or for the log.
 func deliverAll(letters []delivery, pos uint64) {
 	letters = deliverToRelays(letters, pos)
-	if len(letters) < parallelFrom {
+	if len(letters) < transport.ParallelFrom { // without a closure, which would be allocated
 		deliverInOrder(letters, pos)
 		return
 	}
-	inParallel(len(letters), func(from, to int) { deliverInOrder(letters[from:to], pos) })
-}
-
-// inParallel calls do for parts of [0, n) on all processors, and returns when all calls have
-// returned.
-func inParallel(n int, do func(from, to int)) {
-	workers := runtime.GOMAXPROCS(0)
-	each := (n + workers - 1) / workers
-	var wg sync.WaitGroup
-	from := 0
-	for ; from+each < n; from += each {
-		first := from
-		wg.Go(func() { do(first, first+each) })
-	}
-	do(from, n)
-	wg.Wait()
+	transport.InParallel(len(letters), func(from, to int) { deliverInOrder(letters[from:to], pos) })
 }
 
 func deliverInOrder(letters []delivery, pos uint64) {

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/durable"
-	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -125,19 +124,3 @@ func Overloaded(m *Memory) bool { return m.commit.overloaded() }
 
 // GroupStacks groups the text of runtime.Stack.
 func GroupStacks(all string) string { return groupStacks(all) }
-
-// KeepAtRelay has a relay keep body under the numbers 1 to n; first returns the lowest that it keeps.
-func KeepAtRelay(first func(number uint32) uint32, n uint32, body []byte) error {
-	u := &upstream{kept: map[uint32]*transport.Body{}}
-	for number := uint32(1); number <= n; number++ {
-		frame := wire.AppendKeep(nil, wire.Keep{Number: number, First: first(number)}, len(body), wire.RelayCall{})
-		outer, err := wire.ParseHeader(frame, wire.MaxReply)
-		if err == nil {
-			_, err = u.keep(outer, wire.Header{Len: uint32(len(body))}, body)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}

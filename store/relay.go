@@ -10,8 +10,10 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/muster-pg/muster/internal/relay"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -258,9 +260,60 @@ func (r *Relay) dialStore() (*clientConn, error) {
 	}
 }
 
+// upstream is a relay's connection to the store.
+type upstream struct {
+	relay    *Relay
+	conn     *clientConn
+	mux      *relay.Mux
+	received atomic.Bool
+	liveness liveness // of the store; guarded by the relay's mu
+}
+
+// read reads from the store until the connection ends, and then ends the connections of all peers,
+// which reconnect.
+func (u *upstream) read() {
+	var err error
+	for err == nil {
+		var h wire.Header
+		var body []byte
+		var owned bool
+		if h, body, owned, err = readFrame(u.conn.nc, u.conn.in, u.conn.buf); err == nil {
+			u.received.Store(true)
+			err = u.handleFrame(h, body, owned)
+		}
+	}
+	u.relay.upstreamEnded(u, err)
+	u.mux.End(goodbyeOf(err))
+	u.conn.close()
+}
+
+// handleFrame handles a frame of the store.
+func (u *upstream) handleFrame(h wire.Header, body []byte, owned bool) error {
+	switch h.Op {
+	case wire.OpRelay:
+		return u.mux.Handle(h, body, owned)
+	case wire.OpGoodbye:
+		return goodbyeError(h, body)
+	case wire.OpProbe:
+		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
+		u.conn.out.Flush()
+	}
+	return nil
+}
+
+// checkStore returns what to do with the connection to the store. The caller holds the relay's mu.
+func (u *upstream) checkStore(late bool) action {
+	if u.received.Swap(false) {
+		u.liveness.missed = 0
+		return noAction
+	}
+	return u.liveness.miss(livenessTimeout(u.relay.dialer.options.LivenessTimeout), late)
+}
+
 // use makes l the connection to the store. The caller holds mu.
 func (r *Relay) use(l *clientConn) {
-	u := newUpstream(r, l)
+	l.in.limit = wire.MaxReply + wire.MaxBody // the list of calls precedes a reply
+	u := &upstream{relay: r, conn: l, mux: relay.NewMux(l.out, func() { _ = l.nc.Close() })}
 	r.up = u
 	if moved := r.dialer.options.WaitReplaced; moved != nil {
 		r.wg.Go(l.watchReplaced(r.ctx, moved))
@@ -317,7 +370,7 @@ func (r *Relay) checkPeers(_ *Server, late bool) {
 	case do == sendProbe:
 		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
 	}
-	u.confirmPeers()
+	u.mux.Vouch()
 	u.conn.out.Flush()
 }
 
@@ -340,6 +393,6 @@ func (r *Relay) serve(c *conn, buf []byte) {
 		c.server.ended(c, err)
 		return
 	}
-	p := &relayPeer{conn: c, upstream: u, members: map[member]struct{}{}}
+	p := &relayPeer{conn: c, upstream: u}
 	c.serveWith(p.adopted, buf)
 }

@@ -154,11 +154,3 @@ func readBehindARelay(t *testing.T, isCut bool) {
 	cuts.Wait()
 	require.Equal(t, isCut, accepted() > before, "the relay closes a connection to a store that contradicts itself")
 }
-
-// TestARelayBoundsWhatItKeeps checks that a store cannot fill the memory of its relays.
-func TestARelayBoundsWhatItKeeps(t *testing.T) {
-	t.Parallel()
-	body := make([]byte, 1<<20)
-	require.NoError(t, store.KeepAtRelay(func(number uint32) uint32 { return max(number, 16) - 15 }, 100, body))
-	require.ErrorIs(t, store.KeepAtRelay(func(uint32) uint32 { return 1 }, 100, body), store.ErrProtocol)
-}

@@ -5,22 +5,19 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/muster-pg/muster/internal/relay"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
-// relayPeer is the connection of a relay's peer, and its part of the stream to the store.
+// relayPeer is the connection of a relay's peer. It implements relay.Peer.
 type relayPeer struct {
 	*conn
 	upstream *upstream
-	number   uint32
+	branch   *relay.Branch // its part of the stream to the store
 	sock     transport.Socket
 
 	probed atomic.Bool // the store has probed the peer, and nothing was forwarded since
-
-	// Guarded by the upstream's mu:
-	pendingVotes *heldVotes          // held votes that include votes of this peer
-	members      map[member]struct{} // the members that have voted here
 }
 
 // adopted opens the peer's connection at the store, and forwards what is read from s.
@@ -30,12 +27,11 @@ func (p *relayPeer) adopted(s transport.Socket) (transport.Reader, error) {
 	}
 	p.sock = s
 	p.out.Drained = func() { s.Pause(false) }
-	err := p.sendHello()
-	if err == nil {
-		err = p.forwardFrames()
+	if err := p.sendHello(); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		p.upstream.peerEnded(p)
+	if err := p.forwardFrames(); err != nil {
+		p.branch.End()
 		return nil, err
 	}
 	p.in.compact()
@@ -67,17 +63,17 @@ func (p *relayPeer) pauseIfBlocked() bool {
 		return false
 	}
 	p.sock.Pause(true)
-	if p.upstream.resumeLater(p); p.isBlocked() {
+	if p.branch.Wait(); p.isBlocked() {
 		return true
 	}
 	p.sock.Pause(false)
 	return false
 }
 
-// isBlocked reports whether too much waits, for the peer or for the store: resumeReading is called
+// isBlocked reports whether too much waits, for the peer or for the store: Resume is called
 // later.
 func (p *relayPeer) isBlocked() bool {
-	mine, theirs := p.out.Blocked(maxUnread), p.upstream.isBlocked()
+	mine, theirs := p.out.Blocked(maxUnread), p.upstream.mux.Blocked()
 	return mine || theirs
 }
 
@@ -87,7 +83,7 @@ func (p *relayPeer) Flush() { p.upstream.conn.out.Flush() }
 
 // Ended implements transport.Reader.
 func (p *relayPeer) Ended(err error) {
-	p.upstream.peerEnded(p)
+	p.branch.End()
 	p.server.ended(p.conn, p.cause(err))
 }
 
@@ -99,17 +95,18 @@ func (p *relayPeer) cause(err error) error {
 	return err
 }
 
-// resumeReading resumes reading, or checks again whether it may.
-func (p *relayPeer) resumeReading() { p.sock.Pause(false) }
+// Resume implements relay.Peer.
+func (p *relayPeer) Resume() { p.sock.Pause(false) }
 
 // sendHello forwards the peer's hello, with the rights that it has here. The store ends the
 // connection of a relay whose hello it refuses to parse.
-func (p *relayPeer) sendHello() error {
+func (p *relayPeer) sendHello() (err error) {
 	p.hello.Token = p.rights.encode()
 	if n := len(wire.AppendRequest(nil, &p.hello)) - wire.HeaderLen; n > maxHandshakeFrame || len(p.rights) > maxRights {
 		return fmt.Errorf("hello: %w: it has %d bytes and %d rights, the limits are %d and %d", wire.ErrTooLarge, n, len(p.rights), maxHandshakeFrame, maxRights)
 	}
-	return p.upstream.open(p)
+	p.branch, err = p.upstream.mux.Open(p, &p.hello)
+	return err
 }
 
 // forwardFrames forwards the complete frames.
@@ -124,27 +121,29 @@ func (p *relayPeer) forwardFrames() error {
 			return fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
 		}
 		if h.Op == wire.OpProbe {
-			p.upstream.answerProbe(p)
+			p.clearProbe()
+			p.branch.Alive()
 			continue
 		}
 		if h.Op == wire.OpCollect {
 			if err := p.req.Parse(h, body); err != nil {
 				return fmt.Errorf("%s: %w", h.Op, err)
 			}
-			if p.upstream.vote(p) {
+			if p.clearProbe(); p.branch.Vote(&p.req) {
 				continue
 			}
 		}
 		if h.Op == wire.OpLeave && p.req.Parse(h, body) == nil {
-			p.upstream.memberLeft(p, memberOf(&p.req.Group))
+			p.branch.Left(&p.req.Group)
 		}
-		p.upstream.forward(p, h, body)
+		p.clearProbe()
+		p.branch.Forward(h, body)
 	}
 }
 
-// welcomed forwards the store's welcome, with the proof that this side knows the peer's secret, or
+// Welcome implements relay.Peer: it forwards the store's welcome, with the proof that this side knows the peer's secret, or
 // the store's refusal.
-func (p *relayPeer) welcomed(rep *wire.Reply) {
+func (p *relayPeer) Welcome(rep *wire.Reply) {
 	id := p.hello.ID
 	if rep.Code != wire.CodeOK {
 		id = 0
@@ -157,13 +156,23 @@ func (p *relayPeer) welcomed(rep *wire.Reply) {
 	}
 }
 
+// End implements relay.Peer.
+func (p *relayPeer) End(goodbye *wire.Reply) {
+	if goodbye == nil {
+		p.close()
+		return
+	}
+	p.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, goodbye) })
+	p.out.Flush()
+	p.closeLater()
+}
+
 // closeLater closes the connection after the peer has had time to read the last frame and close it
 // itself.
 func (p *relayPeer) closeLater() { time.AfterFunc(refusalTimeout, p.close) }
 
-// needsVouching reports whether the store has probed the peer, which is alive without an answer: it is
-// sending a long frame, or reading one, or its process uses CPU time.
-func (p *relayPeer) needsVouching() bool {
+// Vouches implements relay.Peer: a peer is alive without an answer if it is sending a long frame, or reading one, or its process uses CPU time.
+func (p *relayPeer) Vouches() bool {
 	reads, _ := p.readProgress()
 	if !p.probed.Load() {
 		p.witness.forget()
@@ -176,9 +185,8 @@ func (p *relayPeer) needsVouching() bool {
 	return true
 }
 
-// deliverReply queues a reply for the peer.
-func (p *relayPeer) deliverReply(h wire.Header, id uint64, body *transport.Body) {
-	h.ID = id
+// Deliver implements relay.Peer.
+func (p *relayPeer) Deliver(h wire.Header, body *transport.Body) {
 	switch h.Op {
 	case wire.OpCollect, wire.OpJoin: // other peers may get the same one
 		p.out.AppendShared(0, wire.AppendHeader(make([]byte, 0, wire.HeaderLen), h), body)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/relay"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -44,12 +46,12 @@ type relayStream struct {
 	equalCalls []wire.RelayCall
 	answer     wire.Reply
 
-	kept keptReplies // has its own lock
+	kept relay.Kept // has its own lock
 }
 
 // relayedConn is the connection of a session through a relay. It implements sessionConn.
 type relayedConn struct {
-	relay   *conn
+	relay   *conn // the connection of the relay
 	number  uint32
 	session uint64
 	name    string
@@ -200,12 +202,21 @@ func (c *conn) flushEqualReplies() (waiting int) {
 	}
 	var encode encoder
 	e := core.Effect{Op: wire.OpCollect, Reply: &t.answer}
-	t.kept.mu.Lock()
-	defer t.kept.mu.Unlock()
-	outer, body := t.kept.frame(e, t.equalCalls, &encode)
+	t.kept.Lock()
+	defer t.kept.Unlock()
+	outer, body := t.kept.Frame(e.Op, e.Reply, t.equalCalls, func() ([]byte, *transport.Body) { return encode.frameOf(e) })
 	waiting = c.enqueue(func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
 	t.equalCalls, t.answer = t.equalCalls[:0], wire.Reply{}
 	return waiting
+}
+
+// sameReply reports whether two replies to votes of one record are the same one.
+func sameReply(a, b *wire.Reply) bool {
+	return a.Code == b.Code && a.Detail == b.Detail && a.N == b.N && a.Failure == b.Failure && sameSlice(a.Value, b.Value) && sameSlice(a.Values, b.Values)
+}
+
+func sameSlice[T any](a, b []T) bool {
+	return len(a) == len(b) && (a == nil) == (b == nil) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // openRelayed handles the hello of a relayed connection: it opens a session, or resumes one. The
@@ -378,9 +389,9 @@ func (c *conn) deliverRelayed(letters []delivery, pos uint64, encode *encoder) {
 // deliverFrame queues the reply of e to calls.
 func (c *conn) deliverFrame(e core.Effect, calls []wire.RelayCall, pos uint64, encode *encoder) {
 	k := &c.stream.kept
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	outer, body := k.frame(e, calls, encode)
+	k.Lock()
+	defer k.Unlock()
+	outer, body := k.Frame(e.Op, e.Reply, calls, func() ([]byte, *transport.Body) { return encode.frameOf(e) })
 	if isForOnePeer(e.Op) {
 		c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
 	} else {

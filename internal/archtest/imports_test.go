@@ -34,8 +34,9 @@ var imports = map[string][]string{
 	"internal/mutationtest":    {}, // rules that are broken, for tests
 	"internal/quietlog":        {}, // a limit of a log's records
 	"internal/reduce":          {"tensor"},
-	"internal/transport":       {}, // non-blocking socket I/O
-	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/quietlog", "internal/transport"},
+	"internal/transport":       {},                             // non-blocking socket I/O
+	"internal/relay":           {"wire", "internal/transport"}, // many connections over one
+	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/quietlog", "internal/relay", "internal/transport"},
 	"nfsws":                    {"internal/blocking", "tensor/..."},
 	"internal/tree":            {"tensor"},
 	"internal/scenario":        {"store", "wire", "trace"}, // rules as text
