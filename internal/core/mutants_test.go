@@ -334,7 +334,7 @@ var mutants = []mutant{
 	},
 	{
 		"the entries of a lease that has ended are seen until a Tick takes them out",
-		"entries.go", `|| e.lease > 0 && m.leaseRefs[e.lease-1].ended`, ``,
+		"keys.go", `|| e.lease > 0 && m.leaseRefs[e.lease-1].ended`, ``,
 	},
 	{
 		"a lease ends twice",
@@ -352,7 +352,7 @@ var mutants = []mutant{
 	},
 	{
 		"an entry stays with the lease that it had",
-		"entries.go", `m.attach(e, l)`, `_ = l`,
+		"keys.go", `m.attach(e, l)`, `_ = l`,
 	},
 	{
 		"a lease without entries is taken for one that has some",
@@ -360,7 +360,7 @@ var mutants = []mutant{
 	},
 	{
 		"reads take out what is over, and no log knows",
-		"entries.go", `	if e := m.entries.get(key); e != nil && !m.expired(e) {
+		"keys.go", `	if e := m.entries.get(key); e != nil && !m.expired(e) {
 		return e
 	}
 	return nil
@@ -378,7 +378,7 @@ var mutants = []mutant{
 	},
 	{
 		"a read that counts is a read",
-		"entries.go", `case e.reads > 0:`, `case false:`,
+		"keys.go", `case e.reads > 0:`, `case false:`,
 	},
 	{
 		"who waits reads what counts its reads",
@@ -386,7 +386,7 @@ var mutants = []mutant{
 	},
 	{
 		"a take is not counted",
-		"entries.go", `if e.reads--; e.reads == 0 {`, `if e.reads == 0 {`,
+		"keys.go", `if e.reads--; e.reads == 0 {`, `if e.reads == 0 {`,
 	},
 	{
 		"an entry of no bytes reads as absent",
@@ -432,12 +432,12 @@ var mutants = []mutant{
 	},
 	{
 		"a snapshot has what was set since it began",
-		"entries.go", `	m.preserve(key, e)
+		"keys.go", `	m.preserve(key, e)
 	if e == nil {`, `	if e == nil {`,
 	},
 	{
 		"a snapshot misses what was taken out since it began",
-		"entries.go", `	m.preserve(key, e)
+		"keys.go", `	m.preserve(key, e)
 	m.expiries.disarm(e)`, `	m.expiries.disarm(e)`,
 	},
 	{

@@ -42,7 +42,7 @@ func rankProcess(r int, state string, waits ...string) tcpwire.Process {
 
 // in returns p as a process that has set its key in a process group.
 func in(p tcpwire.Process, group string, rank int) tcpwire.Process {
-	p.Members = append(p.Members, tcpwire.Member{Group: group, Rank: rank})
+	p.Members = append(p.Members, tcpwire.GroupRank{Group: group, Rank: rank})
 	return p
 }
 

@@ -36,7 +36,7 @@ type Process struct {
 	State   string        `json:"state,omitempty"`
 	For     time.Duration `json:"for,omitempty"` // time in that state
 	Waits   []ProcessWait `json:"waits,omitempty"`
-	Members []Member      `json:"members,omitempty"`
+	Members []GroupRank   `json:"members,omitempty"`
 }
 
 // States of a process. All but Disconnected are known only for processes on the server's host.
@@ -57,8 +57,8 @@ type ProcessWait struct {
 	For time.Duration `json:"for"`
 }
 
-// Member says that a process has set the key of a rank of a process group, see Arrive.
-type Member struct {
+// GroupRank says that a process has set the key of a rank of a process group, see Arrive.
+type GroupRank struct {
 	Group string `json:"group"`
 	Rank  int    `json:"rank"`
 }

@@ -40,9 +40,9 @@ const (
 
 // processes publishes the client processes of a Protocol while it has connections.
 type processes struct {
-	mu    sync.Mutex                 // protects the fields below
-	peers map[*peer][]tcpwire.Member // the connections, with the ranks that they have shown
-	run   *publication               // nil: there are no connections
+	mu    sync.Mutex                    // protects the fields below
+	peers map[*peer][]tcpwire.GroupRank // the connections, with the ranks that they have shown
+	run   *publication                  // nil: there are no connections
 }
 
 // publication is a goroutine that publishes, from the first connection to the end of the last one.
@@ -88,7 +88,7 @@ func (s *processes) enter(p *peer) {
 	defer s.mu.Unlock()
 	if s.run == nil {
 		ctx, stop := context.WithCancel(context.Background())
-		s.peers = map[*peer][]tcpwire.Member{}
+		s.peers = map[*peer][]tcpwire.GroupRank{}
 		s.run = &publication{
 			store: p.store, whole: p.whole, part: p.prefix, id: rand.Text(), stop: stop, ended: make(chan struct{}),
 			of: map[*peer]*process{}, known: map[string]*process{},
@@ -133,9 +133,9 @@ func (s *processes) arrive(p *peer, key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	members := s.peers[p]
-	is := func(m tcpwire.Member) bool { return m.Group == group }
+	is := func(m tcpwire.GroupRank) bool { return m.Group == group }
 	if len(members) < mostMembers && !slices.ContainsFunc(members, is) {
-		s.peers[p] = append(slices.Clip(members), tcpwire.Member{Group: strings.Clone(group), Rank: rank})
+		s.peers[p] = append(slices.Clip(members), tcpwire.GroupRank{Group: strings.Clone(group), Rank: rank})
 	}
 }
 
@@ -160,7 +160,7 @@ func (s *processes) publish(ctx context.Context, run *publication) {
 }
 
 // update brings the processes up to date.
-func (r *publication) update(peers map[*peer][]tcpwire.Member, now time.Time) {
+func (r *publication) update(peers map[*peer][]tcpwire.GroupRank, now time.Time) {
 	var fresh []*peer
 	for p := range peers {
 		if r.of[p] == nil && p.pid.Load() != 0 {

@@ -51,11 +51,11 @@ func processesArePublished(t *testing.T, s *service) {
 		require.Empty(t, p.State, "nothing is known of a process that the client only says that it is")
 		switch p.Label {
 		case fmt.Sprintf("pid %d at ", 1<<22+1):
-			require.Equal(t, []tcpwire.Member{{Group: "default_pg", Rank: 0}}, p.Members)
+			require.Equal(t, []tcpwire.GroupRank{{Group: "default_pg", Rank: 0}}, p.Members)
 			require.Equal(t, "default_pg/0//cpu//0/2", p.Waits[0].Key)
 			require.GreaterOrEqual(t, p.Waits[0].For, time.Second)
 		case fmt.Sprintf("pid %d at ", 1<<22+2):
-			require.Equal(t, []tcpwire.Member{{Group: "default_pg", Rank: 1}}, p.Members)
+			require.Equal(t, []tcpwire.GroupRank{{Group: "default_pg", Rank: 1}}, p.Members)
 			require.Empty(t, p.Waits)
 		default:
 			t.Error(p)

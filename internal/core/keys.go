@@ -10,6 +10,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
+// The operations of keys, which are atomic, and what they do to the entries of the machine.
+
 // entrySize returns what an entry counts for in Limits.Bytes.
 func entrySize(key string, value []byte) int64 { return int64(len(key) + len(value)) }
 
