@@ -62,7 +62,7 @@ type Memory struct {
 	commit        *committer    // nil if the store is not durable
 	pos           uint64        // position of the last event in the log
 	loggedTime    core.Time     // machine time of that event
-	lastProgress  uint64        // disk.Progress at the last call of creditStall
+	lastCommitted uint64        // commit.Committed at the last call of creditStall
 	waitedForDisk bool          // whether requests waited for it then
 	meter         meter
 	backups       map[uint64]*backupCopy // backups that are being read, by session

@@ -67,12 +67,12 @@ func (m *Memory) creditStall() {
 	if m.disk == nil {
 		return
 	}
-	durable, waited := m.disk.Progress(), m.waitedForDisk
+	committed, waited := m.commit.Committed(), m.waitedForDisk
 	m.waitedForDisk = m.commit.overloaded()
-	if waited && m.waitedForDisk && m.lastProgress == durable {
+	if waited && m.waitedForDisk && m.lastCommitted == committed {
 		m.stopped += checkInterval
 	}
-	m.lastProgress = durable
+	m.lastCommitted = committed
 }
 
 // fail ends a store that can no longer write its log: all that it has acknowledged is in the log.

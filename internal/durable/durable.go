@@ -87,7 +87,6 @@ type Records interface {
 	// still leads: a response may be sent after a Sync that began when its request had arrived.
 	Sync(pos uint64) error
 	Durable() uint64
-	Progress() uint64 // changes whenever a Sync may return
 	Unsynced() int64
 	Writing() time.Duration
 	Size() int64
@@ -271,9 +270,6 @@ func (d *Disk) Sync(pos uint64) error { return d.log.Sync(pos) }
 
 // Durable returns the position up to which all events are durable.
 func (d *Disk) Durable() uint64 { return d.log.Durable() }
-
-// Progress returns a value that changes whenever a Sync may return.
-func (d *Disk) Progress() uint64 { return d.log.Progress() }
 
 // Shared reports whether another process may take the log over. Then each response needs a Sync,
 // also one to a read.

@@ -155,9 +155,6 @@ func (j *Journal) batchOf(pos uint64) (*batch, error) {
 // Durable returns the position up to which all records are durable.
 func (j *Journal) Durable() uint64 { return j.durable.Load() }
 
-// Progress returns a value that changes whenever records become durable.
-func (j *Journal) Progress() uint64 { return j.Durable() }
-
 // Unsynced returns the number of bytes that were appended and are not durable.
 func (j *Journal) Unsynced() (n int64) {
 	j.mu.Lock()

@@ -267,9 +267,6 @@ func (r *records) heartbeatLoop() {
 // Durable implements durable.Records.
 func (r *records) Durable() uint64 { return r.durable.Load() }
 
-// Progress implements durable.Records.
-func (r *records) Progress() uint64 { return r.roundsDone.Load() }
-
 // Unsynced implements durable.Records.
 func (r *records) Unsynced() int64 {
 	r.mu.Lock()
