@@ -3,6 +3,7 @@ package journal
 import (
 	"cmp"
 	"errors"
+	"math"
 	"slices"
 	"time"
 )
@@ -102,20 +103,21 @@ func (j *Journal) createSegment(number, first uint64) error {
 	return nil
 }
 
-// ensureSegment creates the given segment if it does not exist yet. The caller holds sem.
+// ensureSegment makes all appended records durable, and creates the given segment, or the newest
+// that Rotate has returned, if it does not exist yet. The caller holds sem.
 func (j *Journal) ensureSegment(segment uint64) error {
-	b, segment := j.lastBefore(segment)
-	if b != nil {
+	j.mu.Lock()
+	segment = min(segment, j.segment) // before all is committed: those before it are then complete
+	j.mu.Unlock()
+	if b, _ := j.batchOf(math.MaxUint64); b != nil {
 		j.commit(b)
 	}
-	if err := j.failure(); err != nil {
+	if err := j.failure(); err != nil || j.seg.number >= segment {
 		return err
 	}
-	if j.seg.number < segment {
-		if err := j.nextSegment(); err != nil {
-			j.fail(err)
-			return err
-		}
+	if err := j.nextSegment(); err != nil {
+		j.fail(err)
+		return err
 	}
 	return nil
 }
@@ -135,20 +137,6 @@ func (j *Journal) detachBefore(before uint64) (old []extent, err error) {
 	old = slices.Clone(j.segments[:n])
 	j.segments = slices.Delete(j.segments, 0, n)
 	return old, nil
-}
-
-// lastBefore returns the last queued batch of a segment before bound, which is before or the newest
-// segment, whichever is older.
-func (j *Journal) lastBefore(before uint64) (last *batch, bound uint64) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	bound = min(before, j.segment)
-	for _, b := range j.queue {
-		if b.segment < bound {
-			last = b
-		}
-	}
-	return last, bound
 }
 
 func (j *Journal) failure() error {

@@ -197,8 +197,8 @@ func (j *Journal) Size() (n int64) {
 	return n
 }
 
-// Begin creates a segment that Rotate has returned, durable, after making earlier segments durable.
-// From then on a checkpoint may name it.
+// Begin makes all appended records durable, and then creates a segment that Rotate has returned,
+// durable. From then on a checkpoint may name it.
 func (j *Journal) Begin(segment uint64) error {
 	<-j.sem
 	defer func() { j.sem <- struct{}{} }()

@@ -67,6 +67,11 @@ func Open(dir string, id uint64, from uint64, apply func(record []byte) error, o
 	}
 	j.segment, j.segmentEmpty = j.seg.number, r.last == 0
 	j.sem <- struct{}{}
+	if j.segments[0].number < from {
+		if err := j.Remove(from); err != nil {
+			return nil, errors.Join(err, j.seg.close())
+		}
+	}
 	return j, nil
 }
 
@@ -94,6 +99,7 @@ func (r *recovery) run(from uint64) error {
 		if err := r.checkObsolete(n); err != nil {
 			return err
 		}
+		r.j.segments = append(r.j.segments, extent{number: n})
 	}
 	for i, n := range live {
 		if err := r.segment(n, live[i+1:]); err != nil {
@@ -106,10 +112,7 @@ func (r *recovery) run(from uint64) error {
 	if r.ended {
 		return refuse(segmentName(r.j.dir, r.j.seg.number+1), ErrMissing, "")
 	}
-	if err := r.repair(); err != nil {
-		return err
-	}
-	return r.removeObsolete(old)
+	return r.repair()
 }
 
 // list returns the segments before from, and those from from on, which must have no gap.
@@ -185,18 +188,4 @@ func (r *recovery) rewriteLastBatch() error {
 	}
 	seg.off = r.last
 	return seg.write(b, r.next)
-}
-
-// removeObsolete removes the segments before the checkpoint.
-func (r *recovery) removeObsolete(old []uint64) error {
-	for _, n := range old {
-		name := segmentName(r.j.dir, n)
-		if err := r.j.fs.Remove(name); err != nil {
-			return fileError("remove", name, err)
-		}
-	}
-	if len(old) == 0 {
-		return nil
-	}
-	return fileError("sync", r.j.dir, r.j.fs.SyncDir(r.j.dir))
 }

@@ -3,7 +3,6 @@ package journal
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
 	"io"
 	"slices"
 )
@@ -56,22 +55,6 @@ func (r *reader) dataEnd(off int64) (end int64, err error) {
 		off += n
 	}
 	return end, nil
-}
-
-// sound reports whether the body of the batch with head h at off, which is in the file, matches its
-// checksum.
-func (r *reader) sound(h head, sum uint32, off int64) (bool, error) {
-	crc := seed(sum, off)
-	for at, end := off+headLen, off+headLen+int64(h.length); at < end; {
-		n := min(window, end-at)
-		b, err := r.at(at, n)
-		if err != nil {
-			return false, err
-		}
-		crc = crc32.Update(crc, castagnoli, b)
-		at += n
-	}
-	return crc == h.sum, nil
 }
 
 // findHeadAfter looks for a valid head between off and end, after a damaged batch at off that
