@@ -120,16 +120,7 @@ func TestCreateRefusesASecondRank(t *testing.T) {
 	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: addr})
 	says(t, err, pgroup.ErrConflict, `create of group "world" on rank 1 of 2`, "rank 1 is already in use by pid ", ", which joined ", "each process needs a rank of its own")
 	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
-	// Another run, or another name, is another group.
-	others := create(t, 2, func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Address: addr, Run: "second"} }
-	})
 	closeAll(gs)
-	again := create(t, 2, func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
-	})
-	closeAll(again)
-	closeAll(others)
 }
 
 // TestCreateAtAnotherServer checks the error if the server at the address speaks another

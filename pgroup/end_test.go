@@ -15,25 +15,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-func TestAbortNamesItsReasonOnAllRanks(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() == 1 {
-			over := g.Context()
-			g.Abort(errors.New("the disk is full"))
-			ended(t, over)
-		}
-		words := []string{"rank 1: aborted: the disk is full"}
-		v := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrAborted, words...)
-		same(t, g, "by", v.By, 1)
-		_, err := pgroup.Recv[int](t.Context(), g, 0)
-		rankError(t, g, err, pgroup.ErrAborted, words...)
-		ended(t, g.Context())
-		rankError(t, g, context.Cause(g.Context()), pgroup.ErrAborted, words...)
-		_, err = g.Sub(t.Context(), "sub", upTo(g.Size())...)
-		rankError(t, g, err, pgroup.ErrAborted, append(words, `sub "sub" of group "world"`)...)
-	}, 2, 4)
-}
-
 func TestShutdownThenClosed(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		over := g.Context()

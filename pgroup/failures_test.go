@@ -73,6 +73,8 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 				rankError(t, g, pgroup.Send(t.Context(), g, 3, 1), pgroup.ErrLost)
 				_, err = pgroup.Recv[int](t.Context(), g, dead)
 				rankError(t, g, err, pgroup.ErrLost)
+				_, err = g.Sub(t.Context(), "late", upTo(4)...)
+				rankError(t, g, err, pgroup.ErrLost, `sub "late" of group "world"`)
 				if dead == 0 {
 					rankError(t, rest, rest.Barrier(t.Context()), pgroup.ErrUnavailable, `which rank 0 of "`)
 				}
@@ -140,9 +142,8 @@ func TestFailure09OneRoundTripAVerb(t *testing.T) {
 	closeAll(gs)
 }
 
-// TestFailure10NothingIsOpenOrRuns checks failure 10: it binds wildcard addresses, and unpickles
-// what arrives.
-func TestFailure10NothingIsOpenOrRuns(t *testing.T) {
+// TestFailure10NothingIsOpen checks failure 10: it binds wildcard addresses.
+func TestFailure10NothingIsOpen(t *testing.T) {
 	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0"} {
 		_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: addr})
 		if !errors.Is(err, store.ErrInsecure) || !strings.Contains(err.Error(), "MUSTER_INSECURE=1") {
@@ -155,25 +156,11 @@ func TestFailure10NothingIsOpenOrRuns(t *testing.T) {
 		}
 		_ = g.Close()
 	}
-	s := testcluster.Store(t)()
-	at := func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
-	}
-	ranks(t, 1, at, func(t *testing.T, g *pgroup.Group) {
-		for _, hostile := range []string{"\x80\x04cos\nsystem\n", "\xdd\xff\xff\xff\xff", "\xc1", "", strings.Repeat("\x91", 1<<16)} {
-			c := wire.Contribution{Generation: g.Generation(), Rank: 0, Root: 0, Type: "pgroup_test.config"}
-			ok(t, g, "send", s.Send(t.Context(), c, []byte(hostile), 0))
-		}
-		if v, err := pgroup.Recv[config](t.Context(), g, 0); err == nil {
-			t.Errorf("got %+v", v)
-		}
-	})
 }
 
 // TestFailure11NoPortIsProbed checks failure 11: it probes a free port, closes it, and binds it
 // again; IPv6 was broken in its copies.
 func TestFailure11NoPortIsProbed(t *testing.T) {
-	ranks(t, 3, hosted, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
 		t.Skip("SKIPPED: no IPv6 on this machine: ", err)
@@ -202,27 +189,14 @@ func TestFailure13LateReaderGetsExpired(t *testing.T) {
 	bubble(t, edit, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "old"))
-			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "old too"))
 			time.Sleep(2 * time.Hour)
 			n, err := g.Expired(t.Context())
 			ok(t, g, "expire", err)
-			same(t, g, "expired", n, 2)
-			n, err = g.Expired(t.Context())
-			ok(t, g, "expire", err)
-			same(t, g, "expired since", n, 0)
-			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "new"))
+			same(t, g, "expired", n, 1)
 			return
 		}
 		time.Sleep(150 * time.Minute)
-		start := time.Now()
-		for range 2 {
-			if _, err := pgroup.Recv[string](t.Context(), g, 0); !errors.Is(err, pgroup.ErrExpired) {
-				t.Errorf("got %v, want ErrExpired", err)
-			}
-		}
-		got, err := pgroup.Recv[string](t.Context(), g, 0)
-		ok(t, g, "recv", err)
-		same(t, g, "recv", got, "new")
-		same(t, g, "at once", time.Since(start), 0)
+		_, err := pgroup.Recv[string](t.Context(), g, 0)
+		rankError(t, g, err, pgroup.ErrExpired, "message 1 from rank 0")
 	})
 }

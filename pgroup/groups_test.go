@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -68,22 +69,14 @@ func TestSub(t *testing.T) {
 	}, 4, 7)
 }
 
+// TestLargeSub makes a group whose list of ranks is too long for its name.
 func TestLargeSub(t *testing.T) {
-	const n = 300
+	const n = 100
 	ranks(t, n, anyStore, func(t *testing.T, g *pgroup.Group) {
-		if g.Rank() == 0 {
-			return
+		sub, err := g.Sub(t.Context(), "all", upTo(n)...)
+		if ok(t, g, "sub", err); err == nil {
+			ok(t, g, "shutdown", sub.Shutdown(t.Context()))
 		}
-		sub, err := g.Sub(t.Context(), "most", upTo(n)[1:]...)
-		if err != nil {
-			t.Errorf("rank %d: %v", g.Rank(), err)
-			return
-		}
-		defer sub.Close()
-		sum, err := pgroup.AllReduce(t.Context(), sub, pgroup.Sum, 1)
-		ok(t, g, "allreduce", err)
-		equal(t, g, "allreduce", sum, []int{n - 1})
-		ok(t, g, "shutdown", sub.Shutdown(t.Context()))
 	})
 }
 
@@ -190,75 +183,49 @@ func members(t *testing.T, g *pgroup.Group) []pgroup.Member {
 	return ms
 }
 
+// TestMembers checks what ranks know of each other, in a group whose join brings the members and in one that is
+// too large for that, and in the groups of their survivors. The ranks take turns on the nodes.
 func TestMembers(t *testing.T) {
-	onNodes := func(t *testing.T) func(int) pgroup.Config {
-		config := hosted(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			c.Host = fmt.Sprintf("node-%d", rank%2)
-			return c
-		}
+	for size, nodes := range map[int]int{5: 2, 70: 18} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			gs := create(t, size, func(t *testing.T) func(int) pgroup.Config {
+				config := served(t)
+				return func(rank int) pgroup.Config {
+					c := config(rank)
+					c.Host = fmt.Sprintf("node-%d", rank%nodes)
+					return c
+				}
+			})
+			check := func(g *pgroup.Group, first int) {
+				same(t, g, "nodes", g.NodeCount(), nodes)
+				same(t, g, "local rank", g.LocalRank(), g.Rank()/nodes)
+				same(t, g, "no rank", g.SameNode(-1) || g.SameNode(size), false)
+				all := members(t, g)
+				same(t, g, "size", len(all), g.Size())
+				for rank, m := range all {
+					host := fmt.Sprintf("node-%d", (first+rank)%nodes)
+					same(t, g, "member", m, pgroup.Member{Rank: rank, LocalRank: rank / nodes, Node: rank % nodes, PID: os.Getpid(), Host: host})
+					same(t, g, "same node", g.SameNode(rank), rank%nodes == g.Rank()%nodes)
+				}
+				all[0].Host = "" // a copy
+				same(t, g, "host", members(t, g)[0].Host, fmt.Sprintf("node-%d", first))
+			}
+			together(size, func(rank int) { check(gs[rank], 0) })
+			ok(t, gs[0], "close", gs[0].Close())
+			_, err := gs[0].Members(t.Context())
+			assert.NoError(t, err, "what it knows needs no request")
+			together(size-1, func(i int) {
+				g, err := gs[1+i].Shrink(t.Context())
+				if ok(t, gs[1+i], "shrink", err); err != nil {
+					return
+				}
+				gs[1+i] = g
+				same(t, g, "rank", g.Rank(), i)
+				check(g, 1)
+			})
+			closeAll(gs[1:])
+		})
 	}
-	ranks(t, 4, onNodes, func(t *testing.T, g *pgroup.Group) {
-		same(t, g, "nodes", g.NodeCount(), 2)
-		same(t, g, "local rank", g.LocalRank(), g.Rank()/2)
-		for rank, m := range members(t, g) {
-			same(t, g, "rank", m.Rank, rank)
-			same(t, g, "local rank", m.LocalRank, rank/2)
-			same(t, g, "host", m.Host, fmt.Sprintf("node-%d", rank%2))
-			same(t, g, "same node", g.SameNode(rank), rank%2 == g.Rank()%2)
-			same(t, g, "hosts", m.Addr != "", rank == 0)
-		}
-		same(t, g, "no rank", g.SameNode(-1) || g.SameNode(4), false)
-	})
-	ranks(t, 4, hosted, func(t *testing.T, g *pgroup.Group) {
-		same(t, g, "nodes", g.NodeCount(), 1)
-		same(t, g, "local rank", g.LocalRank(), g.Rank())
-		same(t, g, "same node", g.SameNode(3), true)
-	})
-}
-
-// TestMembersOfMany checks a group that is too large for members in the answer to the join, and the
-// group of its survivors.
-func TestMembersOfMany(t *testing.T) {
-	const n, each = 70, 4
-	onNodes := func(t *testing.T) func(int) pgroup.Config {
-		config := served(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			c.Host = fmt.Sprintf("node-%d", rank/each)
-			return c
-		}
-	}
-	check := func(g *pgroup.Group, first int) {
-		same(t, g, "nodes", g.NodeCount(), (n+each-1)/each)
-		all := members(t, g)
-		same(t, g, "size", len(all), g.Size())
-		for rank, m := range all {
-			old := first + rank
-			same(t, g, "host", m.Host, fmt.Sprintf("node-%d", old/each))
-			same(t, g, "node", m.Node, old/each)
-			same(t, g, "same node", g.SameNode(rank), old/each == (first+g.Rank())/each)
-		}
-		same(t, g, "local rank", g.LocalRank(), all[g.Rank()].LocalRank)
-		all[0].Host = "" // a copy
-		same(t, g, "host", members(t, g)[0].Host, "node-0")
-	}
-	gs := create(t, n, onNodes)
-	together(n, func(rank int) { check(gs[rank], 0) })
-	ok(t, gs[0], "close", gs[0].Close())
-	_, err := gs[0].Members(t.Context())
-	assert.NoError(t, err, "what it knows needs no request")
-	together(n-1, func(i int) {
-		g, err := gs[1+i].Shrink(t.Context())
-		if ok(t, gs[1+i], "shrink", err); err != nil {
-			return
-		}
-		gs[1+i] = g
-		same(t, g, "rank", g.Rank(), i)
-		check(g, 1)
-	})
-	closeAll(gs[1:])
 }
 
 // TestMembersFail checks the errors of a request for members.

@@ -148,24 +148,6 @@ func TestMissingRankInSharedMemory(t *testing.T) {
 	})
 }
 
-// TestLateRankInSharedMemory checks that an operation succeeds whose last rank comes after the others
-// have gone to the store.
-func TestLateRankInSharedMemory(t *testing.T) {
-	sharing(t, func(t *testing.T, g *pgroup.Group) {
-		for i := range 3 {
-			if g.Rank() == i {
-				<-time.After(150 * time.Millisecond)
-			}
-			got, err := pgroup.AllGather(t.Context(), g, g.Rank())
-			ok(t, g, "all-gather", err)
-			equal(t, g, "all-gather", got, []int{0, 1, 2})
-			got, err = pgroup.AllGather(t.Context(), g, g.Rank()*i)
-			ok(t, g, "all-gather", err)
-			equal(t, g, "all-gather", got, []int{0, i, 2 * i})
-		}
-	})
-}
-
 // TestMismatchInSharedMemory checks that all ranks get a mismatch if one calls another operation,
 // even if the root of the others' has succeeded before.
 func TestMismatchInSharedMemory(t *testing.T) {

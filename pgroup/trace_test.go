@@ -116,60 +116,6 @@ func everyVerb(t *testing.T, g *pgroup.Group) {
 	}
 }
 
-// TestTraceHasLastRank checks that the store reports which rank came last, and that the events of
-// the others say that they waited for it.
-func TestTraceHasLastRank(t *testing.T) {
-	const n = 3
-	at, sinks := traced(n, hosted)
-	gs := create(t, n, at)
-	defer closeAll(gs)
-	for last := range n {
-		in := make(chan struct{}, n)
-		together(n, func(rank int) {
-			if rank == last {
-				for range n - 1 {
-					<-in
-				}
-				waitFor(t, gs[0], n-1)
-			} else {
-				in <- struct{}{}
-			}
-			ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context()))
-		})
-	}
-	for rank := range n {
-		events := sinks[rank].All()[1:]
-		require.Len(t, events, n)
-		for last, e := range events {
-			require.Equal(t, last, e.Last)
-			if rank == last {
-				require.Zero(t, e.Waited)
-			} else {
-				require.Positive(t, e.Waited)
-			}
-		}
-	}
-}
-
-// waitFor returns when so many ranks have voted in the current barrier.
-func waitFor(t *testing.T, g *pgroup.Group, came int) {
-	for {
-		now, err := pgroup.StoreOf(g).Status(t.Context(), "")
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		for _, x := range now.Groups {
-			for _, r := range x.Records {
-				if r.Arrived.Count == came {
-					return
-				}
-			}
-		}
-		<-time.After(time.Millisecond)
-	}
-}
-
 func TestTraceOfFailures(t *testing.T) {
 	at, sinks := traced(2, anyStore)
 	gs := create(t, 2, at)

@@ -111,43 +111,36 @@ func TestBytesStructsAndArrays(t *testing.T) {
 
 func TestAllReduce(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		n, r := g.Size(), g.Rank()
-		sum := n * (n - 1) / 2
-		product := 1
+		n, sum, product := g.Size(), 0, 1
 		for i := range n {
-			product *= i + 1
+			sum, product = sum+i+1, product*(i+1)
 		}
 		for op := pgroup.Sum; op <= pgroup.Avg; op++ {
-			want := map[pgroup.Op]int{pgroup.Sum: sum + n, pgroup.Product: product, pgroup.Min: 1, pgroup.Max: n, pgroup.Avg: (sum + n) / n}[op]
-			ints, err := pgroup.AllReduce(t.Context(), g, op, r+1, -(r + 1))
-			ok(t, g, op.String(), err)
-			same(t, g, op.String(), ints[0], want)
-			i32, err := pgroup.AllReduce(t.Context(), g, op, int32(r+1))
-			ok(t, g, op.String(), err)
-			same(t, g, op.String(), i32[0], int32(want))
-			u64, err := pgroup.AllReduce(t.Context(), g, op, uint64(r+1))
-			ok(t, g, op.String(), err)
-			same(t, g, op.String(), u64[0], uint64(want))
-			u32, err := pgroup.AllReduce(t.Context(), g, op, uint32(r+1))
-			ok(t, g, op.String(), err)
-			same(t, g, op.String(), u32[0], uint32(want))
-			f32, err := pgroup.AllReduce(t.Context(), g, op, float32(r+1))
-			ok(t, g, op.String(), err)
-			f64, err := pgroup.AllReduce(t.Context(), g, op, float64(r+1), math.Inf(1))
-			ok(t, g, op.String(), err)
+			want := map[pgroup.Op]int{pgroup.Sum: sum, pgroup.Product: product, pgroup.Min: 1, pgroup.Max: n, pgroup.Avg: sum / n}[op]
+			reduces(t, g, op, want)
+			reduces(t, g, op, int32(want))
+			reduces(t, g, op, uint64(want))
+			reduces(t, g, op, uint32(want))
 			if op != pgroup.Avg {
-				same(t, g, op.String(), f32[0], float32(want))
-				same(t, g, op.String(), f64[0], float64(want))
+				reduces(t, g, op, float32(want))
+				reduces(t, g, op, float64(want))
 			}
-			same(t, g, op.String(), f64[1], math.Inf(1))
 		}
-		avg, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, float64(r))
+		avg, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, float64(g.Rank()+1), math.Inf(1))
 		ok(t, g, "avg", err)
-		same(t, g, "avg", avg[0], float64(sum)/float64(n))
+		equal(t, g, "avg", avg, []float64{float64(sum) / float64(n), math.Inf(1)})
 		none, err := pgroup.AllReduce[float64](t.Context(), g, pgroup.Sum)
 		ok(t, g, "nothing", err)
 		same(t, g, "nothing", len(none), 0)
 	})
+}
+
+// reduces checks the reduction of the numbers from 1 to the size.
+func reduces[T pgroup.Number](t *testing.T, g *pgroup.Group, op pgroup.Op, want T) {
+	t.Helper()
+	got, err := pgroup.AllReduce(t.Context(), g, op, T(g.Rank()+1))
+	ok(t, g, op.String(), err)
+	equal(t, g, op.String(), got, []T{want})
 }
 
 // panics is a codec, and a trace, that panics for some objects.
