@@ -131,6 +131,8 @@ func median(of []time.Duration) time.Duration {
 	return sorted[len(sorted)/2]
 }
 
+var children = testcluster.Children{"averager": childAverager}
+
 // childAverager is the other rank of BenchmarkGradients, which runs until the first one leaves.
 func childAverager(ctx context.Context, arg string) error {
 	args := strings.Fields(arg)

@@ -103,6 +103,8 @@ func TestAFailureOfTheCaller(t *testing.T) {
 	err := nodes[0].Strategy().Barrier(within(t, 20*time.Millisecond))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.False(t, nodes[0].Over(err), "it was the caller's own")
+	require.False(t, nodes[0].Over(nil))
+	require.False(t, nodes[0].Over(nodes[0].Strategy().BroadcastTensor(t.Context(), 3, tensor.New(tensor.F32))))
 	for _, n := range nodes {
 		<-n.Comm().Group().Context().Done()
 	}
@@ -112,15 +114,6 @@ func TestAFailureOfTheCaller(t *testing.T) {
 	each(nodes, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Close()) })
 	start(t, nodes...)
 	steps(t, nodes...)
-}
-
-func TestOverIsOfTheView(t *testing.T) {
-	at := url(t)
-	n := newNode(t, at, "a", 1, 0)
-	start(t, n)
-	require.False(t, n.Over(nil))
-	require.False(t, n.Over(errors.New("the loss is NaN")))
-	require.False(t, n.Over(n.Strategy().BroadcastTensor(t.Context(), 3, tensor.New(tensor.F32))))
 }
 
 // TestVerbsOfTheGroupEndWithTheView checks verbs of the view's group and Comm whose contexts do not end:
@@ -260,12 +253,6 @@ func steps(t *testing.T, nodes ...*dataparallel.WorkerNode) {
 		ranks[n.Rank()]++
 	})
 	require.Equal(t, repeat(len(nodes), 1), ranks)
-}
-
-// untilOver steps until the view has ended, and goes on to the next one.
-func untilOver(t *testing.T, n *dataparallel.WorkerNode) {
-	t.Helper()
-	assert.Error(t, failureOf(t, n))
 }
 
 // failureOf is untilOver, and returns the error that ended the view.
