@@ -60,11 +60,9 @@ func TestBits(t *testing.T) {
 	})
 }
 
-// everyType reduces each type of numbers, by each operation.
-func everyType[T tensor.Number](r *rank, n int) {
-	results := map[collective.Op]int{
-		collective.Sum: n * (n + 1) / 2, collective.Min: 1, collective.Max: n, collective.Product: product(n), collective.Avg: (n + 1) / 2,
-	}
+// everyType reduces a type of numbers on three ranks, by each operation.
+func everyType[T tensor.Number](r *rank) {
+	results := map[collective.Op]int{collective.Sum: 6, collective.Min: 1, collective.Max: 3, collective.Product: 6, collective.Avg: 2}
 	for _, op := range slices.Sorted(maps.Keys(results)) {
 		want := results[op]
 		for _, length := range []int{1, 10_000} {
@@ -78,28 +76,21 @@ func everyType[T tensor.Number](r *rank, n int) {
 	}
 }
 
-func product(n int) int {
-	if n == 0 {
-		return 1
-	}
-	return n * product(n-1)
-}
-
 func TestEveryType(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
-			everyType[int8](r, n)
-			everyType[int16](r, n)
-			everyType[int32](r, n)
-			everyType[int64](r, n)
-			everyType[uint8](r, n)
-			everyType[uint16](r, n)
-			everyType[uint32](r, n)
-			everyType[uint64](r, n)
-			everyType[float32](r, n)
-			everyType[float64](r, n)
-			everyType[tensor.Float16](r, n)
-			everyType[tensor.BFloat16](r, n)
+			everyType[int8](r)
+			everyType[int16](r)
+			everyType[int32](r)
+			everyType[int64](r)
+			everyType[uint8](r)
+			everyType[uint16](r)
+			everyType[uint32](r)
+			everyType[uint64](r)
+			everyType[float32](r)
+			everyType[float64](r)
+			everyType[tensor.Float16](r)
+			everyType[tensor.BFloat16](r)
 			wide := []uint64{math.MaxUint64, 1<<63 + uint64(r.me())}
 			require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Max, wide))
 			assert.Equal(r, []uint64{math.MaxUint64, 1<<63 + uint64(n-1)}, wide)

@@ -167,49 +167,11 @@ func sum[T tensor.Number](ranks, n, div int) []T {
 
 var lengths = []int{0, 1, 3, 5000, long}
 
-// TestOpen opens many Comms, one after the other and at the same time, on the same groups.
-func TestOpen(t *testing.T) {
-	over(t, []int{3}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			for range 20 {
-				c, err := collective.Open(r.ctx, r.g, w.options(r.me()))
-				require.NoError(r, err)
-				assert.NoError(r, (&rank{r.T, r.ctx, r.g, c}).reduces(100))
-				assert.NoError(r, c.Barrier(r.ctx))
-				assert.NoError(r, c.Close())
-			}
-		})
-	})
-}
-
-func TestAllReduce(t *testing.T) {
-	over(t, testcluster.Form([]int{1, 2, 5}, []int{1, 2, 3, 4, 5, 8}), func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			for _, length := range lengths {
-				x := vector[float32](r.me(), length)
-				if !assert.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Sum, x)) {
-					return
-				}
-				assert.True(r, slices.Equal(sum[float32](n, length, 1), x), "%d elements", length)
-				y := vector[int64](r.me(), length)
-				if !assert.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Avg, y)) {
-					return
-				}
-				assert.True(r, slices.Equal(sum[int64](n, length, n), y), "%d integers", length)
-				h := vector[tensor.BFloat16](r.me(), length)
-				if !assert.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Sum, h)) {
-					return
-				}
-				assert.True(r, slices.Equal(sum[tensor.BFloat16](n, length, 1), h), "%d halves", length)
-			}
-		})
-	})
-}
-
 func TestVerbs(t *testing.T) {
-	over(t, testcluster.Form([]int{1, 4}, []int{1, 2, 3, 4, 5}), func(t *testing.T, w way, n int) {
+	over(t, testcluster.Form([]int{1, 4, 5}, []int{1, 2, 3, 4, 5, 8}), func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
 			for _, length := range lengths {
+				require.NoError(r, r.reduces(length))
 				for _, root := range []int{0, n - 1} {
 					x := vector[float64](r.me(), length)
 					require.NoError(r, collective.Reduce(r.ctx, r.c, root, collective.Sum, x))

@@ -1,19 +1,12 @@
 package collective
 
 import (
-	"context"
 	"net"
 	"sync"
 
 	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/pgroup"
 )
-
-// ReportNoMemory makes a rank report, as it opens, that it has no memory to share.
-func ReportNoMemory(ctx context.Context, g *pgroup.Group) error {
-	_, err := pgroup.AllGather(ctx, g.Channel("open"), peerInfo{})
-	return err
-}
 
 // SendSlices sends a message of slices, and returns when it has been written.
 func SendSlices(conn link.NowWriter, slices [][]byte) error {

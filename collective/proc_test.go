@@ -173,3 +173,17 @@ func TestSharedMemoryIsOff(t *testing.T) {
 		})
 	}
 }
+
+// TestOneRankSharesNoMemory has a rank without memory that others could map: all ranks use connections.
+func TestOneRankSharesNoMemory(t *testing.T) {
+	w := way{host: func(int) string { return "node" }, set: func(c *pgroup.Config) {
+		if c.Rank == 1 {
+			c.SharedMemory = pgroup.SharedMemoryOff
+		}
+	}}
+	w.run(t, 3, func(r *rank) {
+		_, some := r.c.SharesMemory()
+		assert.False(r, some)
+		r.allReduce(1000)
+	})
+}

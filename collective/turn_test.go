@@ -26,19 +26,6 @@ func TestTurnHasADeadline(t *testing.T) {
 	})
 }
 
-// TestStartUsesTheOuterComm calls a verb on the Comm while f, which makes the call, occupies it:
-// the verb fails, but it ends.
-func TestStartUsesTheOuterComm(t *testing.T) {
-	way{host: apart}.run(t, 2, func(r *rank) {
-		err := r.c.Start(r.ctx, func(ctx context.Context, _ *collective.Comm) error {
-			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-			defer cancel()
-			return r.c.Barrier(ctx)
-		}).Wait(r.ctx)
-		assert.ErrorIs(r, err, pgroup.ErrTimeout)
-	})
-}
-
 // TestCloseInStart closes the Comm in a function that Start runs.
 func TestCloseInStart(t *testing.T) {
 	over(t, []int{2}, func(t *testing.T, w way, n int) {
