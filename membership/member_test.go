@@ -2,7 +2,6 @@ package membership_test
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"testing"
 	"testing/synctest"
@@ -336,33 +335,4 @@ func TestStoreThatForgets(t *testing.T) {
 	require.NoError(t, err)
 	testcluster.ServeAt(t, &store.Server{Engine: new(store.Memory)}, l)
 	require.EqualValues(t, 1, next(t, join(t, s, c), 0, "a").Generation)
-}
-
-func TestKilledAndFrozenProcesses(t *testing.T) {
-	addr := testcluster.Serve(t, &store.Server{Engine: new(store.Memory)})
-	s := dial(t, addr)
-	first := process(t, addr, "p0", 1, 4) // the leader
-	_, err := s.Wait(bounded(t), "seen/p0/1")
-	require.NoError(t, err)
-	second := process(t, addr, "p1", 1, 4)
-	_, err = s.Wait(bounded(t), "seen/p1/2")
-	require.NoError(t, err)
-	m := join(t, s, worker("t", 1, 4))
-	v := settles(t, m, "p0", "p1", "t")
-
-	testcluster.Kill(t, first)
-	require.Equal(t, []int{0}, ended(t, v.Context(t.Context())).Lost)
-	v = settles(t, m, "p1", "t")
-	seen, err := s.Wait(bounded(t), fmt.Sprint("seen/p1/", v.Generation))
-	require.NoError(t, err)
-	require.Equal(t, "rank 0 of 2 in life 1", string(seen[0]))
-
-	testcluster.Freeze(t, second)
-	require.Equal(t, []int{0}, ended(t, v.Context(t.Context())).Lost)
-	settles(t, m, "t")
-	testcluster.Thaw(t, second)
-	v = settles(t, m, "t", "p1")
-	seen, err = s.Wait(bounded(t), fmt.Sprint("seen/p1/", v.Generation))
-	require.NoError(t, err)
-	require.Equal(t, "rank 1 of 2 in life 2", string(seen[0]))
 }
