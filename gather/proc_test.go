@@ -94,21 +94,6 @@ func suicide() {
 	select {}
 }
 
-func TestProcesses(t *testing.T) {
-	overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
-		processes(t, j, func(r *rank) {
-			for round := 0; round < 10 && r.gathers(list, 10*round, 1<<18); round++ {
-			}
-			res, err := gather.Configs(r.ctx, r.ga, list, r.model(r.me()))
-			require.NoError(t, err)
-			for rank, cfg := range res.Present() {
-				sameModel(t, r.model(rank), cfg)
-			}
-			assert.NoError(t, r.group.Barrier(r.ctx))
-		})
-	})
-}
-
 // roundsVar names the environment variable with killRounds for the processes, which do not get
 // -test.short.
 const roundsVar = "GATHER_TEST_ROUNDS"
