@@ -11,7 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -69,19 +68,6 @@ func TestWays(t *testing.T) {
 			assert.Equal(t, want.tensors["u64"].Data, kept.Data, "a clone lives on")
 		})
 	}
-}
-
-// TestAlias wants no copy, and no tensor that reaches into another.
-func TestAlias(t *testing.T) {
-	b := raw(two([2]int{0, 2}, [2]int{2, 4}), "abcd")
-	f, err := safetensors.Parse(b)
-	require.NoError(t, err)
-	a, err := f.Tensor("a")
-	require.NoError(t, err)
-	require.Same(t, &b[len(b)-4], unsafe.SliceData(a.Data))
-	require.Equal(t, 2, cap(a.Data))
-	b[len(b)-4] = 'x'
-	require.Equal(t, "xb", string(a.Data))
 }
 
 // TestMappedIsReadOnly writes to a mapping, which is a fault.

@@ -58,6 +58,7 @@ func FuzzParse(f *testing.F) {
 func FuzzWriter(f *testing.F) {
 	f.Add(uint64(1), "name", "key", "value", 3)
 	f.Add(uint64(2), "\x00\u2028\"", "", "\\", 1)
+	f.Add(uint64(3), "name", "key", "value", 1000)
 	f.Fuzz(func(t *testing.T, seed uint64, name, key, value string, piece int) {
 		c := random(rand.New(rand.NewPCG(seed, 0)))
 		c.tensors[name] = filled(tensor.F6E3M2, 4)
@@ -72,10 +73,12 @@ func FuzzWriter(f *testing.F) {
 			return
 		}
 		requireSame(t, c, parsed(t, want.Bytes()))
+		require.EqualValues(t, want.Len(), w.Header().Size())
 		for _, name := range w.Names() {
 			inPieces(t, w, c.tensors[name].Data, 1+max(0, piece)%100)
 		}
 		require.NoError(t, w.Close())
+		require.NoError(t, w.Close(), "again")
 		require.Equal(t, want.Bytes(), got.Bytes())
 	})
 }
