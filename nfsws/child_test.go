@@ -2,9 +2,9 @@ package nfsws_test
 
 import (
 	"context"
-	"os"
-	"os/exec"
+	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,21 +13,16 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// The environment of the test binary when it is a rank that publishes.
-const (
-	dirVar    = "NFSWS_TEST_DIR"
-	roundsVar = "NFSWS_TEST_ROUNDS"
-)
-
-// publish publishes states in dir, one after the other.
-func publish(dir string) {
-	rounds := must(strconv.Atoi(os.Getenv(roundsVar)))
-	w := must(nfsws.Open(context.Background(), dir, 0, nil))
-	for n := range rounds {
-		must(write(w, uint32(n+1), small))
+// publish publishes a number of states in a directory, one after the other.
+func publish(ctx context.Context, arg string) error {
+	rounds, dir, _ := strings.Cut(arg, " ")
+	w, err := nfsws.Open(ctx, dir, 0, nil)
+	for n := range must(strconv.Atoi(rounds)) {
+		if err == nil {
+			_, err = write(w, uint32(n+1), small)
+		}
 	}
-	must(0, w.Close())
-	os.Exit(0)
+	return err
 }
 
 // TestModelOptHalfAState checks failure 9: a process writes a thousand states, one over the other,
@@ -37,10 +32,7 @@ func TestModelOptHalfAState(t *testing.T) {
 	rounds := testcluster.Form(200, 1000)
 	dir := t.TempDir()
 	w := open(t, dir, 1, nil)
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), dirVar+"="+dir, roundsVar+"="+strconv.Itoa(rounds))
-	cmd.Stderr = os.Stderr
-	require.NoError(t, cmd.Start())
+	publisher := testcluster.Start(t, "publisher", fmt.Sprint(rounds, " ", dir))
 	seen, last := 0, uint32(0)
 	for last < uint32(rounds) {
 		s, err := w.Wait(t.Context(), 0)
@@ -53,7 +45,8 @@ func TestModelOptHalfAState(t *testing.T) {
 		}
 		last = n
 	}
-	require.NoError(t, cmd.Wait())
+	<-publisher.Done()
+	require.NoError(t, publisher.Err())
 	t.Logf("saw %d of %d states", seen, rounds)
 	require.Len(t, names(t, dir), 4)
 }

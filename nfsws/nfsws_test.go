@@ -14,17 +14,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/tensor"
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(dirVar); dir != "" {
-		publish(dir)
-	}
-	goleak.VerifyTestMain(m)
+	testcluster.Children{"publisher": publish}.Run()
+	testcluster.Leaks(m)
 }
 
 // elements is the number of elements of weights with more than one part.
@@ -334,53 +332,42 @@ func TestEndedContext(t *testing.T) {
 	}
 }
 
-// TestManyGoroutines uses one handle from many goroutines.
-func TestManyGoroutines(t *testing.T) {
-	dir := t.TempDir()
-	w := open(t, dir, 0, nil)
-	require.NoError(t, second(write(w, 0, small)))
-	var wg sync.WaitGroup
-	for i := range uint32(4) {
-		wg.Go(func() {
-			for n := range uint32(20) {
-				if _, err := write(w, i*100+n, small); err != nil {
-					t.Error(err)
-				}
-				if _, err := read(w, 0); err != nil {
-					t.Error(err)
-				}
+// TestWritersAtOnce writes states of a rank from several goroutines, over one handle, and over two, which is a user
+// error, such as the restart of a rank whose process has not ended. Each of two processes may replace the other's
+// state, or remove a state that the other is about to publish; no reader sees a partial state.
+func TestWritersAtOnce(t *testing.T) {
+	for _, handles := range []int{1, 2} {
+		t.Run(fmt.Sprint(handles), func(t *testing.T) {
+			dir := t.TempDir()
+			reader := open(t, dir, 1, nil)
+			var all []*nfsws.Workspace
+			for range handles {
+				all = append(all, open(t, dir, 0, nil))
+			}
+			require.NoError(t, second(write(all[0], 0, small)))
+			var wg sync.WaitGroup
+			for i := range 4 {
+				wg.Go(func() {
+					for n := range 25 {
+						_, err := write(all[i%handles], uint32(100*i+n), small)
+						if err != nil && (handles == 1 || !errors.Is(err, fs.ErrNotExist)) {
+							t.Error(err)
+						}
+						if _, err := read(reader, 0); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if handles == 1 {
+				require.Len(t, names(t, dir), 4)
 			}
 		})
 	}
-	wg.Wait()
-	require.Len(t, names(t, dir), 4)
 }
 
-// TestTwoProcessesOfOneRank tests a user error, such as the restart of a rank whose process has not
-// ended. Each process may replace the other's state, or remove a state that the other is about to
-// publish; no reader sees a partial state.
-func TestTwoProcessesOfOneRank(t *testing.T) {
-	dir := t.TempDir()
-	reader := open(t, dir, 1, nil)
-	var wg sync.WaitGroup
-	both := []*nfsws.Workspace{open(t, dir, 0, nil), open(t, dir, 0, nil)}
-	require.NoError(t, second(write(both[0], 0, small)))
-	for i, w := range both {
-		wg.Go(func() {
-			for n := range uint32(50) {
-				if _, err := write(w, uint32(i)*100+n, small); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					t.Error(err)
-				}
-				if _, err := read(reader, 0); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// TestOpenWhileAnotherWrites tests the same user error: the Open removes the files that are being
+// TestOpenWhileAnotherWrites tests the same error: the Open removes the files that are being
 // written as left over. The Write fails.
 func TestOpenWhileAnotherWrites(t *testing.T) {
 	s := newStage(t)
