@@ -78,29 +78,6 @@ func TestProxyTargetRefuses(t *testing.T) {
 	exchange(t, dial(t, p), "found")
 }
 
-func TestDelay(t *testing.T) {
-	const delay = 30 * time.Millisecond
-	p := testcluster.NewProxy(t, echoServer(t))
-	c := dial(t, p)
-	p.Delay(delay)
-	if took := roundTrip(t, c); took < 2*delay {
-		t.Errorf("round trip took %v, want at least %v", took, 2*delay)
-	}
-	p.Delay(0)
-	p.Up.Delay(delay)
-	assert.GreaterOrEqual(t, roundTrip(t, c), delay)
-}
-
-func TestStall(t *testing.T) {
-	p := testcluster.NewProxy(t, echoServer(t))
-	c := dial(t, p)
-	p.Stall(true)
-	send(t, c, "waits")
-	receivesNothing(t, c)
-	p.Stall(false)
-	receive(t, c, "waits")
-}
-
 func TestBlackhole(t *testing.T) {
 	p, accepted := twoEnds(t)
 	c := dial(t, p)
@@ -266,13 +243,6 @@ func exchange(t testing.TB, c net.Conn, text string) {
 	t.Helper()
 	send(t, c, text)
 	receive(t, c, text)
-}
-
-func roundTrip(t testing.TB, c net.Conn) time.Duration {
-	t.Helper()
-	start := time.Now()
-	exchange(t, c, "ping")
-	return time.Since(start)
 }
 
 func receivesNothing(t testing.TB, c net.Conn) {
