@@ -92,7 +92,7 @@ type kept struct{ *store.Store }
 func (kept) Close() error { return nil }
 
 func TestCreateWithoutListener(t *testing.T) {
-	addr := freeAddr(t)
+	addr := testcluster.Port(t)
 	start := time.Now()
 	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
 	says(t, err, context.DeadlineExceeded, `create of group "world" on rank 1 of 4`, "no process listens at "+addr+" after ", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)")
@@ -153,7 +153,7 @@ func TestCreateAtAnotherServer(t *testing.T) {
 
 // TestCreateBeforeTheHost checks that ranks may call Create before rank 0 listens.
 func TestCreateBeforeTheHost(t *testing.T) {
-	addr := freeAddr(t)
+	addr := testcluster.Port(t)
 	var dialed sync.WaitGroup // each of the others was refused once
 	dialed.Add(2)
 	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
@@ -204,7 +204,7 @@ func (c *signallingConn) Read(b []byte) (int, error) {
 // TestCreateWhileTheLastRunEnds checks that ranks of the next run retry while rank 0 of the last
 // run is still ending.
 func TestCreateWhileTheLastRunEnds(t *testing.T) {
-	addr := freeAddr(t)
+	addr := testcluster.Port(t)
 	last, err := pgroup.Create(t.Context(), pgroup.Config{Name: "last run", Size: 1, Address: addr})
 	require.NoError(t, err)
 	connected := make(chan struct{})
@@ -258,7 +258,7 @@ func TestCreateWithAClosedListener(t *testing.T) {
 func TestCreateCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, c := range []pgroup.Config{{Size: 2, Listener: testcluster.Listen(t)}, {Rank: 1, Size: 2, Address: freeAddr(t)}} {
+	for _, c := range []pgroup.Config{{Size: 2, Listener: testcluster.Listen(t)}, {Rank: 1, Size: 2, Address: testcluster.Port(t)}} {
 		_, err := pgroup.Create(ctx, c)
 		says(t, err, context.Canceled, "create of group")
 	}

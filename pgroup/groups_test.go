@@ -22,7 +22,7 @@ import (
 // TestTwoGroupsAtOneAddress forms two groups of the same processes at one address: the second uses
 // the server of the first, and keeps it running.
 func TestTwoGroupsAtOneAddress(t *testing.T) {
-	addr := freeAddr(t)
+	addr := testcluster.Port(t)
 	named := func(name string) place {
 		return func(*testing.T) func(int) pgroup.Config {
 			return func(int) pgroup.Config { return pgroup.Config{Name: name, Address: addr} }
@@ -36,14 +36,6 @@ func TestTwoGroupsAtOneAddress(t *testing.T) {
 	closeAll(two)
 	three := create(t, 2, named("three")) // the address is free again
 	closeAll(three)
-}
-
-// freeAddr returns an address without a listener.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l := testcluster.Listen(t)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func TestSub(t *testing.T) {

@@ -45,33 +45,22 @@ var secret = []byte("0123456789abcdef")
 
 func TestGroupOverTLSWithASecret(t *testing.T) {
 	p := newPapers(t)
-	for name, c := range map[string]struct {
-		secret []byte
-		files  func(int) *store.TLSFiles
-	}{
-		"both":   {secret, p.files},
-		"secret": {secret, func(int) *store.TLSFiles { return nil }},
-		"TLS":    {nil, p.files},
-	} {
-		t.Run(name, func(t *testing.T) {
-			ranks(t, 4, func(t *testing.T) func(int) pgroup.Config {
-				l, err := store.Listen(t.Context(), "0.0.0.0:0") // without Insecure
-				require.NoError(t, err)
-				_, port, _ := strings.Cut(l.Addr().String(), ":")
-				return func(rank int) pgroup.Config {
-					cfg := pgroup.Config{Address: "127.0.0.1:" + port, Secret: c.secret, TLS: c.files(rank)}
-					if rank == 0 {
-						cfg.Address, cfg.Listener = "", l
-					}
-					return cfg
-				}
-			}, func(t *testing.T, g *pgroup.Group) {
-				all, err := pgroup.AllGather(t.Context(), g, g.Rank())
-				ok(t, g, "allgather", err)
-				equal(t, g, "allgather", all, upTo(4))
-			})
-		})
-	}
+	ranks(t, 4, func(t *testing.T) func(int) pgroup.Config {
+		l, err := store.Listen(t.Context(), "0.0.0.0:0") // without Insecure
+		require.NoError(t, err)
+		_, port, _ := strings.Cut(l.Addr().String(), ":")
+		return func(rank int) pgroup.Config {
+			c := pgroup.Config{Address: "127.0.0.1:" + port, Secret: secret, TLS: p.files(rank)}
+			if rank == 0 {
+				c.Address, c.Listener = "", l
+			}
+			return c
+		}
+	}, func(t *testing.T, g *pgroup.Group) {
+		all, err := pgroup.AllGather(t.Context(), g, g.Rank())
+		ok(t, g, "allgather", err)
+		equal(t, g, "allgather", all, upTo(4))
+	})
 }
 
 // TestGroupThatARankMayNotJoin checks that a rank which fails authentication gets the error at
