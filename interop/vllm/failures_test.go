@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/pickle"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/interop/vllm"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -236,7 +237,7 @@ func TestVLLM07BadRanks(t *testing.T) {
 // is reported.
 func TestVLLM08Death(t *testing.T) {
 	t.Run("of a rank", func(t *testing.T) {
-		l := listen(t, "127.0.0.1:0")
+		l := testcluster.Listen(t)
 		serve(t, l)
 		at := []*store.Store{dial(t, l), dial(t, l), dial(t, l)}
 		gs := joinAt(t, at, vllm.Config{})
@@ -252,7 +253,7 @@ func TestVLLM08Death(t *testing.T) {
 		}
 	})
 	t.Run("of the host", func(t *testing.T) {
-		l := listen(t, "127.0.0.1:0")
+		l := testcluster.Listen(t)
 		stop := serve(t, l)
 		gs := joinAt(t, []*store.Store{dial(t, l), dial(t, l)}, vllm.Config{})
 		waiting := make(chan error, 1)
@@ -261,7 +262,7 @@ func TestVLLM08Death(t *testing.T) {
 		failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts")
 	})
 	t.Run("of a host that is a TCPStore", func(t *testing.T) {
-		l := listen(t, "127.0.0.1:0")
+		l := testcluster.Listen(t)
 		stop := serve(t, l)
 		gs := joinAt(t, []*store.Store{dialTorch(t, l), dialTorch(t, l)}, vllm.Config{})
 		waiting := make(chan error, 2)

@@ -52,13 +52,6 @@ func serve(t *testing.T, l net.Listener) (stop func()) {
 	return testcluster.ServeAt(t, &store.Server{Protocols: []store.Protocol{&tcpstore.Protocol{}}}, l)
 }
 
-func listen(t *testing.T, addr string) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", addr)
-	require.NoError(t, err)
-	return l
-}
-
 func dial(t *testing.T, l net.Listener) *store.Store {
 	t.Helper()
 	s, err := store.Dial(t.Context(), l.Addr().String(), nil)

@@ -114,7 +114,7 @@ var hosts = map[string]func(t *testing.T) place{
 }
 
 func hostedByGo(t *testing.T) place {
-	l := listen(t, "127.0.0.1:0")
+	l := testcluster.Listen(t)
 	engine := new(store.Memory)
 	protocol := &tcpstore.Protocol{Ranks: []string{"broadcast_from/{rank}/*"}}
 	testcluster.ServeAt(t, &store.Server{Engine: engine, Protocols: []store.Protocol{protocol}}, l)
@@ -124,7 +124,7 @@ func hostedByGo(t *testing.T) place {
 
 // hostedByPython lets the port be probed, closed and bound again, as users of vLLM do.
 func hostedByPython(t *testing.T) place {
-	l := listen(t, "127.0.0.1:0")
+	l := testcluster.Listen(t)
 	addr := l.Addr().String()
 	require.NoError(t, l.Close())
 	var mu sync.Mutex
