@@ -24,9 +24,6 @@ type Options struct {
 	// Bucket is the number of bytes from which on a bucket of StartGradients is full: a larger one costs
 	// less, and a smaller one begins earlier. Default: 1 MiB if all ranks share memory, 4 MiB otherwise.
 	Bucket int
-	// Order compares the names of gradients: those that a backward pass has first come first. Default:
-	// descending, with numbers in names as numbers, as layer.10 before layer.2.
-	Order func(a, b string) int
 	// Wire is the dtype of float32 gradients on the network: tensor.BF16 or tensor.F16. Each gradient is
 	// rounded to it, the average is computed in float32, and rounded again. So the error of an average is
 	// at most u of the mean of the absolute values of its gradients, plus u of itself, with u = 2⁻⁸ for BF16
@@ -84,9 +81,6 @@ func New(c *collective.Comm, o *Options) *Strategy {
 	s.trace = s.opts.Trace
 	if s.trace == nil {
 		s.trace = c.Group().Trace()
-	}
-	if s.opts.Order == nil {
-		s.opts.Order = descending
 	}
 	return s
 }

@@ -1,4 +1,4 @@
 package dataparallel
 
-// Descending is the default of Options.Order.
+// Descending is the order of names.
 var Descending = descending

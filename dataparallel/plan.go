@@ -22,7 +22,7 @@ type plan struct {
 	hash  uint64
 }
 
-// part describes a tensor. The parts of a plan are ordered by dtype, then by Options.Order, then by name.
+// part describes a tensor. The parts of a plan are ordered by dtype, then by descending, then by name.
 type part struct {
 	name  string
 	dtype tensor.DType
@@ -48,7 +48,7 @@ func (p *plan) matches(ts map[string]*tensor.Tensor) bool {
 // planFor returns the plan of ts and fills in s.tensors and s.data, or returns why a tensor is not valid.
 func (s *Strategy) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
 	if !s.last.matches(ts) {
-		p, err := newPlan(ts, s.opts.Order)
+		p, err := newPlan(ts)
 		if err != nil {
 			return nil, err
 		}
@@ -62,7 +62,7 @@ func (s *Strategy) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
 	return s.last, nil
 }
 
-func newPlan(ts map[string]*tensor.Tensor, order func(a, b string) int) (*plan, error) {
+func newPlan(ts map[string]*tensor.Tensor) (*plan, error) {
 	p := &plan{parts: make([]part, 0, len(ts))}
 	for _, name := range slices.Sorted(maps.Keys(ts)) {
 		t := ts[name]
@@ -75,7 +75,7 @@ func newPlan(ts map[string]*tensor.Tensor, order func(a, b string) int) (*plan, 
 		p.parts = append(p.parts, part{name, t.DType, slices.Clone(t.Shape), len(t.Data)})
 		p.bytes += int64(len(t.Data))
 	}
-	slices.SortStableFunc(p.parts, func(a, b part) int { return cmp.Or(cmp.Compare(a.dtype, b.dtype), order(a.name, b.name)) })
+	slices.SortStableFunc(p.parts, func(a, b part) int { return cmp.Or(cmp.Compare(a.dtype, b.dtype), descending(a.name, b.name)) })
 	h := fnv.New64a()
 	for i := range p.parts {
 		fmt.Fprintf(h, "%q %v %v\n", p.parts[i].name, p.parts[i].dtype, p.parts[i].shape)

@@ -22,7 +22,7 @@ type Shard struct {
 // move as many bytes as an AllReduceGradients.
 //
 // params and grads have the same names and shapes, in float32. The order of the elements, Offset and the
-// length of the shard depend on names, shapes, Size and Options.Order, so the state of the optimizer is a
+// length of the shard depend on names, shapes and Size, so the state of the optimizer is a
 // slice of len(Params) that each rank keeps for itself. step computes each element from those at the same
 // index. If step fails on a rank, the group ends with its error on all ranks.
 //
@@ -35,7 +35,7 @@ type Shard struct {
 func (s *Strategy) StepSharded(ctx context.Context, params, grads map[string]*tensor.Tensor, step func(shard Shard) error) error {
 	return s.do(ctx, stepSharded, func(ctx context.Context) (int64, error) {
 		p, err := s.agree(ctx, stepSharded, -1, grads, func(p *plan) error {
-			own, err := newPlan(params, s.opts.Order)
+			own, err := newPlan(params)
 			if err == nil && own.hash != p.hash {
 				err = errors.New("params and grads have other names, dtypes or shapes")
 			}

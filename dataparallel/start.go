@@ -43,9 +43,10 @@ type bucket struct {
 //	}
 //	err = a.Wait(ctx)
 //
-// Gradients are averaged in buckets of Options.Bucket, in Options.Order, the same on all ranks: a bucket
-// begins when its gradients are ready and the buckets before it have begun. The average has the same bits
-// as that of AllReduceGradients. Until Wait has returned, gradients that are ready must not be used, and the
+// Gradients are averaged in buckets of Options.Bucket, in descending order of their names, with numbers in
+// them as numbers: layer.10 before layer.2, as a backward pass computes them. A bucket begins when its
+// gradients are ready and the buckets before it have begun. The average has the same bits as that of
+// AllReduceGradients. Until Wait has returned, gradients that are ready must not be used, and the
 // calls of this Strategy by other goroutines wait. Errors are those of AllReduceGradients. Wait must be
 // called.
 func (s *Strategy) StartGradients(ctx context.Context, grads map[string]*tensor.Tensor) (*Average, error) {

@@ -117,7 +117,7 @@ func (t *Training) check() error {
 	if t.made.Completed != t.Completed { // a checkpoint was read
 		t.made = version{Completed: t.Completed}
 	}
-	_, err := newPlan(t.Tensors, descending)
+	_, err := newPlan(t.Tensors)
 	return err
 }
 
@@ -176,7 +176,7 @@ type offer struct {
 // receive brings t to the newest version in the view. All ranks choose the same one, and the same source:
 // the lowest rank that has it.
 func (t *Training) receive(ctx context.Context, r *round) error {
-	p, err := newPlan(t.Tensors, descending)
+	p, err := newPlan(t.Tensors)
 	if err != nil {
 		return err
 	}
