@@ -1,15 +1,10 @@
 package store_test
 
 import (
-	"context"
-	"errors"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -17,38 +12,8 @@ import (
 // that ends with an address: that of the store, or that of the parent to which it reports its own
 // address.
 var children = testcluster.Children{
-	"rank 1": childRank,
 	"server": testcluster.ServeStore,
 	"relay":  testcluster.ServeRelay,
-}
-
-// childRank runs rank 1 of 2. It takes part in barrier 1, and in barrier 2 once the key "go"
-// exists. to is the liveness timeout, if it is not the default, and the address of the store.
-func childRank(ctx context.Context, to string) error {
-	options := &store.DialOptions{}
-	if liveness, addr, ok := strings.Cut(to, " "); ok {
-		d, err := time.ParseDuration(liveness)
-		if err != nil {
-			return err
-		}
-		options.LivenessTimeout, to = d, addr
-	}
-	s, err := store.Dial(ctx, to, options)
-	if err != nil {
-		return err
-	}
-	membership, err := s.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 1, Size: 2}, nil)
-	if err != nil {
-		return err
-	}
-	if _, err := s.Collect(ctx, barrier(membership.Generation, 1, 1), nil); err != nil {
-		return err
-	}
-	if _, err := s.Wait(ctx, "go"); err != nil {
-		return err
-	}
-	_, err = s.Collect(ctx, barrier(membership.Generation, 1, 2), nil)
-	return errors.Join(err, s.Close())
 }
 
 // barrier returns the vote of rank in barrier seq.

@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -16,7 +15,7 @@ import (
 func TestCrowds(t *testing.T) {
 	for way, open := range map[string]sessions{"durable": durably, "relay": throughARelay} {
 		for name, check := range map[string]func(t *testing.T, open func() *store.Store){
-			"queue": crowdAtAQueue, "watch": crowdOfChanges, "cancelled recvs": cancelledRecvs,
+			"queue": crowdAtAQueue, "cancelled recvs": cancelledRecvs,
 		} {
 			t.Run(way+"/"+name, func(t *testing.T) {
 				t.Parallel()
@@ -78,37 +77,6 @@ func crowdAtAQueue(t *testing.T, open func() *store.Store) {
 		}
 	}
 	require.Len(t, seen, pushers*each)
-}
-
-// crowdOfChanges checks that a list, and a watch from the revision before it, miss nothing.
-func crowdOfChanges(t *testing.T, open func() *store.Store) {
-	const n = 300
-	a, b, ctx := open(), open(), bounded(t)
-	setting := make(chan error, 1)
-	go func() {
-		var errs []error
-		for i := range n {
-			errs = append(errs, b.Set(ctx, fmt.Sprint(i), nil, nil))
-		}
-		setting <- errors.Join(errs...)
-	}()
-	rev, err := a.Revision(ctx)
-	require.NoError(t, err)
-	have := map[string]bool{}
-	for e, err := range a.List(ctx, "") {
-		require.NoError(t, err)
-		have[e.Key] = true
-	}
-	require.NoError(t, <-setting)
-	if len(have) == n {
-		return
-	}
-	for e, err := range a.Watch(ctx, "", max(rev, 1)) {
-		require.NoError(t, err)
-		if have[e.Key] = true; len(have) == n {
-			break
-		}
-	}
 }
 
 // cancelledRecvs checks that a recv that is cancelled while its message arrives does not lose it.

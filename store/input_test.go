@@ -206,25 +206,6 @@ func TestFramesOfEachLengthAroundTheBuffers(t *testing.T) {
 	})
 }
 
-func TestLargeFrameInPieces(t *testing.T) {
-	s := serve(t, new(store.Server), tcp)
-	c := s.greeted(t)
-	value := make([]byte, wire.MaxValue)
-	for i := range value {
-		value[i] = byte(i >> 10)
-	}
-	b := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "large", Value: value})
-	b = wire.AppendRequest(b, &wire.Request{Op: wire.OpPing, ID: 2})
-	for piece := range slices.Chunk(b, 100_001) {
-		send(t, c, piece)
-	}
-	require.EqualValues(t, 1, receive(t, c).ID)
-	require.EqualValues(t, 2, receive(t, c).ID)
-	v, err := s.client(t).Get(bounded(t), "large")
-	require.NoError(t, err)
-	require.True(t, slices.Equal(value, v))
-}
-
 func TestManyIdleConnections(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	conns := make([]net.Conn, 2000)

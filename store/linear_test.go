@@ -403,6 +403,6 @@ func kvStep(s kvState, in kvInput) (next kvState, out kvOutput) {
 
 // killed is a host of a durable store in a separate process, which restart kills.
 func killed(t *testing.T) (string, func()) {
-	p := newProcess(t, 0)
+	p := newProcess(t)
 	return p.addr, func() { p.kill(t); p.start(t) }
 }

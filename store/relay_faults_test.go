@@ -148,21 +148,6 @@ func soon(grace time.Duration) *store.Server {
 	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace, LivenessTimeout: time.Second}}
 }
 
-// TestARelayIsKilled checks that sessions survive a killed relay: they resume at the next relay at
-// the same address.
-func TestARelayIsKilled(t *testing.T) {
-	t.Parallel()
-	s := serve(t, patient(comesBack), tcp)
-	p, addr := relayProcess(t, s, "127.0.0.1:0")
-	g := teamOf(t, behind(t, s, addr, 4, 2)...)
-	g.rounds(func() {
-		for range 3 {
-			testcluster.Kill(t, p)
-			p, _ = relayProcess(t, s, addr)
-		}
-	})
-}
-
 // TestARelayIsFrozen checks that sessions survive a relay that is stopped for a moment, or for
 // longer than the liveness timeout.
 func TestARelayIsFrozen(t *testing.T) {

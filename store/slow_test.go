@@ -96,17 +96,6 @@ func TestAnAnswerLargerThanInFlightIsNoReasonToCutOff(t *testing.T) {
 	})
 }
 
-func TestManyLargeGetsAtOnceOnOneClient(t *testing.T) {
-	for _, e := range engines[:2] {
-		t.Run(e.name, func(t *testing.T) {
-			s := serve(t, &store.Server{Limits: store.ServerLimits{InFlight: 8 << 20}}, e.wires)
-			c, ctx := s.client(t), bounded(t)
-			require.NoError(t, c.Set(ctx, "large", make([]byte, large), nil))
-			together(t, 64, func() error { _, err := c.Get(ctx, "large"); return err })
-		})
-	}
-}
-
 // together runs do in n goroutines at the same time.
 func together(t *testing.T, n int, do func() error) {
 	t.Helper()

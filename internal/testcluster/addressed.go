@@ -6,23 +6,17 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/store"
 )
 
-// ServeStore is a child that serves a store.Memory. Its arguments are, for a durable one, its directory, the
-// address at which it listens, and the reconnect timeout after a restart; and the one that Addressed
-// appends.
+// ServeStore is a child that serves a store.Memory. Its arguments are, for a durable one, its directory
+// and the address at which it listens; and the one that Addressed appends.
 func ServeStore(_ context.Context, arg string) error {
 	m, at, args := new(store.Memory), "127.0.0.1:0", strings.Fields(arg)
-	if len(args) == 4 {
-		grace, err := time.ParseDuration(args[2])
-		if err != nil {
-			return err
-		}
-		m.Dir, at, m.ReconnectTimeout = args[0], args[1], grace
+	if len(args) == 3 {
+		m.Dir, at = args[0], args[1]
 	}
 	return serveAndReport(m, at, args[len(args)-1])
 }
