@@ -36,36 +36,6 @@ func TestNumbers(t *testing.T) {
 	same(t, "an answer that no client can have received", add(6, 99).N, 5)
 }
 
-// TestResume checks which clients may resume a session, and what they find.
-func TestResume(t *testing.T) {
-	r := newRig(t)
-	hello := func(id uint64, token, next string) *wire.Reply {
-		return r.does(core.Local, wire.Request{Op: wire.OpHello, Resume: id, Value: []byte(token), Token: []byte(next)})
-	}
-	s := uint64(hello(0, "", "secret").N)
-	other := uint64(hello(s, "wrong", "other").N)
-	same(t, "another one with a wrong token", other != s, true)
-	same(t, "this process", hello(core.Local, "", "third").N, 3)
-	ticket := r.waits(s, waitFor("key"))
-	lost := wire.Request{Op: wire.OpLost, TTL: 10 * time.Millisecond}
-	r.does(s, lost)
-	r.pass(9 * time.Millisecond)
-	same(t, "resumed", uint64(hello(s, "secret", "").N), s)
-	r.pass(9 * time.Millisecond)
-	again := waitFor("key")
-	again.ID = ticket.ID
-	r.waits(s, again)
-	r.does(core.Local, set("key", "value"))
-	isCode(t, r.answer(ticket), wire.CodeOK)
-	r.does(s, lost)
-	r.pass(10 * time.Millisecond)
-	isCode(t, r.does(s, get("key")), wire.CodeDenied)
-	same(t, "a new one", hello(s, "secret", "fourth").N, 4)
-	isCode(t, r.does(core.Local, lost), wire.CodeOK)
-	r.pass(time.Second)
-	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
-}
-
 // TestLeaseEndsInPortions checks that the entries of a lease that has ended are not seen, and that one
 // tick removes a portion of them.
 func TestLeaseEndsInPortions(t *testing.T) {
