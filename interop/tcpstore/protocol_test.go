@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
 )
@@ -303,25 +302,6 @@ func TestStalledClients(t *testing.T) {
 	}
 	_ = mute.Close()
 	asking.Wait()
-}
-
-// TestWaitsEndWithTheirConnection checks that the state that a server keeps for a wait, a watch or
-// a barrier ends with the connection, and with the server.
-func TestWaitsEndWithTheirConnection(t *testing.T) {
-	m := new(store.Memory)
-	s := serve(t, &tcpstore.Protocol{}, &store.Server{Engine: m})
-	for range 3 {
-		c := s.client(t)
-		c.send(wait("/never"))
-		c.silent()
-		_ = c.Close()
-	}
-	testcluster.Eventually(t, testTimeout, func() bool { return strings.Count(s.String(), "connection ended") == 3 }, "three connections have ended")
-	c := s.client(t)
-	c.send(wait("/never"))
-	c.silent()
-	require.NoError(t, s.Server.Close())
-	c.closed()
 }
 
 func TestShutdownAnswersWhatWasAsked(t *testing.T) {
