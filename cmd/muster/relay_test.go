@@ -2,9 +2,9 @@ package main_test
 
 import (
 	"io"
+	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -24,7 +24,7 @@ func TestRelayOfAJob(t *testing.T) {
 	stdin, parent := io.Pipe()
 	p := startIn(t, stdin, []string{"MUSTER_SECRET_FILE=" + d.path("secret")}, "relay", "--listen", "127.0.0.1:0", "--store", url, "--torch-prefix", "job/1/", "--until-eof")
 	at := p.line(t, "muster://127.0.0.1:")
-	assert.Equal(t, "\x07\x00\x00\x00\x00\x00\x00\x00", asTorch(t, at))
+	run(t, "add", "n", "7", "--store", strings.Replace(at, "muster://", "tcp://", 1)).wants(t, 0, "7\n", "")
 	run(t, "get", "job/1/n", "--store", url, "--secret-file", d.path("secret")).wants(t, 0, "7\n", "")
 	run(t, "get", "job/1/n", "--store", at).wants(t, 1, "", "access denied")
 	require.NoError(t, parent.Close())

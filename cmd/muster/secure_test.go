@@ -32,10 +32,3 @@ func (d desk) write(t *testing.T, name, text string) {
 func (d desk) serverFlags() []string {
 	return []string{"--tls-cert", d.path("tls/server.pem"), "--tls-key", d.path("tls/server-key.pem"), "--tls-ca", d.path("tls/ca.pem")}
 }
-
-func TestServeRefusesMoreConnections(t *testing.T) {
-	t.Parallel()
-	_, at := serve(t, "--max-conns-per-addr", "1")
-	holdOn(t, at)
-	run(t, "get", "k", "--store", at).wants(t, 5, "", "has no room: the limit is 1 connections from one address")
-}

@@ -3,7 +3,6 @@ package main_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -11,47 +10,11 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/testcluster"
 )
-
-// asTorch sends the first messages of a PyTorch client, and returns the answer.
-func asTorch(t *testing.T, url string) string {
-	t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(url, "muster://"))
-	require.NoError(t, err)
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(limit))
-	b, err := tcpwire.AppendRequest([]byte(tcpwire.Preface), &tcpwire.Request{Op: tcpwire.OpAdd, Key: "/n", N: 7})
-	require.NoError(t, err)
-	if _, err := c.Write(b); err != nil {
-		t.Fatal(err)
-	}
-	answer := make([]byte, 8)
-	n, _ := io.ReadFull(c, answer)
-	return string(answer[:n])
-}
-
-func TestServeTorch(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	d.write(t, "torch.json", `[{"protocol": "torch", "prefix": "python/", "write": true}]`)
-	const yes, no = "\x07\x00\x00\x00\x00\x00\x00\x00", ""
-	for args, want := range map[string]string{
-		"":                         yes,
-		"--torch=false":            no,
-		"--secret-file DIR/secret": no,
-		"--access DIR/torch.json":  yes,
-	} {
-		_, url := serve(t, strings.Fields(strings.ReplaceAll(args, "DIR", string(d)))...)
-		assert.Equal(t, want, asTorch(t, url), args)
-	}
-}
 
 // TestTorchOutlivesTheLeader checks that an unmodified PyTorch job behind a relay does not notice
 // that the leader of its store is killed, neither while its ranks wait nor while they change keys.

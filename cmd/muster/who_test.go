@@ -3,8 +3,6 @@ package main_test
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -299,33 +297,6 @@ func TestPageLimitsWrongPasswords(t *testing.T) {
 		time.Sleep(time.Minute)
 		assert.Equal(t, 200, get("10.0.0.1:1", "right"))
 	})
-}
-
-// TestPageOverTLS checks the page beyond loopback, with a password and the store's certificate.
-func TestPageOverTLS(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "tls")
-	if r := run(t, "certs", dir, "--host", "127.0.0.1"); r.code != 0 {
-		t.Fatalf("%+v", r)
-	}
-	p := start(t, "serve", "--listen", "127.0.0.1:0", "--tls-cert", dir+"/server.pem", "--tls-key", dir+"/server-key.pem",
-		"--http", "0.0.0.0:0", "--http-secret-file", secretIn(t, "a password of the page"))
-	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
-	_, port, _ := strings.Cut(strings.TrimPrefix(page, "https://"), ":")
-	ca, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
-	require.NoError(t, err)
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca)
-	over := &http.Client{Timeout: limit, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
-	for password, want := range map[string]int{"": 401, "a password of the page": 200} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+port, nil)
-		require.NoError(t, err)
-		req.SetBasicAuth("me", password)
-		rep, err := over.Do(req)
-		require.NoError(t, err)
-		_ = rep.Body.Close()
-		assert.Equal(t, want, rep.StatusCode, "with %q it is %d", password, rep.StatusCode)
-	}
 }
 
 // TestWhoHeadlines checks the first lines: all ranks that a job waits for in its longest wait, and
