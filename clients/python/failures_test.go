@@ -115,51 +115,17 @@ func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
 	require.Contains(t, f.Text, "lost rank 1: its session has expired: it was disconnected, or sent nothing, for too long")
 }
 
+// TestReconnectAfterACut checks that each request that changes a value takes effect exactly once while
+// connections with TLS and a secret are cut.
 func TestReconnectAfterACut(t *testing.T) {
 	k := makeKeys(t)
-	long := store.ServerLimits{ReconnectTimeout: time.Minute} // however slow the machine
-	for name, c := range map[string]struct {
-		srv  *store.Server
-		with kw
-	}{
-		"plain": {&store.Server{Limits: long}, kw{}},
-		"TLS and a secret": {
-			&store.Server{Limits: long, TLS: k.server(t, false), Access: []store.Access{{Secret: k.secret, Write: true}}},
-			kw{"tls": kw{"ca": k.path("ca.pem")}, "secret_file": k.secretFile},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			config := pgroup.Config{}
-			if c.srv.TLS != nil {
-				config = pgroup.Config{Secret: k.secret, TLS: &store.TLSFiles{CA: k.path("ca.pem")}}
-			}
-			proxy := testcluster.NewProxy(t, testcluster.Serve(t, c.srv))
-			m := create(t, 2, proxy.Addr(), c.with, config)
-			cutBarrier(t, proxy, m)
-			m.ps[1].must("new", "connect", proxy.Addr(), c.with)
-			cutAdds(t, proxy, m.ps[1])
-		})
+	srv := &store.Server{
+		Limits: store.ServerLimits{ReconnectTimeout: time.Minute}, // however slow the machine
+		TLS:    k.server(t, false), Access: []store.Access{{Secret: k.secret, Write: true}},
 	}
-}
-
-// cutBarrier checks that a waiting barrier continues to wait after its connection is cut.
-func cutBarrier(t *testing.T, proxy *testcluster.Proxy, m *mixed) {
-	t.Helper()
-	done := make(chan error, 1)
-	go func() {
-		_, err := m.ps[1].do("group", "barrier")
-		done <- err
-	}()
-	for range 3 {
-		proxy.Cut(testcluster.RST)
-	}
-	require.NoError(t, m.gs[0].Barrier(bounded(t)))
-	require.NoError(t, <-done)
-}
-
-// cutAdds checks that a request that changes a value takes effect exactly once.
-func cutAdds(t *testing.T, proxy *testcluster.Proxy, p *rank) {
-	t.Helper()
+	proxy := testcluster.NewProxy(t, testcluster.Serve(t, srv))
+	p := start(t)
+	p.must("new", "connect", proxy.Addr(), kw{"tls": kw{"ca": k.path("ca.pem")}, "secret_file": k.secretFile})
 	const n, each = 300, 15
 	done, cut := make(chan error, 1), make(chan struct{}, n)
 	go func() {
