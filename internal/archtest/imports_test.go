@@ -40,6 +40,7 @@ var imports = map[string][]string{
 	"nfsws":                    {"internal/blocking", "tensor/..."},
 	"internal/tree":            {"tensor"},
 	"internal/scenario":        {"store", "wire", "trace"}, // rules as text
+	"internal/linear":          {"store", "wire"},          // histories of a store, for tests
 	"pgroup":                   {"internal/hostmem", "internal/launcher", "shm", "store", "wire", "trace"},
 	"internal/status":          {"store", "wire", "internal/flightrecorder", "internal/tcpwire"},
 	"interop/tcpstore":         {"store", "wire", "internal/tcpwire", "trace", "internal/transport"},
@@ -104,5 +105,5 @@ func match(path string, patterns ...string) bool {
 // isTestPackage reports whether the package in dir is made for tests, by its name.
 func isTestPackage(dir string) bool {
 	name := dir[strings.LastIndex(dir, "/")+1:]
-	return strings.HasSuffix(name, "test") || strings.HasPrefix(name, "test") || name == "scenario"
+	return strings.HasSuffix(name, "test") || strings.HasPrefix(name, "test") || name == "scenario" || name == "linear"
 }

@@ -7,14 +7,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/anishathalye/porcupine"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/linear"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
@@ -229,11 +228,11 @@ func TestFaults(t *testing.T) {
 	c := newCluster(t)
 	c.leader(t)
 	l := newLoad(ctx, t, 3, time.Minute, c.client)
-	h := &histories{began: time.Now()}
+	h, began := linear.NewHistory(), time.Now()
 	outcomes := make([][]error, 3)
 	for i := range 4 {
 		s := c.client(i)
-		l.running.Go(func() { h.record(ctx, l, i, s) })
+		l.running.Go(func() { calls(ctx, l, h, s, began) })
 	}
 	for i := range outcomes {
 		s := c.client(i)
@@ -253,7 +252,10 @@ func TestFaults(t *testing.T) {
 	l.end()
 	t.Log("faults:", kinds)
 	compare(t, outcomes)
-	h.check(t)
+	n, unknown := h.Counts()
+	t.Logf("%d calls, %d of them with an unknown outcome", n, unknown)
+	require.Greater(t, n, 200)
+	require.Empty(t, h.Check())
 }
 
 // deadlines runs barriers of one rank with deadlines that may pass, and records their outcomes.
@@ -299,54 +301,20 @@ func compare(t *testing.T, outcomes [][]error) {
 	require.Positive(t, count["success"])
 }
 
-// histories are the operations of clients with their results.
-type histories struct {
-	began time.Time
-	mu    sync.Mutex
-	ops   []porcupine.Operation
-}
-
 // period is the time after which clients switch to other keys, so that the history of each key is
 // short.
 const period = 2 * time.Second
 
-// record runs and records the history of one client.
-func (h *histories) record(ctx context.Context, l *load, client int, s *store.Store) {
+// calls makes calls of a client until the end of the load.
+func calls(ctx context.Context, l *load, h *linear.History, s *store.Store, began time.Time) {
+	chance := rand.New(rand.NewPCG(rand.Uint64(), 0))
+	c := h.Client(s, chance)
 	for !l.over.Load() {
-		in := registerInput{key: fmt.Sprintf("key %d of %d", rand.IntN(3), time.Since(h.began)/period), op: rand.IntN(4), arg: rand.IntN(4)}
-		one, cancel := context.WithTimeout(ctx, time.Duration(20+rand.IntN(3000))*time.Millisecond)
-		call := time.Since(h.began).Nanoseconds()
-		out, happened := in.do(one, s)
+		one, cancel := context.WithTimeout(ctx, time.Duration(20+chance.IntN(3000))*time.Millisecond)
+		c.Call(one, fmt.Sprintf("key %d of %d", chance.IntN(3), time.Since(began)/period))
 		cancel()
-		if happened {
-			ret := time.Since(h.began).Nanoseconds()
-			if out.unknown {
-				ret = 1 << 62
-			}
-			h.mu.Lock()
-			h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
-			h.mu.Unlock()
-			// The outcome may become known at any later time, so later operations are those of a
-			// new client.
-			if out.unknown {
-				client += 4
-			}
-		}
-		<-time.After(time.Duration(rand.IntN(10)) * time.Millisecond)
+		<-time.After(time.Duration(chance.IntN(10)) * time.Millisecond)
 	}
-}
-
-func (h *histories) check(t *testing.T) {
-	t.Helper()
-	unknown := 0
-	for _, op := range h.ops {
-		if op.Output.(registerOutput).unknown {
-			unknown++
-		}
-	}
-	t.Logf("%d operations, %d of them with an unknown outcome", len(h.ops), unknown)
-	require.Greater(t, len(h.ops), 200)
-	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h.ops, 4*testTimeout))
 }
 
 // TestSilentMember checks that a member of etcd that neither answers nor refuses connections does
