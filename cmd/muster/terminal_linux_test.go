@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,9 @@ import (
 // onOwnTerminal starts cmd on a terminal that it controls: when that is closed, it gets SIGHUP.
 func onOwnTerminal(t *testing.T, cmd *exec.Cmd) (*os.File, *exec.Cmd) {
 	t.Helper()
+	if signal.Ignored(syscall.SIGHUP) { // under nohup; cmd would ignore it too
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	return startOn(t, cmd), cmd
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/telemetry/metrics"
 	"github.com/muster-pg/muster/telemetry/prom"
@@ -202,33 +201,6 @@ func textOf(t *testing.T, r prometheus.Gatherer, names []string) string {
 		}
 	}
 	return b.String()
-}
-
-// TestStoreOfTheRealWorld checks that a real store, over a connection, has the same metrics.
-func TestStoreOfTheRealWorld(t *testing.T) {
-	s := testcluster.Dial(t, testcluster.Serve(t, &store.Server{Engine: &store.Memory{Dir: t.TempDir()}}), nil)
-	for range 3 {
-		require.NoError(t, s.Set(t.Context(), "k", []byte("value"), nil))
-	}
-	r := registryOf(t, s.Engine())
-	require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(`
-# HELP muster_store_connections Connections.
-# TYPE muster_store_connections gauge
-muster_store_connections 1
-# HELP muster_store_durable Whether the store is durable.
-# TYPE muster_store_durable gauge
-muster_store_durable 1
-# HELP muster_store_keys Keys.
-# TYPE muster_store_keys gauge
-muster_store_keys 1
-# HELP muster_store_stored_bytes Bytes of keys and values.
-# TYPE muster_store_stored_bytes gauge
-muster_store_stored_bytes 6
-`), "muster_store_connections", "muster_store_durable", "muster_store_keys", "muster_store_stored_bytes"))
-	require.Contains(t, textOf(t, r, []string{"muster_store_requests_total"}), `{op="set"} 3`)
-	lint, err := testutil.GatherAndLint(r)
-	require.NoError(t, err)
-	require.Empty(t, lint)
 }
 
 // TestNothingButWhatIsThere checks that metrics are omitted for a store that is unavailable, in
