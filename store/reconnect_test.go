@@ -146,22 +146,6 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrNotFound, "it had not arrived, and was given up")
 }
 
-func TestCloseDuringReconnect(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
-	c, proxy := s.through(t)
-	waits := waiting(t, c, 20)
-	proxy.Stall(true)
-	proxy.Cut(testcluster.RST)
-	testcluster.Eventually(t, testTimeout, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
-	start := time.Now()
-	require.NoError(t, c.Close())
-	require.Less(t, time.Since(start), time.Second)
-	for range 20 {
-		require.ErrorIs(t, <-waits, store.ErrClosed)
-	}
-	proxy.Stall(false)
-}
-
 // TestTheWindow checks that changes wait when the window of changes without a reply is full.
 func TestTheWindow(t *testing.T) {
 	const n = 1500
