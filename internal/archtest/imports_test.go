@@ -78,9 +78,6 @@ var clocks = []string{
 	"After", "AfterFunc", "NewTicker", "NewTimer", "Now", "Since", "Sleep", "Tick", "Until",
 }
 
-// maxLines is the most that a file without tests may have.
-const maxLines = 500
-
 // mayImport returns what the package in dir may import.
 func mayImport(dir string) (may []string, ok bool) {
 	for name, may := range imports {

@@ -11,7 +11,6 @@ import (
 var rules = map[string]func(*pkg) []string{
 	"imports": checkImports,
 	"purity":  checkPurity,
-	"length":  checkLength,
 	"testing": checkTesting,
 	"sleep":   checkSleep,
 }
@@ -52,15 +51,6 @@ func checkPurity(p *pkg) (broken []string) {
 			}
 			return true
 		})
-	}
-	return broken
-}
-
-func checkLength(p *pkg) (broken []string) {
-	for _, f := range p.shipped() {
-		if f.lines > maxLines {
-			broken = append(broken, fmt.Sprintf("%s has %d lines, more than %d: split it by what it does", f.name, f.lines, maxLines))
-		}
 	}
 	return broken
 }

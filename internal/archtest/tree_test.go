@@ -1,7 +1,6 @@
 package archtest
 
 import (
-	"bytes"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -22,10 +21,9 @@ type pkg struct {
 }
 
 type file struct {
-	name  string // from the root of the tree
-	test  bool
-	lines int
-	tree  *ast.File
+	name string // from the root of the tree
+	test bool
+	tree *ast.File
 }
 
 // load parses every Go file below fsys but those that the go command ignores too.
@@ -63,12 +61,7 @@ func parse(fset *token.FileSet, fsys fs.FS, name string) (file, error) {
 		return file{}, err
 	}
 	tree, err := parser.ParseFile(fset, name, src, parser.ParseComments|parser.SkipObjectResolution)
-	return file{
-		name:  name,
-		test:  strings.HasSuffix(name, "_test.go"),
-		lines: bytes.Count(src, []byte("\n")),
-		tree:  tree,
-	}, err
+	return file{name: name, test: strings.HasSuffix(name, "_test.go"), tree: tree}, err
 }
 
 // shipped are the files without tests.
