@@ -3,10 +3,8 @@ package store_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -18,26 +16,11 @@ import (
 func TestErrorTexts(t *testing.T) {
 	s := store.New(new(store.Memory))
 	ctx := bounded(t)
-	require.NoError(t, s.Set(ctx, "text", []byte("x"), nil))
 	over, cancel := context.WithCancel(ctx)
 	cancel()
 	for want, do := range map[string]func() error{
-		`store: delete "a b", "c": context canceled`: func() error { _, err := s.Delete(over, "a b", "c"); return err },
-		`store: wait "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9" and others: timed out`: func() error {
-			short, cancel := context.WithTimeout(ctx, time.Millisecond)
-			defer cancel()
-			keys := []string{"text"}
-			for i := range 12 {
-				keys = append(keys, fmt.Sprint("k", i))
-			}
-			_, err := s.Wait(short, keys...)
-			e, ok := errors.AsType[*store.Error](err)
-			require.True(t, ok)
-			require.Equal(t, keys[1:11], e.Keys)
-			require.Equal(t, "k0", e.Key)
-			return err
-		},
-		`store: get "a\nb": not found`: func() error { _, err := s.Get(ctx, "a\nb"); return err },
+		`store: delete "a b", "c": context canceled`:                                         func() error { _, err := s.Delete(over, "a b", "c"); return err },
+		`store: get "a\nb": not found`:                                                       func() error { _, err := s.Get(ctx, "a\nb"); return err },
 		`store: set "k": invalid request: a TTL or a number of reads is out of range`:        func() error { return s.Set(ctx, "k", nil, &store.SetOptions{TTL: -1}) },
 		`store: append "k": too large: 16777217 bytes of value, the limit is 16777216`:       func() error { _, err := s.Append(ctx, "k", make([]byte, wire.MaxValue+1)); return err },
 		`store: dial "nowhere": invalid request: address nowhere: missing port in address`:   func() error { _, err := store.Dial(ctx, "nowhere", nil); return err },

@@ -8,18 +8,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestDoingInSharedMemory checks that a rank is not described as far behind because it shares memory,
-// in which operations are decided that the store does not see.
-func TestDoingInSharedMemory(t *testing.T) {
-	w := newCrew(t, 3)
-	w.cast(2, broadcast(33, 2), "payload")
-	req := w.voting(0, barrier(501), "")
-	req.Timeout = time.Second
-	ticket := w.waits(w.sessions[0], req)
-	w.pass(time.Second)
-	same(t, "doing", w.answer(ticket).Failure.Doing[1], "in no call; its last at the store was broadcast #33 (the store does not see those in shared memory), 1s ago")
-}
-
 // TestWhatTookConnections checks that a timeout error names the reason for which the missing ranks
 // lost their connections, and that they may reconnect.
 func TestWhatTookConnections(t *testing.T) {

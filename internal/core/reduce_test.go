@@ -43,14 +43,3 @@ func TestFoldInRankOrder(t *testing.T) {
 	}
 	same(t, "sum", math.Float64frombits(binary.LittleEndian.Uint64(rep.Value)), 1)
 }
-
-func TestFoldOfUnequalLengths(t *testing.T) {
-	w := newCrew(t, 2)
-	c := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantReduced, Reduction: wire.Reduction{Op: wire.ReduceSum, Kind: wire.Int64}}
-	first, _ := w.cast(0, c, "12345678")
-	_, rep := w.cast(1, c, "1234567812345678")
-	isCode(t, rep, wire.CodeInvalid)
-	same(t, "by", rep.Failure.By, 1)
-	contains(t, rep.Failure.Reason, "2 numbers, rank 0 has 1")
-	same(t, "both get the same", w.answer(first).Failure, rep.Failure)
-}
