@@ -1,62 +1,14 @@
 package main_test
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
-
-// runElastic starts workers that are a shell script.
-func runElastic(t *testing.T, flags, script string) *process {
-	return start(t, append(append([]string{"run"}, strings.Fields(flags)...), sh(script)...)...)
-}
-
-// TestRunElasticRestarts checks that one worker starts again alone, with another ID and its log,
-// that the job goes on when no restart is left, and ends when its workers do.
-func TestRunElasticRestarts(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	p := runElastic(t, "--elastic 2:3 --max-restarts 1 --log-dir "+dir, `echo started $MUSTER_WORKER $$; [ $LOCAL_RANK = 1 ] && exit 3; while [ ! -e `+dir+`/done ]; do sleep 0.05; done`)
-	p.complaint(t, "-1: exit status 3: restart 1 of at most 1")
-	p.complaint(t, "-1.2: exit status 3: 2 workers go on")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "done"), nil, 0o644))
-	r := p.wait(t)
-	require.Zero(t, r.code, "%+v", r)
-	lines := sorted(r.stdout)
-	require.Len(t, lines, 4)
-	assert.True(t, strings.HasPrefix(lines[2], "[1] started ") && strings.Contains(lines[2], "-1.2 ") || strings.HasPrefix(lines[1], "[1.2] started "), lines)
-	logs, err := filepath.Glob(filepath.Join(dir, "*", "worker-*.log"))
-	require.NoError(t, err)
-	var names []string
-	for _, l := range logs {
-		names = append(names, filepath.Base(l))
-	}
-	require.Equal(t, []string{"worker-0.log", "worker-1.2.log", "worker-1.log", "worker-2.log"}, names)
-}
-
-// TestRunElasticFails checks the summary of a job that has failed, on both of its nodes.
-func TestRunElasticFails(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	flags := "--nnodes 2 -n 2 --elastic 4 --max-restarts 1 --job train --store " + url
-	a := runElastic(t, flags, `trap 'exit 9' TERM; echo ready; while :; do sleep 60 & wait $!; done`)
-	b := runElastic(t, flags, `echo cause $MUSTER_WORKER; [ $LOCAL_RANK = 1 ] && kill -9 $$; exec sleep 60`)
-	for _, p := range []*process{a, b} {
-		r := p.wait(t)
-		require.Equal(t, 137, r.code, "the code of the first worker that failed, on all nodes: %+v", r)
-		require.Regexp(t, `(?m)^muster: worker [^ ]+-1: killed by signal 9 \(killed\) on node [^ ]+, after 1 restart: 3 of at least 4 workers are left; the last of 2 failures: worker [^ ]+-1\.2: killed by signal 9 \(killed\); the other workers were ended$`, r.stderr)
-		require.Equal(t, p == b, strings.Contains(r.stderr, "muster: the last lines of worker "), r.stderr)
-		node := map[bool]string{true: " on node [^ ]+"}[p == a]
-		require.Regexp(t, `(?m)^muster: worker [^ ]+-1: killed by signal 9 \(killed\)`+node+`: restart 1 of at most 1$`, r.stderr)
-	}
-}
 
 // TestRunElasticRemovesWorkers checks that the others need not wait until the session of a worker that was
 // killed ends in a store that runs elsewhere.

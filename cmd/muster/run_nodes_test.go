@@ -1,12 +1,9 @@
 package main_test
 
 import (
-	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -14,11 +11,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 )
-
-func runNodes(t *testing.T, url string, procs int, flags, script string) *process {
-	args := []string{"run", "--nnodes", "2", "-n", strconv.Itoa(procs), "--job", "train", "--store", url}
-	return start(t, append(append(args, strings.Fields(flags)...), sh(script)...)...)
-}
 
 // TestRunNodesNameTheFirstFailure checks that the nodes whose ranks fail because of a rank of another node
 // name that rank, after theirs have printed the error.
@@ -39,40 +31,6 @@ func TestRunNodesNameTheFirstFailure(t *testing.T) {
 		require.Equal(t, 1, r.code)
 		require.Contains(t, r.stdout, "lost rank 2")
 		require.Regexp(t, `^muster: rank 2: killed by signal 9 on node .*; the ranks here were ended\n$`, r.stderr)
-	}
-}
-
-// TestRunNodeIsReplaced kills one of two nodes: a spare takes its place, and no rank of the killed
-// node is left. Then one leaves, and the last two finish.
-func TestRunNodeIsReplaced(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	script := `echo pid $$; while [ ! -e "$DONE" ]; do sleep 0.05; done`
-	done := filepath.Join(t.TempDir(), "done")
-	node := func() *process {
-		return runNodes(t, url, 1, "--no-prefix --env DONE="+done, script)
-	}
-	pid := func(p *process) int {
-		pid, err := strconv.Atoi(strings.Fields(p.line(t, "pid"))[1])
-		require.NoError(t, err)
-		return pid
-	}
-	a, b := node(), node()
-	ranks := []int{pid(a), pid(b)}
-	c := node() // a spare
-	a.signal(t, syscall.SIGKILL)
-	ranks = append(ranks, pid(b), pid(c))
-	d := node()
-	b.signal(t, syscall.SIGTERM)
-	require.Equal(t, 143, b.wait(t).code)
-	ranks = append(ranks, pid(c), pid(d))
-	require.NoError(t, os.WriteFile(done, nil, 0o644))
-	for _, p := range []*process{c, d} {
-		r := p.wait(t)
-		require.Zero(t, r.code, "%+v", r)
-	}
-	for _, rank := range ranks {
-		assert.True(t, gone(rank), "process %d", rank)
 	}
 }
 

@@ -33,18 +33,6 @@ func sorted(lines string) []string {
 	return slices.Sorted(strings.SplitSeq(strings.TrimSpace(lines), "\n"))
 }
 
-// TestRunWithoutItsStore checks that a store that is not reached is reported while the ranks wait.
-func TestRunWithoutItsStore(t *testing.T) {
-	t.Parallel()
-	p := start(t, "run", "-n", "1", "--store", "muster://127.0.0.1:1", "--", "sleep", "60")
-	defer p.endsIn(limit)()
-	line, err := p.stderr.ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "muster: muster://127.0.0.1:1 has not been reached for 5s: connection refused: the ranks may wait for it\n", line)
-	p.signal(t, syscall.SIGTERM)
-	require.Equal(t, 143, p.wait(t).code)
-}
-
 // asLoser is a rank that waits for rank 2, which is killed, or aborts the group and ends after the others.
 func asLoser(how string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -109,22 +97,6 @@ func TestRunNamesTheFirstFailure(t *testing.T) {
 			require.True(t, how != "kill" || strings.Contains(string(guide), want.stderr), "docs/getting-started.md has this line")
 			require.Equal(t, want.code, r.code)
 		})
-	}
-}
-
-func TestRunPassesSignalsOn(t *testing.T) {
-	t.Parallel()
-	p := start(t, runSh(2, "", `trap 'echo usr1' USR1; trap 'echo term; exit 0' TERM; echo ready; while :; do sleep 60 & wait $!; done`)...)
-	p.line(t, "ready")
-	p.line(t, "ready")
-	p.signal(t, syscall.SIGUSR1)
-	p.line(t, "usr1")
-	p.line(t, "usr1")
-	p.signal(t, syscall.SIGTERM)
-	p.line(t, "term")
-	p.line(t, "term")
-	if r := p.wait(t); r.code != 0 { // the shell itself reports it
-		t.Errorf("%+v", r)
 	}
 }
 

@@ -36,17 +36,6 @@ func TestServeDrains(t *testing.T) {
 	}
 }
 
-func TestServeUntilEOF(t *testing.T) {
-	t.Parallel()
-	in, end := io.Pipe()
-	p := startIn(t, in, nil, "serve", "--listen", "127.0.0.1:0", "--until-eof", "--drain", "50ms")
-	holdOn(t, p.line(t, "muster://"))
-	require.NoError(t, end.Close())
-	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "end of standard input") {
-		t.Errorf("%+v", r)
-	}
-}
-
 func TestServeSecondSignalStopsAtOnce(t *testing.T) {
 	t.Parallel()
 	p, url := serve(t, "--drain", "1h")
