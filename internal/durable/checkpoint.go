@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"slices"
 	"time"
 
@@ -44,10 +45,10 @@ const (
 	batchBytes = 4 << 20
 	// pieceBytes is the largest value that is put into bbolt.
 	pieceBytes = 1 << 20
-	// gcBytes is the number of bytes written after which the garbage collector runs: bbolt
-	// allocates a page of a large value separately, and the heap could grow to twice the store's
-	// size before the next regular collection.
-	gcBytes = 8 << 20
+	// gcBytes is the number of bytes written after which the garbage collector runs, or a gcShare of
+	// the heap if that is more: bbolt allocates a page of a large value separately, and the heap could
+	// grow to twice the store's size before the next regular collection.
+	gcBytes, gcShare = 8 << 20, 16
 )
 
 // nextEntries returns the next entries of a checkpoint, and whether there are more.
@@ -93,14 +94,14 @@ func (d *Disk) save(segment uint64, s *core.State, next nextEntries) (err error)
 }
 
 // write writes a checkpoint into a bbolt file. It needs memory of a few times batchBytes and
-// gcBytes, however large the store is.
+// gcBytes, or an eighth of the heap.
 func (d *Disk) write(name string, segment uint64, s *core.State, next nextEntries) (err error) {
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true, Timeout: time.Second})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	w := &writer{db: db}
+	w := &writer{db: db, gcEvery: max(gcBytes, int(liveHeap()/gcShare))}
 	for more := true; more; {
 		var entries []core.Entry
 		if entries, more, err = next(); err != nil {
@@ -137,6 +138,7 @@ type writer struct {
 	state    uint64 // number of pieces of the state written
 	value    uint64 // number of pieces of values written
 	sinceGC  int    // bytes written since the last collection
+	gcEvery  int
 }
 
 // update puts keys and values into a bucket, in one transaction. Values must not change until it
@@ -155,9 +157,16 @@ func (w *writer) update(bucket string, put func(put func(k, v []byte) error) err
 	})
 }
 
-// collect runs the garbage collector after gcBytes.
+// liveHeap returns the bytes that the last collection has left on the heap.
+func liveHeap() uint64 {
+	s := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
+}
+
+// collect runs the garbage collector when it is due.
 func (w *writer) collect() {
-	if w.sinceGC >= gcBytes {
+	if w.sinceGC >= w.gcEvery {
 		w.sinceGC = 0
 		runtime.GC()
 	}
