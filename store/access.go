@@ -1,15 +1,13 @@
 package store
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/binary"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -41,48 +39,19 @@ func checkAccess(accesses []Access) error {
 			return bad("stacks for a protocol, whose peers cannot ask for them")
 		case a.Protocol != "" && (a.Secret != nil || a.Name != ""):
 			return bad("a protocol, and a secret or a name, which its peers cannot present: use two entries")
-		case a.Secret != nil && badSecret(a.Secret) != "":
-			return bad(badSecret(a.Secret))
+		case a.Secret != nil && handshake.BadSecret(a.Secret) != "":
+			return bad(handshake.BadSecret(a.Secret))
 		}
 	}
 	return nil
 }
 
-// matchCertificate returns the indexes of the accesses for one of the names of cert.
-func matchCertificate(accesses []Access, cert *x509.Certificate) (matched []int) {
-	names := append([]string{cert.Subject.CommonName}, cert.DNSNames...)
-	for _, u := range cert.URIs {
-		names = append(names, u.String())
+// credentials returns what admits a peer according to accesses, by their indexes.
+func credentials(accesses []Access) (admit []handshake.Credential) {
+	for _, a := range accesses {
+		admit = append(admit, handshake.Credential{Secret: a.Secret, Name: a.Name})
 	}
-	for i, a := range accesses {
-		if a.Name != "" && slices.Contains(names, a.Name) {
-			matched = append(matched, i)
-		}
-	}
-	return matched
-}
-
-// hasSecrets reports whether any access needs a secret.
-func hasSecrets(accesses []Access) bool {
-	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Secret != nil })
-}
-
-// hasNames reports whether any access needs a certificate.
-func hasNames(accesses []Access) bool {
-	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Name != "" })
-}
-
-// verifiedCertificate returns the certificate of conn's peer, or nil if it has none or it was not
-// verified.
-func verifiedCertificate(conn net.Conn) *x509.Certificate {
-	c, ok := conn.(interface{ ConnectionState() tls.ConnectionState })
-	if !ok {
-		return nil
-	}
-	if chains := c.ConnectionState().VerifiedChains; len(chains) > 0 {
-		return chains[0][0]
-	}
-	return nil
+	return admit
 }
 
 // right is the right to read, or to read and write, below a prefix.
@@ -218,7 +187,7 @@ func (r rights) encode() []byte {
 }
 
 // maxRights is how many rights a relay may give to one of its peers: the store compares each key with
-// them. With its name and its token they are a hello of at most maxHandshakeFrame bytes.
+// them. With its name and its token they are a hello of at most handshake.MaxFrame bytes.
 const maxRights = 64
 
 // parseRights parses the result of encode.

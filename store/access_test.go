@@ -1,9 +1,6 @@
 package store_test
 
 import (
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"net/url"
 	"strings"
 	"testing"
 
@@ -122,28 +119,6 @@ func TestRightsTexts(t *testing.T) {
 		require.Equal(t, want, store.Refuse(r, &wire.Request{Op: wire.OpGet, Key: long}))
 	}
 	require.Equal(t, "read and write everything", store.Rights(nil).String())
-}
-
-func TestRightsOfCertificate(t *testing.T) {
-	uri, err := url.Parse("spiffe://example.com/viewer")
-	require.NoError(t, err)
-	cert := &x509.Certificate{Subject: pkix.Name{CommonName: "trainer"}, DNSNames: []string{"node7.example.com"}, URIs: []*url.URL{uri}}
-	accesses := []store.Access{
-		{Name: "trainer", Prefix: "a/"},
-		{Name: "node7.example.com", Prefix: "b/"},
-		{Name: "spiffe://example.com/viewer", Prefix: "c/"},
-		{Name: "other", Prefix: "d/"},
-		{Secret: secretOf("s"), Prefix: "e/"},
-	}
-	r, ok := store.RightsOfCertificate(accesses, cert)
-	require.True(t, ok)
-	for prefix, may := range map[string]bool{"a/": true, "b/": true, "c/": true, "d/": false, "e/": false} {
-		require.Equal(t, may, store.Refuse(r, &wire.Request{Op: wire.OpGet, Key: prefix}) == "", prefix)
-	}
-	// A certificate without names does not match the entry for peers without a certificate.
-	r, ok = store.RightsOfCertificate(accesses, &x509.Certificate{})
-	require.False(t, ok)
-	require.NotNil(t, r)
 }
 
 func TestCheckAccess(t *testing.T) {

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
 
 // buffered serves e with the smallest buffers that a server can have, 64 MiB, of which 48 MiB are
@@ -158,21 +155,4 @@ func TestManyLargeAnswersOverOneConnection(t *testing.T) {
 	s, err := store.New(m).Status(t.Context(), "")
 	require.NoError(t, err)
 	require.Zero(t, s.Server.Dropped, "a connection was cut")
-}
-
-// TestALargeReplyIsAllocatedOnce checks that a client reads a reply of up to a mebibyte, as an
-// all-gather of 10,000 ranks has, without growing its buffer.
-func TestALargeReplyIsAllocatedOnce(t *testing.T) {
-	value := bytes.Repeat([]byte("x"), 680_000)
-	frame := wire.AppendReply(nil, wire.OpGet, 1, &wire.Reply{Value: value})
-	client, server := net.Pipe()
-	defer client.Close()
-	go func() { _, _ = server.Write(frame) }()
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	body, err := store.ReadReply(client)
-	runtime.ReadMemStats(&after)
-	require.NoError(t, err)
-	require.Equal(t, frame[wire.HeaderLen:], body)
-	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(len(frame)+128<<10))
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
@@ -62,6 +62,10 @@ const (
 	// for the server to read.
 	largeRequest = 64 << 10
 	largeQueue   = 32 << 20
+	// clientFirstAlloc is how much is allocated for a large reply before more of it has arrived: a client
+	// has one connection, to a store that it has authenticated, and growing a buffer copies it and leaves
+	// garbage. For a reply of 680 KB that took a client as long as all the rest.
+	clientFirstAlloc = 1 << 20
 	// clientQueue bounds the bytes that wait for a server that does not read.
 	clientQueue = 256 << 20
 )
@@ -106,7 +110,7 @@ func dialError(addr string, err error, waited time.Duration) error {
 	case errors.Is(err, ErrProtocol):
 		e.Err = err
 	}
-	if _, ok := errors.AsType[noAnswerError](err); ok {
+	if errors.Is(err, handshake.ErrNoAnswer) {
 		e.Reason = wire.ReasonNoAnswer
 	}
 	if waited > 0 {
@@ -130,14 +134,9 @@ func checkAddr(addr string) error {
 
 // isUnreachable reports whether err may go away when the server has started.
 func isUnreachable(err error) bool {
-	var dns *net.DNSError
-	var timeout net.Error
-	if reported, ok := errors.AsType[*Error](err); ok && (reported.Code == wire.CodeUnavailable || reported.Code == wire.CodeLost) {
-		return true // reported by a relay, about the store
-	}
-	return errors.As(err, &dns) || errors.As(err, &timeout) && timeout.Timeout() ||
-		errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EHOSTUNREACH) ||
-		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	reported, ok := errors.AsType[*Error](err)
+	return ok && (reported.Code == wire.CodeUnavailable || reported.Code == wire.CodeLost) || // by a relay, about the store
+		handshake.IsUnreachable(err)
 }
 
 // isConnRefused reports whether no process listens at the address, or, reported by a relay, at the

@@ -188,7 +188,7 @@ func (c *client) drain(l *clientConn) {
 
 // readOne reads a frame, and completes its call unless that was abandoned.
 func (c *client) readOne(l *clientConn) (id uint64, err error) {
-	h, body, owned, err := readFrame(l.nc, l.in, l.buf)
+	h, body, owned, err := l.in.Read(l.nc, l.buf)
 	if err != nil {
 		return 0, err
 	}

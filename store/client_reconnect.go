@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
@@ -225,7 +226,7 @@ func (c *client) resumeRequest() *wire.Request {
 // state.
 func (c *client) isPermanent(err error, tried time.Duration) bool {
 	switch {
-	case isAmbiguousTLS(err):
+	case handshake.IsDoubtful(err):
 		return c.ctx.Err() != nil || tried > reconnectLimit
 	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid): // ErrInvalid: its TLS files
 		return true

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
@@ -25,7 +26,7 @@ type conn struct {
 	peer    string     // address of the peer
 	addr    netip.Addr // the address without the port; invalid if it is not TCP
 	hello   wire.Request
-	in      frameReader // owned by the goroutine that reads
+	in      handshake.FrameReader // owned by the goroutine that reads
 	req     wire.Request
 	rep     wire.Reply
 	session atomic.Uint64 // 0 before the session is open
@@ -58,7 +59,7 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
-	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), sameHost: isSameHost(nc), in: frameReader{limit: maxHandshakeFrame, first: serverFirstAlloc, budget: s.budget}}
+	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), sameHost: isSameHost(nc)}
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
 	}
@@ -75,10 +76,13 @@ var errDone = errors.New("goodbye")
 // most connections are idle most of the time.
 const readBufferSize = 4 << 10
 
+// serverFirstAlloc is how much is allocated for a large request before more of it has arrived: any peer
+// may announce one.
+const serverFirstAlloc = 64 << 10
+
 // serve makes the handshake, and serves the connection or passes it to a loop.
 func (c *conn) serve() {
-	buf := make([]byte, readBufferSize)
-	err := c.handshake(buf)
+	err := c.handshake()
 	c.server.handshakeDone(c)
 	if err != nil {
 		_ = c.nc.Close()
@@ -91,12 +95,53 @@ func (c *conn) serve() {
 		c.server.ended(c, err)
 		return
 	}
-	c.server.Engine.serve(c, buf)
+	c.server.Engine.serve(c)
+}
+
+// handshake makes the handshake, and takes over what it says about the peer. A peer of another
+// protocol is a foreignConn afterwards.
+func (c *conn) handshake() error {
+	accesses := c.server.Access
+	policy := &handshake.Policy{Timeout: c.limits.Handshake, TLS: c.server.TLS, Credentials: credentials(accesses), Budget: c.server.budget}
+	var other Protocol
+	if len(c.server.Protocols) > 0 {
+		policy.Other = func(first []byte) (yes, more bool) {
+			other, more = c.server.match(first)
+			return other != nil, more
+		}
+	}
+	peer, err := handshake.Accept(c.nc, policy)
+	c.hello = peer.Hello
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.nc = peer.Conn
+	c.mu.Unlock()
+	if other != nil {
+		return c.setForeign(other, peer.Other)
+	}
+	c.in, c.proof = peer.In, peer.Proof
+	c.in.Limit, c.in.First = wire.MaxBody, serverFirstAlloc
+	// Rights belong to the connection and not to its session: resuming a session needs its token, and
+	// gives no rights beyond those that the peer has proved on this connection.
+	if len(accesses) > 0 {
+		c.rights = rightsOf(accesses, peer.Proved)
+	}
+	c.stackPrefixes = c.server.stackPrefixesOf(peer.Proved)
+	c.receivedBytes(0)
+	return nil
+}
+
+// refuseForLimit refuses a peer that exceeds a limit.
+func (c *conn) refuseForLimit(detail string) {
+	policy := &handshake.Policy{Timeout: handshake.RefusalTimeout, TLS: c.server.TLS, Full: &handshake.RefusalError{Code: wire.CodeFull, Detail: detail}}
+	_, _ = handshake.Accept(c.nc, policy)
 }
 
 // serveWith serves the connection with the reader that adopt returns: a loop reads it, if there is one for
 // its socket, and otherwise this goroutine.
-func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error), buf []byte) {
+func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error)) {
 	var loop *transport.Loop
 	tcp, ok := c.nc.(*net.TCPConn)
 	if ok {
@@ -104,9 +149,8 @@ func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error),
 	}
 	var err error
 	if loop == nil {
-		err = transport.Serve(c.nc, buf, adopt)
+		err = transport.Serve(c.nc, make([]byte, readBufferSize), adopt)
 	} else {
-		c.in.compact()
 		if err = loop.Adopt(tcp, adopt); err != nil {
 			_ = tcp.Close()
 		}
@@ -185,7 +229,7 @@ func (c *conn) goodbye() {
 func (c *conn) fail(why *wire.Reply) {
 	c.out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, why) })
 	c.out.Flush()
-	time.AfterFunc(refusalTimeout, c.close)
+	time.AfterFunc(handshake.RefusalTimeout, c.close)
 }
 
 // probe sends a liveness probe.
@@ -205,6 +249,40 @@ func (c *conn) reconnectTimeout() time.Duration {
 		return 0
 	}
 	return c.limits.ReconnectTimeout
+}
+
+// sendWelcome answers the hello. The engine has set whether it is durable, the server adds its
+// reconnect timeout.
+func (c *conn) sendWelcome(welcome *wire.Reply) {
+	welcome.Values = c.proof
+	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.ReconnectTimeout), acceptsRelays)
+	c.reply(wire.OpHello, c.hello.ID, welcome)
+}
+
+// denialReason returns why the peer has no right to make c.req, or "". A relayed peer needs the
+// rights of its relay and its own.
+func (c *conn) denialReason() string {
+	why := c.rights.refuse(&c.req)
+	if b := c.current(); why == "" && b != nil {
+		why = b.rights.refuse(&c.req)
+	}
+	return why
+}
+
+// refuseRequest answers c.req with an error. A refused request still consumes its sequence number:
+// OpSkip takes its place, so that later numbers stay valid. If the machine rejects the number
+// itself, that is the reply.
+func (c *conn) refuseRequest(now core.Time, session uint64, code wire.Code, why string) {
+	op := c.req.Op
+	c.rep = wire.Reply{}
+	if c.req.Number != 0 {
+		c.req = wire.Request{Op: wire.OpSkip, ID: c.req.ID, Number: c.req.Number, Acked: c.req.Acked}
+		c.memory.applyLogged(now, session, &c.req, &c.rep)
+	}
+	if c.rep.Code == wire.CodeOK {
+		c.rep = wire.Reply{Code: code, Detail: why}
+	}
+	c.reply(op, c.req.ID, &c.rep)
 }
 
 // reply queues a reply, and returns how many bytes wait for the peer now.
@@ -258,7 +336,7 @@ func (c *conn) flush() { c.out.Flush() }
 // next parses the next complete request into c.req, if there is one. The machine may keep its
 // value.
 func (c *conn) next() (ok bool, err error) {
-	h, body, owned, ok, err := c.in.next()
+	h, body, owned, ok, err := c.in.Next()
 	if err != nil {
 		c.refuseFrame(h, err)
 	}
@@ -290,7 +368,7 @@ func (c *conn) refuseFrame(h wire.Header, err error) {
 	c.mu.Lock()
 	out := c.out
 	c.mu.Unlock()
-	if out == nil || h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, errBuffers) {
+	if out == nil || h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, handshake.ErrBuffers) {
 		return
 	}
 	c.enqueue(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, h.ID, refusedFrame(err)) })
@@ -317,24 +395,11 @@ func (c *conn) ownValue(owned bool) {
 
 // receivedBytes records n bytes that were read.
 func (c *conn) receivedBytes(n int) {
-	c.in.advance(n)
+	c.in.Advance(n)
 	if n > 0 {
 		c.received.Store(true)
 		if c.meter != nil {
 			c.meter.in.Add(uint64(n))
-		}
-	}
-}
-
-// read reads until a request is complete.
-func (c *conn) read(buf []byte) error {
-	for {
-		if ok, err := c.next(); ok || err != nil {
-			return err
-		}
-		n, err := c.nc.Read(c.in.buffer(buf))
-		if c.receivedBytes(n); n == 0 && err != nil {
-			return err
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -40,7 +41,7 @@ var (
 	// leases have ended. Later calls use a new session. The error also matches ErrUnavailable.
 	ErrSessionLost = errors.New("session lost")
 	// ErrProtocol means that the peer is not a muster store.
-	ErrProtocol = errors.New("not a muster store")
+	ErrProtocol = handshake.ErrProtocol
 	// ErrInsecure means that a server would accept unauthenticated peers from other hosts, and
 	// Insecure is not set.
 	ErrInsecure = errors.New("refusing to serve beyond loopback")

@@ -1,31 +1,11 @@
 package store
 
-import (
-	"crypto/x509"
+import "github.com/muster-pg/muster/wire"
 
-	"github.com/muster-pg/muster/wire"
-)
-
-// Functions of the handshake.
+// Functions of access.go.
 var (
-	NewNonce            = newNonce
-	Proof               = proof
-	Proves              = proves
-	CheckAccess         = checkAccess
-	RightsOf            = rightsOf
-	VerifiedCertificate = verifiedCertificate
-)
-
-// RightsOfCertificate returns the rights of the holder of cert; ok reports whether there are any.
-func RightsOfCertificate(accesses []Access, cert *x509.Certificate) (r Rights, ok bool) {
-	matched := matchCertificate(accesses, cert)
-	return rightsOf(accesses, matched), len(matched) > 0
-}
-
-// The labels of proofs.
-const (
-	ProofClient = proofClient
-	ProofServer = proofServer
+	CheckAccess = checkAccess
+	RightsOf    = rightsOf
 )
 
 // Rights are the rights of a peer.

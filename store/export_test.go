@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/durable"
-	"github.com/muster-pg/muster/wire"
 )
 
 // ConnOf returns the connection of a client.
@@ -62,38 +61,6 @@ func Waiting(m *Memory) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.calls)
-}
-
-// Cut splits a stream that arrives in pieces into frames, with a buffer of room bytes.
-func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err error) {
-	f, buf := frameReader{limit: wire.MaxBody, first: serverFirstAlloc}, make([]byte, room)
-	for _, p := range pieces {
-		for len(p) > 0 {
-			n := copy(f.buffer(buf), p)
-			f.advance(n)
-			p = p[n:]
-			for {
-				h, body, _, ok, err := f.next()
-				if err != nil {
-					return heads, bodies, err
-				}
-				if !ok {
-					break
-				}
-				heads, bodies = append(heads, h), append(bodies, string(body))
-			}
-			f.compact()
-			clear(buf)
-		}
-	}
-	return heads, bodies, nil
-}
-
-// ReadReply reads a frame as a client does, and returns its body.
-func ReadReply(conn net.Conn) (body []byte, err error) {
-	in := &frameReader{limit: wire.MaxReply, first: clientFirstAlloc}
-	_, body, _, err = readFrame(conn, in, make([]byte, clientBufferSize))
-	return body, err
 }
 
 // Calls returns the number of calls of a client that have no reply.

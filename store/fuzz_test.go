@@ -15,26 +15,6 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-func FuzzFrames(f *testing.F) {
-	f.Add(gets(3, "key"), uint8(1))
-	f.Add(wire.AppendRequest(gets(1, "k"), &wire.Request{Op: wire.OpSet, Key: "k", Value: make([]byte, 300)}), uint8(7))
-	f.Add([]byte("garbage behind garbage behind garbage"), uint8(16))
-	f.Fuzz(func(t *testing.T, stream []byte, step uint8) {
-		heads, bodies, err := store.Cut([][]byte{stream}, 1<<20)
-		for _, room := range []int{wire.HeaderLen, 64, 4096} {
-			var pieces [][]byte
-			for rest := stream; len(rest) > 0; {
-				n := min(len(rest), int(step)+1)
-				pieces, rest = append(pieces, rest[:n]), rest[n:]
-			}
-			h, b, e := store.Cut(pieces, room)
-			require.Equal(t, heads, h)
-			require.Equal(t, bodies, b)
-			require.Equal(t, err == nil, e == nil)
-		}
-	})
-}
-
 // FuzzServer sends arbitrary bytes to a store or a relay, after a hello or instead of one, in
 // pieces of any size.
 func FuzzServer(f *testing.F) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -186,7 +187,7 @@ func TestHalfAHandshakeEnds(t *testing.T) {
 			return shaken
 		}, "err=\"handshake: "},
 		"no proof": {&store.Server{Access: []store.Access{all("s")}}, tcp, func(t *testing.T, c net.Conn) net.Conn {
-			send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: store.NewNonce()}))
+			send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: handshake.NewNonce()}))
 			require.Equal(t, wire.OpProof, receive(t, c).Op)
 			return c
 		}, "handshake: "},

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
@@ -63,13 +63,12 @@ type foreignConn struct {
 // setForeign makes the connection one of p, whose first bytes were read.
 func (c *conn) setForeign(p Protocol, first []byte) error {
 	c.hello.Key = p.Name()
-	_, secured := c.nc.(tlsConn)
-	s, prefix, err := c.server.openTo(p, secured)
+	s, prefix, err := c.server.openTo(p, handshake.IsTLS(c.nc))
 	if err != nil {
 		return err
 	}
 	prompt := c.memory != nil && !c.memory.isDurable()
-	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt, Logger: c.server.log(), Buffers: c.server.budget}}
+	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: first, Store: s, Immediate: prompt, Logger: c.server.log(), Buffers: c.server.budget}}
 	if prefix != "" {
 		g.conn.Prefix, g.conn.Whole = prefix, New(unclosable{c.server.Engine})
 	}
@@ -129,31 +128,9 @@ func (r *readOnly) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return r.Engine.Do(ctx, req, rep)
 }
 
-// detectProtocol reads the first bytes of a connection into buf, as few as identify the protocol. p
-// is nil for the server's own.
-func (c *conn) detectProtocol(buf []byte) (first []byte, p Protocol, err error) {
-	buf = buf[:len(wire.Preface)]
-	n := 0
-	for n < len(buf) && len(c.server.Protocols) > 0 {
-		m, err := c.nc.Read(buf[n:])
-		n += m
-		p, more := c.server.match(buf[:n])
-		if p != nil || n > 0 && !more {
-			return buf[:n], p, nil
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-	}
-	return buf[:n], nil, nil
-}
-
 // match returns the protocol whose connections begin with first; more reports that more bytes are
 // needed.
 func (s *Server) match(first []byte) (p Protocol, more bool) {
-	if len(first) > 0 && (first[0] == wire.Preface[0] || first[0] == tlsRecord) {
-		return nil, false
-	}
 	for _, p := range s.Protocols {
 		yes, unsure := p.Match(first)
 		if yes {
@@ -187,20 +164,4 @@ func (s *Server) checkProtocols() error {
 		opened[a.Protocol] = true
 	}
 	return nil
-}
-
-// prefixedConn is a connection whose first bytes were already read.
-type prefixedConn struct {
-	net.Conn
-	first []byte
-}
-
-// Read implements net.Conn.
-func (r *prefixedConn) Read(b []byte) (int, error) {
-	if len(r.first) == 0 {
-		return r.Conn.Read(b)
-	}
-	n := copy(b, r.first)
-	r.first = r.first[n:]
-	return n, nil
 }

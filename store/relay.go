@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/relay"
 	"github.com/muster-pg/muster/wire"
 )
@@ -277,7 +278,7 @@ func (u *upstream) read() {
 		var h wire.Header
 		var body []byte
 		var owned bool
-		if h, body, owned, err = readFrame(u.conn.nc, u.conn.in, u.conn.buf); err == nil {
+		if h, body, owned, err = u.conn.in.Read(u.conn.nc, u.conn.buf); err == nil {
 			u.received.Store(true)
 			err = u.handleFrame(h, body, owned)
 		}
@@ -312,7 +313,7 @@ func (u *upstream) checkStore(late bool) action {
 
 // use makes l the connection to the store. The caller holds mu.
 func (r *Relay) use(l *clientConn) {
-	l.in.limit = wire.MaxReply + wire.MaxBody // the list of calls precedes a reply
+	l.in.Limit = wire.MaxReply + wire.MaxBody // the list of calls precedes a reply
 	u := &upstream{relay: r, conn: l, mux: relay.NewMux(l.out, func() { _ = l.nc.Close() })}
 	r.up = u
 	if moved := r.dialer.options.WaitReplaced; moved != nil {
@@ -342,7 +343,7 @@ func (r *Relay) upstreamEnded(u *upstream, err error) {
 func (r *Relay) unavailableReply(err error) (code wire.Code, detail string) {
 	code = wire.CodeUnavailable
 	switch {
-	case isAmbiguousTLS(err): // the next peer makes it try again
+	case handshake.IsDoubtful(err): // the next peer makes it try again
 	case isConnRefused(err):
 		code = wire.CodeLost
 	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid), errors.Is(err, ErrUnsupported):
@@ -385,14 +386,14 @@ func (r *Relay) checkServer(s *Server) string {
 }
 
 // serve implements Backend.
-func (r *Relay) serve(c *conn, buf []byte) {
+func (r *Relay) serve(c *conn) {
 	u, err := r.connection(c.server.stopped)
 	if err != nil {
 		code, why := r.unavailableReply(err)
-		c.refuseHello(code, wire.ReasonRelay, why)
+		handshake.Refuse(c.nc, &handshake.RefusalError{Code: code, Reason: wire.ReasonRelay, Detail: why})
 		c.server.ended(c, err)
 		return
 	}
 	p := &relayPeer{conn: c, upstream: u}
-	c.serveWith(p.adopted, buf)
+	c.serveWith(p.adopted)
 }

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/relay"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
@@ -34,7 +35,7 @@ func (p *relayPeer) adopted(s transport.Socket) (transport.Reader, error) {
 		p.branch.End()
 		return nil, err
 	}
-	p.in.compact()
+	p.in.Compact()
 	p.Flush()
 	return p, nil
 }
@@ -44,14 +45,14 @@ func (p *relayPeer) Buffer(buf []byte) []byte {
 	if p.pauseIfBlocked() { // before reading: each of many peers would add another frame
 		return nil
 	}
-	return p.in.buffer(buf)
+	return p.in.Buffer(buf)
 }
 
 // Received implements transport.Reader.
 func (p *relayPeer) Received(n int) error {
 	p.receivedBytes(n)
 	err := p.forwardFrames()
-	p.in.compact()
+	p.in.Compact()
 	p.pauseIfBlocked()
 	return err
 }
@@ -102,8 +103,8 @@ func (p *relayPeer) Resume() { p.sock.Pause(false) }
 // connection of a relay whose hello it refuses to parse.
 func (p *relayPeer) sendHello() (err error) {
 	p.hello.Token = p.rights.encode()
-	if n := len(wire.AppendRequest(nil, &p.hello)) - wire.HeaderLen; n > maxHandshakeFrame || len(p.rights) > maxRights {
-		return fmt.Errorf("hello: %w: it has %d bytes and %d rights, the limits are %d and %d", wire.ErrTooLarge, n, len(p.rights), maxHandshakeFrame, maxRights)
+	if n := len(wire.AppendRequest(nil, &p.hello)) - wire.HeaderLen; n > handshake.MaxFrame || len(p.rights) > maxRights {
+		return fmt.Errorf("hello: %w: it has %d bytes and %d rights, the limits are %d and %d", wire.ErrTooLarge, n, len(p.rights), handshake.MaxFrame, maxRights)
 	}
 	p.branch, err = p.upstream.mux.Open(p, &p.hello)
 	return err
@@ -112,7 +113,7 @@ func (p *relayPeer) sendHello() (err error) {
 // forwardFrames forwards the complete frames.
 func (p *relayPeer) forwardFrames() error {
 	for {
-		h, body, _, ok, err := p.in.next()
+		h, body, _, ok, err := p.in.Next()
 		if err != nil || !ok {
 			return err
 		}
@@ -169,7 +170,7 @@ func (p *relayPeer) End(goodbye *wire.Reply) {
 
 // closeLater closes the connection after the peer has had time to read the last frame and close it
 // itself.
-func (p *relayPeer) closeLater() { time.AfterFunc(refusalTimeout, p.close) }
+func (p *relayPeer) closeLater() { time.AfterFunc(handshake.RefusalTimeout, p.close) }
 
 // Vouches implements relay.Peer: a peer is alive without an answer if it is sending a long frame, or reading one, or its process uses CPU time.
 func (p *relayPeer) Vouches() bool {

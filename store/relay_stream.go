@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/relay"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
@@ -87,7 +88,7 @@ func (c *conn) parseRelayFrame(h wire.Header, body []byte, owned bool) (err erro
 	if t == nil {
 		t = &relayStream{conns: map[uint32]*relayedConn{}}
 		c.stream = t
-		c.in.limit = wire.MaxBody + wire.RelayOverhead
+		c.in.Limit = wire.MaxBody + wire.RelayOverhead
 	}
 	t.op = h.Op
 	if h.Op == wire.OpVotes {
@@ -105,7 +106,7 @@ func (c *conn) parseRelayFrame(h wire.Header, body []byte, owned bool) (err erro
 		return err
 	}
 	switch {
-	case of.Op == wire.OpHello && of.Len > maxHandshakeFrame: // as that of a direct connection
+	case of.Op == wire.OpHello && of.Len > handshake.MaxFrame: // as that of a direct connection
 		return fmt.Errorf("%s: %w", of.Op, wire.ErrTooLarge)
 	case len(t.calls) > 1 && of.Op != wire.OpProbe && of.Op != wire.OpLost: // they are carried out in one step
 		return fmt.Errorf("%w: one %s for %d branches", ErrProtocol, of.Op, len(t.calls))

@@ -1,8 +1,6 @@
 package store_test
 
 import (
-	"bytes"
-	"encoding/hex"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,43 +13,6 @@ import (
 )
 
 func secretOf(c string) []byte { return []byte(strings.Repeat(c, 16)) }
-
-func TestProofBytes(t *testing.T) {
-	client, server := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
-	for who, want := range map[string]string{
-		// Computed with Python's hmac.
-		store.ProofClient: "8c09af154361f75a516b86e2d69d0d1c6b1d9ec079421dadbd020fc576c90c67",
-		store.ProofServer: "649f01d533588fbeb5daf876459e5b0abff653b2338e3e405415b654d222205f",
-	} {
-		require.Equal(t, want, hex.EncodeToString(store.Proof(secretOf("s"), who, client, server, []byte("bind"))))
-	}
-}
-
-func TestProofIsOfOneHandshake(t *testing.T) {
-	secret, client, server, binding := secretOf("s"), store.NewNonce(), store.NewNonce(), store.NewNonce()
-	require.NotEqual(t, client, server)
-	given := store.Proof(secret, store.ProofClient, client, server, binding)
-	require.True(t, store.Proves(given, secret, store.ProofClient, client, server, binding))
-	for name, ok := range map[string]bool{
-		"secret":       store.Proves(given, secretOf("t"), store.ProofClient, client, server, binding),
-		"side":         store.Proves(given, secret, store.ProofServer, client, server, binding),
-		"client nonce": store.Proves(given, secret, store.ProofClient, store.NewNonce(), server, binding),
-		"server nonce": store.Proves(given, secret, store.ProofClient, client, store.NewNonce(), binding),
-		"swapped":      store.Proves(given, secret, store.ProofClient, server, client, binding),
-		"binding":      store.Proves(given, secret, store.ProofClient, client, server, store.NewNonce()),
-		"no binding":   store.Proves(given, secret, store.ProofClient, client, server, nil),
-		"cut":          store.Proves(given[:31], secret, store.ProofClient, client, server, binding),
-		"empty":        store.Proves(nil, secret, store.ProofClient, client, server, binding),
-	} {
-		require.False(t, ok, name)
-	}
-	// Nonces of other lengths may hash alike, and are refused for that reason.
-	long, short := append(bytes.Clone(client), server[0]), server[1:]
-	require.Equal(t, given, store.Proof(secret, store.ProofClient, long, short, binding))
-	require.False(t, store.Proves(given, secret, store.ProofClient, long, short, binding))
-	// A peer without a secret cannot prove the empty secret.
-	require.False(t, store.Proves(store.Proof(nil, store.ProofClient, client, server, nil), nil, store.ProofClient, client, server, nil))
-}
 
 func TestReadSecret(t *testing.T) {
 	dir := t.TempDir()

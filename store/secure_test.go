@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -250,35 +251,6 @@ func TestASecretIsNeverSent(t *testing.T) {
 	require.NotContains(t, s.String(), string(secretOf("s")[:4]))
 }
 
-// TestAFalseStoreProvesNothing checks that a client refuses a server that does not know the secret,
-// whichever reply that server sends.
-func TestAFalseStoreProvesNothing(t *testing.T) {
-	for name, welcome := range map[string]func(nonce, theirs, given []byte) [][]byte{
-		"no proof":         func(_, _, _ []byte) [][]byte { return nil },
-		"zeros":            func(_, _, _ []byte) [][]byte { return [][]byte{make([]byte, 32)} },
-		"the client's own": func(_, _, given []byte) [][]byte { return [][]byte{given} },
-		"a guess": func(nonce, theirs, _ []byte) [][]byte {
-			return [][]byte{store.Proof(secretOf("x"), store.ProofServer, nonce, theirs, nil)}
-		},
-		"one more": func(nonce, theirs, _ []byte) [][]byte {
-			return [][]byte{store.Proof(secretOf("s"), store.ProofServer, nonce, theirs, nil), nil}
-		},
-	} {
-		addr := otherService(t, func(c net.Conn) {
-			_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
-			hello := receiveRequest(t, c)
-			theirs := store.NewNonce()
-			_, _ = c.Write(wire.AppendReply(nil, wire.OpProof, 0, &wire.Reply{Value: theirs}))
-			given := receiveRequest(t, c)
-			_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1, Values: welcome(hello.Token, theirs, given.Value)}))
-			_, _ = io.Copy(io.Discard, c)
-		})
-		_, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secretOf("s"), Wait: true})
-		require.ErrorIs(t, err, store.ErrDenied, name)
-		require.ErrorContains(t, err, "did not prove", name)
-	}
-}
-
 // receiveRequest reads one request.
 func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
 	t.Helper()
@@ -320,19 +292,10 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 // entered returns a bare connection that has proved a secret, and the reply to its hello.
 func (s *service) entered(t *testing.T, secret []byte, hello wire.Request) (net.Conn, wire.Reply) {
 	t.Helper()
-	c := s.raw(t)
-	hello.Op, hello.Key, hello.Token = wire.OpHello, "a test", store.NewNonce()
-	send(t, c, wire.AppendRequest([]byte(wire.Preface), &hello))
-	h, asked := receiveReply(t, c)
-	require.Equal(t, wire.OpProof, h.Op)
-	require.Zero(t, h.ID)
-	require.Len(t, asked.Value, 32)
-	send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpProof, Value: store.Proof(secret, store.ProofClient, hello.Token, asked.Value, nil)}))
-	h, welcome := receiveReply(t, c)
-	require.Equal(t, wire.OpHello, h.Op)
-	require.Equal(t, wire.CodeOK, welcome.Code)
-	require.Equal(t, [][]byte{store.Proof(secret, store.ProofServer, hello.Token, asked.Value, nil)}, welcome.Values)
-	return c, welcome
+	hello.Key = "a test"
+	welcome, err := handshake.Open(bounded(t), s.raw(t), &handshake.Offer{Secret: secret, Hello: hello})
+	require.NoError(t, err)
+	return welcome.Conn, welcome.Reply
 }
 
 func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
@@ -341,10 +304,10 @@ func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: []store.Access{all("s")}}, e.wires)
 			set := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "in", Value: []byte{}})
-			large := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Value: make([]byte, 1<<20), Token: store.NewNonce()})
+			large := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Value: make([]byte, 1<<20), Token: handshake.NewNonce()})
 			for want, b := range map[string][]byte{
 				"this store requires a secret": append(greeting(), set...),
-				"set before the proof":         append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: store.NewNonce()}), set...),
+				"set before the proof":         append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: handshake.NewNonce()}), set...),
 				"wrong secret":                 append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Token: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
 				"proof before hello":           wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpProof}),
 				"hello of 10486":               large,

@@ -17,7 +17,7 @@ const requestBatch = 64
 const maxUnread = 1 << 20
 
 // serve implements Backend.
-func (m *Memory) serve(c *conn, buf []byte) { c.serveWith(c.adopted, buf) }
+func (m *Memory) serve(c *conn) { c.serveWith(c.adopted) }
 
 // adopted opens the session of the connection, which is read from s.
 func (c *conn) adopted(s transport.Socket) (transport.Reader, error) {
@@ -41,13 +41,13 @@ type connReader struct {
 }
 
 // Buffer implements transport.Reader.
-func (c *connReader) Buffer(buf []byte) []byte { return c.in.buffer(buf) }
+func (c *connReader) Buffer(buf []byte) []byte { return c.in.Buffer(buf) }
 
 // Received implements transport.Reader.
 func (c *connReader) Received(n int) error {
 	c.receivedBytes(n)
 	held, err := c.processRequests()
-	c.in.compact()
+	c.in.Compact()
 	if held {
 		c.out.Flush()
 	}
@@ -90,7 +90,7 @@ func (c *conn) openSession() (held bool, err error) {
 		before.close()
 	}
 	held, err = c.processRequests()
-	c.in.compact()
+	c.in.Compact()
 	c.out.Flush()
 	return held, err
 }
@@ -153,7 +153,7 @@ func (c *conn) processBatch() (more, full, overloaded bool, err error) {
 	defer func() { m.meter.end(began, m.meter.answered) }()
 	for done := 0; done < requestBatch; done += c.stream.weight() {
 		if overloaded {
-			if h, ok := c.in.peek(); ok && h.Op != wire.OpStatus && h.Op != wire.OpProbe && !isLiveness(h.Op, h.ID) {
+			if h, ok := c.in.Peek(); ok && h.Op != wire.OpStatus && h.Op != wire.OpProbe && !isLiveness(h.Op, h.ID) {
 				return false, false, true, nil
 			}
 		}

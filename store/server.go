@@ -70,7 +70,7 @@ func (l ServerLimits) withDefaults() ServerLimits {
 type Backend interface {
 	Engine
 	// serve serves a connection after its handshake: until it ends, or by passing it to a loop.
-	serve(c *conn, buf []byte)
+	serve(c *conn)
 	// checkPeers detects peers that have failed. It is called every checkInterval; late means that
 	// this process was stopped since the last call.
 	checkPeers(s *Server, late bool)
@@ -294,6 +294,9 @@ func (s *Server) limitHandshakes(l ServerLimits) {
 	}
 }
 
+// maxRefusals bounds the peers that are being refused at once.
+const maxRefusals = 64
+
 // refuseConn sends an error to a peer that exceeds a limit, unless too many are being refused. The
 // caller holds mu.
 func (s *Server) refuseConn(c *conn, why string) {
@@ -362,7 +365,7 @@ func (s *Server) ended(c *conn, err error) {
 	if c.out != nil {
 		c.out.Discard()
 	}
-	c.in.release()
+	c.in.Release()
 	s.mu.Lock()
 	s.remove(c)
 	s.mu.Unlock()

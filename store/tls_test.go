@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
@@ -135,12 +136,12 @@ func TestUnverifiedCertificate(t *testing.T) {
 	require.NoError(t, err)
 	r := shakeWith(t, s, c)
 	require.NoError(t, r.err)
-	require.Equal(t, "trainer", store.VerifiedCertificate(r.server).Subject.CommonName)
+	require.Equal(t, "trainer", handshake.VerifiedCertificate(r.server).Subject.CommonName)
 	s.ClientAuth = tls.RequireAnyClientCert
 	r = shakeWith(t, s, c)
 	require.NoError(t, r.err)
 	require.Len(t, r.server.ConnectionState().PeerCertificates, 1)
-	require.Nil(t, store.VerifiedCertificate(r.server))
+	require.Nil(t, handshake.VerifiedCertificate(r.server))
 }
 
 // TestTLSRefuses checks what TestNoWayIn does not: certificates that are not for their side, or for an
@@ -208,7 +209,7 @@ func TestTLSTakesUpChangedFiles(t *testing.T) {
 			require.NoError(t, err)
 			r := shakeWith(t, config, c)
 			require.NoError(t, r.err)
-			return store.VerifiedCertificate(r.client).SerialNumber.String() + store.VerifiedCertificate(r.server).SerialNumber.String()
+			return handshake.VerifiedCertificate(r.client).SerialNumber.String() + handshake.VerifiedCertificate(r.server).SerialNumber.String()
 		}
 		first := serial()
 		f.renew(t) // including the authority

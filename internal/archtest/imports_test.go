@@ -35,8 +35,9 @@ var imports = map[string][]string{
 	"internal/quietlog":        {}, // a limit of a log's records
 	"internal/reduce":          {"tensor"},
 	"internal/transport":       {},                             // non-blocking socket I/O
+	"internal/handshake":       {"wire", "internal/transport"}, // what both ends do before they trust each other
 	"internal/relay":           {"wire", "internal/transport"}, // many connections over one
-	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/quietlog", "internal/relay", "internal/transport"},
+	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/handshake", "internal/quietlog", "internal/relay", "internal/transport"},
 	"nfsws":                    {"internal/blocking", "tensor/..."},
 	"internal/tree":            {"tensor"},
 	"internal/scenario":        {"store", "wire", "trace"}, // rules as text
@@ -49,7 +50,7 @@ var imports = map[string][]string{
 	"interop/vllm":             {"pgroup", "store", "wire", "internal/pickle", "interop/tcpstore", "tensor", "internal/reduce"},
 	"membership":               {"pgroup", "store"},
 	"internal/benchcase":       {"pgroup", "store"}, // what both benchmark programs measure
-	"internal/link":            {"internal/spin", "pgroup", "shm"},
+	"internal/link":            {"wire", "internal/handshake", "internal/spin", "pgroup", "shm"},
 	"internal/testcluster":     {"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/transport"},
 	"collective":               {"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"},
 	"gather":                   {"internal/blocking", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"},

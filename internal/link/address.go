@@ -13,7 +13,7 @@ type peerInfo struct {
 	Unix  string // name of its unix socket; "" if it has none
 	Addr  string // host:port of its TCP listener
 	Token []byte // a secret: a rank that knows it may connect
-	Cert  []byte // hash of its certificate; nil: no TLS
+	TLS   bool   // it encrypts TCP connections
 	Err   string // why it cannot take part
 }
 

@@ -1,169 +1,106 @@
 package link
 
 import (
-	"bytes"
 	"context"
-	"crypto/hmac"
+	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
+	"math/big"
 	"net"
 	"time"
+
+	"github.com/muster-pg/muster/internal/handshake"
+	"github.com/muster-pg/muster/wire"
 )
 
-// The two ends of a connection authenticate each other by challenge and response. The key is the
-// token of the acceptor, which only ranks of the group know; it is never sent. An acceptor answers
-// every hello, also one for another mesh, since a dialer without an answer retries. Numbers are
-// little-endian.
+// The handshake of two ranks is that of a store and its client. The secret is the token of the
+// acceptor, which only ranks of the group know, and which is new for each rank, generation and mesh: a
+// hello for another one is refused, since addresses are reused. Over TLS the proof is bound to the
+// connection, so that certificates need not be verified.
 //
-//	dialer → acceptor   hello: magic[8] | kind u8 | id u64 | number u64 | from u32 | to u32 | generation u64 | name[8] | nonce[32]
-//	acceptor → dialer   nonce[32] | HMAC-SHA256(token, "accept", hello, nonce)[32]
-//	dialer → acceptor   HMAC-SHA256(token, "dial", hello, nonce)[32]
-//	acceptor → dialer   1 u8, when Accept has the connection
-const (
-	magic    = "muster\x00\x01"
-	nonceLen = 32
-	macLen   = sha256.Size
-	nameLen  = 8
-	helloLen = len(magic) + 1 + 8 + 8 + 4 + 4 + 8 + nameLen + nonceLen
-	accepted = 1
-)
+// The value of the hello says who dials, and why. Numbers are little-endian.
+//
+//	from u32 | kind u8 | id u64 | number u64
+const helloLen = 4 + 1 + 8 + 8
 
-var (
-	errWrongKey = errors.New("the peer does not know the key of this group")
-	errProtocol = errors.New("the peer uses another protocol")
-)
-
-func newNonce() []byte {
-	b := make([]byte, nonceLen)
-	_, _ = rand.Read(b) // it never fails
-	return b
-}
-
-func (m *Mesh) appendHello(b []byte, p Purpose, to int) []byte {
-	b = append(b, magic...)
+func appendHello(b []byte, from int, p Purpose) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(from))
 	b = append(b, p.Kind)
 	b = binary.LittleEndian.AppendUint64(b, p.ID)
-	b = binary.LittleEndian.AppendUint64(b, p.Number)
-	b = binary.LittleEndian.AppendUint32(b, uint32(m.group.Rank()))
-	b = binary.LittleEndian.AppendUint32(b, uint32(to))
-	b = binary.LittleEndian.AppendUint64(b, m.group.Generation())
-	b = append(b, m.nameHash()...)
-	return append(b, newNonce()...)
+	return binary.LittleEndian.AppendUint64(b, p.Number)
 }
 
-func (m *Mesh) nameHash() []byte {
-	h := sha256.Sum256([]byte(m.opts.Name))
-	return h[:nameLen]
-}
-
-// parseHello returns which rank dials, and for what purpose. A hello for another rank, group or
-// mesh is an error: addresses are reused.
 func (m *Mesh) parseHello(b []byte) (from int, p Purpose, err error) {
-	if string(b[:len(magic)]) != magic {
-		return 0, p, errProtocol
+	if len(b) != helloLen {
+		return 0, p, errors.New("malformed hello: another version of muster?")
 	}
-	b = b[len(magic):]
-	p = Purpose{Kind: b[0], ID: binary.LittleEndian.Uint64(b[1:]), Number: binary.LittleEndian.Uint64(b[9:])}
-	b = b[17:]
 	from = int(binary.LittleEndian.Uint32(b))
-	to := int(binary.LittleEndian.Uint32(b[4:]))
-	generation := binary.LittleEndian.Uint64(b[8:])
-	switch {
-	case to != m.group.Rank() || generation != m.group.Generation() || !bytes.Equal(b[16:16+nameLen], m.nameHash()):
-		return 0, p, fmt.Errorf("the hello is for rank %d of generation %d, or for another mesh", to, generation)
-	case from >= len(m.peers) || from == m.group.Rank():
+	if from >= len(m.peers) || from == m.group.Rank() {
 		return 0, p, fmt.Errorf("the hello is from rank %d, which is invalid", from)
 	}
-	return from, p, nil
+	b = b[4:]
+	return from, Purpose{Kind: b[0], ID: binary.LittleEndian.Uint64(b[1:]), Number: binary.LittleEndian.Uint64(b[9:])}, nil
 }
 
-func mac(token []byte, who string, hello, nonce []byte) []byte {
-	h := hmac.New(sha256.New, token)
-	h.Write([]byte(who))
-	h.Write(hello)
-	h.Write(nonce)
-	return h.Sum(nil)
-}
-
-// dialHandshake is the handshake of the dialer. It returns the connection to use, which may be a
-// TLS connection.
+// dialHandshake is the handshake of the dialer, which owns conn until it returns. The connection to
+// use may be a TLS connection.
 func (m *Mesh) dialHandshake(ctx context.Context, conn net.Conn, rank int, p Purpose) (net.Conn, error) {
-	conn, err := m.dialTLS(ctx, conn, rank)
+	offer := &handshake.Offer{Secret: m.peers[rank].Token, Hello: wire.Request{Value: appendHello(nil, m.group.Rank(), p)}}
+	if m.cert != nil && !isUnix(conn) {
+		offer.TLS = &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true} //nolint:gosec // the token's proof is bound to the connection
+	}
+	welcome, err := handshake.Open(ctx, conn, offer)
+	if err == nil && len(welcome.In.Unread()) > 0 {
+		_ = welcome.Conn.Close()
+		err = errors.New("the acceptor has sent something before the dialer")
+	}
+	return welcome.Conn, err
+}
+
+// acceptHandshake is the handshake of the acceptor, which owns conn. It hands the connection to
+// Options.Accept, and then tells the dialer.
+func (m *Mesh) acceptHandshake(conn net.Conn) error {
+	policy := &handshake.Policy{Timeout: handshakeTimeout, Credentials: []handshake.Credential{{Secret: m.token}}}
+	if m.cert != nil && !isUnix(conn) {
+		policy.TLS = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*m.cert}, SessionTicketsDisabled: true}
+	}
+	peer, err := handshake.Accept(conn, policy)
+	if err != nil {
+		return err
+	}
+	from, purpose, err := m.parseHello(peer.Hello.Value)
+	if err != nil {
+		handshake.Refuse(peer.Conn, &handshake.RefusalError{Code: wire.CodeInvalid, Detail: err.Error()})
+		return err
+	}
+	m.opts.Accept(&Conn{Conn: peer.Conn, Rank: from, Purpose: purpose})
+	if _, err = peer.Conn.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Values: peer.Proof})); err != nil {
+		_ = peer.Conn.Close()
+	}
+	return err
+}
+
+// newCertificate returns a certificate for one mesh, which only encrypts. The certificate that a rank
+// has for the group's store may be valid for a client only.
+func newCertificate() (*tls.Certificate, error) {
+	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	token := m.peers[rank].Token
-	hello := m.appendHello(nil, p, rank)
-	var answer [nonceLen + macLen]byte
-	var end [1]byte
-	exchange := []func() error{
-		func() error { return write(conn, hello) },
-		func() error { return read(conn, answer[:]) },
-		func() error {
-			if !hmac.Equal(answer[nonceLen:], mac(token, "accept", hello, answer[:nonceLen])) {
-				return errWrongKey
-			}
-			return write(conn, mac(token, "dial", hello, answer[:nonceLen]))
-		},
-		func() error { return read(conn, end[:]) },
-	}
-	for _, step := range exchange {
-		if err := step(); err != nil {
-			return nil, err
-		}
-	}
-	if end[0] != accepted {
-		return nil, errProtocol
-	}
-	return conn, nil
-}
-
-// acceptHandshake is the handshake of the acceptor. It hands the connection to Accept.
-func (m *Mesh) acceptHandshake(conn net.Conn) error {
-	conn, err := m.acceptTLS(conn)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().AddDate(100, 0, 0)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var hello [helloLen]byte
-	if err := read(conn, hello[:]); err != nil {
-		return err
-	}
-	from, purpose, err := m.parseHello(hello[:])
-	if errors.Is(err, errProtocol) {
-		return err
-	}
-	nonce := newNonce()
-	var proof [macLen]byte
-	if err := write(conn, append(nonce, mac(m.token, "accept", hello[:], nonce)...)); err != nil {
-		return err
-	}
-	if err == nil {
-		err = m.checkCertificate(conn, from)
-	}
-	if err != nil { // the dialer sees from the answer that it meant another mesh, and gives up
-		return err
-	}
-	if err := read(conn, proof[:]); err != nil {
-		return err
-	}
-	if !hmac.Equal(proof[:], mac(m.token, "dial", hello[:], nonce)) {
-		return errWrongKey
-	}
-	_ = conn.SetDeadline(time.Time{})
-	m.opts.Accept(&Conn{Conn: conn, Rank: from, Purpose: purpose})
-	return write(conn, []byte{accepted})
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, nil
 }
 
-func read(conn net.Conn, b []byte) error {
-	_, err := io.ReadFull(conn, b)
-	return err
-}
-
-func write(conn net.Conn, b []byte) error {
-	_, err := conn.Write(b)
-	return err
+// isUnix reports whether conn needs no TLS.
+func isUnix(conn net.Conn) bool {
+	_, ok := conn.(*net.UnixConn)
+	return ok
 }

@@ -6,24 +6,24 @@
 //	c, err := m.Dial(ctx, 2, purpose)                                        // rank 2's accept has it by now
 //
 // Ranks learn each other's addresses and keys through the group, so exactly the processes that may
-// take part in the group may connect. If the group uses TLS, TCP connections do too, with
-// certificates that are made for this mesh.
+// take part in the group may connect. If the group uses TLS, TCP connections are
+// encrypted too; keys authenticate both ends, in place of certificates.
 //
 // A broken connection alone does not mean that a rank has failed: the group's store decides that.
 package link
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/spin"
 	"github.com/muster-pg/muster/pgroup"
 )
@@ -47,7 +47,7 @@ type Options struct {
 
 // Conn is a connection to a rank. The caller of Dial, or Accept, owns it.
 type Conn struct {
-	net.Conn     // *net.UnixConn, *net.TCPConn, *tls.Conn, or with Options.Polling a NowWriter
+	net.Conn     // *net.UnixConn, *net.TCPConn, one over TLS, or with Options.Polling a NowWriter
 	Rank     int // of the other end
 	Purpose
 }
@@ -72,9 +72,9 @@ type Purpose struct {
 type Mesh struct {
 	group  *pgroup.Group
 	opts   Options
-	peers  []peerInfo // by rank
-	token  []byte     // of this rank
-	ident  *identity
+	peers  []peerInfo       // by rank
+	token  []byte           // of this rank
+	cert   *tls.Certificate // nil: no TLS
 	listen []net.Listener
 	poll   spin.Poller
 
@@ -126,17 +126,17 @@ func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
 
 // selfInfo starts the listeners, and returns what this rank sends the others.
 func (m *Mesh) selfInfo(ctx context.Context) (peerInfo, error) {
-	m.token = newNonce()
+	m.token = handshake.NewNonce()
 	mine := peerInfo{Token: m.token}
 	if m.group.Size() == 1 {
 		return mine, nil
 	}
 	if cfg := m.group.Config(); cfg.TLS != nil || cfg.Dial != nil && cfg.Dial.TLS != nil {
 		var err error
-		if m.ident, err = newIdentity(); err != nil {
+		if m.cert, err = newCertificate(); err != nil {
 			return mine, err
 		}
-		mine.Cert = m.ident.print[:]
+		mine.TLS = true
 	}
 	if l, name := listenUnix(); l != nil {
 		m.listen, mine.Unix = append(m.listen, l), name
@@ -154,10 +154,10 @@ func (m *Mesh) checkPeers() error {
 		switch {
 		case c.Err != "":
 			return fmt.Errorf("link: rank %d: %s", rank, c.Err)
-		case len(c.Token) != nonceLen || c.Cert != nil && len(c.Cert) != printLen:
+		case handshake.BadSecret(c.Token) != "":
 			return fmt.Errorf("link: rank %d sent malformed connection data: another version of muster?", rank)
-		case (c.Cert != nil) != (m.peers[0].Cert != nil):
-			return fmt.Errorf("link: rank %d %s, and rank 0 %s: give all ranks the same pgroup.Config.TLS", rank, tlsWord(c.Cert != nil), tlsWord(c.Cert == nil))
+		case c.TLS != m.peers[0].TLS:
+			return fmt.Errorf("link: rank %d %s, and rank 0 %s: give all ranks the same pgroup.Config.TLS", rank, tlsWord(c.TLS), tlsWord(!c.TLS))
 		}
 	}
 	return nil
@@ -185,7 +185,7 @@ func (m *Mesh) Dial(ctx context.Context, rank int, p Purpose) (*Conn, error) {
 		if err == nil {
 			return &Conn{Conn: conn, Rank: rank, Purpose: p}, nil
 		}
-		if !retryable(err) {
+		if !handshake.IsHangup(err) {
 			return nil, fmt.Errorf("link: connecting to rank %d: %w", rank, m.cause(ctx, err))
 		}
 		select { // the dialers of many ranks should not retry all at once
@@ -217,17 +217,6 @@ func (m *Mesh) withTimeout(ctx context.Context) (context.Context, context.Cancel
 	}
 }
 
-// retryable reports whether the other side closed the connection without an answer. A side that
-// refuses answers.
-func retryable(err error) bool {
-	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
-}
-
 func (m *Mesh) dial(ctx context.Context, rank int, p Purpose) (net.Conn, error) {
 	conn, err := m.connect(ctx, rank)
 	if err == nil {
@@ -240,13 +229,8 @@ func (m *Mesh) dial(ctx context.Context, rank int, p Purpose) (net.Conn, error) 
 		return nil, err
 	}
 	defer m.untrack(conn)
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	secured, err := m.dialHandshake(ctx, conn, rank, p)
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
 	if err != nil {
-		_ = conn.Close()
 		return nil, fmt.Errorf("at %s: %w", conn.RemoteAddr(), err)
 	}
 	return secured, nil
@@ -318,9 +302,7 @@ const acceptPause = 10 * time.Millisecond
 // handleAccepted runs the handshake of an accepted connection and hands it over.
 func (m *Mesh) handleAccepted(conn net.Conn) {
 	defer m.untrack(conn)
-	_ = conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	if err := m.acceptHandshake(conn); err != nil {
-		_ = conn.Close()
 		m.group.Logger().Warn("a data connection was refused", "from", conn.RemoteAddr(), "err", err)
 	}
 }
