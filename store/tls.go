@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +24,18 @@ type TLSFiles struct {
 	ServerName    string       // name in the server's certificate, for a client; "": the dialer sets it
 	Logger        *slog.Logger // nil discards
 
-	server, client reloadedConfig
+	mu       sync.Mutex    // protects the fields below; not held while files are read
+	good     *tlsPapers    // the last that could be read; nil: none
+	stats    []os.FileInfo // stats of the files before they were last read
+	failure  string        // error of the last attempt to read them; "" if it succeeded
+	checked  time.Time
+	checking bool // a goroutine checks; others use good
+}
+
+// tlsPapers is what the files contain.
+type tlsPapers struct {
+	pair *tls.Certificate // nil: there is none
+	ca   *x509.CertPool   // nil: the system's
 }
 
 // reloadInterval is the least time between two checks of the files.
@@ -38,17 +50,32 @@ func (f *TLSFiles) Server() (*tls.Config, error) {
 	case f.RequireClient && f.CA == "":
 		return nil, tlsError("", errors.New("to require certificates of clients, it needs the CA that signs them"))
 	}
-	if _, err := f.server.get(f.Logger, f.files(), f.loadServer); err != nil {
+	c, err := f.serverConfig()
+	if err != nil {
 		return nil, err
 	}
-	return &tls.Config{
+	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.serverConfig() }
+	return c, nil
+}
+
+func (f *TLSFiles) serverConfig() (*tls.Config, error) {
+	papers, err := f.papers()
+	if err != nil {
+		return nil, err
+	}
+	c := &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true, // a ticket would outlive the CA that verified its certificate
-		ClientAuth:             f.clientAuth(),
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			return f.server.get(f.Logger, f.files(), f.loadServer)
-		},
-	}, nil
+		Certificates:           []tls.Certificate{*papers.pair},
+		ClientCAs:              papers.ca,
+	}
+	switch {
+	case f.RequireClient:
+		c.ClientAuth = tls.RequireAndVerifyClientCert
+	case f.CA != "":
+		c.ClientAuth = tls.VerifyClientCertIfGiven
+	}
+	return c, nil
 }
 
 // Client reads the files, again if they have changed, and returns the configuration of one dial:
@@ -58,81 +85,50 @@ func (f *TLSFiles) Client() (*tls.Config, error) {
 	if (f.Cert == "") != (f.Key == "") {
 		return nil, tlsError("", errors.New("a certificate and a key go together"))
 	}
-	c, err := f.client.get(f.Logger, f.files(), f.loadClient)
+	papers, err := f.papers()
 	if err != nil {
 		return nil, err
 	}
-	return c.Clone(), nil
-}
-
-func (f *TLSFiles) files() (names []string) {
-	for _, name := range [...]string{f.Cert, f.Key, f.CA} {
-		if name != "" {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-func (f *TLSFiles) loadServer() (*tls.Config, error) {
-	pair, err := f.loadPair()
-	if err != nil {
-		return nil, err
-	}
-	c := &tls.Config{MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true, Certificates: []tls.Certificate{pair}}
-	if f.CA == "" {
-		return c, nil
-	}
-	c.ClientAuth = f.clientAuth()
-	c.ClientCAs, err = loadCA(f.CA)
-	return c, err
-}
-
-// clientAuth returns which certificate a server asks of clients.
-func (f *TLSFiles) clientAuth() tls.ClientAuthType {
-	switch {
-	case f.CA == "":
-		return tls.NoClientCert
-	case f.RequireClient:
-		return tls.RequireAndVerifyClientCert
-	}
-	return tls.VerifyClientCertIfGiven
-}
-
-func (f *TLSFiles) loadClient() (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: f.ServerName}
-	if f.Cert != "" {
-		pair, err := f.loadPair()
-		if err != nil {
-			return nil, err
-		}
+	c := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: f.ServerName, RootCAs: papers.ca}
+	if papers.pair != nil {
 		// The certificate is sent whichever CA signed it, so that the server can say what is wrong
 		// with it. One in Certificates would be left out silently if the server does not name its
 		// CA.
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return papers.pair, nil }
 	}
-	if f.CA == "" {
-		return c, nil
-	}
-	var err error
-	c.RootCAs, err = loadCA(f.CA)
-	return c, err
+	return c, nil
 }
 
-func (f *TLSFiles) loadPair() (tls.Certificate, error) {
+// load reads the files.
+func (f *TLSFiles) load() (p *tlsPapers, err error) {
+	p = new(tlsPapers)
+	if f.Cert != "" {
+		if p.pair, err = f.loadPair(); err != nil {
+			return nil, err
+		}
+	}
+	if f.CA != "" {
+		if p.ca, err = loadCA(f.CA); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (f *TLSFiles) loadPair() (*tls.Certificate, error) {
 	cert, err := os.ReadFile(f.Cert)
 	if err != nil {
-		return tls.Certificate{}, tlsError(f.Cert, err)
+		return nil, tlsError(f.Cert, err)
 	}
 	key, err := f.readKey()
 	if err != nil {
-		return tls.Certificate{}, tlsError(f.Key, err)
+		return nil, tlsError(f.Key, err)
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return tls.Certificate{}, tlsError(f.Cert+" "+f.Key, err)
+		return nil, tlsError(f.Cert+" "+f.Key, err)
 	}
-	return pair, nil
+	return &pair, nil
 }
 
 func (f *TLSFiles) readKey() ([]byte, error) {
@@ -163,75 +159,64 @@ func tlsError(file string, err error) error {
 	return &Error{Op: "tls", Key: file, Code: wire.CodeInvalid, Err: err}
 }
 
-// reloadedConfig is a configuration that is loaded again when its files have changed.
-type reloadedConfig struct {
-	mu       sync.Mutex // protects the fields below; not held while files are read
-	good     *tls.Config
-	stats    []os.FileInfo // stats of the files before they were last read
-	failure  string        // error of the last attempt to read them; "" if it succeeded
-	checked  time.Time
-	checking bool // a goroutine checks; others use the current configuration
-}
-
-// get returns the last configuration that load has returned. It returns an error only while there
-// is none.
-func (r *reloadedConfig) get(log *slog.Logger, files []string, load func() (*tls.Config, error)) (*tls.Config, error) {
-	r.mu.Lock()
-	first, now := r.good == nil, time.Now()
-	if !first && (r.checking || now.Sub(r.checked) < reloadInterval) {
-		defer r.mu.Unlock()
-		return r.good, nil
+// papers returns what the files have contained when they could last be read, and reads them again if
+// they have changed. It returns an error only if they could never be read.
+func (f *TLSFiles) papers() (*tlsPapers, error) {
+	f.mu.Lock()
+	first, now := f.good == nil, time.Now()
+	if !first && (f.checking || now.Sub(f.checked) < reloadInterval) {
+		defer f.mu.Unlock()
+		return f.good, nil
 	}
-	of, failure := r.stats, r.failure
-	r.checked, r.checking = now, true
-	r.mu.Unlock()
+	of, failure := f.stats, f.failure
+	f.checked, f.checking = now, true
+	f.mu.Unlock()
 
-	is := statFiles(files) // before reading, so that a change during it is detected next time
-	var c *tls.Config
+	is := f.statFiles() // before reading, so that a change during it is detected next time
+	var papers *tlsPapers
 	var err error
 	if first || failure != "" || !unchanged(of, is) {
-		c, err = load()
+		papers, err = f.load()
 	}
 
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.checking, r.stats, r.failure = false, is, ""
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.checking, f.stats, f.failure = false, is, ""
 	switch {
-	case err != nil && r.good == nil:
+	case err != nil && f.good == nil:
 		return nil, err
 	case err != nil:
-		r.failure = err.Error()
-		if r.failure != failure {
-			logger(log).Error("changed TLS files cannot be used: the old ones stay in use", "err", err)
+		f.failure = err.Error()
+		if f.failure != failure {
+			logger(f.Logger).Error("changed TLS files cannot be used: the old ones stay in use", "err", err)
 		}
-	case c != nil:
-		r.good = c
+	case papers != nil:
+		f.good = papers
 		if !first {
-			logger(log).Info("changed TLS files loaded", "files", files)
+			logger(f.Logger).Info("changed TLS files loaded", "cert", f.Cert, "ca", f.CA)
 		}
 	}
-	return r.good, nil
+	return f.good, nil
 }
 
 // statFiles returns the FileInfo of each file, nil for one that does not exist.
-func statFiles(files []string) []os.FileInfo {
-	is := make([]os.FileInfo, len(files))
-	for i, name := range files {
-		if s, err := os.Stat(name); err == nil {
-			is[i] = s
+func (f *TLSFiles) statFiles() (is []os.FileInfo) {
+	for _, name := range [...]string{f.Cert, f.Key, f.CA} {
+		i, err := os.Stat(name)
+		if err != nil {
+			i = nil
 		}
+		is = append(is, i)
 	}
 	return is
 }
 
+// unchanged reports whether two results of statFiles are of the same contents.
 func unchanged(a, b []os.FileInfo) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] == nil || b[i] == nil || !os.SameFile(a[i], b[i]) || a[i].Size() != b[i].Size() || !a[i].ModTime().Equal(b[i].ModTime()) {
-			return false
+	return slices.EqualFunc(a, b, func(a, b os.FileInfo) bool {
+		if a == nil || b == nil {
+			return a == nil && b == nil
 		}
-	}
-	return true
+		return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+	})
 }
