@@ -20,6 +20,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -82,13 +83,10 @@ type Mesh struct {
 	ctx    context.Context // cancelled by Close
 	cancel context.CancelFunc
 
-	mu      sync.Mutex // protects the fields below
-	closed  bool
-	pending map[net.Conn]uint64 // connections in their handshake; the value orders accepted ones, and is 0 for dialed ones
-	nth     uint64              // the last number in pending
+	mu      sync.Mutex // protects pending
+	pending []net.Conn // accepted connections in their handshake, the oldest first
 }
 
-// The pauses before a retry are random, and at most this long.
 const (
 	// handshakeTimeout bounds the handshake of an accepted connection.
 	handshakeTimeout = 10 * time.Second
@@ -104,7 +102,7 @@ var ErrClosed = errors.New("link: the mesh is closed")
 // Open opens a mesh. All ranks of g must call it: it is one all-gather, on a separate channel.
 // The caller must Close the mesh.
 func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
-	m := &Mesh{group: g, opts: o, pending: map[net.Conn]uint64{}}
+	m := &Mesh{group: g, opts: o}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	mine, err := m.selfInfo(ctx)
 	if err != nil {
@@ -178,6 +176,9 @@ func (m *Mesh) Dial(ctx context.Context, rank int, p Purpose) (*Conn, error) {
 	if rank < 0 || rank >= len(m.peers) || rank == m.group.Rank() {
 		return nil, fmt.Errorf("link: cannot connect to rank %d", rank)
 	}
+	if m.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
 	ctx, cancel := m.withTimeout(ctx)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -225,10 +226,6 @@ func (m *Mesh) dial(ctx context.Context, rank int, p Purpose) (net.Conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := m.track(conn); err != nil {
-		return nil, err
-	}
-	defer m.untrack(conn)
 	secured, err := m.dialHandshake(ctx, conn, rank, p)
 	if err != nil {
 		return nil, fmt.Errorf("at %s: %w", conn.RemoteAddr(), err)
@@ -262,10 +259,8 @@ func (m *Mesh) wrap(conn net.Conn) (net.Conn, error) {
 
 // cause returns why a connection was ended, if this side ended it, or err.
 func (m *Mesh) cause(ctx context.Context, err error) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	switch {
-	case m.closed:
+	case m.ctx.Err() != nil:
 		return ErrClosed
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -281,10 +276,10 @@ func (m *Mesh) accept(l net.Listener) {
 			conn, err = m.wrap(conn)
 		}
 		if err == nil {
-			err = m.trackAccepted(conn)
+			err = m.track(conn)
 		}
 		if err != nil {
-			if m.isClosed() {
+			if m.ctx.Err() != nil {
 				return
 			}
 			// Most likely out of file descriptors. Dialers have deadlines.
@@ -307,40 +302,19 @@ func (m *Mesh) handleAccepted(conn net.Conn) {
 	}
 }
 
-// track makes Close end conn during its handshake.
+// track makes Close end conn, an accepted connection, during its handshake. It closes the oldest one
+// if there are too many.
 func (m *Mesh) track(conn net.Conn) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
+	if m.ctx.Err() != nil {
 		_ = conn.Close()
 		return ErrClosed
 	}
-	m.pending[conn] = 0
-	return nil
-}
-
-// trackAccepted is track for an accepted connection. It closes the oldest accepted connection if
-// there are too many.
-func (m *Mesh) trackAccepted(conn net.Conn) error {
-	if err := m.track(conn); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.nth++
-	m.pending[conn] = m.nth
-	oldest, accepted := conn, 0
-	for c, nth := range m.pending {
-		if nth > 0 {
-			accepted++
-			if nth < m.pending[oldest] {
-				oldest = c
-			}
-		}
-	}
-	if accepted > maxUnauthenticated+len(m.peers) {
-		delete(m.pending, oldest)
-		_ = oldest.Close()
+	m.pending = append(m.pending, conn)
+	if len(m.pending) > maxUnauthenticated+len(m.peers) {
+		_ = m.pending[0].Close()
+		m.pending = slices.Delete(m.pending, 0, 1)
 	}
 	return nil
 }
@@ -348,22 +322,15 @@ func (m *Mesh) trackAccepted(conn net.Conn) error {
 func (m *Mesh) untrack(conn net.Conn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.pending, conn)
+	m.pending = slices.DeleteFunc(m.pending, func(c net.Conn) bool { return c == conn })
 }
 
-func (m *Mesh) isClosed() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.closed
-}
-
-// Close closes the listeners and the connections in their handshake, and waits for the mesh's
-// goroutines. Connections that were handed over stay open. A second Close does nothing.
+// Close closes the listeners, ends every Dial and the connections in their handshake, and waits for
+// the mesh's goroutines. Connections that were handed over stay open. A second Close does nothing.
 func (m *Mesh) Close() {
 	m.cancel()
 	m.mu.Lock()
-	m.closed = true
-	for conn := range m.pending {
+	for _, conn := range m.pending {
 		_ = conn.Close()
 	}
 	m.mu.Unlock()
