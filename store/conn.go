@@ -368,7 +368,7 @@ func (c *conn) refuseFrame(h wire.Header, err error) {
 	c.mu.Lock()
 	out := c.out
 	c.mu.Unlock()
-	if out == nil || h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, handshake.ErrBuffers) {
+	if out == nil || h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, transport.ErrBuffers) {
 		return
 	}
 	c.enqueue(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, h.ID, refusedFrame(err)) })

@@ -54,7 +54,7 @@ const bufferSize = 4 << 10
 // closed, and Peer has at most the Hello.
 func Accept(conn net.Conn, p *Policy) (Peer, error) {
 	a := acceptor{Policy: p, conn: conn, buf: make([]byte, bufferSize)}
-	a.peer.In = FrameReader{Limit: MaxFrame, First: bufferSize, Budget: p.Budget}
+	a.peer.In = FrameReader{Inbox: transport.Inbox{First: bufferSize, Budget: p.Budget}, Limit: MaxFrame}
 	_ = conn.SetDeadline(time.Now().Add(p.Timeout))
 	err := a.run()
 	if err == nil {

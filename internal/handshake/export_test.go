@@ -3,6 +3,7 @@ package handshake
 import (
 	"crypto/x509"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -30,7 +31,7 @@ func MatchCertificate(credentials []Credential, cert *x509.Certificate) []int {
 
 // Cut splits a stream that arrives in pieces into frames, with a buffer of room bytes.
 func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err error) {
-	f, buf := FrameReader{Limit: wire.MaxBody, First: 64 << 10}, make([]byte, room)
+	f, buf := FrameReader{Inbox: transport.Inbox{First: 64 << 10}, Limit: wire.MaxBody}, make([]byte, room)
 	for _, p := range pieces {
 		for len(p) > 0 {
 			n := copy(f.Buffer(buf), p)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/handshake"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -44,7 +45,7 @@ func TestALargeFrameIsAllocatedOnce(t *testing.T) {
 	client, server := net.Pipe()
 	defer client.Close()
 	go func() { _, _ = server.Write(frame) }()
-	in := &handshake.FrameReader{Limit: wire.MaxReply, First: 1 << 20}
+	in := &handshake.FrameReader{Inbox: transport.Inbox{First: 1 << 20}, Limit: wire.MaxReply}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	_, body, owned, err := in.Read(client, make([]byte, 32<<10))

@@ -11,6 +11,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -36,7 +37,7 @@ var longAgo = time.Unix(1, 0)
 // the network.
 func Open(ctx context.Context, conn net.Conn, o *Offer) (Welcome, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
-	d := dialer{Offer: o, Welcome: Welcome{Conn: conn, In: FrameReader{Limit: MaxFrame, First: bufferSize}}, buf: make([]byte, bufferSize)}
+	d := dialer{Offer: o, Welcome: Welcome{Conn: conn, In: FrameReader{Inbox: transport.Inbox{First: bufferSize}, Limit: MaxFrame}}, buf: make([]byte, bufferSize)}
 	err := d.startTLS()
 	if err == nil {
 		err = d.hello()
@@ -117,7 +118,8 @@ func (d *dialer) readReply() (h wire.Header, rep wire.Reply, err error) {
 	h, body, _, err := d.In.Read(d.Conn, d.buf)
 	switch {
 	case errors.Is(err, wire.ErrTooLarge), errors.Is(err, wire.ErrUnknownOp):
-		return h, rep, protocolError("it answered %.100q", d.In.Unread())
+		head, _ := d.In.Unread()
+		return h, rep, protocolError("it answered %.100q", head)
 	case err != nil:
 		return h, rep, cmp.Or(tlsRefusal(err), err)
 	case h.Op == wire.OpGoodbye:

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/handshake"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -82,7 +83,7 @@ func TestAFalseAcceptorProvesNothing(t *testing.T) {
 			_ = dialer.SetDeadline(time.Now().Add(time.Minute))
 			go func() {
 				_, _ = io.ReadFull(acceptor, make([]byte, len(wire.Preface)))
-				in := &handshake.FrameReader{Limit: handshake.MaxFrame, First: 4096}
+				in := &handshake.FrameReader{Inbox: transport.Inbox{First: 4096}, Limit: handshake.MaxFrame}
 				x := transcript{mine: receive(t, acceptor, in).Token, theirs: handshake.NewNonce()}
 				_, _ = acceptor.Write(wire.AppendReply(nil, wire.OpProof, 0, &wire.Reply{Value: x.theirs}))
 				x.given = receive(t, acceptor, in).Value

@@ -54,7 +54,7 @@ func (m *Mesh) dialHandshake(ctx context.Context, conn net.Conn, rank int, p Pur
 		offer.TLS = &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true} //nolint:gosec // the token's proof is bound to the connection
 	}
 	welcome, err := handshake.Open(ctx, conn, offer)
-	if err == nil && len(welcome.In.Unread()) > 0 {
+	if unread, _ := welcome.In.Unread(); err == nil && len(unread) > 0 {
 		_ = welcome.Conn.Close()
 		err = errors.New("the acceptor has sent something before the dialer")
 	}

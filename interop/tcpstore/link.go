@@ -59,7 +59,7 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{client: c, conn: conn, in: inbox{limits: replyLimits}}
+	l := &link{client: c, conn: conn, in: inbox{Inbox: transport.Inbox{First: largeMessage}, limits: replyLimits}}
 	if err := l.greet(ctx); err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -104,8 +104,9 @@ func (l *link) greet(ctx context.Context) error {
 		}
 		var rep tcpwire.Reply
 		if err := rep.Parse(tcpwire.OpCheck, 0, message); err != nil || rep.N != want {
-			return fmt.Errorf("%w: it answered %q", errNoTCPStore, l.in.buf[:min(l.in.w, 16)])
+			return fmt.Errorf("%w: it answered %q", errNoTCPStore, message[:min(len(message), 16)])
 		}
+		l.in.Take(len(message))
 	}
 	if !stop() {
 		return ctx.Err()
@@ -180,10 +181,11 @@ func (l *link) readAll() error {
 			if err := rep.Parse(e.op, e.keys, bytes.Clone(message)); err != nil {
 				return err
 			}
+			l.in.Take(n)
 			if k.replies = append(k.replies, rep); len(k.replies) < len(k.expects) {
 				continue
 			}
-			if l.in.r < l.in.w {
+			if unread, _ := l.in.Unread(); len(unread) > 0 {
 				return errUnasked
 			}
 			l.finish(k)

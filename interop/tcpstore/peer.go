@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -59,7 +60,8 @@ type peer struct {
 var requestLimits = tcpwire.Limits{Value: wire.MaxValue}
 
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn) *peer {
-	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{buffers: v.Buffers, limits: requestLimits, buf: v.First, w: len(v.First)}}
+	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{Inbox: transport.Inbox{First: largeMessage, Budget: v.Buffers}, limits: requestLimits}}
+	peer.in.Advance(copy(peer.in.Room(v.First, 0), v.First))
 	if peer.logger == nil {
 		peer.logger = slog.New(slog.DiscardHandler)
 	}
@@ -87,12 +89,13 @@ func (p *peer) carryOutAll() (need int, long bool, err error) {
 		case n == 1:
 			began = time.Now()
 		case n > 1 && p.quick && time.Since(began) > mostTurn:
-			p.in.r -= len(message)
 			return 0, true, nil
 		}
 		if err = p.carryOut(message); errors.Is(err, errLong) {
-			p.in.r -= len(message)
 			return 0, true, nil
+		}
+		if p.in.Take(len(message)) { // the request would keep its memory
+			p.req, p.question = tcpwire.Request{}, question{}
 		}
 		if waiting, _ := p.out.Backlog(); err == nil && waiting > piece {
 			p.flush() // the socket often takes all: then this was not long
@@ -122,10 +125,6 @@ func (p *peer) carryOut(message []byte) error {
 	}
 	if err := handlers[p.req.Op](p, ctx, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
-	}
-	// the request, and the buffer of the next one, would keep it in memory
-	if len(p.in.buf) > keptBuffer {
-		p.req, p.question = tcpwire.Request{}, question{}
 	}
 	return nil
 }

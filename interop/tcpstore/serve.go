@@ -53,7 +53,7 @@ const replyGrace = time.Second
 // serve serves a connection with a goroutine that reads.
 func (p *peer) serve(ctx context.Context, c net.Conn) error {
 	pipe := transport.NewPipe(c)
-	p.out.open(pipe, p.in.buffers)
+	p.out.open(pipe, p.in.Budget)
 	stop := context.AfterFunc(p.life, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 	err := p.run(c)
 	stop()
@@ -91,7 +91,7 @@ func (p *peer) end(ctx context.Context, err error) error {
 	p.fail(err)
 	p.forget()
 	p.running.Wait()
-	p.in.hold(0)
+	p.in.Release()
 	p.stall.stop()
 	p.disown()
 	if ctx.Err() != nil {
@@ -121,7 +121,7 @@ func (p *peer) serveBy(ctx context.Context, loop *transport.Loop, c *net.TCPConn
 	}()
 	err := loop.Adopt(c, func(s transport.Socket) (transport.Reader, error) {
 		r.sock = s
-		p.out.open(s, p.in.buffers)
+		p.out.open(s, p.in.Budget)
 		defer r.flush()
 		return r, r.goOn()
 	})
@@ -145,13 +145,12 @@ func (r *reader) Buffer(buf []byte) []byte {
 	if r.away.Load() {
 		return nil
 	}
-	r.in.borrow(buf)
-	return r.in.room(r.need)
+	return r.in.Room(buf, r.need)
 }
 
 // Received implements transport.Reader.
 func (r *reader) Received(n int) error {
-	r.in.w += n
+	r.in.Advance(n)
 	return r.goOn()
 }
 
@@ -159,7 +158,7 @@ func (r *reader) Received(n int) error {
 func (r *reader) goOn() error {
 	need, long, err := r.carryOutAll()
 	r.need = need
-	r.in.giveBack()
+	r.in.Compact()
 	switch {
 	case err != nil:
 		r.out.Flush()

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/muster-pg/muster/internal/transport"
 )
 
 // stallTime is how long a client may read none of its replies, or send nothing more of a large
@@ -29,8 +31,9 @@ type stall struct {
 
 // noteHeld notes the size of the incomplete message, before more of it is read.
 func (p *peer) noteHeld() {
-	held := int64(p.in.w - p.in.r)
-	if held <= keptBuffer {
+	unread, _ := p.in.Unread()
+	held := int64(len(unread))
+	if held <= largeMessage {
 		held = 0
 	}
 	p.stall.held.Store(held)
@@ -50,7 +53,7 @@ func (p *peer) flush() {
 	case p.out.Budget.Fits(waiting):
 		p.watch()
 	default:
-		p.fail(errBuffers)
+		p.fail(transport.ErrBuffers)
 	}
 }
 
