@@ -31,10 +31,8 @@ func newDialer(addr string, o DialOptions) (*dialer, error) {
 			return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: err.Error()}
 		}
 	}
-	if o.Secret != nil {
-		if err := checkSecret(o.Secret); err != nil {
-			return nil, err
-		}
+	if bad := handshake.BadSecret(o.Secret); o.Secret != nil && bad != "" {
+		return nil, fileError("secret", "", errors.New(bad))
 	}
 	return d, nil
 }

@@ -1,17 +1,15 @@
 package store
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/muster-pg/muster/wire"
 )
 
 // TLSFiles names PEM files for TLS 1.3. Changes of the files are used for handshakes from a second
@@ -24,21 +22,21 @@ type TLSFiles struct {
 	ServerName    string       // name in the server's certificate, for a client; "": the dialer sets it
 	Logger        *slog.Logger // nil discards
 
-	mu       sync.Mutex    // protects the fields below; not held while files are read
-	good     *tlsPapers    // the last that could be read; nil: none
-	stats    []os.FileInfo // stats of the files before they were last read
-	failure  string        // error of the last attempt to read them; "" if it succeeded
-	checked  time.Time
-	checking bool // a goroutine checks; others use good
+	mu      sync.Mutex // protects the fields below; not held while files are read
+	good    *tlsPapers // the last that could be read; nil: none
+	failure string     // error of the last attempt to read them; "" if it succeeded
+	read    time.Time  // when they were last read
+	reading bool       // a goroutine reads them; others use good
 }
 
 // tlsPapers is what the files contain.
 type tlsPapers struct {
 	pair *tls.Certificate // nil: there is none
 	ca   *x509.CertPool   // nil: the system's
+	pem  []byte           // all files
 }
 
-// reloadInterval is the least time between two checks of the files.
+// reloadInterval is the least time after which the files are read again.
 const reloadInterval = time.Second
 
 // Server reads the files, and returns a configuration for tls.NewListener and tls.Server, which
@@ -46,9 +44,9 @@ const reloadInterval = time.Second
 func (f *TLSFiles) Server() (*tls.Config, error) {
 	switch {
 	case f.Cert == "" || f.Key == "":
-		return nil, tlsError("", errors.New("a server needs a certificate and its key"))
+		return nil, fileError("tls", "", errors.New("a server needs a certificate and its key"))
 	case f.RequireClient && f.CA == "":
-		return nil, tlsError("", errors.New("to require certificates of clients, it needs the CA that signs them"))
+		return nil, fileError("tls", "", errors.New("to require certificates of clients, it needs the CA that signs them"))
 	}
 	c, err := f.serverConfig()
 	if err != nil {
@@ -83,7 +81,7 @@ func (f *TLSFiles) serverConfig() (*tls.Config, error) {
 // to the caller, who sets its ServerName if f has none. Only the first call can fail.
 func (f *TLSFiles) Client() (*tls.Config, error) {
 	if (f.Cert == "") != (f.Key == "") {
-		return nil, tlsError("", errors.New("a certificate and a key go together"))
+		return nil, fileError("tls", "", errors.New("a certificate and a key go together"))
 	}
 	papers, err := f.papers()
 	if err != nil {
@@ -100,123 +98,71 @@ func (f *TLSFiles) Client() (*tls.Config, error) {
 }
 
 // load reads the files.
-func (f *TLSFiles) load() (p *tlsPapers, err error) {
-	p = new(tlsPapers)
+func (f *TLSFiles) load() (*tlsPapers, error) {
+	p := new(tlsPapers)
 	if f.Cert != "" {
-		if p.pair, err = f.loadPair(); err != nil {
-			return nil, err
+		cert, err := os.ReadFile(f.Cert)
+		if err != nil {
+			return nil, fileError("tls", f.Cert, err)
 		}
+		key, err := os.ReadFile(f.Key)
+		if err != nil {
+			return nil, fileError("tls", f.Key, err)
+		}
+		pair, err := tls.X509KeyPair(cert, key)
+		if err != nil {
+			return nil, fileError("tls", f.Cert+" "+f.Key, err)
+		}
+		p.pair, p.pem = &pair, slices.Concat(cert, key)
 	}
 	if f.CA != "" {
-		if p.ca, err = loadCA(f.CA); err != nil {
-			return nil, err
+		ca, err := os.ReadFile(f.CA)
+		if err != nil {
+			return nil, fileError("tls", f.CA, err)
 		}
+		p.ca = x509.NewCertPool()
+		if !p.ca.AppendCertsFromPEM(ca) {
+			return nil, fileError("tls", f.CA, errors.New("there is no certificate in it"))
+		}
+		p.pem = append(p.pem, ca...)
 	}
 	return p, nil
 }
 
-func (f *TLSFiles) loadPair() (*tls.Certificate, error) {
-	cert, err := os.ReadFile(f.Cert)
-	if err != nil {
-		return nil, tlsError(f.Cert, err)
-	}
-	key, err := f.readKey()
-	if err != nil {
-		return nil, tlsError(f.Key, err)
-	}
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, tlsError(f.Cert+" "+f.Key, err)
-	}
-	return &pair, nil
-}
-
-func (f *TLSFiles) readKey() ([]byte, error) {
-	file, err := os.Open(f.Key)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	if open, err := readByOthers(file); err == nil && open {
-		logger(f.Logger).Warn("other users may read this key", "file", f.Key, "do", "chmod 600 "+f.Key)
-	}
-	return io.ReadAll(file)
-}
-
-func loadCA(file string) (*x509.CertPool, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return nil, tlsError(file, err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(b) {
-		return nil, tlsError(file, errors.New("there is no certificate in it"))
-	}
-	return pool, nil
-}
-
-func tlsError(file string, err error) error {
-	return &Error{Op: "tls", Key: file, Code: wire.CodeInvalid, Err: err}
-}
-
-// papers returns what the files have contained when they could last be read, and reads them again if
-// they have changed. It returns an error only if they could never be read.
+// papers returns what the files have contained when they could last be read, and reads them again
+// from time to time. It returns an error only if they could never be read.
 func (f *TLSFiles) papers() (*tlsPapers, error) {
 	f.mu.Lock()
-	first, now := f.good == nil, time.Now()
-	if !first && (f.checking || now.Sub(f.checked) < reloadInterval) {
+	now := time.Now()
+	if f.good != nil && (f.reading || now.Sub(f.read) < reloadInterval) {
 		defer f.mu.Unlock()
 		return f.good, nil
 	}
-	of, failure := f.stats, f.failure
-	f.checked, f.checking = now, true
+	f.read, f.reading = now, true
 	f.mu.Unlock()
-
-	is := f.statFiles() // before reading, so that a change during it is detected next time
-	var papers *tlsPapers
-	var err error
-	if first || failure != "" || !unchanged(of, is) {
-		papers, err = f.load()
-	}
-
+	papers, err := f.load()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.checking, f.stats, f.failure = false, is, ""
+	f.reading = false
+	before, failure := f.good, f.failure
 	switch {
-	case err != nil && f.good == nil:
+	case err != nil && before == nil:
 		return nil, err
 	case err != nil:
-		f.failure = err.Error()
-		if f.failure != failure {
+		if f.failure = err.Error(); f.failure != failure {
 			logger(f.Logger).Error("changed TLS files cannot be used: the old ones stay in use", "err", err)
 		}
-	case papers != nil:
-		f.good = papers
-		if !first {
-			logger(f.Logger).Info("changed TLS files loaded", "cert", f.Cert, "ca", f.CA)
-		}
+		return before, nil
 	}
-	return f.good, nil
-}
-
-// statFiles returns the FileInfo of each file, nil for one that does not exist.
-func (f *TLSFiles) statFiles() (is []os.FileInfo) {
-	for _, name := range [...]string{f.Cert, f.Key, f.CA} {
-		i, err := os.Stat(name)
-		if err != nil {
-			i = nil
-		}
-		is = append(is, i)
+	f.good, f.failure = papers, ""
+	if before != nil && bytes.Equal(before.pem, papers.pem) {
+		return papers, nil
 	}
-	return is
-}
-
-// unchanged reports whether two results of statFiles are of the same contents.
-func unchanged(a, b []os.FileInfo) bool {
-	return slices.EqualFunc(a, b, func(a, b os.FileInfo) bool {
-		if a == nil || b == nil {
-			return a == nil && b == nil
-		}
-		return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
-	})
+	if before != nil {
+		logger(f.Logger).Info("changed TLS files loaded", "cert", f.Cert, "ca", f.CA)
+	}
+	if key, err := os.Stat(f.Key); err == nil && readByOthers(key) {
+		logger(f.Logger).Warn("other users may read this key", "file", f.Key, "do", "chmod 600 "+f.Key)
+	}
+	return papers, nil
 }
