@@ -266,29 +266,6 @@ func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
 	return req
 }
 
-// TestAProofIsOfOneConnection checks that a man in the middle, whose certificate the client trusts,
-// fails although it forwards all messages: a proof is valid for one TLS connection only.
-func TestAProofIsOfOneConnection(t *testing.T) {
-	f := newTLSFiles(t)
-	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
-	works(t, s.as(t, s.knowing(secretOf("s"), f.anonymous())))
-	mine := serverTLS(t, f.server())
-	addr := otherService(t, func(c net.Conn) {
-		in := tls.Server(c, mine)
-		config, err := f.anonymous().Client()
-		require.NoError(t, err)
-		raw, err := s.dial(context.Background(), "tcp", "")
-		require.NoError(t, err)
-		out := tls.Client(raw, config)
-		defer out.Close()
-		go func() { _, _ = io.Copy(out, in) }()
-		_, _ = io.Copy(in, out)
-	})
-	_, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secretOf("s"), TLS: f.anonymous().Client})
-	require.ErrorIs(t, err, store.ErrDenied)
-	require.ErrorContains(t, err, "wrong secret")
-}
-
 // entered returns a bare connection that has proved a secret, and the reply to its hello.
 func (s *service) entered(t *testing.T, secret []byte, hello wire.Request) (net.Conn, wire.Reply) {
 	t.Helper()

@@ -109,7 +109,7 @@ func (a *acceptor) startTLS() error {
 	if err != nil || a.peer.Other != nil {
 		return err
 	}
-	c := tlsConn{tls.Server(&prefixedConn{a.conn, bytes.Clone(first)}, a.TLS), a.conn}
+	c := tlsConn{tls.Server(prefixedConn{a.conn, io.MultiReader(bytes.NewReader(bytes.Clone(first)), a.conn)}, a.TLS), a.conn}
 	err = c.handshake()
 	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		if plain.RecordHeader[0] == wire.Preface[0] {
@@ -271,18 +271,10 @@ func (a *acceptor) challenge(nonce []byte) error {
 	return nil
 }
 
-// prefixedConn is a connection whose first bytes were already read.
+// prefixedConn is a connection whose first bytes were already read, and are read from in again.
 type prefixedConn struct {
 	net.Conn
-	first []byte
+	in io.Reader
 }
 
-// Read implements net.Conn.
-func (r *prefixedConn) Read(b []byte) (int, error) {
-	if len(r.first) == 0 {
-		return r.Conn.Read(b)
-	}
-	n := copy(b, r.first)
-	r.first = r.first[n:]
-	return n, nil
-}
+func (c prefixedConn) Read(b []byte) (int, error) { return c.in.Read(b) }
