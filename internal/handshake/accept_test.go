@@ -57,6 +57,7 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 			var others sync.WaitGroup
 			defer others.Wait()
 			dialed, accepted := connect()
+			defer dialed.Close() // ends the others
 			if between {
 				raw, last := connect()
 				in, out := tls.Server(accepted, server), tls.Client(raw, client)
@@ -68,9 +69,10 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 				peer, err := handshake.Accept(accepted, &handshake.Policy{Timeout: time.Minute, TLS: server, Credentials: []handshake.Credential{{Secret: secretOf("s")}}})
 				if between {
 					assert.ErrorContains(t, err, "wrong secret")
+				}
+				if err != nil {
 					return
 				}
-				assert.NoError(t, err)
 				_, err = peer.Conn.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Values: peer.Proof}))
 				assert.NoError(t, err)
 			})
