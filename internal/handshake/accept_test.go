@@ -16,7 +16,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/handshake"
-	"github.com/muster-pg/muster/wire"
 )
 
 func TestCredentialsOfCertificate(t *testing.T) {
@@ -41,48 +40,31 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 	own, err := tls.LoadX509KeyPair(dir+"/server.pem", dir+"/server-key.pem")
 	require.NoError(t, err)
 	server, client := &tls.Config{Certificates: []tls.Certificate{own}}, &tls.Config{InsecureSkipVerify: true}
+	dialed, first := connect(t)
+	second, accepted := connect(t)
+	in, out := tls.Server(first, server), tls.Client(second, client)
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer dialed.Close() // ends the others
+	others.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
+	others.Go(func() { _, _ = io.Copy(in, out); _ = in.Close() })
+	others.Go(func() {
+		_, err := handshake.Accept(accepted, &handshake.Policy{Timeout: time.Minute, TLS: server, Credentials: []handshake.Credential{{Secret: secretOf("s")}}})
+		assert.ErrorContains(t, err, "wrong secret")
+		_ = accepted.Close()
+	})
+	_, err = handshake.Open(t.Context(), dialed, &handshake.Offer{TLS: client, Secret: secretOf("s")})
+	require.ErrorContains(t, err, "wrong secret")
+}
+
+// connect returns both ends of a TCP connection.
+func connect(t *testing.T) (dialed, accepted net.Conn) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	connect := func() (dialed, accepted net.Conn) {
-		dialed, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		accepted, err = l.Accept()
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = dialed.Close(); _ = accepted.Close() })
-		return dialed, accepted
-	}
-	for name, between := range map[string]bool{"alone": false, "with somebody between them": true} {
-		t.Run(name, func(t *testing.T) {
-			var others sync.WaitGroup
-			defer others.Wait()
-			dialed, accepted := connect()
-			defer dialed.Close() // ends the others
-			if between {
-				raw, last := connect()
-				in, out := tls.Server(accepted, server), tls.Client(raw, client)
-				accepted = last
-				others.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
-				others.Go(func() { _, _ = io.Copy(in, out); _ = in.Close() })
-			}
-			others.Go(func() {
-				peer, err := handshake.Accept(accepted, &handshake.Policy{Timeout: time.Minute, TLS: server, Credentials: []handshake.Credential{{Secret: secretOf("s")}}})
-				if between {
-					assert.ErrorContains(t, err, "wrong secret")
-				}
-				if err != nil {
-					return
-				}
-				_, err = peer.Conn.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Values: peer.Proof}))
-				assert.NoError(t, err)
-			})
-			welcome, err := handshake.Open(t.Context(), dialed, &handshake.Offer{TLS: client, Secret: secretOf("s")})
-			if between {
-				require.ErrorContains(t, err, "wrong secret")
-				return
-			}
-			require.NoError(t, err)
-			require.NoError(t, welcome.Conn.Close())
-		})
-	}
+	dialed, err = net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	accepted, err = l.Accept()
+	require.NoError(t, err)
+	return dialed, accepted
 }

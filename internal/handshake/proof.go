@@ -4,7 +4,6 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"net"
 )
@@ -58,9 +57,6 @@ func newExchange(conn net.Conn, client, server []byte) (e exchange, err error) {
 	state := tlsState(conn)
 	if state == nil {
 		return e, nil
-	}
-	if !state.HandshakeComplete {
-		return e, errors.New("the TLS handshake is not over")
 	}
 	e.binding, err = state.ExportKeyingMaterial("EXPORTER-muster-1", nil, bindingLen)
 	return e, err
