@@ -181,7 +181,7 @@ func TestConcatToFails(t *testing.T) {
 		if i < 0 {
 			return
 		}
-		for room := 0; room < 3<<20; room += 1 << 20 {
+		for _, room := range []int{0, 2 << 20} {
 			err := gather.ConcatTo(r.ctx, r.ga, &full{room}, list, gather.Merge{Axis: axes}, shards(r.T, i))
 			assert.ErrorIs(r, err, pgroup.ErrFailed)
 			assert.Equal(r, 2, r.rankError(err).By)
