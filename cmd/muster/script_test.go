@@ -3,7 +3,10 @@ package main_test
 import (
 	"bufio"
 	"errors"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,6 +36,7 @@ import (
 //	port NAME                $NAME is a port at which nothing listens
 //	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
 //	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
+//	http CODE URL [TEXT…]    gets URL until the answer has this code and all texts
 //	tensors FILE [@KEY=VALUE…] [NAME=DTYPE[DIM,…][:BYTE]…] writes a safetensors file: metadata, and tensors
 //	                         whose bytes are all BYTE, or 0
 func TestScripts(t *testing.T) {
@@ -50,7 +54,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"store": background("serve"), "relay": background("relay"), "ends": scriptEnds, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors,
+			"store": background("serve"), "relay": background("relay"), "ends": scriptEnds, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors, "http": scriptHTTP,
 			"etcd": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[0], etcd(t)) },
 			"port": func(ts *testscript.TestScript, _ bool, args []string) {
 				_, port, err := net.SplitHostPort(testcluster.Port(t))
@@ -146,6 +150,26 @@ func scriptFails(ts *testscript.TestScript, neg bool, args []string) {
 	if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "muster: ") || !strings.Contains(said, args[1]) || ts.ReadFile("stdout") != "" {
 		ts.Fatalf("stderr is %q, not one line with %q, or something is on stdout", said, args[1])
 	}
+}
+
+func scriptHTTP(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: http CODE URL [TEXT…]")
+	}
+	client, last := http.Client{Timeout: limit}, ""
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
+		rep, err := client.Get(args[1])
+		if last = fmt.Sprint(err); err != nil { // it may not listen yet
+			continue
+		}
+		body, err := io.ReadAll(rep.Body)
+		ts.Check(errors.Join(err, rep.Body.Close()))
+		last = rep.Status + " " + string(body)
+		if strings.HasPrefix(last, args[0]) && !slices.ContainsFunc(args[2:], func(text string) bool { return !strings.Contains(last, text) }) {
+			return
+		}
+	}
+	ts.Fatalf("not %q but %s", args, last)
 }
 
 func scriptTensors(ts *testscript.TestScript, neg bool, args []string) {

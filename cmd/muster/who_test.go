@@ -2,13 +2,12 @@ package main_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -198,23 +197,6 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 	}
 }
 
-// fetch returns the status code at a URL, with a password and a Host header.
-func fetch(t *testing.T, url, password, host string) (code int) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	if password != "" {
-		req.SetBasicAuth("", password)
-	}
-	if host != "" {
-		req.Host = host
-	}
-	rep, err := (&http.Client{Timeout: limit}).Do(req)
-	require.NoError(t, err)
-	_ = rep.Body.Close()
-	return rep.StatusCode
-}
-
 func TestServeShowsAPage(t *testing.T) {
 	t.Parallel()
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--stacks")
@@ -225,48 +207,35 @@ func TestServeShowsAPage(t *testing.T) {
 	checkGet(t, page+"stacks", 400, "the header X-Muster")
 	p.complaint(t, `msg="stacks requested on the page"`)
 	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
-	for host, want := range map[string]int{"": 200, "localhost:1": 200, "[::1]:1": 200, "evil.example": 421, "evil.example:80": 421} {
-		if code := fetch(t, page, "", host); code != want {
-			t.Errorf("for host %q it is %d", host, code)
-		}
-	}
-	// from a page on another site, or by a link on it
-	for mode, want := range map[string]int{"no-cors": 403, "cors": 403, "navigate": 200} {
+	// by another name of the host, from a page on another site, or by a link on it
+	for _, c := range []struct {
+		host, mode string
+		want       int
+	}{
+		{"", "", 200},
+		{"localhost:1", "", 200},
+		{"[::1]:1", "", 200},
+		{"evil.example", "", 421},
+		{"evil.example:80", "", 421},
+		{"", "no-cors", 403},
+		{"", "cors", 403},
+		{"", "navigate", 200},
+	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+"status", nil)
 		require.NoError(t, err)
-		req.Header.Set("Sec-Fetch-Site", "cross-site")
-		req.Header.Set("Sec-Fetch-Mode", mode)
+		if req.Host = cmp.Or(c.host, req.Host); c.mode != "" {
+			req.Header.Set("Sec-Fetch-Site", "cross-site")
+			req.Header.Set("Sec-Fetch-Mode", c.mode)
+		}
 		rep, err := (&http.Client{Timeout: limit}).Do(req)
 		require.NoError(t, err)
 		_ = rep.Body.Close()
-		assert.Equal(t, want, rep.StatusCode, "by another page, %s, it is %d", mode, rep.StatusCode)
+		assert.Equal(t, c.want, rep.StatusCode, "%+v", c)
 	}
 	p.signal(t, syscall.SIGTERM)
 	p.signal(t, syscall.SIGTERM)
 	if r := p.wait(t); r.code != 0 {
 		t.Errorf("%+v", r)
-	}
-}
-
-// secretIn creates a file with a secret.
-func secretIn(t *testing.T, text string) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "secret")
-	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-	return file
-}
-
-// TestPageWantsAPassword checks that the page requires a password if the store requires
-// authentication.
-func TestPageWantsAPassword(t *testing.T) {
-	t.Parallel()
-	const password = "a password of the page"
-	p := start(t, "serve", "--listen", "127.0.0.1:0", "--secret-file", secretIn(t, "a secret of the store"), "--http", "127.0.0.1:0", "--http-secret-file", secretIn(t, password), "--http-pprof")
-	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
-	for given, want := range map[string]int{"": 401, "a secret of the store": 401, password: 200} {
-		for _, path := range []string{"", "status", "metrics", "debug/pprof/heap"} {
-			assert.Equal(t, want, fetch(t, page+path, given, ""), "/%s with %q", path, given)
-		}
 	}
 }
 
