@@ -32,6 +32,7 @@ func checkGet(t *testing.T, url string, status int, text string) {
 	}
 }
 
+// TestServeHealth checks what a server reports while it stops; a second signal stops it at once.
 func TestServeHealth(t *testing.T) {
 	t.Parallel()
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--health", "127.0.0.1:0", "--drain", "1h")

@@ -35,15 +35,3 @@ func TestServeDrains(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
-
-func TestServeSecondSignalStopsAtOnce(t *testing.T) {
-	t.Parallel()
-	p, url := serve(t, "--drain", "1h")
-	holdOn(t, url)
-	p.signal(t, syscall.SIGTERM)
-	p.complaint(t, "msg=stopping")
-	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped with clients connected") {
-		t.Errorf("%+v", r)
-	}
-}

@@ -146,10 +146,10 @@ func parent(mode string) {
 	_ = job.Wait()
 }
 
-// spec starts the test binary n times in a mode. The race detector would have each wait
+// spec starts the test binary n times in a mode, and collects what it says. The race detector would have each wait
 // for a second before it exits.
 func spec(n int, mode string) launch.Spec {
-	return launch.Spec{N: n, Path: self(), Env: func(rank int) []string {
+	return launch.Spec{N: n, Path: self(), Output: new(sayings), Env: func(rank int) []string {
 		return []string{modeVar + "=" + mode, fmt.Sprintf("%s=%d", rankVar, rank), "GORACE=atexit_sleep_ms=0"}
 	}}
 }

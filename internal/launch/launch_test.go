@@ -25,7 +25,7 @@ const soon = 30 * time.Second
 
 func TestAllEndWell(t *testing.T) {
 	job := start(t, spec(4, "exit:0"))
-	require.NoError(t, wait(t, job))
+	require.NoError(t, job.ends(t))
 	for rank := range 4 {
 		p := job.Process(rank)
 		if p.Err() != nil {
@@ -40,7 +40,7 @@ func TestAllEndWell(t *testing.T) {
 
 func TestFirstFailureIsNamedAndEndsTheOthers(t *testing.T) {
 	job := start(t, spec(4, "exitAt:2=3"))
-	err := wait(t, job)
+	err := job.ends(t)
 	var exit *launch.ExitError
 	if !errors.As(err, &exit) || exit.Rank != 2 || exit.Code != 3 || exit.Signal != 0 || exit.ExitCode() != 3 {
 		t.Errorf("error %#v", err)
@@ -50,44 +50,36 @@ func TestFirstFailureIsNamedAndEndsTheOthers(t *testing.T) {
 }
 
 func TestMayFail(t *testing.T) {
-	var said sayings
 	s := spec(3, "polite")
-	s.Output = &said
 	s.MayFail = func(rank int) bool { return rank == 1 }
 	job := start(t, s)
-	said.await(t, "ready", 3)
+	job.await(t, "ready", 3)
 	testcluster.Kill(t, job.Process(1))
 	assert.EqualError(t, job.Process(1).Err(), "rank 1: killed by signal 9")
 	job.Signal(syscall.SIGUSR1) // the others have installed their handlers
-	assert.NoError(t, wait(t, job))
-	said.await(t, "received user defined signal 1", 2)
+	assert.NoError(t, job.ends(t))
+	job.await(t, "received user defined signal 1", 2)
 }
 
 func TestContextEndsRanks(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	var said sayings
-	s := spec(3, "polite")
-	s.Output = &said
-	job := startIn(ctx, t, s)
-	said.await(t, "ready", 3)
+	job := start(t, spec(3, "polite"))
+	job.await(t, "ready", 3)
 	why := errors.New("enough")
-	cancel(why)
-	assert.ErrorIs(t, wait(t, job), why)
-	said.await(t, "received terminated", 3) // the grace was theirs
+	job.cancel(why)
+	assert.ErrorIs(t, job.ends(t), why)
+	job.await(t, "received terminated", 3) // the grace was theirs
 }
 
 func TestGrace(t *testing.T) {
 	for name, grace := range map[string]time.Duration{"short": 50 * time.Millisecond, "none": -1} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			var said sayings
 			s := spec(2, "stubborn")
-			s.Output, s.Grace = &said, grace
-			job := startIn(ctx, t, s)
-			said.await(t, "ready", 2)
+			s.Grace = grace
+			job := start(t, s)
+			job.await(t, "ready", 2)
 			asked := time.Now()
-			cancel()
-			assert.ErrorIs(t, wait(t, job), context.Canceled)
+			job.cancel(nil)
+			assert.ErrorIs(t, job.ends(t), context.Canceled)
 			assert.GreaterOrEqual(t, time.Since(asked), grace)
 			assert.EqualError(t, job.Process(0).Err(), "rank 0: killed by signal 9")
 		})
@@ -95,46 +87,38 @@ func TestGrace(t *testing.T) {
 }
 
 func TestFrozenRankIsEnded(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var said sayings
 	s := spec(1, "polite")
-	s.Output, s.Grace = &said, time.Hour
-	job := startIn(ctx, t, s)
-	said.await(t, "ready", 1)
+	s.Grace = time.Hour
+	job := start(t, s)
+	job.await(t, "ready", 1)
 	testcluster.Freeze(t, job.Process(0))
-	cancel()
-	_ = wait(t, job)
-	said.await(t, "received terminated", 1)
+	job.cancel(nil)
+	_ = job.ends(t)
+	job.await(t, "received terminated", 1)
 }
 
 func TestSignalKillsWithoutGrace(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var said sayings
 	s := spec(2, "stubborn")
-	s.Output, s.Grace = &said, time.Hour
-	job := startIn(ctx, t, s)
-	said.await(t, "ready", 2)
-	cancel()
+	s.Grace = time.Hour
+	job := start(t, s)
+	job.await(t, "ready", 2)
+	job.cancel(nil)
 	job.Signal(syscall.SIGKILL)
-	assert.Error(t, wait(t, job), "no error")
+	assert.Error(t, job.ends(t), "no error")
 }
 
 func TestChildrenOfRanksGoToo(t *testing.T) {
 	for _, mode := range []string{"family", "leave"} {
 		for _, child := range []string{"block", "stubborn"} {
 			t.Run(mode+" "+child, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				var said sayings
 				s := spec(2, mode+":"+child)
-				s.Output, s.Grace = &said, 50*time.Millisecond
-				job := startIn(ctx, t, s)
-				children := append(said.await(t, "child", 2), said.await(t, "ready", 2)...)
-				if mode == "leave" {
-					defer cancel()
-				} else {
-					cancel()
+				s.Grace = 50 * time.Millisecond
+				job := start(t, s)
+				children := append(job.await(t, "child", 2), job.await(t, "ready", 2)...)
+				if mode == "family" {
+					job.cancel(nil)
 				}
-				if err := wait(t, job); (err == nil) != (mode == "leave") {
+				if err := job.ends(t); (err == nil) != (mode == "leave") {
 					t.Error(err)
 				}
 				allGone(t, children)
@@ -145,41 +129,34 @@ func TestChildrenOfRanksGoToo(t *testing.T) {
 
 // TestFailureDoesNotWaitForLeftovers has a rank fail whose child will not go.
 func TestFailureDoesNotWaitForLeftovers(t *testing.T) {
-	var said sayings
 	s := spec(2, "family:stubborn")
-	s.Output, s.Grace = &said, time.Hour
+	s.Grace = time.Hour
 	job := start(t, s)
-	children := said.await(t, "ready", 2)
+	children := job.await(t, "ready", 2)
 	_ = syscall.Kill(job.Process(0).Pid(), syscall.SIGKILL) // only the rank itself
 	testcluster.Eventually(t, soon, func() bool { return !testcluster.Alive(job.Process(1).Pid()) }, "rank 1 is ended")
 	job.Signal(syscall.SIGKILL) // reaches the children, though both ranks have ended
-	assert.EqualError(t, wait(t, job), "rank 0: killed by signal 9")
+	assert.EqualError(t, job.ends(t), "rank 0: killed by signal 9")
 	allGone(t, children)
 }
 
 // TestEscapedChildHoldsNothingUp leaves a process behind that has the output open.
 func TestEscapedChildHoldsNothingUp(t *testing.T) {
-	var said sayings
-	s := spec(1, "escape:block")
-	s.Output = &said
-	job := start(t, s)
-	pid := said.await(t, "child", 1)[0]
+	job := start(t, spec(1, "escape:block"))
+	pid := job.await(t, "child", 1)[0]
 	defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
-	assert.NoError(t, wait(t, job))
+	assert.NoError(t, job.ends(t))
 }
 
 func TestParentKilled(t *testing.T) {
 	for _, mode := range []string{"block", "stubborn"} {
 		t.Run(mode, func(t *testing.T) {
-			var said sayings
-			s := spec(1, "parent:"+mode)
-			s.Output = &said
-			job := start(t, s)
-			ranks := said.await(t, "ready", 3)
+			job := start(t, spec(1, "parent:"+mode))
+			ranks := job.await(t, "ready", 3)
 			// Itself, and not its group, though its ranks lead their own anyway.
 			_ = syscall.Kill(job.Process(0).Pid(), syscall.SIGKILL)
 			allGone(t, ranks)
-			_ = wait(t, job)
+			_ = job.ends(t)
 		})
 	}
 }
@@ -187,9 +164,7 @@ func TestParentKilled(t *testing.T) {
 // TestStartingThreadEnds has the thread of the caller end, which is the end of the parent
 // to the kernel if it started the ranks.
 func TestStartingThreadEnds(t *testing.T) {
-	var said sayings
 	s := spec(2, "polite")
-	s.Output = &said
 	jobs := make(chan *launch.Job)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
@@ -197,10 +172,11 @@ func TestStartingThreadEnds(t *testing.T) {
 		assert.NoError(t, err)
 		jobs <- job
 	}()
-	job := <-jobs
-	said.await(t, "ready", 2)
+	said, _ := s.Output.(*sayings)
+	job := trial{<-jobs, said, nil}
+	job.await(t, "ready", 2)
 	job.Signal(syscall.SIGUSR1)
-	assert.NoError(t, wait(t, job))
+	assert.NoError(t, job.ends(t))
 }
 
 // TestExitWithParentPipe does without what the kernel does for launched ranks.
@@ -222,7 +198,7 @@ func TestExitWithParentPipe(t *testing.T) {
 
 // TestExitWithoutParentPipe is a program that is run by hand.
 func TestExitWithoutParentPipe(t *testing.T) {
-	assert.NoError(t, wait(t, start(t, spec(1, "free"))))
+	assert.NoError(t, start(t, spec(1, "free")).ends(t))
 }
 
 func TestStartFailure(t *testing.T) {
@@ -232,10 +208,9 @@ func TestStartFailure(t *testing.T) {
 
 // TestStartFailureKillsThoseStarted has the third of three ranks fail to start.
 func TestStartFailureKillsThoseStarted(t *testing.T) {
-	var said sayings
 	s := spec(3, "stubborn")
-	s.Output, s.ParentPipe = &said, true
-	env := s.Env
+	said, env := s.Output.(*sayings), s.Env
+	s.ParentPipe = true
 	s.Env = func(rank int) []string {
 		if rank < 2 {
 			return env(rank)
@@ -259,31 +234,33 @@ func TestStartAfterContextEnd(t *testing.T) {
 }
 
 func TestStandardInput(t *testing.T) {
-	var said sayings
-	s := spec(2, "stdin")
-	s.Output = &said
-	require.NoError(t, wait(t, start(t, s)))
-	said.await(t, "stdin 0 <nil>", 2)
+	job := start(t, spec(2, "stdin"))
+	require.NoError(t, job.ends(t))
+	job.await(t, "stdin 0 <nil>", 2)
 }
 
-func start(t *testing.T, s launch.Spec) *launch.Job {
-	t.Helper()
-	return startIn(t.Context(), t, s)
+// trial is a job of a test, with what its ranks say and what ends it.
+type trial struct {
+	*launch.Job
+	*sayings
+	cancel context.CancelCauseFunc
 }
 
-// startIn starts a job that ends with the test at the latest.
-func startIn(ctx context.Context, t *testing.T, s launch.Spec) *launch.Job {
+// start starts a job that ends with the test at the latest.
+func start(t *testing.T, s launch.Spec) trial {
 	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
 	job, err := launch.Start(ctx, s)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		job.Signal(syscall.SIGKILL)
 		<-job.Done()
 	})
-	return job
+	said, _ := s.Output.(*sayings)
+	return trial{job, said, cancel}
 }
 
-func wait(t *testing.T, job *launch.Job) error {
+func (job trial) ends(t *testing.T) error {
 	t.Helper()
 	select {
 	case <-job.Done():

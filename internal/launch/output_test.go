@@ -20,12 +20,10 @@ import (
 
 func TestOutput(t *testing.T) {
 	const ranks, n = 4, 1000
-	var said sayings
-	s := spec(ranks, "count:1000")
-	s.Output = &said
-	require.NoError(t, wait(t, start(t, s)))
+	job := start(t, spec(ranks, "count:1000"))
+	require.NoError(t, job.ends(t))
 	next := map[string]int{}
-	for _, line := range said.lines() {
+	for _, line := range job.lines() {
 		var rank, i int
 		var stream string
 		if strings.HasSuffix(line, "] no newline") {
@@ -43,7 +41,7 @@ func TestOutput(t *testing.T) {
 	for key, got := range next {
 		assert.Equal(t, n, got, key)
 	}
-	said.await(t, "no newline", ranks)
+	job.await(t, "no newline", ranks)
 }
 
 func TestOutputApart(t *testing.T) {
@@ -51,7 +49,7 @@ func TestOutputApart(t *testing.T) {
 	s := spec(2, "count:10")
 	s.Output, s.ErrOutput = &out, &errs
 	s.Prefix = func(rank int) string { return "rank " + strconv.Itoa(rank) + " says: " }
-	require.NoError(t, wait(t, start(t, s)))
+	require.NoError(t, start(t, s).ends(t))
 	out.await(t, "says: out", 20)
 	errs.await(t, "says: err", 20)
 	if len(out.lines()) != 22 || len(errs.lines()) != 20 {
@@ -60,34 +58,35 @@ func TestOutputApart(t *testing.T) {
 }
 
 func TestDiscardedOutput(t *testing.T) {
-	assert.NoError(t, wait(t, start(t, spec(2, "count:20000"))))
+	s := spec(2, "count:20000")
+	s.Output = nil
+	assert.NoError(t, start(t, s).ends(t))
 }
 
 func TestOutputFails(t *testing.T) {
 	full := errors.New("disk full")
 	s := spec(2, "count:20000") // more than pipes hold: it must be read all the same
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, full })
-	assert.ErrorIs(t, wait(t, start(t, s)), full)
+	assert.ErrorIs(t, start(t, s).ends(t), full)
 }
 
 // TestOutputWithoutAReader: a broken pipe ends the ranks, which would go on without end.
 func TestOutputWithoutAReader(t *testing.T) {
 	s := spec(2, "block")
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE} })
-	assert.ErrorIs(t, wait(t, start(t, s)), syscall.EPIPE)
+	assert.ErrorIs(t, start(t, s).ends(t), syscall.EPIPE)
 }
 
 func TestEnviron(t *testing.T) {
 	t.Setenv("HOME", "inherited")
 	t.Setenv("LAUNCH_TEST_EXTRA", "hidden")
-	var said sayings
 	s := spec(2, "environ")
 	env := s.Env
 	s.Env = func(rank int) []string { return append(env(rank), "LAUNCH_TEST_EXTRA=own"+strconv.Itoa(rank)) }
-	s.Output = &said
-	require.NoError(t, wait(t, start(t, s)))
-	said.await(t, "[0] own0 inherited", 1)
-	said.await(t, "[1] own1 inherited", 1)
+	job := start(t, s)
+	require.NoError(t, job.ends(t))
+	job.await(t, "[0] own0 inherited", 1)
+	job.await(t, "[1] own1 inherited", 1)
 }
 
 // TestPrefixer gives the same text in ever different pieces.

@@ -26,7 +26,7 @@ func TestLogs(t *testing.T) {
 				return os.Create(filepath.Join(dir, fmt.Sprint(rank)))
 			}
 			job := start(t, s)
-			require.NoError(t, wait(t, job))
+			require.NoError(t, job.ends(t))
 			for rank := range 2 {
 				b, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank)))
 				require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestLogFails(t *testing.T) {
 
 	s = spec(2, "count:1000")
 	s.Log = func(int) (io.WriteCloser, error) { return fullDisk{}, nil }
-	err = wait(t, start(t, s))
+	err = start(t, s).ends(t)
 	require.ErrorContains(t, err, "write the log of rank ")
 	require.ErrorIs(t, err, errDiskFull)
 }
