@@ -73,8 +73,6 @@ func TestRights(t *testing.T) {
 		{wire.Request{Op: wire.OpAppend, Key: "jobs/b/x"}, false, false, false, false},
 		{keys(wire.OpDelete, "jobs/a/x", "jobs/a/y"), true, false, false, false},
 		{keys(wire.OpDelete, "jobs/a/x", "cfg/x"), false, false, false, false},
-		{keys(wire.OpTake, "jobs/a/x"), true, false, false, false},
-		{keys(wire.OpTake, "cfg/x"), false, false, false, false},
 		{wire.Request{Op: wire.OpPush, Key: "jobs/a/q"}, true, false, false, false},
 		{wire.Request{Op: wire.OpPush, Key: "cfg/q"}, false, false, false, false},
 		{wire.Request{Op: wire.OpPop, Key: "jobs/a/q"}, true, false, false, false},

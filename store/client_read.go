@@ -235,7 +235,7 @@ func isComplete(req *wire.Request, rep *wire.Reply) bool {
 	switch {
 	case rep.Code != wire.CodeOK:
 		return true
-	case req.Op == wire.OpWait, req.Op == wire.OpTake:
+	case req.Op == wire.OpWait:
 		return values == len(req.Keys)
 	case req.Op == wire.OpList:
 		return (values == keys || req.KeysOnly) && nums == 2*keys && (keys > 0 || rep.N == 0)

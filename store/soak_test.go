@@ -141,7 +141,7 @@ func (k *soaker) call(ctx context.Context) error {
 		_, err := k.s.Add(ctx, fmt.Sprint("counter ", n%soakCounters), 1)
 		return err
 	case 2, 3:
-		return k.s.Set(ctx, key, make([]byte, k.chance.IntN(4096)), &store.SetOptions{TTL: time.Duration(1+n) * time.Millisecond, Reads: n % 3})
+		return k.s.Set(ctx, key, make([]byte, k.chance.IntN(4096)), &store.SetOptions{TTL: time.Duration(1+n) * time.Millisecond})
 	case 4, 5:
 		_, err := k.s.Get(ctx, key)
 		return err

@@ -14,7 +14,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"time"
 
@@ -84,7 +83,6 @@ func (s *Store) Close() error {
 // SetOptions configures Set. nil means that the entry stays until it is deleted.
 type SetOptions struct {
 	TTL   time.Duration // the entry expires after this time, never before; 0: never
-	Reads int           // the entry is deleted with this many reads (Get or Wait); 0: never
 	Lease *Lease        // the entry is deleted when the lease ends
 }
 
@@ -92,54 +90,25 @@ type SetOptions struct {
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpGet, Key: key}, &rep)
-	if rep.Code == wire.CodeCounted {
-		values, err := s.take(ctx, "get", key)
-		if err != nil {
-			return nil, err
-		}
-		return values[0], nil
-	}
 	return rep.Value, err
-}
-
-// take reads entries with a limited number of reads: a change, applied exactly once even if its
-// reply is lost.
-func (s *Store) take(ctx context.Context, op string, keys ...string) ([][]byte, error) {
-	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpTake, Keys: keys}, &rep)
-	if e, ok := errors.AsType[*Error](err); ok {
-		e.Op = op
-	}
-	return rep.Values, err
 }
 
 // Wait returns the values of all keys, in their order, as soon as all of them exist, in one round
 // trip. If ctx ends first, the error names the missing keys.
 func (s *Store) Wait(ctx context.Context, keys ...string) ([][]byte, error) {
-	for {
-		var rep wire.Reply
-		err := s.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: keys}, &rep)
-		switch {
-		case err == nil:
-			return rep.Values, nil
-		case rep.Code != wire.CodeCounted:
-			return nil, err
-		}
-		values, err := s.take(ctx, "wait", keys...)
-		if !errors.Is(err, ErrNotFound) { // otherwise another reader took one of them
-			return values, err
-		}
-	}
+	var rep wire.Reply
+	err := s.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: keys}, &rep)
+	return rep.Values, err
 }
 
-// Set sets the value of key, and replaces its TTL and its number of reads.
+// Set sets the value of key, and replaces its TTL.
 func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions) error {
 	req := wire.Request{Op: wire.OpSet, Key: key, Value: nonNil(value)}
 	if o != nil {
-		if o.TTL < 0 || o.Reads < 0 || int64(o.Reads) > 1<<32-1 {
-			return &Error{Op: "set", Key: key, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "a TTL or a number of reads is out of range"}
+		if o.TTL < 0 {
+			return &Error{Op: "set", Key: key, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "a negative TTL"}
 		}
-		req.TTL, req.Reads = min(o.TTL, maxTimeout), uint32(o.Reads)
+		req.TTL = min(o.TTL, maxTimeout)
 		if o.Lease != nil {
 			if o.Lease.foreign(s) {
 				return &Error{Op: "set", Key: key, Code: wire.CodeDenied, Err: ErrDenied, Detail: "the lease is of another Store: their numbers mean nothing to each other"}
@@ -281,7 +250,7 @@ func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error
 type Event struct {
 	Entry
 	Deleted bool // the entry was deleted: Value is nil
-	Expired bool // it expired, or was read for the last time
+	Expired bool // it expired
 }
 
 // Watch yields the changes below prefix after a revision, in order and each exactly once, until ctx

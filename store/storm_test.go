@@ -97,7 +97,7 @@ func TestConnectionsBreak(t *testing.T) {
 		},
 	} {
 		for name, during := range map[string]func(*storm){
-			"counted reads": readsBreak, "order": orderBreaks,
+			"order": orderBreaks,
 			"watch": watchBreaks, "messages": messagesBreak, "group": groupBreaks, "join": joinBreaks,
 		} {
 			t.Run(way+"/"+name, func(t *testing.T) {
@@ -106,34 +106,6 @@ func TestConnectionsBreak(t *testing.T) {
 				during(&storm{t: t, open: func() *store.Store { return s.client(t) }, over: make(chan struct{})})
 			})
 		}
-	}
-}
-
-// readsBreak takes entries, two at a time, which are all gone in the end.
-func readsBreak(s *storm) {
-	ctx := bounded(s.t)
-	c := s.callers(func(c *store.Store, caller, n int) error {
-		one, two := fmt.Sprint("one ", caller, n), fmt.Sprint("two ", caller, n)
-		for _, key := range []string{one, two} {
-			if err := c.Set(ctx, key, []byte(key), &store.SetOptions{Reads: 1}); err != nil {
-				return err
-			}
-		}
-		v, err := c.Wait(ctx, one, two)
-		if err != nil {
-			return err
-		}
-		if string(v[0]) != one || string(v[1]) != two {
-			return fmt.Errorf("%s and %s are %q", one, two, v)
-		}
-		if _, err := c.Get(ctx, one); !errors.Is(err, store.ErrNotFound) {
-			return fmt.Errorf("%s was read once, and then: %w", one, err)
-		}
-		return nil
-	})
-	for e, err := range c.List(ctx, "") {
-		require.NoError(s.t, err)
-		s.t.Errorf("%q is left", e.Key)
 	}
 }
 

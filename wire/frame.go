@@ -67,18 +67,17 @@ const (
 	CodeLeft             // a rank left the group
 	CodeCancelled        // a rank's context was cancelled
 	CodeStale            // the generation has ended, or the sequence number is passed
-	CodeCounted          // reads of the entry are counted: use OpTake
+	CodeAgain            // the store has no buffer for the answer now: the client retries
 	CodeWouldBlock       // the stream is full: wait by OpSendReady
 	CodeFailed           // a rank could not do its part of an operation; the group stays active
 	CodeSkipped          // a rank moved on without a vote for this call; the group stays active
-	CodeAgain            // the store has no buffer for the answer now: the client retries
 	codeEnd
 )
 
 var codeNames = [codeEnd]string{
 	"ok", "not found", "expired", "conflict", "lost", "timed out", "too large", "full", "denied", "unavailable", "unsupported",
 	"compacted", "closed", "invalid", "mismatch", "aborted", "left", "cancelled", "stale",
-	"counted", "would block", "failed", "skipped", "no space for the answer",
+	"no space for the answer", "would block", "failed", "skipped",
 }
 
 func (c Code) String() string {

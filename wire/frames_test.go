@@ -51,17 +51,17 @@ var goldenRequests = []struct {
 	{wire.Request{Op: wire.OpPing, ID: 4}, "00000000 04 00 0000 0400000000000000"},
 	{wire.Request{Op: wire.OpGet, ID: 0x0102030405060708, Key: "k"}, "05000000 05 00 0000 0807060504030201 | 01000000 6b"},
 	{
-		wire.Request{Op: wire.OpSet, ID: 6, Key: "k", Value: []byte("v"), TTL: time.Second, Reads: 2},
-		"16000000 06 01 0000 0600000000000000 | 01000000 6b  01000000 76  00ca9a3b00000000  02000000",
+		wire.Request{Op: wire.OpSet, ID: 6, Key: "k", Value: []byte("v"), TTL: time.Second},
+		"12000000 06 01 0000 0600000000000000 | 01000000 6b  01000000 76  00ca9a3b00000000",
 	},
 	{
 		wire.Request{Op: wire.OpSet, ID: 6, Key: "k", Value: []byte{}, Lease: 9},
-		"1d000000 06 11 0000 0600000000000000 | 01000000 6b  00000000  0000000000000000  00000000  0900000000000000",
+		"19000000 06 11 0000 0600000000000000 | 01000000 6b  00000000  0000000000000000  0900000000000000",
 	},
 	{
-		wire.Request{Op: wire.OpSet, ID: 6, Number: 4, Acked: 3, Key: "k", Value: []byte("v"), TTL: time.Second, Reads: 2, Lease: 9},
-		"2e000000 06 19 0000 0600000000000000 | 0400000000000000 0300000000000000" +
-			"01000000 6b  01000000 76  00ca9a3b00000000  02000000  0900000000000000",
+		wire.Request{Op: wire.OpSet, ID: 6, Number: 4, Acked: 3, Key: "k", Value: []byte("v"), TTL: time.Second, Lease: 9},
+		"2a000000 06 19 0000 0600000000000000 | 0400000000000000 0300000000000000" +
+			"01000000 6b  01000000 76  00ca9a3b00000000  0900000000000000",
 	},
 	{
 		wire.Request{Op: wire.OpWait, ID: 7, Timeout: time.Microsecond, Keys: []string{"a", ""}},
@@ -137,7 +137,6 @@ var goldenRequests = []struct {
 	},
 	{wire.Request{Op: wire.OpExpired, ID: 20, Group: member}, "0c000000 14 00 0000 1400000000000000 | 0700000000000000 02000000"},
 	{wire.Request{Op: wire.OpLost, ID: 21, TTL: 500 * time.Millisecond}, "08000000 15 00 0000 1500000000000000 | 0065cd1d00000000"},
-	{wire.Request{Op: wire.OpTake, ID: 22, Keys: []string{"a"}}, "09000000 16 00 0000 1600000000000000 | 01000000  01000000 61"},
 	{
 		wire.Request{Op: wire.OpSendReady, ID: 23, Timeout: 1, Length: 3, Group: cast},
 		"39000000 17 00 0000 1700000000000000 | 0100000000000000  0300000000000000  0700000000000000 02000000" +
@@ -183,8 +182,8 @@ var goldenRequests = []struct {
 		"18000000 26 01 0000 0000000000000000 | 04000000 6d61696e  0000000000000000  0000000000000000",
 	},
 	{
-		wire.Request{Op: wire.OpMembers, ID: 39, Count: 5, First: 64, Group: member},
-		"1c000000 27 00 0000 2700000000000000 | 4000000000000000  0500000000000000  0700000000000000 02000000",
+		wire.Request{Op: wire.OpMembers, ID: 22, Count: 5, First: 64, Group: member},
+		"1c000000 16 00 0000 1600000000000000 | 4000000000000000  0500000000000000  0700000000000000 02000000",
 	},
 }
 
@@ -246,7 +245,7 @@ func TestNumbered(t *testing.T) {
 func TestWaitsOrChanges(t *testing.T) {
 	waits := []wire.Op{wire.OpWait, wire.OpWatch, wire.OpJoin, wire.OpFollow, wire.OpCollect, wire.OpRecv, wire.OpSendReady}
 	changes := []wire.Op{
-		wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpLeave, wire.OpSend, wire.OpExpired, wire.OpTake,
+		wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpLeave, wire.OpSend, wire.OpExpired,
 		wire.OpGrant, wire.OpRevoke, wire.OpSkip, wire.OpPush, wire.OpPop, wire.OpCloseChannel,
 	}
 	for op := range wire.Op(255) {
@@ -258,7 +257,7 @@ func TestWaitsOrChanges(t *testing.T) {
 // TestOthersHaveNoNumber checks that fields which the table does not give to an operation are not
 // encoded.
 func TestOthersHaveNoNumber(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpMembers; op++ {
+	for op := wire.OpHello; op <= wire.OpStacks; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
 		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
 			t.Errorf("%v has a number", op)
@@ -410,7 +409,7 @@ func TestUnknownFlags(t *testing.T) {
 	allowed := map[wire.Op]uint8{
 		wire.OpHello: value | old | resume, wire.OpCancel: no, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
 		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value | old, wire.OpLeave: number | no, wire.OpCollect: value | no,
-		wire.OpSend: number | value, wire.OpExpired: number, wire.OpTake: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpCloseChannel: number, wire.OpGrant: number, wire.OpKeepAlive: lease,
+		wire.OpSend: number | value, wire.OpExpired: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpCloseChannel: number, wire.OpGrant: number, wire.OpKeepAlive: lease,
 		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value, wire.OpStacks: value,
 	}
 	for _, g := range goldenRequests {
@@ -455,7 +454,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpMembers + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpStacks + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}
@@ -473,7 +472,6 @@ func TestLimits(t *testing.T) {
 			"keys":    {Op: wire.OpWait, Keys: []string{name + "n"[:over]}},
 			"count":   {Op: wire.OpDelete, Keys: make([]string, wire.MaxKeys+over)},
 			"value":   {Op: wire.OpSet, Value: append(value, 0)[:wire.MaxValue+over]},
-			"taken":   {Op: wire.OpTake, Keys: []string{name + "n"[:over]}},
 			"who":     {Op: wire.OpHello, Key: name + "n"[:over]},
 			"token":   {Op: wire.OpHello, Value: append(value, 0)[:wire.MaxValue+over]},
 			"old":     {Op: wire.OpSwap, Expect: append(value, 0)[:wire.MaxValue+over]},

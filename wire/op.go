@@ -28,7 +28,7 @@ const (
 	OpRecv                       // waits for a message of a stream
 	OpExpired                    // returns how many messages of a rank expired unread
 	OpLost                       // a session's connection has broken; sent only by servers and relays
-	OpTake                       // reads keys, and counts one read of each whose reads are counted
+	OpMembers                    // returns what the ranks of a group said of themselves when they joined
 	OpSendReady                  // waits until a message fits into a stream
 	OpGrant                      // makes a lease
 	OpKeepAlive                  // keeps a lease alive
@@ -45,7 +45,6 @@ const (
 	OpCloseChannel               // closes a channel: the rank makes no more calls on it
 	OpAck                        // acknowledges the messages of a stream up to a position
 	OpStacks                     // asks a rank for its stacks; a server asks its client, which answers
-	OpMembers                    // returns what the ranks of a group said of themselves when they joined
 	opEnd
 )
 
@@ -83,7 +82,7 @@ var ops = [opEnd]opInfo{
 	OpCancel:       {name: "cancel", right: NeedNothing, fields: fNo},
 	OpPing:         {name: "ping", right: NeedNothing, readOnly: true},
 	OpGet:          {name: "get", right: NeedRead, readOnly: true, fields: fKey},
-	OpSet:          {name: "set", right: NeedWrite, keepsValue: true, fields: fNumber | fKey | fValue | fTTL | fReads | fLease},
+	OpSet:          {name: "set", right: NeedWrite, keepsValue: true, fields: fNumber | fKey | fValue | fTTL | fLease},
 	OpWait:         {name: "wait", right: NeedReads, waits: true, readOnly: true, fields: fTimeout | fKeys},
 	OpAdd:          {name: "add", right: NeedWrite, fields: fNumber | fKey | fAdd | fOptionalTTL},
 	OpSwap:         {name: "swap", right: NeedWrite, keepsValue: true, fields: fNumber | fKey | fValue | fExpect | fOptionalTTL},
@@ -99,7 +98,6 @@ var ops = [opEnd]opInfo{
 	OpRecv:         {name: "recv", right: NeedNothing, waits: true, fields: fTimeout | fMember | fCall},
 	OpExpired:      {name: "expired", right: NeedNothing, fields: fNumber | fMember},
 	OpLost:         {name: "lost", fields: fTTL | fValue},
-	OpTake:         {name: "take", right: NeedWrites, fields: fNumber | fKeys},
 	OpSendReady:    {name: "send ready", right: NeedNothing, waits: true, fields: fTimeout | fLength | fMember | fCall},
 	OpGrant:        {name: "lease", right: NeedAnything, fields: fNumber | fTTL},
 	OpKeepAlive:    {name: "keep alive", right: NeedAnything, fields: fLease},

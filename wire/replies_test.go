@@ -45,7 +45,6 @@ var goldenReplies = []struct {
 	},
 	{"question", wire.OpProof, wire.Reply{Value: []byte("nonce")}, "09000000 1d 04 0000 0500000000000000 | 05000000 6e6f6e6365"},
 	{"probe", wire.OpProbe, wire.Reply{}, "00000000 1c 00 0000 0500000000000000"},
-	{"counted", wire.OpGet, wire.Reply{Code: wire.CodeCounted}, "00000000 05 00 1300 0500000000000000"},
 	{"no room", wire.OpSend, wire.Reply{Code: wire.CodeWouldBlock}, "00000000 12 00 1400 0500000000000000"},
 	{"failed", wire.OpCollect, wire.Reply{Code: wire.CodeFailed}, "00000000 11 00 1500 0500000000000000"},
 	{"lease", wire.OpGrant, wire.Reply{N: 9}, "10000000 18 01 0000 0500000000000000 | 0000000000000000 0900000000000000"},
@@ -53,11 +52,6 @@ var goldenReplies = []struct {
 		"popped", wire.OpPop,
 		wire.Reply{Rev: 9, N: 2, Value: []byte("v")},
 		"15000000 23 05 0000 0500000000000000 | 0900000000000000 0200000000000000  01000000 76",
-	},
-	{
-		"nothing to take", wire.OpTake,
-		wire.Reply{Code: wire.CodeNotFound, Keys: []string{"a"}},
-		"09000000 16 10 0100 0500000000000000 | 01000000  01000000 61",
 	},
 	{
 		"missing keys", wire.OpWait,
@@ -273,7 +267,7 @@ func TestHotPathAllocates(t *testing.T) {
 		{Op: wire.OpWait, Keys: []string{"a", "b"}},
 		{Op: wire.OpAdd, Key: "key", Add: 1},
 		{Op: wire.OpAdd, Number: 2, Acked: 1, Key: "key", Add: 1},
-		{Op: wire.OpTake, Number: 2, Acked: 1, Keys: []string{"a", "b"}},
+		{Op: wire.OpDelete, Number: 2, Acked: 1, Keys: []string{"a", "b"}},
 		{Op: wire.OpKeepAlive, Lease: 1},
 		{Op: wire.OpSend, Value: make([]byte, 100), Group: cast},
 		{Op: wire.OpRecv, Group: cast},
@@ -307,7 +301,7 @@ func nothing(t *testing.T, what string, f func() error) {
 
 func TestNames(t *testing.T) {
 	seen := map[string]bool{}
-	for c := wire.CodeOK; c <= wire.CodeAgain; c++ {
+	for c := wire.CodeOK; c <= wire.CodeSkipped; c++ {
 		if s := c.String(); s == "" || seen[s] || strings.HasPrefix(s, "code(") {
 			t.Errorf("code %d is %q", c, s)
 		} else {
@@ -315,14 +309,14 @@ func TestNames(t *testing.T) {
 		}
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpMembers; op++ {
+	for op := wire.OpHello; op <= wire.OpStacks; op++ {
 		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
 			t.Errorf("op %d is %q", op, s)
 		} else {
 			seen[s] = true
 		}
 	}
-	assert.Equal(t, "code(24)op(40)op(0)", (wire.CodeAgain+1).String()+(wire.OpMembers+1).String()+wire.Op(0).String())
+	assert.Equal(t, "code(23)op(39)op(0)", (wire.CodeSkipped+1).String()+(wire.OpStacks+1).String()+wire.Op(0).String())
 	assert.Equal(t, "code(999)op(99)", wire.Code(999).String()+wire.Op(99).String())
 }
 

@@ -35,7 +35,6 @@ type Request struct {
 	// TTL is the time after which the entry or the message expires; 0 means never. OpAdd, OpAppend:
 	// it applies only to an entry that they create.
 	TTL         time.Duration
-	Reads       uint32 // the entry is deleted by its last read; 0 means unlimited
 	After       uint64 // OpWatch: the revision after which changes are returned
 	Offset      uint64 // OpBackup: the first byte of the part
 	Attempt     uint64 // OpJoin: with Claim, the attempt of this process: 1, 2, …
@@ -145,7 +144,6 @@ const (
 	fFirst
 	fLimit
 	fTTL
-	fReads
 	fAfter
 	fOffset
 	fAttempt
@@ -261,9 +259,6 @@ func (r *Request) fields(p *pass, f field) {
 	if f&fOptionalTTL != 0 {
 		p.duration(&r.TTL)
 		p.present(uint64(r.TTL))
-	}
-	if f&fReads != 0 {
-		p.u32(&r.Reads)
 	}
 	if f&fAfter != 0 {
 		p.u64(&r.After)

@@ -17,11 +17,11 @@ func newSet() *cobra.Command {
 		Short: "Give a key a value; - reads it from standard input",
 		Example: `  muster set model/ready yes
   muster set lease/4 "$HOSTNAME" --ttl 10s
-  muster set weights/index - --reads 4 < index.json   # gone after four reads`,
+  muster set weights/index - < index.json`,
 		Args: operands("KEY", "VALUE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if o.TTL < 0 || o.Reads < 0 || o.Reads > 1<<32-1 {
-				return usagef(cmd, "--ttl and --reads must not be negative")
+			if o.TTL < 0 {
+				return usagef(cmd, "--ttl must not be negative")
 			}
 			value, err := valueOf(cmd, args[1])
 			if err != nil {
@@ -32,7 +32,6 @@ func newSet() *cobra.Command {
 	}
 	r.flags(cmd, quick)
 	cmd.Flags().DurationVar(&o.TTL, "ttl", 0, "the key is deleted after this time; 0 is never")
-	cmd.Flags().IntVar(&o.Reads, "reads", 0, "the key is deleted after this `number` of reads; 0 is never")
 	return cmd
 }
 

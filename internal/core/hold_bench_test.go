@@ -49,9 +49,6 @@ var holds = []struct {
 	{"delete of 10,000 keys", func(r *rig) func() {
 		return r.step(core.Local, wire.Request{Op: wire.OpDelete, Keys: r.setMany(wire.MaxKeys, 0, 0)})
 	}},
-	{"take of 10,000 keys", func(r *rig) func() {
-		return r.step(core.Local, wire.Request{Op: wire.OpTake, Keys: r.setMany(wire.MaxKeys, 0, 0)})
-	}},
 	{"wait for 10,000 keys", func(r *rig) func() {
 		return r.step(core.Local, wire.Request{Op: wire.OpWait, Keys: r.setMany(wire.MaxKeys, 0, 0)})
 	}},

@@ -30,51 +30,18 @@ func (m *Machine) expired(e *entry) bool {
 	return e.pos > 0 && m.expiries.at(e) <= m.now || e.lease > 0 && m.leaseRefs[e.lease-1].ended
 }
 
-// get answers a value. An entry whose reads are counted is CodeCounted: counting is a change, which
-// only OpTake makes, since that has a number and is carried out once.
+// get answers a value.
 func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
-	switch e := m.lookup(req.Key); {
-	case e == nil:
+	e := m.lookup(req.Key)
+	if e == nil {
 		rep.Code = wire.CodeNotFound
-	case e.reads > 0:
-		rep.Code = wire.CodeCounted
-	default:
-		rep.Rev = e.rev
-		if !req.KeysOnly {
-			rep.Value = e.val()
-		}
-	}
-	return true
-}
-
-// take answers the values of keys, all or none, and counts one read of each whose reads are
-// counted.
-func (m *Machine) take(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
-	if missing, complete := m.firstMissing(req.Keys, 0); !complete {
-		rep.Code, rep.Keys = wire.CodeNotFound, []string{strings.Clone(req.Keys[missing])}
 		return true
 	}
-	m.fetch(req.Keys, rep)
-	if rep.Code != wire.CodeOK {
-		return true
-	}
-	for _, k := range req.Keys {
-		if e := m.entries.get(k); e != nil {
-			m.consume(e)
-		}
+	rep.Rev = e.rev
+	if !req.KeysOnly {
+		rep.Value = e.val()
 	}
 	return true
-}
-
-// consume counts one read of e. The last one removes it.
-func (m *Machine) consume(e *entry) {
-	if e.reads == 0 {
-		return
-	}
-	m.preserve(e.key(), e)
-	if e.reads--; e.reads == 0 {
-		m.remove(e, wire.ChangeExpire)
-	}
 }
 
 const reasonNegativeTTL = "negative TTL"
@@ -96,7 +63,6 @@ func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	}
 	m.makePermanent(e)
 	m.attach(e, l)
-	e.reads = req.Reads
 	m.setTTL(e, req.TTL)
 	m.wake(req.Key)
 	return true
@@ -109,9 +75,8 @@ func (m *Machine) setTTL(e *entry, ttl Time) {
 	}
 }
 
-// makePermanent makes e an entry without a time to live, a lease or a number of reads.
+// makePermanent makes e an entry without a time to live or a lease.
 func (m *Machine) makePermanent(e *entry) {
-	e.reads = 0
 	m.expiries.disarm(e)
 	m.attach(e, nil)
 }

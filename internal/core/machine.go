@@ -201,7 +201,6 @@ var handlers = [...]handler{
 	wire.OpSend:         (*Machine).send,
 	wire.OpRecv:         (*Machine).recv,
 	wire.OpExpired:      (*Machine).expire,
-	wire.OpTake:         (*Machine).take,
 	wire.OpSendReady:    (*Machine).sendReady,
 	wire.OpGrant:        (*Machine).grant,
 	wire.OpKeepAlive:    (*Machine).keepAlive,

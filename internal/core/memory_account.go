@@ -193,8 +193,6 @@ func (m *Machine) mostCost(req *wire.Request) int {
 		return callCost(req) + streamCost + rounded(len(req.Group.Channel))
 	case wire.OpGrant:
 		return leaseCost + answerCost
-	case wire.OpTake:
-		return answerCost
 	case wire.OpSend:
 		return streamCost + messageCost + rounded(len(req.Value)+len(req.Group.Type)+len(req.Group.Channel)) + answerCost
 	case wire.OpCollect:

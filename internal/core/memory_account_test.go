@@ -41,8 +41,8 @@ func TestHeldBytesAreBounded(t *testing.T) {
 		}
 		return n - 2, why
 	}
-	took := &wire.Request{Op: wire.OpTake, ID: 900, Number: 1, Keys: []string{"k"}}
-	m.Apply(0, ids[0], took, new(wire.Reply))
+	popped := &wire.Request{Op: wire.OpPop, ID: 900, Number: 1, Key: "q"}
+	m.Apply(0, ids[0], popped, new(wire.Reply))
 	n, why := fill(ids[0])
 	require.InDelta(t, 10, n, 1)
 	require.Contains(t, why, "Limits.HeldOf")
@@ -53,7 +53,7 @@ func TestHeldBytesAreBounded(t *testing.T) {
 	require.Contains(t, why, "all sessions hold")
 
 	require.Empty(t, m.Refuses(ids[0], &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{strings.Repeat("k", 8<<10)}}), "it waits already")
-	require.Empty(t, m.Refuses(ids[0], took), "it has been carried out")
+	require.Empty(t, m.Refuses(ids[0], popped), "it has been carried out")
 	require.Empty(t, m.Refuses(ids[0], &wire.Request{Op: wire.OpSet, ID: 902, Key: "k"}))
 	require.Empty(t, m.Refuses(core.Local, &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{"k"}}), "the process's own")
 

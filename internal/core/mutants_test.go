@@ -377,18 +377,6 @@ var mutants = []mutant{
 		"waiter.go", `a.at == b.at && a.turn < b.turn`, `false`,
 	},
 	{
-		"a read that counts is a read",
-		"keys.go", `case e.reads > 0:`, `case false:`,
-	},
-	{
-		"who waits reads what counts its reads",
-		"wait.go", `if m.entries.get(k).reads > 0 {`, `if k == "" {`,
-	},
-	{
-		"a take is not counted",
-		"keys.go", `if e.reads--; e.reads == 0 {`, `if e.reads == 0 {`,
-	},
-	{
 		"an entry of no bytes reads as absent",
 		"table.go", `	if v == nil {
 		v = []byte{}

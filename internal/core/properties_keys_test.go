@@ -28,7 +28,6 @@ type keys struct {
 type keyEntry struct {
 	value   []byte
 	rev     uint64
-	reads   uint32
 	expires core.Time
 	lease   *lease
 }
@@ -76,7 +75,7 @@ func (k *keys) renew(key string, e *keyEntry, l *lease) {
 	if e.lease != nil {
 		e.lease.keys = slices.DeleteFunc(e.lease.keys, func(x string) bool { return x == key })
 	}
-	e.reads, e.expires, e.lease = 0, 0, l
+	e.expires, e.lease = 0, l
 	if l != nil {
 		l.keys = append(l.keys, key)
 	}
@@ -86,14 +85,6 @@ func (k *keys) remove(key string, how wire.Change) {
 	k.renew(key, k.entries[key], nil)
 	delete(k.entries, key)
 	k.changed(key, nil, how)
-}
-
-func (k *keys) consume(key string) {
-	if e := k.entries[key]; e != nil && e.reads > 0 {
-		if e.reads--; e.reads == 0 {
-			k.remove(key, wire.ChangeExpire)
-		}
-	}
 }
 
 // expire removes ended entries, as many as one Tick may: first the entries of leases, then the
@@ -131,16 +122,11 @@ func (k *keys) carryOut(a *audit, cl *call) {
 	e := k.get(req.Key, a.now)
 	switch req.Op {
 	case wire.OpGet:
-		switch {
-		case e == nil:
+		if e == nil {
 			rep.Code = wire.CodeNotFound
-		case e.reads > 0:
-			rep.Code = wire.CodeCounted
-		default:
+		} else {
 			*rep = wire.Reply{Value: e.value, Rev: e.rev}
 		}
-	case wire.OpTake:
-		k.take(a, req, rep)
 	case wire.OpSet:
 		k.set(a, cl, rep)
 	case wire.OpAdd:
@@ -192,27 +178,10 @@ func (k *keys) set(a *audit, cl *call, rep *wire.Reply) {
 	}
 	e := k.put(req.Key, req.Value, a.now)
 	k.renew(req.Key, e, l)
-	e.reads = req.Reads
 	if req.TTL > 0 {
 		e.expires = a.now + req.TTL
 	}
 	rep.Rev = e.rev
-}
-
-// take reads keys, all or none, and counts the read.
-func (k *keys) take(a *audit, req *wire.Request, rep *wire.Reply) {
-	for _, key := range req.Keys {
-		e := k.get(key, a.now)
-		if e == nil {
-			*rep = wire.Reply{Code: wire.CodeNotFound, Keys: []string{key}}
-			return
-		}
-		rep.Values = append(rep.Values, e.value)
-	}
-	for _, key := range req.Keys {
-		k.consume(key)
-	}
-	a.w.tally["takes"]++
 }
 
 func (k *keys) add(a *audit, req *wire.Request, rep *wire.Reply) {
@@ -282,7 +251,7 @@ func (k *keys) answered(a *audit, cl *call, rep *wire.Reply) {
 	}
 }
 
-// k1SameAnswer checks K1: every answer is that of a plain map with deadlines and counts of reads.
+// k1SameAnswer checks K1: every answer is that of a plain map with deadlines.
 func k1SameAnswer(cl *call, rep *wire.Reply) {
 	want := *cl.expect
 	got := *rep
@@ -292,24 +261,18 @@ func k1SameAnswer(cl *call, rep *wire.Reply) {
 	}
 }
 
-// k1AllThere checks K1 for wait: all keys exist at the same time; keys that count their reads can
-// be read.
+// k1AllThere checks K1 for wait: all keys exist at the same time.
 func k1AllThere(a *audit, cl *call, rep *wire.Reply) {
 	k := &a.keys
 	values := make([][]byte, 0, 2)
-	counted := false
 	for _, key := range cl.req.Keys {
 		e := k.get(key, a.now)
 		if e == nil {
 			breaks("K1 keys are a map", "%s: %s; there is no %q", cl, say{rep}, key)
 		}
 		values = append(values, e.value)
-		counted = counted || e.reads > 0
 	}
-	if counted && rep.Code == wire.CodeCounted && rep.Values == nil {
-		return
-	}
-	if counted || !slices.EqualFunc(values, rep.Values, bytes.Equal) {
+	if !slices.EqualFunc(values, rep.Values, bytes.Equal) {
 		breaks("K1 keys are a map", "%s: %s, not %q", cl, say{rep}, values)
 	}
 }

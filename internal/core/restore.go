@@ -65,7 +65,7 @@ func (m *Machine) restoreEntries(entries iter.Seq2[Entry, error]) error {
 		}
 		e := m.entries.insert(own.Key)
 		e.setVal(own.Value)
-		e.rev, e.reads = own.Rev, own.Reads
+		e.rev = own.Rev
 		m.bytes += entrySize(own.Key, own.Value)
 		if own.Expires > 0 {
 			m.expiries.arm(e, own.Expires)

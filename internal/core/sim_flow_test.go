@@ -170,19 +170,13 @@ func (e *errands) next() {
 	})
 }
 
-// ask makes a call; a value with a limited number of reads is then read.
+// ask makes a call.
 func (e *errands) ask(req wire.Request, cancel time.Duration) {
 	e.p.call(req, cancel, func(rep *wire.Reply) {
 		switch {
 		case rep == nil:
 		case rep.Code == wire.CodeOK && req.Op == wire.OpPop:
 			k3GivenOnce(e.p.w, rep)
-		case rep.Code == wire.CodeCounted && req.Op == wire.OpGet:
-			e.ask(wire.Request{Op: wire.OpTake, Keys: []string{req.Key}}, 0)
-			return
-		case rep.Code == wire.CodeCounted:
-			e.ask(wire.Request{Op: wire.OpTake, Keys: req.Keys}, 0)
-			return
 		case rep.Code == wire.CodeOK && req.Op == wire.OpGrant:
 			e.leases = append(e.leases, uint64(rep.N))
 			for range e.p.w.upTo(4) {
@@ -234,9 +228,6 @@ func (e *errands) request() wire.Request {
 		req.Op, req.Value = wire.OpSet, e.value()
 		if w.chance(0.4) {
 			req.TTL = w.between(time.Millisecond, 20*time.Millisecond)
-		}
-		if w.chance(0.4) {
-			req.Reads = uint32(w.upTo(4))
 		}
 		if len(e.leases) > 0 && w.chance(0.7) {
 			req.Lease = e.lease()

@@ -17,7 +17,7 @@ func TestServerRules(t *testing.T) {
 		"the log leaves out a Tick":                             func() { broke.forgetsTicks = true },
 	}
 	for _, op := range []wire.Op{
-		wire.OpHello, wire.OpGoodbye, wire.OpLost, wire.OpCancel, wire.OpSet, wire.OpTake, wire.OpJoin, wire.OpLeave, wire.OpCollect, wire.OpSend,
+		wire.OpHello, wire.OpGoodbye, wire.OpLost, wire.OpCancel, wire.OpSet, wire.OpJoin, wire.OpLeave, wire.OpCollect, wire.OpSend,
 		wire.OpRecv, wire.OpSendReady, wire.OpGrant, wire.OpKeepAlive, wire.OpRevoke, wire.OpSkip, wire.OpPush, wire.OpPop, wire.OpCloseChannel, wire.OpAck,
 	} {
 		rules["the log leaves out "+op.String()] = func() { broke.forgets = op }

@@ -5,7 +5,6 @@ type Entry struct {
 	Key     string
 	Value   []byte
 	Rev     uint64
-	Reads   uint32
 	Expires Time // when it expires; 0 is never
 }
 
@@ -85,5 +84,5 @@ func (m *Machine) preserve(key string, e *entry) {
 }
 
 func (m *Machine) saved(e *entry) Entry {
-	return Entry{Key: e.key(), Value: e.val(), Rev: e.rev, Reads: e.reads, Expires: m.expiries.at(e)}
+	return Entry{Key: e.key(), Value: e.val(), Rev: e.rev, Expires: m.expiries.at(e)}
 }

@@ -20,7 +20,6 @@ type entry struct {
 	keyLen  uint32
 	valLen  uint32
 	valCap  uint32
-	reads   uint32 // that are left; 0: unlimited
 	ref     uint32 // the reference of this slot; 0 if it is free
 	chain   uint32 // the next slot whose key has the same hash, or the next free slot
 	pos     uint32 // place in the expiry heap; 0 if the entry does not expire

@@ -69,7 +69,6 @@ var situations = []string{
 	"shrunk groups",
 	"skips",
 	"successes with a rank that is gone",
-	"takes",
 	"values popped",
 	"values pushed",
 	"votes held back by a relay",

@@ -22,7 +22,7 @@ type keyWait struct {
 func (m *Machine) wait(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	missing, complete := m.firstMissing(req.Keys, 0)
 	if complete {
-		m.show(req.Keys, rep)
+		m.fetch(req.Keys, rep)
 		return true
 	}
 	kw := &keyWait{keys: make([]string, len(req.Keys))}
@@ -71,18 +71,6 @@ func (m *Machine) fetch(keys []string, rep *wire.Reply) {
 	}
 }
 
-// show is fetch without counting reads. An entry whose reads are counted is CodeCounted: the client
-// must use take.
-func (m *Machine) show(keys []string, rep *wire.Reply) {
-	for _, k := range keys {
-		if m.entries.get(k).reads > 0 {
-			rep.Code = wire.CodeCounted
-			return
-		}
-	}
-	m.fetch(keys, rep)
-}
-
 // waitFor lists kw under its key at an index, which must not exist.
 func (m *Machine) waitFor(kw *keyWait, missing int) {
 	key := kw.keys[missing]
@@ -112,7 +100,7 @@ func (m *Machine) wake(key string) {
 		rep := alone
 		if rep == nil || len(kw.keys) > 1 {
 			rep = new(wire.Reply)
-			m.show(kw.keys, rep)
+			m.fetch(kw.keys, rep)
 		}
 		if len(kw.keys) == 1 {
 			alone = rep

@@ -27,7 +27,7 @@ import (
 //	meta     "incarnation": u64 · "segment": u64; written last
 //	state    number u64, big-endian → a piece of core.State, as msgpack
 //	values   number u64, big-endian → a piece of a large value
-//	entries  key → revision u64 | expiry i64 | reads u32 | pieces u32 | value, or the number u64 of
+//	entries  key → revision u64 | expiry i64 | pieces u32 | value, or the number u64 of
 //	         its first piece
 //
 // Large values are split into pieces, because bbolt puts up to five values into one page, and keeps
@@ -195,7 +195,6 @@ func (w *writer) entries(entries []core.Entry) error {
 			start := len(room)
 			room = binary.LittleEndian.AppendUint64(room, e.Rev)
 			room = binary.LittleEndian.AppendUint64(room, uint64(e.Expires))
-			room = binary.LittleEndian.AppendUint32(room, e.Reads)
 			if n := piecesOfValue(e.Value); n > 1 {
 				room = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(room, uint32(n)), number)
 				number += n
@@ -214,7 +213,7 @@ func (w *writer) entries(entries []core.Entry) error {
 func piecesOfValue(v []byte) uint64 { return uint64((len(v) + pieceBytes - 1) / pieceBytes) }
 
 // entryHead is the number of bytes before the value of an entry.
-const entryHead = 24
+const entryHead = 20
 
 // pieces writes b in pieces, numbered from number on.
 func (w *writer) pieces(bucket string, number uint64, b []byte) error {
@@ -343,9 +342,9 @@ func entriesOf(b, values *bbolt.Bucket) iter.Seq2[core.Entry, error] {
 			}
 			e := core.Entry{
 				Key: string(k[1:]), Rev: binary.LittleEndian.Uint64(v),
-				Expires: core.Time(binary.LittleEndian.Uint64(v[8:])), Reads: binary.LittleEndian.Uint32(v[16:]),
+				Expires: core.Time(binary.LittleEndian.Uint64(v[8:])),
 			}
-			if n := binary.LittleEndian.Uint32(v[20:]); n == 0 {
+			if n := binary.LittleEndian.Uint32(v[16:]); n == 0 {
 				e.Value = core.CopyValue(v[entryHead:])
 			} else if e.Value = largeValue(values, uint64(n), v[entryHead:]); e.Value == nil {
 				yield(core.Entry{}, fmt.Errorf("entry %q has a piece missing", k))

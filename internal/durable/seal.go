@@ -16,14 +16,14 @@ import (
 // little-endian.
 //
 //	magic    8  "musterCP"
-//	version  4  2: the format of the checkpoint
+//	version  4  3: the format of the checkpoint
 //	length   8  number of bytes before the seal
 //	crc      4  CRC-32C of all bytes before it in the file
 //
 // It is in the same file so that a rename replaces both at once, and a backup includes it.
 const (
 	sealMagic   = "musterCP"
-	sealVersion = 2
+	sealVersion = 3
 	sealLen     = 24
 )
 
@@ -83,6 +83,8 @@ func checkSeal(name string) (size int64, err error) {
 		return unsealed("it does not end with a seal: it is incomplete or damaged, or an older version of muster, or something else, wrote it")
 	case version > sealVersion:
 		return 0, fmt.Errorf("%w: %s has format %d, this is %d", ErrNewer, filepath.Base(name), version, sealVersion)
+	case version < sealVersion:
+		return unsealed("it has format %d, and this is %d: an older version of muster wrote it", version, sealVersion)
 	case binary.LittleEndian.Uint64(b[12:]) != uint64(length):
 		return unsealed("its length is wrong")
 	}
@@ -90,7 +92,7 @@ func checkSeal(name string) (size int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if crc32.Update(sum, castagnoli, b[:sealLen-4]) != binary.LittleEndian.Uint32(b[sealLen-4:]) || version != sealVersion {
+	if crc32.Update(sum, castagnoli, b[:sealLen-4]) != binary.LittleEndian.Uint32(b[sealLen-4:]) {
 		return unsealed("its checksum is wrong")
 	}
 	return info.Size(), nil

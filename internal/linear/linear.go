@@ -51,7 +51,6 @@ type input struct {
 	key      string
 	old, new string
 	absent   bool // the old value of a swap is absent
-	reads    int
 }
 
 // output is the result of a call.
@@ -63,8 +62,8 @@ type output struct {
 	ok      bool // no conflict, no error
 }
 
-// operations are those that clients call; OpTake stands for a set with counted reads, which gets then consume.
-var operations = []wire.Op{wire.OpGet, wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpTake}
+// operations are those that clients call.
+var operations = []wire.Op{wire.OpGet, wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete}
 
 // Call makes a random call for a key.
 func (c *Client) Call(ctx context.Context, key string) {
@@ -73,9 +72,6 @@ func (c *Client) Call(ctx context.Context, key string) {
 	in.new = strconv.FormatInt(h.last.Add(1), 10)
 	seen := c.seen[key]
 	in.old, in.absent = seen.value, !seen.there
-	if in.op == wire.OpTake {
-		in.op, in.reads = wire.OpSet, 1+c.chance.IntN(2)
-	}
 	began := time.Since(h.began)
 	out, happened := in.call(ctx, c.store)
 	if happened {
@@ -96,7 +92,7 @@ func (in *input) call(ctx context.Context, s *store.Store) (out output, happened
 		v, err = s.Get(ctx, in.key)
 		out.there = err == nil
 	case wire.OpSet:
-		err = s.Set(ctx, in.key, []byte(in.new), &store.SetOptions{Reads: in.reads})
+		err = s.Set(ctx, in.key, []byte(in.new), nil)
 	case wire.OpAdd:
 		out.n, err = s.Add(ctx, in.key, 1)
 	case wire.OpSwap:
@@ -171,7 +167,6 @@ func textOf(ops []porcupine.Operation) (text string) {
 type state struct {
 	there bool
 	value string
-	reads int
 }
 
 var model = porcupine.Model{
@@ -189,13 +184,9 @@ func (s state) step(in input) (next state, out output) {
 	out.ok = true
 	switch in.op {
 	case wire.OpGet:
-		if out.there, out.value, out.ok = s.there, s.value, s.there; s.reads > 0 {
-			if s.reads--; s.reads == 0 {
-				s = state{}
-			}
-		}
+		out.there, out.value, out.ok = s.there, s.value, s.there
 	case wire.OpSet:
-		s = state{true, in.new, in.reads}
+		s = state{true, in.new}
 	case wire.OpAdd:
 		n, err := strconv.ParseInt(s.value, 10, 64)
 		if s.there && (err != nil || n == math.MaxInt64) {
@@ -207,7 +198,7 @@ func (s state) step(in input) (next state, out output) {
 		if s.there == in.absent || s.there && s.value != in.old {
 			out.ok = false
 		} else {
-			s = state{true, in.new, 0}
+			s = state{true, in.new}
 		}
 		out.there, out.value = s.there, s.value
 	case wire.OpAppend:

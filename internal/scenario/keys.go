@@ -65,7 +65,7 @@ func get(ctx context.Context, k *call) string {
 }
 
 func set(ctx context.Context, k *call) string {
-	_, err := k.do(ctx, wire.Request{Op: wire.OpSet, Key: k.word(0), Value: []byte(k.word(1)), Reads: uint32(k.number("reads"))})
+	_, err := k.do(ctx, wire.Request{Op: wire.OpSet, Key: k.word(0), Value: []byte(k.word(1))})
 	if name, ok := k.option("lease"); ok {
 		return named(name, k.w.lease(name), err)
 	}

@@ -137,8 +137,8 @@ func (c *Client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	if do == nil {
 		return refuse(rep, wire.CodeUnsupported, "a TCPStore has no "+req.Op.String())
 	}
-	if req.TTL != 0 || req.Reads > 0 || req.Lease > 0 {
-		return refuse(rep, wire.CodeUnsupported, "entries of a TCPStore stay: they have no TTL, no number of reads and no lease")
+	if req.TTL != 0 || req.Lease > 0 {
+		return refuse(rep, wire.CodeUnsupported, "entries of a TCPStore stay: they have no TTL and no lease")
 	}
 	if what := tooLarge(req); what != "" {
 		return refuse(rep, wire.CodeTooLarge, what)

@@ -143,14 +143,7 @@ func (p *peer) multiGet(ctx context.Context, req *tcpwire.Request) error {
 // value answers with the value of a key, or with an empty value if it is missing.
 func (p *peer) value(ctx context.Context, key string) error {
 	q := &p.question
-	switch err := q.get(ctx, p.store, keyOf(key)); {
-	case q.rep.Code == wire.CodeCounted: // reading this key changes it
-		v, err := p.store.Get(ctx, keyOf(key))
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
-			return err
-		}
-		q.rep.Value = v
-	case err != nil && !errors.Is(err, store.ErrNotFound):
+	if err := q.get(ctx, p.store, keyOf(key)); err != nil && !errors.Is(err, store.ErrNotFound) {
 		return err
 	}
 	v := q.rep.Value
@@ -274,24 +267,12 @@ func (q *question) exists(ctx context.Context, s *store.Store, key string) (bool
 	if err := s.Engine().Do(ctx, &q.req, &q.rep); err != nil {
 		return false, err
 	}
-	is := q.rep.Code == wire.CodeOK || q.rep.Code == wire.CodeCounted
+	is := q.rep.Code == wire.CodeOK
 	q.rep.Value = nil // some engines return the value all the same
 	if !is && q.rep.Code != wire.CodeNotFound {
 		return false, fmt.Errorf("%q: %w: %s", key, store.CodeError(q.rep.Code), q.rep.Detail)
 	}
 	return is, nil
-}
-
-// there reports whether a key exists, given the error of a read.
-func there(err error) (bool, error) {
-	e, ok := errors.AsType[*store.Error](err)
-	switch {
-	case err == nil, ok && e.Code == wire.CodeCounted:
-		return true, nil
-	case errors.Is(err, store.ErrNotFound):
-		return false, nil
-	}
-	return false, err
 }
 
 func (p *peer) numKeys(ctx context.Context, req *tcpwire.Request) error {

@@ -88,6 +88,5 @@ func (p *peer) awaitOne(ctx context.Context, key string) error {
 }
 
 func (p *peer) awaitEntry(ctx context.Context, key string) error {
-	_, err := there(p.store.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: []string{key}}, new(wire.Reply)))
-	return err
+	return p.store.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: []string{key}}, new(wire.Reply))
 }

@@ -27,7 +27,7 @@ func TestReplacedLeader(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, etcdlog.ErrReplaced.Error())
 	<-before.Failed()
-	for op := wire.OpHello; op <= wire.OpMembers; op++ {
+	for op := wire.OpHello; op <= wire.OpStacks; op++ {
 		req := &wire.Request{
 			Op: op, ID: 1, Key: "key", Keys: []string{"key"}, Value: []byte("v"), TTL: time.Second, Timeout: time.Minute,
 			Group: wire.Contribution{Group: "g", Run: "r", Size: 2, Generation: 1, Seq: 1, Verb: "v"},

@@ -16,7 +16,7 @@ from ._wire import Code, Op, Reply, Request
 
 RANKED = frozenset({Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.EXPIRED, Op.SEND_READY, Op.CLOSE_CHANNEL, Op.ACK})
 
-_HAS_LISTS = frozenset({Op.WAIT, Op.TAKE, Op.LIST, Op.WATCH})
+_HAS_LISTS = frozenset({Op.WAIT, Op.LIST, Op.WATCH})
 
 
 class NoAnswer(Exception):
@@ -99,7 +99,7 @@ class Call:
         """Notes the answer, and returns the error of one that has less than the call asks for."""
         if self.op in _HAS_LISTS and rep.code == Code.OK:
             keys, values, nums = len(rep.keys or ()), len(rep.values or ()), len(rep.nums or ())
-            if values != self._keys if self.op in (Op.WAIT, Op.TAKE) else values != keys or nums != 2 * keys:
+            if values != self._keys if self.op == Op.WAIT else values != keys or nums != 2 * keys:
                 return _wire.Malformed("an answer without all that was asked for")
         self.reply = rep
         return None

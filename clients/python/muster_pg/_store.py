@@ -48,7 +48,7 @@ class Event:
     value: Optional[bytes]  # None if it is gone
     revision: int
     deleted: bool
-    expired: bool  # deleted, because its time was over, or its reads
+    expired: bool  # deleted, because its time was over
 
 
 class Store:
@@ -148,16 +148,13 @@ class Store:
         """Returns the value of key; NotFound at once if there is none."""
         bad = _bad("get", key)
         req, until = Request(Op.GET, key=_arguments.text(bad, "key", key)), self._until(bad, timeout)
-        rep = self._do(req, until, also_ok=Code.COUNTED)
-        if rep.code == Code.COUNTED:
-            return self._take("get", [key], until)[0]
-        return rep.value or b""
+        return self._do(req, until).value or b""
 
     def exists(self, key: str, *, timeout: Optional[float] = None) -> bool:
-        """Reports whether key is there. It is no read of a key whose reads are counted."""
+        """Reports whether key is there."""
         bad = _bad("exists", key)
         try:
-            self._do(Request(Op.GET, key=_arguments.text(bad, "key", key)), self._until(bad, timeout), also_ok=Code.COUNTED)
+            self._do(Request(Op.GET, key=_arguments.text(bad, "key", key)), self._until(bad, timeout))
         except NotFound:
             return False
         return True
@@ -169,14 +166,7 @@ class Store:
         """
         bad = _bad("wait")
         asked, until = _keys(bad, keys), self._until(bad, timeout)
-        while True:
-            rep = self._do(Request(Op.WAIT, keys=asked), until, also_ok=Code.COUNTED)
-            if rep.code == Code.OK:
-                return [v or b"" for v in rep.values or []]
-            try:
-                return self._take("wait", asked, until)
-            except NotFound:
-                pass  # another client was faster
+        return [v or b"" for v in self._do(Request(Op.WAIT, keys=asked), until).values or []]
 
     def set(
         self,
@@ -184,21 +174,17 @@ class Store:
         value: Value,
         *,
         ttl: Optional[float] = None,
-        reads: Optional[int] = None,
         lease: Optional[Lease] = None,
         timeout: Optional[float] = None,
     ) -> None:
         """Gives key a value.
 
-        It goes after ttl seconds, with the last of a number of reads, or with a lease of this
-        store; otherwise it stays.
+        It goes after ttl seconds, or with a lease of this store; otherwise it stays.
         """
         bad = _bad("set", key)
         req = Request(Op.SET, key=_arguments.text(bad, "key", key), value=_arguments.value(bad, "value", value))
         if ttl is not None:
             req.ttl = nanoseconds(_arguments.seconds(bad, "ttl", ttl, zero=False))
-        if reads is not None:
-            req.reads = _arguments.between(bad, "reads", reads, 1, (1 << 32) - 1)
         if lease is not None:
             if not isinstance(lease, Lease):
                 raise _arguments.of_type(bad, "lease", "a muster_pg.Lease", lease)
@@ -356,11 +342,6 @@ class Store:
     def __repr__(self) -> str:
         return f"<muster_pg.Store {self.address}{'/' + self._prefix if self._prefix else ''}>"
 
-    def _take(self, op: str, keys: Sequence[str], until: float) -> List[bytes]:
-        """Reads entries whose reads are counted: a change, which takes effect once."""
-        rep = self._do(Request(Op.TAKE, keys=keys), until, op=op)
-        return [v or b"" for v in rep.values or []]
-
     def _seconds(self, bad: Bad, timeout: Optional[float]) -> float:
         return self._timeout if timeout is None else _arguments.seconds(bad, "timeout", timeout)
 
@@ -453,7 +434,7 @@ class Store:
 # Operations whose key, if they have one, is none of the store's.
 _NO_KEY = frozenset(
     {
-        Op.PING, Op.WAIT, Op.TAKE, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.SEND_READY, Op.EXPIRED,
+        Op.PING, Op.WAIT, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.SEND_READY, Op.EXPIRED,
         Op.CLOSE_CHANNEL, Op.ACK, Op.GRANT, Op.KEEP_ALIVE, Op.REVOKE,
     }
 )  # fmt: skip

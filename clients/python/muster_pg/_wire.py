@@ -45,7 +45,7 @@ class Op(enum.IntEnum):
     RECV = 19
     EXPIRED = 20
     LOST = 21
-    TAKE = 22
+    MEMBERS = 22
     SEND_READY = 23
     GRANT = 24
     KEEP_ALIVE = 25
@@ -60,7 +60,6 @@ class Op(enum.IntEnum):
     CLOSE_CHANNEL = 36
     ACK = 37
     STACKS = 38
-    MEMBERS = 39
 
     @property
     def text(self) -> str:
@@ -93,11 +92,10 @@ class Code(enum.IntEnum):
     LEFT = 16
     CANCELLED = 17
     STALE = 18
-    COUNTED = 19
+    AGAIN = 19
     WOULD_BLOCK = 20
     FAILED = 21
     SKIPPED = 22
-    AGAIN = 23
 
     @property
     def text(self) -> str:
@@ -113,7 +111,7 @@ WANT_NOTHING, WANT_ALL, WANT_PART, WANT_REDUCED = -1, -2, -3, -4
 WAITS = frozenset({Op.WAIT, Op.WATCH, Op.JOIN, Op.FOLLOW, Op.COLLECT, Op.RECV, Op.SEND_READY})
 NUMBERED = frozenset(
     {
-        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRED, Op.TAKE, Op.GRANT, Op.REVOKE, Op.SKIP, Op.PUSH, Op.POP, Op.CLOSE_CHANNEL,
+        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRED, Op.GRANT, Op.REVOKE, Op.SKIP, Op.PUSH, Op.POP, Op.CLOSE_CHANNEL,
     }
 )  # fmt: skip
 
@@ -173,7 +171,6 @@ class Request:
     limit: int = 0
     keys_only: bool = False
     ttl: int = 0
-    reads: int = 0
     after: int = 0
     offset: int = 0
     attempt: int = 0
@@ -240,8 +237,8 @@ _PLACES = struct.Struct("<qQ")
 _VOTE_TAIL = struct.Struct("<iBBB")
 
 # Parts of a request's body.
-_TIMEOUT, _KEY, _KEYS, _VALUE, _BYTES, _INT, _TTL, _READS, _UINT, _PLACE = (1 << i for i in range(10))
-_MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL = (1 << i for i in range(10, 19))
+_TIMEOUT, _KEY, _KEYS, _VALUE, _BYTES, _INT, _TTL, _UINT, _PLACE = (1 << i for i in range(9))
+_MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL = (1 << i for i in range(9, 18))
 
 _OF_GROUP = _MEMBER | _FORM | _CALL | _VOTE | _NO
 
@@ -249,7 +246,7 @@ _FIELDS = {
     Op.HELLO: _TIMEOUT | _KEY | _VALUE | _BYTES | _RESUME,
     Op.CANCEL: _NO,
     Op.GET: _KEY,
-    Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _READS | _LEASE,
+    Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _LEASE,
     Op.WAIT: _TIMEOUT | _KEYS,
     Op.ADD: _NUMBER | _KEY | _INT | _OPTIONAL_TTL,
     Op.SWAP: _NUMBER | _KEY | _VALUE | _BYTES | _OPTIONAL_TTL,
@@ -265,7 +262,6 @@ _FIELDS = {
     Op.RECV: _TIMEOUT | _MEMBER | _CALL,
     Op.EXPIRED: _NUMBER | _MEMBER,
     Op.LOST: _TTL,
-    Op.TAKE: _NUMBER | _KEYS,
     Op.SEND_READY: _TIMEOUT | _INT | _MEMBER | _CALL,
     Op.GRANT: _NUMBER | _TTL,
     Op.KEEP_ALIVE: _LEASE,
@@ -334,8 +330,6 @@ def encode(r: Request) -> bytearray:
     if f & _OPTIONAL_TTL and r.ttl:
         flags |= _FLAG_TTL
         out += _I64.pack(r.ttl)
-    if f & _READS:
-        out += _U32.pack(r.reads)
     if f & _UINT:
         out += _U64.pack(getattr(r, _UINT_NAME[r.op]))
     if f & _PLACE:

@@ -94,13 +94,6 @@ class Keys(Case):
         self.assertFalse(self.store.exists("k"))
         self.fails(muster_pg.Invalid, r'^store: set "k": invalid request: ttl is 0: it has to be > 0 seconds$', self.store.set, "k", b"", ttl=0)
 
-    def test_reads(self) -> None:
-        s = self.store
-        s.set("k", b"v", reads=3)
-        self.assertTrue(s.exists("k"))
-        self.assertEqual([s.get("k"), s.wait("k")[0], s.get("k")], [b"v"] * 3)
-        self.fails(muster_pg.NotFound, "not found", s.get, "k")
-
     def test_add(self) -> None:
         s = self.store
         self.assertEqual([s.add("n"), s.add("n", 41), s.add("n", -2), s.get("n")], [1, 42, 40, b"40"])
