@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -109,9 +108,9 @@ func (w way) meet(t *testing.T) func(rank int) pgroup.Config {
 		open := testcluster.Store(t)
 		return func(int) pgroup.Config { return pgroup.Config{Store: open()} }
 	}
-	p := newPapers(t)
-	addr := serve(t, p.server(t))
-	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + addr, TLS: p.client()} }
+	srv, files := withTLS(t)
+	addr := serve(t, srv)
+	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + addr, TLS: files} }
 }
 
 // over runs a test in every way.
@@ -121,28 +120,15 @@ func over(t *testing.T, n int, f func(r *rank)) {
 	}
 }
 
-// papers is a directory of certificates.
-type papers string
-
-func newPapers(t *testing.T) papers {
+// withTLS returns a store that refuses clients without a certificate, and the files of one.
+func withTLS(t *testing.T) (*store.Server, *store.TLSFiles) {
 	t.Helper()
 	dir := t.TempDir()
-	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}, Names: []string{"worker"}})
+	_, err := certs.Make(dir, certs.Options{})
 	require.NoError(t, err)
-	return papers(dir)
-}
-
-func (p papers) path(name string) string { return filepath.Join(string(p), name+".pem") }
-
-func (p papers) client() *store.TLSFiles {
-	return &store.TLSFiles{Cert: p.path("worker"), Key: p.path("worker-key"), CA: p.path("ca")}
-}
-
-// server returns a store that refuses clients without a certificate.
-func (p papers) server(t *testing.T) *store.Server {
-	c, err := (&store.TLSFiles{Cert: p.path("server"), Key: p.path("server-key"), CA: p.path("ca"), RequireClient: true}).Server()
+	c, err := (&store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/server.pem", Key: dir + "/server-key.pem", RequireClient: true}).Server()
 	require.NoError(t, err)
-	return &store.Server{Engine: new(store.Memory), TLS: c}
+	return &store.Server{Engine: new(store.Memory), TLS: c}, &store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/client.pem", Key: dir + "/client-key.pem"}
 }
 
 // url returns the URL of a store for the test.

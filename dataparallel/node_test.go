@@ -25,12 +25,11 @@ import (
 func TestViews(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		t.Run(fmt.Sprint("TLS ", tls), func(t *testing.T) {
-			at, files := "", (*store.TLSFiles)(nil)
+			at, files := url(t), (*store.TLSFiles)(nil)
 			if tls {
-				p := newPapers(t)
-				at, files = "muster://"+serve(t, p.server(t)), p.client()
-			} else {
-				at = url(t)
+				var srv *store.Server
+				srv, files = withTLS(t)
+				at = "muster://" + serve(t, srv)
 			}
 			var nodes []*dataparallel.WorkerNode
 			for i, id := range []string{"a", "b", "c", "d"} {
