@@ -210,19 +210,6 @@ var accepted = map[string]struct {
 	"many axes":         {file: raw(one(`"dtype":"U8","shape":[1`+strings.Repeat(",1", 70)+`],"data_offsets":[0,1]`), "x"), want: []string{`a U8[1` + strings.Repeat(",1", 70) + `] "x"`}},
 }
 
-func TestMetadata(t *testing.T) {
-	for header, want := range map[string]map[string]string{
-		`{}`:                  nil,
-		`{"__metadata__":{}}`: {},
-		`{"__metadata__":{"format":"pt","":"\u00e9"}}`: {"format": "pt", "": "é"},
-	} {
-		f, err := safetensors.Parse(raw(header, ""))
-		require.NoError(t, err)
-		require.Equal(t, want, f.Metadata)
-		require.Zero(t, f.Len(), "metadata are no tensor")
-	}
-}
-
 // TestErrorNames wants the text alone to say what is wrong, and where.
 func TestErrorNames(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "m.safetensors")
