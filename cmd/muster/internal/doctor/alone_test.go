@@ -41,45 +41,31 @@ func has(r *doctor.Report, check string) bool {
 }
 
 func TestEnvironments(t *testing.T) {
-	master := func(e env) env { e["MASTER_ADDR"], e["MASTER_PORT"] = "10.0.0.2", "29500"; return e }
 	for name, c := range map[string]struct {
 		env   env
+		check string
 		level doctor.Level
 		text  string
+		do    string
 	}{
-		"no number": {master(env{"RANK": "one", "WORLD_SIZE": "2"}), doctor.Problem, "RANK"},
-		"no world":  {master(env{"RANK": "1"}), doctor.Problem, "WORLD_SIZE is not set"},
-		"no place":  {env{"RANK": "1", "WORLD_SIZE": "2"}, doctor.Problem, "MASTER_ADDR is not set"},
-		"one rank":  {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "on this host only"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := &doctor.Doctor{System: healthy()}
-			c.env.with(t, d.System)
-			d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
-			wants(t, examinedIn(t, time.Second, d), "group", c.level, c.text)
-		})
-	}
-}
+		"no number": {env{"RANK": "one", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29500"}, "group", doctor.Problem, "RANK", ""},
+		"no world":  {env{"RANK": "1", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29500"}, "group", doctor.Problem, "WORLD_SIZE is not set", ""},
+		"no place":  {env{"RANK": "1", "WORLD_SIZE": "2"}, "group", doctor.Problem, "MASTER_ADDR is not set", ""},
+		"one rank":  {env{"RANK": "0", "WORLD_SIZE": "1"}, "group", doctor.OK, "on this host only", ""},
 
-func TestAddresses(t *testing.T) {
-	for name, c := range map[string]struct {
-		env   env
-		level doctor.Level
-		text  string
-	}{
-		"over the network":      {env{"MUSTER_STORE": "muster://node-b:7"}, doctor.OK, "node-b is 10.0.0.2, reached over eth0"},
-		"here":                  {env{"MASTER_ADDR": "node-a", "MASTER_PORT": "7"}, doctor.OK, "node-a is 10.0.0.1, reached over eth0"},
-		"no such name":          {env{"MASTER_ADDR": "node-x", "MASTER_PORT": "7"}, doctor.Problem, "node-x, where the ranks meet, does not resolve here: no such host"},
-		"loopback, and several": {env{"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"}, doctor.Problem, "here is 127.0.0.1 here"},
-		"a relay on each host":  {env{"MUSTER_STORE": "muster://127.0.0.1:7,node-b:7", "SLURM_NNODES": "2"}, doctor.OK, "the route to 127.0.0.1 uses interface lo"},
-		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, doctor.Problem, "not an address that others can connect to"},
-		"containers":            {env{"MASTER_ADDR": "172.17.0.9", "MASTER_PORT": "7"}, doctor.Warning, "over docker0"},
-		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, doctor.Problem, "not an address of this host"},
-		"the second of two":     {env{"MUSTER_STORE": "muster://node-a:7,node-x:7"}, doctor.Problem, "node-x"},
+		"over the network":      {env{"MUSTER_STORE": "muster://node-b:7"}, "address", doctor.OK, "node-b is 10.0.0.2, reached over eth0", ""},
+		"here":                  {env{"MASTER_ADDR": "node-a", "MASTER_PORT": "7"}, "address", doctor.OK, "node-a is 10.0.0.1, reached over eth0", ""},
+		"no such name":          {env{"MASTER_ADDR": "node-x", "MASTER_PORT": "7"}, "address", doctor.Problem, "node-x, where the ranks meet, does not resolve here: no such host", ""},
+		"loopback, and several": {env{"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"}, "address", doctor.Problem, "here is 127.0.0.1 here, which other hosts cannot reach", "let MUSTER_STORE have"},
+		"loopback of rank 0":    {env{"MASTER_ADDR": "here", "MASTER_PORT": "7", "SLURM_NNODES": "2"}, "address", doctor.Problem, "which other hosts cannot reach", "let MASTER_ADDR be ran"},
+		"a relay on each host":  {env{"MUSTER_STORE": "muster://127.0.0.1:7,node-b:7", "SLURM_NNODES": "2"}, "address", doctor.OK, "the route to 127.0.0.1 uses interface lo", ""},
+		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, "address", doctor.Problem, "not an address that others can connect to", ""},
+		"containers":            {env{"MASTER_ADDR": "172.17.0.9", "MASTER_PORT": "7"}, "address", doctor.Warning, "over docker0", ""},
+		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, "address", doctor.Problem, "not an address of this host", ""},
+		"the second of two":     {env{"MUSTER_STORE": "muster://node-a:7,node-x:7"}, "address", doctor.Problem, "node-x", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &doctor.Doctor{System: healthy()}
-			c.env.with(t, d.System)
+			d := c.env.in(t)
 			route := d.System.Dial
 			d.System.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if network == "udp" {
@@ -87,14 +73,13 @@ func TestAddresses(t *testing.T) {
 				}
 				return nil, syscall.ECONNREFUSED
 			}
-			wants(t, examinedIn(t, time.Second, d), "address", c.level, c.text)
+			require.Contains(t, wants(t, examinedIn(t, time.Second, d), c.check, c.level, c.text).Do, c.do)
 		})
 	}
 }
 
 func TestNoRoute(t *testing.T) {
-	d := &doctor.Doctor{System: healthy()}
-	env{"MUSTER_STORE": "muster://node-b:7"}.with(t, d.System)
+	d := env{"MUSTER_STORE": "muster://node-b:7"}.in(t)
 	d.System.Dial = func(context.Context, string, string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}
 	}
@@ -105,8 +90,8 @@ func TestNoRoute(t *testing.T) {
 
 // TestSilentNameServer checks that a lookup ends after the timeout.
 func TestSilentNameServer(t *testing.T) {
-	d := &doctor.Doctor{System: healthy(), AnswerTimeout: 300 * time.Millisecond}
-	env{"MUSTER_STORE": "muster://node-b:7"}.with(t, d.System)
+	d := env{"MUSTER_STORE": "muster://node-b:7"}.in(t)
+	d.AnswerTimeout = 300 * time.Millisecond
 	d.System.LookupHost = func(ctx context.Context, host string) ([]string, error) {
 		<-ctx.Done()
 		return nil, &net.DNSError{Err: "i/o timeout", Name: host, IsTimeout: true}
@@ -159,8 +144,7 @@ func anotherServer(t *testing.T) string {
 
 func TestPorts(t *testing.T) {
 	taken, port := listen(t)
-	gone, free := listen(t)
-	require.NoError(t, gone.Close())
+	_, free, _ := net.SplitHostPort(testcluster.Port(t))
 	d := &doctor.Doctor{System: healthy(), Ports: []string{port, free, taken.Addr().String(), "127.0.0.1:" + free, "10.9.9.9:7", "10.9.9.9:8", "10.9.9.9:9", "node-x:7"}, AnswerTimeout: 500 * time.Millisecond}
 	d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
 		return new(net.ListenConfig).Listen(ctx, network, "127.0.0.1"+addr)
@@ -208,9 +192,7 @@ func TestPortThatOthersTry(t *testing.T) {
 
 func TestMeetingPort(t *testing.T) {
 	rank0 := func(port string) *doctor.Doctor {
-		d := &doctor.Doctor{System: healthy()}
-		env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.with(t, d.System)
-		return d
+		return env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.in(t)
 	}
 	examine := func(d *doctor.Doctor) *doctor.Report { return examinedIn(t, 3*time.Second, d) }
 	t.Run("of somebody else", func(t *testing.T) {
@@ -236,8 +218,7 @@ func TestMeetingPort(t *testing.T) {
 		require.Contains(t, f.Do, "MUSTER_SECRET_FILE")
 	})
 	t.Run("that clients get", func(t *testing.T) {
-		l, port := listen(t)
-		require.NoError(t, l.Close())
+		_, port, _ := net.SplitHostPort(testcluster.Port(t))
 		d := rank0(port)
 		d.System.Ephemeral = func() (int, int) { return 1024, 65535 }
 		r := examine(d)
@@ -249,10 +230,8 @@ func TestMeetingPort(t *testing.T) {
 // TestRankWithoutRankZero checks that a rank reports why it cannot reach rank 0, in addition to the
 // failure to form the group.
 func TestRankWithoutRankZero(t *testing.T) {
-	l, port := listen(t)
-	require.NoError(t, l.Close())
-	d := &doctor.Doctor{System: healthy()}
-	env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.with(t, d.System)
+	_, port, _ := net.SplitHostPort(testcluster.Port(t))
+	d := env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.in(t)
 	r := examinedIn(t, time.Second, d)
 	wants(t, r, "group", doctor.Problem, "connection refused")
 	wants(t, r, "ports", doctor.Problem, "127.0.0.1:"+port+" refuses")
@@ -264,11 +243,6 @@ func TestDirectories(t *testing.T) {
 	for dir, text := range map[string]string{file: "is not a directory", file + "-": "no such file", "/proc/self": ": open: "} {
 		wants(t, examined(t, &doctor.Doctor{System: healthy(), Dir: dir}), "dir", doctor.Problem, text)
 	}
-	d := &doctor.Doctor{System: healthy(), Dir: t.TempDir()}
-	wants(t, examined(t, d), "dir", doctor.OK, "renamed")
-	left, err := os.ReadDir(d.Dir)
-	require.NoError(t, err)
-	require.Empty(t, left)
 }
 
 func TestCertificates(t *testing.T) {
@@ -288,32 +262,18 @@ func TestCertificates(t *testing.T) {
 		"no key":  {0, "nothing.pem", doctor.Problem, "nothing.pem"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &doctor.Doctor{System: healthy()}
-			env{"RANK": "0", "WORLD_SIZE": "1", "MUSTER_TLS_CERT": filepath.Join(dir, "server.pem"), "MUSTER_TLS_KEY": filepath.Join(dir, c.key)}.with(t, d.System)
+			d := env{"RANK": "0", "WORLD_SIZE": "1", "MUSTER_TLS_CERT": filepath.Join(dir, "server.pem"), "MUSTER_TLS_KEY": filepath.Join(dir, c.key)}.in(t)
 			d.System.Now = func() time.Time { return time.Now().Add(c.in) }
 			wants(t, examined(t, d), "security", c.level, c.text)
 		})
 	}
 }
 
-// TestAdviceNamesWhatIsSet checks that the advice names the variable that is in effect.
-func TestAdviceNamesWhatIsSet(t *testing.T) {
-	for want, e := range map[string]env{
-		"let MUSTER_STORE have":  {"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"},
-		"let MASTER_ADDR be ran": {"MASTER_ADDR": "here", "MASTER_PORT": "7", "SLURM_NNODES": "2"},
-	} {
-		d := &doctor.Doctor{System: healthy()}
-		e.with(t, d.System)
-		require.Contains(t, wants(t, examined(t, d), "address", doctor.Problem, "which other hosts cannot reach").Do, want)
-	}
-}
-
 // TestAnotherServerAtTheAddress checks that another program at the port where the ranks meet is
 // detected without waiting for a timeout.
 func TestAnotherServerAtTheAddress(t *testing.T) {
-	d := &doctor.Doctor{System: healthy()}
 	host, port, _ := net.SplitHostPort(anotherServer(t))
-	env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port}.with(t, d.System)
+	d := env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port}.in(t)
 	f := wants(t, examined(t, d), "group", doctor.Problem, "not a muster store")
 	require.Contains(t, f.Do, "another program listens there")
 }

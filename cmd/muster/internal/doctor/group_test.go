@@ -27,7 +27,7 @@ func TestGroupIsWell(t *testing.T) {
 	wants(t, r, "group", doctor.OK, "4 ranks have met, on node-a (ranks 0, 1), node-b (ranks 2, 3)")
 	wants(t, r, "clocks", doctor.OK, "all clocks agree, within")
 	wants(t, r, "links", doctor.OK, "each rank can connect to every other")
-	wants(t, r, "dir", doctor.OK, "files are written")
+	wants(t, r, "dir", doctor.OK, "files are written, synced and renamed")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -74,9 +74,10 @@ type routed struct {
 func (r routed) LocalAddr() net.Addr { return &net.UDPAddr{IP: net.ParseIP(r.from)} }
 func (routed) Close() error          { return nil }
 
-// with sets the variables for s and for pgroup.FromEnv. It sets them in the process, so tests that
-// use it cannot run in parallel.
-func (e env) with(t *testing.T, s *doctor.System) {
+// in returns a Doctor of a host without problems that has these variables. It sets them in the
+// process, so tests that use it cannot run in parallel.
+func (e env) in(t *testing.T) *doctor.Doctor {
+	s := healthy()
 	for _, name := range []string{
 		"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MUSTER_STORE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX",
 		"MUSTER_RUN", "TORCHELASTIC_RUN_ID", "MUSTER_TLS_CERT", "MUSTER_TLS_KEY", "MUSTER_TLS_CA",
@@ -88,6 +89,7 @@ func (e env) with(t *testing.T, s *doctor.System) {
 	}
 	s.Getenv = func(name string) string { return e[name] }
 	s.FromEnv = pgroup.FromEnv
+	return &doctor.Doctor{System: s}
 }
 
 // examined returns the report of one process.
