@@ -106,9 +106,7 @@ func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 	defer cancel()
 	for range 6 {
 		p := testcluster.NewProxy(t, addr)
-		e, err := store.Dial(t.Context(), p.Addr(), &store.DialOptions{LivenessTimeout: time.Hour})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = e.Close() })
+		e := dialWith(t, p.Addr(), &store.DialOptions{LivenessTimeout: time.Hour})
 		p.Down.Stall(true)
 		slow.Go(func() { _, _ = store.New(e).Get(ctx, "k") })
 	}

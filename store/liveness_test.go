@@ -46,7 +46,12 @@ func (s *service) through(t *testing.T) (*store.Store, *testcluster.Proxy) {
 
 func dial(t *testing.T, addr string) *store.Store {
 	t.Helper()
-	c, err := store.Dial(bounded(t), addr, nil)
+	return dialWith(t, addr, nil)
+}
+
+func dialWith(t *testing.T, addr string, o *store.DialOptions) *store.Store {
+	t.Helper()
+	c, err := store.Dial(bounded(t), addr, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -72,12 +77,8 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 			t.Parallel()
 			s := serve(t, &store.Server{Engine: c.engine.engine(t), Limits: store.ServerLimits{LivenessTimeout: c.server}}, c.engine.wires)
 			proxy := testcluster.NewProxy(t, s.addr)
-			b, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: c.peer})
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = b.Close() })
-			a, err := store.Dial(bounded(t), s.addr, &store.DialOptions{LivenessTimeout: time.Minute})
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = a.Close() })
+			b := dialWith(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: c.peer})
+			a := dialWith(t, s.addr, &store.DialOptions{LivenessTimeout: time.Minute})
 			g := teamOf(t, a, b)
 			g.goesOn(1)
 			start := time.Now()
@@ -107,9 +108,7 @@ func TestLongRequestKeepsItsConnection(t *testing.T) {
 		// silent.
 		return c, c.(*net.TCPConn).SetWriteBuffer(64 << 10)
 	}
-	c, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 2 * time.Second, Dial: small})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
+	c := dialWith(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: 2 * time.Second, Dial: small})
 	proxy.Up.Throttle(5 << 20)
 	conn := store.ConnOf(c.Engine())
 	start := time.Now()

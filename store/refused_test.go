@@ -58,14 +58,12 @@ func TestConnectionsThatBringNothing(t *testing.T) {
 	var dials atomic.Int32
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	c, err := store.Dial(bounded(t), s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	c := dialWith(t, s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dials.Add(1)
 		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 		return &deafAfterHello{Conn: conn}, err
 	}})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	_, err = c.Wait(ctx, "k")
+	_, err := c.Wait(ctx, "k")
 	require.ErrorIs(t, err, store.ErrTimeout)
 	require.Less(t, dials.Load(), int32(20))
 	require.Greater(t, dials.Load(), int32(3))

@@ -354,9 +354,7 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
 	// The liveness timeout is long since all ranks are slow on a busy machine.
-	slow, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 10 * time.Second})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = slow.Close() })
+	slow := dialWith(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: 10 * time.Second})
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
 	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 3<<20), nil))
 	proxy.Throttle(2 << 20) // the transfers below take one and a half seconds in each direction

@@ -246,10 +246,7 @@ func TestRightsOfBranches(t *testing.T) {
 	require.ErrorIs(t, open.Check(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}), store.ErrInsecure, "every client would have its rights")
 	viewers := serve(t, &store.Server{Engine: r, Access: []store.Access{{Secret: secretOf("b"), Prefix: "job/a/"}, {Secret: secretOf("c"), Write: true}}}, tcp)
 	of := func(secret []byte) *store.Store {
-		c, err := store.Dial(bounded(t), viewers.addr, &store.DialOptions{Secret: secret})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		return c
+		return dialWith(t, viewers.addr, &store.DialOptions{Secret: secret})
 	}
 	viewer, writer := of(secretOf("b")), of(secretOf("c"))
 	require.NoError(t, writer.Set(bounded(t), "job/a/k", []byte("v"), nil))

@@ -102,9 +102,7 @@ func TestResolveFails(t *testing.T) {
 func TestIdleClientOfADurableStore(t *testing.T) {
 	s := durableService(t)
 	dead, other := testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)
-	c, err := store.Dial(bounded(t), dead.Addr()+","+other.Addr(), &store.DialOptions{LivenessTimeout: time.Second})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
+	c := dialWith(t, dead.Addr()+","+other.Addr(), &store.DialOptions{LivenessTimeout: time.Second})
 	p := teamOf(t, dial(t, s.addr), c)
 	p.goesOn(1)
 	dead.Blackhole(true)
@@ -126,7 +124,7 @@ func TestEveryAddressIsTriedBeforeAPause(t *testing.T) {
 	last := net.JoinHostPort("127.0.0.2", "1")
 	addrs[addresses-1] = last
 	var dials atomic.Int64
-	c, err := store.Dial(bounded(t), strings.Join(addrs, ","), &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	c := dialWith(t, strings.Join(addrs, ","), &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		switch n := dials.Add(1); {
 		case n == 1:
 		case addr != last:
@@ -136,8 +134,6 @@ func TestEveryAddressIsTriedBeforeAPause(t *testing.T) {
 		}
 		return new(net.Dialer).DialContext(ctx, network, addr)
 	}})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
 	began := time.Now()
 	front.Cut(testcluster.RST)
 	require.NoError(t, c.Set(bounded(t), "key", nil, nil))

@@ -212,11 +212,8 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
 	clients := make([]*store.Store, writers)
 	for i := range clients {
-		var err error
-		clients[i], err = store.Dial(bounded(t), s.addr, &store.DialOptions{LivenessTimeout: liveness})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = clients[i].Close() })
-		_, err = clients[i].Join(bounded(t), wire.Contribution{Group: fmt.Sprint(i), Size: 1}, nil)
+		clients[i] = dialWith(t, s.addr, &store.DialOptions{LivenessTimeout: liveness})
+		_, err := clients[i].Join(bounded(t), wire.Contribution{Group: fmt.Sprint(i), Size: 1}, nil)
 		require.NoError(t, err)
 	}
 	looker := s.client(t)
