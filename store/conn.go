@@ -129,7 +129,8 @@ func (c *conn) handshake() error {
 		c.rights = rightsOf(accesses, peer.Proved)
 	}
 	c.stackPrefixes = c.server.stackPrefixesOf(peer.Proved)
-	c.receivedBytes(0)
+	unread, _ := c.in.Unread()
+	c.countReceived(peer.Received + len(unread))
 	return nil
 }
 
@@ -150,10 +151,8 @@ func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error))
 	var err error
 	if loop == nil {
 		err = transport.Serve(c.nc, make([]byte, readBufferSize), adopt)
-	} else {
-		if err = loop.Adopt(tcp, adopt); err != nil {
-			_ = tcp.Close()
-		}
+	} else if err = loop.Adopt(tcp, adopt); err != nil {
+		_ = tcp.Close()
 	}
 	if err != nil {
 		c.server.ended(c, err)
@@ -393,9 +392,13 @@ func (c *conn) ownValue(owned bool) {
 	}
 }
 
-// receivedBytes records n bytes that were read.
+// receivedBytes takes n bytes that were read.
 func (c *conn) receivedBytes(n int) {
 	c.in.Advance(n)
+	c.countReceived(n)
+}
+
+func (c *conn) countReceived(n int) {
 	if n > 0 {
 		c.received.Store(true)
 		if c.meter != nil {

@@ -44,6 +44,8 @@ type Peer struct {
 	Proved []int        // indexes of the credentials that it has
 	Proof  [][]byte     // that this side knows the secret too: Values of the reply to the hello
 	In     FrameReader  // with what the peer has sent after its handshake
+
+	Received int // bytes of the frames before that
 }
 
 // bufferSize is how many bytes of a handshake are read at once.
@@ -193,6 +195,7 @@ func (a *acceptor) read() (req wire.Request, err error) {
 	if err != nil {
 		return req, fmt.Errorf("handshake: %w", err)
 	}
+	a.peer.Received += wire.HeaderLen + len(body)
 	if err = req.Parse(h, bytes.Clone(body)); err != nil {
 		return req, fmt.Errorf("handshake: %s: %w", h.Op, err)
 	}

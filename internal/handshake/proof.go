@@ -50,8 +50,8 @@ type exchange struct {
 	binding        []byte // nil without TLS
 }
 
-// newExchange returns the exchange of two nonces over conn, after the TLS handshake. The key material
-// of TLS is that of RFC 9266, which only the two ends of a connection know.
+// newExchange returns the exchange of two nonces over conn, which has received one of them. The key
+// material of TLS is that of RFC 9266, which only the two ends of a connection know.
 func newExchange(conn net.Conn, client, server []byte) (e exchange, err error) {
 	e.client, e.server = client, server
 	state := tlsState(conn)
