@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -181,6 +182,18 @@ func TestNoSecretIsDenied(t *testing.T) {
 			assert.Empty(t, accepted[0])
 		})
 	}
+}
+
+// TestAHelloOfNoRank has peers that know the key, and are of another version.
+func TestAHelloOfNoRank(t *testing.T) {
+	meshes, accepted := open(t, cluster(t, 2, true, nil))
+	for name, value := range map[string][]byte{"empty": nil, "the acceptor's own": make([]byte, 21), "beyond the last": bytes.Repeat([]byte{2}, 21)} {
+		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
+		require.NoError(t, err)
+		_, err = handshake.Open(t.Context(), conn, &handshake.Offer{Secret: link.Token(meshes[0]), Hello: wire.Request{Value: value}})
+		assert.ErrorContains(t, err, "hello", name)
+	}
+	assert.Empty(t, accepted[0])
 }
 
 // TestUnauthenticatedPeersDoNotBlockRanks has more unauthenticated peers that send nothing than there may be handshakes: the oldest go.
