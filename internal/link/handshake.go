@@ -39,7 +39,7 @@ func (m *Mesh) parseHello(b []byte) (from int, p Purpose, err error) {
 		return 0, p, errors.New("malformed hello: another version of muster?")
 	}
 	from = int(binary.LittleEndian.Uint32(b))
-	if from >= len(m.peers) || from == m.group.Rank() {
+	if from < 0 || from >= len(m.peers) || from == m.group.Rank() {
 		return 0, p, fmt.Errorf("the hello is from rank %d, which is invalid", from)
 	}
 	b = b[4:]

@@ -1,5 +1,6 @@
-// Package transport moves the bytes of many connections in and out of a process: an Outbox, whose
-// callers never wait for the peer, and a Loop, which reads many sockets from one goroutine.
+// Package transport moves the bytes of many connections in and out of a process: an Inbox, which keeps
+// memory for incomplete messages only, an Outbox, whose callers never wait for the peer, and a Loop,
+// which reads many sockets from one goroutine.
 package transport
 
 import (
