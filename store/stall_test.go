@@ -230,7 +230,10 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 			writing.Go(func() { assert.NoError(t, c.Set(ctx, fmt.Sprint(i, "/", n), value, nil)) })
 		}
 	}
-	testcluster.Eventually(t, testTimeout, func() bool { return store.Overloaded(m) }, "much waits for the disk")
+	testcluster.Eventually(t, testTimeout, func() bool {
+		send(t, idle, wire.AppendRequest(nil, &wire.Request{Op: wire.OpPing})) // it may take longer than liveness
+		return store.Overloaded(m)
+	}, "much waits for the disk")
 	asked := wire.AppendRequest(wire.AppendRequest(nil, &wire.Request{Op: wire.OpPing}), &wire.Request{Op: wire.OpProbe})
 	send(t, idle, wire.AppendRequest(asked, &wire.Request{Op: wire.OpStatus, ID: 1}))
 	for got := wire.Op(0); got != wire.OpStatus; {
