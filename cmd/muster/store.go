@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	dialTime = 5 * time.Second  // timeout to connect; --timeout begins after that
+	dialTime = 5 * time.Second  // timeout to connect, unless --timeout is shorter
 	quick    = 10 * time.Second // timeout of a command that does not wait
 )
 
@@ -68,17 +68,17 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 	if err := r.check(cmd); err != nil {
 		return err
 	}
-	s, err := r.open(context.Background())
-	if err != nil {
-		return &storeError{redacted(r.url), err}
-	}
-	defer s.Close()
 	ctx := cmd.Context()
 	if r.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.timeout)
 		defer cancel()
 	}
+	s, err := r.open(ctx)
+	if err != nil {
+		return &storeError{redacted(r.url), err}
+	}
+	defer s.Close()
 	err = f(ctx, s)
 	if _, ok := errors.AsType[*store.Error](err); ok {
 		return &storeError{redacted(r.url), err}
