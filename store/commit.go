@@ -27,10 +27,10 @@ import (
 // session is durable, the session cannot be resumed, and its changes in flight end in ErrUnknown.
 const slowDisk = 500 * time.Millisecond
 
-// mostUnsynced is how many events without a waiting reply may be in memory only.
+// maxUnsynced is how many events without a waiting reply may be in memory only.
 const maxUnsynced = 4096
 
-// mostUncommitted is how many bytes of events and replies may wait for the log. Above it, no request
+// maxUncommitted is how many bytes of events and replies may wait for the log. Above it, no request
 // is read except OpStatus.
 const maxUncommitted = 64 << 20
 
