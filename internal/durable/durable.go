@@ -77,13 +77,13 @@ func (o *Options) withDefaults() *Options {
 	return &own
 }
 
-// Records is an ordered log of records, in segments. A *journal.Journal keeps it in a directory,
+// Log is an ordered sequence of entries, in segments. A *journal.Journal keeps it in a directory,
 // package etcdlog in an etcd. The methods are documented there; they may be called by several
 // goroutines at once.
-type Records interface {
+type Log interface {
 	Append(f func(b []byte) []byte) (pos uint64)
-	// Sync makes the records up to pos durable. For a log that another process may take over, it
-	// makes all records durable that were appended before the call, and proves that this process
+	// Sync makes the entries up to pos durable. For a log that another process may take over, it
+	// makes all entries durable that were appended before the call, and proves that this process
 	// still leads: a response may be sent after a Sync that began when its request had arrived.
 	Sync(pos uint64) error
 	Durable() uint64
@@ -109,7 +109,7 @@ type Disk struct {
 	options  *Options
 	dirFile  *os.File // the open directory, locked
 	lockFile *os.File // the lock file, also locked: a directory on NFS cannot be
-	log      Records
+	log      Log
 	journal  *journal.Journal // log, if it is in a directory, else nil
 	replica  *Replica         // the replica that log is of, or nil
 
@@ -127,7 +127,7 @@ const (
 	logPrefix      = "log-"
 )
 
-// A new store starts its log with segment 1: if the directory has that segment without records, and
+// A new store starts its log with segment 1: if the directory has that segment without entries, and
 // no checkpoint, nothing is lost. A restored store starts with another number, because its log is
 // worthless without the checkpoint.
 const (
@@ -213,7 +213,7 @@ func (d *Disk) logOptions() *journal.Options {
 
 // create makes a store of a new incarnation, after hasStore has found none: the segment first, then
 // the checkpoint that names it. A process that is killed in between leaves a segment without
-// records.
+// entries.
 func (d *Disk) create(segment uint64, m *core.Machine) error {
 	d.Incarnation = rand.Uint64() | 1
 	err := journal.Create(d.dir, d.Incarnation, segment, d.logOptions())

@@ -12,7 +12,7 @@ import (
 type Replica struct {
 	Incarnation uint64 // of the machine's state
 	New         bool   // the machine is new: it has no sessions that may reconnect
-	Log         Records
+	Log         Log
 	// Install makes a checkpoint current. file is sealed, and segment is the log segment that
 	// follows it.
 	Install func(file string, segment uint64) error

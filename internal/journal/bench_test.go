@@ -8,7 +8,7 @@ import (
 	"github.com/muster-pg/muster/internal/journal"
 )
 
-// BenchmarkSync appends and syncs records of 100 bytes on the disk of the temporary directory. Each
+// BenchmarkSync appends and syncs entries of 100 bytes on the disk of the temporary directory. Each
 // caller makes its calls in sequence.
 func BenchmarkSync(b *testing.B) {
 	for _, callers := range []int{1, 50} {
@@ -22,7 +22,7 @@ func BenchmarkSync(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer j.Close()
-			record := make([]byte, 100)
+			entry := make([]byte, 100)
 			left := make(chan struct{}, b.N)
 			for range b.N {
 				left <- struct{}{}
@@ -34,7 +34,7 @@ func BenchmarkSync(b *testing.B) {
 			for range callers {
 				wg.Go(func() {
 					for range left {
-						pos := j.Append(func(b []byte) []byte { return append(b, record...) })
+						pos := j.Append(func(b []byte) []byte { return append(b, entry...) })
 						if err := j.Sync(pos); err != nil {
 							b.Error(err)
 						}
@@ -42,7 +42,7 @@ func BenchmarkSync(b *testing.B) {
 				})
 			}
 			wg.Wait()
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "records/s")
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "entries/s")
 		})
 	}
 }

@@ -20,7 +20,7 @@ func (j *Journal) commit(b *batch) {
 	}
 }
 
-// nextBatch closes the first batch of the queue for further records and returns it, or nil if b is
+// nextBatch closes the first batch of the queue for further entries and returns it, or nil if b is
 // done. The batch stays in the queue, so that callers of Sync find it.
 func (j *Journal) nextBatch(b *batch) *batch {
 	j.mu.Lock()
@@ -60,7 +60,7 @@ func (j *Journal) completeBatch(b *batch, err error) {
 	case err != nil:
 		j.failLocked(err)
 		return
-	case j.err != nil: // a record was too large meanwhile
+	case j.err != nil: // an entry was too large meanwhile
 		return
 	}
 	j.durable.Store(b.last)
@@ -83,7 +83,7 @@ func (j *Journal) nextSegment() error {
 	return errors.Join(before.writeEnd(first), before.close())
 }
 
-// createSegment creates a durable segment whose first record has sequence number first.
+// createSegment creates a durable segment whose first entry has sequence number first.
 func (j *Journal) createSegment(number, first uint64) error {
 	name := segmentName(j.dir, number)
 	f, err := j.fs.Create(name)
@@ -103,7 +103,7 @@ func (j *Journal) createSegment(number, first uint64) error {
 	return nil
 }
 
-// ensureSegment makes all appended records durable, and creates the given segment, or the newest
+// ensureSegment makes all appended entries durable, and creates the given segment, or the newest
 // that Rotate has returned, if it does not exist yet. The caller holds sem.
 func (j *Journal) ensureSegment(segment uint64) error {
 	j.mu.Lock()

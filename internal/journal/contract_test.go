@@ -14,17 +14,17 @@ import (
 // home is a directory with a log.
 type home struct{ dir string }
 
-func (h home) Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte) {
+func (h home) Open(t *testing.T, segment uint64) (r durable.Log, entries [][]byte) {
 	t.Helper()
 	j, err := journal.Open(h.dir, 1, segment, func(b []byte) error {
-		records = append(records, bytes.Clone(b))
+		entries = append(entries, bytes.Clone(b))
 		return nil
 	}, nil)
 	require.NoError(t, err)
-	return j, records
+	return j, entries
 }
 
-func (h home) Crash(_ *testing.T, r durable.Records) { r.Fail(journal.ErrClosed) }
+func (h home) Crash(_ *testing.T, r durable.Log) { r.Fail(journal.ErrClosed) }
 
 func TestContract(t *testing.T) {
 	logtest.Run(t, func(t *testing.T) logtest.Medium {

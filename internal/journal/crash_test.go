@@ -23,11 +23,11 @@ type life struct {
 	disk *disk.Disk
 	j    *journal.Journal
 
-	records []string // all records that may be in the log or the checkpoint, in order
-	base    int      // number of records when the journal was opened
-	acked   int      // number of durable records
+	entries []string // all entries that may be in the log or the checkpoint, in order
+	base    int      // number of entries when the journal was opened
+	acked   int      // number of durable entries
 	from    uint64   // segment that the checkpoint names
-	before  int      // number of records in the checkpoint
+	before  int      // number of entries in the checkpoint
 	failed  bool     // the journal has failed
 	made    int
 	created bool
@@ -83,15 +83,15 @@ func (l *life) append() {
 	for range 1 + l.rng.IntN(3) {
 		l.made++
 		r := fmt.Sprint(l.made, "-") + strings.Repeat(string(rune(l.rng.IntN(4))), l.rng.IntN(2)*l.rng.IntN(1500))
-		l.records = append(l.records, r)
+		l.entries = append(l.entries, r)
 		pos := add(l.j, r)
-		require.Equal(l.t, len(l.records), l.base+int(pos))
+		require.Equal(l.t, len(l.entries), l.base+int(pos))
 	}
 }
 
 // sync syncs a position, mostly the last.
 func (l *life) sync() {
-	pos := len(l.records)
+	pos := len(l.entries)
 	if l.rng.IntN(4) == 0 {
 		pos = l.base + l.rng.IntN(pos-l.base+1)
 	}
@@ -108,14 +108,14 @@ func (l *life) syncTo(pos int) {
 	l.acked = max(l.acked, l.base+int(l.j.Durable()))
 }
 
-// rotate makes a checkpoint, which is durable at once, with all records so far.
+// rotate makes a checkpoint, which is durable at once, with all entries so far.
 func (l *life) rotate() {
-	from, before := l.j.Rotate(), len(l.records)
+	from, before := l.j.Rotate(), len(l.entries)
 	if l.rng.IntN(2) == 0 {
 		l.append()
 	}
 	if l.rng.IntN(2) == 0 {
-		l.syncTo(len(l.records))
+		l.syncTo(len(l.entries))
 	}
 	if l.failed || l.rng.IntN(4) == 0 {
 		return
@@ -135,7 +135,7 @@ func (l *life) rotate() {
 func (l *life) restart() {
 	if l.rng.IntN(2) == 0 {
 		if l.j.Close() == nil {
-			l.acked = len(l.records)
+			l.acked = len(l.entries)
 		}
 		require.Error(l.t, l.j.Sync(0))
 	}
@@ -148,7 +148,7 @@ func (l *life) open() {
 		if l.rng.IntN(6) == 0 {
 			l.disk.CutPower(l.rng.IntN(8))
 		}
-		j, records, err := l.createAndOpen()
+		j, entries, err := l.createAndOpen()
 		switch {
 		case errors.Is(err, disk.ErrPower):
 			l.disk.Crash()
@@ -157,12 +157,12 @@ func (l *life) open() {
 			continue
 		}
 		require.NoError(l.t, err)
-		n := l.before + len(records)
+		n := l.before + len(entries)
 		require.GreaterOrEqual(l.t, n, l.acked, "lost")
-		require.LessOrEqual(l.t, n, len(l.records), "invented")
-		require.True(l.t, slices.Equal(l.records[l.before:n], records), "changed")
+		require.LessOrEqual(l.t, n, len(l.entries), "invented")
+		require.True(l.t, slices.Equal(l.entries[l.before:n], entries), "changed")
 		l.j, l.failed = j, false
-		l.records, l.acked, l.base = l.records[:n], n, n // replayed records are durable
+		l.entries, l.acked, l.base = l.entries[:n], n, n // replayed entries are durable
 		return
 	}
 }
@@ -206,9 +206,9 @@ func TestCrashWhileManySync(t *testing.T) {
 		}
 		wg.Wait()
 		d.Crash()
-		_, records := mustOpen(t, d, 1)
+		_, entries := mustOpen(t, d, 1)
 		seen := make([]int, len(acked))
-		for _, r := range records {
+		for _, r := range entries {
 			var caller, n int
 			_, err := fmt.Sscan(r, &caller, &n)
 			require.NoError(t, err)
@@ -221,19 +221,19 @@ func TestCrashWhileManySync(t *testing.T) {
 	}
 }
 
-// TestReplayedIsDurable checks that Open makes replayed records durable even after a failed sync,
+// TestReplayedIsDurable checks that Open makes replayed entries durable even after a failed sync,
 // which leaves data that can be read but is not on the disk.
 func TestReplayedIsDurable(t *testing.T) {
 	for seed := range uint64(50) {
 		d := disk.New(rand.New(rand.NewPCG(seed, 2)))
 		j, _ := mustOpen(t, d, 1)
-		record := strings.Repeat("x", 3000)
+		entry := strings.Repeat("x", 3000)
 		d.FailSync(1) // that of the batch, after that of the file's size
-		require.Error(t, j.Sync(add(j, record)))
-		_, records := mustOpen(t, d, 1)
-		require.Equal(t, []string{record}, records, "what readers see")
+		require.Error(t, j.Sync(add(j, entry)))
+		_, entries := mustOpen(t, d, 1)
+		require.Equal(t, []string{entry}, entries, "what readers see")
 		d.Crash()
-		_, records = mustOpen(t, d, 1)
-		require.Equal(t, []string{record}, records)
+		_, entries = mustOpen(t, d, 1)
+		require.Equal(t, []string{entry}, entries)
 	}
 }

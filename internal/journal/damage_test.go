@@ -56,9 +56,9 @@ func TestEachByteCounts(t *testing.T) {
 		zeros := end(d, name) + markLen
 		flip(d, name, i)
 		if i >= zeros {
-			_, records, err := open(d, 1)
+			_, entries, err := open(d, 1)
 			require.NoError(t, err, "%s %d", name, i)
-			require.Equal(t, []string{"one", "two", "three", "four", "5", "6", "seven"}, records)
+			require.Equal(t, []string{"one", "two", "three", "four", "5", "6", "seven"}, entries)
 			return
 		}
 		err := refused(t, d)
@@ -102,11 +102,11 @@ func TestEachCut(t *testing.T) {
 				require.Equal(t, first, damage.File)
 				continue
 			}
-			j, records := mustOpen(t, d, 1)
-			require.Equal(t, strings.Join(batches, " "), strings.Join(records, " "), n)
+			j, entries := mustOpen(t, d, 1)
+			require.Equal(t, strings.Join(batches, " "), strings.Join(entries, " "), n)
 			require.NoError(t, j.Sync(add(j, "more")))
-			_, records = mustOpen(t, d, 1)
-			require.Contains(t, records, "more")
+			_, entries = mustOpen(t, d, 1)
+			require.Contains(t, entries, "more")
 		}
 	}
 }
@@ -224,19 +224,19 @@ func TestOnlyOwnSegmentsAreRemoved(t *testing.T) {
 	d.Put(first, nil) // damaged, but no longer needed
 	d.Put(dir+"/log-1", foreign)
 	d.Put(dir+"/notes", foreign)
-	_, records, err := open(d, 2)
+	_, entries, err := open(d, 2)
 	require.NoError(t, err)
-	require.Equal(t, []string{"2"}, records)
+	require.Equal(t, []string{"2"}, entries)
 	require.Len(t, d.Files(), 3)
 }
 
 // TestABatchOfAnotherLog checks that a batch that is valid, and at its own offset, is refused if
 // its sequence number is not the next one.
 func TestABatchOfAnotherLog(t *testing.T) {
-	d := written(t, []string{"1234567", "a"}) // the first batch has 11 bytes in one record
+	d := written(t, []string{"1234567", "a"}) // the first batch has 11 bytes in one entry
 	other := written(t, []string{"12 3", "a"}).Files()[first]
 	change(d, first, func(b []byte) []byte { return append(b[:40+24+11], other[40+24+11:]...) })
-	require.ErrorContains(t, refused(t, d), "its batch begins with record 3, not 2")
+	require.ErrorContains(t, refused(t, d), "its batch begins with entry 3, not 2")
 }
 
 // TestAMovedBatch checks that a batch at another offset is not valid, since its checksum depends on
@@ -244,8 +244,8 @@ func TestABatchOfAnotherLog(t *testing.T) {
 func TestAMovedBatch(t *testing.T) {
 	d := written(t, []string{"a"})
 	change(d, first, func(b []byte) []byte { copy(b[69:], b[40:69]); clear(b[40:69]); return b })
-	_, records := mustOpen(t, d, 1)
-	require.Empty(t, records)
+	_, entries := mustOpen(t, d, 1)
+	require.Empty(t, entries)
 }
 
 // TestTheLastBatch damages a batch that is not followed by a mark, as after a power failure. Damage
@@ -257,8 +257,8 @@ func TestTheLastBatch(t *testing.T) {
 		change(d, first, func(b []byte) []byte { clear(b[69+24+2004:]); return b })
 		return d
 	}
-	_, records := mustOpen(t, written(), 1)
-	require.Equal(t, []string{"a", long}, records)
+	_, entries := mustOpen(t, written(), 1)
+	require.Equal(t, []string{"a", long}, entries)
 	for i := 69; i < 69+24+2004; i++ {
 		d := written()
 		flip(d, first, i)
@@ -267,21 +267,21 @@ func TestTheLastBatch(t *testing.T) {
 	for _, torn := range [][2]int{{69, 512}, {512, 1024}, {2048, 2097}, {1024, 2097}} {
 		d := written()
 		zero(first, torn[0], torn[1])(d)
-		_, records := mustOpen(t, d, 1)
-		require.Equal(t, []string{"a"}, records)
+		_, entries := mustOpen(t, d, 1)
+		require.Equal(t, []string{"a"}, entries)
 	}
 }
 
-// TestALogInARecord checks that a record may contain a log, and be written in part: the inner log is
+// TestALogInAnEntry checks that an entry may contain a log, and be written in part: the inner log is
 // not mistaken for batches.
-func TestALogInARecord(t *testing.T) {
+func TestALogInAnEntry(t *testing.T) {
 	inner := written(t, []string{"a", "b", "c", "d", "e"}).Files()[first]
 	d := newDisk()
 	j, _ := mustOpen(t, d, 1)
 	add(j, string(inner))
 	require.NoError(t, j.Close())
 	zero(first, 40+28+100, 40+28+len(inner)+markLen)(d)
-	_, records, err := open(d, 1)
+	_, entries, err := open(d, 1)
 	require.NoError(t, err)
-	require.Empty(t, records)
+	require.Empty(t, entries)
 }

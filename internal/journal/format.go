@@ -7,19 +7,19 @@ import (
 	"path/filepath"
 )
 
-// MaxRecord is the largest record, in bytes.
-const MaxRecord = 1 << 30
+// MaxEntry is the largest entry, in bytes.
+const MaxEntry = 1 << 30
 
 const (
 	magic     = "musterJL"
 	version   = 2
 	headerLen = 40
 	headLen   = 24  // of a batch before its body, of a mark, and of an end
-	recordLen = 4   // of a record before its bytes
+	entryLen  = 4   // of an entry before its bytes
 	sector    = 512 // the least number of bytes that a disk writes atomically
 )
 
-// Lengths of a head without records.
+// Lengths of a head without entries.
 const (
 	markLength = 0
 	endLength  = 1
@@ -55,7 +55,7 @@ func parseHeader(b []byte) (h header, sum uint32, valid bool) {
 }
 
 // torn reports whether b may be a header that a crash has left incomplete: the bytes of h, or
-// zeros. The sequence number of the first record need not be known.
+// zeros. The sequence number of the first entry need not be known.
 func (h header) torn(b []byte) bool {
 	whole := h.append(nil)
 	for i, c := range b[:min(len(b), 28)] {
@@ -83,7 +83,7 @@ func parseHead(b []byte, sum uint32, off int64) (h head, valid bool) {
 		first:  binary.LittleEndian.Uint64(b[12:]),
 		count:  binary.LittleEndian.Uint32(b[20:]),
 	}
-	if h.count == 0 && h.length > endLength || int64(h.length) < recordLen*int64(h.count) {
+	if h.count == 0 && h.length > endLength || int64(h.length) < entryLen*int64(h.count) {
 		return h, false
 	}
 	return h, binary.LittleEndian.Uint32(b) == crc32.Update(seed(sum, off), castagnoli, b[4:headLen])
@@ -114,11 +114,11 @@ func seed(sum uint32, off int64) uint32 {
 	return crc32.Update(sum, castagnoli, b[:])
 }
 
-// eachRecord calls f with the records in body, and reports whether body has exactly count records.
-func eachRecord(body []byte, count uint32, f func([]byte) error) (whole bool, err error) {
-	for ; count > 0 && len(body) >= recordLen; count-- {
+// eachEntry calls f with the entries in body, and reports whether body has exactly count entries.
+func eachEntry(body []byte, count uint32, f func([]byte) error) (whole bool, err error) {
+	for ; count > 0 && len(body) >= entryLen; count-- {
 		n := binary.LittleEndian.Uint32(body)
-		body = body[recordLen:]
+		body = body[entryLen:]
 		if int64(n) > int64(len(body)) {
 			return false, nil
 		}

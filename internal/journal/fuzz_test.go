@@ -29,11 +29,11 @@ func FuzzOpen(f *testing.F) {
 		d.Put(second, b)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		j, records, err := open(d, 1)
+		j, entries, err := open(d, 1)
 		runtime.ReadMemStats(&after)
 		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20+8*len(b)))
-		require.LessOrEqual(t, len(records), len(all))
-		require.Equal(t, all[:len(records)], records)
+		require.LessOrEqual(t, len(entries), len(all))
+		require.Equal(t, all[:len(entries)], entries)
 		if err != nil {
 			d.Crash()
 			require.Equal(t, b, d.Files()[second])
@@ -42,6 +42,6 @@ func FuzzOpen(f *testing.F) {
 		require.NoError(t, j.Sync(add(j, "more")))
 		d.Crash()
 		_, again := mustOpen(t, d, 1)
-		require.Equal(t, append(records, "more"), again)
+		require.Equal(t, append(entries, "more"), again)
 	})
 }

@@ -40,7 +40,7 @@ type Journal struct {
 	store       uint64
 	preallocate int64
 	onWrite     func(took time.Duration)
-	base        uint64 // the sequence number of a record is base plus its position
+	base        uint64 // the sequence number of an entry is base plus its position
 
 	sem chan struct{} // holds one value; the goroutine that takes it may do I/O, and puts it back
 	seg segment       // guarded by sem
@@ -49,22 +49,22 @@ type Journal struct {
 	writing atomic.Pointer[time.Time] // when the current write began; nil if there is none
 
 	mu           sync.Mutex // protects the fields below; not held during I/O
-	queue        []*batch   // in order; the last batch may accept more records
-	pos          uint64     // position of the last record
-	segment      uint64     // segment of the next record
-	segmentEmpty bool       // no record of segment has been appended
+	queue        []*batch   // in order; the last batch may accept more entries
+	pos          uint64     // position of the last entry
+	segment      uint64     // segment of the next entry
+	segmentEmpty bool       // no entry of segment has been appended
 	segments     []extent   // the existing segments, in order
 	spare        []byte
 	err          error // set once
 }
 
-// batch is a group of records that one write and one sync make durable.
+// batch is a group of entries that one write and one sync make durable.
 type batch struct {
-	buf     []byte // space for the head, then records; owned by the writer when taken
+	buf     []byte // space for the head, then entries; owned by the writer when taken
 	segment uint64
-	last    uint64 // position of the last record
+	last    uint64 // position of the last entry
 	count   uint32
-	taken   bool          // closed for further records
+	taken   bool          // closed for further entries
 	done    chan struct{} // closed when the batch is durable, or err is set
 	err     error
 }
@@ -75,9 +75,9 @@ type extent struct {
 	bytes  int64
 }
 
-// Append adds the record that f appends to its argument, in memory, and returns its position: 1 for
+// Append adds the entry that f appends to its argument, in memory, and returns its position: 1 for
 // the first since Open. f is called before Append returns, with a lock held. A journal that has
-// failed drops the record.
+// failed drops the entry.
 func (j *Journal) Append(f func(b []byte) []byte) (pos uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -86,22 +86,22 @@ func (j *Journal) Append(f func(b []byte) []byte) (pos uint64) {
 		return j.pos
 	}
 	b := j.openBatch()
-	start := len(b.buf) + recordLen
+	start := len(b.buf) + entryLen
 	buf := f(append(b.buf, 0, 0, 0, 0))
 	n := len(buf) - start
-	if n > MaxRecord {
-		j.failLocked(fmt.Errorf("journal: a record of %d bytes, more than %d", n, MaxRecord))
+	if n > MaxEntry {
+		j.failLocked(fmt.Errorf("journal: an entry of %d bytes, more than %d", n, MaxEntry))
 		j.pos++
 		return j.pos
 	}
-	binary.LittleEndian.PutUint32(buf[start-recordLen:], uint32(n))
+	binary.LittleEndian.PutUint32(buf[start-entryLen:], uint32(n))
 	j.pos++
 	b.buf, b.last, b.count = buf, j.pos, b.count+1
 	j.segmentEmpty = false
 	return j.pos
 }
 
-// openBatch returns the batch that the next record goes to. The caller holds mu.
+// openBatch returns the batch that the next entry goes to. The caller holds mu.
 func (j *Journal) openBatch() *batch {
 	if n := len(j.queue); n > 0 {
 		if b := j.queue[n-1]; !b.taken && b.segment == j.segment && len(b.buf) < batchBytes {
@@ -117,8 +117,8 @@ func (j *Journal) openBatch() *batch {
 	return b
 }
 
-// Sync returns when the record at pos, and all before it, are durable. One caller writes all
-// records that were appended; others wait meanwhile, and one of them writes next. After a write has
+// Sync returns when the entry at pos, and all before it, are durable. One caller writes all
+// entries that were appended; others wait meanwhile, and one of them writes next. After a write has
 // failed, and after Close, Sync returns that error for every position, also for those that are
 // durable: the caller must stop.
 func (j *Journal) Sync(pos uint64) error {
@@ -152,7 +152,7 @@ func (j *Journal) batchOf(pos uint64) (*batch, error) {
 	return j.queue[i], nil
 }
 
-// Durable returns the position up to which all records are durable.
+// Durable returns the position up to which all entries are durable.
 func (j *Journal) Durable() uint64 { return j.durable.Load() }
 
 // Unsynced returns the number of bytes that were appended and are not durable.
@@ -173,8 +173,8 @@ func (j *Journal) Writing() time.Duration {
 	return 0
 }
 
-// Rotate begins a new segment, unless the current one has no record yet, and returns its number:
-// records that are appended from now on are in it. It does no I/O: the next Sync, or Begin, creates
+// Rotate begins a new segment, unless the current one has no entry yet, and returns its number:
+// entries that are appended from now on are in it. It does no I/O: the next Sync, or Begin, creates
 // the file.
 func (j *Journal) Rotate() (segment uint64) {
 	j.mu.Lock()
@@ -197,7 +197,7 @@ func (j *Journal) Size() (n int64) {
 	return n
 }
 
-// Begin makes all appended records durable, and then creates a segment that Rotate has returned,
+// Begin makes all appended entries durable, and then creates a segment that Rotate has returned,
 // durable. From then on a checkpoint may name it.
 func (j *Journal) Begin(segment uint64) error {
 	<-j.sem
@@ -250,7 +250,7 @@ func (j *Journal) Remove(before uint64) error {
 	return fileError("sync", j.dir, j.fs.SyncDir(j.dir))
 }
 
-// Close makes all appended records durable, and the mark behind them, and closes the log. Records
+// Close makes all appended entries durable, and the mark behind them, and closes the log. Entries
 // that are appended later are dropped.
 func (j *Journal) Close() error {
 	err := j.Sync(math.MaxUint64)

@@ -32,17 +32,17 @@ func newDisk() *disk.Disk { return disk.New(rand.New(rand.NewPCG(1, 2))) }
 
 func options(d *disk.Disk) *journal.Options { return &journal.Options{FS: d, Preallocate: 256} }
 
-// open opens the log on d, and returns its records.
-func open(d *disk.Disk, from uint64) (j *journal.Journal, records []string, err error) {
+// open opens the log on d, and returns its entries.
+func open(d *disk.Disk, from uint64) (j *journal.Journal, entries []string, err error) {
 	return openWith(from, options(d))
 }
 
-func openWith(from uint64, o *journal.Options) (j *journal.Journal, records []string, err error) {
+func openWith(from uint64, o *journal.Options) (j *journal.Journal, entries []string, err error) {
 	j, err = journal.Open(dir, id, from, func(r []byte) error {
-		records = append(records, string(r))
+		entries = append(entries, string(r))
 		return nil
 	}, o)
-	return j, records, err
+	return j, entries, err
 }
 
 // mustOpen opens the log on d, which it creates if there is none.
@@ -51,17 +51,17 @@ func mustOpen(t testing.TB, d *disk.Disk, from uint64) (*journal.Journal, []stri
 	if len(d.Files()) == 0 {
 		require.NoError(t, journal.Create(dir, id, from, options(d)))
 	}
-	j, records, err := open(d, from)
+	j, entries, err := open(d, from)
 	require.NoError(t, err)
-	return j, records
+	return j, entries
 }
 
-func add(j *journal.Journal, record string) (pos uint64) {
-	return j.Append(func(b []byte) []byte { return append(b, record...) })
+func add(j *journal.Journal, entry string) (pos uint64) {
+	return j.Append(func(b []byte) []byte { return append(b, entry...) })
 }
 
 // written returns a disk with a log: each argument is a segment, and each string a batch, whose
-// records are separated by spaces.
+// entries are separated by spaces.
 func written(t testing.TB, segments ...[]string) *disk.Disk {
 	t.Helper()
 	d := newDisk()
@@ -69,8 +69,8 @@ func written(t testing.TB, segments ...[]string) *disk.Disk {
 	for _, batches := range segments {
 		j.Rotate()
 		for _, b := range batches {
-			for record := range strings.SplitSeq(b, " ") {
-				add(j, record)
+			for entry := range strings.SplitSeq(b, " ") {
+				add(j, entry)
 			}
 			require.NoError(t, j.Sync(math.MaxUint64))
 		}
@@ -112,8 +112,8 @@ func TestRotateAndRemove(t *testing.T) {
 	require.Greater(t, j.Size(), empty)
 	d.Crash()
 	require.Len(t, d.Files(), 1)
-	_, records := mustOpen(t, d, 3)
-	require.Equal(t, []string{"c"}, records)
+	_, entries := mustOpen(t, d, 3)
+	require.Equal(t, []string{"c"}, entries)
 }
 
 // TestAFinishedSegmentHasNoZeros checks that a finished segment takes no more space than its data,
@@ -123,14 +123,14 @@ func TestAFinishedSegmentHasNoZeros(t *testing.T) {
 	require.Less(t, len(d.Files()[first]), 200)
 	require.Less(t, len(d.Files()[second]), 200)
 	require.Len(t, d.Files()[third], 2048)
-	_, records := mustOpen(t, d, 1)
-	require.Equal(t, []string{"a", "b", "c"}, records)
+	_, entries := mustOpen(t, d, 1)
+	require.Equal(t, []string{"a", "b", "c"}, entries)
 }
 
 func TestLeftOversOfACheckpointAreRemoved(t *testing.T) {
 	d := written(t, []string{"a"}, []string{"b"}, []string{"c"})
-	j, records := mustOpen(t, d, 3)
-	require.Equal(t, []string{"c"}, records)
+	j, entries := mustOpen(t, d, 3)
+	require.Equal(t, []string{"c"}, entries)
 	require.Len(t, d.Files(), 1)
 	require.NoError(t, j.Close())
 	_, _, err := open(d, 4)
@@ -208,7 +208,7 @@ func TestApplyMayRefuse(t *testing.T) {
 		return nil
 	}, options(d))
 	require.ErrorIs(t, err, refused)
-	require.ErrorContains(t, err, "journal: /log/log-0000000000000001: record 2: refused")
+	require.ErrorContains(t, err, "journal: /log/log-0000000000000001: entry 2: refused")
 	require.Equal(t, before, d.Files())
 }
 
@@ -216,9 +216,9 @@ func TestTornTailIsReported(t *testing.T) {
 	d := written(t, []string{"a", strings.Repeat("b", 1000)})
 	zero(first, 1024, 1200)(d)
 	var out bytes.Buffer
-	_, records, err := openWith(1, &journal.Options{FS: d, Logger: slog.New(slog.NewTextHandler(&out, nil))})
+	_, entries, err := openWith(1, &journal.Options{FS: d, Logger: slog.New(slog.NewTextHandler(&out, nil))})
 	require.NoError(t, err)
-	require.Equal(t, []string{"a"}, records)
+	require.Equal(t, []string{"a"}, entries)
 	require.Contains(t, out.String(), "file=/log/log-0000000000000001 offset=69 bytes=955", "up to the last that is not zero")
 }
 
@@ -226,16 +226,16 @@ func TestOnTheDisk(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, journal.Create(dir, id, 0, nil))
 	require.ErrorIs(t, journal.Create(dir, id, 1, nil), journal.ErrExists)
-	require.NoError(t, journal.Create(dir, id, 0, nil), "there is no record in it")
+	require.NoError(t, journal.Create(dir, id, 0, nil), "there is no entry in it")
 	for n := range 4 {
-		var records []string
+		var entries []string
 		j, err := journal.Open(dir, id, uint64(n), func(r []byte) error {
-			records = append(records, string(r))
+			entries = append(entries, string(r))
 			return nil
 		}, nil)
 		require.NoError(t, err)
 		if n > 0 {
-			require.Equal(t, []string{fmt.Sprint("new", n)}, records)
+			require.Equal(t, []string{fmt.Sprint("new", n)}, entries)
 		}
 		add(j, fmt.Sprint("old", n))
 		j.Rotate()

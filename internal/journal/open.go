@@ -8,7 +8,7 @@ import (
 )
 
 // Create creates the log of the store id in the directory dir, which exists: a durable segment of
-// the given number, without records. The error is ErrExists if there is a log, unless an
+// the given number, without entries. The error is ErrExists if there is a log, unless an
 // interrupted Create of the same number has left it.
 func Create(dir string, id, number uint64, o *Options) error {
 	j := newJournal(dir, id, o)
@@ -50,13 +50,13 @@ func newJournal(dir string, id uint64, o *Options) *Journal {
 	return j
 }
 
-// Open opens the log of the store id in the directory dir. It calls apply for each record of the
-// segments from from on, in order; when it returns, these records are durable, whatever happened
+// Open opens the log of the store id in the directory dir. It calls apply for each entry of the
+// segments from from on, in order; when it returns, these entries are durable, whatever happened
 // before. It removes the segments before from, which an interrupted Remove has left. Segment from
 // was created by Create or Begin; the error is ErrMissing if it does not exist.
 //
 // If the log is damaged, or apply returns an error, Open changes nothing.
-func Open(dir string, id uint64, from uint64, apply func(record []byte) error, o *Options) (*Journal, error) {
+func Open(dir string, id uint64, from uint64, apply func(entry []byte) error, o *Options) (*Journal, error) {
 	j := newJournal(dir, id, o)
 	r := recovery{j: j, apply: apply, logger: slog.New(slog.DiscardHandler)}
 	if o != nil && o.Logger != nil {
@@ -81,11 +81,11 @@ type recovery struct {
 	apply  func([]byte) error
 	logger *slog.Logger
 
-	next     uint64   // sequence number that the next record must have; 0: any
+	next     uint64   // sequence number that the next entry must have; 0: any
 	last     int64    // offset of the last batch of the last segment; 0: it has only its header
 	ended    bool     // the last segment that was read has an end: another one follows
 	previous segment  // the segment before that one, without its file
-	first    uint64   // sequence number of the first record after previous
+	first    uint64   // sequence number of the first entry after previous
 	torn     [2]int64 // begin and end of an incomplete batch behind the last one
 	stale    string   // a segment that was created too early: the one before it has no end
 }

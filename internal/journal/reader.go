@@ -58,7 +58,7 @@ func (r *reader) dataEnd(off int64) (end int64, err error) {
 }
 
 // findHeadAfter looks for a valid head between off and end, after a damaged batch at off that
-// should have begun with record next. Each record that is lost takes at least recordLen bytes,
+// should have begun with entry next. Each entry that is lost takes at least entryLen bytes,
 // which rules out most false matches.
 func (r *reader) findHeadAfter(sum uint32, off, end int64, next uint64) (at int64, found bool, err error) {
 	for at = off + 1; at < end && at+headLen <= r.size; at++ { // the end of a head may be zeros
@@ -67,7 +67,7 @@ func (r *reader) findHeadAfter(sum uint32, off, end int64, next uint64) (at int6
 			return 0, false, err
 		}
 		first := binary.LittleEndian.Uint64(b[12:])
-		if first <= next || first-next > uint64(at-off)/recordLen {
+		if first <= next || first-next > uint64(at-off)/entryLen {
 			continue
 		}
 		if _, sound := parseHead(b, sum, at); sound {

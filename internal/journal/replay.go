@@ -53,7 +53,7 @@ func (r *recovery) segment(number uint64, following []uint64) error {
 		return err
 	}
 	if r.next != 0 && h.first != r.next {
-		return r.damaged(0, "it begins with record %d, but the segment before it ends before record %d", h.first, r.next)
+		return r.damaged(0, "it begins with entry %d, but the segment before it ends before entry %d", h.first, r.next)
 	}
 	r.next = h.first
 	r.j.seg.sum, r.j.seg.off = sum, headerLen
@@ -74,7 +74,7 @@ func (r *recovery) segment(number uint64, following []uint64) error {
 }
 
 // checkSuccessor checks what follows a segment without an end: nothing, or a segment that was
-// created and has no records yet.
+// created and has no entries yet.
 func (r *recovery) checkSuccessor(following []uint64) error {
 	if len(following) == 0 {
 		return nil
@@ -168,7 +168,7 @@ func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 		return false, false, nil
 	}
 	if h.first != r.next {
-		return false, false, r.damaged(seg.off, "its batch begins with record %d, not %d", h.first, r.next)
+		return false, false, r.damaged(seg.off, "its batch begins with entry %d, not %d", h.first, r.next)
 	}
 	if h.count == 0 {
 		r.ended = h.length == endLength
@@ -181,7 +181,7 @@ func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 	if err != nil || crc32.Update(seed(seg.sum, seg.off), castagnoli, body) != h.sum {
 		return false, false, r.readError(err)
 	}
-	if err := r.records(h, body); err != nil {
+	if err := r.entries(h, body); err != nil {
 		return false, false, err
 	}
 	r.next += uint64(h.count)
@@ -189,17 +189,17 @@ func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 	return false, true, nil
 }
 
-func (r *recovery) records(h head, body []byte) error {
+func (r *recovery) entries(h head, body []byte) error {
 	n := h.first
-	whole, err := eachRecord(body, h.count, func(record []byte) error {
-		if err := r.apply(record); err != nil {
-			return fmt.Errorf("journal: %s: record %d: %w", r.j.seg.name, n, err)
+	whole, err := eachEntry(body, h.count, func(entry []byte) error {
+		if err := r.apply(entry); err != nil {
+			return fmt.Errorf("journal: %s: entry %d: %w", r.j.seg.name, n, err)
 		}
 		n++
 		return nil
 	})
 	if err == nil && !whole {
-		err = r.damaged(r.j.seg.off, "its batch is not %d records", h.count)
+		err = r.damaged(r.j.seg.off, "its batch is not %d entries", h.count)
 	}
 	return err
 }

@@ -97,14 +97,14 @@ func (s *segment) zero(off, end int64) error {
 	return nil
 }
 
-// mark writes a head without records at off, where zeros are and the next batch will overwrite it.
+// mark writes a head without entries at off, where zeros are and the next batch will overwrite it.
 func (s *segment) mark(length uint32, next uint64) error {
 	head{length: length, first: next}.put(s.head[:], s.sum, s.off)
 	_, err := s.file.WriteAt(s.head[:], s.off)
 	return fileError("write", s.name, err)
 }
 
-// writeEnd makes durable that the log continues in the next segment, with record next. It truncates
+// writeEnd makes durable that the log continues in the next segment, with entry next. It truncates
 // the zeros written ahead: segments stay while checkpoints fail, and on a disk that is nearly full
 // there may be many.
 func (s *segment) writeEnd(next uint64) error {

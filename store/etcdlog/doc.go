@@ -19,7 +19,7 @@
 // key. Each transaction of the leader compares the key's modification revision with its own, so a
 // leader that was replaced cannot append, however late it notices. It cannot answer either: a
 // response, also one to a read, is sent only after a transaction or a linearizable read that began
-// after the request arrived and that found the key unchanged (records.Sync). A false suspicion
+// after the request arrived and that found the key unchanged (leaderLog.Sync). A false suspicion
 // therefore costs a takeover, and never a wrong result: a standby need not wait for a lease to
 // expire.
 //

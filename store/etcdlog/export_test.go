@@ -19,7 +19,7 @@ func (o *Options) ReportEvery(d time.Duration) *Options {
 	return o
 }
 
-// Home is a log below a root for the contract of all logs. No machine replays its records.
+// Home is a log below a root for the contract of all logs. No machine replays its entries.
 type Home struct {
 	Client *clientv3.Client
 	Root   string
@@ -28,7 +28,7 @@ type Home struct {
 var _ logtest.Medium = (*Home)(nil)
 
 // Open implements logtest.Home.
-func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte) {
+func (h *Home) Open(t *testing.T, segment uint64) (r durable.Log, entries [][]byte) {
 	t.Helper()
 	l := &Leadership{keyspace: newKeyspace(h.Client, &Options{Root: h.Root, MaxValueBytes: 1000, FailureTimeout: 100 * time.Millisecond})}
 	if segment != logtest.First { // as after a checkpoint, which names the segment
@@ -41,14 +41,14 @@ func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records []
 		require.NoError(t, err)
 	}
 	for {
-		records = nil
-		s := &standby{keyspace: l.keyspace, record: func(record []byte) error {
-			records = append(records, bytes.Clone(record))
+		entries = nil
+		s := &standby{keyspace: l.keyspace, entry: func(entry []byte) error {
+			entries = append(entries, bytes.Clone(entry))
 			return nil
 		}}
 		err := l.followThenLead(t.Context(), s, Leader{Addr: "127.0.0.1:1", ID: newID()})
 		if err == nil {
-			return l.records, records
+			return l.log, entries
 		}
 		require.True(t, transient(err), "%v", err)
 	}
@@ -89,7 +89,7 @@ func Observe(t *testing.T, l Leader) <-chan struct{} {
 }
 
 // Crash implements logtest.Home.
-func (h *Home) Crash(t *testing.T, r durable.Records) {
+func (h *Home) Crash(t *testing.T, r durable.Log) {
 	t.Helper()
 	r.Fail(errClosed)
 	_ = r.Close()

@@ -69,7 +69,7 @@ func (p *keyspace) checkpointKey(id uint64, part int) string {
 func (p *keyspace) checkpointPrefix() string { return p.Root + "checkpoint/" }
 
 // A part of the log begins with one byte, more or last, which says whether its batch continues in
-// the next part; bytes of the batch follow. A batch is a list of records, each preceded by its
+// the next part; bytes of the batch follow. A batch is a list of entries, each preceded by its
 // length (u32, little-endian). It takes effect as a whole, when its last part is applied.
 const (
 	more byte = iota
@@ -82,8 +82,8 @@ const partCost = 1 << 10
 
 var errBatch = errors.New("a batch of the log is malformed")
 
-// replay calls f with each record of a batch, and returns the first error.
-func replay(batch []byte, f func(record []byte) error) error {
+// replay calls f with each entry of a batch, and returns the first error.
+func replay(batch []byte, f func(entry []byte) error) error {
 	for len(batch) > 0 {
 		if len(batch) < 4 {
 			return errBatch

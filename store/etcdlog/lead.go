@@ -32,7 +32,7 @@ type Leadership struct {
 	// reportKey is the key of this process's own reports as a standby. They stay until they expire,
 	// and are left out of the status.
 	reportKey string
-	records   *records
+	log       *leaderLog
 }
 
 // Lead follows the store below o.Root until there is no leader, or the leader has failed, and this
@@ -158,18 +158,18 @@ func (l *Leadership) begin(ctx context.Context) error {
 		s.state.Incarnation = rand.Uint64() | 1
 	}
 	s.state.Term++
-	r := newRecords(l.keyspace, l.fence, stateRev, next, s.bytes)
-	r.segmentEmpty = next.seq == s.state.Seq
-	unhook := context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })
-	err = r.putState(s.state, clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix()))))
+	log := newLeaderLog(l.keyspace, l.fence, stateRev, next, s.bytes)
+	log.segmentEmpty = next.seq == s.state.Seq
+	unhook := context.AfterFunc(ctx, func() { log.stop(context.Cause(ctx)) })
+	err = log.putState(s.state, clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix()))))
 	if !unhook() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		_ = r.Close()
+		_ = log.Close()
 		return err
 	}
-	l.records = r
+	l.log = log
 	l.Logger.Info("leading", "root", l.Root, "revision", l.fence, "incarnation", s.state.Incarnation)
 	return nil
 }
@@ -191,7 +191,7 @@ func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Dis
 	}
 	own.CheckpointBytes = cmp.Or(own.CheckpointBytes, checkpointBytes)
 	d, err := durable.Continue(&durable.Replica{
-		Incarnation: l.standby.state.Incarnation, New: l.newStore, Log: l.records, Install: l.install, Failed: l.records.failed,
+		Incarnation: l.standby.state.Incarnation, New: l.newStore, Log: l.log, Install: l.install, Failed: l.log.failed,
 	}, m, limits, &own)
 	if err != nil {
 		return nil, nil, errors.Join(err, l.Close())
@@ -202,14 +202,14 @@ func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Dis
 // install puts a checkpoint into etcd: first its parts, under a new ID, then root/state, which
 // names it. A crash between them leaves parts without a name, which the next install deletes.
 func (l *Leadership) install(file string, segment uint64) error {
-	s := state{Incarnation: l.standby.state.Incarnation, Segment: segment, Seq: l.records.firstOf(segment), Checkpoint: rand.Uint64() | 1, Term: l.standby.state.Term}
+	s := state{Incarnation: l.standby.state.Incarnation, Segment: segment, Seq: l.log.firstOf(segment), Checkpoint: rand.Uint64() | 1, Term: l.standby.state.Term}
 	var err error
-	if s.Parts, err = l.upload(file, s.Checkpoint, l.records.change); err != nil {
+	if s.Parts, err = l.upload(file, s.Checkpoint, l.log.change); err != nil {
 		return err
 	}
 	// Delete the earlier checkpoints, and the parts of one that was never named.
 	mine := l.checkpointKey(s.Checkpoint, 0)
-	return l.records.putState(s,
+	return l.log.putState(s,
 		clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),
 		clientv3.OpDelete(l.checkpointKey(s.Checkpoint, s.Parts), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.checkpointPrefix()))),
 	)
@@ -238,7 +238,7 @@ func (p *keyspace) upload(file string, id uint64, change func(ops ...clientv3.Op
 }
 
 // Close ends the leadership, if the Memory has not.
-func (l *Leadership) Close() error { return l.records.Close() }
+func (l *Leadership) Close() error { return l.log.Close() }
 
 // FindLeader returns the leader of the store below o.Root. Its Addr is empty if there is none.
 func FindLeader(ctx context.Context, client *clientv3.Client, o *Options) (Leader, error) {

@@ -16,15 +16,15 @@ type mutant struct {
 var mutants = []mutant{
 	{
 		"what a leader appends is not fenced",
-		"records.go", `"=", r.fence)).Then(ops...)`, `">", 0)).Then(ops...)`,
+		"leader_log.go", `"=", l.fence)).Then(ops...)`, `">", 0)).Then(ops...)`,
 	},
 	{
 		"a round that had begun confirms those that came later",
-		"records.go", `want, err := r.roundsBegun+1, r.err`, `want, err := r.roundsBegun, r.err`,
+		"leader_log.go", `want, err := l.roundsBegun+1, l.err`, `want, err := l.roundsBegun, l.err`,
 	},
 	{
 		"answers leave before what they show is committed",
-		"records.go", `if r.roundsDone.Load() >= want {`, `if r.roundsDone.Load()+1 >= want {`,
+		"leader_log.go", `if l.roundsDone.Load() >= want {`, `if l.roundsDone.Load()+1 >= want {`,
 	},
 	{
 		"a takeover does not finish applying the log",
@@ -58,16 +58,16 @@ var mutants = []mutant{
 	},
 	{
 		"a start skips what came between a checkpoint and its end",
-		"lead.go", `Seq: l.records.firstOf(segment), Checkpoint`, `Seq: l.records.next.seq, Checkpoint`,
+		"lead.go", `Seq: l.log.firstOf(segment), Checkpoint`, `Seq: l.log.next.seq, Checkpoint`,
 	},
 	{
 		"a checkpoint is installed late, in place of a newer one",
-		"records.go", `clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence), clientv3.Compare(clientv3.ModRevision(r.stateKey()), "=", r.stateRev),`,
+		"leader_log.go", `clientv3.Compare(clientv3.ModRevision(l.leaderKey()), "=", l.fence), clientv3.Compare(clientv3.ModRevision(l.stateKey()), "=", l.stateRev),`,
 		`clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence),`,
 	},
 	{
 		"the log stays when there is a checkpoint",
-		"records.go", `r.change(clientv3.OpDelete(r.logPrefix(), clientv3.WithRange(r.segmentKey(before))))`, `r.confirm()`,
+		"leader_log.go", `l.change(clientv3.OpDelete(l.logPrefix(), clientv3.WithRange(l.segmentKey(before))))`, `l.confirm()`,
 	},
 	{
 		"old checkpoints stay",

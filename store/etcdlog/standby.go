@@ -24,7 +24,7 @@ import (
 type standby struct {
 	*keyspace
 	machine    *core.Machine
-	record     func(record []byte) error // applies a record: machine.Replay, except in tests
+	entry      func(entry []byte) error // applies an entry: machine.Replay, except in tests
 	state      state
 	leader     Leader
 	rev        int64       // revision of etcd up to which it has followed
@@ -64,8 +64,8 @@ func (s *standby) load(ctx context.Context) error {
 	if s.machine, err = s.loadCheckpoint(ctx); err != nil {
 		return err
 	}
-	if s.record == nil {
-		s.record = s.machine.Replay
+	if s.entry == nil {
+		s.entry = s.machine.Replay
 	}
 	s.applied = logPosition{s.state.Segment, s.state.Seq}
 	s.next = s.applied
@@ -102,7 +102,7 @@ func (s *standby) setKey(kv *mvccpb.KeyValue) error {
 // loadCheckpoint returns the machine of the current checkpoint, or an empty one.
 func (s *standby) loadCheckpoint(ctx context.Context) (*core.Machine, error) {
 	if s.state.Checkpoint == 0 {
-		return core.New(core.Limits{}), nil // the first record of the log has its limits
+		return core.New(core.Limits{}), nil // the first entry of the log has its limits
 	}
 	f, err := os.CreateTemp("", "muster-replica-")
 	if err != nil {
@@ -191,7 +191,7 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 	}
 	batch := s.pending
 	s.pending, s.applied = nil, s.next
-	err = replay(batch, s.record)
+	err = replay(batch, s.entry)
 	s.machine.Effects() // discard the effects on sessions: they are the leader's
 	if err != nil {
 		return fmt.Errorf("key %q: %w", kv.Key, err)

@@ -93,43 +93,43 @@ type standbyReport struct {
 
 // heartbeat changes root/beat, reads the reports of standbys, and deletes those that have expired,
 // in one transaction.
-func (r *records) heartbeat() error {
-	ops := []clientv3.Op{clientv3.OpPut(r.beatKey(), ""), clientv3.OpGet(r.standbyPrefix(), clientv3.WithPrefix())}
-	r.mu.Lock()
-	for key, x := range r.standbys {
-		if time.Since(x.changedAt) > r.reportExpiry() {
+func (l *leaderLog) heartbeat() error {
+	ops := []clientv3.Op{clientv3.OpPut(l.beatKey(), ""), clientv3.OpGet(l.standbyPrefix(), clientv3.WithPrefix())}
+	l.mu.Lock()
+	for key, x := range l.standbys {
+		if time.Since(x.changedAt) > l.reportExpiry() {
 			ops = append(ops, clientv3.OpDelete(key))
 		}
 	}
-	r.mu.Unlock()
-	resp, err := r.fencedTxn(ops...)
+	l.mu.Unlock()
+	resp, err := l.fencedTxn(ops...)
 	if err != nil {
 		return err
 	}
 	there := standbys{}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
 		x := &standbyReport{rev: kv.ModRevision, changedAt: time.Now()}
-		if old := r.standbys[string(kv.Key)]; old != nil && old.rev == x.rev {
+		if old := l.standbys[string(kv.Key)]; old != nil && old.rev == x.rev {
 			x = old
 		} else if json.Unmarshal(kv.Value, &x.report) != nil {
 			x.report = report{} // of a later version: list it without details
 		}
 		there[string(kv.Key)] = x
 	}
-	r.standbys = there
+	l.standbys = there
 	return nil
 }
 
 // Status implements store.Replica.
 func (l *Leadership) Status() *store.ReplicationStatus {
 	s := &store.ReplicationStatus{Leading: true, Leader: l.addr, Term: l.standby.state.Term, LeadingFor: time.Since(l.began)}
-	r := l.records
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, key := range slices.Sorted(maps.Keys(r.standbys)) {
-		if x := r.standbys[key]; time.Since(x.changedAt) < r.reportExpiry() && key != l.reportKey {
+	log := l.log
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(log.standbys)) {
+		if x := log.standbys[key]; time.Since(x.changedAt) < log.reportExpiry() && key != l.reportKey {
 			s.Standbys = append(s.Standbys, store.StandbyStatus{Addr: x.Addr, Lag: x.Lag, Seen: time.Since(x.changedAt)})
 		}
 	}

@@ -1,4 +1,4 @@
-// Package logtest is the conformance suite of a store's log: Run tests durable.Records, and
+// Package logtest is the conformance suite of a store's log: Run tests durable.Log, and
 // RunFaults tests a store on a log whose medium fails.
 package logtest
 
@@ -15,11 +15,11 @@ import (
 
 // Medium is where a log is kept. At most one log is open.
 type Medium interface {
-	// Open opens the log, and returns the records from a segment on, in order.
-	Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte)
-	// Crash ends a log without Close, as the end of a process does. Records that were not synced
+	// Open opens the log, and returns the entries from a segment on, in order.
+	Open(t *testing.T, segment uint64) (r durable.Log, entries [][]byte)
+	// Crash ends a log without Close, as the end of a process does. Entries that were not synced
 	// may be lost.
-	Crash(t *testing.T, r durable.Records)
+	Crash(t *testing.T, r durable.Log)
 }
 
 // First is the number of the first segment of a new log.
@@ -31,7 +31,7 @@ func Run(t *testing.T, home func(t *testing.T) Medium) {
 	for name, test := range map[string]func(t *testing.T, h Medium){
 		"what was synced is there after a crash, in order": synced,
 		"what was appended is there after Close":           closed,
-		"a record may be large, or empty":                  sizes,
+		"an entry may be large, or empty":                  sizes,
 		"what is before a segment can be removed":          segments,
 		"a log that has failed says so for good":           failed,
 	} {
@@ -39,28 +39,28 @@ func Run(t *testing.T, home func(t *testing.T) Medium) {
 	}
 }
 
-// put appends a record.
-func put(r durable.Records, record []byte) (pos uint64) {
-	return r.Append(func(b []byte) []byte { return append(b, record...) })
+// put appends an entry.
+func put(r durable.Log, entry []byte) (pos uint64) {
+	return r.Append(func(b []byte) []byte { return append(b, entry...) })
 }
 
-// numbered returns record n, whose size depends on n.
+// numbered returns entry n, whose size depends on n.
 func numbered(n uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, n), bytes.Repeat([]byte{byte(n)}, int(n%50))...)
 }
 
-// are checks that records are from, from+1, …, last.
-func are(t *testing.T, records [][]byte, from, last uint64) {
+// are checks that entries are from, from+1, …, last.
+func are(t *testing.T, entries [][]byte, from, last uint64) {
 	t.Helper()
-	require.Len(t, records, int(last-from+1)) // #nosec G115 -- small
-	for i, b := range records {
-		require.Equal(t, numbered(from+uint64(i)), b, "record %d", i)
+	require.Len(t, entries, int(last-from+1)) // #nosec G115 -- small
+	for i, b := range entries {
+		require.Equal(t, numbered(from+uint64(i)), b, "entry %d", i)
 	}
 }
 
 func synced(t *testing.T, h Medium) {
-	r, records := h.Open(t, First)
-	require.Empty(t, records)
+	r, entries := h.Open(t, First)
+	require.Empty(t, entries)
 	require.NoError(t, r.Sync(0))
 	for n := uint64(1); n <= 100; n++ {
 		require.Equal(t, n, put(r, numbered(n)))
@@ -75,8 +75,8 @@ func synced(t *testing.T, h Medium) {
 	require.NoError(t, r.Sync(100))
 	require.Positive(t, r.Size())
 	h.Crash(t, r)
-	r, records = h.Open(t, First)
-	are(t, records, 1, 100)
+	r, entries = h.Open(t, First)
+	are(t, entries, 1, 100)
 	require.EqualValues(t, 1, put(r, numbered(101)), "positions begin with 1")
 	require.NoError(t, r.Close())
 }
@@ -89,8 +89,8 @@ func closed(t *testing.T, h Medium) {
 	require.NoError(t, r.Close())
 	require.Error(t, r.Sync(10), "Sync after Close")
 	put(r, numbered(11)) // it is dropped
-	r, records := h.Open(t, First)
-	are(t, records, 1, 10)
+	r, entries := h.Open(t, First)
+	are(t, entries, 1, 10)
 	require.NoError(t, r.Close())
 }
 
@@ -102,21 +102,21 @@ func sizes(t *testing.T, h Medium) {
 	}
 	require.NoError(t, r.Sync(uint64(len(all))))
 	h.Crash(t, r)
-	r, records := h.Open(t, First)
-	require.Len(t, records, len(all))
+	r, entries := h.Open(t, First)
+	require.Len(t, entries, len(all))
 	for i, b := range all {
-		require.True(t, bytes.Equal(b, records[i]), "record %d of %d bytes: %d bytes", i, len(b), len(records[i]))
+		require.True(t, bytes.Equal(b, entries[i]), "entry %d of %d bytes: %d bytes", i, len(b), len(entries[i]))
 	}
 	require.NoError(t, r.Close())
 }
 
 func segments(t *testing.T, h Medium) {
 	r, _ := h.Open(t, First)
-	require.EqualValues(t, First, r.Rotate(), "it has no records yet")
+	require.EqualValues(t, First, r.Rotate(), "it has no entries yet")
 	put(r, numbered(1))
 	put(r, numbered(2))
 	second := r.Rotate()
-	require.Equal(t, second, r.Rotate(), "it has no records yet")
+	require.Equal(t, second, r.Rotate(), "it has no entries yet")
 	require.Greater(t, second, uint64(First))
 	for n := uint64(3); n <= 40; n++ {
 		put(r, numbered(n))
@@ -129,12 +129,12 @@ func segments(t *testing.T, h Medium) {
 	third := r.Rotate()
 	require.NoError(t, r.Begin(third))
 	h.Crash(t, r)
-	r, records := h.Open(t, second)
-	are(t, records, 3, 40)
+	r, entries := h.Open(t, second)
+	are(t, entries, 3, 40)
 	put(r, numbered(41))
 	require.NoError(t, r.Close())
-	r, records = h.Open(t, second)
-	are(t, records, 3, 41)
+	r, entries = h.Open(t, second)
+	are(t, entries, 3, 41)
 	require.NoError(t, r.Remove(r.Rotate()))
 	require.NoError(t, r.Close())
 }
@@ -149,7 +149,7 @@ func failed(t *testing.T, h Medium) {
 	require.ErrorIs(t, r.Sync(1), why)
 	require.ErrorIs(t, r.Sync(2), why)
 	h.Crash(t, r)
-	r, records := h.Open(t, First)
-	require.Len(t, records, 1)
+	r, entries := h.Open(t, First)
+	require.Len(t, entries, 1)
 	require.NoError(t, r.Close())
 }
