@@ -220,20 +220,3 @@ func TestCrashWhileManySync(t *testing.T) {
 		}
 	}
 }
-
-// TestReplayedIsDurable checks that Open makes replayed entries durable even after a failed sync,
-// which leaves data that can be read but is not on the disk.
-func TestReplayedIsDurable(t *testing.T) {
-	for seed := range uint64(50) {
-		d := disk.New(rand.New(rand.NewPCG(seed, 2)))
-		j, _ := mustOpen(t, d, 1)
-		entry := strings.Repeat("x", 3000)
-		d.FailSync(1) // that of the batch, after that of the file's size
-		require.Error(t, j.Sync(add(j, entry)))
-		_, entries := mustOpen(t, d, 1)
-		require.Equal(t, []string{entry}, entries, "what readers see")
-		d.Crash()
-		_, entries = mustOpen(t, d, 1)
-		require.Equal(t, []string{entry}, entries)
-	}
-}

@@ -2,8 +2,6 @@ package journal_test
 
 import (
 	"bytes"
-	"encoding/binary"
-	"hash/crc32"
 	"strings"
 	"testing"
 
@@ -133,10 +131,6 @@ func TestRefused(t *testing.T) {
 			func(d *disk.Disk) { d.Put(third, []byte("text")) },
 			journal.ErrForeign, third,
 		},
-		"older": {
-			func(d *disk.Disk) { d.Put(third, olderHeader()) },
-			journal.ErrOlder, third + ": written by an older muster",
-		},
 		"newer": {
 			func(d *disk.Disk) { change(d, third, func(b []byte) []byte { b[8] = 3; return b }) },
 			journal.ErrNewer, third + ": written by a newer muster: use that one (format 3, not 2)",
@@ -196,13 +190,6 @@ func TestRefused(t *testing.T) {
 			}
 		})
 	}
-}
-
-// olderHeader returns the header of a segment of format 1.
-func olderHeader() []byte {
-	b := make([]byte, 36, 40)
-	copy(b, "musterJL\x01")
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 }
 
 func must(errs ...error) {

@@ -10,7 +10,6 @@ import (
 var (
 	ErrForeign    = errors.New("not a log of muster, or its beginning is lost")
 	ErrNewer      = errors.New("written by a newer muster: use that one")
-	ErrOlder      = errors.New("written by an older muster, whose format this one does not read: use that one")
 	ErrOtherStore = errors.New("the log of another store")
 	ErrMissing    = errors.New("a segment of the log is missing: restore it, or the whole directory, from a backup")
 )

@@ -127,17 +127,6 @@ func TestAFinishedSegmentHasNoZeros(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "c"}, entries)
 }
 
-func TestLeftOversOfACheckpointAreRemoved(t *testing.T) {
-	d := written(t, []string{"a"}, []string{"b"}, []string{"c"})
-	j, entries := mustOpen(t, d, 3)
-	require.Equal(t, []string{"c"}, entries)
-	require.Len(t, d.Files(), 1)
-	require.NoError(t, j.Close())
-	_, _, err := open(d, 4)
-	require.ErrorIs(t, err, journal.ErrMissing)
-	require.Len(t, d.Files(), 1)
-}
-
 func TestSyncIsShared(t *testing.T) {
 	d := newDisk()
 	j, _ := mustOpen(t, d, 1)

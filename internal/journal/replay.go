@@ -139,12 +139,10 @@ func (r *recovery) header(rd *reader) (h header, sum uint32, err error) {
 		return h, 0, refuse(name, ErrNewer, " (format %d, not %d)", h.version, version)
 	case !sound:
 		return h, 0, r.damaged(0, "the checksum of its header is wrong")
-	case h.version < version:
-		return h, 0, refuse(name, ErrOlder, " (format %d, not %d)", h.version, version)
 	case h.store != want.store:
 		return h, 0, refuse(name, ErrOtherStore, ": its id is %#x, not %#x", h.store, want.store)
-	case h.segment != want.segment || h.first == 0:
-		return h, 0, r.damaged(0, "it is segment %d", h.segment)
+	case h.version != version || h.segment != want.segment || h.first == 0:
+		return h, 0, r.damaged(0, "it is segment %d, in format %d", h.segment, h.version)
 	}
 	return h, sum, nil
 }
