@@ -20,8 +20,9 @@ import (
 // the committer has committed that position, and calls in this process wait for theirs in the same
 // way. All requests that arrive during one write of the log share the next one.
 //
-// Two replies do not wait for a disk that stalls: the reply to OpStatus, which reports the stall, and,
-// after slowDisk, the reply to a hello, which a client needs before it can send OpStatus.
+// Three replies do not wait for a disk that stalls: the reply to OpStatus, which reports the stall,
+// that to a request about liveness, and, after slowDisk, the reply to a hello, which a client needs
+// before it can send OpStatus.
 
 // slowDisk is how long the reply to a hello waits for the disk. If the server is killed before the
 // session is durable, the session cannot be resumed, and its changes in flight end in ErrUnknown.
@@ -31,7 +32,7 @@ const slowDisk = 500 * time.Millisecond
 const maxUnsynced = 4096
 
 // maxUncommitted is how many bytes of events and replies may wait for the log. Above it, no request
-// is read except OpStatus.
+// is read except OpStatus and those about liveness.
 const maxUncommitted = 64 << 20
 
 // committer writes the log of a durable store. It is the Gate of the outboxes of all its connections.

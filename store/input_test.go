@@ -24,7 +24,7 @@ var garbage = []struct {
 	{"garbage", false, make([]byte, 64), "not a muster store"},
 	{"HTTP", false, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), `it began with \"GET / HT`},
 	{"TLS", false, []byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 and what follows"), "not a muster store"},
-	{"another version", false, otherVersion(2), "not a muster store"},
+	{"another version", false, otherVersion(1), "not a muster store"},
 	{"a request before hello", false, append([]byte(wire.Preface), frame(wire.Header{Op: wire.OpPing})...), "ping before hello"},
 	{"an unknown op in the handshake", false, append([]byte(wire.Preface), frame(wire.Header{Op: 99})...), "unknown operation"},
 	{"hello twice", true, wire.AppendRequest(nil, &wire.Request{Op: wire.OpHello}), "unknown operation"},
@@ -144,7 +144,7 @@ func TestWrongVersionGetsTheSupportedOne(t *testing.T) {
 	h, rep := receiveReply(t, c)
 	require.Equal(t, wire.OpHello, h.Op)
 	require.Equal(t, wire.CodeUnsupported, rep.Code)
-	require.Equal(t, "this server speaks version 1 of the protocol", rep.Detail)
+	require.Equal(t, "this server speaks version 2 of the protocol", rep.Detail)
 	closed(t, c)
 }
 

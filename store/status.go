@@ -80,7 +80,7 @@ func ReadOnly(s *Store) *Store { return New(&readOnly{unclosable{s.engine}}) }
 // status answers a page of a status. The caller holds mu.
 func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	*rep = wire.Reply{}
-	page := m.machine.Status(now, req.Key, req.Group.Generation, max(0, req.Group.Rank))
+	page := m.machine.Status(now, req.Key, req.Group.Generation, req.Group.Rank)
 	for i := range page.Groups {
 		for j := range page.Groups[i].Ranks {
 			r := &page.Groups[i].Ranks[j]

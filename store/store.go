@@ -120,8 +120,8 @@ func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions
 }
 
 // Add adds delta to the counter key, which starts at 0, and returns its new value. Counters are
-// decimal text, as in PyTorch's TCPStore; ErrInvalid if the value of key is something else. TTL and
-// reads are kept.
+// decimal text, as in PyTorch's TCPStore; ErrInvalid if the value of key is something else. The
+// TTL is kept.
 func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpAdd, Key: key, Add: delta}, &rep)
@@ -143,7 +143,7 @@ func (s *Store) SwapFor(ctx context.Context, key string, old, new []byte, ttl ti
 }
 
 // Append appends to the value of key, which starts empty, and returns its new length. Appending
-// nothing creates an empty entry if there is none. TTL and reads are kept.
+// nothing creates an empty entry if there is none. The TTL is kept.
 func (s *Store) Append(ctx context.Context, key string, value []byte) (int, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpAppend, Key: key, Value: nonNil(value)}, &rep)

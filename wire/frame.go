@@ -22,11 +22,11 @@ import (
 // start of a TLS record, so other protocols can share the port. It ends with two line ends, and
 // with bytes that are a complete header, so that a server of another protocol answers at once
 // instead of waiting for more.
-const Preface = "\x8dMUSTER\x01\r\n\r\n"
+const Preface = "\x8dMUSTER\x02\r\n\r\n"
 
 const (
 	// Version is the version of the protocol.
-	Version = 1
+	Version = 2
 	// VersionAt is the index of the version's byte in Preface.
 	VersionAt = 7
 )

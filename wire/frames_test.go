@@ -287,7 +287,7 @@ func TestGoldenComplete(t *testing.T) {
 }
 
 func TestPreface(t *testing.T) {
-	if got, want := hex.EncodeToString([]byte(wire.Preface)), "8d4d5553544552010d0a0d0a"; got != want {
+	if got, want := hex.EncodeToString([]byte(wire.Preface)), "8d4d5553544552020d0a0d0a"; got != want {
 		t.Fatalf("got %s, want %s", got, want)
 	}
 	if wire.Preface[wire.VersionAt] != wire.Version {
@@ -355,7 +355,7 @@ func TestRequestRoundTrip(t *testing.T) {
 			req := g.req
 			op := req.Op
 			vary(r, reflect.ValueOf(&req).Elem())
-			req.Op = op
+			req.Op, req.Limit = op, max(req.Limit, -req.Limit)
 			frame := wire.AppendRequest(nil, &req)
 			require.Equal(t, req, parseRequest(t, frame))
 			h, _ := wire.ParseHeader(frame, wire.MaxBody)

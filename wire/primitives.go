@@ -130,9 +130,10 @@ func (p *pass) int(v *int) {
 // int64 is of 64 bits in a body.
 func (p *pass) int64(v *int) {
 	n := int64(*v)
-	p.i64(&n)
-	if *v = int(n); int64(*v) != n {
-		p.fail(ErrTooLarge)
+	if p.i64(&n); p.parses {
+		if *v = int(n); int64(*v) != n {
+			p.fail(ErrTooLarge)
+		}
 	}
 }
 

@@ -1,6 +1,10 @@
 package wire
 
-import "time"
+import (
+	"cmp"
+	"math"
+	"time"
+)
 
 // Request is one call, as the store carries it out. Clients, servers and engines exchange nothing
 // else. docs/reference/protocol.md has the fields of each operation; the others are zero.
@@ -27,7 +31,8 @@ type Request struct {
 	Length int64  // OpSendReady: of the message, in bytes
 	First  int64  // OpMembers: the first rank
 	Limit  int64  // OpList: the largest number of keys to return; 0 or less: as many as fit into a page
-	// KeysOnly omits the values. OpList: with a Limit. OpGet: in this process only; not in the frame.
+	// KeysOnly omits the values of OpList, and in this process those of OpGet, whose frame does not
+	// have it.
 	KeysOnly bool
 	// Borrow allows the value that OpGet returns to be the memory of a store in this process, which
 	// must not be modified. It is not in the frame.
@@ -290,13 +295,17 @@ func (r *Request) fields(p *pass, f field) {
 
 // limit is a pass over Limit, below 0 with KeysOnly.
 func (r *Request) limit(p *pass) {
-	n := r.Limit
+	n := max(r.Limit, 0)
 	if r.KeysOnly {
-		n = -n
+		n = -cmp.Or(n, math.MaxInt64)
 	}
 	p.i64(&n)
-	if r.KeysOnly, r.Limit = n < 0, n; n < 0 {
-		r.Limit = -n
+	switch {
+	case !p.parses:
+	case n == math.MinInt64:
+		p.fail(ErrTooLarge)
+	default:
+		r.KeysOnly, r.Limit = n < 0, max(n, -n)
 	}
 }
 

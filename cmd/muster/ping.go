@@ -16,8 +16,8 @@ func newPing() *cobra.Command {
 		Use:   "ping",
 		Short: "Ask a store whether it is there, and print how long it took",
 		Long: `Ask a store whether it is there, with everything that reaching it takes: its name, the network,
-TLS and the secret. Prints how long connecting took, and one question. Exits with 5 if it cannot
-be reached.`,
+TLS and the secret, and its disk if it is durable. Prints how long connecting took, and one
+question. Exits with 5 if it cannot be reached.`,
 		Example: `  muster ping --store muster://10.0.0.5:7070
   until muster ping; do sleep 1; done`,
 		Args: operands(),
@@ -37,7 +37,7 @@ be reached.`,
 	return cmd
 }
 
-// ask sends the store a request that it answers at once and that needs no rights.
+// ask sends the store a read that needs no rights. A durable store answers it after its disk.
 func ask(ctx context.Context, s *store.Store) error {
 	_, err := s.Revision(ctx)
 	if errors.Is(err, store.ErrUnsupported) {

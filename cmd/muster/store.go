@@ -20,8 +20,10 @@ import (
 )
 
 const (
-	dialTime = 5 * time.Second  // timeout to connect, unless --timeout is shorter
-	quick    = 10 * time.Second // timeout of a command that does not wait
+	// dialTime is the timeout to connect, or --timeout if that is shorter, but not below leastDialTime:
+	// a short --timeout, which begins after that, is for what a command waits for.
+	dialTime, leastDialTime = 5 * time.Second, time.Second
+	quick                   = 10 * time.Second // timeout of a command that does not wait
 )
 
 // remote is the store that a command works on.
@@ -68,17 +70,17 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 	if err := r.check(cmd); err != nil {
 		return err
 	}
+	s, err := r.open(context.Background())
+	if err != nil {
+		return &storeError{redacted(r.url), err}
+	}
+	defer s.Close()
 	ctx := cmd.Context()
 	if r.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.timeout)
 		defer cancel()
 	}
-	s, err := r.open(ctx)
-	if err != nil {
-		return &storeError{redacted(r.url), err}
-	}
-	defer s.Close()
 	err = f(ctx, s)
 	if _, ok := errors.AsType[*store.Error](err); ok {
 		return &storeError{redacted(r.url), err}
@@ -87,7 +89,11 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 }
 
 func (r *remote) open(ctx context.Context) (*store.Store, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	timeout := dialTime
+	if r.timeout > 0 {
+		timeout = min(max(r.timeout, leastDialTime), dialTime)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return schemes().Open(ctx, r.target())
 }

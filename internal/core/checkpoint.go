@@ -81,7 +81,7 @@ type SavedMember struct {
 	Seq           uint64
 	At            Time
 	Expired       int
-	Token         []byte // with Attempt: see claim
+	Token         []byte // with Try: see claim
 	Try           uint64
 }
 
@@ -106,7 +106,7 @@ type SavedJoiner struct {
 	Call  SavedCall
 	Label string
 	Info  []byte
-	Token []byte // with Attempt: see claim
+	Token []byte // with Try: see claim
 	Try   uint64
 }
 

@@ -46,7 +46,7 @@ func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 
 const reasonNegativeTTL = "negative TTL"
 
-// set sets an entry, with the lease, the time to live and the number of reads of the request.
+// set sets an entry, with the lease and the time to live of the request.
 func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
@@ -110,7 +110,7 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// swap sets or removes an entry if it has the value Old; nil is "does not exist".
+// swap sets or removes an entry if it has the value Expect; nil is "does not exist".
 func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)

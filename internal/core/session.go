@@ -118,7 +118,7 @@ func (s *session) isResent(req *wire.Request) bool {
 }
 
 // hello resumes a session, or opens a new one if that session has ended or does not exist. The
-// caller of the machine puts a random token for a new session into Old.
+// caller of the machine puts a random token for a new session into Token.
 func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	id := req.Resume
 	s := m.sessions[id]

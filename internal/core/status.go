@@ -158,6 +158,7 @@ func (v *viewer) addMissing(missing *wire.Ranks, r *rendezvous, first, end int) 
 // group adds a generation from a rank on. It returns the rank of the next page if this page is full
 // before the last rank, and 0 otherwise.
 func (v *viewer) group(g *group, from int) (next int) {
+	from = max(0, min(from, len(g.members))) // a client may ask for any rank
 	s := wire.GroupStatus{}
 	if from == 0 {
 		s = wire.GroupStatus{Name: g.key.name, Run: g.key.run, Generation: g.gen, Size: len(g.members), Present: g.present, Age: v.ago(g.began), Ended: -1}

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +27,20 @@ func statusOf(m *core.Machine, now core.Time, prefix string) (*wire.Status, erro
 			return nil, fmt.Errorf("after (%d, %d) comes (%d, %d)", gen, rank, page.Generation, page.Rank)
 		}
 		gen, rank = page.Generation, page.Rank
+	}
+}
+
+// TestStatusOfAnyPlace checks pages that begin at ranks and generations that are none: a viewer may
+// ask for them.
+func TestStatusOfAnyPlace(t *testing.T) {
+	r := newRig(t)
+	s := r.session()
+	rep := r.does(s, wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Size: 1}})
+	for _, gen := range []uint64{rep.Rev, 0, rep.Rev + 1, math.MaxUint64} {
+		for _, rank := range []int{-1, 1, 2, math.MaxInt, math.MinInt} {
+			page := r.m.Status(r.now, "", gen, rank)
+			require.False(t, page.More, "%d, %d", gen, rank)
+		}
 	}
 }
 

@@ -36,6 +36,7 @@ var (
 	ErrInUse   = errors.New("in use by another process")
 	ErrForeign = errors.New("directory has files that are not a store's")
 	ErrNewer   = errors.New("written by a newer version")
+	ErrOlder   = errors.New("written by an older version, whose format this one does not read")
 	ErrDamaged = errors.New("damaged")
 )
 

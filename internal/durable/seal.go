@@ -84,7 +84,7 @@ func checkSeal(name string) (size int64, err error) {
 	case version > sealVersion:
 		return 0, fmt.Errorf("%w: %s has format %d, this is %d", ErrNewer, filepath.Base(name), version, sealVersion)
 	case version < sealVersion:
-		return unsealed("it has format %d, and this is %d: an older version of muster wrote it", version, sealVersion)
+		return 0, fmt.Errorf("%w: %s has format %d, this is %d", ErrOlder, filepath.Base(name), version, sealVersion)
 	case binary.LittleEndian.Uint64(b[12:]) != uint64(length):
 		return unsealed("its length is wrong")
 	}

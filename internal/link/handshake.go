@@ -73,6 +73,9 @@ func (m *Mesh) acceptHandshake(conn net.Conn) error {
 		return err
 	}
 	from, purpose, err := m.parseHello(peer.Hello.Value)
+	if unread, _ := peer.In.Unread(); err == nil && len(unread) > 0 {
+		err = errors.New("the dialer has sent something before it was welcome")
+	}
 	if err != nil {
 		handshake.Refuse(peer.Conn, &handshake.RefusalError{Code: wire.CodeInvalid, Detail: err.Error()})
 		return err

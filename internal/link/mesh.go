@@ -187,12 +187,12 @@ func (m *Mesh) Dial(ctx context.Context, rank int, p Purpose) (*Conn, error) {
 			return &Conn{Conn: conn, Rank: rank, Purpose: p}, nil
 		}
 		if !handshake.IsHangup(err) {
-			return nil, fmt.Errorf("link: connecting to rank %d: %w", rank, m.cause(ctx, err))
+			return nil, fmt.Errorf("link: connecting to the data port of rank %d: %w", rank, m.cause(ctx, err))
 		}
 		select { // the dialers of many ranks should not retry all at once
 		case <-time.After(rand.N(pause)):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("link: connecting to rank %d: %w: every attempt was cut short: %w", rank, m.cause(ctx, err), err)
+			return nil, fmt.Errorf("link: connecting to the data port of rank %d: %w: every attempt was cut short: %w", rank, m.cause(ctx, err), err)
 		}
 	}
 }

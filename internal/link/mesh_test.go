@@ -297,7 +297,7 @@ func TestTheTokenOfAnotherMesh(t *testing.T) {
 	others, _ := open(t, groups)
 	link.Redirect(others[1], 0, link.Addr(meshes[0], 0)) // an address that was used again
 	_, err := others[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
-	assert.ErrorContains(t, err, "connecting to rank 0")
+	assert.ErrorContains(t, err, "connecting to the data port of rank 0")
 	assert.ErrorContains(t, err, "wrong secret")
 	assert.Empty(t, accepted[0])
 }

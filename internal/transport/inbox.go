@@ -71,7 +71,9 @@ func (in *Inbox) Room(borrowed []byte, need int) []byte {
 	}
 	unread := in.buf[in.r:in.w]
 	buf := borrowed
-	if in.owned = need > len(borrowed); in.owned {
+	if in.owned = need > len(borrowed); !in.owned {
+		in.charge(0)
+	} else {
 		n := min(need, max(in.First, 4*len(unread)))
 		if !in.charge(n) {
 			in.buf, in.r, in.w, in.owned = make([]byte, 1), 0, 0, false // never parsed
@@ -87,9 +89,13 @@ func (in *Inbox) Room(borrowed []byte, need int) []byte {
 // Advance adds n bytes that were received to what Room returned.
 func (in *Inbox) Advance(n int) { in.w += n }
 
+// uncharged is how many unread bytes of each connection do not count against the budget: that a small
+// message arrives in pieces ends no connection.
+const uncharged = 512
+
 // Compact copies the unread bytes, so that the borrowed buffer can be used for another connection.
 func (in *Inbox) Compact() {
-	if in.owned || in.full || !in.charge(in.w-in.r) {
+	if n := in.w - in.r; in.owned || in.full || n > uncharged && !in.charge(n) {
 		return
 	}
 	in.buf = bytes.Clone(in.buf[in.r:in.w])

@@ -37,7 +37,7 @@ type Options struct {
 // Client is an Engine over a TCPStore that Python hosts.
 //
 // Operations that the server does not have return store.ErrUnsupported: lifetimes and leases,
-// counted reads, revisions and Watch, groups and streams, a Swap that deletes, and List before torch
+// revisions and Watch, groups and streams, a Swap that deletes, and List before torch
 // 2.10. Some of the other operations guarantee less than those of other
 // engines:
 //

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import List, NamedTuple, Optional, Sequence, Union
 
-PREFACE = b"\x8dMUSTER\x01\r\n\r\n"
+PREFACE = b"\x8dMUSTER\x02\r\n\r\n"
 HEADER_LEN = 16
 NUMBER_AT = HEADER_LEN  # where a numbered request has its number, and what is acknowledged
 MAX_KEY = 8 << 10
@@ -234,6 +234,7 @@ _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _NUMBERS = struct.Struct("<QQ")
 _PLACES = struct.Struct("<qQ")
+_MOST = (1 << 63) - 1
 _VOTE_TAIL = struct.Struct("<iBBB")
 
 # Parts of a request's body.
@@ -324,7 +325,7 @@ def encode(r: Request) -> bytearray:
             out += _bytes(second)
     if f & _INT:
         n = getattr(r, _INT_NAME[r.op])
-        out += _I64.pack(-n if r.keys_only else n)
+        out += _I64.pack(-(n or _MOST) if r.keys_only else n)
     if f & _TTL:
         out += _I64.pack(r.ttl)
     if f & _OPTIONAL_TTL and r.ttl:
