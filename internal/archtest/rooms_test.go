@@ -60,20 +60,21 @@ func TestRooms(t *testing.T) {
 		}
 		return strings.Compare(a, b)
 	})
-	table := "| level | package | |\n|---|---|---|\n"
+	var table strings.Builder
+	table.WriteString("| level | package | |\n|---|---|---|\n")
 	for i, dir := range dirs {
 		at := ""
 		if i == 0 || level[dir] != level[dirs[i-1]] {
 			at = fmt.Sprint(level[dir])
 		}
-		table += fmt.Sprintf("| %s | %s | %s |\n", at, dir, pkgs[dir].synopsis())
+		fmt.Fprintf(&table, "| %s | %s | %s |\n", at, dir, pkgs[dir].synopsis())
 	}
 	text, err := os.ReadFile(roomsPage)
 	require.NoError(t, err)
 	before, rest, ok := strings.Cut(string(text), roomsFrom)
 	_, after, ends := strings.Cut(rest, roomsTo)
 	require.True(t, ok && ends, "the page has no place for the table")
-	want := before + roomsFrom + table + roomsTo + after
+	want := before + roomsFrom + table.String() + roomsTo + after
 	if os.Getenv("MUSTER_GOLDEN") == "write" {
 		require.NoError(t, os.WriteFile(roomsPage, []byte(want), 0o644))
 		return
