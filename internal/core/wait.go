@@ -82,8 +82,8 @@ func (m *Machine) waitFor(kw *keyWait, missing int) {
 	kw.missing, kw.place = missing, waits.PushBack(kw)
 }
 
-// wake answers the calls that waited for key, in the order in which they came. If the entry is for
-// one read, all of them are woken, one takes it, and the others wait again.
+// wake answers the calls that waited for key, in the order in which they came. Those that wait for
+// another key too go on waiting for that one.
 func (m *Machine) wake(key string) {
 	waits := m.keyWaits[key]
 	if waits == nil {

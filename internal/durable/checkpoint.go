@@ -94,7 +94,7 @@ func (d *Disk) save(segment uint64, s *core.State, next nextEntries) (err error)
 }
 
 // write writes a checkpoint into a bbolt file. It needs memory of a few times batchBytes and
-// gcBytes, or an eighth of the heap.
+// gcBytes, or a sixteenth of the heap.
 func (d *Disk) write(name string, segment uint64, s *core.State, next nextEntries) (err error) {
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true, Timeout: time.Second})
 	if err != nil {

@@ -2,6 +2,7 @@ package durable
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -292,6 +293,17 @@ func TestNothingIsOverwritten(t *testing.T) {
 		require.ErrorContains(t, Restore(name, t.TempDir()), ": use another backup", what)
 		now, _ := os.ReadFile(name)
 		require.Equal(t, broken, now, what)
+	}
+	for version, want := range map[uint32]error{sealVersion - 1: ErrOlder, sealVersion + 1: ErrNewer} {
+		other := slices.Clone(whole)
+		binary.LittleEndian.PutUint32(other[len(other)-sealLen+8:], version)
+		require.NoError(t, os.WriteFile(name, other, 0o600))
+		_, _, err := Open(dir, core.Limits{}, nil)
+		require.ErrorIs(t, err, want)
+		require.NotContains(t, err.Error(), "check the disk", "the disk is right")
+		require.ErrorIs(t, Restore(name, t.TempDir()), want)
+		now, _ := os.ReadFile(name)
+		require.Equal(t, other, now)
 	}
 	require.NoError(t, os.WriteFile(name, whole, 0o600))
 	d, _, err = Open(dir, core.Limits{}, nil)

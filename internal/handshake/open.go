@@ -33,8 +33,8 @@ type Welcome struct {
 var longAgo = time.Unix(1, 0)
 
 // Open makes the dialer's part of the handshake, until ctx ends. It owns conn until it returns, and
-// closes it if there is an error: a *RefusalError, ErrProtocol or ErrNoAnswer, perhaps in a DoubtfulError, or one of
-// the network.
+// closes it if there is an error: a *RefusalError, ErrProtocol or ErrNoAnswer, perhaps in a
+// DoubtfulError, or one of the network.
 func Open(ctx context.Context, conn net.Conn, o *Offer) (Welcome, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
 	d := dialer{Offer: o, Welcome: Welcome{Conn: conn, In: FrameReader{Inbox: transport.Inbox{First: bufferSize}, Limit: MaxFrame}}, buf: make([]byte, bufferSize)}
