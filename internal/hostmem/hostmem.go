@@ -352,7 +352,6 @@ func (m *Memory) read(c *wire.Contribution) ([][]byte, error) {
 // payloads returns copies of the payloads of ranks from to end−1, or of this rank's parts of them.
 func (m *Memory) payloads(c *wire.Contribution, from, end int) ([][]byte, error) {
 	got := make([][]byte, 0, end-from)
-	size := 0
 	for rank := from; rank < end; rank++ {
 		_, b, err := m.posted(rank, c.Seq)
 		if err == nil && c.Want == wire.WantPart {
@@ -362,12 +361,13 @@ func (m *Memory) payloads(c *wire.Contribution, from, end int) ([][]byte, error)
 			return nil, err
 		}
 		got = append(got, b)
-		size += len(b)
 	}
-	buf := make([]byte, 0, size)
+	left := bytes.Join(got, nil) // it clears no memory before it copies
+	if left == nil {
+		left = []byte{} // as the store, which gives no nil payload
+	}
 	for i, b := range got {
-		buf = append(buf, b...)
-		got[i] = buf[len(buf)-len(b) : len(buf) : len(buf)]
+		got[i], left = left[:len(b):len(b)], left[len(b):]
 	}
 	return got, nil
 }

@@ -133,6 +133,18 @@ func TestSlowNext(t *testing.T) {
 	require.True(t, broadcast(other, 3, 1, 0))
 }
 
+// TestEmptyPayload checks that a payload without bytes is not nil, which it is not at the store either.
+func TestEmptyPayload(t *testing.T) {
+	m, other := joined(t)
+	_, _, ok, err := m.Collect(t.Context(), &wire.Contribution{Seq: 1, RootOnly: true, Verb: "broadcast", Want: wire.WantNothing}, nil)
+	require.NoError(t, err)
+	require.True(t, ok)
+	got, _, ok, err := other.Collect(t.Context(), &wire.Contribution{Seq: 1, Rank: 1, RootOnly: true, Verb: "broadcast"}, nil)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Equal(t, [][]byte{{}}, got)
+}
+
 // TestClosedMemory checks that a closed memory leaves all to the store.
 func TestClosedMemory(t *testing.T) {
 	m, _, err := Create(0, 2, time.Minute)
