@@ -116,26 +116,6 @@ func ExampleNewWriter() {
 	// w U8[2,3] abcdef
 }
 
-func ExampleWriteSharded() {
-	dir, _ := os.MkdirTemp("", "example")
-	defer os.RemoveAll(dir)
-	ts := map[string]*tensor.Tensor{
-		"a": tensor.New(tensor.F32, 4), "b": tensor.New(tensor.F32, 4), "c": tensor.New(tensor.F32, 4),
-	}
-	if err := safetensors.WriteSharded(dir, "model", 32, ts, nil); err != nil {
-		fmt.Println(err)
-		return
-	}
-	files, _ := os.ReadDir(dir)
-	for _, f := range files {
-		fmt.Println(f.Name())
-	}
-	// Output:
-	// model-00001-of-00002.safetensors
-	// model-00002-of-00002.safetensors
-	// model.safetensors.index.json
-}
-
 func ExampleOpenModel() {
 	name, remove := example()
 	defer remove()

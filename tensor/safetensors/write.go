@@ -39,18 +39,13 @@ func Write(w io.Writer, ts map[string]*tensor.Tensor, metadata map[string]string
 // .safetensors-*.tmp in the same directory, syncs it, and renames it. It replaces an existing file.
 // If it fails, it leaves no file behind. Processes that have the old file open keep it.
 func WriteFile(name string, ts map[string]*tensor.Tensor, metadata map[string]string) error {
-	return replace(name, func(w io.Writer) error { return Write(w, ts, metadata) })
-}
-
-// replace atomically replaces the file called name with what write writes.
-func replace(name string, write func(io.Writer) error) error {
 	dir := filepath.Dir(name)
 	temp := filepath.Join(dir, ".safetensors-"+rand.Text()+".tmp")
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return &WriteError{File: name, Err: err}
 	}
-	if err = fill(f, write); err == nil {
+	if err = fill(f, ts, metadata); err == nil {
 		err = os.Rename(temp, name)
 	}
 	if err != nil {
@@ -64,9 +59,9 @@ func replace(name string, write func(io.Writer) error) error {
 	return &WriteError{File: name, Err: err}
 }
 
-// fill calls write to write f, and makes f durable. NFS may report a failed write only at Close.
-func fill(f *os.File, write func(io.Writer) error) error {
-	err := write(f)
+// fill writes f, and makes it durable. NFS may report a failed write only at Close.
+func fill(f *os.File, ts map[string]*tensor.Tensor, metadata map[string]string) error {
+	err := Write(f, ts, metadata)
 	if err == nil {
 		err = f.Sync()
 	}
