@@ -164,7 +164,7 @@ func TestModelOpt03FullMemory(t *testing.T) {
 // the parts are transferred.
 func TestModelOpt04Sizes(t *testing.T) {
 	part := func(r *rank) *tensor.Tensor { // 1 KiB of 16 MiB
-		p, err := r.tensor(7, 1<<14, 256).Slice(0, 100, 101)
+		p, err := tensor.Wrap(r.tensor(7, 1<<14, 256).Data[100<<10:101<<10], tensor.F32, 1, 256)
 		require.NoError(r, err)
 		return p
 	}

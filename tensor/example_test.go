@@ -16,7 +16,7 @@ func Example() {
 	for i := range v {
 		v[i] = float32(i)
 	}
-	bottom, err := w.Slice(0, 1, 2) // its second row, the same memory too
+	bottom, err := tensor.Wrap(w.Data[4*3:], tensor.F32, 1, 3) // its second row, the same memory too
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -53,13 +53,6 @@ func ExampleWrap() {
 	t, err := tensor.Wrap([]byte{0x21, 0x43}, tensor.F4, 4) // two elements in a byte, the first in the lower half
 	fmt.Println(t, err)
 	// Output: F4[4] <nil>
-}
-
-func ExampleTensor_Slice() {
-	t := tensor.From([]uint8{1, 2, 3, 4, 5, 6}, 2, 3)
-	column, err := t.Slice(1, 2, 3)
-	fmt.Printf("%v %d %v\n", column, column.Data, err)
-	// Output: U8[2,1] [3 6] <nil>
 }
 
 func ExampleTensor_Reshape() {
