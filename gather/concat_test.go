@@ -51,7 +51,7 @@ func (r *rank) inArena(t *tensor.Tensor) *tensor.Tensor {
 }
 
 func TestConcat(t *testing.T) {
-	overAll(t, 4, gather.Options{}, func(r *rank) {
+	overAll(t, 4, func(r *rank) {
 		for axis := range 3 {
 			whole := filled(0, 12, 18, 60)
 			var mine *tensor.Tensor
@@ -72,7 +72,7 @@ func TestConcat(t *testing.T) {
 }
 
 func TestConcatRefuses(t *testing.T) {
-	overAll(t, 3, gather.Options{}, func(r *rank) {
+	overAll(t, 3, func(r *rank) {
 		for _, test := range []struct {
 			axis int
 			odd  []int
@@ -116,7 +116,7 @@ func shards(i int) map[string]*tensor.Tensor {
 var axes = map[string]int{"wide": 0, "tall": 1}
 
 func TestConcatTo(t *testing.T) {
-	overAll(t, 4, gather.Options{}, func(r *rank) {
+	overAll(t, 4, func(r *rank) {
 		for range 2 {
 			var file bytes.Buffer
 			var mine map[string]*tensor.Tensor
@@ -188,7 +188,7 @@ func (f *full) Write(p []byte) (int, error) {
 
 func TestConcatToFails(t *testing.T) {
 	t.Parallel()
-	overAll(t, 4, gather.Options{}, func(r *rank) {
+	overAll(t, 4, func(r *rank) {
 		i := slices.Index(list, r.me())
 		if i < 0 {
 			return

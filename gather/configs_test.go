@@ -74,7 +74,7 @@ func sameModel(t *testing.T, want, got *model) {
 // TestConfigs also checks that Release releases the tensors of the other ranks, and none that the
 // rank itself has passed.
 func TestConfigs(t *testing.T) {
-	overAll(t, 4, gather.Options{}, func(r *rank) {
+	overAll(t, 4, func(r *rank) {
 		for range 2 {
 			mine := r.model(10 * r.me())
 			res, err := gather.Configs(r.ctx, r.ga, list, mine)
@@ -114,7 +114,7 @@ func TestConfigsAreLarge(t *testing.T) {
 		}
 		return &map[string][]string{"words": words}
 	}
-	overAll(t, 3, gather.Options{}, func(r *rank) {
+	overAll(t, 3, func(r *rank) {
 		res, err := gather.Configs(r.ctx, r.ga, []int{2, 1, 0}, build(r.me()))
 		if !assert.NoError(r, err) {
 			return
@@ -130,7 +130,7 @@ func TestConfigsAreLarge(t *testing.T) {
 func TestConfigsOfAnyShape(t *testing.T) {
 	// a program, to a reader that executes what it reads
 	evil := map[string]any{"__reduce__": []any{"os.system", "exit 1"}, "$tensor": "../../../etc/passwd", "$float": "NaN", "py": "\x00cos\nsystem"}
-	overAll(t, 2, gather.Options{}, func(r *rank) {
+	overAll(t, 2, func(r *rank) {
 		one, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 3))
 		if assert.NoError(r, err) {
 			for rank, got := range one.Present() {
@@ -180,7 +180,7 @@ func TestConfigsRefused(t *testing.T) {
 		"broken tensor": {&ring{More: &tensor.Tensor{DType: tensor.F32, Shape: []int{5}}}, "20 bytes, not 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			overAll(t, 4, gather.Options{}, func(r *rank) {
+			overAll(t, 4, func(r *rank) {
 				for _, broken := range list {
 					mine := &ring{More: "fine"}
 					if r.me() == broken {
@@ -208,7 +208,7 @@ func TestConfigsOfOtherTypes(t *testing.T) {
 		Weight *tensor.Tensor
 		Bias   string
 	}
-	overAll(t, 4, gather.Options{}, func(r *rank) {
+	overAll(t, 4, func(r *rank) {
 		for range 2 {
 			var err error
 			if r.me() == 3 {

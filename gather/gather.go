@@ -19,8 +19,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Options are the options of Open. Zero fields have defaults. Unequal, and whether Dir is set, must be
-// the same on all ranks.
+// Options are the options of Open. Zero fields have defaults. Whether Dir is set must be the same on
+// all ranks.
 type Options struct {
 	// Dir is a directory that the hosts of all ranks share; it is created if its parent exists.
 	// Several jobs may use the same one at the same time. A job that was killed leaves files there,
@@ -31,9 +31,8 @@ type Options struct {
 	// the store
 	Listen string
 	// tensors allocated here are not copied. The caller owns it, and closes it after the Gatherer
-	Arena   *shm.Arena
-	Limit   int64 // bytes of shared memory for copies; 0: as many as the host allows
-	Unequal bool  // Tensors may differ in shape, and TensorMaps in names and shapes
+	Arena *shm.Arena
+	Limit int64 // bytes of shared memory for copies; 0: as many as the host allows
 
 	Trace trace.Sink // gets an event for every verb; nil: the group's, see pgroup.Group.Trace
 }
@@ -69,10 +68,10 @@ type Gatherer struct {
 
 // settings are the options that all ranks must agree on, and the values that rank 0 decides.
 type settings struct {
-	Dir, Unequal bool
-	ID           uint64 // identifies this Gatherer; random, chosen by rank 0
-	Generation   uint64 // of the workspace, of rank 0
-	Err          string // rank 0's error of creating the workspace
+	Dir        bool
+	ID         uint64 // identifies this Gatherer; random, chosen by rank 0
+	Generation uint64 // of the workspace, of rank 0
+	Err        string // rank 0's error of creating the workspace
 }
 
 // Open creates a Gatherer. Every rank of g calls it; it takes a few round trips. A nil o is
@@ -118,7 +117,7 @@ func (ga *Gatherer) open(ctx context.Context) error {
 
 // agree compares the settings of all ranks, and returns those of rank 0.
 func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
-	mine := settings{Dir: ga.opts.Dir != "", Unequal: ga.opts.Unequal, ID: rand.Uint64()}
+	mine := settings{Dir: ga.opts.Dir != "", ID: rand.Uint64()}
 	if mine.Dir && ga.group.Rank() == 0 {
 		if mine.Generation, err = beginFiles(ctx, ga.opts.Dir, ga.group, mine.ID); err != nil {
 			mine.Err = err.Error()
@@ -132,12 +131,8 @@ func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
 		return agreed, ga.rankError("gather.open", nil, &fault{Code: wire.CodeFailed, By: 0, Reason: all[0].Err, err: err})
 	}
 	for rank, s := range all {
-		first := all[0]
-		switch {
-		case s.Dir != first.Dir:
-			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(first.Dir)))
-		case s.Unequal != first.Unequal:
-			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
+		if s.Dir != all[0].Dir {
+			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(all[0].Dir)))
 		}
 	}
 	return all[0], nil

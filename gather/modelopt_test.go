@@ -474,7 +474,7 @@ func TestModelOpt09HalfAState(t *testing.T) {
 
 // TestModelOptScoped closes a Gatherer before a result is released, as upstream's context managers may.
 func TestModelOptScoped(t *testing.T) {
-	overAll(t, 2, gather.Options{}, func(r *rank) {
+	overAll(t, 2, func(r *rank) {
 		late, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(1, 1000))
 		if !assert.NoError(r, err) {
 			return

@@ -13,7 +13,7 @@ import (
 const singleName = "tensor"
 
 // Tensors sends the t of each rank of the list to the first of them; a rank that has none passes
-// nil. All tensors have the same dtype, and, unless Options.Unequal is set, the same shape.
+// nil. All tensors have the same dtype and shape.
 func Tensors(ctx context.Context, ga *Gatherer, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
 	single := func(r received) (*tensor.Tensor, error) { return r.tensors[singleName], nil }
 	return run(ctx, ga, opTensors, ranks, contributionOf(t), sameTensors, t, single)
@@ -25,8 +25,8 @@ func contributionOf(t *tensor.Tensor) contribution {
 }
 
 // TensorMaps is like Tensors for many named tensors at once; a rank that has none passes a nil map.
-// Unless Options.Unequal is set, all ranks have the same names, and the same dtype and shape for
-// each.
+// All ranks have the same names, and the same dtype and shape for each. Ranks with other tensors
+// pass their maps to Configs.
 func TensorMaps(ctx context.Context, ga *Gatherer, ranks []int, ts map[string]*tensor.Tensor) (*Result[map[string]*tensor.Tensor], error) {
 	all := func(r received) (map[string]*tensor.Tensor, error) { return r.tensors, nil }
 	return run(ctx, ga, opTensorMaps, ranks, contribution{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
@@ -95,23 +95,17 @@ func sameTensors(v *verb, offers []offer) error {
 
 // same compares the offers of the ranks with indexes i and j. Both lists are sorted.
 func (v *verb) same(i, j int, a, b *offer) error {
-	loose := v.ga.opts.Unequal
 	x, y := a.items, b.items
 	for len(x) > 0 || len(y) > 0 {
 		switch c := compareFirst(x, y); {
-		case c < 0 && !loose:
-			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[i], x[0].Name, v.ranks[j])
-		case c > 0 && !loose:
-			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[j], y[0].Name, v.ranks[i])
 		case c < 0:
-			x = x[1:]
+			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[i], x[0].Name, v.ranks[j])
 		case c > 0:
-			y = y[1:]
-		case x[0].DType != y[0].DType || !loose && !x[0].equal(&y[0]):
-			return mismatch(j, "%srank %d has %v, and rank %d %v%s", prefix(y[0].Name), v.ranks[j], &y[0], v.ranks[i], &x[0], hint(&x[0], &y[0]))
-		default:
-			x, y = x[1:], y[1:]
+			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[j], y[0].Name, v.ranks[i])
+		case !x[0].equal(&y[0]):
+			return mismatch(j, "%srank %d has %v, and rank %d %v; in gather.Configs they may differ", prefix(y[0].Name), v.ranks[j], &y[0], v.ranks[i], &x[0])
 		}
+		x, y = x[1:], y[1:]
 	}
 	return nil
 }
@@ -126,14 +120,6 @@ func compareFirst(x, y []item) int {
 		return -1
 	}
 	return cmp.Compare(x[0].Name, y[0].Name)
-}
-
-// hint returns the advice to set Unequal if shapes differ.
-func hint(a, b *item) string {
-	if a.DType != b.DType {
-		return ""
-	}
-	return "; Options.Unequal allows that"
 }
 
 // prefix returns the text that names a tensor, if the caller has named it.

@@ -2,7 +2,6 @@ package gather_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -18,7 +17,7 @@ import (
 var list = []int{2, 0, 3}
 
 func TestTensors(t *testing.T) {
-	overAll(t, 4, gather.Options{}, func(r *rank) {
+	overAll(t, 4, func(r *rank) {
 		for round := range 5 { // later rounds reuse segments and connections
 			res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(10*r.me()+round, 300, 1000))
 			if !assert.NoError(r, err, "rank %d", r.me()) {
@@ -47,7 +46,7 @@ func TestTensors(t *testing.T) {
 }
 
 func TestAbsent(t *testing.T) {
-	overAll(t, 4, gather.Options{}, func(r *rank) {
+	overAll(t, 4, func(r *rank) {
 		for absent := range 8 { // every set of the three
 			var mine *tensor.Tensor
 			for i, rank := range list {
@@ -85,21 +84,22 @@ func TestAbsent(t *testing.T) {
 // TestDisagreement has one rank that differs: all ranks get an error that says which and how, and
 // continue.
 func TestDisagreement(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		odd  *tensor.Tensor
+	for name, test := range map[string]struct {
+		odd  map[string]*tensor.Tensor
 		want string
 	}{
-		{"shape", tensor.New(tensor.F32, 2, 4), "rank 3 has F32[2,4], and rank 2 F32[2,3]"},
-		{"dtype", tensor.New(tensor.I32, 2, 3), "rank 3 has I32[2,3], and rank 2 F32[2,3]"},
+		"shape": {map[string]*tensor.Tensor{"tensor": tensor.New(tensor.F32, 2, 4)}, "rank 3 has F32[2,4], and rank 2 F32[2,3]"},
+		"dtype": {map[string]*tensor.Tensor{"tensor": tensor.New(tensor.I32, 2, 3)}, "rank 3 has I32[2,3], and rank 2 F32[2,3]"},
+		"more":  {map[string]*tensor.Tensor{"more": tensor.New(tensor.I32)}, `rank 3 has tensor "more", and rank 2 has not`},
+		"fewer": {map[string]*tensor.Tensor{}, `rank 2 has tensor "tensor", and rank 3 has not`},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			overAll(t, 4, gather.Options{}, func(r *rank) {
-				mine := r.tensor(0, 2, 3)
+		t.Run(name, func(t *testing.T) {
+			overAll(t, 4, func(r *rank) {
+				mine := map[string]*tensor.Tensor{"tensor": r.tensor(0, 2, 3)}
 				if r.me() == 3 {
 					mine = test.odd
 				}
-				res, err := gather.Tensors(r.ctx, r.ga, list, mine)
+				res, err := gather.TensorMaps(r.ctx, r.ga, list, mine)
 				if r.me() == 1 {
 					assert.NoError(r, err)
 					assert.True(r, res.Outside)
@@ -111,33 +111,18 @@ func TestDisagreement(t *testing.T) {
 				assert.Equal(r, 3, re.By)
 				assert.ErrorContains(r, err, test.want)
 
-				res, err = gather.Tensors(r.ctx, r.ga, list, r.tensor(r.me(), 4))
+				next, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(r.me(), 4))
 				if assert.NoError(r, err) {
-					res.Release()
+					next.Release()
 				}
 			})
 		})
 	}
 }
 
-func TestUnequal(t *testing.T) {
-	overAll(t, 4, gather.Options{Unequal: true}, func(r *rank) {
-		res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(r.me(), r.me(), 3)) // rank 0's is empty
-		if !assert.NoError(r, err) {
-			return
-		}
-		for rank, v := range res.Present() {
-			equal(r.T, filled(rank, rank, 3), v)
-		}
-		res.Release()
-		_, err = gather.TensorMaps(r.ctx, r.ga, list, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2), fmt.Sprint("of ", r.me()): tensor.New(tensor.U8)})
-		assert.NoError(r, err)
-	})
-}
-
 // TestBadInput checks that the rank with bad input detects it, and that all ranks get the error.
 func TestBadInput(t *testing.T) {
-	overAll(t, 2, gather.Options{}, func(r *rank) {
+	overAll(t, 2, func(r *rank) {
 		for _, broken := range []int{0, 1} {
 			mine := r.tensor(0, 4)
 			if r.me() == broken {
@@ -157,7 +142,7 @@ func TestBadInput(t *testing.T) {
 }
 
 func TestMissing(t *testing.T) {
-	overAllAtOnce(t, 3, gather.Options{}, func(r *rank) {
+	overAllAtOnce(t, 3, func(r *rank) {
 		ranks := []int{1, 0, 2}
 		if !r.gathers(ranks, 0, 9) { // sets up the list for the later calls
 			return
@@ -220,7 +205,7 @@ func TestSharedTensorsMayChange(t *testing.T) {
 
 func TestARankThatCloses(t *testing.T) {
 	for _, who := range []int{0, 1} {
-		overAll(t, 3, gather.Options{}, func(r *rank) {
+		overAll(t, 3, func(r *rank) {
 			ranks := []int{0, 1, 2}
 			if !r.gathers(ranks, 0, 3) {
 				return

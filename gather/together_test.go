@@ -45,7 +45,7 @@ var calls = map[string]func(r *rank, ctx context.Context, ranks []int) error{
 // TestRanksCallDifferentVerbs has one rank call another verb: all ranks get an error that names the
 // two verbs, and continue.
 func TestRanksCallDifferentVerbs(t *testing.T) {
-	overAll(t, 3, gather.Options{}, func(r *rank) {
+	overAll(t, 3, func(r *rank) {
 		for most := range calls {
 			if r.me() == 0 {
 				assert.NoError(r, r.group.Store().Set(r.ctx, "most", []byte(most), nil))
@@ -149,7 +149,7 @@ func TestCloseWhileMeeting(t *testing.T) {
 
 // TestNothingManyTimes joins tensors of very many empty rows.
 func TestNothingManyTimes(t *testing.T) {
-	overAll(t, 2, gather.Options{}, func(r *rank) {
+	overAll(t, 2, func(r *rank) {
 		out, err := gather.Concat(r.ctx, r.ga, []int{0, 1}, 1, tensor.New(tensor.U8, 1<<40, 0))
 		if assert.NoError(r, err) && r.me() == 0 {
 			assert.Equal(r, []int{1 << 40, 0}, out.Shape)
@@ -163,7 +163,7 @@ func TestNothingManyTimes(t *testing.T) {
 // TestBadArguments checks that bad arguments are refused by name, on all ranks.
 func TestBadArguments(t *testing.T) {
 	axes := make([]int, 65)
-	overAll(t, 2, gather.Options{}, func(r *rank) {
+	overAll(t, 2, func(r *rank) {
 		ranks := []int{0, 1}
 		ts := map[string]*tensor.Tensor{"w": filled(0, 1)}
 		err := gather.ConcatTo(r.ctx, r.ga, nil, ranks, gather.Merge{}, ts)

@@ -54,20 +54,20 @@ type rank struct {
 }
 
 // overAll runs f on n ranks, over each way.
-func overAll(t *testing.T, n int, o gather.Options, f func(r *rank)) {
+func overAll(t *testing.T, n int, f func(r *rank)) {
 	for _, w := range ways() {
-		t.Run(w.name, func(t *testing.T) { w.run(t, n, o, f) })
+		t.Run(w.name, func(t *testing.T) { w.run(t, n, gather.Options{}, f) })
 	}
 }
 
 // overAllAtOnce is overAll for tests that wait: all ways run at once.
-func overAllAtOnce(t *testing.T, n int, o gather.Options, f func(r *rank)) {
+func overAllAtOnce(t *testing.T, n int, f func(r *rank)) {
 	t.Parallel()
 	named := map[string]way{}
 	for _, w := range ways() {
 		named[w.name] = w
 	}
-	testcluster.AtOnce(t, maps.All(named), func(t *testing.T, w way) { w.run(t, n, o, f) })
+	testcluster.AtOnce(t, maps.All(named), func(t *testing.T, w way) { w.run(t, n, gather.Options{}, f) })
 }
 
 func (w way) run(t *testing.T, n int, o gather.Options, f func(r *rank)) {
