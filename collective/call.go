@@ -171,8 +171,8 @@ func (c *core) newCall(ctx context.Context, p *plan, seq uint64) *call {
 }
 
 func (c *call) trace(bytes int, err error) {
-	if c.opts.Trace != nil {
-		c.opts.Trace.Record(c.ctx, trace.Event{
+	if sink := c.group.Trace(); sink != nil {
+		sink.Record(c.ctx, trace.Event{
 			Op: "collective." + c.verb.String(), Group: c.name, Generation: c.head.generation, Seq: c.head.seq, Rank: c.rank(), Size: c.size(),
 			Last: -1, Bytes: int64(bytes), Start: c.start, End: time.Now(), Err: err,
 		})

@@ -15,7 +15,6 @@ import (
 	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/internal/reduce"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -58,8 +57,8 @@ const (
 	Hierarchical
 )
 
-// Options are the options of Open. Zero fields have defaults. All except Listen, Dial and Trace must be
-// the same on all ranks.
+// Options are the options of Open. Zero fields have defaults. All except Listen and Dial must be the same
+// on all ranks.
 type Options struct {
 	Algorithm Algorithm
 	// host or host:port that ranks on other hosts connect to; default: the interface that leads to
@@ -67,8 +66,6 @@ type Options struct {
 	Listen string
 	// makes a connection to a rank on another host; nil: a net.Dialer
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// gets an event for every verb that has begun; nil: the group's, see pgroup.Group.Trace
-	Trace trace.Sink
 }
 
 // Comm is a group with connections. Verbs run one at a time, in the order in which they are called.
@@ -125,14 +122,11 @@ type core struct {
 }
 
 // Open connects the ranks of g. Every rank calls it. The caller still owns g, and closes it after
-// the Comm.
+// the Comm. The group's sink (pgroup.Config.Trace) gets an event for every verb that has begun.
 func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 	c := &core{name: g.Name()}
 	if o != nil {
 		c.opts = *o
-	}
-	if c.opts.Trace == nil {
-		c.opts.Trace = g.Trace()
 	}
 	c.over, c.end = context.WithCancelCause(context.Background())
 	sub, err := g.Sub(ctx, "collective", allRanks(g.Size())...)

@@ -19,7 +19,6 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/trace"
 )
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
@@ -32,7 +31,6 @@ type way struct {
 
 	set    func(c *pgroup.Config) // nil: nothing else
 	listen string
-	trace  func(rank int) trace.Sink // nil: none
 }
 
 func apart(rank int) string { return fmt.Sprint("node ", rank) }
@@ -69,12 +67,8 @@ func (r *rank) pid(rank int) int {
 	return members[rank].PID
 }
 
-func (w way) options(rank int) *collective.Options {
-	o := &collective.Options{Algorithm: w.alg, Listen: w.listen}
-	if w.trace != nil {
-		o.Trace = w.trace(rank)
-	}
-	return o
+func (w way) options() *collective.Options {
+	return &collective.Options{Algorithm: w.alg, Listen: w.listen}
 }
 
 // hung is the time after which ranks count as hung, on a busy machine too.
@@ -99,7 +93,7 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 				return
 			}
 			defer g.Close()
-			c, err := collective.Open(ctx, g, w.options(i))
+			c, err := collective.Open(ctx, g, w.options())
 			if !assert.NoError(t, err) {
 				return
 			}

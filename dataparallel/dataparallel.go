@@ -12,15 +12,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// Options of New; nil means the defaults.
+// Options of New, the same on all ranks; nil means the defaults.
 type Options struct {
-	// Trace receives an event of every operation: dataparallel.allreduce_gradients, .broadcast_tensor,
-	// .broadcast_tensors, .barrier and .shutdown. Bytes is the size of this rank's tensors. Nil means
-	// the group's sink, see pgroup.Group.Trace. The other operations are .start_gradients and .step_sharded.
-	Trace trace.Sink
-
-	// The fields below must be the same on all ranks.
-
 	// Bucket is the number of bytes from which on a bucket of StartGradients is full: a larger one costs
 	// less, and a smaller one begins earlier. Default: 1 MiB if all ranks share memory, 4 MiB otherwise.
 	Bucket int
@@ -71,16 +64,14 @@ const (
 	shutdown           = "shutdown"
 )
 
-// New returns a Strategy over c. Shutdown closes c; the caller may close it, too.
+// New returns a Strategy over c. Shutdown closes c; the caller may close it, too. The sink of c's group
+// (pgroup.Config.Trace) receives an event of every operation, such as dataparallel.allreduce_gradients, with
+// the size of this rank's tensors as its Bytes.
 func New(c *collective.Comm, o *Options) *Strategy {
-	s := &Strategy{comm: c, group: c.Name(), turn: make(chan struct{}, 1)}
+	s := &Strategy{comm: c, group: c.Name(), trace: c.Group().Trace(), turn: make(chan struct{}, 1)}
 	s.mine, s.all = make([]uint64, words), make([]uint64, words*s.Size())
 	if o != nil {
 		s.opts = *o
-	}
-	s.trace = s.opts.Trace
-	if s.trace == nil {
-		s.trace = c.Group().Trace()
 	}
 	return s
 }

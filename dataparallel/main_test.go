@@ -42,6 +42,8 @@ type way struct {
 	host func(rank int) string
 	alg  collective.Algorithm
 	tls  bool // with certificates on both sides, for the store and between ranks
+
+	sinks []testcluster.Events // by rank; nil: none
 }
 
 func together(int) string   { return "node" }
@@ -51,11 +53,11 @@ func apart(rank int) string { return fmt.Sprint("node ", rank) }
 func unequal(rank int) string { return fmt.Sprint("node ", min((rank+1)/2, 2)) }
 
 var ways = []way{
-	{"memory", together, collective.Auto, false},
-	{"TCP", apart, collective.Auto, false},
-	{"ring", apart, collective.Ring, false},
-	{"unequal hosts", unequal, collective.Hierarchical, false},
-	{"TLS", apart, collective.Auto, true},
+	{name: "memory", host: together},
+	{name: "TCP", host: apart},
+	{name: "ring", host: apart, alg: collective.Ring},
+	{name: "unequal hosts", host: unequal, alg: collective.Hierarchical},
+	{name: "TLS", host: apart, tls: true},
 }
 
 // rank is one rank of a test.
@@ -85,6 +87,9 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 			ctx := bounded(t)
 			cfg := meet(i)
 			cfg.Rank, cfg.Size, cfg.Host, cfg.Timeout = i, n, w.host(i), soon
+			if w.sinks != nil {
+				cfg.Trace = &w.sinks[i]
+			}
 			g, err := pgroup.Create(ctx, cfg)
 			if !assert.NoError(t, err) {
 				return

@@ -75,7 +75,7 @@ type WorkerNode struct {
 	Timeout   time.Duration        // of a verb whose ctx has no deadline, and of the connection to the store; default 5 min
 	Algorithm collective.Algorithm // the same in all workers
 	Logger    *slog.Logger         // default: none
-	Trace     trace.Sink           // receives the events of each Strategy and its Comm
+	Trace     trace.Sink           // receives the events of each view's group, Comm and Strategy
 
 	training sync.Mutex // held by Train: two loops would take each other's steps
 	steps    sync.Mutex // held by Start, Next and Close

@@ -222,7 +222,7 @@ func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, er
 		defer cancel()
 	}
 	cfg := v.Config()
-	cfg.Host, cfg.Timeout, cfg.Logger, cfg.TLS = w.Host, w.Timeout, w.Logger, w.TLS
+	cfg.Host, cfg.Timeout, cfg.Logger, cfg.TLS, cfg.Trace = w.Host, w.Timeout, w.Logger, w.TLS, w.Trace
 	if cfg.TLS == nil && w.encrypts() {
 		cfg.TLS = &store.TLSFiles{} // the store is open already: this is for the connections between workers
 	}
@@ -238,7 +238,7 @@ func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, er
 		return nil, errors.Join(err, c.Close(), g.Close())
 	}
 	r := &round{view: v, group: g, comm: c, over: v.Context(context.Background())}
-	r.strategy = New(c, &Options{Trace: w.Trace})
+	r.strategy = New(c, nil)
 	r.strategy.view = r.over
 	r.abortAtEnd()
 	return r, nil
@@ -263,7 +263,7 @@ func (w *WorkerNode) openComm(ctx context.Context, g *pgroup.Group) (*collective
 	if w.Listen == "" && g.NodeCount() > 1 && !w.secure() {
 		return nil, fmt.Errorf("%w: the view has workers on %d nodes: set TLS, or Listen to 127.0.0.1 if they are one machine, or Insecure", ErrInsecure, g.NodeCount())
 	}
-	return collective.Open(ctx, g, &collective.Options{Algorithm: w.Algorithm, Listen: w.Listen, Dial: w.Dial, Trace: w.Trace})
+	return collective.Open(ctx, g, &collective.Options{Algorithm: w.Algorithm, Listen: w.Listen, Dial: w.Dial})
 }
 
 func (r *round) close() {

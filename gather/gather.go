@@ -15,7 +15,6 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
-	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -33,8 +32,6 @@ type Options struct {
 	// tensors allocated here are not copied. The caller owns it, and closes it after the Gatherer
 	Arena *shm.Arena
 	Limit int64 // bytes of shared memory for copies; 0: as many as the host allows
-
-	Trace trace.Sink // gets an event for every verb; nil: the group's, see pgroup.Group.Trace
 }
 
 // Gatherer is one rank's part in gathers. It keeps connections and segments between them. It is
@@ -75,15 +72,13 @@ type settings struct {
 }
 
 // Open creates a Gatherer. Every rank of g calls it; it takes a few round trips. A nil o is
-// Options{}. The caller still owns the group, and closes it after the Gatherer.
+// Options{}. The caller still owns the group, and closes it after the Gatherer. The group's sink
+// (pgroup.Config.Trace) gets an event for every verb.
 func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
 	ga := &Gatherer{group: g, subgroups: map[string]*subgroup{}, unreleased: map[*resources]struct{}{}}
 	ga.life, ga.die = context.WithCancel(context.Background())
 	if o != nil {
 		ga.opts = *o
-	}
-	if ga.opts.Trace == nil {
-		ga.opts.Trace = g.Trace()
 	}
 	ga.in.init()
 	if err := ga.open(ctx); err != nil {

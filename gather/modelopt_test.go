@@ -171,7 +171,7 @@ func TestModelOpt04Sizes(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
 			seen := new(testcluster.Events)
-			w.run(t, 2, gather.Options{Limit: 1 << 20, Trace: seen}, func(r *rank) {
+			job{way: w, n: 2, o: gather.Options{Limit: 1 << 20}, trace: seen}.run(t, func(r *rank) {
 				want := map[string]*tensor.Tensor{"part": part(r), "nothing": tensor.New(tensor.F32, 5, 0), "scalar": filled(3), "bits": tensor.New(tensor.F4, 2)}
 				for _, give := range []map[string]*tensor.Tensor{{}, want, {"nothing": want["nothing"]}, {}} {
 					res, err := gather.TensorMaps(r.ctx, r.ga, []int{0, 1}, give)

@@ -65,7 +65,7 @@ func (c *subgroup) begin(ctx context.Context, op string) (*verb, error) {
 		return nil, fmt.Errorf("%s on rank %d: ranks %v: %w", op, c.ga.group.Rank(), c.ranks, pgroup.ErrBusy)
 	}
 	c.calls++
-	v := &verb{subgroup: c, op: op, start: trace.Now(c.ga.opts.Trace)}
+	v := &verb{subgroup: c, op: op, start: trace.Now(c.ga.group.Trace())}
 	if err := v.form(ctx); err != nil {
 		c.mu.Unlock()
 		return nil, err
@@ -74,7 +74,7 @@ func (c *subgroup) begin(ctx context.Context, op string) (*verb, error) {
 }
 
 func (v *verb) end(ctx context.Context, err error) {
-	if sink := v.ga.opts.Trace; sink != nil {
+	if sink := v.ga.group.Trace(); sink != nil {
 		trace.Record(ctx, sink, trace.Event{
 			Op: v.op, Group: v.group.Name(), Generation: v.group.Generation(), Seq: v.calls, Rank: v.group.Rank(), Size: len(v.ranks), Last: -1,
 			Bytes: v.bytes, Start: v.start, Waited: v.waited, Err: err,
@@ -133,7 +133,7 @@ func (v *verb) form(ctx context.Context) error {
 // on the first rank. A failure is the same on every rank.
 func (v *verb) run(ctx context.Context, own *sender, agree check, collect func(ctx context.Context, offers []offer) error) error {
 	own.offer.Verb, own.offer.Call = uint8(slices.Index(verbs, v.op)), v.calls
-	called := trace.Now(v.ga.opts.Trace)
+	called := trace.Now(v.ga.group.Trace())
 	v.records.Skip(2 * v.turns)
 	v.turns++
 	encoded, err := pgroup.AllGather(ctx, v.records, own.offer.encode())

@@ -1,7 +1,6 @@
 package gather_test
 
 import (
-	"context"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -19,7 +18,7 @@ func TestTrace(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
 			sink := new(testcluster.Events)
-			w.run(t, 4, gather.Options{Trace: sink}, func(r *rank) {
+			job{way: w, n: 4, trace: sink}.run(t, func(r *rank) {
 				res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(1, 300))
 				if !assert.NoError(r, err) {
 					return
@@ -33,7 +32,7 @@ func TestTrace(t *testing.T) {
 				}
 			})
 			of := map[uint64][]trace.Event{}
-			for _, e := range sink.All() {
+			for _, e := range append(sink.Of("gather.tensors"), sink.Of("gather.concat")...) {
 				of[e.Seq] = append(of[e.Seq], e)
 			}
 			require.Len(t, of, 3)
@@ -55,20 +54,4 @@ func TestTrace(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestTraceOfTheGroup checks that a Gatherer without its own sink uses that of its group.
-func TestTraceOfTheGroup(t *testing.T) {
-	sink := new(testcluster.Events)
-	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: sink})
-	require.NoError(t, err)
-	ga, err := gather.Open(context.Background(), g, nil)
-	require.NoError(t, err)
-	res, err := gather.Tensors(t.Context(), ga, []int{0}, filled(1, 4))
-	require.NoError(t, err)
-	res.Release()
-	require.NoError(t, ga.Close())
-	require.NoError(t, g.Close())
-	require.Len(t, sink.Of("gather.tensors"), 1)
-	require.Len(t, sink.Of("pgroup.create"), 1)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -84,6 +85,7 @@ type job struct {
 	meet  *store.Store // nil: one of testcluster.Store
 	o     gather.Options
 	span  time.Duration // the time limit of the whole job; 0: half a minute
+	trace trace.Sink    // nil: none
 }
 
 // run runs f on each rank.
@@ -110,7 +112,7 @@ func (j job) run(t *testing.T, f func(r *rank)) {
 			ctx, cancel := context.WithTimeout(t.Context(), j.span)
 			defer cancel()
 			g, err := pgroup.Create(ctx, pgroup.Config{
-				Name: j.name, Run: j.runID, Rank: i, Size: j.n, Store: open(), Host: j.host(i), TLS: files, Timeout: j.span,
+				Name: j.name, Run: j.runID, Rank: i, Size: j.n, Store: open(), Host: j.host(i), TLS: files, Timeout: j.span, Trace: j.trace,
 			})
 			if !assert.NoError(t, err) {
 				return
