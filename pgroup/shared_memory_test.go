@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -60,7 +59,8 @@ func TestNoSharedMemory(t *testing.T) {
 			t.Setenv("MUSTER_SHARED_MEMORY", tc.setting)
 			enter := func(*testing.T) {}
 			if tc.limit > 0 {
-				enter = controlGroup(t, tc.limit)
+				procs := filepath.Join(testcluster.ControlGroup(t, tc.limit), "cgroup.procs")
+				enter = func(t *testing.T) { require.NoError(t, os.WriteFile(procs, []byte(strconv.Itoa(os.Getpid())), 0)) }
 			}
 			pgrouptest.Job{N: 2}.Run(t, func(t *testing.T, g *pgroup.Group) {
 				enter(t)
@@ -71,30 +71,6 @@ func TestNoSharedMemory(t *testing.T) {
 				require.NoError(t, g.Shutdown(t.Context()))
 			})
 		})
-	}
-}
-
-// controlGroup makes a control group with a limit of memory, and returns the function by which a
-// process enters it.
-func controlGroup(t *testing.T, limit int64) (enter func(t *testing.T)) {
-	parent := os.Getenv("MUSTER_TEST_CGROUP")
-	if parent == "" {
-		t.Skip("SKIPPED: MUSTER_TEST_CGROUP names no directory to make a control group in")
-	}
-	dir := filepath.Join(parent, "muster-pgroup-test")
-	switch err := os.Mkdir(dir, 0o755); {
-	case err == nil:
-		t.Cleanup(func() { assert.NoError(t, os.Remove(dir)) })
-	case errors.Is(err, os.ErrExist): // the process that starts the ranks has made it
-	default:
-		require.NoError(t, err)
-	}
-	bytes := []byte(strconv.FormatInt(limit, 10))
-	if os.WriteFile(filepath.Join(dir, "memory.max"), bytes, 0) != nil {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "memory.limit_in_bytes"), bytes, 0))
-	}
-	return func(t *testing.T) {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0))
 	}
 }
 

@@ -7,14 +7,13 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"testing"
 	"testing/fstest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/shm"
 )
 
@@ -93,27 +92,6 @@ func merge(trees ...tree) tree {
 	return all
 }
 
-// cgroupVar names a directory of control groups with a memory limit in which the test may make one;
-// without it the test that needs one is skipped.
-const cgroupVar = "MUSTER_TEST_CGROUP"
-
-// controlGroup makes a control group with a limit, and removes it when the test ends.
-func controlGroup(t *testing.T, limitMiB int) (dir string) {
-	t.Helper()
-	parent := os.Getenv(cgroupVar)
-	if parent == "" {
-		t.Skip("SKIPPED: " + cgroupVar + " names no directory of control groups, with the memory controller, to make one in: as root, /sys/fs/cgroup/memory perhaps, or /sys/fs/cgroup")
-	}
-	dir = filepath.Join(parent, fmt.Sprintf("muster-shm-test-%d-%d", os.Getpid(), limitMiB))
-	require.NoError(t, os.Mkdir(dir, 0o755))
-	t.Cleanup(func() { assert.NoError(t, os.Remove(dir)) })
-	limit := []byte(strconv.Itoa(limitMiB * mib))
-	if os.WriteFile(filepath.Join(dir, "memory.max"), limit, 0) != nil {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "memory.limit_in_bytes"), limit, 0))
-	}
-	return dir
-}
-
 // inGroup returns a command that runs the test binary as a child in a control group.
 func inGroup(t *testing.T, dir, what string) *exec.Cmd {
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$1"`, dir, os.Args[0])
@@ -124,7 +102,7 @@ func inGroup(t *testing.T, dir, what string) *exec.Cmd {
 // TestRanksShareAControlGroup has ranks take memory at the same time, until there is no more: each
 // of them gets ErrFull, every time.
 func TestRanksShareAControlGroup(t *testing.T) {
-	dir := controlGroup(t, 400)
+	dir := testcluster.ControlGroup(t, 400*mib)
 	rounds := 20
 	if testing.Short() {
 		rounds = 5
