@@ -17,13 +17,11 @@ import (
 // directory is a file without data of the disk below, and its files are lost with it.
 type disk struct {
 	under *journaldisk.Disk
-
-	mu    sync.Mutex // protects quota, and makes each operation one
-	quota int        // bytes that may still be written; -1: any number
+	mu    sync.Mutex // makes each operation one
 }
 
 func newDisk(seed uint64) *disk {
-	return &disk{under: journaldisk.New(rand.New(rand.NewPCG(seed, 3))), quota: -1}
+	return &disk{under: journaldisk.New(rand.New(rand.NewPCG(seed, 3)))}
 }
 
 // crash is a loss of power. Open files become unusable.
@@ -68,7 +66,7 @@ func (d *disk) Mkdir(name string) error {
 func (d *disk) Create(name string) (file nfsws.File, err error) {
 	err = d.in(path.Dir(name), func() error {
 		f, err := d.under.Create(name)
-		file = &handle{File: f, d: d}
+		file = &handle{File: f}
 		return err
 	})
 	return file, err
@@ -79,7 +77,7 @@ func (d *disk) Open(name string) (nfsws.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &handle{File: f, d: d}, nil
+	return &handle{File: f}, nil
 }
 
 func (d *disk) Rename(from, to string) error { return d.under.Rename(from, to) }
@@ -113,23 +111,12 @@ func (d *disk) Close() error { return nil }
 // handle is an open file. The file may have been removed.
 type handle struct {
 	journal.File
-	d   *disk
 	end int64 // of what was written
 }
 
 func (h *handle) Write(p []byte) (int, error) {
-	h.d.mu.Lock()
-	defer h.d.mu.Unlock()
-	room := p
-	if h.d.quota >= 0 {
-		room = p[:min(len(p), h.d.quota)]
-		h.d.quota -= len(room)
-	}
-	n, err := h.WriteAt(room, h.end)
+	n, err := h.WriteAt(p, h.end)
 	h.end += int64(n)
-	if err == nil && len(room) < len(p) {
-		err = syscall.ENOSPC
-	}
 	return n, err
 }
 

@@ -61,6 +61,7 @@ func TestHostileDirectory(t *testing.T) {
 		"garbage in JSON":      {instead(string(seal(`{"format":{{`))), ".json: corrupt: invalid character"},
 		"another JSON":         {instead(string(seal(`{"format":7,`))), ".json: corrupt: json: cannot unmarshal"},
 		"a pickle":             {instead("\x80\x04\x95\x10cos\nsystem\n."), ".json: corrupt: it does not end as a manifest does"},
+		"another checksum":     {instead("{}\n\"xxh3\":\"0123456789abcdef\"}\n"), `not "0123456789abcdef" as it says`},
 		"no checksum":          {instead("{}\n\"xxh3\":\"0123456789abcdeg\"}\n"), `not "0123456789abcdeg" as it says`},
 		"huge":                 {func(m, _ string) error { return os.Truncate(m, 1<<40) }, "has 1099511627776 bytes, more than any manifest"},
 		"huge weights":         {func(_, w string) error { return os.Truncate(w, 1<<40) }, ".safetensors: corrupt: it has 1099511627776 bytes"},
@@ -93,8 +94,11 @@ func TestHostileDirectory(t *testing.T) {
 				_, err = write(other, 5, 52)
 				require.NoError(t, err)
 				require.NoError(t, tc.change(filepath.Join(dir, nfsws.ManifestName(0, 0, v)), filepath.Join(dir, nfsws.WeightsName(0, 0, v))))
+				begun := time.Now()
 				_, err = other.Read(t.Context(), 0)
 				require.ErrorIs(t, err, nfsws.ErrCorrupt)
+				require.GreaterOrEqual(t, time.Since(begun), nfsws.StaleTime, "it may have come from a cache")
+				require.Less(t, time.Since(begun), 3*nfsws.StaleTime)
 				require.ErrorContains(t, err, "nfsws: read rank 0 of generation 0: "+dir+"/gen-00000000000000000000/rank-0.")
 				require.ErrorContains(t, err, tc.text)
 				require.Less(t, len(err.Error()), 1000)
