@@ -46,7 +46,6 @@ type Strategy struct {
 	seq       uint64
 	closed    bool
 	last      *plan            // of the last call's tensors
-	flat      [2][]float32     // gradients and parameters of StepSharded
 	tensors   []*tensor.Tensor // in the order of the plan's parts
 	data      [][]byte         // the data of tensors
 	aliases   alias.Finder
@@ -57,7 +56,6 @@ type Strategy struct {
 const (
 	allReduceGradients = "allreduce_gradients"
 	startGradients     = "start_gradients"
-	stepSharded        = "step_sharded"
 	broadcastTensor    = "broadcast_tensor"
 	broadcastTensors   = "broadcast_tensors"
 	barrier            = "barrier"
@@ -233,7 +231,7 @@ func (s *Strategy) fail(op string, err error) error {
 // move broadcasts the tensors from root or, if root is -1, averages them.
 func (s *Strategy) move(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) error {
 	return s.do(ctx, op, func(ctx context.Context) (int64, error) {
-		p, err := s.agree(ctx, op, root, ts, nil)
+		p, err := s.agree(ctx, op, root, ts)
 		switch {
 		case err != nil:
 			return 0, err

@@ -63,24 +63,6 @@ func ExampleStrategy_StartGradients() {
 	// Output: [5] [0.5] <nil>
 }
 
-func ExampleStrategy_StepSharded() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		w := []float32{10, 20, 30, 40}
-		g := []float32{1, 2, 3, 4}
-		params, grads := map[string]*tensor.Tensor{"w": tensor.From(w)}, map[string]*tensor.Tensor{"w": tensor.From(g)}
-		err := s.StepSharded(ctx, params, grads, func(sh dataparallel.Shard) error {
-			for i := range sh.Params { // two of the four, on each rank
-				sh.Params[i] -= sh.Grads[i]
-			}
-			return nil
-		})
-		if s.Rank() == 1 {
-			fmt.Println(w, err)
-		}
-	})
-	// Output: [9 18 27 36] <nil>
-}
-
 func ExampleAverage_Wait() {
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		x := []float32{float32(s.Rank())}

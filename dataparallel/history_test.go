@@ -23,8 +23,7 @@ import (
 )
 
 // TestHistories trains while workers come, leave, are killed, freeze, flap, and are cut off from the
-// store or from each other, at random: with an all-reduce, with one of reduced precision, and with a sharded
-// optimizer step. Each of them checks its weights after each step against those of a single process;
+// store or from each other, at random: with an all-reduce, and with one of reduced precision. Each of them checks its weights after each step against those of a single process;
 // steps never go back; a generation has the same workers for all of them; and when the faults end, all
 // workers that live reach the goal.
 func TestHistories(t *testing.T) {
@@ -98,7 +97,7 @@ type life struct {
 }
 
 // models are the ways in which a history trains.
-var models = []func(*life){sums, reduced, sharded}
+var models = []func(*life){sums, reduced}
 
 // sums is the model of the other tests.
 func sums(l *life) { l.reduce, l.verify = l.step, l.check }
@@ -107,10 +106,9 @@ func sums(l *life) { l.reduce, l.verify = l.step, l.check }
 // types, and the same for any number of ranks.
 func gradAt(step int64, i int) float32 { return float32(hash(step, 0, i)%32) - 16 }
 
-// floatModel sets tensors whose weights are the sums of all gradients, and returns them and the part of the
-// gradients of a rank.
-func floatModel(l *life) (params map[string]*tensor.Tensor, weights []float32, grads func(rank, size int) map[string]*tensor.Tensor) {
-	weights = make([]float32, modelSize)
+// reduced has gradients averaged in BF16. Its weights are the sums of all gradients.
+func reduced(l *life) {
+	weights := make([]float32, modelSize)
 	l.Tensors = map[string]*tensor.Tensor{"weights": tensor.From(weights)}
 	l.verify = func() error {
 		for i := int(l.Completed) % 97; i < len(weights); i += 97 { // not all of them: there are many steps
@@ -124,52 +122,24 @@ func floatModel(l *life) (params map[string]*tensor.Tensor, weights []float32, g
 		}
 		return nil
 	}
-	return l.Tensors, weights, func(rank, size int) map[string]*tensor.Tensor {
-		g := make([]float32, modelSize)
-		for i := range g {
-			if (int(l.Completed)+i)%size == rank {
-				g[i] = float32(size) * gradAt(l.Completed, i)
-			}
-		}
-		return map[string]*tensor.Tensor{"weights": tensor.From(g)}
-	}
-}
-
-// reduced has gradients averaged in BF16.
-func reduced(l *life) {
-	_, weights, grads := floatModel(l)
 	l.reduce = func(ctx context.Context, s *dataparallel.Strategy) error {
 		c := l.node.Comm()
 		if c == nil {
 			return dataparallel.ErrNotStarted
 		}
-		g := grads(s.Rank(), s.Size())
-		err := dataparallel.New(c, &dataparallel.Options{Wire: tensor.BF16}).AllReduceGradients(ctx, g)
+		g := make([]float32, modelSize)
+		for i := range g {
+			if (int(l.Completed)+i)%s.Size() == s.Rank() {
+				g[i] = float32(s.Size()) * gradAt(l.Completed, i)
+			}
+		}
+		err := dataparallel.New(c, &dataparallel.Options{Wire: tensor.BF16}).AllReduceGradients(ctx, map[string]*tensor.Tensor{"weights": tensor.From(g)})
 		if err == nil {
-			for i, x := range view(l.t, g["weights"]) {
+			for i, x := range g {
 				weights[i] += x
 			}
 		}
 		return err
-	}
-}
-
-func view(t *testing.T, x *tensor.Tensor) []float32 {
-	v, err := tensor.View[float32](x)
-	assert.NoError(t, err)
-	return v
-}
-
-// sharded has each rank update a shard of the weights.
-func sharded(l *life) {
-	params, _, grads := floatModel(l)
-	l.reduce = func(ctx context.Context, s *dataparallel.Strategy) error {
-		return s.StepSharded(ctx, params, grads(s.Rank(), s.Size()), func(sh dataparallel.Shard) error {
-			for i, g := range sh.Grads {
-				sh.Params[i] += g
-			}
-			return nil
-		})
 	}
 }
 

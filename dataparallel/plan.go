@@ -106,21 +106,18 @@ func (p *plan) buckets(limit int) iter.Seq2[int, int] {
 const words = 2
 
 // codes are the numbers of operations other than a broadcast, in agree.
-var codes = map[string]uint64{allReduceGradients: 0, startGradients: 1 << 40, stepSharded: 2 << 40}
+var codes = map[string]uint64{allReduceGradients: 0, startGradients: 1 << 40}
 
 // invalid marks the operation of a rank whose arguments are not valid.
 const invalid = 1 << 63
 
 // agree returns the plan if all ranks have the same one, for the same operation. Otherwise all ranks
 // return the same error. A few words from each rank decide it; only when they differ do ranks exchange
-// what their calls are, in explain. check, if not nil, returns why other arguments of this rank are not valid.
-func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, check func(p *plan) error) (*plan, error) {
+// what their calls are, in explain.
+func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) (*plan, error) {
 	p, bad := s.planFor(ts)
 	if bad == nil {
 		bad = s.refuses(op, root, p)
-	}
-	if bad == nil && check != nil {
-		bad = check(p)
 	}
 	s.mine[0], s.mine[1] = uint64(root+1)|codes[op], 0
 	if bad != nil {
@@ -149,12 +146,8 @@ func (s *Strategy) refuses(op string, root int, p *plan) error {
 		return nil
 	}
 	for i := range p.parts {
-		part := &p.parts[i]
-		switch {
-		case averages[part.dtype] == nil:
+		if part := &p.parts[i]; averages[part.dtype] == nil {
 			return fmt.Errorf("tensor %q is %v, which cannot be averaged", part.name, part.dtype)
-		case op == stepSharded && part.dtype != tensor.F32:
-			return fmt.Errorf("tensor %q is %v, and not F32", part.name, part.dtype)
 		}
 	}
 	if i, j, ok := s.aliases.Find(s.data); ok {

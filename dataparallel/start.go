@@ -56,7 +56,7 @@ func (s *Strategy) StartGradients(ctx context.Context, grads map[string]*tensor.
 		cancel(nil)
 		return nil, err
 	}
-	p, err := s.agree(c.ctx, startGradients, -1, grads, nil)
+	p, err := s.agree(c.ctx, startGradients, -1, grads)
 	if err != nil {
 		defer cancel(nil)
 		return nil, c.close(0, err)

@@ -123,19 +123,16 @@ func overlapped(ctx context.Context, s *dataparallel.Strategy, grads map[string]
 	return err
 }
 
-func sharded(ctx context.Context, s *dataparallel.Strategy, params, grads map[string]*tensor.Tensor) error {
-	var velocity []float32
-	err := s.StepSharded(ctx, params, grads, func(sh dataparallel.Shard) error {
-		if len(velocity) != len(sh.Params) {
-			velocity = make([]float32, len(sh.Params)) // of this rank's part
-		}
-		for i, g := range sh.Grads { // averaged over all ranks
-			velocity[i] = 0.9*velocity[i] + g
-			sh.Params[i] -= 0.1 * velocity[i]
-		}
-		return nil
-	})
-	return err
+func sharded(ctx context.Context, c *collective.Comm, params, grads, part, velocity []float32) error {
+	if err := collective.ReduceScatter(ctx, c, collective.Avg, part, grads); err != nil {
+		return err
+	}
+	own := params[c.Group().Rank()*len(part):][:len(part)]
+	for i, g := range part { // averaged over all ranks
+		velocity[i] = 0.9*velocity[i] + g
+		own[i] -= 0.1 * velocity[i]
+	}
+	return collective.AllGather(ctx, c, params, own) // own is this rank's part of it
 }
 
 func averageSlices(ctx context.Context, g *pgroup.Group, grads []float32) error {
