@@ -252,20 +252,6 @@ func TestManyListsAtOnce(t *testing.T) {
 	}
 }
 
-// held is a store that delays replies.
-type held struct {
-	store.Engine
-	hold func(*wire.Request) <-chan struct{} // nil: the reply is passed on at once
-}
-
-func (h *held) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	err := h.Engine.Do(ctx, req, rep)
-	if until := h.hold(req); until != nil {
-		<-until
-	}
-	return err
-}
-
 // TestLateFirstRank delays, for the first rank, the reply that all ranks have made their offers.
 // The sender has finished that verb by then: it closes, or fails in the next verb, and connects
 // again. The first rank still gets the tensor that was offered to it.
@@ -289,9 +275,9 @@ func TestLateFirstRank(t *testing.T) {
 			}
 			t.Run(name+"/"+w.name, func(t *testing.T) {
 				done := make(chan struct{})
-				meet := store.New(&held{testcluster.Store(t)(), func(req *wire.Request) <-chan struct{} {
+				meet := store.New(&watched{Engine: testcluster.Store(t)(), after: func(_ context.Context, req *wire.Request) error {
 					if offers(req, 0, 3) {
-						return done
+						<-done
 					}
 					return nil
 				}})

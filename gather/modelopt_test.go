@@ -1,6 +1,7 @@
 package gather_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,21 +34,29 @@ import (
 // TestModelOpt01 to TestModelOpt09 check the failures of modelopt.torch.export.distribute, by their
 // numbers.
 
-// watched is a store that reports each request.
+// watched is a store that calls before with each request that reaches it, and after with each that it has
+// applied; an error of after is the reply.
 type watched struct {
 	store.Engine
-	see func(*wire.Request)
+	before func(*wire.Request)
+	after  func(ctx context.Context, req *wire.Request) error
 }
 
 func (w *watched) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	w.see(req)
-	return w.Engine.Do(ctx, req, rep)
+	if w.before != nil {
+		w.before(req)
+	}
+	err := w.Engine.Do(ctx, req, rep)
+	if w.after != nil {
+		err = cmp.Or(w.after(ctx, req), err)
+	}
+	return err
 }
 
 // watch returns a new store that calls see with each request, one at a time.
 func watch(t *testing.T, see func(*wire.Request)) *store.Store {
 	var mu sync.Mutex
-	s := store.New(&watched{testcluster.Store(t)(), func(req *wire.Request) {
+	s := store.New(&watched{Engine: testcluster.Store(t)(), before: func(req *wire.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		see(req)
@@ -379,7 +388,11 @@ func TestModelOpt07NoRankIsStranded(t *testing.T) {
 			assert.Equal(r, who, r.rankError(err).By)
 			assert.ErrorContains(r, err, reason.Error())
 		}},
-		{name: "closes its gatherer", fails: func(r *rank) { assert.NoError(r, r.ga.Close()) }, check: func(r *rank, err error, who int) {
+		{name: "closes its gatherer", fails: func(r *rank) {
+			assert.NoError(r, r.ga.Close())
+			_, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(0, 3))
+			assert.ErrorIs(r, err, pgroup.ErrClosed)
+		}, check: func(r *rank, err error, who int) {
 			assert.True(r, errors.Is(err, pgroup.ErrLeft) || errors.Is(err, pgroup.ErrTimeout), "%v", err)
 			re := r.rankError(err)
 			assert.Contains(r, append(re.Left, re.Missing...), who)
@@ -425,6 +438,9 @@ func TestModelOpt07NoRankIsStranded(t *testing.T) {
 			defer cancel()
 			_, err := gather.Tensors(ctx, r.ga, list, r.tensor(r.me(), 100))
 			test.check(r, err, test.who)
+			if test.known && test.name == "closes its gatherer" {
+				assert.Equal(r, []int{test.who}, r.rankError(err).Left, "%v", err)
+			}
 		})
 	})
 }

@@ -187,38 +187,6 @@ func TestSharedTensorsMayChange(t *testing.T) {
 				}
 				assert.NoError(r, res.WaitReleased(r.ctx))
 			}
-			late, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, mine)
-			if !assert.NoError(r, err) {
-				return
-			}
-			if r.me() == 1 {
-				ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
-				defer cancel()
-				assert.ErrorIs(r, late.WaitReleased(ctx), context.DeadlineExceeded)
-			}
-			assert.NoError(r, r.group.Barrier(r.ctx))
-			late.Release()
-			assert.NoError(r, late.WaitReleased(r.ctx))
-		})
-	}
-}
-
-func TestARankThatCloses(t *testing.T) {
-	for _, who := range []int{0, 1} {
-		overAll(t, 3, func(r *rank) {
-			ranks := []int{0, 1, 2}
-			if !r.gathers(ranks, 0, 3) {
-				return
-			}
-			if r.me() == who {
-				assert.NoError(r, r.ga.Close())
-				_, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
-				assert.ErrorIs(r, err, pgroup.ErrClosed)
-				return
-			}
-			_, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(0, 3))
-			assert.ErrorIs(r, err, pgroup.ErrLeft)
-			assert.Equal(r, []int{who}, r.rankError(err).Left)
 		})
 	}
 }

@@ -13,43 +13,27 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// forgetful loses the reply to the first request for which lose is true, after the request was
-// applied.
-type forgetful struct {
-	store.Engine
-	lose func(*wire.Request) bool
-	lost atomic.Bool
-}
-
-func (e *forgetful) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	err := e.Engine.Do(ctx, req, rep)
-	if e.lose(req) && !e.lost.Swap(true) {
-		return &store.Error{Op: "collect", Err: store.ErrUnknown, Detail: "the reply was lost"}
-	}
-	return err
-}
-
-// overtaken delays a reply of the rank that does not lose its own: its reply to verb e.fault is
-// delivered only when the other rank has called the next verb.
-type overtaken struct {
-	store.Engine
-	unknown int
-	fault   uint64
-	next    chan struct{}
-}
-
-func (e *overtaken) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if offers(req, e.unknown, e.fault+1) {
-		close(e.next)
-	}
-	err := e.Engine.Do(ctx, req, rep)
-	if offers(req, 1-e.unknown, e.fault) {
-		select {
-		case <-e.next:
-		case <-ctx.Done():
+// unknownOffers is a store that loses its reply to the offer of one rank in a verb, once it was applied. If it
+// is overtaken, it delivers the other rank's reply only when the first one has called the next verb.
+func unknownOffers(unknown int, verb uint64, overtaken bool) store.Engine {
+	var lost atomic.Bool
+	next := make(chan struct{})
+	return &watched{new(store.Memory), func(req *wire.Request) {
+		if offers(req, unknown, verb+1) {
+			close(next)
 		}
-	}
-	return err
+	}, func(ctx context.Context, req *wire.Request) error {
+		if offers(req, unknown, verb) && !lost.Swap(true) {
+			return &store.Error{Op: "collect", Err: store.ErrUnknown, Detail: "the reply was lost"}
+		}
+		if overtaken && offers(req, 1-unknown, verb) {
+			select {
+			case <-next:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}}
 }
 
 // TestUnknownOffers checks that a rank which does not know whether its offers were accepted is in
@@ -59,16 +43,10 @@ func TestUnknownOffers(t *testing.T) {
 	const rounds, fault = 7, 3
 	for _, w := range ways() {
 		for unknown := range 2 {
-			memory := &forgetful{Engine: new(store.Memory), lose: func(req *wire.Request) bool { return offers(req, unknown, fault+1) }}
-			for name, engine := range map[string]store.Engine{
-				"": memory,
-				" overtakes": &overtaken{
-					Engine: &forgetful{Engine: new(store.Memory), lose: memory.lose}, unknown: unknown, fault: fault + 1, next: make(chan struct{}),
-				},
-			} {
-				t.Run(fmt.Sprint(w.name, " rank ", unknown, name), func(t *testing.T) {
+			for _, overtaken := range []bool{false, true} {
+				t.Run(fmt.Sprint(w.name, " rank ", unknown, " overtaken ", overtaken), func(t *testing.T) {
 					t.Parallel()
-					s := store.New(engine)
+					s := store.New(unknownOffers(unknown, fault+1, overtaken))
 					defer s.Close()
 					job{way: w, n: 2, meet: s}.run(t, func(r *rank) {
 						for round := range rounds {
