@@ -25,7 +25,6 @@ import (
 var children = map[string]func() error{
 	"owner":   beOwner,
 	"reader":  beReader,
-	"holder":  beHolder,
 	"share":   fillShare,
 	"address": fillAddressSpace,
 	"files":   useUpDescriptors,
@@ -34,8 +33,9 @@ var children = map[string]func() error{
 
 // sharedRef is the message between a child and its test about a shared block.
 type sharedRef struct {
-	Ref shm.Ref
-	Sum uint32
+	Ref     shm.Ref
+	Sum     uint32
+	Release bool // by a reader
 }
 
 // process is a child process, with a Conn to it.
@@ -126,7 +126,7 @@ func beOwner() error {
 		if err := c.Share(ctx, a, ref); err != nil {
 			return err
 		}
-		if err := out.Encode(sharedRef{ref, sum(b)}); err != nil {
+		if err := out.Encode(sharedRef{Ref: ref, Sum: sum(b)}); err != nil {
 			return err
 		}
 		a.Free(b)
@@ -139,43 +139,14 @@ func beOwner() error {
 	}
 }
 
-// beReader maps each block that it is notified of, checks it, and reports that; it releases every
-// other one.
+// beReader maps each block that it is notified of, reports its checksum, and keeps it, or releases it if it is
+// told to. Of a block that it has, it reports the checksum again.
 func beReader() error {
 	c, err := parent()
 	if err != nil {
 		return err
 	}
-	in := json.NewDecoder(os.Stdin)
-	var held []*shm.Block
-	for i := 0; ; i++ {
-		var p sharedRef
-		if err := in.Decode(&p); err != nil {
-			return err
-		}
-		blocks, err := c.Map(context.Background(), p.Ref)
-		if err != nil {
-			return err
-		}
-		if sum(blocks[0].Data) != p.Sum {
-			return fmt.Errorf("%+v is not what was shared", p.Ref)
-		}
-		if i%2 == 0 {
-			blocks[0].Release()
-		} else {
-			held = append(held, blocks[0])
-		}
-		fmt.Println(len(held))
-	}
-}
-
-// beHolder maps each block that it is notified of, keeps it, and reports its checksum.
-func beHolder() error {
-	c, err := parent()
-	if err != nil {
-		return err
-	}
-	held := map[shm.Ref][]byte{}
+	held := map[shm.Ref]*shm.Block{}
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var p sharedRef
@@ -187,9 +158,14 @@ func beHolder() error {
 			if err != nil {
 				return err
 			}
-			held[p.Ref] = blocks[0].Data
+			held[p.Ref] = blocks[0]
 		}
-		if err := out.Encode(sharedRef{p.Ref, sum(held[p.Ref])}); err != nil {
+		p.Sum = sum(held[p.Ref].Data)
+		if p.Release {
+			held[p.Ref].Release()
+			delete(held, p.Ref)
+		}
+		if err := out.Encode(p); err != nil {
 			return err
 		}
 	}
@@ -271,12 +247,12 @@ func TestBorrowerIsKilled(t *testing.T) {
 		for i := range kill {
 			b, ref := filled(t, a, 200_000, uint64(i))
 			require.NoError(t, c.Share(ctx, a, ref))
-			p.send(t, sharedRef{ref, sum(b)})
+			shared := sharedRef{Ref: ref, Sum: sum(b), Release: i%2 == 0}
+			p.send(t, shared)
 			a.Free(b)
 			all = append(all, ref)
 			if i < kill-1 { // the last may be in any state
-				_, err := p.out.ReadString('\n')
-				require.NoError(t, err)
+				require.Equal(t, shared, p.receive(t))
 			}
 		}
 		p.kill()
@@ -296,18 +272,18 @@ func TestBorrowerIsKilled(t *testing.T) {
 // the reader has are not touched, nor are those of which it is still to be notified.
 func TestFrozenIsNotDead(t *testing.T) {
 	ctx := within(t)
-	c, p := start(t, "holder")
+	c, p := start(t, "reader")
 	a := newArena(t, &shm.Options{Segment: 1 << 20, Limit: 3 << 20})
 	b, ref := filled(t, a, 1<<19, 1)
 	kept := alloc(t, a, 100)
-	want := sharedRef{ref, sum(b)}
+	want := sharedRef{Ref: ref, Sum: sum(b)}
 	require.NoError(t, c.Share(ctx, a, ref))
 	p.send(t, want)
 	require.Equal(t, want, p.receive(t))
 	a.Free(b)
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 	late, more := filled(t, a, 100, 3)
-	untouched := sharedRef{more, sum(late)}
+	untouched := sharedRef{Ref: more, Sum: sum(late)}
 	require.NoError(t, c.Share(ctx, a, more), "Lend does not wait for the peer")
 	a.Free(late)
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
