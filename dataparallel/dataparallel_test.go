@@ -22,8 +22,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// TestSets checks sets of tensors of many dtypes and sizes: each tensor is averaged as if it were
-// alone.
+// TestSets checks sets of tensors of many dtypes and sizes, one after the other: each tensor is averaged as if
+// it were alone, and the plan of one set is not used for another.
 func TestSets(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		same := rand.New(rand.NewPCG(1, 2)) // on all ranks
@@ -266,39 +266,6 @@ func TestShutdownWithoutTheOthers(t *testing.T) {
 		assert.ErrorIs(r, r.Shutdown(within(r.T, 50*time.Millisecond)), context.DeadlineExceeded)
 		r.ok(r.Shutdown(r.ctx))
 		assert.Error(r, collective.Broadcast(r.ctx, r.comm, 0, []byte{1}))
-	})
-}
-
-// TestSetsThatTakeTurns checks that the cached plan of one set of tensors is not used for another.
-func TestSetsThatTakeTurns(t *testing.T) {
-	ways[0].run(t, 2, func(r *rank) {
-		sets := []func(x []float32) map[string]*tensor.Tensor{
-			func(x []float32) map[string]*tensor.Tensor {
-				return map[string]*tensor.Tensor{"a": tensor.From(x[:2]), "b": tensor.From(x[2:])}
-			},
-			func(x []float32) map[string]*tensor.Tensor {
-				return map[string]*tensor.Tensor{"a": tensor.From(x[:3]), "b": tensor.From(x[3:])}
-			},
-			func(x []float32) map[string]*tensor.Tensor {
-				return map[string]*tensor.Tensor{"a": tensor.From(x[:3]), "c": tensor.From(x[3:])}
-			},
-			func(x []float32) map[string]*tensor.Tensor {
-				return map[string]*tensor.Tensor{"a": tensor.From(x, 2, 3)}
-			},
-			func(x []float32) map[string]*tensor.Tensor {
-				return map[string]*tensor.Tensor{"a": tensor.From(x, 3, 2)}
-			},
-		}
-		for i := range 30 {
-			x := []float32{0, 1, 2, 3, 4, 5}
-			for j := range x {
-				x[j] += float32(2*r.Rank() + i)
-			}
-			r.ok(r.AllReduceGradients(r.ctx, sets[i%len(sets)](x)))
-			for j := range x {
-				assert.Equal(r, float32(j+1+i), x[j])
-			}
-		}
 	})
 }
 
