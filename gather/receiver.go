@@ -270,7 +270,7 @@ func (ga *Gatherer) buffer(n int, l *resources) ([]byte, error) {
 
 // fromFiles reads the published files, and compares them with the offer.
 func (r *receiver) fromFiles(ctx context.Context) (received, error) {
-	state, err := r.ga.files.ReadVersion(ctx, r.rank(), *r.offer.Version)
+	state, err := r.ga.files.Read(ctx, r.rank(), *r.offer.Version)
 	if err != nil {
 		return received{}, err
 	}

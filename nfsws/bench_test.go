@@ -67,7 +67,7 @@ func BenchmarkRead(b *testing.B) {
 			if turn == i%2 {
 				theirs += timed(func() { must(os.ReadFile(name)) })
 			} else {
-				ours += timed(func() { must(w.Read(b.Context(), 0)) })
+				ours += timed(func() { must(w.Read(b.Context(), 0, nfsws.Version{})) })
 			}
 		}
 	}

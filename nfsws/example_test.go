@@ -87,11 +87,11 @@ func ExampleWorkspace_Discard() {
 
 	one := must(w.Write(ctx, []byte(`1`), nil))
 	two := must(w.Write(ctx, []byte(`2`), nil))
-	fmt.Printf("%s\n", must(w.ReadVersion(ctx, 0, one)).Config)
+	fmt.Printf("%s\n", must(w.Read(ctx, 0, one)).Config)
 	if err := w.Discard(ctx, two); err != nil {
 		fmt.Println(err)
 	}
-	fmt.Printf("%s\n", must(w.Read(ctx, 0)).Config)
+	fmt.Printf("%s\n", must(w.Read(ctx, 0, nfsws.Version{})).Config)
 	// Output:
 	// 1
 	// 1

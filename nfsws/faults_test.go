@@ -198,10 +198,10 @@ func TestFaultsWhileOpening(t *testing.T) {
 func TestFaultsWhileReading(t *testing.T) {
 	verbs := map[string]func(w *nfsws.Workspace, v nfsws.Version) (*nfsws.State, error){
 		"read": func(w *nfsws.Workspace, _ nfsws.Version) (*nfsws.State, error) {
-			return w.Read(context.Background(), 0)
+			return w.Read(context.Background(), 0, nfsws.Version{})
 		},
 		"version": func(w *nfsws.Workspace, v nfsws.Version) (*nfsws.State, error) {
-			return w.ReadVersion(context.Background(), 0, v)
+			return w.Read(context.Background(), 0, v)
 		},
 		"wait": func(w *nfsws.Workspace, _ nfsws.Version) (*nfsws.State, error) {
 			return w.Wait(context.Background(), 0)
@@ -259,7 +259,7 @@ func TestSlowRename(t *testing.T) {
 		n, err := read(reader, 0)
 		require.NoError(t, err)
 		require.EqualValues(t, 1, n, "the old one, whole")
-		state, err := reader.ReadVersion(t.Context(), 0, version)
+		state, err := reader.Read(t.Context(), 0, version)
 		require.NoError(t, err, "it is looked up by name")
 		n, err = whole(state)
 		require.NoError(t, err)
@@ -286,7 +286,7 @@ func TestStaleForEver(t *testing.T) {
 			s.v.always("open .json", fault{err: stale})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
-			_, err := s.writer.Read(ctx, 0)
+			_, err := s.writer.Read(ctx, 0, nfsws.Version{})
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, err, stale)
 			require.NotErrorIs(t, err, nfsws.ErrNotPublished, "no reader may take it for a rank that has nothing to say")
@@ -325,13 +325,13 @@ func TestOpenWithAStaleListing(t *testing.T) {
 // TestReplacedManifestStays tests a manifest that cannot be removed: its weights stay with it.
 func TestReplacedManifestStays(t *testing.T) {
 	s := newStage(t)
-	first, err := s.reader.Read(t.Context(), 0)
+	first, err := s.reader.Read(t.Context(), 0, nfsws.Version{})
 	require.NoError(t, err)
 	s.v.always("remove .json", fault{err: syscall.EACCES})
 	for n := range uint32(3) {
 		require.NoError(t, second(write(s.writer, n, small)))
 	}
-	again, err := s.reader.ReadVersion(t.Context(), 0, first.Version)
+	again, err := s.reader.Read(t.Context(), 0, first.Version)
 	require.NoError(t, err)
 	require.Equal(t, first.Config, again.Config)
 }

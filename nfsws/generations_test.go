@@ -35,7 +35,7 @@ func TestLeftOverOfAnOlderRun(t *testing.T) {
 		"superseded by a newer generation: end this process, or begin a generation that is higher")
 	_, err = write(old, 1, 10)
 	require.ErrorIs(t, err, nfsws.ErrSuperseded)
-	_, err = old.Read(t.Context(), 0)
+	_, err = old.Read(t.Context(), 0, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrSuperseded, "its generation is gone")
 	require.Equal(t, []string{"2"}, generations(dir))
 }

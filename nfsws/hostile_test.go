@@ -95,7 +95,7 @@ func TestHostileDirectory(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, tc.change(filepath.Join(dir, nfsws.ManifestName(0, 0, v)), filepath.Join(dir, nfsws.WeightsName(0, 0, v))))
 				begun := time.Now()
-				_, err = other.Read(t.Context(), 0)
+				_, err = other.Read(t.Context(), 0, nfsws.Version{})
 				require.ErrorIs(t, err, nfsws.ErrCorrupt)
 				require.GreaterOrEqual(t, time.Since(begun), nfsws.StaleTime, "it may have come from a cache")
 				require.Less(t, time.Since(begun), 3*nfsws.StaleTime)
@@ -219,7 +219,7 @@ func TestAnotherVersion(t *testing.T) {
 		v, err := write(w, 1, 10)
 		require.NoError(t, err)
 		v.Sum++
-		_, err = w.ReadVersion(t.Context(), 0, v)
+		_, err = w.Read(t.Context(), 0, v)
 		require.ErrorIs(t, err, nfsws.ErrCorrupt)
 		require.ErrorContains(t, err, "as that of the version asked for")
 	})

@@ -64,7 +64,7 @@ func whole(s *nfsws.State) (uint32, error) {
 }
 
 func read(w *nfsws.Workspace, rank int) (uint32, error) {
-	s, err := w.Read(context.Background(), rank)
+	s, err := w.Read(context.Background(), rank, nfsws.Version{})
 	if err != nil {
 		return 0, err
 	}
@@ -104,13 +104,13 @@ func must[T any](v T, err error) T {
 func TestWriteAndRead(t *testing.T) {
 	dir := t.TempDir() + "/made"
 	w, other := open(t, dir, 0, nil), open(t, dir, 12, nil)
-	_, err := other.Read(t.Context(), 0)
+	_, err := other.Read(t.Context(), 0, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrNotPublished)
 	require.EqualError(t, err, "nfsws: read rank 0 of generation 0: not published")
 
 	v1, err := write(w, 1, elements)
 	require.NoError(t, err)
-	s, err := other.Read(t.Context(), 0)
+	s, err := other.Read(t.Context(), 0, nfsws.Version{})
 	require.NoError(t, err)
 	require.Equal(t, v1, s.Version)
 	require.Equal(t, 0, s.Rank)
@@ -125,7 +125,7 @@ func TestWriteAndRead(t *testing.T) {
 	n, err = read(other, 0)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, n)
-	s, err = other.ReadVersion(t.Context(), 0, v1)
+	s, err = other.Read(t.Context(), 0, v1)
 	require.NoError(t, err, "one that was replaced stays until the next Write")
 	n, err = whole(s)
 	require.NoError(t, err)
@@ -133,11 +133,11 @@ func TestWriteAndRead(t *testing.T) {
 
 	_, err = write(w, 3, 10)
 	require.NoError(t, err)
-	_, err = other.ReadVersion(t.Context(), 0, v1)
+	_, err = other.Read(t.Context(), 0, v1)
 	require.ErrorIs(t, err, nfsws.ErrNotPublished)
 	require.ErrorContains(t, err, "was replaced by")
 	require.Len(t, names(t, dir), 4, "two states, two files each")
-	_, err = other.Read(t.Context(), 1)
+	_, err = other.Read(t.Context(), 1, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrNotPublished, "rank 12 is not rank 1")
 }
 
@@ -154,7 +154,7 @@ func TestConfigs(t *testing.T) {
 	} {
 		_, err := w.Write(t.Context(), []byte(in), nil)
 		require.NoError(t, err)
-		s, err := w.Read(t.Context(), 0)
+		s, err := w.Read(t.Context(), 0, nfsws.Version{})
 		require.NoError(t, err)
 		require.True(t, want == string(s.Config), "%.100q", s.Config)
 		require.Zero(t, s.Weights.Len())
@@ -205,7 +205,7 @@ func TestEveryDTypeAndEmptyTensors(t *testing.T) {
 	}
 	_, err := w.Write(t.Context(), nil, in)
 	require.NoError(t, err)
-	s, err := w.Read(t.Context(), 0)
+	s, err := w.Read(t.Context(), 0, nfsws.Version{})
 	require.NoError(t, err)
 	require.Equal(t, in, maps.Collect(s.Weights.All()))
 	require.Len(t, names(t, w.Dir()), 2, "no name of a tensor is a path")
@@ -257,7 +257,7 @@ func TestRemove(t *testing.T) {
 	require.NoError(t, w.Remove(t.Context()))
 	require.NoError(t, w.Remove(t.Context()), "nothing is left, and that is no error")
 	for _, reader := range []*nfsws.Workspace{w, other} {
-		_, err := reader.Read(t.Context(), 0)
+		_, err := reader.Read(t.Context(), 0, nfsws.Version{})
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
 		n, err := read(reader, 1)
 		require.NoError(t, err)
@@ -301,9 +301,11 @@ var calls = map[string]func(ctx context.Context, w *nfsws.Workspace, v nfsws.Ver
 	"write": func(ctx context.Context, w *nfsws.Workspace, _ nfsws.Version) error {
 		return second(w.Write(ctx, nil, weightsOf(2, 10)))
 	},
-	"read": func(ctx context.Context, w *nfsws.Workspace, _ nfsws.Version) error { return second(w.Read(ctx, 0)) },
+	"read": func(ctx context.Context, w *nfsws.Workspace, _ nfsws.Version) error {
+		return second(w.Read(ctx, 0, nfsws.Version{}))
+	},
 	"version": func(ctx context.Context, w *nfsws.Workspace, v nfsws.Version) error {
-		return second(w.ReadVersion(ctx, 0, v))
+		return second(w.Read(ctx, 0, v))
 	},
 	"wait":    func(ctx context.Context, w *nfsws.Workspace, _ nfsws.Version) error { return second(w.Wait(ctx, 0)) },
 	"remove":  func(ctx context.Context, w *nfsws.Workspace, _ nfsws.Version) error { return w.Remove(ctx) },
@@ -352,7 +354,7 @@ func TestWritersAtOnce(t *testing.T) {
 						if err != nil && (handles == 1 || !errors.Is(err, fs.ErrNotExist)) {
 							t.Error(err)
 						}
-						s, err := reader.Read(t.Context(), 0)
+						s, err := reader.Read(t.Context(), 0, nfsws.Version{})
 						if err == nil {
 							_, err = whole(s)
 						}
@@ -406,7 +408,7 @@ func TestAccumulate(t *testing.T) {
 		versions = append(versions, v)
 	}
 	for _, gone := range []int{4, 0, 2, 1, 3} {
-		s, err := w.ReadVersion(ctx, 3, versions[gone])
+		s, err := w.Read(ctx, 3, versions[gone])
 		require.NoError(t, err)
 		n, err := whole(s)
 		require.NoError(t, err)
@@ -414,7 +416,7 @@ func TestAccumulate(t *testing.T) {
 		require.NoError(t, w.Discard(ctx, versions[gone]))
 		require.NoError(t, w.Discard(ctx, versions[gone]), "again")
 	}
-	_, err = w.Read(ctx, 3)
+	_, err = w.Read(ctx, 3, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrNotPublished)
 	files, err := os.ReadDir(dir + "/gen-00000000000000000001")
 	require.NoError(t, err)

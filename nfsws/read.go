@@ -21,17 +21,25 @@ type State struct {
 	Weights    *safetensors.File
 }
 
-// Read returns the newest state of rank. It is ErrNotPublished at once if there is none.
-func (w *Workspace) Read(ctx context.Context, rank int) (*State, error) {
-	return call(ctx, w, "read", rank, func(ctx context.Context) (*State, error) { return w.read(ctx, rank, listings) })
+// Read returns exactly the state v of rank, which is from its Write; a zero v is the newest, and ErrNotPublished
+// at once if there is none. Since another v exists, Read waits for files that this client cannot see yet, until
+// ctx ends; it returns ErrNotPublished if v was replaced, and its files are gone.
+func (w *Workspace) Read(ctx context.Context, rank int, v Version) (*State, error) {
+	return call(ctx, w, "read", rank, func(ctx context.Context) (s *State, err error) {
+		err = w.version(ctx, rank, v, func(v Version) (err error) {
+			s, err = w.load(ctx, rank, v)
+			return err
+		})
+		return s, err
+	})
 }
 
-func (w *Workspace) read(ctx context.Context, rank, n int) (s *State, err error) {
-	err = w.newest(ctx, rank, n, func(v Version) (err error) {
-		s, err = w.load(ctx, rank, v)
-		return err
-	})
-	return s, err
+// version calls get with v, or with the newest version if v is zero, as newest and exactly do.
+func (w *Workspace) version(ctx context.Context, rank int, v Version, get func(v Version) error) error {
+	if v == (Version{}) {
+		return w.newest(ctx, rank, listings, get)
+	}
+	return w.exactly(ctx, rank, v, func() error { return get(v) })
 }
 
 // newest calls get with the newest version of rank. It looks for that again whenever the one that it
@@ -46,20 +54,7 @@ func (w *Workspace) newest(ctx context.Context, rank, n int, get func(v Version)
 	})
 }
 
-// ReadVersion returns exactly the state v of rank, which is from its Write. Since v exists,
-// ReadVersion waits for files that this client cannot see yet, until ctx ends. It returns
-// ErrNotPublished if v was replaced, and its files are gone.
-func (w *Workspace) ReadVersion(ctx context.Context, rank int, v Version) (*State, error) {
-	return call(ctx, w, "read", rank, func(ctx context.Context) (s *State, err error) {
-		err = w.exactly(ctx, rank, v, func() (err error) {
-			s, err = w.load(ctx, rank, v)
-			return err
-		})
-		return s, err
-	})
-}
-
-// Wait is Read that waits until rank has published something, or ctx ends.
+// Wait is Read of the newest state that waits until rank has published something, or ctx ends.
 func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
 	return call(ctx, w, "wait for", rank, func(ctx context.Context) (*State, error) { return w.wait(ctx, rank) })
 }
@@ -67,7 +62,11 @@ func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
 func (w *Workspace) wait(ctx context.Context, rank int) (*State, error) {
 	begun := time.Now()
 	for pace := (pace{pollTime, 10 * pollTime}); ; {
-		s, err := w.read(ctx, rank, 1)
+		var s *State
+		err := w.newest(ctx, rank, 1, func(v Version) (err error) {
+			s, err = w.load(ctx, rank, v)
+			return err
+		})
 		if !errors.Is(err, ErrNotPublished) {
 			return s, err
 		}

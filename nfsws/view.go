@@ -26,19 +26,13 @@ type View struct {
 	spare  []byte // a part that was read only in part
 }
 
-// View opens the state v of rank, as ReadVersion does; a zero v is the newest, and ErrNotPublished
-// if there is none. The caller closes it.
+// View opens the state v of rank, or the newest, as Read does. The caller closes it.
 func (w *Workspace) View(ctx context.Context, rank int, v Version) (*View, error) {
 	return call(ctx, w, "view", rank, func(ctx context.Context) (view *View, err error) {
-		open := func(v Version) (err error) {
+		err = w.version(ctx, rank, v, func(v Version) (err error) {
 			view, err = w.view(rank, v)
 			return err
-		}
-		if v == (Version{}) {
-			err = w.newest(ctx, rank, listings, open)
-		} else {
-			err = w.exactly(ctx, rank, v, func() error { return open(v) })
-		}
+		})
 		return view, err
 	})
 }

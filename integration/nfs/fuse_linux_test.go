@@ -88,7 +88,7 @@ func TestModelOptNegativeLookup(t *testing.T) {
 		under := t.TempDir()
 		mounted := mountAt(t, under)
 		w := open(t, mounted, 1)
-		_, err := w.Read(t.Context(), 0)
+		_, err := w.Read(t.Context(), 0, nfsws.Version{})
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
 		_, files, bring := elsewhere(t, 0)
 		absent(t, filepath.Join(mounted, generation, files[0]), filepath.Join(mounted, generation, files[1]))
@@ -97,14 +97,14 @@ func TestModelOptNegativeLookup(t *testing.T) {
 		require.NoError(t, err)
 		require.JSONEq(t, `{"layer":7}`, string(s.Config))
 	})
-	t.Run("ReadVersion", func(t *testing.T) {
+	t.Run("Read", func(t *testing.T) {
 		under := t.TempDir()
 		mounted := mountAt(t, under)
 		w := open(t, mounted, 1)
 		v, files, bring := elsewhere(t, 0)
 		absent(t, filepath.Join(mounted, generation, files[0]), filepath.Join(mounted, generation, files[1]))
 		bring(filepath.Join(under, generation))
-		s, err := w.ReadVersion(soon(t), 0, v)
+		s, err := w.Read(soon(t), 0, v)
 		require.NoError(t, err)
 		x, err := s.Weights.Tensor("w")
 		require.NoError(t, err)
@@ -113,13 +113,13 @@ func TestModelOptNegativeLookup(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, view.Close())
 	})
-	t.Run("ReadVersion comes first", func(t *testing.T) {
+	t.Run("Read comes first", func(t *testing.T) {
 		under := t.TempDir()
 		w := open(t, mountAt(t, under), 1)
 		v, _, bring := elsewhere(t, 0)
 		got := make(chan error)
 		go func() {
-			_, err := w.ReadVersion(soon(t), 0, v)
+			_, err := w.Read(soon(t), 0, v)
 			got <- err
 		}()
 		bring(filepath.Join(under, generation))
@@ -168,16 +168,16 @@ func TestAnotherClientRemoves(t *testing.T) {
 	publisher, w := open(t, under, 0), open(t, mountAt(t, under), 1)
 	v, err := publisher.Write(t.Context(), nil, weights(1))
 	require.NoError(t, err)
-	_, err = w.Read(t.Context(), 0)
+	_, err = w.Read(t.Context(), 0, nfsws.Version{})
 	require.NoError(t, err)
 	require.NoError(t, publisher.Remove(t.Context()))
-	_, err = w.Read(t.Context(), 0)
+	_, err = w.Read(t.Context(), 0, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrNotPublished)
 	_, err = publisher.Write(t.Context(), nil, weights(2))
 	require.NoError(t, err)
-	_, err = w.ReadVersion(soon(t), 0, v)
+	_, err = w.Read(soon(t), 0, v)
 	require.True(t, err == nil || errors.Is(err, nfsws.ErrNotPublished), "whole, from a cache, or replaced: %v", err)
-	s, err := w.Read(t.Context(), 0)
+	s, err := w.Read(t.Context(), 0, nfsws.Version{})
 	require.NoError(t, err)
 	require.NotEqual(t, v, s.Version)
 }
@@ -196,7 +196,7 @@ func TestServerIsGone(t *testing.T) {
 		"open":  func(ctx context.Context) error { _, err := nfsws.Open(ctx, mounted, 1, nil); return err },
 		"begin": func(ctx context.Context) error { _, err := nfsws.Begin(ctx, filepath.Join(mounted, "job")); return err },
 		"write": func(ctx context.Context) error { _, err := w.Write(ctx, nil, weights(2)); return err },
-		"read":  func(ctx context.Context) error { _, err := w.Read(ctx, 0); return err },
+		"read":  func(ctx context.Context) error { _, err := w.Read(ctx, 0, nfsws.Version{}); return err },
 	} {
 		calls.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
