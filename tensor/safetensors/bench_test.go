@@ -41,7 +41,6 @@ func BenchmarkRead(b *testing.B) {
 	}
 	for way, read := range map[string]func(){
 		"open and touch": func() { touch(safetensors.Open(name)) },
-		"load and touch": func() { touch(safetensors.Load(name)) },
 		"plain":          func() { _, _ = os.ReadFile(name) },
 	} {
 		b.Run(way, func(b *testing.B) {

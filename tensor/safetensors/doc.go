@@ -24,13 +24,11 @@
 //
 // # Aliasing
 //
-// Tensors of a [File] share its memory: that given to [Parse], that of [Load], or the mapping of
-// [Open]. The mapping is read-only: a write to it is a fault that ends the process, and
-// so is a use after Close. Clone a tensor to modify or keep it. The functions that write keep no
-// tensor after they return.
+// Tensors of a [File] share its memory: that given to [Parse], or the mapping of [Open]. The mapping
+// is read-only: a write to it is a fault that ends the process, and so is a use after Close. Clone a
+// tensor to modify or keep it. The functions that write keep no tensor after they return.
 //
 // If the length of a header is no multiple of 8, tensors begin at unaligned addresses; current
-// writers do not make such files. The Data of these tensors is valid, but tensor.View rejects them
-// in a File of Parse or Open. A Clone is aligned, and so are all tensors in a File of Load if the data
-// is in the reference order.
+// writers do not make such files. The Data of these tensors is valid, but tensor.View rejects them; a
+// Clone is aligned.
 package safetensors

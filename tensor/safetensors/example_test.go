@@ -68,7 +68,7 @@ func ExampleWriteFile() {
 	defer remove()
 	err := safetensors.WriteFile(name, map[string]*tensor.Tensor{"w": {DType: tensor.F32, Shape: []int{2}}}, nil)
 	fmt.Println(strings.ReplaceAll(err.Error(), name, "model.safetensors"))
-	_, err = safetensors.Load(name) // is still what it was
+	_, err = safetensors.Open(name) // is still what it was
 	fmt.Println(err)
 	// Output:
 	// safetensors: write model.safetensors: tensor "w": tensor: F32 of shape [2] has 8 bytes, not 0

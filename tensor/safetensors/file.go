@@ -3,7 +3,6 @@ package safetensors
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"io/fs"
 	"iter"
 	"os"
@@ -31,34 +30,6 @@ func Parse(b []byte) (*File, error) {
 		return nil, err
 	}
 	return &File{Header: *h, data: b[h.start:]}, nil
-}
-
-// Load reads a file into memory. Use it on file systems where other clients may replace or truncate
-// the file, such as NFS. The tensors may be modified.
-func Load(name string) (*File, error) {
-	f, err := loadFile(name)
-	if err != nil {
-		return nil, inFile(name, err)
-	}
-	f.name = name
-	return f, nil
-}
-
-func loadFile(name string) (*File, error) {
-	r, size, err := openFile(name)
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
-	h, err := ReadHeader(r, size)
-	if err != nil {
-		return nil, err
-	}
-	f := &File{Header: *h, data: make([]byte, size-h.start)}
-	if n, err := io.ReadFull(io.NewSectionReader(r, h.start, size), f.data); err != nil {
-		return nil, cutOff(err, h.start+int64(n), "the tensors")
-	}
-	return f, nil
 }
 
 // openFile opens a regular file whose size fits in memory.
@@ -155,8 +126,9 @@ func (f *File) Close() error {
 
 // Open maps a file, read-only. It reads only the header; tensors are read when they are used. If
 // the file is truncated later, such as a file on NFS that another host replaces, using the missing
-// part is a fault that ends the process: use Load for such files. A replacement by a rename, as by
-// WriteFile, does not affect the mapping. On systems that cannot map files, Open is Load.
+// part is a fault that ends the process: Parse what os.ReadFile returns of such files. A replacement
+// by a rename, as by WriteFile, does not affect the mapping. On systems that cannot map files, Open
+// reads all of it into memory.
 func Open(name string) (*File, error) {
 	f, err := mapFile(name)
 	if err != nil {
