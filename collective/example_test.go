@@ -160,17 +160,6 @@ func ExampleSend() {
 	// Output: [1 2 3]
 }
 
-func ExampleComm_Barrier() {
-	connected(4, func(ctx context.Context, rank int, c *collective.Comm) error {
-		err := c.Barrier(ctx) // returns when all four have called it
-		if rank == 0 && err == nil {
-			fmt.Println("all are here")
-		}
-		return err
-	})
-	// Output: all are here
-}
-
 // Gradients of one layer are reduced while those of the next are computed.
 func ExampleComm_Start() {
 	connected(2, func(ctx context.Context, rank int, c *collective.Comm) error {

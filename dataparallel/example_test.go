@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/dataparallel"
@@ -63,29 +62,6 @@ func ExampleStrategy_StartGradients() {
 	// Output: [5] [0.5] <nil>
 }
 
-func ExampleAverage_Wait() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		x := []float32{float32(s.Rank())}
-		a, _ := s.StartGradients(ctx, map[string]*tensor.Tensor{"w": tensor.From(x)})
-		err := a.Wait(ctx) // begins with all that is not ready yet
-		if s.Rank() == 0 {
-			fmt.Println(x, err)
-		}
-	})
-	// Output: [0.5] <nil>
-}
-
-func ExampleStrategy_BroadcastTensor() {
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		x := []int64{int64(s.Rank())}
-		_ = s.BroadcastTensor(ctx, 1, tensor.From(x))
-		if s.Rank() == 0 {
-			fmt.Println(x)
-		}
-	})
-	// Output: [1]
-}
-
 func ExampleStrategy_BroadcastTensors() {
 	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		w, b := make([]float32, 2), make([]float64, 1)
@@ -113,18 +89,6 @@ func workers(ctx context.Context, meet *store.Store, ids ...string) (nodes []*da
 	}
 	all.Wait()
 	return nodes
-}
-
-func ExampleStrategy_Barrier() {
-	var ready atomic.Int32
-	world(func(ctx context.Context, s *dataparallel.Strategy) {
-		ready.Add(1)
-		_ = s.Barrier(ctx)
-		if s.Rank() == 0 {
-			fmt.Println(ready.Load(), "are ready")
-		}
-	})
-	// Output: 2 are ready
 }
 
 func ExampleStrategy_Shutdown() {
@@ -176,19 +140,6 @@ func ExampleWorkerNode_Next() {
 	// Output:
 	// true
 	// rank 0 of 2
-}
-
-func ExampleWorkerNode_Over() {
-	ctx := context.Background()
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	nodes := workers(ctx, meet, "a", "b")
-	a, b := nodes[0], nodes[1]
-	defer a.Close()
-	_ = b.Close()
-	err := a.Strategy().Barrier(ctx)
-	fmt.Println(a.Over(err), a.Over(errors.New("the loss is NaN")))
-	// Output: true false
 }
 
 func ExampleWorkerNode_Train() {

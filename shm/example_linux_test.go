@@ -66,25 +66,3 @@ func ExampleNewArena() {
 	// true
 	// shm: not enough memory: 10.0 MiB wanted, 8.0 MiB left: Options.Limit of 8.0 MiB
 }
-
-func ExampleConn_Map() {
-	ctx := context.Background()
-	owner, reader := connect()
-	defer owner.Close()
-	defer reader.Close()
-	arena := must(shm.NewArena(nil))
-	defer arena.Close()
-	b := must(arena.Alloc(10))
-	copy(b, "0123456789")
-	first, _ := arena.Find(b[:4])
-	rest, _ := arena.Find(b[4:])
-	check(owner.Share(ctx, arena, first, rest))
-	blocks := must(reader.Map(ctx, rest, first))
-	for _, block := range blocks {
-		fmt.Printf("%s\n", block.Data)
-		block.Release()
-	}
-	// Output:
-	// 456789
-	// 0123
-}
