@@ -2,9 +2,7 @@ package nfsws_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"io"
-	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -129,27 +127,4 @@ func TestViewOfAReplacedState(t *testing.T) {
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
 		require.ErrorContains(t, err, "was replaced by")
 	})
-}
-
-// TestFaultsWhileViewing requires the data that was written, or an error.
-func TestFaultsWhileViewing(t *testing.T) {
-	var got [4]byte
-	everywhere(t,
-		func(s *stage) error {
-			v, err := s.writer.View(t.Context(), 0, nfsws.Version{})
-			if err != nil {
-				return err
-			}
-			v.Forget()
-			_, err = v.ReadAt(t.Context(), "w", got[:], 0)
-			return errors.Join(err, v.Close())
-		},
-		func(s *stage, op string, err error) {
-			if err != nil {
-				require.NotErrorIs(s.t, err, fs.ErrNotExist)
-				require.ErrorIs(s.t, err, syscall.EIO, op)
-				return
-			}
-			require.EqualValues(s.t, 1, got[0])
-		})
 }

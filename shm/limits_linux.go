@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -142,14 +143,7 @@ func (h host) hierarchies() (ms []hierarchy) {
 	return ms
 }
 
-func has(list, name string) bool {
-	for s := range strings.SplitSeq(list, ",") {
-		if s == name {
-			return true
-		}
-	}
-	return false
-}
+func has(list, name string) bool { return slices.Contains(strings.Split(list, ","), name) }
 
 // cgroup returns the limit of the group in dir, if it has one. Cached file pages do not count,
 // because the kernel reclaims them first; to read how many there are takes time, and is done only
