@@ -46,6 +46,17 @@ func TestSets(t *testing.T) {
 	})
 }
 
+// TestTypeThatChanges checks that a set differs from the last one if only the type of its numbers does.
+func TestTypeThatChanges(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		for kind := range 4 {
+			g, want := filled(kind, 8, 3, r.Rank())
+			r.ok(r.AllReduceGradients(bounded(r.T), map[string]*tensor.Tensor{"t": g}))
+			assert.Equal(r, want.Data, g.Data)
+		}
+	})
+}
+
 // filled returns a tensor of a kind, and what it is after it is averaged over 3 ranks.
 func filled(kind, n, k, rank int) (given, mean *tensor.Tensor) {
 	switch kind {
