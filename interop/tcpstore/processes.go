@@ -25,6 +25,7 @@ const (
 	publishEvery = time.Second
 	publishAnew  = tcpwire.ProcessesTTL / 3 // even if nothing has changed
 	publishTime  = 5 * time.Second          // for one entry
+	deleteTime   = time.Second              // for the entries, at the end
 	// longWait is how long a wait takes before it is published: a shorter one is no hang, and would
 	// change the entry all the time.
 	longWait = time.Second
@@ -115,7 +116,7 @@ func (s *processes) leave(ctx context.Context, p *peer) {
 	run.stop()
 	<-run.ended
 	if run.wrote && ctx.Err() == nil {
-		ctx, cancel := context.WithTimeout(ctx, replyGrace)
+		ctx, cancel := context.WithTimeout(ctx, deleteTime)
 		defer cancel()
 		_, _ = run.store.Delete(ctx, tcpwire.ProcessesKey+run.id)
 		if run.whole != nil {
