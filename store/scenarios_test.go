@@ -13,18 +13,16 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// scenarios has the rules of stores as text. Package scenario runs them on a Memory, on a client of
-// a server, and on a prefix; the tests here run them on what this package's tests alone can make.
+// scenarios has the rules of stores as text. Package scenario runs them on a client of a server, and
+// on a prefix; the tests here run them on what this package's tests alone can make.
 const scenarios = "../internal/scenario/testdata"
 
 func TestScenariosOfADurableStore(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name:  "a durable store",
-		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights, scenario.Restarts},
+		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights, scenario.Restarts},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			m := &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}
-			t.Cleanup(func() { _ = m.Close() })
-			return func(string) scenario.Session { return scenario.Local(t, m) }
+			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}})
 		},
 	})
 }

@@ -3,7 +3,7 @@
 // own package:
 //
 //	func TestScenarios(t *testing.T) {
-//		scenario.Run(t, "../internal/scenario/testdata", scenario.Memory)
+//		scenario.Run(t, "../internal/scenario/testdata", scenario.Pipe)
 //	}
 //
 // "go test ./internal/scenario -rewrite" writes the output of its engines into the files, for review.
