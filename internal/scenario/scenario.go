@@ -32,6 +32,7 @@ package scenario
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,6 +82,9 @@ type Session struct {
 	Stop, Restart, Restore func()
 	Backup                 string
 	Mend                   func() // it may reconnect after a Crash: that was only its network; nil without Connections
+	// Verbs are further verbs of its own files. They get the arguments behind the session, end with ctx,
+	// and return a line of output, or "".
+	Verbs map[string]func(ctx context.Context, args []string) string
 }
 
 // Feature is something that files need and engines may lack.
