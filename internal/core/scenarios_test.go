@@ -22,6 +22,7 @@ func TestScenarios(t *testing.T) { scenario.Run(t, scenarios, scenario.Pipe) }
 func TestScenarioOfNumbers(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "numbered requests to a Memory",
+		Has:  []scenario.Feature{scenario.Numbers},
 		Only: []string{"numbers"},
 		Start: func(t *testing.T, _ scenario.Settings) func(string) scenario.Session {
 			m := new(store.Memory)

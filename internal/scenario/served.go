@@ -11,8 +11,8 @@ import (
 
 // Pipe is a client and a server, connected by net.Pipe.
 var Pipe = Engine{
-	Name:  "a client over pipes",
-	Lacks: []Feature{Numbers, Restarts},
+	Name: "a client over pipes",
+	Has:  []Feature{Whole, LimitsOf, Rights},
 	Start: func(t *testing.T, s Settings) func(string) Session {
 		return Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Access: s.Access})
 	},
@@ -159,8 +159,7 @@ func (l *Listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0,
 
 // Prefix is a part of a store.
 var Prefix = Engine{
-	Name:  "a prefix",
-	Lacks: []Feature{Numbers, Restarts, Whole, LimitsOf, Rights},
+	Name: "a prefix",
 	Start: func(t *testing.T, s Settings) func(string) Session {
 		open := Pipe.Start(t, s)
 		return func(name string) Session {
