@@ -107,7 +107,7 @@ func (p *Protocol) ServeConn(ctx context.Context, v *store.ProtocolConn) error {
 			defer p.loops.giveBack()
 		}
 	}
-	return peer.serve(ctx, loop, v.Conn)
+	return peer.serve(ctx, loop)
 }
 
 var _ store.Protocol = (*Protocol)(nil)

@@ -74,7 +74,7 @@ type reader struct {
 }
 
 // serve serves a connection.
-func (p *peer) serve(ctx context.Context, loop *transport.Loop, c net.Conn) error {
+func (p *peer) serve(ctx context.Context, loop *transport.Loop) error {
 	r := &reader{peer: p, long: make(chan struct{}, 1), over: make(chan error, 1)}
 	p.quick = loop != nil
 	adopted := func(s transport.Socket) (transport.Reader, error) {
@@ -86,9 +86,9 @@ func (p *peer) serve(ctx context.Context, loop *transport.Loop, c net.Conn) erro
 	}
 	var err error
 	if loop != nil {
-		err = loop.Adopt(c.(*net.TCPConn), adopted)
+		err = loop.Adopt(p.Conn.(*net.TCPConn), adopted)
 	} else {
-		err = transport.Serve(c, make([]byte, firstBuffer), adopted)
+		err = transport.Serve(p.Conn, make([]byte, firstBuffer), adopted)
 	}
 	if r.sock != nil {
 		defer p.out.Discard()
