@@ -50,10 +50,17 @@ func (p *peer) flush() {
 	}
 }
 
-// room sends what is queued, and waits until little of it waits for the client.
+// room sends what is queued, and waits until little of it waits for the client. The reader calls it.
 func (p *peer) room() error {
 	p.flush()
-	return p.out.room(p.life, piece)
+	for p.out.Blocked(piece) { // also after a token that was left
+		select {
+		case <-p.out.drained:
+		case <-p.life.Done():
+			return p.life.Err()
+		}
+	}
+	return p.out.Err()
 }
 
 // waitForSpace calls room if much waits for the client. It may block.
