@@ -40,7 +40,6 @@ var keys = func() (ks [keyCount]string) {
 type client struct {
 	conn    net.Conn
 	dialect dialect
-	keys    []string
 	out, in []byte
 	r, w    int // in[r:w] is unread
 	next    int // index of the next key
@@ -52,11 +51,7 @@ func dialClient(ctx context.Context, s *server) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &client{conn: conn, dialect: s.newDialect(), keys: s.keys, in: make([]byte, clientRoom)}
-	if c.keys == nil {
-		c.keys = keys[:]
-	}
-	c.next = rand.IntN(len(c.keys))
+	c := &client{conn: conn, dialect: s.newDialect(), in: make([]byte, clientRoom), next: rand.IntN(keyCount)}
 	return c, c.dialect.open(conn)
 }
 
@@ -64,27 +59,20 @@ func dialClient(ctx context.Context, s *server) (*client, error) {
 func (c *client) batch(op operation, depth int, value []byte) error {
 	c.out = c.out[:0]
 	for range depth {
-		c.out = c.dialect.request(c.out, op, c.keys[c.next%len(c.keys)], value)
+		c.out = c.dialect.request(c.out, op, keys[c.next%keyCount], value)
 		c.next++
 	}
-	return c.exchange(depth, nil)
-}
-
-// exchange writes out, and reads depth replies. It passes the last one to last, unless that is nil.
-func (c *client) exchange(depth int, last func(reply []byte) error) error {
 	if _, err := c.conn.Write(c.out); err != nil {
 		return err
 	}
 	for depth > 0 {
 		n, err := c.dialect.reply(c.in[c.r:c.w])
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if n > 0 {
+		case n > 0:
 			c.r += n
-			if depth--; depth == 0 && last != nil {
-				return last(c.in[c.r-n : c.r])
-			}
+			depth--
 			continue
 		}
 		if err := c.read(); err != nil {

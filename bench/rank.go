@@ -35,12 +35,11 @@ type rank struct {
 
 // drill is a measurement: all ranks run call concurrently.
 type drill struct {
-	chain bool                          // calls follow each other without a barrier
-	stamp func(began time.Time) float64 // if not nil, what is measured of a call, in place of how long it takes
-	verbs int                           // of a Comm, for each call: the fence may be one
-	fence func() error                  // the barrier before a call
-	call  func() error                  // what is measured
-	after []func() error                // runs at the end, in reverse order
+	chain bool           // calls follow each other without a barrier
+	verbs int            // of a Comm, for each call: the fence may be one
+	fence func() error   // the barrier before a call
+	call  func() error   // what is measured
+	after []func() error // runs at the end, in reverse order
 }
 
 func (d *drill) close() (err error) {
@@ -64,11 +63,7 @@ func (d *drill) times(took []float64) error {
 		if err := d.call(); err != nil {
 			return err
 		}
-		if d.stamp != nil {
-			took[i] = d.stamp(began)
-		} else {
-			took[i] = micros(time.Since(began))
-		}
+		took[i] = micros(time.Since(began))
 	}
 	return nil
 }

@@ -20,8 +20,6 @@ type server struct {
 	addr       string
 	newDialect func() dialect
 	*process
-
-	keys []string // the keys of a load; nil means the default ones
 }
 
 func newWireDialect() dialect { return new(wireDialect) }

@@ -13,18 +13,16 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// scenarios has the rules of stores as text. Package scenario runs them on a Memory, on a client of
-// a server, and on a prefix; the tests here run them on what this package's tests alone can make.
+// scenarios has the rules of stores as text. Package scenario runs them on a client of a server, and
+// on a prefix; the tests here run them on what this package's tests alone can make.
 const scenarios = "../internal/scenario/testdata"
 
 func TestScenariosOfADurableStore(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
-		Name:  "a durable store",
-		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights, scenario.Restarts},
+		Name: "a durable store",
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			m := &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}
-			t.Cleanup(func() { _ = m.Close() })
-			return func(string) scenario.Session { return scenario.Local(t, m) }
+			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}, Access: s.Access})
 		},
 	})
 }
@@ -33,6 +31,7 @@ func TestScenariosOfADurableStore(t *testing.T) {
 func TestScenariosOfRestarts(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "a client of a durable store that restarts",
+		Has:  []scenario.Feature{scenario.Restarts},
 		Only: []string{"restart", "keys", "reconnect", "backup"},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			var served sync.WaitGroup
@@ -72,8 +71,8 @@ func TestScenariosOfRestarts(t *testing.T) {
 
 func TestScenariosOverTLS(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
-		Name:  "a client with TLS and a secret",
-		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights, scenario.Restarts},
+		Name: "a client with TLS and a secret",
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			f := newTLSFiles(t) // here, because the time of the scenario is another one
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}})
@@ -86,9 +85,9 @@ func TestScenariosOverTLS(t *testing.T) {
 
 func TestScenariosThroughARelay(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
-		Name:  "a client of a relay",
-		Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights, scenario.Restarts},
-		Lag:   10 * time.Millisecond,
+		Name: "a client of a relay",
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf},
+		Lag:  10 * time.Millisecond,
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}})
 			r, err := store.NewRelay(t.Context(), "muster://127.0.0.1:1", &store.DialOptions{Dial: l.Conn})
@@ -116,9 +115,9 @@ func TestScenariosOverSockets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			scenario.Run(t, scenarios, scenario.Engine{
-				Name:  name + " over TCP",
-				Lacks: []scenario.Feature{scenario.Numbers, scenario.Rights, scenario.Restarts},
-				Real:  true,
+				Name: name + " over TCP",
+				Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf},
+				Real: true,
 				Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 					e := backend(t, s)
 					t.Cleanup(func() { _ = e.Close() })

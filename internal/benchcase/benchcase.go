@@ -25,7 +25,8 @@ type Case struct {
 	// Independent: the ranks do not wait for each other, so their rates add up.
 	Independent bool
 
-	run func(ctx context.Context, r *Rank) error
+	// Run is one call of the operation. A wrong result is an error.
+	Run func(ctx context.Context, r *Rank) error
 }
 
 // Rank is what one rank measures with.
@@ -40,15 +41,15 @@ type Rank struct {
 
 // All are the cases, in the order in which they are measured.
 var All = []Case{
-	{Name: "barrier", About: "all ranks", Timed: everyRank, run: barrier},
-	{Name: "all-gather", About: "an object of each rank to all ranks", Sized: true, Timed: everyRank, run: allGather},
-	{Name: "broadcast", About: "rank 0's object to the others, who are timed", Sized: true, Timed: otherRanks, run: broadcast},
-	{Name: "ping-pong", About: "an object from rank 0 to rank 1 and back", Sized: true, Timed: rank0, run: pingPong},
+	{Name: "barrier", About: "all ranks", Timed: everyRank, Run: barrier},
+	{Name: "all-gather", About: "an object of each rank to all ranks", Sized: true, Timed: everyRank, Run: allGather},
+	{Name: "broadcast", About: "rank 0's object to the others, who are timed", Sized: true, Timed: otherRanks, Run: broadcast},
+	{Name: "ping-pong", About: "an object from rank 0 to rank 1 and back", Sized: true, Timed: rank0, Run: pingPong},
 	{
 		Name: "set", About: "each rank its own key, over a connection to the launcher",
-		Sized: true, Independent: true, Timed: everyRank, run: set,
+		Sized: true, Independent: true, Timed: everyRank, Run: set,
 	},
-	{Name: "get", About: "the same, after the set", Sized: true, Independent: true, Timed: everyRank, run: get},
+	{Name: "get", About: "the same, after the set", Sized: true, Independent: true, Timed: everyRank, Run: get},
 }
 
 // Names are those of all cases.
@@ -67,9 +68,6 @@ func Find(name string) *Case {
 	}
 	return &All[i]
 }
-
-// Run is one call of the operation. A wrong result is an error.
-func (c *Case) Run(ctx context.Context, r *Rank) error { return c.run(ctx, r) }
 
 func everyRank(int) bool       { return true }
 func otherRanks(rank int) bool { return rank > 0 }

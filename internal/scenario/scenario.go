@@ -3,7 +3,7 @@
 // own package:
 //
 //	func TestScenarios(t *testing.T) {
-//		scenario.Run(t, "../internal/scenario/testdata", scenario.Memory)
+//		scenario.Run(t, "../internal/scenario/testdata", scenario.Pipe)
 //	}
 //
 // "go test ./internal/scenario -rewrite" writes the output of its engines into the files, for review.
@@ -24,7 +24,7 @@
 // are in keys.go and groups.go. Each verb also has timeout=, and times=, which repeats it. An argument
 // in double quotes is a Go string without spaces, and x*60 is 60 of x.
 //
-// Three kinds of comments are for the runner: "# needs:" lists features that an engine may lack, and
+// Three kinds of comments are for the runner: "# needs:" lists features that not all engines have, and
 // "# store:" and "# rights:" have the settings of the store.
 //
 // A file runs in a bubble of testing/synctest: time is virtual, and passes only in "advance 5s".
@@ -32,6 +32,7 @@ package scenario
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,14 +52,14 @@ type Engine struct {
 	// Start starts an empty store, and returns the function that opens a session of it. It
 	// registers its own cleanup.
 	Start func(t *testing.T, s Settings) (open func(name string) Session)
-	// Lacks are the features that this kind does not have. A file that needs one is skipped.
-	Lacks []Feature
+	// Has are the features that this kind has. A file that needs another one is skipped.
+	Has []Feature
 	// Only, if not nil, names the files that it runs.
 	Only []string
 	// Lag is the time that the engine may take to answer, although nothing is missing; 0: none.
 	Lag time.Duration
-	// Real engines use sockets, or other processes: their time is not virtual. They lack Clock, and
-	// the runner learns from the status of the store that a call waits.
+	// Real engines use sockets, or other processes: their time is not virtual, and the runner learns from
+	// the status of the store that a call waits.
 	Real bool
 }
 
@@ -75,34 +76,42 @@ func Secret(name string) []byte { return []byte("the secret of " + name) }
 type Session struct {
 	store.Engine
 	Crash func() // its process ends without a goodbye
-	Break func() // its connection ends, and it reconnects; nil without Connections
+	Break func() // its connection ends, and it reconnects
 	// Stop ends the store, and Restart starts it again. Restore starts it as the file Backup says. They
 	// are nil without Restarts.
 	Stop, Restart, Restore func()
 	Backup                 string
-	Mend                   func() // it may reconnect after a Crash: that was only its network; nil without Connections
+	Mend                   func() // it may reconnect after a Crash: that was only its network
+	// Verbs are further verbs of its own files. They get the arguments behind the session, end with ctx,
+	// and return a line of output, or "".
+	Verbs map[string]func(ctx context.Context, args []string) string
 }
 
-// Feature is something that files need and engines may lack.
+// Feature is something that files need, and not all engines have.
 type Feature string
 
 // The features.
 const (
-	Clock       Feature = "clock"       // time is virtual: "advance", and deadlines
-	Exact       Feature = "exact"       // an answer takes no time, not even a virtual one
-	Connections Feature = "connections" // that can break
-	Restarts    Feature = "restarts"    // of a durable store
-	Numbers     Feature = "numbers"     // of requests, chosen by the file
-	Whole       Feature = "whole"       // sessions see the whole store
-	LimitsOf    Feature = "limits"      // the file sets the limits of the store
-	Rights      Feature = "rights"      // the file says who may do what
+	Clock    Feature = "clock"    // time is virtual: "advance", and deadlines; unless Real
+	Exact    Feature = "exact"    // an answer takes no time, not even a virtual one; unless Real or with a Lag
+	Restarts Feature = "restarts" // of a durable store
+	Numbers  Feature = "numbers"  // of requests, chosen by the file
+	Whole    Feature = "whole"    // sessions see the whole store
+	LimitsOf Feature = "limits"   // the file sets the limits of the store
+	Rights   Feature = "rights"   // the file says who may do what
 )
 
 // lacks returns the first of features that e does not have, or "".
 func (e *Engine) lacks(features []Feature) Feature {
+	has := slices.Clone(e.Has)
+	if !e.Real {
+		has = append(has, Clock)
+	}
+	if !e.Real && e.Lag == 0 {
+		has = append(has, Exact)
+	}
 	for _, f := range features {
-		switch {
-		case slices.Contains(e.Lacks, f), e.Real && (f == Clock || f == Exact), e.Lag > 0 && f == Exact:
+		if !slices.Contains(has, f) {
 			return f
 		}
 	}

@@ -9,8 +9,6 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-func TestMemory(t *testing.T) { scenario.Run(t, "testdata", scenario.Memory) }
-
 func TestPipe(t *testing.T) { scenario.Run(t, "testdata", scenario.Pipe) }
 
 func TestPrefix(t *testing.T) { scenario.Run(t, "testdata", scenario.Prefix) }

@@ -5,28 +5,29 @@ import (
 	"net"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/muster-pg/muster/store"
 )
 
-// reconnectTimeout is how long sessions may be without a connection: the default of servers.
-const reconnectTimeout = 500 * time.Millisecond
-
 // Pipe is a client and a server, connected by net.Pipe.
 var Pipe = Engine{
-	Name:  "a client over pipes",
-	Lacks: []Feature{Numbers, Restarts},
+	Name: "a client over pipes",
+	Has:  []Feature{Whole, LimitsOf, Rights},
 	Start: func(t *testing.T, s Settings) func(string) Session {
-		l := Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Access: s.Access})
-		return func(name string) Session {
-			o := new(store.DialOptions)
-			if s.Access != nil {
-				o.Secret = Secret(name)
-			}
-			return l.Dial(t, o)
-		}
+		return Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Access: s.Access})
 	},
+}
+
+// Clients serves until the end of the test, and returns the function that opens a session of srv.
+func Clients(t *testing.T, srv *store.Server) func(name string) Session {
+	l := Listen(t, srv)
+	return func(name string) Session {
+		o := new(store.DialOptions)
+		if srv.Access != nil {
+			o.Secret = Secret(name)
+		}
+		return l.Dial(t, o)
+	}
 }
 
 // Listener listens for connections in this process.
@@ -158,14 +159,13 @@ func (l *Listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0,
 
 // Prefix is a part of a store.
 var Prefix = Engine{
-	Name:  "a prefix",
-	Lacks: []Feature{Connections, Restarts, Whole, LimitsOf, Rights},
+	Name: "a prefix",
 	Start: func(t *testing.T, s Settings) func(string) Session {
-		open := Memory.Start(t, s)
+		open := Pipe.Start(t, s)
 		return func(name string) Session {
 			on := open(name)
-			part := store.Prefix(store.New(on.Engine), "jobs/").Engine()
-			return Session{Engine: &both{part, on.Engine}, Crash: on.Crash}
+			on.Engine = &both{store.Prefix(store.New(on.Engine), "jobs/").Engine(), on.Engine}
+			return on
 		}
 	},
 }

@@ -91,6 +91,19 @@ func (w *world) run(c command) {
 		w.settle()
 		return
 	}
+	names := strings.Split(first, ",")
+	for i, name := range names {
+		s := w.session(name)
+		w.start(&call{command: c, does: s.verb(c), w: w, s: s, place: i, places: len(names)})
+		w.settle()
+	}
+}
+
+// verb returns what a command of the session does.
+func (s *session) verb(c command) verb {
+	if own := s.on.Verbs[c.verb]; own != nil {
+		return verb{do: func(ctx context.Context, k *call) string { return own(ctx, k.words()) }}
+	}
 	does, ok := keyVerbs[c.verb]
 	if !ok {
 		does, ok = groupVerbs[c.verb]
@@ -98,11 +111,7 @@ func (w *world) run(c command) {
 	if !ok {
 		c.t.Fatalf("%s: no such verb", c)
 	}
-	names := strings.Split(first, ",")
-	for i, name := range names {
-		w.start(&call{command: c, does: does, w: w, s: w.session(name), place: i, places: len(names)})
-		w.settle()
-	}
+	return does
 }
 
 func (w *world) start(k *call) {

@@ -3,7 +3,10 @@ package tcpwire_test
 import (
 	"bytes"
 	"math/rand/v2"
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
 )
@@ -16,6 +19,15 @@ func FuzzRequests(f *testing.F) {
 	}
 	for _, c := range recorded(f) {
 		f.Add([]byte(c.sent), uint64(2))
+	}
+	pairs := tcpwire.Request{Op: tcpwire.OpMultiSet}
+	for i := range 50 {
+		pairs.Keys, pairs.Values = append(pairs.Keys, strings.Repeat("k", i)), append(pairs.Values, make([]byte, 3*i))
+	}
+	long, err := tcpwire.AppendRequest(nil, &pairs)
+	require.NoError(f, err)
+	for seed := range uint64(10) {
+		f.Add(long, seed)
 	}
 	lim := tcpwire.Limits{Key: 100, Value: 1000, Keys: 50, Message: 10_000}
 	f.Fuzz(func(t *testing.T, b []byte, seed uint64) {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -44,30 +43,6 @@ func TestByteByByte(t *testing.T) {
 		feed(t, unhex(t, golden.bytes), func(b []byte) (int, bool, error) {
 			return tcpwire.NextReply(b, golden.op, golden.keys, &c, tcpwire.Limits{})
 		})
-	}
-}
-
-// TestPiecesOfAnySize checks that the cursor does not depend on where the bytes are, only on how
-// many there are.
-func TestPiecesOfAnySize(t *testing.T) {
-	req := tcpwire.Request{Op: tcpwire.OpMultiSet}
-	for i := range 50 {
-		req.Keys = append(req.Keys, strings.Repeat("k", i))
-		req.Values = append(req.Values, bytes.Repeat([]byte("v"), 3*i))
-	}
-	b, err := tcpwire.AppendRequest(nil, &req)
-	require.NoError(t, err)
-	for size := 1; size < 200; size++ {
-		var c tcpwire.Cursor
-		for n := 0; ; n = min(n+size, len(b)) {
-			end, whole, err := tcpwire.NextRequest(bytes.Clone(b[:n]), &c, tcpwire.Limits{})
-			require.NoError(t, err)
-			if whole {
-				require.Equal(t, len(b), end)
-				break
-			}
-			require.Less(t, n, len(b))
-		}
 	}
 }
 

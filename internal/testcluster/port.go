@@ -17,7 +17,7 @@ import (
 // free.
 func Port(t testing.TB) (addr string) {
 	t.Helper()
-	fd, addr, err := reserve(unix.SO_REUSEADDR)
+	fd, addr, err := reserve()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ type Proxy struct {
 // connections and goroutines.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	guard, addr, err := reserve(shared...)
+	guard, addr, err := reserve()
 	if err != nil {
 		t.Fatalf("reserve a port for a proxy: %v", err)
 	}
@@ -150,7 +150,7 @@ type acceptor struct {
 func (p *Proxy) open() *acceptor {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		ctlErr := c.Control(func(fd uintptr) { err = set(int(fd), shared) })
+		ctlErr := c.Control(func(fd uintptr) { err = share(int(fd)) })
 		return errors.Join(ctlErr, err)
 	}}
 	l, err := lc.Listen(context.Background(), "tcp4", p.addr)
@@ -197,12 +197,9 @@ func (p *Proxy) serve(pr *pair, target string) {
 	delete(p.pairs, pr)
 }
 
-// shared are the options with which sockets share a port: any of them may listen.
-var shared = []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT}
-
-// reserve binds a port without listening. Listeners that share the port by options can be opened and
-// closed; no other process can take it, and in between connections are refused.
-func reserve(options ...int) (fd int, addr string, err error) {
+// reserve binds a port without listening. Listeners that share it can be opened and closed; no other
+// process can take it, and in between connections are refused.
+func reserve() (fd int, addr string, err error) {
 	syscall.ForkLock.RLock()
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 	if err == nil {
@@ -212,7 +209,7 @@ func reserve(options ...int) (fd int, addr string, err error) {
 	if err != nil {
 		return 0, "", err
 	}
-	port, err := bind(fd, options)
+	port, err := bind(fd)
 	if err != nil {
 		_ = unix.Close(fd)
 		return 0, "", err
@@ -221,8 +218,8 @@ func reserve(options ...int) (fd int, addr string, err error) {
 	return fd, a.String(), nil
 }
 
-func bind(fd int, options []int) (port int, err error) {
-	if err := set(fd, options); err != nil {
+func bind(fd int) (port int, err error) {
+	if err := share(fd); err != nil {
 		return 0, err
 	}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
@@ -235,9 +232,11 @@ func bind(fd int, options []int) (port int, err error) {
 	return sa.(*unix.SockaddrInet4).Port, nil
 }
 
-func set(fd int, options []int) (err error) {
-	for _, o := range options {
-		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, o, 1))
-	}
-	return err
+// share sets the options with which sockets share a port: any of them may listen. Those that do not listen
+// share it with any that has SO_REUSEADDR, as servers set it.
+func share(fd int) error {
+	return errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
+	)
 }

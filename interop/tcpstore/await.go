@@ -40,23 +40,18 @@ func (c *Client) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 }
 
 // await waits until each of the keys has existed. It waits on a connection, and it also polls at
-// intervals, since some servers do not notify waiters of a COMPARE_SET. If too many calls already
-// wait, it only polls, at shorter intervals.
+// intervals, since some servers do not notify waiters of a COMPARE_SET, and since it has no connection
+// while too many calls wait.
 func (c *Client) await(ctx context.Context, sent []string) error {
 	blocking, cancel := context.WithCancel(ctx)
 	defer cancel()
 	blocked := make(chan error, 1)
 	go func() { blocked <- c.block(blocking, sent) }()
-	pause, most := lookFirst, lookMost
-	for {
+	for pause := pollFirst; ; pause = min(2*pause, pollMost) {
 		select {
 		case err := <-blocked:
-			if !errors.Is(err, errNoSlot) {
-				return err
-			}
-			pause, most = pollFirst, pollMost
+			return err
 		case <-time.After(pause):
-			pause = min(2*pause, most)
 			replies, err := c.ask(ctx, checkOf(sent...))
 			if err != nil || replies[0].N == tcpwire.Ready {
 				return err
@@ -67,12 +62,8 @@ func (c *Client) await(ctx context.Context, sent []string) error {
 	}
 }
 
-// lookFirst and lookMost bound the polling intervals of a call that waits on a connection;
-// pollFirst and pollMost those of a call that has no connection.
-const (
-	lookFirst, lookMost = 100 * time.Millisecond, time.Second
-	pollFirst, pollMost = 2 * time.Millisecond, 100 * time.Millisecond
-)
+// pollFirst and pollMost bound the polling intervals of a call that waits.
+const pollFirst, pollMost = 100 * time.Millisecond, time.Second
 
 // block waits for the keys on a connection.
 func (c *Client) block(ctx context.Context, sent []string) error {

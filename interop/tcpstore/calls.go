@@ -48,11 +48,14 @@ func (c *Client) callerError(err error) error {
 
 // retry is the state of a call that is repeated after its connection broke.
 type retry struct {
+	life  context.Context // of the client
 	until time.Time
 	pause time.Duration
 }
 
-func (c *Client) retry() retry { return retry{time.Now().Add(c.o.ReconnectTimeout), time.Millisecond} }
+func (c *Client) retry() retry {
+	return retry{c.life, time.Now().Add(c.o.ReconnectTimeout), time.Millisecond}
+}
 
 // again waits for a short time, and reports whether there is time for another attempt.
 func (r *retry) again(ctx context.Context) bool {
@@ -62,6 +65,8 @@ func (r *retry) again(ctx context.Context) bool {
 	select {
 	case <-time.After(r.pause):
 	case <-ctx.Done():
+		return false
+	case <-r.life.Done():
 		return false
 	}
 	r.pause = min(2*r.pause, 250*time.Millisecond)

@@ -27,7 +27,7 @@ type Options struct {
 	// default is 16.
 	Conns int
 	// Waits is the maximum number of waiting calls that have their own connection. Calls
-	// beyond it poll. The default is 256.
+	// beyond it poll, after 100 ms first and then less often, up to once a second. The default is 256.
 	Waits int
 	// ReconnectTimeout is how long a call tries to reach a server that is unreachable, within its context. The
 	// default is 10 s.
@@ -50,17 +50,15 @@ type Options struct {
 // A connection that breaks is replaced. Read-only calls are repeated; a change whose answer is
 // missing returns ErrUnknown.
 type Client struct {
-	addr    string
-	o       Options
-	calls   chan struct{}   // holds a token for each call under way that does not wait
-	waits   chan struct{}   // holds a token for each call that waits
-	life    context.Context // ends with Close
-	end     context.CancelFunc
-	running sync.WaitGroup // the read goroutines of the links
+	addr  string
+	o     Options
+	calls chan struct{}   // holds a token for each call under way that does not wait
+	waits chan struct{}   // holds a token for each call that waits on a connection
+	life  context.Context // ends with Close, and all connections with it
+	end   context.CancelFunc
 
-	mu    sync.Mutex // protects the fields below
-	links map[*link]struct{}
-	idle  []*link // the most recently used link is last
+	mu   sync.Mutex // protects idle
+	idle []*link    // the most recently used link is last
 }
 
 // Dial connects to the TCPStore at addr, a host:port. It retries until ctx ends or Options.ReconnectTimeout has
@@ -69,7 +67,7 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	c := &Client{addr: addr, o: *o, links: map[*link]struct{}{}}
+	c := &Client{addr: addr, o: *o}
 	c.o.ReconnectTimeout = cmp.Or(o.ReconnectTimeout, 10*time.Second)
 	c.calls, c.waits = make(chan struct{}, cmp.Or(o.Conns, 16)), make(chan struct{}, cmp.Or(o.Waits, 256))
 	if c.o.Dial == nil {
@@ -190,13 +188,7 @@ func tooLarge(req *wire.Request) string {
 
 // Close implements store.Engine.
 func (c *Client) Close() error {
-	c.mu.Lock()
 	c.end()
-	for l := range c.links {
-		_ = l.conn.Close()
-	}
-	c.mu.Unlock()
-	c.running.Wait()
 	return nil
 }
 

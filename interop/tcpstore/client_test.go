@@ -35,6 +35,31 @@ func TestClientOfOurServer(t *testing.T) {
 	clientsOf(t, func() *store.Store { return store.New(dial(t, s.addr, nil)) })
 }
 
+// TestClientListsPages checks that the client lists the keys and values of several pages, in order, those of
+// empty values and no others.
+func TestClientListsPages(t *testing.T) {
+	s := current(t)
+	var keys []string
+	for i := range 1100 {
+		keys = append(keys, fmt.Sprintf("k/%04d", i))
+		require.NoError(t, s.Set(s.ctx, keys[i], []byte(keys[i])[:i%2*6], nil))
+	}
+	require.NoError(t, s.Set(s.ctx, "other", nil, nil))
+	c := store.New(dial(t, s.addr, nil))
+	var listed, only []string
+	for e, err := range c.List(s.ctx, "k/") {
+		require.NoError(t, err)
+		require.Equal(t, e.Key[:len(listed)%2*6], string(e.Value))
+		listed = append(listed, e.Key)
+	}
+	for key, err := range c.Keys(s.ctx, "k/") {
+		require.NoError(t, err)
+		only = append(only, key)
+	}
+	require.Equal(t, keys, listed)
+	require.Equal(t, keys, only)
+}
+
 // The largest key and value of a TCPStore.
 const (
 	maxKey   = 8<<10 - 1

@@ -67,7 +67,7 @@ func (p *peer) change(ctx context.Context, req wire.Request) error {
 	req.Key = keyOf(req.Key)
 	p.own(req.Key)
 	p.protocol.processes.arrive(p, req.Key)
-	return p.question.do(ctx, p.store, req)
+	return p.question.do(ctx, p.Store, req)
 }
 
 // multiSet sets the keys one after the other.
@@ -143,7 +143,7 @@ func (p *peer) multiGet(ctx context.Context, req *tcpwire.Request) error {
 // value answers with the value of a key, or with an empty value if it is missing.
 func (p *peer) value(ctx context.Context, key string) error {
 	q := &p.question
-	if err := q.get(ctx, p.store, keyOf(key)); err != nil && !errors.Is(err, store.ErrNotFound) {
+	if err := q.get(ctx, p.Store, keyOf(key)); err != nil && !errors.Is(err, store.ErrNotFound) {
 		return err
 	}
 	v := q.rep.Value
@@ -190,7 +190,7 @@ var leadingNumber = regexp.MustCompile(`^[ \t\n\v\f\r]*([+-]?[0-9]+)`)
 // server does. For another value it returns why.
 func (p *peer) addToText(ctx context.Context, req *tcpwire.Request, why error) (int64, error) {
 	for {
-		if err := p.question.do(ctx, p.store, wire.Request{Op: wire.OpGet, Key: keyOf(req.Key)}); err != nil {
+		if err := p.question.do(ctx, p.Store, wire.Request{Op: wire.OpGet, Key: keyOf(req.Key)}); err != nil {
 			return 0, err
 		}
 		old := bytes.Clone(p.question.rep.Value)
@@ -215,7 +215,7 @@ func (p *peer) append(ctx context.Context, req *tcpwire.Request) error {
 }
 
 func (p *peer) deleteKey(ctx context.Context, req *tcpwire.Request) error {
-	n, err := p.store.Delete(ctx, keyOf(req.Key))
+	n, err := p.Store.Delete(ctx, keyOf(req.Key))
 	if err != nil {
 		return err
 	}
@@ -249,11 +249,11 @@ func (p *peer) all(ctx context.Context, keys []string) (bool, error) {
 
 // exists reports whether the key, or a queue of that name with an element, exists.
 func (p *peer) exists(ctx context.Context, q *question, key string) (bool, error) {
-	is, err := q.exists(ctx, p.store, key)
+	is, err := q.exists(ctx, p.Store, key)
 	if is || err != nil {
 		return is, err
 	}
-	is, err = q.exists(ctx, p.store, store.QueueKey(key))
+	is, err = q.exists(ctx, p.Store, store.QueueKey(key))
 	if errors.Is(err, store.ErrTooLarge) { // no queue can have this name
 		return false, nil
 	}
@@ -295,7 +295,7 @@ func (p *peer) listKeys(ctx context.Context, req *tcpwire.Request) error {
 func (p *peer) keys(ctx context.Context, each func(sent string)) error {
 	q := &p.question
 	for after := []string(nil); ; {
-		if err := q.do(ctx, p.store, wire.Request{Op: wire.OpList, Keys: after, Limit: keysAtOnce, KeysOnly: true}); err != nil {
+		if err := q.do(ctx, p.Store, wire.Request{Op: wire.OpList, Keys: after, Limit: keysAtOnce, KeysOnly: true}); err != nil {
 			return err
 		}
 		if q.rep.N > 0 && p.quick {
@@ -317,11 +317,11 @@ func (p *peer) keys(ctx context.Context, each func(sent string)) error {
 const keysAtOnce = 500
 
 func (p *peer) queuePush(ctx context.Context, req *tcpwire.Request) error {
-	return p.store.Push(ctx, keyOf(req.Key), req.Value)
+	return p.Store.Push(ctx, keyOf(req.Key), req.Value)
 }
 
 func (p *peer) queuePop(ctx context.Context, req *tcpwire.Request) error {
-	v, n, err := p.store.TryPop(ctx, keyOf(req.Key))
+	v, n, err := p.Store.TryPop(ctx, keyOf(req.Key))
 	if err != nil {
 		return err
 	}
@@ -329,7 +329,7 @@ func (p *peer) queuePop(ctx context.Context, req *tcpwire.Request) error {
 }
 
 func (p *peer) queueLen(ctx context.Context, req *tcpwire.Request) error {
-	n, err := p.store.QueueLen(ctx, keyOf(req.Key))
+	n, err := p.Store.QueueLen(ctx, keyOf(req.Key))
 	if err != nil {
 		return err
 	}

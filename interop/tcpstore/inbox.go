@@ -1,8 +1,6 @@
 package tcpstore
 
 import (
-	"net"
-
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/transport"
 )
@@ -20,7 +18,6 @@ type inbox struct {
 	transport.Inbox
 	limits tcpwire.Limits
 	cursor tcpwire.Cursor
-	own    []byte // what fill reads into; nil before it
 }
 
 // finder finds the end of a message at the front of b.
@@ -38,29 +35,4 @@ func (in *inbox) next(find finder) (message []byte, need int, err error) {
 		return nil, max(n, len(b)+len(b)/4), err // for a list, n covers no more than the next item
 	}
 	return b[:n:n], n, nil
-}
-
-// receive reads from c until there is a complete message.
-func (in *inbox) receive(c net.Conn, find finder) ([]byte, error) {
-	for {
-		message, need, err := in.next(find)
-		if message != nil || err != nil {
-			return message, err
-		}
-		if err := in.fill(c, need); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// fill reads from c. The message needs at least need bytes.
-func (in *inbox) fill(c net.Conn, need int) error {
-	if in.own == nil {
-		in.own = make([]byte, firstBuffer)
-	}
-	n, err := c.Read(in.Room(in.own, need))
-	if in.Advance(n); n > 0 {
-		return nil
-	}
-	return err
 }

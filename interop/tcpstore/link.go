@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
 	"github.com/muster-pg/muster/internal/transport"
@@ -18,26 +21,13 @@ import (
 // replyLimits bound a server's reply.
 var replyLimits = tcpwire.Limits{Value: 1 << 30, Message: 1 << 30, Keys: 16 << 20}
 
-// link is a connection of a Client. It has at most one call at a time, and a goroutine that reads.
-// So the end of a connection is detected at once, and a call whose caller has returned does not end
-// the connection.
+// link is a connection of a Client. A call has it for itself, and makes it idle after its answers. A
+// call that fails or is interrupted ends it, since its answers might still come.
 type link struct {
-	client *Client
-	conn   net.Conn
-	in     inbox // owned by the reading goroutine
-
-	mu     sync.Mutex // protects the fields below
-	call   *call      // nil while idle
-	broken error
-}
-
-// call is a list of requests that are sent together.
-type call struct {
-	expects []expected
-	replies []tcpwire.Reply
-	slot    chan struct{} // gets a token back when the call ends
-	done    chan struct{}
-	err     error // valid after done
+	conn net.Conn
+	stop func() bool // the closing of conn with the client
+	in   inbox
+	buf  []byte // for messages that fit
 }
 
 // expected describes a reply to come.
@@ -59,20 +49,19 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{client: c, conn: conn, in: inbox{Inbox: transport.Inbox{First: largeMessage}, limits: replyLimits}}
+	l := &link{conn: conn, in: inbox{Inbox: transport.Inbox{First: largeMessage}, limits: replyLimits}, buf: make([]byte, firstBuffer)}
+	l.stop = context.AfterFunc(c.life, func() { _ = conn.Close() })
 	if err := l.greet(ctx); err != nil {
-		_ = conn.Close()
+		l.end()
 		return nil, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.life.Err() != nil {
-		_ = conn.Close()
-		return nil, store.ErrClosed
-	}
-	c.links[l] = struct{}{}
-	c.running.Go(l.read)
 	return l, nil
+}
+
+// end closes the connection.
+func (l *link) end() {
+	l.stop()
+	_ = l.conn.Close()
 }
 
 // greetTime is how long a server may take for its first answer. PyTorch's server first looks up
@@ -85,187 +74,143 @@ const missingKey = tcpwire.KeyPrefix + "muster: is this a TCPStore?"
 // greet sends the protocol's preface and two questions whose answers are known, and waits for them:
 // whether all of no keys exist, and whether missingKey does. Servers of torch 2.2 know no ping.
 func (l *link) greet(ctx context.Context) error {
-	hello := []byte(tcpwire.Preface)
-	for _, keys := range [][]string{nil, {missingKey}} {
-		var err error
-		if hello, err = tcpwire.AppendRequest(hello, &tcpwire.Request{Op: tcpwire.OpCheck, Keys: keys}); err != nil {
-			return err
-		}
-	}
-	_ = l.conn.SetDeadline(time.Now().Add(greetTime))
-	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
-	if _, err := l.conn.Write(hello); err != nil {
+	questions, expects, err := encode(checkOf(), checkOf(missingKey))
+	if err != nil {
 		return err
 	}
-	for _, want := range []int64{tcpwire.Ready, tcpwire.NotReady} {
-		message, err := l.in.receive(l.conn, expected{op: tcpwire.OpCheck}.find)
-		if err != nil {
-			return fmt.Errorf("no answer of a TCPStore: %w", err)
-		}
-		var rep tcpwire.Reply
-		if err := rep.Parse(tcpwire.OpCheck, 0, message); err != nil || rep.N != want {
-			return fmt.Errorf("%w: it answered %q", errNoTCPStore, message[:min(len(message), 16)])
-		}
-		l.in.Take(len(message))
-	}
-	if !stop() {
-		return ctx.Err()
-	}
-	return l.conn.SetDeadline(time.Time{})
-}
-
-var errNoTCPStore = errors.New("this is no TCPStore of torch 2.2 or later")
-
-// start sends a call. The reading goroutine reports a failure of the connection to the caller.
-func (l *link) start(ctx context.Context, k *call, message []byte) error {
-	l.mu.Lock()
-	if l.broken != nil {
-		l.mu.Unlock()
-		return l.broken
-	}
-	l.call = k
-	l.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetWriteDeadline(time.Unix(1, 0)) })
-	if _, err := l.conn.Write(message); !stop() || err != nil {
-		_ = l.conn.Close() // a part of the message may have been sent
+	ctx, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
+	replies, err := l.call(ctx, append([]byte(tcpwire.Preface), questions...), expects)
+	switch {
+	case err != nil:
+		return fmt.Errorf("no answer of a TCPStore: %w", err)
+	case replies[0].N != tcpwire.Ready || replies[1].N != tcpwire.NotReady:
+		return fmt.Errorf("%w: it answered %q", errNoTCPStore, []byte{byte(replies[0].N), byte(replies[1].N)})
 	}
 	return nil
 }
 
-// giveUp ends the connection, unless the call has ended.
-func (l *link) giveUp(k *call) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.call == k {
-		_ = l.conn.Close()
-	}
-}
+var errNoTCPStore = errors.New("this is no TCPStore of torch 2.2 or later")
 
-// read reads until the connection ends.
-func (l *link) read() {
-	err := l.readAll()
-	_ = l.conn.Close()
-	l.mu.Lock()
-	l.broken = brokenError{err}
-	k := l.call
-	l.call = nil
-	l.mu.Unlock()
-	l.client.forget(l)
-	if k != nil {
-		k.err = l.broken
-		k.end()
-	}
-}
-
-func (l *link) readAll() error {
-	for need := 1; ; {
-		if err := l.in.fill(l.conn, need); err != nil {
-			return err
+// encode returns the bytes of requests, and the replies that answer them.
+func encode(reqs ...tcpwire.Request) (message []byte, expects []expected, err error) {
+	for i := range reqs {
+		if message, err = tcpwire.AppendRequest(message, &reqs[i]); err != nil {
+			return nil, nil, err
 		}
-		for {
-			l.mu.Lock()
-			k := l.call
-			l.mu.Unlock()
-			if k == nil {
-				return errUnasked
-			}
-			e := k.expects[len(k.replies)]
-			message, n, err := l.in.next(e.find)
-			if err != nil {
-				return err
-			}
-			if need = n; message == nil {
-				break
-			}
-			var rep tcpwire.Reply
-			if err := rep.Parse(e.op, e.keys, bytes.Clone(message)); err != nil {
-				return err
-			}
-			l.in.Take(n)
-			if k.replies = append(k.replies, rep); len(k.replies) < len(k.expects) {
-				continue
-			}
-			if unread, _ := l.in.Unread(); len(unread) > 0 {
-				return errUnasked
-			}
-			l.finish(k)
-			need = 1
-			break
+		if reqs[i].Op.Answered() {
+			expects = append(expects, expected{reqs[i].Op, len(reqs[i].Keys)})
 		}
 	}
+	return message, expects, nil
 }
 
-var errUnasked = errors.New("an answer without a request")
-
-// finish ends a call, and makes the connection available to the next one.
-func (l *link) finish(k *call) {
-	l.mu.Lock()
-	l.call = nil
-	l.mu.Unlock()
-	l.client.release(l)
-	k.end()
+// call sends a message, and returns its replies. After an error, or the end of ctx, the connection
+// cannot be used for another call.
+func (l *link) call(ctx context.Context, message []byte, expects []expected) ([]tcpwire.Reply, error) {
+	interrupt := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
+	defer interrupt()
+	var writing sync.WaitGroup
+	var writeErr error
+	write := func() { _, writeErr = l.conn.Write(message) }
+	if len(message) > largeMessage {
+		writing.Go(write) // a server may wait until its first replies are read
+	} else {
+		write()
+	}
+	replies := make([]tcpwire.Reply, len(expects))
+	for i, e := range expects {
+		message, err := l.receive(e)
+		if err == nil {
+			err = replies[i].Parse(e.op, e.keys, bytes.Clone(message))
+		}
+		if err != nil {
+			_ = l.conn.Close()
+			writing.Wait()
+			return nil, err
+		}
+		l.in.Take(len(message))
+	}
+	writing.Wait()
+	if writeErr == nil && !interrupt() {
+		writeErr = ctx.Err()
+	}
+	return replies, writeErr
 }
 
-func (k *call) end() {
-	<-k.slot
-	close(k.done)
+// receive reads until there is a complete reply.
+func (l *link) receive(e expected) ([]byte, error) {
+	for {
+		message, need, err := l.in.next(e.find)
+		if message != nil || err != nil {
+			return message, err
+		}
+		n, err := l.conn.Read(l.in.Room(l.buf, need))
+		if l.in.Advance(n); n == 0 && err != nil {
+			return nil, err
+		}
+	}
 }
 
-// release puts a link back into the list of idle links.
-func (c *Client) release(l *link) {
+// usable reports whether an idle connection is open, as far as the kernel knows, and nothing has come
+// without a request. A change that is sent on a connection that the server has closed would have an
+// unknown outcome.
+func (l *link) usable() bool {
+	if unread, err := l.in.Unread(); err != nil || len(unread) > 0 {
+		return false
+	}
+	socket, ok := l.conn.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var readErr error
+	err = raw.Read(func(fd uintptr) bool {
+		_, readErr = unix.Read(int(fd), make([]byte, 1))
+		return true // without waiting
+	})
+	return err == nil && errors.Is(readErr, unix.EAGAIN)
+}
+
+// idleLink returns the idle connection that was used last, or nil.
+func (c *Client) idleLink() *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.links[l]; ok {
-		c.idle = append(c.idle, l)
-	}
-}
-
-// forget removes a link that has ended.
-func (c *Client) forget(l *link) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.links, l)
-	for i := range c.idle {
-		if c.idle[i] == l {
-			c.idle = append(c.idle[:i], c.idle[i+1:]...)
-			return
+	for len(c.idle) > 0 {
+		l := c.idle[len(c.idle)-1]
+		c.idle = c.idle[:len(c.idle)-1]
+		if l.usable() {
+			return l
 		}
+		l.end()
 	}
+	return nil
 }
 
-// free returns an idle link, or a new one. It retries while the server refuses connections.
+// free returns an idle connection, or a new one. It retries while the server refuses connections.
 func (c *Client) free(ctx context.Context) (*link, error) {
-	c.mu.Lock()
-	if n := len(c.idle); n > 0 {
-		l := c.idle[n-1]
-		c.idle = c.idle[:n-1]
-		c.mu.Unlock()
+	if l := c.idleLink(); l != nil {
 		return l, nil
 	}
-	c.mu.Unlock()
-	began := time.Now()
 	var before error // of the last attempt that ctx did not interrupt
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+	for r := c.retry(); ; {
 		l, err := c.connect(ctx)
-		interrupted := transport.ContextErr(ctx)
-		switch {
-		case err == nil:
+		if err == nil {
 			return l, nil
-		case interrupted != nil && before != nil:
+		}
+		if interrupted := transport.ContextErr(ctx); interrupted != nil {
+			if before == nil {
+				return nil, interrupted
+			}
 			return nil, fmt.Errorf("%w: %w", interrupted, before)
-		case interrupted != nil:
-			return nil, interrupted
-		case time.Since(began)+pause > c.o.ReconnectTimeout, errors.Is(err, errNoTCPStore), errors.Is(err, store.ErrClosed):
+		}
+		if errors.Is(err, errNoTCPStore) || !r.again(ctx) && ctx.Err() == nil {
 			return nil, c.unavailable(err)
 		}
 		before = err
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
-		case <-c.life.Done():
-			return nil, store.ErrClosed
-		}
 	}
 }
 
@@ -273,63 +218,35 @@ func (c *Client) unavailable(err error) *store.Error {
 	return &store.Error{Key: c.addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", store.ErrUnavailable, err)}
 }
 
-var errNoSlot = errors.New("too many calls wait")
-
-// take takes a slot. For calls that wait it does not block, since a slot may stay in use without a
-// bound.
-func (c *Client) take(ctx context.Context, slots chan struct{}) error {
-	select {
-	case slots <- struct{}{}:
-		return nil
-	default:
-	}
-	if slots == c.waits {
-		return errNoSlot
-	}
-	select {
-	case slots <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.life.Done():
-		return store.ErrClosed
-	}
-}
-
 // send carries out requests on one connection, and returns the replies of those that have one.
 // slots is c.calls or c.waits.
 func (c *Client) send(ctx context.Context, slots chan struct{}, reqs ...tcpwire.Request) ([]tcpwire.Reply, error) {
-	k := &call{slot: slots, done: make(chan struct{})}
-	var message []byte
-	for i := range reqs {
-		var err error
-		if message, err = tcpwire.AppendRequest(message, &reqs[i]); err != nil {
-			return nil, err
-		}
-		if reqs[i].Op.Answered() {
-			k.expects = append(k.expects, expected{reqs[i].Op, len(reqs[i].Keys)})
-		}
-	}
-	if err := c.take(ctx, slots); err != nil {
-		return nil, err
-	}
-	l, err := c.free(ctx)
-	if err == nil {
-		err = l.start(ctx, k, message)
-	}
+	message, expects, err := encode(reqs...)
 	if err != nil {
-		<-slots
 		return nil, err
 	}
 	select {
-	case <-k.done:
-		return k.replies, k.err
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-ctx.Done():
-		if slots == c.waits { // the server ends the wait with its connection
-			l.giveUp(k)
-		} else { // the call may never end, and it holds a slot
-			time.AfterFunc(c.o.ReconnectTimeout, func() { l.giveUp(k) })
-		}
 		return nil, ctx.Err()
+	case <-c.life.Done():
+		return nil, store.ErrClosed
 	}
+	l, err := c.free(ctx)
+	if err != nil {
+		return nil, err
+	}
+	replies, err := l.call(ctx, message, expects)
+	if err != nil {
+		l.end()
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, brokenError{err}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.idle = append(c.idle, l)
+	return replies, nil
 }

@@ -56,11 +56,14 @@ func serve(t testing.TB, p *tcpstore.Protocol, srv *store.Server) *service {
 
 // virtually runs a test with a server whose connections are pipes, in virtual time.
 func virtually(t *testing.T, srv *store.Server, test func(t *testing.T, s *service)) {
-	synctest.Test(t, func(t *testing.T) {
-		srv.Engine, srv.Protocols = new(store.Memory), []store.Protocol{new(tcpstore.Protocol)}
-		l := scenario.Listen(t, srv)
-		test(t, &service{Server: srv, Store: store.New(srv.Engine), ctx: t.Context(), conn: func() (net.Conn, error) { return l.Conn(t.Context(), "", "") }})
-	})
+	synctest.Test(t, func(t *testing.T) { test(t, piped(t, srv, new(tcpstore.Protocol))) })
+}
+
+// piped runs a server whose connections are pipes.
+func piped(t *testing.T, srv *store.Server, p *tcpstore.Protocol) *service {
+	srv.Engine, srv.Protocols = new(store.Memory), []store.Protocol{p}
+	l := scenario.Listen(t, srv)
+	return &service{Server: srv, Store: store.New(srv.Engine), ctx: t.Context(), conn: func() (net.Conn, error) { return l.Conn(t.Context(), "", "") }}
 }
 
 // current returns a server with the defaults.
@@ -116,19 +119,30 @@ func (c *client) send(reqs ...tcpwire.Request) {
 }
 
 // reply reads one reply.
-func (c *client) reply(op tcpwire.Op, keys int) (rep tcpwire.Reply) {
+func (c *client) reply(op tcpwire.Op, keys int) tcpwire.Reply {
 	c.t.Helper()
+	rep, err := c.read(op, keys)
+	require.NoError(c.t, err)
+	return rep
+}
+
+// read is reply, with the error of a connection that has ended.
+func (c *client) read(op tcpwire.Op, keys int) (rep tcpwire.Reply, err error) {
 	for {
 		n, whole, err := tcpwire.NextReply(c.buf, op, keys, &c.cursor, tcpwire.Limits{Value: 1 << 30, Message: 1 << 31})
-		require.NoError(c.t, err)
-		if whole {
-			require.NoError(c.t, rep.Parse(op, keys, bytes.Clone(c.buf[:n])))
+		if whole && err == nil {
+			err = rep.Parse(op, keys, bytes.Clone(c.buf[:n]))
 			c.buf = c.buf[n:]
-			return rep
+			return rep, err
+		}
+		if err != nil {
+			return rep, err
 		}
 		more := make([]byte, 64<<10)
 		m, err := c.Read(more)
-		require.NoError(c.t, err)
+		if err != nil {
+			return rep, err
+		}
 		c.buf = append(c.buf, more[:m]...)
 	}
 }

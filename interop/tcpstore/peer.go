@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,15 +23,10 @@ const requestTimeout = 20 * time.Second
 // loop for many connections, or a separate goroutine (see serve.go). A request that waits has a
 // goroutine.
 type peer struct {
+	store.ProtocolConn
 	protocol *Protocol
-	store    *store.Store
-	whole    *store.Store            // nil: store is the whole store
-	prefix   string                  // of store in whole
-	addr     net.Addr                // of the client
-	local    net.Addr                // of this side
 	pid      atomic.Uint32           // as the client says; 0: not yet
 	awaited  atomic.Pointer[keyWait] // nil: it has been answered
-	logger   *slog.Logger
 	out      outbox
 	stall    stall
 	life     context.Context // ends with the connection
@@ -60,10 +54,10 @@ type peer struct {
 var requestLimits = tcpwire.Limits{Value: wire.MaxValue}
 
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn) *peer {
-	peer := &peer{protocol: p, store: v.Store, whole: v.Whole, prefix: v.Prefix, addr: v.Conn.RemoteAddr(), local: v.Conn.LocalAddr(), logger: v.Logger, in: inbox{Inbox: transport.Inbox{First: largeMessage, Budget: v.Buffers}, limits: requestLimits}}
+	peer := &peer{ProtocolConn: *v, protocol: p, in: inbox{Inbox: transport.Inbox{First: largeMessage, Budget: v.Buffers}, limits: requestLimits}}
 	peer.in.Advance(copy(peer.in.Room(v.First, 0), v.First))
-	if peer.logger == nil {
-		peer.logger = slog.New(slog.DiscardHandler)
+	if peer.Logger == nil {
+		peer.Logger = slog.New(slog.DiscardHandler)
 	}
 	peer.life, peer.fail = context.WithCancelCause(ctx)
 	peer.forget = func() {}

@@ -25,6 +25,7 @@ const (
 	publishEvery = time.Second
 	publishAnew  = tcpwire.ProcessesTTL / 3 // even if nothing has changed
 	publishTime  = 5 * time.Second          // for one entry
+	deleteTime   = time.Second              // for the entries, at the end
 	// longWait is how long a wait takes before it is published: a shorter one is no hang, and would
 	// change the entry all the time.
 	longWait = time.Second
@@ -90,7 +91,7 @@ func (s *processes) enter(p *peer) {
 		ctx, stop := context.WithCancel(context.Background())
 		s.peers = map[*peer][]tcpwire.GroupRank{}
 		s.run = &publication{
-			store: p.store, whole: p.whole, part: p.prefix, id: rand.Text(), stop: stop, ended: make(chan struct{}),
+			store: p.Store, whole: p.Whole, part: p.Prefix, id: rand.Text(), stop: stop, ended: make(chan struct{}),
 			of: map[*peer]*process{}, known: map[string]*process{},
 		}
 		go s.publish(ctx, s.run)
@@ -115,7 +116,7 @@ func (s *processes) leave(ctx context.Context, p *peer) {
 	run.stop()
 	<-run.ended
 	if run.wrote && ctx.Err() == nil {
-		ctx, cancel := context.WithTimeout(ctx, replyGrace)
+		ctx, cancel := context.WithTimeout(ctx, deleteTime)
 		defer cancel()
 		_, _ = run.store.Delete(ctx, tcpwire.ProcessesKey+run.id)
 		if run.whole != nil {
@@ -305,10 +306,10 @@ func (r *publication) write(ctx context.Context, now time.Time) {
 // identify returns the process of a connection.
 func identify(p *peer, inodes map[ports]uint64) *process {
 	pid := int(p.pid.Load())
-	host, _, _ := net.SplitHostPort(p.addr.String())
+	host, _, _ := net.SplitHostPort(p.Conn.RemoteAddr().String())
 	// Two containers may have the same address and number. So each connection from another host is
 	// a process to this one.
-	x := &process{Process: tcpwire.Process{ID: fmt.Sprintf("%s/%d", p.addr, pid), Label: fmt.Sprintf("pid %d at %s", pid, host), Rank: -1}}
+	x := &process{Process: tcpwire.Process{ID: fmt.Sprintf("%s/%d", p.Conn.RemoteAddr(), pid), Label: fmt.Sprintf("pid %d at %s", pid, host), Rank: -1}}
 	if inode, ok := inodes[portsOf(p)]; ok && owns(pid, inode) {
 		x.describe(pid)
 	}
@@ -320,8 +321,8 @@ type ports struct{ client, server int }
 
 // portsOf returns the ports of a connection whose client is on this host, or none.
 func portsOf(p *peer) (none ports) {
-	client, ok := p.addr.(*net.TCPAddr)
-	server, ok2 := p.local.(*net.TCPAddr)
+	client, ok := p.Conn.RemoteAddr().(*net.TCPAddr)
+	server, ok2 := p.Conn.LocalAddr().(*net.TCPAddr)
 	if !ok || !ok2 || !client.IP.IsLoopback() && !client.IP.Equal(server.IP) {
 		return none
 	}

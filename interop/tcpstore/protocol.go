@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -100,13 +101,13 @@ func (p *Protocol) ServeConn(ctx context.Context, v *store.ProtocolConn) error {
 	peer := newPeer(ctx, p, v)
 	p.processes.enter(peer)
 	defer p.processes.leave(ctx, peer)
-	if tcp, ok := v.Conn.(*net.TCPConn); ok && v.Immediate {
-		if loop := p.loops.borrow(); loop != nil {
+	var loop *transport.Loop
+	if _, ok := v.Conn.(*net.TCPConn); ok && v.Immediate {
+		if loop = p.loops.borrow(); loop != nil {
 			defer p.loops.giveBack()
-			return peer.serveBy(ctx, loop, tcp)
 		}
 	}
-	return peer.serve(ctx, v.Conn)
+	return peer.serve(ctx, loop)
 }
 
 var _ store.Protocol = (*Protocol)(nil)

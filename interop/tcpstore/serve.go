@@ -6,15 +6,14 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/muster-pg/muster/internal/transport"
 )
 
 // If the store answers at once, one loop reads all connections and carries out their requests:
 // waking a goroutine for each request would take longer than the request. Long requests are left to
-// the connection's goroutine; meanwhile the loop does not read the connection. With other engines,
-// and on systems that have no such loop, that goroutine reads.
+// the connection's goroutine; meanwhile the loop does not read the connection. With other engines and
+// connections, and on systems that have no such loop, that goroutine reads.
 
 // loops is the loop of a Protocol. It exists while the Protocol has connections.
 type loops struct {
@@ -47,42 +46,6 @@ func (l *loops) giveBack() {
 	}
 }
 
-// replyGrace is how long a client may take to read the replies that were queued before the end.
-const replyGrace = time.Second
-
-// serve serves a connection with a goroutine that reads.
-func (p *peer) serve(ctx context.Context, c net.Conn) error {
-	pipe := transport.NewPipe(c)
-	p.out.open(pipe, p.in.Budget)
-	stop := context.AfterFunc(p.life, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
-	err := p.run(c)
-	stop()
-	err = p.end(ctx, err)
-	last, cancel := context.WithTimeout(ctx, replyGrace)
-	defer cancel()
-	_ = p.out.room(last, 0)
-	_ = c.Close()
-	p.out.Discard()
-	pipe.Done()
-	return err
-}
-
-// run carries out the client's requests.
-func (p *peer) run(c net.Conn) error {
-	for {
-		need, _, err := p.carryOutAll()
-		if err == nil {
-			p.flush()
-			p.noteHeld()
-			err = p.in.fill(c, need)
-			p.stall.held.Store(0)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
 // end ends the requests of the connection that are under way, and returns why the connection ended.
 func (p *peer) end(ctx context.Context, err error) error {
 	if p.out.Outbox != nil && errors.Is(p.out.Err(), transport.ErrSlow) {
@@ -100,7 +63,7 @@ func (p *peer) end(ctx context.Context, err error) error {
 	return context.Cause(p.life)
 }
 
-// reader is a peer whose connection a loop reads.
+// reader is a peer whose connection a loop reads, or, with loop nil, transport.Serve.
 type reader struct {
 	*peer
 	sock transport.Socket
@@ -110,26 +73,29 @@ type reader struct {
 	over chan error    // gets the connection's error when it ends
 }
 
-// serveBy serves a connection that the loop reads.
-func (p *peer) serveBy(ctx context.Context, loop *transport.Loop, c *net.TCPConn) error {
+// serve serves a connection.
+func (p *peer) serve(ctx context.Context, loop *transport.Loop) error {
 	r := &reader{peer: p, long: make(chan struct{}, 1), over: make(chan error, 1)}
-	p.quick = true
-	defer func() {
-		if r.sock != nil {
-			p.out.Discard()
-		}
-	}()
-	err := loop.Adopt(c, func(s transport.Socket) (transport.Reader, error) {
+	p.quick = loop != nil
+	adopted := func(s transport.Socket) (transport.Reader, error) {
 		r.sock = s
 		p.out.open(s, p.in.Budget)
+		context.AfterFunc(p.life, func() { _ = s.Close() })
 		defer r.flush()
 		return r, r.goOn()
-	})
+	}
+	var err error
+	if loop != nil {
+		err = loop.Adopt(p.Conn.(*net.TCPConn), adopted)
+	} else {
+		err = transport.Serve(p.Conn, make([]byte, firstBuffer), adopted)
+	}
+	if r.sock != nil {
+		defer p.out.Discard()
+	}
 	if err != nil {
 		return p.end(ctx, err)
 	}
-	stop := context.AfterFunc(p.life, func() { _ = r.sock.Close() })
-	defer stop()
 	for {
 		select {
 		case err := <-r.over:

@@ -2,7 +2,6 @@ package tcpstore
 
 import (
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,16 +16,10 @@ var errStalled = errors.New("for 10 seconds it has read nothing of what it asked
 
 // stall ends the connection of a client that makes the server hold memory, and makes no progress.
 type stall struct {
-	held atomic.Int64  // bytes of an incomplete large message
-	came atomic.Uint64 // number of times that more of it arrived
-
-	mu     sync.Mutex // protects the fields below
-	timer  *time.Timer
-	armed  bool
-	over   bool
-	behind bool   // when the timer was set, replies waited for the client,
-	taken  uint64 // which had read so many bytes,
-	had    uint64 // and came had this value
+	held  atomic.Int64  // bytes of an incomplete large message
+	came  atomic.Uint64 // number of times that more of it arrived
+	armed atomic.Bool   // timer calls look
+	timer atomic.Pointer[time.Timer]
 }
 
 // noteHeld notes the size of the incomplete message, before more of it is read.
@@ -57,10 +50,17 @@ func (p *peer) flush() {
 	}
 }
 
-// room sends what is queued, and waits until little of it waits for the client.
+// room sends what is queued, and waits until little of it waits for the client. The reader calls it.
 func (p *peer) room() error {
 	p.flush()
-	return p.out.room(p.life, piece)
+	for p.out.Blocked(piece) { // also after a token that was left
+		select {
+		case <-p.out.drained:
+		case <-p.life.Done():
+			return p.life.Err()
+		}
+	}
+	return p.out.Err()
 }
 
 // waitForSpace calls room if much waits for the client. It may block.
@@ -77,42 +77,33 @@ func (p *peer) waitForSpace() error {
 
 // watch checks every stallTime whether the client has made progress.
 func (p *peer) watch() {
-	waiting, taken := p.out.Backlog()
-	s := &p.stall
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.armed || s.over {
+	if p.life.Err() != nil || p.stall.armed.Swap(true) {
 		return
 	}
-	s.armed, s.behind, s.taken, s.had = true, waiting > 0, taken, s.came.Load()
-	if s.timer == nil {
-		s.timer = time.AfterFunc(stallTime, p.look)
-	} else {
-		s.timer.Reset(stallTime)
-	}
+	waiting, taken := p.out.Backlog()
+	had := p.stall.came.Load()
+	p.stall.timer.Store(time.AfterFunc(stallTime, func() { p.look(waiting > 0, taken, had) }))
 }
 
-func (p *peer) look() {
-	waiting, taken := p.out.Backlog()
-	s := &p.stall
-	s.mu.Lock()
-	s.armed = false
-	silent := s.held.Load() > 0 && s.came.Load() == s.had
-	deaf := waiting > 0 && s.behind && taken == s.taken
-	s.mu.Unlock()
+// look ends the connection if nothing has changed since watch: if replies waited for the client, which had
+// read so many bytes, or a message was incomplete, of which had parts had arrived.
+func (p *peer) look(behind bool, taken, had uint64) {
+	p.stall.armed.Store(false)
+	waiting, now := p.out.Backlog()
+	held := p.stall.held.Load() > 0
+	silent := held && p.stall.came.Load() == had
+	deaf := waiting > 0 && behind && now == taken
 	switch {
 	case silent || deaf:
 		p.fail(errStalled)
-	case waiting > 0 || s.held.Load() > 0:
+	case waiting > 0 || held:
 		p.watch()
 	}
 }
 
+// stop is called when the connection has ended.
 func (s *stall) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.over = true
-	if s.timer != nil {
-		s.timer.Stop()
+	if t := s.timer.Load(); t != nil {
+		t.Stop()
 	}
 }

@@ -45,7 +45,7 @@ func (p *peer) awaitOrFailure(ctx context.Context, keys []string) (answer int64,
 	if err == nil || !isLost {
 		return tcpwire.StopWaiting, err
 	}
-	p.logger.Warn("a wait of a PyTorch process has failed", "peer", p.addr, "rank", lost.rank, "key", lost.key, "reason", lost)
+	p.Logger.Warn("a wait of a PyTorch process has failed", "peer", p.Conn.RemoteAddr(), "rank", lost.rank, "key", lost.key, "reason", lost)
 	return tcpwire.WaitCanceled, nil
 }
 
@@ -88,5 +88,5 @@ func (p *peer) awaitOne(ctx context.Context, key string) error {
 }
 
 func (p *peer) awaitEntry(ctx context.Context, key string) error {
-	return p.store.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: []string{key}}, new(wire.Reply))
+	return p.Store.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: []string{key}}, new(wire.Reply))
 }

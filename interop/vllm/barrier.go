@@ -80,7 +80,7 @@ func (b *barrier) open(ctx context.Context) error {
 
 // meet announces the arrival of this rank, and waits for those of all ranks.
 func (b *barrier) meet(ctx context.Context) error {
-	if _, err := b.set(ctx, b.arrival(b.cfg.Rank), []byte(byGo)); err != nil {
+	if err := b.set(ctx, b.arrival(b.cfg.Rank), []byte(byGo)); err != nil {
 		return b.asRankError(err)
 	}
 	arrivals, err := b.await(ctx, b.needs(b.arrival))
@@ -107,7 +107,7 @@ func (b *barrier) end(ctx context.Context, decided string, arrivals [][]byte) er
 		b.cleanUp(ctx)
 		return nil
 	}
-	_, _ = b.set(last, b.departure(b.cfg.Rank), []byte(passed))
+	_ = b.set(last, b.departure(b.cfg.Rank), []byte(passed))
 	if b.cleansID(arrivals) {
 		_, _ = b.store.Delete(last, object.broadcastKey(0, b.n))
 	}

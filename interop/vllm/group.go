@@ -20,7 +20,7 @@ import (
 type Group struct {
 	cfg   Config
 	store *store.Store
-	lease *store.Lease // nil if the store has no leases
+	lease *store.Lease // nil if the store has neither leases nor times to live, as a TCPStore of Python
 
 	ctx   context.Context // cancelled by Close
 	close context.CancelFunc
@@ -36,8 +36,7 @@ type Group struct {
 
 	mu           sync.Mutex    // protects the fields below; never held during I/O
 	lastActivity *call         // the operation that this rank published last; nil if that was deleted
-	noTTL        bool          // the store has no times to live
-	entries      []expiringKey // with noTTL: the keys that this rank has set, the oldest first
+	entries      []expiringKey // without lease: the keys that this rank has set, the oldest first
 }
 
 // expiringKey is a key that this rank deletes when it is too old.
@@ -98,20 +97,16 @@ func (g *Group) shortly(last func(context.Context)) {
 // withTimeout gives ctx the default timeout if it has no deadline, and cancels it when the group is
 // closed.
 func (g *Group) withTimeout(ctx context.Context) (context.Context, func()) {
-	var cancels []func()
+	cancelTimeout := func() {}
 	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, g.cfg.Timeout)
-		cancels = append(cancels, cancel)
+		ctx, cancelTimeout = context.WithTimeout(ctx, g.cfg.Timeout)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(g.ctx, cancel)
 	return ctx, func() {
 		stop()
 		cancel()
-		for _, c := range cancels {
-			c()
-		}
+		cancelTimeout()
 	}
 }
 
@@ -251,31 +246,24 @@ func (c *call) exclusive(ctx context.Context, lock *sync.Mutex, verb func(ctx co
 	return err
 }
 
-// set sets a key with DataExpiration as its time to live, and reports whether the store supports
-// that.
-func (g *Group) set(ctx context.Context, key string, value []byte) (keeps bool, err error) {
-	g.mu.Lock()
-	plain := g.noTTL
-	g.mu.Unlock()
-	if !plain {
-		err := g.store.Set(ctx, key, value, &store.SetOptions{TTL: g.cfg.DataExpiration})
-		if !errors.Is(err, store.ErrUnsupported) {
-			return true, err
-		}
-		g.mu.Lock()
-		g.noTTL = true
-		g.mu.Unlock()
+// set sets a key, with DataExpiration as its time to live if the store supports that.
+func (g *Group) set(ctx context.Context, key string, value []byte) error {
+	var o *store.SetOptions
+	if g.lease != nil {
+		o = &store.SetOptions{TTL: g.cfg.DataExpiration}
 	}
-	return false, g.store.Set(ctx, key, value, nil)
+	return g.store.Set(ctx, key, value, o)
 }
 
 // put is set; if the store has no times to live, a later put deletes the key.
 func (g *Group) put(ctx context.Context, key string, value []byte) error {
+	if g.lease != nil {
+		return g.set(ctx, key, value)
+	}
 	if err := g.expire(ctx); err != nil {
 		return err
 	}
-	keeps, err := g.set(ctx, key, value)
-	if err != nil || keeps {
+	if err := g.set(ctx, key, value); err != nil {
 		return err
 	}
 	g.mu.Lock()

@@ -223,35 +223,6 @@ func TestTextLikeABarrier(t *testing.T) {
 	failure(t, err, pgroup.ErrMismatch, "rank 0 called barrier, this rank broadcast from 0")
 }
 
-// TestBusyAndTTL checks that only one verb of a kind may run at a time, and that keys that are set
-// for vLLM have their time to live.
-func TestBusyAndTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx := t.Context()
-		s := memory(t)
-		gs := join(t, s, 2, vllm.Config{DataExpiration: time.Minute})
-		done := make(chan error, 2)
-		go func() { _, err := vllm.BroadcastObj[any](ctx, gs[1], 0, nil); done <- err }()
-		go func() { _, err := vllm.RecvObj[any](ctx, gs[1], 0); done <- err }()
-		synctest.Wait()
-		_, err := vllm.AllGatherObj(ctx, gs[1], 1)
-		require.ErrorIs(t, err, pgroup.ErrBusy)
-		_, err = gs[1].Recv(ctx, 0)
-		require.ErrorIs(t, err, pgroup.ErrBusy)
-		_, err = vllm.BroadcastObj[any](ctx, gs[0], 0, pickle.Tuple{1})
-		require.NoError(t, err)
-		require.NoError(t, vllm.SendObj(ctx, gs[0], 1, "x"))
-		require.NoError(t, <-done)
-		require.NoError(t, <-done)
-		for e, err := range s.List(ctx, "") {
-			require.NoError(t, err)
-			if e.Key == "send_to/1/0" || e.Key == "broadcast_from/0/0" {
-				require.Equal(t, time.Minute, e.TTL)
-			}
-		}
-	})
-}
-
 // TestBareStore checks that a store without times to live, leases and lists also works, but reports
 // less in its errors.
 func TestBareStore(t *testing.T) {

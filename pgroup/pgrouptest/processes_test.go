@@ -6,40 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 )
-
-var pid = regexp.MustCompile(`pid (\d+)`)
-
-// TestChildLeavesAProcess starts a process that would live on, and prints its number.
-func TestChildLeavesAProcess(t *testing.T) {
-	onlyWanted(t)
-	pgrouptest.Procs(t, 1, func(t *testing.T, _ *pgroup.Group) {
-		cmd := exec.Command("sleep", "1000")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Fatalf("pid %d", cmd.Process.Pid)
-	})
-}
-
-// TestChildIsKilled prints the numbers of its processes, and waits.
-func TestChildIsKilled(t *testing.T) {
-	onlyWanted(t)
-	pgrouptest.Procs(t, 2, func(*testing.T, *pgroup.Group) {
-		fmt.Println("pid", os.Getpid())
-		stuck()
-	})
-}
 
 // TestChildCounts appends a line to a file in each process.
 func TestChildCounts(t *testing.T) {
@@ -54,60 +27,6 @@ func TestChildCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-}
-
-// gone waits until a process has ended.
-func gone(t *testing.T, number string) {
-	t.Helper()
-	n, err := strconv.Atoi(number)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(time.Minute); ; {
-		state, err := os.ReadFile("/proc/" + number + "/stat")
-		zombie := err == nil && bytes.Contains(state, []byte(") Z "))
-		if syscall.Kill(n, 0) != nil || zombie {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("process %d lives", n)
-		}
-		<-time.After(time.Millisecond)
-	}
-}
-
-func TestNoProcessIsLeft(t *testing.T) {
-	m := pid.FindStringSubmatch(failing(t, "TestChildLeavesAProcess"))
-	gone(t, m[1])
-}
-
-// TestKilledTest checks that the processes end when the process of the test is killed.
-func TestKilledTest(t *testing.T) {
-	cmd := command(t.Context(), "TestChildIsKilled", "-test.v")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var pids []string
-	for b := make([]byte, 0, 1<<16); len(pids) < 2; {
-		n, err := out.Read(b[len(b):cap(b)])
-		if err != nil {
-			t.Fatalf("%v: %s", err, b)
-		}
-		b = b[:len(b)+n]
-		pids = pids[:0]
-		for _, m := range pid.FindAllSubmatch(b, -1) {
-			pids = append(pids, string(m[1]))
-		}
-	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	for _, p := range pids {
-		gone(t, p)
-	}
 }
 
 // TestCount checks that each repetition by -count runs all processes, with -short.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,20 +35,17 @@ const envStore = "MUSTER_TEST_STORE"
 // Run runs f on j.N processes, and fails t if one of them fails. The first rank that fails ends the
 // others, and its output is printed first; with -v all output is printed as it comes. If the job
 // does not end in time, the error names the ranks that the others wait for, and the output has the
-// stacks of all goroutines of all ranks.
+// stacks of all goroutines of all ranks. No process is left when the test has ended, however it ends:
+// each is the leader of a process group, and dies with the process of the test. The coverage of the
+// processes counts for that of the test.
 func (j Job) Run(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
-	p := processes{n: j.N, env: slices.Clone(j.Env), mayFail: j.MayFail, timeout: j.Timeout}
-	if !child() {
-		if len(j.Hosts) > 0 && len(j.Hosts) != j.N {
-			t.Fatalf("pgrouptest: a job of %d ranks with %d hosts", j.N, len(j.Hosts))
-		}
-		meet, addr, stop := serve(t)
-		defer stop()
-		p.env = append(p.env, envStore+"="+addr)
-		p.blame = func() (string, int) { return j.blame(t.Context(), meet) }
+	switch call := callOf(t); os.Getenv(envCall) {
+	case "":
+		j.start(t, call)
+	case call:
+		j.runChild(t, f)
 	}
-	p.run(t, func(t *testing.T, p *process) { j.rank(t, p, f) })
 }
 
 // blame names the ranks that others wait for, and that wait in no call themselves, and returns the first.
@@ -104,12 +100,12 @@ func serve(t *testing.T) (meet *store.Store, addr string, stop func()) {
 }
 
 // rank runs f as a rank; a rank's process calls it.
-func (j Job) rank(t *testing.T, p *process, f func(t *testing.T, g *pgroup.Group)) {
+func (j Job) rank(t *testing.T, rank int, left time.Duration, f func(t *testing.T, g *pgroup.Group), failed func()) {
 	t.Helper()
-	c := pgroup.Config{Name: t.Name(), Run: os.Getenv("MUSTER_RUN"), Rank: p.rank, Size: j.N, Timeout: p.left, LivenessTimeout: j.LivenessTimeout}
+	c := pgroup.Config{Name: t.Name(), Run: os.Getenv("MUSTER_RUN"), Rank: rank, Size: j.N, Timeout: left, LivenessTimeout: j.LivenessTimeout}
 	c.SharedMemory = pgroup.SharedMemory(os.Getenv("MUSTER_SHARED_MEMORY"))
 	if len(j.Hosts) > 0 {
-		c.Host = j.Hosts[p.rank]
+		c.Host = j.Hosts[rank]
 	}
 	meet, err := store.Open(t.Context(), "muster://"+os.Getenv(envStore))
 	if err != nil {
@@ -124,7 +120,7 @@ func (j Job) rank(t *testing.T, p *process, f func(t *testing.T, g *pgroup.Group
 		t.Fatal(err)
 	}
 	defer func() { _ = g.Close() }()
-	runRank(t, g, f, p.failed, func() bool { return false })
+	runRank(t, g, f, failed, func() bool { return false })
 	if j.Rank0Hosts && !t.Failed() { // the others still need rank 0
 		ctx, cancel := context.WithTimeout(t.Context(), reportMargin)
 		defer cancel()

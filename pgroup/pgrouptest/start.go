@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/store"
 )
 
 const (
@@ -25,13 +26,16 @@ const (
 )
 
 // start starts the processes and waits for them; the process of the test calls it.
-func (j processes) start(t *testing.T, call string) {
+func (j Job) start(t *testing.T, call string) {
 	t.Helper()
-	if j.n < 1 {
-		t.Fatalf("pgrouptest: a job of %d processes", j.n)
+	if j.N < 1 || len(j.Hosts) > 0 && len(j.Hosts) != j.N {
+		t.Fatalf("pgrouptest: a job of %d ranks with %d hosts", j.N, len(j.Hosts))
 	}
-	out := newTranscript(t.Output(), j.n, testing.Verbose())
-	first, err := j.supervise(t, call, j.limit(t), out)
+	meet, addr, stop := serve(t)
+	defer stop()
+	j.Env = append(slices.Clone(j.Env), envStore+"="+addr)
+	out := newTranscript(t.Output(), j.N, testing.Verbose())
+	first, err := j.supervise(t, call, meet, out)
 	if e, ok := errors.AsType[*hangError](err); ok { // before hundreds of lines of stacks
 		t.Error(e)
 		out.print(first)
@@ -52,7 +56,8 @@ type hangError struct {
 func (e *hangError) Error() string { return fmt.Sprintf("the job did not end in %v%s", e.limit, e.why) }
 
 // supervise starts all processes and waits until they have ended. first is the rank to blame, or -1.
-func (j processes) supervise(t *testing.T, call string, limit time.Duration, out *transcript) (first int, err error) {
+func (j Job) supervise(t *testing.T, call string, meet *store.Store, out *transcript) (first int, err error) {
+	limit := j.limit(t)
 	args, err := arguments(t, limit)
 	if err != nil {
 		return -1, err
@@ -63,10 +68,11 @@ func (j processes) supervise(t *testing.T, call string, limit time.Duration, out
 	}
 	defer read.Close()
 	job, err := launch.Start(t.Context(), launch.Spec{
-		N: j.n, Path: args[0], Args: args[1:], Output: out, ParentPipe: needsParentPipe, Grace: dumpTimeout, Files: []*os.File{write}, MayFail: j.failureAllowed,
+		N: j.N, Path: args[0], Args: args[1:], Output: out, ParentPipe: needsParentPipe, Grace: dumpTimeout, Files: []*os.File{write},
+		MayFail: func(rank int) bool { return slices.Contains(j.MayFail, rank) },
 		Env: func(rank int) []string {
 			// The race detector would make each process linger for a second at its end.
-			return append(slices.Clone(j.env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envTimeout+"="+(limit+dumpTimeout).String())
+			return append(slices.Clone(j.Env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envTimeout+"="+(limit+dumpTimeout).String())
 		},
 	})
 	_ = write.Close()
@@ -76,7 +82,7 @@ func (j processes) supervise(t *testing.T, call string, limit time.Duration, out
 	select {
 	case <-job.Done():
 	case <-time.After(limit):
-		why, rank := j.blame()
+		why, rank := j.blame(t.Context(), meet)
 		job.Signal(syscall.SIGQUIT) // the Go runtime prints the stacks of all goroutines, and exits
 		select {
 		case <-job.Done():

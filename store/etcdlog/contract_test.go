@@ -21,17 +21,13 @@ const scenarios = "../../internal/scenario/testdata"
 // TestScenarios runs the rules of stores on a store whose log is in an etcd in memory.
 func TestScenarios(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
-		Name:  "a replicated store",
-		Lacks: []scenario.Feature{scenario.Connections, scenario.Rights, scenario.Restarts},
+		Name: "a replicated store",
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l, err := etcdlog.Lead(t.Context(), memetcd.New().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
 			require.NoError(t, err)
-			m := &store.Memory{Limits: s.Limits, Replica: l}
-			t.Cleanup(func() {
-				_ = m.Close()
-				_ = l.Close()
-			})
-			return func(string) scenario.Session { return scenario.Local(t, m) }
+			t.Cleanup(func() { _ = l.Close() })
+			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Replica: l}, Access: s.Access})
 		},
 	})
 }
@@ -40,12 +36,11 @@ func TestScenarios(t *testing.T) {
 func TestScenariosOnEtcd(t *testing.T) {
 	c := client(t, etcd(t))
 	scenario.Run(t, scenarios, scenario.Engine{
-		Name:  "a store whose log is in etcd",
-		Lacks: []scenario.Feature{scenario.Connections, scenario.LimitsOf, scenario.Rights, scenario.Restarts},
-		Real:  true,
+		Name: "a store whose log is in etcd",
+		Has:  []scenario.Feature{scenario.Whole},
+		Real: true,
 		Start: func(t *testing.T, _ scenario.Settings) func(string) scenario.Session {
-			m := lead(t, c, &etcdlog.Options{Root: newRoot()})
-			return func(string) scenario.Session { return scenario.Local(t, m) }
+			return scenario.Clients(t, &store.Server{Engine: lead(t, c, &etcdlog.Options{Root: newRoot()})})
 		},
 	})
 }
