@@ -34,7 +34,7 @@ vulnerabilities:
 
 # Long forms of tests that have a short form in "make test", and those that it skips.
 soak:
-	MUSTER_SOAK=1 go test -timeout 60m ./clients/python ./cmd/muster ./collective ./dataparallel ./integration/... ./gather ./interop/vllm ./shm ./store ./interop/tcpstore
+	MUSTER_SOAK=1 go test -timeout 60m ./bench ./clients/python ./cmd/muster ./collective ./dataparallel ./integration/... ./gather ./interop/vllm ./shm ./store ./interop/tcpstore
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestDamage|TestPowerLoss.*)$$' ./internal/durable
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestCreateHasOneOutcome|TestMutants)$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
