@@ -23,8 +23,7 @@ func newBackup() *cobra.Command {
 continues meanwhile. A client needs the right to everything.
 
 FILE appears once it is complete and synced; until then, and after a kill -9, its data is in a file
-.FILE-….part in the same directory, which the next backup to FILE removes. An existing file is not
-overwritten.`,
+.muster-….part in the same directory. An existing file is not overwritten.`,
 		Example: `  muster backup store-$(date +%F).backup
   muster backup - --store muster://10.0.0.5:7070 | ssh elsewhere 'cat > store.backup'`,
 		Args: operands("FILE"),

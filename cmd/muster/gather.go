@@ -44,8 +44,8 @@ Metadata is kept where all files that have a key agree on its value. The other k
 with a note.
 
 OUT appears once it is complete and synced; until then, and after a kill -9, its data is in a file
-.OUT-….part in the same directory, which the next gather to OUT removes. One that is there is not
-overwritten unless --force says so; never if it is a file of a shard.`,
+.muster-….part in the same directory. One that is there is not overwritten unless --force says so;
+never if it is a file of a shard.`,
 		Example: `  muster gather -o model.safetensors --axis '*.q_proj.weight=0' --axis '*.o_proj.weight=1' rank-*
   muster gather -o whole.safetensors stage-0/ stage-1/
   muster gather -o one.safetensors model.safetensors.index.json   # several files become one`,

@@ -7,74 +7,24 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 )
 
 // output is a file that gets its name when it is complete. Until then it has a temporary name in the
-// same directory, .NAME-RANDOM.part, and a lock, which the kernel releases when the process ends. What a
-// process that was killed has left there is removed by the next one that writes to path. Others may write
-// to the directory too: only names of this form are touched, and nothing there makes it wait.
+// same directory, .muster-RANDOM.part, which stays there if the process is killed.
 type output struct {
 	*os.File   // Write is overridden: its errors contain path
 	path, part string
 	force      bool // whether to replace an existing file
 }
 
-const partSuffix = ".part"
-
-// partPrefix returns what is before the random part, of which a long name is cut: 255 bytes are the limit.
-func partPrefix(path string) string {
-	name := filepath.Base(path)
-	if most := 255 - len("."+"-"+partSuffix) - len(rand.Text()); len(name) > most {
-		name = strings.ToValidUTF8(name[:most], "")
-	}
-	return "." + name + "-"
-}
-
-// isPart reports whether a name is a temporary one of path.
-func isPart(name, path string) bool {
-	random, ok := strings.CutPrefix(name, partPrefix(path))
-	random, ends := strings.CutSuffix(random, partSuffix)
-	return ok && ends && len(random) == len(rand.Text()) && strings.Trim(random, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
-}
-
-// createOutput creates the file. Its temporary name is never that of a file that exists.
 func createOutput(path string, mode fs.FileMode, force bool) (*output, error) {
-	removeLeft(path)
-	o := &output{path: path, force: force}
-	for {
-		var err error
-		o.part = filepath.Join(filepath.Dir(path), partPrefix(path)+rand.Text()+partSuffix)
-		if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode); err != nil {
-			return nil, o.wrong("create", err)
-		}
-		held := syscall.Flock(int(o.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) // where there are no locks, nobody removes the file
-		if _, err := os.Lstat(o.part); err == nil && !errors.Is(held, syscall.EWOULDBLOCK) {
-			return o, nil
-		}
-		o.discard() // another process was about to remove the file
+	o := &output{path: path, part: filepath.Join(filepath.Dir(path), ".muster-"+rand.Text()+".part"), force: force}
+	var err error
+	if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode); err != nil {
+		return nil, o.wrong("create", err)
 	}
-}
-
-// removeLeft removes the files for path that no process writes to.
-func removeLeft(path string) {
-	dir := filepath.Dir(path)
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		if !e.Type().IsRegular() || !isPart(e.Name(), path) {
-			continue
-		}
-		part := filepath.Join(dir, e.Name())
-		f, err := os.OpenFile(part, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
-		if err != nil {
-			continue
-		}
-		if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil {
-			_ = os.Remove(part)
-		}
-		_ = f.Close()
-	}
+	return o, nil
 }
 
 // Write implements io.Writer.
