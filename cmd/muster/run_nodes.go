@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
-	"github.com/muster-pg/muster/internal/launcher"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -42,7 +40,7 @@ type nodeFlags struct {
 
 func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes, each with a \"muster run\"; `MIN:MAX` lets nodes join and leave; auto reads it from Slurm, LeaderWorkerSet, Open MPI or a Kubernetes indexed Job")
+	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes, each with a \"muster run\"; `MIN:MAX` lets nodes join and leave")
 	f.StringVar(&o.rank, "node-rank", "auto", "`place` of this node, from 0; auto: in the order in which the nodes join")
 	f.StringVar(&o.job, "job", "", "`name` of the job, the same on all nodes and used by no other job on the store")
 	f.IntVar(&o.restarts, "max-restarts", 0, "`number` of times that all ranks start again after one of them has failed, or with --elastic, that a worker starts again; 0 is never")
@@ -52,60 +50,6 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
 	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of additional processes on this node; a worker above MAX waits to take the place of one that fails")
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
-}
-
-// nodeLauncher is a program that starts one process on each node. Its variables are names.
-type nodeLauncher struct {
-	name, nodes, rank string
-	job               func(rank string) string
-}
-
-// launchers are those that --nnodes auto knows, by their rank variables.
-var launchers = []nodeLauncher{
-	{"Slurm", "SLURM_NNODES", "SLURM_NODEID", variable("SLURM_JOB_ID")},
-	{"LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", variable("LWS_LEADER_ADDRESS")},
-	{launcher.OpenMPI.Name, launcher.OpenMPI.Size[0], launcher.OpenMPI.Rank, variable("PMIX_NAMESPACE")},
-	{launcher.Kubernetes.Name, launcher.Kubernetes.Size[0], launcher.Kubernetes.Rank, indexedJob},
-}
-
-func variable(name string) func(string) string {
-	return func(string) string { return os.Getenv(name) }
-}
-
-// indexedJob returns the name of a Kubernetes indexed Job. Its pods have the host names JOB-INDEX.
-func indexedJob(index string) string {
-	host, err := os.Hostname()
-	job, ok := strings.CutSuffix(cmp.Or(os.Getenv("HOSTNAME"), host), "-"+index)
-	if err != nil || !ok {
-		return ""
-	}
-	return job
-}
-
-// fromEnviron replaces auto by what the launcher has set.
-func (o *nodeFlags) fromEnviron(cmd *cobra.Command) error {
-	if o.nodes != "auto" {
-		return nil
-	}
-	var known []string
-	for _, l := range launchers {
-		known = append(known, fmt.Sprintf("%s (%s)", l.rank, l.name))
-		rank := os.Getenv(l.rank)
-		if rank == "" {
-			continue
-		}
-		if o.nodes = os.Getenv(l.nodes); o.nodes == "" {
-			return usagef(cmd, "--nnodes auto: %s of %s is set, and %s, the number of nodes, is not", l.rank, l.name, l.nodes)
-		}
-		if o.rank == "auto" && o.elastic == "" {
-			o.rank = rank
-		}
-		if o.job == "" {
-			o.job = l.job(rank)
-		}
-		return nil
-	}
-	return usagef(cmd, "--nnodes auto: none of these variables is set: %s", strings.Join(known, ", "))
 }
 
 // span parses MIN:MAX, or a number that is both; ok is false if they are no numbers from 1 on, in order.
@@ -121,9 +65,6 @@ func span(text string) (least, most int, ok bool) {
 
 // checkNodes validates the flags.
 func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
-	if err := o.fromEnviron(cmd); err != nil {
-		return err
-	}
 	var ok bool
 	o.fewest, o.most, ok = span(o.nodes)
 	o.own = -1

@@ -1,8 +1,7 @@
 // Package launcher has the environment variables with which launchers tell processes their ranks.
 package launcher
 
-// Launcher is a program that starts ranks, and the variables that it sets for each of them. With
-// one process on each node, as for "muster run --nnodes auto", the ranks are those of nodes.
+// Launcher is a program that starts ranks, and the variables that it sets for each of them.
 type Launcher struct {
 	Name string
 	Rank string   // set by this launcher, and by none that comes before it in All
