@@ -39,7 +39,7 @@ func WriteOutput(path, text string, force, commit bool) error {
 type LiveView struct{ *liveView }
 
 func NewLiveView(s *store.Store, title string) LiveView {
-	return LiveView{newLiveView(s, title, false, false)}
+	return LiveView{&liveView{store: s, title: title}}
 }
 func (l LiveView) Look(ctx context.Context)  { l.look(ctx) }
 func (l LiveView) Lines(height int) []string { return l.lines(height) }

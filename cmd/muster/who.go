@@ -60,7 +60,7 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 					return err
 				}
 				now.Server = nil
-				return r.show(cmd, status.Of(now, nil, nil), &o)
+				return r.show(cmd, status.Of(now, nil), &o)
 			}
 			if o.json {
 				if _, err := r.findOne(); err != nil {
@@ -82,7 +82,7 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 		},
 	}
 	r.flags(cmd, quick)
-	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live in the terminal, with the store's rates, until Ctrl-C")
+	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live in the terminal, until Ctrl-C")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print one JSON object, for programs")
 	cmd.Flags().BoolVar(&o.ranks, "ranks", false, "include every rank of every group")
 	cmd.Flags().BoolVar(&o.torch.Servers, "collectives", false, "ask the debug servers of PyTorch's ranks, whose addresses are in the store, which collective each rank is in")
@@ -106,7 +106,7 @@ func (r *remote) who(cmd *cobra.Command, o *whoOptions) error {
 		if err != nil {
 			return err
 		}
-		v := status.Of(now, nil, nil)
+		v := status.Of(now, nil)
 		if o.stacks {
 			status.FetchStacks(ctx, s, v)
 		}

@@ -35,23 +35,19 @@ func (r *remote) live(cmd *cobra.Command, ranks bool) error {
 		if others > 0 {
 			title += fmt.Sprintf(" · %d more on this host: muster who", others)
 		}
-		return newLiveView(s, title, inkOf(os.Stdout), ranks).show(ctx, os.Stdout)
+		return (&liveView{store: s, title: title, ink: inkOf(os.Stdout), ranks: ranks}).show(ctx, os.Stdout)
 	})
 }
 
 // liveView is the state of who --watch.
 type liveView struct {
-	watch *status.Watch
+	store *store.Store
 	title string
 	ink   ink
 	ranks bool
 
 	view *status.View // the last one
 	err  error        // of the last request
-}
-
-func newLiveView(s *store.Store, title string, k ink, ranks bool) *liveView {
-	return &liveView{watch: status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 200}), title: title, ink: k, ranks: ranks}
 }
 
 // Control sequences of terminals. Lines that are too long for the terminal are cut off by it.
@@ -91,9 +87,11 @@ func (l *liveView) show(ctx context.Context, out *os.File) error {
 
 // look requests the status of the store.
 func (l *liveView) look(ctx context.Context) {
-	v, err := l.watch.View(ctx)
+	ctx, cancel := context.WithTimeout(ctx, quick)
+	defer cancel()
+	now, err := status.Fetch(ctx, l.store, nil)
 	if l.err = err; err == nil {
-		l.view = v
+		l.view = status.Of(now, &status.Options{Ranks: 256, Groups: 200})
 	}
 }
 
@@ -112,19 +110,13 @@ func (l *liveView) lines(height int) []string {
 	return lines
 }
 
-// head returns the first line: the store and its activity.
+// head returns the first line: the store, and whether it answers.
 func (l *liveView) head() string {
-	parts := []string{l.ink.bold("muster") + " " + l.title}
+	head := l.ink.bold("muster") + " " + l.title
 	if l.err != nil {
-		parts = append(parts, l.ink.red("the store does not answer: "+oneLine(l.err.Error())))
-	} else if s := l.view.Server; s != nil && s.Rates != nil {
-		r := s.Rates
-		parts = append(parts, fmt.Sprintf("%.0f ops/s · in %s/s · out %s/s", r.Ops, bytesText(int64(r.In)), bytesText(int64(r.Out))))
-		if r.P99 > 0 {
-			parts = append(parts, fmt.Sprintf("p50 %s, p99 %s", short(duration(r.P50)), short(duration(r.P99))))
-		}
+		head += " · " + l.ink.red("the store does not answer: "+oneLine(l.err.Error()))
 	}
-	return strings.Join(parts, " · ")
+	return head
 }
 
 // duration converts a number of seconds.

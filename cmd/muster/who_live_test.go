@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestWhoLiveView checks the lines of who --watch: rates, what fits into the terminal, and the last
+// TestWhoLiveView checks the lines of who --watch: the store, what fits into the terminal, and the last
 // view while the store does not answer.
 func TestWhoLiveView(t *testing.T) {
 	t.Parallel()
@@ -21,9 +21,8 @@ func TestWhoLiveView(t *testing.T) {
 	l := muster.NewLiveView(s, "muster://127.0.0.1:7070")
 	stuck(t, s, "train")
 	l.Look(t.Context())
-	l.Look(t.Context())
 	lines := l.Lines(100)
-	require.Regexp(t, `^muster muster://127\.0\.0\.1:7070 · \d+ ops/s`, lines[0])
+	require.Equal(t, "muster muster://127.0.0.1:7070", lines[0])
 	require.Contains(t, lines[1], "train waits for rank 1 (pid 7 on node-b)")
 	require.Contains(t, lines[len(lines)-1], "1 call that waits")
 	few := l.Lines(3)

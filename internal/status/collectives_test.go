@@ -66,7 +66,7 @@ func collectiveView(t *testing.T, states map[int]string, ranks ...*status.Record
 	}
 	now, err := status.Fetch(t.Context(), s, o)
 	require.NoError(t, err)
-	return status.Of(now, nil, nil)
+	return status.Of(now, nil)
 }
 
 func TestCollectives(t *testing.T) {
@@ -196,7 +196,7 @@ func TestCollectivesAfterAnExit(t *testing.T) {
 	}
 	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded(), 1: recorded(), 2: ended}})
 	require.NoError(t, err)
-	v := status.Of(now, nil, nil)
+	v := status.Of(now, nil)
 	require.Equal(t, map[int]string{2: "has not joined"}, blamed(v))
 	require.Contains(t, v.Groups[0].Notes, "rank 2: nothing recorded: connection refused")
 }
@@ -207,7 +207,7 @@ func TestRecordingsWithoutProcesses(t *testing.T) {
 	defer func() { _ = s.Close() }()
 	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded("barrier!"), 1: recorded("barrier!"), 2: recorded()}})
 	require.NoError(t, err)
-	v := status.Of(now, nil, nil)
+	v := status.Of(now, nil)
 	require.Equal(t, map[int]string{2: "in no collective"}, blamed(v))
 	require.Equal(t, "recording", v.Blame[0].Label)
 }
@@ -254,7 +254,7 @@ func TestDebugServers(t *testing.T) {
 	require.NoError(t, s.Set(t.Context(), "debug_server/rank-1", []byte(server.URL), nil))
 	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Servers: true})
 	require.NoError(t, err)
-	v := status.Of(now, nil, nil)
+	v := status.Of(now, nil)
 	require.Len(t, v.Waiting, 1)
 	require.Equal(t, "gloo:broadcast #2", v.Waiting[0].What)
 	notes := strings.Join(v.Groups[0].Notes, "\n")
@@ -269,7 +269,7 @@ func TestDebugServers(t *testing.T) {
 	record.Arrived.Add(0)
 	record.Missing.Add(1)
 	idle.Records = append(idle.Records, record)
-	v = status.Of(&store.Status{Groups: []store.GroupStatus{idle}}, nil, nil)
+	v = status.Of(&store.Status{Groups: []store.GroupStatus{idle}}, nil)
 	status.FetchStacks(t.Context(), s, v)
 	require.Len(t, v.Blame, 1)
 	require.Equal(t, "Thread 0x1: File train.py, line 7", v.Blame[0].Stacks)

@@ -96,7 +96,7 @@ func (h *handler) ranks(w http.ResponseWriter, r *http.Request) {
 		reply(w, nil, fmt.Errorf("%w: generation %d", store.ErrNotFound, gen))
 		return
 	}
-	reply(w, Of(&store.Status{Groups: now.Groups[i : i+1]}, nil, nil).Groups[0], nil)
+	reply(w, Of(&store.Status{Groups: now.Groups[i : i+1]}, nil).Groups[0], nil)
 }
 
 // stacks serves the stacks of a rank's process. Only a request with this header gets them, which

@@ -19,8 +19,7 @@ type Watch struct {
 	options Options
 
 	asking chan struct{} // a semaphore for one caller at a time; protects the fields below
-	last   *store.Status
-	seen   time.Time // when last was received
+	last   *store.Status // from which view was made
 	view   *View
 	err    error // the reason why there is no view
 	at     time.Time
@@ -29,14 +28,13 @@ type Watch struct {
 
 const (
 	askTime = 5 * time.Second // for one answer
-	stale   = time.Minute     // older data is not used for rates
 	// a view stays valid for at least share times the duration of the request
 	share   = 100
 	longest = 10 * time.Second // but no longer than this
 )
 
 // NewWatch returns a Watch of s. A view stays valid for the duration every, or longer if the
-// request was slow. If every is 0, views are not cached.
+// request was slow.
 func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
 	w := &Watch{store: s, every: every, asking: make(chan struct{}, 1)}
 	if o != nil {
@@ -79,17 +77,10 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 
 // saw stores the answer now, which took that long to receive.
 func (w *Watch) saw(now *store.Status, took time.Duration) {
-	before := w.last
-	if time.Since(w.seen) > stale { // too old to compute rates
-		before = nil
-	}
 	began := time.Now()
-	w.view, w.last, w.err = Of(now, before, &w.options), now, nil
+	w.view, w.last, w.err = Of(now, &w.options), now, nil
 	w.at = time.Now()
-	w.seen, w.good = w.at, w.every
-	if w.every > 0 {
-		w.good = max(w.every, min((took+w.at.Sub(began))*share, longest))
-	}
+	w.good = max(w.every, min((took+w.at.Sub(began))*share, longest))
 }
 
 func (w *Watch) ask(ctx context.Context) (*store.Status, error) {

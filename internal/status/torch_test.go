@@ -28,7 +28,7 @@ func torchView(t *testing.T, keys map[string]string, servers ...[]tcpwire.Proces
 	}
 	now, err := status.Fetch(t.Context(), s, nil)
 	require.NoError(t, err)
-	return status.Of(now, nil, nil)
+	return status.Of(now, nil)
 }
 
 // rankProcess is rank r of a job of 4, by its environment.
@@ -164,7 +164,7 @@ func TestTorchBelowAPrefix(t *testing.T) {
 	for name, s := range map[string]*store.Store{"job/1/default_pg": s, "default_pg": part} {
 		now, err := status.Fetch(t.Context(), s, nil)
 		require.NoError(t, err)
-		v := status.Of(now, nil, nil)
+		v := status.Of(now, nil)
 		require.Len(t, v.Groups, 1)
 		require.Equal(t, name, v.Waiting[0].Group)
 		require.Contains(t, blamed(v), 1)

@@ -33,7 +33,7 @@ type View struct {
 	MoreFailures int `json:"more_failures,omitempty"`
 }
 
-// Server describes the store as a whole. Rates are over the time since the previous view.
+// Server describes the store as a whole.
 type Server struct {
 	Up      float64 `json:"up_seconds"`
 	Durable bool    `json:"durable"`
@@ -46,8 +46,7 @@ type Server struct {
 	Keys        int64   `json:"keys"`
 	Bytes       int64   `json:"bytes"`
 	// Loop is how the server reads its sockets: "io_uring", "epoll", or "" for neither.
-	Loop  string `json:"loop,omitempty"`
-	Rates *Rates `json:"rates,omitempty"` // nil in the first view
+	Loop string `json:"loop,omitempty"`
 }
 
 // Replication describes the processes of a replicated store, of which one at a time is the leader.
@@ -65,17 +64,6 @@ type Standby struct {
 	// entries of the log that were committed, and that it had not applied
 	Lag  uint64  `json:"lag_entries"`
 	Seen float64 `json:"seen_seconds"`
-}
-
-// Rates are the activity of the store, per second.
-type Rates struct {
-	Ops float64 `json:"ops_per_second"`
-	In  float64 `json:"bytes_in_per_second"`
-	Out float64 `json:"bytes_out_per_second"`
-	// latency in the store, of answers that wait for no other client; 0: there were none
-	P50 float64            `json:"p50_seconds"`
-	P99 float64            `json:"p99_seconds"`
-	By  map[string]float64 `json:"ops"` // by operation
 }
 
 // Wait is a call that waits: an undecided verb, a send, a receive, or the calls for one key.
@@ -192,14 +180,14 @@ type Options struct {
 // someRanks is how many of the missing ranks of a call are described.
 const someRanks = 16
 
-// Of makes a view of the status now. The earlier status before is used for rates; it may be nil.
-func Of(now, before *store.Status, o *Options) *View {
+// Of makes a view of the status now.
+func Of(now *store.Status, o *Options) *View {
 	if o == nil {
 		o = new(Options)
 	}
 	v := &View{Address: o.Address, Version: o.Version, Stacks: o.Stacks, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
 	if now.Server != nil {
-		v.Server = serverOf(now, before)
+		v.Server = serverOf(now.Server)
 	}
 	if r := now.Replication; r != nil {
 		v.Replication = &Replication{Leads: r.Leading, Leader: r.Leader, Term: r.Term, Led: seconds(r.LeadingFor), Standbys: []Standby{}}
@@ -287,54 +275,14 @@ func rankUrgency(state string) int {
 // stalled is the age from which a pending write of the log is reported.
 const stalled = 100 * time.Millisecond
 
-func serverOf(now, before *store.Status) *Server {
-	s := now.Server
+func serverOf(s *store.ServerStatus) *Server {
 	v := &Server{
 		Up: seconds(s.Up), Durable: s.Durable, Sessions: s.Sessions, Calls: s.Calls, Groups: s.Groups, Keys: s.Keys, Bytes: s.Bytes, Loop: s.Loop,
 	}
 	if s.SyncPending >= stalled {
 		v.DiskStalled = seconds(s.SyncPending)
 	}
-	if before == nil || before.Server == nil {
-		return v
-	}
-	old := before.Server
-	took := (s.Up - old.Up).Seconds()
-	if took <= 0 || s.In < old.In { // another store
-		return v
-	}
-	r := &Rates{In: float64(s.In-old.In) / took, Out: float64(s.Out-old.Out) / took, By: map[string]float64{}}
-	for op, n := range s.Ops {
-		if op < len(old.Ops) {
-			n -= old.Ops[op]
-		}
-		if name := store.OpName(op); n > 0 {
-			r.By[name] += float64(n) / took
-			r.Ops += float64(n) / took
-		}
-	}
-	r.P50, r.P99 = quantile(s, old, 0.5), quantile(s, old, 0.99)
-	v.Rates = r
 	return v
-}
-
-// quantile returns the latency that a fraction q of the answers since old did not exceed.
-func quantile(now, old *store.ServerStatus, q float64) float64 {
-	before := map[time.Duration]int64{}
-	for _, b := range old.Latency {
-		before[b.UpTo] = b.Count
-	}
-	total := int64(0)
-	for _, b := range now.Latency {
-		total += b.Count - before[b.UpTo]
-	}
-	rest := int64(q * float64(total))
-	for _, b := range now.Latency {
-		if rest -= b.Count - before[b.UpTo]; rest < 0 {
-			return b.UpTo.Seconds()
-		}
-	}
-	return 0
 }
 
 // failures returns the failures of g.

@@ -38,14 +38,14 @@ func chain() *store.Status {
 // TestBlame checks that only the rank at the end of a chain is blamed, not the ranks that wait
 // themselves.
 func TestBlame(t *testing.T) {
-	v := status.Of(chain(), nil, nil)
+	v := status.Of(chain(), nil)
 	require.Equal(t, []status.Blame{{
 		Who:   status.Who{Rank: 2, Label: "pid 3 on b", Doing: "in no call; its last was barrier #41, 50 s ago", LastSeen: 4},
 		Group: "train", Generation: 7, What: "barrier #42", For: 41,
 	}}, v.Blame)
 	long := chain()
 	long.Groups[0].Records[0].Seq = 501
-	require.Equal(t, "in no call; its last at the store was barrier #41 (the store does not see those in shared memory), 50 s ago", status.Of(long, nil, nil).Blame[0].Doing)
+	require.Equal(t, "in no call; its last at the store was barrier #41 (the store does not see those in shared memory), 50 s ago", status.Of(long, nil).Blame[0].Doing)
 	w := v.Waiting[0]
 	require.Equal(t, []any{"verb", "barrier #42", 41.0, 19.0, 4, 2, 2}, []any{w.Kind, w.What, w.For, w.Remaining, w.Size, w.Arrived, w.Missing})
 	require.Equal(t, []status.Span{{0, 0}, {3, 3}}, w.Present)
@@ -75,7 +75,7 @@ func TestBlameOfSeveralJobs(t *testing.T) {
 	job("forming", 0, ranks(1, 1))
 	job("formed", 7, ranks(1, 1))
 	job("", 8, ranks(1, 1))
-	v := status.Of(all, nil, &status.Options{Address: "muster://h:1", Version: "muster v1"})
+	v := status.Of(all, &status.Options{Address: "muster://h:1", Version: "muster v1"})
 	culprits := map[string]int{}
 	for _, b := range v.Blame {
 		culprits[b.Run]++
@@ -90,7 +90,7 @@ func TestDeadlock(t *testing.T) {
 	s.Groups[0].Records[0].Missing, s.Groups[0].Records[0].Arrived = ranks(2, 2), ranks(0, 1, 3, 3)
 	s.Groups[0].Ranks[2].Waits = []store.WaitStatus{{Verb: "send", Peer: 0, Waited: time.Second}}
 	s.Groups[0].Ranks[1].Waits = nil
-	v := status.Of(s, nil, nil)
+	v := status.Of(s, nil)
 	require.Empty(t, v.Blame)
 	require.Equal(t, "in send to rank 0 for 1.0 s", v.Waiting[0].Ranks[0].Doing)
 }
@@ -107,7 +107,7 @@ func TestElsewhere(t *testing.T) {
 			{Rank: 1, Label: "pid 9 on c", Session: 9, Ago: time.Minute},
 		},
 	})
-	v := status.Of(s, nil, nil)
+	v := status.Of(s, nil)
 	require.Equal(t, `broadcast(root 1) #1 on "\x00x"`, v.Waiting[0].What)
 	require.Equal(t, `in broadcast(root 1) #1 on "\x00x" of group "pair" for 45 s`, v.Waiting[1].Ranks[1].Doing)
 	require.Len(t, v.Blame, 1)
@@ -130,12 +130,12 @@ func TestElsewhereOfTheHost(t *testing.T) {
 			Ranks:   []store.RankStatus{{Rank: 0, Label: "pid 1 on a"}, {Rank: 1, Label: "pid 2 on a", Session: 2}},
 		},
 	}}
-	v := status.Of(s, nil, nil)
+	v := status.Of(s, nil)
 	require.Equal(t, `in barrier #1 of group "world/pair" for 45 s`, v.Waiting[0].Ranks[0].Doing)
 	require.Equal(t, 1, v.Blame[0].Rank)
 
 	s.Groups[0].Ranks[1] = store.RankStatus{Rank: 1, Label: "pid 1 on a"}
-	v = status.Of(s, nil, nil)
+	v = status.Of(s, nil)
 	require.Equal(t, "no call since it joined 0.0 s ago", v.Waiting[0].Ranks[0].Doing)
 }
 
@@ -152,7 +152,7 @@ func TestGroupsThatComeGoAndFail(t *testing.T) {
 		},
 		Keys: []store.KeyStatus{{Key: "ready", Calls: 3, Waited: 2 * time.Hour}},
 	}
-	v := status.Of(s, nil, nil)
+	v := status.Of(s, nil)
 	var states, why []string
 	for _, g := range v.Groups {
 		states, why = append(states, g.State), append(why, g.Why)
@@ -169,7 +169,7 @@ func TestGroupsThatComeGoAndFail(t *testing.T) {
 		v.Failures[2].Group + ": " + v.Failures[2].What + " " + v.Failures[2].Code,
 	})
 
-	few := status.Of(s, nil, &status.Options{Groups: 2, Ranks: 1})
+	few := status.Of(s, &status.Options{Groups: 2, Ranks: 1})
 	require.Equal(t, []string{"ill", "new"}, []string{few.Groups[0].Name, few.Groups[1].Name})
 	require.Equal(t, 3, few.More)
 	require.Equal(t, "lost", few.Groups[0].Ranks[0].State)
@@ -178,7 +178,7 @@ func TestGroupsThatComeGoAndFail(t *testing.T) {
 
 // TestNothing checks that empty lists are encoded as empty lists, for programs.
 func TestNothing(t *testing.T) {
-	b, err := json.Marshal(status.Of(new(store.Status), nil, nil))
+	b, err := json.Marshal(status.Of(new(store.Status), nil))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"blame":[],"waiting":[],"groups":[],"failures":[]}`, string(b))
 }
@@ -194,33 +194,22 @@ func TestUnknown(t *testing.T) {
 	g.Ranks[3].Verb = ""
 	now.Groups = append(now.Groups, store.GroupStatus{Name: "over", Generation: 1, Age: -1, Ended: 0})
 	now.Server = &store.ServerStatus{Up: -1, Sessions: -1, Calls: -1, Keys: 7, Bytes: -1}
-	v := status.Of(now, now, nil)
+	v := status.Of(now, nil)
 	require.Equal(t, []any{-1.0, int64(-1), int64(-1), int64(7), int64(-1)}, []any{v.Server.Up, v.Server.Sessions, v.Server.Calls, v.Server.Keys, v.Server.Bytes})
-	require.Nil(t, v.Server.Rates)
 	require.Equal(t, []float64{-1, -1, -1}, []float64{v.Groups[0].Age, v.Failures[0].Ago, v.Waiting[1].For})
 	require.Equal(t, "in no call; its last was barrier #41", v.Groups[0].Ranks[2].Doing)
 	require.Equal(t, "in barrier #42", v.Groups[0].Ranks[0].Doing)
 	require.Equal(t, []any{"closed", 0.0}, []any{v.Groups[1].State, v.Groups[1].Ended})
 }
 
-func TestRates(t *testing.T) {
-	before := &store.Status{Server: &store.ServerStatus{Up: 10 * time.Second, In: 1000, Out: 50, Ops: []int64{0, 0, 0, 0, 1, 5}, Latency: []wire.Bucket{{UpTo: 10, Count: 1000}}}}
-	now := &store.Status{Server: &store.ServerStatus{
-		Up: 12 * time.Second, In: 3000, Out: 150, Ops: []int64{0, 0, 0, 0, 1, 25, 10},
-		Latency:  []wire.Bucket{{UpTo: 10, Count: 1000}, {UpTo: time.Microsecond, Count: 90}, {UpTo: time.Millisecond, Count: 10}},
-		Sessions: 3, Calls: 2, Keys: 7, Bytes: 99, Durable: true, Groups: 1,
-	}}
-	require.Nil(t, status.Of(now, nil, nil).Server.Rates)
-	s := status.Of(now, before, nil).Server
+func TestServer(t *testing.T) {
+	now := &store.Status{Server: &store.ServerStatus{Up: 12 * time.Second, Sessions: 3, Calls: 2, Keys: 7, Bytes: 99, Durable: true, Groups: 1}}
+	s := status.Of(now, nil).Server
 	require.Equal(t, []any{12.0, true, int64(3), int64(2), int64(1), int64(7), int64(99)}, []any{s.Up, s.Durable, s.Sessions, s.Calls, s.Groups, s.Keys, s.Bytes})
-	require.Equal(t, &status.Rates{Ops: 15, In: 1000, Out: 50, P50: 1e-6, P99: 1e-3, By: map[string]float64{"get": 10, "set": 5}}, s.Rates)
-	require.Zero(t, s.DiskStalled)
-	now.Server.SyncPending = 99 * time.Millisecond
-	require.Zero(t, status.Of(now, nil, nil).Server.DiskStalled)
-	now.Server.SyncPending = 3 * time.Second
-	require.Equal(t, 3.0, status.Of(now, nil, nil).Server.DiskStalled)
-	require.Nil(t, status.Of(before, now, nil).Server.Rates, "another store, which began later")
-	require.Equal(t, 0.0, status.Of(&store.Status{Server: &store.ServerStatus{Up: 13 * time.Second, In: 3000, Out: 150}}, now, nil).Server.Rates.P50)
+	for pending, want := range map[time.Duration]float64{0: 0, 99 * time.Millisecond: 0, 3 * time.Second: 3} {
+		now.Server.SyncPending = pending
+		require.Equal(t, want, status.Of(now, nil).Server.DiskStalled)
+	}
 }
 
 // TestFalseListsOfRanks checks that false lists of ranks cannot block a viewer: visiting all of
@@ -234,7 +223,7 @@ func TestFalseListsOfRanks(t *testing.T) {
 	for range 1 << 7 {
 		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Arrived: all, Missing: all})
 	}
-	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Waits: 1})
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, &status.Options{Waits: 1})
 	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})
 }
 
@@ -255,7 +244,7 @@ func TestManyWaitsOfFailedRanks(t *testing.T) {
 		g.Ranks = append(g.Ranks, r)
 		g.Failures = append(g.Failures, store.FailureStatus{Verb: "barrier", Ago: time.Duration(i)})
 	}
-	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, &status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
 	require.Equal(t, "barrier", v.Waiting[0].What)
 	require.Equal(t, []status.Span{{0, 99}, {101, 101}}, v.Waiting[0].Gone[:2])
 	require.Len(t, v.Waiting[0].Gone, 256)
@@ -287,6 +276,6 @@ func TestNamesOfViews(t *testing.T) {
 	} {
 		s := chain()
 		s.Groups[0].Name = in
-		require.Equal(t, want, status.Of(s, nil, nil).Groups[0].Name)
+		require.Equal(t, want, status.Of(s, nil).Groups[0].Name)
 	}
 }

@@ -50,23 +50,6 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 	}
 }
 
-// TestWatchHasNoRateOfLongAgo checks that a view before a long pause is not used for rates.
-func TestWatchHasNoRateOfLongAgo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := store.New(new(store.Memory))
-		defer s.Close()
-		w := status.NewWatch(s, 0, nil)
-		for _, pause := range []time.Duration{time.Second, 2 * time.Minute} {
-			_, err := w.View(t.Context())
-			require.NoError(t, err)
-			time.Sleep(pause)
-			v, err := w.View(t.Context())
-			require.NoError(t, err)
-			require.Equal(t, pause < time.Minute, v.Server.Rates != nil, "%v", pause)
-		}
-	})
-}
-
 // TestWatchOfAStoreThatHangs checks that one viewer makes the request for all, that the others get
 // its result, and that a viewer whose context ends does not wait.
 func TestWatchOfAStoreThatHangs(t *testing.T) {

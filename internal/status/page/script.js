@@ -27,13 +27,6 @@ function time(s) {
   return Math.floor(s / 3600) + "\u00a0h " + Math.floor(s % 3600 / 60) + "\u00a0min";
 }
 
-function short(s) {
-  if (s === 0) return "–";
-  if (s < 1e-3) return (s * 1e6).toFixed(s < 1e-5 ? 1 : 0) + " µs";
-  if (s < 1) return (s * 1e3).toFixed(s < 1e-2 ? 1 : 0) + " ms";
-  return time(s);
-}
-
 function amount(n, unit) {
   const steps = ["", "k", "M", "G", "T"];
   let i = 0;
@@ -273,16 +266,11 @@ function showReplication(r) {
 
 function showNumbers(s, standby) {
   if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", standby ? "A standby: the leader's page shows the store." : "Only data below a prefix is shown."))); return; }
-  const r = s.rates, none = s.up_seconds < 0 ? "unknown" : "…"; // a store that cannot tell how long it runs counts nothing
   const rows = [
     ["uptime", time(s.up_seconds)], ["persistent", !s.durable ? "no" : s.disk_stalled_seconds ? "yes; the disk stalls: " + time(s.disk_stalled_seconds) : "yes"], ["clients", amount(s.sessions, "")],
     ["waiting calls", amount(s.calls_waiting, "")], ["keys", amount(s.keys, "")], ["data size", amount(s.bytes, "B")],
-    ["operations", r ? amount(r.ops_per_second, "/s") : none], ["in", r ? amount(r.bytes_in_per_second, "B/s") : none], ["out", r ? amount(r.bytes_out_per_second, "B/s") : none],
-    ["p50", r ? short(r.p50_seconds) : none], ["p99", r ? short(r.p99_seconds) : none],
   ];
   sync($("numbers"), rows, (x) => x[0], (x) => make("div", "", make("dt", "", x[0]), make("dd")), (e, x) => put(e.lastChild, x[1]));
-  const ops = r ? Object.entries(r.ops).sort((a, b) => b[1] - a[1]).slice(0, 8) : [];
-  put($("ops"), ops.map(([name, n]) => name + " " + amount(n, "/s")).join(" · "));
 }
 
 function line(state, text) {
