@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -139,44 +140,30 @@ func (o *benching) group(n int, done func(benchrun.Result)) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), o.spec.Limit())
 	defer cancel()
-	said := reports{ctx, make(chan benchrun.Report, 64)}
 	job, err := launch.Start(ctx, launch.Spec{
 		N: n, Path: self, Args: []string{"bench-rank", string(spec)}, ParentPipe: true, Grace: time.Second,
 		Env:    func(rank int) []string { return p.environ(rank, n) },
-		Output: said, ErrOutput: os.Stderr, Prefix: func(int) string { return "" },
+		Output: resultLines(done), ErrOutput: os.Stderr, Prefix: func(int) string { return "" },
 	})
 	if err != nil {
 		return err
 	}
-	collectReports(job, said.values, n, done)
 	return job.Wait()
 }
 
-// collectReports combines the reports of the ranks until the job has ended.
-func collectReports(job *launch.Job, said <-chan benchrun.Report, n int, done func(benchrun.Result)) {
-	type key struct {
-		name string
-		size int
-	}
-	by := map[key][]benchrun.Report{}
-	take := func(r benchrun.Report) {
-		k := key{r.Case, r.Size}
-		by[k] = append(by[k], r)
-		if rs := by[k]; len(rs) == n {
-			done(benchrun.Combine(rs))
+// resultLines receives the output of rank 0, a result a line in JSON. It is an Output of launch.Spec.
+type resultLines func(benchrun.Result)
+
+// Write receives whole lines.
+func (done resultLines) Write(b []byte) (int, error) {
+	for line := range bytes.Lines(b) {
+		var r benchrun.Result
+		if err := json.Unmarshal(line, &r); err != nil {
+			return 0, fmt.Errorf("a rank said %q: %w", line, err)
 		}
+		done(r)
 	}
-	for {
-		select {
-		case r := <-said:
-			take(r)
-		case <-job.Done():
-			for len(said) > 0 {
-				take(<-said)
-			}
-			return
-		}
-	}
+	return len(b), nil
 }
 
 // newBenchRank is the command of one rank.
@@ -196,7 +183,7 @@ func newBenchRank() *cobra.Command {
 			byURL(&cfg)
 			ctx, cancel := context.WithTimeout(context.Background(), spec.Limit())
 			defer cancel()
-			return benchrun.Run(ctx, spec, cfg, func(r benchrun.Report) error { return json.NewEncoder(cmd.OutOrStdout()).Encode(r) })
+			return benchrun.Run(ctx, spec, cfg, func(r benchrun.Result) error { return json.NewEncoder(cmd.OutOrStdout()).Encode(r) })
 		},
 	}
 }

@@ -9,9 +9,9 @@ import (
 
 // Histogram counts durations in buckets that are less than 1 % wide.
 type Histogram struct {
-	Buckets map[int]int   `json:"buckets"`
-	Count   int           `json:"count"`
-	Sum     time.Duration `json:"sum"`
+	Buckets map[int]int
+	Count   int
+	Sum     time.Duration
 }
 
 const fine = 8 // leading bits of a duration that determine its bucket

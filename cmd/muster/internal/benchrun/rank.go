@@ -1,12 +1,11 @@
-// Package benchrun measures the cases of a group in each of its ranks, and combines what the ranks
-// report.
+// Package benchrun measures the cases of a group in each of its ranks, and combines what they have
+// measured on rank 0.
 package benchrun
 
 import (
 	"bytes"
 	"context"
 	"fmt"
-	"iter"
 	"math"
 	"net"
 	"slices"
@@ -53,43 +52,15 @@ type Result struct {
 	Rate   float64 `json:"ops_per_s"`
 }
 
-// Report is the result of one rank in one case.
-type Report struct {
-	Rank  int           `json:"rank"`
-	Case  string        `json:"case"`
-	Size  int           `json:"size"` // 0 if the case has no size
-	Took  time.Duration `json:"took"`
-	Times Histogram     `json:"times"`
+// part is what one rank has measured in one case.
+type part struct {
+	Took  time.Duration
+	Times Histogram
 }
 
 // Limit returns the timeout for all cases, which is far more than they need.
 func (s Spec) Limit() time.Duration {
-	return 30*time.Second + 5*time.Duration(s.Rounds())*(s.Time+time.Second)
-}
-
-// Rounds returns how many results a group produces.
-func (s Spec) Rounds() (n int) {
-	for range s.each() {
-		n++
-	}
-	return n
-}
-
-// each iterates over the cases with each size. A case without a size occurs once.
-func (s Spec) each() iter.Seq2[int, *benchcase.Case] {
-	return func(yield func(int, *benchcase.Case) bool) {
-		for later, size := range s.Sizes {
-			for i := range benchcase.All {
-				c := &benchcase.All[i]
-				if !slices.Contains(s.Cases, c.Name) || later > 0 && !c.Sized {
-					continue
-				}
-				if !yield(size, c) {
-					return
-				}
-			}
-		}
-	}
+	return 30*time.Second + 5*time.Duration(len(s.Sizes)*len(s.Cases))*(s.Time+time.Second)
 }
 
 // process is one rank of the benchmark.
@@ -98,9 +69,9 @@ type process struct {
 	spec           Spec
 }
 
-// Run joins the group of cfg as one of its ranks, measures the cases, and passes each result to
-// report. The launcher's store is at the address of cfg.
-func Run(ctx context.Context, spec Spec, cfg pgroup.Config, report func(Report) error) (err error) {
+// Run joins the group of cfg as one of its ranks, and measures the cases. On rank 0 it passes each
+// result to report. The launcher's store is at the address of cfg.
+func Run(ctx context.Context, spec Spec, cfg pgroup.Config, report func(Result) error) (err error) {
 	b := &process{spec: spec, Rank: benchcase.Rank{Key: fmt.Sprintf("bench/%d", cfg.Rank)}}
 	if b.Store, err = cfg.Schemes.Open(ctx, cfg.Address); err != nil {
 		return err
@@ -110,17 +81,32 @@ func Run(ctx context.Context, spec Spec, cfg pgroup.Config, report func(Report) 
 		return err
 	}
 	defer b.Group.Close()
-	for size, c := range spec.each() {
-		b.Object = bytes.Repeat([]byte{7}, size)
-		r, err := b.measure(ctx, c)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.Name, err)
-		}
-		if err := report(r); err != nil {
-			return err
+	for later, size := range spec.Sizes {
+		for i := range benchcase.All {
+			c := &benchcase.All[i]
+			if !slices.Contains(spec.Cases, c.Name) || later > 0 && !c.Sized { // a case without a size occurs once
+				continue
+			}
+			if err := b.result(ctx, c, size, report); err != nil {
+				return fmt.Errorf("%s: %w", c.Name, err)
+			}
 		}
 	}
 	return b.Group.Shutdown(ctx)
+}
+
+// result measures a case, and passes the result of all ranks to report on rank 0.
+func (b *process) result(ctx context.Context, c *benchcase.Case, size int, report func(Result) error) error {
+	b.Object = bytes.Repeat([]byte{7}, size)
+	own, err := b.measure(ctx, c)
+	if err != nil {
+		return err
+	}
+	all, err := pgroup.Gather(ctx, b.Group, 0, own)
+	if err != nil || b.Group.Rank() != 0 {
+		return err
+	}
+	return report(combine(c, size, all))
 }
 
 // join forms the group. If rank 0 hosts it, the others get its address from the launcher's store,
@@ -150,16 +136,12 @@ func (b *process) join(ctx context.Context, cfg pgroup.Config) (err error) {
 
 // measure runs rounds of a case until rank 0 decides that its time is over. The first round is not
 // counted.
-func (b *process) measure(ctx context.Context, c *benchcase.Case) (Report, error) {
-	r := Report{Rank: b.Group.Rank(), Case: c.Name}
-	if c.Sized {
-		r.Size = len(b.Object)
-	}
+func (b *process) measure(ctx context.Context, c *benchcase.Case) (r part, err error) {
 	if err := b.Store.Set(ctx, b.Key, b.Object, nil); err != nil {
 		return r, err
 	}
 	var warm Histogram
-	count, took, err := firstCount, time.Duration(0), error(nil)
+	count, took := firstCount, time.Duration(0)
 	for times := &warm; ; times = &r.Times {
 		if times == &r.Times {
 			count = b.next(count, took, r.Took)
@@ -200,13 +182,12 @@ func (b *process) round(ctx context.Context, c *benchcase.Case, count int, times
 	return last.Sub(start), nil
 }
 
-// Combine combines the reports of all ranks for one case.
-func Combine(rs []Report) Result {
-	c := benchcase.Find(rs[0].Case)
+// combine combines what all ranks have measured in one case, by rank.
+func combine(c *benchcase.Case, size int, parts []part) Result {
 	var all Histogram
 	var rates []float64
-	for _, r := range rs {
-		if c.Timed(r.Rank) {
+	for rank, r := range parts {
+		if c.Timed(rank) {
 			all.Merge(r.Times)
 			rates = append(rates, float64(r.Times.Count)/r.Took.Seconds())
 		}
@@ -218,9 +199,12 @@ func Combine(rs []Report) Result {
 			rate += r
 		}
 	}
+	if !c.Sized {
+		size = 0
+	}
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 	return Result{
-		Case: c.Name, Ranks: len(rs), Size: rs[0].Size, Count: all.Count, Rate: math.Round(rate),
+		Case: c.Name, Ranks: len(parts), Size: size, Count: all.Count, Rate: math.Round(rate),
 		Median: us(all.Quantile(0.5)), P99: us(all.Quantile(0.99)), Mean: us(all.Mean()),
 	}
 }
