@@ -18,12 +18,11 @@ import (
 
 // merging holds the options of gather.
 type merging struct {
-	shards  []string
-	out     string
-	axes    merge.Axes
-	force   bool
-	timeout time.Duration
-	log     io.Writer
+	shards []string
+	out    string
+	axes   merge.Axes
+	force  bool
+	log    io.Writer
 }
 
 func newGather() *cobra.Command {
@@ -65,7 +64,6 @@ never if it is a file of a shard.`,
 	f.StringVarP(&o.out, "output", "o", "", "`file` to write; required")
 	f.Var(&o.axes, "axis", "join tensors with this name along this axis; may be repeated")
 	f.BoolVar(&o.force, "force", false, "overwrite OUT if it exists")
-	f.DurationVar(&o.timeout, "timeout", 0, "timeout of the whole command; 0 is none")
 	return cmd
 }
 
@@ -75,8 +73,6 @@ func (o *merging) check(cmd *cobra.Command) error {
 		return usagef(cmd, "the output is missing: set -o OUT")
 	case o.out == "-":
 		return usagef(cmd, "-o -: OUT is a file, which appears when it is whole")
-	case o.timeout < 0:
-		return usagef(cmd, "--timeout must not be negative")
 	}
 	return nil
 }
@@ -121,26 +117,11 @@ func (o *merging) run(out io.Writer) error {
 	return err
 }
 
-// write writes OUT, unless a signal or the timeout stops it.
+// write writes OUT, unless a signal stops it.
 func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]string) (tensors int, total int64, err error) {
-	ctx, end := context.WithCancelCause(context.Background())
-	defer end(nil)
-	if o.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.timeout)
-		defer cancel()
-	}
+	ctx, end := untilSignal(context.Background())
+	defer end()
 	signal.Ignore(syscall.SIGXFSZ) // a file beyond the size limit is then an error of the write
-	got := make(chan os.Signal, 1)
-	notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	defer signal.Stop(got)
-	go func() {
-		select {
-		case s := <-got:
-			end(signalled{s.(syscall.Signal)})
-		case <-ctx.Done():
-		}
-	}()
 	file, err := createOutput(o.out, 0o666, o.force)
 	if err != nil {
 		return 0, 0, err
@@ -156,18 +137,11 @@ func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]s
 	return tensors, total, o.explain(err, models)
 }
 
-// signalled is the error of a process that a signal asked to end.
-type signalled struct{ syscall.Signal }
-
-func (s signalled) Error() string { return fmt.Sprintf("ended by signal %d (%v)", s.Signal, s.Signal) }
-
 // explain adds to err why OUT was not written.
 func (o *merging) explain(err error, models []*model) error {
 	if s, ok := errors.AsType[signalled](err); ok {
-		return &exit{code: 128 + int(s.Signal), err: err, text: fmt.Sprintf("%v: %s is not written", s, o.out)}
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return &exit{code: exitTimeout, err: err, text: fmt.Sprintf("timed out after %v, and %s is not written; --timeout gives it more time", o.timeout, o.out)}
+		number, _ := s.Signal.(syscall.Signal)
+		return &exit{code: 128 + int(number), err: err, text: fmt.Sprintf("%v: %s is not written", s, o.out)}
 	}
 	for _, m := range models {
 		if path := m.cutOff(); err != nil && path != "" { // a truncated file causes various errors

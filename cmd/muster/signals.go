@@ -22,20 +22,25 @@ func notify(c chan<- os.Signal, sigs ...os.Signal) {
 	}
 }
 
-// untilSignal returns a copy of ctx that ends at SIGINT or SIGTERM.
+// signalled is the error of a process that a signal asked to end.
+type signalled struct{ os.Signal }
+
+func (s signalled) Error() string { return fmt.Sprintf("ended by signal %d (%v)", s.Signal, s.Signal) }
+
+// untilSignal returns a copy of ctx that ends at SIGINT, SIGTERM or SIGHUP, with a signalled as its cause.
 func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	got := make(chan os.Signal, 1)
-	notify(got, os.Interrupt, syscall.SIGTERM)
+	notify(got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	go func() {
 		defer signal.Stop(got)
 		select {
-		case <-got:
-			cancel()
+		case sig := <-got:
+			cancel(signalled{sig})
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, cancel
+	return ctx, func() { cancel(nil) }
 }
 
 // signals passes the signals of a launcher on to its ranks. It owns a goroutine until stop.

@@ -12,14 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// tracing holds the options of trace.
-type tracing struct {
-	output string
-	asJSON bool
-}
-
 func newTrace() *cobra.Command {
-	o := &tracing{}
+	output := ""
 	cmd := &cobra.Command{
 		Use:   "trace DIR | trace FILE…",
 		Short: "Merge the traces of ranks, and find stragglers",
@@ -35,17 +29,16 @@ hosts. The trace of a killed rank lacks at most its last 0.1 s.
   muster trace traces -o job.json
   muster trace traces/rank0-*.json traces/rank3-*.json`,
 		Args: operands("DIR|FILE", "[FILE…]"),
-		RunE: func(cmd *cobra.Command, args []string) error { return traceError(o.run(cmd, args)) },
+		RunE: func(cmd *cobra.Command, args []string) error { return traceError(traceOf(cmd, args, output)) },
 	}
 	cmd.DisableFlagsInUseLine = true
-	f := cmd.Flags()
-	f.StringVarP(&o.output, "output", "o", "", "`file` to write: a Chrome trace of all ranks")
-	f.BoolVar(&o.asJSON, "json", false, "print the summary as one JSON object, for programs")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "`file` to write: a Chrome trace of all ranks")
 	return cmd
 }
 
-func (o *tracing) run(cmd *cobra.Command, args []string) error {
-	files, note, err := o.read(cmd, args)
+// traceOf merges traces, writes them to output unless that is empty, and prints the summary.
+func traceOf(cmd *cobra.Command, args []string, output string) error {
+	files, note, err := readTraces(cmd, args)
 	if err != nil {
 		return err
 	}
@@ -53,15 +46,12 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if o.output != "" {
-		if err := writeOutput(o.output, t.Chrome); err != nil {
-			return fmt.Errorf("-o %s: %w", o.output, cause(err))
+	if output != "" {
+		if err := writeOutput(output, t.Chrome); err != nil {
+			return fmt.Errorf("-o %s: %w", output, cause(err))
 		}
 	}
 	s := t.Summary()
-	if o.asJSON {
-		return printJSON(cmd.OutOrStdout(), summaryJSON(&s, t))
-	}
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	(&tracePrinter{report{out, inkOf(cmd.OutOrStdout())}}).print(&s, t, note)
 	return out.Flush()
@@ -79,8 +69,8 @@ func traceError(err error) error {
 	return &exit{code: exitFailed, text: text, err: err}
 }
 
-// read reads files, or the last job of a directory. The note says what it omitted.
-func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.File, note string, err error) {
+// readTraces reads files, or the last job of a directory. The note says what it omitted.
+func readTraces(cmd *cobra.Command, args []string) (files []*timeline.File, note string, err error) {
 	if info, err := os.Stat(args[0]); err == nil && info.IsDir() {
 		if len(args) > 1 {
 			return nil, "", usagef(cmd, "one directory, or files")
@@ -108,9 +98,6 @@ func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.Fil
 	return files, "", nil
 }
 
-// traceLines is how many ranks a summary shows: those that the others waited for longest.
-const traceLines = 64
-
 // tracePrinter prints a summary.
 type tracePrinter struct{ report }
 
@@ -124,15 +111,8 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 	if len(s.Ranks) > 0 && s.Ranks[0].Caused > 0 {
 		p.line("\n%s", p.dim("            came last   others waited   waited itself"))
 	}
-	for i := range s.Ranks[:min(len(s.Ranks), traceLines)] {
+	for i := range s.Ranks {
 		p.rank(s, &s.Ranks[i], i)
-	}
-	if more := s.Ranks[min(len(s.Ranks), traceLines):]; len(more) > 0 {
-		caused := time.Duration(0)
-		for _, r := range more {
-			caused += r.Caused
-		}
-		p.line("and %d more, for which the others waited %s; --json has them all", len(more), short(caused))
 	}
 	if s.Absent > 0 {
 		p.line("and %s for ranks whose traces are not here", short(s.Absent))
@@ -170,29 +150,4 @@ func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int)
 		line = p.red(line)
 	}
 	p.line("%s   %s", line, p.dim(strings.Join(notes, "; ")))
-}
-
-// rankJSON is one rank of a summary, with times in seconds.
-type rankJSON struct {
-	Rank        int     `json:"rank"`
-	Host        string  `json:"host"`
-	PID         int     `json:"pid"`
-	ArrivedLast int     `json:"arrived_last"`
-	Caused      float64 `json:"others_waited_seconds"`
-	Waited      float64 `json:"waited_seconds"`
-	Clock       float64 `json:"clock_ahead_seconds"`
-	Truncated   bool    `json:"truncated"`
-}
-
-func summaryJSON(s *timeline.Summary, t *timeline.Timeline) map[string]any {
-	ranks := make([]rankJSON, 0, len(s.Ranks))
-	for _, r := range s.Ranks {
-		ranks = append(ranks, rankJSON{
-			r.Row.Rank, r.Row.Host, r.Row.PID, r.Last, r.Caused.Seconds(), r.Waited.Seconds(), r.Row.Clock.Seconds(), r.Row.Truncated,
-		})
-	}
-	return map[string]any{
-		"start": t.Start, "seconds": s.Took.Seconds(), "verbs": s.Records, "failed": s.Failed, "waited_seconds": s.Lost.Seconds(),
-		"absent_seconds": s.Absent.Seconds(), "ranks": ranks,
-	}
 }
