@@ -200,7 +200,7 @@ func (t benchTable) title(r benchrun.Results, s *sizes) {
 }
 
 func (t benchTable) head(ranks int) {
-	fmt.Fprintf(t.out, "\n%s %s\n", t.ink.bold(padRight(fmt.Sprintf("%d ranks", ranks), t.width()+2)), t.ink.dim("   median        p99       mean      ops/s"))
+	fmt.Fprintf(t.out, "\n%s %s\n", t.ink.bold(fmt.Sprintf("%-*s", t.width()+2, fmt.Sprintf("%d ranks", ranks))), t.ink.dim("   median        p99       mean      ops/s"))
 }
 
 // width returns the width of the column of case names.
@@ -216,6 +216,6 @@ func (t benchTable) row(r benchrun.Result) {
 	if t.sizes && r.Size > 0 {
 		name += " " + bytesText(int64(r.Size))
 	}
-	us := func(x float64) string { return padLeft(short(time.Duration(x*1e3)), 9) }
-	fmt.Fprintf(t.out, "  %s %s  %s  %s  %s\n", padRight(name, t.width()), us(r.Median), us(r.P99), us(r.Mean), padLeft(fmt.Sprintf("%.0f", r.Rate), 9))
+	us := func(x float64) string { return short(time.Duration(x * 1e3)) }
+	fmt.Fprintf(t.out, "  %-*s %9s  %9s  %9s  %9.0f\n", t.width(), name, us(r.Median), us(r.P99), us(r.Mean), r.Rate)
 }

@@ -70,7 +70,7 @@ func makeCerts(cmd *cobra.Command, dir string, o certs.Options) error {
 		return err
 	}
 	for _, name := range made.Files {
-		fmt.Fprintf(out, "  %s  %s\n", padRight(name, 16), ink.dim(whoseFile(name)))
+		fmt.Fprintf(out, "  %-16s  %s\n", name, ink.dim(whoseFile(name)))
 	}
 	if slices.Contains(made.Files, "server.pem") {
 		whatNext(out, o, func(name string) string { return shellWord(filepath.Join(dir, name)) })

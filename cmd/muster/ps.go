@@ -132,8 +132,7 @@ func printJobs(w io.Writer, k ink, rows []*jobRow, now time.Time) error {
 		width = max(width, len([]rune(printable(r.Job))))
 	}
 	line := func(ink func(string) string, job, state, nodes, ranks, restarts, age, store string) {
-		_, _ = fmt.Fprintln(out, ink(strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s  %s  %s", padRight(job, width), padRight(state, 7),
-			padLeft(nodes, 5), padLeft(ranks, 5), padLeft(restarts, 8), padLeft(age, 8), store))))
+		_, _ = fmt.Fprintln(out, ink(strings.TrimSpace(fmt.Sprintf("%-*s  %-7s  %5s  %5s  %8s  %8s  %s", width, job, state, nodes, ranks, restarts, age, store))))
 	}
 	plain := func(s string) string { return s }
 	line(k.bold, "JOB", "STATE", "NODES", "RANKS", "RESTARTS", "FOR", "STORE")

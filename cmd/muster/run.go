@@ -331,7 +331,7 @@ func (l *launches) spec(a agent.Attempt) launch.Spec {
 				return ""
 			}
 			rank := a.First + local
-			return k.rank(rank, "["+padLeft(fmt.Sprint(rank), width)+"]") + " "
+			return k.rank(rank, fmt.Sprintf("[%*d]", width, rank)) + " "
 		},
 	}
 }

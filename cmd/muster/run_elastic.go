@@ -173,7 +173,7 @@ func (w *elasticWorkers) spec(worker agent.Worker) launch.Spec {
 	if worker.Start > 1 {
 		name += "." + strconv.Itoa(worker.Start)
 	}
-	prefix := k.rank(worker.Slot, "["+padLeft(name, len(strconv.Itoa(w.n-1)))+"]") + " "
+	prefix := k.rank(worker.Slot, fmt.Sprintf("[%*s]", len(strconv.Itoa(w.n-1)), name)) + " "
 	if w.noPrefix {
 		prefix = ""
 	}

@@ -41,7 +41,7 @@ func (t *tensorTable) print(m *model, rows []*tensorRow) error {
 		}
 	}
 	for i, line := range lines {
-		text := fmt.Sprintf("%s  %s  %s  %s", padRight(line[0], min(width[0], nameMost)), padRight(line[1], width[1]), padRight(line[2], min(width[2], shapeMost)), padLeft(line[3], width[3]))
+		text := fmt.Sprintf("%-*s  %-*s  %-*s  %*s", min(width[0], nameMost), line[0], width[1], line[1], min(width[2], shapeMost), line[2], width[3], line[3])
 		switch {
 		case len(rows) == 0:
 			continue

@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/term"
 )
@@ -46,15 +44,6 @@ type report struct {
 
 // line prints a line. A bufio.Writer keeps the error until Flush.
 func (r *report) line(format string, args ...any) { _, _ = fmt.Fprintf(r, format+"\n", args...) }
-
-// padLeft and padRight count characters, not bytes: tables contain µs and ×.
-func padLeft(s string, width int) string {
-	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s))) + s
-}
-
-func padRight(s string, width int) string {
-	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
-}
 
 // short formats a duration with three digits.
 func short(d time.Duration) string {

@@ -145,7 +145,7 @@ func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int)
 			notes = append(notes, printable(d))
 		}
 	}
-	line := fmt.Sprintf("%s %s   %s   %s", padRight(r.Row.String(), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(short(r.Caused), 13), padLeft(short(r.Waited), 13))
+	line := fmt.Sprintf("%-11s %8d×   %13s   %13s", r.Row, r.Last, short(r.Caused), short(r.Waited))
 	if i == 0 && 2*r.Caused >= s.Lost && r.Caused > 0 {
 		line = p.red(line)
 	}

@@ -74,7 +74,7 @@ func eventPrinter(w io.Writer, asJSON bool) func(store.Event) error {
 	}
 	k := inkOf(w)
 	return func(e store.Event) error {
-		line := fmt.Sprintf("%6d  %s  %s", e.Rev, k.bold(padRight(kind(e), 6)), printable(e.Key))
+		line := fmt.Sprintf("%6d  %s  %s", e.Rev, k.bold(fmt.Sprintf("%-6s", kind(e))), printable(e.Key))
 		if !e.Deleted {
 			line += k.dim(" = " + preview(e.Value))
 		}

@@ -167,7 +167,7 @@ func (p *whoPrinter) print(v *status.View) {
 		if f.Ago >= 0 {
 			when = ago(f.Ago) + " ago"
 		}
-		p.line("  %s  %s · %s: %s", padLeft(when, 15), printable(f.Group), printable(f.What), p.red(f.Code))
+		p.line("  %15s  %s · %s: %s", when, printable(f.Group), printable(f.What), p.red(f.Code))
 		p.line("               %s", printable(f.Why))
 	}
 	if s := v.Server; s != nil {
@@ -304,7 +304,7 @@ func (p *whoPrinter) wait(w *status.Wait) {
 	if len(more) > 0 {
 		note = p.dim("  (" + strings.Join(more, ", ") + ")")
 	}
-	p.line("%s  %s%s", p.red(padLeft(ago(w.For), 11)), p.bold(what), note)
+	p.line("%s  %s%s", p.red(fmt.Sprintf("%11s", ago(w.For))), p.bold(what), note)
 	for _, by := range w.By {
 		p.line("             %s", printable(by))
 	}
