@@ -2,11 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"net"
-	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -26,7 +21,12 @@ server (server.pem) and one for each --name, and its key (NAME.pem, NAME-key.pem
 there is an authority already, it signs what --host and --name ask for. Existing files are not
 changed: to renew a certificate, move it and its key away first.
 
-Server and clients need ca.pem; a client also needs its own pair. ca-key.pem only signs new ones.`,
+Server and clients need ca.pem; a client also needs its own pair. ca-key.pem only signs new ones.
+
+  muster serve --tls-cert DIR/server.pem --tls-key DIR/server-key.pem --tls-ca DIR/ca.pem \
+    --require-client-cert
+  export MUSTER_TLS_CA=DIR/ca.pem MUSTER_TLS_CERT=DIR/client.pem MUSTER_TLS_KEY=DIR/client-key.pem
+  muster set key value --store muster://127.0.0.1:7070`,
 		Example: `  muster certs tls
   muster certs tls --host node7,10.0.0.7 --name trainer,viewer
   muster certs tls --name another --days 30`,
@@ -72,26 +72,7 @@ func makeCerts(cmd *cobra.Command, dir string, o certs.Options) error {
 	for _, name := range made.Files {
 		fmt.Fprintf(out, "  %-16s  %s\n", name, ink.dim(whoseFile(name)))
 	}
-	if slices.Contains(made.Files, "server.pem") {
-		whatNext(out, o, func(name string) string { return shellWord(filepath.Join(dir, name)) })
-	}
 	return nil
-}
-
-// whatNext prints how to use the new files.
-func whatNext(out io.Writer, o certs.Options, path func(name string) string) {
-	listen, addr, client := "", "127.0.0.1:7070", "client"
-	if len(o.Hosts) > 0 {
-		addr = shellWord(net.JoinHostPort(o.Hosts[0], "7070"))
-		listen = " --listen " + addr
-	}
-	if len(o.Names) > 0 {
-		client = o.Names[0]
-	}
-	fmt.Fprintf(out, "\nStart the server, which requires a client certificate:\n  muster serve%s --tls-cert %s --tls-key %s --tls-ca %s --require-client-cert\n",
-		listen, path("server.pem"), path("server-key.pem"), path("ca.pem"))
-	fmt.Fprintf(out, "\nConnect:\n  export MUSTER_STORE=muster://%s MUSTER_TLS_CA=%s\n  export MUSTER_TLS_CERT=%s MUSTER_TLS_KEY=%s\n  muster set key value\n",
-		addr, path("ca.pem"), path(client+".pem"), path(client+"-key.pem"))
 }
 
 // whoseFile describes who needs a file and for what.
@@ -106,14 +87,4 @@ func whoseFile(name string) string {
 	default:
 		return fmt.Sprintf("for client %q", base)
 	}
-}
-
-var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
-
-// shellWord quotes s for a shell.
-func shellWord(s string) string {
-	if plainWord.MatchString(s) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
