@@ -401,10 +401,12 @@ func (g *torchGroup) remaining(size int) (ranks []int) {
 // groups, and with the processes that wait for the others. prefix is that of the processes' keys.
 func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []store.KeyStatus) {
 	grouped, by := map[string]int{}, map[string][]string{}
+	queues := map[string]string{} // a PyTorch process that waits for a key also waits for a queue of that name
 	for i := range t.processes {
 		p := &t.processes[i]
 		for _, w := range p.Waits {
 			key := prefix + w.Key
+			queues[store.QueueKey(key)] = key
 			if _, ok := tcpwire.Await(w.Key); ok {
 				grouped[key]++
 				continue
@@ -414,12 +416,6 @@ func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []s
 				label = fmt.Sprintf("rank %d (%s)", p.Rank, label)
 			}
 			by[key] = append(by[key], label+words(" for %s", w.For))
-		}
-	}
-	queues := map[string]string{} // a PyTorch process that waits for a key also waits for a queue of that name
-	for _, names := range []map[string]bool{keysOf(grouped), keysOf(by)} {
-		for key := range names {
-			queues[store.QueueKey(key)] = key
 		}
 	}
 	for _, k := range keys {
@@ -432,13 +428,4 @@ func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []s
 		rest = append(rest, k)
 	}
 	return rest
-}
-
-// keysOf returns the keys of m.
-func keysOf[V any](m map[string]V) map[string]bool {
-	keys := make(map[string]bool, len(m))
-	for k := range m {
-		keys[k] = true
-	}
-	return keys
 }
