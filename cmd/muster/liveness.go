@@ -24,7 +24,7 @@ func (l *livenessFlag) register(cmd *cobra.Command) {
 // check validates the flag, or the variable if the flag is not given.
 func (l *livenessFlag) check(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("liveness-timeout") {
-		return checkPositive(cmd, map[string]int64{"liveness-timeout": int64(l.timeout)})
+		return checkPositive(cmd, "liveness-timeout")
 	}
 	return l.fromEnviron()
 }

@@ -42,9 +42,7 @@ has failed; COMMAND then gets SIGTERM. With --timeout, exits with 4 if the lock 
 				return programError(args[1], err)
 			}
 			wait := r.timeout // is not for COMMAND
-			if wait >= 0 {
-				r.timeout = 0
-			}
+			r.timeout = 0
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
 				lease, err := s.Lease(ctx, ttl)
 				if err != nil {

@@ -123,7 +123,7 @@ func (p *place) url() string {
 
 // environ returns the environment that makes a process the given rank of n, all on this node.
 func (p *place) environ(rank, n int) []string {
-	return append(p.config(p.id, rank, n), "LOCAL_RANK="+strconv.Itoa(rank), "LOCAL_WORLD_SIZE="+strconv.Itoa(n))
+	return p.attempt(agent.Attempt{ID: p.id, Size: n, Nodes: 1}, rank, n)
 }
 
 // attempt returns the environment of the process with the number local of n on this node.

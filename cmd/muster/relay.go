@@ -83,8 +83,8 @@ func (o *relaying) check(cmd *cobra.Command) error {
 	if err := checkListen(o.listen, "7070"); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
 	}
-	if o.timeout <= 0 {
-		return usagef(cmd, "--timeout must be positive")
+	if err := checkPositive(cmd, "timeout"); err != nil {
+		return err
 	}
 	if o.below != "" && !o.torch.on {
 		return usagef(cmd, "--torch-prefix needs --torch")

@@ -126,8 +126,8 @@ func knownCommand(root *cobra.Command, args []string) error {
 	return usagef(root, "there is no command %q%s", args[0], hint)
 }
 
-// operands checks the number of arguments of a command. Each name is one argument; "[NAME]" is
-// optional, and "NAME…" is one or more.
+// operands checks the number of arguments of a command, and that no number among its flags is negative.
+// Each name is one argument; "[NAME]" is optional, and "NAME…" is one or more.
 func operands(names ...string) cobra.PositionalArgs {
 	least, most := 0, len(names)
 	for _, n := range names {
@@ -147,8 +147,27 @@ func operands(names ...string) cobra.PositionalArgs {
 		case len(args) > most:
 			return usagef(cmd, "unexpected argument %q", args[most])
 		}
-		return nil
+		return checkNotNegative(cmd)
 	}
+}
+
+func checkNotNegative(cmd *cobra.Command) (err error) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if kind := f.Value.Type(); (kind == "int" || kind == "duration") && strings.HasPrefix(f.Value.String(), "-") {
+			err = usagef(cmd, "--%s must not be negative", f.Name)
+		}
+	})
+	return err
+}
+
+// checkPositive checks flags that are numbers, durations or sizes.
+func checkPositive(cmd *cobra.Command, names ...string) error {
+	for _, name := range names {
+		if v := cmd.Flags().Lookup(name).Value.String(); v == "0" || v == "0s" {
+			return usagef(cmd, "--%s must be positive", name)
+		}
+	}
+	return nil
 }
 
 var negative = regexp.MustCompile(`^-[0-9]+$`)

@@ -94,9 +94,6 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 	if variable {
 		o.store = os.Getenv("MUSTER_STORE")
 	}
-	if err := checkNotNegative(cmd, "grace", "kill-after", "max-restarts", "settle", "spares", "timeout"); err != nil {
-		return err
-	}
 	if err := o.checkNodes(cmd, o.store); err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func (o *nodeFlags) checkNodes(cmd *cobra.Command, storeURL string) error {
 		return usagef(cmd, "--node-rank %q is neither auto nor a number from 0 to %d", o.rank, o.most-1)
 	case o.own >= 0 && o.fewest != o.most:
 		return usagef(cmd, "--node-rank needs a fixed number of nodes, and --nnodes %s has a range", o.nodes)
-	case o.join <= 0:
+	case o.join == 0:
 		return usagef(cmd, "--join-timeout must be positive")
 	case o.lease < minLease:
 		return usagef(cmd, "--lease %v must be at least %v: a busy host is silent for a while", o.lease, minLease)

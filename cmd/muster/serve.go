@@ -209,9 +209,6 @@ func (o *serving) check(cmd *cobra.Command) error {
 			return usagef(cmd, "--health %s: %v", o.health, err)
 		}
 	}
-	if o.drain < 0 {
-		return usagef(cmd, "--drain must not be negative")
-	}
 	if o.limits, o.serverLimits, err = o.limit.check(cmd); err != nil {
 		return err
 	}

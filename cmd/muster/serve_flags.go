@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -40,28 +38,7 @@ func (c *connFlags) check(cmd *cobra.Command) (store.ServerLimits, error) {
 		return c.server, usagef(cmd, "--max-buffers %v must be at least %v", &c.buffers, new(leastBuffers))
 	}
 	c.server.Buffers = int64(c.buffers)
-	return c.server, checkPositive(cmd, map[string]int64{
-		"max-conns": int64(c.server.Conns), "max-conns-per-addr": int64(c.server.PerAddr),
-	})
-}
-
-func checkPositive(cmd *cobra.Command, flags map[string]int64) error {
-	for _, name := range slices.Sorted(maps.Keys(flags)) {
-		if flags[name] < 1 {
-			return usagef(cmd, "--%s must be positive", name)
-		}
-	}
-	return nil
-}
-
-// checkNotNegative checks flags that are numbers or durations.
-func checkNotNegative(cmd *cobra.Command, names ...string) error {
-	for _, name := range names {
-		if strings.HasPrefix(cmd.Flags().Lookup(name).Value.String(), "-") {
-			return usagef(cmd, "--%s must not be negative", name)
-		}
-	}
-	return nil
+	return c.server, checkPositive(cmd, "max-conns", "max-conns-per-addr")
 }
 
 // limitFlags are the flags of serve for limits, with their defaults.
@@ -89,10 +66,7 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 	if _, err := l.connFlags.check(cmd); err != nil {
 		return l.limits, l.server, err
 	}
-	if err := checkPositive(cmd, map[string]int64{
-		"max-bytes": int64(l.bytes), "max-held": int64(l.held), "max-keys": int64(l.limits.Keys), "history": int64(l.limits.History),
-		"reconnect-timeout": int64(l.server.ReconnectTimeout),
-	}); err != nil {
+	if err := checkPositive(cmd, "max-bytes", "max-held", "max-keys", "history", "reconnect-timeout"); err != nil {
 		return l.limits, l.server, err
 	}
 	if err := l.live.check(cmd); err != nil {

@@ -20,9 +20,6 @@ func newSet() *cobra.Command {
   muster set weights/index - < index.json`,
 		Args: operands("KEY", "VALUE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if o.TTL < 0 {
-				return usagef(cmd, "--ttl must not be negative")
-			}
 			value, err := valueOf(cmd, args[1])
 			if err != nil {
 				return err

@@ -154,9 +154,6 @@ func (r *remote) check(cmd *cobra.Command) error {
 	if r.url == "" {
 		return &exit{code: exitUsage, text: `which store? Give --store muster://host:port or set MUSTER_STORE; "muster serve" starts one`}
 	}
-	if r.timeout < 0 {
-		return usagef(cmd, "--timeout must not be negative")
-	}
 	if err := checkURL(r.url); err != nil {
 		return &exit{code: exitUsage, text: fmt.Sprintf("%s %s: %v", from, redacted(r.url), err)}
 	}

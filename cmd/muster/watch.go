@@ -25,9 +25,6 @@ delete or expire), key and value. It ends after --count changes, after --timeout
   muster watch worker/ --from 17 --json   # what came after revision 17, first`,
 		Args: operands("[PREFIX]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if count < 0 {
-				return usagef(cmd, "--count must not be negative")
-			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
 				show := eventPrinter(cmd.OutOrStdout(), asJSON)
 				return compacted(watch(ctx, s, first(args), store.Revision(from), count, show), from)
