@@ -59,7 +59,7 @@ func (t *trainer) training(node *dataparallel.WorkerNode) *dataparallel.Training
 			return context.Cause(ctx)
 		}
 		t.comm, t.dp = node.Comm(), s
-		_, err = t.step(ctx, t.examples(int(loop.Completed), len(t.data.train)))
+		_, err = t.step(ctx, examples(int(loop.Completed), len(t.data.train)))
 		return err
 	}
 	return loop

@@ -5,12 +5,11 @@ import (
 	"math"
 )
 
-// Fixed point: an int64 counts units of 2^-40. A summand is at most 2^10, and there are at most
-// 2^12 of them in a batch, so a sum stays below 2^63.
+// Fixed point: an int64 counts units of 2^-40. A summand is at most 2^10, and a batch has
+// 64 of them, so a sum stays below 2^63.
 const (
-	unit     = 1.0 / (1 << 40)
-	maxTerm  = 1 << 10
-	maxBatch = 1 << 12
+	unit    = 1.0 / (1 << 40)
+	maxTerm = 1 << 10
 )
 
 // exactSum is the sum of gradients, followed by the sum of their losses. Each number is rounded
@@ -35,7 +34,7 @@ func (s exactSum) add(grad []float32, loss float64) error {
 
 func addFixed(sum *int64, v float64) error {
 	if !(math.Abs(v) <= maxTerm) { // false for NaN too
-		return fmt.Errorf("%v is beyond the ±%d that -deterministic can add: a smaller -lr may help", v, maxTerm)
+		return fmt.Errorf("%v is beyond the ±%d that -deterministic can add", v, maxTerm)
 	}
 	*sum += int64(math.RoundToEven(v / unit)) // the division is exact: unit is a power of two
 	return nil

@@ -11,8 +11,7 @@ import (
 
 // options are the flags.
 type options struct {
-	steps, batch  int
-	rate          float64
+	steps         int
 	deterministic bool
 	elastic       bool
 	pause, life   time.Duration
@@ -23,9 +22,7 @@ func parseFlags(args []string, errs io.Writer) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("train", flag.ContinueOnError)
 	f.SetOutput(errs)
-	f.IntVar(&o.steps, "steps", 400, "how many batches to learn from")
-	f.IntVar(&o.batch, "batch", 64, "how many digits all ranks together learn from in a step")
-	f.Float64Var(&o.rate, "lr", 0.05, "how far a step goes down the gradient")
+	f.IntVar(&o.steps, "steps", 400, "how many batches to learn from, of 64 digits each")
 	f.BoolVar(&o.deterministic, "deterministic", false, "the same bits whatever the number of ranks")
 	f.BoolVar(&o.elastic, "elastic", false, "be a worker of muster run --elastic, which may be killed at any time")
 	f.DurationVar(&o.pause, "pause", 0, "with -elastic, how long each step takes in addition")
@@ -47,10 +44,6 @@ func (o *options) check() error {
 	switch {
 	case o.steps < 1:
 		return fmt.Errorf("-steps %d: at least 1", o.steps)
-	case o.batch < 1 || o.batch > maxBatch:
-		return fmt.Errorf("-batch %d: from 1 to %d", o.batch, maxBatch)
-	case !(o.rate > 0 && o.rate < 1e9): // rejects NaN too
-		return fmt.Errorf("-lr %v: above 0, and finite", o.rate)
 	case !o.elastic && (o.pause != 0 || o.life != 0):
 		return errors.New("-pause and -life are for -elastic, which is not given")
 	}
@@ -60,5 +53,5 @@ func (o *options) check() error {
 // common returns a text that must be equal on all ranks; otherwise their replicas would diverge
 // without an error.
 func (o *options) common() string {
-	return fmt.Sprintf("-steps %d -batch %d -lr %v -deterministic=%t data %.6x", o.steps, o.batch, o.rate, o.deterministic, sha256.Sum256(digits))
+	return fmt.Sprintf("-steps %d -deterministic=%t data %.6x", o.steps, o.deterministic, sha256.Sum256(digits))
 }

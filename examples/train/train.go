@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 
 	"github.com/muster-pg/muster/collective"
@@ -15,7 +14,11 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-const seed = 1 // of the initial weights and of the order of examples
+const (
+	seed  = 1    // of the initial weights and of the order of examples
+	batch = 64   // examples that all ranks together learn from in a step
+	rate  = 0.05 // how far a step goes down the gradient
+)
 
 // trainer is one rank's replica of the model, and its share of the work.
 type trainer struct {
@@ -34,9 +37,6 @@ func newTrainer(o *options) (*trainer, error) {
 	data, err := load()
 	if err != nil {
 		return nil, err
-	}
-	if o.batch > len(data.train) {
-		return nil, fmt.Errorf("-batch %d is more than the %d examples that there are to learn from", o.batch, len(data.train))
 	}
 	t := &trainer{options: o, data: data, net: newNetwork(hidden), grad: newLayers(hidden)}
 	t.sgd.velocity = make([]float32, len(t.grad.all))
@@ -63,7 +63,7 @@ func (t *trainer) open(ctx context.Context, g *pgroup.Group) (err error) {
 func (t *trainer) run(ctx context.Context, out io.Writer) error {
 	every := max(1, min(t.steps/10, 500))
 	for step := 1; step <= t.steps; step++ {
-		loss, err := t.step(ctx, t.examples(step-1, len(t.data.train)))
+		loss, err := t.step(ctx, examples(step-1, len(t.data.train)))
 		if err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
@@ -80,36 +80,33 @@ func (t *trainer) evaluation() string {
 	return fmt.Sprintf("held out: %d of %d right, %.1f %%", right, of, 100*float64(right)/float64(of))
 }
 
-// step trains on one batch, of which every rank takes its share. It returns the mean loss of the
+// step trains on a batch of examples, of which every rank takes its share. It returns the mean loss of the
 // batch before the step.
-func (t *trainer) step(ctx context.Context, batch []int) (loss float64, err error) {
+func (t *trainer) step(ctx context.Context, of []int) (loss float64, err error) {
 	rank, size := t.dp.Rank(), t.dp.Size()
-	mine := batch[len(batch)*rank/size : len(batch)*(rank+1)/size]
+	mine := of[len(of)*rank/size : len(of)*(rank+1)/size]
 	if t.deterministic {
-		loss, err = t.exact(ctx, mine, len(batch))
+		loss, err = t.exact(ctx, mine)
 	} else {
-		loss, err = t.average(ctx, mine, len(batch))
+		loss, err = t.average(ctx, mine)
 	}
 	if err != nil {
 		return loss, err
 	}
-	if math.IsNaN(loss) || math.IsInf(loss, 0) { // on all ranks alike
-		return loss, fmt.Errorf("the loss is %v: a smaller -lr may help", loss)
-	}
-	t.sgd.update(t.net.all, t.grad.all, float32(t.rate))
+	t.sgd.update(t.net.all, t.grad.all, rate)
 	return loss, nil
 }
 
 // average is the usual form of data parallelism: each rank sums its own gradients, and the ranks
 // average their sums, in floating point.
-func (t *trainer) average(ctx context.Context, mine []int, n int) (float64, error) {
+func (t *trainer) average(ctx context.Context, mine []int) (float64, error) {
 	clear(t.grad.all)
 	loss := []float64{0}
 	for _, i := range mine {
 		loss[0] += t.net.backward(t.grad, &t.data.train[i])
 	}
 	// shares may differ by one: the result must be the average over examples, not over ranks
-	scale := float32(t.dp.Size()) / float32(n)
+	scale := float32(t.dp.Size()) / batch
 	for i := range t.grad.all {
 		t.grad.all[i] *= scale
 	}
@@ -117,11 +114,11 @@ func (t *trainer) average(ctx context.Context, mine []int, n int) (float64, erro
 		return 0, err
 	}
 	err := collective.AllReduce(ctx, t.comm, collective.Sum, loss)
-	return loss[0] / float64(n), err
+	return loss[0] / batch, err
 }
 
 // exact computes the same mean, with bits that do not depend on the number of ranks.
-func (t *trainer) exact(ctx context.Context, mine []int, n int) (float64, error) {
+func (t *trainer) exact(ctx context.Context, mine []int) (float64, error) {
 	clear(t.sums)
 	for _, i := range mine {
 		clear(t.grad.all)
@@ -133,7 +130,7 @@ func (t *trainer) exact(ctx context.Context, mine []int, n int) (float64, error)
 	if err := collective.AllReduce(ctx, t.comm, collective.Sum, t.sums); err != nil {
 		return 0, err
 	}
-	return t.sums.mean(t.grad.all, n), nil
+	return t.sums.mean(t.grad.all, batch), nil
 }
 
 func (t *trainer) checksum() string {
@@ -157,8 +154,8 @@ func alike(ctx context.Context, g *pgroup.Group, what, mine string) error {
 // examples selects the examples of a step, from 0, out of n. Every epoch contains all examples in
 // another order, which is the same on every rank. The examples that do not fill a batch at the end
 // of an epoch are omitted. Steps may be taken in any order, by any process.
-func (o *options) examples(step, n int) []int {
-	each := n / o.batch
+func examples(step, n int) []int {
+	each := n / batch
 	order := rand.New(rand.NewPCG(seed, uint64(step/each)+1)).Perm(n)
-	return order[step%each*o.batch:][:o.batch]
+	return order[step%each*batch:][:batch]
 }
