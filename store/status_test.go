@@ -161,7 +161,7 @@ func TestReadOnly(t *testing.T) {
 }
 
 // BenchmarkStatusWatched measures the latency of a client while the status is read four times a
-// second, as by the page and who --watch. Case alone is the same without that reader.
+// second, as by several pages. Case alone is the same without that reader.
 func BenchmarkStatusWatched(b *testing.B) {
 	for _, watched := range []bool{false, true} {
 		b.Run(map[bool]string{false: "alone", true: "watched"}[watched], func(b *testing.B) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"os"
@@ -9,7 +8,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/status"
-	"github.com/muster-pg/muster/store"
 )
 
 var (
@@ -34,15 +32,6 @@ func WriteOutput(path, text string, force, commit bool) error {
 	}
 	return err
 }
-
-// LiveView is the state of who --watch for tests.
-type LiveView struct{ *liveView }
-
-func NewLiveView(s *store.Store, title string) LiveView {
-	return LiveView{&liveView{store: s, title: title}}
-}
-func (l LiveView) Look(ctx context.Context)  { l.look(ctx) }
-func (l LiveView) Lines(height int) []string { return l.lines(height) }
 
 // Signals are the signals of a launcher.
 type Signals struct{ *signals }

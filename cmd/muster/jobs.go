@@ -172,20 +172,19 @@ func (r *remote) find() ([]*remote, error) {
 }
 
 // findOne is like find, for a command that works on one store: that of MUSTER_STORE if it is set.
-// others is how many more there are.
-func (r *remote) findOne() (others int, err error) {
+func (r *remote) findOne() error {
 	all, err := r.find()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if len(all) == 1 || all[0].url == "" {
 		*r = *all[0]
-		return len(all) - 1, nil
+		return nil
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "which store? %d jobs run here; give --store:", len(all))
 	for _, r := range all {
 		text.WriteString("\n  " + r.title)
 	}
-	return 0, &exit{code: exitUsage, text: text.String()}
+	return &exit{code: exitUsage, text: text.String()}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -243,6 +244,17 @@ func isNumber(host string) bool {
 	return err == nil || host == "localhost"
 }
 
+// visible returns why s shows nothing, if it will not do so later either.
+func visible(ctx context.Context, s *store.Store) error {
+	ctx, cancel := context.WithTimeout(ctx, quick)
+	defer cancel()
+	_, err := s.Status(ctx, "")
+	if errors.Is(err, store.ErrUnsupported) || errors.Is(err, store.ErrDenied) {
+		return err
+	}
+	return nil
+}
+
 func newPage() *cobra.Command {
 	var r remote
 	var p pageFlags
@@ -265,7 +277,7 @@ loopback, and for a store that requires a secret or a certificate.`,
   muster page --store muster://10.0.0.5:7070/jobs/a   # only what is below a prefix`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, err := r.findOne(); err != nil {
+			if err := r.findOne(); err != nil {
 				return err
 			}
 			if err := r.check(cmd); err != nil {

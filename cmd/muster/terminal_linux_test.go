@@ -1,13 +1,11 @@
 package main_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -46,25 +44,4 @@ func startOn(t *testing.T, cmd *exec.Cmd) (ptm *os.File) {
 	require.NoError(t, cmd.Start())
 	_ = pts.Close()
 	return ptm
-}
-
-// TestWhoWatchAndPageFindTheLocalJob checks that both need no URL for the job that runs on this host, and
-// that who ends in time.
-func TestWhoWatchAndPageFindTheLocalJob(t *testing.T) {
-	t.Parallel()
-	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
-	job := startIn(t, nil, env, runSh(1, "--no-prefix", "echo $MUSTER_STORE; exec sleep 60")...)
-	url := job.line(t, "muster://")
-	cmd := exec.CommandContext(t.Context(), self(t), "who", "--watch", "--timeout", "1s")
-	cmd.Env = append(append(os.Environ(), role+"="+roleMuster, "TERM=xterm", "NO_COLOR=1"), env...)
-	ptm := startOn(t, cmd)
-	var out bytes.Buffer
-	_, _ = out.ReadFrom(ptm) // ends with EIO
-	_ = cmd.Wait()
-	require.Contains(t, out.String(), url)
-	require.Contains(t, out.String(), "the time given by --timeout is over")
-	require.Equal(t, 4, cmd.ProcessState.ExitCode())
-	page := startIn(t, nil, env, "page", "--http", "127.0.0.1:0")
-	_, at, _ := strings.Cut(page.line(t, "http://"), "http://")
-	checkGet(t, "http://"+strings.Fields(at)[0]+"status", 200, `"waiting":[]`)
 }

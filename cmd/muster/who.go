@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
@@ -29,26 +30,15 @@ It works with any store, also one that rank 0 hosts, and shows what this process
 --store it prints the store of MUSTER_STORE and that of each "muster run" of this user on this host;
 the first line of each names the store.
 
-Use who when a job hangs, with --watch to follow it in the terminal; "muster page" to follow it in a
-browser, or to show it to others; "muster ps" to see which jobs run, and how often they restarted.`,
+Use who when a job hangs; "muster page" to follow it in a browser, or to show it to others; "muster
+ps" to see which jobs run, and how often they restarted.`,
 		Example: `  muster who
   muster who --store muster://$MASTER_ADDR:$MASTER_PORT --ranks   # and every rank
-  muster who --watch                                              # live
+  watch -n 1 muster who                                           # live
   muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
-			if o.watch {
-				for _, other := range []string{"json", "stacks", "collectives", "flight-recorder"} {
-					if cmd.Flags().Changed(other) {
-						return usagef(cmd, "--watch goes with none of --json, --stacks, --collectives and --flight-recorder")
-					}
-				}
-				if !cmd.Flags().Changed("timeout") {
-					r.timeout = 0
-				}
-				return r.live(cmd, o.ranks)
-			}
 			if o.torch.Recordings, err = readRecordings(cmd, o.files); err != nil {
 				return err
 			}
@@ -63,7 +53,7 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 				return r.show(cmd, status.Of(now, nil), &o)
 			}
 			if o.json {
-				if _, err := r.findOne(); err != nil {
+				if err := r.findOne(); err != nil {
 					return err
 				}
 				return r.who(cmd, &o)
@@ -82,7 +72,6 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 		},
 	}
 	r.flags(cmd, quick)
-	cmd.Flags().BoolVar(&o.watch, "watch", false, "show it live in the terminal, until Ctrl-C")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print one JSON object, for programs")
 	cmd.Flags().BoolVar(&o.ranks, "ranks", false, "include every rank of every group")
 	cmd.Flags().BoolVar(&o.torch.Servers, "collectives", false, "ask the debug servers of PyTorch's ranks, whose addresses are in the store, which collective each rank is in")
@@ -93,9 +82,9 @@ browser, or to show it to others; "muster ps" to see which jobs run, and how oft
 
 // whoOptions are the flags of who.
 type whoOptions struct {
-	json, ranks, stacks, watch bool
-	files                      []string // patterns
-	torch                      status.TorchOptions
+	json, ranks, stacks bool
+	files               []string // patterns
+	torch               status.TorchOptions
 }
 
 // who prints which ranks of one store wait, and for which other ranks. If the store was found by
@@ -127,18 +116,7 @@ func (r *remote) show(cmd *cobra.Command, v *status.View, o *whoOptions) error {
 	return out.Flush()
 }
 
-// visible returns why s shows nothing, if it will not do so later either.
-func visible(ctx context.Context, s *store.Store) error {
-	ctx, cancel := context.WithTimeout(ctx, quick)
-	defer cancel()
-	_, err := s.Status(ctx, "")
-	if errors.Is(err, store.ErrUnsupported) || errors.Is(err, store.ErrDenied) {
-		return err
-	}
-	return nil
-}
-
-// whoPrinter prints a view once.
+// whoPrinter prints a view.
 type whoPrinter struct {
 	report
 	ranks bool
@@ -281,7 +259,7 @@ func ago(seconds float64) string {
 	if seconds < 0 {
 		return "unknown"
 	}
-	return status.Short(duration(seconds))
+	return status.Short(time.Duration(seconds * float64(time.Second)))
 }
 
 // wait prints one line for a call that waits, and one for each rank that it waits for.
