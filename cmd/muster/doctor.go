@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"fmt"
+	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
+	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/wire"
 	"github.com/spf13/cobra"
@@ -112,11 +117,36 @@ func (o *doctoring) run(cmd *cobra.Command) error {
 		if o.asJSON {
 			return printJSON(out, r)
 		}
-		k := inkOf(out)
-		return r.Print(out, doctor.Ink{Good: k.green, Fair: k.yellow, Bad: k.red, Dim: k.dim})
+		return printFindings(out, inkOf(out), r)
 	})
 	if err == nil && problems > 0 {
 		return &exit{code: exitFailed} // the report says everything
 	}
 	return err
+}
+
+// printFindings prints the report of doctor for people.
+func printFindings(w io.Writer, k ink, r *doctor.Report) error {
+	out := bufio.NewWriter(w)
+	p := &report{out, k}
+	for _, f := range r.Findings {
+		mark := map[doctor.Level]func(string) string{doctor.OK: k.green, doctor.Warning: k.yellow, doctor.Problem: k.red}[f.Level]
+		who := ""
+		if n := len(f.Ranks); n > 0 && n < r.Ranks { // not all of them
+			who = status.RankList(slices.Compact(f.Ranks)) + ": "
+		}
+		p.line("%s  %-11s  %s%s", mark(fmt.Sprintf("%-7s", f.Level)), f.Check, who, f.Text)
+		if f.Do != "" {
+			p.line("                      %s", k.dim("→ "+f.Do))
+		}
+	}
+	switch warnings := count(int64(r.Warnings), "warning"); {
+	case r.Problems > 0:
+		p.line("\n%s", k.red(count(int64(r.Problems), "problem")+", "+warnings))
+	case r.Warnings > 0:
+		p.line("\n%s", k.yellow("no problem, "+warnings))
+	default:
+		p.line("\n%s", k.green("all is well"))
+	}
+	return out.Flush()
 }

@@ -77,7 +77,7 @@ func (d *Doctor) address(ctx context.Context, p *process) (fs []Finding) {
 func (d *Doctor) addressOf(ctx context.Context, p *process, host string) []Finding {
 	addrs, slow, err := d.resolve(ctx, host)
 	if err != nil {
-		return []Finding{problem(fmt.Sprintf("%s, where the ranks meet, does not resolve here: %s", host, lookupError(err)),
+		return []Finding{problem(fmt.Sprintf("%s, where the ranks meet, does not resolve here: %s", host, innermost(err)),
 			"use its IP address, or make the name known: /etc/hosts, the name server, a headless service in Kubernetes")}
 	}
 	var fs []Finding
@@ -93,14 +93,6 @@ func (d *Doctor) addressOf(ctx context.Context, p *process, host string) []Findi
 			"look for its name at 127.0.1.1 in /etc/hosts there, and "+elsewhere(d.meeting(p))))
 	}
 	return append(fs, d.way(ctx, p, host, addrs)...)
-}
-
-// lookupError describes a failed lookup, without the name.
-func lookupError(err error) string {
-	if e, isDNS := errors.AsType[*net.DNSError](err); isDNS {
-		return e.Err
-	}
-	return err.Error()
 }
 
 const slowLookup = time.Second
@@ -200,8 +192,11 @@ func listed(nics []Interface) string {
 	return strings.Join(all, ", ")
 }
 
-// innermost returns the operating system's description of err.
+// innermost returns the description of err by the operating system, or by the resolver, without the name.
 func innermost(err error) string {
+	if e, isDNS := errors.AsType[*net.DNSError](err); isDNS {
+		return e.Err
+	}
 	if errno, isErrno := errors.AsType[syscall.Errno](err); isErrno {
 		return errno.Error()
 	}

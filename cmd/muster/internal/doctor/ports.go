@@ -121,12 +121,5 @@ func (d *Doctor) reach(ctx context.Context, addr string) Finding {
 	case silent:
 		return problem(fmt.Sprintf("%s does not answer within %v", addr, d.answerTimeout()), "a firewall drops it, or the address is of no host: let TCP to that port through")
 	}
-	return problem(fmt.Sprintf("%s cannot be reached: %s", addr, lookupInner(err)), "is the address right, and is there a route to it?")
-}
-
-func lookupInner(err error) string {
-	if _, isDNS := errors.AsType[*net.DNSError](err); isDNS {
-		return lookupError(err)
-	}
-	return innermost(err)
+	return problem(fmt.Sprintf("%s cannot be reached: %s", addr, innermost(err)), "is the address right, and is there a route to it?")
 }

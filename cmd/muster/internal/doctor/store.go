@@ -149,7 +149,7 @@ func replication(r *store.ReplicationStatus) []Finding {
 			behind = append(behind, fmt.Sprintf("%s by %d entries", s.Addr, s.Lag))
 		}
 	}
-	fs := []Finding{ok("%s; %s: %s", lead, count(len(addrs), "standby"), strings.Join(addrs, ", "))}
+	fs := []Finding{ok("%s; standbys: %s", lead, strings.Join(addrs, ", "))}
 	if len(behind) > 0 {
 		fs = append(fs, warning("standbys are behind the leader: "+strings.Join(behind, ", "), "a takeover has to apply these first: are their host and etcd slow?"))
 	}

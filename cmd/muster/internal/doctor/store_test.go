@@ -105,7 +105,7 @@ func TestReplicatedStore(t *testing.T) {
 		level  doctor.Level
 		text   string
 	}{
-		"two standbys": {store.ReplicationStatus{Leader: "a:7070", Term: 3, LeadingFor: time.Hour, Standbys: []store.StandbyStatus{standby, behind}}, doctor.OK, "a:7070 leads, in term 3, for 1h0m0s; 2 standbys: b:7070, c:7070"},
+		"two standbys": {store.ReplicationStatus{Leader: "a:7070", Term: 3, LeadingFor: time.Hour, Standbys: []store.StandbyStatus{standby, behind}}, doctor.OK, "a:7070 leads, in term 3, for 1h0m0s; standbys: b:7070, c:7070"},
 		"one behind":   {store.ReplicationStatus{Leader: "a:7070", Term: 3, Standbys: []store.StandbyStatus{standby, behind}}, doctor.Warning, "standbys are behind the leader: c:7070 by 1048576 entries"},
 		"no standby":   {store.ReplicationStatus{Leader: "a:7070", Term: 1, LeadingFor: time.Second}, doctor.Warning, "a:7070 leads, in term 1, for 1s; there is no standby"},
 		"no leader":    {store.ReplicationStatus{Standbys: []store.StandbyStatus{standby}}, doctor.Problem, "no process leads the store"},
