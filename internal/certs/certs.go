@@ -113,6 +113,7 @@ func Make(dir string, o Options) (Made, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Made{}, err
 	}
+	o.Days = cmp.Or(o.Days, defaultDays)
 	b := batch{dir: dir, from: time.Now().Add(-skew).Truncate(time.Second)}
 	ca, isNew, err := b.authority(o)
 	if err != nil {
@@ -123,29 +124,22 @@ func Make(dir string, o Options) (Made, error) {
 	} else if len(o.Hosts)+len(o.Names) == 0 {
 		return Made{}, fmt.Errorf("%s is there already: say which hosts or names it is to sign", filepath.Join(dir, "ca.pem"))
 	}
-	b.until = b.from.AddDate(0, 0, o.days()).Add(skew)
+	b.until = b.from.AddDate(0, 0, o.Days).Add(skew)
 	if b.until.After(ca.cert.NotAfter) {
 		b.until = ca.cert.NotAfter
 	}
 	if len(o.Hosts) > 0 {
-		if err := b.pair(ca, "server", serverTemplate(o.Hosts)); err != nil {
+		if _, err := b.add(&ca, "server", serverTemplate(o.Hosts)); err != nil {
 			return Made{}, err
 		}
 	}
 	for _, name := range o.Names {
-		if err := b.pair(ca, name, clientTemplate(name)); err != nil {
+		if _, err := b.add(&ca, name, clientTemplate(name)); err != nil {
 			return Made{}, err
 		}
 	}
 	files, err := b.write()
 	return Made{files, b.until}, err
-}
-
-func (o Options) days() int {
-	if o.Days == 0 {
-		return defaultDays
-	}
-	return o.Days
 }
 
 func (o Options) withDefaults() Options {
@@ -215,7 +209,7 @@ func readAuthority(cert, key []byte) (issuer, error) {
 
 func (b *batch) newAuthority(o Options) (issuer, error) {
 	b.until = b.from.AddDate(caYears, 0, 0)
-	if t := b.from.AddDate(0, 0, o.days()).Add(skew); t.After(b.until) {
+	if t := b.from.AddDate(0, 0, o.Days).Add(skew); t.After(b.until) {
 		b.until = t
 	}
 	return b.add(nil, "ca", &x509.Certificate{
@@ -245,11 +239,6 @@ func clientTemplate(name string) *x509.Certificate {
 	return &x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
-}
-
-func (b *batch) pair(ca issuer, name string, t *x509.Certificate) error {
-	_, err := b.add(&ca, name, t)
-	return err
 }
 
 // add adds a key and its certificate, signed by ca, or self-signed if ca is nil.
