@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -36,6 +37,7 @@ import (
 //	port NAME                $NAME is a port at which nothing listens
 //	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
 //	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
+//	stuck STORE GROUP        has rank 0 of 2 wait in a barrier of a group; STORE is a URL, or a file that has it
 //	http CODE URL [TEXT…]    gets URL until the answer has this code and all texts
 //	tensors FILE [@KEY=VALUE…] [NAME=DTYPE[DIM,…][:BYTE]…] writes a safetensors file: metadata, and tensors
 //	                         whose bytes are all BYTE, or 0
@@ -55,7 +57,8 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"store": background("serve"), "relay": background("relay"), "ends": scriptEnds, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors, "http": scriptHTTP,
-			"etcd": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[0], etcd(t)) },
+			"etcd":  func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[0], etcd(t)) },
+			"stuck": func(ts *testscript.TestScript, _ bool, args []string) { scriptStuck(t, ts, args) },
 			"port": func(ts *testscript.TestScript, _ bool, args []string) {
 				_, port, err := net.SplitHostPort(testcluster.Port(t))
 				ts.Check(err)
@@ -150,6 +153,17 @@ func scriptFails(ts *testscript.TestScript, neg bool, args []string) {
 	if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "muster: ") || !strings.Contains(said, args[1]) || ts.ReadFile("stdout") != "" {
 		ts.Fatalf("stderr is %q, not one line with %q, or something is on stdout", said, args[1])
 	}
+}
+
+func scriptStuck(t *testing.T, ts *testscript.TestScript, args []string) {
+	url := args[0]
+	if !strings.Contains(url, "://") {
+		url = strings.TrimSpace(ts.ReadFile(url))
+	}
+	s, err := store.Open(t.Context(), url)
+	ts.Check(err)
+	stuck(t, s, args[1])
+	ts.Defer(func() { _ = s.Close() })
 }
 
 func scriptHTTP(ts *testscript.TestScript, neg bool, args []string) {

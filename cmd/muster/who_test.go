@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -67,83 +66,6 @@ func dial(t *testing.T, url string) *store.Store {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
-}
-
-// TestRunStacks checks that the store of run shows stacks with --stacks, and logs each request.
-func TestRunStacks(t *testing.T) {
-	t.Parallel()
-	p := start(t, "run", "-n", "1", "--no-prefix", "--stacks", "--", "sh", "-c", "echo at $MUSTER_STORE; exec sleep 600")
-	url := strings.TrimPrefix(p.line(t, "at "), "at ")
-	stuck(t, dial(t, url), "train")
-	r := run(t, "who", "--store", url, "--stacks")
-	require.Zero(t, r.code, r.stderr)
-	require.Contains(t, r.stdout, "main.main")
-	p.complaint(t, "stacks")
-}
-
-// TestWhoStacks checks that who shows the stacks of the ranks that others wait for, if the store
-// allows it.
-func TestWhoStacks(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t)
-	d.write(t, "access.json", `[{"secret_file": "secret", "write": true, "stacks": true}]`)
-	_, url := serve(t, "--stacks")
-	stuck(t, dial(t, url), "jobs/train")
-	r := run(t, "who", "--store", url, "--stacks")
-	require.Zero(t, r.code, r.stderr)
-	require.Regexp(t, `stacks of jobs/train rank 1 \(pid 7 on node-b\)\n  goroutine 1 \[.*\n(?s:.*)\n  main\.main`, r.stdout)
-	require.NotContains(t, r.stdout, "stacks of jobs/train rank 0", "it is not waited for")
-	require.Contains(t, viewOf(t, url, "--stacks").Blame[0].Stacks, "main.main")
-	require.NotContains(t, run(t, "who", "--store", url).stdout, "goroutine ")
-
-	_, url = serve(t)
-	stuck(t, dial(t, url), "jobs/train")
-	require.Contains(t, run(t, "who", "--store", url, "--stacks").stdout, "no right to see stacks")
-
-	secret, err := store.ReadSecret(d.path("secret"))
-	require.NoError(t, err)
-	for flags, want := range map[string]string{
-		"--access " + d.path("access.json"):               "goroutine ",
-		"--secret-file " + d.path("secret") + " --stacks": "goroutine ",
-		"--secret-file " + d.path("secret"):               "no right to see stacks",
-	} {
-		_, url = serve(t, strings.Fields(flags)...)
-		s, err := store.Dial(t.Context(), strings.TrimPrefix(url, "muster://"), &store.DialOptions{Secret: secret})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = s.Close() })
-		stuck(t, s, "jobs/train")
-		require.Contains(t, run(t, "who", "--store", url, "--secret-file", d.path("secret"), "--stacks").stdout, want, flags)
-	}
-}
-
-func TestWho(t *testing.T) {
-	t.Parallel()
-	_, url := serve(t)
-	if r := run(t, "who", "--store", url); r.code != 0 || !strings.HasPrefix(r.stdout, "nothing waits\n") {
-		t.Errorf("%+v", r)
-	}
-	stuck(t, dial(t, url), "jobs/train")
-	r := run(t, "who", "--store", url, "--ranks")
-	want := regexp.MustCompile(`^jobs/train waits for rank 1 \(pid 7 on node-b\): no call since it joined [0-9.]+ s ago.*
-
- +[0-9.]+ s  jobs/train · barrier #1  \(1 of 2 have joined\)
- +waits for rank 1 \(pid 7 on node-b\): no call since it joined [0-9.]+ s ago.*
-
-groups
-  jobs/train \(generation 1\)  2 of 2 ranks, waiting, for [0-9.]+ s
-    rank 0 +pid 7 on node-a  in barrier #1 for [0-9.]+ s.*
-    rank 1 +pid 7 on node-b  no call since it joined [0-9.]+ s ago.*
-
-2 clients, 1 call that waits, 1 group, 0 keys \(0 B\)
-$`)
-	if r.code != 0 || !want.MatchString(r.stdout) {
-		t.Errorf("%+v", r)
-	}
-	v := viewOf(t, url+"/jobs")
-	if len(v.Blame) != 1 || v.Blame[0].Group != "train" || v.Blame[0].Rank != 1 || v.Blame[0].What != "barrier #1" || v.Server != nil {
-		t.Errorf("%+v", v)
-	}
-	run(t, "who", "--store", "tcp://"+strings.TrimPrefix(url, "muster://")).wants(t, 1, "", "unsupported by this engine")
 }
 
 func TestWhoSaysThatTheDiskStalls(t *testing.T) {
