@@ -16,6 +16,12 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
+// relay starts a relay of a store, and returns its address.
+func relay(t *testing.T, url string) string {
+	t.Helper()
+	return start(t, "relay", "--listen", "127.0.0.1:0", "--store", url).line(t, "muster://127.0.0.1:")
+}
+
 // TestTorchOutlivesTheLeader checks that an unmodified PyTorch job behind a relay does not notice
 // that the leader of its store is killed, neither while its ranks wait nor while they change keys.
 func TestTorchOutlivesTheLeader(t *testing.T) {
