@@ -48,8 +48,6 @@ var acts = map[string]func(arg string){
 	"stubborn":   func(string) { signal.Ignore(syscall.SIGTERM); ready(); block() },
 	"polite":     polite,
 	"count":      count,
-	"environ":    func(string) { fmt.Println(os.Getenv("LAUNCH_TEST_EXTRA"), os.Getenv("HOME")) },
-	"stdin":      stdin,
 	"parent":     parent,
 	"family":     func(child string) { fmt.Println("child", begin(child, false)); block() },
 	"leave":      func(child string) { fmt.Println("child", begin(child, false)) },

@@ -233,12 +233,6 @@ func TestStartAfterContextEnd(t *testing.T) {
 	}
 }
 
-func TestStandardInput(t *testing.T) {
-	job := start(t, spec(2, "stdin"))
-	require.NoError(t, job.ends(t))
-	job.await(t, "stdin 0 <nil>", 2)
-}
-
 // trial is a job of a test, with what its ranks say and what ends it.
 type trial struct {
 	*launch.Job

@@ -77,18 +77,6 @@ func TestOutputWithoutAReader(t *testing.T) {
 	assert.ErrorIs(t, start(t, s).ends(t), syscall.EPIPE)
 }
 
-func TestEnviron(t *testing.T) {
-	t.Setenv("HOME", "inherited")
-	t.Setenv("LAUNCH_TEST_EXTRA", "hidden")
-	s := spec(2, "environ")
-	env := s.Env
-	s.Env = func(rank int) []string { return append(env(rank), "LAUNCH_TEST_EXTRA=own"+strconv.Itoa(rank)) }
-	job := start(t, s)
-	require.NoError(t, job.ends(t))
-	job.await(t, "[0] own0 inherited", 1)
-	job.await(t, "[1] own1 inherited", 1)
-}
-
 // TestPrefixer gives the same text in ever different pieces.
 func TestPrefixer(t *testing.T) {
 	long := strings.Repeat("y", launch.MaxLine)

@@ -120,17 +120,6 @@ func TestTorchDeadlock(t *testing.T) {
 	require.Equal(t, []status.Who{{Rank: 1, Doing: "has not joined", LastSeen: -1}}, v.Waiting[0].Ranks)
 }
 
-func TestTorchNotes(t *testing.T) {
-	p := func(r int, state string) tcpwire.Process { return in(rankProcess(r, state), "default_pg", r) }
-	v := torchView(t, nil, []tcpwire.Process{p(0, tcpwire.Sleeping), p(1, tcpwire.Stopped), p(2, tcpwire.Disconnected), p(3, tcpwire.Computing)})
-	require.Empty(t, v.Blame)
-	require.Equal(t, "idle", v.Groups[0].State)
-	require.Equal(t, []string{
-		"rank 1 (pid 41 on b): stopped by a signal or a debugger for 5.0 s", "rank 2 (pid 42 on b): disconnected 5.0 s ago: it has exited or failed",
-	}, v.Groups[0].Notes)
-	require.Equal(t, 3, v.Groups[0].Present)
-}
-
 // TestTorchTeardown checks that a rank that has not ended, while the others have, is not said to have
 // failed or to be waited for.
 func TestTorchTeardown(t *testing.T) {
