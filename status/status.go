@@ -17,9 +17,6 @@ import (
 // Options configures Handler; nil means defaults.
 type Options struct {
 	Address, Version string // of the store and of this program; shown unchanged
-	// Stacks shows the stacks of ranks that others wait for, on request. A store that another process
-	// serves must allow that to this client; a *store.Memory of this process always does.
-	Stacks bool
 }
 
 // Handler returns a handler that serves a status page of s and updates it while it is open. It
@@ -35,5 +32,5 @@ func Handler(s *store.Store, o *Options) http.Handler {
 	if o == nil {
 		o = new(Options)
 	}
-	return status.Handler(s, &status.Options{Address: o.Address, Version: o.Version, Stacks: o.Stacks})
+	return status.Handler(s, &status.Options{Address: o.Address, Version: o.Version})
 }

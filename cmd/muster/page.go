@@ -29,8 +29,6 @@ type pageFlags struct {
 	secret           []byte
 	pprof            bool
 	store            string // its URL, as the page shows it
-	stacks           bool
-	logger           *slog.Logger // of a store of this process, which does not log requests of the page itself
 }
 
 func (p *pageFlags) register(cmd *cobra.Command, addr string) {
@@ -137,14 +135,7 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 // handler returns the handler of everything at the page's address.
 func (p *pageFlags) handler(s *store.Store) http.Handler {
 	mux := http.NewServeMux()
-	page := status.Handler(s, &status.Options{Address: p.store, Version: version(), Stacks: p.stacks})
-	mux.Handle("/", page)
-	if p.logger != nil {
-		mux.HandleFunc("GET /stacks", func(w http.ResponseWriter, r *http.Request) {
-			p.logger.Warn("stacks requested on the page", "peer", r.RemoteAddr, "generation", r.FormValue("generation"), "rank", r.FormValue("rank"))
-			page.ServeHTTP(w, r)
-		})
-	}
+	mux.Handle("/", status.Handler(s, &status.Options{Address: p.store, Version: version()}))
 	mux.Handle("GET /metrics", metrics.Handler(s))
 	if p.pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -290,7 +281,7 @@ loopback, and for a store that requires a secret or a certificate.`,
 				if err := visible(ctx, s); err != nil {
 					return err
 				}
-				p.store, p.stacks = redacted(r.url), true // the store decides
+				p.store = redacted(r.url)
 				g, err := p.start(s, nil)
 				if err != nil {
 					return err

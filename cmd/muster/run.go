@@ -81,7 +81,7 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	f.DurationVar(&o.kill, "kill-after", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
-	f.BoolVar(&o.stacks, "stacks", false, "if run hosts the store: allow the clients of the store to see the stacks of ranks (who --stacks, and page)")
+	f.BoolVar(&o.stacks, "stacks", false, "if run hosts the store: allow the clients of the store to see the stacks of ranks (who --stacks)")
 	f.StringVar(&o.store, "store", "", "`URL` of a running store, where the ranks meet instead, such as etcd://host:port; or set MUSTER_STORE, where the ranks use a prefix, the job's name")
 	o.registerNodes(cmd)
 	o.live.register(cmd)

@@ -87,7 +87,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` (host:port) to listen at")
 	f.StringVar(&o.data, "data", "", "`directory` of the store, created if missing; without it the store is in memory")
 	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access from other hosts")
-	f.BoolVar(&o.stacks, "stacks", false, "allow every client with access to the whole store (--access allows others), and the page of --http, to see the stacks of ranks (who --stacks)")
+	f.BoolVar(&o.stacks, "stacks", false, "allow every client with access to the whole store (--access allows others) to see the stacks of ranks (who --stacks)")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for clients to disconnect after the first signal")
 	f.StringVar(&o.health, "health", "", "`address` (host:port) for health checks over HTTP, without authentication")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
@@ -147,7 +147,7 @@ func (o *serving) run(cmd *cobra.Command) error {
 
 // show starts the status page of e, which clients reach at a URL. The page is nil without --http.
 func (o *serving) show(url string, e store.Engine) (*page, error) {
-	o.page.store, o.page.stacks, o.page.logger = url, o.stacks, o.logger
+	o.page.store = url
 	shown, err := o.page.start(store.New(e), o.tls)
 	if shown != nil {
 		o.logger.Info("showing", "page", shown.url())

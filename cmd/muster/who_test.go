@@ -121,13 +121,11 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 
 func TestServeShowsAPage(t *testing.T) {
 	t.Parallel()
-	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--stacks")
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
 	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
 	url := p.line(t, "muster://")
 	stuck(t, dial(t, url), "train")
 	checkGet(t, page, 200, "<!doctype html>")
-	checkGet(t, page+"stacks", 400, "the header X-Muster")
-	p.complaint(t, `msg="stacks requested on the page"`)
 	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
 	// by another name of the host, from a page on another site, or by a link on it
 	for _, c := range []struct {

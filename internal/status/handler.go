@@ -1,7 +1,6 @@
 package status
 
 import (
-	"cmp"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -9,8 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,33 +24,25 @@ const (
 	writeTime = 10 * time.Second
 )
 
-// Handler is what the public package documents. It uses only the fields Address, Version and Stacks of
-// o, which may be nil.
+// Handler is what the public package documents. It uses only the fields Address and Version of o,
+// which may be nil.
 func Handler(s *store.Store, o *Options) http.Handler {
-	h := &handler{store: store.ReadOnly(s), source: s}
 	page := Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50}
 	if o != nil {
-		page.Address, page.Version, page.Stacks = o.Address, o.Version, o.Stacks
+		page.Address, page.Version = o.Address, o.Version
 	}
-	h.watch = NewWatch(h.store, every*9/10, &page)
+	h := &handler{watch: NewWatch(store.ReadOnly(s), every*9/10, &page)}
 	static, _ := fs.Sub(files, "page") // cannot fail: the directory is embedded
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(static))
 	mux.HandleFunc("GET /status", h.once)
 	mux.HandleFunc("GET /events", h.events)
-	mux.HandleFunc("GET /ranks", h.ranks)
-	if page.Stacks {
-		mux.HandleFunc("GET /stacks", h.stacks)
-	}
 	return guarded(mux)
 }
 
 type handler struct {
-	store *store.Store
-	// source is the store with all rights, for stacks, which are no right to read
-	source *store.Store
-	watch  *Watch
-	open   atomic.Int32 // open pages
+	watch *Watch
+	open  atomic.Int32 // open pages
 
 	mu    sync.Mutex // protects the fields below
 	view  *View
@@ -76,59 +65,14 @@ func guarded(next http.Handler) http.Handler {
 // once serves a view as JSON, for programs.
 func (h *handler) once(w http.ResponseWriter, r *http.Request) {
 	v, err := h.watch.View(r.Context())
-	reply(w, v, err)
-}
-
-// ranks serves one generation with all of its ranks. An event includes only the first ones.
-func (h *handler) ranks(w http.ResponseWriter, r *http.Request) {
-	gen, err := strconv.ParseUint(r.FormValue("generation"), 10, 64)
-	if err != nil {
-		reply(w, nil, fmt.Errorf("%w: generation %q is no number", store.ErrInvalid, r.FormValue("generation")))
-		return
-	}
-	_, now, err := h.watch.Look(r.Context())
-	if err != nil {
-		reply(w, nil, err)
-		return
-	}
-	i := slices.IndexFunc(now.Groups, func(g store.GroupStatus) bool { return g.Generation == gen })
-	if gen == 0 || i < 0 {
-		reply(w, nil, fmt.Errorf("%w: generation %d", store.ErrNotFound, gen))
-		return
-	}
-	reply(w, Of(&store.Status{Groups: now.Groups[i : i+1]}, nil).Groups[0], nil)
-}
-
-// stacks serves the stacks of a rank's process. Only a request with this header gets them, which
-// pages of other sites cannot send.
-func (h *handler) stacks(w http.ResponseWriter, r *http.Request) {
-	gen, err := strconv.ParseUint(r.FormValue("generation"), 10, 64)
-	rank, err2 := strconv.Atoi(r.FormValue("rank"))
-	if err := cmp.Or(err, err2); err != nil || r.Header.Get("X-Muster") == "" {
-		reply(w, nil, fmt.Errorf("%w: a request for stacks has a generation, a rank, and the header X-Muster", store.ErrInvalid))
-		return
-	}
-	text, err := h.source.Stacks(r.Context(), gen, rank)
-	reply(w, map[string]string{"stacks": text}, err)
-}
-
-func reply(w http.ResponseWriter, v any, err error) {
-	code := http.StatusOK
 	switch {
 	case err == nil:
-	case errors.Is(err, store.ErrNotFound):
-		code = http.StatusNotFound
+		write(w, http.StatusOK, v)
 	case errors.Is(err, store.ErrDenied):
-		code = http.StatusForbidden
-	case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrTooLarge):
-		code = http.StatusBadRequest
+		write(w, http.StatusForbidden, map[string]string{"error": err.Error()})
 	default:
-		code = http.StatusBadGateway
+		write(w, http.StatusBadGateway, map[string]string{"error": err.Error()})
 	}
-	if err != nil {
-		v = map[string]string{"error": err.Error()}
-	}
-	write(w, code, v)
 }
 
 func write(w http.ResponseWriter, code int, v any) {

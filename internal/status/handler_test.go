@@ -3,18 +3,14 @@ package status_test
 import (
 	"bufio"
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/status"
@@ -139,41 +135,6 @@ func event(t *testing.T, r *bufio.Reader) (name, data string) {
 	}
 }
 
-// TestStacksOnThePage checks that the page serves stacks only if it is configured to, and only what
-// its store may read.
-func TestStacksOnThePage(t *testing.T) {
-	engine := new(store.Memory)
-	s := store.New(engine)
-	defer func() { _ = s.Close() }()
-	m, err := s.Join(t.Context(), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 1, Label: "me"}, nil)
-	require.NoError(t, err)
-	at := fmt.Sprintf("/stacks?generation=%d&rank=", m.Generation)
-	ask := func(h http.Handler, path, header string) (int, string) {
-		r := httptest.NewRequest(http.MethodGet, path, nil)
-		if header != "" {
-			r.Header.Set("X-Muster", header)
-		}
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		return w.Code, w.Body.String()
-	}
-	code, _ := ask(status.Handler(s, nil), at+"0", "1")
-	require.Equal(t, 404, code)
-	h := status.Handler(s, &status.Options{Stacks: true})
-	code, body := ask(h, at+"0", "1")
-	require.Equal(t, 200, code)
-	require.Contains(t, body, "TestStacksOnThePage")
-	code, body = ask(h, at+"1", "1")
-	require.Equal(t, 404, code)
-	require.Contains(t, body, "has no rank 1")
-	for path, header := range map[string]string{at + "0": "", at + "x": "1", "/stacks": "1"} {
-		code, body = ask(h, path, header)
-		require.Equal(t, 400, code, body)
-	}
-	_, body = ask(h, "/status", "")
-	require.Contains(t, body, `"stacks":true`)
-}
-
 // TestStoreThatIsAway checks that an unavailable store causes an error with the reason.
 func TestStoreThatIsAway(t *testing.T) {
 	_, c, url := page(t)
@@ -198,32 +159,4 @@ func TestTooManyPages(t *testing.T) {
 			require.NotEmpty(t, rep.Header.Get("Retry-After"))
 		}
 	}
-}
-
-// TestRanksOfALargeGroup checks that an event contains 256 ranks of a group, and /ranks all of
-// them.
-func TestRanksOfALargeGroup(t *testing.T) {
-	const n = 300
-	s, _, url := page(t)
-	memberships := make([]store.Formed, n)
-	var wg sync.WaitGroup
-	for rank := range n {
-		wg.Go(func() {
-			var err error
-			memberships[rank], err = s.Join(t.Context(), wire.Contribution{Group: "large", Rank: rank, Size: n, Label: fmt.Sprint("pid ", rank)}, nil)
-			assert.NoError(t, err)
-		})
-	}
-	wg.Wait()
-	_, body, _ := get(t, url+"/status")
-	require.Contains(t, body, `"more_ranks":44`)
-	code, body, _ := get(t, url+"/ranks?generation="+fmt.Sprint(memberships[0].Generation))
-	require.Equal(t, 200, code)
-	var g status.Group
-	require.NoError(t, json.Unmarshal([]byte(body), &g))
-	require.Len(t, g.Ranks, n)
-	code, _, _ = get(t, url+"/ranks?generation=12345")
-	require.Equal(t, 404, code)
-	code, _, _ = get(t, url+"/ranks?generation=all")
-	require.Equal(t, 400, code)
 }

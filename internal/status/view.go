@@ -15,7 +15,6 @@ import (
 type View struct {
 	Address string `json:"address,omitempty"` // of the store, from Options
 	Version string `json:"version,omitempty"` // of the program that shows it, from Options
-	Stacks  bool   `json:"stacks,omitempty"`  // whether the page serves stacks, from Options
 
 	Server *Server `json:"server,omitempty"` // nil for a prefix
 	// Replication is set for a replicated store, and nil for a prefix. A standby reports nothing
@@ -166,10 +165,6 @@ type Failure struct {
 // Options configures a view; nil means defaults.
 type Options struct {
 	Address, Version string // of the store and of this program; shown unchanged
-	// Stacks has the page of Handler show the stacks of ranks that others wait for, on request. A
-	// store that another process serves must allow that to this client; a *store.Memory of this
-	// process always does.
-	Stacks bool
 
 	Ranks    int // at most so many ranks of a group, awaited and failed ones first; default all
 	Groups   int // at most so many groups, failed and waiting ones first; default all
@@ -185,7 +180,7 @@ func Of(now *store.Status, o *Options) *View {
 	if o == nil {
 		o = new(Options)
 	}
-	v := &View{Address: o.Address, Version: o.Version, Stacks: o.Stacks, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
+	v := &View{Address: o.Address, Version: o.Version, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
 	if now.Server != nil {
 		v.Server = serverOf(now.Server)
 	}

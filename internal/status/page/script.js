@@ -97,20 +97,7 @@ function strip(e, w) {
   }));
 }
 
-// stacks shows the stacks of a rank below it, or hides them.
-async function stacks(e, generation, rank) {
-  const pre = e.querySelector("pre");
-  pre.hidden = !pre.hidden;
-  if (pre.hidden) return;
-  put(pre, "…");
-  try {
-    put(pre, (await ask("stacks?generation=" + generation + "&rank=" + rank, { headers: { "X-Muster": "stacks" } })).stacks);
-  } catch (err) {
-    put(pre, err.message);
-  }
-}
-
-function showWaits(waits, more, hasStacks) {
+function showWaits(waits, more) {
   sync($("waits"), waits, (w) => [w.group, w.run, w.generation, w.what].join(" "), () => {
     const li = make("li", "", make("div", "what", make("span"), make("span", "time")), make("div", "note"), make("div", "ranks"), make("div", "list"));
     li.querySelector(".ranks").setAttribute("aria-hidden", "true");
@@ -128,17 +115,10 @@ function showWaits(waits, more, hasStacks) {
     const verb = w.kind === "verb" && w.size > 1;
     li.querySelector(".ranks").hidden = !verb;
     if (verb) strip(li.querySelector(".ranks"), w);
-    sync(li.querySelector(".list"), w.ranks, (r) => String(r.rank), (r) => {
-      const e = make("div", "who", make("b"), make("span"), " ", make("button", "", "Stacks"), make("pre", "stacks"));
-      e.children[2].type = "button";
-      e.children[2].addEventListener("click", () => stacks(e, w.generation, r.rank));
-      e.children[3].hidden = true;
-      return e;
-    }, (e, r) => {
+    sync(li.querySelector(".list"), w.ranks, (r) => String(r.rank), () => make("div", "who", make("b"), make("span")), (e, r) => {
       e.className = r.waits ? "who waits" : "who";
       put(e.children[0], "rank " + r.rank + " ");
       put(e.children[1], whoText(r));
-      e.children[2].hidden = !hasStacks || !w.generation || !r.label;
     });
   });
   put($("waiting-count"), waits.length ? String(waits.length + more) : "nothing");
@@ -218,18 +198,7 @@ function showGroups(v) {
   put($("groups-count"), v.groups.length ? String(v.groups.length + (v.more || 0)) : "none");
 }
 
-// all are the ranks of groups that have more than an event brings, as they were last fetched.
-const all = new Map();
-
 function showRanks(d, g) {
-  if (g.more_ranks && g.generation) {
-    const known = all.get(g.generation);
-    if (!known || Date.now() - known.at > 2000) {
-      all.set(g.generation, { at: Date.now(), group: known && known.group });
-      ask("ranks?generation=" + g.generation).then((group) => { all.set(g.generation, { at: Date.now(), group }); if (d.open) showRanks(d, g); }, () => {});
-    }
-    if (known && known.group) g = known.group;
-  }
   sync(d.querySelector("tbody"), g.ranks, (r) => String(r.rank), () => {
     const tr = make("tr", "", make("td"), make("td"), make("td"), make("td", "num"));
     tr.children[3].dataset.name = "last seen";
@@ -241,7 +210,7 @@ function showRanks(d, g) {
     put(tr.children[2], r.doing);
     put(tr.children[3], r.last_seen_seconds < 0 ? "" : r.last_seen_seconds < 1 ? "just now" : time(r.last_seen_seconds) + " ago");
   });
-  put(d.querySelector(".more"), g.more_ranks ? "and " + g.more_ranks + " more" : "");
+  put(d.querySelector(".more"), g.more_ranks ? "and " + g.more_ranks + " more: muster who --ranks prints all" : "");
 }
 
 function showFailures(list, more) {
@@ -281,7 +250,7 @@ function line(state, text) {
 function show(v) {
   line("live", "live");
   showSummary(v);
-  showWaits(v.waiting, v.more_waiting || 0, v.stacks);
+  showWaits(v.waiting, v.more_waiting || 0);
   showGroups(v);
   showFailures(v.failures, v.more_failures || 0);
   showReplication(v.replication);
@@ -304,13 +273,6 @@ function listen() {
 }
 listen();
 $("groups").addEventListener("toggle", () => { if (last) showGroups(last); }, true);
-
-async function ask(url, options) {
-  const rep = await fetch(url, options);
-  const body = await rep.json();
-  if (!rep.ok) throw new Error(body.error || rep.statusText);
-  return body;
-}
 
 document.addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey) return;
