@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/muster-pg/muster/cmd/muster/internal/merge"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 	"github.com/spf13/cobra"
@@ -72,31 +71,15 @@ type tensorRow struct {
 
 func (r *tensorRow) bytes() int64 { return r.info.End - r.info.Begin }
 
-// rowsOf returns the tensors of a model whose names match one of the patterns, in the order of the
-// files.
-func rowsOf(m *model, patterns []string, used map[string]bool) (rows []*tensorRow) {
+// rowsOf returns the tensors of a model, in the order of the files.
+func rowsOf(m *model) (rows []*tensorRow) {
 	for file, f := range m.Files() {
 		for name, info := range f.Infos() {
-			if !matches(name, patterns, used) {
-				continue
-			}
 			elements := (&tensor.Tensor{Shape: info.Shape}).Len()
 			rows = append(rows, &tensorRow{file: m.pathOf(file), name: name, info: info, elements: int64(elements)})
 		}
 	}
 	return rows
-}
-
-// matches reports whether name matches one of the patterns, or there are no patterns. It records
-// all patterns that match in used.
-func matches(name string, patterns []string, used map[string]bool) bool {
-	fits := len(patterns) == 0
-	for _, p := range patterns {
-		if merge.Match(p, name) {
-			fits, used[p] = true, true
-		}
-	}
-	return fits
 }
 
 // completeModels completes the names of files and directories that may contain tensors.

@@ -4,78 +4,53 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 )
 
-// listing holds the options of tensors.
-type listing struct {
-	asJSON bool
-	match  []string
-}
-
 func newTensors() *cobra.Command {
-	o := &listing{}
+	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "tensors FILE…",
 		Short: "List the tensors of safetensors files",
 		Long: `List the tensors of safetensors files: name, dtype, shape and size, and the metadata of the files.
 FILE is a .safetensors file, the index of a model in several files, as
-model.safetensors.index.json, or a directory with one of them. Only headers are read. In a GLOB,
-* is any text; quote it for the shell.`,
+model.safetensors.index.json, or a directory with one of them. Only headers are read.`,
 		Example: `  muster tensors model.safetensors
-  muster tensors checkpoint/ --match '*.q_proj.weight' --match '*norm*'
   muster tensors model.safetensors.index.json
   muster tensors model.safetensors --json | jq -r .name   # one object a line`,
 		Args: operands("FILE…"),
-		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return listTensors(cmd, args, asJSON) },
 	}
 	cmd.ValidArgsFunction = completeModels
-	f := cmd.Flags()
-	f.BoolVar(&o.asJSON, "json", false, "one JSON object a line, for each tensor")
-	f.StringArrayVar(&o.match, "match", nil, "only tensors whose name a `GLOB` fits; may be repeated")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "one JSON object a line, for each tensor")
 	return cmd
 }
 
-func (o *listing) run(cmd *cobra.Command, paths []string) error {
+func listTensors(cmd *cobra.Command, paths []string, asJSON bool) error {
 	models, err := openModels(paths)
 	if err != nil {
 		return err
 	}
 	defer closeModels(models)
-	lists, err := o.lists(models)
-	if err != nil {
-		return err
-	}
 	out := bufio.NewWriter(cmd.OutOrStdout())
-	if o.asJSON {
-		return printTensorsJSON(out, slices.Concat(lists...))
-	}
+	k := inkOf(cmd.OutOrStdout())
 	for i, m := range models {
-		if len(models) > 1 {
-			fmt.Fprintf(out, "%s%s\n", strings.Repeat("\n", min(i, 1)), inkOf(cmd.OutOrStdout()).bold(printable(m.path)))
+		if asJSON {
+			if err := printTensorsJSON(out, rowsOf(m)); err != nil {
+				return err
+			}
+			continue
 		}
-		if err := (&tensorTable{out, inkOf(cmd.OutOrStdout())}).print(m, lists[i]); err != nil {
+		if len(models) > 1 {
+			fmt.Fprintf(out, "%s%s\n", strings.Repeat("\n", min(i, 1)), k.bold(printable(m.path)))
+		}
+		if err := (&tensorTable{out, k}).print(m, rowsOf(m)); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// lists returns the rows of each model, in the order of its files.
-func (o *listing) lists(models []*model) (lists [][]*tensorRow, err error) {
-	used := map[string]bool{}
-	for _, m := range models {
-		lists = append(lists, rowsOf(m, o.match, used))
-	}
-	for _, p := range o.match {
-		if !used[p] {
-			return nil, &exit{code: exitFailed, text: fmt.Sprintf("--match %s: no tensor has a name that this fits; without --match, all are listed", printable(p))}
-		}
-	}
-	return lists, nil
 }
 
 // tensorJSON is the JSON form of a tensor.
