@@ -55,7 +55,11 @@ func PrepareLogs(dir string) (string, error) {
 	return l.dir, err
 }
 
-// PageGuard returns an empty page behind a password.
+// PageGuard returns an empty page behind a password, unless that is empty.
 func PageGuard(password string) http.Handler {
-	return (&pageFlags{secret: []byte(password)}).guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	p := &pageFlags{}
+	if password != "" {
+		p.secret = []byte(password)
+	}
+	return p.guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 }

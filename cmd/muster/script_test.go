@@ -24,6 +24,7 @@ import (
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
+	"github.com/muster-pg/muster/wire"
 )
 
 // TestScripts runs testdata/script/*.txt: commands, and what they print. In addition to the commands
@@ -38,6 +39,7 @@ import (
 //	prints TEXT COMMAND…     COMMAND prints TEXT and a newline, nothing else, and succeeds; '' is nothing
 //	fails CODE TEXT COMMAND… COMMAND exits with CODE, and prints one line to stderr, which has TEXT
 //	stuck STORE GROUP        has rank 0 of 2 wait in a barrier of a group; STORE is a URL, or a file that has it
+//	holds HOST:PORT          connects a client, which stays when its server stops
 //	http CODE URL [TEXT…]    gets URL until the answer has this code and all texts
 //	tensors FILE [@KEY=VALUE…] [NAME=DTYPE[DIM,…][:BYTE]…] writes a safetensors file: metadata, and tensors
 //	                         whose bytes are all BYTE, or 0
@@ -56,7 +58,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"store": background("serve"), "relay": background("relay"), "ends": scriptEnds, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors, "http": scriptHTTP,
+			"store": background("serve"), "relay": background("relay"), "ends": scriptEnds, "prints": scriptPrints, "fails": scriptFails, "tensors": scriptTensors, "http": scriptHTTP, "holds": scriptHolds,
 			"etcd":  func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[0], etcd(t)) },
 			"stuck": func(ts *testscript.TestScript, _ bool, args []string) { scriptStuck(t, ts, args) },
 			"port": func(ts *testscript.TestScript, _ bool, args []string) {
@@ -164,6 +166,16 @@ func scriptStuck(t *testing.T, ts *testscript.TestScript, args []string) {
 	ts.Check(err)
 	stuck(t, s, args[1])
 	ts.Defer(func() { _ = s.Close() })
+}
+
+func scriptHolds(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := net.Dial("tcp", args[0])
+	ts.Check(err)
+	ts.Defer(func() { _ = c.Close() })
+	_, err = c.Write(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello}))
+	ts.Check(err)
+	_, err = io.ReadFull(c, make([]byte, wire.HeaderLen))
+	ts.Check(err)
 }
 
 func scriptHTTP(ts *testscript.TestScript, neg bool, args []string) {

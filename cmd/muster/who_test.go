@@ -2,7 +2,6 @@ package main_test
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -119,43 +117,31 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 	}
 }
 
-func TestServeShowsAPage(t *testing.T) {
+// TestPageOfOtherSites checks the requests that a page without a password refuses: by another name of the
+// host, and from a page on another site, but not by a link on it.
+func TestPageOfOtherSites(t *testing.T) {
 	t.Parallel()
-	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
-	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
-	url := p.line(t, "muster://")
-	stuck(t, dial(t, url), "train")
-	checkGet(t, page, 200, "<!doctype html>")
-	checkGet(t, page+"status", 200, `"what":"barrier #1"`)
-	// by another name of the host, from a page on another site, or by a link on it
+	page := muster.PageGuard("")
 	for _, c := range []struct {
 		host, mode string
 		want       int
 	}{
-		{"", "", 200},
+		{"127.0.0.1:1", "", 200},
 		{"localhost:1", "", 200},
 		{"[::1]:1", "", 200},
 		{"evil.example", "", 421},
 		{"evil.example:80", "", 421},
-		{"", "no-cors", 403},
-		{"", "cors", 403},
-		{"", "navigate", 200},
+		{"127.0.0.1:1", "no-cors", 403},
+		{"127.0.0.1:1", "cors", 403},
+		{"127.0.0.1:1", "navigate", 200},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+"status", nil)
-		require.NoError(t, err)
-		if req.Host = cmp.Or(c.host, req.Host); c.mode != "" {
-			req.Header.Set("Sec-Fetch-Site", "cross-site")
-			req.Header.Set("Sec-Fetch-Mode", c.mode)
+		r, w := httptest.NewRequest(http.MethodGet, "/", http.NoBody), httptest.NewRecorder()
+		if r.Host = c.host; c.mode != "" {
+			r.Header.Set("Sec-Fetch-Site", "cross-site")
+			r.Header.Set("Sec-Fetch-Mode", c.mode)
 		}
-		rep, err := (&http.Client{Timeout: limit}).Do(req)
-		require.NoError(t, err)
-		_ = rep.Body.Close()
-		assert.Equal(t, c.want, rep.StatusCode, "%+v", c)
-	}
-	p.signal(t, syscall.SIGTERM)
-	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 0 {
-		t.Errorf("%+v", r)
+		page.ServeHTTP(w, r)
+		assert.Equal(t, c.want, w.Code, "%+v", c)
 	}
 }
 
