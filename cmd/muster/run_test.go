@@ -100,45 +100,6 @@ func TestRunNamesTheFirstFailure(t *testing.T) {
 	}
 }
 
-// TestRunEndsBySignals checks the exit code and the summary of jobs that signals end. None starts again.
-func TestRunEndsBySignals(t *testing.T) {
-	t.Parallel()
-	const (
-		mild     = "echo ready; exec sleep 60"
-		stubborn = `trap 'echo no' TERM; echo ready; while :; do sleep 60 & wait $!; done`
-		killed   = `muster: ended by signal 15 \(terminated\); rank [01]: killed by signal 9 \(killed\)\n$`
-	)
-	for flags, c := range map[string]struct {
-		script  string
-		signals []syscall.Signal
-		code    int
-		stderr  string
-	}{
-		"-n 2":                           {mild, []syscall.Signal{syscall.SIGINT}, 130, `^muster: ended by signal 2 \(interrupt\)\n$`},
-		"-n 2 --max-restarts 5":          {mild, []syscall.Signal{syscall.SIGTERM}, 143, `^muster: ended by signal 15 \(terminated\)\n$`},
-		"--elastic 1:2 --max-restarts 9": {mild, []syscall.Signal{syscall.SIGTERM}, 143, `^muster: ended by signal 15 \(terminated\)\n$`},
-		"-n 2 --kill-after 50ms":         {stubborn, []syscall.Signal{syscall.SIGTERM}, 137, killed},
-		"-n 2 --kill-after 1h":           {stubborn, []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, 137, killed},
-	} {
-		t.Run(flags, func(t *testing.T) {
-			t.Parallel()
-			p := start(t, append(strings.Fields("run "+flags), sh(c.script)...)...)
-			p.line(t, "ready")
-			p.line(t, "ready")
-			for i, sig := range c.signals {
-				if i > 0 {
-					p.line(t, "no")
-				}
-				p.signal(t, sig)
-			}
-			r := p.wait(t)
-			require.Equal(t, c.code, r.code, "%+v", r)
-			require.Regexp(t, c.stderr, r.stderr)
-			require.NotContains(t, r.stdout, "ready")
-		})
-	}
-}
-
 // TestRunSignalBeforeTheStart has the terminal close before slow ranks start: SIGKILL is due before there is
 // a rank. Ranks that ignore SIGHUP and SIGTERM end all the same.
 func TestRunSignalBeforeTheStart(t *testing.T) {
