@@ -151,32 +151,12 @@ func (o *merging) explain(err error, models []*model) error {
 	return err
 }
 
-// distinct rejects a file that is given twice, and an OUT that must not be written.
+// distinct rejects a file that is in two shards, and an OUT that must not be written.
 func (o *merging) distinct(models []*model) error {
 	out, err := os.Stat(o.out)
 	if err == nil && out.IsDir() {
 		return &exit{code: exitFailed, text: o.out + " is a directory: name a file in it"}
 	}
-	for _, m := range models {
-		for file := range m.Files() {
-			path := m.pathOf(file)
-			st, err := os.Stat(path)
-			if err != nil {
-				return err
-			}
-			if out != nil && os.SameFile(st, out) {
-				return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: that is a file of %s, to be read: name another one", o.out, m.path)}
-			}
-		}
-	}
-	if _, err := os.Lstat(o.out); err == nil && !o.force {
-		return &exit{code: exitFailed, text: o.out + " is there already: name another file, or add --force to overwrite it"}
-	}
-	return o.twice(models)
-}
-
-// twice rejects a file that is in two shards.
-func (o *merging) twice(models []*model) error {
 	type owner struct {
 		os.FileInfo
 		*model
@@ -188,6 +168,9 @@ func (o *merging) twice(models []*model) error {
 			if err != nil {
 				return err
 			}
+			if out != nil && os.SameFile(st, out) {
+				return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: that is a file of %s, to be read: name another one", o.out, m.path)}
+			}
 			for _, other := range all {
 				if other.model != m && os.SameFile(st, other.FileInfo) {
 					return fmt.Errorf("%s and %s have the same file: name it once", other.path, m.path)
@@ -195,6 +178,9 @@ func (o *merging) twice(models []*model) error {
 			}
 			all = append(all, owner{st, m})
 		}
+	}
+	if _, err := os.Lstat(o.out); err == nil && !o.force {
+		return &exit{code: exitFailed, text: o.out + " is there already: name another file, or add --force to overwrite it"}
 	}
 	return nil
 }
