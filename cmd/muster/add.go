@@ -37,7 +37,6 @@ func newAdd() *cobra.Command {
 			})
 		},
 	}
-	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, quick)
 	return cmd
 }

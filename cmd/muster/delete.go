@@ -41,7 +41,6 @@ func newDelete() *cobra.Command {
 			})
 		},
 	}
-	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, quick)
 	cmd.Flags().BoolVar(&prefix, "prefix", false, "delete all keys that start with KEY")
 	return cmd

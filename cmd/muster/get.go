@@ -43,7 +43,6 @@ key, a tab and the value.`,
 			})
 		},
 	}
-	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, 0)
 	waitFlags(cmd, &wait, "wait until there is such a key", &raw)
 	cmd.Flags().BoolVar(&prefix, "prefix", false, "print all keys that start with KEY, and their values")

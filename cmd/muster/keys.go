@@ -48,7 +48,6 @@ func newKeys() *cobra.Command {
 			})
 		},
 	}
-	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, quick)
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "with revision, TTL, size and value")
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "with the keys of servers and relays, which begin with a zero byte")

@@ -64,7 +64,6 @@ has failed; COMMAND then gets SIGTERM. With --timeout, exits with 4 if the lock 
 			})
 		},
 	}
-	cmd.ValidArgsFunction = r.completeKeys
 	cmd.DisableFlagsInUseLine = true
 	r.flags(cmd, 0)
 	cmd.Flags().DurationVar(&ttl, "ttl", 10*time.Second, "time without contact to the store after which the lock is free")

@@ -206,21 +206,3 @@ func checkPort(addr string) error {
 	}
 	return nil
 }
-
-// completeKeys completes an argument with the keys of the store, for shell completion.
-func (r *remote) completeKeys(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	r.timeout = time.Second
-	var keys []string
-	_ = r.do(cmd, func(ctx context.Context, s *store.Store) error {
-		for e, err := range s.List(ctx, prefix) {
-			if err != nil || len(keys) == 100 {
-				break
-			}
-			if !isHidden(e.Key) {
-				keys = append(keys, e.Key)
-			}
-		}
-		return nil
-	}) // no store, no suggestions
-	return keys, cobra.ShellCompDirectiveNoFileComp
-}

@@ -23,7 +23,6 @@ func newWait() *cobra.Command {
 			})
 		},
 	}
-	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, 0)
 	return cmd
 }

@@ -31,7 +31,6 @@ delete or expire), key and value. It ends after --count changes, after --timeout
 			})
 		},
 	}
-	cmd.ValidArgsFunction = r.completeKeys
 	r.flags(cmd, 0)
 	cmd.Flags().Uint64Var(&from, "from", 0, "begin after this `revision`; 0 is now")
 	cmd.Flags().IntVar(&count, "count", 0, "end after so many changes; 0 is never")
