@@ -9,8 +9,8 @@ func Gradient(nth int) (weights, grad []float32, loss func() float64, err error)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	n, g := newNetwork(hidden), newLayers(hidden)
+	n, g := newModel(), newModel()
 	n.draw(seed)
 	n.backward(g, &d.train[nth])
-	return n.all, g.all, func() float64 { return n.backward(newLayers(hidden), &d.train[nth]) }, nil
+	return n.all, g.all, func() float64 { return n.backward(newModel(), &d.train[nth]) }, nil
 }

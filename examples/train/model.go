@@ -7,101 +7,57 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-const hidden = 64 // units of the hidden layer
-
-// layers are the weights of a perceptron with one hidden layer, or their gradient. All of them are
-// parts of one slice.
-type layers struct {
-	all    []float32
-	w1, b1 []float32 // hidden×pixels, hidden
-	w2, b2 []float32 // classes×hidden, classes
+// model is a linear classifier (softmax regression), or its gradient: the weights of each class, and a
+// bias. Both are parts of one slice.
+type model struct {
+	all  []float32
+	w, b []float32 // classes×pixels, classes
 }
 
-func newLayers(hidden int) layers {
-	l := layers{all: make([]float32, hidden*(pixels+1)+classes*(hidden+1))}
-	rest := l.all
-	take := func(n int) (part []float32) {
-		part, rest = rest[:n:n], rest[n:]
-		return part
-	}
-	l.w1, l.b1 = take(hidden*pixels), take(hidden)
-	l.w2, l.b2 = take(classes*hidden), take(classes)
-	return l
+func newModel() model {
+	all := make([]float32, classes*(pixels+1))
+	return model{all: all, w: all[:classes*pixels], b: all[classes*pixels:]}
 }
 
 // tensors returns the layers by name, in the same memory.
-func (l layers) tensors() map[string]*tensor.Tensor {
-	hidden := len(l.b1)
-	return map[string]*tensor.Tensor{
-		"hidden.weight": tensor.From(l.w1, hidden, pixels),
-		"hidden.bias":   tensor.From(l.b1, hidden),
-		"output.weight": tensor.From(l.w2, classes, hidden),
-		"output.bias":   tensor.From(l.b2, classes),
-	}
+func (m model) tensors() map[string]*tensor.Tensor {
+	return map[string]*tensor.Tensor{"weight": tensor.From(m.w, classes, pixels), "bias": tensor.From(m.b, classes)}
 }
 
-// draw initializes the weights with uniform random numbers within the bounds of He et al. (2015),
-// and leaves the biases at 0.
-func (l layers) draw(seed uint64) {
+// draw initializes the weights with small uniform random numbers, and leaves the biases at 0.
+func (m model) draw(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
-	fill := func(w []float32, in int) {
-		bound := math.Sqrt(6 / float64(in))
-		for i := range w {
-			w[i] = float32(bound * (2*r.Float64() - 1))
-		}
+	for i := range m.w {
+		m.w[i] = float32(0.1 * (2*r.Float64() - 1))
 	}
-	fill(l.w1, pixels)
-	fill(l.w2, len(l.b1))
-}
-
-// network evaluates the model. It has buffers for the values between the layers.
-type network struct {
-	layers
-	hidden, dHidden []float32
-}
-
-func newNetwork(hidden int) *network {
-	return &network{layers: newLayers(hidden), hidden: make([]float32, hidden), dHidden: make([]float32, hidden)}
 }
 
 // scores computes the score (logit) of each class.
-func (n *network) scores(image *[pixels]float32) (z [classes]float32) {
-	for j := range n.hidden {
-		n.hidden[j] = max(0, n.b1[j]+dot(n.w1[j*pixels:][:pixels], image[:]))
-	}
+func (m model) scores(image *[pixels]float32) (z [classes]float32) {
 	for k := range z {
-		z[k] = n.b2[k] + dot(n.w2[k*len(n.hidden):][:len(n.hidden)], n.hidden)
+		z[k] = m.b[k] + dot(m.w[k*pixels:][:pixels], image[:])
 	}
 	return z
 }
 
 // backward adds the gradient of the loss of one example to grad, and returns the loss: the cross
 // entropy, in nats.
-func (n *network) backward(grad layers, e *example) float64 {
-	p, loss := softmax(n.scores(&e.image), e.label)
-	clear(n.dHidden)
+func (m model) backward(grad model, e *example) float64 {
+	p, loss := softmax(m.scores(&e.image), e.label)
 	for k, d := range p { // p becomes the gradient of the scores
 		if k == e.label {
 			d--
 		}
-		row := k * len(n.hidden)
-		grad.b2[k] += d
-		addScaled(grad.w2[row:][:len(n.hidden)], d, n.hidden)
-		addScaled(n.dHidden, d, n.w2[row:][:len(n.hidden)])
-	}
-	for j, d := range n.dHidden {
-		if n.hidden[j] > 0 {
-			grad.b1[j] += d
-			addScaled(grad.w1[j*pixels:][:pixels], d, e.image[:])
-		}
+		grad.b[k] += d
+		addScaled(grad.w[k*pixels:][:pixels], d, e.image[:])
 	}
 	return loss
 }
 
 // right counts the examples that the model classifies correctly.
-func (n *network) right(examples []example) (count int) {
+func (m model) right(examples []example) (count int) {
 	for i := range examples {
-		z := n.scores(&examples[i].image)
+		z := m.scores(&examples[i].image)
 		best := 0
 		for k := range z {
 			if z[k] > z[best] {

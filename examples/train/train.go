@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	seed  = 1    // of the initial weights and of the order of examples
-	batch = 64   // examples that all ranks together learn from in a step
-	rate  = 0.05 // how far a step goes down the gradient
+	seed  = 1   // of the initial weights and of the order of examples
+	batch = 64  // examples that all ranks together learn from in a step
+	rate  = 0.2 // how far a step goes down the gradient
 )
 
 // trainer is one rank's replica of the model, and its share of the work.
@@ -26,8 +26,8 @@ type trainer struct {
 	comm *collective.Comm
 	dp   *dataparallel.Strategy
 	data dataset
-	net  *network
-	grad layers
+	net  model
+	grad model
 	sums exactSum // with -deterministic
 	sgd  sgd
 }
@@ -38,7 +38,7 @@ func newTrainer(o *options) (*trainer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &trainer{options: o, data: data, net: newNetwork(hidden), grad: newLayers(hidden)}
+	t := &trainer{options: o, data: data, net: newModel(), grad: newModel()}
 	t.sgd.velocity = make([]float32, len(t.grad.all))
 	t.sums = make(exactSum, len(t.grad.all)+1)
 	return t, nil
