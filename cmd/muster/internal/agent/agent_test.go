@@ -76,16 +76,6 @@ func untilEnd(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-func TestOneNode(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 1})
-	var got agent.Attempt
-	c.node("a", func(_ context.Context, a agent.Attempt) error { got = a; return nil })
-	require.NoError(t, c.wait()["a"])
-	require.NotEmpty(t, got.ID)
-	require.Regexp(t, `^127\.0\.0\.1:\d+$`, got.MasterAddress)
-	require.Equal(t, []int{0, 0, 1, 0, 2}, []int{got.Restarts, got.Node, got.Nodes, got.First, got.Size})
-}
-
 // TestRestart has a process of one node fail in the first two attempts: the processes of all nodes
 // are ended and begin again, as other attempts.
 func TestRestart(t *testing.T) {
@@ -251,14 +241,6 @@ func TestLateNode(t *testing.T) {
 		require.NoError(t, err, name)
 	}
 	require.Equal(t, []int{3, 3, 3}, []int{<-began, <-began, <-began})
-}
-
-func TestJoinTimeout(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 2, JoinTimeout: 100 * time.Millisecond})
-	c.node("a", nil)
-	err := c.wait()["a"]
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "1 of 2")
 }
 
 // TestDrainingWhileWaiting checks that a node which waits for others leaves at once.
