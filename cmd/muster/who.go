@@ -232,19 +232,11 @@ func replicationText(r *status.Replication) string {
 func serverText(s *status.Server) string {
 	var parts []string
 	for _, x := range []struct {
-		n         int64
-		one, more string
-	}{
-		{s.Sessions, "client", "clients"},
-		{s.Calls, "call that waits", "calls that wait"},
-		{s.Groups, "group", "groups"},
-		{s.Keys, "key", "keys"},
-	} {
-		switch {
-		case x.n == 1:
-			parts = append(parts, "1 "+x.one)
-		case x.n >= 0:
-			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.more))
+		n    int64
+		what string
+	}{{s.Sessions, "client"}, {s.Calls, "waiting call"}, {s.Groups, "group"}, {s.Keys, "key"}} {
+		if x.n >= 0 {
+			parts = append(parts, count(x.n, x.what))
 		}
 	}
 	text := strings.Join(parts, ", ")
