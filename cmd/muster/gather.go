@@ -68,10 +68,10 @@ never if it is a file of a shard.`,
 }
 
 func (o *merging) check(cmd *cobra.Command) error {
-	switch {
-	case o.out == "":
+	switch o.out {
+	case "":
 		return usagef(cmd, "the output is missing: set -o OUT")
-	case o.out == "-":
+	case "-":
 		return usagef(cmd, "-o -: OUT is a file, which appears when it is whole")
 	}
 	return nil

@@ -29,7 +29,7 @@ func TestServeNotifiesSystemd(t *testing.T) {
 			t.Errorf("systemd receives %q, %v, want %q", b[:n], err, want)
 		}
 	}
-	p := startIn(t, nil, []string{"NOTIFY_SOCKET=" + at}, "serve", "--listen", "127.0.0.1:0")
+	p := startIn(t, []string{"NOTIFY_SOCKET=" + at}, "serve", "--listen", "127.0.0.1:0")
 	receives("READY=1")
 	p.signal(t, syscall.SIGTERM)
 	receives("STOPPING=1")

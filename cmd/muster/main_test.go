@@ -101,7 +101,7 @@ func run(t *testing.T, args ...string) result {
 // runIn is like run, with more environment variables.
 func runIn(t *testing.T, env []string, args ...string) result {
 	t.Helper()
-	return startIn(t, nil, env, args...).wait(t)
+	return startIn(t, env, args...).wait(t)
 }
 
 // process is a running muster.
@@ -113,16 +113,15 @@ type process struct {
 
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
-	return startIn(t, nil, nil, args...)
+	return startIn(t, nil, args...)
 }
 
-func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *process {
+func startIn(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, self(t), args...)
 	// Isolates the tests: by default a test does not find the jobs of another one.
 	cmd.Env = append(append(os.Environ(), role+"="+roleMuster, "XDG_RUNTIME_DIR="+os.DevNull), env...)
-	cmd.Stdin = stdin
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	stderr, err := cmd.StderrPipe()

@@ -61,7 +61,7 @@ func TestWhatIsSeenOfAHang(t *testing.T) {
 			var nodes []*process
 			for _, flags := range c.flags {
 				args := append(strings.Fields("run --job train --env "+role+"="+roleLoser+" "+flags), sh(script)...)
-				nodes = append(nodes, startIn(t, nil, env, args...))
+				nodes = append(nodes, startIn(t, env, args...))
 			}
 			if c.who == "nothing waits" {
 				assert.Contains(t, nodes[0].complaint(t, "waiting"), "muster: waiting for nodes: 1 of 2 nodes are registered: \"")
@@ -79,7 +79,7 @@ func TestWhatIsSeenOfAHang(t *testing.T) {
 	}
 	_, url := serve(t)
 	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
-	startIn(t, nil, env, runSh(1, "", "exec sleep 600")...)
+	startIn(t, env, runSh(1, "", "exec sleep 600")...)
 	testcluster.Eventually(t, limit, func() bool {
 		who, ps := runIn(t, append(env, "MUSTER_STORE="+url), "who"), runIn(t, append(env, "MUSTER_STORE="+url), "ps")
 		return strings.Count(who.stdout, "muster://") == 2 && strings.Count(ps.stdout, "muster://") == 1
