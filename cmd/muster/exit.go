@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -126,8 +127,13 @@ func explain(err error) (line string, code int) {
 	if e, ok := errors.AsType[*storeError](err); ok {
 		code = e.exitCode()
 	}
-	return oneLine(err.Error()), code
+	return oneLine(said(err)), code
 }
+
+var packageName = regexp.MustCompile("^(safetensors|store|tcpstore|timeline): ")
+
+// said returns the text of an error without the name of its package.
+func said(err error) string { return packageName.ReplaceAllString(err.Error(), "") }
 
 // oneLine joins the lines of an error that wraps several, and escapes control characters: errors
 // contain text from files and servers.
@@ -183,7 +189,7 @@ func (e *storeError) Error() string {
 		}
 		return text
 	}
-	return strings.TrimPrefix(e.err.Error(), "store: ")
+	return said(e.err)
 }
 
 // ofStore replaces flags with the parameters of an etcd's URL, whose flags are for TLS to etcd.

@@ -82,7 +82,7 @@ func (o *merging) run(out io.Writer) error {
 	start := time.Now()
 	models, err := openModels(o.shards)
 	if err != nil {
-		return &exit{code: exitFailed, err: err, text: strings.TrimPrefix(err.Error(), "safetensors: ")}
+		return err
 	}
 	defer closeModels(models)
 	if err := o.distinct(models); err != nil {

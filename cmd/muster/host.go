@@ -107,7 +107,7 @@ func listenError(flag, addr string, err error) error {
 		text = fmt.Sprintf("refusing to serve beyond loopback, at %s: all hosts that reach it could read and write everything; "+
 			"set %s to 127.0.0.1, require a secret%s, or add --insecure in a trusted network", addr, flag, wanting)
 	case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnavailable):
-		text = strings.TrimPrefix(err.Error(), "store: ")
+		text = said(err)
 	case errors.Is(err, syscall.EADDRINUSE):
 		host, _, _ := net.SplitHostPort(addr) // it has been checked
 		text = fmt.Sprintf("cannot listen at %s: %s: set %s to another port, or to %s for a free one", addr, reason(err), flag, net.JoinHostPort(host, "0"))

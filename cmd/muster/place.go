@@ -51,7 +51,7 @@ func (p *place) open() error {
 	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" { // the ranks have the variable too
 		secret, err := store.ReadSecret(file)
 		if err != nil {
-			return &exit{code: exitUsage, text: "MUSTER_SECRET_FILE: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+			return &exit{code: exitUsage, text: "MUSTER_SECRET_FILE: " + said(err), err: err}
 		}
 		o.access = []store.Access{{Secret: secret, Write: true, Stacks: p.stacks}}
 	}

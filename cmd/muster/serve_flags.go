@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -109,7 +108,7 @@ func (a *accessFlags) check(cmd *cobra.Command, stacks bool) (files *store.TLSFi
 	}
 	if a.list != "" {
 		if access, err = readAccess(a.list); err != nil {
-			return nil, nil, &exit{code: exitFailed, text: "--access " + a.list + ": " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+			return nil, nil, &exit{code: exitFailed, text: "--access " + a.list + ": " + said(err), err: err}
 		}
 	}
 	if a.secret != "" {
@@ -126,7 +125,7 @@ func (a *accessFlags) check(cmd *cobra.Command, stacks bool) (files *store.TLSFi
 func readSecret(flag, file string) ([]byte, error) {
 	secret, err := store.ReadSecret(file)
 	if err != nil {
-		return nil, &exit{code: exitFailed, text: flag + ": " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+		return nil, &exit{code: exitFailed, text: flag + ": " + said(err), err: err}
 	}
 	return secret, nil
 }

@@ -37,7 +37,7 @@ func (o *torchFlags) check(cmd *cobra.Command) ([]store.Protocol, error) {
 		p.TTL = append(p.TTL, tcpstore.Rule{Prefix: rule[:i], TTL: ttl})
 	}
 	if err := p.Check(); err != nil {
-		return nil, usagef(cmd, "%s", strings.TrimPrefix(err.Error(), "tcpstore: "))
+		return nil, usagef(cmd, "%s", said(err))
 	}
 	return []store.Protocol{p}, nil
 }

@@ -29,7 +29,7 @@ hosts. The trace of a killed rank lacks at most its last 0.1 s.
   muster trace traces -o job.json
   muster trace traces/rank0-*.json traces/rank3-*.json`,
 		Args: operands("DIR|FILE", "[FILE…]"),
-		RunE: func(cmd *cobra.Command, args []string) error { return traceError(traceOf(cmd, args, output)) },
+		RunE: func(cmd *cobra.Command, args []string) error { return traceOf(cmd, args, output) },
 	}
 	cmd.DisableFlagsInUseLine = true
 	cmd.Flags().StringVarP(&output, "output", "o", "", "`file` to write: a Chrome trace of all ranks")
@@ -55,18 +55,6 @@ func traceOf(cmd *cobra.Command, args []string, output string) error {
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	(&tracePrinter{report{out, inkOf(cmd.OutOrStdout())}}).print(&s, t, note)
 	return out.Flush()
-}
-
-// traceError removes the name of the package from an error of package timeline.
-func traceError(err error) error {
-	if err == nil {
-		return nil
-	}
-	text, ours := strings.CutPrefix(err.Error(), "timeline: ")
-	if !ours {
-		return err
-	}
-	return &exit{code: exitFailed, text: text, err: err}
 }
 
 // readTraces reads files, or the last job of a directory. The note says what it omitted.
