@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"time"
 )
 
@@ -17,27 +16,20 @@ type options struct {
 	pause, life   time.Duration
 }
 
-// parseFlags parses the flags. It has written its error to errs, or help, for flag.ErrHelp.
-func parseFlags(args []string, errs io.Writer) (*options, error) {
+// parseFlags parses the flags. The process exits for -h and for flags that there are not.
+func parseFlags(args []string) (*options, error) {
 	o := &options{}
-	f := flag.NewFlagSet("train", flag.ContinueOnError)
-	f.SetOutput(errs)
+	f := flag.NewFlagSet("train", flag.ExitOnError)
 	f.IntVar(&o.steps, "steps", 400, "how many batches to learn from, of 64 digits each")
 	f.BoolVar(&o.deterministic, "deterministic", false, "the same bits whatever the number of ranks")
 	f.BoolVar(&o.elastic, "elastic", false, "be a worker of muster run --elastic, which may be killed at any time")
 	f.DurationVar(&o.pause, "pause", 0, "with -elastic, how long each step takes in addition")
 	f.DurationVar(&o.life, "life", 0, "with -elastic, kill this worker (SIGKILL) after half to one and a half times as long; 0: never")
-	if err := f.Parse(args); err != nil {
-		return nil, err
-	}
-	err := o.check()
+	_ = f.Parse(args)
 	if f.NArg() > 0 {
-		err = fmt.Errorf("unexpected argument %q", f.Arg(0))
+		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
-	if err != nil {
-		fmt.Fprintln(errs, "train:", err)
-	}
-	return o, err
+	return o, o.check()
 }
 
 func (o *options) check() error {

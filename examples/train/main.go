@@ -10,8 +10,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -25,11 +23,9 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 // run returns the exit code of the process: 2 for wrong usage, 1 for a failure.
 func run(args []string, out, errs io.Writer) int {
-	o, err := parseFlags(args, errs)
-	if errors.Is(err, flag.ErrHelp) {
-		return 0
-	}
+	o, err := parseFlags(args)
 	if err != nil {
+		fmt.Fprintln(errs, "train:", err)
 		return 2
 	}
 	ends := []os.Signal{syscall.SIGTERM}

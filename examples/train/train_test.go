@@ -101,7 +101,6 @@ func TestOtherFlags(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"-nope":      "flag provided but not defined: -nope",
 		"-steps 0":   "-steps 0: at least 1",
 		"-life 1s":   "-pause and -life are for -elastic",
 		"-steps 3 b": `unexpected argument "b"`,
