@@ -98,12 +98,6 @@ func run(t *testing.T, args ...string) result {
 	return start(t, args...).wait(t)
 }
 
-// runIn is like run, with more environment variables.
-func runIn(t *testing.T, env []string, args ...string) result {
-	t.Helper()
-	return startIn(t, env, args...).wait(t)
-}
-
 // process is a running muster.
 type process struct {
 	cmd    *exec.Cmd
@@ -172,10 +166,10 @@ func (p *process) line(t *testing.T, text string) string {
 }
 
 // complaint is like line, for standard error.
-func (p *process) complaint(t *testing.T, text string) string {
+func (p *process) complaint(t *testing.T, text string) {
 	t.Helper()
 	defer p.endsIn(limit)()
-	return lineOf(t, p.stderr, text)
+	lineOf(t, p.stderr, text)
 }
 
 func lineOf(t *testing.T, r *bufio.Reader, text string) string {

@@ -25,10 +25,6 @@ import (
 // sh returns the arguments for a rank that is a shell script.
 func sh(script string) []string { return []string{"--", "sh", "-c", script} }
 
-func runSh(n int, flags, script string) []string {
-	return append(append([]string{"run", "-n", strconv.Itoa(n)}, strings.Fields(flags)...), sh(script)...)
-}
-
 func sorted(lines string) []string {
 	return slices.Sorted(strings.SplitSeq(strings.TrimSpace(lines), "\n"))
 }
