@@ -72,8 +72,10 @@ Look at a model: muster tensors model.safetensors`,
 	add(groupFiles, newTensors(), newGather(), newTrace(), newRestore(), newCerts())
 	add(groupOther, newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newGuard(), newDemoRank(), newBenchRank(), newMan())
+	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)
 	root.SetCompletionCommandGroupID(groupOther)
+	addCompletion(root)
 	root.SuggestionsMinimumDistance = 2
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
