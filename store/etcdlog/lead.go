@@ -153,8 +153,8 @@ func (l *Leadership) begin(ctx context.Context) error {
 	}
 	// A newer segment may have no part yet.
 	next := logPosition{max(s.applied.segment, s.state.Segment), s.applied.seq}
-	if s.state.Incarnation == 0 {
-		l.newStore = true
+	l.newStore = s.state.Incarnation == 0 // an earlier attempt may have found none
+	if l.newStore {
 		s.state.Incarnation = rand.Uint64() | 1
 	}
 	s.state.Term++

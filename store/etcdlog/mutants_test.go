@@ -89,6 +89,15 @@ var mutants = []mutant{
 		"an outage of etcd ends a process",
 		"retry.go", `if errors.Is(err, ErrReplaced) {`, `if !errors.Is(err, ErrReplaced) || true {`,
 	},
+	{
+		"a store is new to a process that once failed to begin it",
+		"lead.go", `l.newStore = s.state.Incarnation == 0`, `l.newStore = l.newStore || s.state.Incarnation == 0`,
+	},
+}
+
+// tests are the tests that notice a mutant in place of the simulation, which needs far more seeds.
+var tests = map[string]string{
+	"a store is new to a process that once failed to begin it": "^TestAnAttemptToLeadThatFails$",
 }
 
 // shortMutants is the step at which the short form samples the mutants: it runs one of so many.
@@ -107,6 +116,10 @@ func TestMutants(t *testing.T) {
 			continue
 		}
 		t.Run(m.name, func(t *testing.T) {
+			if test, ok := tests[m.name]; ok {
+				mutationtest.NoticedBy(t, m.file, m.old, m.new, test)
+				return
+			}
 			mutationtest.Noticed(t, m.file, m.old, m.new, "-run", "^TestSimulation$", ".", "-sim.seeds", "500")
 		})
 	}

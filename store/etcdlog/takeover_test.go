@@ -1,13 +1,18 @@
 package etcdlog_test
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -37,4 +42,71 @@ func TestReplacedLeader(t *testing.T) {
 	v, err := store.New(after).Get(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, "new", string(v))
+}
+
+// cutOff loses the requests of a process after its first ones, until it is mended.
+type cutOff struct {
+	left   atomic.Int64 // of the first ones
+	mended chan struct{}
+}
+
+// Call implements memetcd.Transport.
+func (c *cutOff) Call(ctx context.Context, do func()) error {
+	if c.left.Add(-1) < 0 {
+		select {
+		case <-c.mended:
+		case <-ctx.Done():
+			return errCut
+		}
+	}
+	do()
+	return nil
+}
+
+// Deliver implements memetcd.Transport.
+func (c *cutOff) Deliver(ctx context.Context) error { return ctx.Err() }
+
+// TestAnAttemptToLeadThatFails checks that a process that could not begin a new store, at whichever of
+// its requests, ends the sessions of clients that are gone when it leads what another process has made
+// of it.
+func TestAnAttemptToLeadThatFails(t *testing.T) {
+	const grace = time.Second
+	for requests, failed := int64(0), true; failed; requests++ {
+		require.Less(t, requests, int64(100), "it never leads at once")
+		synctest.Test(t, func(t *testing.T) {
+			etcd, o := memetcd.New(), &etcdlog.Options{Root: newRoot()}
+			way := &cutOff{mended: make(chan struct{})}
+			way.left.Store(requests)
+			led := make(chan *etcdlog.Leadership, 1)
+			go func() {
+				l, err := etcdlog.Lead(t.Context(), etcd.Client(way), "127.0.0.1:1", o)
+				assert.NoError(t, err)
+				led <- l
+			}()
+			if synctest.Wait(); len(led) > 0 {
+				failed = false
+				close(way.mended)
+				require.NoError(t, (<-led).Close())
+				return
+			}
+			other := standing(t, etcd.Client(direct{}), o)()
+			require.NoError(t, other.memory.Do(t.Context(), &wire.Request{Op: wire.OpHello, Key: "a client"}, new(wire.Reply)))
+			time.Sleep(10 * time.Second) // attempts fail
+			close(way.mended)
+			other.end(t)
+			l := <-led
+			m := &store.Memory{Replica: l, ReconnectTimeout: grace}
+			require.NoError(t, m.Open())
+			sessions := func() int64 {
+				status, err := store.New(m).Status(t.Context(), "")
+				require.NoError(t, err)
+				return status.Server.Sessions
+			}
+			require.EqualValues(t, 1, sessions())
+			time.Sleep(grace + time.Second)
+			require.Zero(t, sessions())
+			require.NoError(t, m.Close())
+			require.NoError(t, l.Close())
+		})
+	}
 }
