@@ -6,365 +6,354 @@ import (
 	"github.com/muster-pg/muster/internal/mutationtest"
 )
 
-// mutant is one change that breaks a rule of docs/explanation/guarantees.md.
-type mutant struct {
-	name     string
-	file     string
-	old, new string // old occurs exactly once
-}
-
-// tests notice the mutants that the simulation does not, whose groups are small.
-var tests = map[string]string{
-	"all ranks that an operation waits for are named": "^TestMissingRanksAreBounded$",
-}
-
-var mutants = []mutant{
+// mutants break one rule of docs/explanation/guarantees.md each.
+var mutants = []mutationtest.Mutant{
 	{
-		"a call that has been answered is still charged",
-		"waiter.go", `m.account.release(w.Session, w.cost)`, `_ = w.cost`,
+		Name: "a call that has been answered is still charged",
+		File: "waiter.go", Old: `m.account.release(w.Session, w.cost)`, New: `_ = w.cost`,
 	},
 	{
-		"a record that is freed is still charged",
-		"channel.go", `r.each(m.account.release)`, `_ = m.account`,
+		Name: "a record that is freed is still charged",
+		File: "channel.go", Old: `r.each(m.account.release)`, New: `_ = m.account`,
 	},
 	{
-		"a message that was read is still charged",
-		"stream.go", `m.account.release(st.of.g.members[st.src].session, st.queue[0].cost())`, `_ = m.account`,
+		Name: "a message that was read is still charged",
+		File: "stream.go", Old: `m.account.release(st.of.g.members[st.src].session, st.queue[0].cost())`, New: `_ = m.account`,
 	},
 	{
-		"a group that is over is still charged",
-		"group_end.go", `m.releaseGroup(g)`, `_ = m.account`,
+		Name: "a group that is over is still charged",
+		File: "group_end.go", Old: `m.releaseGroup(g)`, New: `_ = m.account`,
 	},
 	{
-		"no floor: a vote for what its rank has passed opens a record again",
-		"record.go", `if c.Seq <= ch.floor[c.Rank] {`, `if c.Seq == 0 {`,
+		Name: "no floor: a vote for what its rank has passed opens a record again",
+		File: "record.go", Old: `if c.Seq <= ch.floor[c.Rank] {`, New: `if c.Seq == 0 {`,
 	},
 	{
-		"no fence: votes from any session count",
-		"group.go", `case s.session != t.Session:`, `case false:`,
+		Name: "no fence: votes from any session count",
+		File: "group.go", Old: `case s.session != t.Session:`, New: `case false:`,
 	},
 	{
-		"a session that is not a member learns that there is a generation",
-		"group.go", `if g == nil || !g.hasSession(t.Session, c.Rank) {`, `if g == nil {`,
+		Name: "a session that is not a member learns that there is a generation",
+		File: "group.go", Old: `if g == nil || !g.hasSession(t.Session, c.Rank) {`, New: `if g == nil {`,
 	},
 	{
-		"a loss decides records in which the rank has voted",
-		"group_end.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, everyRecord)`,
+		Name: "a loss decides records in which the rank has voted",
+		File: "group_end.go", Old: `m.revoke(g, v, needed)`, New: `m.revoke(g, v, everyRecord)`,
 	},
 	{
-		"a lost elector is waited for",
-		"group_end.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, func(*record) bool { return false })`,
+		Name: "a lost elector is waited for",
+		File: "group_end.go", Old: `m.revoke(g, v, needed)`, New: `m.revoke(g, v, func(*record) bool { return false })`,
 	},
 	{
-		"a mismatch that a rank reports is an abort",
-		"group_end.go", `if no == wire.CodeMismatch {`, `if false {`,
+		Name: "a mismatch that a rank reports is an abort",
+		File: "group_end.go", Old: `if no == wire.CodeMismatch {`, New: `if false {`,
 	},
 	{
-		"a mismatch counts as a yes",
-		"record.go", `case !Agree(&r.call, c):`, `case false:`,
+		Name: "a mismatch counts as a yes",
+		File: "record.go", Old: `case !Agree(&r.call, c):`, New: `case false:`,
 	},
 	{
-		"a late mismatch receives success",
-		"record.go", `case r.done && r.failed == nil && !Agree(&r.call, c):`, `case false:`,
+		Name: "a late mismatch receives success",
+		File: "record.go", Old: `case r.done && r.failed == nil && !Agree(&r.call, c):`, New: `case false:`,
 	},
 	{
-		"all but one are enough",
-		"record.go", `r.yes == len(r.votes)`, `(r.yes == len(r.votes) || r.yes > 0 && r.yes == len(r.votes)-1 && r.call.Want == wire.WantNothing)`,
+		Name: "all but one are enough",
+		File: "record.go", Old: `r.yes == len(r.votes)`, New: `(r.yes == len(r.votes) || r.yes > 0 && r.yes == len(r.votes)-1 && r.call.Want == wire.WantNothing)`,
 	},
 	{
-		"a no does not decide",
-		"record.go", `m.decide(r, failureReply(m.refusal(r, c.Rank, c.No, c.Reason)))`, `_ = b`,
+		Name: "a no does not decide",
+		File: "record.go", Old: `m.decide(r, failureReply(m.refusal(r, c.Rank, c.No, c.Reason)))`, New: `_ = b`,
 	},
 	{
-		"a no after the decision changes it",
-		"record.go", `	case r.done:
-		*rep =`, `	case r.done && c.No == wire.CodeOK:
+		Name: "a no after the decision changes it",
+		File: "record.go", Old: `	case r.done:
+		*rep =`, New: `	case r.done && c.No == wire.CodeOK:
 		*rep =`,
 	},
 	{
-		"a cancel ends only the call of who cancels",
-		"record.go", `m.decide(r, failureReply(m.refusal(r, w.rank, why, m.cancelReason)))`, `r.votes[w.rank].waiting = false
+		Name: "a cancel ends only the call of who cancels",
+		File: "record.go", Old: `m.decide(r, failureReply(m.refusal(r, w.rank, why, m.cancelReason)))`, New: `r.votes[w.rank].waiting = false
 		m.answer(w, failureReply(m.refusal(r, w.rank, why, m.cancelReason)))`,
 	},
 	{
-		"a vote that is repeated counts twice",
-		"record.go", `case b.yes:`, `case false:`,
+		Name: "a vote that is repeated counts twice",
+		File: "record.go", Old: `case b.yes:`, New: `case false:`,
 	},
 	{
-		"a record waits for a rank that went on",
-		"record.go", `for _, rank := range r.skipped {`, `for _, rank := range r.skipped[:0] {`,
+		Name: "a record waits for a rank that went on",
+		File: "record.go", Old: `for _, rank := range r.skipped {`, New: `for _, rank := range r.skipped[:0] {`,
 	},
 	{
-		"a deadline is not enforced",
-		"record.go", `m.arm(r, at)`, `_ = at`,
+		Name: "a deadline is not enforced",
+		File: "record.go", Old: `m.arm(r, at)`, New: `_ = at`,
 	},
 	{
-		"the last deadline counts, not the first",
-		"record.go", `at < r.timer.at`, `at > r.timer.at`,
+		Name: "the last deadline counts, not the first",
+		File: "record.go", Old: `at < r.timer.at`, New: `at > r.timer.at`,
 	},
 	{
-		"a rank is given the payload of the next one",
-		"record_reply.go", `rep.Values[i] = r.votes[i].payload`, `rep.Values[i] = r.votes[(i+1)%len(r.votes)].payload`,
+		Name: "a rank is given the payload of the next one",
+		File: "record_reply.go", Old: `rep.Values[i] = r.votes[i].payload`, New: `rep.Values[i] = r.votes[(i+1)%len(r.votes)].payload`,
 	},
 	{
-		"a record starts with the votes of an earlier one",
-		"channel.go", `clear(r.votes)`, `_ = r`,
+		Name: "a record starts with the votes of an earlier one",
+		File: "channel.go", Old: `clear(r.votes)`, New: `_ = r`,
 	},
 	{
-		"records are never freed",
-		"channel.go", `delete(ch.records, r.seq)`, `_ = ch`,
+		Name: "records are never freed",
+		File: "channel.go", Old: `delete(ch.records, r.seq)`, New: `_ = ch`,
 	},
 	{
-		"records are freed as soon as they are decided",
-		"record.go", `	if r.pending == 0 {
-		r.ch.free(m, r)`, `	if true {
+		Name: "records are freed as soon as they are decided",
+		File: "record.go", Old: `	if r.pending == 0 {
+		r.ch.free(m, r)`, New: `	if true {
 		r.ch.free(m, r)`,
 	},
 	{
-		"a root runs ahead without bound",
-		"channel.go", `return before >= m.bounds.aheadRecords ||`, `return false &&`,
+		Name: "a root runs ahead without bound",
+		File: "channel.go", Old: `return before >= m.bounds.aheadRecords ||`, New: `return false &&`,
 	},
 	{
-		"an attempt to form a group counts ranks whose session has ended",
-		"rendezvous.go", `delete(a.rendezvous.joiners, a.rank)`, `_ = a`,
+		Name: "an attempt to form a group counts ranks whose session has ended",
+		File: "rendezvous.go", Old: `delete(a.rendezvous.joiners, a.rank)`, New: `_ = a`,
 	},
 	{
-		"an attempt to form a group fails for one rank, and goes on for the others",
-		"rendezvous.go", `	m.failRendezvous(r, v)
-}`, `	m.removeJoiner(a)
+		Name: "an attempt to form a group fails for one rank, and goes on for the others",
+		File: "rendezvous.go", Old: `	m.failRendezvous(r, v)
+}`, New: `	m.removeJoiner(a)
 	m.answer(w, failureReply(v))
 }`,
 	},
 	{
-		"an attempt to form a group that fails is reported to one rank",
-		"rendezvous.go", `	for _, a := range r.inOrder() {
-		m.answer(`, `	for _, a := range r.inOrder()[:1] {
+		Name: "an attempt to form a group that fails is reported to one rank",
+		File: "rendezvous.go", Old: `	for _, a := range r.inOrder() {
+		m.answer(`, New: `	for _, a := range r.inOrder()[:1] {
 		m.answer(`,
 	},
 	{
-		"a deadline that its caller alone has noticed is a cancel",
-		"machine.go", `req.Group.No == wire.CodeTimeout`, `false`,
+		Name: "a deadline that its caller alone has noticed is a cancel",
+		File: "machine.go", Old: `req.Group.No == wire.CodeTimeout`, New: `false`,
 	},
 	{
-		"a cancelled Join keeps what it has obtained",
-		"machine.go", `if m.noop = g == nil; !m.noop {`, `if m.noop = true; !m.noop {`,
+		Name: "a cancelled Join keeps what it has obtained",
+		File: "machine.go", Old: `if m.noop = g == nil; !m.noop {`, New: `if m.noop = true; !m.noop {`,
 	},
 	{
-		"a retry does not replace what its process holds",
-		"rendezvous.go", `c.try > earlier.try`, `c.try == 0`,
+		Name: "a retry does not replace what its process holds",
+		File: "rendezvous.go", Old: `c.try > earlier.try`, New: `c.try == 0`,
 	},
 	{
-		"a retry is replaced by an earlier try",
-		"rendezvous.go", `c.try > earlier.try`, `c.try != earlier.try`,
+		Name: "a retry is replaced by an earlier try",
+		File: "rendezvous.go", Old: `c.try > earlier.try`, New: `c.try != earlier.try`,
 	},
 	{
-		"any process replaces what another holds",
-		"rendezvous.go", `subtle.ConstantTimeCompare(c.token, earlier.token) == 1`, `subtle.ConstantTimeCompare(c.token, earlier.token) >= 0`,
+		Name: "any process replaces what another holds",
+		File: "rendezvous.go", Old: `subtle.ConstantTimeCompare(c.token, earlier.token) == 1`, New: `subtle.ConstantTimeCompare(c.token, earlier.token) >= 0`,
 	},
 	{
-		"what is restored forgets whose requests may be replaced",
-		"restore.go", `info: x.Info, claim: claim{x.Token, x.Try}}`, `info: x.Info}`,
+		Name: "what is restored forgets whose requests may be replaced",
+		File: "restore.go", Old: `info: x.Info, claim: claim{x.Token, x.Try}}`, New: `info: x.Info}`,
 	},
 	{
-		"a rank that went on without a vote has aborted",
-		"channel.go", `m.refusal(r, rank, wire.CodeSkipped, why)))
+		Name: "a rank that went on without a vote has aborted",
+		File: "channel.go", Old: `m.refusal(r, rank, wire.CodeSkipped, why)))
 		return
 	}
-	if r.done`, `m.refusal(r, rank, wire.CodeAborted, why)))
+	if r.done`, New: `m.refusal(r, rank, wire.CodeAborted, why)))
 		return
 	}
 	if r.done`,
 	},
 	{
-		"each restart renews the time to resume a session",
-		"log_event.go", `if !s.unresumed {`, `if s != nil {`,
+		Name: "each restart renews the time to resume a session",
+		File: "log_event.go", Old: `if !s.unresumed {`, New: `if s != nil {`,
 	},
 	{
-		"a session that was resumed once has no time after the next restart",
-		"session.go", `s.sharedCause, s.unresumed = "", false`, `s.sharedCause = ""`,
+		Name: "a session that was resumed once has no time after the next restart",
+		File: "session.go", Old: `s.sharedCause, s.unresumed = "", false`, New: `s.sharedCause = ""`,
 	},
 	{
-		"what is restored forgets who has not been resumed",
-		"restore.go", `unresumed: s.Unresumed`, `unresumed: false`,
+		Name: "what is restored forgets who has not been resumed",
+		File: "restore.go", Old: `unresumed: s.Unresumed`, New: `unresumed: false`,
 	},
 	{
-		"a rank that asks for some of the members gets the first ones",
-		"members.go", `rep.Values = g.infos[req.First:]`, `rep.Values = g.infos`,
+		Name: "a rank that asks for some of the members gets the first ones",
+		File: "members.go", Old: `rep.Values = g.infos[req.First:]`, New: `rep.Values = g.infos`,
 	},
 	{
-		"a rank that asks for two members gets all",
-		"members.go", `rep.Values = rep.Values[:req.Count]`, `_ = rep`,
+		Name: "a rank that asks for two members gets all",
+		File: "members.go", Old: `rep.Values = rep.Values[:req.Count]`, New: `_ = rep`,
 	},
 	{
-		"the answer to each join has all members",
-		"members.go", `len(g.members) <= m.bounds.inline`, `m != nil`,
+		Name: "the answer to each join has all members",
+		File: "members.go", Old: `len(g.members) <= m.bounds.inline`, New: `m != nil`,
 	},
 	{
-		"a rank gets the ranks of another node as its own",
-		"rendezvous.go", `replies[g.node(rank)]`, `replies[g.node(0)]`,
+		Name: "a rank gets the ranks of another node as its own",
+		File: "rendezvous.go", Old: `replies[g.node(rank)]`, New: `replies[g.node(0)]`,
 	},
 	{
-		"a join that is answered again has the ranks of another node",
-		"rendezvous.go", `g.local(rank)`, `g.local(0)`,
+		Name: "a join that is answered again has the ranks of another node",
+		File: "rendezvous.go", Old: `g.local(rank)`, New: `g.local(0)`,
 	},
 	{
-		"a survivor whose join is answered again keeps its old rank",
-		"rendezvous.go", `if c.Generation != 0 {
-			*rep`, `if c == nil {
+		Name: "a survivor whose join is answered again keeps its old rank",
+		File: "rendezvous.go", Old: `if c.Generation != 0 {
+			*rep`, New: `if c == nil {
 			*rep`,
 	},
 	{
-		"a rank does not learn who hosts the store",
-		"members.go", `g.summary.host = rank`, `_ = rank`,
+		Name: "a rank does not learn who hosts the store",
+		File: "members.go", Old: `g.summary.host = rank`, New: `_ = rank`,
 	},
 	{
-		"what is restored forgets who hosts the store",
-		"restore.go", `g.summarize()`, `_ = g.summary`,
+		Name: "what is restored forgets who hosts the store",
+		File: "restore.go", Old: `g.summarize()`, New: `_ = g.summary`,
 	},
 	{
-		"a generation number is used again",
-		"rendezvous.go", `m.generation++`, `m.generation = uint64(len(m.groups)) + 1`,
+		Name: "a generation number is used again",
+		File: "rendezvous.go", Old: `m.generation++`, New: `m.generation = uint64(len(m.groups)) + 1`,
 	},
 	{
-		"a shrink does not wait for all ranks",
-		"rendezvous.go", `return r.from.present
-`, `return r.from.present - 1
+		Name: "a shrink does not wait for all ranks",
+		File: "rendezvous.go", Old: `return r.from.present
+`, New: `return r.from.present - 1
 `,
 	},
 	{
-		"a message is forgotten when it is given",
-		"stream.go", `	if st.read(c.Seq, rep) {
-		return true`, `	if st.read(c.Seq, rep) {
+		Name: "a message is forgotten when it is given",
+		File: "stream.go", Old: `	if st.read(c.Seq, rep) {
+		return true`, New: `	if st.read(c.Seq, rep) {
 		st.acknowledge(m, c.Seq)
 		return true`,
 	},
 	{
-		"a lost sender's messages are lost",
-		"streams.go", `	if st.dst == rank {
-		st.refuseSenders`, `	if st.dst == rank || st.src == rank {
+		Name: "a lost sender's messages are lost",
+		File: "streams.go", Old: `	if st.dst == rank {
+		st.refuseSenders`, New: `	if st.dst == rank || st.src == rank {
 		st.refuseSenders`,
 	},
 	{
-		"an answer goes to a session that has ended",
-		"session.go", `m.dropAll(s, how, func(*waiter) bool { return true })`, `_ = how`,
+		Name: "an answer goes to a session that has ended",
+		File: "session.go", Old: `m.dropAll(s, how, func(*waiter) bool { return true })`, New: `_ = how`,
 	},
 	{
-		"a name is kept in the buffer that it came in",
-		"rendezvous.go", `key = groupKey{strings.Clone(c.Group), strings.Clone(c.Run)}`, `_ = strings.Clone`,
+		Name: "a name is kept in the buffer that it came in",
+		File: "rendezvous.go", Old: `key = groupKey{strings.Clone(c.Group), strings.Clone(c.Run)}`, New: `_ = strings.Clone`,
 	},
 	{
-		"numbers need not be dense",
-		"session.go", `case n != s.lastNumber()+1:`, `case false:`,
+		Name: "numbers need not be dense",
+		File: "session.go", Old: `case n != s.lastNumber()+1:`, New: `case false:`,
 	},
 	{
-		"a request that comes again is carried out again",
-		"session.go", `		*rep = s.answers[n-s.acked-1]
-		return true`, `		return handlers[req.Op](m, t, req, rep)`,
+		Name: "a request that comes again is carried out again",
+		File: "session.go", Old: `		*rep = s.answers[n-s.acked-1]
+		return true`, New: `		return handlers[req.Op](m, t, req, rep)`,
 	},
 	{
-		"an answer is forgotten before it has come",
-		"session.go", `s.acknowledge(&m.account, t.Session, req.Acked)`, `s.acknowledge(&m.account, t.Session, req.Number-1)`,
+		Name: "an answer is forgotten before it has come",
+		File: "session.go", Old: `s.acknowledge(&m.account, t.Session, req.Acked)`, New: `s.acknowledge(&m.account, t.Session, req.Number-1)`,
 	},
 	{
-		"answers are kept for ever",
-		"session.go", `s.acknowledge(&m.account, t.Session, req.Acked)`, `s.acknowledge(&m.account, t.Session, 0)`,
+		Name: "answers are kept for ever",
+		File: "session.go", Old: `s.acknowledge(&m.account, t.Session, req.Acked)`, New: `s.acknowledge(&m.account, t.Session, 0)`,
 	},
 	{
-		"a refusal is no answer to keep",
-		"session.go", `	s.answers = append(s.answers, *rep)`, `	if rep.Code == wire.CodeOK {
+		Name: "a refusal is no answer to keep",
+		File: "session.go", Old: `	s.answers = append(s.answers, *rep)`, New: `	if rep.Code == wire.CodeOK {
 		s.answers = append(s.answers, *rep)
 	}`,
 	},
 	{
-		"a session is taken up without its token",
-		"session.go", `subtle.ConstantTimeCompare(s.token, req.Value) != 1`, `subtle.ConstantTimeCompare(s.token, req.Value) > 1`,
+		Name: "a session is taken up without its token",
+		File: "session.go", Old: `subtle.ConstantTimeCompare(s.token, req.Value) != 1`, New: `subtle.ConstantTimeCompare(s.token, req.Value) > 1`,
 	},
 	{
-		"a session is never taken up",
-		"session.go", `subtle.ConstantTimeCompare(s.token, req.Value) != 1`, `subtle.ConstantTimeCompare(s.token, req.Value) < 2`,
+		Name: "a session is never taken up",
+		File: "session.go", Old: `subtle.ConstantTimeCompare(s.token, req.Value) != 1`, New: `subtle.ConstantTimeCompare(s.token, req.Value) < 2`,
 	},
 	{
-		"a session without a connection is lost at once",
-		"session.go", `req.TTL > 0 && t.Session != Local`, `req.TTL < 0`,
+		Name: "a session without a connection is lost at once",
+		File: "session.go", Old: `req.TTL > 0 && t.Session != Local`, New: `req.TTL < 0`,
 	},
 	{
-		"a session without a connection is never lost",
-		"session.go", `m.arm(&s.reconnect, m.after(req.TTL))`, `_ = s`,
+		Name: "a session without a connection is never lost",
+		File: "session.go", Old: `m.arm(&s.reconnect, m.after(req.TTL))`, New: `_ = s`,
 	},
 	{
-		"who lost their connections together are lost one by one",
-		"session.go", `if why == "" {`, `if why != "?" {`,
+		Name: "who lost their connections together are lost one by one",
+		File: "session.go", Old: `if why == "" {`, New: `if why != "?" {`,
 	},
 	{
-		"of several who are lost together those are named who have voted",
-		"group_end.go", `if len(v.Lost) > 1 {`, `if len(v.Lost) > 99 {`,
+		Name: "of several who are lost together those are named who have voted",
+		File: "group_end.go", Old: `if len(v.Lost) > 1 {`, New: `if len(v.Lost) > 99 {`,
 	},
 	{
-		"what is restored forgets who lost their connections together",
-		"restore.go", `sharedCause: s.SharedCause`, `sharedCause: ""`,
+		Name: "what is restored forgets who lost their connections together",
+		File: "restore.go", Old: `sharedCause: s.SharedCause`, New: `sharedCause: ""`,
 	},
 	{
-		"who has come back in time is lost all the same",
-		"session.go", `	m.disarm(&s.reconnect)
-	s.sharedCause, s.unresumed = "", false`, `	s.sharedCause, s.unresumed = "", false`,
+		Name: "who has come back in time is lost all the same",
+		File: "session.go", Old: `	m.disarm(&s.reconnect)
+	s.sharedCause, s.unresumed = "", false`, New: `	s.sharedCause, s.unresumed = "", false`,
 	},
 	{
-		"calls that wait, and come again, are refused",
-		"machine.go", `case req.Op.Waits() && s.waiters[req.ID] != nil && s.waiters[req.ID].op != req.Op:`, `case req.Op.Waits() && s.waiters[req.ID] != nil:`,
+		Name: "calls that wait, and come again, are refused",
+		File: "machine.go", Old: `case req.Op.Waits() && s.waiters[req.ID] != nil && s.waiters[req.ID].op != req.Op:`, New: `case req.Op.Waits() && s.waiters[req.ID] != nil:`,
 	},
 	{
-		"calls that wait, and come again, wait twice",
-		"machine.go", `case req.Op.Waits() && s.isResent(req):`, `case false:`,
+		Name: "calls that wait, and come again, wait twice",
+		File: "machine.go", Old: `case req.Op.Waits() && s.isResent(req):`, New: `case false:`,
 	},
 	{
-		"a call that was answered before it came again begins anew",
-		"session.go", `if s.waiters[req.ID] == nil && (!s.resent[req.ID] || !logged(req.Op)) {`, `if s.waiters[req.ID] == nil {`,
+		Name: "a call that was answered before it came again begins anew",
+		File: "session.go", Old: `if s.waiters[req.ID] == nil && (!s.resent[req.ID] || !logged(req.Op)) {`, New: `if s.waiters[req.ID] == nil {`,
 	},
 	{
-		"a rank whose join comes again has a conflict with itself",
-		"rendezvous.go", `if g, rank := m.joinedBy(t); g != nil { //`, `if g, rank := m.joinedBy(t); g != nil && t.ID == 0 { //`,
+		Name: "a rank whose join comes again has a conflict with itself",
+		File: "rendezvous.go", Old: `if g, rank := m.joinedBy(t); g != nil { //`, New: `if g, rank := m.joinedBy(t); g != nil && t.ID == 0 { //`,
 	},
 	{
-		"a lease outlives its session",
-		"lease.go", `for p := s.leases.Front(); p != nil; p = p.Next() {`, `for p := s.leases.Front(); p != nil && false; p = p.Next() {`,
+		Name: "a lease outlives its session",
+		File: "lease.go", Old: `for p := s.leases.Front(); p != nil; p = p.Next() {`, New: `for p := s.leases.Front(); p != nil && false; p = p.Next() {`,
 	},
 	{
-		"the entries of a lease outlive it",
-		"lease.go", `m.endedLeases = append(m.endedLeases, l)`, `_ = m`,
+		Name: "the entries of a lease outlive it",
+		File: "lease.go", Old: `m.endedLeases = append(m.endedLeases, l)`, New: `_ = m`,
 	},
 	{
-		"the entries of a lease that has ended are seen until a Tick takes them out",
-		"keys.go", `|| e.lease > 0 && m.leaseRefs[e.lease-1].ended`, ``,
+		Name: "the entries of a lease that has ended are seen until a Tick takes them out",
+		File: "keys.go", Old: `|| e.lease > 0 && m.leaseRefs[e.lease-1].ended`, New: ``,
 	},
 	{
-		"a lease ends twice",
-		"lease.go", `delete(m.leases, l.id)`, `_ = m`,
+		Name: "a lease ends twice",
+		File: "lease.go", Old: `delete(m.leases, l.id)`, New: `_ = m`,
 	},
 	{
-		"a lease is anybody's",
-		"lease.go", `case l.session != t.Session:`, `case false:`,
+		Name: "a lease is anybody's",
+		File: "lease.go", Old: `case l.session != t.Session:`, New: `case false:`,
 	},
 	{
-		"a lease is not kept alive",
-		"lease.go", `	if l := m.leaseOf(t, req.Lease, rep); l != nil {
-		m.arm(`, `	if l := m.leaseOf(t, req.Lease, rep); l != nil && false {
+		Name: "a lease is not kept alive",
+		File: "lease.go", Old: `	if l := m.leaseOf(t, req.Lease, rep); l != nil {
+		m.arm(`, New: `	if l := m.leaseOf(t, req.Lease, rep); l != nil && false {
 		m.arm(`,
 	},
 	{
-		"an entry stays with the lease that it had",
-		"keys.go", `m.attach(e, l)`, `_ = l`,
+		Name: "an entry stays with the lease that it had",
+		File: "keys.go", Old: `m.attach(e, l)`, New: `_ = l`,
 	},
 	{
-		"a lease without entries is taken for one that has some",
-		"machine.go", `if l.entries.n > 0 {`, `if l != nil {`,
+		Name: "a lease without entries is taken for one that has some",
+		File: "machine.go", Old: `if l.entries.n > 0 {`, New: `if l != nil {`,
 	},
 	{
-		"reads take out what is over, and no log knows",
-		"keys.go", `	if e := m.entries.get(key); e != nil && !m.expired(e) {
+		Name: "reads take out what is over, and no log knows",
+		File: "keys.go", Old: `	if e := m.entries.get(key); e != nil && !m.expired(e) {
 		return e
 	}
 	return nil
-}`, `	e := m.entries.get(key)
+}`, New: `	e := m.entries.get(key)
 	if e != nil && m.expired(e) {
 		m.remove(e, wire.ChangeExpire)
 		return nil
@@ -373,162 +362,146 @@ var mutants = []mutant{
 }`,
 	},
 	{
-		"what is due at one time has no order",
-		"waiter.go", `a.at == b.at && a.turn < b.turn`, `false`,
+		Name: "what is due at one time has no order",
+		File: "waiter.go", Old: `a.at == b.at && a.turn < b.turn`, New: `false`,
 	},
 	{
-		"an entry of no bytes reads as absent",
-		"table.go", `	if v == nil {
+		Name: "an entry of no bytes reads as absent",
+		File: "table.go", Old: `	if v == nil {
 		v = []byte{}
-	}`, ``,
+	}`, New: ``,
 	},
 	{
-		"a value that was popped is popped again",
-		"queue.go", `wire.QueueHead{First: number + 1, Next: h.Next}), rep) == nil {
+		Name: "a value that was popped is popped again",
+		File: "queue.go", Old: `wire.QueueHead{First: number + 1, Next: h.Next}), rep) == nil {
 			return true
 		}
 	}
 	rep.Value, rep.N = value.val(), int64(h.Next-number)
-	m.remove(value, wire.ChangeDelete)`, `h), rep) == nil {
+	m.remove(value, wire.ChangeDelete)`, New: `h), rep) == nil {
 			return true
 		}
 	}
 	rep.Value, rep.N = value.val(), int64(h.Next-number)`,
 	},
 	{
-		"the last value of a queue leaves its head",
-		"queue.go", `	case number+1 == h.Next:
-		m.remove(head, wire.ChangeDelete)`, `	case number+1 == h.Next:`,
+		Name: "the last value of a queue leaves its head",
+		File: "queue.go", Old: `	case number+1 == h.Next:
+		m.remove(head, wire.ChangeDelete)`, New: `	case number+1 == h.Next:`,
 	},
 	{
-		"a caller that waits for a queue receives no value",
-		"queue.go", `m.wake(headKey)`, `_ = headKey`,
+		Name: "a caller that waits for a queue receives no value",
+		File: "queue.go", Old: `m.wake(headKey)`, New: `_ = headKey`,
 	},
 	{
-		"a stream is never full",
-		"stream.go", `if st.full(m, len(req.Value)) {`, `if st == nil {`,
+		Name: "a stream is never full",
+		File: "stream.go", Old: `if st.full(m, len(req.Value)) {`, New: `if st == nil {`,
 	},
 	{
-		"no sender learns of free space",
-		"stream.go", `		if st.full(m, w.bytes) {
-			return false`, `		if st != nil {
+		Name: "no sender learns of free space",
+		File: "stream.go", Old: `		if st.full(m, w.bytes) {
+			return false`, New: `		if st != nil {
 			return false`,
 	},
 	{
-		"a caller that waits for space is resumed without any",
-		"stream.go", `	if !st.full(m, n) {`, `	if n >= 0 {`,
+		Name: "a caller that waits for space is resumed without any",
+		File: "stream.go", Old: `	if !st.full(m, n) {`, New: `	if n >= 0 {`,
 	},
 	{
-		"a snapshot has what was set since it began",
-		"keys.go", `	m.preserve(key, e)
-	if e == nil {`, `	if e == nil {`,
+		Name: "a snapshot has what was set since it began",
+		File: "keys.go", Old: `	m.preserve(key, e)
+	if e == nil {`, New: `	if e == nil {`,
 	},
 	{
-		"a snapshot misses what was taken out since it began",
-		"keys.go", `	m.preserve(key, e)
-	m.expiries.disarm(e)`, `	m.expiries.disarm(e)`,
+		Name: "a snapshot misses what was taken out since it began",
+		File: "keys.go", Old: `	m.preserve(key, e)
+	m.expiries.disarm(e)`, New: `	m.expiries.disarm(e)`,
 	},
 	{
-		"a snapshot has entries without the time at which they go",
-		"machine.go", `m.expiries.due(m.now)`, `m.expiries.pop(m.now)`,
+		Name: "a snapshot has entries without the time at which they go",
+		File: "machine.go", Old: `m.expiries.due(m.now)`, New: `m.expiries.pop(m.now)`,
 	},
 	{
-		"a snapshot with a root that is none cannot be restored",
-		"restore.go", ` && s.Failed == nil {`, ` {`,
+		Name: "a snapshot with a root that is none cannot be restored",
+		File: "restore.go", Old: ` && s.Failed == nil {`, New: ` {`,
 	},
 	{
-		"what is restored has its timers in another order",
-		"restore.go", `m.timers.turn = s.Turn`, `_ = s.Turn`,
+		Name: "what is restored has its timers in another order",
+		File: "restore.go", Old: `m.timers.turn = s.Turn`, New: `_ = s.Turn`,
 	},
 	{
-		"what is restored forgets whose grace runs",
-		"restore.go", `m.timers.rearm(&x.reconnect, s.Reconnect)`, `_ = x`,
+		Name: "what is restored forgets whose grace runs",
+		File: "restore.go", Old: `m.timers.rearm(&x.reconnect, s.Reconnect)`, New: `_ = x`,
 	},
 	{
-		"after a restart no session has to reconnect",
-		"log_event.go", `m.arm(&s.reconnect, m.after(grace))`, `_ = s`,
+		Name: "after a restart no session has to reconnect",
+		File: "log_event.go", Old: `m.arm(&s.reconnect, m.after(grace))`, New: `_ = s`,
 	},
 	{
-		"a vote goes to a channel that its rank has closed",
-		"channel.go", `for ch != nil && ch.closed(rank) {`, `for false {`,
+		Name: "a vote goes to a channel that its rank has closed",
+		File: "channel.go", Old: `for ch != nil && ch.closed(rank) {`, New: `for false {`,
 	},
 	{
-		"a channel that its users have closed is kept",
-		"channel.go", `m.account.release(ch.payer, ch.cost())
-	ch.g.remove(ch)`, `_ = m`,
+		Name: "a channel that its users have closed is kept",
+		File: "channel.go", Old: `m.account.release(ch.payer, ch.cost())
+	ch.g.remove(ch)`, New: `_ = m`,
 	},
 	{
-		"a channel is freed with a record that another rank needs",
-		"channel.go", `	if len(ch.records) > 0 {
+		Name: "a channel is freed with a record that another rank needs",
+		File: "channel.go", Old: `	if len(ch.records) > 0 {
 		return
 	}
-	for rank, used`, `	for rank, used`,
+	for rank, used`, New: `	for rank, used`,
 	},
 	{
-		"a channel is freed while a user has it open",
-		"channel.go", `if used && ch.g`, `if false && used && ch.g`,
+		Name: "a channel is freed while a user has it open",
+		File: "channel.go", Old: `if used && ch.g`, New: `if false && used && ch.g`,
 	},
 	{
-		"a rank that closes a channel is waited for",
-		"channel.go", `ch.advance(m, c.Rank, closedFloor, reasonClosed)`, `ch.floor[c.Rank] = closedFloor`,
+		Name: "a rank that closes a channel is waited for",
+		File: "channel.go", Old: `ch.advance(m, c.Rank, closedFloor, reasonClosed)`, New: `ch.floor[c.Rank] = closedFloor`,
 	},
 	{
-		"a rank closes a channel on which it has not voted",
-		"channel.go", `ch != nil && ch.used[c.Rank] {`, `ch != nil {`,
+		Name: "a rank closes a channel on which it has not voted",
+		File: "channel.go", Old: `ch != nil && ch.used[c.Rank] {`, New: `ch != nil {`,
 	},
 	{
-		"a call goes on in a channel that its rank has closed",
-		"channel.go", `return w.belongsTo(g, c.Rank) && onChannel(w.owner, c.Channel)`, `return false`,
+		Name: "a call goes on in a channel that its rank has closed",
+		File: "channel.go", Old: `return w.belongsTo(g, c.Rank) && onChannel(w.owner, c.Channel)`, New: `return false`,
 	},
 	{
-		"a channel stays when its last user is gone",
-		"channel.go", `			}
+		Name: "a channel stays when its last user is gone",
+		File: "channel.go", Old: `			}
 		}
 	}
-	ch.freeIfClosed(m)`, `			}
+	ch.freeIfClosed(m)`, New: `			}
 		}
 	}`,
 	},
 	{
-		"a stream is freed with messages that no rank has read",
-		"streams.go", `!there(st.dst) || len(st.queue) == 0 && `, `!there(st.dst) || `,
+		Name: "a stream is freed with messages that no rank has read",
+		File: "streams.go", Old: `!there(st.dst) || len(st.queue) == 0 && `, New: `!there(st.dst) || `,
 	},
 	{
-		"a message to a rank that has closed the channel waits for its next use",
-		"streams.go", `st.dst == rank && st.reading.Closed`, `false`,
+		Name: "a message to a rank that has closed the channel waits for its next use",
+		File: "streams.go", Old: `st.dst == rank && st.reading.Closed`, New: `false`,
 	},
 	{
-		"a message that was not received is acknowledged",
-		"stream.go", `c.Seq > st.delivered`, `c.Seq > st.delivered+1`,
+		Name: "a message that was not received is acknowledged",
+		File: "stream.go", Old: `c.Seq > st.delivered`, New: `c.Seq > st.delivered+1`,
 	},
 	{
-		"all ranks that an operation waits for are named",
-		"activity.go", `maxMissing = 1024`, `maxMissing = 1 << 20`,
+		Name: "all ranks that an operation waits for are named",
+		File: "activity.go", Old: `maxMissing = 1024`, New: `maxMissing = 1 << 20`,
+		Test: "^TestMissingRanksAreBounded$", // the groups of the simulation are small
 	},
 }
 
-// shortMutants is the step at which the short form samples the mutants: it runs one of so many.
-const shortMutants = 36
-
 // TestMutants checks that the simulation can detect errors: it finds a counterexample for each rule
-// that is broken, or the test of it fails. With MUSTER_SOAK it tries all mutants, otherwise one of 36, which
-// MUSTER_MUTANTS selects.
+// that is broken, or the test of it fails.
 func TestMutants(t *testing.T) {
-	if testing.Short() || underRace {
-		t.Skip("SKIPPED: each mutant is built: not in a short run, nor with the race detector")
+	if underRace {
+		t.Skip("SKIPPED: each mutant is built: not with the race detector")
 	}
-	tries := mutationtest.Sampled(t, len(mutants), shortMutants)
-	for i, m := range mutants {
-		mutationtest.Applies(t, m.file, m.old)
-		if !tries(i) {
-			continue
-		}
-		t.Run(m.name, func(t *testing.T) {
-			if test, ok := tests[m.name]; ok {
-				mutationtest.NoticedBy(t, m.file, m.old, m.new, test)
-				return
-			}
-			mutationtest.Noticed(t, m.file, m.old, m.new, "-run", "^TestSimulation$", ".", "-sim.seeds", "6000")
-		})
-	}
+	mutationtest.Run(t, mutants, 36, "-run", "^TestSimulation$", ".", "-sim.seeds", "6000")
 }

@@ -2,6 +2,7 @@
 package mutationtest
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -18,45 +19,22 @@ var counterexample = regexp.MustCompile(`(?m)([A-Z][0-9] .*) does not hold: (.*)
 // failure is what a test prints that fails or panics.
 var failure = regexp.MustCompile(`(?m)^ *--- FAIL: .*$|^panic: .*$`)
 
-// Noticed runs "go test" with arguments in the test's directory, as if in file, which has before once, there was after in its
-// place. The test must fail, and say which property does not hold.
-func Noticed(t *testing.T, file, before, after string, args ...string) {
-	t.Helper()
-	out, err := test(t, file, before, after, args...)
-	found := counterexample.FindStringSubmatch(out)
-	if err == nil || found == nil {
-		t.Fatalf("it has no counterexample (%v):\n%s", err, out)
-	}
-	t.Logf("%s: %.200s", found[1], found[2])
+// Mutant is one change of a source file that breaks a rule, which a test must notice.
+type Mutant struct {
+	Name     string
+	File     string
+	Old, New string // Old occurs exactly once in File
+	Test     string // the test that must fail, as of -run; "": the simulation must find a counterexample
 }
 
-// NoticedBy is Noticed for a test of another kind: it must fail, or end its process by a panic. A build that fails, and a
-// test that takes too long, do not count.
-func NoticedBy(t *testing.T, file, before, after, name string) {
-	t.Helper()
-	out, err := test(t, file, before, after, "-run", name)
-	found := failure.FindString(out)
-	if err == nil || found == "" || strings.Contains(out, "panic: test timed out") {
-		t.Fatalf("%s does not notice it (%v):\n%s", name, err, out)
-	}
-	t.Logf("%.200s", found)
-}
-
-// test runs "go test" with after in place of before. It prints text, whatever GOFLAGS is.
-func test(t *testing.T, file, before, after string, args ...string) (string, error) {
-	t.Helper()
-	args = append([]string{"test", "-count=1", "-json=false", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", overlay(t, file, before, after)}, args...)
-	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput()
-	return string(out), err
-}
-
-// Sampled reports which of n mutants a run tries: all with MUSTER_SOAK, otherwise one of step. The first is number
-// MUSTER_MUTANTS modulo step, or 0, so that runs with successive numbers try all of them. It logs the choice.
-func Sampled(t *testing.T, n, step int) (tries func(i int) bool) {
-	t.Helper()
-	if os.Getenv("MUSTER_SOAK") != "" {
-		t.Logf("all %d mutants", n)
-		return func(int) bool { return true }
+// Run runs "go test" in the test's directory for each mutant that this run tries. simulation are the arguments for
+// mutants without a Test. It checks that all mutants can be made.
+//
+// With MUSTER_SOAK it tries all mutants, otherwise one of step. The first is number MUSTER_MUTANTS modulo step, or 0,
+// so that runs with successive numbers try all of them.
+func Run(t *testing.T, mutants []Mutant, step int, simulation ...string) {
+	if testing.Short() {
+		t.Skip("SKIPPED: each mutant is built: not in a short run")
 	}
 	from := 0
 	if text := os.Getenv("MUSTER_MUTANTS"); text != "" {
@@ -66,35 +44,58 @@ func Sampled(t *testing.T, n, step int) (tries func(i int) bool) {
 		}
 		from = int(v % uint64(step)) // #nosec G115 -- less than step
 	}
-	t.Logf("%d of %d mutants: each %dth from number %d on (MUSTER_MUTANTS=%d); MUSTER_SOAK=1 tries all", (n-from+step-1)/step, n, step, from, from)
-	return func(i int) bool { return i%step == from }
+	if os.Getenv("MUSTER_SOAK") != "" {
+		from, step = 0, 1
+	}
+	t.Logf("each %dth of %d mutants from number %d on (MUSTER_MUTANTS=%d); MUSTER_SOAK=1 tries all", step, len(mutants), from, from)
+	for i, m := range mutants {
+		m.apply(t)
+		if i%step == from {
+			t.Run(m.Name, func(t *testing.T) { m.mustBeNoticed(t, simulation) })
+		}
+	}
 }
 
-// Applies checks that a mutant can be made, and returns the source: file has before once. It is for all mutants of a
-// table, since a run tries only some of them.
-func Applies(t *testing.T, file, before string) (source string) {
+// mustBeNoticed runs the tests with the mutant. The simulation must say which property does not hold. Another test must
+// fail, or end its process by a panic: a build that fails, and a test that takes too long, do not count.
+func (m *Mutant) mustBeNoticed(t *testing.T, args []string) {
 	t.Helper()
-	src, err := os.ReadFile(file)
+	notice := counterexample
+	if m.Test != "" {
+		args, notice = []string{"-run", m.Test}, failure
+	}
+	args = append([]string{"test", "-count=1", "-json=false", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", m.overlay(t)}, args...)
+	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput() // text, whatever GOFLAGS is
+	found := notice.Find(out)
+	if err == nil || found == nil || bytes.Contains(out, []byte("panic: test timed out")) {
+		t.Fatalf("no test notices it (%v):\n%s", err, out)
+	}
+	t.Logf("%.200s", found)
+}
+
+// apply returns the source with the change.
+func (m *Mutant) apply(t *testing.T) (changed string) {
+	t.Helper()
+	src, err := os.ReadFile(m.File)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(string(src), before); n != 1 {
-		t.Fatalf("%s has %q %d times, not once: bring the table up to date", file, before, n)
+	if n := strings.Count(string(src), m.Old); n != 1 {
+		t.Fatalf("%s has %q %d times, not once: bring the table up to date", m.File, m.Old, n)
 	}
-	return string(src)
+	return strings.Replace(string(src), m.Old, m.New, 1)
 }
 
 // overlay writes the changed file, and the list of changed files for the go command.
-func overlay(t *testing.T, file, before, after string) (name string) {
+func (m *Mutant) overlay(t *testing.T) (name string) {
 	t.Helper()
-	src := Applies(t, file, before)
-	original, err := filepath.Abs(file)
+	original, err := filepath.Abs(m.File)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	changed := filepath.Join(dir, filepath.Base(file))
-	if err := os.WriteFile(changed, []byte(strings.Replace(src, before, after, 1)), 0o600); err != nil {
+	changed := filepath.Join(dir, filepath.Base(m.File))
+	if err := os.WriteFile(changed, []byte(m.apply(t)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	list, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
