@@ -127,8 +127,7 @@ type Job struct {
 	out        *output
 	parentPipe parentPipe
 
-	failed chan *ExitError // each rank sends at most once: N fit
-	gone   chan struct{}   // each rank sends once: N fit
+	ended chan *ExitError // each rank sends its failure, if it has one, and then nil when it is gone: all fit
 
 	done     chan struct{} // closed when all ranks are gone; the fields below are written before that
 	err      error         // what Wait returns
@@ -149,11 +148,10 @@ func Start(ctx context.Context, spec Spec) (*Job, error) {
 
 func newJob(spec Spec) *Job {
 	return &Job{
-		spec:   spec,
-		out:    newOutput(spec.Output, spec.ErrOutput),
-		failed: make(chan *ExitError, spec.N),
-		gone:   make(chan struct{}, spec.N),
-		done:   make(chan struct{}),
+		spec:  spec,
+		out:   newOutput(spec.Output, spec.ErrOutput),
+		ended: make(chan *ExitError, 2*spec.N),
+		done:  make(chan struct{}),
 	}
 }
 

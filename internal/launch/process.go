@@ -100,14 +100,14 @@ func (p *Process) watch(j *Job) {
 	waitErr := p.reap()
 	p.err = exitError(p.rank, p.cmd.ProcessState, waitErr)
 	if p.err != nil && !j.spec.MayFail(p.rank) {
-		j.failed <- p.err
+		j.ended <- p.err
 	}
 	p.endGroup(j.spec.Grace)
 	if err := p.streams.finish(); err != nil {
 		j.out.fail(fmt.Errorf("write the log of rank %d: %w", p.rank, err))
 	}
 	close(p.done)
-	j.gone <- struct{}{}
+	j.ended <- nil
 }
 
 // endGroup ends what the rank left behind in its group.

@@ -82,8 +82,8 @@ func (j *Job) command(rank int) *exec.Cmd {
 // killStarted kills the ranks that were started before one could not be.
 func (j *Job) killStarted() {
 	j.Signal(syscall.SIGKILL)
-	for range j.procs {
-		<-j.gone
+	for _, p := range j.procs {
+		<-p.done
 	}
 }
 
@@ -104,7 +104,11 @@ func (j *Job) waitAll(ctx context.Context) error {
 	stop, closed := ctx.Done(), j.out.closed
 	for left := len(j.procs); left > 0; {
 		select {
-		case e := <-j.failed:
+		case e := <-j.ended:
+			if e == nil {
+				left--
+				break
+			}
 			j.failures = append(j.failures, e)
 			if cause != nil {
 				break
@@ -122,30 +126,12 @@ func (j *Job) waitAll(ctx context.Context) error {
 			end(fmt.Errorf("ranks ended: %w", context.Cause(ctx)))
 		case <-kill:
 			j.Signal(syscall.SIGKILL)
-		case <-j.gone:
-			left--
 		}
 	}
-	return j.result(cause)
-}
-
-// result takes the failures that have become ready together with the end of the last rank.
-func (j *Job) result(cause error) error {
-	for {
-		select {
-		case e := <-j.failed:
-			j.failures = append(j.failures, e)
-			if cause == nil {
-				cause = e
-			}
-			continue
-		default:
-		}
-		if cause == nil {
-			cause = j.out.failure()
-		}
-		return cause
+	if cause == nil {
+		cause = j.out.failure()
 	}
+	return cause
 }
 
 // terminate asks all ranks to end. The channel that it returns says when to kill them.
