@@ -14,10 +14,10 @@ const nap = 5 * time.Millisecond
 // decide. ring with the same words wakes it: sleepers is the number of the calls that sleep, and
 // bell changes when they should look again.
 func (m *Memory) wait(ctx context.Context, sleepers, bell int, ready func() bool) {
-	start := time.Now()
 	if m.poll(ready) || m.sim != nil {
 		return
 	}
+	start := time.Now()
 	end := start.Add(m.limit)
 	if deadline, ok := ctx.Deadline(); ok {
 		if part := start.Add(deadline.Sub(start) / 4); part.Before(end) {
