@@ -57,7 +57,7 @@ var mutants = []mutationtest.Mutant{
 	{
 		Name: "a checkpoint is installed late, in place of a newer one",
 		File: "leader_log.go", Old: `clientv3.Compare(clientv3.ModRevision(l.leaderKey()), "=", l.fence), clientv3.Compare(clientv3.ModRevision(l.stateKey()), "=", l.stateRev),`,
-		New: `clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence),`,
+		New: `clientv3.Compare(clientv3.ModRevision(l.leaderKey()), "=", l.fence),`,
 	},
 	{
 		Name: "the log stays when there is a checkpoint",
