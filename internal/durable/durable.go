@@ -362,6 +362,9 @@ func (d *Disk) checkpoint(hold WithMachine) error {
 	var segment uint64
 	began := time.Now()
 	if err := hold(func(m *core.Machine) {
+		// Reads move the machine's clock, and are not logged. A process that only follows the log must not
+		// lead on with a clock behind that of the checkpoint: who loads it would replay other deadlines.
+		d.Advance(m.Now())
 		segment = d.log.Rotate()
 		s = m.Snapshot()
 	}); err != nil {

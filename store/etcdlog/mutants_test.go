@@ -88,6 +88,11 @@ var mutants = []mutationtest.Mutant{
 		File: "lead.go", Old: `l.newStore = s.state.Incarnation == 0`, New: `l.newStore = l.newStore || s.state.Incarnation == 0`,
 		Test: "^TestAnAttemptToLeadThatFails$", // the simulation meets it in one of 9,000 schedules
 	},
+	{
+		Name: "a checkpoint has a clock that the log has not",
+		File: "../../internal/durable/durable.go", Old: `d.Advance(m.Now())`, New: `_ = m.Now()`,
+		Test: "^TestClockOfACheckpoint$", // the simulation meets it in one of 11,000 schedules
+	},
 }
 
 // TestMutants checks that the simulation detects errors: for each mutant it finds a counterexample.

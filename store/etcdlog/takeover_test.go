@@ -2,6 +2,7 @@ package etcdlog_test
 
 import (
 	"context"
+	"io"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -109,4 +110,32 @@ func TestAnAttemptToLeadThatFails(t *testing.T) {
 			require.NoError(t, l.Close())
 		})
 	}
+}
+
+// TestClockOfACheckpoint checks that a process that has followed the log, and one that has loaded a
+// checkpoint, have the same deadlines, although reads had moved the clock of the leader that made it.
+func TestClockOfACheckpoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, o := memetcd.New().Client(direct{}), &etcdlog.Options{Root: newRoot()}
+		first := standing(t, c, o)()
+		require.NoError(t, first.Set(t.Context(), "key", nil, nil))
+		follower := standing(t, c, o)
+		time.Sleep(time.Minute)
+		_, err := first.Get(t.Context(), "key")
+		require.NoError(t, err)
+		_, err = first.Backup(t.Context(), io.Discard)
+		require.NoError(t, err)
+		first.end(t)
+		second := follower()
+		require.NoError(t, second.Set(t.Context(), "fleeting", nil, &store.SetOptions{TTL: 10 * time.Second}))
+		loader := standing(t, c, o)
+		time.Sleep(8 * time.Second)
+		_, err = second.Get(t.Context(), "fleeting")
+		require.NoError(t, err)
+		second.end(t)
+		third := loader()
+		time.Sleep(5 * time.Second)
+		_, err = third.Get(t.Context(), "fleeting")
+		require.ErrorIs(t, err, store.ErrNotFound)
+	})
 }
