@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // littleAllReduce returns a run of collective that measures nothing.
@@ -63,9 +64,7 @@ done
 `
 
 func TestAllReduceZerfoo(t *testing.T) {
-	if _, err := exec.LookPath("sh"); err != nil {
-		t.Skip("SKIPPED: no shell to stand in: ", err)
-	}
+	testcluster.Shell(t)
 	program := filepath.Join(t.TempDir(), "zerfoo")
 	require.NoError(t, os.WriteFile(program, []byte(zerfooStandIn), 0o700))
 	r := littleAllReduce(t, "-bytes", "16777216", "-zerfoo", program, "-ways", "^all-reduce@(Zerfoo|muster, TCP)")

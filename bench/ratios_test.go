@@ -4,18 +4,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // fakeMuster makes a command that prints what "muster bench --json" does. Its first slow runs have a
 // median of 130 µs, and later ones one of 100 µs; above them is noise that both medians share.
 func fakeMuster(t *testing.T, name string, slowRuns int) string {
 	t.Helper()
-	if runtime.GOOS == "windows" {
-		t.Skip("SKIPPED: the fake command is a shell script")
-	}
+	testcluster.Shell(t)
 	path := filepath.Join(t.TempDir(), name)
 	script := fmt.Sprintf(`#!/bin/sh
 count=$(cat %[1]s.count 2>/dev/null || echo 0)

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 const commandReference = "../../docs/reference/cli.md"
@@ -179,6 +180,7 @@ func TestGettingStarted(t *testing.T) {
 // place of ssh that runs the command here.
 func TestSSHOfTheDocs(t *testing.T) {
 	t.Parallel()
+	testcluster.Shell(t)
 	page, err := os.ReadFile("../../docs/guides/run-a-job.md")
 	require.NoError(t, err)
 	var loop string

@@ -100,6 +100,7 @@ func TestRunNamesTheFirstFailure(t *testing.T) {
 // a rank. Ranks that ignore SIGHUP and SIGTERM end all the same.
 func TestRunSignalBeforeTheStart(t *testing.T) {
 	t.Parallel()
+	testcluster.Shell(t)
 	sigs := muster.Catch(time.Millisecond)
 	defer sigs.Stop()
 	sigs.Send(syscall.SIGHUP)

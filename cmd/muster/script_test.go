@@ -45,6 +45,7 @@ import (
 //	                         whose bytes are all BYTE, or 0
 func TestScripts(t *testing.T) {
 	t.Parallel()
+	testcluster.Shell(t)
 	dumps, err := filepath.Abs("../../internal/flightrecorder/testdata")
 	require.NoError(t, err)
 	testscript.Run(t, testscript.Params{

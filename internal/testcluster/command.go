@@ -29,6 +29,14 @@ var buildCommand = sync.OnceValues(func() (string, error) {
 	return exe, nil
 })
 
+// Shell skips the test unless there is a shell, and so the tools that its scripts call.
+func Shell(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("sh"); err != nil {
+		t.Skip("SKIPPED: NO SHELL: sh and the tools of the system are not on the PATH")
+	}
+}
+
 // Command returns the path of the command muster. It is built once for all tests of a package, whose
 // TestMain calls Leaks.
 func Command(t testing.TB) string {

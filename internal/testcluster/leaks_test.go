@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // TestLeavesOver is what TestLeaks runs in another process.
@@ -40,6 +41,7 @@ func shell(t *testing.T, script string) *exec.Cmd {
 func leftGoroutine() { <-make(chan int) }
 
 func TestLeaks(t *testing.T) {
+	testcluster.Shell(t)
 	for what, want := range map[string]string{
 		"nothing":   "",
 		"zombie":    "",
