@@ -22,7 +22,7 @@ func Concat(ctx context.Context, ga *Gatherer, ranks []int, axis int, t *tensor.
 	m := &merge{op: opConcat, axes: func(string) (int, bool) { return axis, true }}
 	m.check = func(func(string) bool) error { return nil }
 	m.open = func(infos map[string]safetensors.Info) (sink, error) {
-		info, ok := infos[singleName]
+		info, ok := infos[unnamed]
 		if !ok { // all ranks are absent
 			return nil, nil
 		}
@@ -87,7 +87,7 @@ type sink interface {
 // filler is the sink of Concat.
 type filler struct{ buffer []byte }
 
-func (f *filler) Names() []string { return []string{singleName} }
+func (f *filler) Names() []string { return []string{unnamed} }
 func (f *filler) Close() error    { return nil }
 
 func (f *filler) Write(p []byte) (int, error) {

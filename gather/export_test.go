@@ -90,7 +90,7 @@ func Impossible(verb uint8, call uint64) map[string][]byte {
 		"no tensor":             of(offer{Ready: true, List: encodeList(nil, nil), Config: true}),
 		"ready without a list":  of(offer{Ready: true}),
 		"neither here nor far":  of(offer{}),
-		"another config":        of(offer{Ready: true, Config: true, List: encodeList(nil, []item{u8(configName, 2, 2)})}),
+		"another config":        of(offer{Ready: true, Config: true, List: encodeList(nil, []item{u8(unnamed, 2, 2)})}),
 		"memory of no rank":     of(offer{Ready: true, List: encodeList([]shm.Ref{{Arena: 1, Segment: 1, Len: 8}}, []item{{Name: "tensor", DType: tensor.U8, Shape: []int{8}}})}),
 	}
 }

@@ -19,7 +19,7 @@ type offer struct {
 	Fault   *fault // why this rank cannot send; the other fields are empty then
 	Absent  bool
 	Ready   bool           // the first rank cannot fail: it can read all items and the list
-	Config  bool           // the item with configName is a config
+	Config  bool           // the unnamed item is a config
 	Axis    int            // axis of a Concat
 	List    []byte         // the items and where they are; nil if it is long
 	Long    *listLocation  // where a long list is, unless that is in a directory
@@ -178,9 +178,9 @@ func (o *offer) valid(first, files bool) bool {
 func (o *offer) matchesVerb() bool {
 	switch o.verb() {
 	case opTensors, opConcat:
-		return !o.Config && len(o.items) == 1 && o.items[0].Name == singleName
+		return !o.Config && len(o.items) == 1 && o.items[0].Name == unnamed
 	case opConfigs:
-		cfg := o.find(configName)
+		cfg := o.find(unnamed)
 		return o.Config && (cfg != nil && cfg.DType == tensor.U8 && len(cfg.Shape) == 1 || o.Version != nil)
 	}
 	return !o.Config

@@ -159,7 +159,7 @@ func (r *receiver) all(ctx context.Context) (received, error) {
 		if it.Ref >= 0 {
 			data = r.offer.blocks[it.Ref].Data[it.Off:][:it.size():it.size()]
 		}
-		if it.Name == configName && r.offer.Config {
+		if it.Name == unnamed && r.offer.Config {
 			out.config = data
 			continue
 		}
@@ -280,7 +280,7 @@ func (r *receiver) fromFiles(ctx context.Context) (received, error) {
 	}
 	for i := range r.offer.items {
 		it := &r.offer.items[i]
-		if it.Name == configName && r.offer.Config {
+		if it.Name == unnamed && r.offer.Config {
 			continue
 		}
 		t, err := state.Weights.Tensor(it.Name)

@@ -14,8 +14,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// configName is the name of the item that has a config; no tensor of the config has it.
-const configName = ""
+// unnamed is the name of an item to which the caller gave none: the tensor of Tensors and Concat, and
+// the config of Configs, none of whose tensors has it.
+const unnamed = ""
 
 // contribution is this rank's tensors and its optional config.
 type contribution struct {
@@ -115,7 +116,7 @@ func (g *sender) list() error {
 			tensors = map[string]*tensor.Tensor{}
 		}
 		g.offer.Config = true
-		tensors[configName] = &tensor.Tensor{DType: tensor.U8, Shape: []int{len(g.contribution.config)}, Data: g.contribution.config}
+		tensors[unnamed] = &tensor.Tensor{DType: tensor.U8, Shape: []int{len(g.contribution.config)}, Data: g.contribution.config}
 	}
 	for name, t := range tensors {
 		if err := t.Check(); err != nil {

@@ -9,19 +9,16 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// singleName is the name of the tensor of Tensors and Concat.
-const singleName = "tensor"
-
 // Tensors sends the t of each rank of the list to the first of them; a rank that has none passes
 // nil. All tensors have the same dtype and shape.
 func Tensors(ctx context.Context, ga *Gatherer, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
-	single := func(r received) (*tensor.Tensor, error) { return r.tensors[singleName], nil }
+	single := func(r received) (*tensor.Tensor, error) { return r.tensors[unnamed], nil }
 	return run(ctx, ga, opTensors, ranks, contributionOf(t), sameTensors, t, single)
 }
 
 // contributionOf returns a contribution of one tensor, or of none.
 func contributionOf(t *tensor.Tensor) contribution {
-	return contribution{absent: t == nil, tensors: map[string]*tensor.Tensor{singleName: t}}
+	return contribution{absent: t == nil, tensors: map[string]*tensor.Tensor{unnamed: t}}
 }
 
 // TensorMaps is like Tensors for many named tensors at once; a rank that has none passes a nil map.
@@ -124,7 +121,7 @@ func compareFirst(x, y []item) int {
 
 // prefix returns the text that names a tensor, if the caller has named it.
 func prefix(name string) string {
-	if name == singleName || name == configName {
+	if name == unnamed {
 		return ""
 	}
 	return fmt.Sprintf("tensor %q: ", name)

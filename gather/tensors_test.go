@@ -88,8 +88,8 @@ func TestDisagreement(t *testing.T) {
 		odd  map[string]*tensor.Tensor
 		want string
 	}{
-		"shape": {map[string]*tensor.Tensor{"tensor": tensor.New(tensor.F32, 2, 4)}, "rank 3 has F32[2,4], and rank 2 F32[2,3]"},
-		"dtype": {map[string]*tensor.Tensor{"tensor": tensor.New(tensor.I32, 2, 3)}, "rank 3 has I32[2,3], and rank 2 F32[2,3]"},
+		"shape": {map[string]*tensor.Tensor{"tensor": tensor.New(tensor.F32, 2, 4)}, `tensor "tensor": rank 3 has F32[2,4], and rank 2 F32[2,3]`},
+		"dtype": {map[string]*tensor.Tensor{"tensor": tensor.New(tensor.I32, 2, 3)}, `tensor "tensor": rank 3 has I32[2,3], and rank 2 F32[2,3]`},
 		"more":  {map[string]*tensor.Tensor{"more": tensor.New(tensor.I32)}, `rank 3 has tensor "more", and rank 2 has not`},
 		"fewer": {map[string]*tensor.Tensor{}, `rank 2 has tensor "tensor", and rank 3 has not`},
 	} {
