@@ -143,7 +143,7 @@ func TestBuckets(t *testing.T) {
 }
 
 // TestReadOnly checks that a read-only store refuses changes, and that its Close leaves the store open.
-// TestRights checks all operations.
+// rights.txt has all operations.
 func TestReadOnly(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
