@@ -61,8 +61,7 @@ func TestAnAnswerThatWaitsForRoom(t *testing.T) {
 
 	other := dial(t, addr)
 	require.Eventually(t, func() bool { // the buffers are full
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		defer cancel()
+		ctx := testcluster.Within(t, 300*time.Millisecond)
 		_, err := other.Get(ctx, "k")
 		return errors.Is(err, context.DeadlineExceeded)
 	}, 10*time.Second, time.Millisecond)
@@ -111,8 +110,7 @@ func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 		slow.Go(func() { _, _ = store.New(e).Get(ctx, "k") })
 	}
 	other := dial(t, addr)
-	within, stop := context.WithTimeout(t.Context(), testTimeout)
-	defer stop()
+	within := bounded(t)
 	got, err := other.Get(within, "k")
 	require.NoError(t, err)
 	require.Len(t, got, len(value))

@@ -2,8 +2,8 @@ package store_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -27,8 +28,7 @@ func TestDialRefusedConnection(t *testing.T) {
 	addr := unusedAddr(t)
 	_, err := store.Dial(bounded(t), addr, nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
+	ctx := testcluster.Within(t, 50*time.Millisecond)
 	_, err = store.Dial(ctx, addr, &store.DialOptions{Wait: true})
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -43,23 +43,37 @@ func TestDialWaitsForAServerThatStartsLater(t *testing.T) {
 		defer once()
 		return new(net.Dialer).DialContext(ctx, network, addr)
 	}
-	got := make(chan error, 1)
-	go func() {
+	got := start(func() error {
 		c, err := store.Dial(bounded(t), addr, &store.DialOptions{Dial: dial, Wait: true})
 		if err == nil {
 			err = c.Close()
 		}
-		got <- err
-	}()
+		return err
+	})
 	<-dialed
 	serve(t, new(store.Server), listening(addr))
 	require.NoError(t, <-got)
 }
 
-func TestDialMalformedAddresses(t *testing.T) {
+// TestDialInvalid checks addresses, secrets and files with which no server can be reached, however long
+// the client waits.
+func TestDialInvalid(t *testing.T) {
 	for _, addr := range []string{"", "host", "host:", "host:http", "host:0", "host:65536", "host:-1", "::1:70", "a:b:c"} {
 		_, err := store.Dial(bounded(t), addr, &store.DialOptions{Wait: true})
 		require.ErrorIs(t, err, store.ErrInvalid, addr)
+	}
+	none := newTLSFiles(t).client()
+	none.CA = "none.pem"
+	for want, o := range map[string]store.DialOptions{
+		"secret: 5 bytes are too few": {Secret: []byte("short")},
+		"secret: 0 bytes are too few": {Secret: []byte{}},
+		"none.pem":                    {TLS: none.Client},
+		"out of certificates":         {TLS: func() (*tls.Config, error) { return nil, errors.New("out of certificates") }},
+	} {
+		o.Wait = true
+		_, err := store.Dial(bounded(t), "127.0.0.1:1", &o)
+		require.ErrorIs(t, err, store.ErrInvalid)
+		require.ErrorContains(t, err, want)
 	}
 }
 
@@ -123,12 +137,9 @@ func TestDialOfASilentServerIsBoundedByTheContext(t *testing.T) {
 }
 
 // waiting starts n waits of c for a key that no client sets, and returns when the server has them.
-func waiting(t *testing.T, c *store.Store, n int) chan error {
+func waiting(t *testing.T, c *store.Store, n int) <-chan error {
 	t.Helper()
-	errs := make(chan error, n)
-	for range n {
-		go func() { _, err := c.Wait(t.Context(), "never"); errs <- err }()
-	}
+	errs := startMany(n, func() error { _, err := c.Wait(t.Context(), "never"); return err })
 	works(t, c)
 	return errs
 }
@@ -137,9 +148,10 @@ func TestAServerThatGoesEndsAllCalls(t *testing.T) {
 	for name, end := range map[string]struct {
 		how  func(*store.Server) error
 		code wire.Code
+		text string
 	}{
-		"Close":    {(*store.Server).Close, wire.CodeUnavailable},
-		"Shutdown": {func(s *store.Server) error { return s.Shutdown(context.Background()) }, wire.CodeLeft},
+		"Close":    {(*store.Server).Close, wire.CodeUnavailable, "connection closed by the store"},
+		"Shutdown": {func(s *store.Server) error { return s.Shutdown(context.Background()) }, wire.CodeLeft, "the store has shut down"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, s *service) {
@@ -151,6 +163,7 @@ func TestAServerThatGoesEndsAllCalls(t *testing.T) {
 				}
 				_, err := c.Get(t.Context(), "k")
 				goneWith(t, err, end.code)
+				require.ErrorContains(t, err, `store: get "k": store unavailable: 127.0.0.1:1: `+end.text)
 			})
 		})
 	}
@@ -188,8 +201,7 @@ func TestClientCloseWhileManyCall(t *testing.T) {
 func TestDeadlinesFarAway(t *testing.T) {
 	for _, c := range []*store.Store{store.New(new(store.Memory)), serve(t, new(store.Server), tcp).client(t)} {
 		ctx, cancel := context.WithDeadline(t.Context(), time.Unix(1<<40, 0))
-		got := make(chan error, 1)
-		go func() { _, err := c.Wait(ctx, "works"); got <- err }()
+		got := start(func() error { _, err := c.Wait(ctx, "works"); return err })
 		require.NoError(t, c.Set(ctx, "ttl", nil, &store.SetOptions{TTL: 1<<63 - 1}))
 		works(t, c)
 		_, err := c.Get(ctx, "ttl")
@@ -198,12 +210,4 @@ func TestDeadlinesFarAway(t *testing.T) {
 		cancel()
 		require.NoError(t, c.Close())
 	}
-}
-
-func TestErrorsOfTheEnd(t *testing.T) {
-	s := serve(t, new(store.Server), tcp)
-	c := s.client(t)
-	require.NoError(t, s.Close())
-	_, err := c.Get(bounded(t), "k")
-	require.Equal(t, fmt.Sprintf(`store: get "k": store unavailable: %s: connection closed by the store`, "127.0.0.1:1"), err.Error())
 }

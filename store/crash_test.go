@@ -67,6 +67,5 @@ func TestKillNine(t *testing.T) {
 	holds(t, holder, "held", "by lease")
 	require.NoError(t, lease.Err())
 	require.NoError(t, lease.Close(ctx))
-	_, err = holder.Get(ctx, "held")
-	require.ErrorIs(t, err, store.ErrNotFound)
+	absent(t, holder, "held")
 }

@@ -61,10 +61,24 @@ func relay(t *testing.T, addr string, srv *store.Server, w wires) *service {
 // client returns a Store on s that is closed at the end of the test.
 func (s *service) client(t *testing.T) *store.Store {
 	t.Helper()
-	c, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: s.dial})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	return c
+	return s.as(t, &store.DialOptions{Dial: s.dial})
+}
+
+// as is client with options, which have the dial function of s.
+func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
+	t.Helper()
+	return dialWith(t, "127.0.0.1:1", o)
+}
+
+// dial returns a Store on the server at addr that is closed at the end of the test.
+func dial(t *testing.T, addr string) *store.Store {
+	t.Helper()
+	return dialWith(t, addr, nil)
+}
+
+func dialWith(t *testing.T, addr string, o *store.DialOptions) *store.Store {
+	t.Helper()
+	return testcluster.Dial(t, addr, o)
 }
 
 // raw returns a bare connection to s.
@@ -111,6 +125,14 @@ func receiveReply(t *testing.T, c net.Conn) (wire.Header, wire.Reply) {
 	return h, rep
 }
 
+// receiveRequest reads one request, as a server does.
+func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
+	t.Helper()
+	h, body := receiveBody(t, c)
+	require.NoError(t, req.Parse(h, body))
+	return req
+}
+
 func receiveBody(t *testing.T, c net.Conn) (wire.Header, []byte) {
 	t.Helper()
 	head := make([]byte, wire.HeaderLen)
@@ -141,9 +163,49 @@ func works(t *testing.T, s *store.Store) {
 	t.Helper()
 	ctx := bounded(t)
 	require.NoError(t, s.Set(ctx, "works", []byte("yes"), nil))
-	v, err := s.Get(ctx, "works")
+	holds(t, s, "works", "yes")
+}
+
+// holds fails the test unless key has value.
+func holds(t *testing.T, s *store.Store, key, value string) {
+	t.Helper()
+	v, err := s.Get(bounded(t), key)
 	require.NoError(t, err)
-	require.Equal(t, "yes", string(v))
+	require.Equal(t, value, string(v))
+}
+
+// absent fails the test unless there is no key.
+func absent(t *testing.T, s *store.Store, key string) {
+	t.Helper()
+	_, err := s.Get(bounded(t), key)
+	require.ErrorIs(t, err, store.ErrNotFound)
+}
+
+// start calls do in a goroutine. The channel has its error when it has returned.
+func start(do func() error) <-chan error { return startMany(1, do) }
+
+// startMany calls do in n goroutines at the same time.
+func startMany(n int, do func() error) <-chan error {
+	errs := make(chan error, n)
+	for range n {
+		go func() { errs <- do() }()
+	}
+	return errs
+}
+
+// startWait starts a wait for key.
+func startWait(t *testing.T, s *store.Store, key string) <-chan error {
+	ctx := bounded(t)
+	return start(func() error { _, err := s.Wait(ctx, key); return err })
+}
+
+// together runs do in n goroutines at the same time.
+func together(t *testing.T, n int, do func() error) {
+	t.Helper()
+	errs := startMany(n, do)
+	for range n {
+		require.NoError(t, <-errs)
+	}
 }
 
 func frame(h wire.Header, body ...byte) []byte {

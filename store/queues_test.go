@@ -67,8 +67,7 @@ func TestPopThatIsCancelled(t *testing.T) {
 // count against the memory that other sessions may use.
 func TestLargeAnswersOfIdleSessions(t *testing.T) {
 	const n, size = 24, 1 << 20
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := testcluster.Within(t, 30*time.Second)
 	addr := testcluster.Serve(t, &store.Server{Engine: &store.Memory{Limits: store.Limits{Held: n * size / 2, HeldOf: n * size / 2}}})
 	boss := dial(t, addr)
 	for range n {

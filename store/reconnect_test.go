@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,10 +21,7 @@ import (
 func inFlight(t *testing.T, s, direct *store.Store, proxy *testcluster.Proxy, n int) <-chan error {
 	t.Helper()
 	proxy.Down.Stall(true)
-	errs := make(chan error, n)
-	for range n {
-		go func() { _, err := s.Add(t.Context(), "n", 1); errs <- err }()
-	}
+	errs := startMany(n, func() error { _, err := s.Add(t.Context(), "n", 1); return err })
 	testcluster.Eventually(t, testTimeout, func() bool {
 		v, err := direct.Get(t.Context(), "n")
 		return err == nil && string(v) == fmt.Sprint(n)
@@ -67,12 +63,8 @@ func TestRestartedServer(t *testing.T) {
 	require.NoError(t, first.Close(ctx))
 	lease, err := c.Lease(ctx, time.Minute)
 	require.NoError(t, err)
-	waits := make(chan error, 20)
-	for range 20 {
-		go func() { _, err := c.Wait(ctx, "later"); waits <- err }()
-	}
-	barriers := make(chan error, 1)
-	go func() { barriers <- g.barrier(ctx, 0, 1) }()
+	waits := startMany(20, func() error { _, err := c.Wait(ctx, "later"); return err })
+	barriers := start(func() error { return g.barrier(ctx, 0, 1) })
 	adds := inFlight(t, c, old.client(t), proxy, 20)
 
 	s := serve(t, new(store.Server), tcp)
@@ -123,13 +115,11 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	works(t, c)
 	proxy.Stall(true)
 	sent, cancel := context.WithCancel(t.Context())
-	adding := make(chan error, 1)
-	go func() { _, err := c.Add(sent, "sent", 1); adding <- err }()
+	adding := start(func() error { _, err := c.Add(sent, "sent", 1); return err })
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1 }, "it is sent")
 	proxy.Cut(testcluster.RST)
 	testcluster.Eventually(t, testTimeout, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
-	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer stop()
+	short := testcluster.Within(t, 20*time.Millisecond)
 	_, err := c.Add(short, "unsent", 1)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, store.ErrUnknown)
@@ -140,8 +130,7 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnknown)
 	proxy.Stall(false)
 	works(t, c)
-	_, err = c.Get(bounded(t), "unsent")
-	require.ErrorIs(t, err, store.ErrNotFound)
+	absent(t, c, "unsent")
 	_, err = c.Get(bounded(t), "sent")
 	require.ErrorIs(t, err, store.ErrNotFound, "it had not arrived, and was given up")
 }
@@ -180,10 +169,7 @@ func TestTheWindowEnds(t *testing.T) {
 		c, proxy := s.through(t)
 		works(t, c)
 		proxy.Stall(true)
-		errs := make(chan error, n)
-		for range n {
-			go func() { _, err := c.Add(t.Context(), "n", 1); errs <- err }()
-		}
+		errs := startMany(n, func() error { _, err := c.Add(t.Context(), "n", 1); return err })
 		testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1000 }, "the window is full")
 		return c, proxy, errs
 	}
@@ -223,9 +209,6 @@ func TestTheWindowEnds(t *testing.T) {
 // continue beyond it.
 func TestTheWindowInBytes(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
-		if strings.Contains(t.Name(), "pipes") {
-			t.Skip("SKIPPED: not over pipes: it is what the others test, but slower")
-		}
 		c, ctx := s.client(t), bounded(t)
 		require.NoError(t, c.Set(ctx, "large", make([]byte, wire.MaxValue), nil))
 		var out sync.WaitGroup
@@ -244,10 +227,7 @@ func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
 	c, proxy := s.through(t)
 	works(t, c)
 	proxy.Up.Stall(true)
-	errs := make(chan error, 6)
-	for range 6 {
-		go func() { errs <- c.Set(t.Context(), "large", make([]byte, wire.MaxValue), nil) }()
-	}
+	errs := startMany(6, func() error { return c.Set(t.Context(), "large", make([]byte, wire.MaxValue), nil) })
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) >= 3 }, "some are sent")
 	require.NoError(t, c.Close())
 	for range 6 {
@@ -395,15 +375,8 @@ func TestCloseMakesWhatWasSentUnknown(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	c, proxy := s.through(t)
 	proxy.Down.Stall(true)
-	added, got := make(chan error, 1), make(chan error, 1)
-	go func() {
-		_, err := c.Add(bounded(t), "n", 1)
-		added <- err
-	}()
-	go func() {
-		_, err := c.Get(bounded(t), "n")
-		got <- err
-	}()
+	added := start(func() error { _, err := c.Add(bounded(t), "n", 1); return err })
+	got := start(func() error { _, err := c.Get(bounded(t), "n"); return err })
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 2 }, "both are sent")
 	require.NoError(t, c.Close())
 	err := <-added

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -29,11 +30,7 @@ func TestAFrameThatTheStoreCannotRead(t *testing.T) {
 			c := dial(t, at)
 			held, err := c.Lease(bounded(t), time.Minute)
 			require.NoError(t, err)
-			waiting := make(chan error, 1)
-			go func() {
-				_, err := c.Wait(bounded(t), "k")
-				waiting <- err
-			}()
+			waiting := startWait(t, c, "k")
 			bad := wire.Request{Op: wire.OpAdd, Key: strings.Repeat("n", wire.MaxKey+1), Add: 1}
 			for range 3 {
 				err = c.Engine().Do(bounded(t), &bad, new(wire.Reply))
@@ -56,8 +53,7 @@ func TestConnectionsThatBringNothing(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
 	var dials atomic.Int32
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
+	ctx := testcluster.Within(t, time.Second)
 	c := dialWith(t, s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dials.Add(1)
 		conn, err := new(net.Dialer).DialContext(ctx, network, addr)

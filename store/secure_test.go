@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
 	"slices"
 	"sync"
@@ -37,14 +36,6 @@ func (s *service) knowing(secret []byte, files *store.TLSFiles) *store.DialOptio
 		o.TLS = files.Client
 	}
 	return o
-}
-
-func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
-	t.Helper()
-	c, err := store.Dial(bounded(t), "127.0.0.1:1", o)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	return c
 }
 
 // serverSecurity is the TLS and access configuration of a server.
@@ -147,23 +138,6 @@ func TestNoWayIn(t *testing.T) {
 	}
 }
 
-func TestDialWithBadSecretsAndFiles(t *testing.T) {
-	f := newTLSFiles(t)
-	none := f.client()
-	none.CA = f.path("none")
-	for want, o := range map[string]*store.DialOptions{
-		"secret: 5 bytes are too few": {Secret: []byte("short")},
-		"secret: 0 bytes are too few": {Secret: []byte{}},
-		"none.pem":                    {TLS: none.Client},
-		"out of certificates":         {TLS: func() (*tls.Config, error) { return nil, errors.New("out of certificates") }},
-	} {
-		o.Wait = true
-		_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
-		require.ErrorIs(t, err, store.ErrInvalid)
-		require.ErrorContains(t, err, want)
-	}
-}
-
 // TestNoWayBackIn checks that a client whose access was withdrawn gets that error at its next dial,
 // and does not dial again.
 func TestNoWayBackIn(t *testing.T) {
@@ -249,21 +223,6 @@ func TestASecretIsNeverSent(t *testing.T) {
 	require.NotContains(t, seen[0].String(), string(secretOf("s")[:4]))
 	require.NotEqual(t, seen[0].Bytes()[:100], seen[1].Bytes()[:100], "no two handshakes are alike")
 	require.NotContains(t, s.String(), string(secretOf("s")[:4]))
-}
-
-// receiveRequest reads one request.
-func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
-	t.Helper()
-	head := make([]byte, wire.HeaderLen)
-	_, err := io.ReadFull(c, head)
-	require.NoError(t, err)
-	h, err := wire.ParseHeader(head, wire.MaxBody)
-	require.NoError(t, err)
-	body := make([]byte, h.Len)
-	_, err = io.ReadFull(c, body)
-	require.NoError(t, err)
-	require.NoError(t, req.Parse(h, body))
-	return req
 }
 
 // entered returns a bare connection that has proved a secret, and the reply to its hello.

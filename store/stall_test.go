@@ -111,8 +111,7 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	require.Less(t, st.Server.SyncPending, time.Minute)
 	resume := fs.stall()
 	defer resume()
-	written := make(chan error, 1)
-	go func() { written <- writer.Set(ctx, "k", []byte("v"), nil) }()
+	written := start(func() error { return writer.Set(ctx, "k", []byte("v"), nil) })
 	var before time.Duration
 	testcluster.Eventually(t, testTimeout, func() bool {
 		st, err := looker.Status(ctx, "")
@@ -135,9 +134,7 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	require.Empty(t, written, "it is not acknowledged")
 	resume()
 	require.NoError(t, <-written)
-	v, err := looker.Get(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, "v", string(v))
+	holds(t, looker, "k", "v")
 }
 
 // TestBackupWhileTheDiskStalls checks that a backup ends with its context, from a client and in the
@@ -183,8 +180,7 @@ func TestClientsLearnWhyTheStoreFails(t *testing.T) {
 			writer, waiter := testcluster.Dial(t, addr, nil), testcluster.Dial(t, addr, nil)
 			ctx := bounded(t)
 			require.NoError(t, writer.Set(ctx, "k", nil, nil))
-			waited := make(chan error, 1)
-			go func() { _, err := waiter.Wait(ctx, "absent"); waited <- err }()
+			waited := start(func() error { _, err := waiter.Wait(ctx, "absent"); return err })
 			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(waiter.Engine()) > 0 }, "it waits")
 			fs.fail(err)
 			changed := writer.Set(ctx, "k", nil, nil)
@@ -221,8 +217,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	idle := s.greeted(t)
 	resume := fs.stall()
 	defer func() { resume() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
-	defer cancel()
+	ctx := testcluster.Within(t, 4*testTimeout)
 	value := bytes.Repeat([]byte("v"), size)
 	var writing sync.WaitGroup
 	for i, c := range clients {
@@ -279,7 +274,7 @@ func TestSlowDiskFindsFrozenClient(t *testing.T) {
 	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: time.Second}}, tcp)
 	b, proxy := s.through(t)
 	g, writer := teamOf(t, s.client(t), b), s.client(t)
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	ctx, cancel := context.WithCancel(bounded(t))
 	defer cancel()
 	var writing sync.WaitGroup
 	writing.Go(func() {
@@ -287,14 +282,13 @@ func TestSlowDiskFindsFrozenClient(t *testing.T) {
 		}
 	})
 	proxy.Blackhole(true)
-	failed := make(chan error, 1)
-	go func() { failed <- g.barrier(ctx, 0, 1) }()
+	failed := start(func() error { return g.barrier(ctx, 0, 1) })
 	for len(failed) == 0 {
 		resume := fs.stall()
 		<-time.After(500 * time.Millisecond)
 		resume()
 	}
-	lost(t, <-failed)
+	lost(t, <-failed, 1)
 	cancel()
 	writing.Wait()
 	proxy.Cut(testcluster.RST)
@@ -308,16 +302,15 @@ func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
 	s := store.New(m)
 	resume := fs.stall()
 	defer resume()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	result := make(chan error, 1)
-	go func() {
-		_, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: 0, Size: 2}, nil)
-		result <- err
-	}()
-	go func() {
-		_, _ = s.Join(t.Context(), wire.Contribution{Group: "g", Rank: 1, Size: 2}, nil)
-	}()
+	ctx := testcluster.Within(t, 50*time.Millisecond)
+	join := func(ctx context.Context, rank int) <-chan error {
+		return start(func() error {
+			_, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
+			return err
+		})
+	}
+	result := join(ctx, 0)
+	join(t.Context(), 1)
 	testcluster.Eventually(t, testTimeout, func() bool {
 		now, err := s.Status(t.Context(), "")
 		return err == nil && len(now.Groups) > 0 && now.Groups[0].Generation != 0 && now.Groups[0].Present == 1
@@ -354,7 +347,6 @@ func TestNoAnswerBeforeTheLogOfAStoreThatOpensLate(t *testing.T) {
 	require.NoError(t, c.Set(bounded(t), "before", nil, nil))
 	resume := fs.stall()
 	defer resume()
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx := testcluster.Within(t, 200*time.Millisecond)
 	require.ErrorIs(t, c.Set(ctx, "key", nil, nil), store.ErrUnknown)
 }

@@ -54,17 +54,7 @@ func TestStatusOfTheServer(t *testing.T) {
 func TestStatusLastSeen(t *testing.T) {
 	m := new(store.Memory)
 	here, there := store.New(m), serve(t, &store.Server{Engine: m}, tcp).client(t)
-	join := func(s *store.Store, rank int) <-chan error {
-		done := make(chan error, 1)
-		go func() {
-			_, err := s.Join(t.Context(), wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
-			done <- err
-		}()
-		return done
-	}
-	first, second := join(here, 0), join(there, 1)
-	require.NoError(t, <-first)
-	require.NoError(t, <-second)
+	teamOf(t, here, there)
 	ranks := func() []store.RankStatus {
 		s, err := here.Status(t.Context(), "")
 		require.NoError(t, err)
@@ -147,17 +137,12 @@ func TestBuckets(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
-	ctx := t.Context()
-	require.NoError(t, s.Set(ctx, "k", []byte("v"), nil))
+	works(t, s)
 	r := store.ReadOnly(s)
-	v, err := r.Get(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, "v", string(v))
-	require.ErrorIs(t, r.Set(ctx, "k", nil, nil), store.ErrDenied)
+	holds(t, r, "works", "yes")
+	require.ErrorIs(t, r.Set(t.Context(), "works", nil, nil), store.ErrDenied)
 	require.NoError(t, r.Close())
-	v, err = s.Get(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, "v", string(v))
+	works(t, s)
 }
 
 // BenchmarkStatusWatched measures the latency of a client while the status is read four times a
