@@ -21,25 +21,6 @@ import (
 // its own store.
 func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: testcluster.Scratch(t)} }
 
-// TestBackupBelowAPrefix checks that a backup requires the right to the whole store, since it
-// contains the whole store.
-func TestBackupBelowAPrefix(t *testing.T) {
-	ctx := bounded(t)
-	s := store.New(&store.Memory{Dir: t.TempDir()})
-	defer func() { _ = s.Close() }()
-	require.NoError(t, s.Set(ctx, "outside", []byte("secret"), nil))
-	p := store.Prefix(store.Prefix(s, "jobs/"), "a/")
-	require.NoError(t, p.Set(ctx, "inside", nil, nil))
-	var b bytes.Buffer
-	_, err := p.Backup(ctx, &b)
-	require.ErrorIs(t, err, store.ErrUnsupported)
-	require.ErrorContains(t, err, `backup "a/": `)
-	require.ErrorContains(t, err, "make it of the store without the prefix")
-	require.Zero(t, b.Len())
-	_, err = s.Backup(ctx, &b)
-	require.NoError(t, err)
-}
-
 // TestDurableUnderOtherLimits checks that, after a restart with other limits, refused changes stay
 // refused and acknowledged changes stay in effect.
 func TestDurableUnderOtherLimits(t *testing.T) {

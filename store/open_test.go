@@ -96,14 +96,18 @@ func TestOpenRefusesURLs(t *testing.T) {
 		"\x7f":                               "muster://",
 		"muster://h:1/prefix?secret-file=%2": "invalid URL escape",
 	} {
-		for _, open := range []func() (*store.Store, error){
-			func() (*store.Store, error) { return store.Open(bounded(t), rawurl) },
-			func() (*store.Store, error) { return store.DialURL(bounded(t), rawurl, nil) },
-		} {
-			_, err := open()
+		_, opened := store.Open(bounded(t), rawurl)
+		_, dialed := store.DialURL(bounded(t), rawurl, nil)
+		_, relayed := store.NewRelay(bounded(t), rawurl, nil)
+		for _, err := range []error{opened, dialed, relayed} {
 			require.ErrorIs(t, err, store.ErrInvalid, rawurl)
-			require.ErrorContains(t, err, want, rawurl)
 			require.NotContains(t, err.Error(), "password")
 		}
+		require.ErrorContains(t, opened, want, rawurl)
+		require.ErrorContains(t, dialed, want, rawurl)
 	}
+	_, err := store.NewRelay(bounded(t), "muster://127.0.0.1:1/prefix", nil)
+	require.ErrorIs(t, err, store.ErrInvalid, "of a part of a store")
+	_, err = store.NewRelay(bounded(t), "muster://127.0.0.1:1", nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
 }

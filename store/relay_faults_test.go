@@ -467,22 +467,3 @@ func TestARelaysOwnCalls(t *testing.T) {
 	_, err = rank.Get(bounded(t), "works")
 	require.ErrorIs(t, err, store.ErrUnavailable, "its relay is closed")
 }
-
-func TestRelaysOfNothing(t *testing.T) {
-	t.Parallel()
-	for url, want := range map[string]error{
-		"tcp://127.0.0.1:1":                         store.ErrInvalid,
-		"muster://127.0.0.1:1/prefix":               store.ErrInvalid,
-		"muster://127.0.0.1":                        store.ErrInvalid,
-		"muster://127.0.0.1:1,noport":               store.ErrInvalid,
-		"muster://127.0.0.1:1?secret-file=/nowhere": nil,
-		"muster://127.0.0.1:1":                      store.ErrUnavailable,
-		"%":                                         store.ErrInvalid,
-	} {
-		_, err := store.NewRelay(bounded(t), url, nil)
-		require.Error(t, err, url)
-		if want != nil {
-			require.ErrorIs(t, err, want, url)
-		}
-	}
-}
