@@ -11,13 +11,6 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-func copyFile(t *testing.T, from, to string) {
-	t.Helper()
-	b, err := os.ReadFile(from)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(to, b, 0o600))
-}
-
 func secretFile(t *testing.T, letter string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "secret")
@@ -27,11 +20,9 @@ func secretFile(t *testing.T, letter string) string {
 
 func TestOpenByURL(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	plain := serve(t, &store.Server{}, tcp)
 	secret := serve(t, &store.Server{Access: []store.Access{all("s")}}, tcp)
-	mutual := serve(t, &store.Server{TLS: serverTLS(t, required)}, tcp)
+	mutual := serve(t, &store.Server{TLS: serverTLS(t, f.requiring())}, tcp)
 	both := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
 	ca, cert, key, file := url.QueryEscape(f.path("ca")), url.QueryEscape(f.path("trainer")), url.QueryEscape(f.path("trainer-key")), url.QueryEscape(secretFile(t, "s"))
 	for _, rawurl := range []string{

@@ -46,8 +46,6 @@ type serverSecurity struct {
 
 func TestWaysIn(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	for _, e := range engines {
 		for name, way := range map[string]struct {
 			server serverSecurity
@@ -55,7 +53,7 @@ func TestWaysIn(t *testing.T) {
 			files  *store.TLSFiles
 		}{
 			"TLS":                   {serverSecurity{TLS: serverTLS(t, f.server())}, nil, f.anonymous()},
-			"certificates":          {serverSecurity{TLS: serverTLS(t, required)}, nil, f.client()},
+			"certificates":          {serverSecurity{TLS: serverTLS(t, f.requiring())}, nil, f.client()},
 			"secret":                {serverSecurity{Access: []store.Access{all("x"), all("s")}}, secretOf("s"), nil},
 			"TLS and secret":        {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, secretOf("s"), f.anonymous()},
 			"certificate by name":   {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "trainer", Write: true}}}, nil, f.client()},
@@ -79,13 +77,11 @@ func TestWaysIn(t *testing.T) {
 
 func TestNoWayIn(t *testing.T) {
 	f, other := newTLSFiles(t), newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	elsewhere, unsigned, untrusting := f.client(), f.client(), f.anonymous()
 	elsewhere.ServerName = "elsewhere"
 	unsigned.Cert, unsigned.Key = other.path("trainer"), other.path("trainer-key")
 	untrusting.CA = other.path("ca")
-	plain, encrypted, mutual := &store.Server{}, &store.Server{TLS: serverTLS(t, f.server())}, &store.Server{TLS: serverTLS(t, required)}
+	plain, encrypted, mutual := &store.Server{}, &store.Server{TLS: serverTLS(t, f.server())}, &store.Server{TLS: serverTLS(t, f.requiring())}
 	secret := &store.Server{Access: []store.Access{all("s")}}
 	both := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "other"}}}
 	byName := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "other"}}}
@@ -305,8 +301,6 @@ func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
 
 func TestServeBeyondLoopback(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	noCA := f.server()
 	noCA.CA = ""
 	beyond, here := &net.TCPAddr{IP: net.IPv4zero, Port: 7070}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7070}
@@ -318,7 +312,7 @@ func TestServeBeyondLoopback(t *testing.T) {
 		"nothing":               {serverSecurity{}, true, ""},
 		"TLS":                   {serverSecurity{TLS: serverTLS(t, noCA)}, true, ""},
 		"TLS, certificates":     {serverSecurity{TLS: serverTLS(t, f.server())}, true, ""},
-		"required certificates": {serverSecurity{TLS: serverTLS(t, required)}, false, ""},
+		"required certificates": {serverSecurity{TLS: serverTLS(t, f.requiring())}, false, ""},
 		"secret":                {serverSecurity{Access: []store.Access{all("s")}}, false, ""},
 		"TLS and secret":        {serverSecurity{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
 		"TLS and names":         {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
@@ -362,9 +356,7 @@ func TestTLSThatIsNotWhatItSays(t *testing.T) {
 	require.Error(t, err)
 	s.Says(t, "no certificate of the peer has been verified")
 
-	old, err := serverTLS(t, f.server()).GetConfigForClient(nil)
-	require.NoError(t, err)
-	old = old.Clone()
+	old := fixed(t, serverTLS(t, f.server()))
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	s = serve(t, &store.Server{TLS: old}, tcp)
 	o := s.knowing(nil, f.anonymous())
@@ -380,17 +372,11 @@ func TestTLSThatIsNotWhatItSays(t *testing.T) {
 
 func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
-	s := serve(t, &store.Server{TLS: serverTLS(t, required)}, tcp)
-	files := f.client()
-	before := s.as(t, s.knowing(nil, files))
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.requiring())}, tcp)
+	before := s.as(t, s.knowing(nil, f.client()))
 	works(t, before)
-	old := newTLSFiles(t)
-	for _, name := range []string{"ca", "trainer", "trainer-key"} {
-		copyFile(t, f.path(name), old.path(name))
-	}
-	works(t, s.as(t, s.knowing(nil, old.client())))
+	old, err := f.client().Client()
+	require.NoError(t, err)
 	f.renew(t)
 	testcluster.Eventually(t, testTimeout, func() bool {
 		c, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.client()))
@@ -401,7 +387,9 @@ func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 		return err == nil
 	}, "who trusts the new authority comes in")
 	works(t, before)
-	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, old.client()))
+	o := s.knowing(nil, nil)
+	o.TLS = func() (*tls.Config, error) { return old, nil }
+	_, err = store.Dial(bounded(t), "127.0.0.1:1", o)
 	require.ErrorIs(t, err, store.ErrDenied, "who trusts the old one does not")
 	require.NoError(t, store.ConnOf(before.Engine()).Close())
 	testcluster.Eventually(t, testTimeout, func() bool { // a client also reloads its own files

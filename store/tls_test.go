@@ -49,6 +49,13 @@ func (f *tlsFiles) server() *store.TLSFiles {
 	return &store.TLSFiles{Cert: f.path("server"), Key: f.path("server-key"), CA: f.path("ca"), Logger: f.logger()}
 }
 
+// requiring is server for clients that must have a certificate.
+func (f *tlsFiles) requiring() *store.TLSFiles {
+	server := f.server()
+	server.RequireClient = true
+	return server
+}
+
 func (f *tlsFiles) client() *store.TLSFiles {
 	return &store.TLSFiles{Cert: f.path("trainer"), Key: f.path("trainer-key"), CA: f.path("ca"), ServerName: "node7", Logger: f.logger()}
 }
@@ -77,11 +84,9 @@ type shaken struct {
 
 func shake(t *testing.T, server, client *store.TLSFiles) shaken {
 	t.Helper()
-	s, err := server.Server()
-	require.NoError(t, err)
 	c, err := client.Client()
 	require.NoError(t, err)
-	return shakeWith(t, s, c)
+	return shakeWith(t, serverTLS(t, server), c)
 }
 
 // ends returns both ends of a connection with buffers, so that both sides can write at the same
@@ -123,15 +128,19 @@ func shakeWith(t *testing.T, s, c *tls.Config) shaken {
 	return r
 }
 
+// fixed returns the configuration that s has for the next connection, for changes.
+func fixed(t *testing.T, s *tls.Config) *tls.Config {
+	t.Helper()
+	now, err := s.GetConfigForClient(nil)
+	require.NoError(t, err)
+	return now.Clone()
+}
+
 // TestUnverifiedCertificate checks that a certificate that the server did not verify does not identify the
 // client.
 func TestUnverifiedCertificate(t *testing.T) {
 	f := newTLSFiles(t)
-	s, err := f.server().Server()
-	require.NoError(t, err)
-	s, err = s.GetConfigForClient(nil)
-	require.NoError(t, err)
-	s = s.Clone()
+	s := fixed(t, serverTLS(t, f.server()))
 	c, err := f.client().Client()
 	require.NoError(t, err)
 	r := shakeWith(t, s, c)
@@ -163,13 +172,10 @@ func TestTLSRefuses(t *testing.T) {
 	client.ServerName = "127.0.0.1"
 	require.NoError(t, shake(t, server, client).err)
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS11} {
-		s, err := server.Server()
-		require.NoError(t, err)
+		s := serverTLS(t, server)
 		c, err := client.Client()
 		require.NoError(t, err)
-		inner, err := s.GetConfigForClient(nil)
-		require.NoError(t, err)
-		inner = inner.Clone()
+		inner := fixed(t, s)
 		inner.MinVersion, inner.MaxVersion = version, version
 		require.ErrorContains(t, shakeWith(t, inner, c).err, "protocol version")
 		c.MinVersion, c.MaxVersion = version, version
@@ -186,8 +192,8 @@ func TestTLSExpires(t *testing.T) {
 		require.ErrorContains(t, shake(t, server, client).err, "expired")
 
 		fresh := newTLSFiles(t) // the server's files are valid again, the client's are not
-		for name, from := range map[string]string{"server": "server", "server-key": "server-key"} {
-			require.NoError(t, os.Rename(fresh.path(from), f.path(name)))
+		for _, name := range []string{"server", "server-key"} {
+			require.NoError(t, os.Rename(fresh.path(name), f.path(name)))
 		}
 		client.CA = fresh.path("ca")
 		time.Sleep(2 * time.Second)
@@ -201,8 +207,7 @@ func TestTLSTakesUpChangedFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTLSFiles(t)
 		server, client := f.server(), f.client()
-		config, err := server.Server() // made once, as by a listener
-		require.NoError(t, err)
+		config := serverTLS(t, server) // made once, as by a listener
 		serial := func() string {
 			t.Helper()
 			c, err := client.Client()
