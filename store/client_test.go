@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -209,5 +210,57 @@ func TestDeadlinesFarAway(t *testing.T) {
 		require.NoError(t, <-got)
 		cancel()
 		require.NoError(t, c.Close())
+	}
+}
+
+// TestAStoppedServerBlamesNoRank closes a server while ranks wait for one of them: they get the end
+// of the store. The end of one connection must not be reported as the failure of its rank to those
+// that are closed after it.
+func TestAStoppedServerBlamesNoRank(t *testing.T) {
+	for range 40 {
+		s := serve(t, new(store.Server), tcp)
+		g := teamOf(t, behind(t, s, "", 0, 8)...)
+		voting := make(chan []error)
+		go func() { voting <- g.without(bounded(t), 7, 1) }()
+		require.Eventually(t, func() bool {
+			return !slices.ContainsFunc(g.stores[:7], func(s *store.Store) bool { return store.Calls(s.Engine()) == 0 })
+		}, 10*time.Second, time.Millisecond)
+		require.NoError(t, s.Close())
+		for _, err := range <-voting {
+			require.ErrorIs(t, err, store.ErrUnavailable)
+			require.NotErrorIs(t, err, store.ErrLost)
+		}
+	}
+}
+
+func TestTraceOfAClient(t *testing.T) {
+	srv := serve(t, new(store.Server), tcp)
+	sink := new(testcluster.Events)
+	s := srv.as(t, &store.DialOptions{Dial: srv.dial, Trace: sink})
+	ctx := t.Context()
+	require.NoError(t, s.Set(ctx, "k", []byte("12345"), nil))
+	_, err := s.Wait(ctx, "k")
+	require.NoError(t, err)
+	absent(t, s, "none")
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	_, err = s.Wait(short, "none")
+	require.ErrorIs(t, err, store.ErrTimeout)
+
+	events := sink.All()
+	require.Len(t, events, 4, "a wait is one round trip")
+	for i, want := range []struct {
+		op    string
+		bytes int64
+		waits bool
+		err   error
+	}{
+		{"store.set", 5, false, nil}, {"store.wait", 5, true, nil}, {"store.get", 0, false, store.ErrNotFound}, {"store.wait", 0, true, store.ErrTimeout},
+	} {
+		e := events[i]
+		require.Equal(t, []any{want.op, want.bytes, -1, -1}, []any{e.Op, e.Bytes, e.Rank, e.Last})
+		require.ErrorIs(t, e.Err, want.err)
+		require.Positive(t, e.Duration())
+		require.Equal(t, want.waits, e.Waited == e.Duration())
 	}
 }

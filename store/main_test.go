@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/scenario"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -211,4 +213,63 @@ func together(t *testing.T, n int, do func() error) {
 func frame(h wire.Header, body ...byte) []byte {
 	h.Len = uint32(len(body))
 	return append(wire.AppendHeader(nil, h), body...)
+}
+
+// wires returns a listener for a server, and the dial function with which clients reach it.
+type wires func(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error))
+
+func tcp(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return l, func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
+	}
+}
+
+// pipes are connections without sockets. As with TLS, each write to them may block.
+func pipes(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
+	l := scenario.NewListener()
+	return l, l.Conn
+}
+
+// breakConn ends the connection of a client, which reconnects.
+func breakConn(e store.Engine) {
+	if c := store.ConnOf(e); c != nil {
+		_ = c.Close()
+	}
+}
+
+func newMemory(*testing.T) store.Backend { return new(store.Memory) }
+
+// Reconnect timeouts: soonLost for tests that wait for a loss, and comesBack for tests in which a
+// session must be resumed, however slow the machine is.
+const (
+	soonLost  = 50 * time.Millisecond
+	comesBack = time.Minute
+)
+
+// children are the roles that the test binary can run instead of the tests. Each gets an argument
+// that ends with an address: that of the store, or that of the parent to which it reports its own
+// address.
+var children = testcluster.Children{
+	"server": testcluster.ServeStore,
+	"relay":  testcluster.ServeRelay,
+}
+
+// barrier returns the vote of rank in barrier seq.
+func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
+	return wire.Contribution{Generation: generation, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
+}
+
+// relayProcess starts a relay of s in a separate process that listens at at, and returns the
+// process and its address.
+func relayProcess(t *testing.T, s *service, at string) (*launch.Process, string) {
+	t.Helper()
+	return testcluster.Addressed(t, "relay", s.addr+" "+at)
+}
+
+// serverProcess starts a server in a separate process, and returns the process and its address.
+func serverProcess(t *testing.T) (*launch.Process, string) {
+	t.Helper()
+	return testcluster.Addressed(t, "server", "")
 }

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // TestStoppedProcessExpiresNothing checks that, after its process was stopped, a store first reads
@@ -120,4 +122,33 @@ func TestALeaseOfAnotherStore(t *testing.T) {
 	require.NoError(t, part.Set(bounded(t), "key", nil, &store.SetOptions{Lease: mine}), "a part of the same store")
 	require.NoError(t, mine.Close(bounded(t)))
 	require.NoError(t, theirs.Close(bounded(t)))
+}
+
+// onPop is an engine that cancels a call right after it has popped.
+type onPop struct {
+	store.Engine
+	cancel context.CancelFunc
+}
+
+func (e *onPop) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	err := e.Engine.Do(ctx, req, rep)
+	if req.Op == wire.OpPop {
+		e.cancel()
+		return errors.Join(err, ctx.Err())
+	}
+	return err
+}
+
+// TestPopThatIsCancelled checks that a context that ends in the middle of a Pop loses no value.
+func TestPopThatIsCancelled(t *testing.T) {
+	m := new(store.Memory)
+	defer m.Close()
+	ctx, cancel := context.WithCancel(bounded(t))
+	s := store.New(&onPop{m, cancel})
+	require.NoError(t, s.Push(ctx, "q", []byte("first")))
+	v, err := s.Pop(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, "first", string(v))
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+	require.Zero(t, m.Keys())
 }
