@@ -90,24 +90,9 @@ func shake(t *testing.T, server, client *store.TLSFiles) shaken {
 	return shakeWith(t, serverTLS(t, server), c)
 }
 
-// ends returns both ends of a connection with buffers, so that both sides can write at the same
-// time. A net.Pipe has none.
-func ends(t *testing.T) (a, b net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	a, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	b, err = l.Accept()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = a.Close(); _ = b.Close() })
-	return a, b
-}
-
 func shakeWith(t *testing.T, s, c *tls.Config) shaken {
 	t.Helper()
-	a, b := ends(t)
+	a, b := testcluster.Conns(t)
 	r := shaken{client: tls.Client(a, c), server: tls.Server(b, s)}
 	var serving sync.WaitGroup
 	serving.Go(func() {
