@@ -19,6 +19,7 @@ import (
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -30,28 +31,34 @@ func cluster(t *testing.T, n int, apart bool, change func(*pgroup.Config)) []*pg
 	meet := store.New(new(store.Memory))
 	t.Cleanup(func() { _ = meet.Close() })
 	groups := make([]*pgroup.Group, n)
+	together(t, n, func(rank int) {
+		c := pgroup.Config{Rank: rank, Size: n, Store: meet, Timeout: 20 * time.Second}
+		if apart {
+			c.Host = fmt.Sprintf("node %d", rank)
+		}
+		if change != nil {
+			change(&c)
+		}
+		g, err := pgroup.Create(t.Context(), c)
+		if assert.NoError(t, err) {
+			groups[rank] = g
+			t.Cleanup(func() { _ = g.Close() })
+		}
+	})
+	return groups
+}
+
+// together calls do for n ranks at the same time.
+func together(t *testing.T, n int, do func(rank int)) {
+	t.Helper()
 	var ranks sync.WaitGroup
 	for rank := range n {
-		ranks.Go(func() {
-			c := pgroup.Config{Rank: rank, Size: n, Store: meet, Timeout: 20 * time.Second}
-			if apart {
-				c.Host = fmt.Sprintf("node %d", rank)
-			}
-			if change != nil {
-				change(&c)
-			}
-			g, err := pgroup.Create(t.Context(), c)
-			if assert.NoError(t, err) {
-				groups[rank] = g
-				t.Cleanup(func() { _ = g.Close() })
-			}
-		})
+		ranks.Go(func() { do(rank) })
 	}
 	ranks.Wait()
 	if t.Failed() {
 		t.FailNow()
 	}
-	return groups
 }
 
 // open opens a mesh on every rank, with and without Options.Polling in turn; what is accepted comes
@@ -59,21 +66,14 @@ func cluster(t *testing.T, n int, apart bool, change func(*pgroup.Config)) []*pg
 func open(t *testing.T, groups []*pgroup.Group) ([]*link.Mesh, []chan *link.Conn) {
 	t.Helper()
 	meshes, accepted := make([]*link.Mesh, len(groups)), make([]chan *link.Conn, len(groups))
-	var ranks sync.WaitGroup
-	for rank, g := range groups {
+	together(t, len(groups), func(rank int) {
 		accepted[rank] = make(chan *link.Conn, 64)
-		ranks.Go(func() {
-			m, err := link.Open(t.Context(), g, link.Options{Name: "test", Polling: rank%2 == 0, Accept: func(c *link.Conn) { accepted[rank] <- c }})
-			if assert.NoError(t, err) {
-				meshes[rank] = m
-				t.Cleanup(m.Close)
-			}
-		})
-	}
-	ranks.Wait()
-	if t.Failed() {
-		t.FailNow()
-	}
+		m, err := link.Open(t.Context(), groups[rank], link.Options{Name: "test", Polling: rank%2 == 0, Accept: func(c *link.Conn) { accepted[rank] <- c }})
+		if assert.NoError(t, err) {
+			meshes[rank] = m
+			t.Cleanup(m.Close)
+		}
+	})
 	return meshes, accepted
 }
 
@@ -150,14 +150,10 @@ func TestRanksThatDisagreeOnTLS(t *testing.T) {
 			c.TLS = &store.TLSFiles{}
 		}
 	})
-	var ranks sync.WaitGroup
-	for _, g := range groups {
-		ranks.Go(func() {
-			_, err := link.Open(t.Context(), g, link.Options{Name: "test"})
-			assert.ErrorContains(t, err, "rank 1 uses TLS, and rank 0 uses no TLS")
-		})
-	}
-	ranks.Wait()
+	together(t, 2, func(rank int) {
+		_, err := link.Open(t.Context(), groups[rank], link.Options{Name: "test"})
+		assert.ErrorContains(t, err, "rank 1 uses TLS, and rank 0 uses no TLS")
+	})
 }
 
 func TestNoSecretIsDenied(t *testing.T) {
@@ -257,31 +253,39 @@ func TestAHandshakeThatIsCutShortIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestDialEndsWithTheGroup has a peer that accepts and says nothing, and a context without a deadline.
-func TestDialEndsWithTheGroup(t *testing.T) {
+// TestDialEnds has a peer that accepts and says nothing: a dial ends with its context, with the group, and
+// with the group's timeout if its context has no deadline.
+func TestDialEnds(t *testing.T) {
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer mute.Close()
-	t.Run("it is aborted", func(t *testing.T) {
-		groups := cluster(t, 2, true, nil)
+	dial := func(t *testing.T, timeout time.Duration, during func(groups []*pgroup.Group) context.Context) error {
+		groups := cluster(t, 2, true, func(c *pgroup.Config) { c.Timeout = timeout })
 		meshes, _ := open(t, groups)
 		link.Redirect(meshes[1], 0, mute.Addr().String())
-		go func() {
-			conn, err := mute.Accept()
-			if assert.NoError(t, err) {
-				defer conn.Close()
-				groups[0].Abort(errors.New("enough"))
-				<-groups[1].Context().Done()
-			}
-		}()
-		_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x'})
+		_, err := meshes[1].Dial(during(groups), 0, link.Purpose{Kind: 'x'})
+		return err
+	}
+	t.Run("the group is aborted", func(t *testing.T) {
+		err := dial(t, 20*time.Second, func(groups []*pgroup.Group) context.Context {
+			go func() {
+				conn, err := mute.Accept()
+				if assert.NoError(t, err) {
+					defer conn.Close()
+					groups[0].Abort(errors.New("enough"))
+					<-groups[1].Context().Done()
+				}
+			}()
+			return t.Context()
+		})
 		assert.ErrorIs(t, err, pgroup.ErrAborted)
 	})
-	t.Run("its timeout is over", func(t *testing.T) {
-		groups := cluster(t, 2, true, func(c *pgroup.Config) { c.Timeout = 3 * time.Second })
-		meshes, _ := open(t, groups)
-		link.Redirect(meshes[1], 0, mute.Addr().String())
-		_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x'})
+	t.Run("its context is over", func(t *testing.T) {
+		err := dial(t, 20*time.Second, func([]*pgroup.Group) context.Context { return testcluster.Within(t, 50*time.Millisecond) })
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+	t.Run("the group's timeout is over", func(t *testing.T) {
+		err := dial(t, 3*time.Second, func([]*pgroup.Group) context.Context { return t.Context() })
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
@@ -312,20 +316,6 @@ func TestDialNamesMissingRank(t *testing.T) {
 		_, err := meshes[0].Dial(t.Context(), none, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 		assert.ErrorContains(t, err, fmt.Sprintf("rank %d", none))
 	}
-}
-
-// TestDialEndsWithItsContext has a peer that accepts, and says nothing.
-func TestDialEndsWithItsContext(t *testing.T) {
-	meshes, _ := open(t, cluster(t, 2, true, nil))
-	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer mute.Close()
-	link.Redirect(meshes[1], 0, mute.Addr().String())
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err = meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
-	assert.ErrorIs(t, err, context.DeadlineExceeded)
-
 	meshes[1].Close()
 	_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 	assert.ErrorIs(t, err, link.ErrClosed)
@@ -334,18 +324,14 @@ func TestDialEndsWithItsContext(t *testing.T) {
 func TestBadListen(t *testing.T) {
 	for _, listen := range []string{"0.0.0.0", "203.0.113.1", "no host at all"} {
 		groups := cluster(t, 2, true, nil)
-		var ranks sync.WaitGroup
-		for rank, g := range groups {
-			ranks.Go(func() {
-				o := link.Options{Name: "test"}
-				if rank == 1 {
-					o.Listen = listen
-				}
-				_, err := link.Open(t.Context(), g, o)
-				assert.ErrorContains(t, err, "rank 1: listening for data connections")
-			})
-		}
-		ranks.Wait()
+		together(t, 2, func(rank int) {
+			o := link.Options{Name: "test"}
+			if rank == 1 {
+				o.Listen = listen
+			}
+			_, err := link.Open(t.Context(), groups[rank], o)
+			assert.ErrorContains(t, err, "rank 1: listening for data connections")
+		})
 	}
 }
 
