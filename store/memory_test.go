@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,32 +77,6 @@ func TestStutteringProcessEndsTTLs(t *testing.T) {
 			return run, stop, other
 		})
 	}
-}
-
-// TestCancelRacesTheAnswer checks a wait whose reply races with its cancel: it has one of the two
-// outcomes, and nothing of it is left.
-func TestCancelRacesTheAnswer(t *testing.T) {
-	m := new(store.Memory)
-	s := store.New(m)
-	for range 2000 {
-		ctx, cancel := context.WithCancel(t.Context())
-		var racing sync.WaitGroup
-		racing.Go(cancel)
-		racing.Go(func() { _ = s.Set(t.Context(), "k", []byte("v"), nil) })
-		v, err := s.Wait(ctx, "k")
-		racing.Wait()
-		if err != nil {
-			require.ErrorIs(t, err, context.Canceled)
-		} else {
-			require.Equal(t, [][]byte{[]byte("v")}, v)
-		}
-		_, err = s.Delete(t.Context(), "k")
-		require.NoError(t, err)
-	}
-	require.Zero(t, store.Waiting(m))
-	require.NoError(t, s.Close())
-	require.NoError(t, s.Close())
-	require.Zero(t, m.Keys())
 }
 
 // TestALeaseOfAnotherStore checks a lease of one store in another store, which has a lease of the

@@ -3,11 +3,9 @@ package store_test
 import (
 	"context"
 	"math"
-	"net"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -154,14 +152,7 @@ func BenchmarkStatusWatched(b *testing.B) {
 	for _, watched := range []bool{false, true} {
 		b.Run(map[bool]string{false: "alone", true: "watched"}[watched], func(b *testing.B) {
 			m := new(store.Memory)
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(b, err)
-			srv := &store.Server{Engine: m}
-			go func() { _ = srv.Serve(l) }()
-			defer func() { _ = srv.Close(); _ = m.Close() }()
-			s, err := store.Dial(b.Context(), l.Addr().String(), nil)
-			require.NoError(b, err)
-			defer s.Close()
+			s := testcluster.Dial(b, testcluster.Serve(b, &store.Server{Engine: m}), nil)
 			stop := make(chan struct{})
 			defer close(stop)
 			if watched {
@@ -251,20 +242,12 @@ func TestStatusCountsWatches(t *testing.T) {
 	for range 10 {
 		require.NoError(t, s.Set(t.Context(), "k", []byte("v"), nil))
 	}
-	for _, err := range s.Watch(t.Context(), "", 1) {
-		require.ErrorIs(t, err, store.ErrCompacted)
-	}
+	require.ErrorIs(t, last(s.Watch(t.Context(), "", 1)), store.ErrCompacted)
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for _, err := range s.Watch(ctx, "", 0) {
-			assert.ErrorIs(t, err, context.Canceled)
-		}
-	}()
+	watching := start(func() error { return last(s.Watch(ctx, "", 0)) })
 	counts(t, m, func(n *store.ServerStatus) bool { return n.Watches == 1 && n.Compacted == 1 && n.History == 3 })
 	cancel()
-	<-done
+	require.ErrorIs(t, <-watching, context.Canceled)
 	counts(t, m, func(n *store.ServerStatus) bool { return n.Watches == 0 })
 }
 
