@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -181,6 +182,18 @@ func absent(t *testing.T, s *store.Store, key string) {
 	t.Helper()
 	_, err := s.Get(bounded(t), key)
 	require.ErrorIs(t, err, store.ErrNotFound)
+}
+
+// setAndGet sets key, and returns an error unless it then has this value.
+func setAndGet(ctx context.Context, s *store.Store, key, value string) error {
+	if err := s.Set(ctx, key, []byte(value), nil); err != nil {
+		return err
+	}
+	v, err := s.Get(ctx, key)
+	if err == nil && string(v) != value {
+		err = fmt.Errorf("%s has %d bytes, and not the %d that were set", key, len(v), len(value))
+	}
+	return err
 }
 
 // start calls do in a goroutine. The channel has its error when it has returned.

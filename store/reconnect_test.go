@@ -337,12 +337,7 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 		for range 30 {
 			c, back := s.handshake(t, &welcome)
 			require.Equal(t, welcome.N, back.N)
-			last := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
-			n := uint64(0)
-			if last.Code == wire.CodeOK {
-				_, err := fmt.Sscan(string(last.Value), &n)
-				require.NoError(t, err)
-			}
+			n := counted(t, c)
 			require.GreaterOrEqual(t, n+1, next)
 			next = n + 1
 			from := next
@@ -356,17 +351,22 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 		}
 		c, _ := s.handshake(t, &welcome)
 		writing.Wait()
-		rep := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
-		again := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 41, Key: "n"})
-		require.Equal(t, string(rep.Value), string(again.Value))
-		var n uint64 // 0 if all were cut off too soon
-		if rep.Code == wire.CodeOK {
-			_, err := fmt.Sscan(string(rep.Value), &n)
-			require.NoError(t, err)
-		}
+		n := counted(t, c)
+		require.Equal(t, n, counted(t, c))
 		require.Equal(t, wire.CodeInvalid, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 1, Number: n + 2, Key: "n"}).Code)
 		require.Equal(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 2, Number: n + 1, Acked: n, Key: "n"}).Code)
 	})
+}
+
+// counted returns the value of the counter n, 0 if all adds were cut off too soon.
+func counted(t *testing.T, c net.Conn) (n uint64) {
+	t.Helper()
+	rep := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
+	if rep.Code == wire.CodeOK {
+		_, err := fmt.Sscan(string(rep.Value), &n)
+		require.NoError(t, err)
+	}
+	return n
 }
 
 func TestWhatDoesNotResumeOpensASession(t *testing.T) {

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,10 +66,7 @@ func TestWaysIn(t *testing.T) {
 				s := serve(t, &store.Server{Engine: e.engine(t), TLS: way.server.TLS, Access: way.server.Access}, e.wires)
 				c := s.as(t, s.knowing(way.secret, way.files))
 				works(t, c)
-				require.NoError(t, c.Set(bounded(t), "large", make([]byte, large), nil))
-				v, err := c.Get(bounded(t), "large")
-				require.NoError(t, err)
-				require.Len(t, v, large)
+				require.NoError(t, setAndGet(bounded(t), c, "large", strings.Repeat("x", large)))
 				require.NoError(t, c.Close())
 				require.NotContains(t, s.String(), "level=WARN")
 			})
@@ -150,55 +149,44 @@ func TestNoWayBackIn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, then := serve(t, tc.first, tcp), serve(t, tc.then, tcp)
-			var mu sync.Mutex
-			dials := 0
+			var dials atomic.Int32
 			o := first.knowing(secretOf("s"), nil)
 			if tc.first.TLS != nil {
 				o.TLS = f.anonymous().Client
 			}
 			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				mu.Lock()
-				defer mu.Unlock()
-				if dials++; dials == 1 {
+				if dials.Add(1) == 1 {
 					return first.dial(ctx, network, addr)
 				}
 				return then.dial(ctx, network, addr)
 			}
 			c := first.as(t, o)
 			works(t, c)
-			require.NoError(t, store.ConnOf(c.Engine()).Close())
+			breakConn(c.Engine())
 			_, err := c.Wait(bounded(t), "never")
 			require.ErrorIs(t, err, store.ErrDenied)
 			require.ErrorContains(t, err, tc.says)
-			mu.Lock()
-			defer mu.Unlock()
-			require.LessOrEqual(t, dials, 3, "it does not go on")
+			require.LessOrEqual(t, dials.Load(), int32(3), "it does not go on")
 		})
 	}
 }
 
-// wiretap is a connection that records the bytes that it transfers.
-type wiretap struct {
+// tapped is a connection with functions that see, and may change, the bytes that it transfers.
+type tapped struct {
 	net.Conn
-	mu  *sync.Mutex
-	all *bytes.Buffer
+	read, written func(b []byte)
 }
 
-func (w wiretap) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	w.keep(b[:n])
+func (c *tapped) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read(b[:n])
 	return n, err
 }
 
-func (w wiretap) Write(b []byte) (int, error) {
-	w.keep(b)
-	return w.Conn.Write(b)
-}
-
-func (w wiretap) keep(b []byte) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all.Write(b)
+func (c *tapped) Write(b []byte) (int, error) {
+	b = bytes.Clone(b)
+	c.written(b)
+	return c.Conn.Write(b)
 }
 
 func TestASecretIsNeverSent(t *testing.T) {
@@ -209,7 +197,12 @@ func TestASecretIsNeverSent(t *testing.T) {
 		o := s.knowing(secretOf("s"), nil)
 		o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c, err := s.dial(ctx, network, addr)
-			return wiretap{c, &mu, &seen[i]}, err
+			keep := func(b []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				seen[i].Write(b)
+			}
+			return &tapped{c, keep, keep}, err
 		}
 		works(t, s.as(t, o))
 	}

@@ -111,18 +111,6 @@ func orderBreaks(s *storm) {
 	})
 }
 
-// setAndGet sets key, and returns an error unless it then has this value.
-func setAndGet(ctx context.Context, s *store.Store, key, value string) error {
-	if err := s.Set(ctx, key, []byte(value), nil); err != nil {
-		return err
-	}
-	v, err := s.Get(ctx, key)
-	if err == nil && string(v) != value {
-		err = fmt.Errorf("%s has %d bytes, and not the %d that were set", key, len(v), len(value))
-	}
-	return err
-}
-
 func watchBreaks(s *storm) {
 	ctx, c, other := bounded(s.t), s.open(), s.open()
 	from, err := c.Revision(ctx)

@@ -332,28 +332,11 @@ func TestTLSFilesByMany(t *testing.T) {
 	})
 }
 
-// flipping is a connection that changes one of the bytes that it transfers.
-type flipping struct {
-	net.Conn
-	up, down atomic.Int32 // bytes left until the change in each direction; negative: no change
-}
-
+// flip changes one bit of the byte that is at bytes ahead, if it is in b; negative: of none.
 func flip(at *atomic.Int32, b []byte) {
 	if i := int(at.Add(-int32(len(b)))) + len(b); i >= 0 && i < len(b) {
 		b[i] ^= 0x20
 	}
-}
-
-func (c *flipping) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	flip(&c.down, b[:n])
-	return n, err
-}
-
-func (c *flipping) Write(b []byte) (int, error) {
-	b = append([]byte(nil), b...)
-	flip(&c.up, b)
-	return c.Conn.Write(b)
 }
 
 // TestABrokenTLSHandshakeIsTriedAgain checks that a client retries a TLS handshake that breaks,
@@ -363,13 +346,14 @@ func TestABrokenTLSHandshakeIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	f := newTLSFiles(t)
 	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{ReconnectTimeout: time.Minute, Handshake: time.Second}}, tcp)
-	var up, down atomic.Int32
-	var last atomic.Pointer[flipping]
+	var up, down atomic.Int32 // bytes until the change in each direction of the next connection; negative: no change
+	var last atomic.Pointer[tapped]
 	dialFlipping := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.addr)
-		c := &flipping{Conn: conn}
-		c.up.Store(up.Swap(-1))
-		c.down.Store(down.Swap(-1))
+		var read, written atomic.Int32
+		read.Store(down.Swap(-1))
+		written.Store(up.Swap(-1))
+		c := &tapped{conn, func(b []byte) { flip(&read, b) }, func(b []byte) { flip(&written, b) }}
 		last.Store(c)
 		return c, err
 	}
