@@ -9,6 +9,7 @@ import (
 	"net"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -221,6 +222,17 @@ func together(t *testing.T, n int, do func() error) {
 	for range n {
 		require.NoError(t, <-errs)
 	}
+}
+
+// faulty is an engine whose requests go through do, with their number.
+type faulty struct {
+	store.Engine
+	n  atomic.Int64
+	do func(ctx context.Context, req *wire.Request, rep *wire.Reply, n int64) error
+}
+
+func (f *faulty) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	return f.do(ctx, req, rep, f.n.Add(1))
 }
 
 func frame(h wire.Header, body ...byte) []byte {

@@ -97,27 +97,19 @@ func TestALeaseOfAnotherStore(t *testing.T) {
 	require.NoError(t, theirs.Close(bounded(t)))
 }
 
-// onPop is an engine that cancels a call right after it has popped.
-type onPop struct {
-	store.Engine
-	cancel context.CancelFunc
-}
-
-func (e *onPop) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	err := e.Engine.Do(ctx, req, rep)
-	if req.Op == wire.OpPop {
-		e.cancel()
-		return errors.Join(err, ctx.Err())
-	}
-	return err
-}
-
 // TestPopThatIsCancelled checks that a context that ends in the middle of a Pop loses no value.
 func TestPopThatIsCancelled(t *testing.T) {
 	m := new(store.Memory)
 	defer m.Close()
 	ctx, cancel := context.WithCancel(bounded(t))
-	s := store.New(&onPop{m, cancel})
+	s := store.New(&faulty{Engine: m, do: func(ctx context.Context, req *wire.Request, rep *wire.Reply, _ int64) error {
+		err := m.Do(ctx, req, rep)
+		if req.Op == wire.OpPop {
+			cancel()
+			return errors.Join(err, ctx.Err())
+		}
+		return err
+	}})
 	require.NoError(t, s.Push(ctx, "q", []byte("first")))
 	v, err := s.Pop(ctx, "q")
 	require.NoError(t, err)

@@ -68,15 +68,13 @@ func TestStatusLastSeen(t *testing.T) {
 	require.Zero(t, ranks()[1].LastSeen)
 }
 
-// answering is an Engine that returns the same page for any request.
-type answering struct{ rep wire.Reply }
-
-func (a answering) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error {
-	*rep = a.rep
-	return nil
+// replying returns a store that replies to all requests as reply says.
+func replying(reply func(req *wire.Request) wire.Reply) *store.Store {
+	return store.New(&faulty{do: func(_ context.Context, req *wire.Request, rep *wire.Reply, _ int64) error {
+		*rep = reply(req)
+		return nil
+	}})
 }
-
-func (answering) Close() error { return nil }
 
 // TestStatusOfAFalseStore checks that pages that never end, or that do not parse, are a protocol
 // error.
@@ -89,23 +87,12 @@ func TestStatusOfAFalseStore(t *testing.T) {
 		"names of nothing":    {Keys: []string{"x"}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			_, err := store.New(answering{rep}).Status(t.Context(), "")
+			_, err := replying(func(*wire.Request) wire.Reply { return rep }).Status(t.Context(), "")
 			require.ErrorIs(t, err, store.ErrProtocol)
 		})
 	}
-	_, err := store.New(answering{wire.Reply{Code: wire.CodeUnsupported}}).Status(t.Context(), "")
+	_, err := replying(func(*wire.Request) wire.Reply { return wire.Reply{Code: wire.CodeUnsupported} }).Status(t.Context(), "")
 	require.ErrorIs(t, err, store.ErrUnsupported)
-}
-
-// endless is an Engine whose status always has one more page.
-type endless struct {
-	store.Engine
-	row []byte
-}
-
-func (e *endless) Do(_ context.Context, req *wire.Request, rep *wire.Reply) error {
-	*rep = wire.Reply{Value: e.row, Nums: []int64{int64(req.Group.Generation) + 1, 0}}
-	return nil
 }
 
 // TestStatusEnds checks that a faulty store cannot make a client that reads its status use memory
@@ -113,7 +100,10 @@ func (e *endless) Do(_ context.Context, req *wire.Request, rep *wire.Reply) erro
 func TestStatusEnds(t *testing.T) {
 	const size = 16 << 20
 	row := append([]byte{255, 0, 0, 0, 1}, make([]byte, size)...) // of an unknown kind
-	_, err := store.New(&endless{row: row}).Status(t.Context(), "")
+	endless := replying(func(req *wire.Request) wire.Reply {      // there is always one more page
+		return wire.Reply{Value: row, Nums: []int64{int64(req.Group.Generation) + 1, 0}}
+	})
+	_, err := endless.Status(t.Context(), "")
 	require.ErrorIs(t, err, store.ErrProtocol)
 	require.ErrorContains(t, err, "too large")
 }
