@@ -40,6 +40,19 @@ func (s *service) knowing(secret []byte, files *store.TLSFiles) *store.DialOptio
 	return o
 }
 
+// admits waits until s admits a client with these options.
+func (s *service) admits(t *testing.T, o *store.DialOptions) {
+	t.Helper()
+	testcluster.Eventually(t, testTimeout, func() bool {
+		c, err := store.Dial(bounded(t), "127.0.0.1:1", o)
+		if err == nil {
+			works(t, c)
+			_ = c.Close()
+		}
+		return err == nil
+	}, "a client is admitted")
+}
+
 // serverSecurity is the TLS and access configuration of a server.
 type serverSecurity struct {
 	TLS    *tls.Config
@@ -371,14 +384,7 @@ func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 	old, err := f.client().Client()
 	require.NoError(t, err)
 	f.renew(t)
-	testcluster.Eventually(t, testTimeout, func() bool {
-		c, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.client()))
-		if err == nil {
-			works(t, c)
-			_ = c.Close()
-		}
-		return err == nil
-	}, "who trusts the new authority comes in")
+	s.admits(t, s.knowing(nil, f.client())) // who trusts the new authority
 	works(t, before)
 	o := s.knowing(nil, nil)
 	o.TLS = func() (*tls.Config, error) { return old, nil }
