@@ -156,18 +156,24 @@ func TestRanksThatDisagreeOnTLS(t *testing.T) {
 	})
 }
 
+// stranger connects to the port of m's rank, as any process can.
+func stranger(t *testing.T, m *link.Mesh, rank int) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", link.Addr(m, rank))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
 func TestNoSecretIsDenied(t *testing.T) {
 	for name, hello := range map[string][]byte{
 		"silent":        nil,
 		"without a key": wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			groups := cluster(t, 2, true, nil)
-			meshes, accepted := open(t, groups)
-			conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
-			require.NoError(t, err)
-			defer conn.Close()
-			_, err = conn.Write(hello)
+			meshes, accepted := open(t, cluster(t, 2, true, nil))
+			conn := stranger(t, meshes[0], 0)
+			_, err := conn.Write(hello)
 			require.NoError(t, err)
 			if hello == nil {
 				meshes[0].Close() // does not wait for it
@@ -184,9 +190,7 @@ func TestNoSecretIsDenied(t *testing.T) {
 func TestAHelloOfNoRank(t *testing.T) {
 	meshes, accepted := open(t, cluster(t, 2, true, nil))
 	for name, value := range map[string][]byte{"empty": nil, "the acceptor's own": make([]byte, 21), "beyond the last": bytes.Repeat([]byte{2}, 21)} {
-		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
-		require.NoError(t, err)
-		_, err = handshake.Open(t.Context(), conn, &handshake.Offer{Secret: link.Token(meshes[0]), Hello: wire.Request{Value: value}})
+		_, err := handshake.Open(t.Context(), stranger(t, meshes[0], 0), &handshake.Offer{Secret: link.Token(meshes[0]), Hello: wire.Request{Value: value}})
 		assert.ErrorContains(t, err, "hello", name)
 	}
 	assert.Empty(t, accepted[0])
@@ -194,20 +198,14 @@ func TestAHelloOfNoRank(t *testing.T) {
 
 // TestUnauthenticatedPeersDoNotBlockRanks has more unauthenticated peers that send nothing than there may be handshakes: the oldest go.
 func TestUnauthenticatedPeersDoNotBlockRanks(t *testing.T) {
-	groups := cluster(t, 2, true, nil)
-	meshes, accepted := open(t, groups)
-	var peers []net.Conn
-	for range 300 { // and there are two ranks
-		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
-		require.NoError(t, err)
-		defer conn.Close()
-		peers = append(peers, conn)
+	meshes, accepted := open(t, cluster(t, 2, true, nil))
+	first := stranger(t, meshes[0], 0)
+	for range 299 { // and there are two ranks
+		stranger(t, meshes[0], 0)
 	}
-	_, err := peers[0].Read(make([]byte, 1))
+	_, err := first.Read(make([]byte, 1))
 	require.Error(t, err, "the first one is turned away by the last")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	mine, err := meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x'})
+	mine, err := meshes[1].Dial(testcluster.Within(t, 5*time.Second), 0, link.Purpose{Kind: 'x'})
 	require.NoError(t, err)
 	defer mine.Close()
 	theirs := <-accepted[0]
@@ -345,12 +343,10 @@ func TestRecords(t *testing.T) {
 		}
 	})
 	meshes, _ := open(t, groups)
-	c, err := net.Dial("tcp", link.Addr(meshes[0], 1))
-	require.NoError(t, err)
-	_, err = c.Write(make([]byte, 200))
+	c := stranger(t, meshes[0], 1)
+	_, err := c.Write(make([]byte, 200))
 	require.NoError(t, err)
 	_, _ = io.Copy(io.Discard, c) // until it is refused
-	require.NoError(t, c.Close())
 	for _, m := range meshes {
 		m.Close()
 	}
