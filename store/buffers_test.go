@@ -61,8 +61,7 @@ func TestAnAnswerThatWaitsForRoom(t *testing.T) {
 
 	other := dial(t, addr)
 	require.Eventually(t, func() bool { // the buffers are full
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		defer cancel()
+		ctx := testcluster.Within(t, 300*time.Millisecond)
 		_, err := other.Get(ctx, "k")
 		return errors.Is(err, context.DeadlineExceeded)
 	}, 10*time.Second, time.Millisecond)
@@ -111,8 +110,7 @@ func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 		slow.Go(func() { _, _ = store.New(e).Get(ctx, "k") })
 	}
 	other := dial(t, addr)
-	within, stop := context.WithTimeout(t.Context(), testTimeout)
-	defer stop()
+	within := bounded(t)
 	got, err := other.Get(within, "k")
 	require.NoError(t, err)
 	require.Len(t, got, len(value))
@@ -153,4 +151,30 @@ func TestManyLargeAnswersOverOneConnection(t *testing.T) {
 	s, err := store.New(m).Status(t.Context(), "")
 	require.NoError(t, err)
 	require.Zero(t, s.Server.Dropped, "a connection was cut")
+}
+
+// TestLargeAnswersOfIdleSessions checks that the recorded replies of sessions that are idle do not
+// count against the memory that other sessions may use.
+func TestLargeAnswersOfIdleSessions(t *testing.T) {
+	const n, size = 24, 1 << 20
+	ctx := testcluster.Within(t, 30*time.Second)
+	addr := testcluster.Serve(t, &store.Server{Engine: &store.Memory{Limits: store.Limits{Held: n * size / 2, HeldOf: n * size / 2}}})
+	boss := dial(t, addr)
+	for range n {
+		s := dial(t, addr)
+		require.NoError(t, boss.Push(ctx, "q", make([]byte, size)))
+		v, err := s.Pop(ctx, "q")
+		require.NoError(t, err)
+		require.Len(t, v, size)
+		require.NoError(t, s.Set(ctx, "k", nil, nil)) // its sequence numbers advance
+		require.NoError(t, boss.Push(ctx, "q", make([]byte, size)))
+		_, err = s.Pop(ctx, "q") // its last call
+		require.NoError(t, err)
+	}
+	testcluster.Eventually(t, 10*time.Second, func() bool {
+		short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
+		defer stop()
+		_, err := boss.Wait(short, "nothing")
+		return !errors.Is(err, store.ErrFull)
+	}, "what idle sessions have popped still counts")
 }

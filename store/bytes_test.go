@@ -64,14 +64,6 @@ func TestBytesBelongToTheirCallers(t *testing.T) {
 	}
 }
 
-// holds fails the test unless key has value.
-func holds(t *testing.T, s *store.Store, key, value string) {
-	t.Helper()
-	v, err := s.Get(bounded(t), key)
-	require.NoError(t, err)
-	require.Equal(t, value, string(v))
-}
-
 func bytesOfKeys(t *testing.T, open func() *store.Store) {
 	s, v := open(), []byte("value")
 	require.NoError(t, s.Set(bounded(t), "key", v, nil))

@@ -2,16 +2,18 @@ package store_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -27,8 +29,7 @@ func TestDialRefusedConnection(t *testing.T) {
 	addr := unusedAddr(t)
 	_, err := store.Dial(bounded(t), addr, nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
+	ctx := testcluster.Within(t, 50*time.Millisecond)
 	_, err = store.Dial(ctx, addr, &store.DialOptions{Wait: true})
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -43,23 +44,37 @@ func TestDialWaitsForAServerThatStartsLater(t *testing.T) {
 		defer once()
 		return new(net.Dialer).DialContext(ctx, network, addr)
 	}
-	got := make(chan error, 1)
-	go func() {
+	got := start(func() error {
 		c, err := store.Dial(bounded(t), addr, &store.DialOptions{Dial: dial, Wait: true})
 		if err == nil {
 			err = c.Close()
 		}
-		got <- err
-	}()
+		return err
+	})
 	<-dialed
 	serve(t, new(store.Server), listening(addr))
 	require.NoError(t, <-got)
 }
 
-func TestDialMalformedAddresses(t *testing.T) {
+// TestDialInvalid checks addresses, secrets and files with which no server can be reached, however long
+// the client waits.
+func TestDialInvalid(t *testing.T) {
 	for _, addr := range []string{"", "host", "host:", "host:http", "host:0", "host:65536", "host:-1", "::1:70", "a:b:c"} {
 		_, err := store.Dial(bounded(t), addr, &store.DialOptions{Wait: true})
 		require.ErrorIs(t, err, store.ErrInvalid, addr)
+	}
+	none := newTLSFiles(t).client()
+	none.CA = "none.pem"
+	for want, o := range map[string]store.DialOptions{
+		"secret: 5 bytes are too few": {Secret: []byte("short")},
+		"secret: 0 bytes are too few": {Secret: []byte{}},
+		"none.pem":                    {TLS: none.Client},
+		"out of certificates":         {TLS: func() (*tls.Config, error) { return nil, errors.New("out of certificates") }},
+	} {
+		o.Wait = true
+		_, err := store.Dial(bounded(t), "127.0.0.1:1", &o)
+		require.ErrorIs(t, err, store.ErrInvalid)
+		require.ErrorContains(t, err, want)
 	}
 }
 
@@ -123,12 +138,9 @@ func TestDialOfASilentServerIsBoundedByTheContext(t *testing.T) {
 }
 
 // waiting starts n waits of c for a key that no client sets, and returns when the server has them.
-func waiting(t *testing.T, c *store.Store, n int) chan error {
+func waiting(t *testing.T, c *store.Store, n int) <-chan error {
 	t.Helper()
-	errs := make(chan error, n)
-	for range n {
-		go func() { _, err := c.Wait(t.Context(), "never"); errs <- err }()
-	}
+	errs := startMany(n, func() error { _, err := c.Wait(t.Context(), "never"); return err })
 	works(t, c)
 	return errs
 }
@@ -137,9 +149,10 @@ func TestAServerThatGoesEndsAllCalls(t *testing.T) {
 	for name, end := range map[string]struct {
 		how  func(*store.Server) error
 		code wire.Code
+		text string
 	}{
-		"Close":    {(*store.Server).Close, wire.CodeUnavailable},
-		"Shutdown": {func(s *store.Server) error { return s.Shutdown(context.Background()) }, wire.CodeLeft},
+		"Close":    {(*store.Server).Close, wire.CodeUnavailable, "connection closed by the store"},
+		"Shutdown": {func(s *store.Server) error { return s.Shutdown(context.Background()) }, wire.CodeLeft, "the store has shut down"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, s *service) {
@@ -151,6 +164,7 @@ func TestAServerThatGoesEndsAllCalls(t *testing.T) {
 				}
 				_, err := c.Get(t.Context(), "k")
 				goneWith(t, err, end.code)
+				require.ErrorContains(t, err, `store: get "k": store unavailable: 127.0.0.1:1: `+end.text)
 			})
 		})
 	}
@@ -188,8 +202,7 @@ func TestClientCloseWhileManyCall(t *testing.T) {
 func TestDeadlinesFarAway(t *testing.T) {
 	for _, c := range []*store.Store{store.New(new(store.Memory)), serve(t, new(store.Server), tcp).client(t)} {
 		ctx, cancel := context.WithDeadline(t.Context(), time.Unix(1<<40, 0))
-		got := make(chan error, 1)
-		go func() { _, err := c.Wait(ctx, "works"); got <- err }()
+		got := start(func() error { _, err := c.Wait(ctx, "works"); return err })
 		require.NoError(t, c.Set(ctx, "ttl", nil, &store.SetOptions{TTL: 1<<63 - 1}))
 		works(t, c)
 		_, err := c.Get(ctx, "ttl")
@@ -200,10 +213,54 @@ func TestDeadlinesFarAway(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheEnd(t *testing.T) {
-	s := serve(t, new(store.Server), tcp)
-	c := s.client(t)
-	require.NoError(t, s.Close())
-	_, err := c.Get(bounded(t), "k")
-	require.Equal(t, fmt.Sprintf(`store: get "k": store unavailable: %s: connection closed by the store`, "127.0.0.1:1"), err.Error())
+// TestAStoppedServerBlamesNoRank closes a server while ranks wait for one of them: they get the end
+// of the store. The end of one connection must not be reported as the failure of its rank to those
+// that are closed after it.
+func TestAStoppedServerBlamesNoRank(t *testing.T) {
+	for range 40 {
+		s := serve(t, new(store.Server), tcp)
+		g := teamOf(t, behind(t, s, "", 0, 8)...)
+		voting := make(chan []error)
+		go func() { voting <- g.without(bounded(t), 7, 1) }()
+		require.Eventually(t, func() bool {
+			return !slices.ContainsFunc(g.stores[:7], func(s *store.Store) bool { return store.Calls(s.Engine()) == 0 })
+		}, 10*time.Second, time.Millisecond)
+		require.NoError(t, s.Close())
+		for _, err := range <-voting {
+			require.ErrorIs(t, err, store.ErrUnavailable)
+			require.NotErrorIs(t, err, store.ErrLost)
+		}
+	}
+}
+
+func TestTraceOfAClient(t *testing.T) {
+	srv := serve(t, new(store.Server), tcp)
+	sink := new(testcluster.Events)
+	s := srv.as(t, &store.DialOptions{Dial: srv.dial, Trace: sink})
+	ctx := t.Context()
+	require.NoError(t, s.Set(ctx, "k", []byte("12345"), nil))
+	_, err := s.Wait(ctx, "k")
+	require.NoError(t, err)
+	absent(t, s, "none")
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	_, err = s.Wait(short, "none")
+	require.ErrorIs(t, err, store.ErrTimeout)
+
+	events := sink.All()
+	require.Len(t, events, 4, "a wait is one round trip")
+	for i, want := range []struct {
+		op    string
+		bytes int64
+		waits bool
+		err   error
+	}{
+		{"store.set", 5, false, nil}, {"store.wait", 5, true, nil}, {"store.get", 0, false, store.ErrNotFound}, {"store.wait", 0, true, store.ErrTimeout},
+	} {
+		e := events[i]
+		require.Equal(t, []any{want.op, want.bytes, -1, -1}, []any{e.Op, e.Bytes, e.Rank, e.Last})
+		require.ErrorIs(t, e.Err, want.err)
+		require.Positive(t, e.Duration())
+		require.Equal(t, want.waits, e.Waited == e.Duration())
+	}
 }

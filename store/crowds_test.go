@@ -25,18 +25,6 @@ func TestCrowds(t *testing.T) {
 	}
 }
 
-// setAndGet sets key, and returns an error unless it then has this value.
-func setAndGet(ctx context.Context, s *store.Store, key, value string) error {
-	if err := s.Set(ctx, key, []byte(value), nil); err != nil {
-		return err
-	}
-	v, err := s.Get(ctx, key)
-	if err == nil && string(v) != value {
-		err = fmt.Errorf("%s has %d bytes, and not the %d that were set", key, len(v), len(value))
-	}
-	return err
-}
-
 // crowdAtAQueue checks that each value is given to one of those who pop, and that each of them is
 // given the values of one push after the other in their order.
 func crowdAtAQueue(t *testing.T, open func() *store.Store) {
@@ -84,13 +72,8 @@ func cancelledRecvs(t *testing.T, open func() *store.Store) {
 	g := teamOf(t, open(), open())
 	for pos := range uint64(20) {
 		ctx, cancel := context.WithCancel(bounded(t))
-		cancelled := make(chan error, 1)
-		go func() {
-			_, err := g.recv(ctx, pos+1)
-			cancelled <- err
-		}()
-		sent := make(chan error, 1)
-		go func() { sent <- g.send(fmt.Append(nil, pos)) }()
+		cancelled := start(func() error { _, err := g.recv(ctx, pos+1); return err })
+		sent := start(func() error { return g.send(fmt.Append(nil, pos)) })
 		cancel()
 		if err := <-cancelled; err != nil {
 			require.ErrorIs(t, err, context.Canceled)

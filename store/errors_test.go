@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/url"
@@ -69,8 +70,15 @@ func TestPrefixesNest(t *testing.T) {
 			require.Equal(t, key, e.Key)
 		}
 	}
+	// A backup has the whole store, whose copy is no part.
+	var b bytes.Buffer
+	_, err := inner.Backup(ctx, &b)
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, `backup "b/": `)
+	require.ErrorContains(t, err, "make it of the store without the prefix")
+	require.Zero(t, b.Len())
 	require.NoError(t, outer.Close())
-	_, err := inner.Get(ctx, "works")
+	_, err = inner.Get(ctx, "works")
 	require.ErrorIs(t, err, store.ErrClosed)
 	works(t, all)
 }

@@ -2,7 +2,9 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log"
 	"net"
 	"sync"
 	"time"
@@ -223,4 +225,114 @@ func ExampleNewRelay() {
 	_ = r.Close()
 	_ = host.Close()
 	// Output: ready
+}
+
+func ExampleStore_Push() {
+	ctx := context.Background()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	_ = s.Push(ctx, "work", []byte("first"))
+	_ = s.Push(ctx, "work", []byte("second"))
+	n, _ := s.QueueLen(ctx, "work")
+	v, _ := s.Pop(ctx, "work")
+	fmt.Printf("%d, and the first is %q\n", n, v)
+	// Output: 2, and the first is "first"
+}
+
+func ExampleStore_TryPop() {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	_, n, err := s.TryPop(context.Background(), "work")
+	fmt.Println(n, err)
+	// Output: 0 <nil>
+}
+
+// Peers that know one secret may write everything; peers that know the other may read the
+// configuration.
+func ExampleServer_access() {
+	ctx := context.Background()
+	owner, viewer := []byte("an owner's 32 random bytes, say."), []byte("a viewer's, from ReadSecret too.")
+	l, err := store.Listen(ctx, "127.0.0.1:0")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	srv := &store.Server{Engine: new(store.Memory), Access: []store.Access{
+		{Secret: owner, Write: true},
+		{Secret: viewer, Prefix: "config/"},
+	}}
+	go func() { _ = srv.Serve(l) }()
+	defer srv.Close()
+
+	dial := func(secret []byte) *store.Store {
+		s, err := store.Dial(ctx, l.Addr().String(), &store.DialOptions{Secret: secret})
+		if err != nil {
+			e, _ := errors.AsType[*store.Error](err)
+			fmt.Println(errors.Is(err, store.ErrDenied), e.Detail)
+			return nil
+		}
+		return s
+	}
+	o, v := dial(owner), dial(viewer)
+	defer o.Close()
+	defer v.Close()
+	fmt.Println(o.Set(ctx, "config/lr", []byte("0.1"), nil))
+	lr, err := v.Get(ctx, "config/lr")
+	fmt.Println(string(lr), err)
+	fmt.Println(v.Set(ctx, "config/lr", []byte("9"), nil))
+	dial(nil)
+	// Output:
+	// <nil>
+	// 0.1 <nil>
+	// store: set "config/lr": denied: no right to write "config/lr": this peer may read below "config/"
+	// true this store requires a secret, and none was given
+}
+
+// The status names the ranks for which a group waits.
+func ExampleStore_Status() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+
+	joining, leave := context.WithCancel(ctx)
+	joined := make(chan struct{})
+	go func() {
+		defer close(joined)
+		_, _ = s.Join(joining, wire.Contribution{Group: "train", Rank: 1, Size: 3, Label: "pid 7 on node-b"}, nil)
+	}()
+	for {
+		all, err := s.Status(ctx, "")
+		if err != nil {
+			log.Fatal(err)
+		}
+		if len(all.Groups) > 0 {
+			r := all.Groups[0].Records[0]
+			fmt.Println(all.Groups[0].Name, r.Verb, "came:", r.Arrived.First(10), "missing:", r.Missing.First(10))
+			break
+		}
+	}
+	leave()
+	<-joined
+	// Output: train create came: [1] missing: [0 2]
+}
+
+func ExampleReadOnly() {
+	s := store.ReadOnly(store.New(new(store.Memory)))
+	fmt.Println(s.Set(context.Background(), "k", nil, nil))
+	// Output: store: set "k": denied: no right to write "k": this peer may read everything
+}
+
+func ExampleStore_Names() {
+	ctx := context.Background()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	for _, k := range []string{"a/1", "a/2", "a/3", "b"} {
+		if err := s.Set(ctx, k, []byte("not shown"), nil); err != nil {
+			log.Fatal(err)
+		}
+	}
+	entries, more, err := s.Names(ctx, "a/", "a/1", 1)
+	fmt.Println(entries[0].Key, entries[0].Value == nil, more, err)
+	// Output: a/2 true true <nil>
 }

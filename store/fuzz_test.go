@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"crypto/rand"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -77,20 +77,14 @@ type bystander struct {
 	key   string
 	count int64
 	*store.Store
-	waiting chan error
+	waiting <-chan error
 }
 
 func newBystander(f *testing.F, e store.Backend) *bystander {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(f, err)
-	srv := &store.Server{Engine: e, Logger: slog.New(slog.DiscardHandler), Limits: store.ServerLimits{ReconnectTimeout: 10 * time.Millisecond}}
-	go func() { _ = srv.Serve(l) }()
-	other, err := store.Dial(f.Context(), l.Addr().String(), nil)
-	require.NoError(f, err)
-	b := &bystander{addr: l.Addr().String(), key: rand.Text(), Store: other, waiting: make(chan error, 1)}
+	addr := testcluster.Serve(f, &store.Server{Engine: e, Logger: slog.New(slog.DiscardHandler), Limits: store.ServerLimits{ReconnectTimeout: 10 * time.Millisecond}})
+	b := &bystander{addr: addr, key: rand.Text(), Store: testcluster.Dial(f, addr, nil)}
 	ctx := f.Context()
-	go func() { _, err := other.Wait(ctx, b.key+" never"); b.waiting <- err }()
-	f.Cleanup(func() { _ = errors.Join(other.Close(), <-b.waiting, srv.Close(), e.Close()) })
+	b.waiting = start(func() error { _, err := b.Wait(ctx, b.key+" never"); return err })
 	return b
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,17 +113,6 @@ func TestLinearizableFindsWhatIsWrong(t *testing.T) {
 			require.NotEmpty(t, bad)
 		})
 	}
-}
-
-// faulty is an engine whose requests go through do, with their number.
-type faulty struct {
-	store.Engine
-	n  atomic.Int64
-	do func(ctx context.Context, req *wire.Request, rep *wire.Reply, n int64) error
-}
-
-func (f *faulty) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	return f.do(ctx, req, rep, f.n.Add(1))
 }
 
 const (

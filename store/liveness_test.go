@@ -21,12 +21,13 @@ func (g *team) goesOn(seq uint64) {
 	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(g.t), rank, seq) })
 }
 
-// lost asserts that err names rank 1 as lost.
-func lost(t *testing.T, err error) {
+// lost asserts that err names ranks as lost, and returns the failure.
+func lost(t *testing.T, err error, ranks ...int) *wire.Failure {
 	t.Helper()
 	require.ErrorIs(t, err, store.ErrLost)
 	v := failureOf(t, err)
-	require.Equal(t, []int{1}, v.Lost)
+	require.Equal(t, ranks, v.Lost)
+	return v
 }
 
 func failureOf(t *testing.T, err error) *wire.Failure {
@@ -42,19 +43,6 @@ func (s *service) through(t *testing.T) (*store.Store, *testcluster.Proxy) {
 	t.Helper()
 	p := testcluster.NewProxy(t, s.addr)
 	return dial(t, p.Addr()), p
-}
-
-func dial(t *testing.T, addr string) *store.Store {
-	t.Helper()
-	return dialWith(t, addr, nil)
-}
-
-func dialWith(t *testing.T, addr string, o *store.DialOptions) *store.Store {
-	t.Helper()
-	c, err := store.Dial(bounded(t), addr, o)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	return c
 }
 
 // TestSilentPeerIsLostAfterItsLivenessTimeout checks that a peer that stops sending without closing
@@ -83,7 +71,7 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 			g.goesOn(1)
 			start := time.Now()
 			proxy.Blackhole(true)
-			lost(t, g.barrier(bounded(t), 0, 2))
+			lost(t, g.barrier(bounded(t), 0, 2), 1)
 			// The last message may have come a moment before start.
 			require.Greater(t, time.Since(start), min(max(c.server, c.peer), time.Second)-200*time.Millisecond)
 			require.Less(t, time.Since(start), 8*time.Second)
@@ -122,10 +110,8 @@ func TestIdlePeersAreNotLost(t *testing.T) {
 	t.Parallel()
 	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 1500 * time.Millisecond}}, tcp)
 	g := teamOf(t, s.client(t), s.client(t))
-	waiting := make(chan error, 1)
-	go func() { waiting <- g.barrier(bounded(t), 0, 1) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
-	defer cancel()
+	waiting := start(func() error { return g.barrier(bounded(t), 0, 1) })
+	ctx := testcluster.Within(t, 2500*time.Millisecond)
 	require.ErrorIs(t, g.stores[1].Follow(ctx, wire.Contribution{Generation: g.gen, Rank: 1}), context.DeadlineExceeded)
 	require.NoError(t, g.barrier(bounded(t), 1, 1))
 	require.NoError(t, <-waiting)
@@ -163,11 +149,9 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.Set(ctx, "held", nil, &store.SetOptions{Lease: held}))
 	require.NoError(t, b.Set(ctx, "short", nil, &store.SetOptions{TTL: 2 * time.Second}))
-	waiting := make(chan error, 2)
-	go func() { waiting <- g.barrier(ctx, 0, 1) }()
-	short, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	go func() { _, err := a.Wait(short, "later"); waiting <- err }()
+	voted := start(func() error { return g.barrier(ctx, 0, 1) })
+	short := testcluster.Within(t, 10*time.Second)
+	waiting := start(func() error { _, err := a.Wait(short, "later"); return err })
 	works(t, b)
 	testcluster.Freeze(t, p)
 	<-time.After(3 * time.Second) // the test is about elapsed time
@@ -178,7 +162,7 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 	require.NoError(t, err, "a lease ended while the server stood still")
 	require.NoError(t, b.Set(ctx, "later", nil, nil))
 	require.NoError(t, g.barrier(ctx, 1, 1))
-	require.NoError(t, <-waiting)
+	require.NoError(t, <-voted)
 	require.NoError(t, <-waiting)
 	g.goesOn(2)
 	require.NoError(t, held.Err())

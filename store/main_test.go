@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/scenario"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -61,10 +65,24 @@ func relay(t *testing.T, addr string, srv *store.Server, w wires) *service {
 // client returns a Store on s that is closed at the end of the test.
 func (s *service) client(t *testing.T) *store.Store {
 	t.Helper()
-	c, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: s.dial})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	return c
+	return s.as(t, &store.DialOptions{Dial: s.dial})
+}
+
+// as is client with options, which have the dial function of s.
+func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
+	t.Helper()
+	return dialWith(t, "127.0.0.1:1", o)
+}
+
+// dial returns a Store on the server at addr that is closed at the end of the test.
+func dial(t *testing.T, addr string) *store.Store {
+	t.Helper()
+	return dialWith(t, addr, nil)
+}
+
+func dialWith(t *testing.T, addr string, o *store.DialOptions) *store.Store {
+	t.Helper()
+	return testcluster.Dial(t, addr, o)
 }
 
 // raw returns a bare connection to s.
@@ -111,6 +129,14 @@ func receiveReply(t *testing.T, c net.Conn) (wire.Header, wire.Reply) {
 	return h, rep
 }
 
+// receiveRequest reads one request, as a server does.
+func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
+	t.Helper()
+	h, body := receiveBody(t, c)
+	require.NoError(t, req.Parse(h, body))
+	return req
+}
+
 func receiveBody(t *testing.T, c net.Conn) (wire.Header, []byte) {
 	t.Helper()
 	head := make([]byte, wire.HeaderLen)
@@ -141,12 +167,134 @@ func works(t *testing.T, s *store.Store) {
 	t.Helper()
 	ctx := bounded(t)
 	require.NoError(t, s.Set(ctx, "works", []byte("yes"), nil))
-	v, err := s.Get(ctx, "works")
+	holds(t, s, "works", "yes")
+}
+
+// holds fails the test unless key has value.
+func holds(t *testing.T, s *store.Store, key, value string) {
+	t.Helper()
+	v, err := s.Get(bounded(t), key)
 	require.NoError(t, err)
-	require.Equal(t, "yes", string(v))
+	require.Equal(t, value, string(v))
+}
+
+// absent fails the test unless there is no key.
+func absent(t *testing.T, s *store.Store, key string) {
+	t.Helper()
+	_, err := s.Get(bounded(t), key)
+	require.ErrorIs(t, err, store.ErrNotFound)
+}
+
+// setAndGet sets key, and returns an error unless it then has this value.
+func setAndGet(ctx context.Context, s *store.Store, key, value string) error {
+	if err := s.Set(ctx, key, []byte(value), nil); err != nil {
+		return err
+	}
+	v, err := s.Get(ctx, key)
+	if err == nil && string(v) != value {
+		err = fmt.Errorf("%s has %d bytes, and not the %d that were set", key, len(v), len(value))
+	}
+	return err
+}
+
+// start calls do in a goroutine. The channel has its error when it has returned.
+func start(do func() error) <-chan error { return startMany(1, do) }
+
+// startMany calls do in n goroutines at the same time.
+func startMany(n int, do func() error) <-chan error {
+	errs := make(chan error, n)
+	for range n {
+		go func() { errs <- do() }()
+	}
+	return errs
+}
+
+// startWait starts a wait for key.
+func startWait(t *testing.T, s *store.Store, key string) <-chan error {
+	ctx := bounded(t)
+	return start(func() error { _, err := s.Wait(ctx, key); return err })
+}
+
+// together runs do in n goroutines at the same time.
+func together(t *testing.T, n int, do func() error) {
+	t.Helper()
+	errs := startMany(n, do)
+	for range n {
+		require.NoError(t, <-errs)
+	}
+}
+
+// faulty is an engine whose requests go through do, with their number.
+type faulty struct {
+	store.Engine
+	n  atomic.Int64
+	do func(ctx context.Context, req *wire.Request, rep *wire.Reply, n int64) error
+}
+
+func (f *faulty) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	return f.do(ctx, req, rep, f.n.Add(1))
 }
 
 func frame(h wire.Header, body ...byte) []byte {
 	h.Len = uint32(len(body))
 	return append(wire.AppendHeader(nil, h), body...)
+}
+
+// wires returns a listener for a server, and the dial function with which clients reach it.
+type wires func(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error))
+
+func tcp(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return l, func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
+	}
+}
+
+// pipes are connections without sockets. As with TLS, each write to them may block.
+func pipes(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
+	l := scenario.NewListener()
+	return l, l.Conn
+}
+
+// breakConn ends the connection of a client, which reconnects.
+func breakConn(e store.Engine) {
+	if c := store.ConnOf(e); c != nil {
+		_ = c.Close()
+	}
+}
+
+func newMemory(*testing.T) store.Backend { return new(store.Memory) }
+
+// Reconnect timeouts: soonLost for tests that wait for a loss, and comesBack for tests in which a
+// session must be resumed, however slow the machine is.
+const (
+	soonLost  = 50 * time.Millisecond
+	comesBack = time.Minute
+)
+
+// children are the roles that the test binary can run instead of the tests. Each gets an argument
+// that ends with an address: that of the store, or that of the parent to which it reports its own
+// address.
+var children = testcluster.Children{
+	"server": testcluster.ServeStore,
+	"relay":  testcluster.ServeRelay,
+}
+
+// barrier returns the vote of rank in barrier seq.
+func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
+	return wire.Contribution{Generation: generation, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
+}
+
+// relayProcess starts a relay of s in a separate process that listens at at, and returns the
+// process and its address.
+func relayProcess(t *testing.T, s *service, at string) (*launch.Process, string) {
+	t.Helper()
+	return testcluster.Addressed(t, "relay", s.addr+" "+at)
+}
+
+// serverProcess starts a server in a separate process, and returns the process and its address.
+func serverProcess(t *testing.T) (*launch.Process, string) {
+	t.Helper()
+	return testcluster.Addressed(t, "server", "")
 }

@@ -2,9 +2,9 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // TestStoppedProcessExpiresNothing checks that, after its process was stopped, a store first reads
@@ -78,32 +79,6 @@ func TestStutteringProcessEndsTTLs(t *testing.T) {
 	}
 }
 
-// TestCancelRacesTheAnswer checks a wait whose reply races with its cancel: it has one of the two
-// outcomes, and nothing of it is left.
-func TestCancelRacesTheAnswer(t *testing.T) {
-	m := new(store.Memory)
-	s := store.New(m)
-	for range 2000 {
-		ctx, cancel := context.WithCancel(t.Context())
-		var racing sync.WaitGroup
-		racing.Go(cancel)
-		racing.Go(func() { _ = s.Set(t.Context(), "k", []byte("v"), nil) })
-		v, err := s.Wait(ctx, "k")
-		racing.Wait()
-		if err != nil {
-			require.ErrorIs(t, err, context.Canceled)
-		} else {
-			require.Equal(t, [][]byte{[]byte("v")}, v)
-		}
-		_, err = s.Delete(t.Context(), "k")
-		require.NoError(t, err)
-	}
-	require.Zero(t, store.Waiting(m))
-	require.NoError(t, s.Close())
-	require.NoError(t, s.Close())
-	require.Zero(t, m.Keys())
-}
-
 // TestALeaseOfAnotherStore checks a lease of one store in another store, which has a lease of the
 // same number.
 func TestALeaseOfAnotherStore(t *testing.T) {
@@ -120,4 +95,25 @@ func TestALeaseOfAnotherStore(t *testing.T) {
 	require.NoError(t, part.Set(bounded(t), "key", nil, &store.SetOptions{Lease: mine}), "a part of the same store")
 	require.NoError(t, mine.Close(bounded(t)))
 	require.NoError(t, theirs.Close(bounded(t)))
+}
+
+// TestPopThatIsCancelled checks that a context that ends in the middle of a Pop loses no value.
+func TestPopThatIsCancelled(t *testing.T) {
+	m := new(store.Memory)
+	defer m.Close()
+	ctx, cancel := context.WithCancel(bounded(t))
+	s := store.New(&faulty{Engine: m, do: func(ctx context.Context, req *wire.Request, rep *wire.Reply, _ int64) error {
+		err := m.Do(ctx, req, rep)
+		if req.Op == wire.OpPop {
+			cancel()
+			return errors.Join(err, ctx.Err())
+		}
+		return err
+	}})
+	require.NoError(t, s.Push(ctx, "q", []byte("first")))
+	v, err := s.Pop(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, "first", string(v))
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+	require.Zero(t, m.Keys())
 }

@@ -1,22 +1,17 @@
 package store_test
 
 import (
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/store"
 )
-
-func copyFile(t *testing.T, from, to string) {
-	t.Helper()
-	b, err := os.ReadFile(from)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(to, b, 0o600))
-}
 
 func secretFile(t *testing.T, letter string) string {
 	t.Helper()
@@ -27,11 +22,9 @@ func secretFile(t *testing.T, letter string) string {
 
 func TestOpenByURL(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	plain := serve(t, &store.Server{}, tcp)
 	secret := serve(t, &store.Server{Access: []store.Access{all("s")}}, tcp)
-	mutual := serve(t, &store.Server{TLS: serverTLS(t, required)}, tcp)
+	mutual := serve(t, &store.Server{TLS: serverTLS(t, f.requiring())}, tcp)
 	both := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
 	ca, cert, key, file := url.QueryEscape(f.path("ca")), url.QueryEscape(f.path("trainer")), url.QueryEscape(f.path("trainer-key")), url.QueryEscape(secretFile(t, "s"))
 	for _, rawurl := range []string{
@@ -96,14 +89,68 @@ func TestOpenRefusesURLs(t *testing.T) {
 		"\x7f":                               "muster://",
 		"muster://h:1/prefix?secret-file=%2": "invalid URL escape",
 	} {
-		for _, open := range []func() (*store.Store, error){
-			func() (*store.Store, error) { return store.Open(bounded(t), rawurl) },
-			func() (*store.Store, error) { return store.DialURL(bounded(t), rawurl, nil) },
-		} {
-			_, err := open()
+		_, opened := store.Open(bounded(t), rawurl)
+		_, dialed := store.DialURL(bounded(t), rawurl, nil)
+		_, relayed := store.NewRelay(bounded(t), rawurl, nil)
+		for _, err := range []error{opened, dialed, relayed} {
 			require.ErrorIs(t, err, store.ErrInvalid, rawurl)
-			require.ErrorContains(t, err, want, rawurl)
 			require.NotContains(t, err.Error(), "password")
 		}
+		require.ErrorContains(t, opened, want, rawurl)
+		require.ErrorContains(t, dialed, want, rawurl)
+	}
+	_, err := store.NewRelay(bounded(t), "muster://127.0.0.1:1/prefix", nil)
+	require.ErrorIs(t, err, store.ErrInvalid, "of a part of a store")
+	_, err = store.NewRelay(bounded(t), "muster://127.0.0.1:1", nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+}
+
+func secretOf(c string) []byte { return []byte(strings.Repeat(c, 16)) }
+
+func TestReadSecret(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		return file
+	}
+	long := strings.Repeat("x", 4096)
+	for text, want := range map[string]string{
+		"0123456789abcdef":     "0123456789abcdef",
+		"0123456789abcdef\n":   "0123456789abcdef",
+		"0123456789abcdef\r\n": "0123456789abcdef",
+		" 0123456789abcdef \n": " 0123456789abcdef ",
+		"0123456789abcdef\n\n": "0123456789abcdef\n",
+		long + "\r\n":          long,
+	} {
+		got, err := store.ReadSecret(write("good", text))
+		require.NoError(t, err)
+		require.Equal(t, want, string(got))
+	}
+	for text, want := range map[string]string{
+		"":                  "0 bytes are too few",
+		"0123456789abcde\n": "15 bytes are too few, it needs 16",
+		long + "x":          "more than 4096",
+		long + "xxxxxxx":    "more than 4096",
+		long + "\nx":        "more than 4096",
+	} {
+		file := write("bad", text)
+		_, err := store.ReadSecret(file)
+		require.ErrorIs(t, err, store.ErrInvalid)
+		require.ErrorContains(t, err, file)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "(umask 077; head -c 32 /dev/urandom | base64 > secret)")
+	}
+	_, err := store.ReadSecret(filepath.Join(dir, "none"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, err, store.ErrInvalid)
+	_, err = store.ReadSecret(dir)
+	require.Error(t, err)
+	for _, mode := range []fs.FileMode{0o644, 0o640, 0o604, 0o620, 0o601} {
+		file := write("open", "0123456789abcdef")
+		require.NoError(t, os.Chmod(file, mode))
+		_, err := store.ReadSecret(file)
+		require.ErrorIs(t, err, store.ErrInvalid, mode)
+		require.ErrorContains(t, err, "chmod 600 "+file)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,10 +23,7 @@ import (
 func inFlight(t *testing.T, s, direct *store.Store, proxy *testcluster.Proxy, n int) <-chan error {
 	t.Helper()
 	proxy.Down.Stall(true)
-	errs := make(chan error, n)
-	for range n {
-		go func() { _, err := s.Add(t.Context(), "n", 1); errs <- err }()
-	}
+	errs := startMany(n, func() error { _, err := s.Add(t.Context(), "n", 1); return err })
 	testcluster.Eventually(t, testTimeout, func() bool {
 		v, err := direct.Get(t.Context(), "n")
 		return err == nil && string(v) == fmt.Sprint(n)
@@ -67,12 +65,8 @@ func TestRestartedServer(t *testing.T) {
 	require.NoError(t, first.Close(ctx))
 	lease, err := c.Lease(ctx, time.Minute)
 	require.NoError(t, err)
-	waits := make(chan error, 20)
-	for range 20 {
-		go func() { _, err := c.Wait(ctx, "later"); waits <- err }()
-	}
-	barriers := make(chan error, 1)
-	go func() { barriers <- g.barrier(ctx, 0, 1) }()
+	waits := startMany(20, func() error { _, err := c.Wait(ctx, "later"); return err })
+	barriers := start(func() error { return g.barrier(ctx, 0, 1) })
 	adds := inFlight(t, c, old.client(t), proxy, 20)
 
 	s := serve(t, new(store.Server), tcp)
@@ -123,13 +117,11 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	works(t, c)
 	proxy.Stall(true)
 	sent, cancel := context.WithCancel(t.Context())
-	adding := make(chan error, 1)
-	go func() { _, err := c.Add(sent, "sent", 1); adding <- err }()
+	adding := start(func() error { _, err := c.Add(sent, "sent", 1); return err })
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1 }, "it is sent")
 	proxy.Cut(testcluster.RST)
 	testcluster.Eventually(t, testTimeout, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
-	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer stop()
+	short := testcluster.Within(t, 20*time.Millisecond)
 	_, err := c.Add(short, "unsent", 1)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, store.ErrUnknown)
@@ -140,8 +132,7 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnknown)
 	proxy.Stall(false)
 	works(t, c)
-	_, err = c.Get(bounded(t), "unsent")
-	require.ErrorIs(t, err, store.ErrNotFound)
+	absent(t, c, "unsent")
 	_, err = c.Get(bounded(t), "sent")
 	require.ErrorIs(t, err, store.ErrNotFound, "it had not arrived, and was given up")
 }
@@ -180,10 +171,7 @@ func TestTheWindowEnds(t *testing.T) {
 		c, proxy := s.through(t)
 		works(t, c)
 		proxy.Stall(true)
-		errs := make(chan error, n)
-		for range n {
-			go func() { _, err := c.Add(t.Context(), "n", 1); errs <- err }()
-		}
+		errs := startMany(n, func() error { _, err := c.Add(t.Context(), "n", 1); return err })
 		testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1000 }, "the window is full")
 		return c, proxy, errs
 	}
@@ -223,9 +211,6 @@ func TestTheWindowEnds(t *testing.T) {
 // continue beyond it.
 func TestTheWindowInBytes(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
-		if strings.Contains(t.Name(), "pipes") {
-			t.Skip("SKIPPED: not over pipes: it is what the others test, but slower")
-		}
 		c, ctx := s.client(t), bounded(t)
 		require.NoError(t, c.Set(ctx, "large", make([]byte, wire.MaxValue), nil))
 		var out sync.WaitGroup
@@ -244,10 +229,7 @@ func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
 	c, proxy := s.through(t)
 	works(t, c)
 	proxy.Up.Stall(true)
-	errs := make(chan error, 6)
-	for range 6 {
-		go func() { errs <- c.Set(t.Context(), "large", make([]byte, wire.MaxValue), nil) }()
-	}
+	errs := startMany(6, func() error { return c.Set(t.Context(), "large", make([]byte, wire.MaxValue), nil) })
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) >= 3 }, "some are sent")
 	require.NoError(t, c.Close())
 	for range 6 {
@@ -255,20 +237,44 @@ func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
 	}
 }
 
-// TestCancelsLeaveNothing checks that no cancel stays outstanding when it races with its reply.
-func TestCancelsLeaveNothing(t *testing.T) {
-	s := serve(t, new(store.Server), tcp)
-	c, other := s.client(t), s.client(t)
-	for i := range 300 {
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { _, _ = c.Wait(ctx, fmt.Sprint(i)); close(done) }()
-		require.NoError(t, other.Set(bounded(t), fmt.Sprint(i), nil, nil))
-		cancel()
-		<-done
+// TestCancelRacesTheAnswer checks waits whose reply races with their cancel, in a store of this process and
+// at a server: each has one of the two outcomes, and nothing of it is left.
+func TestCancelRacesTheAnswer(t *testing.T) {
+	m, srv := new(store.Memory), serve(t, new(store.Server), tcp)
+	c := srv.client(t)
+	for name, tc := range map[string]struct {
+		s, other *store.Store
+		waits    int
+		left     func() int
+		within   time.Duration // nothing is left
+	}{
+		"memory": {store.New(m), store.New(m), 4000, func() int { return store.Waiting(m) }, 0},
+		"client": {c, srv.client(t), 600, func() int { return store.Cancelled(c.Engine()) }, testTimeout},
+	} {
+		for i := range tc.waits {
+			key := fmt.Sprint(i)
+			ctx, cancel := context.WithCancel(t.Context())
+			set := start(func() error {
+				defer cancel()
+				return tc.other.Set(t.Context(), key, []byte("v"), nil)
+			})
+			if i%2 == 0 {
+				go cancel()
+			}
+			v, err := tc.s.Wait(ctx, key)
+			if err != nil {
+				require.ErrorIs(t, err, context.Canceled, name)
+			} else {
+				require.Equal(t, [][]byte{[]byte("v")}, v, name)
+			}
+			require.NoError(t, <-set, name)
+		}
+		works(t, tc.s)
+		testcluster.Eventually(t, tc.within, func() bool { return tc.left() == 0 }, "no wait, and no cancel, is left")
+		require.NoError(t, tc.s.Close())
+		require.NoError(t, tc.s.Close())
 	}
-	works(t, c)
-	testcluster.Eventually(t, testTimeout, func() bool { return store.Cancelled(c.Engine()) == 0 }, "no cancel waits for an answer")
+	require.Zero(t, m.Keys())
 }
 
 // The tests below make several connections of one session without a client.
@@ -331,12 +337,7 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 		for range 30 {
 			c, back := s.handshake(t, &welcome)
 			require.Equal(t, welcome.N, back.N)
-			last := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
-			n := uint64(0)
-			if last.Code == wire.CodeOK {
-				_, err := fmt.Sscan(string(last.Value), &n)
-				require.NoError(t, err)
-			}
+			n := counted(t, c)
 			require.GreaterOrEqual(t, n+1, next)
 			next = n + 1
 			from := next
@@ -350,17 +351,22 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 		}
 		c, _ := s.handshake(t, &welcome)
 		writing.Wait()
-		rep := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
-		again := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 41, Key: "n"})
-		require.Equal(t, string(rep.Value), string(again.Value))
-		var n uint64 // 0 if all were cut off too soon
-		if rep.Code == wire.CodeOK {
-			_, err := fmt.Sscan(string(rep.Value), &n)
-			require.NoError(t, err)
-		}
+		n := counted(t, c)
+		require.Equal(t, n, counted(t, c))
 		require.Equal(t, wire.CodeInvalid, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 1, Number: n + 2, Key: "n"}).Code)
 		require.Equal(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 2, Number: n + 1, Acked: n, Key: "n"}).Code)
 	})
+}
+
+// counted returns the value of the counter n, 0 if all adds were cut off too soon.
+func counted(t *testing.T, c net.Conn) (n uint64) {
+	t.Helper()
+	rep := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
+	if rep.Code == wire.CodeOK {
+		_, err := fmt.Sscan(string(rep.Value), &n)
+		require.NoError(t, err)
+	}
+	return n
 }
 
 func TestWhatDoesNotResumeOpensASession(t *testing.T) {
@@ -395,15 +401,8 @@ func TestCloseMakesWhatWasSentUnknown(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	c, proxy := s.through(t)
 	proxy.Down.Stall(true)
-	added, got := make(chan error, 1), make(chan error, 1)
-	go func() {
-		_, err := c.Add(bounded(t), "n", 1)
-		added <- err
-	}()
-	go func() {
-		_, err := c.Get(bounded(t), "n")
-		got <- err
-	}()
+	added := start(func() error { _, err := c.Add(bounded(t), "n", 1); return err })
+	got := start(func() error { _, err := c.Get(bounded(t), "n"); return err })
 	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 2 }, "both are sent")
 	require.NoError(t, c.Close())
 	err := <-added
@@ -412,4 +411,68 @@ func TestCloseMakesWhatWasSentUnknown(t *testing.T) {
 	err = <-got
 	require.ErrorIs(t, err, store.ErrClosed)
 	require.NotErrorIs(t, err, store.ErrUnknown)
+}
+
+// TestAFrameThatTheStoreCannotRead checks that a frame that the store cannot parse is an error of
+// its call, and is not sent again. The session and its other calls continue.
+func TestAFrameThatTheStoreCannotRead(t *testing.T) {
+	t.Parallel()
+	for name, behindRelay := range map[string]bool{"directly": false, "through a relay": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, &store.Server{Engine: new(store.Memory)}, tcp)
+			at := s.addr
+			if behindRelay {
+				at = relay(t, s.addr, new(store.Server), tcp).addr
+			}
+			c := dial(t, at)
+			held, err := c.Lease(bounded(t), time.Minute)
+			require.NoError(t, err)
+			waiting := startWait(t, c, "k")
+			bad := wire.Request{Op: wire.OpAdd, Key: strings.Repeat("n", wire.MaxKey+1), Add: 1}
+			for range 3 {
+				err = c.Engine().Do(bounded(t), &bad, new(wire.Reply))
+				require.ErrorIs(t, err, store.ErrTooLarge)
+				require.ErrorContains(t, err, "the store rejected the request: ")
+			}
+			n, err := c.Add(bounded(t), "n", 1)
+			require.NoError(t, err)
+			require.EqualValues(t, 1, n)
+			require.NoError(t, c.Set(bounded(t), "k", nil, &store.SetOptions{Lease: held}), "the session is the same")
+			require.NoError(t, <-waiting)
+			counts(t, s.Engine, func(n *store.ServerStatus) bool { return n.Accepted <= 5 })
+		})
+	}
+}
+
+// TestConnectionsThatBringNothing checks that a client whose connections end one after the other,
+// without a reply, waits longer and longer between them.
+func TestConnectionsThatBringNothing(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	var dials atomic.Int32
+	ctx := testcluster.Within(t, time.Second)
+	c := dialWith(t, s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		dials.Add(1)
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return &deafAfterHello{Conn: conn}, err
+	}})
+	_, err := c.Wait(ctx, "k")
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.Less(t, dials.Load(), int32(20))
+	require.Greater(t, dials.Load(), int32(3))
+}
+
+// deafAfterHello is a connection that ends at its second write.
+type deafAfterHello struct {
+	net.Conn
+	writes atomic.Int32
+}
+
+func (c *deafAfterHello) Write(b []byte) (int, error) {
+	if c.writes.Add(1) > 1 {
+		_ = c.Close()
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(b)
 }

@@ -35,20 +35,7 @@ func TestOneCopyForARelay(t *testing.T) {
 	payload := func(seq uint64, size int) []byte { return bytes.Repeat([]byte{byte(seq)}, size) }
 	for seq := uint64(1); seq <= 20; seq++ {
 		before := sent()
-		c := wire.Contribution{Generation: g.gen, Seq: seq, Verb: "broadcast", Root: ranks, RootOnly: true, Want: ranks}
-		call := func(rank int) error {
-			own := c
-			own.Rank = rank
-			var mine []byte
-			if rank == ranks {
-				own.Want, mine = wire.WantNothing, payload(seq, size)
-			}
-			got, err := g.stores[rank].Collect(bounded(t), own, mine)
-			if err == nil && rank < ranks && (len(got) != 1 || !bytes.Equal(got[0], payload(seq, size))) {
-				return fmt.Errorf("#%d: %d payloads", seq, len(got))
-			}
-			return err
-		}
+		call := func(rank int) error { return g.broadcast(rank, ranks, "", seq, payload(seq, size)) }
 		early := chance.IntN(ranks + 1) // these wait for the root
 		errs := make(chan error, ranks)
 		for rank := range early {
@@ -76,27 +63,39 @@ func TestOneCopyForARelay(t *testing.T) {
 	require.Less(t, sent()-before, uint64(2*size+size/2))
 
 	// What a relay keeps is bounded: a rank that is further behind gets its own copy.
-	c := wire.Contribution{Generation: g.gen, Verb: "broadcast", Root: ranks, RootOnly: true, Want: ranks}
-	read := func(rank int, channel string, seq uint64, mine []byte) {
-		own := c
-		own.Rank, own.Channel, own.Seq = rank, channel, seq
-		_, err := g.stores[rank].Collect(bounded(t), own, mine)
-		require.NoError(t, err)
+	read := func(rank int, channel string, seq uint64) {
+		require.NoError(t, g.broadcast(rank, ranks, channel, seq, payload(seq, size)))
 	}
-	read(ranks, "a", 1, payload(1, size))
-	read(0, "a", 1, nil)
+	read(ranks, "a", 1)
+	read(0, "a", 1)
 	for seq := uint64(1); seq <= 16; seq++ {
 		if seq == 16 {
 			before = sent()
-			read(1, "a", 1, nil)
+			read(1, "a", 1)
 			require.Less(t, sent()-before, uint64(size))
 		}
-		read(ranks, "b", seq, payload(seq, size))
-		read(0, "b", seq, nil)
+		read(ranks, "b", seq)
+		read(0, "b", seq)
 	}
 	before = sent()
-	read(2, "a", 1, nil)
+	read(2, "a", 1)
 	require.Greater(t, sent()-before, uint64(size))
+}
+
+// broadcast calls broadcast seq on a channel for rank. The root gives the payload, and every other rank
+// must get it.
+func (g *team) broadcast(rank, root int, channel string, seq uint64, payload []byte) error {
+	c := wire.Contribution{Generation: g.gen, Rank: rank, Channel: channel, Seq: seq, Verb: "broadcast", Root: root, RootOnly: true, Want: int32(root)}
+	if rank == root {
+		c.Want = wire.WantNothing
+		_, err := g.stores[rank].Collect(bounded(g.t), c, payload)
+		return err
+	}
+	got, err := g.stores[rank].Collect(bounded(g.t), c, nil)
+	if err == nil && (len(got) != 1 || !bytes.Equal(got[0], payload)) {
+		return fmt.Errorf("#%d on channel %q: another payload", seq, channel)
+	}
+	return err
 }
 
 // TestKeptRepliesOfARelay checks that each rank gets the payload of its call, however far it is
@@ -119,19 +118,6 @@ func readBehindARelay(t *testing.T, isCut bool) {
 		chance := rand.New(rand.NewPCG(uint64(channel[0]), seq))
 		return bytes.Repeat([]byte{byte(seq), channel[0]}, 16<<10+chance.IntN(1<<20))
 	}
-	broadcast := func(rank int, channel string, seq uint64) error {
-		c := wire.Contribution{Generation: g.gen, Rank: rank, Channel: channel, Seq: seq, Verb: "broadcast", Root: readers, RootOnly: true, Want: readers}
-		if rank == readers {
-			c.Want = wire.WantNothing
-			_, err := g.stores[rank].Collect(bounded(t), c, payload(channel, seq))
-			return err
-		}
-		got, err := g.stores[rank].Collect(bounded(t), c, nil)
-		if err == nil && (len(got) != 1 || !bytes.Equal(got[0], payload(channel, seq))) {
-			return fmt.Errorf("#%d on channel %s: another payload", seq, channel)
-		}
-		return err
-	}
 	accepted := func() int64 { return counts(t, m, func(*store.ServerStatus) bool { return true }).Accepted }
 	before := accepted()
 	var cuts sync.WaitGroup
@@ -144,7 +130,7 @@ func readBehindARelay(t *testing.T, isCut bool) {
 					if isCut && rank == 0 && seq%16 == 0 {
 						cuts.Go(func() { proxy.Cut(testcluster.RST) })
 					}
-					channels[i] = broadcast(rank, channel, seq)
+					channels[i] = g.broadcast(rank, readers, channel, seq, payload(channel, seq))
 				}
 			})
 		}

@@ -188,18 +188,14 @@ func TestARelayThatDoesNotComeBack(t *testing.T) {
 	s := serve(t, patient(100*time.Millisecond), tcp)
 	p, addr := relayProcess(t, s, "127.0.0.1:0")
 	g := teamOf(t, behind(t, s, addr, 3, 2)...)
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
-	voted := make(chan error, 1)
+	g.goesOn(1)
 	voting, stop := context.WithCancel(bounded(t))
 	defer stop()
-	go func() { voted <- g.barrier(voting, 1, 2) }()
+	voted := start(func() error { return g.barrier(voting, 1, 2) })
 	g.votes(1, 2, 4)
 	testcluster.Kill(t, p)
 	for _, rank := range []int{3, 4} {
-		err := g.barrier(bounded(t), rank, 2)
-		require.ErrorIs(t, err, store.ErrLost)
-		v := failureOf(t, err)
-		require.Equal(t, []int{0, 2}, v.Lost)
+		v := lost(t, g.barrier(bounded(t), rank, 2), 0, 2)
 		require.Contains(t, v.Reason, "their relay (pid ")
 		require.Contains(t, v.Reason, "was cut off")
 	}
@@ -217,9 +213,7 @@ func (g *team) votes(rank int, seq uint64, other int) {
 	c.Channel = "probe"
 	testcluster.Eventually(g.t, testTimeout, func() bool {
 		c.Seq++
-		ctx, cancel := context.WithTimeout(bounded(g.t), 20*time.Millisecond)
-		defer cancel()
-		_, err := g.stores[other].Collect(ctx, c, nil)
+		_, err := g.stores[other].Collect(testcluster.Within(g.t, 20*time.Millisecond), c, nil)
 		v := failureOf(g.t, err)
 		i := slices.Index(v.Missing, rank)
 		return strings.HasPrefix(v.Doing[i], fmt.Sprintf("in barrier #%d ", seq))
@@ -233,21 +227,23 @@ func TestAStragglerBehindARelay(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	r := relay(t, s.addr, new(store.Server), tcp)
 	g := teamOf(t, behind(t, s, r.addr, 8, 1)...)
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	for rank, err := range g.each(func(rank int, _ *store.Store) error {
-		if rank == 3 {
+	g.goesOn(1)
+	for _, err := range g.without(testcluster.Within(t, 200*time.Millisecond), 3, 2) {
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.Equal(t, []int{3}, failureOf(t, err).Missing)
+	}
+	g.goesOn(3)
+}
+
+// without runs barrier seq in all ranks but one, and returns their errors.
+func (g *team) without(ctx context.Context, absent int, seq uint64) []error {
+	errs := g.each(func(rank int, _ *store.Store) error {
+		if rank == absent {
 			return nil
 		}
-		return g.barrier(ctx, rank, 2)
-	}) {
-		if rank != 3 {
-			require.ErrorIs(t, err, store.ErrTimeout)
-			require.Equal(t, []int{3}, failureOf(t, err).Missing)
-		}
-	}
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 3) })
+		return g.barrier(ctx, rank, seq)
+	})
+	return slices.Delete(errs, absent, absent+1)
 }
 
 // TestASilentRankBehindARelay checks that a rank that does not answer its relay is lost, alone and
@@ -258,19 +254,10 @@ func TestASilentRankBehindARelay(t *testing.T) {
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
 	g := teamOf(t, append(behind(t, s, r.addr, 7, 0), dial(t, proxy.Addr()))...)
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
+	g.goesOn(1)
 	proxy.Blackhole(true)
-	for rank, err := range g.each(func(rank int, _ *store.Store) error {
-		if rank == 7 {
-			return nil
-		}
-		return g.barrier(bounded(t), rank, 2)
-	}) {
-		if rank != 7 {
-			require.ErrorIs(t, err, store.ErrLost)
-			require.Equal(t, []int{7}, failureOf(t, err).Lost)
-			require.Equal(t, "rank 7", failureOf(t, err).Reason)
-		}
+	for _, err := range g.without(bounded(t), 7, 2) {
+		require.Equal(t, "rank 7", lost(t, err, 7).Reason)
 	}
 	proxy.Cut(testcluster.RST)
 }
@@ -285,7 +272,7 @@ func TestASilentRankBehindAQuietRelay(t *testing.T) {
 	g := teamOf(t, s.client(t), dial(t, proxy.Addr()))
 	proxy.Blackhole(true)
 	began := time.Now()
-	lost(t, g.barrier(bounded(t), 0, 1))
+	lost(t, g.barrier(bounded(t), 0, 1), 1)
 	require.Less(t, time.Since(began), 4*liveness)
 	proxy.Cut(testcluster.RST)
 }
@@ -299,13 +286,10 @@ func TestAFrozenRelayIsNamed(t *testing.T) {
 	p, frozen := relayProcess(t, s, "127.0.0.1:0")
 	_, other := relayProcess(t, s, "127.0.0.1:0")
 	g := teamOf(t, append(behind(t, s, frozen, 8, 0), behind(t, s, other, 2, 1)...)...)
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
+	g.goesOn(1)
 	testcluster.Freeze(t, p)
 	for rank := 8; rank < 11; rank++ {
-		err := g.barrier(bounded(t), rank, 2)
-		require.ErrorIs(t, err, store.ErrLost)
-		v := failureOf(t, err)
-		require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, v.Lost)
+		v := lost(t, g.barrier(bounded(t), rank, 2), 0, 1, 2, 3, 4, 5, 6, 7)
 		require.Regexp(t, `^their relay \(pid \d+ on .*, .*\) did not respond$`, v.Reason)
 	}
 	testcluster.Thaw(t, p)
@@ -321,7 +305,7 @@ func TestAMissingRelayIsNamed(t *testing.T) {
 	s := serve(t, patient(comesBack), tcp)
 	p, addr := relayProcess(t, s, "127.0.0.1:0")
 	g := teamOf(t, behind(t, s, addr, 8, 2)...)
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
+	g.goesOn(1)
 	testcluster.Kill(t, p)
 	var v *wire.Failure
 	seq := uint64(1)
@@ -333,15 +317,13 @@ func TestAMissingRelayIsNamed(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 9}, v.Missing)
 	require.Regexp(t, `^8 of them: their relay \(pid \d+ on .*\) was cut off$`, v.Reason)
 	relayProcess(t, s, addr)
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, seq+1) })
+	g.goesOn(seq + 1)
 }
 
 // missed returns the failure of a barrier in which only rank votes.
 func (g *team) missed(rank int, seq uint64) *wire.Failure {
 	g.t.Helper()
-	ctx, cancel := context.WithTimeout(g.t.Context(), 50*time.Millisecond)
-	defer cancel()
-	err := g.barrier(ctx, rank, seq)
+	err := g.barrier(testcluster.Within(g.t, 50*time.Millisecond), rank, seq)
 	require.ErrorIs(g.t, err, store.ErrTimeout)
 	return failureOf(g.t, err)
 }
@@ -371,13 +353,8 @@ func TestASlowRankBehindARelay(t *testing.T) {
 		works(t, g.stores[1])
 		require.Less(t, time.Since(began), testTimeout/4)
 	}
-	for rank, err := range g.each(func(rank int, _ *store.Store) error {
-		if rank == 3 {
-			return nil
-		}
-		return g.barrier(bounded(t), rank, 1)
-	}) {
-		require.NoError(t, err, "rank %d", rank)
+	for _, err := range g.without(bounded(t), 3, 1) {
+		require.NoError(t, err)
 	}
 }
 
@@ -395,7 +372,7 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	}
 	g := teamOf(t, stores...)
 	for seq := range uint64(learn) { // the relays learn which ranks are in the group
-		g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, seq+1) })
+		g.goesOn(seq + 1)
 	}
 	received := func() uint64 { return counts(t, m, func(*store.ServerStatus) bool { return true }).In }
 	before := received()
@@ -427,8 +404,7 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	g := teamOf(t, behind(t, s, r.addr, ranks, 0)...)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	result := make(chan error, 1)
-	go func() { result <- g.barrier(ctx, 0, 1) }()
+	result := start(func() error { return g.barrier(ctx, 0, 1) })
 	began, before := time.Now(), counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == 1 })
 	// A rank is probed 0.4 to 0.6 s after its last message, and later by a server that was stopped.
 	after := counts(t, m, func(*store.ServerStatus) bool { return time.Since(began) > (questions+1)*400*time.Millisecond })
@@ -441,7 +417,7 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 		require.Positive(t, got)
 		require.Less(t, got, uint64(most/2), what)
 	}
-	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 2) })
+	g.goesOn(2)
 }
 
 // TestTheStoreBehindARelayEnds checks that ranks behind a relay receive the shutdown of the store,
@@ -457,8 +433,7 @@ func TestTheStoreBehindARelayEnds(t *testing.T) {
 			s := serve(t, new(store.Server), tcp)
 			r := relay(t, s.addr, new(store.Server), tcp)
 			c := dial(t, r.addr)
-			waiting := make(chan error, 1)
-			go func() { _, err := c.Wait(bounded(t), "never"); waiting <- err }()
+			waiting := startWait(t, c, "never")
 			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1 }, "it waits")
 			works(t, c)
 			began := time.Now()
@@ -481,8 +456,7 @@ func TestARelaysOwnCalls(t *testing.T) {
 	require.NoError(t, err)
 	own := store.New(e)
 	works(t, own)
-	waiting := make(chan error, 1)
-	go func() { _, err := own.Wait(bounded(t), "never"); waiting <- err }()
+	waiting := startWait(t, own, "never")
 	srv := serve(t, &store.Server{Engine: e}, tcp)
 	rank := dial(t, srv.addr)
 	works(t, rank)
@@ -492,23 +466,4 @@ func TestARelaysOwnCalls(t *testing.T) {
 	require.NoError(t, e.Close())
 	_, err = rank.Get(bounded(t), "works")
 	require.ErrorIs(t, err, store.ErrUnavailable, "its relay is closed")
-}
-
-func TestRelaysOfNothing(t *testing.T) {
-	t.Parallel()
-	for url, want := range map[string]error{
-		"tcp://127.0.0.1:1":                         store.ErrInvalid,
-		"muster://127.0.0.1:1/prefix":               store.ErrInvalid,
-		"muster://127.0.0.1":                        store.ErrInvalid,
-		"muster://127.0.0.1:1,noport":               store.ErrInvalid,
-		"muster://127.0.0.1:1?secret-file=/nowhere": nil,
-		"muster://127.0.0.1:1":                      store.ErrUnavailable,
-		"%":                                         store.ErrInvalid,
-	} {
-		_, err := store.NewRelay(bounded(t), url, nil)
-		require.Error(t, err, url)
-		if want != nil {
-			require.ErrorIs(t, err, want, url)
-		}
-	}
 }

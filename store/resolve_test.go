@@ -56,9 +56,7 @@ func TestMoved(t *testing.T) {
 	close(moved)
 	require.Equal(t, ways[0].Addr(), <-left)
 	testcluster.Eventually(t, 10*time.Second, func() bool { return ways[1].Conns() == 1 }, "an idle client connects elsewhere")
-	v, err := c.Get(bounded(t), "key")
-	require.NoError(t, err)
-	require.Equal(t, "value", string(v))
+	holds(t, c, "key", "value")
 	require.NoError(t, c.Close())
 	require.Equal(t, ways[1].Addr(), <-left)
 }
@@ -90,8 +88,7 @@ func TestResolveFails(t *testing.T) {
 		require.ErrorIs(t, got, want)
 		require.NoError(t, ctx.Err())
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
+	ctx := testcluster.Within(t, 50*time.Millisecond)
 	_, err = store.Dial(ctx, "by.name:1", &store.DialOptions{Wait: true, Resolve: func(context.Context) (string, error) { return "", nowhere }})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "no leader: start one") // not only the timeout

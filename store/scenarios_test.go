@@ -86,14 +86,13 @@ func TestScenariosOverTLS(t *testing.T) {
 func TestScenariosThroughARelay(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "a client of a relay",
-		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf},
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights},
 		Lag:  10 * time.Millisecond,
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}})
 			r, err := store.NewRelay(t.Context(), "muster://127.0.0.1:1", &store.DialOptions{Dial: l.Conn})
 			require.NoError(t, err)
-			near := scenario.Listen(t, &store.Server{Engine: r})
-			return func(string) scenario.Session { return near.Dial(t, nil) }
+			return scenario.Clients(t, &store.Server{Engine: r, Access: s.Access})
 		},
 	})
 }

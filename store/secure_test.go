@@ -5,10 +5,11 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,12 +40,17 @@ func (s *service) knowing(secret []byte, files *store.TLSFiles) *store.DialOptio
 	return o
 }
 
-func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
+// admits waits until s admits a client with these options.
+func (s *service) admits(t *testing.T, o *store.DialOptions) {
 	t.Helper()
-	c, err := store.Dial(bounded(t), "127.0.0.1:1", o)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	return c
+	testcluster.Eventually(t, testTimeout, func() bool {
+		c, err := store.Dial(bounded(t), "127.0.0.1:1", o)
+		if err == nil {
+			works(t, c)
+			_ = c.Close()
+		}
+		return err == nil
+	}, "a client is admitted")
 }
 
 // serverSecurity is the TLS and access configuration of a server.
@@ -55,8 +61,6 @@ type serverSecurity struct {
 
 func TestWaysIn(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	for _, e := range engines {
 		for name, way := range map[string]struct {
 			server serverSecurity
@@ -64,7 +68,7 @@ func TestWaysIn(t *testing.T) {
 			files  *store.TLSFiles
 		}{
 			"TLS":                   {serverSecurity{TLS: serverTLS(t, f.server())}, nil, f.anonymous()},
-			"certificates":          {serverSecurity{TLS: serverTLS(t, required)}, nil, f.client()},
+			"certificates":          {serverSecurity{TLS: serverTLS(t, f.requiring())}, nil, f.client()},
 			"secret":                {serverSecurity{Access: []store.Access{all("x"), all("s")}}, secretOf("s"), nil},
 			"TLS and secret":        {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, secretOf("s"), f.anonymous()},
 			"certificate by name":   {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "trainer", Write: true}}}, nil, f.client()},
@@ -75,10 +79,7 @@ func TestWaysIn(t *testing.T) {
 				s := serve(t, &store.Server{Engine: e.engine(t), TLS: way.server.TLS, Access: way.server.Access}, e.wires)
 				c := s.as(t, s.knowing(way.secret, way.files))
 				works(t, c)
-				require.NoError(t, c.Set(bounded(t), "large", make([]byte, large), nil))
-				v, err := c.Get(bounded(t), "large")
-				require.NoError(t, err)
-				require.Len(t, v, large)
+				require.NoError(t, setAndGet(bounded(t), c, "large", strings.Repeat("x", large)))
 				require.NoError(t, c.Close())
 				require.NotContains(t, s.String(), "level=WARN")
 			})
@@ -88,13 +89,11 @@ func TestWaysIn(t *testing.T) {
 
 func TestNoWayIn(t *testing.T) {
 	f, other := newTLSFiles(t), newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	elsewhere, unsigned, untrusting := f.client(), f.client(), f.anonymous()
 	elsewhere.ServerName = "elsewhere"
 	unsigned.Cert, unsigned.Key = other.path("trainer"), other.path("trainer-key")
 	untrusting.CA = other.path("ca")
-	plain, encrypted, mutual := &store.Server{}, &store.Server{TLS: serverTLS(t, f.server())}, &store.Server{TLS: serverTLS(t, required)}
+	plain, encrypted, mutual := &store.Server{}, &store.Server{TLS: serverTLS(t, f.server())}, &store.Server{TLS: serverTLS(t, f.requiring())}
 	secret := &store.Server{Access: []store.Access{all("s")}}
 	both := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "other"}}}
 	byName := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "other"}}}
@@ -147,23 +146,6 @@ func TestNoWayIn(t *testing.T) {
 	}
 }
 
-func TestDialWithBadSecretsAndFiles(t *testing.T) {
-	f := newTLSFiles(t)
-	none := f.client()
-	none.CA = f.path("none")
-	for want, o := range map[string]*store.DialOptions{
-		"secret: 5 bytes are too few": {Secret: []byte("short")},
-		"secret: 0 bytes are too few": {Secret: []byte{}},
-		"none.pem":                    {TLS: none.Client},
-		"out of certificates":         {TLS: func() (*tls.Config, error) { return nil, errors.New("out of certificates") }},
-	} {
-		o.Wait = true
-		_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
-		require.ErrorIs(t, err, store.ErrInvalid)
-		require.ErrorContains(t, err, want)
-	}
-}
-
 // TestNoWayBackIn checks that a client whose access was withdrawn gets that error at its next dial,
 // and does not dial again.
 func TestNoWayBackIn(t *testing.T) {
@@ -180,55 +162,44 @@ func TestNoWayBackIn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, then := serve(t, tc.first, tcp), serve(t, tc.then, tcp)
-			var mu sync.Mutex
-			dials := 0
+			var dials atomic.Int32
 			o := first.knowing(secretOf("s"), nil)
 			if tc.first.TLS != nil {
 				o.TLS = f.anonymous().Client
 			}
 			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				mu.Lock()
-				defer mu.Unlock()
-				if dials++; dials == 1 {
+				if dials.Add(1) == 1 {
 					return first.dial(ctx, network, addr)
 				}
 				return then.dial(ctx, network, addr)
 			}
 			c := first.as(t, o)
 			works(t, c)
-			require.NoError(t, store.ConnOf(c.Engine()).Close())
+			breakConn(c.Engine())
 			_, err := c.Wait(bounded(t), "never")
 			require.ErrorIs(t, err, store.ErrDenied)
 			require.ErrorContains(t, err, tc.says)
-			mu.Lock()
-			defer mu.Unlock()
-			require.LessOrEqual(t, dials, 3, "it does not go on")
+			require.LessOrEqual(t, dials.Load(), int32(3), "it does not go on")
 		})
 	}
 }
 
-// wiretap is a connection that records the bytes that it transfers.
-type wiretap struct {
+// tapped is a connection with functions that see, and may change, the bytes that it transfers.
+type tapped struct {
 	net.Conn
-	mu  *sync.Mutex
-	all *bytes.Buffer
+	read, written func(b []byte)
 }
 
-func (w wiretap) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	w.keep(b[:n])
+func (c *tapped) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read(b[:n])
 	return n, err
 }
 
-func (w wiretap) Write(b []byte) (int, error) {
-	w.keep(b)
-	return w.Conn.Write(b)
-}
-
-func (w wiretap) keep(b []byte) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all.Write(b)
+func (c *tapped) Write(b []byte) (int, error) {
+	b = bytes.Clone(b)
+	c.written(b)
+	return c.Conn.Write(b)
 }
 
 func TestASecretIsNeverSent(t *testing.T) {
@@ -239,7 +210,12 @@ func TestASecretIsNeverSent(t *testing.T) {
 		o := s.knowing(secretOf("s"), nil)
 		o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c, err := s.dial(ctx, network, addr)
-			return wiretap{c, &mu, &seen[i]}, err
+			keep := func(b []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				seen[i].Write(b)
+			}
+			return &tapped{c, keep, keep}, err
 		}
 		works(t, s.as(t, o))
 	}
@@ -249,21 +225,6 @@ func TestASecretIsNeverSent(t *testing.T) {
 	require.NotContains(t, seen[0].String(), string(secretOf("s")[:4]))
 	require.NotEqual(t, seen[0].Bytes()[:100], seen[1].Bytes()[:100], "no two handshakes are alike")
 	require.NotContains(t, s.String(), string(secretOf("s")[:4]))
-}
-
-// receiveRequest reads one request.
-func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
-	t.Helper()
-	head := make([]byte, wire.HeaderLen)
-	_, err := io.ReadFull(c, head)
-	require.NoError(t, err)
-	h, err := wire.ParseHeader(head, wire.MaxBody)
-	require.NoError(t, err)
-	body := make([]byte, h.Len)
-	_, err = io.ReadFull(c, body)
-	require.NoError(t, err)
-	require.NoError(t, req.Parse(h, body))
-	return req
 }
 
 // entered returns a bare connection that has proved a secret, and the reply to its hello.
@@ -346,8 +307,6 @@ func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
 
 func TestServeBeyondLoopback(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
 	noCA := f.server()
 	noCA.CA = ""
 	beyond, here := &net.TCPAddr{IP: net.IPv4zero, Port: 7070}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7070}
@@ -359,7 +318,7 @@ func TestServeBeyondLoopback(t *testing.T) {
 		"nothing":               {serverSecurity{}, true, ""},
 		"TLS":                   {serverSecurity{TLS: serverTLS(t, noCA)}, true, ""},
 		"TLS, certificates":     {serverSecurity{TLS: serverTLS(t, f.server())}, true, ""},
-		"required certificates": {serverSecurity{TLS: serverTLS(t, required)}, false, ""},
+		"required certificates": {serverSecurity{TLS: serverTLS(t, f.requiring())}, false, ""},
 		"secret":                {serverSecurity{Access: []store.Access{all("s")}}, false, ""},
 		"TLS and secret":        {serverSecurity{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
 		"TLS and names":         {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
@@ -403,9 +362,7 @@ func TestTLSThatIsNotWhatItSays(t *testing.T) {
 	require.Error(t, err)
 	s.Says(t, "no certificate of the peer has been verified")
 
-	old, err := serverTLS(t, f.server()).GetConfigForClient(nil)
-	require.NoError(t, err)
-	old = old.Clone()
+	old := fixed(t, serverTLS(t, f.server()))
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	s = serve(t, &store.Server{TLS: old}, tcp)
 	o := s.knowing(nil, f.anonymous())
@@ -421,28 +378,17 @@ func TestTLSThatIsNotWhatItSays(t *testing.T) {
 
 func TestCertificatesChangeUnderARunningServer(t *testing.T) {
 	f := newTLSFiles(t)
-	required := f.server()
-	required.RequireClient = true
-	s := serve(t, &store.Server{TLS: serverTLS(t, required)}, tcp)
-	files := f.client()
-	before := s.as(t, s.knowing(nil, files))
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.requiring())}, tcp)
+	before := s.as(t, s.knowing(nil, f.client()))
 	works(t, before)
-	old := newTLSFiles(t)
-	for _, name := range []string{"ca", "trainer", "trainer-key"} {
-		copyFile(t, f.path(name), old.path(name))
-	}
-	works(t, s.as(t, s.knowing(nil, old.client())))
+	old, err := f.client().Client()
+	require.NoError(t, err)
 	f.renew(t)
-	testcluster.Eventually(t, testTimeout, func() bool {
-		c, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.client()))
-		if err == nil {
-			works(t, c)
-			_ = c.Close()
-		}
-		return err == nil
-	}, "who trusts the new authority comes in")
+	s.admits(t, s.knowing(nil, f.client())) // who trusts the new authority
 	works(t, before)
-	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, old.client()))
+	o := s.knowing(nil, nil)
+	o.TLS = func() (*tls.Config, error) { return old, nil }
+	_, err = store.Dial(bounded(t), "127.0.0.1:1", o)
 	require.ErrorIs(t, err, store.ErrDenied, "who trusts the old one does not")
 	require.NoError(t, store.ConnOf(before.Engine()).Close())
 	testcluster.Eventually(t, testTimeout, func() bool { // a client also reloads its own files

@@ -3,6 +3,7 @@ package store_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,18 +83,6 @@ func TestListsOfManyPages(t *testing.T) {
 	require.Equal(t, want, listed)
 	require.Equal(t, want, keys)
 	require.Equal(t, want, changed)
-
-	for i := range 5 { // three of them exceed a page
-		require.NoError(t, s.Set(ctx, fmt.Sprint("large/", i), big(600<<10+i), nil))
-	}
-	i := 0
-	for e, err := range s.List(ctx, "large/") {
-		require.NoError(t, err)
-		require.Equal(t, fmt.Sprint("large/", i), e.Key)
-		require.Len(t, e.Value, 600<<10+i)
-		i++
-	}
-	require.Equal(t, 5, i)
 }
 
 // TestLargePayloads checks messages of no byte, of one, and of as many as fit, and results larger than
@@ -123,60 +112,17 @@ func TestLargePayloads(t *testing.T) {
 	}
 }
 
-// TestLargeGroups checks groups whose members, or whose status, do not fit in one reply.
+// TestLargeGroups checks a group whose status does not fit in one reply.
 func TestLargeGroups(t *testing.T) {
-	const n, perNode, host = wire.MaxInline + 5, 3, 4
+	const ranks = 2500
 	s, ctx := direct(t)(), bounded(t)
-	member := func(i int) []byte {
-		return wire.AppendMember(nil, &wire.Member{Node: uint64(i / perNode), PID: uint32(i), Hosts: i == host}) // #nosec G115 -- small
-	}
-	stores, formed := make([]*store.Store, n), make([]store.Formed, n)
-	for i := range stores {
-		stores[i] = s
-	}
-	g := &team{t: t, stores: stores}
-	g.all(func(rank int, s *store.Store) (err error) {
-		formed[rank], err = s.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: rank, Size: n}, member(rank))
+	(&team{t: t, stores: slices.Repeat([]*store.Store{s}, ranks)}).all(func(rank int, s *store.Store) error {
+		_, err := s.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: rank, Size: ranks, Label: fmt.Sprint("rank ", rank)}, nil)
 		return err
 	})
-	for i, f := range formed {
-		require.Equal(t, []int{i, n, host, (n + perNode - 1) / perNode}, []int{f.Rank, f.Size, f.Host, f.Nodes})
-		require.Nil(t, f.Members)
-		for other := range n {
-			require.Equal(t, i/perNode == other/perNode, f.Local.Has(other), "node of %d and %d", i, other)
-		}
-	}
-	members := func(rank, first, most int) ([][]byte, error) {
-		return s.Members(ctx, wire.Contribution{Generation: formed[0].Generation, Rank: rank}, first, most)
-	}
-	for _, part := range [][3]int{{0, 0, n}, {60, 2, 62}, {n - 1, 2, n}} {
-		got, err := members(7, part[0], part[1])
-		require.NoError(t, err)
-		require.Len(t, got, part[2]-part[0])
-		for i, m := range got {
-			require.Equal(t, member(part[0]+i), m)
-		}
-	}
-	for _, first := range []int{-1, n + 1} {
-		_, err := members(7, first, 0)
-		require.ErrorIs(t, err, store.ErrInvalid)
-	}
-
-	const many = 2500
-	crowd := serve(t, new(store.Server), tcp).client(t)
-	joining := make(chan error, many)
-	for rank := range many {
-		go func() {
-			_, err := crowd.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: rank, Size: many, Label: fmt.Sprint("rank ", rank)}, nil)
-			joining <- err
-		}()
-	}
-	for range many {
-		require.NoError(t, <-joining)
-	}
-	status, err := crowd.Status(ctx, "")
+	status, err := s.Status(ctx, "")
 	require.NoError(t, err)
-	require.Len(t, status.Groups[0].Ranks, many)
+	require.Len(t, status.Groups[0].Ranks, ranks)
 	for i, r := range status.Groups[0].Ranks {
 		require.Equal(t, i, r.Rank)
 		require.Equal(t, fmt.Sprint("rank ", i), r.Label)

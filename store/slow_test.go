@@ -96,18 +96,6 @@ func TestAnAnswerLargerThanInFlightIsNoReasonToCutOff(t *testing.T) {
 	})
 }
 
-// together runs do in n goroutines at the same time.
-func together(t *testing.T, n int, do func() error) {
-	t.Helper()
-	errs := make(chan error, n)
-	for range n {
-		go func() { errs <- do() }()
-	}
-	for range n {
-		require.NoError(t, <-errs)
-	}
-}
-
 // TestCloseWithPeersThatHang checks that a peer that stops reading at any point of its session
 // delays neither Close nor other peers.
 func TestCloseWithPeersThatHang(t *testing.T) {
@@ -128,9 +116,7 @@ func TestCloseWithPeersThatHang(t *testing.T) {
 func TestShutdownEndsWithItsContext(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
 		slow := s.greeted(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
-		require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
+		require.ErrorIs(t, s.Shutdown(testcluster.Within(t, 20*time.Millisecond)), context.DeadlineExceeded)
 		closed(t, slow)
 	})
 }
@@ -144,8 +130,7 @@ func TestShutdownDeliversWhatIsDecidedBeforeItsGoodbye(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 8, receive(t, c).ID)
 		works(t, s.client(t)) // this completes request 7
-		down := make(chan error, 1)
-		go func() { down <- s.Shutdown(bounded(t)) }()
+		down := start(func() error { return s.Shutdown(bounded(t)) })
 		require.EqualValues(t, 7, receive(t, c).ID)
 		require.Equal(t, wire.OpGoodbye, receive(t, c).Op)
 		require.NoError(t, c.Close())
@@ -185,11 +170,8 @@ func TestServeEndsWithErrServerClosed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, _ := tcp(t)
 			srv := &store.Server{Engine: new(store.Memory)}
-			served := make(chan error, 1)
-			go func() { served <- srv.Serve(l) }()
-			c, err := store.Dial(bounded(t), l.Addr().String(), nil)
-			require.NoError(t, err)
-			require.NoError(t, c.Close())
+			served := start(func() error { return srv.Serve(l) })
+			dial(t, l.Addr().String())
 			require.NoError(t, end(srv))
 			require.Equal(t, store.ErrServerClosed, <-served)
 			require.NoError(t, srv.Close())

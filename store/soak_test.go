@@ -28,8 +28,7 @@ func TestSoak(t *testing.T) {
 	const clients, samples = 50, 20
 	memory := new(store.Memory)
 	s := serve(t, &store.Server{Engine: memory, Limits: store.ServerLimits{ReconnectTimeout: 200 * time.Millisecond}}, tcp)
-	ctx, cancel := context.WithTimeout(t.Context(), *soak)
-	defer cancel()
+	ctx := testcluster.Within(t, *soak)
 	before := runtime.NumGoroutine()
 	proxies := make([]*testcluster.Proxy, 5)
 	var running sync.WaitGroup

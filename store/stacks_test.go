@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"context"
 	"net"
 	"runtime"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -172,8 +172,7 @@ func TestStacksOfThisProcess(t *testing.T) {
 	text, err := s.Stacks(bounded(t), p.gen, 1)
 	require.NoError(t, err)
 	require.Contains(t, text, "TestStacksOfThisProcess")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := testcluster.Within(t, time.Minute)
 	_, err = s.Stacks(ctx, p.gen, 5)
 	require.ErrorIs(t, err, store.ErrNotFound)
 }

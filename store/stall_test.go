@@ -80,29 +80,22 @@ func (f *stallingFile) Sync() error {
 	return f.File.Sync()
 }
 
-// onStallingDisk returns a durable store on a disk that can stall.
-func onStallingDisk(t *testing.T) (fs *stallingFS, m *store.Memory) {
+// stalling serves a store on a disk that can stall.
+func stalling(t *testing.T, limits store.ServerLimits) (fs *stallingFS, s *service, m *store.Memory) {
 	fs = &stallingFS{FS: disklog.OS}
 	m = &store.Memory{Dir: t.TempDir()}
 	store.SetFS(m, fs)
-	return fs, m
-}
-
-// stalling serves a store on a disk that can stall.
-func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.Memory) {
-	fs, m = onStallingDisk(t)
 	require.NoError(t, m.Open())
-	addr := testcluster.Serve(t, &store.Server{Engine: m})
-	return fs, func() *store.Store { return testcluster.Dial(t, addr, nil) }, m
+	return fs, serve(t, &store.Server{Engine: m, Limits: limits}, tcp), m
 }
 
 // TestStatusWhileTheDiskStalls checks that old and new connections get the status while writes wait
 // for the disk, that it says for how long a write has waited, and that the revision waits too.
 func TestStatusWhileTheDiskStalls(t *testing.T) {
 	t.Parallel()
-	fs, dial, m := stalling(t)
+	fs, srv, m := stalling(t, store.ServerLimits{})
 	ctx := bounded(t)
-	writer, looker := dial(), dial()
+	writer, looker := srv.client(t), srv.client(t)
 	for _, s := range []*store.Store{writer, looker} {
 		require.NoError(t, s.Set(ctx, "before", nil, nil))
 	}
@@ -111,8 +104,7 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	require.Less(t, st.Server.SyncPending, time.Minute)
 	resume := fs.stall()
 	defer resume()
-	written := make(chan error, 1)
-	go func() { written <- writer.Set(ctx, "k", []byte("v"), nil) }()
+	written := start(func() error { return writer.Set(ctx, "k", []byte("v"), nil) })
 	var before time.Duration
 	testcluster.Eventually(t, testTimeout, func() bool {
 		st, err := looker.Status(ctx, "")
@@ -120,7 +112,7 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 		before = st.Server.SyncPending
 		return before > 0
 	}, "it says that the disk stalls")
-	for name, s := range map[string]*store.Store{"writer": writer, "looker": looker, "newcomer": dial(), "local": store.New(m)} {
+	for name, s := range map[string]*store.Store{"writer": writer, "looker": looker, "newcomer": srv.client(t), "local": store.New(m)} {
 		st, err := s.Status(ctx, "")
 		require.NoError(t, err, name)
 		require.Greater(t, st.Server.SyncPending, before, name)
@@ -135,17 +127,15 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	require.Empty(t, written, "it is not acknowledged")
 	resume()
 	require.NoError(t, <-written)
-	v, err := looker.Get(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, "v", string(v))
+	holds(t, looker, "k", "v")
 }
 
 // TestBackupWhileTheDiskStalls checks that a backup ends with its context, from a client and in the
 // store's own process.
 func TestBackupWhileTheDiskStalls(t *testing.T) {
 	t.Parallel()
-	fs, dial, m := stalling(t)
-	for name, s := range map[string]*store.Store{"client": dial(), "local": store.New(m)} {
+	fs, srv, m := stalling(t, store.ServerLimits{})
+	for name, s := range map[string]*store.Store{"client": srv.client(t), "local": store.New(m)} {
 		require.NoError(t, s.Set(bounded(t), "k", nil, nil))
 		resume := fs.stall()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -172,19 +162,14 @@ func TestClientsLearnWhyTheStoreFails(t *testing.T) {
 		"the store cannot write to its disk": syscall.EIO,
 	} {
 		for _, relayed := range []bool{false, true} {
-			fs, m := onStallingDisk(t)
-			addr := testcluster.Serve(t, &store.Server{Engine: m})
+			fs, s, _ := stalling(t, store.ServerLimits{})
 			if relayed {
-				r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)
-				require.NoError(t, err)
-				t.Cleanup(func() { require.NoError(t, r.Close()) })
-				addr = testcluster.Serve(t, &store.Server{Engine: r})
+				s = relay(t, s.addr, new(store.Server), tcp)
 			}
-			writer, waiter := testcluster.Dial(t, addr, nil), testcluster.Dial(t, addr, nil)
+			writer, waiter := s.client(t), s.client(t)
 			ctx := bounded(t)
 			require.NoError(t, writer.Set(ctx, "k", nil, nil))
-			waited := make(chan error, 1)
-			go func() { _, err := waiter.Wait(ctx, "absent"); waited <- err }()
+			waited := startWait(t, waiter, "absent")
 			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(waiter.Engine()) > 0 }, "it waits")
 			fs.fail(err)
 			changed := writer.Set(ctx, "k", nil, nil)
@@ -208,8 +193,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	const writers, each, size = 4, 20, 1 << 20
 	const liveness = 2500 * time.Millisecond // half of what the disk takes
-	fs, m := onStallingDisk(t)
-	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
+	fs, s, m := stalling(t, store.ServerLimits{LivenessTimeout: liveness})
 	clients := make([]*store.Store, writers)
 	for i := range clients {
 		clients[i] = dialWith(t, s.addr, &store.DialOptions{LivenessTimeout: liveness})
@@ -221,8 +205,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	idle := s.greeted(t)
 	resume := fs.stall()
 	defer func() { resume() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
-	defer cancel()
+	ctx := testcluster.Within(t, 4*testTimeout)
 	value := bytes.Repeat([]byte("v"), size)
 	var writing sync.WaitGroup
 	for i, c := range clients {
@@ -275,11 +258,10 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 // TestSlowDiskFindsFrozenClient checks that a frozen client is found while each sync takes 500 ms.
 func TestSlowDiskFindsFrozenClient(t *testing.T) {
 	t.Parallel()
-	fs, m := onStallingDisk(t)
-	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: time.Second}}, tcp)
+	fs, s, _ := stalling(t, store.ServerLimits{LivenessTimeout: time.Second})
 	b, proxy := s.through(t)
 	g, writer := teamOf(t, s.client(t), b), s.client(t)
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	ctx, cancel := context.WithCancel(bounded(t))
 	defer cancel()
 	var writing sync.WaitGroup
 	writing.Go(func() {
@@ -287,14 +269,13 @@ func TestSlowDiskFindsFrozenClient(t *testing.T) {
 		}
 	})
 	proxy.Blackhole(true)
-	failed := make(chan error, 1)
-	go func() { failed <- g.barrier(ctx, 0, 1) }()
+	failed := start(func() error { return g.barrier(ctx, 0, 1) })
 	for len(failed) == 0 {
 		resume := fs.stall()
 		<-time.After(500 * time.Millisecond)
 		resume()
 	}
-	lost(t, <-failed)
+	lost(t, <-failed, 1)
 	cancel()
 	writing.Wait()
 	proxy.Cut(testcluster.RST)
@@ -304,20 +285,19 @@ func TestSlowDiskFindsFrozenClient(t *testing.T) {
 // group has formed, until a rank of this process gives up. That rank has left the group then,
 // whatever its reply says.
 func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
-	fs, _, m := stalling(t)
+	fs, _, m := stalling(t, store.ServerLimits{})
 	s := store.New(m)
 	resume := fs.stall()
 	defer resume()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	result := make(chan error, 1)
-	go func() {
-		_, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: 0, Size: 2}, nil)
-		result <- err
-	}()
-	go func() {
-		_, _ = s.Join(t.Context(), wire.Contribution{Group: "g", Rank: 1, Size: 2}, nil)
-	}()
+	ctx := testcluster.Within(t, 50*time.Millisecond)
+	join := func(ctx context.Context, rank int) <-chan error {
+		return start(func() error {
+			_, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
+			return err
+		})
+	}
+	result := join(ctx, 0)
+	join(t.Context(), 1)
 	testcluster.Eventually(t, testTimeout, func() bool {
 		now, err := s.Status(t.Context(), "")
 		return err == nil && len(now.Groups) > 0 && now.Groups[0].Generation != 0 && now.Groups[0].Present == 1
@@ -354,7 +334,6 @@ func TestNoAnswerBeforeTheLogOfAStoreThatOpensLate(t *testing.T) {
 	require.NoError(t, c.Set(bounded(t), "before", nil, nil))
 	resume := fs.stall()
 	defer resume()
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx := testcluster.Within(t, 200*time.Millisecond)
 	require.ErrorIs(t, c.Set(ctx, "key", nil, nil), store.ErrUnknown)
 }

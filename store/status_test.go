@@ -3,12 +3,13 @@ package store_test
 import (
 	"context"
 	"math"
-	"net"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -54,17 +55,7 @@ func TestStatusOfTheServer(t *testing.T) {
 func TestStatusLastSeen(t *testing.T) {
 	m := new(store.Memory)
 	here, there := store.New(m), serve(t, &store.Server{Engine: m}, tcp).client(t)
-	join := func(s *store.Store, rank int) <-chan error {
-		done := make(chan error, 1)
-		go func() {
-			_, err := s.Join(t.Context(), wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
-			done <- err
-		}()
-		return done
-	}
-	first, second := join(here, 0), join(there, 1)
-	require.NoError(t, <-first)
-	require.NoError(t, <-second)
+	teamOf(t, here, there)
 	ranks := func() []store.RankStatus {
 		s, err := here.Status(t.Context(), "")
 		require.NoError(t, err)
@@ -77,15 +68,13 @@ func TestStatusLastSeen(t *testing.T) {
 	require.Zero(t, ranks()[1].LastSeen)
 }
 
-// answering is an Engine that returns the same page for any request.
-type answering struct{ rep wire.Reply }
-
-func (a answering) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error {
-	*rep = a.rep
-	return nil
+// replying returns a store that replies to all requests as reply says.
+func replying(reply func(req *wire.Request) wire.Reply) *store.Store {
+	return store.New(&faulty{do: func(_ context.Context, req *wire.Request, rep *wire.Reply, _ int64) error {
+		*rep = reply(req)
+		return nil
+	}})
 }
-
-func (answering) Close() error { return nil }
 
 // TestStatusOfAFalseStore checks that pages that never end, or that do not parse, are a protocol
 // error.
@@ -98,23 +87,12 @@ func TestStatusOfAFalseStore(t *testing.T) {
 		"names of nothing":    {Keys: []string{"x"}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			_, err := store.New(answering{rep}).Status(t.Context(), "")
+			_, err := replying(func(*wire.Request) wire.Reply { return rep }).Status(t.Context(), "")
 			require.ErrorIs(t, err, store.ErrProtocol)
 		})
 	}
-	_, err := store.New(answering{wire.Reply{Code: wire.CodeUnsupported}}).Status(t.Context(), "")
+	_, err := replying(func(*wire.Request) wire.Reply { return wire.Reply{Code: wire.CodeUnsupported} }).Status(t.Context(), "")
 	require.ErrorIs(t, err, store.ErrUnsupported)
-}
-
-// endless is an Engine whose status always has one more page.
-type endless struct {
-	store.Engine
-	row []byte
-}
-
-func (e *endless) Do(_ context.Context, req *wire.Request, rep *wire.Reply) error {
-	*rep = wire.Reply{Value: e.row, Nums: []int64{int64(req.Group.Generation) + 1, 0}}
-	return nil
 }
 
 // TestStatusEnds checks that a faulty store cannot make a client that reads its status use memory
@@ -122,7 +100,10 @@ func (e *endless) Do(_ context.Context, req *wire.Request, rep *wire.Reply) erro
 func TestStatusEnds(t *testing.T) {
 	const size = 16 << 20
 	row := append([]byte{255, 0, 0, 0, 1}, make([]byte, size)...) // of an unknown kind
-	_, err := store.New(&endless{row: row}).Status(t.Context(), "")
+	endless := replying(func(req *wire.Request) wire.Reply {      // there is always one more page
+		return wire.Reply{Value: row, Nums: []int64{int64(req.Group.Generation) + 1, 0}}
+	})
+	_, err := endless.Status(t.Context(), "")
 	require.ErrorIs(t, err, store.ErrProtocol)
 	require.ErrorContains(t, err, "too large")
 }
@@ -143,21 +124,16 @@ func TestBuckets(t *testing.T) {
 }
 
 // TestReadOnly checks that a read-only store refuses changes, and that its Close leaves the store open.
-// TestRights checks all operations.
+// rights.txt has all operations.
 func TestReadOnly(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
-	ctx := t.Context()
-	require.NoError(t, s.Set(ctx, "k", []byte("v"), nil))
+	works(t, s)
 	r := store.ReadOnly(s)
-	v, err := r.Get(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, "v", string(v))
-	require.ErrorIs(t, r.Set(ctx, "k", nil, nil), store.ErrDenied)
+	holds(t, r, "works", "yes")
+	require.ErrorIs(t, r.Set(t.Context(), "works", nil, nil), store.ErrDenied)
 	require.NoError(t, r.Close())
-	v, err = s.Get(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, "v", string(v))
+	works(t, s)
 }
 
 // BenchmarkStatusWatched measures the latency of a client while the status is read four times a
@@ -166,14 +142,7 @@ func BenchmarkStatusWatched(b *testing.B) {
 	for _, watched := range []bool{false, true} {
 		b.Run(map[bool]string{false: "alone", true: "watched"}[watched], func(b *testing.B) {
 			m := new(store.Memory)
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(b, err)
-			srv := &store.Server{Engine: m}
-			go func() { _ = srv.Serve(l) }()
-			defer func() { _ = srv.Close(); _ = m.Close() }()
-			s, err := store.Dial(b.Context(), l.Addr().String(), nil)
-			require.NoError(b, err)
-			defer s.Close()
+			s := testcluster.Dial(b, testcluster.Serve(b, &store.Server{Engine: m}), nil)
 			stop := make(chan struct{})
 			defer close(stop)
 			if watched {
@@ -197,4 +166,97 @@ func BenchmarkStatusWatched(b *testing.B) {
 			}
 		})
 	}
+}
+
+// counts polls the counters of a store until wanted returns true, and returns them.
+func counts(t *testing.T, e store.Engine, wanted func(*store.ServerStatus) bool) (got *store.ServerStatus) {
+	t.Helper()
+	testcluster.Eventually(t, testTimeout, func() bool {
+		s, err := store.New(e).Status(t.Context(), "")
+		require.NoError(t, err)
+		got = s.Server
+		return wanted(got)
+	}, "the numbers are as they should be")
+	return got
+}
+
+func TestStatusCountsConnections(t *testing.T) {
+	for _, wires := range engines[:2] {
+		t.Run(wires.name, func(t *testing.T) {
+			m := new(store.Memory)
+			s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{Conns: 2, ReconnectTimeout: time.Millisecond}}, wires.wires)
+			require.Equal(t, &store.ServerStatus{}, firstCounts(t, m))
+			works(t, s.client(t))
+			second := s.greeted(t)
+			counts(t, m, func(n *store.ServerStatus) bool {
+				return n.Conns == 2 && n.Accepted == 2 && n.Refused == 0 && n.Sessions == 2
+			})
+			s.raw(t)
+			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Accepted == 2 && n.Refused == 1 })
+			require.NoError(t, second.Close())
+			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.LostSessions == 1 && n.Sessions == 1 })
+		})
+	}
+}
+
+// TestStatusShowsTheLoop checks that an operator can see, and choose, how sockets are read.
+func TestStatusShowsTheLoop(t *testing.T) {
+	loop := func() string {
+		m := new(store.Memory)
+		works(t, serve(t, &store.Server{Engine: m}, tcp).client(t))
+		return counts(t, m, func(*store.ServerStatus) bool { return true }).Loop
+	}
+	l, err := transport.NewLoop()
+	if err != nil {
+		t.Skip("SKIPPED: there are loops on Linux only: ", err)
+	}
+	defer l.Close()
+	require.Equal(t, l.Kind(), loop())
+	t.Setenv(transport.NoIOUring, "1")
+	require.Equal(t, "epoll", loop())
+}
+
+// firstCounts returns the counters before the first connection, without those that differ from run
+// to run.
+func firstCounts(t *testing.T, m *store.Memory) *store.ServerStatus {
+	s, err := store.New(m).Status(t.Context(), "")
+	require.NoError(t, err)
+	s.Server.Up, s.Server.Ops = 0, nil
+	return s.Server
+}
+
+func TestStatusCountsWatches(t *testing.T) {
+	m := &store.Memory{Limits: store.Limits{History: 3}}
+	s := store.New(m)
+	defer s.Close()
+	for range 10 {
+		require.NoError(t, s.Set(t.Context(), "k", []byte("v"), nil))
+	}
+	require.ErrorIs(t, last(s.Watch(t.Context(), "", 1)), store.ErrCompacted)
+	ctx, cancel := context.WithCancel(t.Context())
+	watching := start(func() error { return last(s.Watch(ctx, "", 0)) })
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Watches == 1 && n.Compacted == 1 && n.History == 3 })
+	cancel()
+	require.ErrorIs(t, <-watching, context.Canceled)
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Watches == 0 })
+}
+
+func TestStatusCountsWritesOfTheLog(t *testing.T) {
+	m := &store.Memory{Dir: t.TempDir()}
+	defer m.Close()
+	s := store.New(m)
+	before := counts(t, m, func(n *store.ServerStatus) bool { return n.Durable })
+	for range 5 {
+		require.NoError(t, s.Set(t.Context(), "k", make([]byte, 1000), nil))
+	}
+	after := counts(t, m, func(n *store.ServerStatus) bool { return n.LogBytes > before.LogBytes+5000 })
+	require.GreaterOrEqual(t, sum(after.Syncs), sum(before.Syncs)+5)
+	require.Greater(t, after.SyncSum, before.SyncSum)
+}
+
+func sum(buckets []wire.Bucket) (n int64) {
+	for _, b := range buckets {
+		n += b.Count
+	}
+	return n
 }

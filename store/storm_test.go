@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -67,22 +68,6 @@ func (s *storm) call(do func(n int) error) error {
 	}
 }
 
-// callers calls do in four goroutines on each of two sessions until the storm is over.
-func (s *storm) callers(do func(c *store.Store, caller, n int) error) *store.Store {
-	s.t.Helper()
-	const each = 4
-	stores := []*store.Store{s.open(), s.open()}
-	s.strike(stores...)
-	errs := make(chan error, 2*each)
-	for i := range 2 * each {
-		go func() { errs <- s.call(func(n int) error { return do(stores[i%2], i, n) }) }()
-	}
-	for range 2 * each {
-		require.NoError(s.t, <-errs)
-	}
-	return stores[0]
-}
-
 // TestConnectionsBreak checks that clients whose connections break do not notice: each change is
 // applied once, and each answer, event and message arrives once. TestLinearizable does so for
 // operations on one key.
@@ -112,12 +97,17 @@ func TestConnectionsBreak(t *testing.T) {
 // orderBreaks checks that a set that was given up does not overtake the next one. Each key has one
 // writer, which knows the value. Values are larger than any buffer: connections break within a frame.
 func orderBreaks(s *storm) {
-	s.callers(func(c *store.Store, caller, n int) error {
+	a, b := s.open(), s.open()
+	s.strike(a, b)
+	callers := team{t: s.t, stores: slices.Repeat([]*store.Store{a, b}, 4)}
+	callers.all(func(caller int, c *store.Store) error {
 		key := fmt.Sprint("own ", caller)
-		ctx, cancel := context.WithTimeout(bounded(s.t), time.Duration((caller+n)%5)*100*time.Microsecond)
-		defer cancel()
-		_ = c.Set(ctx, key, []byte("given up, perhaps"), nil)
-		return setAndGet(bounded(s.t), c, key, strings.Repeat(fmt.Sprint(n, " "), 20_000))
+		return s.call(func(n int) error {
+			ctx, cancel := context.WithTimeout(bounded(s.t), time.Duration((caller+n)%5)*100*time.Microsecond)
+			defer cancel()
+			_ = c.Set(ctx, key, []byte("given up, perhaps"), nil)
+			return setAndGet(bounded(s.t), c, key, strings.Repeat(fmt.Sprint(n, " "), 20_000))
+		})
 	})
 }
 
@@ -126,15 +116,14 @@ func watchBreaks(s *storm) {
 	from, err := c.Revision(ctx)
 	require.NoError(s.t, err)
 	s.strike(c, other)
-	wrote := make(chan error, 1)
 	count := 0 // of the changes
-	go func() {
+	wrote := start(func() error {
 		err := s.call(func(n int) error {
 			count = n + 1
 			return other.Set(ctx, "w/key", fmt.Append(nil, n), nil)
 		})
-		wrote <- errors.Join(err, other.Set(ctx, "w/end", nil, nil))
-	}()
+		return errors.Join(err, other.Set(ctx, "w/end", nil, nil))
+	})
 	seen := 0
 	for e, err := range c.Watch(ctx, "w/", max(from, 1)) {
 		require.NoError(s.t, err)
@@ -151,11 +140,10 @@ func watchBreaks(s *storm) {
 func messagesBreak(s *storm) {
 	g := teamOf(s.t, s.open(), s.open())
 	s.strike(g.stores...)
-	sent := make(chan error, 1)
-	go func() {
+	sent := start(func() error {
 		err := s.call(func(n int) error { return g.send(fmt.Append(nil, n+1)) })
-		sent <- errors.Join(err, g.send([]byte("end")))
-	}()
+		return errors.Join(err, g.send([]byte("end")))
+	})
 	for pos := uint64(1); ; pos++ {
 		m, err := g.recv(bounded(s.t), pos)
 		require.NoError(s.t, err)
@@ -187,13 +175,11 @@ func joinBreaks(s *storm) {
 		at := func(rank int) wire.Contribution {
 			return wire.Contribution{Group: fmt.Sprint("group ", i), Run: "r", Rank: rank, Size: 2}
 		}
-		joined := make(chan error, 1)
 		var first store.Formed
-		go func() {
-			var err error
+		joined := start(func() (err error) {
 			first, err = a.Join(bounded(s.t), at(0), nil)
-			joined <- err
-		}()
+			return err
+		})
 		if i%2 == 0 { // a's connection is there
 			_, err := a.Get(bounded(s.t), "no such key")
 			require.ErrorIs(s.t, err, store.ErrNotFound)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,6 +50,13 @@ func (f *tlsFiles) server() *store.TLSFiles {
 	return &store.TLSFiles{Cert: f.path("server"), Key: f.path("server-key"), CA: f.path("ca"), Logger: f.logger()}
 }
 
+// requiring is server for clients that must have a certificate.
+func (f *tlsFiles) requiring() *store.TLSFiles {
+	server := f.server()
+	server.RequireClient = true
+	return server
+}
+
 func (f *tlsFiles) client() *store.TLSFiles {
 	return &store.TLSFiles{Cert: f.path("trainer"), Key: f.path("trainer-key"), CA: f.path("ca"), ServerName: "node7", Logger: f.logger()}
 }
@@ -77,31 +85,14 @@ type shaken struct {
 
 func shake(t *testing.T, server, client *store.TLSFiles) shaken {
 	t.Helper()
-	s, err := server.Server()
-	require.NoError(t, err)
 	c, err := client.Client()
 	require.NoError(t, err)
-	return shakeWith(t, s, c)
-}
-
-// ends returns both ends of a connection with buffers, so that both sides can write at the same
-// time. A net.Pipe has none.
-func ends(t *testing.T) (a, b net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	a, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	b, err = l.Accept()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = a.Close(); _ = b.Close() })
-	return a, b
+	return shakeWith(t, serverTLS(t, server), c)
 }
 
 func shakeWith(t *testing.T, s, c *tls.Config) shaken {
 	t.Helper()
-	a, b := ends(t)
+	a, b := testcluster.Conns(t)
 	r := shaken{client: tls.Client(a, c), server: tls.Server(b, s)}
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -123,15 +114,19 @@ func shakeWith(t *testing.T, s, c *tls.Config) shaken {
 	return r
 }
 
+// fixed returns the configuration that s has for the next connection, for changes.
+func fixed(t *testing.T, s *tls.Config) *tls.Config {
+	t.Helper()
+	now, err := s.GetConfigForClient(nil)
+	require.NoError(t, err)
+	return now.Clone()
+}
+
 // TestUnverifiedCertificate checks that a certificate that the server did not verify does not identify the
 // client.
 func TestUnverifiedCertificate(t *testing.T) {
 	f := newTLSFiles(t)
-	s, err := f.server().Server()
-	require.NoError(t, err)
-	s, err = s.GetConfigForClient(nil)
-	require.NoError(t, err)
-	s = s.Clone()
+	s := fixed(t, serverTLS(t, f.server()))
 	c, err := f.client().Client()
 	require.NoError(t, err)
 	r := shakeWith(t, s, c)
@@ -163,13 +158,10 @@ func TestTLSRefuses(t *testing.T) {
 	client.ServerName = "127.0.0.1"
 	require.NoError(t, shake(t, server, client).err)
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS11} {
-		s, err := server.Server()
-		require.NoError(t, err)
+		s := serverTLS(t, server)
 		c, err := client.Client()
 		require.NoError(t, err)
-		inner, err := s.GetConfigForClient(nil)
-		require.NoError(t, err)
-		inner = inner.Clone()
+		inner := fixed(t, s)
 		inner.MinVersion, inner.MaxVersion = version, version
 		require.ErrorContains(t, shakeWith(t, inner, c).err, "protocol version")
 		c.MinVersion, c.MaxVersion = version, version
@@ -186,8 +178,8 @@ func TestTLSExpires(t *testing.T) {
 		require.ErrorContains(t, shake(t, server, client).err, "expired")
 
 		fresh := newTLSFiles(t) // the server's files are valid again, the client's are not
-		for name, from := range map[string]string{"server": "server", "server-key": "server-key"} {
-			require.NoError(t, os.Rename(fresh.path(from), f.path(name)))
+		for _, name := range []string{"server", "server-key"} {
+			require.NoError(t, os.Rename(fresh.path(name), f.path(name)))
 		}
 		client.CA = fresh.path("ca")
 		time.Sleep(2 * time.Second)
@@ -201,8 +193,7 @@ func TestTLSTakesUpChangedFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTLSFiles(t)
 		server, client := f.server(), f.client()
-		config, err := server.Server() // made once, as by a listener
-		require.NoError(t, err)
+		config := serverTLS(t, server) // made once, as by a listener
 		serial := func() string {
 			t.Helper()
 			c, err := client.Client()
@@ -281,30 +272,33 @@ func TestTLSFilesAtFirst(t *testing.T) {
 			o.Cert, o.Key = write("client", "x"), empty
 		},
 		"private key does not match": func(o *store.TLSFiles) { o.Key = f.path("ca-key") },
-		"a server needs":             func(o *store.TLSFiles) { o.Cert, o.Key = "", "" },
-		"it needs the CA":            func(o *store.TLSFiles) { o.CA, o.RequireClient = "", true },
-		"a certificate and":          func(o *store.TLSFiles) { o.Cert = "" },
 	} {
 		server, client := f.server(), f.client()
 		with(server)
 		with(client)
 		_, serverErr := server.Server()
 		_, clientErr := client.Client()
-		if strings.HasPrefix(want, "a certificate") { // an error of clients only
-			serverErr = clientErr
-		}
-		if strings.HasPrefix(want, "a server") || strings.HasPrefix(want, "it needs") {
-			require.NoError(t, clientErr)
-			clientErr = serverErr
-		}
 		for _, err := range []error{serverErr, clientErr} {
 			require.ErrorIs(t, err, store.ErrInvalid)
 			require.ErrorContains(t, err, want)
 		}
 	}
+	_, err := (&store.TLSFiles{CA: f.path("ca")}).Server()
+	require.ErrorIs(t, err, store.ErrInvalid)
+	require.ErrorContains(t, err, "a server needs")
+	blind := f.requiring()
+	blind.CA = ""
+	_, err = blind.Server()
+	require.ErrorIs(t, err, store.ErrInvalid)
+	require.ErrorContains(t, err, "it needs the CA")
+	half := f.client()
+	half.Cert = ""
+	_, err = half.Client()
+	require.ErrorIs(t, err, store.ErrInvalid)
+	require.ErrorContains(t, err, "a certificate and")
 	missing := f.server()
 	missing.Cert = f.path("none")
-	_, err := missing.Server()
+	_, err = missing.Server()
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = (&store.TLSFiles{}).Client()
 	require.NoError(t, err, "the system's authorities")
@@ -339,4 +333,54 @@ func TestTLSFilesByMany(t *testing.T) {
 			require.NoError(t, shake(t, server, client).err)
 		}
 	})
+}
+
+// flip changes one bit of the byte that is at bytes ahead, if it is in b; negative: of none.
+func flip(at *atomic.Int32, b []byte) {
+	if i := int(at.Add(-int32(len(b)))) + len(b); i >= 0 && i < len(b) {
+		b[i] ^= 0x20
+	}
+}
+
+// TestABrokenTLSHandshakeIsTriedAgain checks that a client retries a TLS handshake that breaks,
+// even if it only sees that the handshake failed. A changed byte neither ends the session nor is
+// taken for a refusal.
+func TestABrokenTLSHandshakeIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	f := newTLSFiles(t)
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{ReconnectTimeout: time.Minute, Handshake: time.Second}}, tcp)
+	var up, down atomic.Int32 // bytes until the change in each direction of the next connection; negative: no change
+	var last atomic.Pointer[tapped]
+	dialFlipping := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.addr)
+		var read, written atomic.Int32
+		read.Store(down.Swap(-1))
+		written.Store(up.Swap(-1))
+		c := &tapped{conn, func(b []byte) { flip(&read, b) }, func(b []byte) { flip(&written, b) }}
+		last.Store(c)
+		return c, err
+	}
+	up.Store(-1)
+	down.Store(-1)
+	o := &store.DialOptions{Dial: dialFlipping, TLS: f.client().Client}
+	c, err := store.Dial(bounded(t), s.addr, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	held, err := c.Lease(bounded(t), time.Minute)
+	require.NoError(t, err)
+	for name, which := range map[string]*atomic.Int32{"up": &up, "down": &down} {
+		for at := int32(0); at < 2000; at += 97 {
+			which.Store(at)
+			_ = last.Load().Close()
+			require.NoError(t, c.Set(bounded(t), "k", nil, &store.SetOptions{Lease: held}), "byte %d %s", at, name)
+			up.Store(-1)
+			down.Store(-1)
+		}
+	}
+	for at := int32(0); at < 1000; at += 111 { // also at the first connection
+		down.Store(at)
+		d, err := store.Dial(bounded(t), s.addr, o)
+		require.NoError(t, err, "byte %d", at)
+		require.NoError(t, d.Close())
+	}
 }

@@ -283,6 +283,10 @@ func TestGoldenComplete(t *testing.T) {
 		if known := err == nil; known != have[op] {
 			t.Errorf("%v: known %v, in the table %v", op, known, have[op])
 		}
+		if !have[op] {
+			assert.ErrorIs(t, err, wire.ErrUnknownOp, op)
+			assert.ErrorIs(t, new(wire.Request).Parse(wire.Header{Op: op}, nil), wire.ErrUnknownOp, op)
+		}
 	}
 }
 
@@ -297,12 +301,19 @@ func TestPreface(t *testing.T) {
 
 func parseRequest(t testing.TB, frame []byte) wire.Request {
 	t.Helper()
-	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	r, err := parsed(frame)
 	require.NoError(t, err)
-	require.Equal(t, len(frame)-wire.HeaderLen, int(h.Len), "length %d, the body has %d", h.Len, len(frame)-wire.HeaderLen)
-	var r wire.Request
-	require.NoError(t, r.Parse(h, frame[wire.HeaderLen:]))
+	require.EqualValues(t, len(frame)-wire.HeaderLen, binary.LittleEndian.Uint32(frame), "the length in the header")
 	return r
+}
+
+// parsed parses a header, and what follows as its body.
+func parsed(frame []byte) (r wire.Request, err error) {
+	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	if err == nil {
+		err = r.Parse(h, frame[wire.HeaderLen:])
+	}
+	return r, err
 }
 
 // vary gives every field that is set in v another random value of its kind.
@@ -376,29 +387,16 @@ func TestNilIsNotEmpty(t *testing.T) {
 	}
 }
 
-func TestRequestTruncated(t *testing.T) {
+// TestRequestOfAnotherLength cuts requests anywhere, in the header too, or appends a byte.
+func TestRequestOfAnotherLength(t *testing.T) {
 	for _, g := range goldenRequests {
 		frame := unhex(t, g.bytes)
-		body := frame[wire.HeaderLen:]
-		h, _ := wire.ParseHeader(frame, wire.MaxBody)
-		for n := range body {
-			var r wire.Request
-			assert.ErrorIs(t, r.Parse(h, body[:n:n]), wire.ErrTruncated, "%v cut to %d of %d bytes", h.Op, n, len(body))
+		for n := range frame {
+			_, err := parsed(frame[:n:n])
+			assert.ErrorIs(t, err, wire.ErrTruncated, "%v cut to %d of %d bytes", g.req.Op, n, len(frame))
 		}
-		for n := range wire.HeaderLen {
-			if _, err := wire.ParseHeader(frame[:n:n], wire.MaxBody); !errors.Is(err, wire.ErrTruncated) {
-				t.Errorf("header cut to %d bytes: %v", n, err)
-			}
-		}
-	}
-}
-
-func TestRequestTrailing(t *testing.T) {
-	for _, g := range goldenRequests {
-		frame := append(unhex(t, g.bytes), 0)
-		h, _ := wire.ParseHeader(frame, wire.MaxBody)
-		var r wire.Request
-		assert.ErrorIs(t, r.Parse(h, frame[wire.HeaderLen:]), wire.ErrTrailing, h.Op)
+		_, err := parsed(append(frame, 0))
+		assert.ErrorIs(t, err, wire.ErrTrailing, g.req.Op)
 	}
 }
 
@@ -442,24 +440,9 @@ func TestRequestRefused(t *testing.T) {
 		"more keys than fit": {"04000000 0b 00 0000 0100000000000000 | ffffffff", wire.ErrTruncated},
 	} {
 		t.Run(name, func(t *testing.T) {
-			frame := unhex(t, c.bytes)
-			h, err := wire.ParseHeader(frame, wire.MaxBody)
-			require.NoError(t, err)
-			var r wire.Request
-			if err := r.Parse(h, frame[wire.HeaderLen:]); !errors.Is(err, c.err) {
-				t.Fatalf("got %v, want %v", err, c.err)
-			}
+			_, err := parsed(unhex(t, c.bytes))
+			require.ErrorIs(t, err, c.err)
 		})
-	}
-}
-
-func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpStacks + 1, 255} {
-		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
-			t.Errorf("ParseHeader: op %d: %v", op, err)
-		}
-		var r wire.Request
-		assert.ErrorIs(t, r.Parse(wire.Header{Op: op}, nil), wire.ErrUnknownOp, "Parse: op %d", op)
 	}
 }
 
@@ -483,11 +466,8 @@ func TestLimits(t *testing.T) {
 			"label":   {Op: wire.OpCollect, Group: wire.Contribution{Label: name + "n"[:over]}},
 			"reason":  {Op: wire.OpLeave, Group: wire.Contribution{No: wire.CodeAborted, Reason: name + "n"[:over]}},
 		} {
-			frame := wire.AppendRequest(nil, &req)
-			h, err := wire.ParseHeader(frame, wire.MaxBody)
-			require.NoError(t, err, what)
-			var r wire.Request
-			assert.ErrorIs(t, r.Parse(h, frame[wire.HeaderLen:]), want, "%s, %d over the limit", what, over)
+			_, err := parsed(wire.AppendRequest(nil, &req))
+			assert.ErrorIs(t, err, want, "%s, %d over the limit", what, over)
 		}
 	}
 }
@@ -498,19 +478,14 @@ func TestHeader(t *testing.T) {
 	if got, want := hex.EncodeToString(b), "0403020105550706"+"0f0e0d0c0b0a0908"; got != want {
 		t.Fatalf("got %s, want %s", got, want)
 	}
-	for _, limit := range []uint32{h.Len - 1, h.Len} {
-		got, err := wire.ParseHeader(b, limit)
-		if ok := err == nil; ok != (limit == h.Len) || ok && got != h {
-			t.Errorf("limit %d: %+v, %v", limit, got, err)
-		}
-	}
-	if _, err := wire.ParseHeader(b, h.Len-1); !errors.Is(err, wire.ErrTooLarge) {
-		t.Errorf("got %v, want ErrTooLarge", err)
-	}
+	got, err := wire.ParseHeader(b, h.Len)
+	require.NoError(t, err)
+	require.Equal(t, h, got)
+	_, err = wire.ParseHeader(b, h.Len-1)
+	require.ErrorIs(t, err, wire.ErrTooLarge)
 	wire.Readdress(b, wire.OpSet, 77)
-	want := h
-	want.Op, want.ID = wire.OpSet, 77
-	if got, err := wire.ParseHeader(b, h.Len); err != nil || got != want {
-		t.Errorf("readdressed: %+v, %v", got, err)
-	}
+	h.Op, h.ID = wire.OpSet, 77
+	got, err = wire.ParseHeader(b, h.Len)
+	require.NoError(t, err)
+	require.Equal(t, h, got)
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"io"
-	"net"
 	"net/url"
 	"sync"
 	"testing"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/handshake"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 func TestCredentialsOfCertificate(t *testing.T) {
@@ -40,8 +40,8 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 	own, err := tls.LoadX509KeyPair(dir+"/server.pem", dir+"/server-key.pem")
 	require.NoError(t, err)
 	server, client := &tls.Config{Certificates: []tls.Certificate{own}}, &tls.Config{InsecureSkipVerify: true}
-	dialed, first := connect(t)
-	second, accepted := connect(t)
+	dialed, first := testcluster.Conns(t)
+	second, accepted := testcluster.Conns(t)
 	in, out := tls.Server(first, server), tls.Client(second, client)
 	var others sync.WaitGroup
 	defer others.Wait()
@@ -55,16 +55,4 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 	})
 	_, err = handshake.Open(t.Context(), dialed, &handshake.Offer{TLS: client, Secret: secretOf("s")})
 	require.ErrorContains(t, err, "wrong secret")
-}
-
-// connect returns both ends of a TCP connection.
-func connect(t *testing.T) (dialed, accepted net.Conn) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	dialed, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	accepted, err = l.Accept()
-	require.NoError(t, err)
-	return dialed, accepted
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/handshake"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -67,7 +68,7 @@ func TestAFalseAcceptorProvesNothing(t *testing.T) {
 			return [][]byte{handshake.Proof(secretOf("s"), handshake.ProofServer, mine, theirs, nil), nil}
 		},
 	} {
-		dialed, accepted := connect(t)
+		dialed, accepted := testcluster.Conns(t)
 		go func() {
 			defer accepted.Close()
 			in := &handshake.FrameReader{Limit: handshake.MaxFrame}

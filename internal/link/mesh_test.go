@@ -19,6 +19,7 @@ import (
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -30,28 +31,34 @@ func cluster(t *testing.T, n int, apart bool, change func(*pgroup.Config)) []*pg
 	meet := store.New(new(store.Memory))
 	t.Cleanup(func() { _ = meet.Close() })
 	groups := make([]*pgroup.Group, n)
+	together(t, n, func(rank int) {
+		c := pgroup.Config{Rank: rank, Size: n, Store: meet, Timeout: 20 * time.Second}
+		if apart {
+			c.Host = fmt.Sprintf("node %d", rank)
+		}
+		if change != nil {
+			change(&c)
+		}
+		g, err := pgroup.Create(t.Context(), c)
+		if assert.NoError(t, err) {
+			groups[rank] = g
+			t.Cleanup(func() { _ = g.Close() })
+		}
+	})
+	return groups
+}
+
+// together calls do for n ranks at the same time.
+func together(t *testing.T, n int, do func(rank int)) {
+	t.Helper()
 	var ranks sync.WaitGroup
 	for rank := range n {
-		ranks.Go(func() {
-			c := pgroup.Config{Rank: rank, Size: n, Store: meet, Timeout: 20 * time.Second}
-			if apart {
-				c.Host = fmt.Sprintf("node %d", rank)
-			}
-			if change != nil {
-				change(&c)
-			}
-			g, err := pgroup.Create(t.Context(), c)
-			if assert.NoError(t, err) {
-				groups[rank] = g
-				t.Cleanup(func() { _ = g.Close() })
-			}
-		})
+		ranks.Go(func() { do(rank) })
 	}
 	ranks.Wait()
 	if t.Failed() {
 		t.FailNow()
 	}
-	return groups
 }
 
 // open opens a mesh on every rank, with and without Options.Polling in turn; what is accepted comes
@@ -59,21 +66,14 @@ func cluster(t *testing.T, n int, apart bool, change func(*pgroup.Config)) []*pg
 func open(t *testing.T, groups []*pgroup.Group) ([]*link.Mesh, []chan *link.Conn) {
 	t.Helper()
 	meshes, accepted := make([]*link.Mesh, len(groups)), make([]chan *link.Conn, len(groups))
-	var ranks sync.WaitGroup
-	for rank, g := range groups {
+	together(t, len(groups), func(rank int) {
 		accepted[rank] = make(chan *link.Conn, 64)
-		ranks.Go(func() {
-			m, err := link.Open(t.Context(), g, link.Options{Name: "test", Polling: rank%2 == 0, Accept: func(c *link.Conn) { accepted[rank] <- c }})
-			if assert.NoError(t, err) {
-				meshes[rank] = m
-				t.Cleanup(m.Close)
-			}
-		})
-	}
-	ranks.Wait()
-	if t.Failed() {
-		t.FailNow()
-	}
+		m, err := link.Open(t.Context(), groups[rank], link.Options{Name: "test", Polling: rank%2 == 0, Accept: func(c *link.Conn) { accepted[rank] <- c }})
+		if assert.NoError(t, err) {
+			meshes[rank] = m
+			t.Cleanup(m.Close)
+		}
+	})
 	return meshes, accepted
 }
 
@@ -150,14 +150,19 @@ func TestRanksThatDisagreeOnTLS(t *testing.T) {
 			c.TLS = &store.TLSFiles{}
 		}
 	})
-	var ranks sync.WaitGroup
-	for _, g := range groups {
-		ranks.Go(func() {
-			_, err := link.Open(t.Context(), g, link.Options{Name: "test"})
-			assert.ErrorContains(t, err, "rank 1 uses TLS, and rank 0 uses no TLS")
-		})
-	}
-	ranks.Wait()
+	together(t, 2, func(rank int) {
+		_, err := link.Open(t.Context(), groups[rank], link.Options{Name: "test"})
+		assert.ErrorContains(t, err, "rank 1 uses TLS, and rank 0 uses no TLS")
+	})
+}
+
+// stranger connects to the port of m's rank, as any process can.
+func stranger(t *testing.T, m *link.Mesh, rank int) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", link.Addr(m, rank))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 func TestNoSecretIsDenied(t *testing.T) {
@@ -166,12 +171,9 @@ func TestNoSecretIsDenied(t *testing.T) {
 		"without a key": wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			groups := cluster(t, 2, true, nil)
-			meshes, accepted := open(t, groups)
-			conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
-			require.NoError(t, err)
-			defer conn.Close()
-			_, err = conn.Write(hello)
+			meshes, accepted := open(t, cluster(t, 2, true, nil))
+			conn := stranger(t, meshes[0], 0)
+			_, err := conn.Write(hello)
 			require.NoError(t, err)
 			if hello == nil {
 				meshes[0].Close() // does not wait for it
@@ -188,9 +190,7 @@ func TestNoSecretIsDenied(t *testing.T) {
 func TestAHelloOfNoRank(t *testing.T) {
 	meshes, accepted := open(t, cluster(t, 2, true, nil))
 	for name, value := range map[string][]byte{"empty": nil, "the acceptor's own": make([]byte, 21), "beyond the last": bytes.Repeat([]byte{2}, 21)} {
-		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
-		require.NoError(t, err)
-		_, err = handshake.Open(t.Context(), conn, &handshake.Offer{Secret: link.Token(meshes[0]), Hello: wire.Request{Value: value}})
+		_, err := handshake.Open(t.Context(), stranger(t, meshes[0], 0), &handshake.Offer{Secret: link.Token(meshes[0]), Hello: wire.Request{Value: value}})
 		assert.ErrorContains(t, err, "hello", name)
 	}
 	assert.Empty(t, accepted[0])
@@ -198,20 +198,14 @@ func TestAHelloOfNoRank(t *testing.T) {
 
 // TestUnauthenticatedPeersDoNotBlockRanks has more unauthenticated peers that send nothing than there may be handshakes: the oldest go.
 func TestUnauthenticatedPeersDoNotBlockRanks(t *testing.T) {
-	groups := cluster(t, 2, true, nil)
-	meshes, accepted := open(t, groups)
-	var peers []net.Conn
-	for range 300 { // and there are two ranks
-		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
-		require.NoError(t, err)
-		defer conn.Close()
-		peers = append(peers, conn)
+	meshes, accepted := open(t, cluster(t, 2, true, nil))
+	first := stranger(t, meshes[0], 0)
+	for range 299 { // and there are two ranks
+		stranger(t, meshes[0], 0)
 	}
-	_, err := peers[0].Read(make([]byte, 1))
+	_, err := first.Read(make([]byte, 1))
 	require.Error(t, err, "the first one is turned away by the last")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	mine, err := meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x'})
+	mine, err := meshes[1].Dial(testcluster.Within(t, 5*time.Second), 0, link.Purpose{Kind: 'x'})
 	require.NoError(t, err)
 	defer mine.Close()
 	theirs := <-accepted[0]
@@ -257,31 +251,39 @@ func TestAHandshakeThatIsCutShortIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestDialEndsWithTheGroup has a peer that accepts and says nothing, and a context without a deadline.
-func TestDialEndsWithTheGroup(t *testing.T) {
+// TestDialEnds has a peer that accepts and says nothing: a dial ends with its context, with the group, and
+// with the group's timeout if its context has no deadline.
+func TestDialEnds(t *testing.T) {
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer mute.Close()
-	t.Run("it is aborted", func(t *testing.T) {
-		groups := cluster(t, 2, true, nil)
+	dial := func(t *testing.T, timeout time.Duration, during func(groups []*pgroup.Group) context.Context) error {
+		groups := cluster(t, 2, true, func(c *pgroup.Config) { c.Timeout = timeout })
 		meshes, _ := open(t, groups)
 		link.Redirect(meshes[1], 0, mute.Addr().String())
-		go func() {
-			conn, err := mute.Accept()
-			if assert.NoError(t, err) {
-				defer conn.Close()
-				groups[0].Abort(errors.New("enough"))
-				<-groups[1].Context().Done()
-			}
-		}()
-		_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x'})
+		_, err := meshes[1].Dial(during(groups), 0, link.Purpose{Kind: 'x'})
+		return err
+	}
+	t.Run("the group is aborted", func(t *testing.T) {
+		err := dial(t, 20*time.Second, func(groups []*pgroup.Group) context.Context {
+			go func() {
+				conn, err := mute.Accept()
+				if assert.NoError(t, err) {
+					defer conn.Close()
+					groups[0].Abort(errors.New("enough"))
+					<-groups[1].Context().Done()
+				}
+			}()
+			return t.Context()
+		})
 		assert.ErrorIs(t, err, pgroup.ErrAborted)
 	})
-	t.Run("its timeout is over", func(t *testing.T) {
-		groups := cluster(t, 2, true, func(c *pgroup.Config) { c.Timeout = 3 * time.Second })
-		meshes, _ := open(t, groups)
-		link.Redirect(meshes[1], 0, mute.Addr().String())
-		_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x'})
+	t.Run("its context is over", func(t *testing.T) {
+		err := dial(t, 20*time.Second, func([]*pgroup.Group) context.Context { return testcluster.Within(t, 50*time.Millisecond) })
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+	t.Run("the group's timeout is over", func(t *testing.T) {
+		err := dial(t, 3*time.Second, func([]*pgroup.Group) context.Context { return t.Context() })
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
@@ -312,20 +314,6 @@ func TestDialNamesMissingRank(t *testing.T) {
 		_, err := meshes[0].Dial(t.Context(), none, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 		assert.ErrorContains(t, err, fmt.Sprintf("rank %d", none))
 	}
-}
-
-// TestDialEndsWithItsContext has a peer that accepts, and says nothing.
-func TestDialEndsWithItsContext(t *testing.T) {
-	meshes, _ := open(t, cluster(t, 2, true, nil))
-	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer mute.Close()
-	link.Redirect(meshes[1], 0, mute.Addr().String())
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err = meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
-	assert.ErrorIs(t, err, context.DeadlineExceeded)
-
 	meshes[1].Close()
 	_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 	assert.ErrorIs(t, err, link.ErrClosed)
@@ -334,18 +322,14 @@ func TestDialEndsWithItsContext(t *testing.T) {
 func TestBadListen(t *testing.T) {
 	for _, listen := range []string{"0.0.0.0", "203.0.113.1", "no host at all"} {
 		groups := cluster(t, 2, true, nil)
-		var ranks sync.WaitGroup
-		for rank, g := range groups {
-			ranks.Go(func() {
-				o := link.Options{Name: "test"}
-				if rank == 1 {
-					o.Listen = listen
-				}
-				_, err := link.Open(t.Context(), g, o)
-				assert.ErrorContains(t, err, "rank 1: listening for data connections")
-			})
-		}
-		ranks.Wait()
+		together(t, 2, func(rank int) {
+			o := link.Options{Name: "test"}
+			if rank == 1 {
+				o.Listen = listen
+			}
+			_, err := link.Open(t.Context(), groups[rank], o)
+			assert.ErrorContains(t, err, "rank 1: listening for data connections")
+		})
 	}
 }
 
@@ -359,12 +343,10 @@ func TestRecords(t *testing.T) {
 		}
 	})
 	meshes, _ := open(t, groups)
-	c, err := net.Dial("tcp", link.Addr(meshes[0], 1))
-	require.NoError(t, err)
-	_, err = c.Write(make([]byte, 200))
+	c := stranger(t, meshes[0], 1)
+	_, err := c.Write(make([]byte, 200))
 	require.NoError(t, err)
 	_, _ = io.Copy(io.Discard, c) // until it is refused
-	require.NoError(t, c.Close())
 	for _, m := range meshes {
 		m.Close()
 	}

@@ -16,18 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // pollingPair is the two ends of a TCP connection, outside the runtime's poller.
 func pollingPair(t *testing.T) (a, b link.NowWriter) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	dialed, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	accepted, err := l.Accept()
-	require.NoError(t, err)
+	dialed, accepted := testcluster.Conns(t)
 	for i, c := range []net.Conn{dialed, accepted} {
 		p, err := link.PollingConn(c)
 		require.NoError(t, err)

@@ -202,13 +202,7 @@ func TestOutboxOfManyWriters(t *testing.T) {
 }
 
 func sockets(t *testing.T) (ours, theirs net.Conn) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	theirs, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	ours, err = l.Accept()
-	require.NoError(t, err)
+	theirs, ours = testcluster.Conns(t)
 	require.NoError(t, theirs.SetDeadline(time.Now().Add(testTimeout)))
 	return ours, theirs
 }
@@ -274,7 +268,6 @@ func adoptAs(t *testing.T, l *transport.Loop, as func(*echo) transport.Reader) (
 		_, _ = e.reads(s)
 		return as(e), nil
 	}))
-	t.Cleanup(func() { _ = theirs.Close() })
 	return e, theirs
 }
 
@@ -526,7 +519,6 @@ func TestAdoptWithAReaderThatRefuses(t *testing.T) {
 	require.Equal(t, refused, err)
 	_, err = theirs.Read(make([]byte, 1))
 	require.ErrorIs(t, err, io.EOF)
-	_ = theirs.Close()
 }
 
 func TestLoopKeepsNoDescriptor(t *testing.T) {
