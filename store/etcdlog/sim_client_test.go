@@ -3,7 +3,6 @@ package etcdlog_test
 import (
 	"bytes"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/muster-pg/muster/wire"
@@ -165,9 +164,9 @@ func (c *simClient) errands() {
 				a.addedOne(m, rep)
 			}
 		case 3:
-			token := strconv.Itoa(c.id) + "." + strconv.Itoa(n) + " "
+			token := fmt.Sprint(c.id, ".", n)
 			m := a.begins(tokensKey)
-			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token)}, c.answerTimeout()); rep != nil {
+			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token + " ")}, c.answerTimeout()); rep != nil {
 				a.appended(m, token, rep)
 			}
 		case 4:
