@@ -305,7 +305,7 @@ func (c *chance) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(c.upTo(int(high-low)))
 }
 
-// gate is a gate, open unless it is shut. The zero value is open.
+// gate is open unless it is shut, as its zero value is.
 type gate struct {
 	mu   sync.Mutex
 	shut chan struct{} // nil: it is open
