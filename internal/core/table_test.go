@@ -137,22 +137,6 @@ func sameAsModel(t *testing.T, b *table, model map[string]*entry, r *rand.Rand) 
 	}
 }
 
-func TestTableAscendInAscend(t *testing.T) {
-	b := newTable()
-	for i := range 1000 {
-		b.insert(fmt.Sprintf("%03d", i))
-	}
-	var got []string
-	b.ascend("500", func(s *entry) bool {
-		got = append(got, s.key())
-		got = append(got, b.keysFrom("9", 1)...)
-		return len(got) < 200
-	})
-	if len(got) != 200 || got[198] != "599" || got[199] != "900" || b.probe != "" {
-		t.Errorf("%q, and %q is looked for", got, b.probe)
-	}
-}
-
 func TestTableGetDoesNotAllocate(t *testing.T) {
 	b := newTable()
 	b.insert("there")
