@@ -206,15 +206,19 @@ func TestLateLeader(t *testing.T) {
 				slow, s := &late{Engine: memory, freed: make(chan struct{})}, store.New(memory)
 				a := join(t, store.New(slow), worker("a", 1, 2))
 				next(t, a, 0, "a")
+				free := sync.OnceFunc(func() { close(slow.freed) })
+				t.Cleanup(free) // before a is closed
 				synctest.Wait()
 				slow.holds.Store(true)
 				act(t, s)
 				synctest.Wait() // its request is under way
-				for e, err := range s.List(t.Context(), "membership/train/roster/worker/") {
+				var workers []string
+				for key, err := range s.Keys(t.Context(), "membership/train/roster/worker/") {
 					require.NoError(t, err)
-					_, err = s.Delete(t.Context(), e.Key)
-					require.NoError(t, err)
+					workers = append(workers, key)
 				}
+				_, err := s.Delete(t.Context(), workers...) // at once: the other one must not lead in between
+				require.NoError(t, err)
 				b := join(t, s, worker("b", 1, 2))
 				require.EqualValues(t, 2, next(t, b, 0, "b").Generation)
 				c := join(t, s, worker("c", 1, 2))
@@ -223,7 +227,7 @@ func TestLateLeader(t *testing.T) {
 				require.EqualValues(t, 4, next(t, c, 0, "c").Generation)
 				require.NoError(t, c.Leave(bounded(t)))
 				require.Zero(t, memory.Keys())
-				close(slow.freed)
+				free()
 				synctest.Wait()
 				require.Zero(t, memory.Keys())
 				d := join(t, s, worker("d", 1, 2))

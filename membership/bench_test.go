@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -17,10 +16,7 @@ func BenchmarkJoin(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
 				s := store.New(new(store.Memory))
-				ms := make([]*membership.Member, n)
-				for i := range ms {
-					ms[i] = join(b, s, worker(fmt.Sprint("w", i), n, 0))
-				}
+				ms := joinAll(b, s, n, n)
 				for _, m := range ms {
 					_, err := m.Next(b.Context())
 					require.NoError(b, err)
@@ -44,10 +40,7 @@ func BenchmarkChange(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			s := store.New(new(store.Memory))
 			defer s.Close()
-			ms := make([]*membership.Member, n)
-			for i := range ms {
-				ms[i] = join(b, s, worker(fmt.Sprint("w", i), 1, n))
-			}
+			ms := joinAll(b, s, n, 1)
 			first := ms[0]
 			defer func() {
 				for _, m := range ms {

@@ -96,9 +96,9 @@ func TestCheckpointOfOthers(t *testing.T) {
 	})
 }
 
-// TestCheckpointOfTheLost checks that a checkpoint whose worker has failed never completes, and
-// that no worker has to wait for it.
-func TestCheckpointOfTheLost(t *testing.T) {
+// TestNobodyWaitsForTheLost checks that a checkpoint, and a group, whose worker has failed never
+// complete, and that no worker has to wait for them.
+func TestNobodyWaitsForTheLost(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		a, b := join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))
 		v := next(t, a, 0, "a", "b")
@@ -107,13 +107,20 @@ func TestCheckpointOfTheLost(t *testing.T) {
 		complete, err := c.End(bounded(t))
 		require.NoError(t, err)
 		require.False(t, complete)
-		waits := make(chan error, 1)
+		waits, creates := make(chan error, 1), make(chan error, 1)
 		go func() { waits <- c.Wait(v.Context(bounded(t))) }()
+		go func() {
+			_, err := pgroup.Create(v.Context(bounded(t)), v.Config()) // b never comes
+			creates <- err
+		}()
 		require.NoError(t, b.Close())
 		err = <-waits
 		require.ErrorIs(t, err, membership.ErrOver)
 		require.ErrorIs(t, err, pgroup.ErrLost)
 		require.True(t, v.Over(err))
+		err = <-creates
+		require.Error(t, err)
+		require.True(t, v.Over(err), "%v", err)
 		_, err = a.StartCheckpoint(bounded(t), 4, "/ckpt/4")
 		require.ErrorIs(t, err, membership.ErrOver)
 	})

@@ -63,6 +63,16 @@ func join(t testing.TB, s *store.Store, c membership.Config) *membership.Member 
 	return m
 }
 
+// joinAll returns n members of a job whose views have at least least, and at most n workers.
+func joinAll(t testing.TB, s *store.Store, n, least int) []*membership.Member {
+	t.Helper()
+	ms := make([]*membership.Member, n)
+	for i := range ms {
+		ms[i] = join(t, s, worker(fmt.Sprint("w", i), least, n))
+	}
+	return ms
+}
+
 // next returns the next view of m, and checks that it has these workers, and m at this rank.
 func next(t testing.TB, m *membership.Member, rank int, ids ...string) membership.View {
 	t.Helper()

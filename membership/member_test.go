@@ -2,7 +2,6 @@ package membership_test
 
 import (
 	"context"
-	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -292,20 +291,18 @@ func TestKeysOfADeadJobGo(t *testing.T) {
 }
 
 func TestStoreThatIsRestarted(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
 	dir := t.TempDir()
 	durable := func() *store.Server { return &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: soon}} }
+	l := testcluster.Listen(t)
 	stop := testcluster.ServeAt(t, durable(), l)
-	addr := l.Addr().String()
-	a, b := join(t, dial(t, addr), worker("a", 2, 3)), join(t, dial(t, addr), worker("b", 2, 3))
+	front := testcluster.NewProxy(t, l.Addr().String())
+	at := func() *store.Store { return dial(t, front.Addr()) }
+	a, b := join(t, at(), worker("a", 2, 3)), join(t, at(), worker("b", 2, 3))
 	v := next(t, a, 0, "a", "b")
 	next(t, b, 1, "a", "b")
 	stop()
-	l, err = net.Listen("tcp", addr)
-	require.NoError(t, err)
-	testcluster.ServeAt(t, durable(), l)
-	join(t, dial(t, addr), worker("c", 2, 3))
+	front.Target(testcluster.Serve(t, durable()))
+	join(t, at(), worker("c", 2, 3))
 	next(t, a, 0, "a", "b", "c")
 	require.EqualValues(t, 2, next(t, b, 1, "a", "b", "c").Generation)
 	require.Empty(t, ended(t, v.Context(t.Context())).Lost)
@@ -314,25 +311,15 @@ func TestStoreThatIsRestarted(t *testing.T) {
 // TestStoreThatForgets checks that a store which loses its state evicts all workers, and that the
 // job starts anew.
 func TestStoreThatForgets(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	stop := testcluster.ServeAt(t, &store.Server{Engine: new(store.Memory)}, l)
-	s := dial(t, addr)
-	c := worker("a", 1, 0)
-	c.TTL = time.Second
-	a := join(t, s, c)
+	serve := func() string { return testcluster.Serve(t, &store.Server{Engine: new(store.Memory)}) }
+	front := testcluster.NewProxy(t, serve())
+	s := dial(t, front.Addr())
+	a := join(t, s, worker("a", 1, 0))
 	v := next(t, a, 0, "a")
-	stop()
-	_, err = a.Next(bounded(t))
+	front.Target(serve())
+	front.Cut(testcluster.RST)
+	_, err := a.Next(bounded(t))
 	require.ErrorIs(t, err, membership.ErrEvicted)
 	require.True(t, v.Over(ended(t, v.Context(t.Context()))))
-	require.NoError(t, a.Close())
-	_, err = membership.Join(bounded(t), s, c)
-	require.ErrorIs(t, err, store.ErrUnavailable)
-
-	l, err = net.Listen("tcp", addr)
-	require.NoError(t, err)
-	testcluster.ServeAt(t, &store.Server{Engine: new(store.Memory)}, l)
-	require.EqualValues(t, 1, next(t, join(t, s, c), 0, "a").Generation)
+	require.EqualValues(t, 1, next(t, join(t, s, worker("a", 1, 0)), 0, "a").Generation)
 }

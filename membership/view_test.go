@@ -87,22 +87,6 @@ func TestOverWaitsForTheNews(t *testing.T) {
 	})
 }
 
-func TestOverOfACreate(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func() *store.Store) {
-		a, b := join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))
-		v := next(t, a, 0, "a", "b")
-		failed := make(chan error, 1)
-		go func() {
-			_, err := pgroup.Create(v.Context(bounded(t)), v.Config()) // b never comes
-			failed <- err
-		}()
-		require.NoError(t, b.Close())
-		err := <-failed
-		require.Error(t, err)
-		require.True(t, v.Over(err), "%v", err)
-	})
-}
-
 func TestViewContext(t *testing.T) {
 	s := testcluster.Store(t)()
 	a := join(t, s, worker("a", 1, 2))
@@ -252,11 +236,7 @@ func TestViewIsSmall(t *testing.T) {
 	const workers = 16
 	s := store.New(new(store.Memory))
 	defer s.Close()
-	var ms []*membership.Member
-	for i := range workers {
-		ms = append(ms, join(t, s, worker(fmt.Sprint("w", i), workers, workers)))
-	}
-	v, err := ms[0].Next(bounded(t))
+	v, err := joinAll(t, s, workers, workers)[0].Next(bounded(t))
 	require.NoError(t, err)
 	named := 0
 	for _, w := range v.Workers {

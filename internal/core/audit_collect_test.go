@@ -391,7 +391,7 @@ func (a *audit) settleChannel(ch *channel) {
 func (a *audit) decided(cl *call, rep *wire.Reply) {
 	r := cl.record
 	if r == nil {
-		g4RevokedForCause(a, cl.group, cl, rep)
+		g4RevokedForCause(cl.group, cl, rep)
 		return
 	}
 	if rep.Code != wire.CodeOK && rep.Failure == nil {
@@ -399,10 +399,10 @@ func (a *audit) decided(cl *call, rep *wire.Reply) {
 		return
 	}
 	if cl.vote.kind == lateOther {
-		c1LateMismatch(a, cl, rep)
+		c1LateMismatch(cl, rep)
 		return
 	}
-	c1SameOutcome(a, r, cl, rep)
+	c1SameOutcome(r, cl, rep)
 	if rep.Code == wire.CodeOK {
 		a.w.tally["successes received"]++
 		c7OwnPayloads(r, cl, rep)

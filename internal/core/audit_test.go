@@ -328,7 +328,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 	case wire.OpFollow:
 		a.followed(cl, rep)
 	case wire.OpMembers:
-		g8MembersOfTheGroup(a, cl, rep)
+		g8MembersOfTheGroup(cl, rep)
 	case wire.OpCloseChannel, wire.OpAck:
 		if rep.Code != wire.CodeOK {
 			breaks("C9 a channel can be closed, and what was received be acknowledged", "%s: %s", cl, rep.Code)
@@ -348,7 +348,7 @@ func (a *audit) followed(cl *call, rep *wire.Reply) {
 	if rep.Failure == nil && g.members[cl.req.Group.Rank].gone != wire.CodeOK || cl.cancelled != wire.CodeOK {
 		return
 	}
-	g4RevokedForCause(a, g, cl, rep)
+	g4RevokedForCause(g, cl, rep)
 }
 
 // settled is called after each step and checks that everything that must have happened has

@@ -9,40 +9,20 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-func BenchmarkGet(b *testing.B) {
-	m := core.New(core.Limits{})
-	var rep wire.Reply
-	keys := make([]string, 1000)
-	for i := range keys {
-		keys[i] = fmt.Sprint("key/", i)
-		m.Apply(0, core.Local, &wire.Request{Op: wire.OpSet, Key: keys[i], Value: []byte("value")}, &rep)
-	}
-	req := wire.Request{Op: wire.OpGet}
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		req.Key = keys[i%len(keys)]
-		m.Apply(core.Time(i), core.Local, &req, &rep)
-	}
-	isCode(b, &rep, wire.CodeOK)
-}
-
-func BenchmarkSet(b *testing.B) {
-	for _, kind := range []string{"plain", "ttl"} {
-		b.Run(kind, func(b *testing.B) {
-			m := core.New(core.Limits{})
+// BenchmarkKeys measures operations on 1,000 keys that exist.
+func BenchmarkKeys(b *testing.B) {
+	value := []byte("value")
+	for name, req := range map[string]wire.Request{
+		"get": {Op: wire.OpGet}, "set": {Op: wire.OpSet, Value: value}, "set with a TTL": {Op: wire.OpSet, Value: value, TTL: time.Second},
+	} {
+		b.Run(name, func(b *testing.B) {
+			r, keys := newRig(b), numberedKeys(1000)
+			setAll(r, keys, upwards(1000))
 			var rep wire.Reply
-			keys := make([]string, 1000)
-			for i := range keys {
-				keys[i] = fmt.Sprint("key/", i)
-			}
-			req := wire.Request{Op: wire.OpSet, Value: []byte("value")}
-			if kind == "ttl" {
-				req.TTL = time.Second
-			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				req.Key = keys[i%len(keys)]
-				m.Apply(core.Time(i), core.Local, &req, &rep)
+				r.m.Apply(core.Time(i), core.Local, &req, &rep)
 			}
 			isCode(b, &rep, wire.CodeOK)
 		})

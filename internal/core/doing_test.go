@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -12,13 +14,7 @@ import (
 // lost their connections, and that they may reconnect.
 func TestWhatTookConnections(t *testing.T) {
 	w := newCrew(t, 4)
-	misses := func(seq uint64) string {
-		req := w.voting(0, barrier(seq), "")
-		req.Timeout = time.Second
-		ticket := w.waits(w.sessions[0], req)
-		w.pass(time.Second)
-		return w.answer(ticket).Failure.Reason
-	}
+	misses := func(seq uint64) string { return w.timesOut(w.voting(0, barrier(seq), "")).Reason }
 	cut := func(rank int, why string) {
 		w.does(w.sessions[rank], wire.Request{Op: wire.OpLost, TTL: time.Minute, Value: []byte(why)})
 	}
@@ -33,22 +29,19 @@ func TestWhatTookConnections(t *testing.T) {
 	cut(3, "relay a")
 	same(t, "all", misses(5), "relay a")
 	isCode(t, w.does(w.sessions[0], w.sending()), wire.CodeOK)
-	req := w.asking(1, 0)
-	req.Timeout = time.Second
-	ticket := w.waits(w.sessions[0], req)
-	w.pass(time.Second)
-	same(t, "of a message", w.answer(ticket).Failure.Reason, "relay a")
+	same(t, "of a message", w.timesOut(w.asking(1, 0)).Reason, "relay a")
 }
 
-func TestDoingOfManyIsBounded(t *testing.T) {
-	w := newCrew(t, 100)
-	req := w.voting(0, barrier(1), "")
-	req.Timeout = time.Second
-	ticket := w.waits(w.sessions[0], req)
-	w.pass(time.Second)
-	v := w.answer(ticket).Failure
-	same(t, "missing", len(v.Missing), 99)
+// TestLargeFailuresAreBounded checks how many of the missing ranks an error describes, and how many
+// a status names.
+func TestLargeFailuresAreBounded(t *testing.T) {
+	w := newCrew(t, 200)
+	v := w.timesOut(w.voting(0, barrier(1), ""))
+	same(t, "missing", len(v.Missing), 199)
 	same(t, "described", len(v.Doing), 16)
+	shown := w.status("").Groups[0].Failures[0]
+	same(t, "named by a status", len(shown.Failure.Missing), 64)
+	same(t, "and not named", shown.Unnamed, 135)
 }
 
 // TestMissingRanksAreBounded checks what a join of the largest size costs when it times out: its
@@ -63,7 +56,7 @@ func TestMissingRanksAreBounded(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	v := r.answer(ticket).Failure
 	same(t, "named", len(v.Missing), 1024)
-	sameRanks(t, "the first", v.Missing[:2], []int{0, 2})
+	require.Equal(t, []int{0, 2}, v.Missing[:2])
 	same(t, "reason", v.Reason, "1048575 ranks are missing, of which the first 1024 are named")
 	if n := after.TotalAlloc - before.TotalAlloc; n > 256<<10 {
 		t.Errorf("it allocates %d bytes", n)

@@ -18,7 +18,6 @@ var exploreDepth = flag.Int("explore.depth", exploreDefault, "how many events lo
 const (
 	exploreRanks   = 3
 	exploreDefault = 5 // "make soak" has 13
-	exploreTime    = time.Hour
 )
 
 // move is an event of the explorer. Each is of one rank, except a crash.
@@ -422,16 +421,15 @@ func TestExplore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
-			states, events := exploreFrom(t, s, *exploreDepth, exploreTime)
+			states, events := exploreFrom(t, s, *exploreDepth)
 			t.Logf("%d states, to %d events, in %v", states, events, time.Since(start))
 		})
 	}
 }
 
-// exploreFrom searches breadth first, visiting each state once, until depth or limit. It returns
-// the number of states, and the number of events up to which the search is complete.
-func exploreFrom(t *testing.T, s system, depth int, limit time.Duration) (states, events int) {
-	start := time.Now()
+// exploreFrom searches breadth first, visiting each state once, until depth. It returns the number of
+// states, and the number of events up to which the search is complete.
+func exploreFrom(t *testing.T, s system, depth int) (states, events int) {
 	seen := map[uint64]bool{}
 	for level := [][]move{nil}; len(level) > 0 && (depth == 0 || events <= depth); events++ {
 		var next [][]move
@@ -445,9 +443,6 @@ func exploreFrom(t *testing.T, s system, depth int, limit time.Duration) (states
 				for _, v := range x.moves() {
 					next = append(next, append(slices.Clip(schedule), v))
 				}
-			}
-			if time.Since(start) > limit {
-				return len(seen), events
 			}
 		}
 		level = next

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
@@ -36,60 +38,43 @@ func TestTimesThatNoClockReaches(t *testing.T) {
 	isCode(t, r.does(core.Local, forever), wire.CodeInvalid)
 }
 
-func list(prefix, after string, limit int64) wire.Request {
-	req := wire.Request{Op: wire.OpList, Key: prefix, Limit: limit}
-	if after != "" {
-		req.Keys = []string{after}
-	}
-	return req
-}
-
-func TestListPages(t *testing.T) {
+// TestListIsBounded checks that a page of a list has at most 1,000 entries, and ends with the one
+// that takes it beyond 1 MiB. N is 1 if there are more.
+func TestListIsBounded(t *testing.T) {
 	r := newRig(t)
-	const n = 2500
+	const n = 1500
 	for i := range n {
 		r.does(core.Local, set(fmt.Sprintf("dir/%04d", i), "value"))
 	}
-	r.does(core.Local, set("dir", "beside"))
-	r.does(core.Local, set("dis", "behind"))
-	for name, c := range map[string]struct {
-		limit int64
-		pages int
-	}{"default": {0, 3}, "700": {700, 4}, "more than there may be": {5000, 3}, "to the last": {1250, 3}} {
-		t.Run(name, func(t *testing.T) {
-			var keys []string
-			pages, after := 0, ""
-			for more := true; more; {
-				rep := r.does(core.Local, list("dir/", after, c.limit))
-				keys = append(keys, rep.Keys...)
-				same(t, "revision", rep.Rev, uint64(n+3))
-				same(t, "numbers", len(rep.Nums), 2*len(rep.Keys))
-				after, more = keys[len(keys)-1], rep.N == 1
-				pages++
-			}
-			same(t, "keys", len(keys), n)
-			same(t, "sorted", slices.IsSorted(keys), true)
-			same(t, "pages", pages, c.pages)
-		})
-	}
-}
-
-func TestListStopsAtBytes(t *testing.T) {
-	r := newRig(t)
 	value := string(make([]byte, 300<<10))
 	for i := range 8 {
-		r.does(core.Local, set(fmt.Sprint("key ", i), value))
+		r.does(core.Local, set(fmt.Sprint("large/", i), value))
 	}
-	rep := r.does(core.Local, list("", "", 0))
-	same(t, "more", rep.N, 1)
-	same(t, "keys", len(rep.Keys), 4) // the first that goes beyond 1 MiB is the last
-	rep = r.does(core.Local, list("", "key 3", 0))
-	same(t, "first", rep.Keys[0], "key 4")
-	same(t, "more", rep.N, 0)
-}
-
-func changes(prefix string, rev uint64) wire.Request {
-	return wire.Request{Op: wire.OpWatch, Key: prefix, After: rev}
+	for name, c := range map[string]struct {
+		prefix, after string
+		limit         int64
+		keys          int
+		more          int64
+	}{
+		"default":                {"dir/", "", 0, 1000, 1},
+		"fewer":                  {"dir/", "", 700, 700, 1},
+		"more than there may be": {"dir/", "", 5000, 1000, 1},
+		"the rest":               {"dir/", "dir/0999", 0, 500, 0},
+		"all there are":          {"dir/", "dir/0999", 500, 500, 0},
+		"bytes":                  {"large/", "", 0, 4, 1},
+		"the rest of the bytes":  {"large/", "large/3", 0, 4, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := wire.Request{Op: wire.OpList, Key: c.prefix, Limit: c.limit}
+			if c.after != "" {
+				req.Keys = []string{c.after}
+			}
+			rep := r.does(core.Local, req)
+			require.Equal(t, []any{c.keys, 2 * c.keys, c.more}, []any{len(rep.Keys), len(rep.Nums), rep.N})
+			require.True(t, slices.IsSorted(rep.Keys))
+			require.Greater(t, rep.Keys[0], c.after)
+		})
+	}
 }
 
 func TestHistoryIsBoundedInBytes(t *testing.T) {
@@ -98,6 +83,6 @@ func TestHistoryIsBoundedInBytes(t *testing.T) {
 	for range 20 {
 		r.does(core.Local, set("key", value))
 	}
-	isCode(t, r.does(core.Local, changes("", 2)), wire.CodeCompacted)
-	isCode(t, r.does(core.Local, changes("", 20)), wire.CodeOK)
+	isCode(t, r.does(core.Local, watch("", 2)), wire.CodeCompacted)
+	isCode(t, r.does(core.Local, watch("", 20)), wire.CodeOK)
 }

@@ -10,30 +10,19 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// sessions opens n sessions of m.
-func sessions(m *core.Machine, n int) []uint64 {
-	ids := make([]uint64, n)
-	for i := range ids {
-		var rep wire.Reply
-		m.Apply(0, core.Local, &wire.Request{Op: wire.OpHello, ID: uint64(i + 1), Key: "peer"}, &rep)
-		ids[i] = uint64(rep.N)
-	}
-	return ids
-}
-
 // TestHeldBytesAreBounded checks that beyond the limit of a session, or of all, a request that
 // would wait is refused. A request that frees memory is not, and an applied request gets its
 // answer.
 func TestHeldBytesAreBounded(t *testing.T) {
-	m := core.New(core.Limits{Held: 200 << 10, HeldOf: 100 << 10})
-	ids := sessions(m, 3)
+	r := newRigWith(t, core.Limits{Held: 200 << 10, HeldOf: 100 << 10})
+	m, ids := r.m, []uint64{r.session(), r.session(), r.session()}
 	wait := func(session, id uint64) string {
-		req := &wire.Request{Op: wire.OpWait, ID: id, Keys: []string{strings.Repeat("k", 8<<10)}}
-		if why := m.Refuses(session, req); why != "" {
-			return why
+		req := wire.Request{Op: wire.OpWait, ID: id, Keys: []string{strings.Repeat("k", 8<<10)}}
+		why := m.Refuses(session, &req)
+		if why == "" {
+			r.waits(session, req)
 		}
-		require.False(t, m.Apply(0, session, req, new(wire.Reply)))
-		return ""
+		return why
 	}
 	fill := func(session uint64) (n uint64, why string) {
 		for n = 1; why == ""; n++ {
@@ -41,8 +30,8 @@ func TestHeldBytesAreBounded(t *testing.T) {
 		}
 		return n - 2, why
 	}
-	popped := &wire.Request{Op: wire.OpPop, ID: 900, Number: 1, Key: "q"}
-	m.Apply(0, ids[0], popped, new(wire.Reply))
+	popped := wire.Request{Op: wire.OpPop, ID: 900, Number: 1, Key: "q"}
+	r.does(ids[0], popped)
 	n, why := fill(ids[0])
 	require.InDelta(t, 10, n, 1)
 	require.Contains(t, why, "Limits.HeldOf")
@@ -53,16 +42,16 @@ func TestHeldBytesAreBounded(t *testing.T) {
 	require.Contains(t, why, "all sessions hold")
 
 	require.Empty(t, m.Refuses(ids[0], &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{strings.Repeat("k", 8<<10)}}), "it waits already")
-	require.Empty(t, m.Refuses(ids[0], popped), "it has been carried out")
+	require.Empty(t, m.Refuses(ids[0], &popped), "it has been carried out")
 	require.Empty(t, m.Refuses(ids[0], &wire.Request{Op: wire.OpSet, ID: 902, Key: "k"}))
 	require.Empty(t, m.Refuses(core.Local, &wire.Request{Op: wire.OpWait, ID: 1, Keys: []string{"k"}}), "the process's own")
 
 	for id := range uint64(20) {
-		m.Apply(0, ids[0], &wire.Request{Op: wire.OpCancel, ID: id}, new(wire.Reply))
+		r.does(ids[0], wire.Request{Op: wire.OpCancel, ID: id + 1})
 	}
-	require.Empty(t, wait(ids[0], 1))
+	require.Empty(t, wait(ids[0], 901))
 	for _, id := range ids {
-		m.Apply(0, id, &wire.Request{Op: wire.OpGoodbye}, new(wire.Reply))
+		r.does(id, wire.Request{Op: wire.OpGoodbye})
 	}
 	kept, tally, agree := m.Account()
 	require.Equal(t, tally, kept)
@@ -74,28 +63,25 @@ func TestHeldBytesAreBounded(t *testing.T) {
 // rank in one answer, so each may have its share of that answer.
 func TestMembersFitOneAnswer(t *testing.T) {
 	const size, most = 300, 64 << 20 / 300
-	m := core.New(core.Limits{})
-	s := sessions(m, 1)[0]
-	join := func(rank, n int) (answered bool, rep wire.Reply) {
-		answered = m.Apply(0, s, &wire.Request{
-			Op: wire.OpJoin, ID: uint64(rank + 1), Value: make([]byte, n), Group: wire.Contribution{Group: "g", Rank: rank, Size: size},
-		}, &rep)
-		return answered, rep
+	r := newRig(t)
+	s := r.session()
+	join := func(rank, n int) *wire.Reply {
+		_, rep := r.call(s, wire.Request{Op: wire.OpJoin, Value: make([]byte, n), Group: wire.Contribution{Group: "g", Rank: rank, Size: size}})
+		return rep
 	}
-	answered, rep := join(0, most+1)
-	require.True(t, answered)
-	require.Equal(t, wire.CodeTooLarge, rep.Code)
+	rep := join(0, most+1)
+	isCode(t, rep, wire.CodeTooLarge)
 	require.Contains(t, rep.Detail, "in a group of 300 the limit is 223696")
-	require.Zero(t, m.Holdings().Forming)
+	require.Zero(t, r.m.Holdings().Forming)
 	for rank := range size {
-		answered, rep = join(rank, most)
-		require.False(t, answered, rep.Detail)
+		rep = join(rank, most)
 	}
-	es := m.Effects()
-	require.Len(t, es, size)
+	isCode(t, rep, wire.CodeOK)
 	sum := 0
-	for _, v := range es[0].Reply.Values {
+	members := r.does(s, wire.Request{Op: wire.OpMembers, Group: wire.Contribution{Generation: rep.Rev}}).Values
+	for _, v := range members {
 		sum += len(v)
 	}
+	require.Len(t, members, size)
 	require.LessOrEqual(t, sum, 64<<20)
 }

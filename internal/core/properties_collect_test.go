@@ -28,7 +28,7 @@ import (
 
 // c1SameOutcome checks C1: all delivered outcomes of a record are equal. The payloads differ by
 // rank; C7 checks those.
-func c1SameOutcome(a *audit, r *record, cl *call, rep *wire.Reply) {
+func c1SameOutcome(r *record, cl *call, rep *wire.Reply) {
 	got := canonical(rep)
 	if r.canon == nil {
 		r.canon = got
@@ -42,7 +42,6 @@ func c1SameOutcome(a *audit, r *record, cl *call, rep *wire.Reply) {
 	if rep.Code != wire.CodeOK && r.done && r.ok {
 		breaks("C1 all delivered outcomes of a record are equal", "%s: a success is delivered as %s", cl, rep.Code)
 	}
-	_ = a
 }
 
 // canonical encodes the part that must be equal in two answers: the code and the failure.
@@ -67,7 +66,7 @@ func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 
 // c1LateMismatch checks the exceptions of C1: the answer to a late mismatch is the mismatch, or the
 // earlier reason of the end of the generation.
-func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
+func c1LateMismatch(cl *call, rep *wire.Reply) {
 	c, v := &cl.req.Group, rep.Failure
 	switch {
 	case v == nil:
@@ -77,7 +76,7 @@ func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
 	case c.No != wire.CodeOK:
 		return
 	}
-	g4RevokedForCause(a, cl.group, cl, rep)
+	g4RevokedForCause(cl.group, cl, rep)
 }
 
 // c2SuccessMeans checks C2: success ⇒ every elector voted yes once, with the same fingerprint, from

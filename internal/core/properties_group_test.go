@@ -214,7 +214,7 @@ func (a *audit) joined(cl *call, rep *wire.Reply) {
 		return
 	}
 	r.withdraw(a, cl)
-	g5OneOutcome(a, r, cl, rep)
+	g5OneOutcome(r, cl, rep)
 }
 
 // complete makes the generation that a rendezvous has become.
@@ -323,7 +323,7 @@ func (a *audit) asksMembers(cl *call) {
 
 // g8MembersOfTheGroup checks G8: a rank of a group gets what its ranks said of themselves when they
 // joined, even after some have left or failed, and when the group is revoked.
-func g8MembersOfTheGroup(_ *audit, cl *call, rep *wire.Reply) {
+func g8MembersOfTheGroup(cl *call, rep *wire.Reply) {
 	if rep.Code != wire.CodeOK || !slices.EqualFunc(rep.Values, cl.expect.Values, bytes.Equal) {
 		breaks("G8 a rank gets the members of its group", "%s: %s, not %q", cl, say{rep}, cl.expect.Values)
 	}
@@ -340,7 +340,7 @@ func g3CompleteWhenAllThere(r *rendezvous) {
 // g4RevokedForCause checks G4: a generation is revoked by a failed rank, a mismatch, an abort or an
 // overrun, and by nothing else; all callers get the first of these reasons, with the same text.
 // This is C1 for the verbs that come after the end.
-func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
+func g4RevokedForCause(g *group, cl *call, rep *wire.Reply) {
 	const p = "G4 a generation is revoked for a cause, the same for all"
 	v := rep.Failure
 	if v == nil || g.revocation == nil {
@@ -362,14 +362,13 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	if !right || !bytes.Equal(got, g.delivered) {
 		breaks(p, "%s: got %s; the cause was %+v; others got %q", cl, say{rep}, *g.revocation, g.delivered)
 	}
-	_ = a
 }
 
 // g5OneOutcome checks G5: an attempt has one outcome. All ranks in it get the same failure, with
 // the same text: the earliest deadline passed, one of the ranks cancelled, or sizes differ; and it
 // names exactly the absent ranks. Apart from that a rank is not admitted only because a later
 // attempt of its process has replaced it, or it has left its old group.
-func g5OneOutcome(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
+func g5OneOutcome(r *rendezvous, cl *call, rep *wire.Reply) {
 	const p = "G5 an attempt to form a group has one outcome"
 	c := &cl.req.Group
 	v := rep.Failure
@@ -395,7 +394,6 @@ func g5OneOutcome(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 	if by || !bytes.Equal(got, r.delivered) || r.failed != wire.CodeMismatch && !slices.Equal(v.Missing, r.absent) {
 		breaks(p, "%s: %s; missing are %v, the first got %q", cl, say{rep}, r.absent, r.delivered)
 	}
-	_ = a
 }
 
 // a1AnsweredOnce checks A1: an answer goes to an existing session, to a waiting call, exactly once.

@@ -2,8 +2,6 @@ package core_test
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -21,8 +19,10 @@ type rig struct {
 	order   []core.Ticket               // in which they were answered
 }
 
-func newRig(tb testing.TB) *rig {
-	return &rig{tb: tb, m: core.New(core.Limits{}), answers: map[core.Ticket]*wire.Reply{}}
+func newRig(tb testing.TB) *rig { return newRigWith(tb, core.Limits{}) }
+
+func newRigWith(tb testing.TB, limits core.Limits) *rig {
+	return &rig{tb: tb, m: core.New(limits), answers: map[core.Ticket]*wire.Reply{}}
 }
 
 func (r *rig) session() uint64 {
@@ -154,6 +154,15 @@ func (c *crew) voting(rank int, v wire.Contribution, payload string) wire.Reques
 	return req
 }
 
+// timesOut makes a call that fails after a second, and returns its failure.
+func (c *crew) timesOut(req wire.Request) *wire.Failure {
+	c.tb.Helper()
+	req.Timeout = time.Second
+	ticket := c.waits(c.sessions[req.Group.Rank], req)
+	c.pass(time.Second)
+	return c.answer(ticket).Failure
+}
+
 func (c *crew) request(op wire.Op, rank int) wire.Request {
 	return wire.Request{Op: op, Group: wire.Contribution{Generation: c.gen, Rank: rank}}
 }
@@ -197,19 +206,5 @@ func same[T comparable](tb testing.TB, what string, got, want T) {
 	tb.Helper()
 	if got != want {
 		tb.Fatalf("%s: %v, not %v", what, got, want)
-	}
-}
-
-func sameRanks(tb testing.TB, what string, got, want []int) {
-	tb.Helper()
-	if !slices.Equal(got, want) {
-		tb.Fatalf("%s: %v, not %v", what, got, want)
-	}
-}
-
-func contains(tb testing.TB, text, part string) {
-	tb.Helper()
-	if !strings.Contains(text, part) {
-		tb.Fatalf("%q does not say %q", text, part)
 	}
 }

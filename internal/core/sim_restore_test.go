@@ -1,17 +1,18 @@
 package core_test
 
 import (
-	"encoding/json"
+	"bytes"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
 )
 
 // checkpoint is a snapshot that is taken while the server continues to run.
 type checkpoint struct {
 	pos     int // the position in the log up to which it has everything
 	snap    *core.Snapshot
-	state   []byte
+	state   []byte // as package durable encodes it
 	entries []core.Entry
 }
 
@@ -35,11 +36,11 @@ func (w *world) piece(c *checkpoint) {
 	entries, more := c.snap.Next(w.upTo(2), 1<<20)
 	c.entries = append(c.entries, entries...)
 	if !more {
-		state, err := json.Marshal(c.snap.State)
-		if err != nil {
+		var state bytes.Buffer
+		if err := wire.WriteMsgPack(&state, c.snap.State); err != nil {
 			panic(err)
 		}
-		c.state = state
+		c.state = state.Bytes()
 		w.checkpoint = c
 		w.checkpoints()
 		return
@@ -59,7 +60,7 @@ func (w *world) restore() *core.Machine {
 		return nil
 	}
 	var state core.State
-	if err := json.Unmarshal(c.state, &state); err != nil {
+	if err := wire.ReadMsgPack(bytes.NewReader(c.state), &state); err != nil {
 		panic(err)
 	}
 	m, err := core.Restore(core.Limits{}, &state, func(yield func(core.Entry, error) bool) {

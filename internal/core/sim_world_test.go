@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"container/heap"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -54,7 +55,7 @@ func (w *world) after(d time.Duration, do func()) { w.at(w.now+d, do) }
 
 func (w *world) at(at core.Time, do func()) {
 	w.turn++
-	w.events.push(event{at, w.turn, do})
+	heap.Push(&w.events, event{at, w.turn, do})
 }
 
 // run makes the events happen until none is left.
@@ -65,7 +66,7 @@ func (w *world) run() {
 		armed = armed && !w.down
 		switch {
 		case len(w.events) > 0 && (!armed || w.events[0].at < at):
-			e := w.events.pop()
+			e := heap.Pop(&w.events).(event)
 			w.now = e.at
 			e.do()
 		case armed:
@@ -114,40 +115,20 @@ type event struct {
 	do   func()
 }
 
-func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.turn < f.turn }
-
-// events is a heap.
+// events is a heap of them.
 type events []event
 
-func (h *events) push(e event) {
-	q := append(*h, e)
-	i := len(q) - 1
-	for i > 0 && q[i].before(&q[(i-1)/2]) {
-		q[i], q[(i-1)/2] = q[(i-1)/2], q[i]
-		i = (i - 1) / 2
-	}
-	*h = q
+func (h events) Len() int { return len(h) }
+func (h events) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].turn < h[j].turn
 }
+func (h events) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *events) Push(e any)   { *h = append(*h, e.(event)) }
 
-func (h *events) pop() event {
-	q := *h
-	top := q[0]
-	last := len(q) - 1
-	q[0], q[last] = q[last], event{}
-	q = q[:last]
-	for i := 0; ; {
-		least := i
-		for _, c := range [2]int{2*i + 1, 2*i + 2} {
-			if c < last && q[c].before(&q[least]) {
-				least = c
-			}
-		}
-		if least == i {
-			break
-		}
-		q[i], q[least] = q[least], q[i]
-		i = least
-	}
-	*h = q
-	return top
+func (h *events) Pop() any {
+	last := len(*h) - 1
+	e := (*h)[last]
+	(*h)[last] = event{} // lets its closure be freed
+	*h = (*h)[:last]
+	return e
 }

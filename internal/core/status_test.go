@@ -92,16 +92,10 @@ func TestStatusOfLargeFormingGroup(t *testing.T) {
 func TestStatusOfFailures(t *testing.T) {
 	w := newCrew(t, 2)
 	for seq := range uint64(10) {
-		req := w.voting(0, barrier(seq+1), "")
-		req.Timeout = time.Second
-		w.waits(w.sessions[0], req)
-		w.pass(2 * time.Second)
+		w.timesOut(w.voting(0, barrier(seq+1), ""))
 		w.cast(1, barrier(seq+1), "") // gets the failure too
 	}
-	req := w.asking(1, 0)
-	req.Timeout = time.Second
-	w.waits(w.sessions[0], req)
-	w.pass(time.Second)
+	w.timesOut(w.asking(1, 0))
 	v := w.status("").Groups[0].Failures
 	require.Len(t, v, 8)
 	require.Equal(t, []any{"barrier", uint64(4), wire.CodeTimeout}, []any{v[0].Verb, v[0].Seq, v[0].Failure.Code})
@@ -145,16 +139,6 @@ func TestStatusForgets(t *testing.T) {
 	require.Len(t, groups, 16)
 	require.Equal(t, "group 4", groups[0].Name)
 	require.Len(t, groups[0].Revoked.Failure.Reason, 512)
-}
-
-func TestStatusOfALargeFailure(t *testing.T) {
-	w := newCrew(t, 200)
-	req := w.voting(0, barrier(1), "")
-	req.Timeout = time.Second
-	w.waits(w.sessions[0], req)
-	w.pass(time.Second)
-	v := w.status("").Groups[0].Failures[0]
-	require.Equal(t, []int{64, 135}, []int{len(v.Failure.Missing), v.Unnamed})
 }
 
 // BenchmarkStatus measures a whole status, and how long other calls wait for a page of it.

@@ -3,6 +3,7 @@ package core_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,12 +35,11 @@ func upwards(n int) []int {
 	return order
 }
 
-func downwards(n int) []int {
-	order := upwards(n)
-	for i := range order {
-		order[i] = n - 1 - i
-	}
-	return order
+// orders are those in which a Wait may find its keys.
+func orders(n int) map[string][]int {
+	down := upwards(n)
+	slices.Reverse(down)
+	return map[string][]int{"up": upwards(n), "down": down, "shuffled": rand.New(rand.NewPCG(1, 2)).Perm(n)}
 }
 
 // TestWaitIsLinear sets the keys of a Wait one by one, in several orders. That takes a few times as
@@ -48,7 +48,7 @@ func downwards(n int) []int {
 func TestWaitIsLinear(t *testing.T) {
 	const n = 20_000
 	keys := numberedKeys(n)
-	for name, order := range map[string][]int{"up": upwards(n), "down": downwards(n), "shuffled": rand.New(rand.NewPCG(1, 2)).Perm(n)} {
+	for name, order := range orders(n) {
 		t.Run(name, func(t *testing.T) {
 			alone := setAll(newRig(t), keys, order)
 			r := newRig(t)
@@ -67,7 +67,7 @@ func TestWaitIsLinear(t *testing.T) {
 func BenchmarkWait(b *testing.B) {
 	const n = 40_000
 	keys := numberedKeys(n)
-	for name, order := range map[string][]int{"up": upwards(n), "down": downwards(n), "shuffled": rand.New(rand.NewPCG(1, 2)).Perm(n)} {
+	for name, order := range orders(n) {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				r := newRig(b)

@@ -120,7 +120,11 @@ func storedDirs(t *testing.T, rng *rand.Rand) (all []stored) {
 			f(m)
 			return nil
 		})
-		require.Equal(t, fail <= 0, err != nil)
+		if fail > 0 {
+			require.NoError(t, err)
+		} else {
+			require.ErrorIs(t, err, os.ErrClosed)
+		}
 	}
 	write(200)
 	note("only a log")
@@ -134,6 +138,7 @@ func storedDirs(t *testing.T, rng *rand.Rand) (all []stored) {
 	checkpoint(2)
 	note("another one too")
 	require.NoError(t, d.Close())
+	require.ErrorIs(t, d.Checkpoint(func(func(*core.Machine)) error { return nil }), os.ErrClosed)
 	note("closed")
 	return all
 }

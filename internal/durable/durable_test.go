@@ -224,37 +224,6 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestACheckpointThatIsInterrupted checks that an interrupted checkpoint leaves the previous one in
-// place.
-func TestACheckpointThatIsInterrupted(t *testing.T) {
-	dir := t.TempDir()
-	d, m, err := Open(dir, core.Limits{}, nil)
-	require.NoError(t, err)
-	const n = 5 * batch
-	var pos uint64
-	for i := range n {
-		req := wire.Request{Op: wire.OpSet, Key: fmt.Sprint("key ", i), Value: []byte("v")}
-		m.Apply(0, core.Local, &req, new(wire.Reply))
-		pos = d.Apply(0, core.Local, &req)
-	}
-	require.NoError(t, d.Sync(pos))
-	calls := 0
-	err = d.Checkpoint(func(f func(*core.Machine)) error {
-		if calls++; calls > 3 {
-			return os.ErrClosed
-		}
-		f(m)
-		return nil
-	})
-	require.ErrorIs(t, err, os.ErrClosed)
-	require.NoError(t, d.Close())
-	require.ErrorIs(t, d.Checkpoint(func(func(*core.Machine)) error { return nil }), os.ErrClosed)
-	d, m, err = Open(dir, core.Limits{}, nil)
-	require.NoError(t, err)
-	require.Equal(t, n, m.Keys())
-	require.NoError(t, d.Close())
-}
-
 // TestACheckpointThatFailsIsTriedLessAndLess checks that failed checkpoints are repeated at growing
 // intervals: each attempt writes until the disk is full, and leaves no space for the log meanwhile.
 func TestACheckpointThatFailsIsTriedLessAndLess(t *testing.T) {
@@ -316,52 +285,4 @@ func changed(whole []byte) []byte {
 	own := slices.Clone(whole)
 	own[bytes.Index(own, []byte("LastLease"))] ^= 1
 	return own
-}
-
-// TestAll checks that a checkpoint keeps all kinds of state: a restored machine behaves like the
-// original.
-func TestAll(t *testing.T) {
-	dir := t.TempDir()
-	d, m, err := Open(dir, core.Limits{}, nil)
-	require.NoError(t, err)
-	do := func(session uint64, req wire.Request) (rep wire.Reply) {
-		m.Apply(time.Second, session, &req, &rep)
-		d.Apply(time.Second, session, &req)
-		return rep
-	}
-	var sessions [2]uint64
-	for i := range sessions {
-		rep := do(core.Local, wire.Request{Op: wire.OpHello, Token: []byte("token of 16 byte"), Key: "a peer"})
-		sessions[i] = uint64(rep.N)
-	}
-	for i, s := range sessions {
-		do(s, wire.Request{Op: wire.OpJoin, ID: 1, Value: []byte("m"), Group: wire.Contribution{Group: "g", Rank: i, Size: 2, Label: "l"}})
-	}
-	lease := do(sessions[0], wire.Request{Op: wire.OpGrant, Number: 1, TTL: time.Minute}).N
-	do(sessions[0], wire.Request{Op: wire.OpSet, Number: 2, Key: "held", Value: []byte{}, Lease: uint64(lease)})
-	add := do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Add: 5})
-	do(sessions[0], wire.Request{
-		Op: wire.OpCollect, ID: 2, Timeout: time.Minute, Value: []byte("half"),
-		Group: wire.Contribution{Generation: 1, Seq: 1, Root: -1, Verb: "gather", Want: wire.WantAll},
-	})
-	require.NoError(t, d.Checkpoint(func(f func(*core.Machine)) error { f(m); return nil }))
-	require.NoError(t, d.Close())
-
-	d, m, err = Open(dir, core.Limits{}, &Options{ReconnectTimeout: time.Minute})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, d.Close()) }()
-	again := do(core.Local, wire.Request{Op: wire.OpHello, Resume: sessions[0], Value: []byte("token of 16 byte")})
-	require.EqualValues(t, sessions[0], again.N)
-	require.Equal(t, add, do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Add: 5}))
-	require.Equal(t, "5", entries(m)["n"])
-	do(sessions[1], wire.Request{
-		Op: wire.OpCollect, ID: 2, Value: []byte("other half"),
-		Group: wire.Contribution{Generation: 1, Seq: 1, Rank: 1, Root: -1, Verb: "gather", Want: wire.WantAll},
-	})
-	es := m.Effects()
-	require.Len(t, es, 2)
-	require.Equal(t, "half", string(es[0].Reply.Values[0]))
-	require.Contains(t, entries(m), "held")
-	do(sessions[0], wire.Request{Op: wire.OpGoodbye})
-	require.NotContains(t, entries(m), "held")
 }

@@ -138,7 +138,9 @@ func TestRefused(t *testing.T) {
 		"other store": {
 			func(d *disk.Disk) {
 				other := dir + "/other/log-0000000000000003"
-				must(journal.Create(dir+"/other", 7, 3, options(d)))
+				if err := journal.Create(dir+"/other", 7, 3, options(d)); err != nil {
+					panic(err)
+				}
 				d.Put(third, d.Files()[other])
 				d.Delete(other)
 			},
@@ -189,14 +191,6 @@ func TestRefused(t *testing.T) {
 				require.ErrorIs(t, err, tc.want)
 			}
 		})
-	}
-}
-
-func must(errs ...error) {
-	for _, err := range errs {
-		if err != nil {
-			panic(err)
-		}
 	}
 }
 

@@ -92,15 +92,9 @@ func BenchmarkWrites(b *testing.B) {
 // members.
 func servedStores(b *testing.B, members []*member, n int) []*store.Store {
 	b.Helper()
-	return servedBy(b, lead(b, client(b, members), &etcdlog.Options{Root: newRoot()}), n)
-}
-
-// servedBy returns n clients of a store, with a connection each.
-func servedBy(t testing.TB, m *store.Memory, n int) []*store.Store {
-	t.Helper()
-	all, addr := make([]*store.Store, n), serve(t, m)
+	all, addr := make([]*store.Store, n), serve(b, lead(b, client(b, members), &etcdlog.Options{Root: newRoot()}))
 	for i := range all {
-		all[i] = open(t, "muster://"+addr)
+		all[i] = open(b, "muster://"+addr)
 	}
 	return all
 }
@@ -123,40 +117,13 @@ func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
 		}
 		gens[i] = membership.Generation
 	})
-	return together(b, n, func(i int, seq uint64) error {
-		c := wire.Contribution{Generation: gens[i], Rank: i, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}
-		_, err := ranks[i].Collect(b.Context(), c, nil)
-		return err
-	})
-}
-
-// together starts n goroutines for the duration of the benchmark. The function that it returns runs
-// do in all of them at the same time.
-func together(b *testing.B, n int, do func(i int, seq uint64) error) func(seq uint64) {
-	var done sync.WaitGroup
-	next := make([]chan uint64, n)
-	for i := range next {
-		next[i] = make(chan uint64)
-		go func() {
-			for seq := range next[i] {
-				if err := do(i, seq); err != nil {
-					b.Error(err)
-				}
-				done.Done()
-			}
-		}()
-	}
-	b.Cleanup(func() {
-		for _, c := range next {
-			close(c)
-		}
-	})
 	return func(seq uint64) {
-		done.Add(n)
-		for _, c := range next {
-			c <- seq
-		}
-		done.Wait()
+		each(n, func(i int) {
+			c := wire.Contribution{Generation: gens[i], Rank: i, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}
+			if _, err := ranks[i].Collect(b.Context(), c, nil); err != nil {
+				b.Error(err)
+			}
+		})
 	}
 }
 

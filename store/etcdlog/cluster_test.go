@@ -7,10 +7,12 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -53,6 +55,25 @@ func childReplica(ctx context.Context, arg string) error {
 		return &store.Server{Engine: m, Limits: store.ServerLimits{ReconnectTimeout: a.Grace}}, nil
 	}
 	return r.Run(ctx)
+}
+
+// run runs a replica in this process until end is called, at the end of the test at the latest.
+func run(t testing.TB, r *etcdlog.Replica) (end func()) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	end = sync.OnceFunc(func() {
+		stop()
+		select {
+		case err := <-ended:
+			assert.NoError(t, err)
+		case <-time.After(testTimeout):
+			t.Error("the replica does not end")
+		}
+	})
+	t.Cleanup(end)
+	return end
 }
 
 // replicas are the processes of one replicated store.

@@ -71,16 +71,15 @@ func (c *cluster) client(i int) *store.Store {
 
 // cut drops all traffic, and refuses connections.
 func cut(proxies ...*testcluster.Proxy) (undo func()) {
+	heal := silence(proxies...)
 	for _, p := range proxies {
-		p.Blackhole(true)
 		p.Refuse(true)
 	}
 	return func() {
 		for _, p := range proxies {
 			p.Refuse(false)
-			p.Blackhole(false)
-			p.Cut(testcluster.RST)
 		}
+		heal()
 	}
 }
 

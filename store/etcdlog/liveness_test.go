@@ -33,27 +33,26 @@ func TestEndedProcess(t *testing.T) {
 			ended := etcdlog.Observe(t, l)
 			testcluster.Eventually(t, testTimeout, func() bool { return p.Greeted() > 0 }, "the standby connects")
 			x.do(p, front)
-			if x.ended {
-				select {
-				case <-ended:
-				case <-time.After(testTimeout):
-					t.Fatal("not noticed")
-				}
-				return
-			}
-			select {
-			case <-ended:
-				t.Fatal("it has not ended")
-			case <-time.After(1500 * time.Millisecond): // longer than the pause before the next attempt
-			}
+			require.Equal(t, x.ended, noticed(ended, x.ended))
 		})
 	}
 	p := etcdlog.NewProcess(t)
 	p.Close()
-	select {
-	case <-etcdlog.Observe(t, p.Leader):
-		t.Fatal("a process that was never reached may be behind a firewall")
-	case <-time.After(1500 * time.Millisecond):
-	}
+	require.False(t, noticed(etcdlog.Observe(t, p.Leader), false), "a process that was never reached may be behind a firewall")
 	require.Zero(t, p.Greeted())
+}
+
+// noticed reports whether the end of a process is noticed in time, if it has ended, or at the next
+// attempt to connect.
+func noticed(end <-chan struct{}, ended bool) bool {
+	limit := 1500 * time.Millisecond // longer than the pause before the next attempt
+	if ended {
+		limit = testTimeout
+	}
+	select {
+	case <-end:
+		return true
+	case <-time.After(limit):
+		return false
+	}
 }

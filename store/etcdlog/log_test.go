@@ -1,7 +1,6 @@
 package etcdlog_test
 
 import (
-	"context"
 	"log/slog"
 	"strings"
 	"testing"
@@ -23,18 +22,11 @@ func TestLogLevels(t *testing.T) {
 	o := etcdlog.Options{Root: newRoot(), FailureTimeout: 5 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	leads := make(chan *store.Memory, 100)
 	begin := func() (end func()) {
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		r := &etcdlog.Replica{Client: client(t, members), Options: o, Listener: testcluster.Listen(t), OnLead: func(m *store.Memory) {
+		return run(t, &etcdlog.Replica{Client: client(t, members), Options: o, Listener: testcluster.Listen(t), OnLead: func(m *store.Memory) {
 			if m != nil {
 				leads <- m
 			}
-		}}
-		go func() { ended <- r.Run(ctx) }()
-		return func() {
-			stop()
-			require.NoError(t, <-ended)
-		}
+		}})
 	}
 	one := begin()
 	first := <-leads

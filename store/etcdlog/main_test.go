@@ -140,15 +140,5 @@ func client(t testing.TB, members []*member) *clientv3.Client {
 // lead returns a store that this process leads.
 func lead(t testing.TB, c *clientv3.Client, o *etcdlog.Options) *store.Memory {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	l, err := etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
-	require.NoError(t, err)
-	m := &store.Memory{Replica: l}
-	require.NoError(t, m.Open())
-	t.Cleanup(func() {
-		_ = m.Close()
-		_ = l.Close()
-	})
-	return m
+	return standing(t, c, o)().memory
 }

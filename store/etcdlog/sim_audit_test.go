@@ -277,8 +277,9 @@ func (a *audit) last(c *simClient) {
 				a.breaks(ruleOnce, "%d were added, and there are %s", a.added, value.Value)
 			}
 		case tokensKey:
-			if got := strings.Fields(string(value.Value)); !sameTokens(got, a.tokens) {
-				a.breaks(ruleOnce, "the tokens are %q, and those appended %q", got, a.tokens)
+			got, want := slices.Sorted(strings.FieldsSeq(string(value.Value))), slices.Sorted(slices.Values(a.tokens))
+			if !slices.Equal(got, want) {
+				a.breaks(ruleOnce, "the tokens are %q, and those appended %q", got, want)
 			}
 		default:
 			a.read(m, value)
@@ -295,24 +296,6 @@ func (a *audit) last(c *simClient) {
 			return
 		}
 	}
-}
-
-// sameTokens reports whether two lists have the same tokens, each exactly once.
-func sameTokens(got, want []string) bool {
-	all := map[string]bool{}
-	for _, token := range want {
-		all[strings.TrimSpace(token)] = true
-	}
-	if len(got) != len(want) {
-		return false
-	}
-	for _, token := range got {
-		if !all[token] {
-			return false
-		}
-		delete(all, token)
-	}
-	return true
 }
 
 // space makes a checkpoint, and checks which keys etcd has after it.

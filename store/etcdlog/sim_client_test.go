@@ -3,7 +3,6 @@ package etcdlog_test
 import (
 	"bytes"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/muster-pg/muster/wire"
@@ -45,21 +44,29 @@ func (c *simClient) call(req wire.Request, timeout time.Duration) *wire.Reply {
 		}
 		answers, conn := make(chan *wire.Reply, 1), c.conn
 		c.w.running.Go(func() { conn.comes(req, answers) })
-		timer := time.NewTimer(timeout)
-		select {
-		case rep := <-answers:
-			timer.Stop()
+		if rep, ok, ended := await(c, answers, conn.broken, timeout); ok || ended {
 			return rep
-		case <-conn.broken:
-		case <-timer.C:
-		case <-c.dead:
-			return nil
-		case <-c.w.over:
-			return nil
 		}
-		timer.Stop()
 		c.leave()
 	}
+}
+
+// await waits for an answer, which is not ok if the connection breaks or the timeout passes before.
+// ended reports whether the schedule has ended, or the client was killed.
+func await[T any](c *simClient, answers <-chan T, broken <-chan struct{}, timeout time.Duration) (answer T, ok, ended bool) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case answer = <-answers:
+		return answer, true, false
+	case <-broken:
+	case <-timer.C:
+	case <-c.dead:
+		ended = true
+	case <-c.w.over:
+		ended = true
+	}
+	return answer, false, ended
 }
 
 // leave closes the connection.
@@ -85,20 +92,11 @@ func (c *simClient) connect() bool {
 		hello := wire.Request{Op: wire.OpHello, Key: fmt.Sprint("client ", c.id), Resume: c.session, Value: c.token, Incarnation: c.incarnation}
 		opened, welcome := make(chan *conn, 1), new(wire.Reply)
 		c.w.running.Go(func() { p.opens(hello, opened, welcome) })
-		timer := time.NewTimer(c.chance.between(time.Second, 3*time.Second))
-		ended := false
-		select {
-		case conn := <-opened:
-			timer.Stop()
+		conn, ok, ended := await(c, opened, nil, c.chance.between(time.Second, 3*time.Second))
+		if ok {
 			c.opened(conn, welcome)
 			continue
-		case <-timer.C:
-		case <-c.dead:
-			ended = true
-		case <-c.w.over:
-			ended = true
 		}
-		timer.Stop()
 		c.w.running.Go(func() { // the connection may be opened later
 			select {
 			case conn := <-opened:
@@ -165,9 +163,9 @@ func (c *simClient) errands() {
 				a.addedOne(m, rep)
 			}
 		case 3:
-			token := strconv.Itoa(c.id) + "." + strconv.Itoa(n) + " "
+			token := fmt.Sprint(c.id, ".", n)
 			m := a.begins(tokensKey)
-			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token)}, c.answerTimeout()); rep != nil {
+			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token + " ")}, c.answerTimeout()); rep != nil {
 				a.appended(m, token, rep)
 			}
 		case 4:

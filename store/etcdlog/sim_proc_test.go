@@ -24,8 +24,8 @@ type proc struct {
 	chance *chance
 	odds   odds
 	etcd   *clientv3.Client
-	runs   acceptor    // closed by SIGSTOP
-	reach  acceptor    // closed while etcd is unreachable
+	runs   gate        // closed by SIGSTOP
+	reach  gate        // closed while etcd is unreachable
 	calm   atomic.Bool // its requests take no time, and all are answered
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -151,7 +151,7 @@ func (p *proc) kill() {
 
 // end is SIGTERM.
 func (p *proc) end() {
-	p.runs.beginTerm()
+	p.runs.open()
 	p.cancel()
 	select {
 	case <-p.ended:

@@ -64,7 +64,7 @@ type world struct {
 	etcd    *memetcd.Etcd
 	busy    bool       // etcd is often slow
 	quiet   bool       // almost all calls are reads
-	quorum  acceptor   // closed while etcd has no quorum
+	quorum  gate       // closed while etcd has no quorum
 	mu      sync.Mutex // protects procs, which only the driver changes
 	procs   []*proc
 	audit   *audit
@@ -178,15 +178,15 @@ func (w *world) fault() {
 	case 2, 3, 4:
 		w.audit.count("stops")
 		p.runs.close()
-		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.runs.beginTerm)
+		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.runs.open)
 	case 5:
 		w.audit.count("cut off")
 		p.reach.close()
-		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.reach.beginTerm)
+		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.reach.open)
 	case 6:
 		w.audit.count("outages")
 		w.quorum.close()
-		w.later(w.chance.between(100*time.Millisecond, 7*time.Second), w.quorum.beginTerm)
+		w.later(w.chance.between(100*time.Millisecond, 7*time.Second), w.quorum.open)
 	case 7:
 		p.hangUp()
 	case 8:
@@ -215,10 +215,10 @@ func (w *world) dies(c *simClient) {
 // heal ends all faults.
 func (w *world) heal() {
 	w.healed.Store(true)
-	w.quorum.beginTerm()
+	w.quorum.open()
 	for _, p := range w.procs {
-		p.runs.beginTerm()
-		p.reach.beginTerm()
+		p.runs.open()
+		p.reach.open()
 	}
 }
 
@@ -305,13 +305,13 @@ func (c *chance) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(c.upTo(int(high-low)))
 }
 
-// acceptor is a gate, open unless it is shut. The zero value is open.
-type acceptor struct {
+// gate is open unless it is shut, as its zero value is.
+type gate struct {
 	mu   sync.Mutex
 	shut chan struct{} // nil: it is open
 }
 
-func (g *acceptor) close() {
+func (g *gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut == nil {
@@ -319,7 +319,7 @@ func (g *acceptor) close() {
 	}
 }
 
-func (g *acceptor) beginTerm() {
+func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut != nil {
@@ -330,7 +330,7 @@ func (g *acceptor) beginTerm() {
 
 // pass waits until g is open, and reports whether it had to wait. ok is false if done was closed
 // first.
-func (g *acceptor) pass(done <-chan struct{}) (waited, ok bool) {
+func (g *gate) pass(done <-chan struct{}) (waited, ok bool) {
 	for {
 		g.mu.Lock()
 		shut := g.shut

@@ -107,18 +107,18 @@ func TestMalformed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := &etcdlog.Options{Root: newRoot(), FailureTimeout: 300 * time.Millisecond}
-			m := lead(t, c, o)
-			for i := range 5 {
-				require.NoError(t, store.New(m).Set(bounded(t), fmt.Sprint(i), nil, nil))
+			var err error
+			for _, checkpoint := range []bool{true, false} {
+				m := lead(t, c, o)
+				for i := range 5 {
+					require.NoError(t, store.New(m).Set(bounded(t), fmt.Sprint(i), nil, nil))
+				}
+				if checkpoint {
+					_, err = store.New(m).Backup(bounded(t), io.Discard)
+					require.NoError(t, err)
+				}
+				require.NoError(t, m.Close())
 			}
-			_, err := store.New(m).Backup(bounded(t), io.Discard)
-			require.NoError(t, err)
-			require.NoError(t, m.Close())
-			m = lead(t, c, o)
-			for i := range 5 {
-				require.NoError(t, store.New(m).Set(bounded(t), fmt.Sprint(i), nil, nil))
-			}
-			require.NoError(t, m.Close())
 			var log []string
 			for _, key := range keysBelow(t, c, o.Root+"log/") {
 				log = append(log, strings.TrimPrefix(key, o.Root))

@@ -27,8 +27,8 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-// follow runs a replica in this process, which reaches etcd as in rawurl, until the test ends.
-func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Server, error)) {
+// replicaOf returns a replica in this process, which reaches etcd as in rawurl.
+func replicaOf(t testing.TB, rawurl string) *etcdlog.Replica {
 	t.Helper()
 	u, err := url.Parse(rawurl)
 	require.NoError(t, err)
@@ -36,17 +36,8 @@ func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Se
 	require.NoError(t, err)
 	c, err := cluster.Client()
 	require.NoError(t, err)
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: testcluster.Listen(t), NewServer: server}
-	go func() { ended <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("replica: %v", err)
-		}
-		_ = c.Close()
-	})
+	t.Cleanup(func() { _ = c.Close() })
+	return &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: testcluster.Listen(t)}
 }
 
 // TestOpenURL checks that the path of a URL is a root of etcd's keys: stores below different roots
@@ -55,9 +46,9 @@ func TestOpenURL(t *testing.T) {
 	members := etcd(t)
 	// No process listens at the first address.
 	at := "etcd://" + testcluster.Port(t) + "," + members[0].client
-	follow(t, at+"/jobs/a", nil)
-	follow(t, at+"/jobs/b/", nil)
-	follow(t, at, nil)
+	for _, path := range []string{"/jobs/a", "/jobs/b/", ""} {
+		run(t, replicaOf(t, at+path))
+	}
 	a, again, b, top := open(t, at+"/jobs/a"), open(t, at+"/jobs/a/"), open(t, at+"/jobs/b"), open(t, at)
 	require.NoError(t, a.Set(bounded(t), "key", []byte("value"), nil))
 	has(t, again, "key", []byte("value"))
@@ -147,7 +138,7 @@ func TestUsers(t *testing.T) {
 		ctl(t, members, args)
 	}
 	at := members[0].client
-	follow(t, "etcd://worker:hidden@"+at+"/jobs", nil)
+	run(t, replicaOf(t, "etcd://worker:hidden@"+at+"/jobs"))
 	s := open(t, "etcd://worker:hidden@"+at+"/jobs")
 	require.NoError(t, s.Set(bounded(t), "key", []byte("value"), &store.SetOptions{TTL: time.Minute}))
 	file := filepath.Join(t.TempDir(), "password")
@@ -171,17 +162,10 @@ func TestUsers(t *testing.T) {
 	})
 	// Processes that would serve a store do not wait either.
 	for _, rawurl := range []string{"etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
-		u, err := url.Parse(rawurl)
-		require.NoError(t, err)
-		cluster, err := etcdlog.ParseURL(u)
-		require.NoError(t, err)
-		c, err := cluster.Client()
-		require.NoError(t, err)
 		ctx := within(t, testTimeout)
-		err = (&etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: testcluster.Listen(t)}).Run(ctx)
+		err := replicaOf(t, rawurl).Run(ctx)
 		require.Error(t, err, rawurl)
 		require.NoError(t, ctx.Err(), rawurl)
-		require.NoError(t, c.Close())
 		t.Log(err)
 	}
 }
@@ -235,10 +219,12 @@ func TestTLS(t *testing.T) {
 	etcds := "etcds://" + addr + "/p?ca=" + at("ca.pem") + "&cert=" + at("worker.pem") + "&key=" + at("worker-key.pem")
 	proves, err := store.ReadSecret(secret)
 	require.NoError(t, err)
-	follow(t, etcds, func(m *store.Memory) (*store.Server, error) {
+	r := replicaOf(t, etcds)
+	r.NewServer = func(m *store.Memory) (*store.Server, error) {
 		c, err := (&store.TLSFiles{Cert: at("server.pem"), Key: at("server-key.pem")}).Server()
 		return &store.Server{Engine: m, TLS: c, Access: []store.Access{{Secret: proves, Write: true}}}, err
-	})
+	}
+	run(t, r)
 	s := open(t, etcds+"&store-ca="+at("ca.pem")+"&secret-file="+secret)
 	require.NoError(t, s.Set(bounded(t), "key", []byte("value"), nil))
 	rest := "&store-ca=" + at("ca.pem") + "&secret-file=" + secret
