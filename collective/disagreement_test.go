@@ -1,7 +1,6 @@
 package collective_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -109,9 +108,7 @@ func TestDisagreement(t *testing.T) {
 					}
 					assert.ErrorIs(r, err, pgroup.ErrMismatch)
 					assert.ErrorContains(r, err, "rank 1 ")
-					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok) {
-						texts[r.me()] = re.Reason
-					}
+					texts[r.me()] = r.rankError(err).Reason
 					assert.ErrorIs(r, barrier(r), pgroup.ErrMismatch)
 				})
 				for _, text := range texts {
