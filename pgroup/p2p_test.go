@@ -3,12 +3,11 @@ package pgroup_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/pgroup"
 )
@@ -21,42 +20,24 @@ func TestTypeMismatchNamesBothAndKeepsTheMessage(t *testing.T) {
 		ok(t, g, "send", pgroup.Send(t.Context(), g, self, blob("raw")))
 		ok(t, g, "send", pgroup.Send[any](t.Context(), g, self, map[string]any{"k": int64(1)}))
 		_, err := pgroup.Recv[config](t.Context(), g, self)
-		te, is := errors.AsType[*pgroup.TypeError](err)
-		if !is || te.Sent != "string" || te.Want != "pgroup_test.config" || !errors.Is(err, pgroup.ErrMismatch) {
-			t.Errorf("rank %d: got %v", g.Rank(), err)
-		}
-		if _, err := pgroup.Recv[[]byte](t.Context(), g, self); !errors.Is(err, pgroup.ErrMismatch) {
-			t.Errorf("rank %d: text as bytes: %v", g.Rank(), err)
-		}
+		te, _ := errors.AsType[*pgroup.TypeError](err)
+		require.NotNil(t, te, "%v", err)
+		assert.Equal(t, []string{"string", "pgroup_test.config"}, []string{te.Sent, te.Want})
+		assert.ErrorIs(t, err, pgroup.ErrMismatch)
+		_, err = pgroup.Recv[[]byte](t.Context(), g, self)
+		assert.ErrorIs(t, err, pgroup.ErrMismatch, "text as bytes")
 		text, err := pgroup.Recv[string](t.Context(), g, self)
 		ok(t, g, "recv", err)
-		same(t, g, "recv", text, "text")
+		equal(t, g, "recv", text, "text")
 		raw, err := pgroup.Recv[any](t.Context(), g, self)
 		ok(t, g, "recv any", err)
-		same(t, g, "recv any", string(raw.([]byte)), "raw")
-		if _, err := pgroup.Recv[[]byte](t.Context(), g, self); !errors.Is(err, pgroup.ErrMismatch) {
-			t.Errorf("rank %d: an encoded object as bytes: %v", g.Rank(), err)
-		}
+		equal(t, g, "recv any", string(raw.([]byte)), "raw")
+		_, err = pgroup.Recv[[]byte](t.Context(), g, self)
+		assert.ErrorIs(t, err, pgroup.ErrMismatch, "an encoded object as bytes")
 		m, err := pgroup.Recv[map[string]int](t.Context(), g, self)
 		ok(t, g, "any as a map", err)
-		same(t, g, "any as a map", m["k"], 1)
+		equal(t, g, "any as a map", m["k"], 1)
 	}, 1, 2)
-}
-
-func TestPeerOutOfRange(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		for _, peer := range []int{-1, g.Size(), 7} {
-			err := pgroup.Send(t.Context(), g, peer, 1)
-			word := fmt.Sprintf("rank %d of a group of %d", peer, g.Size())
-			if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), word) {
-				t.Errorf("send to %d: %v", peer, err)
-			}
-			_, err = pgroup.Recv[int](t.Context(), g, peer)
-			if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), word) {
-				t.Errorf("recv from %d: %v", peer, err)
-			}
-		}
-	}, 1, 4)
 }
 
 func TestUnsendableObjects(t *testing.T) {
@@ -66,30 +47,18 @@ func TestUnsendableObjects(t *testing.T) {
 		ok(t, g, "just enough", pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20)))
 		got, err := pgroup.Recv[[]byte](t.Context(), g, 0)
 		ok(t, g, "just enough", err)
-		same(t, g, "just enough", len(got), 16<<20)
+		equal(t, g, "just enough", len(got), 16<<20)
 	})
 }
 
 // bubble runs body in a bubble of synthetic time, on two ranks that share a memory store.
 func bubble(t *testing.T, edit func(*pgroup.Config), body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		at := func(t *testing.T) func(int) pgroup.Config {
-			config := inMemory(t)
-			return func(rank int) pgroup.Config {
-				c := config(rank)
-				if edit != nil {
-					edit(&c)
-				}
-				return c
-			}
-		}
-		ranks(t, 2, at, body)
-	})
+	synctest.Test(t, func(t *testing.T) { ranks(t, 2, place(inMemory).with(edit), body) })
 }
 
 func TestSecondRecvIsBusy(t *testing.T) {
-	bubble(t, nil, func(t *testing.T, g *pgroup.Group) {
+	bubble(t, func(*pgroup.Config) {}, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
 			return
 		}
@@ -99,9 +68,8 @@ func TestSecondRecvIsBusy(t *testing.T) {
 			first <- err
 		}()
 		synctest.Wait()
-		if _, err := pgroup.Recv[int](t.Context(), g, 0); !errors.Is(err, pgroup.ErrBusy) {
-			t.Errorf("got %v, want ErrBusy", err)
-		}
+		_, err := pgroup.Recv[int](t.Context(), g, 0)
+		assert.ErrorIs(t, err, pgroup.ErrBusy)
 		ok(t, g, "send", pgroup.Send(t.Context(), g, 0, 1))
 		ok(t, g, "first", <-first)
 	})

@@ -39,10 +39,9 @@ func checkVerbs(t *testing.T, g *pgroup.Group, i int) {
 	object := func(rank int) string {
 		return strings.Repeat(fmt.Sprintf("%d of rank %d;", i, rank), []int{0, 1, 100, 5000}[i%4])
 	}
-	all := make([]string, n)
-	parts := make([]string, n)
+	every, parts := make([]string, n), make([]string, n)
 	for rank := range n {
-		all[rank], parts[rank] = object(rank), fmt.Sprint(object(g.Rank()), " for ", rank)
+		every[rank], parts[rank] = object(rank), fmt.Sprint(object(g.Rank()), " for ", rank)
 	}
 	root := i % n
 	got, err := pgroup.Broadcast(ctx, g, root, object(g.Rank()))
@@ -50,11 +49,11 @@ func checkVerbs(t *testing.T, g *pgroup.Group, i int) {
 	require.Equal(t, object(root), got, "broadcast")
 	gathered, err := pgroup.AllGather(ctx, g, object(g.Rank()))
 	require.NoError(t, err)
-	require.Equal(t, all, gathered, "all-gather")
+	require.Equal(t, every, gathered, "all-gather")
 	gathered, err = pgroup.Gather(ctx, g, root, object(g.Rank()))
 	require.NoError(t, err)
 	if g.Rank() == root {
-		require.Equal(t, all, gathered, "gather")
+		require.Equal(t, every, gathered, "gather")
 	} else {
 		require.Nil(t, gathered)
 	}
@@ -119,9 +118,18 @@ func TestAllReduce(t *testing.T) {
 		avg, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, float64(g.Rank()+1), math.Inf(1))
 		ok(t, g, "avg", err)
 		equal(t, g, "avg", avg, []float64{float64(sum) / float64(n), math.Inf(1)})
+		signed, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, int32(2_000_000_000), -2_000_000_000)
+		ok(t, g, "avg", err)
+		equal(t, g, "a sum too large for the type", signed, []int32{2_000_000_000, -2_000_000_000})
+		truncated, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, -g.Rank())
+		ok(t, g, "avg", err)
+		equal(t, g, "of 4 ranks: -1.5, rounded to zero", truncated, []int{-((n - 1) / 2)})
+		unsigned, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, uint32(4_000_000_000))
+		ok(t, g, "avg", err)
+		equal(t, g, "avg", unsigned, []uint32{4_000_000_000})
 		none, err := pgroup.AllReduce[float64](t.Context(), g, pgroup.Sum)
 		ok(t, g, "nothing", err)
-		same(t, g, "nothing", len(none), 0)
+		equal(t, g, "nothing", len(none), 0)
 	})
 }
 
@@ -159,16 +167,11 @@ func (panics) Record(_ context.Context, e trace.Event) {
 // TestPanics checks that a panic of a user's codec or trace leaves no rank waiting, and no group
 // locked.
 func TestPanics(t *testing.T) {
-	at := func(t *testing.T) func(int) pgroup.Config {
-		config := inMemory(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			if rank == 1 {
-				c.Codec, c.Trace = panics{wire.MsgPack}, panics{}
-			}
-			return c
+	at := place(inMemory).with(func(c *pgroup.Config) {
+		if c.Rank == 1 {
+			c.Codec, c.Trace = panics{wire.MsgPack}, panics{}
 		}
-	}
+	})
 	ranks(t, 3, at, func(t *testing.T, g *pgroup.Group) {
 		ctx := t.Context()
 		mine := map[bool]string{true: "encoding", false: "fine"}[g.Rank() == 1]
@@ -242,11 +245,11 @@ func TestRefusingRankIsNamed(t *testing.T) {
 		} {
 			err := call.verb()
 			v := rankError(t, g, err, call.is, "rank 1", call.word)
-			same(t, g, "by", v.By, 1)
-			all, err := pgroup.AllGather(t.Context(), g.Channel("missing"), v.Missing)
+			equal(t, g, "by", v.By, 1)
+			every, err := pgroup.AllGather(t.Context(), g.Channel("missing"), v.Missing)
 			ok(t, g, "the missing ranks", err)
-			for _, missing := range all {
-				same(t, g, "missing", fmt.Sprint(missing), fmt.Sprint(v.Missing))
+			for _, missing := range every {
+				equal(t, g, "missing", fmt.Sprint(missing), fmt.Sprint(v.Missing))
 			}
 			ok(t, g, "the group goes on", g.Barrier(t.Context()))
 		}
@@ -284,46 +287,45 @@ func (p picky) Parse(b []byte, v any) error {
 // TestUnreadableObjects checks that a decoding error of one rank is its own error, and not the
 // outcome of the verb: the others get their results.
 func TestUnreadableObjects(t *testing.T) {
-	at := func(t *testing.T) func(int) pgroup.Config {
-		config := anyStore(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			if rank == 0 {
-				c.Codec = picky{wire.MsgPack}
-			}
-			return c
+	at := place(anyStore).with(func(c *pgroup.Config) {
+		if c.Rank == 0 {
+			c.Codec = picky{wire.MsgPack}
 		}
-	}
+	})
 	ranks(t, 2, at, func(t *testing.T, g *pgroup.Group) {
-		_, all := pgroup.AllGather(t.Context(), g, g.Rank())
+		_, every := pgroup.AllGather(t.Context(), g, g.Rank())
 		_, one := pgroup.Broadcast(t.Context(), g, 1, g.Rank())
 		_, part := pgroup.Scatter(t.Context(), g, 1, []int{1, 2})
 		ok(t, g, "send", pgroup.Send(t.Context(), g, 0, g.Rank()))
 		if g.Rank() == 1 {
-			ok(t, g, "others", errors.Join(all, one, part))
+			ok(t, g, "others", errors.Join(every, one, part))
 			return
 		}
-		says(t, all, nil, "allgather #1", "the object of rank 1", "I do not like it")
+		says(t, every, nil, "allgather #1", "the object of rank 1", "I do not like it")
 		says(t, one, nil, "broadcast #2", "the object of rank 1")
 		says(t, part, nil, "scatter #3", "the object of rank 1")
 		_, err := pgroup.Recv[int](t.Context(), g, 1)
 		says(t, err, nil, "recv from 1", "I do not like it")
 		v, err := pgroup.Recv[any](t.Context(), g, 1) // it is still available
 		ok(t, g, "recv any", err)
-		same(t, g, "recv any", v, any(int64(1)))
+		equal(t, g, "recv any", v, any(int64(1)))
 	})
 }
 
-func TestRootOutOfRange(t *testing.T) {
+func TestRankOutOfRange(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		for _, root := range []int{-1, g.Size(), 99} {
-			word := fmt.Sprintf("root %d of a group of %d", root, g.Size())
-			_, err := pgroup.Broadcast(t.Context(), g, root, 1)
+		for _, rank := range []int{-1, g.Size(), 99} {
+			word := fmt.Sprintf("root %d of a group of %d", rank, g.Size())
+			_, err := pgroup.Broadcast(t.Context(), g, rank, 1)
 			rankError(t, g, err, pgroup.ErrInvalid, word)
-			_, err = pgroup.Gather(t.Context(), g, root, 1)
+			_, err = pgroup.Gather(t.Context(), g, rank, 1)
 			rankError(t, g, err, pgroup.ErrInvalid, word)
-			_, err = pgroup.Scatter(t.Context(), g, root, []int{1})
+			_, err = pgroup.Scatter(t.Context(), g, rank, []int{1})
 			rankError(t, g, err, pgroup.ErrInvalid, word)
+			word = fmt.Sprintf("rank %d of a group of %d", rank, g.Size())
+			says(t, pgroup.Send(t.Context(), g, rank, 1), pgroup.ErrInvalid, word)
+			_, err = pgroup.Recv[int](t.Context(), g, rank)
+			says(t, err, pgroup.ErrInvalid, word)
 		}
 		_, err := pgroup.AllReduce(t.Context(), g, pgroup.Op(9), 1)
 		rankError(t, g, err, pgroup.ErrInvalid, "no reduction 9")
@@ -351,28 +353,10 @@ func TestSecondCollectiveIsBusy(t *testing.T) {
 			first <- err
 		}()
 		<-s.begun
-		err := g.Barrier(t.Context())
-		if !errors.Is(err, pgroup.ErrBusy) || !strings.Contains(err.Error(), "barrier") {
-			t.Errorf("rank %d: got %v, want ErrBusy", g.Rank(), err)
-		}
+		says(t, g.Barrier(t.Context()), pgroup.ErrBusy, "barrier")
 		ok(t, g, "another channel", g.Channel("x").Barrier(t.Context()))
 		close(s.goOn)
 		ok(t, g, "first", <-first)
 		ok(t, g, "the next", g.Barrier(t.Context()))
 	})
-}
-
-// TestAverageOfIntegers averages integers whose sum is too large for their type, and rounds to zero.
-func TestAverageOfIntegers(t *testing.T) {
-	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		signed, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, int32(2_000_000_000), -2_000_000_000)
-		ok(t, g, "avg", err)
-		same(t, g, "avg", [2]int32(signed), [2]int32{2_000_000_000, -2_000_000_000})
-		truncated, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, -g.Rank()) // of 4 ranks: -1.5
-		ok(t, g, "avg", err)
-		same(t, g, "avg", truncated[0], -1)
-		unsigned, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, uint32(4_000_000_000))
-		ok(t, g, "avg", err)
-		same(t, g, "avg", unsigned[0], uint32(4_000_000_000))
-	}, 4)
 }
