@@ -149,7 +149,7 @@ var refused = map[string]struct {
 	"depth bomb of objects":     {file: raw(strings.Repeat(`{"a":`, 1<<18), "x"), tensor: "a", reason: "nested deeper than 127"},
 }
 
-// TestRefused has each rule broken once; what Parse refuses, Read refuses for the same reason.
+// TestRefused has each rule broken once.
 func TestRefused(t *testing.T) {
 	for name, tc := range refused {
 		t.Run(name, func(t *testing.T) {
