@@ -53,6 +53,7 @@ func ways() []way {
 // rank is one rank of a test.
 type rank struct {
 	*testing.T
+	way
 	ctx context.Context
 	g   *pgroup.Group
 	c   *collective.Comm
@@ -82,8 +83,7 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	var all sync.WaitGroup
 	for i := range n {
 		all.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), hung)
-			defer cancel()
+			ctx := testcluster.Within(t, hung)
 			cfg := pgroup.Config{Rank: i, Size: n, Store: meet, Host: w.host(i)}
 			if w.set != nil {
 				w.set(&cfg)
@@ -98,10 +98,18 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 				return
 			}
 			defer c.Close()
-			f(&rank{t, ctx, g, c})
+			f(&rank{t, w, ctx, g, c})
 		})
 	}
 	all.Wait()
+}
+
+// rankError returns err as the error of a verb.
+func (r *rank) rankError(err error) *pgroup.RankError {
+	r.Helper()
+	re, ok := errors.AsType[*pgroup.RankError](err)
+	require.True(r, ok, "%v", err)
+	return re
 }
 
 func over(t *testing.T, sizes []int, f func(t *testing.T, w way, n int)) {
@@ -110,6 +118,11 @@ func over(t *testing.T, sizes []int, f func(t *testing.T, w way, n int)) {
 			t.Run(fmt.Sprint(w.name, "/", n), func(t *testing.T) { f(t, w, n) })
 		}
 	}
+}
+
+// everywhere runs f on the ranks of groups of each size, in each way.
+func everywhere(t *testing.T, sizes []int, f func(r *rank, n int)) {
+	over(t, sizes, func(t *testing.T, w way, n int) { w.run(t, n, func(r *rank) { f(r, n) }) })
 }
 
 // waiting is over for tests that only wait: all of them run at once.
@@ -144,17 +157,13 @@ func of[T tensor.Number](v int) T {
 	return T(v)
 }
 
-func sum[T tensor.Number](ranks, n, div int) []T {
-	out := make([]T, n)
-	all := make([]int, n)
+func sum[T tensor.Number](ranks, n int) []T {
+	all, out := make([]int64, n), make([]T, n)
 	for r := range ranks {
-		rr := rand.New(rand.NewPCG(uint64(r), uint64(n)))
-		for i := range all {
-			all[i] += rr.IntN(8)
+		for i, v := range vector[int64](r, n) {
+			all[i] += v
+			out[i] = of[T](int(all[i]))
 		}
-	}
-	for i := range out {
-		out[i] = of[T](all[i] / div)
 	}
 	return out
 }
@@ -162,85 +171,84 @@ func sum[T tensor.Number](ranks, n, div int) []T {
 var lengths = []int{0, 1, 3, 5000, long}
 
 func TestVerbs(t *testing.T) {
-	over(t, testcluster.Form([]int{1, 4}, []int{1, 2, 3, 4, 5, 8}), func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			for _, length := range lengths {
-				require.NoError(r, r.reduces(length))
-				for _, root := range []int{0, n - 1} {
-					x := vector[float64](r.me(), length)
-					require.NoError(r, collective.Reduce(r.ctx, r.c, root, collective.Sum, x))
-					want := vector[float64](r.me(), length)
-					if r.me() == root {
-						want = sum[float64](n, length, 1)
-					}
-					assert.True(r, slices.Equal(want, x), "reduce %d to %d", length, root)
-					b := vector[uint16](r.me(), length)
-					require.NoError(r, collective.Broadcast(r.ctx, r.c, root, b))
-					assert.True(r, slices.Equal(vector[uint16](root, length), b), "broadcast %d from %d", length, root)
+	everywhere(t, testcluster.Form([]int{1, 4}, []int{1, 2, 3, 4, 5, 8}), func(r *rank, n int) {
+		for _, length := range lengths {
+			require.NoError(r, r.reduces(length))
+			for _, root := range []int{0, n - 1} {
+				x := vector[float64](r.me(), length)
+				require.NoError(r, collective.Reduce(r.ctx, r.c, root, collective.Sum, x))
+				want := vector[float64](r.me(), length)
+				if r.me() == root {
+					want = sum[float64](n, length)
 				}
-				src, dst := vector[int32](r.me(), length*n), make([]int32, length)
-				require.NoError(r, collective.ReduceScatter(r.ctx, r.c, collective.Sum, dst, src))
-				assert.True(r, slices.Equal(sum[int32](n, length*n, 1)[r.me()*length:][:length], dst), "reduce-scatter %d", length)
-
-				one, all := vector[int8](r.me(), length), make([]int8, length*n)
-				require.NoError(r, collective.AllGather(r.ctx, r.c, all, one))
-				var want []int8
-				for i := range n {
-					want = append(want, vector[int8](i, length)...)
-				}
-				assert.True(r, slices.Equal(want, all), "all-gather %d", length)
-
-				a2a := make([]int32, length*n)
-				require.NoError(r, collective.AllToAll(r.ctx, r.c, a2a, src))
-				var parts []int32
-				for i := range n {
-					parts = append(parts, vector[int32](i, length*n)[r.me()*length:][:length]...)
-				}
-				assert.True(r, slices.Equal(parts, a2a), "all-to-all %d", length)
-				require.NoError(r, r.c.Barrier(r.ctx))
+				assert.True(r, slices.Equal(want, x), "reduce %d to %d", length, root)
+				b := vector[uint16](r.me(), length)
+				require.NoError(r, collective.Broadcast(r.ctx, r.c, root, b))
+				assert.True(r, slices.Equal(vector[uint16](root, length), b), "broadcast %d from %d", length, root)
 			}
-		})
+			src, dst := vector[int32](r.me(), length*n), make([]int32, length)
+			require.NoError(r, collective.ReduceScatter(r.ctx, r.c, collective.Sum, dst, src))
+			assert.True(r, slices.Equal(sum[int32](n, length*n)[r.me()*length:][:length], dst), "reduce-scatter %d", length)
+
+			one, all := vector[int8](r.me(), length), make([]int8, length*n)
+			require.NoError(r, collective.AllGather(r.ctx, r.c, all, one))
+			var want []int8
+			for i := range n {
+				want = append(want, vector[int8](i, length)...)
+			}
+			assert.True(r, slices.Equal(want, all), "all-gather %d", length)
+
+			a2a := make([]int32, length*n)
+			require.NoError(r, collective.AllToAll(r.ctx, r.c, a2a, src))
+			var parts []int32
+			for i := range n {
+				parts = append(parts, vector[int32](i, length*n)[r.me()*length:][:length]...)
+			}
+			assert.True(r, slices.Equal(parts, a2a), "all-to-all %d", length)
+			require.NoError(r, r.c.Barrier(r.ctx))
+		}
 	})
 }
 
 func TestSendRecv(t *testing.T) {
-	over(t, []int{2, 3}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			next, prev := (r.me()+1)%n, (r.me()+n-1)%n
-			for _, length := range lengths {
-				var both sync.WaitGroup
-				both.Go(func() { assert.NoError(r, collective.Send(r.ctx, r.c, next, vector[float32](r.me(), length))) })
-				got := make([]float32, length)
-				assert.NoError(r, collective.Recv(r.ctx, r.c, prev, got))
-				both.Wait()
-				assert.True(r, slices.Equal(vector[float32](prev, length), got), "%d elements", length)
-			}
-		})
+	everywhere(t, []int{2, 3}, func(r *rank, n int) {
+		next, prev := (r.me()+1)%n, (r.me()+n-1)%n
+		for _, length := range lengths {
+			var both sync.WaitGroup
+			both.Go(func() { assert.NoError(r, collective.Send(r.ctx, r.c, next, vector[float32](r.me(), length))) })
+			got := make([]float32, length)
+			assert.NoError(r, collective.Recv(r.ctx, r.c, prev, got))
+			both.Wait()
+			assert.True(r, slices.Equal(vector[float32](prev, length), got), "%d elements", length)
+		}
 	})
 }
 
 // TestStart starts several verbs at once, which run in order.
 func TestStart(t *testing.T) {
-	over(t, []int{4}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			var pending []*collective.Pending
-			var xs [][]int64
-			for i := range 20 {
-				x := vector[int64](r.me(), 100*i)
-				xs = append(xs, x)
-				pending = append(pending, r.c.Start(r.ctx, func(ctx context.Context, c *collective.Comm) error {
-					if err := collective.AllReduce(ctx, c, collective.Sum, x); err != nil {
-						return err
-					}
-					return collective.AllReduce(ctx, c, collective.Avg, x)
-				}))
+	everywhere(t, []int{4}, func(r *rank, n int) {
+		var pending []*collective.Pending
+		var xs [][]int64
+		for i := range 20 {
+			x := vector[int64](r.me(), 100*i)
+			xs = append(xs, x)
+			pending = append(pending, r.c.Start(r.ctx, func(ctx context.Context, c *collective.Comm) error {
+				if err := collective.AllReduce(ctx, c, collective.Sum, x); err != nil {
+					return err
+				}
+				return collective.AllReduce(ctx, c, collective.Avg, x)
+			}))
+		}
+		assert.NoError(r, r.c.Barrier(r.ctx))
+		ended, cancel := context.WithCancel(r.ctx)
+		cancel()
+		for i, p := range pending {
+			assert.NoError(r, p.Wait(r.ctx))
+			for range 20 {
+				assert.NoError(r, p.Wait(ended), "it prefers the result")
 			}
-			assert.NoError(r, r.c.Barrier(r.ctx))
-			for i, p := range pending {
-				assert.NoError(r, p.Wait(r.ctx))
-				assert.True(r, slices.Equal(sum[int64](n, 100*i, 1), xs[i]), "%d", i)
-			}
-		})
+			assert.True(r, slices.Equal(sum[int64](n, 100*i), xs[i]), "%d", i)
+		}
 	})
 }
 
@@ -289,9 +297,7 @@ func TestOneRankFails(t *testing.T) {
 						err = collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1000))
 					}
 					assert.ErrorIs(r, err, test.is)
-					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
-						assert.Equal(r, []int{1}, test.who(re), "%v", err)
-					}
+					assert.Equal(r, []int{1}, test.who(r.rankError(err)), "%v", err)
 					assert.ErrorIs(r, r.c.Barrier(r.ctx), test.is)
 				})
 			})

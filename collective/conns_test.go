@@ -11,7 +11,6 @@ import (
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
 )
 
 // tightConn takes a few bytes at once, if its caller does not wait.
@@ -60,9 +59,7 @@ func TestSmallSlicesAreWrittenTogether(t *testing.T) {
 // read, and not for one after the other.
 func TestLeaveRanksThatDoNotRead(t *testing.T) {
 	t.Parallel()
-	meet := store.New(new(store.Memory))
-	defer meet.Close()
-	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Store: meet})
+	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1})
 	require.NoError(t, err)
 	defer g.Close()
 	var full []net.Conn

@@ -1,7 +1,6 @@
 package collective_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -30,11 +29,7 @@ func broadcast(root, length int) verb {
 
 func broadcastAll(lengths ...int) verb {
 	return func(r *rank) error {
-		xs := make([][]int8, len(lengths))
-		for i, n := range lengths {
-			xs[i] = make([]int8, n)
-		}
-		return collective.BroadcastAll(r.ctx, r.c, 0, xs)
+		return collective.BroadcastAll(r.ctx, r.c, 0, split(make([]int8, total(lengths)), lengths...))
 	}
 }
 
@@ -92,7 +87,7 @@ func TestDisagreement(t *testing.T) {
 		"an empty slice":        {allReduceAll(7, 0), allReduceAll(7), []string{"in 2 slices", "in 3 slices"}},
 		"slices of nothing":     {allReduceAll(0), allReduceAll(), []string{"in 2 slices", "in 1 slice"}},
 		"one slice":             {allReduce[float32](collective.Sum, 7), allReduceAll(3, 4), []string{"of 7 F32 in 3 slices"}},
-		"slices of a broadcast": {broadcastAll(2, 1), broadcastAll(1, 2), []string{"broadcast", "in 2 slices"}},
+		"slices of a broadcast": {broadcastAll(2, 1), broadcastAll(1, 2), []string{"broadcast", "in 3 slices"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			over(t, []int{4}, func(t *testing.T, w way, n int) {
@@ -109,9 +104,7 @@ func TestDisagreement(t *testing.T) {
 					}
 					assert.ErrorIs(r, err, pgroup.ErrMismatch)
 					assert.ErrorContains(r, err, "rank 1 ")
-					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok) {
-						texts[r.me()] = re.Reason
-					}
+					texts[r.me()] = r.rankError(err).Reason
 					assert.ErrorIs(r, barrier(r), pgroup.ErrMismatch)
 				})
 				for _, text := range texts {

@@ -36,7 +36,31 @@ func TestInvalid(t *testing.T) {
 		assert.ErrorIs(r, collective.AllToAll(r.ctx, r.c, x[:6], x[:3]), pgroup.ErrInvalid)
 		assert.ErrorContains(r, collective.AllGather(r.ctx, r.c, x, x[:2]), "7 elements in all are not 3 times 2")
 		assert.ErrorIs(r, collective.ReduceScatter(r.ctx, r.c, collective.Sum, x[:2], x), pgroup.ErrInvalid)
+		shared := collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]float32{x[5:], {1}, x[:6]})
+		assert.ErrorIs(r, shared, pgroup.ErrInvalid)
+		assert.ErrorContains(r, shared, "slices 0 and 2 share memory")
+		assert.NoError(r, collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]float32{x[5:], {1}, x[:5]}))
 		assert.NoError(r, r.reduces(7))
+		_, err := collective.Open(r.ctx, r.g, &collective.Options{Algorithm: 77})
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+	})
+}
+
+// TestOverlap passes slices that share memory in a way that would overwrite data which is still to
+// be sent.
+func TestOverlap(t *testing.T) {
+	way{host: apart}.run(t, 2, func(r *rank) {
+		x := []int32{1, 2, 3, 4}
+		next := x[2*(1-r.me()):][:2] // the other rank's part
+		assert.ErrorIs(r, collective.AllToAll(r.ctx, r.c, x, x), pgroup.ErrInvalid)
+		assert.ErrorIs(r, collective.AllToAll(r.ctx, r.c, x[:2], x[1:3]), pgroup.ErrInvalid)
+		assert.ErrorIs(r, collective.ReduceScatter(r.ctx, r.c, collective.Sum, next, x), pgroup.ErrInvalid)
+		assert.ErrorIs(r, collective.AllGather(r.ctx, r.c, x, next), pgroup.ErrInvalid)
+		assert.NoError(r, collective.AllToAll(r.ctx, r.c, x[:2], x[2:]))
+		mine := x[2*r.me():][:2]
+		assert.NoError(r, collective.ReduceScatter(r.ctx, r.c, collective.Sum, mine, x))
+		assert.NoError(r, collective.AllGather(r.ctx, r.c, x, mine))
+		assert.NoError(r, r.c.Barrier(r.ctx))
 	})
 }
 
@@ -54,14 +78,20 @@ func TestDeadline(t *testing.T) {
 				return
 			}
 			defer others.Done()
-			ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
-			defer cancel()
-			err := collective.AllReduce(ctx, r.c, collective.Sum, make([]float32, 1000))
+			err := collective.AllReduce(testcluster.Within(r, 2*time.Second), r.c, collective.Sum, make([]float32, 1000))
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
-			if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok) {
-				assert.Equal(r, []int{1}, re.Missing, "%v", err)
-			}
+			assert.Equal(r, []int{1}, r.rankError(err).Missing, "%v", err)
 		})
+	})
+}
+
+// TestDeadlineHasPassed checks the error of a verb that did not begin, since its deadline had
+// passed: it has no duration.
+func TestDeadlineHasPassed(t *testing.T) {
+	way{host: apart}.run(t, 2, func(r *rank) {
+		err := r.c.Barrier(testcluster.Within(r, -time.Second))
+		assert.ErrorIs(r, err, pgroup.ErrTimeout)
+		assert.NotContains(r, err.Error(), "after")
 	})
 }
 
@@ -96,19 +126,17 @@ func TestSlicesAreTheCallersAfterAnError(t *testing.T) {
 
 // TestOpenAgain opens a new Comm on the same group after a verb has failed without a failed rank.
 func TestOpenAgain(t *testing.T) {
-	over(t, []int{3}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			r.allReduce(100)
-			assert.ErrorIs(r, collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, r.me())), pgroup.ErrMismatch)
-			require.NoError(r, r.c.Close())
-			c, err := collective.Open(r.ctx, r.g, w.options())
-			require.NoError(r, err)
-			defer c.Close()
-			assert.Greater(r, c.Group().Generation(), r.c.Group().Generation())
-			again := &rank{r.T, r.ctx, r.g, c}
-			assert.NoError(r, again.reduces(100))
-			assert.NoError(r, c.Barrier(r.ctx))
-		})
+	everywhere(t, []int{3}, func(r *rank, _ int) {
+		r.allReduce(100)
+		assert.ErrorIs(r, collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, r.me())), pgroup.ErrMismatch)
+		require.NoError(r, r.c.Close())
+		c, err := collective.Open(r.ctx, r.g, r.options())
+		require.NoError(r, err)
+		defer c.Close()
+		assert.Greater(r, c.Group().Generation(), r.c.Group().Generation())
+		again := &rank{r.T, r.way, r.ctx, r.g, c}
+		assert.NoError(r, again.reduces(100))
+		assert.NoError(r, c.Barrier(r.ctx))
 	})
 }
 
@@ -146,14 +174,54 @@ func TestTrace(t *testing.T) {
 	for rank := range sinks {
 		events := slices.DeleteFunc(sinks[rank].All(), func(e trace.Event) bool { return !strings.HasPrefix(e.Op, "collective.") })
 		require.Len(t, events, 3)
-		assert.Equal(t, "collective.allreduce", events[0].Op)
-		assert.EqualValues(t, 400, events[0].Bytes)
-		assert.Equal(t, rank, events[0].Rank)
-		assert.Equal(t, 2, events[0].Size)
-		assert.EqualValues(t, 1, events[0].Seq)
-		assert.NoError(t, events[0].Err)
-		assert.Positive(t, events[0].End.Sub(events[0].Start))
+		e := events[0]
+		assert.Equal(t, []any{"collective.allreduce", int64(400), rank, 2, uint64(1), nil}, []any{e.Op, e.Bytes, e.Rank, e.Size, e.Seq, e.Err})
+		assert.Positive(t, e.Duration())
 		assert.Equal(t, "collective.barrier", events[1].Op)
 		assert.ErrorIs(t, events[2].Err, pgroup.ErrMismatch, fmt.Sprint(rank))
+	}
+}
+
+// TestOneFailure has a rank that cancels before it has received the abort of another one: all ranks
+// report the same failure.
+func TestOneFailure(t *testing.T) {
+	const n = 4
+	w := between(t, n)
+	w.store[1].Delay(20 * time.Millisecond)
+	texts := make([]string, n)
+	w.run(t, n, func(r *rank) {
+		r.allReduce(10)
+		ctx, cancel := context.WithCancel(r.ctx)
+		defer cancel()
+		switch r.me() {
+		case 1:
+			time.AfterFunc(20*time.Millisecond, cancel)
+		case 2:
+			time.AfterFunc(30*time.Millisecond, func() { r.c.Group().Abort(errors.New("no cheese")) })
+		}
+		var err error
+		for err == nil {
+			err = collective.AllReduce(ctx, r.c, collective.Sum, make([]float32, 10))
+		}
+		texts[r.me()] = r.rankError(err).Reason
+	})
+	for _, text := range texts {
+		assert.Equal(t, texts[0], text)
+	}
+}
+
+// TestFailureIsMalformed stores invalid data under the key of the failure.
+func TestFailureIsMalformed(t *testing.T) {
+	for _, rubbish := range []string{"null", "{}", "rubbish"} {
+		way{host: apart}.run(t, 2, func(r *rank) {
+			if r.me() == 1 {
+				assert.NoError(r, r.c.Group().Store().Set(r.ctx, "fault", []byte(rubbish), nil))
+				ctx, cancel := context.WithCancel(r.ctx)
+				cancel()
+				assert.ErrorContains(r, r.c.Barrier(ctx), "rank 1")
+				return
+			}
+			assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrAborted)
+		})
 	}
 }

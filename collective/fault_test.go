@@ -84,9 +84,7 @@ func TestCutOff(t *testing.T) {
 			w.data[victim].Blackhole(true)
 		}
 		if r.me() == victim { // no message can reach it before its deadline
-			ctx, cancel := context.WithTimeout(r.ctx, time.Second)
-			defer cancel()
-			r.ctx = ctx
+			r.ctx = testcluster.Within(r, time.Second)
 		}
 		re := r.until()
 		if r.me() == victim {

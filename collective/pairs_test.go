@@ -2,7 +2,6 @@ package collective_test
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"syscall"
 	"testing"
@@ -44,18 +43,12 @@ func TestPairTimesOut(t *testing.T) {
 			r.allReduce(10)
 			var err error
 			if r.me() == 0 {
-				b := make([]byte, pairBytes)
-				ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
-				defer cancel()
-				err = v.call(r, ctx, 2, b)
+				err = v.call(r, testcluster.Within(r, 2*time.Second), 2, make([]byte, pairBytes))
 			} else {
 				<-r.c.Group().Context().Done()
 				err = r.c.Barrier(r.ctx)
 			}
-			re, ok := errors.AsType[*pgroup.RankError](err)
-			if !assert.True(r, ok, "%v", err) {
-				return
-			}
+			re := r.rankError(err)
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
 			assert.Equal(r, []int{2}, re.Missing, "%v", err)
 			assert.NotEmpty(r, re.Doing, "what it does instead: %v", err)
@@ -84,10 +77,8 @@ func TestPairFrozen(t *testing.T) {
 				require.NoError(r, syscall.Kill(pid, syscall.SIGCONT))
 				assert.ErrorIs(r, err, pgroup.ErrLost)
 				assert.Less(r, took, soon)
-				if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
-					assert.Equal(r, v.op, re.Op)
-					assert.Equal(r, []int{victim}, re.Lost, "%v", err)
-				}
+				assert.Equal(r, v.op, r.rankError(err).Op)
+				assert.Equal(r, []int{victim}, r.rankError(err).Lost, "%v", err)
 				return
 			}
 			<-r.c.Group().Context().Done()
@@ -111,14 +102,10 @@ func TestSmallSendsToOneThatDoesNotReceive(t *testing.T) {
 				return
 			}
 			defer close(ended)
-			ctx, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
-			defer cancel()
-			x := make([]float32, 4000)
+			ctx, x := testcluster.Within(t, 300*time.Millisecond), make([]float32, 4000)
 			var err error
-			for range 1 << 16 {
-				if err = collective.Send(ctx, r.c, 1, x); err != nil {
-					break
-				}
+			for i := 0; i < 1<<16 && err == nil; i++ {
+				err = collective.Send(ctx, r.c, 1, x)
 			}
 			assert.ErrorIs(t, err, pgroup.ErrTimeout)
 			began := time.Now()

@@ -13,7 +13,6 @@ import (
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
 )
 
@@ -99,70 +98,42 @@ func sameBitsOfMany[T tensor.Number](r *rank) {
 // TestSlices checks that the result has the same bits, whether the data is passed as one slice or
 // as several.
 func TestSlices(t *testing.T) {
-	over(t, testcluster.Form([]int{1, 3}, []int{1, 2, 3, 4, 5, 8}), func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			sameBitsOf[float32](r)
-			sameBitsOf[tensor.BFloat16](r)
-			sameBitsOf[int8](r)
-			if !underRace {
-				sameBitsOfMany[float32](r)
-				sameBitsOfMany[tensor.BFloat16](r)
-				sameBitsOfMany[int8](r)
-			}
-			if n != 3 {
-				return
-			}
-			sameBitsOf[tensor.Float16](r)
-			sameBitsOf[float64](r)
-			sameBitsOf[int16](r)
-			sameBitsOf[int32](r)
-			sameBitsOf[int64](r)
-			sameBitsOf[uint8](r)
-			sameBitsOf[uint16](r)
-			sameBitsOf[uint32](r)
-			sameBitsOf[uint64](r)
-		})
+	everywhere(t, testcluster.Form([]int{1, 3}, []int{1, 2, 3, 4, 5, 8}), func(r *rank, n int) {
+		sameBitsOf[float32](r)
+		sameBitsOf[tensor.BFloat16](r)
+		sameBitsOf[int8](r)
+		if !underRace {
+			sameBitsOfMany[float32](r)
+			sameBitsOfMany[tensor.BFloat16](r)
+			sameBitsOfMany[int8](r)
+		}
+		if n != 3 {
+			return
+		}
+		sameBitsOf[tensor.Float16](r)
+		sameBitsOf[float64](r)
+		sameBitsOf[int16](r)
+		sameBitsOf[int32](r)
+		sameBitsOf[int64](r)
+		sameBitsOf[uint8](r)
+		sameBitsOf[uint16](r)
+		sameBitsOf[uint32](r)
+		sameBitsOf[uint64](r)
 	})
 }
 
-// TestNoSlices passes no slices.
-func TestNoSlices(t *testing.T) {
-	over(t, []int{1, 3}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			assert.NoError(r, collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]float32{}))
-			assert.NoError(r, collective.BroadcastAll[int8](r.ctx, r.c, 0, nil))
-			assert.NoError(r, r.reduces(10))
-		})
-	})
-}
-
-// TestBroadcastAll broadcasts small and large slices from each root.
+// TestBroadcastAll broadcasts small and large slices, and none, from each root.
 func TestBroadcastAll(t *testing.T) {
-	over(t, []int{1, 2, 5}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			for _, root := range []int{0, n - 1} {
-				for _, lengths := range [][]int{{0, 1, 5}, tiny(300), {50_000, 3, 0, 100_000}} {
-					xs := split(noisy[int16](r.me(), total(lengths)), lengths...)
-					require.NoError(r, collective.BroadcastAll(r.ctx, r.c, root, xs))
-					assert.True(r, slices.Equal(noisy[int16](root, total(lengths)), slices.Concat(xs...)), "%.50v from %d", lengths, root)
-				}
+	everywhere(t, []int{1, 2, 5}, func(r *rank, n int) {
+		assert.NoError(r, collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]float32{}))
+		for _, root := range []int{0, n - 1} {
+			assert.NoError(r, collective.BroadcastAll[int8](r.ctx, r.c, root, nil))
+			for _, lengths := range [][]int{{0, 1, 5}, tiny(300), {50_000, 3, 0, 100_000}} {
+				xs := split(noisy[int16](r.me(), total(lengths)), lengths...)
+				require.NoError(r, collective.BroadcastAll(r.ctx, r.c, root, xs))
+				assert.True(r, slices.Equal(noisy[int16](root, total(lengths)), slices.Concat(xs...)), "%.50v from %d", lengths, root)
 			}
-		})
-	})
-}
-
-// TestSlicesThatShareMemory checks that slices that share memory are an error on the rank that
-// passes them, and that the Comm remains usable.
-func TestSlicesThatShareMemory(t *testing.T) {
-	over(t, []int{1, 2}, func(t *testing.T, w way, n int) {
-		w.run(t, n, func(r *rank) {
-			x := make([]int32, 10)
-			err := collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]int32{x[6:], {1}, x[:7]})
-			assert.ErrorIs(r, err, pgroup.ErrInvalid)
-			assert.ErrorContains(r, err, "slices 0 and 2 share memory")
-			assert.NoError(r, collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]int32{x[6:], {1}, x[:6]}))
-			assert.NoError(r, r.reduces(10))
-		})
+		}
 	})
 }
 
@@ -172,7 +143,7 @@ func (r *rank) reducesAll(length int) error {
 	xs := split(vector[float32](r.me(), length), lengths...)
 	err := collective.AllReduceAll(r.ctx, r.c, collective.Sum, xs)
 	if err == nil {
-		assert.True(r, slices.Equal(sum[float32](r.g.Size(), length, 1), slices.Concat(xs...)), "%d elements in slices", length)
+		assert.True(r, slices.Equal(sum[float32](r.g.Size(), length), slices.Concat(xs...)), "%d elements in slices", length)
 	}
 	return err
 }

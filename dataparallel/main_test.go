@@ -136,6 +136,13 @@ func withTLS(t *testing.T) (*store.Server, *store.TLSFiles) {
 	return &store.Server{Engine: new(store.Memory), TLS: c}, &store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/client.pem", Key: dir + "/client-key.pem"}
 }
 
+// fails checks that err matches target, and what it says. It does not end a rank, so that no other waits for it.
+func fails(t testing.TB, err, target error, says string) {
+	t.Helper()
+	assert.ErrorIs(t, err, target)
+	assert.ErrorContains(t, err, says)
+}
+
 // url returns the URL of a store for the test.
 func url(t testing.TB) string {
 	if url := testcluster.StoreURL(); url != "" {
@@ -147,6 +154,20 @@ func url(t testing.TB) string {
 // worker returns the configuration of a worker of a job of least to most workers.
 func worker(id string, least, most int) membership.Config {
 	return membership.Config{Job: "train", ID: id, Min: least, Max: most}
+}
+
+// register registers a worker that does not take part.
+func register(t testing.TB, at, id string, least, most int) (*store.Store, *membership.Member) {
+	t.Helper()
+	s, err := store.Open(bounded(t), at)
+	require.NoError(t, err)
+	m, err := membership.Join(bounded(t), s, worker(id, least, most))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = m.Close()
+		_ = s.Close()
+	})
+	return s, m
 }
 
 // newNode returns a node that is closed when the test ends.

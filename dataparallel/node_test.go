@@ -14,7 +14,6 @@ import (
 
 	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/testcluster"
-	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
@@ -108,8 +107,7 @@ func TestAFailureOfTheCaller(t *testing.T) {
 		<-n.Comm().Group().Context().Done()
 	}
 	_, err = nodes[0].Next(within(t, 50*time.Millisecond))
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "view 1 has not ended")
+	fails(t, err, context.DeadlineExceeded, "view 1 has not ended")
 	each(nodes, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Close()) })
 	start(t, nodes...)
 	steps(t, nodes...)
@@ -189,28 +187,17 @@ func TestStartWithinItsContext(t *testing.T) {
 	t.Parallel()
 	at := url(t)
 	a := newNode(t, at, "a", 2, 0)
-	err := a.Start(within(t, time.Second))
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, `1 of 2 workers are registered: "a"`)
+	fails(t, a.Start(within(t, time.Second)), context.DeadlineExceeded, `1 of 2 workers are registered: "a"`)
 	require.Nil(t, a.Member())
 
 	closed := newNode(t, "muster://127.0.0.1:1", "a", 2, 0)
-	err = closed.Start(within(t, 50*time.Millisecond))
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "127.0.0.1:1")
+	fails(t, closed.Start(within(t, 50*time.Millisecond)), context.DeadlineExceeded, "127.0.0.1:1")
 	closed.Timeout = 50 * time.Millisecond
 	require.ErrorIs(t, closed.Start(t.Context()), context.DeadlineExceeded)
 
 	// The other worker has registered, and does not take part.
-	s, err := store.Open(bounded(t), at)
-	require.NoError(t, err)
-	defer s.Close()
-	m, err := membership.Join(bounded(t), s, worker("b", 2, 0))
-	require.NoError(t, err)
-	defer m.Close()
-	err = a.Start(within(t, time.Second))
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "missing rank 0")
+	register(t, at, "b", 2, 0)
+	fails(t, a.Start(within(t, time.Second)), context.DeadlineExceeded, "missing rank 0")
 }
 
 func TestNodesThatMakeNoSense(t *testing.T) {
@@ -223,9 +210,7 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 		"not a URL of the form":        {Worker: worker("a", 1, 0), Address: "127.0.0.1:1"},
 		"Config.Min is 0":              {Worker: worker("a", 0, 0), Store: s},
 	} {
-		err := n.Start(bounded(t))
-		require.ErrorIs(t, err, pgroup.ErrInvalid)
-		require.ErrorContains(t, err, says)
+		fails(t, n.Start(bounded(t)), pgroup.ErrInvalid, says)
 		require.NoError(t, n.Close())
 	}
 }
@@ -276,9 +261,7 @@ func TestRefusesToListenInTheOpen(t *testing.T) {
 	for _, listen := range []string{"0.0.0.0:0", "10.0.0.1", ":9001", "[::]:0", "node7:9001", "192.168.1.1:1"} {
 		n := newNode(t, "muster://127.0.0.1:1", "a", 1, 0) // no server is contacted
 		n.Listen = listen
-		err := n.Start(bounded(t))
-		require.ErrorIs(t, err, dataparallel.ErrInsecure)
-		require.ErrorContains(t, err, fmt.Sprintf("Listen is %q: set TLS", listen))
+		fails(t, n.Start(bounded(t)), dataparallel.ErrInsecure, fmt.Sprintf("Listen is %q: set TLS", listen))
 		require.Equal(t, -1, n.Rank())
 	}
 	at := url(t)
@@ -302,8 +285,7 @@ func TestRefusesToListenInTheOpen(t *testing.T) {
 				refused.Add(1)
 				return
 			}
-			assert.ErrorIs(t, err, context.DeadlineExceeded)
-			assert.ErrorContains(t, err, "1 of 2 workers are registered")
+			fails(t, err, context.DeadlineExceeded, "1 of 2 workers are registered")
 		})
 		return refused.Load() == 2
 	}, time.Minute, time.Millisecond)

@@ -255,9 +255,7 @@ func standby(t *testing.T, size int) {
 	<-started
 	waitB := b.train(bounded(t))
 	a.done(waitA())
-	err := waitB()
-	require.ErrorIs(t, err, dataparallel.ErrFinished)
-	require.ErrorContains(t, err, "finished without this worker, which has completed 0 of 50 steps")
+	fails(t, waitB(), dataparallel.ErrFinished, "finished without this worker, which has completed 0 of 50 steps")
 	require.Empty(t, b.after)
 }
 
@@ -319,8 +317,7 @@ func TestCutOffWhenTheOthersFinish(t *testing.T) {
 				xs[2].done(err)
 				return
 			}
-			require.ErrorIs(t, err, dataparallel.ErrFinished)
-			require.ErrorContains(t, err, "finished without this worker, which has completed 20 of 40 steps")
+			fails(t, err, dataparallel.ErrFinished, "finished without this worker, which has completed 20 of 40 steps")
 		})
 	}
 }
@@ -371,29 +368,21 @@ func TestTrainIsCalledTwice(t *testing.T) {
 func TestGrowthThatFails(t *testing.T) {
 	for name, grow := range map[string]func(t *testing.T, at string) (gone func()){
 		"registers, and does not connect": func(t *testing.T, at string) func() {
-			s, err := store.Open(bounded(t), at)
-			require.NoError(t, err)
-			m, err := membership.Join(bounded(t), s, worker("c", 2, 3))
-			require.NoError(t, err)
+			_, m := register(t, at, "c", 2, 3)
 			return func() {
 				_, err := m.Next(bounded(t))
 				for err == nil {
 					_, err = m.Next(bounded(t))
 				}
 				assert.ErrorIs(t, err, membership.ErrExcluded)
-				_ = m.Close()
-				_ = s.Close()
 			}
 		},
 		"is killed while the view forms": func(t *testing.T, at string) func() {
-			s, err := store.Open(bounded(t), at)
-			require.NoError(t, err)
-			m, err := membership.Join(bounded(t), s, worker("c", 2, 3))
-			require.NoError(t, err)
-			_, err = m.Next(bounded(t))
+			s, m := register(t, at, "c", 2, 3)
+			_, err := m.Next(bounded(t))
 			require.NoError(t, err)
 			_ = s.Close()
-			return func() { _ = m.Close() }
+			return func() {}
 		},
 		"has another algorithm": func(t *testing.T, at string) func() {
 			c := newTraining(t, newNode(t, at, "c", 2, 3), 200)
@@ -409,11 +398,7 @@ func TestGrowthThatFails(t *testing.T) {
 			c := newTraining(t, newNode(t, at, "c", 2, 3), 200)
 			c.Tensors["bias"] = tensor.New(tensor.F32, 3)
 			wait := c.train(bounded(t))
-			return func() {
-				err := wait()
-				assert.ErrorIs(t, err, pgroup.ErrMismatch)
-				assert.ErrorContains(t, err, "Training.Tensors have other names")
-			}
+			return func() { fails(t, wait(), pgroup.ErrMismatch, "Training.Tensors have other names") }
 		},
 		"has another goal": func(t *testing.T, at string) func() {
 			wait := newTraining(t, newNode(t, at, "c", 2, 3), 201).train(bounded(t))
@@ -467,13 +452,11 @@ func TestWorkerFromEnv(t *testing.T) {
 	}
 	set("", "train", "", "2:4")
 	_, err := dataparallel.WorkerFromEnv()
-	require.ErrorIs(t, err, dataparallel.ErrNoLauncher)
-	require.ErrorContains(t, err, "MUSTER_STORE and MUSTER_WORKER not set: start the program with muster run --elastic")
+	fails(t, err, dataparallel.ErrNoLauncher, "MUSTER_STORE and MUSTER_WORKER not set: start the program with muster run --elastic")
 	for _, bad := range []string{"2", "a:b", "2:", "0:4", "4:2", "2:4:6"} {
 		set("muster://127.0.0.1:1", "train", "w1", bad)
 		_, err = dataparallel.WorkerFromEnv()
-		require.ErrorIs(t, err, membership.ErrInvalid)
-		require.ErrorContains(t, err, fmt.Sprintf("MUSTER_ELASTIC is %q: set MIN:MAX", bad))
+		fails(t, err, membership.ErrInvalid, fmt.Sprintf("MUSTER_ELASTIC is %q: set MIN:MAX", bad))
 	}
 	set(url(t), "train", "w1", "1:4")
 	n, err := dataparallel.WorkerFromEnv()

@@ -59,9 +59,7 @@ func TestConcat(t *testing.T) {
 				mine = r.inArena(part(whole, axis, i))
 			}
 			got, err := gather.Concat(r.ctx, r.ga, list, axis, mine)
-			if !assert.NoError(r, err) {
-				return
-			}
+			require.NoError(r, err)
 			if r.me() == list[0] {
 				equal(r.T, whole, got)
 			} else {
@@ -125,9 +123,7 @@ func TestConcatTo(t *testing.T) {
 				mine["wide"] = r.inArena(mine["wide"])
 			}
 			how := gather.Merge{Axis: axes, Metadata: map[string]string{"format": "pt"}}
-			if err := gather.ConcatTo(r.ctx, r.ga, &file, list, how, mine); !assert.NoError(r, err) {
-				return
-			}
+			require.NoError(r, gather.ConcatTo(r.ctx, r.ga, &file, list, how, mine))
 			if r.me() != list[0] {
 				assert.Zero(r, file.Len())
 				continue

@@ -63,9 +63,7 @@ func TestConfigs(t *testing.T) {
 		for range 2 {
 			mine := r.model(10 * r.me())
 			res, err := gather.Configs(r.ctx, r.ga, list, mine)
-			if !assert.NoError(r, err, "rank %d", r.me()) {
-				return
-			}
+			require.NoError(r, err, "rank %d", r.me())
 			assert.Equal(r, r.me() == 1, res.Outside)
 			if !res.First {
 				assert.Empty(r, res.Items)
@@ -101,9 +99,7 @@ func TestConfigsAreLarge(t *testing.T) {
 	}
 	overAll(t, 3, func(r *rank) {
 		res, err := gather.Configs(r.ctx, r.ga, []int{2, 1, 0}, build(r.me()))
-		if !assert.NoError(r, err) {
-			return
-		}
+		require.NoError(r, err)
 		for rank, cfg := range res.Present() {
 			assert.True(r, slices.Equal((*build(rank))["words"], (*cfg)["words"]), "rank %d", rank)
 		}
@@ -117,17 +113,14 @@ func TestConfigsOfAnyShape(t *testing.T) {
 	evil := map[string]any{"__reduce__": []any{"os.system", "exit 1"}, "$tensor": "../../../etc/passwd", "$float": "NaN", "py": "\x00cos\nsystem"}
 	overAll(t, 2, func(r *rank) {
 		one, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 3))
-		if assert.NoError(r, err) {
-			for rank, got := range one.Present() {
-				equal(r.T, filled(rank, 3), got)
-			}
-			one.Release()
+		require.NoError(r, err)
+		for rank, got := range one.Present() {
+			equal(r.T, filled(rank, 3), got)
 		}
+		one.Release()
 		for _, cfg := range []any{nil, evil, map[string]any{}, []any{tensor.New(tensor.F32, 0, 3)}} {
 			res, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, &cfg)
-			if !assert.NoError(r, err, "%T", cfg) {
-				return
-			}
+			require.NoError(r, err, "%T", cfg)
 			if res.First && assert.False(r, res.Items[1].Absent, "a config that is nil is there") {
 				assert.Equal(r, cfg, *res.Items[1].Value)
 			}
@@ -183,8 +176,7 @@ func TestConfigsOfOtherTypes(t *testing.T) {
 			assert.ErrorContains(r, err, "Bias")
 		}
 		res, err := gather.Configs(r.ctx, r.ga, list, &ours{r.tensor(r.me(), 4)})
-		if assert.NoError(r, err) {
-			res.Release()
-		}
+		require.NoError(r, err)
+		res.Release()
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,10 +69,8 @@ func TestDataLink(t *testing.T) {
 				mine = map[string]*tensor.Tensor{"w": filled(1, 4<<20)}
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx)) // all have the time from here on, of which the report has a tenth
-			ctx, cancel := context.WithTimeout(r.ctx, 6*time.Second)
-			defer cancel()
 			w := &at{n: 1 << 20, do: func() { fault.on(proxy) }}
-			err := gather.ConcatTo(ctx, r.ga, w, ranks, gather.Merge{}, mine)
+			err := gather.ConcatTo(testcluster.Within(r, 6*time.Second), r.ga, w, ranks, gather.Merge{}, mine)
 			re := r.rankError(err)
 			failures[r.me()] = failureText(re)
 			if errors.Is(err, pgroup.ErrTimeout) {
@@ -261,10 +260,8 @@ func TestLateFirstRank(t *testing.T) {
 		"it closes": func(r *rank) { assert.NoError(r, r.ga.Close()) },
 		"it fails": func(r *rank) {
 			for range 3 {
-				ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
-				_, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(1, 5000))
+				_, err := gather.Tensors(testcluster.Within(r, 20*time.Millisecond), r.ga, ranks, r.tensor(1, 5000))
 				assert.ErrorIs(r, err, pgroup.ErrTimeout)
-				cancel()
 			}
 		},
 	} {
@@ -285,16 +282,9 @@ func TestLateFirstRank(t *testing.T) {
 				job{way: w, n: 2, meet: meet}.run(t, func(r *rank) {
 					mine := r.tensor(10*r.me(), 5000)
 					for range 2 { // the second gather shows that later verbs need one record
-						res, err := gather.Tensors(r.ctx, r.ga, ranks, mine)
-						if !assert.NoError(r, err) {
-							return
-						}
-						res.Release()
+						r.gather(ranks, mine).Release()
 					}
-					res, err := gather.Tensors(r.ctx, r.ga, ranks, mine)
-					if !assert.NoError(r, err) {
-						return
-					}
+					res := r.gather(ranks, mine)
 					if r.me() == 1 {
 						meanwhile(r)
 						close(done)
@@ -304,6 +294,64 @@ func TestLateFirstRank(t *testing.T) {
 					res.Release()
 				})
 			})
+		}
+	}
+}
+
+// unknownOffers is a store that loses its reply to the offer of one rank in a verb, once it was applied. If it
+// is overtaken, it delivers the other rank's reply only when the first one has called the next verb.
+func unknownOffers(unknown int, verb uint64, overtaken bool) store.Engine {
+	var lost atomic.Bool
+	next := make(chan struct{})
+	return &watched{new(store.Memory), func(req *wire.Request) {
+		if offers(req, unknown, verb+1) {
+			close(next)
+		}
+	}, func(ctx context.Context, req *wire.Request) error {
+		if offers(req, unknown, verb) && !lost.Swap(true) {
+			return &store.Error{Op: "collect", Err: store.ErrUnknown, Detail: "the reply was lost"}
+		}
+		if overtaken && offers(req, 1-unknown, verb) {
+			select {
+			case <-next:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}}
+}
+
+// TestUnknownOffers checks that a rank which does not know whether its offers were accepted is in
+// step with the others in the next verb, even if it calls that before they have received those
+// offers. In the verb itself, the others wait for the first rank's result.
+func TestUnknownOffers(t *testing.T) {
+	const rounds, fault = 7, 3
+	for _, w := range ways() {
+		for unknown := range 2 {
+			for _, overtaken := range []bool{false, true} {
+				t.Run(fmt.Sprint(w.name, " rank ", unknown, " overtaken ", overtaken), func(t *testing.T) {
+					t.Parallel()
+					s := store.New(unknownOffers(unknown, fault+1, overtaken))
+					defer s.Close()
+					job{way: w, n: 2, meet: s}.run(t, func(r *rank) {
+						for round := range rounds {
+							res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, filled(10*round+r.me(), 1000+round))
+							switch {
+							case err == nil:
+								for rank, got := range res.Present() {
+									equal(r.T, filled(10*round+rank, 1000+round), got)
+								}
+								res.Release()
+							case r.me() == unknown:
+								assert.ErrorIs(r, err, store.ErrUnknown)
+								fallthrough
+							default:
+								assert.Equal(r, fault, round, "rank %d: %v", r.me(), err)
+							}
+						}
+					})
+				})
+			}
 		}
 	}
 }

@@ -73,10 +73,7 @@ func offers(req *wire.Request, index int, nth uint64) bool {
 
 // gathers runs a gather of numbered tensors, and checks the result.
 func (r *rank) gathers(ranks []int, number, n int) bool {
-	res, err := gather.Tensors(r.ctx, r.ga, ranks, r.tensor(number+r.me(), n))
-	if !assert.NoError(r, err, "rank %d", r.me()) {
-		return false
-	}
+	res := r.gather(ranks, r.tensor(number+r.me(), n))
 	defer res.Release()
 	if res.First && !assert.Len(r, res.Items, len(ranks)) {
 		return false
@@ -95,12 +92,11 @@ func TestModelOpt01LaterRun(t *testing.T) {
 	var old sync.WaitGroup
 	old.Go(func() {
 		job{n: 2, runID: "restarted", o: o}.run(t, func(r *rank) {
-			ok := r.gathers([]int{0, 1}, 10, 100)
-			opened <- struct{}{}
+			done := sync.OnceFunc(func() { opened <- struct{}{} })
+			defer done() // if it fails too
+			r.gathers([]int{0, 1}, 10, 100)
+			done()
 			<-later
-			if !ok {
-				return
-			}
 			_, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 100))
 			assert.ErrorIs(r, err, pgroup.ErrFailed)
 			assert.Equal(r, 1, r.rankError(err).By)
@@ -184,9 +180,7 @@ func TestModelOpt04Sizes(t *testing.T) {
 				want := map[string]*tensor.Tensor{"part": part(r), "nothing": tensor.New(tensor.F32, 5, 0), "scalar": filled(3), "bits": tensor.New(tensor.F4, 2)}
 				for _, give := range []map[string]*tensor.Tensor{{}, want, {"nothing": want["nothing"]}, {}} {
 					res, err := gather.TensorMaps(r.ctx, r.ga, []int{0, 1}, give)
-					if !assert.NoError(r, err) {
-						return
-					}
+					require.NoError(r, err)
 					for _, got := range res.Present() {
 						require.NotNil(r, got, "an empty map is not absent")
 						assert.Len(r, got, len(give))
@@ -255,12 +249,11 @@ func TestModelOpt05NoCopy(t *testing.T) {
 			whole, err := pgroup.AllGather(r.ctx, r.group, []string{inode, fmt.Sprint(offset)})
 			require.NoError(r, err)
 			before := r.arena.Stats()
-			for range 3 {
-				res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, mine)
-				if !assert.NoError(r, err) {
-					return
-				}
+			for round := range 20 {
+				mine.Data[0] = byte(round) // it may change once it is released
+				res := r.gather([]int{0, 1}, mine)
 				for rank, got := range res.Present() {
+					assert.Equal(r, byte(round), got.Data[0])
 					inode, offset := mapping(r.T, got.Data)
 					assert.Equal(r, whole[rank], []string{inode, fmt.Sprint(offset)}, "rank %d's", rank)
 				}
@@ -276,14 +269,10 @@ func TestModelOpt05NoCopy(t *testing.T) {
 
 // TestModelOpt05Reused gathers many times: no new memory is allocated after the second.
 func TestModelOpt05Reused(t *testing.T) {
+	sharing(t)
 	for _, w := range ways() {
 		if w.dir || w.tls {
 			continue
-		}
-		if arena, err := shm.NewArena(nil); err != nil {
-			continue
-		} else {
-			_ = arena.Close()
 		}
 		t.Run(w.name, func(t *testing.T) {
 			former, _ := memory(t)
@@ -292,15 +281,10 @@ func TestModelOpt05Reused(t *testing.T) {
 				var taken int64
 				mine := r.tensor(r.me(), 1<<18)
 				for round := range 50 {
-					res, err := gather.Tensors(r.ctx, r.ga, []int{2, 0, 1, 3}, mine)
-					if !assert.NoError(r, err) {
-						return
-					}
+					res := r.gather([]int{2, 0, 1, 3}, mine)
 					res.Release()
 					assert.NoError(r, res.WaitReleased(r.ctx))
-					if !assert.NoError(r, r.group.Barrier(r.ctx)) {
-						return
-					}
+					require.NoError(r, r.group.Barrier(r.ctx))
 					if round == 1 {
 						segments, taken = memory(r.T)
 					}
@@ -345,9 +329,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 					before := requests.Load()
 					assert.NoError(r, r.group.Barrier(r.ctx))
 					res, err := gather.TensorMaps(r.ctx, r.ga, []int{1, 0, 2}, ts)
-					if !assert.NoError(r, err) {
-						return
-					}
+					require.NoError(r, err)
 					for _, got := range res.Present() {
 						assert.Len(r, got, many)
 						for name := range ts {
@@ -434,9 +416,7 @@ func TestModelOpt07NoRankIsStranded(t *testing.T) {
 			if test.name == "never calls" || !test.known {
 				timeout = 500 * time.Millisecond
 			}
-			ctx, cancel := context.WithTimeout(r.ctx, timeout)
-			defer cancel()
-			_, err := gather.Tensors(ctx, r.ga, list, r.tensor(r.me(), 100))
+			_, err := gather.Tensors(testcluster.Within(r, timeout), r.ga, list, r.tensor(r.me(), 100))
 			test.check(r, err, test.who)
 			if test.known && test.name == "closes its gatherer" {
 				assert.Equal(r, []int{test.who}, r.rankError(err).Left, "%v", err)
@@ -491,10 +471,7 @@ func TestModelOpt09HalfAState(t *testing.T) {
 // TestModelOptScoped closes a Gatherer before a result is released, as upstream's context managers may.
 func TestModelOptScoped(t *testing.T) {
 	overAll(t, 2, func(r *rank) {
-		late, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, r.tensor(1, 1000))
-		if !assert.NoError(r, err) {
-			return
-		}
+		late := r.gather([]int{0, 1}, r.tensor(1, 1000))
 		assert.NoError(r, r.group.Barrier(r.ctx))
 		assert.NoError(r, r.ga.Close())
 		if late.First {

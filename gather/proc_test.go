@@ -2,7 +2,6 @@ package gather_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -64,8 +63,7 @@ func shared(t *testing.T) string {
 func processes(t *testing.T, j pgrouptest.Job, f func(r *rank)) {
 	t.Helper()
 	j.Run(t, func(t *testing.T, g *pgroup.Group) {
-		ctx, cancel := context.WithTimeout(t.Context(), span)
-		defer cancel()
+		ctx := testcluster.Within(t, span)
 		ga, err := gather.Open(ctx, g, &gather.Options{Dir: os.Getenv(dirVar)})
 		require.NoError(t, err)
 		r := &rank{T: t, ctx: ctx, group: g, ga: ga}
@@ -182,8 +180,7 @@ func TestModelOpt02ReaderExits(t *testing.T) {
 		j.MayFail = []int{0}
 		processes(t, j, func(r *rank) {
 			ranks := []int{r.me() &^ 1, r.me() | 1}
-			res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1<<20))
-			require.NoError(t, err)
+			res := r.gather(ranks, filled(r.me(), 1<<20))
 			require.NoError(t, r.group.Barrier(r.ctx))
 			if r.me() == 0 {
 				os.Exit(3)
@@ -233,9 +230,7 @@ func TestFrozen(t *testing.T) {
 
 func (r *rank) missing(ranks []int, who int) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
-	defer cancel()
-	_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 1000))
+	_, err := gather.Tensors(testcluster.Within(r, 2*time.Second), r.ga, ranks, filled(r.me(), 1000))
 	assert.ErrorIs(r, err, pgroup.ErrTimeout)
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
 }

@@ -45,26 +45,22 @@ func TestReturnedIsBounded(t *testing.T) {
 		}, pgroup.ErrCancelled},
 	}), func(t *testing.T, test bounded) {
 		job{way: way{allocated: true}, n: 2, span: test.span}.run(t, func(r *rank) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			res, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 1000))
-			if !assert.NoError(r, err) {
-				return
-			}
+			r.ctx = testcluster.Within(t, time.Minute)
+			res := r.gather(ranks, r.tensor(r.me(), 1000))
 			if r.me() == 1 {
-				_, err := pgroup.Recv[bool](ctx, r.group, 0)
+				_, err := pgroup.Recv[bool](r.ctx, r.group, 0)
 				assert.NoError(r, err)
 				res.Release()
 			} else {
-				err := test.call(ctx, res)
+				err := test.call(r.ctx, res)
 				assert.ErrorIs(r, err, test.want)
 				re := r.rankError(err)
 				assert.Equal(r, []int{1}, re.Missing, "%v", err)
 				assert.NotContains(r, err.Error(), "{", "no structs")
-				assert.NoError(r, pgroup.Send(ctx, r.group, 1, true))
-				assert.NoError(r, res.WaitReleased(ctx))
+				assert.NoError(r, pgroup.Send(r.ctx, r.group, 1, true))
+				assert.NoError(r, res.WaitReleased(r.ctx))
 			}
-			(&rank{T: r.T, way: r.way, ctx: ctx, group: r.group, ga: r.ga, arena: r.arena}).gathers(ranks, 10, 100)
+			r.gathers(ranks, 10, 100)
 		})
 	})
 }
@@ -79,8 +75,7 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 		const first = 1
 		ranks := []int{first, 0, 2}
 		processes(t, pgrouptest.Job{N: 3, MayFail: []int{first}, LivenessTimeout: 3 * time.Second}, func(r *rank) {
-			res, err := gather.Tensors(r.ctx, r.ga, ranks, filled(r.me(), 1000))
-			require.NoError(r, err)
+			res := r.gather(ranks, filled(r.me(), 1000))
 			require.NoError(r, r.group.Barrier(r.ctx))
 			if r.me() == first {
 				<-r.ctx.Done() // it is killed before that
@@ -92,7 +87,7 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 				defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
 			}
 			start := time.Now()
-			err = res.WaitReleased(context.WithoutCancel(r.ctx))
+			err := res.WaitReleased(context.WithoutCancel(r.ctx))
 			assert.Less(r, time.Since(start), soon)
 			assert.ErrorIs(r, err, pgroup.ErrLost)
 			assert.Equal(r, []int{first}, r.rankError(err).Lost, "%v", err)

@@ -2,6 +2,8 @@ package gather_test
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -9,20 +11,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/trace"
 )
 
 // list's first rank, which receives, is not the lowest one, and rank 1 is not in it.
 var list = []int{2, 0, 3}
 
+// TestTensors has every set of the three ranks absent.
 func TestTensors(t *testing.T) {
 	overAll(t, 4, func(r *rank) {
-		for round := range 5 { // later rounds reuse segments and connections
-			res, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(10*r.me()+round, 300, 1000))
-			if !assert.NoError(r, err, "rank %d", r.me()) {
-				return
+		for absent := range 8 { // later rounds reuse segments and connections
+			mine := r.tensor(10*r.me()+absent, 300, 1000)
+			if i := slices.Index(list, r.me()); i >= 0 && absent&(1<<i) != 0 {
+				mine = nil
 			}
+			res := r.gather(list, mine)
 			assert.Equal(r, r.me() == 2, res.First)
 			assert.Equal(r, r.me() == 1, res.Outside)
 			if !res.First {
@@ -32,51 +38,21 @@ func TestTensors(t *testing.T) {
 				continue
 			}
 			require.Len(r, res.Items, 3)
-			for i, it := range res.Items {
-				assert.Equal(r, list[i], it.Rank)
-				assert.False(r, it.Absent)
-				equal(r.T, filled(10*it.Rank+round, 300, 1000), it.Value)
-			}
-			theirs := res.Items[1].Value
-			res.Release()
-			res.Release()
-			assert.Nil(r, theirs.Data, "it must no longer be touched")
-		}
-	})
-}
-
-func TestAbsent(t *testing.T) {
-	overAll(t, 4, func(r *rank) {
-		for absent := range 8 { // every set of the three
-			var mine *tensor.Tensor
-			for i, rank := range list {
-				if rank == r.me() && absent&(1<<i) == 0 {
-					mine = r.tensor(rank, 5)
-				}
-			}
-			res, err := gather.Tensors(r.ctx, r.ga, list, mine)
-			if !assert.NoError(r, err) {
-				return
-			}
-			if !res.First {
-				continue
-			}
-			var want, got []int
+			present := maps.Collect(res.Present())
 			for i, it := range res.Items {
 				assert.Equal(r, list[i], it.Rank)
 				assert.Equal(r, absent&(1<<i) != 0, it.Absent)
 				if it.Absent {
 					assert.Nil(r, it.Value)
 				} else {
-					want = append(want, list[i])
+					equal(r.T, filled(10*it.Rank+absent, 300, 1000), it.Value)
 				}
+				assert.Equal(r, it.Value, present[it.Rank])
 			}
-			for rank, v := range res.Present() {
-				got = append(got, rank)
-				equal(r.T, filled(rank, 5), v)
-			}
-			assert.Equal(r, want, got)
+			theirs := res.Items[1].Value
 			res.Release()
+			res.Release()
+			assert.True(r, theirs == nil || theirs.Data == nil, "it must no longer be touched")
 		}
 	})
 }
@@ -111,10 +87,7 @@ func TestDisagreement(t *testing.T) {
 				assert.Equal(r, 3, re.By)
 				assert.ErrorContains(r, err, test.want)
 
-				next, err := gather.Tensors(r.ctx, r.ga, list, r.tensor(r.me(), 4))
-				if assert.NoError(r, err) {
-					next.Release()
-				}
+				r.gathers(list, 0, 4)
 			})
 		})
 	}
@@ -134,6 +107,12 @@ func TestBadInput(t *testing.T) {
 			assert.Equal(r, broken, re.By)
 			assert.ErrorContains(r, err, "20 bytes, not 3")
 		}
+		err := gather.ConcatTo(r.ctx, r.ga, nil, []int{0, 1}, gather.Merge{}, map[string]*tensor.Tensor{"w": filled(0, 1)})
+		assert.ErrorContains(r, err, "w is nil")
+		assert.Equal(r, 0, r.rankError(err).By)
+		_, err = gather.Tensors(r.ctx, r.ga, []int{0, 1}, &tensor.Tensor{DType: tensor.U8, Shape: make([]int, 65)})
+		assert.ErrorContains(r, err, "65 axes")
+		r.gathers([]int{0, 1}, 0, 10)
 		for _, ranks := range [][]int{nil, {0, 2}, {-1, 0}, {0, 1, 0}} {
 			_, err := gather.Tensors(r.ctx, r.ga, ranks, nil)
 			assert.ErrorIs(r, err, pgroup.ErrInvalid)
@@ -149,9 +128,7 @@ func TestMissing(t *testing.T) {
 		}
 		for _, absent := range []int{0, 1} {
 			if r.me() != absent {
-				ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
-				_, err := gather.Tensors(ctx, r.ga, ranks, r.tensor(r.me(), 9))
-				cancel()
+				_, err := gather.Tensors(testcluster.Within(r, 2*time.Second), r.ga, ranks, r.tensor(r.me(), 9))
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 				assert.Equal(r, []int{absent}, r.rankError(err).Missing, "%v", err)
 			}
@@ -166,26 +143,41 @@ func TestMissing(t *testing.T) {
 	})
 }
 
-// TestSharedTensorsMayChange has tensors that were allocated in shared memory, and are changed as
-// soon as that is allowed.
-func TestSharedTensorsMayChange(t *testing.T) {
+// TestTrace checks that every verb is traced on every rank of its list, whichever way its tensors
+// take.
+func TestTrace(t *testing.T) {
 	for _, w := range ways() {
-		if !w.allocated {
-			continue
-		}
-		w.run(t, 2, gather.Options{}, func(r *rank) {
-			mine := r.tensor(r.me(), 1<<16)
-			for round := range 20 {
-				mine.Data[0] = byte(round)
-				res, err := gather.Tensors(r.ctx, r.ga, []int{0, 1}, mine)
-				if !assert.NoError(r, err) {
-					return
+		t.Run(w.name, func(t *testing.T) {
+			sink := new(testcluster.Events)
+			job{way: w, n: 4, trace: sink}.run(t, func(r *rank) {
+				r.gather(list, r.tensor(1, 300)).Release()
+				_, err := gather.Concat(r.ctx, r.ga, list, 0, r.tensor(1, 3+r.me()))
+				assert.NoError(r, err)
+				_, err = gather.Tensors(r.ctx, r.ga, list, r.tensor(1, 3+r.me())) // of other shapes
+				if r.me() != 1 {
+					assert.ErrorIs(r, err, pgroup.ErrMismatch)
 				}
-				if res.First {
-					assert.Equal(r, byte(round), res.Items[1].Value.Data[0])
-					res.Release()
+			})
+			of := map[uint64][]trace.Event{}
+			for _, e := range append(sink.Of("gather.tensors"), sink.Of("gather.concat")...) {
+				of[e.Seq] = append(of[e.Seq], e)
+			}
+			require.Len(t, of, 3)
+			for seq, events := range of {
+				require.Len(t, events, 3, "the one that is not in the list has done nothing")
+				seen := map[int]bool{}
+				for _, e := range events {
+					seen[e.Rank] = true
+					require.Equal(t, map[uint64]string{1: "gather.tensors", 2: "gather.concat", 3: "gather.tensors"}[seq], e.Op)
+					require.Equal(t, []any{3, -1, events[0].Group, events[0].Generation}, []any{e.Size, e.Last, e.Group, e.Generation})
+					require.Positive(t, e.Waited)
+					require.LessOrEqual(t, e.Waited, e.Duration())
+					require.Equal(t, seq == 3, e.Err != nil)
+					if seq == 1 {
+						require.EqualValues(t, map[bool]int{true: 2400, false: 1200}[e.Rank == 0], e.Bytes, "rank %d of the list", e.Rank)
+					}
 				}
-				assert.NoError(r, res.WaitReleased(r.ctx))
+				require.Len(t, seen, 3)
 			}
 		})
 	}

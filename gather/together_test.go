@@ -53,9 +53,7 @@ func TestRanksCallDifferentVerbs(t *testing.T) {
 			assert.NoError(r, r.group.Barrier(r.ctx))
 			// the same on all ranks, though the order of a map is random
 			value, err := r.group.Store().Get(r.ctx, "most")
-			if !assert.NoError(r, err) {
-				return
-			}
+			require.NoError(r, err)
 			for _, other := range []string{"gather.tensors", "gather.concat", "gather.configs"} {
 				mine := string(value)
 				if other == mine {
@@ -89,9 +87,7 @@ func TestFirstUse(t *testing.T) {
 			assert.ErrorIs(r, err, context.Canceled)
 		},
 		"it gives up": func(r *rank, ranks []int) {
-			ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
-			defer cancel()
-			_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 3))
+			_, err := gather.Tensors(testcluster.Within(r, 20*time.Millisecond), r.ga, ranks, filled(r.me(), 3))
 			assert.ErrorIs(r, err, context.DeadlineExceeded)
 		},
 	} {
@@ -103,9 +99,7 @@ func TestFirstUse(t *testing.T) {
 					assert.NoError(r, pgroup.Send(r.ctx, r.group, 0, true))
 				} else {
 					if name == "it is late" {
-						ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
-						_, err := gather.Tensors(ctx, r.ga, ranks, filled(r.me(), 3))
-						cancel()
+						_, err := gather.Tensors(testcluster.Within(r, 20*time.Millisecond), r.ga, ranks, filled(r.me(), 3))
 						assert.ErrorIs(r, err, pgroup.ErrTimeout)
 						assert.NoError(r, pgroup.Send(r.ctx, r.group, 1, true))
 					}
@@ -160,21 +154,6 @@ func TestNothingManyTimes(t *testing.T) {
 	})
 }
 
-// TestBadArguments checks that bad arguments are refused by name, on all ranks.
-func TestBadArguments(t *testing.T) {
-	axes := make([]int, 65)
-	overAll(t, 2, func(r *rank) {
-		ranks := []int{0, 1}
-		ts := map[string]*tensor.Tensor{"w": filled(0, 1)}
-		err := gather.ConcatTo(r.ctx, r.ga, nil, ranks, gather.Merge{}, ts)
-		assert.ErrorContains(r, err, "w is nil")
-		assert.Equal(r, 0, r.rankError(err).By)
-		_, err = gather.Tensors(r.ctx, r.ga, ranks, &tensor.Tensor{DType: tensor.U8, Shape: axes})
-		assert.ErrorContains(r, err, "65 axes")
-		r.gathers(ranks, 0, 10)
-	})
-}
-
 // TestImpossibleOffers casts votes in the name of a sender, with impossible offers: the rank is
 // named in the error, and nothing else happens.
 func TestImpossibleOffers(t *testing.T) {
@@ -203,12 +182,7 @@ func TestImpossibleOffers(t *testing.T) {
 				if !r.gathers([]int{0, 1}, 0, 100) {
 					return
 				}
-				ctx, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
-				defer cancel()
-				err := calls[verb](r, ctx, []int{0, 1})
-				if assert.Error(r, err, verb) {
-					_ = r.rankError(err)
-				}
+				_ = r.rankError(calls[verb](r, testcluster.Within(r, 300*time.Millisecond), []int{0, 1}))
 			})
 		}
 	})
@@ -229,9 +203,7 @@ func TestAnotherListsExport(t *testing.T) {
 		if r.me() == 0 {
 			assert.NoError(r, gather.Grab(r.ctx, r.ga, "0 1", "0 1 2", 1))
 		} else {
-			ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
-			defer cancel()
-			_, err := gather.Tensors(ctx, r.ga, b, large)
+			_, err := gather.Tensors(testcluster.Within(r, 2*time.Second), r.ga, b, large)
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
 		}
 		assert.NoError(r, r.group.Barrier(r.ctx))
@@ -251,9 +223,7 @@ func TestDisagreementsTakeNoMemory(t *testing.T) {
 		defer ga.Close()
 		for range 30 {
 			x, err := tensor.NewIn(arena, tensor.U8, 1<<20+r.me())
-			if !assert.NoError(r, err) {
-				return
-			}
+			require.NoError(r, err)
 			_, err = gather.Tensors(r.ctx, ga, []int{0, 1}, x)
 			assert.ErrorIs(r, err, pgroup.ErrMismatch)
 			arena.Free(x.Data)

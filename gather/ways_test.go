@@ -25,6 +25,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
 // way is how data is transferred; all tests of this package run over each of them.
 type way struct {
 	name      string
@@ -109,8 +111,7 @@ func (j job) run(t *testing.T, f func(r *rank)) {
 	var ranks sync.WaitGroup
 	for i := range j.n {
 		ranks.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), j.span)
-			defer cancel()
+			ctx := testcluster.Within(t, j.span)
 			g, err := pgroup.Create(ctx, pgroup.Config{
 				Name: j.name, Run: j.runID, Rank: i, Size: j.n, Store: open(), Host: j.host(i), TLS: files, Timeout: j.span, Trace: j.trace,
 			})
@@ -138,9 +139,7 @@ func (r *rank) play(o gather.Options, f func(r *rank)) {
 		r.arena, o.Arena = arena, arena
 	}
 	ga, err := gather.Open(r.ctx, r.group, &o)
-	if !assert.NoError(r, err) {
-		return
-	}
+	require.NoError(r, err)
 	defer func() { assert.NoError(r, ga.Close()) }()
 	r.ga = ga
 	f(r)
@@ -175,6 +174,14 @@ func (r *rank) tensor(of int, shape ...int) *tensor.Tensor {
 	require.NoError(r, err)
 	copy(t.Data, filled(of, shape...).Data)
 	return t
+}
+
+// gather gathers a tensor of each of ranks, which must succeed.
+func (r *rank) gather(ranks []int, mine *tensor.Tensor) *gather.Result[*tensor.Tensor] {
+	r.Helper()
+	res, err := gather.Tensors(r.ctx, r.ga, ranks, mine)
+	require.NoError(r, err, "rank %d", r.me())
+	return res
 }
 
 func filled(of int, shape ...int) *tensor.Tensor {

@@ -32,18 +32,8 @@ func BenchmarkWrite(b *testing.B) {
 	w := open(b, dir, 0, nil)
 	v := must(w.Write(b.Context(), nil, ts))
 	plain := must(os.ReadFile(filepath.Join(dir, nfsws.WeightsName(0, 0, v))))
-	var ours, theirs time.Duration
-	for i := 0; b.Loop(); i++ {
-		for turn := range 2 {
-			if turn == i%2 {
-				theirs += timed(func() { plainWrite(dir, plain) })
-				must(0, os.Remove(filepath.Join(dir, "plain")))
-			} else {
-				ours += timed(func() { must(w.Write(b.Context(), configOf(1), ts)) })
-			}
-		}
-	}
-	report(b, ours, theirs)
+	clean := func() { must(0, os.Remove(filepath.Join(dir, "plain"))) }
+	alternate(b, func() { must(w.Write(b.Context(), configOf(1), ts)) }, func() { plainWrite(dir, plain) }, clean)
 }
 
 func plainWrite(dir string, data []byte) {
@@ -61,29 +51,31 @@ func BenchmarkRead(b *testing.B) {
 	w := open(b, dir, 0, nil)
 	v := must(w.Write(b.Context(), configOf(1), benchWeights()))
 	name := filepath.Join(dir, nfsws.WeightsName(0, 0, v))
-	var ours, theirs time.Duration
+	alternate(b, func() { must(w.Read(b.Context(), 0, nfsws.Version{})) }, func() { must(os.ReadFile(name)) }, func() {})
+}
+
+// alternate runs ours and plain in turns, and reports the time of each; that of clean, after plain, is in neither.
+func alternate(b *testing.B, ours, plain, clean func()) {
+	var ourTime, plainTime time.Duration
 	for i := 0; b.Loop(); i++ {
 		for turn := range 2 {
 			if turn == i%2 {
-				theirs += timed(func() { must(os.ReadFile(name)) })
+				plainTime += timed(plain)
+				clean()
 			} else {
-				ours += timed(func() { must(w.Read(b.Context(), 0, nfsws.Version{})) })
+				ourTime += timed(ours)
 			}
 		}
 	}
-	report(b, ours, theirs)
+	b.ReportMetric(ourTime.Seconds()/plainTime.Seconds(), "×plain")
+	b.ReportMetric(ourTime.Seconds()*1000/float64(b.N), "ms/ours")
+	b.ReportMetric(plainTime.Seconds()*1000/float64(b.N), "ms/plain")
+	b.ReportMetric(float64(benchBytes)*float64(b.N)/ourTime.Seconds()/(1<<30), "GiB/s")
+	b.ReportMetric(0, "ns/op")
 }
 
 func timed(f func()) time.Duration {
 	begun := time.Now()
 	f()
 	return time.Since(begun)
-}
-
-func report(b *testing.B, ours, theirs time.Duration) {
-	b.ReportMetric(ours.Seconds()/theirs.Seconds(), "×plain")
-	b.ReportMetric(ours.Seconds()*1000/float64(b.N), "ms/ours")
-	b.ReportMetric(theirs.Seconds()*1000/float64(b.N), "ms/plain")
-	b.ReportMetric(float64(benchBytes)*float64(b.N)/ours.Seconds()/(1<<30), "GiB/s")
-	b.ReportMetric(0, "ns/op")
 }

@@ -33,9 +33,10 @@ func TestPowerLoss(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						d := newDisk(seed)
 						v := &faulty{Volume: d}
-						w := must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(v)))
-						require.NoError(t, second(write(w, 1, small)))
-						require.NoError(t, second(write(w, 1, small)), "one that is replaced is there as well")
+						w := on(t, v, 0)
+						for range 2 { // one that is replaced is there as well
+							publish(t, w, 1)
+						}
 						v.arm(after(k))
 						err := act.do(w)
 						if seed > 0 { // otherwise only the process is killed
@@ -67,14 +68,17 @@ func after(k int) func(string) *fault {
 
 // survived returns the state on a disk, as its rank sees it after a restart; 0 is none.
 func survived(t *testing.T, d *disk) uint32 {
-	w, err := nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(d))
-	require.NoError(t, err)
-	n, err := read(w, 0)
-	if errors.Is(err, nfsws.ErrNotPublished) {
-		return 0
+	w := on(t, d, 0)
+	(&stage{t: t, disk: d}).tidy("after a restart")
+	return seen(t, w)
+}
+
+// seen returns the state of rank 0; 0 is none.
+func seen(t *testing.T, w *nfsws.Workspace) uint32 {
+	n, err := read(w, 0, nfsws.Version{})
+	if !errors.Is(err, nfsws.ErrNotPublished) {
+		require.NoError(t, err)
 	}
-	require.NoError(t, err)
-	(&stage{t: t, disk: d}).tidy("after a crash")
 	return n
 }
 
@@ -85,8 +89,8 @@ func TestPowerLossAfterTakingBack(t *testing.T) {
 	for seed := range uint64(400) {
 		d := newDisk(seed)
 		v := &faulty{Volume: d}
-		w := must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(v)))
-		require.NoError(t, second(write(w, 1, small)))
+		w := on(t, v, 0)
+		publish(t, w, 1)
 		syncs := 0
 		v.arm(func(op string) *fault {
 			if op == "syncdir dir" {
@@ -99,7 +103,7 @@ func TestPowerLossAfterTakingBack(t *testing.T) {
 		})
 		require.ErrorIs(t, second(write(w, 2, small)), syscall.EIO)
 		if seed%4 > 1 {
-			require.NoError(t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(d))))
+			on(t, d, 0)
 		}
 		d.crash()
 		require.Contains(t, []uint32{1, 2}, survived(t, d), "seed %d", seed)
@@ -168,13 +172,9 @@ func (l *life) chance() func(string) *fault {
 }
 
 func (l *life) open() {
-	w, err := nfsws.Open(l.t.Context(), "/d", 0, nfsws.Options{}.On(l.disk))
-	require.NoError(l.t, err)
-	(&stage{t: l.t, disk: l.disk}).tidy("open")
-	require.NoError(l.t, w.Close())
+	survived(l.t, l.disk)
 	l.v = &faulty{Volume: l.disk}
-	l.w, err = nfsws.Open(l.t.Context(), "/d", 0, nfsws.Options{}.On(l.v))
-	require.NoError(l.t, err)
+	l.w = on(l.t, l.v, 0)
 }
 
 func (l *life) write(on func(string) *fault) {
@@ -191,12 +191,5 @@ func (l *life) write(on func(string) *fault) {
 
 // look checks that the state is the acknowledged one, or one that an error has left possible.
 func (l *life) look() {
-	w, err := nfsws.Open(l.t.Context(), "/d", 1, nfsws.Options{}.On(l.disk))
-	require.NoError(l.t, err)
-	n, err := read(w, 0)
-	if errors.Is(err, nfsws.ErrNotPublished) {
-		n, err = 0, nil
-	}
-	require.NoError(l.t, err)
-	require.Contains(l.t, append(l.maybe, l.acked), n)
+	require.Contains(l.t, append(l.maybe, l.acked), seen(l.t, on(l.t, l.disk, 1)))
 }

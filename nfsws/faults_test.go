@@ -34,37 +34,34 @@ type stage struct {
 // newStage returns a stage on which state 1 is published.
 func newStage(t *testing.T) *stage {
 	d := newDisk(1)
-	s := &stage{t: t, disk: d, v: &faulty{Volume: d}}
-	var err error
-	s.writer, err = nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.v))
-	require.NoError(t, err)
-	s.reader, err = nfsws.Open(t.Context(), "/d", 1, nfsws.Options{}.On(d))
-	require.NoError(t, err)
-	_, err = write(s.writer, 1, small)
-	require.NoError(t, err)
-	s.v.old = must(d.ReadDir("gen-00000000000000000000"))
+	v := &faulty{Volume: d}
+	s := &stage{t: t, disk: d, v: v, writer: on(t, v, 0), reader: on(t, d, 1)}
+	publish(t, s.writer, 1)
+	v.old = must(d.ReadDir("gen-00000000000000000000"))
 	return s
+}
+
+// faults are the possible faults of each kind of operation, by name.
+var faults = map[string]map[string]*fault{
+	"create":  {"full": {err: syscall.ENOSPC}, "answer lost": {err: syscall.EIO, done: true}},
+	"write":   {"full": {err: syscall.ENOSPC}, "half": {err: syscall.ENOSPC, short: true}, "short": {short: true}, "nothing": {}},
+	"sync":    {"error": {err: syscall.EIO}, "full": {err: syscall.EDQUOT, done: true}},
+	"close":   {"error": {err: syscall.EIO, done: true}},
+	"release": {"error": {err: syscall.EIO, done: true}},
+	"rename":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.ENOENT, done: true}},
+	"syncdir": {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
+	"readdir": {"error": {err: syscall.EIO}, "stale": {stale: true}, "ESTALE": {err: syscall.ESTALE}},
+	"open":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "cached no": {err: fs.ErrNotExist}},
+	"read":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "torn": {short: true}, "changed": {change: true}},
+	"size":    {"error": {err: syscall.EIO}, "stale": {stale: true}},
+	"remove":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
+	"mkdir":   {"error": {err: syscall.EACCES}, "answer lost": {err: fs.ErrExist, done: true}},
 }
 
 // faultsOf returns the possible faults of an operation.
 func faultsOf(op string) map[string]*fault {
 	kind, _, _ := strings.Cut(op, " ")
-	all := map[string]map[string]*fault{
-		"create":  {"full": {err: syscall.ENOSPC}, "answer lost": {err: syscall.EIO, done: true}},
-		"write":   {"full": {err: syscall.ENOSPC}, "half": {err: syscall.ENOSPC, short: true}, "short": {short: true}, "nothing": {}},
-		"sync":    {"error": {err: syscall.EIO}, "full": {err: syscall.EDQUOT, done: true}},
-		"close":   {"error": {err: syscall.EIO, done: true}},
-		"release": {"error": {err: syscall.EIO, done: true}},
-		"rename":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.ENOENT, done: true}},
-		"syncdir": {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
-		"readdir": {"error": {err: syscall.EIO}, "stale": {stale: true}, "ESTALE": {err: syscall.ESTALE}},
-		"open":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "cached no": {err: fs.ErrNotExist}},
-		"read":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "torn": {short: true}, "changed": {change: true}},
-		"size":    {"error": {err: syscall.EIO}, "stale": {stale: true}},
-		"remove":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
-		"mkdir":   {"error": {err: syscall.EACCES}, "answer lost": {err: fs.ErrExist, done: true}},
-	}
-	return all[kind]
+	return faults[kind]
 }
 
 // everywhere tries every fault at every operation of act. The order of some operations is random,
@@ -108,8 +105,8 @@ func everywhere(t *testing.T, act func(*stage) error, check func(s *stage, op st
 // allFaults returns the names of all faults.
 func allFaults() []string {
 	all := map[string]bool{}
-	for _, op := range []string{"create", "write", "sync", "close", "release", "rename", "syncdir", "readdir", "open", "read", "size", "remove", "mkdir"} {
-		for name := range faultsOf(op) {
+	for _, named := range faults {
+		for name := range named {
 			all[name] = true
 		}
 	}
@@ -123,7 +120,7 @@ func (s *stage) settled(op string, err error) {
 	if strings.HasPrefix(op, "sync") || strings.HasPrefix(op, "close") || strings.HasPrefix(op, "write") {
 		require.Error(t, err, "%s: and yet it was acknowledged", op)
 	}
-	n, readErr := read(s.reader, 0)
+	n, readErr := read(s.reader, 0, nfsws.Version{})
 	require.NoError(t, readErr, op)
 	switch {
 	case err == nil:
@@ -141,18 +138,12 @@ func (s *stage) settled(op string, err error) {
 	if strings.HasPrefix(op, "sync ") || strings.HasPrefix(op, "write") {
 		s.tidy(op + ", without another Open")
 	}
-	again, openErr := nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))
-	require.NoError(t, openErr, op)
+	again := on(t, s.disk, 0)
 	s.tidy(op)
-	back, readErr := read(again, 0)
-	require.NoError(t, readErr, op)
-	require.Equal(t, n, back, op)
+	shows(t, again, 0, n, op)
 
-	_, writeErr := write(again, 3, small)
-	require.NoError(t, writeErr, op)
-	n, readErr = read(s.reader, 0)
-	require.NoError(t, readErr, op)
-	require.EqualValues(t, 3, n, op)
+	publish(t, again, 3)
+	shows(t, s.reader, 0, 3, op)
 	require.LessOrEqual(t, len(s.disk.files()), 4, op)
 }
 
@@ -186,10 +177,8 @@ func TestFaultsWhileOpening(t *testing.T) {
 		func(s *stage) error { return second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.v))) },
 		func(s *stage, op string, err error) {
 			require.True(s.t, err == nil || !strings.HasSuffix(op, "dir: stale"), "%s: %v", op, err)
-			n, readErr := read(s.reader, 0)
-			require.NoError(s.t, readErr, op)
-			require.EqualValues(s.t, 1, n, op)
-			require.NoError(s.t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))))
+			shows(s.t, s.reader, 0, 1, op)
+			on(s.t, s.disk, 0)
 			s.tidy(op)
 		})
 }
@@ -197,17 +186,17 @@ func TestFaultsWhileOpening(t *testing.T) {
 // TestFaultsWhileReading requires the newest state, or an error if the disk has returned one.
 // Operations whose results may come from a stale cache are repeated.
 func TestFaultsWhileReading(t *testing.T) {
-	of := func(state *nfsws.State, err error) (uint32, error) {
-		if err != nil {
-			return 0, err
-		}
-		return whole(state)
-	}
 	ctx := context.Background()
 	for name, verb := range map[string]func(w *nfsws.Workspace, v nfsws.Version) (uint32, error){
-		"read":    func(w *nfsws.Workspace, _ nfsws.Version) (uint32, error) { return of(w.Read(ctx, 0, nfsws.Version{})) },
-		"version": func(w *nfsws.Workspace, v nfsws.Version) (uint32, error) { return of(w.Read(ctx, 0, v)) },
-		"wait":    func(w *nfsws.Workspace, _ nfsws.Version) (uint32, error) { return of(w.Wait(ctx, 0)) },
+		"read":    func(w *nfsws.Workspace, _ nfsws.Version) (uint32, error) { return read(w, 0, nfsws.Version{}) },
+		"version": func(w *nfsws.Workspace, v nfsws.Version) (uint32, error) { return read(w, 0, v) },
+		"wait": func(w *nfsws.Workspace, _ nfsws.Version) (uint32, error) {
+			state, err := w.Wait(ctx, 0)
+			if err != nil {
+				return 0, err
+			}
+			return whole(state)
+		},
 		"view": func(w *nfsws.Workspace, _ nfsws.Version) (uint32, error) {
 			v, err := w.View(ctx, 0, nfsws.Version{})
 			if err != nil {
@@ -223,9 +212,7 @@ func TestFaultsWhileReading(t *testing.T) {
 			var got uint32
 			everywhere(t,
 				func(s *stage) error {
-					publisher := must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk)))
-					v, err := write(publisher, 2, small)
-					require.NoError(t, err)
+					v := publish(t, on(t, s.disk, 0), 2)
 					reader, err := nfsws.Open(t.Context(), "/d", 1, nfsws.Options{}.On(s.v))
 					if err == nil {
 						got, err = verb(reader, v)
@@ -248,42 +235,21 @@ func TestFaultsWhileReading(t *testing.T) {
 	}
 }
 
-// TestSlowRename tests a rename whose answer is lost, and that other clients see only later.
-func TestSlowRename(t *testing.T) {
+// TestStaleListing tests a state that cannot be listed yet: other ranks read the state before it, or find
+// it by its version, and the rank itself knows of it.
+func TestStaleListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
 		v := &faulty{Volume: s.disk, old: s.v.old}
-		reader, err := nfsws.Open(t.Context(), "/d", 1, nfsws.Options{}.On(v))
-		require.NoError(t, err)
-		late := time.Now().Add(time.Minute)
-		v.arm(func(op string) *fault {
-			if op == "readdir dir" && time.Now().Before(late) {
-				return &fault{stale: true}
-			}
-			return nil
-		})
-		version, err := write(s.writer, 2, small)
-		require.NoError(t, err)
-		n, err := read(reader, 0)
-		require.NoError(t, err)
-		require.EqualValues(t, 1, n, "the old one, whole")
-		state, err := reader.Read(t.Context(), 0, version)
-		require.NoError(t, err, "it is looked up by name")
-		n, err = whole(state)
-		require.NoError(t, err)
-		require.EqualValues(t, 2, n)
+		reader := on(t, v, 1)
+		version := publish(t, s.writer, 2)
+		for _, v := range []*faulty{v, s.v} {
+			v.always("readdir dir", fault{stale: true})
+		}
+		shows(t, reader, 0, 1, "the old one, whole")
+		showsVersion(t, reader, 0, version, 2, "it is looked up by name")
+		shows(t, s.writer, 0, 2)
 	})
-}
-
-// TestOwnStateIsSeen reads the newest state of a rank, which its own client cannot list yet.
-func TestOwnStateIsSeen(t *testing.T) {
-	s := newStage(t)
-	_, err := write(s.writer, 2, small)
-	require.NoError(t, err)
-	s.v.always("readdir dir", fault{stale: true})
-	n, err := read(s.writer, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 2, n)
 }
 
 // TestStaleForEver tests stale results, which are retried until the context ends.
@@ -324,24 +290,19 @@ func TestOpenWithAStaleListing(t *testing.T) {
 	s.v.old = slices.DeleteFunc(s.v.old, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".json") })
 	require.Len(t, s.v.old, 1)
 	s.v.always("readdir dir", fault{stale: true})
-	require.NoError(t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.v))))
-	n, err := read(s.reader, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
+	on(t, s.v, 0)
+	shows(t, s.reader, 0, 1)
 }
 
 // TestReplacedManifestStays tests a manifest that cannot be removed: its weights stay with it.
 func TestReplacedManifestStays(t *testing.T) {
 	s := newStage(t)
-	first, err := s.reader.Read(t.Context(), 0, nfsws.Version{})
-	require.NoError(t, err)
+	first := must(s.reader.Read(t.Context(), 0, nfsws.Version{}))
 	s.v.always("remove .json", fault{err: syscall.EACCES})
 	for n := range uint32(3) {
-		require.NoError(t, second(write(s.writer, n, small)))
+		publish(t, s.writer, n)
 	}
-	again, err := s.reader.Read(t.Context(), 0, first.Version)
-	require.NoError(t, err)
-	require.Equal(t, first.Config, again.Config)
+	showsVersion(t, s.reader, 0, first.Version, 1)
 }
 
 // TestListingWithoutAManifest tests a listing that has missed the manifests, as one may while a state
@@ -354,8 +315,7 @@ func TestListingWithoutAManifest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
 			s.v.old = slices.DeleteFunc(s.v.old, old)
-			reader, err := nfsws.Open(t.Context(), "/d", 2, nfsws.Options{}.On(s.v))
-			require.NoError(t, err)
+			reader := on(t, s.v, 2)
 			listings := 0
 			s.v.arm(func(op string) *fault {
 				if !strings.HasPrefix(op, "readdir") {
@@ -364,10 +324,8 @@ func TestListingWithoutAManifest(t *testing.T) {
 				listings++
 				return &fault{stale: listings < 3}
 			})
-			n, err := read(reader, 0)
-			require.NoError(t, err)
-			require.EqualValues(t, 1, n)
-			_, err = read(reader, 5)
+			shows(t, reader, 0, 1)
+			_, err := read(reader, 5, nfsws.Version{})
 			require.ErrorIs(t, err, nfsws.ErrNotPublished)
 		})
 	}

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -45,7 +47,7 @@ func TestManyCollectors(t *testing.T) {
 	for g := range uint64(5) { // each of a workspace, since Open removes older ones
 		was := t.TempDir()
 		for rank := range 8 {
-			require.NoError(t, second(write(open(t, was, rank, &nfsws.Options{Generation: g}), 1, 10)))
+			publish(t, open(t, was, rank, &nfsws.Options{Generation: g}), 1)
 		}
 		require.NoError(t, os.Rename(nfsws.GenerationDir(was, g), nfsws.GenerationDir(dir, g)))
 	}
@@ -77,7 +79,7 @@ func TestOnlyOursIsRemoved(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	precious := filepath.Join(outside, "rank-0.0000000001-00000001.json")
 	require.NoError(t, os.WriteFile(precious, []byte("{}"), 0o600))
-	require.NoError(t, second(write(open(t, dir, 0, &nfsws.Options{Generation: 1}), 1, 10)))
+	publish(t, open(t, dir, 0, &nfsws.Options{Generation: 1}), 1)
 	gen := dir + "/gen-00000000000000000001/"
 	require.NoError(t, os.WriteFile(gen+"notes.txt", nil, 0o600))
 	require.NoError(t, os.WriteFile(gen+"rank-00.0000000001-00000001.json", nil, 0o600))
@@ -100,7 +102,7 @@ func TestOnlyOursIsRemoved(t *testing.T) {
 
 func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 	d := newDisk(1)
-	require.NoError(t, second(write(must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(d))), 1, 10)))
+	publish(t, on(t, d, 0), 1)
 	v := &faulty{Volume: d}
 	v.arm(func(op string) *fault {
 		if strings.HasPrefix(op, "remove") {
@@ -111,7 +113,7 @@ func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	w, err := nfsws.Open(t.Context(), "/d", 0, nfsws.Options{Generation: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))}.On(v))
 	require.NoError(t, err, "what is old does not get in the way")
-	require.NoError(t, second(write(w, 1, 10)))
+	publish(t, w, 1)
 	require.Contains(t, log.String(), "path=/d/gen-00000000000000000000/rank-0.0000000001-")
 	require.Contains(t, log.String(), "permission denied")
 }
@@ -126,4 +128,35 @@ func TestRemovedDirectory(t *testing.T) {
 		_, err = w.Wait(t.Context(), 1)
 		require.ErrorContains(t, err, "it was removed while it was in use: open the workspace again", fmt.Sprint(gone))
 	}
+}
+
+// TestBegin begins generations from several goroutines: each is newer than all that existed before,
+// and no two are the same.
+func TestBegin(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "w")
+	first, err := nfsws.Begin(t.Context(), dir)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, first)
+	require.NoError(t, os.Mkdir(nfsws.GenerationDir(dir, 1<<60), 0o777))
+	all := make([]uint64, 8)
+	var begins sync.WaitGroup
+	for i := range all {
+		begins.Go(func() {
+			var err error
+			if all[i], err = nfsws.Begin(t.Context(), dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	begins.Wait()
+	slices.Sort(all)
+	require.Len(t, slices.Compact(all), 8)
+	require.Greater(t, all[0], uint64(1<<60))
+	open(t, dir, 0, &nfsws.Options{Generation: all[7]})
+
+	require.NoError(t, os.Mkdir(nfsws.GenerationDir(dir, math.MaxUint64), 0o777))
+	_, err = nfsws.Begin(t.Context(), dir)
+	require.ErrorContains(t, err, "is the last that there can be: remove it")
+	_, err = nfsws.Begin(t.Context(), filepath.Join(dir, "no", "parent"))
+	require.ErrorIs(t, err, os.ErrNotExist)
 }

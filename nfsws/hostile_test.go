@@ -83,28 +83,24 @@ func TestHostileDirectory(t *testing.T) {
 		"other parts":          {replace(`"part":1048576`, `"part":1`), "checksums of 1 bytes each do not make"},
 		"no checksums":         {replace(`"xxh3":["`, `"xxh3":[],"x":["`), "0 checksums of 1048576 bytes each do not make"},
 		"a checksum of wishes": {replace(`"xxh3":["`, `"xxh3":["x`), "is none"},
-		"other weights":        {func(_, w string) error { return overwrite(w, "{\"w\"") }, ".safetensors: corrupt: bytes 0 to 340 have the checksum"},
+		"other weights":        {func(_, w string) error { return overwrite(w, "{\"w\"") }, ".safetensors: corrupt: bytes 0 to 332 have the checksum"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // so that timeouts take no real time
 				dir := t.TempDir()
 				w, other := open(t, dir, 0, nil), open(t, dir, 1, nil)
-				v, err := write(w, 1, 52)
-				require.NoError(t, err)
-				_, err = write(other, 5, 52)
-				require.NoError(t, err)
+				v := publish(t, w, 1)
+				publish(t, other, 5)
 				require.NoError(t, tc.change(filepath.Join(dir, nfsws.ManifestName(0, 0, v)), filepath.Join(dir, nfsws.WeightsName(0, 0, v))))
 				begun := time.Now()
-				_, err = other.Read(t.Context(), 0, nfsws.Version{})
+				_, err := other.Read(t.Context(), 0, nfsws.Version{})
 				require.ErrorIs(t, err, nfsws.ErrCorrupt)
 				require.GreaterOrEqual(t, time.Since(begun), nfsws.StaleTime, "it may have come from a cache")
 				require.Less(t, time.Since(begun), 3*nfsws.StaleTime)
 				require.ErrorContains(t, err, "nfsws: read rank 0 of generation 0: "+dir+"/gen-00000000000000000000/rank-0.")
 				require.ErrorContains(t, err, tc.text)
 				require.Less(t, len(err.Error()), 1000)
-				n, err := read(other, 1)
-				require.NoError(t, err, "other ranks' states are as they were")
-				require.EqualValues(t, 5, n)
+				shows(t, other, 1, 5, "other ranks' states are as they were")
 			})
 		})
 	}
@@ -159,8 +155,8 @@ func TestBlockedFileSystem(t *testing.T) {
 	}
 	prepare := func(t *testing.T) (s space) {
 		s.d = &faulty{Volume: newDisk(1)}
-		s.w = must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.d)))
-		s.v = must(write(s.w, 1, 10))
+		s.w = on(t, s.d, 0)
+		s.v = publish(t, s.w, 1)
 		return s
 	}
 	all := maps.Clone(calls)
@@ -216,10 +212,9 @@ func overwrite(name, by string) error {
 func TestAnotherVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t, t.TempDir(), 0, nil)
-		v, err := write(w, 1, 10)
-		require.NoError(t, err)
+		v := publish(t, w, 1)
 		v.Sum++
-		_, err = w.Read(t.Context(), 0, v)
+		_, err := read(w, 0, v)
 		require.ErrorIs(t, err, nfsws.ErrCorrupt)
 		require.ErrorContains(t, err, "as that of the version asked for")
 	})

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -63,12 +62,33 @@ func whole(s *nfsws.State) (uint32, error) {
 	return config.N, nil
 }
 
-func read(w *nfsws.Workspace, rank int) (uint32, error) {
-	s, err := w.Read(context.Background(), rank, nfsws.Version{})
+// publish publishes state n, which must succeed.
+func publish(t testing.TB, w *nfsws.Workspace, n uint32) nfsws.Version {
+	t.Helper()
+	v, err := write(w, n, small)
+	require.NoError(t, err)
+	return v
+}
+
+func read(w *nfsws.Workspace, rank int, v nfsws.Version) (uint32, error) {
+	s, err := w.Read(context.Background(), rank, v)
 	if err != nil {
 		return 0, err
 	}
 	return whole(s)
+}
+
+// shows checks that the newest state of a rank is n.
+func shows(t testing.TB, w *nfsws.Workspace, rank int, n uint32, why ...any) {
+	t.Helper()
+	showsVersion(t, w, rank, nfsws.Version{}, n, why...)
+}
+
+func showsVersion(t testing.TB, w *nfsws.Workspace, rank int, v nfsws.Version, n uint32, why ...any) {
+	t.Helper()
+	got, err := read(w, rank, v)
+	require.NoError(t, err, why...)
+	require.Equal(t, n, got, why...)
 }
 
 func open(t testing.TB, dir string, rank int, o *nfsws.Options) *nfsws.Workspace {
@@ -76,6 +96,14 @@ func open(t testing.TB, dir string, rank int, o *nfsws.Options) *nfsws.Workspace
 	w, err := nfsws.Open(t.Context(), dir, rank, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	return w
+}
+
+// on opens the workspace of a rank on a volume.
+func on(t testing.TB, v nfsws.Volume, rank int) *nfsws.Workspace {
+	t.Helper()
+	w, err := nfsws.Open(t.Context(), "/d", rank, nfsws.Options{}.On(v))
+	require.NoError(t, err)
 	return w
 }
 
@@ -104,7 +132,7 @@ func must[T any](v T, err error) T {
 func TestWriteAndRead(t *testing.T) {
 	dir := t.TempDir() + "/made"
 	w, other := open(t, dir, 0, nil), open(t, dir, 12, nil)
-	_, err := other.Read(t.Context(), 0, nfsws.Version{})
+	_, err := read(other, 0, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrNotPublished)
 	require.EqualError(t, err, "nfsws: read rank 0 of generation 0: not published")
 
@@ -115,29 +143,19 @@ func TestWriteAndRead(t *testing.T) {
 	require.Equal(t, v1, s.Version)
 	require.Equal(t, 0, s.Rank)
 	require.Equal(t, `{"n": 1}`, string(s.Config))
-	n, err := whole(s)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
+	require.EqualValues(t, 1, must(whole(s)))
 
-	v2, err := write(w, 2, 10)
-	require.NoError(t, err)
+	v2 := publish(t, w, 2)
 	require.Greater(t, v2.Sequence, v1.Sequence)
-	n, err = read(other, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 2, n)
-	s, err = other.Read(t.Context(), 0, v1)
-	require.NoError(t, err, "one that was replaced stays until the next Write")
-	n, err = whole(s)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
+	shows(t, other, 0, 2)
+	showsVersion(t, other, 0, v1, 1, "one that was replaced stays until the next Write")
 
-	_, err = write(w, 3, 10)
-	require.NoError(t, err)
-	_, err = other.Read(t.Context(), 0, v1)
+	publish(t, w, 3)
+	_, err = read(other, 0, v1)
 	require.ErrorIs(t, err, nfsws.ErrNotPublished)
 	require.ErrorContains(t, err, "was replaced by")
 	require.Len(t, names(t, dir), 4, "two states, two files each")
-	_, err = other.Read(t.Context(), 1, nfsws.Version{})
+	_, err = read(other, 1, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrNotPublished, "rank 12 is not rank 1")
 }
 
@@ -152,33 +170,29 @@ func TestConfigs(t *testing.T) {
 		`{"xxh3":"0123456789abcdef"}`:          `{"xxh3":"0123456789abcdef"}`,
 		`[` + strings.Repeat("1,", 1e6) + `2]`: `[` + strings.Repeat("1,", 1e6) + `2]`,
 	} {
-		_, err := w.Write(t.Context(), []byte(in), nil)
-		require.NoError(t, err)
-		s, err := w.Read(t.Context(), 0, nfsws.Version{})
-		require.NoError(t, err)
+		must(w.Write(t.Context(), []byte(in), nil))
+		s := must(w.Read(t.Context(), 0, nfsws.Version{}))
 		require.True(t, want == string(s.Config), "%.100q", s.Config)
 		require.Zero(t, s.Weights.Len())
 	}
-	before := names(t, w.Dir())
-	for _, in := range []string{
-		"{", "a", "\"\xff\"", "{} {}", `1,"xxh3":2`, "\u00a01", strings.Repeat("[", 1e4) + strings.Repeat("]", 1e4),
-	} {
-		_, err := w.Write(t.Context(), []byte(in), nil)
-		require.ErrorContains(t, err, "nfsws: write rank 0 of generation 0: the config is")
-	}
-	_, err := w.Write(t.Context(), []byte(`"`+strings.Repeat("x", nfsws.MaxManifest)+`"`), nil)
-	require.ErrorContains(t, err, "put large data of a config into the weights")
-	require.Equal(t, before[2:], names(t, w.Dir()), "what cannot be published leaves nothing")
 }
 
-func TestBadTensors(t *testing.T) {
-	dir := t.TempDir()
-	w := open(t, dir, 0, nil)
-	_, err := w.Write(t.Context(), nil, map[string]*tensor.Tensor{"decoder": {DType: tensor.F32, Shape: []int{2}, Data: make([]byte, 7)}})
-	require.ErrorContains(t, err, "decoder")
-	_, err = w.Write(t.Context(), nil, map[string]*tensor.Tensor{"none": nil})
-	require.ErrorContains(t, err, "none")
-	require.Empty(t, names(t, dir))
+// TestNotPublished tests what Write refuses, which leaves nothing.
+func TestNotPublished(t *testing.T) {
+	w := open(t, t.TempDir(), 0, nil)
+	refused := func(config string, weights map[string]*tensor.Tensor, want string) {
+		_, err := w.Write(t.Context(), []byte(config), weights)
+		require.ErrorContains(t, err, want)
+		require.Empty(t, names(t, w.Dir()))
+	}
+	for _, config := range []string{
+		"{", "a", "\"\xff\"", "{} {}", `1,"xxh3":2`, "\u00a01", strings.Repeat("[", 1e4) + strings.Repeat("]", 1e4),
+	} {
+		refused(config, nil, "nfsws: write rank 0 of generation 0: the config is")
+	}
+	refused(`"`+strings.Repeat("x", nfsws.MaxManifest)+`"`, nil, "put large data of a config into the weights")
+	refused("", map[string]*tensor.Tensor{"decoder": {DType: tensor.F32, Shape: []int{2}, Data: make([]byte, 7)}}, "decoder")
+	refused("", map[string]*tensor.Tensor{"none": nil}, "none")
 }
 
 func TestBadOptions(t *testing.T) {
@@ -196,27 +210,10 @@ func TestBadOptions(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestEveryDTypeAndEmptyTensors(t *testing.T) {
-	w := open(t, t.TempDir(), 0, nil)
-	in := map[string]*tensor.Tensor{"../../etc/passwd": tensor.New(tensor.U8, 3), "": {DType: tensor.F32, Shape: []int{}, Data: make([]byte, 4)}}
-	for d := tensor.Bool; d.Valid(); d++ {
-		in[d.String()] = tensor.New(d, 4, 2)
-		in[d.String()+" empty"] = tensor.New(d, 0, 3)
-	}
-	_, err := w.Write(t.Context(), nil, in)
-	require.NoError(t, err)
-	s, err := w.Read(t.Context(), 0, nfsws.Version{})
-	require.NoError(t, err)
-	require.Equal(t, in, maps.Collect(s.Weights.All()))
-	require.Len(t, names(t, w.Dir()), 2, "no name of a tensor is a path")
-}
-
 func TestResume(t *testing.T) {
 	dir := t.TempDir()
-	first, err := nfsws.Open(t.Context(), dir, 3, nil)
-	require.NoError(t, err)
-	v1, err := write(first, 1, 10)
-	require.NoError(t, err)
+	first := must(nfsws.Open(t.Context(), dir, 3, nil))
+	v1 := publish(t, first, 1)
 	require.NoError(t, first.Close())
 
 	gen := dir + "/gen-00000000000000000000/"
@@ -228,20 +225,13 @@ func TestResume(t *testing.T) {
 	w := open(t, dir, 3, nil)
 	require.Len(t, names(t, dir), 3, "its own state, and another rank's temporary file")
 	require.FileExists(t, gen+"rank-4.0000000009-00000001.json.tmp")
-	n, err := read(w, 3)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
-	v2, err := write(w, 2, 10)
-	require.NoError(t, err)
+	shows(t, w, 3, 1)
+	v2 := publish(t, w, 2)
 	require.Greater(t, v2.Sequence, v1.Sequence)
 	require.Greater(t, v2.Sequence, uint64(9), "higher than what any process has ever begun")
-}
 
-func TestTheLastSequence(t *testing.T) {
-	dir := t.TempDir()
-	w := open(t, dir, 3, nil)
-	require.NoError(t, os.WriteFile(dir+"/gen-00000000000000000000/rank-3.9999999999-00000001.json", nil, 0o600))
-	_, err := write(w, 1, 10)
+	require.NoError(t, os.WriteFile(gen+"rank-3.9999999999-00000001.json", nil, 0o600))
+	_, err := write(w, 3, small)
 	require.ErrorContains(t, err, "begin a new generation")
 }
 
@@ -249,19 +239,15 @@ func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	w, other := open(t, dir, 0, nil), open(t, dir, 1, nil)
 	for n := range uint32(3) {
-		_, err := write(w, n, 10)
-		require.NoError(t, err)
-		_, err = write(other, n, 10)
-		require.NoError(t, err)
+		publish(t, w, n)
+		publish(t, other, n)
 	}
 	require.NoError(t, w.Remove(t.Context()))
 	require.NoError(t, w.Remove(t.Context()), "nothing is left, and that is no error")
 	for _, reader := range []*nfsws.Workspace{w, other} {
-		_, err := reader.Read(t.Context(), 0, nfsws.Version{})
+		_, err := read(reader, 0, nfsws.Version{})
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
-		n, err := read(reader, 1)
-		require.NoError(t, err)
-		require.EqualValues(t, 2, n)
+		shows(t, reader, 1, 2)
 	}
 	require.Len(t, names(t, dir), 4)
 }
@@ -269,14 +255,10 @@ func TestRemove(t *testing.T) {
 func TestClose(t *testing.T) {
 	dir := t.TempDir()
 	v := &faulty{Volume: must(nfsws.OSVolume(dir))}
-	w, err := nfsws.Open(t.Context(), dir, 0, nfsws.Options{}.On(v))
-	require.NoError(t, err)
-	_, err = write(w, 1, 10)
-	require.NoError(t, err)
-	view, err := w.View(t.Context(), 0, nfsws.Version{})
-	require.NoError(t, err)
-	waits := make(chan error)
-	looked := make(chan struct{})
+	w := on(t, v, 0)
+	publish(t, w, 1)
+	view := must(w.View(t.Context(), 0, nfsws.Version{}))
+	waits, looked := make(chan error), make(chan struct{})
 	v.arm(func(string) *fault { close(looked); v.on = nil; return nil })
 	go func() { waits <- second(w.Wait(context.Background(), 7)) }()
 	<-looked
@@ -287,7 +269,7 @@ func TestClose(t *testing.T) {
 	for name, call := range calls {
 		require.ErrorIs(t, call(t.Context(), w, nfsws.Version{}), nfsws.ErrClosed, name)
 	}
-	_, err = view.ReadAt(t.Context(), "w", make([]byte, 8), 0)
+	_, err := view.ReadAt(t.Context(), "w", make([]byte, 8), 0)
 	require.NoError(t, err, "a view stays open")
 	require.NoError(t, view.Close())
 	require.NoError(t, view.Close())
@@ -321,8 +303,7 @@ var calls = map[string]func(ctx context.Context, w *nfsws.Workspace, v nfsws.Ver
 
 func TestEndedContext(t *testing.T) {
 	w := open(t, t.TempDir(), 0, nil)
-	v, err := write(w, 1, 10)
-	require.NoError(t, err)
+	v := publish(t, w, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("no more")
 	cancel(why)
@@ -344,7 +325,7 @@ func TestWritersAtOnce(t *testing.T) {
 			for range handles {
 				all = append(all, open(t, dir, 0, nil))
 			}
-			require.NoError(t, second(write(all[0], 0, small)))
+			publish(t, all[0], 0)
 			var wg sync.WaitGroup
 			for i := range 4 {
 				wg.Go(func() {
@@ -383,44 +364,32 @@ func TestOpenWhileAnotherWrites(t *testing.T) {
 	s := newStage(t)
 	s.v.arm(func(op string) *fault {
 		if op == "sync .safetensors" {
-			require.NoError(t, second(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))))
+			on(t, s.disk, 0)
 		}
 		return nil
 	})
 	_, err := write(s.writer, 2, small)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "is there another process of this rank and generation?")
-	n, err := read(s.reader, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
+	shows(t, s.reader, 0, 1)
 }
 
 // TestAccumulate tests states beside each other, which are removed one by one, and leave no files.
 func TestAccumulate(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
-	w, err := nfsws.Open(t.Context(), dir, 3, &nfsws.Options{Accumulate: true, Generation: 1})
-	require.NoError(t, err)
-	defer w.Close()
+	w := open(t, dir, 3, &nfsws.Options{Accumulate: true, Generation: 1})
 	var versions []nfsws.Version
 	for n := range uint32(5) {
-		v, err := write(w, n, 10)
-		require.NoError(t, err)
-		versions = append(versions, v)
+		versions = append(versions, publish(t, w, n))
 	}
 	for _, gone := range []int{4, 0, 2, 1, 3} {
-		s, err := w.Read(ctx, 3, versions[gone])
-		require.NoError(t, err)
-		n, err := whole(s)
-		require.NoError(t, err)
-		require.Equal(t, uint32(gone), n)
+		showsVersion(t, w, 3, versions[gone], uint32(gone))
 		require.NoError(t, w.Discard(ctx, versions[gone]))
 		require.NoError(t, w.Discard(ctx, versions[gone]), "again")
 	}
-	_, err = w.Read(ctx, 3, nfsws.Version{})
+	_, err := read(w, 3, nfsws.Version{})
 	require.ErrorIs(t, err, nfsws.ErrNotPublished)
-	files, err := os.ReadDir(dir + "/gen-00000000000000000001")
-	require.NoError(t, err)
-	require.Empty(t, files)
+	require.Empty(t, names(t, dir))
 	require.NoError(t, w.Close())
 	require.ErrorIs(t, w.Discard(ctx, versions[0]), nfsws.ErrClosed)
 }

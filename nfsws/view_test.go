@@ -3,9 +3,11 @@ package nfsws_test
 import (
 	"encoding/binary"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -30,17 +32,17 @@ func counted(n int) *tensor.Tensor {
 func TestViewReadsBlocks(t *testing.T) {
 	w := open(t, t.TempDir(), 0, nil)
 	want := map[string]*tensor.Tensor{
-		"big": counted(3*nfsws.PartBytes/4 + 77), "small": counted(5), "none": tensor.New(tensor.F32, 0, 2),
+		"big": counted(3*nfsws.PartBytes/4 + 77), "../../small": counted(5), "": counted(1), "none": tensor.New(tensor.F32, 0, 2),
 	}
-	version, err := w.Write(t.Context(), configOf(1), want)
-	require.NoError(t, err)
+	version := must(w.Write(t.Context(), configOf(1), want))
+	require.Len(t, names(t, w.Dir()), 2, "no name of a tensor is a path")
 	for _, asked := range []nfsws.Version{version, {}} {
 		v, err := w.View(t.Context(), 0, asked)
 		require.NoError(t, err)
 		defer v.Close()
 		require.Equal(t, version, v.Version)
 		require.Equal(t, string(configOf(1)), string(v.Config))
-		require.ElementsMatch(t, []string{"big", "small", "none"}, v.Header.Names())
+		require.ElementsMatch(t, slices.Collect(maps.Keys(want)), v.Header.Names())
 		rng := rand.New(rand.NewPCG(1, 1))
 		for range 300 {
 			for name, x := range want {
@@ -69,10 +71,8 @@ func TestViewOfDamage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t, t.TempDir(), 0, nil)
 		want := counted(3 * nfsws.PartBytes / 4)
-		version, err := w.Write(t.Context(), nil, map[string]*tensor.Tensor{"w": want})
-		require.NoError(t, err)
-		v, err := w.View(t.Context(), 0, version)
-		require.NoError(t, err)
+		version := must(w.Write(t.Context(), nil, map[string]*tensor.Tensor{"w": want}))
+		v := must(w.View(t.Context(), 0, version))
 		defer v.Close()
 		f := must(os.OpenFile(filepath.Join(w.Dir(), nfsws.WeightsName(0, 0, version)), os.O_WRONLY, 0))
 		must(f.WriteAt([]byte{99}, 3*nfsws.PartBytes/2))
@@ -80,8 +80,7 @@ func TestViewOfDamage(t *testing.T) {
 
 		p := make([]byte, 10)
 		for _, off := range []int64{0, 3*nfsws.PartBytes - 10} {
-			_, err = v.ReadAt(t.Context(), "w", p, off)
-			require.NoError(t, err)
+			must(v.ReadAt(t.Context(), "w", p, off))
 			require.Equal(t, want.Data[off:][:10], p)
 		}
 		n, err := v.ReadAt(t.Context(), "w", make([]byte, len(want.Data)), 0)
@@ -100,29 +99,16 @@ func TestViewOfDamage(t *testing.T) {
 func TestViewOfAReplacedState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		v, err := s.writer.View(t.Context(), 0, nfsws.Version{})
-		require.NoError(t, err)
-		stale := false
-		s.v.arm(func(op string) *fault {
-			if op == "read .safetensors" && stale {
-				return &fault{err: syscall.ESTALE}
-			}
-			return nil
-		})
-		p := make([]byte, 4)
+		v := must(s.writer.View(t.Context(), 0, nfsws.Version{}))
 		for range 2 {
-			require.NoError(t, second(write(must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
+			publish(t, on(t, s.disk, 0), 9)
 		}
-		_, err = v.ReadAt(t.Context(), "w", p, 0)
+		s.v.always("read .safetensors", fault{err: syscall.ESTALE})
+		p := make([]byte, 4)
+		_, err := v.ReadAt(t.Context(), "w", p, 0)
 		require.NoError(t, err, "what is in memory is right")
 		require.EqualValues(t, 1, binary.LittleEndian.Uint32(p))
-		v, err = s.writer.View(t.Context(), 0, nfsws.Version{})
-		require.NoError(t, err)
 		v.Forget()
-		stale = true
-		for range 2 {
-			require.NoError(t, second(write(must(nfsws.Open(t.Context(), "/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
-		}
 		_, err = v.ReadAt(t.Context(), "w", p, 0)
 		require.ErrorIs(t, err, nfsws.ErrNotPublished)
 		require.ErrorContains(t, err, "was replaced by")

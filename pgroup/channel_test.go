@@ -30,17 +30,14 @@ func TestChannelForEachStep(t *testing.T) {
 			for _, name := range []string{fmt.Sprint("step ", i), "again"} {
 				ch := g.Channel(name)
 				next := (g.Rank() + 1) % 3
-				if !assert.NoError(t, pgroup.Send(t.Context(), ch, next, i)) {
-					return
-				}
-				all, err := pgroup.AllGather(t.Context(), ch, i)
-				if !assert.NoError(t, err) || !assert.Equal(t, []int{i, i, i}, all) {
-					return
-				}
+				require.NoError(t, pgroup.Send(t.Context(), ch, next, i))
+				values, err := pgroup.AllGather(t.Context(), ch, i)
+				require.NoError(t, err)
+				require.Equal(t, []int{i, i, i}, values)
 				got, err := pgroup.Recv[int](t.Context(), ch, (g.Rank()+2)%3)
-				if !assert.NoError(t, err) || !assert.Equal(t, i, got) || !assert.NoError(t, ch.Close()) {
-					return
-				}
+				require.NoError(t, err)
+				require.Equal(t, i, got)
+				require.NoError(t, ch.Close())
 			}
 		}
 		assert.NoError(t, g.Barrier(t.Context()))
@@ -133,15 +130,12 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := store.New(&deaf{new(store.Memory), c.err})
 			defer func() { _ = s.Close() }()
-			at := func(*testing.T) func(int) pgroup.Config {
-				return func(int) pgroup.Config { return pgroup.Config{Store: s} }
-			}
-			ranks(t, 2, at, func(t *testing.T, g *pgroup.Group) {
+			ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 				for i := range 3 {
 					x := g.Channel("x")
-					all, err := pgroup.AllGather(t.Context(), x, i)
+					values, err := pgroup.AllGather(t.Context(), x, i)
 					assert.NoError(t, err)
-					assert.Equal(t, []int{i, i}, all)
+					assert.Equal(t, []int{i, i}, values)
 					assert.NoError(t, pgroup.Send(t.Context(), x, g.Rank(), i))
 					got, err := pgroup.Recv[int](t.Context(), x, g.Rank())
 					assert.NoError(t, err)
@@ -159,10 +153,7 @@ func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 	const n, size = 12, 4 << 20
 	m := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 4 * size}}
 	url := "muster://" + serveBackend(t, m)
-	at := func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Address: url} }
-	}
-	ranks(t, n, at, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, n, all(pgroup.Config{Address: url}), func(t *testing.T, g *pgroup.Group) {
 		for dst := 1; dst < n; dst++ {
 			if g.Rank() == 0 {
 				require.NoError(t, pgroup.Send(t.Context(), g, dst, []byte(strings.Repeat("x", size))))

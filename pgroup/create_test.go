@@ -78,12 +78,8 @@ func TestCreateWithSchemes(t *testing.T) {
 		hosts = append(hosts, u.Host)
 		return kept{s}, nil
 	}}
-	ranks(t, 2, func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Address: "mine://here", Schemes: schemes} }
-	}, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
-	if len(hosts) != 2 || hosts[0] != "here" {
-		t.Errorf("opened %v", hosts)
-	}
+	ranks(t, 2, all(pgroup.Config{Address: "mine://here", Schemes: schemes}), func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
+	assert.Equal(t, []string{"here", "here"}, hosts)
 }
 
 // kept is an engine whose Close leaves the store open.
@@ -96,9 +92,7 @@ func TestCreateWithoutListener(t *testing.T) {
 	start := time.Now()
 	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
 	says(t, err, context.DeadlineExceeded, `create of group "world" on rank 1 of 4`, "no process listens at "+addr+" after ", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)")
-	if took := time.Since(start); took > 4*time.Second {
-		t.Errorf("only after %v", took)
-	}
+	assert.LessOrEqual(t, time.Since(start), 4*time.Second)
 }
 
 // TestCreateWhereTheStoreHangs checks the error of a server that accepts and does not answer: it
@@ -114,9 +108,7 @@ func TestCreateWhereTheStoreHangs(t *testing.T) {
 
 func TestCreateRefusesASecondRank(t *testing.T) {
 	addr := "muster://" + serve(t)
-	gs := create(t, 2, func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
-	})
+	gs := create(t, 2, all(pgroup.Config{Address: addr}))
 	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: addr})
 	says(t, err, pgroup.ErrConflict, `create of group "world" on rank 1 of 2`, "rank 1 is already in use by pid ", ", which joined ", "each process needs a rank of its own")
 	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
@@ -144,9 +136,7 @@ func TestCreateAtAnotherServer(t *testing.T) {
 	says(t, err, store.ErrProtocol, "address already in use", "not a muster store")
 	_, err = pgroup.Create(within(t, 20*time.Second), pgroup.Config{Rank: 1, Size: 2, Address: l.Addr().String()})
 	says(t, err, store.ErrProtocol, "not a muster store")
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("only after %v", took)
-	}
+	assert.LessOrEqual(t, time.Since(start), 5*time.Second)
 	_ = l.Close()
 	conns.Wait()
 }
@@ -156,22 +146,18 @@ func TestCreateBeforeTheHost(t *testing.T) {
 	addr := testcluster.Port(t)
 	var dialed sync.WaitGroup // each of the others was refused once
 	dialed.Add(2)
-	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
-		return func(rank int) pgroup.Config {
-			if rank == 0 {
-				dialed.Wait()
-				return pgroup.Config{Address: addr}
-			}
-			var once sync.Once
-			return pgroup.Config{Address: addr, Dial: &store.DialOptions{
-				Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-					c, err := new(net.Dialer).DialContext(ctx, network, addr)
-					once.Do(dialed.Done)
-					return c, err
-				},
-			}}
+	gs := create(t, 3, all(pgroup.Config{Address: addr}).with(func(c *pgroup.Config) {
+		if c.Rank == 0 {
+			dialed.Wait()
+			return
 		}
-	})
+		var once sync.Once
+		c.Dial = &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, addr)
+			once.Do(dialed.Done)
+			return c, err
+		}}
+	}))
 	together(3, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
 	closeAll(gs)
 }
@@ -208,16 +194,12 @@ func TestCreateWhileTheLastRunEnds(t *testing.T) {
 	last, err := pgroup.Create(t.Context(), pgroup.Config{Name: "last run", Size: 1, Address: addr})
 	require.NoError(t, err)
 	connected := make(chan struct{})
-	dial := reports(connected)
-	gs := create(t, 2, func(*testing.T) func(int) pgroup.Config {
-		return func(rank int) pgroup.Config {
-			if rank == 0 {
-				<-connected
-				ok(t, last, "shutdown", last.Shutdown(t.Context()))
-			}
-			return pgroup.Config{Address: addr, Dial: dial}
+	gs := create(t, 2, all(pgroup.Config{Address: addr, Dial: reports(connected)}).with(func(c *pgroup.Config) {
+		if c.Rank == 0 {
+			<-connected
+			ok(t, last, "shutdown", last.Shutdown(t.Context()))
 		}
-	})
+	}))
 	together(2, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
 }
 
@@ -229,18 +211,14 @@ func TestCreateHostsWhenTheLastHostHasGone(t *testing.T) {
 	served := make(chan error)
 	go func() { served <- last.Serve(l) }()
 	connected := make(chan struct{})
-	dial := reports(connected)
-	gs := create(t, 2, func(*testing.T) func(int) pgroup.Config {
-		return func(rank int) pgroup.Config {
-			if rank == 1 {
-				<-connected
-				assert.NoError(t, last.Shutdown(t.Context()))
-				says(t, <-served, store.ErrServerClosed)
-			}
-			return pgroup.Config{Address: l.Addr().String(), Dial: dial}
+	gs := create(t, 2, all(pgroup.Config{Address: l.Addr().String(), Dial: reports(connected)}).with(func(c *pgroup.Config) {
+		if c.Rank == 1 {
+			<-connected
+			assert.NoError(t, last.Shutdown(t.Context()))
+			says(t, <-served, store.ErrServerClosed)
 		}
-	})
-	same(t, gs[1], "rank 0 hosts", members(t, gs[1])[0].Addr, l.Addr().String())
+	}))
+	equal(t, gs[1], "rank 0 hosts", members(t, gs[1])[0].Addr, l.Addr().String())
 	together(2, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
 }
 
@@ -250,9 +228,7 @@ func TestCreateWithAClosedListener(t *testing.T) {
 	start := time.Now()
 	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Listener: l})
 	says(t, err, net.ErrClosed, "serving at")
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("only after %v", took)
-	}
+	assert.LessOrEqual(t, time.Since(start), 5*time.Second)
 }
 
 func TestCreateCancelled(t *testing.T) {

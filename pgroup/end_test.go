@@ -2,12 +2,12 @@ package pgroup_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
@@ -31,16 +31,16 @@ func TestShutdownThenClosed(t *testing.T) {
 			assert.ErrorIs(t, err, pgroup.ErrClosed, "rank %d: %s: got %v, want ErrClosed", g.Rank(), what, err)
 		}
 		_, err := g.Sub(t.Context(), "sub", upTo(g.Size())...)
-		same(t, g, "sub", errors.Is(err, pgroup.ErrClosed), true)
+		assert.ErrorIs(t, err, pgroup.ErrClosed)
 		_, err = g.Expired(t.Context())
-		same(t, g, "expire", errors.Is(err, pgroup.ErrClosed), true)
+		assert.ErrorIs(t, err, pgroup.ErrClosed)
 		ok(t, g, "close", g.Close())
 		g.Abort(nil)
 	})
 }
 
 func TestShutdownNamesMissingRanks(t *testing.T) {
-	bubble(t, nil, func(t *testing.T, g *pgroup.Group) {
+	bubble(t, func(*pgroup.Config) {}, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
 			v := rankError(t, g, g.Shutdown(within(t, time.Second)), pgroup.ErrTimeout, "shutdown of group", "missing rank 1", "recv from rank 0")
 			equal(t, g, "missing", v.Missing, []int{1})
@@ -69,11 +69,7 @@ func TestCloseUnblocks(t *testing.T) {
 		for range 20 {
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, 1))
 		}
-		var all sync.WaitGroup
-		for range 3 {
-			all.Go(func() { ok(t, g, "close", g.Close()) })
-		}
-		all.Wait()
+		together(3, func(int) { ok(t, g, "close", g.Close()) })
 		for range 2 {
 			assert.ErrorIs(t, <-waiting, pgroup.ErrClosed)
 		}
@@ -103,7 +99,7 @@ func TestDefaultTimeout(t *testing.T) {
 		}
 		start := time.Now()
 		rankError(t, g, g.Barrier(context.Background()), pgroup.ErrTimeout, "timed out after 20.00s", "missing rank 1")
-		same(t, g, "time", time.Since(start), 20*time.Second)
+		equal(t, g, "time", time.Since(start), 20*time.Second)
 	})
 }
 
@@ -121,10 +117,7 @@ func (f frozen) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) erro
 func TestNoAnswerIsUnknown(t *testing.T) {
 	s := store.New(frozen{new(store.Memory)})
 	defer s.Close()
-	at := func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
-	}
-	ranks(t, 2, at, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 		err := g.Barrier(within(t, 10*time.Millisecond))
 		rankError(t, g, err, pgroup.ErrUnknown, "no answer from the store", "outcome unknown")
 		rankError(t, g, err, context.DeadlineExceeded)
@@ -156,4 +149,29 @@ func TestExpiredSessionNamesItsOwnRank(t *testing.T) {
 		v := rankError(t, g, err, pgroup.ErrLost, "lost rank 1", "its session has expired")
 		equal(t, g, "lost", v.Lost, []int{1})
 	})
+}
+
+// TestASendThatCloseInterruptsIsUnknown checks the error of a Send whose answer a Close does not
+// wait for. It may have delivered its message, and the error says so.
+func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
+	addr := serve(t)
+	proxy := testcluster.NewProxy(t, addr)
+	gs := create(t, 2, all(pgroup.Config{Address: "muster://" + addr}).with(func(c *pgroup.Config) {
+		if c.Rank == 0 {
+			c.Address = "muster://" + proxy.Addr()
+		}
+	}))
+	defer closeAll(gs)
+	g, other := gs[0], gs[1]
+	proxy.Down.Stall(true)
+	sent := make(chan error, 1)
+	go func() { sent <- pgroup.Send(t.Context(), g, 1, "m") }()
+	// it is delivered, which its sender does not know
+	got, err := pgroup.Recv[string](t.Context(), other, 0)
+	require.NoError(t, err)
+	require.Equal(t, "m", got)
+	_ = g.Close() // cannot leave properly
+	err = <-sent
+	require.ErrorIs(t, err, pgroup.ErrClosed)
+	require.ErrorIs(t, err, store.ErrUnknown)
 }

@@ -2,7 +2,6 @@ package pgroup_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -10,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -20,19 +20,12 @@ import (
 
 // These tests check failures of vLLM's StatelessProcessGroup, by their numbers. Of the other
 // ones, scenarios check 1 (messages.txt), 2 and 3 (timeout.txt), 4 (collectives.txt), 5 (mismatch.txt)
-// and 6 (wait.txt), and tests 7 (TestConfigErrorsNameTheField, TestPeerOutOfRange) and 12
+// and 6 (wait.txt), and tests 7 (TestConfigErrorsNameTheField, TestRankOutOfRange) and 12
 // (TestTwoGroupsAtOneAddress).
 
 // linked returns a place like at, with connections of ranks that can be cut.
 func linked(at place, links []testcluster.Links) place {
-	return func(t *testing.T) func(int) pgroup.Config {
-		config := at(t)
-		return func(rank int) pgroup.Config {
-			cfg := config(rank)
-			cfg.Dial = &store.DialOptions{Dial: links[rank].Dial}
-			return cfg
-		}
-	}
+	return at.with(func(c *pgroup.Config) { c.Dial = &store.DialOptions{Dial: links[c.Rank].Dial} })
 }
 
 // TestFailure08ADeadRankIsNamed checks failure 8: if rank 0 dies, the others fail with "Broken
@@ -65,9 +58,7 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 				err := g.Barrier(t.Context())
 				v := rankError(t, g, err, pgroup.ErrLost, "barrier #2", fmt.Sprintf("lost rank %d", dead))
 				equal(t, g, "lost", v.Lost, []int{dead})
-				if took := time.Since(start); took > time.Second {
-					t.Errorf("rank %d: only after %v", g.Rank(), took)
-				}
+				assert.LessOrEqual(t, time.Since(start), time.Second)
 				ended(t, g.Context())
 				rankError(t, g, context.Cause(g.Context()), pgroup.ErrLost, fmt.Sprintf("lost rank %d", dead))
 				rankError(t, g, pgroup.Send(t.Context(), g, 3, 1), pgroup.ErrLost)
@@ -99,7 +90,7 @@ func TestFailure08ExternalStoreNamesNoRank(t *testing.T) {
 		links[0].Cut(true)
 		err := g.Barrier(t.Context())
 		v := rankError(t, g, err, pgroup.ErrUnavailable, "127.0.0.1:")
-		same(t, g, "blamed", len(v.Lost)+len(v.Left)+len(v.Missing), 0)
+		equal(t, g, "blamed", len(v.Lost)+len(v.Left)+len(v.Missing), 0)
 	})
 }
 
@@ -124,10 +115,7 @@ func TestFailure09OneRoundTripAVerb(t *testing.T) {
 	c := &counting{Memory: new(store.Memory), calls: map[wire.Op]int{}}
 	s := store.New(c)
 	defer s.Close()
-	at := func(*testing.T) func(int) pgroup.Config {
-		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
-	}
-	gs := create(t, n, at)
+	gs := create(t, n, all(pgroup.Config{Store: s}))
 	together(n, func(rank int) {
 		g := gs[rank]
 		ok(t, g, "barrier", g.Barrier(t.Context()))
@@ -136,9 +124,7 @@ func TestFailure09OneRoundTripAVerb(t *testing.T) {
 		_, err = pgroup.AllToAll(t.Context(), g, upTo(n))
 		ok(t, g, "alltoall", err)
 	})
-	if got, all := c.calls[wire.OpCollect], len(c.calls); got != 3*n || all != 2 {
-		t.Errorf("calls: %v, want %d collects, and joins", c.calls, 3*n)
-	}
+	assert.Equal(t, map[wire.Op]int{wire.OpCollect: 3 * n, wire.OpJoin: c.calls[wire.OpJoin]}, c.calls)
 	closeAll(gs)
 }
 
@@ -146,15 +132,8 @@ func TestFailure09OneRoundTripAVerb(t *testing.T) {
 func TestFailure10NothingIsOpen(t *testing.T) {
 	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0"} {
 		_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: addr})
-		if !errors.Is(err, store.ErrInsecure) || !strings.Contains(err.Error(), "MUSTER_INSECURE=1") {
-			t.Errorf("%s: %v", addr, err)
-		}
-		g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: addr, Insecure: true})
-		if err != nil {
-			t.Errorf("%s, insecure: %v", addr, err)
-			continue
-		}
-		_ = g.Close()
+		says(t, err, store.ErrInsecure, "MUSTER_INSECURE=1")
+		closeAll(create(t, 1, all(pgroup.Config{Address: addr, Insecure: true})))
 	}
 }
 
@@ -165,14 +144,7 @@ func TestFailure11NoPortIsProbed(t *testing.T) {
 	if err != nil {
 		t.Skip("SKIPPED: no IPv6 on this machine: ", err)
 	}
-	six := func(*testing.T) func(int) pgroup.Config {
-		return func(rank int) pgroup.Config {
-			if rank == 0 {
-				return pgroup.Config{Listener: l}
-			}
-			return pgroup.Config{Address: l.Addr().String()}
-		}
-	}
+	six := func(*testing.T) func(int) pgroup.Config { return hostedAt(l) }
 	ranks(t, 3, six, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: "[::1]:0"})
 	require.NoError(t, err)
@@ -192,7 +164,7 @@ func TestFailure13LateReaderGetsExpired(t *testing.T) {
 			time.Sleep(2 * time.Hour)
 			n, err := g.Expired(t.Context())
 			ok(t, g, "expire", err)
-			same(t, g, "expired", n, 1)
+			equal(t, g, "expired", n, 1)
 			return
 		}
 		time.Sleep(150 * time.Minute)

@@ -23,14 +23,10 @@ import (
 // the server of the first, and keeps it running.
 func TestTwoGroupsAtOneAddress(t *testing.T) {
 	addr := testcluster.Port(t)
-	named := func(name string) place {
-		return func(*testing.T) func(int) pgroup.Config {
-			return func(int) pgroup.Config { return pgroup.Config{Name: name, Address: addr} }
-		}
-	}
+	named := func(name string) place { return all(pgroup.Config{Name: name, Address: addr}) }
 	one := create(t, 4, named("one"))
 	two := create(t, 3, named("two"))
-	same(t, two[1], "host", members(t, two[1])[0].Addr, addr)
+	equal(t, two[1], "host", members(t, two[1])[0].Addr, addr)
 	together(4, func(rank int) { ok(t, one[rank], "shutdown", one[rank].Shutdown(t.Context())) })
 	together(3, func(rank int) { ok(t, two[rank], "barrier", two[rank].Barrier(t.Context())) })
 	closeAll(two)
@@ -48,9 +44,9 @@ func TestSub(t *testing.T) {
 					t.Errorf("rank %d: %v", g.Rank(), err)
 					return
 				}
-				same(t, g, "rank", sub.Rank(), slices.Index(list, g.Rank()))
-				same(t, g, "name", sub.Name(), "world/trainers")
-				same(t, g, "newer", sub.Generation() > g.Generation(), true)
+				equal(t, g, "rank", sub.Rank(), slices.Index(list, g.Rank()))
+				equal(t, g, "name", sub.Name(), "world/trainers")
+				equal(t, g, "newer", sub.Generation() > g.Generation(), true)
 				got, err := pgroup.AllGather(ctx, sub, g.Rank())
 				ok(t, g, "allgather", err)
 				equal(t, g, "allgather", got, list)
@@ -122,16 +118,12 @@ func TestSubRefusesBadLists(t *testing.T) {
 			"rank 7 of a group of 2": {0, 1, 7}, "rank -1 of a group of 2": {-1}, "twice": {0, 1, 0}, "not in it": {1 - g.Rank()},
 		} {
 			_, err := g.Sub(t.Context(), "s", list...)
-			if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), word) {
-				t.Errorf("%v: got %v", list, err)
-			}
+			says(t, err, pgroup.ErrInvalid, word)
 		}
-		if _, err := g.Sub(t.Context(), strings.Repeat("n", 3000), 0, 1); !errors.Is(err, pgroup.ErrInvalid) {
-			t.Errorf("a long name: %v", err)
-		}
-		if _, err := g.Sub(t.Context(), "none"); !errors.Is(err, pgroup.ErrInvalid) {
-			t.Errorf("no ranks: %v", err)
-		}
+		_, err := g.Sub(t.Context(), strings.Repeat("n", 3000), 0, 1)
+		assert.ErrorIs(t, err, pgroup.ErrInvalid)
+		_, err = g.Sub(t.Context(), "none")
+		assert.ErrorIs(t, err, pgroup.ErrInvalid)
 	})
 }
 
@@ -145,7 +137,7 @@ func TestSplit(t *testing.T) {
 			half, err := g.Split(t.Context(), color, -g.Rank())
 			ok(t, g, "split", err)
 			if color < 0 {
-				same(t, g, "no color", half, nil)
+				equal(t, g, "no color", half, nil)
 				continue
 			}
 			if half == nil {
@@ -160,7 +152,7 @@ func TestSplit(t *testing.T) {
 				}
 			}
 			equal(t, g, "allgather", got, want)
-			same(t, g, "name", half.Name(), fmt.Sprintf("world/%d", color))
+			equal(t, g, "name", half.Name(), fmt.Sprintf("world/%d", color))
 			ok(t, g, "close", half.Close())
 		}
 		ok(t, g, "barrier", g.Barrier(t.Context()))
@@ -180,27 +172,20 @@ func members(t *testing.T, g *pgroup.Group) []pgroup.Member {
 func TestMembers(t *testing.T) {
 	for size, nodes := range map[int]int{5: 2, 70: 18} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			gs := create(t, size, func(t *testing.T) func(int) pgroup.Config {
-				config := served(t)
-				return func(rank int) pgroup.Config {
-					c := config(rank)
-					c.Host = fmt.Sprintf("node-%d", rank%nodes)
-					return c
-				}
-			})
+			gs := create(t, size, place(served).with(func(c *pgroup.Config) { c.Host = fmt.Sprintf("node-%d", c.Rank%nodes) }))
 			check := func(g *pgroup.Group, first int) {
-				same(t, g, "nodes", g.NodeCount(), nodes)
-				same(t, g, "local rank", g.LocalRank(), g.Rank()/nodes)
-				same(t, g, "no rank", g.SameNode(-1) || g.SameNode(size), false)
-				all := members(t, g)
-				same(t, g, "size", len(all), g.Size())
-				for rank, m := range all {
+				equal(t, g, "nodes", g.NodeCount(), nodes)
+				equal(t, g, "local rank", g.LocalRank(), g.Rank()/nodes)
+				equal(t, g, "no rank", g.SameNode(-1) || g.SameNode(size), false)
+				known := members(t, g)
+				equal(t, g, "size", len(known), g.Size())
+				for rank, m := range known {
 					host := fmt.Sprintf("node-%d", (first+rank)%nodes)
-					same(t, g, "member", m, pgroup.Member{Rank: rank, LocalRank: rank / nodes, Node: rank % nodes, PID: os.Getpid(), Host: host})
-					same(t, g, "same node", g.SameNode(rank), rank%nodes == g.Rank()%nodes)
+					equal(t, g, "member", m, pgroup.Member{Rank: rank, LocalRank: rank / nodes, Node: rank % nodes, PID: os.Getpid(), Host: host})
+					equal(t, g, "same node", g.SameNode(rank), rank%nodes == g.Rank()%nodes)
 				}
-				all[0].Host = "" // a copy
-				same(t, g, "host", members(t, g)[0].Host, fmt.Sprintf("node-%d", first))
+				known[0].Host = "" // a copy
+				equal(t, g, "host", members(t, g)[0].Host, fmt.Sprintf("node-%d", first))
 			}
 			together(size, func(rank int) { check(gs[rank], 0) })
 			ok(t, gs[0], "close", gs[0].Close())
@@ -212,7 +197,7 @@ func TestMembers(t *testing.T) {
 					return
 				}
 				gs[1+i] = g
-				same(t, g, "rank", g.Rank(), i)
+				equal(t, g, "rank", g.Rank(), i)
 				check(g, 1)
 			})
 			closeAll(gs[1:])
@@ -266,7 +251,7 @@ func TestStoreIsTheGroupsOwn(t *testing.T) {
 				v, err := g.Store().Wait(t.Context(), "key")
 				ok(t, g, "wait", err)
 				if err == nil {
-					same(t, g, "wait", string(v[0]), "one")
+					equal(t, g, "wait", string(v[0]), "one")
 				}
 				ok(t, g, "close", g.Store().Close())
 				ok(t, g, "barrier", g.Barrier(t.Context()))

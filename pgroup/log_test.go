@@ -1,8 +1,6 @@
 package pgroup_test
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,28 +8,20 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
 // records are the records of a logger, one JSON object per line.
-type records struct {
-	mu  sync.Mutex // protects buf
-	buf bytes.Buffer
-}
-
-func (r *records) Write(b []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.buf.Write(b)
-}
+type records struct{ testcluster.Log }
 
 func (r *records) logger() *slog.Logger {
 	return slog.New(slog.NewJSONHandler(r, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -39,11 +29,9 @@ func (r *records) logger() *slog.Logger {
 
 // all returns the records so far.
 func (r *records) all(t *testing.T) (list []map[string]any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for lines := bufio.NewScanner(bytes.NewReader(r.buf.Bytes())); lines.Scan(); {
+	for line := range strings.Lines(r.String()) {
 		var rec map[string]any
-		require.NoError(t, json.Unmarshal(lines.Bytes(), &rec))
+		require.NoError(t, json.Unmarshal([]byte(line), &rec))
 		list = append(list, rec)
 	}
 	return list
@@ -63,15 +51,7 @@ func messages(list []map[string]any, group string, rank int) (said []string) {
 // number. That includes a rank's own records, and those of groups that are derived from others.
 func TestLogRecordsHaveGroupAndRank(t *testing.T) {
 	var rs records
-	log := rs.logger()
-	gs := create(t, 3, func(t *testing.T) func(int) pgroup.Config {
-		at := hosted(t)
-		return func(rank int) pgroup.Config {
-			c := at(rank)
-			c.Name, c.Logger = "train", log
-			return c
-		}
-	})
+	gs := create(t, 3, place(hosted).with(func(c *pgroup.Config) { c.Name, c.Logger = "train", rs.logger() }))
 	together(3, func(rank int) {
 		g := gs[rank]
 		g.Logger().Info("begins")
@@ -119,14 +99,7 @@ func TestLogRecordsHaveGroupAndRank(t *testing.T) {
 // session, and the number of the last request.
 func TestRecordsOfTheStoresClient(t *testing.T) {
 	var rs records
-	gs := create(t, 2, func(t *testing.T) func(int) pgroup.Config {
-		at := hosted(t)
-		return func(rank int) pgroup.Config {
-			c := at(rank)
-			c.Name, c.Logger = "train", rs.logger()
-			return c
-		}
-	})
+	gs := create(t, 2, place(hosted).with(func(c *pgroup.Config) { c.Name, c.Logger = "train", rs.logger() }))
 	ok(t, gs[1], "set", gs[1].Store().Set(t.Context(), "k", nil, nil))
 	closeAll(gs[:1]) // the host leaves
 	require.Eventually(t, func() bool { return len(find(rs.all(t), "store connection ended")) > 0 }, 10*time.Second, time.Millisecond)

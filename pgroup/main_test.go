@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -27,6 +27,24 @@ func TestMain(m *testing.M) {
 // place is the store that the ranks of a test use.
 type place func(t *testing.T) func(rank int) pgroup.Config
 
+// all is a place where the ranks have one configuration.
+func all(c pgroup.Config) place {
+	return func(*testing.T) func(int) pgroup.Config { return func(int) pgroup.Config { return c } }
+}
+
+// with is a place like p, whose configurations edit changes.
+func (p place) with(edit func(c *pgroup.Config)) place {
+	return func(t *testing.T) func(int) pgroup.Config {
+		config := p(t)
+		return func(rank int) pgroup.Config {
+			c := config(rank)
+			c.Rank = rank
+			edit(&c)
+			return c
+		}
+	}
+}
+
 // anyStore returns the configuration of the store of testcluster.Store.
 func anyStore(t *testing.T) func(int) pgroup.Config {
 	open := testcluster.Store(t)
@@ -41,8 +59,9 @@ func inMemory(t *testing.T) func(int) pgroup.Config {
 }
 
 // hosted uses a store that rank 0 hosts, and the others connect to.
-func hosted(t *testing.T) func(int) pgroup.Config {
-	l := testcluster.Listen(t)
+func hosted(t *testing.T) func(int) pgroup.Config { return hostedAt(testcluster.Listen(t)) }
+
+func hostedAt(l net.Listener) func(int) pgroup.Config {
 	return func(rank int) pgroup.Config {
 		if rank == 0 {
 			return pgroup.Config{Listener: l}
@@ -103,12 +122,17 @@ func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ..
 func ranksInMemory(t *testing.T, n int, body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	gs := create(t, n, hosted)
+	defer closeAll(gs)
+	shareMemory(t, gs)
+	together(n, func(rank int) { body(t, gs[rank]) })
+}
+
+// shareMemory makes the operations of ranks of this process be decided in shared memory.
+func shareMemory(t *testing.T, gs []*pgroup.Group) {
+	t.Helper()
 	if err := pgroup.ShareMemory(gs); err != nil {
-		closeAll(gs)
 		t.Skip("SKIPPED: ", err)
 	}
-	together(n, func(rank int) { body(t, gs[rank]) })
-	closeAll(gs)
 }
 
 // ranks runs body on each of n ranks, and closes their groups when all have returned.
@@ -166,18 +190,9 @@ func ok(t *testing.T, g *pgroup.Group, what string, err error) {
 	assert.NoError(t, err, "rank %d: %s", g.Rank(), what)
 }
 
-func equal[T comparable](t *testing.T, g *pgroup.Group, what string, got, want []T) {
+func equal[T any](t *testing.T, g *pgroup.Group, what string, got, want T) {
 	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("rank %d: %s: got %v, want %v", g.Rank(), what, got, want)
-	}
-}
-
-func same[T comparable](t *testing.T, g *pgroup.Group, what string, got, want T) {
-	t.Helper()
-	if got != want {
-		t.Errorf("rank %d: %s: got %v, want %v", g.Rank(), what, got, want)
-	}
+	assert.Equal(t, want, got, "rank %d: %s", g.Rank(), what)
 }
 
 // rankError checks that err is a *RankError that matches target and has all of these words, and

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -36,9 +37,9 @@ func untilInMemory(t *testing.T, g *pgroup.Group) {
 		here := int64(pgroup.DecidedInMemory(g) - before)
 		// Its result says whether all ranks decided the barrier in memory. A rank alone cannot: a
 		// record is decided once.
-		all, err := pgroup.AllReduce(t.Context(), g.Channel("in memory"), pgroup.Min, here)
+		least, err := pgroup.AllReduce(t.Context(), g.Channel("in memory"), pgroup.Min, here)
 		require.NoError(t, err)
-		if all[0] == 1 {
+		if least[0] == 1 {
 			return
 		}
 	}
@@ -117,9 +118,8 @@ func TestMissingRankInSharedMemory(t *testing.T) {
 		took := time.Since(start)
 		v := rankError(t, g, err, pgroup.ErrTimeout, "missing rank 1", "in shared memory")
 		equal(t, g, "missing", v.Missing, []int{1})
-		if took < 450*time.Millisecond || took > 3*time.Second {
-			t.Errorf("rank %d: after %v", g.Rank(), took)
-		}
+		assert.GreaterOrEqual(t, took, 450*time.Millisecond)
+		assert.LessOrEqual(t, took, 3*time.Second)
 		require.NoError(t, g.Close())
 	})
 }
@@ -195,9 +195,7 @@ func share(t *testing.T, n int, at place) []*pgroup.Group {
 	t.Helper()
 	gs := create(t, n, at)
 	t.Cleanup(func() { closeAll(gs) })
-	if err := pgroup.ShareMemory(gs); err != nil {
-		t.Skip("SKIPPED: ", err)
-	}
+	shareMemory(t, gs)
 	together(n, func(rank int) { untilInMemory(t, gs[rank]) })
 	return gs
 }
@@ -246,18 +244,9 @@ func (c waitingCodec) Name() string            { return "waiting" }
 // Close has freed.
 func TestCloseBeforeTheMemoryIsJoined(t *testing.T) {
 	codec := waitingCodec{make(chan struct{}), make(chan struct{})}
-	gs := create(t, 2, func(t *testing.T) func(int) pgroup.Config {
-		config := hosted(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			c.Codec = codec
-			return c
-		}
-	})
+	gs := create(t, 2, place(hosted).with(func(c *pgroup.Config) { c.Codec = codec }))
 	defer closeAll(gs)
-	if err := pgroup.ShareMemory(gs); err != nil {
-		t.Skip("SKIPPED: ", err)
-	}
+	shareMemory(t, gs)
 	done := make(chan error)
 	go func() {
 		_, err := pgroup.AllGather(t.Context(), gs[1], struct{ X int }{1})
@@ -276,9 +265,7 @@ func TestAbortBeforeTheMemoryIsJoined(t *testing.T) {
 	defer closeAll(gs)
 	gs[0].Abort(errors.New("no more"))
 	together(2, func(rank int) { rankError(t, gs[rank], gs[rank].Barrier(t.Context()), pgroup.ErrAborted) })
-	if err := pgroup.ShareMemory(gs); err != nil {
-		t.Skip("SKIPPED: ", err)
-	}
+	shareMemory(t, gs)
 	for range 3 {
 		together(2, func(rank int) { rankError(t, gs[rank], gs[rank].Barrier(t.Context()), pgroup.ErrAborted) })
 	}
@@ -306,9 +293,7 @@ func TestRootIsAheadInSharedMemory(t *testing.T) {
 		_, err := pgroup.Broadcast(t.Context(), gs[0], 0, "x")
 		require.NoError(t, err)
 	}
-	if took := time.Since(start); took > 2*time.Second {
-		t.Errorf("120 broadcasts took %v", took)
-	}
+	assert.LessOrEqual(t, time.Since(start), 2*time.Second)
 	for range 120 {
 		got, err := pgroup.Broadcast(t.Context(), gs[1], 0, "")
 		require.NoError(t, err)
@@ -342,9 +327,7 @@ func TestUnknownInSharedMemory(t *testing.T) {
 		p.Cut(testcluster.Ending(0))
 		p.Up.Stall(false)
 		close(lost)
-		if !errors.Is(err, pgroup.ErrUnknown) {
-			t.Errorf("rank 1: got %v, want ErrUnknown", err)
-		}
+		assert.ErrorIs(t, err, pgroup.ErrUnknown)
 		_, err = pgroup.Broadcast(t.Context(), g, 1, "x")
 		ok(t, g, "the next broadcast", err)
 		untilInMemory(t, g)
@@ -481,13 +464,12 @@ func TestKeptMessageInSharedMemory(t *testing.T) {
 				continue
 			}
 			for range 2 {
-				if _, err := pgroup.Recv[string](t.Context(), g, 0); !errors.Is(err, pgroup.ErrMismatch) {
-					t.Errorf("got %v, want a mismatch", err)
-				}
+				_, err := pgroup.Recv[string](t.Context(), g, 0)
+				assert.ErrorIs(t, err, pgroup.ErrMismatch)
 			}
 			got, err := pgroup.Recv[int](t.Context(), g, 0)
 			ok(t, g, "recv", err)
-			same(t, g, "recv", got, i)
+			equal(t, g, "recv", got, i)
 		}
 	})
 }
@@ -501,9 +483,9 @@ func TestRecvInSharedMemory(t *testing.T) {
 	_, err := pgroup.Recv[int](within(t, 500*time.Millisecond), gs[0], 1)
 	v := rankError(t, gs[0], err, pgroup.ErrTimeout, "recv from 1", "missing rank 1")
 	equal(t, gs[0], "missing", v.Missing, []int{1})
-	if took := time.Since(start); took < 450*time.Millisecond || took > 3*time.Second {
-		t.Errorf("after %v", took)
-	}
+	took := time.Since(start)
+	assert.GreaterOrEqual(t, took, 450*time.Millisecond)
+	assert.LessOrEqual(t, took, 3*time.Second)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
 	_, err = pgroup.Recv[int](ctx, gs[0], 1)
@@ -569,9 +551,7 @@ func shareChannel(t *testing.T, n int, at place) (gs, xs []*pgroup.Group) {
 		xs = append(xs, g.Channel("x"))
 	}
 	together(n, func(rank int) { ok(t, gs[rank], "barrier", xs[rank].Barrier(t.Context())) })
-	if err := pgroup.ShareMemory(xs); err != nil {
-		t.Skip("SKIPPED: ", err)
-	}
+	shareMemory(t, xs)
 	together(n, func(rank int) { untilInMemory(t, xs[rank]) })
 	return gs, xs
 }
@@ -613,9 +593,7 @@ func TestCloseOfAChannelInSharedMemory(t *testing.T) {
 		switch rank {
 		case 0:
 			close(called)
-			if err := xs[0].Barrier(t.Context()); !errors.Is(err, pgroup.ErrClosed) {
-				t.Errorf("got %v, want ErrClosed", err)
-			}
+			assert.ErrorIs(t, xs[0].Barrier(t.Context()), pgroup.ErrClosed)
 		case 1:
 			err := xs[1].Barrier(t.Context())
 			if v := rankError(t, gs[1], err, err, "has closed the channel"); v.Code != wire.CodeCancelled && v.Code != wire.CodeSkipped {
@@ -664,9 +642,9 @@ func TestManyProcessesShareMemory(t *testing.T) {
 	t.Run("processes", func(t *testing.T) {
 		pgrouptest.Job{N: n}.Run(t, func(t *testing.T, g *pgroup.Group) {
 			untilInMemory(t, g)
-			all, err := pgroup.AllGather(t.Context(), g, g.Rank())
+			every, err := pgroup.AllGather(t.Context(), g, g.Rank())
 			require.NoError(t, err)
-			require.Equal(t, upTo(n), all)
+			require.Equal(t, upTo(n), every)
 			require.NoError(t, g.Shutdown(t.Context()))
 		})
 	})

@@ -29,14 +29,7 @@ func traced(n int, at place) (place, seen) {
 	for i := range sinks {
 		sinks[i] = new(testcluster.Events)
 	}
-	return func(t *testing.T) func(int) pgroup.Config {
-		config := at(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			c.Trace = sinks[rank]
-			return c
-		}
-	}, sinks
+	return at.with(func(c *pgroup.Config) { c.Trace = sinks[c.Rank] }), sinks
 }
 
 // one returns the only event of an op on a rank.
@@ -166,10 +159,7 @@ func TestTraceOfGroupsWithOneName(t *testing.T) {
 
 func TestTraceDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "traces")
-	gs := create(t, 2, func(t *testing.T) func(int) pgroup.Config {
-		open := testcluster.Store(t)
-		return func(int) pgroup.Config { return pgroup.Config{Store: open(), TraceDir: dir, Host: "node/1"} }
-	})
+	gs := create(t, 2, place(anyStore).with(func(c *pgroup.Config) { c.TraceDir, c.Host = dir, "node/1" }))
 	subs := make([]*pgroup.Group, 2)
 	together(2, func(rank int) {
 		var err error

@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -39,10 +40,9 @@ func checkVerbs(t *testing.T, g *pgroup.Group, i int) {
 	object := func(rank int) string {
 		return strings.Repeat(fmt.Sprintf("%d of rank %d;", i, rank), []int{0, 1, 100, 5000}[i%4])
 	}
-	all := make([]string, n)
-	parts := make([]string, n)
+	every, parts := make([]string, n), make([]string, n)
 	for rank := range n {
-		all[rank], parts[rank] = object(rank), fmt.Sprint(object(g.Rank()), " for ", rank)
+		every[rank], parts[rank] = object(rank), fmt.Sprint(object(g.Rank()), " for ", rank)
 	}
 	root := i % n
 	got, err := pgroup.Broadcast(ctx, g, root, object(g.Rank()))
@@ -50,11 +50,11 @@ func checkVerbs(t *testing.T, g *pgroup.Group, i int) {
 	require.Equal(t, object(root), got, "broadcast")
 	gathered, err := pgroup.AllGather(ctx, g, object(g.Rank()))
 	require.NoError(t, err)
-	require.Equal(t, all, gathered, "all-gather")
+	require.Equal(t, every, gathered, "all-gather")
 	gathered, err = pgroup.Gather(ctx, g, root, object(g.Rank()))
 	require.NoError(t, err)
 	if g.Rank() == root {
-		require.Equal(t, all, gathered, "gather")
+		require.Equal(t, every, gathered, "gather")
 	} else {
 		require.Nil(t, gathered)
 	}
@@ -119,9 +119,18 @@ func TestAllReduce(t *testing.T) {
 		avg, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, float64(g.Rank()+1), math.Inf(1))
 		ok(t, g, "avg", err)
 		equal(t, g, "avg", avg, []float64{float64(sum) / float64(n), math.Inf(1)})
+		signed, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, int32(2_000_000_000), -2_000_000_000)
+		ok(t, g, "avg", err)
+		equal(t, g, "a sum too large for the type", signed, []int32{2_000_000_000, -2_000_000_000})
+		truncated, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, -g.Rank())
+		ok(t, g, "avg", err)
+		equal(t, g, "of 4 ranks: -1.5, rounded to zero", truncated, []int{-((n - 1) / 2)})
+		unsigned, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, uint32(4_000_000_000))
+		ok(t, g, "avg", err)
+		equal(t, g, "avg", unsigned, []uint32{4_000_000_000})
 		none, err := pgroup.AllReduce[float64](t.Context(), g, pgroup.Sum)
 		ok(t, g, "nothing", err)
-		same(t, g, "nothing", len(none), 0)
+		equal(t, g, "nothing", len(none), 0)
 	})
 }
 
@@ -159,16 +168,11 @@ func (panics) Record(_ context.Context, e trace.Event) {
 // TestPanics checks that a panic of a user's codec or trace leaves no rank waiting, and no group
 // locked.
 func TestPanics(t *testing.T) {
-	at := func(t *testing.T) func(int) pgroup.Config {
-		config := inMemory(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			if rank == 1 {
-				c.Codec, c.Trace = panics{wire.MsgPack}, panics{}
-			}
-			return c
+	at := place(inMemory).with(func(c *pgroup.Config) {
+		if c.Rank == 1 {
+			c.Codec, c.Trace = panics{wire.MsgPack}, panics{}
 		}
-	}
+	})
 	ranks(t, 3, at, func(t *testing.T, g *pgroup.Group) {
 		ctx := t.Context()
 		mine := map[bool]string{true: "encoding", false: "fine"}[g.Rank() == 1]
@@ -242,11 +246,11 @@ func TestRefusingRankIsNamed(t *testing.T) {
 		} {
 			err := call.verb()
 			v := rankError(t, g, err, call.is, "rank 1", call.word)
-			same(t, g, "by", v.By, 1)
-			all, err := pgroup.AllGather(t.Context(), g.Channel("missing"), v.Missing)
+			equal(t, g, "by", v.By, 1)
+			every, err := pgroup.AllGather(t.Context(), g.Channel("missing"), v.Missing)
 			ok(t, g, "the missing ranks", err)
-			for _, missing := range all {
-				same(t, g, "missing", fmt.Sprint(missing), fmt.Sprint(v.Missing))
+			for _, missing := range every {
+				equal(t, g, "missing", fmt.Sprint(missing), fmt.Sprint(v.Missing))
 			}
 			ok(t, g, "the group goes on", g.Barrier(t.Context()))
 		}
@@ -284,46 +288,45 @@ func (p picky) Parse(b []byte, v any) error {
 // TestUnreadableObjects checks that a decoding error of one rank is its own error, and not the
 // outcome of the verb: the others get their results.
 func TestUnreadableObjects(t *testing.T) {
-	at := func(t *testing.T) func(int) pgroup.Config {
-		config := anyStore(t)
-		return func(rank int) pgroup.Config {
-			c := config(rank)
-			if rank == 0 {
-				c.Codec = picky{wire.MsgPack}
-			}
-			return c
+	at := place(anyStore).with(func(c *pgroup.Config) {
+		if c.Rank == 0 {
+			c.Codec = picky{wire.MsgPack}
 		}
-	}
+	})
 	ranks(t, 2, at, func(t *testing.T, g *pgroup.Group) {
-		_, all := pgroup.AllGather(t.Context(), g, g.Rank())
+		_, every := pgroup.AllGather(t.Context(), g, g.Rank())
 		_, one := pgroup.Broadcast(t.Context(), g, 1, g.Rank())
 		_, part := pgroup.Scatter(t.Context(), g, 1, []int{1, 2})
 		ok(t, g, "send", pgroup.Send(t.Context(), g, 0, g.Rank()))
 		if g.Rank() == 1 {
-			ok(t, g, "others", errors.Join(all, one, part))
+			ok(t, g, "others", errors.Join(every, one, part))
 			return
 		}
-		says(t, all, nil, "allgather #1", "the object of rank 1", "I do not like it")
+		says(t, every, nil, "allgather #1", "the object of rank 1", "I do not like it")
 		says(t, one, nil, "broadcast #2", "the object of rank 1")
 		says(t, part, nil, "scatter #3", "the object of rank 1")
 		_, err := pgroup.Recv[int](t.Context(), g, 1)
 		says(t, err, nil, "recv from 1", "I do not like it")
 		v, err := pgroup.Recv[any](t.Context(), g, 1) // it is still available
 		ok(t, g, "recv any", err)
-		same(t, g, "recv any", v, any(int64(1)))
+		equal(t, g, "recv any", v, any(int64(1)))
 	})
 }
 
-func TestRootOutOfRange(t *testing.T) {
+func TestRankOutOfRange(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		for _, root := range []int{-1, g.Size(), 99} {
-			word := fmt.Sprintf("root %d of a group of %d", root, g.Size())
-			_, err := pgroup.Broadcast(t.Context(), g, root, 1)
+		for _, rank := range []int{-1, g.Size(), 99} {
+			word := fmt.Sprintf("root %d of a group of %d", rank, g.Size())
+			_, err := pgroup.Broadcast(t.Context(), g, rank, 1)
 			rankError(t, g, err, pgroup.ErrInvalid, word)
-			_, err = pgroup.Gather(t.Context(), g, root, 1)
+			_, err = pgroup.Gather(t.Context(), g, rank, 1)
 			rankError(t, g, err, pgroup.ErrInvalid, word)
-			_, err = pgroup.Scatter(t.Context(), g, root, []int{1})
+			_, err = pgroup.Scatter(t.Context(), g, rank, []int{1})
 			rankError(t, g, err, pgroup.ErrInvalid, word)
+			word = fmt.Sprintf("rank %d of a group of %d", rank, g.Size())
+			says(t, pgroup.Send(t.Context(), g, rank, 1), pgroup.ErrInvalid, word)
+			_, err = pgroup.Recv[int](t.Context(), g, rank)
+			says(t, err, pgroup.ErrInvalid, word)
 		}
 		_, err := pgroup.AllReduce(t.Context(), g, pgroup.Op(9), 1)
 		rankError(t, g, err, pgroup.ErrInvalid, "no reduction 9")
@@ -351,10 +354,7 @@ func TestSecondCollectiveIsBusy(t *testing.T) {
 			first <- err
 		}()
 		<-s.begun
-		err := g.Barrier(t.Context())
-		if !errors.Is(err, pgroup.ErrBusy) || !strings.Contains(err.Error(), "barrier") {
-			t.Errorf("rank %d: got %v, want ErrBusy", g.Rank(), err)
-		}
+		says(t, g.Barrier(t.Context()), pgroup.ErrBusy, "barrier")
 		ok(t, g, "another channel", g.Channel("x").Barrier(t.Context()))
 		close(s.goOn)
 		ok(t, g, "first", <-first)
@@ -362,17 +362,75 @@ func TestSecondCollectiveIsBusy(t *testing.T) {
 	})
 }
 
-// TestAverageOfIntegers averages integers whose sum is too large for their type, and rounds to zero.
-func TestAverageOfIntegers(t *testing.T) {
+func TestTypeMismatchNamesBothAndKeepsTheMessage(t *testing.T) {
+	type blob []byte
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		signed, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, int32(2_000_000_000), -2_000_000_000)
-		ok(t, g, "avg", err)
-		same(t, g, "avg", [2]int32(signed), [2]int32{2_000_000_000, -2_000_000_000})
-		truncated, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, -g.Rank()) // of 4 ranks: -1.5
-		ok(t, g, "avg", err)
-		same(t, g, "avg", truncated[0], -1)
-		unsigned, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, uint32(4_000_000_000))
-		ok(t, g, "avg", err)
-		same(t, g, "avg", unsigned[0], uint32(4_000_000_000))
-	}, 4)
+		self := g.Rank()
+		ok(t, g, "send", pgroup.Send(t.Context(), g, self, "text"))
+		ok(t, g, "send", pgroup.Send(t.Context(), g, self, blob("raw")))
+		ok(t, g, "send", pgroup.Send[any](t.Context(), g, self, map[string]any{"k": int64(1)}))
+		_, err := pgroup.Recv[config](t.Context(), g, self)
+		te, _ := errors.AsType[*pgroup.TypeError](err)
+		require.NotNil(t, te, "%v", err)
+		assert.Equal(t, []string{"string", "pgroup_test.config"}, []string{te.Sent, te.Want})
+		assert.ErrorIs(t, err, pgroup.ErrMismatch)
+		_, err = pgroup.Recv[[]byte](t.Context(), g, self)
+		assert.ErrorIs(t, err, pgroup.ErrMismatch, "text as bytes")
+		text, err := pgroup.Recv[string](t.Context(), g, self)
+		ok(t, g, "recv", err)
+		equal(t, g, "recv", text, "text")
+		raw, err := pgroup.Recv[any](t.Context(), g, self)
+		ok(t, g, "recv any", err)
+		equal(t, g, "recv any", string(raw.([]byte)), "raw")
+		_, err = pgroup.Recv[[]byte](t.Context(), g, self)
+		assert.ErrorIs(t, err, pgroup.ErrMismatch, "an encoded object as bytes")
+		m, err := pgroup.Recv[map[string]int](t.Context(), g, self)
+		ok(t, g, "any as a map", err)
+		equal(t, g, "any as a map", m["k"], 1)
+	}, 1, 2)
+}
+
+func TestUnsendableObjects(t *testing.T) {
+	ranks(t, 1, anyStore, func(t *testing.T, g *pgroup.Group) {
+		assert.ErrorIs(t, pgroup.Send(t.Context(), g, 0, make(chan int)), pgroup.ErrInvalid)
+		assert.ErrorIs(t, pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20+1)), pgroup.ErrTooLarge)
+		ok(t, g, "just enough", pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20)))
+		got, err := pgroup.Recv[[]byte](t.Context(), g, 0)
+		ok(t, g, "just enough", err)
+		equal(t, g, "just enough", len(got), 16<<20)
+	})
+}
+
+// bubble runs body in a bubble of synthetic time, on two ranks that share a memory store.
+func bubble(t *testing.T, edit func(*pgroup.Config), body func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { ranks(t, 2, place(inMemory).with(edit), body) })
+}
+
+func TestSecondRecvIsBusy(t *testing.T) {
+	bubble(t, func(*pgroup.Config) {}, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			return
+		}
+		first := make(chan error)
+		go func() {
+			_, err := pgroup.Recv[int](t.Context(), g, 0)
+			first <- err
+		}()
+		synctest.Wait()
+		_, err := pgroup.Recv[int](t.Context(), g, 0)
+		assert.ErrorIs(t, err, pgroup.ErrBusy)
+		ok(t, g, "send", pgroup.Send(t.Context(), g, 0, 1))
+		ok(t, g, "first", <-first)
+	})
+}
+
+func TestMessagesOfAnEndedContext(t *testing.T) {
+	ranks(t, 1, inMemory, func(t *testing.T, g *pgroup.Group) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		rankError(t, g, pgroup.Send(ctx, g, 0, 1), context.Canceled, "cancelled")
+		_, err := pgroup.Recv[int](ctx, g, 0)
+		rankError(t, g, err, pgroup.ErrCancelled)
+	})
 }

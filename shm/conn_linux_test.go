@@ -67,8 +67,7 @@ func TestAsOftenAsShared(t *testing.T) {
 		b.Release()
 	}
 	require.NoError(t, c.WaitReleased(ctx, other))
-	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-	defer cancel()
+	short := testcluster.Within(t, 10*time.Millisecond)
 	err := c.WaitReleased(short, other, ref)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "one is still out")
 	require.ErrorContains(t, err, "shm: the peer has not released 1 of 2 refs")
@@ -91,8 +90,7 @@ func TestMapWaitsForSegments(t *testing.T) {
 	b, ref := filled(t, a, 1<<16, 1)
 	later, late := filled(t, a, 1<<16, 2)
 	require.NoError(t, c.Share(ctx, a, ref))
-	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-	defer cancel()
+	short := testcluster.Within(t, 10*time.Millisecond)
 	_, err := d.Map(short, ref, late)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, fmt.Sprintf("shm: map 2 refs, of which the peer has not sent the segment of %+v", late))
@@ -117,8 +115,7 @@ func TestMapOutOfBounds(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, &shm.Options{Segment: 1 << 16})
-	_, ref := filled(t, a, 1<<16, 1)
-	require.NoError(t, c.Share(ctx, a, ref))
+	_, ref := shared(t, c, a, 1<<16, 1)
 	never := shm.Ref{Arena: ref.Arena, Segment: 77, Len: 1}
 	for name, bad := range map[string]shm.Ref{
 		"beyond":   {Offset: 1<<16 - 1, Len: 2},
@@ -141,9 +138,7 @@ func TestMapOutOfBounds(t *testing.T) {
 	}
 	_, err := d.Map(ctx, shm.Ref{Arena: ref.Arena, Segment: 77, Offset: -1, Len: 1})
 	require.ErrorContains(t, err, "not within", "in no segment")
-	blocks := mapped(t, d, ref)
-	blocks[0].Release()
-	require.NoError(t, c.WaitReleased(ctx, ref), "the Conns have not ended")
+	passed(t, c, d, ref) // the Conns have not ended
 }
 
 // TestNotReusedWhileHeld checks that freed memory is not reused until its peer has released it, and
@@ -264,8 +259,7 @@ func TestReleaseThenClose(t *testing.T) {
 		ctx := within(t)
 		c, d := pair(t)
 		a := newArena(t, nil)
-		_, ref := filled(t, a, 1000, 1)
-		require.NoError(t, c.Share(ctx, a, ref))
+		_, ref := shared(t, c, a, 1000, 1)
 		blocks := mapped(t, d, ref)
 		blocks[0].Release()
 		require.NoError(t, d.Close())
@@ -305,11 +299,9 @@ func TestArenaCloses(t *testing.T) {
 
 // TestReadOnly checks that a Block cannot be written to, nor made writable.
 func TestReadOnly(t *testing.T) {
-	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, nil)
-	_, ref := filled(t, a, 1<<16, 1)
-	require.NoError(t, c.Share(ctx, a, ref))
+	_, ref := shared(t, c, a, 1<<16, 1)
 	blocks := mapped(t, d, ref)
 	data := blocks[0].Data
 	require.ErrorIs(t, unix.Mprotect(data, unix.PROT_READ|unix.PROT_WRITE), unix.EACCES)
@@ -323,13 +315,10 @@ func TestReadOnly(t *testing.T) {
 // if there are segments to send, not at all if there are none, and few descriptors are queued.
 func TestFullSocket(t *testing.T) {
 	ctx := within(t)
-	near, far := sockets(t)
-	defer far.Close()
-	c := shm.NewConn(near)
+	c, _ := raw(t)
 	page := os.Getpagesize()
 	a := newArena(t, &shm.Options{Segment: int64(page)})
-	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-	defer cancel()
+	short := testcluster.Within(t, 100*time.Millisecond)
 	var refs []shm.Ref
 	var err error
 	for {
@@ -370,9 +359,7 @@ func TestFullSocket(t *testing.T) {
 // the socket.
 func TestLendSendsNothing(t *testing.T) {
 	ctx := within(t)
-	near, far := sockets(t)
-	defer far.Close()
-	c := shm.NewConn(near)
+	c, far := raw(t)
 	a := newArena(t, nil)
 	_, ref := filled(t, a, 1000, 1)
 	_, other := filled(t, a, 1000, 2)
@@ -385,7 +372,7 @@ func TestLendSendsNothing(t *testing.T) {
 		}
 	}))
 	require.NoError(t, c.Close()) // all is sent
-	all, err := io.ReadAll(far)
+	all, err := io.ReadAll(far.sock)
 	require.NoError(t, err)
 	require.Len(t, all, 8+24, "one segment")
 }
@@ -401,11 +388,8 @@ func TestTakeBack(t *testing.T) {
 	a.Free(b)
 	_, err := a.Alloc(600 << 10)
 	require.ErrorIs(t, err, shm.ErrFull, "one shared block is left")
-	blocks := mapped(t, p, ref)
-	blocks[0].Release()
-	require.NoError(t, c.WaitReleased(t.Context(), ref))
-	_, err = a.Alloc(600 << 10)
-	require.NoError(t, err)
+	passed(t, c, p, ref)
+	alloc(t, a, 600<<10)
 	require.Error(t, c.Unshare(ref), "it is not shared")
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, c.Unshare(ref), shm.ErrClosed)
@@ -432,9 +416,7 @@ func TestMost(t *testing.T) {
 	}
 	require.NoError(t, c.WaitReleased(ctx, ref))
 	require.NoError(t, c.Share(ctx, a, ref))
-	one := mapped(t, d, ref)
-	one[0].Release()
-	require.NoError(t, c.WaitReleased(ctx, ref))
+	passed(t, c, d, ref)
 	require.Zero(t, a.Stats().Shared)
 }
 
@@ -453,8 +435,7 @@ func TestMostSegments(t *testing.T) {
 	for i := range 8 { // of 512 segments each, so that few descriptors are open
 		a := newArena(t, &shm.Options{Segment: int64(page)})
 		for range 512 {
-			b, ref := filled(t, a, page, uint64(i))
-			require.NoError(t, c.Share(ctx, a, ref))
+			b, ref := shared(t, c, a, page, uint64(i))
 			refs = append(refs, ref)
 			a.Free(b)
 		}
@@ -476,9 +457,7 @@ func TestMostSegments(t *testing.T) {
 	}
 	require.NoError(t, c.WaitReleased(ctx, refs...))
 	require.NoError(t, c.Share(ctx, a, ref))
-	one := mapped(t, d, ref)
-	one[0].Release()
-	require.NoError(t, c.WaitReleased(ctx, ref))
+	passed(t, c, d, ref)
 	a.Free(b)
 	a.Trim()
 	testcluster.Eventually(t, testTimeout, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap them")
@@ -486,26 +465,22 @@ func TestMostSegments(t *testing.T) {
 
 // TestReleaseDoesNotWait releases more than a socket buffer holds, to a peer that does not read.
 func TestReleaseDoesNotWait(t *testing.T) {
-	near, far := sockets(t)
-	d := shm.NewConn(near)
-	owner := rawPeer{t, far}
-	s := owner.memfd(1<<16, sealedAll)
-	owner.segment(s, 1<<16)
+	d, owner := raw(t)
+	owner.segment(owner.memfd(1<<16, sealedAll), 1<<16)
 	const rounds, each = 64, 2000
 	for range rounds {
 		refs := make([]shm.Ref, each)
 		for i := range refs {
 			refs[i] = shm.Ref{Arena: 1, Segment: 1, Offset: int64(i), Len: 1}
 		}
-		blocks := mapped(t, d, refs...)
-		for _, b := range blocks {
+		for _, b := range mapped(t, d, refs...) {
 			b.Release()
 		}
 	}
 	require.NoError(t, d.Err())
-	go func() { _, _ = io.Copy(io.Discard, far) }()
+	go func() { _, _ = io.Copy(io.Discard, owner.sock) }()
 	require.NoError(t, d.Close())
-	far.Close()
+	owner.sock.Close()
 }
 
 // TestWaitersEndWithTheConn checks that all waiting calls return when the Conn ends.
@@ -513,8 +488,7 @@ func TestWaitersEndWithTheConn(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, nil)
-	_, ref := filled(t, a, 10, 1)
-	require.NoError(t, c.Share(ctx, a, ref))
+	_, ref := shared(t, c, a, 10, 1)
 	blocks := mapped(t, d, ref)
 	var waits sync.WaitGroup
 	for range 4 {

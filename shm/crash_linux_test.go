@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/shm"
 )
 
@@ -45,6 +45,26 @@ type process struct {
 	out *bufio.Reader
 }
 
+// child returns a command that is the test binary in the role what, started by another command or by none.
+func child(t testing.TB, what string, by ...string) *exec.Cmd {
+	args := append(by, os.Args[0])
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
+	return cmd
+}
+
+// begin starts cmd.
+func begin(t testing.TB, cmd *exec.Cmd) *process {
+	t.Helper()
+	cmd.Stderr = t.Output()
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	return &process{cmd, in, bufio.NewReader(out)}
+}
+
 // start starts the test binary in the role what; it returns this side's Conn.
 func start(t testing.TB, what string) (*shm.Conn, *process) {
 	t.Helper()
@@ -52,18 +72,10 @@ func start(t testing.TB, what string) (*shm.Conn, *process) {
 	f, err := far.File()
 	require.NoError(t, err)
 	far.Close()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
+	cmd := child(t, what)
 	cmd.ExtraFiles = []*os.File{f}
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
+	p, c := begin(t, cmd), shm.NewConn(near)
 	f.Close()
-	p := &process{cmd, in, bufio.NewReader(out)}
-	c := shm.NewConn(near)
 	t.Cleanup(func() {
 		p.kill()
 		_ = c.Close()
@@ -92,48 +104,24 @@ func (p *process) send(t testing.TB, what any) {
 }
 
 // parent returns the child's Conn to the test.
-func parent() (*shm.Conn, error) {
-	f := os.NewFile(3, "parent")
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	return shm.NewConn(c.(*net.UnixConn)), nil
-}
+func parent() *shm.Conn { return shm.NewConn(must(socket(3))) }
 
 // beOwner shares blocks one after the other, each with its own size and contents, and frees each
 // at once; a few are shared at a time.
 func beOwner() error {
-	ctx := context.Background()
-	c, err := parent()
-	if err != nil {
-		return err
-	}
-	a, err := shm.NewArena(&shm.Options{Segment: 1 << 18})
-	if err != nil {
-		return err
-	}
+	ctx, c := context.Background(), parent()
+	a := must(shm.NewArena(&shm.Options{Segment: 1 << 18}))
 	out := json.NewEncoder(os.Stdout)
 	var refs []shm.Ref
 	for seed := uint64(os.Getpid()); ; seed++ {
-		b, err := a.Alloc(1 + int(seed*7919%300_000))
-		if err != nil {
-			return err
-		}
+		b := must(a.Alloc(1 + int(seed*7919%300_000)))
 		fill(b, seed)
 		ref, _ := a.Find(b)
-		if err := c.Share(ctx, a, ref); err != nil {
-			return err
-		}
-		if err := out.Encode(sharedRef{Ref: ref, Sum: sum(b)}); err != nil {
-			return err
-		}
+		check(c.Share(ctx, a, ref))
+		check(out.Encode(sharedRef{Ref: ref, Sum: sum(b)}))
 		a.Free(b)
 		if refs = append(refs, ref); len(refs) > 8 {
-			if err := c.WaitReleased(ctx, refs[0]); err != nil {
-				return err
-			}
+			check(c.WaitReleased(ctx, refs[0]))
 			refs = refs[1:]
 		}
 	}
@@ -142,32 +130,21 @@ func beOwner() error {
 // beReader maps each block that it is notified of, reports its checksum, and keeps it, or releases it if it is
 // told to. Of a block that it has, it reports the checksum again.
 func beReader() error {
-	c, err := parent()
-	if err != nil {
-		return err
-	}
+	c := parent()
 	held := map[shm.Ref]*shm.Block{}
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var p sharedRef
-		if err := in.Decode(&p); err != nil {
-			return err
-		}
+		check(in.Decode(&p))
 		if held[p.Ref] == nil {
-			blocks, err := c.Map(context.Background(), p.Ref)
-			if err != nil {
-				return err
-			}
-			held[p.Ref] = blocks[0]
+			held[p.Ref] = must(c.Map(context.Background(), p.Ref))[0]
 		}
 		p.Sum = sum(held[p.Ref].Data)
 		if p.Release {
 			held[p.Ref].Release()
 			delete(held, p.Ref)
 		}
-		if err := out.Encode(p); err != nil {
-			return err
-		}
+		check(out.Encode(p))
 	}
 }
 
@@ -245,8 +222,7 @@ func TestBorrowerIsKilled(t *testing.T) {
 		c, p := start(t, "reader")
 		var all []shm.Ref
 		for i := range kill {
-			b, ref := filled(t, a, 200_000, uint64(i))
-			require.NoError(t, c.Share(ctx, a, ref))
+			b, ref := shared(t, c, a, 200_000, uint64(i))
 			shared := sharedRef{Ref: ref, Sum: sum(b), Release: i%2 == 0}
 			p.send(t, shared)
 			a.Free(b)
@@ -286,8 +262,7 @@ func TestFrozenIsNotDead(t *testing.T) {
 	untouched := sharedRef{Ref: more, Sum: sum(late)}
 	require.NoError(t, c.Share(ctx, a, more), "Lend does not wait for the peer")
 	a.Free(late)
-	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-	defer cancel()
+	short := testcluster.Within(t, 10*time.Millisecond)
 	require.ErrorIs(t, c.WaitReleased(short, ref), context.DeadlineExceeded)
 	require.NoError(t, c.Close())
 	for n := 1 << 18; n > 100; {
@@ -312,9 +287,7 @@ func TestFrozenIsNotDead(t *testing.T) {
 func TestLimitsOfTheProcess(t *testing.T) {
 	for _, what := range []string{"address", "files", "size"} {
 		t.Run(what, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), os.Args[0])
-			cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
-			out, err := cmd.CombinedOutput()
+			out, err := child(t, what).CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			t.Logf("%s", out)
 		})
@@ -332,22 +305,11 @@ func limit(resource int, to uint64) error {
 }
 
 func fillAddressSpace() error {
-	a, err := shm.NewArena(nil)
-	if err != nil {
-		return err
-	}
+	a := must(shm.NewArena(nil))
 	var pages uint64
-	statm, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return err
-	}
-	if _, err := fmt.Sscan(string(statm), &pages); err != nil {
-		return err
-	}
-	if err := limit(unix.RLIMIT_AS, pages*uint64(os.Getpagesize())+256*mib); err != nil {
-		return err
-	}
-	_, err = a.Alloc(1 << 30)
+	must(fmt.Sscan(string(must(os.ReadFile("/proc/self/statm"))), &pages))
+	check(limit(unix.RLIMIT_AS, pages*uint64(os.Getpagesize())+256*mib))
+	_, err := a.Alloc(1 << 30)
 	return wantFull(err)
 }
 
@@ -360,53 +322,29 @@ func wantFull(err error) error {
 }
 
 func exceedFileSize() error {
-	a, err := shm.NewArena(nil)
-	if err != nil {
-		return err
-	}
-	if err := limit(unix.RLIMIT_FSIZE, mib); err != nil {
-		return err
-	}
-	_, err = a.Alloc(1)
+	a := must(shm.NewArena(nil))
+	check(limit(unix.RLIMIT_FSIZE, mib))
+	_, err := a.Alloc(1)
 	return wantFull(err)
 }
 
 // useUpDescriptors lacks a descriptor for its own segment, and then one for a segment of the
 // peer.
 func useUpDescriptors() error {
-	a, err := shm.NewArena(&shm.Options{Segment: 1 << 16})
-	if err != nil {
-		return err
-	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
+	a := must(shm.NewArena(&shm.Options{Segment: 1 << 16}))
 	var conns [2]*shm.Conn
-	for i, fd := range pair {
-		f := os.NewFile(uintptr(fd), "socket")
-		c, err := net.FileConn(f)
-		if err != nil {
-			return err
-		}
-		conns[i] = shm.NewConn(c.(*net.UnixConn))
+	for i, fd := range must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)) {
+		conns[i] = shm.NewConn(must(socket(fd)))
 	}
-	b, err := a.Alloc(1 << 16)
-	if err != nil {
-		return err
-	}
-	if err := limit(unix.RLIMIT_NOFILE, 3); err != nil {
-		return err
-	}
-	_, err = a.Alloc(1 << 16)
+	b := must(a.Alloc(1 << 16))
+	check(limit(unix.RLIMIT_NOFILE, 3))
+	_, err := a.Alloc(1 << 16)
 	if !errors.Is(err, unix.EMFILE) || errors.Is(err, shm.ErrFull) {
 		return fmt.Errorf("%w: is not about descriptors", err)
 	}
 	fmt.Println(err)
 	ref, _ := a.Find(b)
-	if err := conns[0].Share(context.Background(), a, ref); err != nil {
-		return err
-	}
+	check(conns[0].Share(context.Background(), a, ref))
 	_, err = conns[1].Map(context.Background(), ref)
 	if err == nil {
 		return errors.New("a descriptor came where there is room for none")
@@ -418,24 +356,17 @@ func useUpDescriptors() error {
 // fillShare is a rank that takes 64 MiB at a time, until there is no more, while other ranks of its
 // control group do the same. It keeps its memory until all of them have finished.
 func fillShare() error {
-	a, err := shm.NewArena(nil)
-	if err != nil {
-		return err
-	}
+	a := must(shm.NewArena(nil))
 	fmt.Println("ready")
 	in := bufio.NewReader(os.Stdin)
-	if _, err := in.ReadString('\n'); err != nil {
-		return err
-	}
+	_, err := in.ReadString('\n')
 	for err == nil {
 		var b []byte
 		if b, err = a.Alloc(64 * mib); err == nil {
 			fill(b, 1)
 		}
 	}
-	if err := wantFull(err); err != nil {
-		return err
-	}
+	check(wantFull(err))
 	fmt.Printf(" (this rank has %d MiB)\n", a.Stats().Taken/mib)
 	_, err = io.Copy(io.Discard, in)
 	return err

@@ -2,6 +2,7 @@ package shm_test
 
 import (
 	"encoding/hex"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,13 +19,7 @@ var golden = map[string]string{
 
 func bytesOf(t testing.TB, golden string) []byte {
 	t.Helper()
-	var digits []byte
-	for _, c := range []byte(golden) {
-		if c != ' ' {
-			digits = append(digits, c)
-		}
-	}
-	b, err := hex.DecodeString(string(digits))
+	b, err := hex.DecodeString(strings.ReplaceAll(golden, " ", ""))
 	require.NoError(t, err)
 	return b
 }
@@ -67,21 +62,17 @@ func FuzzConn(f *testing.F) {
 	f.Add(message(2, 1, 1, 1, 0, 64))
 	f.Add(message(3, 1, 1, 1))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		near, far := sockets(t)
-		c := shm.NewConn(near)
-		p := rawPeer{t, far}
+		c, p := raw(t)
 		p.segment(p.memfd(1<<12, sealedAll), 1<<12)
-		shared, ref := filled(t, a, 64, 1)
-		require.NoError(t, c.Share(t.Context(), a, ref))
+		mine, ref := shared(t, c, a, 64, 1)
 		p.giveBack(ref)
-		_, _ = far.Write(b)
-		require.NoError(t, far.CloseWrite())
+		_, _ = p.sock.Write(b)
+		require.NoError(t, p.sock.CloseWrite())
 		<-c.Done()
 		require.Error(t, c.Err())
 		require.NoError(t, c.WaitReleased(t.Context(), ref))
 		require.NoError(t, c.Close())
-		far.Close()
-		a.Free(shared)
+		a.Free(mine)
 		require.Zero(t, a.Stats().InUse)
 	})
 }

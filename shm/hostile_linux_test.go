@@ -22,6 +22,18 @@ type rawPeer struct {
 	sock *net.UnixConn
 }
 
+// raw returns a Conn, and its peer.
+func raw(t testing.TB) (*shm.Conn, rawPeer) {
+	t.Helper()
+	near, far := sockets(t)
+	c := shm.NewConn(near)
+	t.Cleanup(func() {
+		_ = c.Close()
+		_ = far.Close()
+	})
+	return c, rawPeer{t, far}
+}
+
 func (p rawPeer) send(b []byte, fds ...int) {
 	p.t.Helper()
 	_, _, err := p.sock.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
@@ -131,10 +143,7 @@ func TestHostile(t *testing.T) {
 				require.Equal(t, before, open(t))
 				require.Equal(t, mine, segments(os.Getpid()))
 			})
-			near, far := sockets(t)
-			t.Cleanup(func() { far.Close() })
-			c := shm.NewConn(near)
-			p := rawPeer{t, far}
+			c, p := raw(t)
 			tc.send(p)
 			<-c.Done()
 			require.ErrorContains(t, c.Err(), tc.want)
@@ -174,15 +183,11 @@ func TestReturnsTooMuch(t *testing.T) {
 		for _, frames := range []int{1, 2} {
 			t.Run(fmt.Sprintf("%s in %d frames", name, frames), func(t *testing.T) {
 				ctx := within(t)
-				near, far := sockets(t)
-				defer far.Close()
-				c := shm.NewConn(near)
-				defer c.Close()
+				c, p := raw(t)
 				a := newArena(t, nil)
 				_, ref := filled(t, a, 100, 1)
 				_, other := filled(t, a, 100, 2)
 				require.NoError(t, c.Share(ctx, a, ref, ref, other))
-				p := rawPeer{t, far}
 				if frames == 2 {
 					p.giveBack(ref, ref)
 					require.NoError(t, c.WaitReleased(ctx, ref))
@@ -204,11 +209,7 @@ func TestReturnsTooMuch(t *testing.T) {
 // TestHeldTooLong checks that a segment which the peer drops while it is mapped here stays
 // readable, until it is released.
 func TestHeldTooLong(t *testing.T) {
-	near, far := sockets(t)
-	defer far.Close()
-	c := shm.NewConn(near)
-	defer c.Close()
-	p := rawPeer{t, far}
+	c, p := raw(t)
 	p.segment(p.memfd(1<<16, sealedAll), 1<<16)
 	ref := shm.Ref{Arena: 1, Segment: 1, Len: 1 << 16}
 	blocks := mapped(t, c, ref, ref)
@@ -223,17 +224,11 @@ func TestHeldTooLong(t *testing.T) {
 
 // TestThePeerCannotWrite checks that a process with the descriptor can only read.
 func TestThePeerCannotWrite(t *testing.T) {
-	ctx := within(t)
-	near, far := sockets(t)
-	defer far.Close()
-	c := shm.NewConn(near)
-	defer c.Close()
-	a := newArena(t, &shm.Options{Segment: 1 << 16})
-	b, ref := filled(t, a, 1<<16, 1)
+	c, p := raw(t)
+	b, _ := shared(t, c, newArena(t, &shm.Options{Segment: 1 << 16}), 1<<16, 1)
 	want := sum(b)
-	require.NoError(t, c.Share(ctx, a, ref))
 	oob := make([]byte, unix.CmsgSpace(4))
-	_, oobn, _, _, err := far.ReadMsgUnix(make([]byte, 1024), oob)
+	_, oobn, _, _, err := p.sock.ReadMsgUnix(make([]byte, 1024), oob)
 	require.NoError(t, err)
 	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
 	require.NoError(t, err)

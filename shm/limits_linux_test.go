@@ -1,12 +1,9 @@
 package shm_test
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"maps"
-	"os"
-	"os/exec"
 	"testing"
 	"testing/fstest"
 
@@ -92,13 +89,6 @@ func merge(trees ...tree) tree {
 	return all
 }
 
-// inGroup returns a command that runs the test binary as a child in a control group.
-func inGroup(t *testing.T, dir, what string) *exec.Cmd {
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$1"`, dir, os.Args[0])
-	cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
-	return cmd
-}
-
 // TestRanksShareAControlGroup has ranks take memory at the same time, until there is no more: each
 // of them gets ErrFull, every time.
 func TestRanksShareAControlGroup(t *testing.T) {
@@ -108,32 +98,23 @@ func TestRanksShareAControlGroup(t *testing.T) {
 		rounds = 5
 	}
 	for round := range rounds {
-		var ranks [4]*exec.Cmd
-		var ins [len(ranks)]io.WriteCloser
-		var outs [len(ranks)]*bufio.Reader
+		var ranks [4]*process
 		for i := range ranks {
-			ranks[i] = inGroup(t, dir, "share")
-			ranks[i].Stderr = t.Output()
-			in, err := ranks[i].StdinPipe()
-			require.NoError(t, err)
-			out, err := ranks[i].StdoutPipe()
-			require.NoError(t, err)
-			ins[i], outs[i] = in, bufio.NewReader(out)
-			require.NoError(t, ranks[i].Start())
+			ranks[i] = begin(t, child(t, "share", "/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$1"`, dir))
 		}
-		for _, out := range outs {
-			_, _ = out.ReadString('\n')
+		for _, r := range ranks {
+			_, _ = r.out.ReadString('\n')
 		}
-		for _, in := range ins {
-			_, _ = io.WriteString(in, "go\n")
+		for _, r := range ranks {
+			_, _ = io.WriteString(r.in, "go\n")
 		}
-		for i, out := range outs {
-			line, err := out.ReadString('\n')
+		for i, r := range ranks {
+			line, err := r.out.ReadString('\n')
 			assert.NoError(t, err, "round %d, rank %d says %q", round, i, line)
 		}
-		for i, in := range ins {
-			_ = in.Close()
-			assert.NoError(t, ranks[i].Wait(), "round %d, rank %d", round, i)
+		for i, r := range ranks {
+			_ = r.in.Close()
+			assert.NoError(t, r.cmd.Wait(), "round %d, rank %d", round, i)
 		}
 		if t.Failed() {
 			return

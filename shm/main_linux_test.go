@@ -37,27 +37,24 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	t.Cleanup(cancel)
-	return ctx
-}
+func within(t testing.TB) context.Context { return testcluster.Within(t, testTimeout) }
 
 // sockets returns both ends of a stream.
 func sockets(t testing.TB) (*net.UnixConn, *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	return socket(t, fds[0]), socket(t, fds[1])
+	return must(socket(fds[0])), must(socket(fds[1]))
 }
 
-func socket(t testing.TB, fd int) *net.UnixConn {
-	t.Helper()
+func socket(fd int) (*net.UnixConn, error) {
 	f := os.NewFile(uintptr(fd), "socket")
 	defer f.Close()
 	c, err := net.FileConn(f)
-	require.NoError(t, err)
-	return c.(*net.UnixConn)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
 }
 
 // pair returns two Conns connected to each other.
@@ -98,12 +95,29 @@ func filled(t testing.TB, a *shm.Arena, n int, seed uint64) ([]byte, shm.Ref) {
 	return b, ref
 }
 
+// shared is filled of bytes that are shared over c.
+func shared(t testing.TB, c *shm.Conn, a *shm.Arena, n int, seed uint64) ([]byte, shm.Ref) {
+	t.Helper()
+	b, ref := filled(t, a, n, seed)
+	require.NoError(t, c.Share(within(t), a, ref))
+	return b, ref
+}
+
 // mapped maps refs.
 func mapped(t testing.TB, c *shm.Conn, refs ...shm.Ref) []*shm.Block {
 	t.Helper()
 	blocks, err := c.Map(within(t), refs...)
 	require.NoError(t, err)
 	return blocks
+}
+
+// passed maps what c has shared with d, releases it, and waits until c knows.
+func passed(t testing.TB, c, d *shm.Conn, refs ...shm.Ref) {
+	t.Helper()
+	for _, b := range mapped(t, d, refs...) {
+		b.Release()
+	}
+	require.NoError(t, c.WaitReleased(within(t), refs...))
 }
 
 func fill(b []byte, seed uint64) {

@@ -62,6 +62,13 @@ var golden = map[string]contents{
 	"empty metadata": {tensors: map[string]*tensor.Tensor{"a": filled(tensor.F16, 2)}, metadata: map[string]string{}},
 }
 
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
 // written is c as we write it.
 func written(t testing.TB, c contents) []byte {
 	var b bytes.Buffer
@@ -142,13 +149,13 @@ func TestReferenceWrites(t *testing.T) {
 // metadata, and thousands that are nearly right. What we accept, it accepts, and reads the same.
 func TestReferenceAcceptsWhatWeAccept(t *testing.T) {
 	var files, seeds [][]byte
-	must := map[int]bool{}
+	theirs := map[int]bool{}
 	for _, name := range slices.Sorted(maps.Keys(refused)) {
 		tc := refused[name]
 		if strings.HasPrefix(name, "depth bomb") {
 			continue // large
 		}
-		must[len(files)] = tc.other
+		theirs[len(files)] = tc.other
 		files = append(files, tc.file)
 		if !tc.other {
 			seeds = append(seeds, tc.file)
@@ -178,7 +185,7 @@ func TestReferenceAcceptsWhatWeAccept(t *testing.T) {
 			requireSame(t, contents{maps.Collect(f.All()), f.Metadata}, *got)
 			both++
 		case i < listed:
-			require.Equal(t, must[i], got != nil, "%q: %v", files[i], err)
+			require.Equal(t, theirs[i], got != nil, "%q: %v", files[i], err)
 		case got != nil:
 			more++
 			require.True(t, deliberate(err), "it accepts, we refuse: %q: %v", files[i], err)

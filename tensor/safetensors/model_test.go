@@ -32,8 +32,7 @@ func sharded(t testing.TB, shards ...[]string) (dir string) {
 		}
 		require.NoError(t, safetensors.WriteFile(filepath.Join(dir, file), part, abc.metadata))
 	}
-	index, err := json.Marshal(map[string]any{"metadata": map[string]int{"total_size": 40}, "weight_map": files})
-	require.NoError(t, err)
+	index := must(json.Marshal(map[string]any{"metadata": map[string]int{"total_size": 40}, "weight_map": files}))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, indexName), index, 0o600))
 	return dir
 }
@@ -48,18 +47,16 @@ func TestSharded(t *testing.T) {
 	for _, shards := range [][][]string{{{"a"}, {"b"}, {"c"}}, {{"a", "b"}, {"c"}}, {{"a", "b", "c"}}} {
 		dir := sharded(t, shards...)
 		for _, path := range []string{dir, filepath.Join(dir, indexName)} {
-			m, err := safetensors.OpenModel(path)
-			require.NoError(t, err)
+			m := must(safetensors.OpenModel(path))
 			requireSame(t, abc, contents{maps.Collect(m.All()), abc.metadata})
 			for range m.All() {
 				break
 			}
 			assert.Equal(t, 3, m.Len())
 			assert.Equal(t, []string{"a", "b", "c"}, slices.Sorted(slices.Values(m.Names())))
-			b, err := m.Tensor("b")
-			require.NoError(t, err)
+			b := must(m.Tensor("b"))
 			assert.Equal(t, abc.tensors["b"].Data, b.Data)
-			_, err = m.Tensor("d")
+			_, err := m.Tensor("d")
 			require.ErrorIs(t, err, safetensors.ErrNoTensor)
 			require.ErrorContains(t, err, `tensor "d"`)
 			files := 0
@@ -148,8 +145,7 @@ func TestIndexOfOthers(t *testing.T) {
 		index := filepath.Join(dir, "any.json")
 		text := fmt.Sprintf(`{"x":[],"weight_map":{"a":"sub/sub/x","b":"sub\/sub\/x","c":"sub/sub/x"},"metadata":%s}`, metadata)
 		require.NoError(t, os.WriteFile(index, []byte(text), 0o600))
-		m, err := safetensors.OpenModel(index)
-		require.NoError(t, err)
+		m := must(safetensors.OpenModel(index))
 		assert.Equal(t, 3, m.Len())
 		require.NoError(t, m.Close())
 	}
@@ -161,15 +157,13 @@ func TestCacheOfLinks(t *testing.T) {
 	blobs, snapshot := filepath.Join(root, "blobs"), filepath.Join(root, "snapshots", "1")
 	require.NoError(t, os.MkdirAll(snapshot, 0o700))
 	require.NoError(t, os.Rename(sharded(t, []string{"a"}, []string{"b"}, []string{"c"}), blobs))
-	entries, err := os.ReadDir(blobs)
-	require.NoError(t, err)
+	entries := must(os.ReadDir(blobs))
 	for i, e := range entries {
 		blob := fmt.Sprintf("blob%d", i)
 		require.NoError(t, os.Rename(filepath.Join(blobs, e.Name()), filepath.Join(blobs, blob)))
 		require.NoError(t, os.Symlink(filepath.Join("..", "..", "blobs", blob), filepath.Join(snapshot, e.Name())))
 	}
-	m, err := safetensors.OpenModel(snapshot)
-	require.NoError(t, err)
+	m := must(safetensors.OpenModel(snapshot))
 	assert.Equal(t, 3, m.Len())
 	require.NoError(t, m.Close())
 }

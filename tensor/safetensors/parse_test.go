@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -151,7 +149,7 @@ var refused = map[string]struct {
 	"depth bomb of objects":     {file: raw(strings.Repeat(`{"a":`, 1<<18), "x"), tensor: "a", reason: "nested deeper than 127"},
 }
 
-// TestRefused has each rule broken once; what Parse refuses, Read refuses for the same reason.
+// TestRefused has each rule broken once.
 func TestRefused(t *testing.T) {
 	for name, tc := range refused {
 		t.Run(name, func(t *testing.T) {
@@ -212,8 +210,7 @@ var accepted = map[string]struct {
 
 // TestErrorNames wants the text alone to say what is wrong, and where.
 func TestErrorNames(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "m.safetensors")
-	require.NoError(t, os.WriteFile(name, raw(two([2]int{0, 2}, [2]int{1, 3}), "xyz"), 0o600))
+	name := saved(t, raw(two([2]int{0, 2}, [2]int{1, 3}), "xyz"))
 	want := "safetensors: " + name + `: tensor "b": begins at 1 of the data, but "a" before it ends at 2 (at byte 114)`
 	_, err := safetensors.Open(name)
 	require.EqualError(t, err, want)
@@ -269,8 +266,7 @@ func many(n int, format string) string {
 func TestReadHeader(t *testing.T) {
 	file := raw(`{"__metadata__":{"k":"v"},`+two([2]int{2, 4}, [2]int{0, 2})[1:], "abcd")
 	r := bytes.NewReader(file)
-	h, err := safetensors.ReadHeader(r, int64(len(file)))
-	require.NoError(t, err)
+	h := must(safetensors.ReadHeader(r, int64(len(file))))
 	assert.Equal(t, []string{"b", "a"}, h.Names())
 	assert.Equal(t, map[string]string{"k": "v"}, h.Metadata)
 	assert.Equal(t, int64(len(file)), h.Size())
@@ -280,8 +276,7 @@ func TestReadHeader(t *testing.T) {
 		assert.Equal(t, tensor.U8, info.DType)
 		assert.Equal(t, []int{2}, info.Shape)
 		assert.Equal(t, "U8[2]", info.String())
-		got, err := io.ReadAll(io.NewSectionReader(r, info.Begin, info.End-info.Begin))
-		require.NoError(t, err)
+		got := must(io.ReadAll(io.NewSectionReader(r, info.Begin, info.End-info.Begin)))
 		assert.Equal(t, want, string(got), name)
 	}
 	_, ok := h.Info("c")
@@ -290,7 +285,7 @@ func TestReadHeader(t *testing.T) {
 		break // and is not called again
 	}
 
-	_, err = safetensors.ReadHeader(r, int64(len(file))-1)
+	_, err := safetensors.ReadHeader(r, int64(len(file))-1)
 	require.ErrorContains(t, err, `tensor "a": the file is cut off`)
 	_, err = safetensors.ReadHeader(r, int64(len(file))+1)
 	require.ErrorContains(t, err, "1 bytes follow")

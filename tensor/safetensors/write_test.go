@@ -53,9 +53,7 @@ func TestUnwritable(t *testing.T) {
 				assert.ErrorContains(t, err, tc.reason)
 			}
 			assert.Zero(t, b.Len())
-			left, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			assert.Empty(t, left)
+			assert.Empty(t, must(os.ReadDir(dir)))
 		})
 	}
 }
@@ -110,19 +108,14 @@ func TestWriteFile(t *testing.T) {
 	name := filepath.Join(dir, "m.safetensors")
 	for _, want := range []contents{golden["dtypes"], golden["names"]} { // the second replaces the first
 		require.NoError(t, safetensors.WriteFile(name, want.tensors, want.metadata))
-		file, err := os.ReadFile(name)
-		require.NoError(t, err)
+		file := must(os.ReadFile(name))
 		require.Equal(t, written(t, want), file)
-		left, err := os.ReadDir(dir)
-		require.NoError(t, err)
-		require.Len(t, left, 1)
+		require.Len(t, must(os.ReadDir(dir)), 1)
 	}
 	plain := filepath.Join(dir, "plain")
 	require.NoError(t, os.WriteFile(plain, nil, 0o666))
-	a, err := os.Stat(name)
-	require.NoError(t, err)
-	b, err := os.Stat(plain)
-	require.NoError(t, err)
+	a := must(os.Stat(name))
+	b := must(os.Stat(plain))
 	require.Equal(t, b.Mode(), a.Mode(), "others may read it as they may any new file")
 }
 
@@ -135,9 +128,7 @@ func TestWriteFileFails(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(taken, "x"), 0o700))
 	err = safetensors.WriteFile(taken, nil, nil)
 	require.ErrorContains(t, err, "safetensors: write "+taken)
-	left, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, left, 1)
+	require.Len(t, must(os.ReadDir(dir)), 1)
 }
 
 // infos are the dtypes and shapes of c.
@@ -152,8 +143,7 @@ func infos(c contents) map[string]safetensors.Info {
 func inPieces(t *testing.T, w io.Writer, p []byte, n int) {
 	for len(p) > 0 {
 		k := min(n, len(p))
-		done, err := w.Write(p[:k])
-		require.NoError(t, err)
+		done := must(w.Write(p[:k]))
 		require.Equal(t, k, done)
 		p = p[k:]
 	}
@@ -178,10 +168,9 @@ func TestWriterMisused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
-			w, err := safetensors.NewWriter(&b, all, nil)
-			require.NoError(t, err)
+			w := must(safetensors.NewWriter(&b, all, nil))
 			require.Equal(t, []string{"b", "a", "z"}, w.Names())
-			err = tc.misuse(w)
+			err := tc.misuse(w)
 			require.EqualError(t, err, "safetensors: write"+tc.want)
 			n := b.Len()
 			require.EqualError(t, w.Close(), err.Error(), "it stays")
@@ -197,8 +186,7 @@ func TestWriterFails(t *testing.T) {
 	c := contents{tensors: map[string]*tensor.Tensor{"a": filled(tensor.U8, 4), "b": filled(tensor.F32, 1)}}
 	_, err := safetensors.NewWriter(&limited{n: 7, err: full}, infos(c), nil)
 	require.ErrorIs(t, err, full)
-	w, err := safetensors.NewWriter(&limited{n: len(written(t, c)) - 1, err: full}, infos(c), nil)
-	require.NoError(t, err)
+	w := must(safetensors.NewWriter(&limited{n: len(written(t, c)) - 1, err: full}, infos(c), nil))
 	n, err := w.Write(make([]byte, 8))
 	require.Equal(t, 7, n)
 	require.EqualError(t, err, `safetensors: write tensor "a": full`)

@@ -1,9 +1,0 @@
-package gather_test
-
-import (
-	"testing"
-
-	"github.com/muster-pg/muster/internal/testcluster"
-)
-
-func TestMain(m *testing.M) { testcluster.Leaks(m) }
