@@ -1,6 +1,7 @@
 package dataparallel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -284,10 +285,7 @@ func (w *WorkerNode) fail(op string, err error) error {
 }
 
 func (w *WorkerNode) log() *slog.Logger {
-	if w.Logger == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return w.Logger
+	return cmp.Or(w.Logger, slog.New(slog.DiscardHandler))
 }
 
 // check returns an error if the configuration is not valid.

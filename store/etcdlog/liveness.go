@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -163,10 +164,6 @@ func (l Leader) connectAndWait(ctx context.Context, timeout time.Duration) (gree
 // processGone reports whether err means that the process does not exist: the connection was
 // refused, or ended without the ID.
 func processGone(err error) bool {
-	for _, e := range [...]error{syscall.ECONNREFUSED, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	kinds := []error{syscall.ECONNREFUSED, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF}
+	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }

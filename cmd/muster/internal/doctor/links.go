@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -173,11 +174,7 @@ func (w *groupCheck) explain(bad []trouble, all []where) (fs []Finding) {
 		r := route{w.members[t.From].Node, w.members[t.To].Node, t.Kind}
 		by[r] = append(by[r], t)
 	}
-	routes := make([]route, 0, len(by))
-	for r := range by {
-		routes = append(routes, r)
-	}
-	slices.SortFunc(routes, func(a, b route) int { return cmp.Or(a.from-b.from, a.to-b.to, cmp.Compare(a.kind, b.kind)) })
+	routes := slices.SortedFunc(maps.Keys(by), func(a, b route) int { return cmp.Or(a.from-b.from, a.to-b.to, cmp.Compare(a.kind, b.kind)) })
 	for _, r := range routes {
 		text := w.pairs(by[r]) + ": " + w.kindText(r.kind, by[r][0])
 		if r.from != r.to && !slices.ContainsFunc(routes, func(o route) bool { return o.from == r.to && o.to == r.from }) {
