@@ -55,7 +55,7 @@ var imports = map[string][]string{
 	"internal/testcluster":     {"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/transport"},
 	"collective":               {"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"},
 	"gather":                   {"internal/blocking", "internal/joint", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"},
-	"dataparallel":             {"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"},
+	"dataparallel":             {"collective", "internal/alias", "internal/link", "membership", "pgroup", "store", "tensor", "trace"},
 
 	// other modules
 	"examples/...":      {"..."},

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/pgroup"
 )
@@ -220,7 +221,7 @@ func (w *groupCheck) kindText(kind string, t trouble) string {
 func (w *groupCheck) kindAdvice(kind, addr string) string {
 	first, last := w.System.Ephemeral()
 	host, _, _ := net.SplitHostPort(addr)
-	if isLoopback(host) {
+	if link.IsLoopback(host) {
 		return "that rank listens at loopback, since its way to the store leads there: " + elsewhere(w.group.Config().Address) + ", everywhere"
 	}
 	open := fmt.Sprintf("let TCP from there to ports %d to %d of %s through", first, last, host)
