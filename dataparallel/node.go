@@ -1,17 +1,18 @@
 package dataparallel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"net/url"
 	"sync"
 	"time"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
@@ -207,58 +208,33 @@ func (w *WorkerNode) Close() error {
 // usually matches *membership.ViewError, which says which workers joined, left or failed.
 func (w *WorkerNode) Over(err error) bool {
 	r := w.current()
-	return r != nil && r.view.Over(err)
+	return r != &between && r.view.Over(err)
 }
 
 // Strategy returns the Strategy of the current view; nil before Start, after Close, and during Next.
-func (w *WorkerNode) Strategy() *Strategy {
-	if r := w.current(); r != nil {
-		return r.strategy
-	}
-	return nil
-}
+func (w *WorkerNode) Strategy() *Strategy { return w.current().strategy }
 
 // View returns the current view, with its workers and its generation; the zero View if Strategy returns nil.
-func (w *WorkerNode) View() membership.View {
-	if r := w.current(); r != nil {
-		return r.view
-	}
-	return membership.View{}
-}
+func (w *WorkerNode) View() membership.View { return w.current().view }
 
 // Comm returns the Comm of the current view, for other collective verbs; nil if Strategy returns nil. The
 // node aborts its group when the view ends, and closes it.
-func (w *WorkerNode) Comm() *collective.Comm {
-	if r := w.current(); r != nil {
-		return r.comm
-	}
-	return nil
-}
+func (w *WorkerNode) Comm() *collective.Comm { return w.current().comm }
 
 // Group returns the group of the current view; nil if Strategy returns nil. The node aborts it when the view
 // ends, so that its verbs fail on all ranks, and closes it.
-func (w *WorkerNode) Group() *pgroup.Group {
-	if r := w.current(); r != nil {
-		return r.group
-	}
-	return nil
-}
+func (w *WorkerNode) Group() *pgroup.Group { return w.current().group }
 
 // Rank returns the rank of this worker in the view; -1 if Strategy returns nil.
 func (w *WorkerNode) Rank() int {
-	if r := w.current(); r != nil {
+	if r := w.current(); r != &between {
 		return r.view.Rank
 	}
 	return -1
 }
 
 // Size returns the number of workers in the view; 0 if Strategy returns nil.
-func (w *WorkerNode) Size() int {
-	if r := w.current(); r != nil {
-		return r.view.Size()
-	}
-	return 0
-}
+func (w *WorkerNode) Size() int { return w.current().view.Size() }
 
 // Member returns the registration, for checkpoints; nil if the node is not started. The node closes it.
 func (w *WorkerNode) Member() *membership.Member {
@@ -273,10 +249,13 @@ func (w *WorkerNode) started() bool {
 	return w.life != nil
 }
 
+// between is the round between views.
+var between round
+
 func (w *WorkerNode) current() *round {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.round
+	return cmp.Or(w.round, &between)
 }
 
 func (w *WorkerNode) fail(op string, err error) error {
@@ -284,10 +263,7 @@ func (w *WorkerNode) fail(op string, err error) error {
 }
 
 func (w *WorkerNode) log() *slog.Logger {
-	if w.Logger == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return w.Logger
+	return cmp.Or(w.Logger, slog.New(slog.DiscardHandler))
 }
 
 // check returns an error if the configuration is not valid.
@@ -297,7 +273,7 @@ func (w *WorkerNode) check() error {
 		return fmt.Errorf("%w: set one of Address and Store", pgroup.ErrInvalid)
 	case w.Timeout < 0 || w.JoinTimeout < 0:
 		return fmt.Errorf("%w: Timeout is %v, and JoinTimeout %v", pgroup.ErrInvalid, w.Timeout, w.JoinTimeout)
-	case w.Listen != "" && !w.secure() && !isLoopback(w.Listen):
+	case w.Listen != "" && !w.secure() && !link.IsLoopback(w.Listen):
 		return fmt.Errorf("%w: Listen is %q: set TLS, or listen on 127.0.0.1, or set Insecure", ErrInsecure, w.Listen)
 	}
 	return nil
@@ -317,14 +293,4 @@ func (w *WorkerNode) encrypts() bool {
 	}
 	q := u.Query()
 	return q.Has("ca") || q.Has("cert") || q.Get("tls") == "true"
-}
-
-// isLoopback reports whether addr is certainly loopback. It does not resolve names.
-func isLoopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback()
 }

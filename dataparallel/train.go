@@ -85,7 +85,7 @@ func (w *WorkerNode) Train(ctx context.Context, t *Training) error {
 	}
 	for {
 		r := w.current()
-		if r == nil {
+		if r == &between {
 			return w.fail("train", ErrNotStarted)
 		}
 		err := w.trainView(ctx, r, t)
@@ -284,7 +284,7 @@ func (w *WorkerNode) unlessFinished(ctx context.Context, v membership.View, f fu
 // membership.Member.NewestCheckpoint finds it. Call it in Training.After.
 func (w *WorkerNode) Checkpoint(ctx context.Context, epoch int64, path string, save func() error) error {
 	r, m := w.current(), w.Member()
-	if r == nil || m == nil {
+	if r == &between || m == nil {
 		return w.fail("checkpoint", ErrNotStarted)
 	}
 	id := ""

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/muster-pg/muster/internal/joint"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
@@ -145,104 +146,32 @@ func sameAxis(v *verb, offers []offer) error {
 	return nil
 }
 
-// joint is one tensor of the result.
-type joint struct {
-	safetensors.Info
-	axis  int   // -1: all ranks in from have the same bytes
-	from  []int // indexes of the ranks that have it
-	outer int   // number of runs of each rank
-}
-
 // plan compares all offers, before any bytes are read, and returns the tensors of the result.
-func (m *merge) plan(v *verb, offers []offer) (map[string]*joint, error) {
+func (m *merge) plan(v *verb, offers []offer) (*joint.Plan, error) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(offers, func(o offer) bool { return o.find(name) != nil })
 	}
 	if err := m.check(has); err != nil {
 		return nil, err
 	}
-	plan := map[string]*joint{}
+	plan := &joint.Plan{Joints: map[string]*joint.Joint{}, Axis: m.axes, Who: func(i int) string { return fmt.Sprint("rank ", v.ranks[i]) }}
 	for i := range offers {
 		for k := range offers[i].items {
-			if err := m.add(v, plan, i, &offers[i].items[k], offers); err != nil {
-				return nil, err
+			it := &offers[i].items[k]
+			if err := plan.Add(i, it.Name, safetensors.Info{DType: it.DType, Shape: it.Shape, End: int64(it.size())}); err != nil {
+				return nil, mismatch(i, "%s%v", prefix(it.Name), err)
 			}
 		}
 	}
-	for name, j := range plan {
-		if _, err := tensor.Size(j.DType, j.Shape...); err != nil {
-			return nil, named(name, err)
-		}
+	if name, err := plan.Check(); err != nil {
+		return nil, named(name, err)
 	}
 	return plan, nil
 }
 
-// add adds a tensor of the rank with index i to the plan.
-func (m *merge) add(v *verb, plan map[string]*joint, i int, it *item, offers []offer) error {
-	j := plan[it.Name]
-	axis, joins := m.axes(it.Name)
-	switch {
-	case joins && (axis < 0 || axis >= len(it.Shape)):
-		return mismatch(i, "%srank %d has %v, which has no axis %d to join along", prefix(it.Name), v.ranks[i], it, axis)
-	case j == nil:
-		j = &joint{Info: safetensors.Info{DType: it.DType, Shape: slices.Clone(it.Shape)}, axis: axis, from: []int{i}, outer: 1}
-		if !joins {
-			j.axis = -1
-		} else {
-			j.outer = (&tensor.Tensor{Shape: it.Shape[:axis]}).Len()
-		}
-		plan[it.Name] = j
-		return m.whole(v, i, it, j)
-	}
-	first := offers[j.from[0]].find(it.Name)
-	if !fits(it, first, j.axis) {
-		return mismatch(i, "%srank %d has %v, and rank %d %v%s", prefix(it.Name), v.ranks[i], it, v.ranks[j.from[0]], first, along(j.axis))
-	}
-	j.from = append(j.from, i)
-	if j.axis >= 0 {
-		if it.Shape[j.axis] > maxInt-j.Shape[j.axis] {
-			return mismatch(i, "%sall ranks' lengths along axis %d are more than there are numbers for", prefix(it.Name), j.axis)
-		}
-		j.Shape[j.axis] += it.Shape[j.axis]
-	}
-	return m.whole(v, i, it, j)
-}
-
-// whole rejects packed elements whose runs do not begin and end on whole bytes.
-func (m *merge) whole(v *verb, i int, it *item, j *joint) error {
-	if j.outer > 1 && it.size()%j.outer != 0 {
-		return mismatch(i, "%srank %d has %v, whose rows along axis %d are no whole bytes", prefix(it.Name), v.ranks[i], it, j.axis)
-	}
-	return nil
-}
-
-func along(axis int) string {
-	if axis < 0 {
-		return "; they are not joined along an axis, so they must be the same"
-	}
-	return fmt.Sprintf("; they may differ along axis %d only", axis)
-}
-
-// fits reports whether a and b have the same dtype, and the same shape except along axis.
-func fits(a, b *item, axis int) bool {
-	if a.DType != b.DType || len(a.Shape) != len(b.Shape) {
-		return false
-	}
-	for i := range a.Shape {
-		if i != axis && a.Shape[i] != b.Shape[i] {
-			return false
-		}
-	}
-	return true
-}
-
 // write copies all tensors to the sink, in the order of the result.
-func (m *merge) write(ctx context.Context, v *verb, plan map[string]*joint, offers []offer, own contribution, l *resources) error {
-	infos := make(map[string]safetensors.Info, len(plan))
-	for name, j := range plan {
-		infos[name] = j.Info
-	}
-	out, err := m.open(infos)
+func (m *merge) write(ctx context.Context, v *verb, plan *joint.Plan, offers []offer, own contribution, l *resources) error {
+	out, err := m.open(plan.Infos())
 	if out == nil || err != nil {
 		return err
 	}
@@ -251,32 +180,32 @@ func (m *merge) write(ctx context.Context, v *verb, plan map[string]*joint, offe
 		return err
 	}
 	for _, name := range out.Names() {
-		if err := plan[name].write(ctx, v, out, from, name); err != nil {
+		if err := v.writeJoint(ctx, plan.Joints[name], out, from, name); err != nil {
 			return err
 		}
 	}
 	return out.Close()
 }
 
-// write writes one tensor: for each index of the outer axes, a run of every rank.
-func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, name string) error {
-	readers := make([]*reader, len(j.from))
-	for k, i := range j.from {
-		readers[k] = newReader(from[i], name, v.blockLen(len(j.from)))
+// writeJoint writes one tensor: for each index of the outer axes, a run of every rank.
+func (v *verb) writeJoint(ctx context.Context, j *joint.Joint, w io.Writer, from []source, name string) error {
+	readers := make([]*reader, len(j.From))
+	for k, i := range j.From {
+		readers[k] = newReader(from[i], name, v.blockLen(len(j.From)))
 	}
-	if j.axis < 0 {
-		return j.copySame(ctx, v, w, name, readers)
+	if j.Axis < 0 {
+		return v.copySame(ctx, j, w, name, readers)
 	}
-	if j.outer > 0 && slices.IndexFunc(readers, func(r *reader) bool { return r.size > 0 }) < 0 {
+	if j.Outer > 0 && slices.IndexFunc(readers, func(r *reader) bool { return r.size > 0 }) < 0 {
 		return nil // there may be any number of empty rows
 	}
-	for range j.outer {
+	for range j.Outer {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		for k, r := range readers {
-			if err := r.copyTo(ctx, w, r.size/int64(j.outer)); err != nil {
-				return blame(j.from[k], name, err)
+			if err := r.copyTo(ctx, w, r.size/int64(j.Outer)); err != nil {
+				return blame(j.From[k], name, err)
 			}
 		}
 	}
@@ -284,12 +213,12 @@ func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, 
 }
 
 // copySame writes the tensor of the first of readers, and compares the others with it.
-func (j *joint) copySame(ctx context.Context, v *verb, w io.Writer, name string, readers []*reader) error {
+func (v *verb) copySame(ctx context.Context, j *joint.Joint, w io.Writer, name string, readers []*reader) error {
 	first := readers[0]
 	for first.left() > 0 {
 		b, err := first.next(ctx, pieceLen)
 		if err != nil {
-			return blame(j.from[0], name, err)
+			return blame(j.From[0], name, err)
 		}
 		for k, r := range readers[1:] {
 			if err := r.same(ctx, b); err != nil {
@@ -297,15 +226,15 @@ func (j *joint) copySame(ctx context.Context, v *verb, w io.Writer, name string,
 			}
 		}
 		if _, err := w.Write(b); err != nil {
-			return blame(j.from[0], name, writeError{err})
+			return blame(j.From[0], name, writeError{err})
 		}
 	}
 	return nil
 }
 
-func (v *verb) diverged(j *joint, k int, name string, err error) error {
+func (v *verb) diverged(j *joint.Joint, k int, name string, err error) error {
 	if !errors.Is(err, errDiffers) {
-		return blame(j.from[k], name, err)
+		return blame(j.From[k], name, err)
 	}
-	return mismatch(j.from[k], prefix(name)+"rank %d has other bytes than rank %d, and no axis to join them along is given", v.ranks[j.from[k]], v.ranks[j.from[0]])
+	return mismatch(j.From[k], prefix(name)+"rank %d has other bytes than rank %d, and no axis to join them along is given", v.ranks[j.From[k]], v.ranks[j.From[0]])
 }

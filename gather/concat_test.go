@@ -79,7 +79,7 @@ func TestConcatRefuses(t *testing.T) {
 		}{
 			{2, []int{2, 3}, 0, "has no axis 2"},
 			{-1, []int{2, 3}, 0, "has no axis -1"},
-			{0, []int{2, 4}, 1, "rank 1 has F32[2,4], and rank 0 F32[2,3]; they may differ along axis 0 only"},
+			{0, []int{2, 4}, 1, "rank 1 has F32[2,4], and rank 0 has F32[2,3]; they may differ along axis 0 only"},
 			{1, []int{6}, 1, "rank 1 has F32[6]"},
 		} {
 			mine := tensor.New(tensor.F32, 2, 3)

@@ -29,6 +29,7 @@
 package membership
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -96,15 +97,11 @@ type Config struct {
 
 // withDefaults returns c with its defaults filled in, or the error of check.
 func (c Config) withDefaults() (Config, error) {
-	if c.Max == 0 {
-		c.Max = c.Min
-	}
+	c.Max = cmp.Or(c.Max, c.Min)
 	if err := c.check(); err != nil {
 		return c, &Error{Op: "join", Job: c.Job, ID: c.ID, Rank: -1, Err: err}
 	}
-	if c.TTL == 0 {
-		c.TTL = defaultTTL
-	}
+	c.TTL = cmp.Or(c.TTL, defaultTTL)
 	return c, nil
 }
 

@@ -1,6 +1,7 @@
 package nfsws
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,10 +74,7 @@ func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, er
 	}
 	w := &Workspace{
 		volume: o.volume, dir: dir, rank: rank, generation: o.Generation,
-		accumulate: o.Accumulate, logger: o.Logger, turn: make(chan struct{}, 1),
-	}
-	if w.logger == nil {
-		w.logger = slog.New(slog.DiscardHandler)
+		accumulate: o.Accumulate, logger: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), turn: make(chan struct{}, 1),
 	}
 	w.life, w.end = context.WithCancelCause(context.Background())
 	w.turn <- struct{}{}

@@ -1,6 +1,7 @@
 package pgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -110,21 +111,11 @@ func (c Config) withDefaults() (Config, error) {
 	if err := c.check(); err != nil {
 		return c, err
 	}
-	if c.Name == "" {
-		c.Name = defaultName
-	}
-	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
-	}
-	if c.Expiry == 0 {
-		c.Expiry = defaultExpiry
-	}
-	if c.Codec == nil {
-		c.Codec = wire.MsgPack
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Name = cmp.Or(c.Name, defaultName)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.Expiry = cmp.Or(c.Expiry, defaultExpiry)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Codec = cmp.Or(c.Codec, wire.MsgPack)
 	return c, nil
 }
 

@@ -155,9 +155,7 @@ func (c *Config) dialOptions(wait bool) *store.DialOptions {
 	if o.Secret == nil {
 		o.Secret = c.Secret
 	}
-	if o.LivenessTimeout == 0 {
-		o.LivenessTimeout = c.LivenessTimeout
-	}
+	o.LivenessTimeout = cmp.Or(o.LivenessTimeout, c.LivenessTimeout)
 	o.Wait = wait
 	return &o
 }

@@ -124,12 +124,7 @@ func (r rights) refuseKeys(verb string, keys ...string) string {
 
 // cover reports whether r has the right to name and all names that begin with it.
 func (r rights) cover(name string, write bool) bool {
-	for _, one := range r {
-		if (one.write || !write) && strings.HasPrefix(name, one.prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r, func(one right) bool { return (one.write || !write) && strings.HasPrefix(name, one.prefix) })
 }
 
 func (r rights) denied(to string) string {

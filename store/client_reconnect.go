@@ -139,12 +139,8 @@ func (c *client) connError(l *clientConn, err error) *Error {
 // malformed reports whether err is caused by a frame that no store sends: repeating the request
 // would repeat it.
 func malformed(err error) bool {
-	for _, e := range [...]error{wire.ErrTooLarge, wire.ErrTruncated, wire.ErrTrailing, wire.ErrUnknownOp, wire.ErrFlags, errIncomplete} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	kinds := []error{wire.ErrTooLarge, wire.ErrTruncated, wire.ErrTrailing, wire.ErrUnknownOp, wire.ErrFlags, errIncomplete}
+	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
 var errGoodbye = errors.New("the store has shut down")

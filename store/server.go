@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"runtime"
@@ -407,11 +408,7 @@ func (s *Server) stop() []*conn {
 	for l := range s.listeners {
 		_ = l.Close()
 	}
-	conns := make([]*conn, 0, len(s.conns))
-	for c := range s.conns {
-		conns = append(conns, c)
-	}
-	return conns
+	return slices.Collect(maps.Keys(s.conns))
 }
 
 // Close ends all connections at once, and waits for their goroutines. It may be called twice.

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/telemetry/metrics"
@@ -59,7 +60,7 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 			return err
 		}
 	}
-	local := isLoopback(p.addr)
+	local := link.IsLoopback(p.addr)
 	switch {
 	case insecure:
 		return nil
@@ -84,13 +85,6 @@ func overTLS(cmd *cobra.Command, advice string) string {
 
 func (p *pageFlags) refusal(why string) error {
 	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s; or add --insecure in a trusted network", p.addr, why)}
-}
-
-// isLoopback reports whether addr can be reached only from this machine.
-func isLoopback(addr string) bool {
-	host, _, _ := net.SplitHostPort(addr) // addr has been checked
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // readTime is how long a client may take to read an answer. A profile may take as long as

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -231,9 +232,5 @@ func (w *elasticWorkers) ended(err error) error {
 	if e.First != nil {
 		printTail(w.stderr, e.First.Process, w.tails[e.First.Process])
 	}
-	code := e.Code
-	if code == 0 {
-		code = exitTimeout
-	}
-	return &exit{code: code, text: e.Error() + "; the other workers were ended", err: err}
+	return &exit{code: cmp.Or(e.Code, exitTimeout), text: e.Error() + "; the other workers were ended", err: err}
 }

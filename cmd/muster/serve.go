@@ -218,10 +218,7 @@ func (o *serving) check(cmd *cobra.Command) error {
 	if o.protocols, err = o.torch.check(cmd); err != nil {
 		return err
 	}
-	if err := o.page.check(cmd, len(o.access) > 0 || o.who.files.RequireClient, o.tls != nil, o.insecure); err != nil {
-		return err
-	}
-	return nil
+	return o.page.check(cmd, len(o.access) > 0 || o.who.files.RequireClient, o.tls != nil, o.insecure)
 }
 
 // checkListen checks an address; port is an example for its error.

@@ -39,6 +39,7 @@ var imports = map[string][]string{
 	"internal/relay":           {"wire", "internal/transport"}, // many connections over one
 	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/handshake", "internal/quietlog", "internal/relay", "internal/transport"},
 	"nfsws":                    {"internal/blocking", "tensor/..."},
+	"internal/joint":           {"tensor/..."}, // tensors of several parts, as one
 	"internal/tree":            {"tensor"},
 	"internal/scenario":        {"store", "wire", "trace"}, // rules as text
 	"internal/linear":          {"store", "wire"},          // histories of a store, for tests
@@ -53,8 +54,8 @@ var imports = map[string][]string{
 	"internal/link":            {"wire", "internal/handshake", "internal/spin", "pgroup", "shm"},
 	"internal/testcluster":     {"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/transport"},
 	"collective":               {"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"},
-	"gather":                   {"internal/blocking", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"},
-	"dataparallel":             {"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"},
+	"gather":                   {"internal/blocking", "internal/joint", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"},
+	"dataparallel":             {"collective", "internal/alias", "internal/link", "membership", "pgroup", "store", "tensor", "trace"},
 
 	// other modules
 	"examples/...":      {"..."},

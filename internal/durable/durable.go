@@ -15,6 +15,7 @@
 package durable
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -63,18 +64,10 @@ func (o *Options) withDefaults() *Options {
 	if o != nil {
 		own = *o
 	}
-	if own.ReconnectTimeout == 0 {
-		own.ReconnectTimeout = 10 * time.Second
-	}
-	if own.CheckpointBytes == 0 {
-		own.CheckpointBytes = 64 << 20
-	}
-	if own.FS == nil {
-		own.FS = journal.OS
-	}
-	if own.Logger == nil {
-		own.Logger = slog.New(slog.DiscardHandler)
-	}
+	own.ReconnectTimeout = cmp.Or(own.ReconnectTimeout, 10*time.Second)
+	own.CheckpointBytes = cmp.Or(own.CheckpointBytes, 64<<20)
+	own.FS = cmp.Or(own.FS, journal.OS)
+	own.Logger = cmp.Or(own.Logger, slog.New(slog.DiscardHandler))
 	return &own
 }
 

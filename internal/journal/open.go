@@ -37,17 +37,13 @@ func newJournal(dir string, id uint64, o *Options) *Journal {
 	if o == nil {
 		o = &Options{}
 	}
-	j := &Journal{
-		fs:      o.FS,
+	return &Journal{
+		fs:      cmp.Or(o.FS, OS),
 		dir:     dir,
 		store:   id,
 		onWrite: o.OnWrite, preallocate: int64(cmp.Or(max(o.Preallocate, 0), defaultPreallocate)),
 		sem: make(chan struct{}, 1),
 	}
-	if j.fs == nil {
-		j.fs = OS
-	}
-	return j
 }
 
 // Open opens the log of the store id in the directory dir. It calls apply for each entry of the

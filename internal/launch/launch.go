@@ -37,6 +37,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -110,9 +111,7 @@ func (s Spec) withDefaults() Spec {
 	if s.Prefix == nil {
 		s.Prefix = func(rank int) string { return "[" + strconv.Itoa(rank) + "] " }
 	}
-	if s.Grace == 0 {
-		s.Grace = DefaultGrace
-	}
+	s.Grace = cmp.Or(s.Grace, DefaultGrace)
 	if s.MayFail == nil {
 		s.MayFail = func(int) bool { return false }
 	}

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -30,10 +31,7 @@ type output struct {
 }
 
 func newOutput(stdout, stderr io.Writer) *output {
-	if stderr == nil {
-		stderr = stdout
-	}
-	return &output{stdout: stdout, stderr: stderr, closed: make(chan struct{})}
+	return &output{stdout: stdout, stderr: cmp.Or(stderr, stdout), closed: make(chan struct{})}
 }
 
 // write takes whole lines.

@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -41,12 +42,10 @@ func groupRuns(group int) bool {
 	if err != nil {
 		return true
 	}
-	for _, e := range pids {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && runsIn(pid, group) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(pids, func(e os.DirEntry) bool {
+		pid, err := strconv.Atoi(e.Name())
+		return err == nil && runsIn(pid, group)
+	})
 }
 
 func runsIn(pid, group int) bool {

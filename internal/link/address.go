@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 )
 
@@ -35,6 +36,17 @@ func (m *Mesh) listenTCP(ctx context.Context) (net.Listener, error) {
 		return nil, fmt.Errorf("listening for data connections at %s: choose one interface, since the other ranks need an address", addr)
 	}
 	return l, nil
+}
+
+// IsLoopback reports whether addr, with or without a port, is certainly loopback. It does not resolve
+// names.
+func IsLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 const loopback = "127.0.0.1"

@@ -30,12 +30,7 @@ func hasOwn(t reflect.Type) bool {
 	if t == numberType {
 		return true
 	}
-	for _, own := range ownTypes {
-		if t.Implements(own) || reflect.PointerTo(t).Implements(own) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ownTypes[:], func(own reflect.Type) bool { return t.Implements(own) || reflect.PointerTo(t).Implements(own) })
 }
 
 // isBytes reports whether encoding/json encodes t as base64.

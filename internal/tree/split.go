@@ -3,6 +3,7 @@ package tree
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -252,11 +253,7 @@ func (s *splitter) mapping(v reflect.Value, untyped bool) error {
 		}
 		values[key] = e
 	}
-	keys := make([]string, 0, len(values))
-	for key := range values {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
+	keys := slices.Sorted(maps.Keys(values))
 	return s.members(len(keys), func(i int) (string, func() error) {
 		return keys[i], func() error { return s.value(values[keys[i]], untyped) }
 	})

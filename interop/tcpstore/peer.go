@@ -1,6 +1,7 @@
 package tcpstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,9 +57,7 @@ var requestLimits = tcpwire.Limits{Value: wire.MaxValue}
 func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn) *peer {
 	peer := &peer{ProtocolConn: *v, protocol: p, in: inbox{Inbox: transport.Inbox{First: largeMessage, Budget: v.Buffers}, limits: requestLimits}}
 	peer.in.Advance(copy(peer.in.Room(v.First, 0), v.First))
-	if peer.Logger == nil {
-		peer.Logger = slog.New(slog.DiscardHandler)
-	}
+	peer.Logger = cmp.Or(peer.Logger, slog.New(slog.DiscardHandler))
 	peer.life, peer.fail = context.WithCancelCause(ctx)
 	peer.forget = func() {}
 	peer.encode = func(b []byte) []byte { return tcpwire.AppendReply(b, peer.answered, &peer.rep) }

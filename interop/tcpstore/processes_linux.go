@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -64,12 +65,10 @@ func owns(pid int, inode uint64) bool {
 		return false
 	}
 	socket := fmt.Sprintf("socket:[%d]", inode)
-	for _, fd := range fds {
-		if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == socket {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+		to, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+		return to == socket
+	})
 }
 
 // describe adds what this host knows of the process: its command, and its rank if it was started

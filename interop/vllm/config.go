@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -48,15 +49,9 @@ func (c Config) withDefaults() (Config, error) {
 	case c.DataExpiration < 0:
 		return c, invalid("Config.DataExpiration is %v", c.DataExpiration)
 	}
-	if c.Name == "" {
-		c.Name = defaultName
-	}
-	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
-	}
-	if c.DataExpiration == 0 {
-		c.DataExpiration = defaultExpiration
-	}
+	c.Name = cmp.Or(c.Name, defaultName)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.DataExpiration = cmp.Or(c.DataExpiration, defaultExpiration)
 	return c, nil
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/muster-pg/muster/internal/scenario"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -24,7 +23,7 @@ func TestScenarios(t *testing.T) {
 		Name: "a replicated store",
 		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			l, err := etcdlog.Lead(t.Context(), memetcd.New().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
+			l, err := etcdlog.Lead(t.Context(), newMemEtcd().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = l.Close() })
 			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Replica: l}, Access: s.Access})

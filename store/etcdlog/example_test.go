@@ -13,11 +13,10 @@ import (
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
 
 // etcdClient stands for clientv3.New in a program.
-func etcdClient() *clientv3.Client { return memetcd.New().Client(direct{}) }
+func etcdClient() *clientv3.Client { return newMemEtcd().Client(direct{}) }
 
 // Any number of processes run a Replica of one store. One of them leads, and the others are
 // standbys.

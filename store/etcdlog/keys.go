@@ -49,14 +49,11 @@ func (p *keyspace) segmentKey(segment uint64) string {
 
 // parseLogKey parses a key of the log.
 func (p *keyspace) parseLogKey(key []byte) (w logPosition, err error) {
-	segment, seq, ok := strings.Cut(strings.TrimPrefix(string(key), p.logPrefix()), "/")
-	if !ok {
-		return w, fmt.Errorf("key %q is no part of a log", key)
+	segment, seq, _ := strings.Cut(strings.TrimPrefix(string(key), p.logPrefix()), "/")
+	if w.segment, err = strconv.ParseUint(segment, 16, 64); err == nil {
+		w.seq, err = strconv.ParseUint(seq, 16, 64)
 	}
-	if w.segment, err = strconv.ParseUint(segment, 16, 64); err != nil {
-		return w, fmt.Errorf("key %q is no part of a log", key)
-	}
-	if w.seq, err = strconv.ParseUint(seq, 16, 64); err != nil {
+	if err != nil {
 		return w, fmt.Errorf("key %q is no part of a log", key)
 	}
 	return w, nil

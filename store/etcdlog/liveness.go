@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -24,11 +25,10 @@ const maxLivenessConns = 100
 type livenessListener struct {
 	net.Listener
 	id      string
+	life    context.Context // until close
+	stop    context.CancelFunc
+	slots   chan struct{} // has an element for each connection
 	running sync.WaitGroup
-
-	mu     sync.Mutex // protects the fields below
-	conns  map[net.Conn]struct{}
-	closed bool
 }
 
 // listenLiveness listens on a free port of the host of beside, for the process id.
@@ -41,7 +41,8 @@ func listenLiveness(beside net.Addr, id string) (*livenessListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &livenessListener{Listener: l, id: id, conns: map[net.Conn]struct{}{}}
+	v := &livenessListener{Listener: l, id: id, slots: make(chan struct{}, maxLivenessConns)}
+	v.life, v.stop = context.WithCancel(context.Background())
 	v.running.Go(v.accept)
 	return v, nil
 }
@@ -59,15 +60,11 @@ func (v *livenessListener) accept() {
 		if err != nil {
 			return // closed, or out of file descriptors: standbys then use root/beat
 		}
-		_, err = io.WriteString(c, v.id) // fits every socket buffer: it does not block
-		v.mu.Lock()
-		held := err == nil && !v.closed && len(v.conns) < maxLivenessConns
-		if held {
-			v.conns[c] = struct{}{}
+		_, _ = io.WriteString(c, v.id) // fits every socket buffer: it does not block
+		select {
+		case v.slots <- struct{}{}:
 			v.running.Go(func() { v.waitClosed(c) })
-		}
-		v.mu.Unlock()
-		if !held {
+		default:
 			_ = c.Close()
 		}
 	}
@@ -75,21 +72,15 @@ func (v *livenessListener) accept() {
 
 // waitClosed waits until the standby closes c.
 func (v *livenessListener) waitClosed(c net.Conn) {
+	defer context.AfterFunc(v.life, func() { _ = c.Close() })()
 	_, _ = c.Read(make([]byte, 1))
 	_ = c.Close()
-	v.mu.Lock()
-	delete(v.conns, c)
-	v.mu.Unlock()
+	<-v.slots
 }
 
 // close ends all connections, and waits for the goroutines.
 func (v *livenessListener) close() {
-	v.mu.Lock()
-	v.closed = true
-	for c := range v.conns {
-		_ = c.Close()
-	}
-	v.mu.Unlock()
+	v.stop()
 	_ = v.Close()
 	v.running.Wait()
 }
@@ -163,10 +154,6 @@ func (l Leader) connectAndWait(ctx context.Context, timeout time.Duration) (gree
 // processGone reports whether err means that the process does not exist: the connection was
 // refused, or ended without the ID.
 func processGone(err error) bool {
-	for _, e := range [...]error{syscall.ECONNREFUSED, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	kinds := []error{syscall.ECONNREFUSED, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF}
+	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }

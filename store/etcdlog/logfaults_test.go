@@ -13,10 +13,9 @@ import (
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/internal/durable/logtest"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
 
-// direct is a memetcd.Way without faults.
+// direct is a memTransport without faults.
 type direct struct{}
 
 func (direct) Call(_ context.Context, do func()) error { do(); return nil }
@@ -27,7 +26,7 @@ func (direct) Deliver(ctx context.Context) error { return ctx.Err() }
 var errCut = status.Error(codes.Unavailable, "cut by the test")
 
 // faultyEtcd is a logtest.Store.
-type faultyEtcd struct{ etcd *memetcd.Etcd }
+type faultyEtcd struct{ etcd *memEtcd }
 
 // faultyWay injects Faults into requests.
 type faultyWay struct {
@@ -35,7 +34,7 @@ type faultyWay struct {
 	f *logtest.Faults
 }
 
-// Call implements memetcd.Way.
+// Call implements memTransport.
 func (w faultyWay) Call(_ context.Context, do func()) error {
 	err := w.f.Step(func() error { do(); return nil })
 	if errors.Is(err, logtest.ErrFault) { // the client repeats the request
@@ -65,5 +64,5 @@ func TestLogFaults(t *testing.T) {
 	if testing.Short() {
 		seeds = 4
 	}
-	logtest.RunFaults(t, seeds, func(*testing.T) logtest.Store { return faultyEtcd{memetcd.New()} })
+	logtest.RunFaults(t, seeds, func(*testing.T) logtest.Store { return faultyEtcd{newMemEtcd()} })
 }

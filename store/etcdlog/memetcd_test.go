@@ -13,8 +13,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-
-	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
 
 // TestMemetcdIsLikeEtcd sends the same random requests, of the kinds that this package uses, to an
@@ -23,7 +21,7 @@ import (
 func TestMemetcdIsLikeEtcd(t *testing.T) {
 	t.Parallel()
 	ctx := bounded(t)
-	memory := memetcd.New()
+	memory := newMemEtcd()
 	played, real := memory.Client(direct{}), client(t, etcd(t))
 	first, err := real.Get(ctx, "none")
 	require.NoError(t, err)

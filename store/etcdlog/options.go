@@ -45,9 +45,7 @@ func (o *Options) withDefaults() Options {
 	own.OutageTimeout = cmp.Or(own.OutageTimeout, 5*time.Second)
 	own.MaxValueBytes = cmp.Or(own.MaxValueBytes, 1<<20)
 	own.reportInterval = cmp.Or(own.reportInterval, reportInterval)
-	if own.Logger == nil {
-		own.Logger = slog.New(slog.DiscardHandler)
-	}
+	own.Logger = cmp.Or(own.Logger, slog.New(slog.DiscardHandler))
 	return own
 }
 

@@ -1,6 +1,7 @@
 package etcdlog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -46,10 +47,7 @@ func (r *Replica) Run(ctx context.Context) error {
 		_ = r.Listener.Close()
 		<-done
 	}()
-	addr := r.Addr
-	if addr == "" {
-		addr = r.Listener.Addr().String()
-	}
+	addr := cmp.Or(r.Addr, r.Listener.Addr().String())
 	me := Leader{Addr: addr, ID: newID()}
 	if v, err := listenLiveness(r.Listener.Addr(), me.ID); err != nil {
 		r.Options.withDefaults().Logger.Warn("no liveness listener: standbys detect the end of this process only after the failure timeout", "err", err)

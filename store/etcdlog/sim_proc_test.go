@@ -12,11 +12,10 @@ import (
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 	"github.com/muster-pg/muster/wire"
 )
 
-// proc is a process of the store, and a memetcd.Way. While it is stopped, it neither sends nor
+// proc is a process of the store, and a memTransport. While it is stopped, it neither sends nor
 // receives.
 type proc struct {
 	w      *world
@@ -41,7 +40,7 @@ type proc struct {
 // odds are the probabilities of faults between a process and etcd.
 type odds struct{ slow, lost, unanswered, late float64 }
 
-var _ memetcd.Transport = (*proc)(nil)
+var _ memTransport = (*proc)(nil)
 
 func newProc(w *world, id, seed int) *proc {
 	p := &proc{w: w, id: id, chance: newChance(seed, id), dead: make(chan struct{}), ended: make(chan struct{}), conns: map[uint64]*conn{}}
@@ -169,7 +168,7 @@ func (p *proc) hangUp() {
 	}
 }
 
-// Call implements memetcd.Way.
+// Call implements memTransport.
 func (p *proc) Call(ctx context.Context, do func()) error {
 	if !p.awake() {
 		return errCutOff
@@ -229,7 +228,7 @@ func (p *proc) delay() time.Duration {
 	return p.chance.between(50*time.Microsecond, 2*time.Millisecond)
 }
 
-// Deliver implements memetcd.Way.
+// Deliver implements memTransport.
 func (p *proc) Deliver(ctx context.Context) error {
 	done := make(chan struct{})
 	defer context.AfterFunc(ctx, func() { close(done) })()

@@ -12,7 +12,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
 
 var (
@@ -61,7 +60,7 @@ func TestSimulation(t *testing.T) {
 // world is one schedule.
 type world struct {
 	chance  *chance
-	etcd    *memetcd.Etcd
+	etcd    *memEtcd
 	busy    bool       // etcd is often slow
 	quiet   bool       // almost all calls are reads
 	quorum  gate       // closed while etcd has no quorum
@@ -85,7 +84,7 @@ var simOptions = etcdlog.Options{Root: simRoot, MaxValueBytes: 1000}
 const valueBytes = 3000
 
 func newWorld(seed int) *world {
-	w := &world{chance: newChance(seed, 0), etcd: memetcd.New(), stop: make(chan struct{}), over: make(chan struct{})}
+	w := &world{chance: newChance(seed, 0), etcd: newMemEtcd(), stop: make(chan struct{}), over: make(chan struct{})}
 	w.audit, w.busy, w.quiet = newAudit(), w.chance.is(0.3), w.chance.is(0.3)
 	return w
 }

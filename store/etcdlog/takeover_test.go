@@ -13,7 +13,6 @@ import (
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -51,7 +50,7 @@ type cutOff struct {
 	mended chan struct{}
 }
 
-// Call implements memetcd.Transport.
+// Call implements memTransport.
 func (c *cutOff) Call(ctx context.Context, do func()) error {
 	if c.left.Add(-1) < 0 {
 		select {
@@ -64,7 +63,7 @@ func (c *cutOff) Call(ctx context.Context, do func()) error {
 	return nil
 }
 
-// Deliver implements memetcd.Transport.
+// Deliver implements memTransport.
 func (c *cutOff) Deliver(ctx context.Context) error { return ctx.Err() }
 
 // TestAnAttemptToLeadThatFails checks that a process that could not begin a new store, at whichever of
@@ -75,7 +74,7 @@ func TestAnAttemptToLeadThatFails(t *testing.T) {
 	for requests, failed := int64(0), true; failed; requests++ {
 		require.Less(t, requests, int64(100), "it never leads at once")
 		synctest.Test(t, func(t *testing.T) {
-			etcd, o := memetcd.New(), &etcdlog.Options{Root: newRoot()}
+			etcd, o := newMemEtcd(), &etcdlog.Options{Root: newRoot()}
 			way := &cutOff{mended: make(chan struct{})}
 			way.left.Store(requests)
 			led := make(chan *etcdlog.Leadership, 1)
@@ -116,7 +115,7 @@ func TestAnAttemptToLeadThatFails(t *testing.T) {
 // checkpoint, have the same deadlines, although reads had moved the clock of the leader that made it.
 func TestClockOfACheckpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, o := memetcd.New().Client(direct{}), &etcdlog.Options{Root: newRoot()}
+		c, o := newMemEtcd().Client(direct{}), &etcdlog.Options{Root: newRoot()}
 		first := standing(t, c, o)()
 		require.NoError(t, first.Set(t.Context(), "key", nil, nil))
 		follower := standing(t, c, o)

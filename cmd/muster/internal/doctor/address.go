@@ -10,9 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
-)
 
-func isLoopback(addr string) bool { ip := net.ParseIP(addr); return ip != nil && ip.IsLoopback() }
+	"github.com/muster-pg/muster/internal/link"
+)
 
 // hostsOf returns the hosts in a URL or in host:port.
 func hostsOf(address string) (hosts []string) {
@@ -84,7 +84,7 @@ func (d *Doctor) addressOf(ctx context.Context, p *process, host string) []Findi
 	if slow > 0 {
 		fs = append(fs, warning(fmt.Sprintf("%s resolves after more than %v", host, slow), "look at /etc/resolv.conf: a name server in it does not answer; or use the IP address"))
 	}
-	switch loopback := slices.IndexFunc(addrs, isLoopback); {
+	switch loopback := slices.IndexFunc(addrs, link.IsLoopback); {
 	case net.ParseIP(addrs[0]).IsUnspecified():
 		return append(fs, problem(host+" is not an address that others can connect to", elsewhere(d.meeting(p))))
 	// with several addresses, this one may be a relay's

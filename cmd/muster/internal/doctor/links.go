@@ -6,12 +6,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/internal/status"
 	"github.com/muster-pg/muster/pgroup"
 )
@@ -173,11 +175,7 @@ func (w *groupCheck) explain(bad []trouble, all []where) (fs []Finding) {
 		r := route{w.members[t.From].Node, w.members[t.To].Node, t.Kind}
 		by[r] = append(by[r], t)
 	}
-	routes := make([]route, 0, len(by))
-	for r := range by {
-		routes = append(routes, r)
-	}
-	slices.SortFunc(routes, func(a, b route) int { return cmp.Or(a.from-b.from, a.to-b.to, cmp.Compare(a.kind, b.kind)) })
+	routes := slices.SortedFunc(maps.Keys(by), func(a, b route) int { return cmp.Or(a.from-b.from, a.to-b.to, cmp.Compare(a.kind, b.kind)) })
 	for _, r := range routes {
 		text := w.pairs(by[r]) + ": " + w.kindText(r.kind, by[r][0])
 		if r.from != r.to && !slices.ContainsFunc(routes, func(o route) bool { return o.from == r.to && o.to == r.from }) {
@@ -223,7 +221,7 @@ func (w *groupCheck) kindText(kind string, t trouble) string {
 func (w *groupCheck) kindAdvice(kind, addr string) string {
 	first, last := w.System.Ephemeral()
 	host, _, _ := net.SplitHostPort(addr)
-	if isLoopback(host) {
+	if link.IsLoopback(host) {
 		return "that rank listens at loopback, since its way to the store leads there: " + elsewhere(w.group.Config().Address) + ", everywhere"
 	}
 	open := fmt.Sprintf("let TCP from there to ports %d to %d of %s through", first, last, host)

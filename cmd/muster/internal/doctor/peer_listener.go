@@ -17,11 +17,9 @@ type peerListener struct {
 	listener      net.Listener
 	token         string
 	answerTimeout time.Duration
+	life          context.Context // until close
+	stop          context.CancelFunc
 	wg            sync.WaitGroup
-
-	mu     sync.Mutex // protects the fields below
-	closed bool
-	conns  map[net.Conn]bool
 }
 
 // listenForPeers listens where packages gather and collective would: at this node's address on the
@@ -31,7 +29,8 @@ func (w *groupCheck) listenForPeers(ctx context.Context, token string) (*peerLis
 	if err != nil {
 		return nil, err
 	}
-	d := &peerListener{listener: l, token: token, answerTimeout: w.answerTimeout(), conns: map[net.Conn]bool{}}
+	d := &peerListener{listener: l, token: token, answerTimeout: w.answerTimeout()}
+	d.life, d.stop = context.WithCancel(context.Background())
 	d.wg.Go(d.accept)
 	return d, nil
 }
@@ -55,31 +54,12 @@ func (d *peerListener) accept() {
 		if err != nil {
 			return
 		}
-		if !d.enter(c) {
-			_ = c.Close()
-			continue
-		}
 		d.wg.Go(func() {
-			defer d.leave(c)
+			defer c.Close()
+			defer context.AfterFunc(d.life, func() { _ = c.Close() })()
 			d.serve(c)
 		})
 	}
-}
-
-func (d *peerListener) enter(c net.Conn) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.closed {
-		d.conns[c] = true
-	}
-	return !d.closed
-}
-
-func (d *peerListener) leave(c net.Conn) {
-	_ = c.Close()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.conns, c)
 }
 
 // serve is the other end of try.
@@ -101,12 +81,7 @@ func (d *peerListener) serve(c net.Conn) {
 
 func (d *peerListener) close() {
 	_ = d.listener.Close()
-	d.mu.Lock()
-	d.closed = true
-	for c := range d.conns {
-		_ = c.Close()
-	}
-	d.mu.Unlock()
+	d.stop()
 	d.wg.Wait()
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -79,7 +80,7 @@ func usesTLS(q url.Values) bool {
 // protection warns of a store on another host without TLS.
 func (d *Doctor) protection(u *url.URL) []Finding {
 	q := u.Query()
-	remote := slices.ContainsFunc(hostsOf(d.Store), func(host string) bool { return host != "localhost" && !isLoopback(host) })
+	remote := slices.ContainsFunc(hostsOf(d.Store), func(host string) bool { return !link.IsLoopback(host) })
 	if u.Scheme != "muster" || !remote || usesTLS(q) {
 		return nil
 	}

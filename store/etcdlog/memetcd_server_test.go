@@ -1,10 +1,4 @@
-// Package memetcd is an etcd in memory, for tests: the subset that a store uses. It has
-// linearizable reads, also of earlier revisions, transactions that compare modification revisions,
-// watches from a revision on, and compaction.
-//
-// A Transport carries requests and responses, and injects faults: requests may be delayed, lost,
-// carried out without an answer, or carried out after their caller has given up.
-package memetcd
+package etcdlog_test
 
 import (
 	"bytes"
@@ -21,8 +15,15 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Etcd is the server. Its methods may be called by several goroutines at once.
-type Etcd struct {
+// memEtcd is an etcd in memory: the subset that a store uses. It has linearizable reads, also of earlier
+// revisions, transactions that compare modification revisions, watches from a revision on, and
+// compaction.
+//
+// A memTransport carries requests and responses, and injects faults: requests may be delayed, lost,
+// carried out without an answer, or carried out after their caller has given up.
+//
+// Its methods may be called by several goroutines at once.
+type memEtcd struct {
 	mu        sync.Mutex // protects the fields below
 	rev       int64
 	compacted int64
@@ -31,13 +32,13 @@ type Etcd struct {
 	changed   chan struct{}                 // closed by the next change
 }
 
-// New returns an etcd without keys.
-func New() *Etcd {
-	return &Etcd{rev: 1, keys: map[string][]*mvccpb.KeyValue{}, changed: make(chan struct{})}
+// newMemEtcd returns an etcd without keys.
+func newMemEtcd() *memEtcd {
+	return &memEtcd{rev: 1, keys: map[string][]*mvccpb.KeyValue{}, changed: make(chan struct{})}
 }
 
-// Transport carries the requests of a client to an Etcd, and its answers back.
-type Transport interface {
+// memTransport carries the requests of a client to a memEtcd, and its answers back.
+type memTransport interface {
 	// Call carries a request and its answer: it calls do once, from any goroutine, and then returns
 	// nil. When it returns an error, do may have been called, may be called later, or never.
 	Call(ctx context.Context, do func()) error
@@ -46,13 +47,13 @@ type Transport interface {
 }
 
 // Client returns a client that uses e over w. It has no connection, and need not be closed.
-func (e *Etcd) Client(w Transport) *clientv3.Client {
-	c := &client{etcd: e, transport: w}
+func (e *memEtcd) Client(w memTransport) *clientv3.Client {
+	c := &memClient{etcd: e, transport: w}
 	return &clientv3.Client{KV: clientv3.NewKVFromKVClient(c, nil), Watcher: c}
 }
 
 // Compact drops the history before a revision.
-func (e *Etcd) Compact(rev int64) {
+func (e *memEtcd) Compact(rev int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.compacted = max(e.compacted, min(rev, e.rev))
@@ -69,14 +70,14 @@ func (e *Etcd) Compact(rev int64) {
 }
 
 // Revision returns the revision of the last change.
-func (e *Etcd) Revision() int64 {
+func (e *memEtcd) Revision() int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.rev
 }
 
 // versionAt returns the version of a key at a revision, or nil.
-func (e *Etcd) versionAt(key string, rev int64) *mvccpb.KeyValue {
+func (e *memEtcd) versionAt(key string, rev int64) *mvccpb.KeyValue {
 	versions := e.keys[key]
 	i := sort.Search(len(versions), func(i int) bool { return versions[i].ModRevision > rev })
 	if i == 0 || versions[i-1].Version == 0 {
@@ -87,7 +88,7 @@ func (e *Etcd) versionAt(key string, rev int64) *mvccpb.KeyValue {
 
 // keysAt returns the keys in [key, end) that existed at a revision, sorted. An empty end means key
 // alone.
-func (e *Etcd) keysAt(key, end []byte, rev int64) (keys []string) {
+func (e *memEtcd) keysAt(key, end []byte, rev int64) (keys []string) {
 	for k := range e.keys {
 		if in([]byte(k), key, end) && e.versionAt(k, rev) != nil {
 			keys = append(keys, k)
@@ -104,10 +105,10 @@ func in(k, key, end []byte) bool {
 	return bytes.Compare(k, key) >= 0 && (bytes.Equal(end, []byte{0}) || bytes.Compare(k, end) < 0)
 }
 
-func (e *Etcd) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: e.rev} }
+func (e *memEtcd) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: e.rev} }
 
 // check returns the error of a request for a revision that is not there.
-func (e *Etcd) check(r *pb.RangeRequest) error {
+func (e *memEtcd) check(r *pb.RangeRequest) error {
 	switch rev := r.Revision; {
 	case rev > e.rev:
 		return rpctypes.ErrGRPCFutureRev
@@ -118,7 +119,7 @@ func (e *Etcd) check(r *pb.RangeRequest) error {
 }
 
 // get reads at the revision of the request, or at the current one.
-func (e *Etcd) get(r *pb.RangeRequest, current int64) *pb.RangeResponse {
+func (e *memEtcd) get(r *pb.RangeRequest, current int64) *pb.RangeResponse {
 	rev := cmp.Or(r.Revision, current)
 	resp := &pb.RangeResponse{Header: e.header()}
 	for _, k := range e.keysAt(r.Key, r.RangeEnd, rev) {
@@ -145,7 +146,7 @@ func copyOf(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
 }
 
 // put and remove make changes at revision rev, which the caller then makes current.
-func (e *Etcd) put(r *pb.PutRequest, rev int64) {
+func (e *memEtcd) put(r *pb.PutRequest, rev int64) {
 	kv := &mvccpb.KeyValue{Key: r.Key, Value: r.Value, ModRevision: rev, CreateRevision: rev, Version: 1}
 	if before := e.versionAt(string(r.Key), rev); before != nil {
 		kv.CreateRevision, kv.Version = before.CreateRevision, before.Version+1
@@ -153,7 +154,7 @@ func (e *Etcd) put(r *pb.PutRequest, rev int64) {
 	e.change(mvccpb.PUT, kv)
 }
 
-func (e *Etcd) remove(r *pb.DeleteRangeRequest, rev int64) (n int64) {
+func (e *memEtcd) remove(r *pb.DeleteRangeRequest, rev int64) (n int64) {
 	for _, k := range e.keysAt(r.Key, r.RangeEnd, rev) {
 		e.change(mvccpb.DELETE, &mvccpb.KeyValue{Key: []byte(k), ModRevision: rev})
 		n++
@@ -161,13 +162,13 @@ func (e *Etcd) remove(r *pb.DeleteRangeRequest, rev int64) (n int64) {
 	return n
 }
 
-func (e *Etcd) change(how mvccpb.Event_EventType, kv *mvccpb.KeyValue) {
+func (e *memEtcd) change(how mvccpb.Event_EventType, kv *mvccpb.KeyValue) {
 	e.keys[string(kv.Key)] = append(e.keys[string(kv.Key)], kv)
 	e.events = append(e.events, &clientv3.Event{Type: how, Kv: kv})
 }
 
 // txn carries out a transaction, at one revision.
-func (e *Etcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
+func (e *memEtcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	resp := &pb.TxnResponse{Succeeded: true}
@@ -217,7 +218,7 @@ func (e *Etcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 
 // compare evaluates a comparison of a key's revision of modification or creation, which is 0 for a
 // key that does not exist; no others are used.
-func (e *Etcd) compare(c *pb.Compare) bool {
+func (e *memEtcd) compare(c *pb.Compare) bool {
 	kv := cmp.Or(e.versionAt(string(c.Key), e.rev), new(mvccpb.KeyValue))
 	rev, want := kv.ModRevision, c.GetModRevision()
 	switch c.Target {
@@ -238,15 +239,15 @@ func (e *Etcd) compare(c *pb.Compare) bool {
 	return rev != want
 }
 
-// client is a pb.KVClient and a clientv3.Watcher.
-type client struct {
+// memClient is a pb.KVClient and a clientv3.Watcher.
+type memClient struct {
 	pb.KVClient // panics on methods other than those below
-	etcd        *Etcd
-	transport   Transport
+	etcd        *memEtcd
+	transport   memTransport
 }
 
 // call sends a request through the transport.
-func call[T any](ctx context.Context, c *client, do func() (*T, error)) (*T, error) {
+func call[T any](ctx context.Context, c *memClient, do func() (*T, error)) (*T, error) {
 	var resp *T // do may write it after call has returned
 	var err error
 	if failed := c.transport.Call(ctx, func() { resp, err = do() }); failed != nil {
@@ -256,7 +257,7 @@ func call[T any](ctx context.Context, c *client, do func() (*T, error)) (*T, err
 }
 
 // Range implements pb.KVClient.
-func (c *client) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (*pb.RangeResponse, error) {
+func (c *memClient) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (*pb.RangeResponse, error) {
 	return call(ctx, c, func() (*pb.RangeResponse, error) {
 		c.etcd.mu.Lock()
 		defer c.etcd.mu.Unlock()
@@ -265,12 +266,12 @@ func (c *client) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOp
 }
 
 // Txn implements pb.KVClient.
-func (c *client) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
+func (c *memClient) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
 	return call(ctx, c, func() (*pb.TxnResponse, error) { return c.etcd.txn(r) })
 }
 
 // Put implements pb.KVClient.
-func (c *client) Put(ctx context.Context, r *pb.PutRequest, _ ...grpc.CallOption) (*pb.PutResponse, error) {
+func (c *memClient) Put(ctx context.Context, r *pb.PutRequest, _ ...grpc.CallOption) (*pb.PutResponse, error) {
 	resp, err := c.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: r}}}})
 	if err != nil {
 		return nil, err
@@ -279,7 +280,7 @@ func (c *client) Put(ctx context.Context, r *pb.PutRequest, _ ...grpc.CallOption
 }
 
 // DeleteRange implements pb.KVClient.
-func (c *client) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ...grpc.CallOption) (*pb.DeleteRangeResponse, error) {
+func (c *memClient) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ...grpc.CallOption) (*pb.DeleteRangeResponse, error) {
 	resp, err := c.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: r}}}})
 	if err != nil {
 		return nil, err
@@ -288,7 +289,7 @@ func (c *client) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ..
 }
 
 // Watch implements clientv3.Watcher. It owns a goroutine until ctx or the watch ends.
-func (c *client) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+func (c *memClient) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	op := clientv3.OpGet(key, opts...)
 	responses := make(chan clientv3.WatchResponse)
 	next := op.Rev()
@@ -326,7 +327,7 @@ func (c *client) Watch(ctx context.Context, key string, opts ...clientv3.OpOptio
 
 // since returns a response with the changes since a revision, always of whole revisions. If there
 // are none, it returns a channel that the next change closes.
-func (e *Etcd) since(rev int64, key, end []byte) (*clientv3.WatchResponse, <-chan struct{}) {
+func (e *memEtcd) since(rev int64, key, end []byte) (*clientv3.WatchResponse, <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if rev <= e.compacted {
@@ -345,7 +346,7 @@ func (e *Etcd) since(rev int64, key, end []byte) (*clientv3.WatchResponse, <-cha
 }
 
 // RequestProgress implements clientv3.Watcher.
-func (c *client) RequestProgress(context.Context) error { return nil }
+func (c *memClient) RequestProgress(context.Context) error { return nil }
 
 // Close implements clientv3.Watcher.
-func (c *client) Close() error { return nil }
+func (c *memClient) Close() error { return nil }
