@@ -85,7 +85,7 @@ func appendHeader(b []byte, k kind, count int) []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(count))
 }
 
-// mostRecords is how many a frame can have.
+// maxRecords is how many a frame can have.
 func maxRecords(k kind) int { return maxBody / sizes[k] }
 
 func appendKey(b []byte, k key) []byte {

@@ -12,7 +12,7 @@ import (
 
 // What a waiting call does when its context ends, in a Memory and in a client.
 
-// withdrawal is why a waiting call is cancelled.
+// cancellation is why a waiting call is cancelled.
 type cancellation struct {
 	code  wire.Code // CodeTimeout or CodeCancelled
 	cause string    // text of the context's cause, for a cancel

@@ -169,7 +169,7 @@ func failureCode(err error) wire.Code {
 	return wire.CodeUnavailable
 }
 
-// inDoubt adds ErrUnknown to err, for a call that may have taken effect.
+// unknownOutcome adds ErrUnknown to err, for a call that may have taken effect.
 func unknownOutcome(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {

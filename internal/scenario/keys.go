@@ -3,6 +3,7 @@ package scenario
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -88,8 +89,11 @@ func swap(ctx context.Context, k *call) string {
 	if rep.Value != nil {
 		now = quoted(string(rep.Value))
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, store.ErrConflict):
 		return fmt.Sprintf("%v (now %s)", err, now)
+	case err != nil:
+		return err.Error()
 	}
 	return "now " + now
 }
