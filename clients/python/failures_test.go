@@ -89,7 +89,7 @@ func TestPythonThatComputesWithItsLock(t *testing.T) {
 				return err
 			})
 			require.NoError(t, errors.Join(errs...))
-			p := m.ps[1].cmd.Process
+			p := m.ps[1].Cmd.Process
 			require.NoError(t, p.Signal(syscall.SIGSTOP))
 			require.ErrorIs(t, m.gs[0].Barrier(bounded(t)), pgroup.ErrLost)
 			require.NoError(t, p.Kill())

@@ -135,23 +135,10 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 	ctx := bounded(t)
 	addr, w := listenIn(t)
 	m := create(t, 2, addr, nil, pgroup.Config{})
-	both := func(inGo func(g *pgroup.Group) error, verb string, args ...any) {
-		m.each(func(r int) error { return inGo(m.gs[r]) }, func(_ int, p *rank) error {
-			_, err := p.do("group", verb, args...)
-			return err
-		})
-	}
-	two := []string{"x", "x"}
-	both(func(g *pgroup.Group) error { return g.Barrier(ctx) }, "barrier")
-	both(func(g *pgroup.Group) error { _, err := pgroup.Broadcast(ctx, g, 0, "x"); return err }, "broadcast")
-	both(func(g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, "x"); return err }, "all_gather", "x")
-	both(func(g *pgroup.Group) error { _, err := pgroup.Gather(ctx, g, 0, "x"); return err }, "gather", "x")
-	both(func(g *pgroup.Group) error { _, err := pgroup.Scatter(ctx, g, 0, two); return err }, "scatter")
-	both(func(g *pgroup.Group) error { _, err := pgroup.AllToAll(ctx, g, two); return err }, "all_to_all", two)
-	both(func(g *pgroup.Group) error { _, err := pgroup.AllReduce(ctx, g, pgroup.Avg, 7, 9); return err }, "all_reduce", []int{7, 9}, "avg")
-	both(func(g *pgroup.Group) error { return pgroup.Send(ctx, g, 1-g.Rank(), "x") }, "send", "x", 0)
-	both(func(g *pgroup.Group) error { _, err := pgroup.Recv[any](ctx, g, 1-g.Rank()); return err }, "recv", 0)
-	both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
+	m.verbs(ctx)
+	m.both(func(g *pgroup.Group) error { return pgroup.Send(ctx, g, 1-g.Rank(), "x") }, "send", "x", 0)
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.Recv[any](ctx, g, 1-g.Rank()); return err }, "recv", 0)
+	m.both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
 	split(t, addr)
 	m.ps[1].kill() // its connection is closed already, so all of its requests are recorded
 	require.Eventually(t, func() bool { return len(w.votes()) == 2*len(docs) }, 30*time.Second, time.Millisecond, "%v", w.votes)

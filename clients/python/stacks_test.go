@@ -43,11 +43,11 @@ func TestStacksOfPython(t *testing.T) {
 	})
 	require.NoError(t, errors.Join(errs...))
 
-	require.NoError(t, m.ps[1].cmd.Process.Signal(syscall.SIGSTOP))
+	require.NoError(t, m.ps[1].Cmd.Process.Signal(syscall.SIGSTOP))
 	_, err = s.Stacks(bounded(t), generation, 1)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, `no answer of rank 1 of group "world"`)
-	require.NoError(t, m.ps[1].cmd.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, m.ps[1].Cmd.Process.Signal(syscall.SIGCONT))
 	_, err = s.Stacks(bounded(t), generation, 1)
 	require.NoError(t, err)
 }

@@ -28,20 +28,9 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	ctx := bounded(t)
 	m := create(t, 2, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir, "host": "node/1"}, pgroup.Config{TraceDir: dir, Host: "node/1"})
 	g, p := m.gs[0], m.ps[1]
-	both := func(inGo func() error, verb string, args ...any) {
-		m.each(func(int) error { return inGo() }, func(_ int, p *rank) error {
-			_, err := p.do("group", verb, args...)
-			return err
-		})
-	}
-	both(func() error { return g.Barrier(ctx) }, "barrier")
-	both(func() error { _, err := pgroup.Broadcast(ctx, g, 1, []byte("hello")); return err }, "broadcast_bytes", raw("hello"), 1)
-	both(func() error { _, err := pgroup.AllGather(ctx, g, 7); return err }, "all_gather", 7)
-	both(func() error { _, err := pgroup.Gather(ctx, g, 0, 7); return err }, "gather", 7, 0)
-	both(func() error { _, err := pgroup.Scatter(ctx, g, 0, []int{1, 2}); return err }, "scatter", nil, 0)
-	both(func() error { _, err := pgroup.AllToAll(ctx, g, []int{1, 2}); return err }, "all_to_all", []int{1, 2})
-	both(func() error { _, err := pgroup.AllReduce(ctx, g, pgroup.Sum, int64(1), 2); return err }, "all_reduce", []int{1, 2})
-	both(func() error { _, err := g.Expired(ctx); return err }, "expired")
+	m.verbs(ctx)
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.Broadcast(ctx, g, 1, []byte("hello")); return err }, "broadcast_bytes", raw("hello"), 1)
+	m.both(func(g *pgroup.Group) error { _, err := g.Expired(ctx); return err }, "expired")
 
 	p.must("new", "channel", "side")
 	for range 2 {
@@ -60,13 +49,13 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	_, err := pgroup.Scatter(ctx, g, 0, []int{1, 2, 3})
 	require.ErrorIs(t, err, pgroup.ErrInvalid)
 	_ = p.fails("Invalid", "group", "scatter", nil, 0)
-	both(func() error { return g.Shutdown(ctx) }, "shutdown")
+	m.both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
 
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)
 	require.Equal(t, []string{
 		fmt.Sprintf("%s/rank0-node_1-%d.json", dir, os.Getpid()),
-		fmt.Sprintf("%s/rank1-node_1-%d.json", dir, p.cmd.Process.Pid),
+		fmt.Sprintf("%s/rank1-node_1-%d.json", dir, p.Cmd.Process.Pid),
 	}, names)
 	files, err := timeline.ReadDir(dir)
 	require.NoError(t, err)
@@ -141,7 +130,7 @@ func TestTraceOfAKilledPythonRank(t *testing.T) {
 	p.must("group", "barrier")
 	_ = p.fails("Timeout", "group", "recv", 0, kw{"timeout": 0.01})
 	p.kill()
-	_ = p.cmd.Wait()
+	_ = p.Cmd.Wait()
 	f := read()
 	require.Len(t, barriers(f), 2, "a failure is written at once, and what was before it")
 	failed := f.Events[len(f.Events)-1]

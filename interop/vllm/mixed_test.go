@@ -260,7 +260,7 @@ func mixedDeath(t *testing.T, m *mixed) {
 		got, err := vllm.AllGatherObj(m.ctx, g, g.Rank())
 		return slices.Equal(got, []int{0, 1, 2, 3}), got, err
 	})
-	m.peers[3].kill()
+	require.NoError(t, m.peers[3].Cmd.Process.Kill())
 	together(3, func(rank int) {
 		if g := m.ranks[rank]; g != nil {
 			_, err := vllm.AllGatherObj(within(t, 2*time.Second), g, rank)
