@@ -1,6 +1,7 @@
 package python_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,7 +67,7 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 		require.LessOrEqual(t, e.Waited, e.Duration())
 		require.Equal(t, []int{1, 2}, []int{e.Rank, e.Size})
 	}
-	first := barriers(files[1])[0]
+	first := firstOf(files[1], "pgroup.barrier")
 	require.Equal(t, first.Last == 1, first.Waited == 0, "who came last has waited for nobody")
 	job, err := timeline.Merge(files...)
 	require.NoError(t, err)
@@ -80,6 +81,16 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &lines), "it is JSON as a whole")
 	require.Contains(t, string(b), `{"name":"rank 1 of 2"}`)
 	require.Contains(t, string(b), `{"name":"pgroup \u00b7 world"}`)
+	require.NoError(t, os.WriteFile(names[1], bytes.TrimSuffix(b, []byte("\n]\n")), 0o600))
+	killed, err := timeline.ReadDir(dir)
+	require.NoError(t, err)
+	require.True(t, killed[1].Truncated)
+	require.Equal(t, files[1].Events, killed[1].Events, "of a rank that is killed all is read that it has written")
+}
+
+// firstOf returns the first event of an operation.
+func firstOf(f *timeline.File, op string) trace.Event {
+	return f.Events[slices.IndexFunc(f.Events, func(e trace.Event) bool { return e.Op == op })]
 }
 
 // withoutIdentity returns the events of a file without the fields that differ between ranks: the identity of
@@ -106,38 +117,6 @@ func withoutIdentity(f *timeline.File) (all []string) {
 	return all
 }
 
-func barriers(f *timeline.File) []trace.Event {
-	return slices.DeleteFunc(slices.Clone(f.Events), func(e trace.Event) bool { return e.Op != "pgroup.barrier" })
-}
-
-// TestTraceOfAKilledPythonRank checks that the file of a killed rank can be read as far as it was
-// written, and that events are written soon.
-func TestTraceOfAKilledPythonRank(t *testing.T) {
-	dir := t.TempDir()
-	p := start(t)
-	p.must("new", "join", 0, 1, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir})
-	read := func() *timeline.File {
-		files, err := timeline.ReadDir(dir)
-		require.NoError(t, err)
-		require.Len(t, files, 1)
-		require.True(t, files[0].Truncated)
-		return files[0]
-	}
-	p.must("group", "barrier")
-	for len(barriers(read())) == 0 { // without a call that makes it write
-		<-time.After(time.Millisecond)
-	}
-	p.must("group", "barrier")
-	_ = p.fails("Timeout", "group", "recv", 0, kw{"timeout": 0.01})
-	p.kill()
-	_ = p.Cmd.Wait()
-	f := read()
-	require.Len(t, barriers(f), 2, "a failure is written at once, and what was before it")
-	failed := f.Events[len(f.Events)-1]
-	require.Equal(t, "pgroup.recv", failed.Op)
-	require.ErrorContains(t, failed.Err, "timed out")
-}
-
 // TestTraceOfSurvivors checks that a group that shrinks continues in the same file, with a new
 // number for its generation.
 func TestTraceOfSurvivors(t *testing.T) {
@@ -157,14 +136,11 @@ func TestTraceOfSurvivors(t *testing.T) {
 	files, err := timeline.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 3)
-	of := func(f *timeline.File, op string) trace.Event {
-		return f.Events[slices.IndexFunc(f.Events, func(e trace.Event) bool { return e.Op == op })]
-	}
-	python, inGo := of(files[1], "pgroup.shrink"), of(files[2], "pgroup.shrink")
+	python, inGo := firstOf(files[1], "pgroup.shrink"), firstOf(files[2], "pgroup.shrink")
 	require.Equal(t, []any{0, 2, 1, 2}, []any{python.Rank, python.Size, inGo.Rank, inGo.Size})
 	require.Equal(t, inGo.ID, python.ID)
-	require.NotEqual(t, of(files[1], "pgroup.create").ID, python.ID)
-	require.Equal(t, 0, of(files[1], "pgroup.allgather").Last, "who left")
+	require.NotEqual(t, firstOf(files[1], "pgroup.create").ID, python.ID)
+	require.Equal(t, 0, firstOf(files[1], "pgroup.allgather").Last, "who left")
 	require.NotZero(t, python.ID)
 	require.False(t, files[1].Truncated)
 }
