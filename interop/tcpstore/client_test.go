@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -20,9 +19,7 @@ import (
 
 func dial(t *testing.T, addr string, o *tcpstore.Options) *tcpstore.Client {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	c, err := tcpstore.Dial(ctx, addr, o)
+	c, err := tcpstore.Dial(testcluster.Within(t, testTimeout), addr, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -218,10 +215,7 @@ func sharedWithPython(t *testing.T, h host, args string) {
 
 // joinTheWorld checks that a host that waits for its world counts our client if Join is set.
 func joinTheWorld(t *testing.T, h host) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+	addr := testcluster.Port(t)
 	_, port, _ := strings.Cut(addr, ":")
 	var joining sync.WaitGroup
 	defer joining.Wait()

@@ -53,11 +53,7 @@ func serve(t *testing.T, l net.Listener) (stop func()) {
 }
 
 func dial(t *testing.T, l net.Listener) *store.Store {
-	t.Helper()
-	s, err := store.Dial(t.Context(), l.Addr().String(), nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return testcluster.Dial(t, l.Addr().String(), nil)
 }
 
 // dialTorch returns a client of the server at l that speaks the TCPStore protocol.
