@@ -84,11 +84,6 @@ func start(t *testing.T) *rank {
 	return &rank{testcluster.NewPeer(t, cmd), t}
 }
 
-// kill is kill -9.
-func (r *rank) kill() {
-	require.NoError(r.t, r.Cmd.Process.Kill())
-}
-
 // kw are keyword arguments.
 type kw map[string]any
 

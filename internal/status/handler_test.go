@@ -93,9 +93,9 @@ func TestEvents(t *testing.T) {
 	var pages []*bufio.Reader
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 5 {
-		rep := watch(ctx, t, url)
-		require.Equal(t, "text/event-stream", rep.Header.Get("Content-Type"))
-		pages = append(pages, bufio.NewReader(rep.Body))
+		_, head, events := watch(ctx, t, url)
+		require.Equal(t, "text/event-stream", head.Get("Content-Type"))
+		pages = append(pages, events)
 	}
 	before := c.asked.Load()
 	for _, p := range pages {
@@ -115,14 +115,14 @@ func TestEvents(t *testing.T) {
 }
 
 // watch opens the stream of events of a page, until ctx ends.
-func watch(ctx context.Context, t *testing.T, url string) *http.Response {
+func watch(ctx context.Context, t *testing.T, url string) (code int, head http.Header, events *bufio.Reader) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/events", nil)
 	require.NoError(t, err)
 	rep, err := http.DefaultClient.Do(req)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rep.Body.Close() })
-	return rep
+	return rep.StatusCode, rep.Header, bufio.NewReader(rep.Body)
 }
 
 // event reads an event.
@@ -154,9 +154,10 @@ func TestStoreThatIsAway(t *testing.T) {
 func TestTooManyPages(t *testing.T) {
 	_, _, url := page(t)
 	for range 64 {
-		require.Equal(t, http.StatusOK, watch(t.Context(), t, url).StatusCode)
+		code, _, _ := watch(t.Context(), t, url)
+		require.Equal(t, http.StatusOK, code)
 	}
-	rep := watch(t.Context(), t, url)
-	require.Equal(t, http.StatusServiceUnavailable, rep.StatusCode)
-	require.NotEmpty(t, rep.Header.Get("Retry-After"))
+	code, head, _ := watch(t.Context(), t, url)
+	require.Equal(t, http.StatusServiceUnavailable, code)
+	require.NotEmpty(t, head.Get("Retry-After"))
 }
