@@ -170,17 +170,16 @@ func TestNodesComeAndGo(t *testing.T) {
 		}
 	}
 	over, left := make(chan struct{}), make(chan struct{})
-	signal := errors.New("ended by a signal")
 	c.node("a", untilOver(over, nil))
 	c.node("b", untilOver(over, nil))
 	begin(2)
-	drain := c.node("c", untilOver(left, signal))
+	drain := c.node("c", untilOver(left, errExit))
 	begin(3)
 	drain()
 	close(left)
 	begin(2)
 	close(over)
-	require.Equal(t, map[string]error{"a": nil, "b": nil, "c": signal}, c.wait())
+	require.Equal(t, map[string]error{"a": nil, "b": nil, "c": errExit}, c.wait())
 }
 
 // TestSpareEndsWithTheJob checks that a node which waits for a place has the outcome of the job, and
