@@ -181,6 +181,9 @@ func TestClientsLearnWhyTheStoreFails(t *testing.T) {
 				require.Equal(t, wire.ReasonDisk, e.Reason, err)
 				require.Contains(t, err.Error(), want)
 			}
+			soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			require.ErrorContains(t, writer.Set(soon, "k", nil, nil), want, "later calls, since a durable store may come back")
+			cancel()
 		}
 	}
 }

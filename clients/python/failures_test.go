@@ -3,7 +3,6 @@ package python_test
 import (
 	"errors"
 	"fmt"
-	"net"
 	"runtime"
 	"strings"
 	"syscall"
@@ -89,7 +88,7 @@ func TestPythonThatComputesWithItsLock(t *testing.T) {
 				return err
 			})
 			require.NoError(t, errors.Join(errs...))
-			p := m.ps[1].cmd.Process
+			p := m.ps[1].Cmd.Process
 			require.NoError(t, p.Signal(syscall.SIGSTOP))
 			require.ErrorIs(t, m.gs[0].Barrier(bounded(t)), pgroup.ErrLost)
 			require.NoError(t, p.Kill())
@@ -150,34 +149,4 @@ func TestReconnectAfterACut(t *testing.T) {
 			proxy.Cut(testcluster.FIN)
 		}
 	}
-}
-
-// TestTorchrunWithoutAStore checks that rank 0 of a job of Python ranks reports at once that no store
-// is there, and what to set. All other ranks end when torchrun sees that it has failed.
-func TestTorchrunWithoutAStore(t *testing.T) {
-	l := testcluster.Listen(t)
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, l.Close())
-	began := time.Now()
-	f := start(t).fails("Unavailable", "new", "from_env", kw{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "MUSTER_RUN": "r"})
-	require.Contains(t, f.Text, "rank 0 finds no store at 127.0.0.1:"+port+", and Python ranks host none: set MUSTER_STORE")
-	require.Less(t, time.Since(began), time.Minute, "not the 5 minutes of the timeout")
-}
-
-func TestWhoIsNotThereWhenJoining(t *testing.T) {
-	addr := testcluster.Serve(t, new(store.Server))
-	p := start(t)
-	f := p.fails("Timeout", "new", "join", 1, 3, addr, kw{"timeout": 0.5})
-	require.Equal(t, []int{0, 2}, f.Missing)
-	require.Regexp(t, `^pgroup: create of group "world" on rank 1 of 3: timed out after [\d.]+s: missing ranks 0 and 2$`, f.Text)
-	l := testcluster.Listen(t)
-	closed := l.Addr().String()
-	require.NoError(t, l.Close())
-	f = p.fails("Timeout", "new", "join", 1, 3, closed, kw{"timeout": 0.5})
-	require.Contains(t, f.Text, `pgroup: create of group "world" on rank 1 of 3: no process listens at `+closed+" after 0.5s: start rank 0 or the store")
-	require.True(t, f.is("Unavailable"), f.Kinds)
-	f = p.fails("Timeout", "new", "join", 0, 3, closed, kw{"timeout": 0.5})
-	require.Contains(t, f.Text, `(a Python rank 0 does not host the store: "muster serve" does)`)
-	f = p.fails("Unavailable", "new", "connect", closed)
-	require.Equal(t, fmt.Sprintf("store: dial %q: store unavailable: connection refused", closed), f.Text)
 }

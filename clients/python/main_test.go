@@ -1,14 +1,12 @@
 package python_test
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -60,11 +58,8 @@ func script(t *testing.T, env []string, args ...string) string {
 
 // rank is a process of tests/rank.py.
 type rank struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *bufio.Reader
-	errs bytes.Buffer
+	*testcluster.Peer
+	t *testing.T
 }
 
 // failure is an exception of Python.
@@ -84,31 +79,9 @@ func (f *failure) is(kind string) bool { return slices.Contains(f.Kinds, kind) }
 // start starts a Python process, which ends with the test.
 func start(t *testing.T) *rank {
 	t.Helper()
-	r := &rank{t: t}
-	r.cmd = exec.Command(interpreter(t), "tests/rank.py")
-	r.cmd.Env = environment(t)
-	r.cmd.Stderr = &r.errs
-	var err error
-	r.in, err = r.cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := r.cmd.StdoutPipe()
-	require.NoError(t, err)
-	r.out = bufio.NewReader(out)
-	require.NoError(t, r.cmd.Start())
-	t.Cleanup(func() {
-		_ = r.in.Close()
-		_ = r.cmd.Process.Kill()
-		_ = r.cmd.Wait()
-		if r.errs.Len() > 0 {
-			t.Logf("Python said: %s", r.errs.Bytes())
-		}
-	})
-	return r
-}
-
-// kill is kill -9.
-func (r *rank) kill() {
-	require.NoError(r.t, r.cmd.Process.Kill())
+	cmd := exec.Command(interpreter(t), "tests/rank.py")
+	cmd.Env = environment(t)
+	return &rank{testcluster.NewPeer(t, cmd), t}
 }
 
 // kw are keyword arguments.
@@ -128,10 +101,7 @@ func (r *rank) do(on, verb string, args ...any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.in.Write(append(line, '\n')); err != nil {
-		return nil, err
-	}
-	line, err = r.out.ReadBytes('\n')
+	answer, err := r.Ask(string(line))
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +109,7 @@ func (r *rank) do(on, verb string, args ...any) (any, error) {
 		Value any
 		Error *failure
 	}
-	if err := json.Unmarshal(line, &outcome); err != nil {
+	if err := json.Unmarshal([]byte(answer), &outcome); err != nil {
 		return nil, err
 	}
 	if outcome.Error != nil {
@@ -213,6 +183,28 @@ func (m *mixed) each(inGo func(r int) error, inPython func(r int, p *rank) error
 	for r, err := range m.outcomes(inGo, inPython) {
 		require.NoError(m.t, err, "rank %d", r)
 	}
+}
+
+// both makes a call on all ranks at once, which succeeds.
+func (m *mixed) both(inGo func(g *pgroup.Group) error, verb string, args ...any) {
+	m.t.Helper()
+	m.each(func(r int) error { return inGo(m.gs[r]) }, func(_ int, p *rank) error {
+		_, err := p.do("group", verb, args...)
+		return err
+	})
+}
+
+// verbs calls each collective verb once on two ranks, with root 0.
+func (m *mixed) verbs(ctx context.Context) {
+	m.t.Helper()
+	two := []string{"x", "x"}
+	m.both(func(g *pgroup.Group) error { return g.Barrier(ctx) }, "barrier")
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.Broadcast(ctx, g, 0, "x"); return err }, "broadcast")
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, "x"); return err }, "all_gather", "x")
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.Gather(ctx, g, 0, "x"); return err }, "gather", "x")
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.Scatter(ctx, g, 0, two); return err }, "scatter")
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.AllToAll(ctx, g, two); return err }, "all_to_all", two)
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.AllReduce(ctx, g, pgroup.Avg, 7, 9); return err }, "all_reduce", []int{7, 9}, "avg")
 }
 
 // outcomes runs a function on all ranks at once, and returns their errors.

@@ -1,6 +1,7 @@
 package python_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"testing"
 
@@ -12,6 +13,28 @@ import (
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 )
+
+// agree runs a verb on all ranks at once, with the arguments of each for Python, and requires the results
+// that each is to have.
+func (m *mixed) agree(verb string, inGo func(g *pgroup.Group) (any, error), args func(r int) []any, want func(r int) any) {
+	m.t.Helper()
+	same := func(r int, got any, err error) error {
+		if err != nil {
+			return err
+		}
+		wanted, _ := json.Marshal(want(r))
+		shown, err := json.Marshal(got)
+		assert.JSONEq(m.t, string(wanted), string(shown), "rank %d: %s", r, verb)
+		return err
+	}
+	m.each(func(r int) error {
+		got, err := inGo(m.gs[r])
+		return same(r, got, err)
+	}, func(r int, p *rank) error {
+		got, err := p.do("group", verb, args(r)...)
+		return same(r, got, err)
+	})
+}
 
 // TestEveryVerbAcrossLanguages runs each verb on two Go ranks and two Python ranks.
 func TestEveryVerbAcrossLanguages(t *testing.T) {
@@ -33,8 +56,43 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 		}
 	}
 
-	t.Run("barrier", func(t *testing.T) {
-		m.each(func(r int) error { return m.gs[r].Barrier(ctx) }, is(t, nil, "barrier"))
+	t.Run("barrier", func(*testing.T) {
+		m.agree("barrier", func(g *pgroup.Group) (any, error) { return nil, g.Barrier(ctx) },
+			func(int) []any { return nil }, func(int) any { return nil })
+	})
+	t.Run("all_gather", func(*testing.T) {
+		m.agree("all_gather", func(g *pgroup.Group) (any, error) { return pgroup.AllGather(ctx, g, fmt.Sprint("rank ", g.Rank())) },
+			func(r int) []any { return []any{fmt.Sprint("rank ", r)} },
+			func(int) any { return []string{"rank 0", "rank 1", "rank 2", "rank 3"} })
+	})
+	t.Run("gather", func(*testing.T) {
+		for root := range 4 {
+			m.agree("gather", func(g *pgroup.Group) (any, error) { return pgroup.Gather(ctx, g, root, g.Rank()*100) },
+				func(r int) []any { return []any{r * 100, root} },
+				func(r int) any { return map[bool][]int{true: {0, 100, 200, 300}}[r == root] })
+		}
+	})
+	t.Run("scatter", func(*testing.T) {
+		parts := []string{"a", "b", "c", "d"}
+		for root := range 4 {
+			m.agree("scatter", func(g *pgroup.Group) (any, error) { return pgroup.Scatter(ctx, g, root, parts) },
+				func(int) []any { return []any{parts, root} },
+				func(r int) any { return parts[r] })
+		}
+	})
+	t.Run("all_to_all", func(*testing.T) {
+		parts := func(r int) []int { return []int{10 * r, 10*r + 1, 10*r + 2, 10*r + 3} }
+		m.agree("all_to_all", func(g *pgroup.Group) (any, error) { return pgroup.AllToAll(ctx, g, parts(g.Rank())) },
+			func(r int) []any { return []any{parts(r)} },
+			func(r int) any { return []int{r, 10 + r, 20 + r, 30 + r} })
+	})
+	t.Run("all_reduce", func(*testing.T) {
+		for op, want := range map[pgroup.Op][]int64{pgroup.Sum: {-10, 6}, pgroup.Min: {-4, 0}, pgroup.Max: {-1, 3}, pgroup.Product: {24, 0}, pgroup.Avg: {-2, 1}} {
+			m.agree("all_reduce", func(g *pgroup.Group) (any, error) {
+				return pgroup.AllReduce(ctx, g, op, int64(-g.Rank()-1), int64(g.Rank()))
+			}, func(r int) []any { return []any{[]int{-r - 1, r}, op.String()} },
+				func(int) any { return want })
+		}
 	})
 	t.Run("broadcast of a struct from Go", func(t *testing.T) {
 		sent := config{"block.0", []int{1, 200, -70000}, []byte("raw\x00"), 0.5}
@@ -55,64 +113,6 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 			_, err := p.do("group", "broadcast", sent, 3)
 			return err
 		})
-	})
-	t.Run("all_gather", func(t *testing.T) {
-		m.each(func(r int) error {
-			got, err := pgroup.AllGather(ctx, m.gs[r], fmt.Sprint("rank ", r))
-			assert.Equal(t, []string{"rank 0", "rank 1", "rank 2", "rank 3"}, got)
-			return err
-		}, func(r int, p *rank) error {
-			return is(t, []any{"rank 0", "rank 1", "rank 2", "rank 3"}, "all_gather", fmt.Sprint("rank ", r))(r, p)
-		})
-	})
-	t.Run("gather", func(t *testing.T) {
-		for root := range 4 {
-			m.each(func(r int) error {
-				got, err := pgroup.Gather(ctx, m.gs[r], root, r*100)
-				if r == root {
-					assert.Equal(t, []int{0, 100, 200, 300}, got)
-				}
-				return err
-			}, func(r int, p *rank) error {
-				var want any
-				if r == root {
-					want = []any{0., 100., 200., 300.}
-				}
-				return is(t, want, "gather", r*100, root)(r, p)
-			})
-		}
-	})
-	t.Run("scatter", func(t *testing.T) {
-		for root := range 4 {
-			m.each(func(r int) error {
-				got, err := pgroup.Scatter(ctx, m.gs[r], root, []string{"a", "b", "c", "d"})
-				assert.Equal(t, string(rune('a'+r)), got)
-				return err
-			}, func(r int, p *rank) error {
-				return is(t, string(rune('a'+r)), "scatter", []string{"a", "b", "c", "d"}, root)(r, p)
-			})
-		}
-	})
-	t.Run("all_to_all", func(t *testing.T) {
-		m.each(func(r int) error {
-			got, err := pgroup.AllToAll(ctx, m.gs[r], []int{10 * r, 10*r + 1, 10*r + 2, 10*r + 3})
-			assert.Equal(t, []int{r, 10 + r, 20 + r, 30 + r}, got)
-			return err
-		}, func(r int, p *rank) error {
-			want := []any{float64(r), float64(10 + r), float64(20 + r), float64(30 + r)}
-			return is(t, want, "all_to_all", []int{10 * r, 10*r + 1, 10*r + 2, 10*r + 3})(r, p)
-		})
-	})
-	t.Run("all_reduce", func(t *testing.T) {
-		for op, want := range map[pgroup.Op][]int64{pgroup.Sum: {-10, 6}, pgroup.Min: {-4, 0}, pgroup.Max: {-1, 3}, pgroup.Product: {24, 0}, pgroup.Avg: {-2, 1}} {
-			m.each(func(r int) error {
-				got, err := pgroup.AllReduce(ctx, m.gs[r], op, int64(-r-1), int64(r))
-				assert.Equal(t, want, got, op)
-				return err
-			}, func(r int, p *rank) error {
-				return is(t, []any{float64(want[0]), float64(want[1])}, "all_reduce", []int{-r - 1, r}, op.String())(r, p)
-			})
-		}
 	})
 	t.Run("send and recv", func(t *testing.T) {
 		m.each(func(r int) error {
@@ -149,14 +149,14 @@ func TestEveryVerbAcrossLanguages(t *testing.T) {
 				members, err := g.Members(ctx)
 				require.NoError(t, err)
 				require.Equal(t, 1, g.NodeCount())
-				require.Equal(t, m.ps[1].cmd.Process.Pid, members[1].PID)
+				require.Equal(t, m.ps[1].Cmd.Process.Pid, members[1].PID)
 				require.Equal(t, 3, members[3].LocalRank)
 				continue
 			}
 			facts := m.ps[r].must("new", "facts").([]any)
 			require.Equal(t, []any{float64(r), 4., "world"}, facts[:3])
 			require.EqualValues(t, r, facts[4])
-			require.EqualValues(t, m.ps[3].cmd.Process.Pid, facts[3].([]any)[3])
+			require.EqualValues(t, m.ps[3].Cmd.Process.Pid, facts[3].([]any)[3])
 		}
 		m.ps[1].must("new", "key", "k", raw("the group's own key"))
 		v, err := m.gs[2].Store().Get(ctx, "k")

@@ -4,15 +4,13 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -21,65 +19,61 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// tap forwards connections to a store, and records their requests.
+// tap is a listener that records what its connections receive.
 type tap struct {
-	t    *testing.T
-	mu   sync.Mutex // protects reqs
-	reqs []wire.Request
+	net.Listener
+	mu   sync.Mutex // protects the field below, and what it points to
+	seen []*bytes.Buffer
 }
 
-// listenIn returns an address at which a tap forwards to a store.
-func listenIn(t *testing.T) (addr string, w *tap) {
-	w = &tap{t: t}
-	target := testcluster.Serve(t, new(store.Server))
-	l := testcluster.Listen(t)
-	var all sync.WaitGroup
-	t.Cleanup(func() {
-		_ = l.Close()
-		all.Wait()
-	})
-	all.Go(func() {
-		for {
-			from, err := l.Accept()
-			if err != nil {
-				return
-			}
-			to, err := net.Dial("tcp", target)
-			if err != nil {
-				_ = from.Close()
-				continue
-			}
-			all.Go(func() { w.pass(from, to) })
-		}
-	})
-	return l.Addr().String(), w
-}
-
-// pass returns when both directions have ended.
-func (w *tap) pass(from, to net.Conn) {
-	var back sync.WaitGroup
-	back.Go(func() {
-		_, _ = io.Copy(from, to)
-		_ = from.Close()
-	})
-	var seen bytes.Buffer
-	_, _ = io.Copy(to, io.TeeReader(from, &seen))
-	_ = to.Close()
-	back.Wait()
-	b := seen.Bytes()
-	for b = b[min(len(b), len(wire.Preface)):]; len(b) >= wire.HeaderLen; {
-		h, err := wire.ParseHeader(b, wire.MaxBody)
-		end := wire.HeaderLen + int(h.Len)
-		if err != nil || end > len(b) {
-			break
-		}
-		var req wire.Request
-		assert.NoError(w.t, req.Parse(h, bytes.Clone(b[wire.HeaderLen:end])), h.Op)
-		w.mu.Lock()
-		w.reqs = append(w.reqs, req)
-		w.mu.Unlock()
-		b = b[end:]
+func (w *tap) Accept() (net.Conn, error) {
+	c, err := w.Listener.Accept()
+	if err != nil {
+		return nil, err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen = append(w.seen, new(bytes.Buffer))
+	return &tapped{c, w, w.seen[len(w.seen)-1]}, nil
+}
+
+type tapped struct {
+	net.Conn
+	tap  *tap
+	seen *bytes.Buffer
+}
+
+func (c *tapped) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.tap.mu.Lock()
+	defer c.tap.mu.Unlock()
+	c.seen.Write(b[:n])
+	return n, err
+}
+
+// of returns the requests with some operations.
+func (w *tap) of(t *testing.T, ops ...wire.Op) (reqs []wire.Request) {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, seen := range w.seen {
+		b := seen.Bytes()
+		for b = b[min(len(b), len(wire.Preface)):]; len(b) >= wire.HeaderLen; {
+			h, err := wire.ParseHeader(b, wire.MaxBody)
+			require.NoError(t, err)
+			end := wire.HeaderLen + int(h.Len)
+			if end > len(b) {
+				break
+			}
+			var req wire.Request
+			require.NoError(t, req.Parse(h, bytes.Clone(b[wire.HeaderLen:end])), h.Op)
+			if slices.Contains(ops, req.Op) {
+				reqs = append(reqs, req)
+			}
+			b = b[end:]
+		}
+	}
+	return reqs
 }
 
 // verbsInDocs parses the table of verbs in docs/reference/protocol.md: the contents of each rank's
@@ -133,31 +127,20 @@ func kindOf(req *wire.Request) string {
 func TestTheVerbsInTheProtocol(t *testing.T) {
 	docs := verbsInDocs(t)
 	ctx := bounded(t)
-	addr, w := listenIn(t)
+	w := &tap{Listener: testcluster.Listen(t)}
+	testcluster.ServeAt(t, new(store.Server), w)
+	addr := w.Addr().String()
 	m := create(t, 2, addr, nil, pgroup.Config{})
-	both := func(inGo func(g *pgroup.Group) error, verb string, args ...any) {
-		m.each(func(r int) error { return inGo(m.gs[r]) }, func(_ int, p *rank) error {
-			_, err := p.do("group", verb, args...)
-			return err
-		})
-	}
-	two := []string{"x", "x"}
-	both(func(g *pgroup.Group) error { return g.Barrier(ctx) }, "barrier")
-	both(func(g *pgroup.Group) error { _, err := pgroup.Broadcast(ctx, g, 0, "x"); return err }, "broadcast")
-	both(func(g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, "x"); return err }, "all_gather", "x")
-	both(func(g *pgroup.Group) error { _, err := pgroup.Gather(ctx, g, 0, "x"); return err }, "gather", "x")
-	both(func(g *pgroup.Group) error { _, err := pgroup.Scatter(ctx, g, 0, two); return err }, "scatter")
-	both(func(g *pgroup.Group) error { _, err := pgroup.AllToAll(ctx, g, two); return err }, "all_to_all", two)
-	both(func(g *pgroup.Group) error { _, err := pgroup.AllReduce(ctx, g, pgroup.Avg, 7, 9); return err }, "all_reduce", []int{7, 9}, "avg")
-	both(func(g *pgroup.Group) error { return pgroup.Send(ctx, g, 1-g.Rank(), "x") }, "send", "x", 0)
-	both(func(g *pgroup.Group) error { _, err := pgroup.Recv[any](ctx, g, 1-g.Rank()); return err }, "recv", 0)
-	both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
+	m.verbs(ctx)
+	m.both(func(g *pgroup.Group) error { return pgroup.Send(ctx, g, 1-g.Rank(), "x") }, "send", "x", 0)
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.Recv[any](ctx, g, 1-g.Rank()); return err }, "recv", 0)
+	m.both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
 	split(t, addr)
-	m.ps[1].kill() // its connection is closed already, so all of its requests are recorded
-	require.Eventually(t, func() bool { return len(w.votes()) == 2*len(docs) }, 30*time.Second, time.Millisecond, "%v", w.votes)
+	votes := w.of(t, wire.OpCollect)
+	require.Len(t, votes, 2*len(docs))
 
 	seq := map[string]uint64{}
-	for at, req := range w.votes() {
+	for at, req := range votes {
 		verb, c := req.Group.Verb, &req.Group
 		require.Contains(t, docs, verb, "docs/reference/protocol.md does not have it")
 		got := fmt.Sprintf("root %d, only %d, want %d: %s", c.Root, map[bool]int{true: 1}[c.RootOnly], c.Want, kindOf(&req))
@@ -174,7 +157,7 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 		"world": `^$`, "to be split": `^$`, "to be split/pair": `^sub 1 of generation \d+, ranks 1 0$`,
 		"to be split/0": `^split 1 of generation \d+, channel ""$`, "to be split/1": `^split 1 of generation \d+, channel ""$`,
 	}
-	for _, req := range w.of(wire.OpJoin) {
+	for _, req := range w.of(t, wire.OpJoin) {
 		c := &req.Group
 		require.Contains(t, runs, c.Group)
 		require.Regexp(t, runs[c.Group], c.Run)
@@ -183,12 +166,12 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("pid %d on %s", binary.LittleEndian.Uint32(member[8:]), member[14:]), c.Label)
 		require.Equal(t, []byte{0, byte(len(member) - 14)}, member[12:14])
 	}
-	for _, req := range w.of(wire.OpSend, wire.OpRecv) {
+	for _, req := range w.of(t, wire.OpSend, wire.OpRecv) {
 		c := &req.Group
 		require.Equal(t, []any{1 - c.Rank, "", ""}, []any{c.Root, c.Channel, c.Verb})
 		require.Equal(t, map[bool]uint64{true: 1}[req.Op == wire.OpRecv], c.Seq)
 	}
-	for _, req := range w.of(wire.OpSend) {
+	for _, req := range w.of(t, wire.OpSend) {
 		require.Equal(t, []string{"string", "any"}[req.Group.Rank], req.Group.Type)
 	}
 }
@@ -221,19 +204,3 @@ func split(t *testing.T, addr string) {
 		})
 	}
 }
-
-// of returns the requests with some operations.
-func (w *tap) of(ops ...wire.Op) (reqs []wire.Request) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, req := range w.reqs {
-		for _, op := range ops {
-			if req.Op == op {
-				reqs = append(reqs, req)
-			}
-		}
-	}
-	return reqs
-}
-
-func (w *tap) votes() []wire.Request { return w.of(wire.OpCollect) }

@@ -28,14 +28,21 @@ func TestPython(t *testing.T) {
 	})
 }
 
+// block returns the code of a Markdown file that begins after a text.
+func block(t *testing.T, file, after string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	_, code, ok := strings.Cut(string(text), after)
+	require.True(t, ok, "%s has no %q", file, after)
+	code, _, _ = strings.Cut(code, "```")
+	return code
+}
+
 // TestReadmeServer runs the lines about a server of the program.
 func TestReadmeServer(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	_, block, ok := strings.Cut(string(readme), "```python\nwith muster_pg.Server()")
-	require.True(t, ok)
-	block, _, _ = strings.Cut(block, "```")
-	script(t, []string{"MUSTER_BINARY=" + testcluster.Command(t)}, "-c", "import muster_pg\nwith muster_pg.Server()"+block)
+	const with = "with muster_pg.Server()"
+	script(t, []string{"MUSTER_BINARY=" + testcluster.Command(t)}, "-c", "import muster_pg\n"+with+block(t, "README.md", "```python\n"+with))
 }
 
 // TestReadme runs the examples of the README on a store of this test.
@@ -54,11 +61,7 @@ func TestReadme(t *testing.T) {
 
 // TestGuide runs the program of docs/guides/python.md as rank 1 of a group whose rank 0 is in Go.
 func TestGuide(t *testing.T) {
-	guide, err := os.ReadFile("../../docs/guides/python.md")
-	require.NoError(t, err)
-	_, program, ok := strings.Cut(string(guide), "```python\n")
-	require.True(t, ok)
-	program, _, _ = strings.Cut(program, "```")
+	program := block(t, "../../docs/guides/python.md", "```python\n")
 	addr := "muster://" + testcluster.Serve(t, new(store.Server))
 	cmd := exec.CommandContext(bounded(t), interpreter(t), "-c", program)
 	cmd.Env = environment(t, "RANK=1", "WORLD_SIZE=2", "MUSTER_STORE="+addr)
@@ -112,12 +115,7 @@ for examples, result in rows:
 // TestReadmeAuthentication runs the lines about secrets and TLS, each on a store that requires
 // them, in the directory of the files.
 func TestReadmeAuthentication(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	_, block, ok := strings.Cut(string(readme), "## Authentication\n\n```python\n")
-	require.True(t, ok)
-	block, _, _ = strings.Cut(block, "```")
-	lines := strings.Split(strings.TrimSpace(block), "\n")
+	lines := strings.Split(strings.TrimSpace(block(t, "README.md", "## Authentication\n\n```python\n")), "\n")
 	k := makeKeys(t)
 	secret := []store.Access{{Secret: k.secret, Write: true}}
 	servers := []string{

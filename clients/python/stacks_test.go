@@ -20,9 +20,7 @@ import (
 func TestStacksOfPython(t *testing.T) {
 	addr := testcluster.Serve(t, &store.Server{Stacks: true})
 	m := create(t, 2, addr, nil, pgroup.Config{})
-	s, err := store.Dial(bounded(t), addr, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
+	s := testcluster.Dial(t, addr, nil)
 	generation := m.gs[0].Generation()
 	text, err := s.Stacks(bounded(t), generation, 1)
 	require.NoError(t, err)
@@ -43,11 +41,11 @@ func TestStacksOfPython(t *testing.T) {
 	})
 	require.NoError(t, errors.Join(errs...))
 
-	require.NoError(t, m.ps[1].cmd.Process.Signal(syscall.SIGSTOP))
+	require.NoError(t, m.ps[1].Cmd.Process.Signal(syscall.SIGSTOP))
 	_, err = s.Stacks(bounded(t), generation, 1)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, `no answer of rank 1 of group "world"`)
-	require.NoError(t, m.ps[1].cmd.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, m.ps[1].Cmd.Process.Signal(syscall.SIGCONT))
 	_, err = s.Stacks(bounded(t), generation, 1)
 	require.NoError(t, err)
 }
@@ -59,14 +57,13 @@ func TestStacksWithTheGILHeld(t *testing.T) {
 	}
 	addr := testcluster.Serve(t, &store.Server{Stacks: true})
 	m := create(t, 2, addr, nil, pgroup.Config{})
-	s, err := store.Dial(bounded(t), addr, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
+	s := testcluster.Dial(t, addr, nil)
 	matched := make(chan error, 1)
 	go func() {
 		_, err := m.ps[1].do("new", "match", 8)
 		matched <- err
 	}()
+	var err error
 	testcluster.Eventually(t, time.Minute, func() bool {
 		_, err = s.Stacks(bounded(t), m.gs[0].Generation(), 1)
 		return err != nil

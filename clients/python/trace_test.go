@@ -1,6 +1,7 @@
 package python_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,20 +29,9 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	ctx := bounded(t)
 	m := create(t, 2, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir, "host": "node/1"}, pgroup.Config{TraceDir: dir, Host: "node/1"})
 	g, p := m.gs[0], m.ps[1]
-	both := func(inGo func() error, verb string, args ...any) {
-		m.each(func(int) error { return inGo() }, func(_ int, p *rank) error {
-			_, err := p.do("group", verb, args...)
-			return err
-		})
-	}
-	both(func() error { return g.Barrier(ctx) }, "barrier")
-	both(func() error { _, err := pgroup.Broadcast(ctx, g, 1, []byte("hello")); return err }, "broadcast_bytes", raw("hello"), 1)
-	both(func() error { _, err := pgroup.AllGather(ctx, g, 7); return err }, "all_gather", 7)
-	both(func() error { _, err := pgroup.Gather(ctx, g, 0, 7); return err }, "gather", 7, 0)
-	both(func() error { _, err := pgroup.Scatter(ctx, g, 0, []int{1, 2}); return err }, "scatter", nil, 0)
-	both(func() error { _, err := pgroup.AllToAll(ctx, g, []int{1, 2}); return err }, "all_to_all", []int{1, 2})
-	both(func() error { _, err := pgroup.AllReduce(ctx, g, pgroup.Sum, int64(1), 2); return err }, "all_reduce", []int{1, 2})
-	both(func() error { _, err := g.Expired(ctx); return err }, "expired")
+	m.verbs(ctx)
+	m.both(func(g *pgroup.Group) error { _, err := pgroup.Broadcast(ctx, g, 1, []byte("hello")); return err }, "broadcast_bytes", raw("hello"), 1)
+	m.both(func(g *pgroup.Group) error { _, err := g.Expired(ctx); return err }, "expired")
 
 	p.must("new", "channel", "side")
 	for range 2 {
@@ -60,13 +50,13 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	_, err := pgroup.Scatter(ctx, g, 0, []int{1, 2, 3})
 	require.ErrorIs(t, err, pgroup.ErrInvalid)
 	_ = p.fails("Invalid", "group", "scatter", nil, 0)
-	both(func() error { return g.Shutdown(ctx) }, "shutdown")
+	m.both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
 
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)
 	require.Equal(t, []string{
 		fmt.Sprintf("%s/rank0-node_1-%d.json", dir, os.Getpid()),
-		fmt.Sprintf("%s/rank1-node_1-%d.json", dir, p.cmd.Process.Pid),
+		fmt.Sprintf("%s/rank1-node_1-%d.json", dir, p.Cmd.Process.Pid),
 	}, names)
 	files, err := timeline.ReadDir(dir)
 	require.NoError(t, err)
@@ -77,7 +67,7 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 		require.LessOrEqual(t, e.Waited, e.Duration())
 		require.Equal(t, []int{1, 2}, []int{e.Rank, e.Size})
 	}
-	first := barriers(files[1])[0]
+	first := firstOf(files[1], "pgroup.barrier")
 	require.Equal(t, first.Last == 1, first.Waited == 0, "who came last has waited for nobody")
 	job, err := timeline.Merge(files...)
 	require.NoError(t, err)
@@ -91,6 +81,16 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &lines), "it is JSON as a whole")
 	require.Contains(t, string(b), `{"name":"rank 1 of 2"}`)
 	require.Contains(t, string(b), `{"name":"pgroup \u00b7 world"}`)
+	require.NoError(t, os.WriteFile(names[1], bytes.TrimSuffix(b, []byte("\n]\n")), 0o600))
+	killed, err := timeline.ReadDir(dir)
+	require.NoError(t, err)
+	require.True(t, killed[1].Truncated)
+	require.Equal(t, files[1].Events, killed[1].Events, "of a rank that is killed all is read that it has written")
+}
+
+// firstOf returns the first event of an operation.
+func firstOf(f *timeline.File, op string) trace.Event {
+	return f.Events[slices.IndexFunc(f.Events, func(e trace.Event) bool { return e.Op == op })]
 }
 
 // withoutIdentity returns the events of a file without the fields that differ between ranks: the identity of
@@ -117,38 +117,6 @@ func withoutIdentity(f *timeline.File) (all []string) {
 	return all
 }
 
-func barriers(f *timeline.File) []trace.Event {
-	return slices.DeleteFunc(slices.Clone(f.Events), func(e trace.Event) bool { return e.Op != "pgroup.barrier" })
-}
-
-// TestTraceOfAKilledPythonRank checks that the file of a killed rank can be read as far as it was
-// written, and that events are written soon.
-func TestTraceOfAKilledPythonRank(t *testing.T) {
-	dir := t.TempDir()
-	p := start(t)
-	p.must("new", "join", 0, 1, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir})
-	read := func() *timeline.File {
-		files, err := timeline.ReadDir(dir)
-		require.NoError(t, err)
-		require.Len(t, files, 1)
-		require.True(t, files[0].Truncated)
-		return files[0]
-	}
-	p.must("group", "barrier")
-	for len(barriers(read())) == 0 { // without a call that makes it write
-		<-time.After(time.Millisecond)
-	}
-	p.must("group", "barrier")
-	_ = p.fails("Timeout", "group", "recv", 0, kw{"timeout": 0.01})
-	p.kill()
-	_ = p.cmd.Wait()
-	f := read()
-	require.Len(t, barriers(f), 2, "a failure is written at once, and what was before it")
-	failed := f.Events[len(f.Events)-1]
-	require.Equal(t, "pgroup.recv", failed.Op)
-	require.ErrorContains(t, failed.Err, "timed out")
-}
-
 // TestTraceOfSurvivors checks that a group that shrinks continues in the same file, with a new
 // number for its generation.
 func TestTraceOfSurvivors(t *testing.T) {
@@ -168,14 +136,11 @@ func TestTraceOfSurvivors(t *testing.T) {
 	files, err := timeline.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 3)
-	of := func(f *timeline.File, op string) trace.Event {
-		return f.Events[slices.IndexFunc(f.Events, func(e trace.Event) bool { return e.Op == op })]
-	}
-	python, inGo := of(files[1], "pgroup.shrink"), of(files[2], "pgroup.shrink")
+	python, inGo := firstOf(files[1], "pgroup.shrink"), firstOf(files[2], "pgroup.shrink")
 	require.Equal(t, []any{0, 2, 1, 2}, []any{python.Rank, python.Size, inGo.Rank, inGo.Size})
 	require.Equal(t, inGo.ID, python.ID)
-	require.NotEqual(t, of(files[1], "pgroup.create").ID, python.ID)
-	require.Equal(t, 0, of(files[1], "pgroup.allgather").Last, "who left")
+	require.NotEqual(t, firstOf(files[1], "pgroup.create").ID, python.ID)
+	require.Equal(t, 0, firstOf(files[1], "pgroup.allgather").Last, "who left")
 	require.NotZero(t, python.ID)
 	require.False(t, files[1].Truncated)
 }

@@ -3,7 +3,6 @@ package deploy_test
 import (
 	"encoding/json"
 	"maps"
-	"net"
 	"net/http/httptest"
 	"os"
 	"regexp"
@@ -17,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/telemetry/metrics"
 	"github.com/muster-pg/muster/telemetry/prom"
@@ -143,20 +143,7 @@ func (there exposition) check(t *testing.T, s *parser.VectorSelector, path []par
 
 // served returns the metrics of a program that hosts a durable store and ranks.
 func served(t *testing.T) exposition {
-	m := &store.Memory{Dir: t.TempDir()}
-	srv := &store.Server{Engine: m}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ended := make(chan error, 1)
-	go func() { ended <- srv.Serve(l) }()
-	defer func() {
-		require.NoError(t, srv.Close())
-		require.ErrorIs(t, <-ended, store.ErrServerClosed)
-		require.NoError(t, m.Close())
-	}()
-	s, err := store.Dial(t.Context(), l.Addr().String(), nil)
-	require.NoError(t, err)
-	defer s.Close()
+	s := testcluster.Dial(t, testcluster.Serve(t, &store.Server{Engine: &store.Memory{Dir: t.TempDir()}}), nil)
 	require.NoError(t, s.Set(t.Context(), "k", []byte("v"), nil))
 	sink, err := prom.New(nil, nil)
 	require.NoError(t, err)

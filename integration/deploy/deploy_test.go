@@ -86,7 +86,7 @@ func read(t *testing.T, file string) string {
 type server struct {
 	cmd               *exec.Cmd
 	url, health, page string
-	ca                string // file that verifies the server's certificate; "" is none
+	secret, ca        string // files of its clients: its secret, and what verifies its certificate; "" is none
 }
 
 // serve starts cmd. In its arguments, an address on all interfaces is replaced with a free port of
@@ -149,13 +149,41 @@ func (s *server) stop(t *testing.T, grace time.Duration) {
 }
 
 // call runs a command of muster on the store.
-func (s *server) call(t *testing.T, exe, secret string, args ...string) string {
+func (s *server) call(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), exe, args...)
-	cmd.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "MUSTER_SECRET_FILE="+secret, "MUSTER_TLS_CA="+s.ca)
+	cmd := exec.CommandContext(t.Context(), testcluster.Command(t), args...)
+	cmd.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "MUSTER_SECRET_FILE="+s.secret, "MUSTER_TLS_CA="+s.ca)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return strings.TrimSpace(string(out))
+}
+
+// keys is a directory with ca.pem, and the same as etcd-ca.pem, server.pem, server-key.pem, etcd.pem,
+// etcd-key.pem and secret.
+type keys string
+
+func makeKeys(t *testing.T) keys {
+	t.Helper()
+	k := keys(t.TempDir())
+	_, err := certs.Make(string(k), certs.Options{Hosts: []string{"127.0.0.1"}, Names: []string{"etcd"}})
+	require.NoError(t, err)
+	require.NoError(t, os.Link(k.at("ca.pem"), k.at("etcd-ca.pem")))
+	secretFile(t, string(k))
+	return k
+}
+
+func (k keys) at(name string) string { return filepath.Join(string(k), name) }
+
+// folder creates a directory with copies of files of k, under the given names.
+func (k keys) folder(t *testing.T, names map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, from := range names {
+		b, err := os.ReadFile(k.at(from))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
+	}
+	return dir
 }
 
 // secretFile creates a file with a secret.
@@ -166,50 +194,70 @@ func secretFile(t *testing.T, dir string) string {
 	return file
 }
 
+// pods are those of a stateful set, as processes.
+type pods struct {
+	service, set object
+	mounts       map[string]string // where their volumes are
+	secret, tls  string            // what is in the place of two of these
+}
+
+func newPods(t *testing.T, k keys, service, set object) *pods {
+	t.Helper()
+	assert.Equal(t, service.Metadata.Name, set.Spec.ServiceName)
+	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Metadata.Labels)
+	assert.EqualValues(t, 7070, service.Spec.Ports[0].Port)
+	p := &pods{
+		service: service, set: set, mounts: map[string]string{},
+		secret: k.folder(t, map[string]string{"secret": "secret"}),
+		tls:    k.folder(t, map[string]string{"ca.crt": "ca.pem", "tls.crt": "server.pem", "tls.key": "server-key.pem"}),
+	}
+	for _, m := range p.container().VolumeMounts {
+		p.mounts[m.Name] = m.MountPath
+	}
+	return p
+}
+
+func (p *pods) container() container { return p.set.Spec.Template.Spec.Containers[0] }
+
+func (p *pods) grace() time.Duration {
+	return time.Duration(p.set.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
+}
+
+// here replaces what text has of the cluster: more, as for strings.NewReplacer, and the volumes.
+func (p *pods) here(text string, more ...string) string {
+	return strings.NewReplacer(append(more, p.mounts["tls"], p.tls, p.mounts["secret"], p.secret)...).Replace(text)
+}
+
+// start starts a pod, and lets a kubelet look at it.
+func (p *pods) start(t *testing.T, more ...string) *server {
+	t.Helper()
+	var args []string
+	for _, a := range p.container().Args {
+		args = append(args, p.here(a, more...))
+	}
+	s := serve(t, exec.Command(testcluster.Command(t), args...))
+	s.secret, s.ca = filepath.Join(p.secret, "secret"), filepath.Join(p.tls, "ca.crt")
+	assert.Equal(t, 200, s.probe(t, p.container().LivenessProbe))
+	assert.Equal(t, 200, s.probe(t, p.container().ReadinessProbe), "a rolling update waits for it, a standby's too")
+	return s
+}
+
 // TestKubernetes checks that the container of the stateful set serves, stops, and restarts with its
 // volume, and that the pods of the job meet there.
 func TestKubernetes(t *testing.T) {
 	objects := documents(t, "kubernetes/store.yaml", "Service", "StatefulSet")
-	service, set := objects[0], objects[1]
-	exe := testcluster.Command(t)
-	pod := set.Spec.Template.Spec
-	c := pod.Containers[0]
-	volume, mounts := t.TempDir(), map[string]string{}
-	for _, m := range c.VolumeMounts {
-		mounts[m.Name] = m.MountPath
-	}
-	made, own := t.TempDir(), t.TempDir()
-	_, err := certs.Make(made, certs.Options{Hosts: []string{"127.0.0.1"}})
-	require.NoError(t, err)
-	secret := secretFile(t, own)
-	files := &secured{dir: made}
-	shown := files.folder(t, map[string]string{"ca.crt": "ca.pem", "tls.crt": "server.pem", "tls.key": "server-key.pem"})
-	args := slices.Clone(c.Args)
-	for i := range args {
-		args[i] = strings.NewReplacer(mounts["data"], volume, mounts["tls"], shown, mounts["secret"], own).Replace(args[i])
-	}
-	start := func() *server {
-		s := serve(t, exec.Command(exe, args...))
-		s.ca = filepath.Join(shown, "ca.crt")
-		return s
-	}
-	s := start()
-	assert.Equal(t, 200, s.probe(t, c.LivenessProbe))
-	assert.Equal(t, 200, s.probe(t, c.ReadinessProbe))
-	s.call(t, exe, secret, "set", "kept", "yes")
-	s.stop(t, time.Duration(pod.TerminationGracePeriodSeconds)*time.Second)
-	s = start()
-	assert.Equal(t, "yes", s.call(t, exe, secret, "get", "kept"))
-
-	assert.Equal(t, service.Metadata.Name, set.Spec.ServiceName)
-	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Metadata.Labels)
-	assert.EqualValues(t, 7070, service.Spec.Ports[0].Port)
-	assert.EqualValues(t, 1, set.Spec.Replicas)
-	checkJob(t, s, secret, fmt.Sprintf("muster://%s-0.%s:7070", set.Metadata.Name, service.Metadata.Name))
+	p, volume := newPods(t, makeKeys(t), objects[0], objects[1]), t.TempDir()
+	s := p.start(t, p.mounts["data"], volume)
+	s.call(t, "set", "kept", "yes")
+	s.stop(t, p.grace())
+	s = p.start(t, p.mounts["data"], volume)
+	assert.Equal(t, "yes", s.call(t, "get", "kept"))
+	assert.EqualValues(t, 1, p.set.Spec.Replicas)
+	checkJob(t, s, fmt.Sprintf("muster://%s-0.%s:7070", p.set.Metadata.Name, p.service.Metadata.Name))
 }
 
 // checkJob starts the pods of the job as processes; url is the URL of the store in the cluster.
-func checkJob(t *testing.T, s *server, secret, url string) {
+func checkJob(t *testing.T, s *server, url string) {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
@@ -220,7 +268,7 @@ func checkJob(t *testing.T, s *server, secret, url string) {
 	assert.Equal(t, "tls", c.VolumeMounts[1].Name)
 	items := job.Spec.Template.Spec.Volumes[1].Secret.Items
 	assert.Equal(t, []labels{{"key": "ca.crt", "path": "ca.crt"}}, items, "a job does not get the store's key")
-	replaced := strings.NewReplacer(url, s.url, c.VolumeMounts[1].MountPath+"/ca.crt", s.ca, c.VolumeMounts[0].MountPath, filepath.Dir(secret))
+	replaced := strings.NewReplacer(url, s.url, c.VolumeMounts[1].MountPath+"/ca.crt", s.ca, c.VolumeMounts[0].MountPath, filepath.Dir(s.secret))
 	var env []string
 	for _, v := range c.Env {
 		value := replaced.Replace(v.Value)
@@ -268,8 +316,7 @@ func TestImage(t *testing.T) {
 		require.NoError(t, os.Chmod(dir, 0o755))
 	}
 	exe := static(t)
-	inside := filepath.Join(root, word("ENTRYPOINT")[0])
-	require.NoError(t, os.Rename(exe, inside))
+	require.NoError(t, os.Rename(exe, filepath.Join(root, word("ENTRYPOINT")[0])))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "etc/muster"), 0o755))
 	secret := secretFile(t, filepath.Join(root, "etc/muster"))
 	require.NoError(t, os.Chown(secret, uid, uid))
@@ -277,51 +324,60 @@ func TestImage(t *testing.T) {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
 	s := serve(t, cmd)
-	assert.Contains(t, s.call(t, inside, secret, "ping"), "answered in")
+	s.secret = secret
+	assert.Contains(t, s.call(t, "ping"), "answered in")
 	s.stop(t, testTimeout)
+}
+
+// unit is the text of a systemd unit.
+type unit string
+
+// find returns what a pattern has in parentheses, in the line that it matches.
+func (u unit) find(t *testing.T, pattern string) string {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^` + pattern + `$`).FindStringSubmatch(string(u))
+	require.NotNil(t, m, pattern)
+	return m[1]
+}
+
+// credentials returns a directory with those that the unit has, or that its comments propose.
+func (u unit) credentials(t *testing.T, k keys) string {
+	t.Helper()
+	files := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^(?:#   )?LoadCredential=(\S+):/etc/muster/(\S+)$`).FindAllStringSubmatch(string(u), -1) {
+		files[m[1]] = m[2]
+	}
+	require.NotEmpty(t, files)
+	return k.folder(t, files)
+}
+
+// command returns the unit's command, with replacements as for strings.NewReplacer.
+func (u unit) command(t *testing.T, replace ...string) *exec.Cmd {
+	t.Helper()
+	return exec.Command(testcluster.Command(t), strings.Fields(strings.NewReplacer(replace...).Replace(u.find(t, `ExecStart=muster (.*)`)))...)
 }
 
 // TestSystemd runs the commands of the units, with the drop-ins that their comments propose: a store
 // with TLS and a secret, and a relay that reaches it, and says when it is ready. It verifies the units
 // with systemd-analyze if it is installed.
 func TestSystemd(t *testing.T) {
-	exe, dir := testcluster.Command(t), t.TempDir()
-	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}})
-	require.NoError(t, err)
-	secretFile(t, dir)
-	here := &secured{dir: dir}
-	credentials := func(unit string) string {
-		files := map[string]string{}
-		for _, m := range regexp.MustCompile(`(?m)^#   LoadCredential=(\S+):/etc/muster/(\S+)$`).FindAllStringSubmatch(unit, -1) {
-			files[m[1]] = m[2]
-		}
-		return here.folder(t, files)
-	}
-	command := func(unit string, more ...string) *exec.Cmd {
-		line := regexp.MustCompile(`(?m)^ExecStart=\S*muster (.*)$`).FindStringSubmatch(unit)
-		require.NotNil(t, line)
-		return exec.Command(exe, strings.Fields(strings.NewReplacer(more...).Replace(line[1]))...)
-	}
-	found := func(unit, pattern string) string {
-		m := regexp.MustCompile(`(?m)^#   Environment="?` + pattern + `"?$`).FindStringSubmatch(unit)
-		require.NotNil(t, m, pattern)
-		return m[1]
-	}
-	unit := read(t, "systemd/muster.service")
-	args := strings.NewReplacer("10.0.0.5:7070", "127.0.0.1:0", "%d", credentials(unit)).Replace(found(unit, `MUSTER_SERVE_ARGS=([^"]*)`))
-	s := serve(t, command(unit, "%S", t.TempDir(), "$MUSTER_SERVE_ARGS", args))
-	s.ca = filepath.Join(dir, "ca.pem")
-	assert.Contains(t, s.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
+	k := makeKeys(t)
+	u := unit(read(t, "systemd/muster.service"))
+	args := strings.NewReplacer("10.0.0.5:7070", "127.0.0.1:0", "%d", u.credentials(t, k)).Replace(u.find(t, `#   Environment="MUSTER_SERVE_ARGS=(.*)"`))
+	s := serve(t, u.command(t, "%S", t.TempDir(), "$MUSTER_SERVE_ARGS", args))
+	s.secret, s.ca = k.at("secret"), k.at("ca.pem")
+	assert.Contains(t, s.call(t, "ping"), "answered in")
 
 	ready, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"})
 	require.NoError(t, err)
 	defer ready.Close()
-	unit = read(t, "systemd/muster-relay.service")
-	in := strings.NewReplacer("%d", credentials(unit), "muster://10.0.0.5:7070", s.url)
-	relay := command(unit, "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0 "+in.Replace(found(unit, `MUSTER_RELAY_ARGS=([^"]*)`)))
-	relay.Env = append(os.Environ(), "MUSTER_STORE="+in.Replace(found(unit, `MUSTER_STORE=(\S*)`)), "NOTIFY_SOCKET="+ready.LocalAddr().String())
+	u = unit(read(t, "systemd/muster-relay.service"))
+	in := strings.NewReplacer("%d", u.credentials(t, k), "muster://10.0.0.5:7070", s.url)
+	relay := u.command(t, "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0 "+in.Replace(u.find(t, `#   Environment="MUSTER_RELAY_ARGS=(.*)"`)))
+	relay.Env = append(os.Environ(), "MUSTER_STORE="+in.Replace(u.find(t, `#   Environment=MUSTER_STORE=(.*)`)), "NOTIFY_SOCKET="+ready.LocalAddr().String())
 	r := serve(t, relay)
-	assert.Contains(t, r.call(t, exe, filepath.Join(dir, "secret"), "ping"), "answered in")
+	r.secret = s.secret
+	assert.Contains(t, r.call(t, "ping"), "answered in")
 	require.NoError(t, ready.SetReadDeadline(time.Now().Add(testTimeout)))
 	said := make([]byte, 100)
 	n, err := ready.Read(said)
@@ -329,7 +385,7 @@ func TestSystemd(t *testing.T) {
 	assert.Equal(t, "READY=1", string(said[:n]))
 	r.stop(t, testTimeout)
 	s.stop(t, testTimeout)
-	verify(t, exe, "muster.service", "muster-relay.service")
+	verify(t, "muster.service", "muster-relay.service")
 }
 
 // exposure is the limit of what "systemd-analyze security" computes for a unit, times ten: 0 is the
@@ -337,14 +393,14 @@ func TestSystemd(t *testing.T) {
 const exposure = "20"
 
 // verify checks units with systemd-analyze if it is installed.
-func verify(t *testing.T, exe string, names ...string) {
+func verify(t *testing.T, names ...string) {
 	t.Helper()
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("SKIPPED: no systemd-analyze here to verify the units (apt-get install systemd)")
 	}
 	for _, name := range names {
-		unit := strings.ReplaceAll(read(t, "systemd/"+name), "ExecStart=muster", "ExecStart="+exe)
+		unit := strings.ReplaceAll(read(t, "systemd/"+name), "ExecStart=muster", "ExecStart="+testcluster.Command(t))
 		file := filepath.Join(t.TempDir(), name)
 		require.NoError(t, os.WriteFile(file, []byte(unit), 0o600))
 		out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()

@@ -1,7 +1,6 @@
 package archtest
 
 import (
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,7 +8,7 @@ import (
 
 // TestTree holds the tree that we are in to the rules.
 func TestTree(t *testing.T) {
-	pkgs, err := load(os.DirFS("../.."))
+	pkgs, err := load()
 	require.NoError(t, err)
 	for name, rule := range rules {
 		t.Run(name, func(t *testing.T) {

@@ -28,6 +28,7 @@ type page struct {
 
 var (
 	link     = regexp.MustCompile(`!?\[[^\]]*\]\(([^)\s]+)\)`)
+	onGitHub = regexp.MustCompile(`https://github\.com/muster-pg/muster/(?:blob|tree)/main/([\w./-]+)(?:#([\w-]+))?`)
 	codeSpan = regexp.MustCompile("`[^`]*`")
 	named    = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z0-9]\\w*)[`/]")
 	runs     = regexp.MustCompile(`\b(Test[A-Z]\w+)`) // in a script
@@ -46,31 +47,44 @@ func TestDocsLines(t *testing.T) {
 	}
 }
 
-// TestDocsLinks resolves relative links of Markdown files: the file exists, and it has the anchor.
+// TestDocsLinks resolves relative links of Markdown files, and absolute ones of all files to files of this
+// repository, as an index of packages needs them: the file exists, and it has the anchor.
 func TestDocsLinks(t *testing.T) {
 	byPath := map[string]page{}
 	for _, p := range pages(t) {
 		byPath[p.path] = p
 	}
+	resolves := func(from, to, anchor string) {
+		info, err := os.Stat(filepath.Join("../..", to))
+		if err != nil {
+			t.Errorf("%s links to %s, which does not exist", from, to)
+			return
+		}
+		if info.IsDir() {
+			to = path.Join(to, "README.md") // which is what GitHub shows
+		}
+		if target, ok := byPath[to]; anchor != "" && anchor != "readme" && (!ok || !target.anchors[anchor]) {
+			t.Errorf("%s links to %s, which has no heading #%s", from, to, anchor)
+		}
+	}
 	for _, p := range byPath {
-		text := p.prose()
-		for _, m := range link.FindAllStringSubmatch(text, -1) {
+		for _, m := range link.FindAllStringSubmatch(p.prose(), -1) {
 			file, anchor, _ := strings.Cut(m[1], "#")
-			if strings.Contains(file, "://") {
-				continue
-			}
-			to := p.path
-			if file != "" {
-				to = path.Join(path.Dir(p.path), file)
-			}
-			if _, err := os.Stat(filepath.Join("../..", to)); err != nil {
-				t.Errorf("%s links to %s, which does not exist", p.path, to)
-				continue
-			}
-			if target, ok := byPath[to]; anchor != "" && (!ok || !target.anchors[anchor]) {
-				t.Errorf("%s links to %s, which has no heading #%s", p.path, to, anchor)
+			switch {
+			case strings.Contains(file, "://"):
+			case file == "":
+				resolves(p.path, p.path, anchor)
+			default:
+				resolves(p.path, path.Join(path.Dir(p.path), file), anchor)
 			}
 		}
+	}
+	for _, suffix := range []string{".md", ".py", ".toml"} {
+		walk(t, suffix, func(name, text string) {
+			for _, m := range onGitHub.FindAllStringSubmatch(text, -1) {
+				resolves(name, m[1], m[2])
+			}
+		})
 	}
 }
 

@@ -3,7 +3,6 @@ package archtest
 import (
 	"go/ast"
 	"go/doc"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,14 +14,10 @@ import (
 // TestVerbsHaveExamples holds package pgroup to what the README says: each verb, a function or method that takes a context, has an example that
 // go test runs.
 func TestVerbsHaveExamples(t *testing.T) {
-	pkgs, err := load(os.DirFS("../.."))
+	pkgs, err := load()
 	require.NoError(t, err)
 	p := pkgs[slices.IndexFunc(pkgs, func(p *pkg) bool { return p.dir == "pgroup" })]
-	var trees []*ast.File
-	for _, f := range p.files {
-		trees = append(trees, f.tree)
-	}
-	d, err := doc.NewFromFiles(p.fset, trees, module+"/pgroup")
+	d, err := doc.NewFromFiles(p.fset, p.trees(), module+"/pgroup", doc.PreserveAST) // which other tests read, too
 	require.NoError(t, err)
 	funcs := d.Funcs
 	for _, typ := range d.Types {

@@ -24,7 +24,7 @@ const (
 // comments. A package is one level above the highest that it imports.
 func TestRooms(t *testing.T) {
 	root := os.DirFS("../..")
-	all, err := load(root)
+	all, err := load()
 	require.NoError(t, err)
 	pkgs := map[string]*pkg{}
 	for _, p := range all {

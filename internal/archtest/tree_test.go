@@ -7,10 +7,12 @@ import (
 	"go/token"
 	"io/fs"
 	"maps"
+	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // A pkg is the Go files of one directory, read for every platform at once.
@@ -26,8 +28,9 @@ type file struct {
 	tree *ast.File
 }
 
-// load parses every Go file below fsys but those that the go command ignores too.
-func load(fsys fs.FS) ([]*pkg, error) {
+// load parses every Go file of the repository but those that the go command ignores too.
+var load = sync.OnceValues(func() ([]*pkg, error) {
+	fsys := os.DirFS("../..")
 	pkgs := map[string]*pkg{}
 	fset := token.NewFileSet()
 	err := fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
@@ -53,7 +56,7 @@ func load(fsys fs.FS) ([]*pkg, error) {
 	})
 	byDir := func(a, b *pkg) int { return strings.Compare(a.dir, b.dir) }
 	return slices.SortedFunc(maps.Values(pkgs), byDir), err
-}
+})
 
 func parse(fset *token.FileSet, fsys fs.FS, name string) (file, error) {
 	src, err := fs.ReadFile(fsys, name)
@@ -62,6 +65,14 @@ func parse(fset *token.FileSet, fsys fs.FS, name string) (file, error) {
 	}
 	tree, err := parser.ParseFile(fset, name, src, parser.ParseComments|parser.SkipObjectResolution)
 	return file{name: name, test: strings.HasSuffix(name, "_test.go"), tree: tree}, err
+}
+
+// trees are the files.
+func (p *pkg) trees() (all []*ast.File) {
+	for _, f := range p.files {
+		all = append(all, f.tree)
+	}
+	return all
 }
 
 // shipped are the files without tests.

@@ -45,8 +45,6 @@ func recorded(calls ...string) *status.Recording {
 // recorded. states are those of the processes, if they are not computing.
 func collectiveView(t *testing.T, states map[int]string, ranks ...*status.Recording) *status.View {
 	t.Helper()
-	s := store.New(new(store.Memory))
-	t.Cleanup(func() { _ = s.Close() })
 	var all []tcpwire.Process
 	for r := range ranks {
 		state := tcpwire.Computing
@@ -55,18 +53,15 @@ func collectiveView(t *testing.T, states map[int]string, ranks ...*status.Record
 		}
 		all = append(all, in(rankProcess(r, state), "default_pg", r))
 	}
-	value, err := (&tcpwire.Processes{Processes: all}).Encode()
-	require.NoError(t, err)
-	require.NoError(t, s.Set(t.Context(), tcpwire.ProcessesKey+"a", value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
+	s := memory(t)
+	publish(t, s, "a", all...)
 	o := &status.TorchOptions{Recordings: map[int]*status.Recording{}}
 	for r, rec := range ranks {
 		if rec != nil {
 			o.Recordings[r] = rec
 		}
 	}
-	now, err := status.Fetch(t.Context(), s, o)
-	require.NoError(t, err)
-	return status.Of(now, nil)
+	return viewOf(t, s, o)
 }
 
 func TestCollectives(t *testing.T) {
@@ -186,28 +181,19 @@ func TestCollectivesAfterAnExit(t *testing.T) {
 	waits := func(r int) tcpwire.Process {
 		return in(tcpwire.Process{ID: string(rune('a' + r)), Label: "x", Rank: -1, Waits: []tcpwire.ProcessWait{{Key: gloo + "2", For: time.Minute}}}, "default_pg", r)
 	}
-	value, err := (&tcpwire.Processes{Processes: []tcpwire.Process{waits(0), waits(1)}}).Encode()
-	require.NoError(t, err)
-	s := store.New(new(store.Memory))
-	defer func() { _ = s.Close() }()
-	require.NoError(t, s.Set(t.Context(), tcpwire.ProcessesKey+"a", value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
+	s := memory(t)
+	publish(t, s, "a", waits(0), waits(1))
 	for _, key := range []string{gloo + "0", gloo + "1"} {
 		require.NoError(t, s.Set(t.Context(), key, nil, nil))
 	}
-	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded(), 1: recorded(), 2: ended}})
-	require.NoError(t, err)
-	v := status.Of(now, nil)
+	v := viewOf(t, s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded(), 1: recorded(), 2: ended}})
 	require.Equal(t, map[int]string{2: "has not joined"}, blamed(v))
 	require.Contains(t, v.Groups[0].Notes, "rank 2: nothing recorded: connection refused")
 }
 
 // TestRecordingsWithoutProcesses checks dumps of a job that the store does not know.
 func TestRecordingsWithoutProcesses(t *testing.T) {
-	s := store.New(new(store.Memory))
-	defer func() { _ = s.Close() }()
-	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded("barrier!"), 1: recorded("barrier!"), 2: recorded()}})
-	require.NoError(t, err)
-	v := status.Of(now, nil)
+	v := viewOf(t, memory(t), &status.TorchOptions{Recordings: map[int]*status.Recording{0: recorded("barrier!"), 1: recorded("barrier!"), 2: recorded()}})
 	require.Equal(t, map[int]string{2: "in no collective"}, blamed(v))
 	require.Equal(t, "recording", v.Blame[0].Label)
 }
@@ -246,15 +232,12 @@ func TestDebugServers(t *testing.T) {
 			defer c.Close()
 		}
 	}()
-	s := store.New(new(store.Memory))
-	defer func() { _ = s.Close() }()
+	s := memory(t)
 	for rank, addr := range []string{server.URL + "/any/path?x", elsewhere.URL, "http://" + silent.Addr().String(), "file:///etc/passwd"} {
 		require.NoError(t, s.Set(t.Context(), fmt.Sprintf("debug_server/rank%d", rank), []byte(addr), nil))
 	}
 	require.NoError(t, s.Set(t.Context(), "debug_server/rank-1", []byte(server.URL), nil))
-	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Servers: true})
-	require.NoError(t, err)
-	v := status.Of(now, nil)
+	v := viewOf(t, s, &status.TorchOptions{Servers: true})
 	require.Len(t, v.Waiting, 1)
 	require.Equal(t, "gloo:broadcast #2", v.Waiting[0].What)
 	notes := strings.Join(v.Groups[0].Notes, "\n")
@@ -274,7 +257,5 @@ func TestDebugServers(t *testing.T) {
 	require.Len(t, v.Blame, 1)
 	require.Equal(t, "Thread 0x1: File train.py, line 7", v.Blame[0].Stacks)
 
-	now, err = status.Fetch(t.Context(), s, nil)
-	require.NoError(t, err)
-	require.Empty(t, now.Groups)
+	require.Empty(t, viewOf(t, s, nil).Groups)
 }

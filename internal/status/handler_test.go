@@ -93,13 +93,9 @@ func TestEvents(t *testing.T) {
 	var pages []*bufio.Reader
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 5 {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/events", nil)
-		require.NoError(t, err)
-		rep, err := http.DefaultClient.Do(req)
-		require.NoError(t, err)
-		defer rep.Body.Close()
-		require.Equal(t, "text/event-stream", rep.Header.Get("Content-Type"))
-		pages = append(pages, bufio.NewReader(rep.Body))
+		_, head, events := watch(ctx, t, url)
+		require.Equal(t, "text/event-stream", head.Get("Content-Type"))
+		pages = append(pages, events)
 	}
 	before := c.asked.Load()
 	for _, p := range pages {
@@ -116,6 +112,17 @@ func TestEvents(t *testing.T) {
 	}
 	cancel()
 	require.NoError(t, s.Set(t.Context(), "model/ready", nil, nil))
+}
+
+// watch opens the stream of events of a page, until ctx ends.
+func watch(ctx context.Context, t *testing.T, url string) (code int, head http.Header, events *bufio.Reader) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/events", nil)
+	require.NoError(t, err)
+	rep, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rep.Body.Close() })
+	return rep.StatusCode, rep.Header, bufio.NewReader(rep.Body)
 }
 
 // event reads an event.
@@ -146,17 +153,11 @@ func TestStoreThatIsAway(t *testing.T) {
 
 func TestTooManyPages(t *testing.T) {
 	_, _, url := page(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	for i := range 65 {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/events", nil)
-		require.NoError(t, err)
-		rep, err := http.DefaultClient.Do(req)
-		require.NoError(t, err)
-		defer rep.Body.Close()
-		if i == 64 {
-			require.Equal(t, http.StatusServiceUnavailable, rep.StatusCode)
-			require.NotEmpty(t, rep.Header.Get("Retry-After"))
-		}
+	for range 64 {
+		code, _, _ := watch(t.Context(), t, url)
+		require.Equal(t, http.StatusOK, code)
 	}
+	code, head, _ := watch(t.Context(), t, url)
+	require.Equal(t, http.StatusServiceUnavailable, code)
+	require.NotEmpty(t, head.Get("Retry-After"))
 }

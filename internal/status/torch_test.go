@@ -11,24 +11,41 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
+// memory returns a new store.
+func memory(t *testing.T) *store.Store {
+	m := new(store.Memory)
+	t.Cleanup(func() { _ = m.Close() })
+	return store.New(m)
+}
+
+// publish publishes processes in s, as a server does.
+func publish(t *testing.T, s *store.Store, server string, processes ...tcpwire.Process) {
+	t.Helper()
+	value, err := (&tcpwire.Processes{Processes: processes}).Encode()
+	require.NoError(t, err)
+	require.NoError(t, s.Set(t.Context(), tcpwire.ProcessesKey+server, value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
+}
+
+// viewOf returns the view of s.
+func viewOf(t *testing.T, s *store.Store, o *status.TorchOptions) *status.View {
+	t.Helper()
+	now, err := status.Fetch(t.Context(), s, o)
+	require.NoError(t, err)
+	return status.Of(now, nil)
+}
+
 // torchView returns the view of a store in which servers have published processes, and the keys
 // exist.
 func torchView(t *testing.T, keys map[string]string, servers ...[]tcpwire.Process) *status.View {
 	t.Helper()
-	m := new(store.Memory)
-	t.Cleanup(func() { _ = m.Close() })
-	s := store.New(m)
+	s := memory(t)
 	for i, some := range servers {
-		value, err := (&tcpwire.Processes{Processes: some}).Encode()
-		require.NoError(t, err)
-		require.NoError(t, s.Set(t.Context(), tcpwire.ProcessesKey+string(rune('a'+i)), value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
+		publish(t, s, string(rune('a'+i)), some...)
 	}
 	for k, v := range keys {
 		require.NoError(t, s.Set(t.Context(), k, []byte(v), nil))
 	}
-	now, err := status.Fetch(t.Context(), s, nil)
-	require.NoError(t, err)
-	return status.Of(now, nil)
+	return viewOf(t, s, nil)
 }
 
 // rankProcess is rank r of a job of 4, by its environment.
@@ -141,19 +158,13 @@ func TestTorchTeardown(t *testing.T) {
 // TestTorchBelowAPrefix checks that jobs in a part of the store, which servers open to PyTorch, are
 // in the status of the whole, and in that of the part.
 func TestTorchBelowAPrefix(t *testing.T) {
-	m := new(store.Memory)
-	t.Cleanup(func() { _ = m.Close() })
-	s := store.New(m)
+	s := memory(t)
 	part := store.Prefix(s, "job/1/")
-	value, err := (&tcpwire.Processes{Processes: []tcpwire.Process{in(rankProcess(0, "", gloo+"1"), "default_pg", 0)}}).Encode()
-	require.NoError(t, err)
-	require.NoError(t, part.Set(t.Context(), tcpwire.ProcessesKey+"a", value, &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
+	publish(t, part, "a", in(rankProcess(0, "", gloo+"1"), "default_pg", 0))
 	require.NoError(t, s.Set(t.Context(), tcpwire.PrefixesKey+"a", []byte("job/1/"), &store.SetOptions{TTL: tcpwire.ProcessesTTL}))
 	require.NoError(t, part.Set(t.Context(), gloo+"0", nil, nil))
 	for name, s := range map[string]*store.Store{"job/1/default_pg": s, "default_pg": part} {
-		now, err := status.Fetch(t.Context(), s, nil)
-		require.NoError(t, err)
-		v := status.Of(now, nil)
+		v := viewOf(t, s, nil)
 		require.Len(t, v.Groups, 1)
 		require.Equal(t, name, v.Waiting[0].Group)
 		require.Contains(t, blamed(v), 1)

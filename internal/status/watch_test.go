@@ -22,12 +22,12 @@ type slow struct {
 }
 
 func (s *slow) Do(ctx context.Context, _ *wire.Request, rep *wire.Reply) error {
+	s.asked++
 	select {
 	case <-time.After(s.takes):
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	s.asked++
 	*rep = wire.Reply{}
 	return nil
 }
@@ -54,7 +54,7 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 // its result, and that a viewer whose context ends does not wait.
 func TestWatchOfAStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &hung{}
+		s := &slow{takes: time.Hour}
 		w := status.NewWatch(store.New(s), time.Second, nil)
 		began := time.Now()
 		var viewers sync.WaitGroup
@@ -94,14 +94,3 @@ func TestWhoGivesUpSaysNothingOfTheStore(t *testing.T) {
 		require.NoError(t, err)
 	})
 }
-
-// hung is an engine that does not answer.
-type hung struct{ asked int }
-
-func (h *hung) Do(ctx context.Context, _ *wire.Request, _ *wire.Reply) error {
-	h.asked++
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-func (*hung) Close() error { return nil }

@@ -1,12 +1,9 @@
 package tcpstore_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/scenario"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -21,9 +19,7 @@ import (
 
 func dial(t *testing.T, addr string, o *tcpstore.Options) *tcpstore.Client {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	c, err := tcpstore.Dial(ctx, addr, o)
+	c, err := tcpstore.Dial(testcluster.Within(t, testTimeout), addr, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -143,30 +139,19 @@ func TestScenariosOfOurServer(t *testing.T) {
 }
 
 // host is a Python process that hosts TCPStores.
-type host struct {
-	mu  sync.Mutex
-	in  io.Writer
-	out *bufio.Scanner
-}
+type host struct{ *testcluster.Peer }
 
-func newHost(t *testing.T) *host {
+func newHost(t *testing.T) host {
 	t.Helper()
-	cmd := python(context.Background(), t, "host.py") // it ends after the TCPStores of the test
-	in, err := cmd.StdinPipe()
+	h := host{testcluster.NewPeer(t, python(context.Background(), t, "host.py"))} // it ends after the TCPStores of the test
+	torch, err := h.Line()
 	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	cmd.Stderr = t.Output()
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
-	h := &host{in: in, out: bufio.NewScanner(out)}
-	require.True(t, h.out.Scan())
-	t.Log(h.out.Text())
+	t.Log(torch)
 	return h
 }
 
 // do evaluates a Python expression in the host, and returns its output. An error fails the test.
-func (h *host) do(t *testing.T, format string, args ...any) string {
+func (h host) do(t *testing.T, format string, args ...any) string {
 	t.Helper()
 	said := h.try(t, format, args...)
 	require.NotContains(t, said, "error ")
@@ -174,18 +159,15 @@ func (h *host) do(t *testing.T, format string, args ...any) string {
 }
 
 // try is do for an expression that may fail.
-func (h *host) try(t *testing.T, format string, args ...any) string {
+func (h host) try(t *testing.T, format string, args ...any) string {
 	t.Helper()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	_, err := fmt.Fprintf(h.in, format+"\n", args...)
+	answer, err := h.Ask(fmt.Sprintf(format, args...))
 	require.NoError(t, err)
-	require.True(t, h.out.Scan())
-	return h.out.Text()
+	return answer
 }
 
 // server makes a TCPStore that ends with the test, and returns its port and address.
-func (h *host) server(t *testing.T, args string) (port, addr string) {
+func (h host) server(t *testing.T, args string) (port, addr string) {
 	t.Helper()
 	port = h.do(t, "new(%s)", args)
 	t.Cleanup(func() { h.do(t, "stores.pop(%s, None) and None", port) })
@@ -217,7 +199,7 @@ func TestPythonsServer(t *testing.T) {
 	t.Run("its client of a lost rank", func(t *testing.T) { pythonErrorOfAFailedRank(t, h) })
 }
 
-func sharedWithPython(t *testing.T, h *host, args string) {
+func sharedWithPython(t *testing.T, h host, args string) {
 	port, addr := h.server(t, args)
 	s := store.New(dial(t, addr, nil))
 	ctx := t.Context()
@@ -232,11 +214,8 @@ func sharedWithPython(t *testing.T, h *host, args string) {
 }
 
 // joinTheWorld checks that a host that waits for its world counts our client if Join is set.
-func joinTheWorld(t *testing.T, h *host) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+func joinTheWorld(t *testing.T, h host) {
+	addr := testcluster.Port(t)
 	_, port, _ := strings.Cut(addr, ":")
 	var joining sync.WaitGroup
 	defer joining.Wait()
@@ -247,7 +226,7 @@ func joinTheWorld(t *testing.T, h *host) {
 
 // whatHostsSay checks that a Python host that times out says how many clients have joined, with
 // our clients as with Python's, and that it reports a port that is in use.
-func whatHostsSay(t *testing.T, h *host) {
+func whatHostsSay(t *testing.T, h host) {
 	s := serve(t, &tcpstore.Protocol{}, nil)
 	_, port, _ := strings.Cut(s.addr, ":")
 	said := h.try(t, "new(port=%s)", port)
@@ -258,7 +237,7 @@ func whatHostsSay(t *testing.T, h *host) {
 
 // pythonErrorOfAFailedRank checks that an unmodified client that waits for a key of a lost rank
 // raises an error at once, instead of at its timeout, and that its connection still works.
-func pythonErrorOfAFailedRank(t *testing.T, h *host) {
+func pythonErrorOfAFailedRank(t *testing.T, h host) {
 	s := serve(t, &tcpstore.Protocol{Ranks: []string{"ready/{rank}", "part/{rank}/*"}}, nil)
 	_, port, _ := strings.Cut(s.addr, ":")
 	h.do(t, "stores.update(c=dist.TCPStore('127.0.0.1', %s, None, False, timedelta(seconds=300)))", port)

@@ -43,8 +43,7 @@ func serve(t testing.TB, p *tcpstore.Protocol, srv *store.Server) *service {
 	if srv.Engine == nil {
 		srv.Engine = new(store.Memory)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testcluster.Listen(t)
 	s := &service{Server: srv, Store: store.New(srv.Engine), addr: l.Addr().String()}
 	s.conn = func() (net.Conn, error) { return net.Dial("tcp", s.addr) }
 	srv.Protocols = []store.Protocol{p}

@@ -1,7 +1,6 @@
 package tcpstore_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -68,36 +67,12 @@ func TestCancelRacesTheAnswer(t *testing.T) {
 	c.works()
 }
 
-// TestStalledClients checks that a client that requests much and reads nothing, and one that sends
-// half a message, do not delay other clients.
-func TestStalledClients(t *testing.T) {
-	s := current(t)
-	mute, half, other := s.client(t), s.client(t), s.client(t)
-	require.NoError(t, s.Set(s.ctx, "large", make([]byte, 4<<20), nil))
-	half.write(half.bytes(set("/half", "value"))[:12])
-	var asking sync.WaitGroup
-	asking.Go(func() {
-		for range 1000 {
-			if _, err := mute.Write(new(client).with(t, get("/large"))); err != nil {
-				return
-			}
-		}
-	})
-	for range 100 {
-		other.works()
-	}
-	_ = mute.Close()
-	asking.Wait()
-}
-
 func TestShutdownAnswersWhatWasAsked(t *testing.T) {
 	s := current(t)
 	c, waits := s.client(t), s.client(t)
 	waits.send(wait("/never"))
 	c.works()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	require.NoError(t, s.Shutdown(ctx))
+	require.NoError(t, s.Shutdown(s.ctx))
 	c.closed()
 	waits.closed()
 }

@@ -83,9 +83,7 @@ func TestNoServer(t *testing.T) {
 	_, err := c.Get(s.ctx, "k")
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, p.Addr())
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	_, err = c.Wait(ctx, "k")
+	_, err = c.Wait(testcluster.Within(t, 20*time.Millisecond), "k")
 	require.Error(t, err)
 	p.Refuse(false)
 	require.NoError(t, c.Set(s.ctx, "k", nil, nil), "it is back")
@@ -138,8 +136,7 @@ func TestMoreWaitsThanConnections(t *testing.T) {
 }
 
 func TestWhatIsNoTCPStore(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testcluster.Listen(t)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -153,9 +150,8 @@ func TestWhatIsNoTCPStore(t *testing.T) {
 	})
 	defer serving.Wait()
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	_, err = tcpstore.Dial(ctx, l.Addr().String(), nil)
+	ctx := testcluster.Within(t, testTimeout)
+	_, err := tcpstore.Dial(ctx, l.Addr().String(), nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, `no TCPStore of torch 2.2 or later: it answered "2`)
 	none := serve(t, &tcpstore.Protocol{}, &store.Server{Access: []store.Access{{Secret: secret}}})
@@ -213,8 +209,7 @@ func TestUnsupported(t *testing.T) {
 // TestDialSaysWhyAtItsDeadline checks that the error of a Dial whose deadline interrupts an attempt
 // has the reason why the attempts before it failed.
 func TestDialSaysWhyAtItsDeadline(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx := testcluster.Within(t, 200*time.Millisecond)
 	refused := false
 	_, err := tcpstore.Dial(ctx, "127.0.0.1:1", &tcpstore.Options{Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		if !refused {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/tcpwire"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/store"
 )
@@ -41,9 +42,7 @@ func (s *service) refused(t *testing.T, why string) {
 func TestRefusedWhereASecretIsWanted(t *testing.T) {
 	s := serve(t, &tcpstore.Protocol{}, &store.Server{Access: []store.Access{{Secret: secret, Write: true}}})
 	s.refused(t, "wants a secret or a certificate: open a prefix")
-	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{Secret: secret})
-	require.NoError(t, err)
-	defer ours.Close()
+	ours := testcluster.Dial(t, s.addr, &store.DialOptions{Secret: secret})
 	require.NoError(t, ours.Set(s.ctx, "a", nil, nil))
 }
 
@@ -51,11 +50,9 @@ func TestRefusedWhereTLSIsWanted(t *testing.T) {
 	server, client := withTLS(t)
 	s := serve(t, &tcpstore.Protocol{}, &store.Server{TLS: server})
 	s.refused(t, "wants TLS: open a prefix")
-	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: client})
-	require.NoError(t, err)
-	defer ours.Close()
+	ours := testcluster.Dial(t, s.addr, &store.DialOptions{TLS: client})
 	require.NoError(t, ours.Set(s.ctx, "works", nil, nil))
-	_, err = store.Dial(s.ctx, s.addr, nil)
+	_, err := store.Dial(s.ctx, s.addr, nil)
 	require.ErrorContains(t, err, "TLS", "a client of ours without it receives the reason")
 	c := s.raw(t) // a client that wraps the protocol in TLS is accepted
 	config, err := client()
@@ -76,9 +73,7 @@ func TestAPrefixOpenedByName(t *testing.T) {
 	require.Equal(t, []string{"/works"}, c.call(of(tcpwire.OpListKeys)).Keys)
 	require.EqualValues(t, tcpwire.NotReady, c.call(check("/mine")).N)
 	c.send(tcpwire.Request{Op: tcpwire.OpQueuePush, Key: "/q", Value: []byte("v")})
-	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: client, Secret: secret})
-	require.NoError(t, err)
-	defer ours.Close()
+	ours := testcluster.Dial(t, s.addr, &store.DialOptions{TLS: client, Secret: secret})
 	v, err := store.Prefix(ours, "python/").Pop(s.ctx, "q")
 	require.NoError(t, err)
 	require.Equal(t, "v", string(v))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -252,27 +253,26 @@ func TestVLLM08Death(t *testing.T) {
 			require.Equal(t, []int{2}, failure(t, <-waiting, pgroup.ErrLost, "lost rank 2").Lost)
 		}
 	})
-	t.Run("of the host", func(t *testing.T) {
-		l := testcluster.Listen(t)
-		stop := serve(t, l)
-		gs := joinAt(t, []*store.Store{dial(t, l), dial(t, l)}, vllm.Config{})
-		waiting := make(chan error, 1)
-		go func() { waiting <- gs[1].Barrier(within(t, time.Minute)) }()
-		stop()
-		failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts")
-	})
-	t.Run("of a host that is a TCPStore", func(t *testing.T) {
-		l := testcluster.Listen(t)
-		stop := serve(t, l)
-		gs := joinAt(t, []*store.Store{dialTorch(t, l), dialTorch(t, l)}, vllm.Config{})
-		waiting := make(chan error, 2)
-		go func() { waiting <- gs[1].Barrier(within(t, time.Hour)) }()
-		go func() { _, err := vllm.RecvObj[any](within(t, time.Hour), gs[1], 0); waiting <- err }()
-		stop()
-		for range 2 {
-			failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts", "connection refused")
-		}
-	})
+	for name, host := range map[string]struct {
+		dial func(t *testing.T, l net.Listener) *store.Store
+		says string
+	}{
+		"of the host":                  {dial, ""},
+		"of a host that is a TCPStore": {dialTorch, "connection refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := testcluster.Listen(t)
+			stop := serve(t, l)
+			gs := joinAt(t, []*store.Store{host.dial(t, l), host.dial(t, l)}, vllm.Config{})
+			waiting := make(chan error, 2)
+			go func() { waiting <- gs[1].Barrier(within(t, time.Hour)) }()
+			go func() { _, err := vllm.RecvObj[any](within(t, time.Hour), gs[1], 0); waiting <- err }()
+			stop()
+			for range 2 {
+				failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts", host.says)
+			}
+		})
+	}
 }
 
 // TestVLLM09Costs checks that the number of a rank's requests to the store does not grow with the

@@ -30,20 +30,15 @@ func memory(t *testing.T) *store.Store {
 
 // bare returns a store like a TCPStore of PyTorch: it has no times to live, no leases and no lists.
 func bare(t *testing.T) *store.Store {
-	s := store.New(bareEngine{new(store.Memory)})
+	s := store.New(&hooked{new(store.Memory), func(req *wire.Request) error {
+		switch {
+		case req.TTL > 0, req.Lease > 0, req.Op == wire.OpGrant, req.Op == wire.OpList, req.Op == wire.OpWatch:
+			return store.ErrUnsupported
+		}
+		return nil
+	}})
 	t.Cleanup(func() { _ = s.Close() })
 	return s
-}
-
-type bareEngine struct{ store.Engine }
-
-func (e bareEngine) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	switch {
-	case req.TTL > 0, req.Lease > 0, req.Op == wire.OpGrant, req.Op == wire.OpList, req.Op == wire.OpWatch:
-		*rep = wire.Reply{Code: wire.CodeUnsupported}
-		return nil
-	}
-	return e.Engine.Do(ctx, req, rep)
 }
 
 // serve serves a store at l until the end of the test, or until it is stopped.
@@ -53,11 +48,7 @@ func serve(t *testing.T, l net.Listener) (stop func()) {
 }
 
 func dial(t *testing.T, l net.Listener) *store.Store {
-	t.Helper()
-	s, err := store.Dial(t.Context(), l.Addr().String(), nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return testcluster.Dial(t, l.Addr().String(), nil)
 }
 
 // dialTorch returns a client of the server at l that speaks the TCPStore protocol.

@@ -1,14 +1,11 @@
 package vllm_test
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -30,12 +27,7 @@ import (
 var classes = []string{"standin", "vllm"}
 
 // peer is a Python process that evaluates expressions.
-type peer struct {
-	in      io.Writer
-	answers *bufio.Scanner
-	stderr  *bytes.Buffer
-	kill    func() // kill -9
-}
+type peer struct{ *testcluster.Peer }
 
 // start starts n peers of a class, which takes some seconds in which they load torch.
 func start(t *testing.T, class string, n int) []*peer {
@@ -49,25 +41,13 @@ func start(t *testing.T, class string, n int) []*peer {
 	for i := range peers {
 		cmd := exec.CommandContext(within(t, 2*time.Minute), exe, "testdata/peer.py", class)
 		cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
-		cmd.WaitDelay = 10 * time.Second
-		in, err := cmd.StdinPipe()
-		require.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		stderr := new(bytes.Buffer)
-		cmd.Stderr = stderr
-		require.NoError(t, cmd.Start())
-		kill := sync.OnceFunc(func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		})
-		t.Cleanup(kill)
-		peers[i] = &peer{in, bufio.NewScanner(out), stderr, kill}
+		peers[i] = &peer{testcluster.NewPeer(t, cmd)}
 	}
 	for _, peer := range peers {
-		require.True(t, peer.answers.Scan(), "%s", peer.stderr)
+		torch, err := peer.Line()
+		require.NoError(t, err)
+		t.Logf("torch %s", torch)
 	}
-	t.Logf("torch %s", peers[0].answers.Text())
 	return peers
 }
 
@@ -77,14 +57,12 @@ func (p *peer) do(expression string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := fmt.Fprintf(p.in, "%s\n", line); err != nil {
+	text, err := p.Ask(string(line))
+	if err != nil {
 		return "", err
 	}
-	if !p.answers.Scan() {
-		return "", fmt.Errorf("no answer: %s", p.stderr)
-	}
 	var answer struct{ Value, Error string }
-	if err := json.Unmarshal(p.answers.Bytes(), &answer); err != nil {
+	if err := json.Unmarshal([]byte(text), &answer); err != nil {
 		return "", err
 	}
 	if answer.Error != "" {

@@ -308,14 +308,21 @@ class Sessions(unittest.TestCase):
             self.assertEqual(resumes, (7, 3))
             self.assertEqual(peer.frame()[0], Op.SKIP)  # the number is used, and the request is not sent again
 
-    def test_a_store_that_shuts_down(self) -> None:
-        with self.connected() as (store, peer):
-            waiting = Outcome(store.wait, "w")
-            peer.frame()
-            peer.say(Op.GOODBYE, code=Code.LEFT)
-            e = waiting()
-            self.assertEqual((e.code, str(e)), (Code.LEFT, f'store: wait "w": store unavailable: {self.fake.addr}: it has shut down'))
-            self.assertIsInstance(e, muster_pg.Unavailable)
+    def test_a_store_that_ends(self) -> None:
+        why = b"no space left on the store's disk"
+        for code, body, says in ((Code.LEFT, b"", "it has shut down"), (Code.UNAVAILABLE, struct.pack("<I", len(why)) + why, why.decode())):
+            with self.subTest(code), self.connected(durable=int(code == Code.UNAVAILABLE)) as (store, peer):
+                waiting = Outcome(store.wait, "w")
+                peer.frame()
+                peer.say(Op.GOODBYE, flags=2 if body else 0, code=code, body=body)
+                e = waiting()
+                self.assertEqual((e.code, str(e)), (code, f'store: wait "w": store unavailable: {self.fake.addr}: {says}'))
+                self.assertIsInstance(e, muster_pg.Unavailable)
+                peer.conn.close()
+                self.fake.listener.close()  # a durable store may come back, and why it has ended is said until then
+                later = Outcome(store.get, "k", timeout=0.1)()
+                self.assertIn(says, str(later))
+            self.fresh()
 
     def test_ways_are_tried_in_turn(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as s:

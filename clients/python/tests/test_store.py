@@ -9,10 +9,14 @@ import atexit
 import math
 import os
 import pickle
+import re
 import signal
+import socket
 import threading
+import time
 import unittest
 from typing import Any, Callable, List, Optional
+from unittest import mock
 
 import muster_pg
 
@@ -297,6 +301,30 @@ class Groups(Case):
             g.barrier()
         self.fails(muster_pg.Closed, "closed: this rank has closed it", g.barrier)
         self.fails(muster_pg.Closed, "closed", g.recv, 0)
+
+    def test_who_does_not_join(self) -> None:
+        on = rf'^pgroup: create of group "{re.escape(self.id())}" on rank 1 of 3: timed out after [\d.]+s: missing ranks 0 and 2$'
+        e = self.fails(muster_pg.Timeout, on, muster_pg.Group.join, 1, 3, ADDRESS, name=self.id(), timeout=0.5)
+        self.assertEqual(e.missing, [0, 2])
+
+    def test_no_store(self) -> None:
+        """Rank 0 of a launcher's job says at once what to set: the other ranks end when the launcher sees that it
+        has failed.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as s:
+            port = s.getsockname()[1]
+        at = f"127.0.0.1:{port}"
+        says = f'^pgroup: create of group "world" on rank 1 of 3: no process listens at {at} after 0.5s: start rank 0 or the store'
+        e = self.fails(muster_pg.Timeout, says, muster_pg.Group.join, 1, 3, at, timeout=0.5)
+        self.assertIsInstance(e, muster_pg.Unavailable)
+        self.fails(muster_pg.Timeout, r'\(a Python rank 0 does not host the store: "muster serve" does\)', muster_pg.Group.join, 0, 3, at, timeout=0.5)
+        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MUSTER_RUN": "r"}
+        began = time.monotonic()
+        with mock.patch.dict(os.environ, env):
+            os.environ.pop("MUSTER_STORE", None)
+            says = f"rank 0 finds no store at {at}, and Python ranks host none: set MUSTER_STORE"
+            self.fails(muster_pg.Unavailable, says, muster_pg.Group.from_env)
+        self.assertLess(time.monotonic() - began, 60, "not the 5 minutes of the timeout")
 
     def test_expired_messages(self) -> None:
         with muster_pg.Group.join(0, 1, self.store, name="g", expiry=0.01) as g:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 import unittest
 from pathlib import Path
 from typing import Any, Dict, List
@@ -133,6 +134,14 @@ class File(unittest.TestCase):
             ended = Outcome(trace.release)
             ended()
         self.assertEqual(len(events(self.read())), 2)
+
+    def test_it_is_written_soon(self) -> None:
+        trace = _trace.create(self.dir, 0, "h")
+        with Span(trace, "barrier", ME):
+            pass
+        while "barrier" not in self.read():  # without a call that makes it write
+            time.sleep(0.001)
+        trace.release()
 
     def test_a_file_for_each(self) -> None:
         for _ in range(3):

@@ -147,47 +147,39 @@ func TestOneOutcome(t *testing.T) {
 	}
 }
 
-// TestDraining has one of three nodes leave: the other two begin again with the ranks that they have
-// now, and without counting a restart.
-func TestDraining(t *testing.T) {
+// TestNodesComeAndGo has a third node come while two are running, and leave: each time all nodes that are there
+// begin again with the ranks that they have now, and without counting a restart.
+func TestNodesComeAndGo(t *testing.T) {
 	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 3})
 	began := make(chan agent.Attempt, 16)
-	left := make(chan struct{})
-	start := func(ctx context.Context, a agent.Attempt) error {
-		select {
-		case <-left:
-		default: // also with two nodes, before the third has come
+	untilOver := func(over chan struct{}, outcome error) startFunc {
+		return func(ctx context.Context, a agent.Attempt) error {
 			began <- a
-			return untilEnd(ctx)
-		}
-		began <- a
-		return nil
-	}
-	c.node("a", start)
-	c.node("b", start)
-	drain := c.node("c", func(ctx context.Context, _ agent.Attempt) error {
-		select {
-		case <-left:
-			return errors.New("ended by a signal")
-		case <-ctx.Done(): // the third node has come
-			return context.Cause(ctx)
-		}
-	})
-	for n := 0; n < 2; {
-		if a := <-began; a.Nodes == 3 {
-			n++
+			select {
+			case <-over:
+				return outcome
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 		}
 	}
+	begin := func(nodes int) {
+		for range nodes {
+			a := <-began
+			require.Equal(t, []int{nodes, 2 * nodes, 0}, []int{a.Nodes, a.Size, a.Restarts})
+		}
+	}
+	over, left := make(chan struct{}), make(chan struct{})
+	c.node("a", untilOver(over, nil))
+	c.node("b", untilOver(over, nil))
+	begin(2)
+	drain := c.node("c", untilOver(left, errExit))
+	begin(3)
 	drain()
 	close(left)
-	got := c.wait()
-	require.EqualError(t, got["c"], "ended by a signal")
-	require.NoError(t, got["a"])
-	require.NoError(t, got["b"])
-	for range 2 {
-		a := <-began
-		require.Equal(t, []int{2, 4, 0}, []int{a.Nodes, a.Size, a.Restarts})
-	}
+	begin(2)
+	close(over)
+	require.Equal(t, map[string]error{"a": nil, "b": nil, "c": errExit}, c.wait())
 }
 
 // TestSpareEndsWithTheJob checks that a node which waits for a place has the outcome of the job, and
@@ -220,27 +212,6 @@ func (c *cluster) registered() (n int) {
 		}
 	}
 	return n
-}
-
-// TestLateNode has a third node come while two are running: all begin again, with three.
-func TestLateNode(t *testing.T) {
-	c := newCluster(t, agent.Agent{MinNodes: 2, MaxNodes: 3})
-	began := make(chan int, 16)
-	start := func(ctx context.Context, a agent.Attempt) error {
-		began <- a.Nodes
-		if a.Nodes == 3 {
-			return nil
-		}
-		return untilEnd(ctx)
-	}
-	c.node("a", start)
-	c.node("b", start)
-	require.Equal(t, []int{2, 2}, []int{<-began, <-began})
-	c.node("c", start)
-	for name, err := range c.wait() {
-		require.NoError(t, err, name)
-	}
-	require.Equal(t, []int{3, 3, 3}, []int{<-began, <-began, <-began})
 }
 
 // TestDrainingWhileWaiting checks that a node which waits for others leaves at once.

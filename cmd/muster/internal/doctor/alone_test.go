@@ -19,22 +19,6 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-func TestAllIsWell(t *testing.T) {
-	r := examined(t, &doctor.Doctor{System: healthy(), Dir: t.TempDir()})
-	well(t, r, 0)
-	wants(t, r, "dir", doctor.OK, "files are written")
-	wants(t, r, "group", doctor.OK, "checked on this host only")
-}
-
-func has(r *doctor.Report, check string) bool {
-	for _, f := range r.Findings {
-		if f.Check == check {
-			return true
-		}
-	}
-	return false
-}
-
 func TestEnvironments(t *testing.T) {
 	for name, c := range map[string]struct {
 		env   env
@@ -73,39 +57,44 @@ func TestEnvironments(t *testing.T) {
 	}
 }
 
-func TestNoRoute(t *testing.T) {
-	d := env{"MUSTER_STORE": "muster://node-b:7"}.in(t)
-	d.System.Dial = func(context.Context, string, string) (net.Conn, error) {
-		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}
-	}
-	r := examined(t, d)
-	wants(t, r, "address", doctor.Problem, "no way to node-b (10.0.0.2): network is unreachable")
-	wants(t, r, "ports", doctor.Problem, "cannot be reached: network is unreachable")
-}
-
-// TestSilentNameServer checks that a lookup ends after the timeout.
-func TestSilentNameServer(t *testing.T) {
-	d := env{"MUSTER_STORE": "muster://node-b:7"}.in(t)
-	d.AnswerTimeout = 300 * time.Millisecond
-	d.System.LookupHost = func(ctx context.Context, host string) ([]string, error) {
-		<-ctx.Done()
-		return nil, &net.DNSError{Err: "i/o timeout", Name: host, IsTimeout: true}
-	}
-	r := examined(t, d)
-	wants(t, r, "address", doctor.Problem, "does not resolve here: i/o timeout")
-}
-
-// TestWhatHangs checks that a check that ignores its context becomes a finding.
-func TestWhatHangs(t *testing.T) {
+// TestSystems checks the findings when a call of the system fails, or does not return.
+func TestSystems(t *testing.T) {
 	t.Parallel()
 	free := make(chan struct{})
-	defer close(free)
-	d := &doctor.Doctor{System: healthy(), Store: "muster://node-b:7"}
-	d.System.LookupHost = func(context.Context, string) ([]string, error) { <-free; return nil, nil }
-	d.System.Open = func(context.Context, string) (*store.Store, error) { return nil, store.ErrUnavailable }
-	d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
-	r := examined(t, d)
-	wants(t, r, "address", doctor.Problem, "no answer within 2s")
+	t.Cleanup(func() { close(free) })
+	for name, c := range map[string]struct {
+		bend    func(s *doctor.System)
+		address string
+		ports   string // "" is no such finding
+	}{
+		"no route": {func(s *doctor.System) {
+			s.Dial = func(context.Context, string, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}
+			}
+		}, "no way to node-b (10.0.0.2): network is unreachable", "cannot be reached: network is unreachable"},
+		"a name server is silent": {func(s *doctor.System) {
+			s.LookupHost = func(ctx context.Context, host string) ([]string, error) {
+				<-ctx.Done()
+				return nil, &net.DNSError{Err: "i/o timeout", Name: host, IsTimeout: true}
+			}
+		}, "does not resolve here: i/o timeout", ""},
+		"a call ignores its context": {func(s *doctor.System) {
+			s.LookupHost = func(context.Context, string) ([]string, error) { <-free; return nil, nil }
+		}, "no answer within 2s", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := &doctor.Doctor{System: healthy(), Store: "muster://node-b:7"}
+			d.System.Open = func(context.Context, string) (*store.Store, error) { return nil, store.ErrUnavailable }
+			d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
+			c.bend(d.System)
+			r := examined(t, d)
+			wants(t, r, "address", doctor.Problem, c.address)
+			if c.ports != "" {
+				wants(t, r, "ports", doctor.Problem, c.ports)
+			}
+		})
+	}
 }
 
 func listen(t *testing.T) (l net.Listener, port string) {
