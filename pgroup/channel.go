@@ -120,7 +120,7 @@ func (g *Group) closeChannel() (err error) {
 		if g.use.began.Load() && !g.hasClosed() {
 			c := g.request()
 			c.Channel = g.channel
-			ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
+			ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 			defer cancel()
 			err = g.store.CloseChannel(ctx, c)
 		}

@@ -147,6 +147,34 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 	}
 }
 
+// late is an engine that takes a while to learn that a channel is closed.
+type late struct {
+	store.Engine
+	takes time.Duration
+}
+
+func (s late) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if req.Op == wire.OpCloseChannel {
+		<-time.After(s.takes)
+	}
+	return s.Engine.Do(ctx, req, rep)
+}
+
+// TestCloseOfAChannelWaitsForTheStore closes channels of a store that is busy, as one that restarts is.
+func TestCloseOfAChannelWaitsForTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(late{new(store.Memory), 9 * time.Second})
+		defer func() { _ = s.Close() }()
+		ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
+			for range 2 {
+				x := g.Channel("x")
+				assert.NoError(t, x.Barrier(t.Context()))
+				assert.NoError(t, x.Close())
+			}
+		})
+	})
+}
+
 // TestLargeMessagesAreAcknowledgedAtOnce lets one rank send more than its session may hold, to
 // ranks that receive one message each.
 func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {

@@ -14,8 +14,12 @@ import (
 )
 
 const (
-	// leaveWait is how long Close and Abort wait for the store's answer.
+	// leaveWait is how long Close and Abort of a group wait for the store's answer: without it, the
+	// store finds the end of the session.
 	leaveWait = time.Second
+	// closeWait is how long Close of a channel waits for the store's answer. The group goes on, with a
+	// store that is busy, or that a client reconnects to.
+	closeWait = 10 * time.Second
 	// drainWait is how long the last Close on the host waits for its clients to disconnect.
 	drainWait = 10 * time.Second
 	// shutdownChannel is the channel of Shutdown, which must not take a number of another channel.

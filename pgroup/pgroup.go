@@ -189,7 +189,7 @@ func (g *Group) Shutdown(ctx context.Context) error {
 //
 // Close of a channel ends this rank's use of that channel alone (see Channel). Operations of this
 // rank on the channel are cancelled; operations of other ranks that need this rank on the channel
-// get ErrSkipped.
+// get ErrSkipped. It waits up to 10 s for a store that is busy or restarts.
 func (g *Group) Close() error {
 	if g.channel != "" {
 		return g.closeChannel()

@@ -11,7 +11,7 @@ from ._arguments import Value
 from ._call import NoAnswer
 from ._errors import Busy, Error, Expired, Invalid, Kinds, StoreError, TooLarge, Unknown, Unsupported, clip, make, quote
 from ._member import Member
-from ._membership import LEAVE_WAIT, Config, Membership
+from ._membership import CLOSE_WAIT, Config, Membership
 from ._secure import TLS
 from ._span import Span
 from ._store import Store, nanoseconds
@@ -403,7 +403,7 @@ class Group:
                 if self._used and not self._membership.closed:
                     c = self._membership.contribution()
                     c.channel = self._channel
-                    self._membership.store._request(Request(Op.CLOSE_CHANNEL, group=c), time.monotonic() + LEAVE_WAIT)
+                    self._membership.store._request(Request(Op.CLOSE_CHANNEL, group=c), time.monotonic() + CLOSE_WAIT)
                 known = True
             except NoAnswer:
                 pass  # this process is a fork: the channel is the parent's

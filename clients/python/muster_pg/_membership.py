@@ -34,7 +34,8 @@ from ._wire import MAX_KEY, Code, Contribution, Op, Request, Failure, text
 if TYPE_CHECKING:
     from ._trace import Trace
 
-LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to receive it
+LEAVE_WAIT = 1.0  # seconds that a close or an abort of a group waits for the store to receive it
+CLOSE_WAIT = 10.0  # seconds that a close of a channel waits: the group goes on, with a store that is busy
 _GONE = (Code.UNAVAILABLE, Code.LEFT)
 
 

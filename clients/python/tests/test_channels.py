@@ -11,7 +11,7 @@ from typing import Any, Dict, Tuple
 from unittest import mock
 
 import muster_pg
-from muster_pg import _calls, _group, _member, _wire
+from muster_pg import _calls, _member, _wire
 from muster_pg._call import Call
 from muster_pg._wire import Code, Op
 from test_session import Fake, Outcome, Peer
@@ -110,7 +110,7 @@ class Closes(unittest.TestCase):
                 waits.set()
             return room(session, call)
 
-        with mock.patch.object(_calls, "_MOST_NUMBERED", 1), mock.patch.object(_calls.Calls, "_room", looks_for_space), mock.patch.object(_group, "LEAVE_WAIT", 30.0):
+        with mock.patch.object(_calls, "_MOST_NUMBERED", 1), mock.patch.object(_calls.Calls, "_room", looks_for_space):
             adding = Outcome(self.group.store.add, "k")
             add = self.peer.numbered()[:2]
             sending = Outcome(x.send, b"m", 1)
