@@ -249,7 +249,7 @@ func (w *WorkerNode) started() bool {
 	return w.life != nil
 }
 
-// between is the round between views.
+// between is the round between views, without a strategy, a group or workers. It is not modified.
 var between round
 
 func (w *WorkerNode) current() *round {

@@ -383,8 +383,9 @@ class Group:
 
         close of a channel ends this rank's use of that channel alone (see channel). A verb of this
         rank that is under way on it is cancelled; one of another rank that needs this rank on the
-        channel is Skipped. If the store cannot be reached, close raises the error, and the next use
-        of the name continues the numbers of this one.
+        channel is Skipped. It waits up to 10 s for a store that is busy or restarts. If the store
+        cannot be reached, close raises the error, and the next use of the name continues the numbers
+        of this one.
         """
         if self._channel:
             self._close_channel()
