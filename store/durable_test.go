@@ -225,20 +225,19 @@ func TestLockFileIsRemoved(t *testing.T) {
 // same address.
 type process struct {
 	*launch.Process
-	addr, arg string
+	addr, dir string
 }
 
 func newProcess(t *testing.T) *process {
 	t.Helper()
-	p := &process{addr: testcluster.Port(t)}
-	p.arg = t.TempDir() + " " + p.addr
+	p := &process{addr: testcluster.Port(t), dir: t.TempDir()}
 	p.start(t)
 	return p
 }
 
 func (p *process) start(t *testing.T) {
 	t.Helper()
-	p.Process, _ = testcluster.Addressed(t, "server", p.arg)
+	p.Process = testcluster.StartAt(t, "server", p.dir, p.addr)
 }
 
 func (p *process) kill(t *testing.T) { testcluster.Kill(t, p.Process) }

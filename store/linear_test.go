@@ -41,7 +41,7 @@ func inProcess(engine func(*testing.T) store.Backend) host {
 // killedRelay is a host of a store behind a relay; restart kills and starts the relay only.
 func killedRelay(t *testing.T) (string, func()) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Second}}, tcp)
-	p, addr := relayProcess(t, s, "127.0.0.1:0")
+	p, addr := relayProcess(t, s, "")
 	return addr, func() {
 		testcluster.Kill(t, p)
 		p, _ = relayProcess(t, s, addr)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -273,12 +274,24 @@ const (
 	comesBack = time.Minute
 )
 
-// children are the roles that the test binary can run instead of the tests. Each gets an argument
-// that ends with an address: that of the store, or that of the parent to which it reports its own
-// address.
+// children are the roles that the test binary can run instead of the tests. The argument of each ends
+// with the address at which it listens.
 var children = testcluster.Children{
-	"server": testcluster.ServeStore,
+	"server": serveChild,
 	"relay":  testcluster.ServeRelay,
+}
+
+// serveChild serves a store.Memory. Before the address it may have the directory of a durable one.
+func serveChild(_ context.Context, arg string) error {
+	dir, addr, durable := strings.Cut(arg, " ")
+	if !durable {
+		dir, addr = "", arg
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	return (&store.Server{Engine: &store.Memory{Dir: dir}}).Serve(l)
 }
 
 // barrier returns the vote of rank in barrier seq.
@@ -286,15 +299,19 @@ func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
 	return wire.Contribution{Generation: generation, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
 }
 
-// relayProcess starts a relay of s in a separate process that listens at at, and returns the
-// process and its address.
-func relayProcess(t *testing.T, s *service, at string) (*launch.Process, string) {
+// relayProcess starts a relay of s in a separate process that listens at addr, or at a new address if
+// that is "", and returns the process and its address.
+func relayProcess(t *testing.T, s *service, addr string) (*launch.Process, string) {
 	t.Helper()
-	return testcluster.Addressed(t, "relay", s.addr+" "+at)
+	if addr == "" {
+		addr = testcluster.Port(t)
+	}
+	return testcluster.StartAt(t, "relay", s.addr, addr), addr
 }
 
 // serverProcess starts a server in a separate process, and returns the process and its address.
 func serverProcess(t *testing.T) (*launch.Process, string) {
 	t.Helper()
-	return testcluster.Addressed(t, "server", "")
+	addr := testcluster.Port(t)
+	return testcluster.StartAt(t, "server", "", addr), addr
 }

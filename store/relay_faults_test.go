@@ -156,7 +156,7 @@ func TestARelayIsFrozen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := serve(t, soon(comesBack), tcp)
-			p, addr := relayProcess(t, s, "127.0.0.1:0")
+			p, addr := relayProcess(t, s, "")
 			g := teamOf(t, behind(t, s, addr, 4, 2)...)
 			g.rounds(func() {
 				testcluster.Freeze(t, p)
@@ -172,8 +172,8 @@ func TestARelayIsFrozen(t *testing.T) {
 func TestOtherWays(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(comesBack), tcp)
-	first, a := relayProcess(t, s, "127.0.0.1:0")
-	second, b := relayProcess(t, s, "127.0.0.1:0")
+	first, a := relayProcess(t, s, "")
+	second, b := relayProcess(t, s, "")
 	g := teamOf(t, behind(t, s, a+","+b+","+s.addr, 4, 0)...)
 	g.rounds(func() {
 		testcluster.Kill(t, first)
@@ -186,7 +186,7 @@ func TestOtherWays(t *testing.T) {
 func TestARelayThatDoesNotComeBack(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(100*time.Millisecond), tcp)
-	p, addr := relayProcess(t, s, "127.0.0.1:0")
+	p, addr := relayProcess(t, s, "")
 	g := teamOf(t, behind(t, s, addr, 3, 2)...)
 	g.goesOn(1)
 	voting, stop := context.WithCancel(bounded(t))
@@ -283,8 +283,8 @@ func TestASilentRankBehindAQuietRelay(t *testing.T) {
 func TestAFrozenRelayIsNamed(t *testing.T) {
 	t.Parallel()
 	s := serve(t, soon(100*time.Millisecond), tcp)
-	p, frozen := relayProcess(t, s, "127.0.0.1:0")
-	_, other := relayProcess(t, s, "127.0.0.1:0")
+	p, frozen := relayProcess(t, s, "")
+	_, other := relayProcess(t, s, "")
 	g := teamOf(t, append(behind(t, s, frozen, 8, 0), behind(t, s, other, 2, 1)...)...)
 	g.goesOn(1)
 	testcluster.Freeze(t, p)
@@ -303,7 +303,7 @@ func TestAFrozenRelayIsNamed(t *testing.T) {
 func TestAMissingRelayIsNamed(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(comesBack), tcp)
-	p, addr := relayProcess(t, s, "127.0.0.1:0")
+	p, addr := relayProcess(t, s, "")
 	g := teamOf(t, behind(t, s, addr, 8, 2)...)
 	g.goesOn(1)
 	testcluster.Kill(t, p)

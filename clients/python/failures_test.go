@@ -74,7 +74,11 @@ func TestPythonThatComputesWithItsLock(t *testing.T) {
 	}
 	for name, serve := range map[string]func(addr string) string{
 		"store": func(addr string) string { return addr },
-		"relay": func(addr string) string { _, at := relay(t, addr, "127.0.0.1:0"); return at },
+		"relay": func(addr string) string {
+			at := testcluster.Port(t)
+			testcluster.StartAt(t, "relay", addr, at)
+			return at
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

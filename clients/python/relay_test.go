@@ -8,17 +8,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
-
-// relay starts a relay of the store at addr, which listens at at, and returns its address.
-func relay(t *testing.T, addr, at string) (*launch.Process, string) {
-	t.Helper()
-	return testcluster.Addressed(t, "relay", addr+" "+at)
-}
 
 // patient returns a store whose timeouts are long enough for the slowest machine.
 func patient() *store.Server {
@@ -62,7 +55,8 @@ func (m *mixed) adds() any { return m.ps[1].must("store", "add", "rounds", 0) }
 // next relay at its address takes over, and requests that change values take effect exactly once.
 func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 	addr := testcluster.Serve(t, patient())
-	p, at := relay(t, addr, "127.0.0.1:0")
+	at := testcluster.Port(t)
+	p := testcluster.StartAt(t, "relay", addr, at)
 	m := create(t, 4, at, nil, pgroup.Config{})
 	for r := 1; r < 4; r += 2 {
 		m.ps[r].must("new", "connect", at)
@@ -71,7 +65,7 @@ func TestPythonBehindARelayThatIsKilled(t *testing.T) {
 	for round := range kills {
 		m.interrupted(round, func() {
 			testcluster.Kill(t, p)
-			p, _ = relay(t, addr, at)
+			p = testcluster.StartAt(t, "relay", addr, at)
 		})
 	}
 	m.interrupted(kills, func() {
