@@ -265,7 +265,7 @@ func (h *history) run() int {
 			frozen = append(frozen, l)
 		case what < 10: // it is cut off from the other workers, and not from the store
 			l := h.lives[h.chance.IntN(len(h.lives))]
-			l.links.Cut(true)
+			l.links.Cut()
 			frozen = append(frozen, l)
 		default: // it flaps
 			heal(frozen)
@@ -295,6 +295,6 @@ func (h *history) run() int {
 func heal(ls []*life) {
 	for _, l := range ls {
 		l.line.Thaw()
-		l.links.Cut(false)
+		l.links.Mend()
 	}
 }

@@ -142,9 +142,9 @@ func TestExpiredSessionNamesItsOwnRank(t *testing.T) {
 			lost.Wait()
 			return
 		}
-		links[1].Cut(true)
+		links[1].Cut()
 		lost.Wait()
-		links[1].Cut(false)
+		links[1].Mend()
 		err := g.Barrier(t.Context())
 		v := rankError(t, g, err, pgroup.ErrLost, "lost rank 1", "its session has expired")
 		equal(t, g, "lost", v.Lost, []int{1})

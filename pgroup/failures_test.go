@@ -51,7 +51,7 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 					pgroup.KillHost(g)
 					return
 				case g.Rank() == dead:
-					links[dead].Cut(true)
+					links[dead].Cut()
 					return
 				}
 				start := time.Now()
@@ -87,7 +87,7 @@ func TestFailure08ExternalStoreNamesNoRank(t *testing.T) {
 		if g.Rank() == 1 {
 			return
 		}
-		links[0].Cut(true)
+		links[0].Cut()
 		err := g.Barrier(t.Context())
 		v := rankError(t, g, err, pgroup.ErrUnavailable, "127.0.0.1:")
 		equal(t, g, "blamed", len(v.Lost)+len(v.Left)+len(v.Missing), 0)

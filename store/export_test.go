@@ -19,14 +19,6 @@ func ConnOf(e Engine) net.Conn {
 	return c.conn.nc
 }
 
-// Kill ends a client as the end of its process would: without a goodbye, and it does not reconnect.
-func Kill(e Engine) {
-	e.(*client).cancel()
-	if conn := ConnOf(e); conn != nil {
-		_ = conn.Close()
-	}
-}
-
 // Breath is the extension of deadlines that passed while the process was stopped.
 const Breath = catchUpTime
 

@@ -122,9 +122,10 @@ func TestScenariosOverSockets(t *testing.T) {
 					t.Cleanup(func() { _ = e.Close() })
 					srv := serve(t, &store.Server{Engine: e}, tcp)
 					return func(string) scenario.Session {
-						c, err := store.Dial(t.Context(), srv.addr, nil)
+						links := new(testcluster.Links)
+						c, err := store.Dial(t.Context(), srv.addr, &store.DialOptions{Dial: links.Dial})
 						require.NoError(t, err)
-						return scenario.Session{Engine: c.Engine(), Crash: func() { store.Kill(c.Engine()) }, Break: func() { breakConn(c.Engine()) }}
+						return scenario.Session{Engine: c.Engine(), Links: links}
 					}
 				},
 			})

@@ -41,8 +41,8 @@ var imports = map[string][]string{
 	"nfsws":                    {"internal/blocking", "tensor/..."},
 	"internal/joint":           {"tensor/..."}, // tensors of several parts, as one
 	"internal/tree":            {"tensor"},
-	"internal/scenario":        {"store", "wire", "trace"}, // rules as text
-	"internal/linear":          {"store", "wire"},          // histories of a store, for tests
+	"internal/scenario":        {"store", "wire", "internal/testcluster"}, // rules as text
+	"internal/linear":          {"store", "wire"},                         // histories of a store, for tests
 	"pgroup":                   {"internal/hostmem", "internal/launcher", "shm", "store", "wire", "trace"},
 	"internal/status":          {"store", "wire", "internal/flightrecorder", "internal/tcpwire"},
 	"interop/tcpstore":         {"store", "wire", "internal/tcpwire", "trace", "internal/transport"},

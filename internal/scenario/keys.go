@@ -37,11 +37,11 @@ var keyVerbs = map[string]verb{
 	"keepalive": {do: keepAlive}, // NAME
 	"revoke":    {do: revoke},    // NAME
 
-	"close":   {do: closeSession},                              // the session says goodbye
-	"crash":   {do: crash},                                     // its process ends
-	"break":   {do: happens(func(on *Session) { on.Break() })}, // its connection ends, and it reconnects
-	"cut":     {do: happens(func(on *Session) { on.Crash() })}, // its connection ends, and cannot be made again until mend
-	"mend":    {do: happens(func(on *Session) { on.Mend() })},
+	"close":   {do: closeSession},                                  // the session says goodbye
+	"crash":   {do: crash},                                         // its process ends
+	"break":   {do: happens(breakLinks)},                           // its connection ends, and it reconnects
+	"cut":     {do: happens(func(on *Session) { on.Links.Cut() })}, // its connection ends, and cannot be made again until mend
+	"mend":    {do: happens(func(on *Session) { on.Links.Mend() })},
 	"stop":    {do: happens(func(on *Session) { on.Stop() })},    // the store ends
 	"restart": {do: happens(func(on *Session) { on.Restart() })}, // and starts again
 	"backup":  {do: backup},                                      // keeps a copy of the store
@@ -251,8 +251,13 @@ func crash(_ context.Context, k *call) string {
 	k.w.mu.Lock()
 	k.s.crashed = true
 	k.w.mu.Unlock()
-	k.s.on.Crash()
+	k.s.on.Links.Cut()
 	return ""
+}
+
+func breakLinks(on *Session) {
+	on.Links.Cut()
+	on.Links.Mend()
 }
 
 // backup writes the copy in which restore begins.

@@ -43,6 +43,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -75,13 +76,11 @@ func Secret(name string) []byte { return []byte("the secret of " + name) }
 // Session is a session of a store, and what can happen to it.
 type Session struct {
 	store.Engine
-	Crash func() // its process ends without a goodbye
-	Break func() // its connection ends, and it reconnects
+	Links *testcluster.Links // its connections: with a crash of its process they end without a goodbye
 	// Stop ends the store, and Restart starts it again. Restore starts it as the file Backup says. They
 	// are nil without Restarts.
 	Stop, Restart, Restore func()
 	Backup                 string
-	Mend                   func() // it may reconnect after a Crash: that was only its network
 	// Verbs are further verbs of its own files. They get the arguments behind the session, end with ctx,
 	// and return a line of output, or "".
 	Verbs map[string]func(ctx context.Context, args []string) string

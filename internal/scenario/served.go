@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -59,70 +60,19 @@ func Listen(t *testing.T, srv *store.Server) *Listener {
 	return l
 }
 
-// Dial opens a session, which may crash or lose its connection.
+// Dial opens a session.
 func (l *Listener) Dial(t *testing.T, o *store.DialOptions) Session {
-	d := &dialer{listener: l}
 	own := store.DialOptions{}
 	if o != nil {
 		own = *o
 	}
-	own.Dial = d.dial
+	links := &testcluster.Links{Connect: l.Conn}
+	own.Dial = links.Dial
 	s, err := store.Dial(context.Background(), "127.0.0.1:1", &own)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Session{Engine: s.Engine(), Crash: d.cut, Break: d.breakConn, Mend: d.mend}
-}
-
-// dialer makes the connections of one client.
-type dialer struct {
-	listener *Listener
-
-	mu   sync.Mutex    // protects the fields below
-	conn net.Conn      // the last one
-	down chan struct{} // closed when connections can be made; nil: they can
-}
-
-// dial implements store.DialOptions.Dial. It waits while the network is down.
-func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d.mu.Lock()
-	down := d.down
-	d.mu.Unlock()
-	if down != nil {
-		select {
-		case <-down:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	conn, err := d.listener.Conn(ctx, network, addr)
-	if err == nil {
-		d.mu.Lock()
-		d.conn = conn
-		d.mu.Unlock()
-	}
-	return conn, err
-}
-
-// cut ends the connection, and makes no other one until mend.
-func (d *dialer) cut() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.down = make(chan struct{})
-	_ = d.conn.Close()
-}
-
-func (d *dialer) mend() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	close(d.down)
-	d.down = nil
-}
-
-func (d *dialer) breakConn() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_ = d.conn.Close()
+	return Session{Engine: s.Engine(), Links: links}
 }
 
 // Conn connects to the listener; it is a dial function.
