@@ -17,40 +17,28 @@ import (
 // on a prefix; the tests here run them on what this package's tests alone can make.
 const scenarios = "../internal/scenario/testdata"
 
+// TestScenariosOfADurableStore runs the scenarios, those in which the store restarts included, on clients
+// of a durable store.
 func TestScenariosOfADurableStore(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "a durable store",
-		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights},
-		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Dir: testcluster.Scratch(t)}, Access: s.Access})
-		},
-	})
-}
-
-// TestScenariosOfRestarts runs the scenarios that need it on clients of a durable store that restarts.
-func TestScenariosOfRestarts(t *testing.T) {
-	scenario.Run(t, scenarios, scenario.Engine{
-		Name: "a client of a durable store that restarts",
-		Has:  []scenario.Feature{scenario.Restarts},
-		Only: []string{"restart", "keys", "reconnect", "backup"},
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights, scenario.Restarts},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			var served sync.WaitGroup
-			var m *store.Memory
 			var srv *store.Server
 			l, dir := scenario.NewListener(), testcluster.Scratch(t)
 			start := func() {
-				m = &store.Memory{Limits: s.Limits, Dir: dir}
-				srv = &store.Server{Engine: m}
+				srv = &store.Server{Engine: &store.Memory{Limits: s.Limits, Dir: dir}, Access: s.Access}
 				own, again := srv, l.Again()
 				served.Go(func() { _ = own.Serve(again) })
 			}
 			end := func() {
 				_ = srv.Close()
-				_ = m.Close()
+				_ = srv.Engine.Close()
 				served.Wait()
 			}
 			start()
-			t.Cleanup(func() { end() })
+			t.Cleanup(end)
 			backup := filepath.Join(testcluster.Scratch(t), "backup")
 			restore := func() {
 				end()
@@ -60,8 +48,8 @@ func TestScenariosOfRestarts(t *testing.T) {
 				}
 				start()
 			}
-			return func(string) scenario.Session {
-				c := l.Dial(t, nil)
+			return func(name string) scenario.Session {
+				c := l.Dial(t, s.DialOptions(name))
 				c.Stop, c.Restart, c.Restore, c.Backup = end, start, restore, backup
 				return c
 			}
@@ -92,7 +80,7 @@ func TestScenariosThroughARelay(t *testing.T) {
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}})
 			r, err := store.NewRelay(t.Context(), "muster://127.0.0.1:1", &store.DialOptions{Dial: l.Conn})
 			require.NoError(t, err)
-			return scenario.Clients(t, &store.Server{Engine: r, Access: s.Access})
+			return scenario.Clients(t, &store.Server{Engine: r}, s)
 		},
 	})
 }

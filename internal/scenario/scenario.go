@@ -67,11 +67,19 @@ type Engine struct {
 // Settings are the settings of the store for one file.
 type Settings struct {
 	Limits store.Limits
-	Access []store.Access // for each name of a session, with Secret(name); nil: all may do everything
+	Access []store.Access // for each name of a session, with secret(name); nil: all may do everything
 }
 
-// Secret returns the secret of the session with a name.
-func Secret(name string) []byte { return []byte("the secret of " + name) }
+// secret returns the secret of the session with a name.
+func secret(name string) []byte { return []byte("the secret of " + name) }
+
+// DialOptions returns the options of the client of the session with a name.
+func (s Settings) DialOptions(name string) *store.DialOptions {
+	if s.Access == nil {
+		return new(store.DialOptions)
+	}
+	return &store.DialOptions{Secret: secret(name)}
+}
 
 // Session is a session of a store, and what can happen to it.
 type Session struct {
@@ -157,7 +165,7 @@ func header(t *testing.T, file string) (needs []Feature, s Settings) {
 			}
 		case "# rights": // NAME read|write [PREFIX]
 			c := parse(t, "rights "+rest)
-			s.Access = append(s.Access, store.Access{Secret: Secret(c.args[0].Key), Write: c.word(0) == "write", Prefix: c.word(1)})
+			s.Access = append(s.Access, store.Access{Secret: secret(c.args[0].Key), Write: c.word(0) == "write", Prefix: c.word(1)})
 		case "# store":
 			c := parse(t, "store a "+rest)
 			s.Limits = store.Limits{Key: c.number("key"), Value: c.number("value"), Bytes: int64(c.number("bytes")), Keys: c.number("keys"), History: c.number("history"), Waiting: c.number("waiting"), Leases: c.number("leases")}

@@ -15,20 +15,16 @@ var Pipe = Engine{
 	Name: "a client over pipes",
 	Has:  []Feature{Whole, LimitsOf, Rights},
 	Start: func(t *testing.T, s Settings) func(string) Session {
-		return Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Access: s.Access})
+		return Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}}, s)
 	},
 }
 
-// Clients serves until the end of the test, and returns the function that opens a session of srv.
-func Clients(t *testing.T, srv *store.Server) func(name string) Session {
+// Clients serves until the end of the test with the access of s, and returns the function that opens a
+// session of srv.
+func Clients(t *testing.T, srv *store.Server, s Settings) func(name string) Session {
+	srv.Access = s.Access
 	l := Listen(t, srv)
-	return func(name string) Session {
-		o := new(store.DialOptions)
-		if srv.Access != nil {
-			o.Secret = Secret(name)
-		}
-		return l.Dial(t, o)
-	}
+	return func(name string) Session { return l.Dial(t, s.DialOptions(name)) }
 }
 
 // Listener listens for connections in this process.
@@ -60,15 +56,11 @@ func Listen(t *testing.T, srv *store.Server) *Listener {
 	return l
 }
 
-// Dial opens a session.
+// Dial opens a session, whose options have no Dial.
 func (l *Listener) Dial(t *testing.T, o *store.DialOptions) Session {
-	own := store.DialOptions{}
-	if o != nil {
-		own = *o
-	}
 	links := &testcluster.Links{Connect: l.Conn}
-	own.Dial = links.Dial
-	s, err := store.Dial(context.Background(), "127.0.0.1:1", &own)
+	o.Dial = links.Dial
+	s, err := store.Dial(context.Background(), "127.0.0.1:1", o)
 	if err != nil {
 		t.Fatal(err)
 	}

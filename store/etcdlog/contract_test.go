@@ -26,7 +26,7 @@ func TestScenarios(t *testing.T) {
 			l, err := etcdlog.Lead(t.Context(), newMemEtcd().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = l.Close() })
-			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Replica: l}, Access: s.Access})
+			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Replica: l}}, s)
 		},
 	})
 }
@@ -38,8 +38,8 @@ func TestScenariosOnEtcd(t *testing.T) {
 		Name: "a store whose log is in etcd",
 		Has:  []scenario.Feature{scenario.Whole},
 		Real: true,
-		Start: func(t *testing.T, _ scenario.Settings) func(string) scenario.Session {
-			return scenario.Clients(t, &store.Server{Engine: lead(t, c, &etcdlog.Options{Root: newRoot()})})
+		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
+			return scenario.Clients(t, &store.Server{Engine: lead(t, c, &etcdlog.Options{Root: newRoot()})}, s)
 		},
 	})
 }
