@@ -255,7 +255,7 @@ func TestASilentRankBehindARelay(t *testing.T) {
 	proxy := testcluster.NewProxy(t, r.addr)
 	g := teamOf(t, append(behind(t, s, r.addr, 7, 0), dial(t, proxy.Addr()))...)
 	g.goesOn(1)
-	proxy.Blackhole(true)
+	proxy.Stall(true)
 	for _, err := range g.without(bounded(t), 7, 2) {
 		require.Equal(t, "rank 7", lost(t, err, 7).Reason)
 	}
@@ -270,7 +270,7 @@ func TestASilentRankBehindAQuietRelay(t *testing.T) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
 	proxy := testcluster.NewProxy(t, relay(t, s.addr, new(store.Server), tcp).addr)
 	g := teamOf(t, s.client(t), dial(t, proxy.Addr()))
-	proxy.Blackhole(true)
+	proxy.Stall(true)
 	began := time.Now()
 	lost(t, g.barrier(bounded(t), 0, 1), 1)
 	require.Less(t, time.Since(began), 4*liveness)

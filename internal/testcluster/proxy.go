@@ -122,10 +122,7 @@ func (p *Proxy) endAll(how Ending) {
 // Delay sets Direction.Delay in both directions: a round trip takes twice as much longer.
 func (p *Proxy) Delay(d time.Duration) { p.Up.Delay(d); p.Down.Delay(d) }
 
-// Blackhole sets Direction.Blackhole in both directions: a cut wire.
-func (p *Proxy) Blackhole(on bool) { p.Up.Blackhole(on); p.Down.Blackhole(on) }
-
-// Stall sets Direction.Stall in both directions.
+// Stall sets Direction.Stall in both directions: a cut wire.
 func (p *Proxy) Stall(on bool) { p.Up.Stall(on); p.Down.Stall(on) }
 
 // Throttle sets Direction.Throttle in both directions.

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,7 +19,6 @@ const readSize = 32 << 10
 // the two goroutines that move bytes; end stops both.
 type pair struct {
 	proxy *Proxy
-	fins  atomic.Int32  // directions that have ended without an error
 	gone  chan struct{} // closed when the last goroutine has ended
 
 	ctx    context.Context // ends with the pair
@@ -58,7 +56,7 @@ func (pr *pair) run(target string) {
 	moving.Go(up.move)
 	moving.Go(down.move)
 	moving.Wait()
-	<-pr.ctx.Done() // the ends of both directions may be lost
+	pr.end(FIN) // unless an error has ended it
 }
 
 // dials keeps the socket to the target before it is connected, for end.
@@ -126,8 +124,7 @@ type stream struct {
 	src, dst *net.TCPConn
 	back     *stream // the other direction
 
-	free time.Time   // owned by move: when the next piece may be sent
-	lost atomic.Bool // data was lost, so nothing may follow it
+	free time.Time // owned by move: when the next piece may be sent
 }
 
 // move moves bytes until the pair or this direction has ended.
@@ -146,17 +143,18 @@ func (s *stream) move() {
 	}
 }
 
-// deliver returns when bytes that were read at a time are delivered or lost. It reports false if the
-// pair has ended.
+// deliver returns when bytes that were read at a time are delivered. It reports false if the pair has
+// ended.
 func (s *stream) deliver(b []byte, read time.Time) bool {
 	for len(b) > 0 {
 		f, ok := s.await(read, s.free)
-		if !ok || s.lost.Load() {
-			return ok
+		if !ok {
+			return false
 		}
 		n := f.piece(len(b))
 		if _, err := s.dst.Write(b[:n]); err != nil {
-			return s.refused()
+			s.refused()
+			return false
 		}
 		s.free = f.next(s.free, n)
 		b = b[n:]
@@ -170,13 +168,10 @@ func (s *stream) await(read, free time.Time) (faults, bool) {
 	for {
 		f, changed := s.way.current()
 		d := max(time.Until(read.Add(f.delay)), time.Until(free))
-		if f.blackhole {
-			s.lost.Store(true)
-		}
 		if s.pair.ctx.Err() != nil {
 			return f, false
 		}
-		if s.lost.Load() || !f.stall && d <= 0 {
+		if !f.stall && d <= 0 {
 			return f, true
 		}
 		var soon <-chan time.Time
@@ -191,26 +186,21 @@ func (s *stream) await(read, free time.Time) (faults, bool) {
 	}
 }
 
-// refused is called if the receiver has closed. Its sender is notified in the other direction, where
-// that may be delayed or lost too. It reports false if the pair has ended.
-func (s *stream) refused() bool {
-	s.lost.Store(true)
-	if _, ok := s.back.await(time.Now(), time.Time{}); ok && !s.back.lost.Load() {
+// refused ends the pair if the receiver has closed. Its sender is notified in the other direction, where
+// that may be delayed too.
+func (s *stream) refused() {
+	if _, ok := s.back.await(time.Now(), time.Time{}); ok {
 		s.pair.end(RST)
 	}
-	return s.pair.ctx.Err() == nil
 }
 
-// finish passes on the end of the stream, unless that is lost.
+// finish passes on the end of the stream.
 func (s *stream) finish(err error, read time.Time) {
 	switch _, ok := s.await(read, s.free); {
-	case !ok || s.lost.Load():
+	case !ok:
 	case !errors.Is(err, io.EOF):
 		s.pair.end(RST)
 	default:
 		_ = s.dst.CloseWrite() // if it was reset meanwhile, the other direction reports it
-		if s.pair.fins.Add(1) == 2 {
-			s.pair.end(FIN)
-		}
 	}
 }
