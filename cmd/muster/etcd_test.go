@@ -1,12 +1,8 @@
 package main_test
 
 import (
-	"context"
 	"os/exec"
 	"testing"
-	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
 )
@@ -19,15 +15,8 @@ func etcd(t *testing.T) (addr string) {
 		t.Skip("NOT TESTED with etcd: apt-get install etcd-server")
 	}
 	addr = testcluster.Port(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, exe, "--data-dir", t.TempDir(), "--listen-client-urls", "http://"+addr, "--advertise-client-urls", "http://"+addr,
+	testcluster.Launch(t, nil, exe, "--data-dir", t.TempDir(), "--listen-client-urls", "http://"+addr, "--advertise-client-urls", "http://"+addr,
 		"--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "error", "--logger", "zap")
-	cmd.WaitDelay = time.Second
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		cancel()
-		_ = cmd.Wait()
-	})
 	return addr
 }
 

@@ -24,14 +24,9 @@ func etcd(t *testing.T, k keys) (addr string) {
 		t.Skip("SKIPPED: no etcd here (apt-get install etcd-server)")
 	}
 	addr = testcluster.Port(t)
-	cmd := exec.Command(exe, "--data-dir", t.TempDir(), "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
+	testcluster.Launch(t, nil, exe, "--data-dir", t.TempDir(), "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
 		"--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "error", "--logger", "zap",
 		"--cert-file", k.at("server.pem"), "--key-file", k.at("server-key.pem"), "--trusted-ca-file", k.at("ca.pem"), "--client-cert-auth")
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
 	return addr
 }
 

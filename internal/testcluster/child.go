@@ -42,24 +42,34 @@ func Env(name, arg string) []string {
 	return []string{childVar + "=" + name + "|" + arg, "GORACE=atexit_sleep_ms=0"}
 }
 
-// Start starts the test binary as the child with a name. The child ends with the test at the
-// latest, and may fail. Its temporary files are removed with the test: a child that is killed leaves
-// them.
+// Start starts the test binary as the child with a name, by Launch. Its temporary files are removed with
+// the test: a child that is killed leaves them.
 func Start(t testing.TB, name, arg string) *launch.Process {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	temporary := t.TempDir()
-	job, err := launch.Start(t.Context(), launch.Spec{
-		N: 1, Path: exe, ParentPipe: true, Output: t.Output(), Grace: -1,
-		Env:     func(int) []string { return append(Env(name, arg), "TMPDIR="+temporary) },
+	return Launch(t, append(Env(name, arg), "TMPDIR="+t.TempDir()), exe)
+}
+
+// Launch starts a program with additional variables of the environment. The process ends with the test at
+// the latest, after what was registered for the end of the test later, such as its clients. It may fail.
+func Launch(t testing.TB, env []string, program string, args ...string) *launch.Process {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	job, err := launch.Start(ctx, launch.Spec{
+		N: 1, Path: program, Args: args, ParentPipe: true, Output: t.Output(), Grace: -1,
+		Env:     func(int) []string { return env },
 		MayFail: func(int) bool { return true },
 	})
 	if err != nil {
+		cancel()
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
+	t.Cleanup(func() {
+		cancel()
+		_ = job.Wait()
+	})
 	return job.Process(0)
 }

@@ -10,7 +10,8 @@ const (
 
 func stopped(pid int) bool { return state(pid) == stateStopped }
 
-func alive(pid int) bool {
+// Alive reports whether a process runs or is stopped; a zombie is not alive.
+func Alive(pid int) bool {
 	s := state(pid)
 	return s != 0 && s != stateZombie
 }

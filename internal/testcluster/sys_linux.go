@@ -23,7 +23,8 @@ func stopped(pid int) bool {
 	return len(tasks) > 0
 }
 
-func alive(pid int) bool {
+// Alive reports whether a process runs or is stopped; a zombie is not alive.
+func Alive(pid int) bool {
 	switch state(procPath(pid, "stat")) {
 	case 'Z', 'X', 0:
 		return false

@@ -16,10 +16,11 @@
 package testcluster
 
 import (
-	"os"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
 )
 
 const (
@@ -28,15 +29,8 @@ const (
 	tick          = 2 * time.Millisecond // between two checks of a condition without an event
 )
 
-// Process is a process that has a waiter: *launch.Process is one.
-type Process interface {
-	Pid() int
-	Signal(os.Signal) error
-	Done() <-chan struct{} // closed when the process has ended and is reaped
-}
-
 // Kill kills the process by SIGKILL, and returns when it has ended.
-func Kill(t testing.TB, p Process) {
+func Kill(t testing.TB, p *launch.Process) {
 	t.Helper()
 	signal(t, p, syscall.SIGKILL)
 	select {
@@ -48,27 +42,27 @@ func Kill(t testing.TB, p Process) {
 
 // Freeze stops the process, and returns when all of its threads are stopped; those of its children
 // may take a moment longer. Its connections stay open, as those of a suspended machine.
-func Freeze(t testing.TB, p Process) {
+func Freeze(t testing.TB, p *launch.Process) {
 	t.Helper()
 	signal(t, p, syscall.SIGSTOP)
 	await(t, p, "stopped", func() bool { return stopped(p.Pid()) })
 }
 
 // Thaw continues a frozen process, and returns when it runs.
-func Thaw(t testing.TB, p Process) {
+func Thaw(t testing.TB, p *launch.Process) {
 	t.Helper()
 	signal(t, p, syscall.SIGCONT)
 	await(t, p, "running", func() bool { return !stopped(p.Pid()) })
 }
 
-func signal(t testing.TB, p Process, sig syscall.Signal) {
+func signal(t testing.TB, p *launch.Process, sig syscall.Signal) {
 	t.Helper()
 	if err := p.Signal(sig); err != nil {
 		t.Fatalf("send signal %d to process %d: %v", int(sig), p.Pid(), err)
 	}
 }
 
-func await(t testing.TB, p Process, state string, reached func() bool) {
+func await(t testing.TB, p *launch.Process, state string, reached func() bool) {
 	t.Helper()
 	ended := func() bool {
 		select {
@@ -83,9 +77,6 @@ func await(t testing.TB, p Process, state string, reached func() bool) {
 		t.Fatalf("process %d ended before it was %s", p.Pid(), state)
 	}
 }
-
-// Alive reports whether a process runs or is stopped; a zombie is not alive.
-func Alive(pid int) bool { return alive(pid) }
 
 // Eventually waits until cond holds, and fails the test if it does not within the given time. It is
 // for conditions without an event: it checks at once, and then every few milliseconds. cond runs on

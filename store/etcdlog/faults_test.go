@@ -131,12 +131,12 @@ var ofFronts = []fault{
 
 var ofMembers = []fault{
 	{"kill -9 of a member", func(c *cluster, i int) func() {
-		c.members[i].kill()
+		testcluster.Kill(c.t, c.members[i].Process)
 		return func() { c.members[i].start(c.t) }
 	}},
 	{"SIGSTOP of a member", func(c *cluster, i int) func() {
-		testcluster.Freeze(c.t, c.members[i])
-		return func() { testcluster.Thaw(c.t, c.members[i]) }
+		testcluster.Freeze(c.t, c.members[i].Process)
+		return func() { testcluster.Thaw(c.t, c.members[i].Process) }
 	}},
 	{"a member cut off", func(c *cluster, i int) func() { return cut(c.of(i)...) }},
 	{"a member that receives nothing", func(c *cluster, i int) func() { return silence(c.of(i)...) }},

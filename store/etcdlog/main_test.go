@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
@@ -43,8 +42,7 @@ type member struct {
 	front        string // address at which the other members reach peer
 	dir          string
 	args         []string
-	cmd          *exec.Cmd
-	ended        chan struct{}
+	*launch.Process
 }
 
 // executable returns the etcd binary of the tests: MUSTER_TEST_ETCD, or the installed one.
@@ -80,40 +78,13 @@ func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...st
 		}, flags...)
 		m.start(t)
 	}
-	t.Cleanup(func() {
-		for _, m := range members {
-			m.kill()
-		}
-	})
 	return members
 }
 
-// start starts m. After kill, m has the data that it had.
+// start starts m. After a kill, m has the data that it had.
 func (m *member) start(t testing.TB) {
 	t.Helper()
-	m.cmd = exec.Command(executable(), m.args...)
-	m.cmd.Env = append(os.Environ(), "GOMAXPROCS=2")
-	m.cmd.Stdout, m.cmd.Stderr = io.Discard, t.Output()
-	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	require.NoError(t, m.cmd.Start())
-	m.ended = make(chan struct{})
-	go func(cmd *exec.Cmd, ended chan struct{}) {
-		_ = cmd.Wait()
-		close(ended)
-	}(m.cmd, m.ended)
-}
-
-// Pid, Signal and Done make *member a testcluster.Process.
-
-func (m *member) Pid() int                   { return m.cmd.Process.Pid }
-func (m *member) Signal(sig os.Signal) error { return m.cmd.Process.Signal(sig) }
-func (m *member) Done() <-chan struct{}      { return m.ended }
-
-// kill sends SIGKILL to m, and waits for its end.
-func (m *member) kill() {
-	_ = m.cmd.Process.Signal(syscall.SIGCONT)
-	_ = m.cmd.Process.Kill()
-	<-m.ended
+	m.Process = testcluster.Launch(t, []string{"GOMAXPROCS=2"}, executable(), m.args...)
 }
 
 func addresses(members []*member) (addrs []string) {

@@ -48,17 +48,17 @@ func TestEtcdAway(t *testing.T) {
 	s := r.dial(t)
 	l.more(20)
 	for _, away := range []time.Duration{r.options.OutageTimeout / 2, 3 * r.options.OutageTimeout} {
-		members[0].kill()
+		testcluster.Kill(t, members[0].Process)
 		r.nothing(t, s)
 		<-time.After(away)
 		r.nothing(t, s)
 		members[0].start(t)
 		l.more(20)
 	}
-	testcluster.Freeze(t, members[0])
+	testcluster.Freeze(t, members[0].Process)
 	<-time.After(3 * r.options.OutageTimeout)
 	r.nothing(t, s)
-	testcluster.Thaw(t, members[0])
+	testcluster.Thaw(t, members[0].Process)
 	l.more(20)
 	l.end()
 }
@@ -99,7 +99,7 @@ func TestOwnCallsEndInTime(t *testing.T) {
 	members := etcd(t)
 	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), OutageTimeout: testTimeout}))
 	require.NoError(t, s.Set(bounded(t), "key", []byte("before"), nil))
-	testcluster.Freeze(t, members[0])
+	testcluster.Freeze(t, members[0].Process)
 	began := time.Now()
 	err := s.Set(within(t, 200*time.Millisecond), "key", []byte("after"), nil)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -109,6 +109,6 @@ func TestOwnCallsEndInTime(t *testing.T) {
 	_, err = s.Wait(within(t, 200*time.Millisecond), "key")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Less(t, time.Since(began), 5*time.Second)
-	testcluster.Thaw(t, members[0])
+	testcluster.Thaw(t, members[0].Process)
 	has(t, s, "key", []byte("after"))
 }

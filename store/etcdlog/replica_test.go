@@ -365,7 +365,7 @@ func TestRunEnds(t *testing.T) {
 	m = <-two.leads
 	has(t, store.New(m), "key", []byte("v"))
 	three := begin()
-	members[0].kill()
+	testcluster.Kill(t, members[0].Process)
 	require.Nil(t, <-two.leads)
 	require.ErrorIs(t, m.Err(), store.ErrUnavailable)
 	_, err := store.New(m).Get(bounded(t), "key")
