@@ -1,13 +1,13 @@
 package testcluster
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -39,7 +39,10 @@ func Leaks(m *testing.M) {
 		_ = os.RemoveAll(builtIn)
 	}
 	if code == 0 {
-		code = report(leftGoroutines(), leftChildren())
+		if left := errors.Join(leftGoroutines(), leftChildren()); left != nil {
+			fmt.Fprintln(os.Stderr, "testcluster: left over after the tests:", left)
+			code = 1
+		}
 	}
 	os.Exit(code)
 }
@@ -60,17 +63,6 @@ func WaitTogether() error {
 	return flag.Set(name, strconv.Itoa(parallelPerProcessor*runtime.GOMAXPROCS(0)))
 }
 
-func report(leaks ...error) int {
-	code := 0
-	for _, err := range leaks {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "testcluster: left over after the tests:", err)
-			code = 1
-		}
-	}
-	return code
-}
-
 // leftGoroutines ignores the one goroutine that is meant to last: that of a child which waits for
 // its parent's end.
 func leftGoroutines() (left error) {
@@ -85,7 +77,6 @@ func leftGoroutines() (left error) {
 func leftChildren() error {
 	var left []string
 	holdsWithin(leakTimeout, func() bool {
-		reapZombies()
 		left = left[:0]
 		for _, pid := range children() {
 			if Alive(pid) {
@@ -98,14 +89,4 @@ func leftChildren() error {
 		return nil
 	}
 	return fmt.Errorf("%s", strings.Join(left, ", "))
-}
-
-// reapZombies may reap any child, since the tests are over.
-func reapZombies() {
-	for {
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if err != nil && err != syscall.EINTR || err == nil && pid <= 0 {
-			return
-		}
-	}
 }

@@ -16,11 +16,7 @@ import (
 // use the store of StoreVariable.
 func Serve(t testing.TB, srv *store.Server) (addr string) {
 	t.Helper()
-	skipOwnStore(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := Listen(t)
 	ServeAt(t, srv, l)
 	return l.Addr().String()
 }

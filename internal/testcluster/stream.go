@@ -24,10 +24,9 @@ type pair struct {
 	ctx    context.Context // ends with the pair
 	cancel context.CancelFunc
 
-	mu      sync.Mutex // protects the fields below
-	conns   []*net.TCPConn
-	dialing syscall.RawConn // to the target; nil before
-	how     Ending
+	mu    sync.Mutex // protects the fields below
+	conns []*net.TCPConn
+	how   Ending
 }
 
 func newPair(p *Proxy, client *net.TCPConn) *pair {
@@ -39,7 +38,8 @@ func newPair(p *Proxy, client *net.TCPConn) *pair {
 // run moves bytes until the pair has ended.
 func (pr *pair) run(target string) {
 	client := pr.conns[0]
-	d := net.Dialer{Control: pr.dials}
+	// The target may have accepted a connection that DialContext gives up: that is a reset, too.
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return c.Control(resetOnClose) }}
 	c, err := d.DialContext(pr.ctx, "tcp", target)
 	if err != nil {
 		pr.end(RST)
@@ -57,14 +57,6 @@ func (pr *pair) run(target string) {
 	moving.Go(down.move)
 	moving.Wait()
 	pr.end(FIN) // unless an error has ended it
-}
-
-// dials keeps the socket to the target before it is connected, for end.
-func (pr *pair) dials(_, _ string, c syscall.RawConn) error {
-	pr.mu.Lock()
-	defer pr.mu.Unlock()
-	pr.dialing = c
-	return nil
 }
 
 // add adds c to the pair, or closes it if the pair has ended meanwhile.
@@ -87,11 +79,6 @@ func (pr *pair) end(how Ending) {
 		return
 	}
 	pr.how = how
-	if how == RST && pr.dialing != nil {
-		// The target may have accepted a connection that dialing has not yet returned and that is
-		// closed now; without this, that would not be a reset.
-		_ = pr.dialing.Control(resetOnClose)
-	}
 	pr.cancel()
 	for _, c := range pr.conns {
 		shut(c, how)
@@ -106,7 +93,8 @@ func shut(c *net.TCPConn, how Ending) {
 	switch how {
 	case RST:
 		_ = c.SetLinger(0)
-	case FIN: // Close alone would reset if anything is unread
+	case FIN: // Close alone would reset if anything is unread, and what was dialed resets
+		_ = c.SetLinger(-1)
 		_ = c.CloseWrite()
 		_ = c.SetReadDeadline(time.Now().Add(unreadTime))
 		_, _ = io.Copy(io.Discard, c)
