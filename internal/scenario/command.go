@@ -77,11 +77,11 @@ func (c command) text(name string) string {
 	return v
 }
 
-// number returns the value of an option, or 0.
-func (c command) number(name string) int {
+// number returns the value of an option, or byDefault.
+func (c command) number(name string, byDefault int) int {
 	v, ok := c.option(name)
 	if !ok {
-		return 0
+		return byDefault
 	}
 	return c.parseInt(v)
 }

@@ -69,9 +69,6 @@ func (k *call) member() *member {
 func (k *call) contribution() (*member, wire.Contribution) {
 	m := k.member()
 	c := wire.Contribution{Generation: m.generation, Rank: m.rank, Verb: k.verb, Type: k.text("type")}
-	if _, ok := k.option("rank"); ok {
-		c.Rank = k.number("rank")
-	}
 	return m, c
 }
 
@@ -79,10 +76,7 @@ func (k *call) contribution() (*member, wire.Contribution) {
 func (k *call) next(option, name string, numbers map[string]uint64) uint64 {
 	k.w.mu.Lock()
 	defer k.w.mu.Unlock()
-	n := numbers[name] + 1
-	if _, ok := k.option(option); ok {
-		n = uint64(k.number(option))
-	}
+	n := uint64(k.number(option, int(numbers[name]+1)))
 	numbers[name] = max(n, numbers[name])
 	return n
 }
@@ -144,13 +138,7 @@ func outcome(value string, err error) string {
 }
 
 func join(ctx context.Context, k *call) string {
-	c := wire.Contribution{Group: k.word(0), Run: k.text("run"), Rank: k.place, Size: k.places, Label: "process " + k.s.name}
-	if _, ok := k.option("rank"); ok {
-		c.Rank = k.number("rank")
-	}
-	if _, ok := k.option("size"); ok {
-		c.Size = k.number("size")
-	}
+	c := wire.Contribution{Group: k.word(0), Run: k.text("run"), Rank: k.number("rank", k.place), Size: k.number("size", k.places), Label: "process " + k.s.name}
 	return k.join(ctx, c, c.Group)
 }
 
@@ -160,7 +148,7 @@ func shrink(ctx context.Context, k *call) string {
 }
 
 func (k *call) join(ctx context.Context, c wire.Contribution, group string) string {
-	claim := store.Claim{Token: k.bytes("token"), Try: uint64(k.number("try"))}
+	claim := store.Claim{Token: k.bytes("token"), Try: uint64(k.number("try", 0))}
 	f, err := k.s.JoinAs(ctx, claim, c, []byte(k.s.name))
 	if err != nil {
 		return failed(err)
@@ -174,10 +162,7 @@ func (k *call) join(ctx context.Context, c wire.Contribution, group string) stri
 
 func collective(ctx context.Context, k *call) string {
 	m, c := k.contribution()
-	c.Channel, c.Label, c.Root = k.text("channel"), k.text("label"), -1
-	if _, ok := k.option("root"); ok {
-		c.Root = k.number("root")
-	}
+	c.Channel, c.Label, c.Root = k.text("channel"), k.text("label"), k.number("root", -1)
 	c.Seq = k.next("seq", c.Channel, m.next)
 	if reason, ok := k.option("no"); ok {
 		c.No, c.Reason = wire.CodeInvalid, reason
@@ -239,31 +224,26 @@ func numbers(values [][]byte) string {
 
 func send(ctx context.Context, k *call) string {
 	_, c := k.contribution()
-	c.Channel, c.Root = k.text("tag"), k.number("to")
+	c.Channel, c.Root = k.text("tag"), k.number("to", 0)
 	return outcome("ok", k.s.Send(ctx, c, []byte(k.word(0)), k.duration("ttl")))
 }
 
 func recv(ctx context.Context, k *call) string {
 	m, c := k.contribution()
-	c.Channel, c.Root = k.text("tag"), k.number("from")
+	c.Channel, c.Root = k.text("tag"), k.number("from", 0)
 	stream := fmt.Sprint(c.Root, " ", c.Channel)
 	last := m.positions[stream]
 	c.Seq = k.next("pos", stream, m.positions)
 	v, _, err := k.s.Recv(ctx, c)
-	if err != nil && !isExpired(err) {
+	if err != nil && !errors.Is(err, store.ErrExpired) {
 		m.positions[stream] = last // it may be asked for again
 	}
 	return outcome(quoted(string(v)), err)
 }
 
-func isExpired(err error) bool {
-	e, ok := errors.AsType[*store.Error](err)
-	return ok && e.Code == wire.CodeExpired
-}
-
 func received(ctx context.Context, k *call) string {
 	_, c := k.contribution()
-	c.Channel, c.Root, c.Seq = k.text("tag"), k.number("from"), uint64(k.number("pos"))
+	c.Channel, c.Root, c.Seq = k.text("tag"), k.number("from", 0), uint64(k.number("pos", 0))
 	return outcome("ok", k.s.Received(ctx, c))
 }
 

@@ -18,7 +18,7 @@ import (
 // session.
 var keyVerbs = map[string]verb{
 	"get":      {do: get},                // KEY
-	"set":      {do: set},                // KEY VALUE [ttl=] [reads=] [lease=NAME]
+	"set":      {do: set},                // KEY VALUE [ttl=] [lease=NAME]
 	"add":      {do: add},                // KEY NUMBER [ttl=]
 	"append":   {do: appendTo},           // KEY VALUE [ttl=]
 	"swap":     {do: swap},               // KEY [old=] [new=] [ttl=]
@@ -55,7 +55,7 @@ func (k *call) do(ctx context.Context, req wire.Request) (rep wire.Reply, err er
 		req.Lease = k.w.lease(l).id
 	}
 	req.TTL = k.duration("ttl")
-	req.Number, req.Acked = uint64(k.number("number")), uint64(k.number("acked"))
+	req.Number, req.Acked = uint64(k.number("number", 0)), uint64(k.number("acked", 0))
 	err = k.s.Do(ctx, &req, &rep)
 	return rep, err
 }

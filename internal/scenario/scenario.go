@@ -168,7 +168,7 @@ func header(t *testing.T, file string) (needs []Feature, s Settings) {
 			s.Access = append(s.Access, store.Access{Secret: secret(c.args[0].Key), Write: c.word(0) == "write", Prefix: c.word(1)})
 		case "# store":
 			c := parse(t, "store a "+rest)
-			s.Limits = store.Limits{Key: c.number("key"), Value: c.number("value"), Bytes: int64(c.number("bytes")), Keys: c.number("keys"), History: c.number("history"), Waiting: c.number("waiting"), Leases: c.number("leases")}
+			s.Limits = store.Limits{Key: c.number("key", 0), Value: c.number("value", 0), Bytes: int64(c.number("bytes", 0)), Keys: c.number("keys", 0), History: c.number("history", 0), Waiting: c.number("waiting", 0), Leases: c.number("leases", 0)}
 		}
 	}
 	return needs, s

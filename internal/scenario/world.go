@@ -139,7 +139,7 @@ func (k *call) repeat(ctx context.Context) (line string) {
 		}
 		return line
 	}
-	for range max(1, k.number("times")) {
+	for range max(1, k.number("times", 0)) {
 		next := k.does.do(ctx, k)
 		if count > 0 && next != line {
 			k.say(shown(), waits)
