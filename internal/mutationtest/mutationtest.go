@@ -39,7 +39,7 @@ const mutantsFile = "testdata/mutants.txt"
 // mutant is one change of a source file that breaks a rule, which a test must notice.
 type mutant struct {
 	name     string
-	line     int // of mutantsFile, which has the name
+	line     int // of mutantsFile, at which its block begins
 	file     string
 	old, new string // old occurs exactly once in file
 	test     string // the test that must fail, as of -run; "": the simulation must find a counterexample

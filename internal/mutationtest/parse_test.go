@@ -28,7 +28,7 @@ a third
 --- b.go
 -y`
 	want := []mutant{
-		{name: "a rule", line: 2, test: "^TestRule$", file: "a.go", old: "\tif a {\n\t\tb()\n\t\tc()", new: "\tif a {\n\t\td()"},
+		{name: "a rule", line: 1, test: "^TestRule$", file: "a.go", old: "\tif a {\n\t\tb()\n\t\tc()", new: "\tif a {\n\t\td()"},
 		{name: "another rule", line: 11, file: "../b.go", old: "# x"},
 		{name: "a third", line: 16, file: "b.go", old: "y"},
 	}
@@ -39,28 +39,16 @@ a third
 }
 
 func TestParseRefuses(t *testing.T) {
-	const good = "a rule\n--- a.go\n-x\n+y\n"
 	for _, tc := range []struct{ text, want string }{
-		{"", "mutants.txt has no mutant"},
-		{"# a rule\n", "mutants.txt has no mutant"},
-		{"a rule\n\n" + good, ":1: a mutant without a file"},
-		{"a rule\n", ":1: a mutant without a file"},
-		{"test: ^TestRule$\n--- a.go\n-x\n+y\n", `:1: a mutant begins with its name, not with "test: ^TestRule$"`},
-		{"--- a.go\n-x\n+y\n", `:1: a mutant begins with its name, not with "--- a.go"`},
-		{"\n" + good + "\n" + good, ":7: a mutant with the name of an earlier one"},
-		{"a rule\n--- a.go\n", ":1: a mutant without text that the file has"},
-		{"a rule\n--- a.go\n+y\n", ":1: a mutant without text that the file has"},
-		{"a rule\n--- a.go\n x\n", ":1: a mutant that changes nothing"},
-		{"a rule\n--- a.go\n-x\n+x\n", ":1: a mutant that changes nothing"},
-		{"a rule\nits end\n--- a.go\n-x\n+y\n", `:2: unexpected line "its end"`},
-		{"a rule\n-x\n+y\n", `:2: unexpected line "-x"`},
-		{"a rule\n---\n-x\n", `:2: unexpected line "---"`},
-		{"a rule\ntest: ^TestA$\ntest: ^TestB$\n", `:3: unexpected line "test: ^TestB$"`},
-		{"a rule\n--- a.go\n-x\ny\n", ":4: line of a patch begins with 'y'"},
-		{"a rule\n--- a.go\n-x\n# why\n", ":4: line of a patch begins with '#'"},
-		{"a rule\n--- a.go\n-x \n", ":3: white space at the end"},
-		{"a rule\r\n", ":1: white space at the end"},
-		{"a rule\n--- a.go\n-x\n+z\n\n+y\n", `:6: a mutant begins with its name, not with "+y"`},
+		{"a rule\n", `:1: "a rule" needs a file`},
+		{"# why\n\na rule\n\nanother\n--- a.go\n-x\n", `:3: "a rule" needs a file`},
+		{"a rule\n--- a.go\n+y\n", `:1: "a rule" needs a file (--- FILE), and a text of it that it changes`},
+		{"a rule\n--- a.go\n x\n", ":1:"},
+		{"a rule\n--- a.go\n-x\n+x\n", ":1:"},
+		{"a rule\nits end\n--- a.go\n-x\n+y\n", `:2: "its end" is no test`},
+		{"--- a.go\n-x\n+y\n", `:2: "-x" is no test`},
+		{"a rule\n--- a.go\n-x\ny\n", `:4: "y" begins with neither`},
+		{"a rule\n--- a.go\n-x\n# why\n", `:4: "# why" begins with neither`},
 	} {
 		if _, err := parse(tc.text); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%q: %v, want %q", tc.text, err, tc.want)
