@@ -33,6 +33,10 @@ func main() {
 	elastic := flag.Bool("elastic", false, "be a worker of muster run --elastic, which may be killed at any time")
 	life := flag.Duration("life", 0, "kill this process (SIGKILL) after half to one and a half times as long; 0: never")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "train: unexpected argument %q\n", flag.Arg(0))
+		os.Exit(2)
+	}
 	if *life > 0 {
 		time.AfterFunc(*life/2+rand.N(*life), func() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) })
 	}

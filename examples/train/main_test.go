@@ -203,6 +203,7 @@ func TestEnds(t *testing.T) {
 		{"", alone, 1, "no launcher's environment.*; start it with: muster run -n 4 -- go run ./examples/train"},
 		{"-elastic", alone, 1, "start the program with muster run --elastic"},
 		{"-steps -1", alone, 2, ""},
+		{"more", alone, 2, `unexpected argument "more"`},
 		{"-steps 1000000000 -life 10ms", ranks(1, url(t)), -1, ""},
 	} {
 		j := start(t, new(testcluster.Log), 1, tc.args, tc.env)
