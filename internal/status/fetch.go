@@ -77,7 +77,6 @@ func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordi
 	}
 	t.assign()
 	t.addRecordings(recordings)
-	t.assignSubgroups()
 	t.guess()
 	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
 		g := t.status(ctx, part, t.groups[name])

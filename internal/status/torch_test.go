@@ -135,6 +135,8 @@ func TestTorchDeadlock(t *testing.T) {
 	require.Len(t, v.Waiting, 2)
 	require.Equal(t, "default_pg/1", v.Waiting[0].Group)
 	require.Equal(t, []status.Who{{Rank: 1, Doing: "has not joined", LastSeen: -1}}, v.Waiting[0].Ranks)
+	require.True(t, v.Waiting[0].AtLeast)
+	require.False(t, v.Groups[0].AtLeast)
 }
 
 // TestTorchTeardown checks that a rank that has not ended, while the others have, is not said to have
@@ -217,58 +219,6 @@ func TestTorchGuesses(t *testing.T) {
 			require.Empty(t, v.Blame)
 			require.Len(t, v.Groups, 1)
 			require.Equal(t, j.notes, v.Groups[0].Notes)
-		})
-	}
-}
-
-// TestTorchSubgroups checks which process of the job is the rank that a process group of some ranks
-// lacks: one, if its place in the order of the ranks is certain.
-func TestTorchSubgroups(t *testing.T) {
-	const of = "default_pg/0//7//cpu//0/"
-	const sleeps = "connected, waits for nothing in the store, and uses no processor for 5.0 s"
-	// ranks are those of the job, by their rank in the group
-	view := func(missing int, ranks map[int]int) *status.View {
-		var all []tcpwire.Process
-		keys := map[string]string{}
-		for r := range 4 {
-			p := in(rankProcess(r, tcpwire.Sleeping), "default_pg", r)
-			if at, ok := ranks[r]; ok {
-				p = in(p, "default_pg/7", at)
-				p.Waits = []tcpwire.ProcessWait{{Key: of + string(rune('0'+missing)), For: time.Minute}}
-				keys[of+string(rune('0'+at))] = ""
-			}
-			all = append(all, p)
-		}
-		return torchView(t, keys, all)
-	}
-	for name, c := range map[string]struct {
-		missing int
-		ranks   map[int]int
-		label   string
-		notes   []string
-	}{
-		"of all ranks":            {2, map[int]int{0: 0, 1: 1, 3: 3}, "pid 42 on b", nil},
-		"the first":               {0, map[int]int{1: 1, 2: 2, 3: 3}, "pid 40 on b", nil},
-		"the last":                {3, map[int]int{0: 0, 1: 1, 2: 2}, "pid 43 on b", nil},
-		"two, or one of them":     {2, map[int]int{0: 0, 1: 1}, "", []string{"guess: rank 2 of this group is one of the job's rank 2 (pid 42 on b), rank 3 (pid 43 on b), which have not joined"}},
-		"of the ranks 1 to 3":     {1, map[int]int{1: 0, 3: 2}, "pid 42 on b", nil},
-		"between, one of two":     {1, map[int]int{0: 0, 3: 2}, "", []string{"guess: rank 1 of this group is one of the job's rank 1 (pid 41 on b), rank 2 (pid 42 on b), which have not joined"}},
-		"in another order":        {2, map[int]int{0: 1, 1: 0}, "", nil},
-		"the last, of the rest":   {1, map[int]int{2: 0}, "pid 43 on b", nil},
-		"no rank of the job left": {2, map[int]int{2: 0, 3: 1}, "", nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			v := view(c.missing, c.ranks)
-			doing := "has not joined"
-			if c.label != "" {
-				doing = sleeps
-			}
-			require.Equal(t, map[int]string{c.missing: doing}, blamed(v))
-			require.Equal(t, c.label, v.Blame[0].Label)
-			require.Equal(t, "default_pg/7", v.Groups[1].Name)
-			require.Equal(t, c.notes, v.Groups[1].Notes)
-			require.True(t, v.Waiting[0].AtLeast)
-			require.False(t, v.Groups[0].AtLeast)
 		})
 	}
 }
