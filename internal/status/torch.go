@@ -156,12 +156,12 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 	}
 	inWorld := map[*tcpwire.Process]bool{}
 	for _, g := range t.groups {
+		otherwise := false
 		for rank, p := range g.ranks {
 			inWorld[p] = inWorld[p] || g.world
-			if p.Rank >= 0 && p.Rank != rank { // the program has set its rank in another way
-				g.world = false
-			}
+			otherwise = otherwise || p.Rank >= 0 && p.Rank != rank
 		}
+		g.world = g.world && !otherwise // the program has set its ranks in another way
 	}
 	for at, processes := range same {
 		for _, p := range processes {
