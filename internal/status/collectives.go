@@ -121,11 +121,11 @@ func (p *progress) doing() string {
 	if p.last == nil {
 		return "in no collective"
 	}
-	return fmt.Sprintf("in no collective; its last was %s, called%s", callText(p.last), words(" %s ago", max(p.of.At.Sub(p.last.Created), 0)))
+	return fmt.Sprintf("in no collective; its last was %s, called%s", collectiveText(p.last), words(" %s ago", max(p.of.At.Sub(p.last.Created), 0)))
 }
 
-// callText is a call with its backend, as PyTorch names it.
-func callText(c *flightrecorder.Call) string { return c.Backend + ":" + c.String() }
+// collectiveText is a call with its backend, as PyTorch names it.
+func collectiveText(c *flightrecorder.Call) string { return c.Backend + ":" + c.String() }
 
 // sameOnAllRanks are the operations whose inputs have the same dtypes and shapes on all ranks.
 var sameOnAllRanks = map[string]bool{"all_reduce": true, "broadcast": true, "reduce": true, "_all_gather_base": true, "_reduce_scatter_base": true}
@@ -265,14 +265,14 @@ func (c *collectives) addCall(g *torchGroup, at position, age time.Duration) {
 	if len(order) > 1 {
 		var parts []string
 		for _, kind := range order[:min(len(order), mostBy)] {
-			parts = append(parts, RankList(kinds[kind])+" in "+callText(calls[kind]))
+			parts = append(parts, RankList(kinds[kind])+" in "+collectiveText(calls[kind]))
 		}
 		g.disagree = append(g.disagree, "ranks disagree: "+strings.Join(parts, ", "))
 		if len(kinds[order[0]]) > len(kinds[order[1]]) { // the others differ from most
 			for _, kind := range order[1:] {
 				for _, rank := range kinds[kind] {
 					missing = append(missing, rank)
-					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", callText(calls[kind]), Short(age), callText(calls[order[0]]))
+					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", collectiveText(calls[kind]), Short(age), collectiveText(calls[order[0]]))
 				}
 			}
 			slices.Sort(missing)

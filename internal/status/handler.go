@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"sync"
@@ -97,7 +96,11 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	for last := (*View)(nil); ; {
 		v, err := h.watch.View(r.Context())
 		if v == nil || v != last {
-			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || h.writeEvent(w, v, err) != nil || out.Flush() != nil {
+			b, err := h.eventOf(v, err)
+			if err != nil || out.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
+				return
+			}
+			if _, err := w.Write(b); err != nil || out.Flush() != nil {
 				return
 			}
 		}
@@ -110,17 +113,8 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// writeEvent writes one event: the view, or the reason why there is none.
-func (h *handler) writeEvent(w io.Writer, v *View, away error) error {
-	b, err := h.eventOf(v, away)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(b)
-	return err
-}
-
-// eventOf encodes an event. A view may be large, so it is encoded once for all pages.
+// eventOf encodes an event: the view, or the reason why there is none. A view may be large, so it is
+// encoded once for all pages.
 func (h *handler) eventOf(v *View, away error) ([]byte, error) {
 	if away != nil {
 		return event("away", away.Error())

@@ -21,6 +21,7 @@ const (
 	mostPrefixes  = 256
 	mostProcesses = 1 << 14
 	mostArrivals  = 1 << 12 // keys that are listed to find the ranks that have arrived
+	mostAbsent    = 256
 	mostNotes     = 16
 	mostBy        = 16
 )
@@ -370,7 +371,7 @@ func (g *torchGroup) notes(size int, noted map[*tcpwire.Process]bool) (notes []s
 		}
 	}
 	if len(absent) > 0 && g.others == 0 {
-		notes = append(notes, "no connection from "+RankList(absent[:min(len(absent), mostSpans)]))
+		notes = append(notes, "no connection from "+RankList(absent[:min(len(absent), mostAbsent)]))
 	}
 	return notes
 }
