@@ -38,6 +38,7 @@ type collectives struct {
 // progress is how far a rank is in the calls of a process group.
 type progress struct {
 	of      *Recording
+	newest  *flightrecorder.Call            // its last call
 	pending *flightrecorder.Call            // its first call that has not completed; nil: it is in none
 	done    map[uint64]*flightrecorder.Call // those that have completed, by number
 	last    *flightrecorder.Call            // its last call that has completed; nil: there is none
@@ -59,8 +60,7 @@ func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
 	for _, r := range recordings {
 		dropped = dropped || r.Dump != nil && r.Dump.Dropped
 	}
-	for _, rank := range slices.Sorted(maps.Keys(recordings)) {
-		r := recordings[rank]
+	for rank, r := range recordings {
 		if r.Dump == nil {
 			continue
 		}
@@ -87,41 +87,24 @@ func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
 // add adds the next call of the rank. If a rank has dropped calls, it is unknown how often the group
 // was made.
 func (p *progress) add(c *flightrecorder.Call, dropped bool) {
-	if before := p.newest(); before != nil && c.Seq <= before.Seq {
+	if p.newest != nil && c.Seq <= p.newest.Seq {
 		p.pending, p.last, p.done = nil, nil, nil
 		if !dropped {
 			p.at.instance++
 		}
 	}
+	p.newest = c
 	switch {
-	case !c.Done && p.pending == nil:
+	case p.pending != nil:
+	case !c.Done:
 		p.pending, p.at.seq = c, c.Seq
-	case c.Done && p.pending == nil:
+	default:
 		p.last, p.at.seq = c, c.Seq+1
 		if p.done == nil {
 			p.done = map[uint64]*flightrecorder.Call{}
 		}
 		p.done[c.Seq] = c
 	}
-}
-
-// newest returns the call with the highest number that add has kept.
-func (p *progress) newest() *flightrecorder.Call {
-	if p.pending != nil {
-		return p.pending
-	}
-	return p.last
-}
-
-// age is how long the rank has been in its call.
-func (p *progress) age() time.Duration { return max(p.of.At.Sub(p.pending.Created), 0) }
-
-// doing describes a rank that is in no call.
-func (p *progress) doing() string {
-	if p.last == nil {
-		return "in no collective"
-	}
-	return fmt.Sprintf("in no collective; its last was %s, called%s", collectiveText(p.last), words(" %s ago", max(p.of.At.Sub(p.last.Created), 0)))
 }
 
 // collectiveText is a call with its backend, as PyTorch names it.
@@ -152,7 +135,6 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 	}
 	world := t.worldOf(size)
 	world.recordings = recordings
-	world.doing = map[int]string{}
 	for rank, r := range recordings {
 		if world.ranks[rank] == nil && r.Source != "" && r.Dump != nil { // otherwise nothing is known of its process
 			world.ranks[rank] = &tcpwire.Process{ID: r.Source, Label: r.Source, Rank: rank}
@@ -162,9 +144,8 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 			t.servers[p] = r.server
 		}
 	}
-	all := collectivesOf(recordings)
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		c, g := all[id], world
+	for id, c := range inOrder(collectivesOf(recordings)) {
+		g := world
 		if !c.world {
 			name, _, _ := strings.Cut(id, "\x00")
 			// its ranks have their own numbers, which a recording does not have
@@ -183,11 +164,8 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 func (t *torchJobs) worldOf(size int) *torchGroup {
 	name := "default_pg"
 	for i := range t.processes {
-		p := &t.processes[i]
-		for _, m := range p.Members {
-			if isWorld(m.Group) && !p.Ended() && t.groups[m.Group] != nil {
-				name = m.Group // the last one
-			}
+		if p := &t.processes[i]; !p.Ended() {
+			name = cmp.Or(newest(p), name)
 		}
 	}
 	g := t.group(name)
@@ -203,96 +181,112 @@ func (t *torchJobs) worldOf(size int) *torchGroup {
 // addTo adds the calls that have not completed to g: the ranks that are in them, and those that have
 // not called them, or have called another operation under the same number.
 func (c *collectives) addTo(g *torchGroup) {
-	if g.doing == nil {
-		g.doing = map[int]string{}
-	}
-	in := map[position][]int{} // ranks
-	for _, rank := range slices.Sorted(maps.Keys(c.ranks)) {
-		p := c.ranks[rank]
-		if p.pending == nil {
-			if g.doing[rank] == "" || p.last != nil {
-				g.doing[rank] = p.doing()
-			}
-			continue
+	in := map[position][]*progress{}
+	for rank, p := range c.ranks {
+		if p.pending != nil {
+			in[p.at] = append(in[p.at], p)
+		} else {
+			g.doing[rank] = fmt.Sprintf("in no collective; its last was %s, called%s", collectiveText(p.last), words(" %s ago", max(p.of.At.Sub(p.last.Created), 0)))
 		}
-		in[p.at] = append(in[p.at], rank)
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(in), position.compare) {
 		var age time.Duration
 		live := false
-		for _, rank := range in[at] {
-			age = max(age, c.ranks[rank].age())
-			live = live || c.ranks[rank].of.Live
+		for _, p := range in[at] {
+			age = max(age, p.of.At.Sub(p.pending.Created))
+			live = live || p.of.Live
 		}
-		if live && age < shortCall {
-			continue
+		if !live || age >= shortCall {
+			c.addCall(g, at, age)
 		}
-		c.addCall(g, at, age)
 	}
 }
 
 // addCall adds one call, which some ranks are in.
 func (c *collectives) addCall(g *torchGroup, at position, age time.Duration) {
-	var missing []int
-	size := g.size
-	for rank := range c.ranks {
-		size = max(size, rank+1)
-	}
-	for rank := range min(size, mostRanks) {
-		p, process := c.ranks[rank], g.ranks[rank]
-		switch {
-		case p != nil && p.at.compare(at) < 0, p != nil && p.at == at && p.pending == nil:
-			missing = append(missing, rank)
-		case p == nil && c.world && g.recordings[rank] != nil && g.recordings[rank].Dump != nil: // it has called nothing
-			missing = append(missing, rank)
-			g.doing[rank] = "in no collective"
-		case p == nil && c.world && process != nil && (process.State == tcpwire.Stopped || process.Ended()):
-			missing = append(missing, rank)
-		}
-	}
-	// A rank that has completed the call counts, too: with other shapes, some ranks may complete it.
-	kinds, calls := map[string][]int{}, map[string]*flightrecorder.Call{}
-	for _, rank := range slices.Sorted(maps.Keys(c.ranks)) {
-		if call := c.ranks[rank].call(at); call != nil {
-			kind := kindOf(call)
-			kinds[kind], calls[kind] = append(kinds[kind], rank), call
-		}
-	}
-	// most ranks first
-	order := slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
-		return cmp.Or(-cmp.Compare(len(kinds[a]), len(kinds[b])), cmp.Compare(kinds[a][0], kinds[b][0]))
-	})
-	if len(order) > 1 {
+	missing, kinds := c.missing(g, at), c.kinds(at)
+	if len(kinds) > 1 {
 		var parts []string
-		for _, kind := range order[:min(len(order), mostBy)] {
-			parts = append(parts, RankList(kinds[kind])+" in "+collectiveText(calls[kind]))
+		for _, k := range kinds[:min(len(kinds), someRanks)] {
+			parts = append(parts, RankList(k.ranks)+" in "+collectiveText(k.call))
 		}
-		g.disagree = append(g.disagree, "ranks disagree: "+strings.Join(parts, ", "))
-		if len(kinds[order[0]]) > len(kinds[order[1]]) { // the others differ from most
-			for _, kind := range order[1:] {
-				for _, rank := range kinds[kind] {
-					missing = append(missing, rank)
-					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", collectiveText(calls[kind]), Short(age), collectiveText(calls[order[0]]))
+		g.note("ranks disagree: %s", strings.Join(parts, ", "))
+		if len(kinds[0].ranks) > len(kinds[1].ranks) { // the others differ from most
+			for _, k := range kinds[1:] {
+				missing = append(missing, k.ranks...)
+				for _, rank := range k.ranks {
+					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", collectiveText(k.call), Short(age), collectiveText(kinds[0].call))
 				}
 			}
-			slices.Sort(missing)
-			order = order[:1]
+			kinds = kinds[:1]
 		}
 	}
-	for _, kind := range order {
-		in := slices.DeleteFunc(kinds[kind], func(rank int) bool { return c.ranks[rank].at != at })
-		if len(in) == 0 {
-			continue
-		}
-		r := store.RecordStatus{Verb: calls[kind].Backend + ":" + calls[kind].Name, Seq: at.seq, Root: -1, Age: age}
-		for _, rank := range in {
-			r.Arrived.Add(rank)
+	slices.Sort(missing)
+	for _, k := range kinds {
+		r := store.RecordStatus{Verb: k.call.Backend + ":" + k.call.Name, Seq: at.seq, Root: -1, Age: age}
+		for _, rank := range k.ranks {
+			if c.ranks[rank].at == at {
+				r.Arrived.Add(rank)
+			}
 		}
 		for _, rank := range missing {
 			r.Missing.Add(rank)
 		}
-		g.recorded = append(g.recorded, r)
+		if r.Arrived.Count > 0 {
+			g.recorded = append(g.recorded, r)
+		}
 	}
+}
+
+// missing returns the ranks of g that have not called what others are in.
+func (c *collectives) missing(g *torchGroup, at position) (missing []int) {
+	size := g.knownSize()
+	for rank := range c.ranks {
+		size = max(size, rank+1)
+	}
+	for rank := range size {
+		p, process, recording := c.ranks[rank], g.ranks[rank], g.recordings[rank]
+		switch {
+		case p != nil:
+			if p.at.compare(at) < 0 || p.at == at && p.pending == nil {
+				missing = append(missing, rank)
+			}
+		case !c.world: // it may not be a rank of g
+		case recording != nil && recording.Dump != nil: // it has called nothing
+			missing = append(missing, rank)
+			g.doing[rank] = "in no collective"
+		case process != nil && halted(process):
+			missing = append(missing, rank)
+		}
+	}
+	return missing
+}
+
+// kind is the ranks that have called the same operation at a position.
+type kind struct {
+	call  *flightrecorder.Call
+	ranks []int
+}
+
+// kinds returns the operations that ranks have called at a position, that of most ranks first. A rank
+// that has completed the call counts, too: with other shapes, some ranks may complete it.
+func (c *collectives) kinds(at position) (kinds []*kind) {
+	by := map[string]*kind{}
+	for rank, p := range inOrder(c.ranks) {
+		call := p.call(at)
+		if call == nil {
+			continue
+		}
+		k := by[kindOf(call)]
+		if k == nil {
+			k = new(kind)
+			by[kindOf(call)] = k
+			kinds = append(kinds, k)
+		}
+		k.call, k.ranks = call, append(k.ranks, rank)
+	}
+	slices.SortStableFunc(kinds, func(a, b *kind) int { return len(b.ranks) - len(a.ranks) })
+	return kinds
 }
 
 // call returns the call of the rank at a position, which it is in or has completed.

@@ -77,11 +77,10 @@ func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordi
 	}
 	t.assign()
 	t.addRecordings(recordings)
-	t.guess()
-	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
-		g := t.status(ctx, part, t.groups[name])
-		g.Name = prefix + g.Name
-		now.Groups = append(now.Groups, g)
+	for name, g := range inOrder(t.groups) {
+		v := t.status(ctx, part, g)
+		v.Name = prefix + name
+		now.Groups = append(now.Groups, v)
 	}
 	now.Keys = t.explainKeys(prefix, now.Keys)
 	return true

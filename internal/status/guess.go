@@ -17,66 +17,38 @@ const guessAfter = 2 * time.Second
 // maybe marks a note that may be wrong.
 const maybe = "guess: "
 
-// guess adds what follows from the processes of a job, none of whose ranks waits for another one in
-// the store: which keys its ranks wait for, and which rank differs from all others. Stopped and ended
-// processes are notes already.
-func (t *torchJobs) guess() {
-	for _, g := range t.groups {
-		if !g.world || g.others > 0 || len(g.ranks) < 2 || !t.isNewest(g) {
-			continue
-		}
-		size := g.size
-		for rank := range g.ranks {
-			size = max(size, rank+1)
-		}
-		if len(g.ranks) < size || !g.allRun() || t.waitsIn(g) {
-			continue
-		}
-		if notes := g.keyNotes(); len(notes) > 0 {
-			g.guesses = append(g.guesses, notes...)
-		} else if note := g.oneDiffers(); note != "" {
-			g.guesses = append(g.guesses, note)
-		}
+// guesses returns what follows from the processes of g, if it is a job none of whose ranks waits for
+// another one in the store: which keys its ranks wait for, or else which rank differs from all others.
+// Stopped and ended processes are notes already.
+func (t *torchJobs) guesses(g *torchGroup) []string {
+	if !g.world || g.others > 0 || len(g.ranks) < max(g.knownSize(), 2) || t.waitsIn(g) {
+		return nil
 	}
-}
-
-// isNewest reports whether no process of g has joined another group of all ranks since.
-func (t *torchJobs) isNewest(g *torchGroup) bool {
 	for _, p := range g.ranks {
-		newest := ""
-		for _, m := range p.Members {
-			if isWorld(m.Group) && t.groups[m.Group] != nil {
-				newest = m.Group
-			}
-		}
-		if newest != "" && newest != g.name {
-			return false
+		if last := newest(p); halted(p) || last != "" && last != g.name {
+			return nil
 		}
 	}
-	return true
-}
-
-// allRun reports whether no process of g is stopped or has ended.
-func (g *torchGroup) allRun() bool {
-	for _, p := range g.ranks {
-		if p.Ended() || p.State == tcpwire.Stopped {
-			return false
-		}
+	if notes := g.keyNotes(); len(notes) > 0 {
+		return notes
 	}
-	return true
+	return g.oneDiffers()
 }
 
-// waitsIn reports whether a process of g waits in an operation of a process group.
+// waitsIn reports whether a process of g waits in an operation of a process group of which it is
+// known to be a rank.
 func (t *torchJobs) waitsIn(g *torchGroup) bool {
+	mine := map[*tcpwire.Process]bool{}
+	for _, p := range g.ranks {
+		mine[p] = true
+	}
 	for _, of := range t.groups {
 		if len(of.recorded) > 0 {
 			return true
 		}
-		for _, w := range of.waits {
-			for rank := range w.ranks {
-				if p := of.ranks[rank]; slices.Contains(slices.Collect(maps.Values(g.ranks)), p) {
-					return true
-				}
+		for _, p := range of.ranks {
+			if mine[p] && of.isWaitedInBy(p) {
+				return true
 			}
 		}
 	}
@@ -87,15 +59,14 @@ func (t *torchJobs) waitsIn(g *torchGroup) bool {
 func (g *torchGroup) keyNotes() (notes []string) {
 	waiting := map[string][]int{} // ranks, by key
 	waits := map[int]bool{}
-	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
-		for _, w := range g.ranks[rank].Waits {
+	for rank, p := range inOrder(g.ranks) {
+		for _, w := range p.Waits {
 			if w.For >= guessAfter && len(waiting) < mostNotes {
 				waiting[w.Key], waits[rank] = append(waiting[w.Key], rank), true
 			}
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(waiting)) {
-		ranks := waiting[key]
+	for key, ranks := range inOrder(waiting) {
 		verb := "wait"
 		if len(ranks) == 1 {
 			verb = "waits"
@@ -103,12 +74,11 @@ func (g *torchGroup) keyNotes() (notes []string) {
 		notes = append(notes, fmt.Sprintf("%s %s for key %s, which does not exist", g.rankTexts(ranks), verb, quote(key)))
 	}
 	var free []int // ranks that wait for no key
-	for rank := range g.ranks {
+	for rank := range inOrder(g.ranks) {
 		if !waits[rank] {
 			free = append(free, rank)
 		}
 	}
-	slices.Sort(free)
 	switch {
 	case len(waiting) != 1:
 	case len(free) == 1 && len(g.ranks) > 2:
@@ -120,24 +90,22 @@ func (g *torchGroup) keyNotes() (notes []string) {
 }
 
 // oneDiffers names the rank that alone uses the processor, or alone does not.
-func (g *torchGroup) oneDiffers() string {
+func (g *torchGroup) oneDiffers() []string {
 	in := map[string][]int{} // ranks, by state
 	for rank, p := range g.ranks {
 		if p.For < guessAfter {
-			return ""
+			return nil
 		}
 		in[p.State] = append(in[p.State], rank)
 	}
-	computes, sleeps := in[tcpwire.Computing], in[tcpwire.Sleeping]
-	switch {
-	case len(computes)+len(sleeps) < len(g.ranks):
-		return ""
-	case len(computes) == 1:
-		return maybe + "the others wait for " + g.rankTexts(computes) + ", which alone uses the processor" + words(", for %s", g.ranks[computes[0]].For)
-	case len(sleeps) == 1: // communication of GPUs is waited for with the processor
-		return maybe + "the others wait for " + g.rankTexts(sleeps) + ", which alone uses no processor" + words(", for %s", g.ranks[sleeps[0]].For)
+	one, alone := in[tcpwire.Computing], "uses the processor"
+	if len(one) != 1 {
+		one, alone = in[tcpwire.Sleeping], "uses no processor" // communication of GPUs is waited for with the processor
 	}
-	return ""
+	if len(one) != 1 || len(in[tcpwire.Computing])+len(in[tcpwire.Sleeping]) < len(g.ranks) {
+		return nil
+	}
+	return []string{maybe + "the others wait for " + g.rankTexts(one) + ", which alone " + alone + words(", for %s", g.ranks[one[0]].For)}
 }
 
 // rankTexts names ranks of g, one or a few of them with its process.
