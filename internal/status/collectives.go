@@ -38,10 +38,9 @@ type collectives struct {
 // progress is how far a rank is in the calls of a process group.
 type progress struct {
 	of      *Recording
-	newest  *flightrecorder.Call            // its last call
+	last    *flightrecorder.Call            // its last call
 	pending *flightrecorder.Call            // its first call that has not completed; nil: it is in none
-	done    map[uint64]*flightrecorder.Call // those that have completed, by number
-	last    *flightrecorder.Call            // its last call that has completed; nil: there is none
+	calls   map[uint64]*flightrecorder.Call // pending, and those before, by number
 	at      position                        // of pending, or else of the call after last
 }
 
@@ -87,23 +86,19 @@ func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
 // add adds the next call of the rank. If a rank has dropped calls, it is unknown how often the group
 // was made.
 func (p *progress) add(c *flightrecorder.Call, dropped bool) {
-	if p.newest != nil && c.Seq <= p.newest.Seq {
-		p.pending, p.last, p.done = nil, nil, nil
-		if !dropped {
+	if p.last == nil || c.Seq <= p.last.Seq {
+		p.pending, p.calls = nil, map[uint64]*flightrecorder.Call{}
+		if p.last != nil && !dropped {
 			p.at.instance++
 		}
 	}
-	p.newest = c
-	switch {
-	case p.pending != nil:
-	case !c.Done:
+	p.last = c
+	if p.pending != nil {
+		return
+	}
+	p.calls[c.Seq], p.at.seq = c, c.Seq+1
+	if !c.Done {
 		p.pending, p.at.seq = c, c.Seq
-	default:
-		p.last, p.at.seq = c, c.Seq+1
-		if p.done == nil {
-			p.done = map[uint64]*flightrecorder.Call{}
-		}
-		p.done[c.Seq] = c
 	}
 }
 
@@ -136,7 +131,7 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 	world := t.worldOf(size)
 	world.recordings = recordings
 	for rank, r := range recordings {
-		if world.ranks[rank] == nil && r.Source != "" && r.Dump != nil { // otherwise nothing is known of its process
+		if world.ranks[rank] == nil && r.Dump != nil { // otherwise nothing is known of its process
 			world.ranks[rank] = &tcpwire.Process{ID: r.Source, Label: r.Source, Rank: rank}
 			world.doing[rank] = "in no collective"
 		}
@@ -240,11 +235,7 @@ func (c *collectives) addCall(g *torchGroup, at position, age time.Duration) {
 
 // missing returns the ranks of g that have not called what others are in.
 func (c *collectives) missing(g *torchGroup, at position) (missing []int) {
-	size := g.knownSize()
-	for rank := range c.ranks {
-		size = max(size, rank+1)
-	}
-	for rank := range size {
+	for rank := range g.knownSize() {
 		p, process, recording := c.ranks[rank], g.ranks[rank], g.recordings[rank]
 		switch {
 		case p != nil:
@@ -291,11 +282,8 @@ func (c *collectives) kinds(at position) (kinds []*kind) {
 
 // call returns the call of the rank at a position, which it is in or has completed.
 func (p *progress) call(at position) *flightrecorder.Call {
-	switch {
-	case p.at == at:
-		return p.pending
-	case p.at.instance == at.instance:
-		return p.done[at.seq]
+	if p.at.instance != at.instance {
+		return nil
 	}
-	return nil
+	return p.calls[at.seq]
 }

@@ -2,8 +2,6 @@ package status
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +19,7 @@ const maybe = "guess: "
 // another one in the store: which keys its ranks wait for, or else which rank differs from all others.
 // Stopped and ended processes are notes already.
 func (t *torchJobs) guesses(g *torchGroup) []string {
-	if !g.world || g.others > 0 || len(g.ranks) < max(g.knownSize(), 2) || t.waitsIn(g) {
+	if !g.world || t.unknown > 0 || len(g.ranks) < max(g.knownSize(), 2) || t.waitsIn(g) {
 		return nil
 	}
 	for _, p := range g.ranks {
@@ -58,12 +56,16 @@ func (t *torchJobs) waitsIn(g *torchGroup) bool {
 // keyNotes describes the keys that ranks of g have waited for, the first ones.
 func (g *torchGroup) keyNotes() (notes []string) {
 	waiting := map[string][]int{} // ranks, by key
-	waits := map[int]bool{}
+	var free []int                // ranks that wait for no key
 	for rank, p := range inOrder(g.ranks) {
+		waits := false
 		for _, w := range p.Waits {
 			if w.For >= guessAfter && len(waiting) < mostNotes {
-				waiting[w.Key], waits[rank] = append(waiting[w.Key], rank), true
+				waiting[w.Key], waits = append(waiting[w.Key], rank), true
 			}
+		}
+		if !waits {
+			free = append(free, rank)
 		}
 	}
 	for key, ranks := range inOrder(waiting) {
@@ -72,19 +74,13 @@ func (g *torchGroup) keyNotes() (notes []string) {
 			verb = "waits"
 		}
 		notes = append(notes, fmt.Sprintf("%s %s for key %s, which does not exist", g.rankTexts(ranks), verb, quote(key)))
-	}
-	var free []int // ranks that wait for no key
-	for rank := range inOrder(g.ranks) {
-		if !waits[rank] {
-			free = append(free, rank)
+		switch {
+		case len(waiting) > 1:
+		case len(free) == 1 && len(g.ranks) > 2:
+			notes = append(notes, maybe+g.rankTexts(free)+", which alone does not wait for it, is to set it")
+		case len(ranks) == 1 && len(free) > 1:
+			notes = append(notes, maybe+"the others wait for "+g.rankTexts(ranks))
 		}
-	}
-	switch {
-	case len(waiting) != 1:
-	case len(free) == 1 && len(g.ranks) > 2:
-		notes = append(notes, maybe+g.rankTexts(free)+", which alone does not wait for it, is to set it")
-	case len(waits) == 1 && len(free) > 1:
-		notes = append(notes, maybe+"the others wait for "+g.rankTexts(slices.Collect(maps.Keys(waits))))
 	}
 	return notes
 }

@@ -96,11 +96,10 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	for last := (*View)(nil); ; {
 		v, err := h.watch.View(r.Context())
 		if v == nil || v != last {
-			b, err := h.eventOf(v, err)
-			if err != nil || out.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
+			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
 				return
 			}
-			if _, err := w.Write(b); err != nil || out.Flush() != nil {
+			if _, err := w.Write(h.eventOf(v, err)); err != nil || out.Flush() != nil {
 				return
 			}
 		}
@@ -115,23 +114,19 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 
 // eventOf encodes an event: the view, or the reason why there is none. A view may be large, so it is
 // encoded once for all pages.
-func (h *handler) eventOf(v *View, away error) ([]byte, error) {
+func (h *handler) eventOf(v *View, away error) []byte {
 	if away != nil {
 		return event("away", away.Error())
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.view != v {
-		b, err := event("status", v)
-		if err != nil {
-			return nil, err
-		}
-		h.view, h.event = v, b
+		h.view, h.event = v, event("status", v)
 	}
-	return h.event, nil
+	return h.event
 }
 
-func event(name string, data any) ([]byte, error) {
-	b, err := json.Marshal(data)
-	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, b), err
+func event(name string, data any) []byte {
+	b, _ := json.Marshal(data) // cannot fail: JSON has all values of a view
+	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, b)
 }

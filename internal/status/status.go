@@ -63,28 +63,17 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 		return w.view, w.last, w.err
 	}
 	began := time.Now()
-	now, err := w.ask(ctx)
-	switch {
-	case err == nil:
-		w.saw(now, time.Since(began))
-	case ctx.Err() != nil: // the caller has gone; this says nothing about the store
-		return nil, nil, err
-	default:
-		w.view, w.err, w.at, w.good = nil, err, time.Now(), w.every
-	}
-	return w.view, w.last, w.err
-}
-
-// saw stores the answer now, which took that long to receive.
-func (w *Watch) saw(now *store.Status, took time.Duration) {
-	began := time.Now()
-	w.view, w.last, w.err = Of(now, &w.options), now, nil
-	w.at = time.Now()
-	w.good = max(w.every, min((took+w.at.Sub(began))*share, longest))
-}
-
-func (w *Watch) ask(ctx context.Context) (*store.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	return Fetch(ctx, w.store, nil)
+	now, err := Fetch(asking, w.store, nil)
+	if err != nil && ctx.Err() != nil { // the caller has gone; this says nothing about the store
+		return nil, nil, err
+	}
+	w.view, w.err, w.good = nil, err, w.every
+	if err == nil {
+		w.view, w.last = Of(now, &w.options), now
+		w.good = max(w.every, min(time.Since(began)*share, longest))
+	}
+	w.at = time.Now()
+	return w.view, w.last, w.err
 }

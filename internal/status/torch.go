@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"hash/fnv"
+	"hash/maphash"
 	"iter"
 	"maps"
 	"slices"
@@ -32,17 +32,17 @@ type torchJobs struct {
 	groups    map[string]*torchGroup
 	servers   map[*tcpwire.Process]string // addresses of debug servers
 	noted     map[*tcpwire.Process]bool   // each process is noted in one group only
+	unknown   int                         // connected processes of unknown ranks or jobs
 }
 
 // torchGroup is a process group, or the processes that have the same number of ranks in their
 // environment.
 type torchGroup struct {
-	name   string
-	size   int // 0: unknown
-	ranks  map[int]*tcpwire.Process
-	waits  map[string]*torchWait // by operation
-	others int                   // connected processes of unknown ranks, which may belong to it
-	world  bool                  // its ranks are those of the environment
+	name  string
+	size  int // 0: unknown
+	ranks map[int]*tcpwire.Process
+	waits map[string]*torchWait // by operation
+	world bool                  // its ranks are those of the environment
 
 	// what its ranks have recorded: see addRecordings
 	recordings map[int]*Recording
@@ -151,37 +151,31 @@ func (t *torchJobs) assign() {
 			}
 		}
 	}
-	unknown := t.assignByEnvironment()
-	for _, g := range t.groups {
-		g.others = unknown
-	}
+	t.assignByEnvironment()
 }
 
 // assignByEnvironment finds the ranks of processes that have not set a key in the group of all ranks
 // of their job, by their environment. If several connected processes have the same environment, they
 // are of several jobs, and which of them belongs to which job is known only while they wait in it.
-// It returns how many connected processes belong to an unknown job, or have no known rank.
-func (t *torchJobs) assignByEnvironment() (unknown int) {
+func (t *torchJobs) assignByEnvironment() {
 	type place struct{ rank, size int }
 	same := map[place][]*tcpwire.Process{} // connected ones, or else disconnected ones
+	several := map[int]bool{}              // sizes of several jobs
 	for i := range t.processes {
 		p := &t.processes[i]
 		at := place{p.Rank, p.Size}
 		switch others := same[at]; {
 		case p.Rank < 0:
 			if len(p.Members) == 0 && !p.Ended() {
-				unknown++
+				t.unknown++
 			}
 		case len(others) > 0 && p.Ended():
 		case len(others) > 0 && others[0].Ended():
 			same[at] = []*tcpwire.Process{p}
 		default:
 			same[at] = append(others, p)
+			several[at.size] = several[at.size] || len(others) > 0
 		}
-	}
-	several := map[int]bool{} // sizes of several jobs
-	for at, processes := range same {
-		several[at.size] = several[at.size] || len(processes) > 1
 	}
 	inWorld := map[*tcpwire.Process]bool{}
 	for _, g := range t.groups {
@@ -204,7 +198,7 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 			switch {
 			case found:
 			case several[at.size]:
-				unknown++
+				t.unknown++
 			default:
 				g := t.group(fmt.Sprintf("PyTorch job of %d ranks", at.size))
 				g.size, g.world = at.size, true
@@ -212,7 +206,6 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 			}
 		}
 	}
-	return unknown
 }
 
 // isWaitedInBy reports whether p waits in an operation of g.
@@ -266,7 +259,7 @@ func (t *torchJobs) status(ctx context.Context, s *store.Store, g *torchGroup) s
 	v.Records = append(v.Records, g.recorded...)
 	v.Open = len(v.Records)
 	for rank, p := range inOrder(g.ranks) {
-		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p), Server: t.servers[p]}
+		r := store.RankStatus{Rank: rank, Label: p.Label, Session: maphash.String(seed, p.ID), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p), Server: t.servers[p]}
 		if p.Ended() {
 			r.Gone = wire.CodeLeft
 		} else {
@@ -279,12 +272,8 @@ func (t *torchJobs) status(ctx context.Context, s *store.Store, g *torchGroup) s
 	return v
 }
 
-// sessionOf returns a number that distinguishes processes: they have no session.
-func sessionOf(p *tcpwire.Process) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(p.ID))
-	return h.Sum64()
-}
+// seed is that of the numbers that distinguish processes: they have no session.
+var seed = maphash.MakeSeed()
 
 // record returns an operation with the ranks that wait in it and those that they wait for. size is
 // the number of ranks, as far as it is known.
@@ -405,7 +394,7 @@ func (t *torchJobs) addNotes(g *torchGroup, size int) {
 			t.noteProcess(g, rank, "in teardown, or in work that the ranks that have ended do not have: "+g.doingText(rank, g.ranks[rank]))
 		}
 	}
-	if sized && len(absent) > 0 && g.others == 0 {
+	if sized && len(absent) > 0 && t.unknown == 0 {
 		g.notes = append(g.notes, "no connection from "+RankList(absent[:min(len(absent), mostAbsent)]))
 	}
 }
