@@ -30,9 +30,8 @@ const shortCall = time.Second
 // collectives are the calls that ranks have recorded of one process group and backend, which counts
 // its calls by itself.
 type collectives struct {
-	backend string
-	world   bool
-	ranks   map[int]*progress
+	world bool
+	ranks map[int]*progress
 }
 
 // progress is how far a rank is in the calls of a process group.
@@ -70,7 +69,7 @@ func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
 			}
 			id := c.Group + "\x00" + c.Backend
 			if all[id] == nil {
-				all[id] = &collectives{backend: c.Backend, ranks: map[int]*progress{}}
+				all[id] = &collectives{ranks: map[int]*progress{}}
 			}
 			g := all[id]
 			g.world = g.world || c.World()

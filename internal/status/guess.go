@@ -104,6 +104,14 @@ func (g *torchGroup) oneDiffers() []string {
 	return []string{maybe + "the others wait for " + g.rankTexts(one) + ", which alone " + alone + words(", for %s", g.ranks[one[0]].For)}
 }
 
+// processText names a process, with its rank unless that is -1.
+func processText(rank int, p *tcpwire.Process) string {
+	if rank < 0 {
+		return p.Label
+	}
+	return fmt.Sprintf("rank %d (%s)", rank, p.Label)
+}
+
 // rankTexts names ranks of g, one or a few of them with its process.
 func (g *torchGroup) rankTexts(ranks []int) string {
 	if len(ranks) > someRanks {
@@ -111,11 +119,7 @@ func (g *torchGroup) rankTexts(ranks []int) string {
 	}
 	var texts []string
 	for _, rank := range ranks {
-		text := fmt.Sprintf("rank %d", rank)
-		if p := g.ranks[rank]; p != nil && p.Label != "" {
-			text += " (" + p.Label + ")"
-		}
-		texts = append(texts, text)
+		texts = append(texts, processText(rank, g.ranks[rank]))
 	}
 	return strings.Join(texts, ", ")
 }

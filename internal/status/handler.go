@@ -63,7 +63,7 @@ func guarded(next http.Handler) http.Handler {
 
 // once serves a view as JSON, for programs.
 func (h *handler) once(w http.ResponseWriter, r *http.Request) {
-	v, err := h.watch.View(r.Context())
+	v, _, err := h.watch.Look(r.Context())
 	switch {
 	case err == nil:
 		write(w, http.StatusOK, v)
@@ -94,7 +94,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for last := (*View)(nil); ; {
-		v, err := h.watch.View(r.Context())
+		v, _, err := h.watch.Look(r.Context())
 		if v == nil || v != last {
 			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
 				return

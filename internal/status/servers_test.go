@@ -17,7 +17,7 @@ import (
 )
 
 // viewOf returns the view of s.
-func viewOf(t *testing.T, s *store.Store, o *status.TorchOptions) *status.View {
+func viewOf(t *testing.T, s *store.Store, o status.TorchOptions) *status.View {
 	t.Helper()
 	now, err := status.Fetch(t.Context(), s, o)
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func TestDebugServers(t *testing.T) {
 		require.NoError(t, s.Set(t.Context(), fmt.Sprintf("debug_server/rank%d", rank), []byte(addr), nil))
 	}
 	require.NoError(t, s.Set(t.Context(), "debug_server/rank-1", []byte(server.URL), nil))
-	v := viewOf(t, s, &status.TorchOptions{Servers: true})
+	v := viewOf(t, s, status.TorchOptions{Servers: true})
 	require.Len(t, v.Waiting, 1)
 	require.Equal(t, "gloo:broadcast #2", v.Waiting[0].What)
 	notes := strings.Join(v.Groups[0].Notes, "\n")
@@ -73,5 +73,5 @@ func TestDebugServers(t *testing.T) {
 	require.Len(t, v.Blame, 1)
 	require.Equal(t, "Thread 0x1: File train.py, line 7", v.Blame[0].Stacks)
 
-	require.Empty(t, viewOf(t, s, nil).Groups)
+	require.Empty(t, viewOf(t, s, status.TorchOptions{}).Groups)
 }

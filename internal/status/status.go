@@ -16,7 +16,7 @@ import (
 type Watch struct {
 	store   *store.Store
 	every   time.Duration
-	options Options
+	options *Options
 
 	asking chan struct{} // a semaphore for one caller at a time; protects the fields below
 	last   *store.Status // from which view was made
@@ -36,22 +36,11 @@ const (
 // NewWatch returns a Watch of s. A view stays valid for the duration every, or longer if the
 // request was slow.
 func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
-	w := &Watch{store: s, every: every, asking: make(chan struct{}, 1)}
-	if o != nil {
-		w.options = *o
-	}
-	return w
+	return &Watch{store: s, every: every, options: o, asking: make(chan struct{}, 1)}
 }
 
-// View returns a view that is no older than the cache allows. All callers share it: do not change
-// it.
-func (w *Watch) View(ctx context.Context) (*View, error) {
-	v, _, err := w.Look(ctx)
-	return v, err
-}
-
-// Look returns the view of View together with the status from which it was made. If there is no
-// view, the status is undefined.
+// Look returns a view that is no older than the cache allows, and the status from which it was made.
+// All callers share them: do not change them. If there is no view, the status is undefined.
 func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	select {
 	case w.asking <- struct{}{}:
@@ -65,13 +54,13 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	began := time.Now()
 	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	now, err := Fetch(asking, w.store, nil)
+	now, err := Fetch(asking, w.store, TorchOptions{})
 	if err != nil && ctx.Err() != nil { // the caller has gone; this says nothing about the store
 		return nil, nil, err
 	}
 	w.view, w.err, w.good = nil, err, w.every
 	if err == nil {
-		w.view, w.last = Of(now, &w.options), now
+		w.view, w.last = Of(now, w.options), now
 		w.good = max(w.every, min(time.Since(began)*share, longest))
 	}
 	w.at = time.Now()

@@ -364,7 +364,7 @@ func (g *torchGroup) note(format string, args ...any) {
 func (t *torchJobs) noteProcess(g *torchGroup, rank int, text string) {
 	if p := g.ranks[rank]; !t.noted[p] && len(g.notes) < mostNotes {
 		t.noted[p] = true
-		g.note("rank %d (%s): %s", rank, p.Label, text)
+		g.note("%s: %s", processText(rank, p), text)
 	}
 }
 
@@ -413,11 +413,7 @@ func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []s
 				grouped[key]++
 				continue
 			}
-			label := p.Label
-			if p.Rank >= 0 {
-				label = fmt.Sprintf("rank %d (%s)", p.Rank, label)
-			}
-			by[key] = append(by[key], label+words(" for %s", w.For))
+			by[key] = append(by[key], processText(p.Rank, p)+words(" for %s", w.For))
 		}
 	}
 	for _, k := range keys {

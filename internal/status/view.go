@@ -279,18 +279,17 @@ func serverOf(s *store.ServerStatus) *Server {
 
 // failures returns the failures of g.
 func failures(g *store.GroupStatus) (list []Failure) {
-	add := func(f *store.FailureStatus) {
+	all := g.Failures
+	if g.Revoked != nil {
+		all = append(slices.Clone(all), *g.Revoked)
+	}
+	for i := range all {
+		f := &all[i]
 		what := callText(&store.RecordStatus{Verb: f.Verb, Seq: f.Seq, Channel: f.Channel, Root: -1})
 		list = append(list, Failure{
 			Group: g.Name, Run: g.Run, Generation: g.Generation, What: cmp.Or(what, "the group"),
 			Ago: seconds(f.Ago), Code: f.Failure.Code.String(), Why: why(f),
 		})
-	}
-	for i := range g.Failures {
-		add(&g.Failures[i])
-	}
-	if g.Revoked != nil {
-		add(g.Revoked)
 	}
 	return list
 }

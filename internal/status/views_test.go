@@ -58,7 +58,7 @@ func viewText(t *testing.T, d *datadriven.TestData) string {
 	if d.HasArg("part") {
 		s = j.part
 	}
-	now, err := status.Fetch(t.Context(), s, &status.TorchOptions{Recordings: j.recordings})
+	now, err := status.Fetch(t.Context(), s, status.TorchOptions{Recordings: j.recordings})
 	require.NoError(t, err)
 	now.Server, now.Keys, now.Groups = j.now.Server, append(now.Keys, j.now.Keys...), append(now.Groups, j.now.Groups...)
 	var o status.Options

@@ -42,7 +42,7 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 			s := &slow{takes: takes}
 			w := status.NewWatch(store.New(s), time.Second, nil)
 			for end := time.Now().Add(100 * time.Second); time.Now().Before(end); time.Sleep(time.Second / 10) {
-				_, err := w.View(t.Context())
+				_, _, err := w.Look(t.Context())
 				require.NoError(t, err)
 			}
 			require.InDelta(t, want, s.asked, float64(want)/8+2, "%v", takes)
@@ -60,21 +60,21 @@ func TestWatchOfAStoreThatHangs(t *testing.T) {
 		var viewers sync.WaitGroup
 		for range 64 {
 			viewers.Go(func() {
-				_, err := w.View(t.Context())
+				_, _, err := w.Look(t.Context())
 				assert.ErrorIs(t, err, context.DeadlineExceeded)
 			})
 		}
 		synctest.Wait()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := w.View(ctx)
+		_, _, err := w.Look(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Zero(t, time.Since(began))
 		viewers.Wait()
 		require.Equal(t, 1, s.asked)
 		require.Less(t, time.Since(began), 10*time.Second)
 		time.Sleep(time.Second)
-		_, err = w.View(t.Context())
+		_, _, err = w.Look(t.Context())
 		require.Error(t, err)
 		require.Equal(t, 2, s.asked, "later it is asked again")
 	})
@@ -88,9 +88,9 @@ func TestWhoGivesUpSaysNothingOfTheStore(t *testing.T) {
 		w := status.NewWatch(store.New(s), time.Second, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		_, err := w.View(ctx)
+		_, _, err := w.Look(ctx)
 		require.Error(t, err)
-		_, err = w.View(t.Context())
+		_, _, err = w.Look(t.Context())
 		require.NoError(t, err)
 	})
 }
