@@ -50,7 +50,7 @@ ps" to see which jobs run, and how often they restarted.`,
 					return err
 				}
 				now.Server = nil
-				return r.show(cmd, status.Of(now, nil), &o)
+				return r.show(cmd, status.Of(now, status.Options{}), &o)
 			}
 			if o.json {
 				if err := r.findOne(); err != nil {
@@ -95,7 +95,7 @@ func (r *remote) who(cmd *cobra.Command, o *whoOptions) error {
 		if err != nil {
 			return err
 		}
-		v := status.Of(now, nil)
+		v := status.Of(now, status.Options{})
 		if o.stacks {
 			status.FetchStacks(ctx, s, v)
 		}

@@ -270,8 +270,7 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	}
 	if most > 0 && len(v.Ranks) > most {
 		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(rankUrgency(a.State), rankUrgency(b.State)) })
-		v.More = len(v.Ranks) - most
-		v.Ranks = v.Ranks[:most]
+		v.Ranks, v.More = first(v.Ranks, most)
 		slices.SortFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(a.Rank, b.Rank) })
 	}
 	for i := range v.Ranks {

@@ -51,13 +51,10 @@ func (p position) compare(o position) int {
 	return cmp.Or(cmp.Compare(p.instance, o.instance), cmp.Compare(p.seq, o.seq))
 }
 
-// collectivesOf sorts the calls of all ranks by process group and backend.
-func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
+// collectivesOf sorts the calls of all ranks by process group and backend. dropped is whether a rank
+// has dropped calls.
+func collectivesOf(recordings map[int]*Recording, dropped bool) map[string]*collectives {
 	all := map[string]*collectives{}
-	dropped := false
-	for _, r := range recordings {
-		dropped = dropped || r.Dump != nil && r.Dump.Dropped
-	}
 	for rank, r := range recordings {
 		if r.Dump == nil {
 			continue
@@ -117,19 +114,11 @@ func kindOf(c *flightrecorder.Call) string {
 
 // addRecordings adds what ranks have recorded, as operations of their process groups.
 func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
-	if len(recordings) == 0 {
-		return
-	}
-	size := 0
-	for rank := range recordings {
-		size = max(size, rank+1)
-	}
-	for i := range t.processes {
-		size = max(size, t.processes[i].Size)
-	}
-	world := t.worldOf(size)
+	world := t.worldOf(recordings)
 	world.recordings = recordings
+	dropped := false
 	for rank, r := range recordings {
+		dropped = dropped || r.Dump != nil && r.Dump.Dropped
 		if world.ranks[rank] == nil && r.Dump != nil { // otherwise nothing is known of its process
 			world.ranks[rank] = &tcpwire.Process{ID: r.Source, Label: r.Source, Rank: rank}
 			world.doing[rank] = "in no collective"
@@ -138,16 +127,14 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 			t.servers[p] = r.server
 		}
 	}
-	for id, c := range inOrder(collectivesOf(recordings)) {
+	for id, c := range inOrder(collectivesOf(recordings, dropped)) {
 		g := world
 		if !c.world {
 			name, _, _ := strings.Cut(id, "\x00")
 			// its ranks have their own numbers, which a recording does not have
 			g = t.group(fmt.Sprintf("%s/%s, by rank of the job", world.name, name))
 			for rank := range c.ranks {
-				if p := world.ranks[rank]; p != nil {
-					g.ranks[rank] = p
-				}
+				g.ranks[rank] = world.ranks[rank]
 			}
 		}
 		c.addTo(g)
@@ -155,10 +142,15 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 }
 
 // worldOf returns the group of all ranks of the job: the newest one that its ranks have made.
-func (t *torchJobs) worldOf(size int) *torchGroup {
-	name := "default_pg"
+func (t *torchJobs) worldOf(recordings map[int]*Recording) *torchGroup {
+	name, size := "default_pg", 0
+	for rank := range recordings {
+		size = max(size, rank+1)
+	}
 	for i := range t.processes {
-		if p := &t.processes[i]; !p.Ended() {
+		p := &t.processes[i]
+		size = max(size, p.Size)
+		if !p.Ended() {
 			name = cmp.Or(newest(p), name)
 		}
 	}
@@ -236,16 +228,17 @@ func (c *collectives) addCall(g *torchGroup, at position, age time.Duration) {
 func (c *collectives) missing(g *torchGroup, at position) (missing []int) {
 	for rank := range g.knownSize() {
 		p, process, recording := c.ranks[rank], g.ranks[rank], g.recordings[rank]
+		is := false
 		switch {
 		case p != nil:
-			if p.at.compare(at) < 0 || p.at == at && p.pending == nil {
-				missing = append(missing, rank)
-			}
+			is = p.at.compare(at) < 0 || p.at == at && p.pending == nil
 		case !c.world: // it may not be a rank of g
 		case recording != nil && recording.Dump != nil: // it has called nothing
-			missing = append(missing, rank)
-			g.doing[rank] = "in no collective"
-		case process != nil && halted(process):
+			is, g.doing[rank] = true, "in no collective"
+		default:
+			is = process != nil && halted(process)
+		}
+		if is {
 			missing = append(missing, rank)
 		}
 	}
@@ -263,8 +256,8 @@ type kind struct {
 func (c *collectives) kinds(at position) (kinds []*kind) {
 	by := map[string]*kind{}
 	for rank, p := range inOrder(c.ranks) {
-		call := p.call(at)
-		if call == nil {
+		call := p.calls[at.seq]
+		if call == nil || p.at.instance != at.instance {
 			continue
 		}
 		k := by[kindOf(call)]
@@ -277,12 +270,4 @@ func (c *collectives) kinds(at position) (kinds []*kind) {
 	}
 	slices.SortStableFunc(kinds, func(a, b *kind) int { return len(b.ranks) - len(a.ranks) })
 	return kinds
-}
-
-// call returns the call of the rank at a position, which it is in or has completed.
-func (p *progress) call(at position) *flightrecorder.Call {
-	if p.at.instance != at.instance {
-		return nil
-	}
-	return p.calls[at.seq]
 }

@@ -73,7 +73,9 @@ func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordi
 		return false
 	}
 	t.assign()
-	t.addRecordings(recordings)
+	if len(recordings) > 0 {
+		t.addRecordings(recordings)
+	}
 	for name, g := range inOrder(t.groups) {
 		v := t.status(ctx, part, g)
 		v.Name = prefix + name

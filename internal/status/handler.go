@@ -23,14 +23,10 @@ const (
 	writeTime = 10 * time.Second
 )
 
-// Handler is what the public package documents. It uses only the fields Address and Version of o,
-// which may be nil.
-func Handler(s *store.Store, o *Options) http.Handler {
-	page := Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50}
-	if o != nil {
-		page.Address, page.Version = o.Address, o.Version
-	}
-	h := &handler{watch: NewWatch(store.ReadOnly(s), every*9/10, &page)}
+// Handler is what the public package documents. It uses only the fields Address and Version of o.
+func Handler(s *store.Store, o Options) http.Handler {
+	o.Ranks, o.Groups, o.Waits, o.Failures = 256, 100, 60, 50
+	h := &handler{watch: NewWatch(store.ReadOnly(s), every*9/10, o)}
 	static, _ := fs.Sub(files, "page") // cannot fail: the directory is embedded
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(static))

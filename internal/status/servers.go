@@ -60,16 +60,14 @@ func askServers(ctx context.Context, part *store.Store) map[int]*Recording {
 	return recordings
 }
 
-// recorders are the handlers of a debug server that return dumps. Each backend has its own recorder.
-var recorders = []string{"fr_trace_json", "dump_nccl_trace_json"}
-
-// ask asks the debug server of r. One dump is enough: a rank may have one backend only.
+// ask asks the debug server of r. Each backend has its own recorder, and one dump is enough: a rank may
+// have one backend only.
 func (r *Recording) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, serverTimeout)
 	defer cancel()
-	for _, recorder := range recorders {
+	for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
 		var dump *flightrecorder.Dump
-		b, err := askServer(ctx, r.server, recorder)
+		b, err := askServer(ctx, r.server, handler)
 		if err == nil {
 			dump, err = flightrecorder.Parse(b)
 		}

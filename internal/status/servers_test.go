@@ -21,7 +21,7 @@ func viewOf(t *testing.T, s *store.Store, o status.TorchOptions) *status.View {
 	t.Helper()
 	now, err := status.Fetch(t.Context(), s, o)
 	require.NoError(t, err)
-	return status.Of(now, nil)
+	return status.Of(now, status.Options{})
 }
 
 // TestDebugServers checks what debug servers are asked, and which addresses are not.
@@ -68,7 +68,7 @@ func TestDebugServers(t *testing.T) {
 	record.Arrived.Add(0)
 	record.Missing.Add(1)
 	idle.Records = append(idle.Records, record)
-	v = status.Of(&store.Status{Groups: []store.GroupStatus{idle}}, nil)
+	v = status.Of(&store.Status{Groups: []store.GroupStatus{idle}}, status.Options{})
 	status.FetchStacks(t.Context(), s, v)
 	require.Len(t, v.Blame, 1)
 	require.Equal(t, "Thread 0x1: File train.py, line 7", v.Blame[0].Stacks)

@@ -16,7 +16,7 @@ import (
 type Watch struct {
 	store   *store.Store
 	every   time.Duration
-	options *Options
+	options Options
 
 	asking chan struct{} // a semaphore for one caller at a time; protects the fields below
 	last   *store.Status // from which view was made
@@ -35,7 +35,7 @@ const (
 
 // NewWatch returns a Watch of s. A view stays valid for the duration every, or longer if the
 // request was slow.
-func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
+func NewWatch(s *store.Store, every time.Duration, o Options) *Watch {
 	return &Watch{store: s, every: every, options: o, asking: make(chan struct{}, 1)}
 }
 

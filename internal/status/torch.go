@@ -146,7 +146,7 @@ func (t *torchJobs) assign() {
 			t.groupOf(m.Group, p).take(m.Rank, p)
 		}
 		for _, w := range p.Waits {
-			if a, ok := tcpwire.Await(w.Key); ok {
+			if a, ok := tcpwire.Await(w.Key); ok && !p.Ended() {
 				t.groupOf(a.Group, p).wait(a, p, w.For)
 			}
 		}
@@ -218,11 +218,8 @@ func (g *torchGroup) isWaitedInBy(p *tcpwire.Process) bool {
 	return false
 }
 
-// wait adds a wait of p, unless p has ended.
+// wait adds a wait of p.
 func (g *torchGroup) wait(a tcpwire.Awaited, p *tcpwire.Process, waited time.Duration) {
-	if p.Ended() {
-		return
-	}
 	w := g.waits[a.What]
 	if w == nil {
 		w = &torchWait{Awaited: a, processes: map[*tcpwire.Process]bool{}, keys: map[int]bool{}}

@@ -158,7 +158,7 @@ type Failure struct {
 	Why        string  `json:"why"`
 }
 
-// Options configures a view; nil means defaults.
+// Options configures a view.
 type Options struct {
 	Address, Version string // of the store and of this program; shown unchanged
 
@@ -172,10 +172,7 @@ type Options struct {
 const someRanks = 16
 
 // Of makes a view of the status now.
-func Of(now *store.Status, o *Options) *View {
-	if o == nil {
-		o = new(Options)
-	}
+func Of(now *store.Status, o Options) *View {
 	v := &View{Address: o.Address, Version: o.Version, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
 	if now.Server != nil {
 		v.Server = serverOf(now.Server)
@@ -237,7 +234,7 @@ func (v *View) blame() {
 const mostBlame = 256
 
 // trim shortens the lists to the limits in o.
-func (v *View) trim(o *Options) {
+func (v *View) trim(o Options) {
 	if o.Groups > 0 && len(v.Groups) > o.Groups {
 		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(groupUrgency(a.State), groupUrgency(b.State)) })
 		v.Groups, v.More = first(v.Groups, o.Groups)

@@ -21,7 +21,7 @@ func ranks(spans ...int) (r wire.Ranks) {
 
 // TestNothing checks that empty lists are encoded as empty lists, for programs.
 func TestNothing(t *testing.T) {
-	b, err := json.Marshal(status.Of(new(store.Status), &status.Options{Address: "muster://h:1", Version: "muster v1"}))
+	b, err := json.Marshal(status.Of(new(store.Status), status.Options{Address: "muster://h:1", Version: "muster v1"}))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"address":"muster://h:1","version":"muster v1","blame":[],"waiting":[],"groups":[],"failures":[]}`, string(b))
 }
@@ -37,7 +37,7 @@ func TestFalseListsOfRanks(t *testing.T) {
 	for range 1 << 7 {
 		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Arrived: all, Missing: all})
 	}
-	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, &status.Options{Waits: 1})
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, status.Options{Waits: 1})
 	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})
 }
 
@@ -58,7 +58,7 @@ func TestManyWaitsOfFailedRanks(t *testing.T) {
 		g.Ranks = append(g.Ranks, r)
 		g.Failures = append(g.Failures, store.FailureStatus{Verb: "barrier", Ago: time.Duration(i)})
 	}
-	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, &status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
 	require.Equal(t, "barrier", v.Waiting[0].What)
 	require.Equal(t, []status.Span{{0, 99}, {101, 101}}, v.Waiting[0].Gone[:2])
 	require.Len(t, v.Waiting[0].Gone, 256)

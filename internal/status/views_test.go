@@ -52,9 +52,7 @@ func viewText(t *testing.T, d *datadriven.TestData) string {
 		}
 		j.add(verb, words, args[len(words):])
 	}
-	if below != "" {
-		require.NoError(t, s.Set(t.Context(), tcpwire.PrefixesKey+"a", []byte(below), nil))
-	}
+	require.NoError(t, s.Set(t.Context(), tcpwire.PrefixesKey+"a", []byte(below), nil))
 	if d.HasArg("part") {
 		s = j.part
 	}
@@ -65,7 +63,7 @@ func viewText(t *testing.T, d *datadriven.TestData) string {
 	d.MaybeScanArgs(t, "Groups", &o.Groups)
 	d.MaybeScanArgs(t, "Ranks", &o.Ranks)
 	p := printer{ranks: d.HasArg("ranks")}
-	p.view(status.Of(now, &o))
+	p.view(status.Of(now, o))
 	return p.String()
 }
 
@@ -222,7 +220,7 @@ func (j *job) text(s string) string {
 
 // ranks reads a list of ranks.
 func (j *job) ranks(list []string) (ranks []int) {
-	for _, span := range strings.Split(strings.Join(list, ","), ",") {
+	for span := range strings.SplitSeq(strings.Join(list, ","), ",") {
 		first, last, _ := strings.Cut(span, "-")
 		from, err := strconv.Atoi(first)
 		to, err2 := strconv.Atoi(cmp.Or(last, first))

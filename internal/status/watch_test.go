@@ -40,7 +40,7 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 	for takes, want := range map[time.Duration]int{0: 300, time.Millisecond: 300, 30 * time.Millisecond: 33, time.Second: 24} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &slow{takes: takes}
-			w := status.NewWatch(store.New(s), time.Second, nil)
+			w := status.NewWatch(store.New(s), time.Second, status.Options{})
 			for end := time.Now().Add(100 * time.Second); time.Now().Before(end); time.Sleep(time.Second / 10) {
 				_, _, err := w.Look(t.Context())
 				require.NoError(t, err)
@@ -55,7 +55,7 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 func TestWatchOfAStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{takes: time.Hour}
-		w := status.NewWatch(store.New(s), time.Second, nil)
+		w := status.NewWatch(store.New(s), time.Second, status.Options{})
 		began := time.Now()
 		var viewers sync.WaitGroup
 		for range 64 {
@@ -85,7 +85,7 @@ func TestWatchOfAStoreThatHangs(t *testing.T) {
 func TestWhoGivesUpSaysNothingOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{takes: time.Second}
-		w := status.NewWatch(store.New(s), time.Second, nil)
+		w := status.NewWatch(store.New(s), time.Second, status.Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		_, _, err := w.Look(ctx)
