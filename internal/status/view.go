@@ -168,7 +168,8 @@ type Options struct {
 	Failures int // at most so many, the latest first; default all
 }
 
-// someRanks is how many of the missing ranks of a call are described.
+// someRanks is how many of the missing ranks of a call are described, and how many ranks, processes or
+// kinds of a call a text names.
 const someRanks = 16
 
 // Of makes a view of the status now.
