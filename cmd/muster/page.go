@@ -129,7 +129,7 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 // handler returns the handler of everything at the page's address.
 func (p *pageFlags) handler(s *store.Store) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", status.Handler(s, &status.Options{Address: p.store, Version: version()}))
+	mux.Handle("/", status.Handler(s, status.Options{Address: p.store, Version: version()}))
 	mux.Handle("GET /metrics", metrics.Handler(s))
 	if p.pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
