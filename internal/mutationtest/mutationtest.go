@@ -25,6 +25,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // counterexample is what a test prints that has found one.
@@ -55,13 +57,9 @@ func Run(t *testing.T, step int, simulation ...string) {
 		t.Skip("SKIPPED: each mutant is built: not in a short run")
 	}
 	text, err := os.ReadFile(mutantsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	mutants, err := parse(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if step == 0 {
 		step = len(mutants)
 	}
@@ -79,9 +77,7 @@ func Run(t *testing.T, step int, simulation ...string) {
 	t.Logf("each %dth of %d mutants from number %d on (MUSTER_MUTANTS=%d); MUSTER_SOAK=1 tries all", step, len(mutants), from, from)
 	for i, m := range mutants {
 		changed, err := m.apply()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if i%step == from {
 			t.Run(m.name, func(t *testing.T) { m.mustBeNoticed(t, changed, simulation) })
 		}
@@ -121,21 +117,13 @@ func (m *mutant) apply() (changed string, err error) {
 func (m *mutant) overlay(t *testing.T, text string) (name string) {
 	t.Helper()
 	original, err := filepath.Abs(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dir := t.TempDir()
 	changed := filepath.Join(dir, filepath.Base(m.file))
-	if err := os.WriteFile(changed, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(changed, []byte(text), 0o600))
 	list, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	name = filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(name, list, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(name, list, 0o600))
 	return name
 }

@@ -42,6 +42,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/store"
 )
@@ -147,9 +148,7 @@ func Run(t *testing.T, dir string, e Engine) {
 // header reads the comments that are for the runner.
 func header(t *testing.T, file string) (needs []Feature, s Settings) {
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for line := range bytes.Lines(text) {
 		switch key, rest, _ := strings.Cut(strings.TrimSpace(string(line)), ":"); key {
 		case "# needs":

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/store"
 )
 
@@ -68,9 +70,7 @@ func (l *Listener) Dial(t *testing.T, o *store.DialOptions) Session {
 	}
 	own.Dial = d.dial
 	s, err := store.Dial(context.Background(), "127.0.0.1:1", &own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return Session{Engine: s.Engine(), Crash: d.cut, Break: d.breakConn, Mend: d.mend}
 }
 

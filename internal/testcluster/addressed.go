@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/store"
 )
@@ -58,13 +60,9 @@ func Addressed(t testing.TB, name, arg string) (*launch.Process, string) {
 	l := Listen(t)
 	p := Start(t, name, strings.TrimSpace(arg+" "+l.Addr().String()))
 	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer c.Close()
 	addr, err := io.ReadAll(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p, string(addr)
 }

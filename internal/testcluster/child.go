@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/launch"
 )
 
@@ -48,18 +50,14 @@ func Env(name, arg string) []string {
 func Start(t testing.TB, name, arg string) *launch.Process {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	temporary := t.TempDir()
 	job, err := launch.Start(t.Context(), launch.Spec{
 		N: 1, Path: exe, ParentPipe: true, Output: t.Output(), Grace: -1,
 		Env:     func(int) []string { return append(Env(name, arg), "TMPDIR="+temporary) },
 		MayFail: func(int) bool { return true },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
 	return job.Process(0)
 }
