@@ -27,16 +27,16 @@ const never = -1
 
 // Disk is the file system.
 type Disk struct {
-	mu      sync.Mutex // protects the fields below, and the inodes
-	rng     *rand.Rand
+	mu  sync.Mutex // protects the fields below, and the inodes
+	rng *rand.Rand
 	// What each name may be after a crash: the durable file, and each one since; the last is visible.
 	// nil is no file.
 	entries map[string][]*inode
-	epoch   int // number of crashes: files opened before the last one are closed
-	off     bool              // no power
-	power   int               // changes until the power fails
-	write   int               // writes until one fails
-	sync    int               // syncs until one fails
+	epoch   int  // number of crashes: files opened before the last one are closed
+	off     bool // no power
+	power   int  // changes until the power fails
+	write   int  // writes until one fails
+	sync    int  // syncs until one fails
 	syncs   int
 }
 
