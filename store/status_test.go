@@ -70,7 +70,7 @@ func TestStatusLastSeen(t *testing.T) {
 
 // replying returns a store that replies to all requests as reply says.
 func replying(reply func(req *wire.Request) wire.Reply) *store.Store {
-	return store.New(&faulty{do: func(_ context.Context, req *wire.Request, rep *wire.Reply, _ int64) error {
+	return store.New(&faulty{do: func(_ context.Context, req *wire.Request, rep *wire.Reply) error {
 		*rep = reply(req)
 		return nil
 	}})
