@@ -136,38 +136,6 @@ func TestReadOnly(t *testing.T) {
 	works(t, s)
 }
 
-// BenchmarkStatusWatched measures the latency of a client while the status is read four times a
-// second, as by several pages. Case alone is the same without that reader.
-func BenchmarkStatusWatched(b *testing.B) {
-	for _, watched := range []bool{false, true} {
-		b.Run(map[bool]string{false: "alone", true: "watched"}[watched], func(b *testing.B) {
-			m := new(store.Memory)
-			s := testcluster.Dial(b, testcluster.Serve(b, &store.Server{Engine: m}), nil)
-			stop := make(chan struct{})
-			defer close(stop)
-			if watched {
-				go func() {
-					tick := time.NewTicker(250 * time.Millisecond)
-					defer tick.Stop()
-					for {
-						_, _ = store.New(m).Status(context.Background(), "")
-						select {
-						case <-tick.C:
-						case <-stop:
-							return
-						}
-					}
-				}()
-			}
-			for b.Loop() {
-				if _, err := s.Revision(b.Context()); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // counts polls the counters of a store until wanted returns true, and returns them.
 func counts(t *testing.T, e store.Engine, wanted func(*store.ServerStatus) bool) (got *store.ServerStatus) {
 	t.Helper()
