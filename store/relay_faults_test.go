@@ -192,35 +192,29 @@ func (g *team) without(ctx context.Context, absent int, seq uint64) []error {
 	return slices.Delete(errs, absent, absent+1)
 }
 
-// TestASilentRankBehindARelay checks that a rank that does not answer its relay is lost, alone and
-// by its own name, although the relay answers the store.
+// TestASilentRankBehindARelay checks that a rank that does not answer its relay is lost in time, alone and
+// by its own name, although the relay answers the store, and even if it has nothing else to send.
 func TestASilentRankBehindARelay(t *testing.T) {
 	t.Parallel()
-	s := serve(t, soon(0), tcp)
-	r := relay(t, s.addr, new(store.Server), tcp)
-	proxy := testcluster.NewProxy(t, r.addr)
-	g := teamOf(t, append(behind(t, s, r.addr, 7, 0), dial(t, proxy.Addr()))...)
-	g.goesOn(1)
-	proxy.Blackhole(true)
-	for _, err := range g.without(bounded(t), 7, 2) {
-		require.Equal(t, "rank 7", lost(t, err, 7).Reason)
-	}
-	proxy.Cut(testcluster.RST)
-}
-
-// TestASilentRankBehindAQuietRelay checks that such a rank is found in time although the relay has
-// nothing else to send.
-func TestASilentRankBehindAQuietRelay(t *testing.T) {
-	t.Parallel()
 	const liveness = 3 * time.Second
-	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
-	proxy := testcluster.NewProxy(t, relay(t, s.addr, new(store.Server), tcp).addr)
-	g := teamOf(t, s.client(t), dial(t, proxy.Addr()))
-	proxy.Blackhole(true)
-	began := time.Now()
-	lost(t, g.barrier(bounded(t), 0, 1), 1)
-	require.Less(t, time.Since(began), 4*liveness)
-	proxy.Cut(testcluster.RST)
+	for name, others := range map[string]int{"a busy relay": 6, "a quiet relay": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
+			r := relay(t, s.addr, new(store.Server), tcp)
+			proxy := testcluster.NewProxy(t, r.addr)
+			g := teamOf(t, append(behind(t, s, r.addr, others, 1), dial(t, proxy.Addr()))...)
+			g.goesOn(1)
+			silent := others + 1
+			proxy.Blackhole(true)
+			began := time.Now()
+			for _, err := range g.without(bounded(t), silent, 2) {
+				require.Equal(t, fmt.Sprint("rank ", silent), lost(t, err, silent).Reason)
+			}
+			require.Less(t, time.Since(began), 4*liveness)
+			proxy.Cut(testcluster.RST)
+		})
+	}
 }
 
 // TestAFrozenRelayIsNamed checks that errors name a frozen relay, although the ranks behind it run:
