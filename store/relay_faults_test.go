@@ -138,11 +138,12 @@ func behind(t *testing.T, s *service, addr string, n, m int) (stores []*store.St
 	return stores
 }
 
-func patient(grace time.Duration) *store.Server {
-	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace}}
+// patient returns a server at which sessions wait for their clients.
+func patient() *store.Server {
+	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}
 }
 
-// soon is patient with a liveness timeout of one second, for tests that wait until a silent peer is
+// soon returns a server with a liveness timeout of one second, for tests that wait until a silent peer is
 // detected.
 func soon(grace time.Duration) *store.Server {
 	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace, LivenessTimeout: time.Second}}
@@ -171,7 +172,7 @@ func TestARelayIsFrozen(t *testing.T) {
 // direct connection to the store.
 func TestOtherWays(t *testing.T) {
 	t.Parallel()
-	s := serve(t, patient(comesBack), tcp)
+	s := serve(t, patient(), tcp)
 	first, a := relayProcess(t, s, "127.0.0.1:0")
 	second, b := relayProcess(t, s, "127.0.0.1:0")
 	g := teamOf(t, behind(t, s, a+","+b+","+s.addr, 4, 0)...)
