@@ -79,7 +79,7 @@ type Session struct {
 	Crash func() // its process ends without a goodbye
 	Break func() // its connection ends, and it reconnects
 	// Stop ends the store, and Restart starts it again. Restore starts it as the file Backup says. They
-	// are nil without Restarts.
+	// are nil without Restarts. With Relays, Stop cuts the relay of the session off, until Restart.
 	Stop, Restart, Restore func()
 	Backup                 string
 	Mend                   func() // it may reconnect after a Crash: that was only its network
@@ -96,6 +96,7 @@ const (
 	Clock    Feature = "clock"    // time is virtual: "advance", and deadlines; unless Real
 	Exact    Feature = "exact"    // an answer takes no time, not even a virtual one; unless Real or with a Lag
 	Restarts Feature = "restarts" // of a durable store
+	Relays   Feature = "relays"   // sessions are behind a relay, except those whose names begin with direct
 	Numbers  Feature = "numbers"  // of requests, chosen by the file
 	Whole    Feature = "whole"    // sessions see the whole store
 	LimitsOf Feature = "limits"   // the file sets the limits of the store

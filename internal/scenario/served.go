@@ -63,19 +63,19 @@ func Listen(t *testing.T, srv *store.Server) *Listener {
 
 // Dial opens a session, which may crash or lose its connection.
 func (l *Listener) Dial(t *testing.T, o *store.DialOptions) Session {
-	d := &dialer{listener: l}
+	d := l.Link()
 	own := store.DialOptions{}
 	if o != nil {
 		own = *o
 	}
-	own.Dial = d.dial
+	own.Dial = d.Dial
 	s, err := store.Dial(context.Background(), "127.0.0.1:1", &own)
 	require.NoError(t, err)
-	return Session{Engine: s.Engine(), Crash: d.cut, Break: d.breakConn, Mend: d.mend}
+	return Session{Engine: s.Engine(), Crash: d.Cut, Break: d.breakConn, Mend: d.Mend}
 }
 
-// dialer makes the connections of one client.
-type dialer struct {
+// Link makes the connections of one client, or relay.
+type Link struct {
 	listener *Listener
 
 	mu   sync.Mutex    // protects the fields below
@@ -83,11 +83,14 @@ type dialer struct {
 	down chan struct{} // closed when connections can be made; nil: they can
 }
 
-// dial implements store.DialOptions.Dial. It waits while the network is down.
-func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d.mu.Lock()
-	down := d.down
-	d.mu.Unlock()
+// Link returns a link to l.
+func (l *Listener) Link() *Link { return &Link{listener: l} }
+
+// Dial implements store.DialOptions.Dial. It waits while the network is down.
+func (k *Link) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	k.mu.Lock()
+	down := k.down
+	k.mu.Unlock()
 	if down != nil {
 		select {
 		case <-down:
@@ -95,34 +98,35 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 			return nil, ctx.Err()
 		}
 	}
-	conn, err := d.listener.Conn(ctx, network, addr)
+	conn, err := k.listener.Conn(ctx, network, addr)
 	if err == nil {
-		d.mu.Lock()
-		d.conn = conn
-		d.mu.Unlock()
+		k.mu.Lock()
+		k.conn = conn
+		k.mu.Unlock()
 	}
 	return conn, err
 }
 
-// cut ends the connection, and makes no other one until mend.
-func (d *dialer) cut() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.down = make(chan struct{})
-	_ = d.conn.Close()
+// Cut ends the connection, and makes no other one until Mend.
+func (k *Link) Cut() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.down = make(chan struct{})
+	_ = k.conn.Close()
 }
 
-func (d *dialer) mend() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	close(d.down)
-	d.down = nil
+// Mend ends a Cut.
+func (k *Link) Mend() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	close(k.down)
+	k.down = nil
 }
 
-func (d *dialer) breakConn() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_ = d.conn.Close()
+func (k *Link) breakConn() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_ = k.conn.Close()
 }
 
 // Conn connects to the listener; it is a dial function.
