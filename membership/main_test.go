@@ -47,7 +47,7 @@ func simulated(t *testing.T, f func(t *testing.T, memory *store.Memory)) {
 func dial(t *testing.T, addr string) *store.Store { return testcluster.Dial(t, addr, nil) }
 
 // bounded returns the test's context with a timeout.
-func bounded(t testing.TB) context.Context { return testcluster.Within(t, soon) }
+func bounded(t *testing.T) context.Context { return testcluster.Within(t, soon) }
 
 // worker returns the Config of the job that most tests use.
 func worker(id string, least, most int) membership.Config {
@@ -55,7 +55,7 @@ func worker(id string, least, most int) membership.Config {
 }
 
 // join returns a member that is closed when the test ends.
-func join(t testing.TB, s *store.Store, c membership.Config) *membership.Member {
+func join(t *testing.T, s *store.Store, c membership.Config) *membership.Member {
 	t.Helper()
 	m, err := membership.Join(bounded(t), s, c)
 	require.NoError(t, err)
@@ -63,18 +63,8 @@ func join(t testing.TB, s *store.Store, c membership.Config) *membership.Member 
 	return m
 }
 
-// joinAll returns n members of a job whose views have at least least, and at most n workers.
-func joinAll(t testing.TB, s *store.Store, n, least int) []*membership.Member {
-	t.Helper()
-	ms := make([]*membership.Member, n)
-	for i := range ms {
-		ms[i] = join(t, s, worker(fmt.Sprint("w", i), least, n))
-	}
-	return ms
-}
-
 // next returns the next view of m, and checks that it has these workers, and m at this rank.
-func next(t testing.TB, m *membership.Member, rank int, ids ...string) membership.View {
+func next(t *testing.T, m *membership.Member, rank int, ids ...string) membership.View {
 	t.Helper()
 	v, err := m.Next(bounded(t))
 	require.NoError(t, err)
@@ -85,7 +75,7 @@ func next(t testing.TB, m *membership.Member, rank int, ids ...string) membershi
 }
 
 // settles returns a view of these workers; m may get others before.
-func settles(t testing.TB, m *membership.Member, ids ...string) membership.View {
+func settles(t *testing.T, m *membership.Member, ids ...string) membership.View {
 	t.Helper()
 	for {
 		v, err := m.Next(bounded(t))
@@ -104,7 +94,7 @@ func idsOf(ws []membership.Worker) (ids []string) {
 }
 
 // ended waits for the end of ctx, and returns its cause.
-func ended(t testing.TB, ctx context.Context) *membership.ViewError {
+func ended(t *testing.T, ctx context.Context) *membership.ViewError {
 	t.Helper()
 	select {
 	case <-ctx.Done():
@@ -118,7 +108,7 @@ func ended(t testing.TB, ctx context.Context) *membership.ViewError {
 }
 
 // nothing checks that m gets no view for a while, and returns the text of the error.
-func nothing(t testing.TB, m *membership.Member, for_ time.Duration) string {
+func nothing(t *testing.T, m *membership.Member, for_ time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), for_)
 	defer cancel()

@@ -16,7 +16,7 @@ import (
 )
 
 // group forms a group with the other workers of v.
-func group(t testing.TB, v membership.View) *pgroup.Group {
+func group(t *testing.T, v membership.View) *pgroup.Group {
 	t.Helper()
 	g, err := pgroup.Create(bounded(t), v.Config())
 	require.NoError(t, err)

@@ -236,7 +236,11 @@ func TestViewIsSmall(t *testing.T) {
 	const workers = 16
 	s := store.New(new(store.Memory))
 	defer s.Close()
-	v, err := joinAll(t, s, workers, workers)[0].Next(bounded(t))
+	first := join(t, s, worker("w0", workers, workers))
+	for i := range workers - 1 {
+		join(t, s, worker(fmt.Sprint("w", i+1), workers, workers))
+	}
+	v, err := first.Next(bounded(t))
 	require.NoError(t, err)
 	named := 0
 	for _, w := range v.Workers {

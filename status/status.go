@@ -32,5 +32,5 @@ func Handler(s *store.Store, o *Options) http.Handler {
 	if o == nil {
 		o = new(Options)
 	}
-	return status.Handler(s, &status.Options{Address: o.Address, Version: o.Version})
+	return status.Handler(s, status.Options{Address: o.Address, Version: o.Version})
 }

@@ -16,7 +16,7 @@ import (
 type Access struct {
 	Secret []byte // at least 16 bytes, see ReadSecret; or:
 	Name   string // of a client certificate: its common name, or one of its DNS names or URIs; or:
-	// Protocol is the name of one of Server.Protocols. Its peers are not authenticated, and see the
+	// Protocol is the name of Server.Protocol. Its peers are not authenticated, and see the
 	// part of the store below Prefix as the whole store.
 	Protocol string
 	Prefix   string // of keys and group names, as a string: "a" covers "ab", "a/" does not; "" covers all

@@ -103,12 +103,8 @@ func (c *conn) serve() {
 func (c *conn) handshake() error {
 	accesses := c.server.Access
 	policy := &handshake.Policy{Timeout: c.limits.Handshake, TLS: c.server.TLS, Credentials: credentials(accesses), Budget: c.server.budget}
-	var other Protocol
-	if len(c.server.Protocols) > 0 {
-		policy.Other = func(first []byte) (yes, more bool) {
-			other, more = c.server.match(first)
-			return other != nil, more
-		}
+	if c.server.Protocol != nil {
+		policy.Other = c.server.Protocol.Match
 	}
 	peer, err := handshake.Accept(c.nc, policy)
 	c.hello = peer.Hello
@@ -118,8 +114,8 @@ func (c *conn) handshake() error {
 	c.mu.Lock()
 	c.nc = peer.Conn
 	c.mu.Unlock()
-	if other != nil {
-		return c.setForeign(other, peer.Other)
+	if peer.Other != nil {
+		return c.setForeign(peer.Other)
 	}
 	c.in, c.proof = peer.In, peer.Proof
 	c.in.Limit, c.in.First = wire.MaxBody, serverFirstAlloc

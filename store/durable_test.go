@@ -109,6 +109,11 @@ func TestDurableRefuses(t *testing.T) {
 	first := &store.Memory{Dir: inUse}
 	require.NoError(t, first.Open())
 	defer func() { _ = first.Close() }()
+	unlocked := t.TempDir()
+	second := &store.Memory{Dir: unlocked}
+	require.NoError(t, second.Open())
+	defer func() { _ = second.Close() }()
+	require.NoError(t, os.Remove(filepath.Join(unlocked, "lock")))
 	foreign := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(foreign, "thesis.tex"), []byte("do not touch"), 0o600))
 	garbage := t.TempDir()
@@ -120,6 +125,7 @@ func TestDurableRefuses(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(beheaded, "checkpoint.db")))
 	for name, c := range map[string]struct{ dir, says string }{
 		"in use":        {inUse, "in use by another process"},
+		"no lock file":  {unlocked, "in use by another process"},
 		"foreign":       {foreign, "thesis.tex"},
 		"garbage":       {garbage, "checkpoint.db"},
 		"no checkpoint": {beheaded, "restore a backup"},
@@ -132,6 +138,7 @@ func TestDurableRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.dir, name)
 		require.Equal(t, before, snapshotOf(t, c.dir), name)
 	}
+	require.NoFileExists(t, filepath.Join(unlocked, "lock"))
 }
 
 // snapshotOf returns the contents of a directory, except for the lock file.
@@ -207,18 +214,6 @@ func TestNothingIsAcknowledgedIntoARemovedDirectory(t *testing.T) {
 		require.ErrorIs(t, s.Set(ctx, "after", nil, nil), store.ErrUnavailable)
 		_ = s.Close()
 	}
-}
-
-// TestLockFileIsRemoved checks that a second store cannot open a directory whose lock file was
-// removed.
-func TestLockFileIsRemoved(t *testing.T) {
-	dir := t.TempDir()
-	first := &store.Memory{Dir: dir}
-	require.NoError(t, first.Open())
-	defer func() { _ = first.Close() }()
-	require.NoError(t, os.Remove(filepath.Join(dir, "lock")))
-	require.ErrorContains(t, (&store.Memory{Dir: dir}).Open(), "in use by another process")
-	require.NoFileExists(t, filepath.Join(dir, "lock"))
 }
 
 // process is a durable server in a separate process, which can be killed and started again at the

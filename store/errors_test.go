@@ -20,13 +20,10 @@ func TestErrorTexts(t *testing.T) {
 	over, cancel := context.WithCancel(ctx)
 	cancel()
 	for want, do := range map[string]func() error{
-		`store: delete "a b", "c": context canceled`:                                         func() error { _, err := s.Delete(over, "a b", "c"); return err },
-		`store: get "a\nb": not found`:                                                       func() error { _, err := s.Get(ctx, "a\nb"); return err },
-		`store: set "k": invalid request: a negative TTL`:                                    func() error { return s.Set(ctx, "k", nil, &store.SetOptions{TTL: -1}) },
-		`store: append "k": too large: 16777217 bytes of value, the limit is 16777216`:       func() error { _, err := s.Append(ctx, "k", make([]byte, wire.MaxValue+1)); return err },
-		`store: dial "nowhere": invalid request: address nowhere: missing port in address`:   func() error { _, err := store.Dial(ctx, "nowhere", nil); return err },
-		`store: open "x://": invalid request: unknown scheme "x": use mem://… or muster://…`: func() error { _, err := store.Open(ctx, "x://"); return err },
-		`store: open "%": invalid request: not a URL: use mem://… or muster://…`:             func() error { _, err := store.Open(ctx, "%"); return err },
+		`store: delete "a b", "c": context canceled`:                                       func() error { _, err := s.Delete(over, "a b", "c"); return err },
+		`store: get "a\nb": not found`:                                                     func() error { _, err := s.Get(ctx, "a\nb"); return err },
+		`store: set "k": invalid request: a negative TTL`:                                  func() error { return s.Set(ctx, "k", nil, &store.SetOptions{TTL: -1}) },
+		`store: dial "nowhere": invalid request: address nowhere: missing port in address`: func() error { _, err := store.Dial(ctx, "nowhere", nil); return err },
 	} {
 		require.EqualError(t, do(), want)
 	}

@@ -322,17 +322,3 @@ func ExampleReadOnly() {
 	fmt.Println(s.Set(context.Background(), "k", nil, nil))
 	// Output: store: set "k": denied: no right to write "k": this peer may read everything
 }
-
-func ExampleStore_Names() {
-	ctx := context.Background()
-	s := store.New(new(store.Memory))
-	defer s.Close()
-	for _, k := range []string{"a/1", "a/2", "a/3", "b"} {
-		if err := s.Set(ctx, k, []byte("not shown"), nil); err != nil {
-			log.Fatal(err)
-		}
-	}
-	entries, more, err := s.Names(ctx, "a/", "a/1", 1)
-	fmt.Println(entries[0].Key, entries[0].Value == nil, more, err)
-	// Output: a/2 true true <nil>
-}

@@ -198,7 +198,8 @@ func TestHalfAHandshakeEnds(t *testing.T) {
 	t.Run("over TCP", func(t *testing.T) { ends(t, new(store.Server), tcp, sends(greeting()[:1]), "err=\"handshake: ") })
 }
 
-// TestDeleteManyKeys checks that Delete takes more keys, and more bytes of keys, than a request may have.
+// TestDeleteManyKeys checks that Delete takes more keys, and more bytes of keys, than a request may have,
+// and that Wait does not.
 func TestDeleteManyKeys(t *testing.T) {
 	for name, format := range map[string]string{"many": "%d", "long": "%08000d"} {
 		t.Run(name, func(t *testing.T) {
@@ -213,6 +214,8 @@ func TestDeleteManyKeys(t *testing.T) {
 			n, err := s.Delete(ctx, keys...)
 			require.NoError(t, err)
 			require.Equal(t, 2, n)
+			_, err = s.Wait(ctx, keys...)
+			require.ErrorIs(t, err, store.ErrTooLarge)
 		})
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -225,15 +224,14 @@ func together(t *testing.T, n int, do func() error) {
 	}
 }
 
-// faulty is an engine whose requests go through do, with their number.
+// faulty is an engine whose requests go through do.
 type faulty struct {
 	store.Engine
-	n  atomic.Int64
-	do func(ctx context.Context, req *wire.Request, rep *wire.Reply, n int64) error
+	do func(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 }
 
 func (f *faulty) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	return f.do(ctx, req, rep, f.n.Add(1))
+	return f.do(ctx, req, rep)
 }
 
 func frame(h wire.Header, body ...byte) []byte {

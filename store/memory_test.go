@@ -102,7 +102,7 @@ func TestPopThatIsCancelled(t *testing.T) {
 	m := new(store.Memory)
 	defer m.Close()
 	ctx, cancel := context.WithCancel(bounded(t))
-	s := store.New(&faulty{Engine: m, do: func(ctx context.Context, req *wire.Request, rep *wire.Reply, _ int64) error {
+	s := store.New(&faulty{Engine: m, do: func(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 		err := m.Do(ctx, req, rep)
 		if req.Op == wire.OpPop {
 			cancel()

@@ -14,7 +14,7 @@ import (
 )
 
 // Protocol is another protocol on the port of a Server, distinguished by the first bytes that a
-// peer sends. Its connections count as others do, and all ServerLimits except InFlight,
+// peer sends, such as that of package tcpstore. Its connections count as others do, and all ServerLimits except InFlight,
 // ReconnectTimeout and LivenessTimeout apply to them.
 //
 // Its peers are not authenticated. They can use the whole store if the server's own protocol needs
@@ -54,21 +54,20 @@ type ProtocolConn struct {
 
 // foreignConn is a connection of another protocol.
 type foreignConn struct {
-	protocol Protocol
-	conn     ProtocolConn
-	ctx      context.Context // until the server stops
-	stop     context.CancelFunc
+	conn ProtocolConn
+	ctx  context.Context // until the server stops
+	stop context.CancelFunc
 }
 
-// setForeign makes the connection one of p, whose first bytes were read.
-func (c *conn) setForeign(p Protocol, first []byte) error {
-	c.hello.Key = p.Name()
-	s, prefix, err := c.server.openTo(p, handshake.IsTLS(c.nc))
+// setForeign makes the connection one of the other protocol, whose first bytes were read.
+func (c *conn) setForeign(first []byte) error {
+	c.hello.Key = c.server.Protocol.Name()
+	s, prefix, err := c.server.openOther(handshake.IsTLS(c.nc))
 	if err != nil {
 		return err
 	}
 	prompt := c.memory != nil && !c.memory.isDurable()
-	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: first, Store: s, Immediate: prompt, Logger: c.server.log(), Buffers: c.server.budget}}
+	g := &foreignConn{conn: ProtocolConn{Conn: c.nc, First: first, Store: s, Immediate: prompt, Logger: c.server.log(), Buffers: c.server.budget}}
 	if prefix != "" {
 		g.conn.Prefix, g.conn.Whole = prefix, New(unclosable{c.server.Engine})
 	}
@@ -85,11 +84,12 @@ func (g *foreignConn) serve(c *conn) error {
 	if c.server.isStopping() {
 		return net.ErrClosed
 	}
-	return g.protocol.ServeConn(g.ctx, &g.conn)
+	return c.server.Protocol.ServeConn(g.ctx, &g.conn)
 }
 
-// openTo returns the part of the store that the peers of p can use, and its prefix.
-func (s *Server) openTo(p Protocol, secured bool) (part *Store, prefix string, err error) {
+// openOther returns the part of the store that the peers of the other protocol can use, and its prefix.
+func (s *Server) openOther(secured bool) (part *Store, prefix string, err error) {
+	p := s.Protocol
 	refuse := func(wants string) (*Store, string, error) {
 		return nil, "", fmt.Errorf("%w: it speaks %s, and this server wants %s: open a prefix to that by name (Access.Protocol)", ErrDenied, p.Name(), wants)
 	}
@@ -128,40 +128,26 @@ func (r *readOnly) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return r.Engine.Do(ctx, req, rep)
 }
 
-// match returns the protocol whose connections begin with first; more reports that more bytes are
-// needed.
-func (s *Server) match(first []byte) (p Protocol, more bool) {
-	for _, p := range s.Protocols {
-		yes, unsure := p.Match(first)
-		if yes {
-			return p, false
-		}
-		more = more || unsure
+// checkProtocol rejects names that are not that of the protocol, and a second prefix for it.
+func (s *Server) checkProtocol() error {
+	speaks, opened := "no other protocol", false
+	if s.Protocol != nil {
+		speaks = fmt.Sprintf("%q", s.Protocol.Name())
 	}
-	return nil, more
-}
-
-// checkProtocols rejects unknown and repeated names of protocols.
-func (s *Server) checkProtocols() error {
-	var names []string
-	for _, p := range s.Protocols {
-		names = append(names, p.Name())
-	}
-	opened := map[string]bool{}
 	for i, a := range s.Access {
 		if a.Protocol == "" {
 			continue
 		}
 		bad := &Error{Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid}
 		switch {
-		case !slices.Contains(names, a.Protocol):
-			bad.Detail = fmt.Sprintf("this server does not speak %q: it speaks %q", a.Protocol, names)
+		case s.Protocol == nil || a.Protocol != s.Protocol.Name():
+			bad.Detail = fmt.Sprintf("this server does not speak %q: it speaks %s", a.Protocol, speaks)
 			return bad
-		case opened[a.Protocol]:
+		case opened:
 			bad.Detail = fmt.Sprintf("there is another prefix for %q: its peers see one", a.Protocol)
 			return bad
 		}
-		opened[a.Protocol] = true
+		opened = true
 	}
 	return nil
 }

@@ -138,11 +138,12 @@ func behind(t *testing.T, s *service, addr string, n, m int) (stores []*store.St
 	return stores
 }
 
-func patient(grace time.Duration) *store.Server {
-	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace}}
+// patient returns a server at which sessions wait for their clients.
+func patient() *store.Server {
+	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}
 }
 
-// soon is patient with a liveness timeout of one second, for tests that wait until a silent peer is
+// soon returns a server with a liveness timeout of one second, for tests that wait until a silent peer is
 // detected.
 func soon(grace time.Duration) *store.Server {
 	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace, LivenessTimeout: time.Second}}
@@ -171,7 +172,7 @@ func TestARelayIsFrozen(t *testing.T) {
 // direct connection to the store.
 func TestOtherWays(t *testing.T) {
 	t.Parallel()
-	s := serve(t, patient(comesBack), tcp)
+	s := serve(t, patient(), tcp)
 	first, a := relayProcess(t, s, "")
 	second, b := relayProcess(t, s, "")
 	g := teamOf(t, behind(t, s, a+","+b+","+s.addr, 4, 0)...)
@@ -179,60 +180,6 @@ func TestOtherWays(t *testing.T) {
 		testcluster.Kill(t, first)
 		testcluster.Kill(t, second)
 	})
-}
-
-// TestARelayThatDoesNotComeBack checks that ranks fail together if their relay is not replaced. All
-// ranks get the same error, which names the relay. It does not name a rank that had already voted.
-func TestARelayThatDoesNotComeBack(t *testing.T) {
-	t.Parallel()
-	s := serve(t, patient(100*time.Millisecond), tcp)
-	p, addr := relayProcess(t, s, "")
-	g := teamOf(t, behind(t, s, addr, 3, 2)...)
-	g.goesOn(1)
-	voting, stop := context.WithCancel(bounded(t))
-	defer stop()
-	voted := start(func() error { return g.barrier(voting, 1, 2) })
-	g.votes(1, 2, 4)
-	testcluster.Kill(t, p)
-	for _, rank := range []int{3, 4} {
-		v := lost(t, g.barrier(bounded(t), rank, 2), 0, 2)
-		require.Contains(t, v.Reason, "their relay (pid ")
-		require.Contains(t, v.Reason, "was cut off")
-	}
-	stop() // it cannot reach the store
-	require.Error(t, <-voted)
-	err := g.stores[3].Follow(bounded(t), wire.Contribution{Generation: g.gen, Rank: 3})
-	require.Equal(t, []int{0, 1, 2}, failureOf(t, err).Lost)
-}
-
-// votes waits until the store has the vote of rank in barrier seq. It probes for the vote in
-// barriers of rank other on a separate channel.
-func (g *team) votes(rank int, seq uint64, other int) {
-	g.t.Helper()
-	c := barrier(g.gen, other, 0)
-	c.Channel = "probe"
-	testcluster.Eventually(g.t, testTimeout, func() bool {
-		c.Seq++
-		_, err := g.stores[other].Collect(testcluster.Within(g.t, 20*time.Millisecond), c, nil)
-		v := failureOf(g.t, err)
-		i := slices.Index(v.Missing, rank)
-		return strings.HasPrefix(v.Doing[i], fmt.Sprintf("in barrier #%d ", seq))
-	}, "the vote has come")
-}
-
-// TestAStragglerBehindARelay checks that only the straggler is reported as missing, although its
-// relay holds back the votes of the other ranks to merge them.
-func TestAStragglerBehindARelay(t *testing.T) {
-	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
-	r := relay(t, s.addr, new(store.Server), tcp)
-	g := teamOf(t, behind(t, s, r.addr, 8, 1)...)
-	g.goesOn(1)
-	for _, err := range g.without(testcluster.Within(t, 200*time.Millisecond), 3, 2) {
-		require.ErrorIs(t, err, store.ErrTimeout)
-		require.Equal(t, []int{3}, failureOf(t, err).Missing)
-	}
-	g.goesOn(3)
 }
 
 // without runs barrier seq in all ranks but one, and returns their errors.
@@ -246,35 +193,29 @@ func (g *team) without(ctx context.Context, absent int, seq uint64) []error {
 	return slices.Delete(errs, absent, absent+1)
 }
 
-// TestASilentRankBehindARelay checks that a rank that does not answer its relay is lost, alone and
-// by its own name, although the relay answers the store.
+// TestASilentRankBehindARelay checks that a rank that does not answer its relay is lost in time, alone and
+// by its own name, although the relay answers the store, and even if it has nothing else to send.
 func TestASilentRankBehindARelay(t *testing.T) {
 	t.Parallel()
-	s := serve(t, soon(0), tcp)
-	r := relay(t, s.addr, new(store.Server), tcp)
-	proxy := testcluster.NewProxy(t, r.addr)
-	g := teamOf(t, append(behind(t, s, r.addr, 7, 0), dial(t, proxy.Addr()))...)
-	g.goesOn(1)
-	proxy.Stall(true)
-	for _, err := range g.without(bounded(t), 7, 2) {
-		require.Equal(t, "rank 7", lost(t, err, 7).Reason)
-	}
-	proxy.Cut(testcluster.RST)
-}
-
-// TestASilentRankBehindAQuietRelay checks that such a rank is found in time although the relay has
-// nothing else to send.
-func TestASilentRankBehindAQuietRelay(t *testing.T) {
-	t.Parallel()
 	const liveness = 3 * time.Second
-	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
-	proxy := testcluster.NewProxy(t, relay(t, s.addr, new(store.Server), tcp).addr)
-	g := teamOf(t, s.client(t), dial(t, proxy.Addr()))
-	proxy.Stall(true)
-	began := time.Now()
-	lost(t, g.barrier(bounded(t), 0, 1), 1)
-	require.Less(t, time.Since(began), 4*liveness)
-	proxy.Cut(testcluster.RST)
+	for name, others := range map[string]int{"a busy relay": 6, "a quiet relay": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: liveness}}, tcp)
+			r := relay(t, s.addr, new(store.Server), tcp)
+			proxy := testcluster.NewProxy(t, r.addr)
+			g := teamOf(t, append(behind(t, s, r.addr, others, 1), dial(t, proxy.Addr()))...)
+			g.goesOn(1)
+			silent := others + 1
+			proxy.Stall(true)
+			began := time.Now()
+			for _, err := range g.without(bounded(t), silent, 2) {
+				require.Equal(t, fmt.Sprint("rank ", silent), lost(t, err, silent).Reason)
+			}
+			require.Less(t, time.Since(began), 4*liveness)
+			proxy.Cut(testcluster.RST)
+		})
+	}
 }
 
 // TestAFrozenRelayIsNamed checks that errors name a frozen relay, although the ranks behind it run:
@@ -296,36 +237,6 @@ func TestAFrozenRelayIsNamed(t *testing.T) {
 	for rank := range 8 {
 		require.ErrorIs(t, g.barrier(bounded(t), rank, 2), store.ErrSessionLost, "rank %d", rank)
 	}
-}
-
-// TestAMissingRelayIsNamed checks that a timeout names the relay of missing ranks that was cut off.
-// The ranks may still reconnect, so they are missing and not lost.
-func TestAMissingRelayIsNamed(t *testing.T) {
-	t.Parallel()
-	s := serve(t, patient(comesBack), tcp)
-	p, addr := relayProcess(t, s, "")
-	g := teamOf(t, behind(t, s, addr, 8, 2)...)
-	g.goesOn(1)
-	testcluster.Kill(t, p)
-	var v *wire.Failure
-	seq := uint64(1)
-	testcluster.Eventually(t, testTimeout, func() bool { // the store detects that the relay has ended
-		seq++
-		v = g.missed(8, seq)
-		return v.Reason != ""
-	}, "the relay is named")
-	require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 9}, v.Missing)
-	require.Regexp(t, `^8 of them: their relay \(pid \d+ on .*\) was cut off$`, v.Reason)
-	relayProcess(t, s, addr)
-	g.goesOn(seq + 1)
-}
-
-// missed returns the failure of a barrier in which only rank votes.
-func (g *team) missed(rank int, seq uint64) *wire.Failure {
-	g.t.Helper()
-	err := g.barrier(testcluster.Within(g.t, 50*time.Millisecond), rank, seq)
-	require.ErrorIs(g.t, err, store.ErrTimeout)
-	return failureOf(g.t, err)
 }
 
 // TestASlowRankBehindARelay checks that a rank that reads or writes slowly does not delay the other

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -74,13 +75,22 @@ func TestScenariosOverTLS(t *testing.T) {
 func TestScenariosThroughARelay(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "a client of a relay",
-		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights},
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights, scenario.Relays},
 		Lag:  10 * time.Millisecond,
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
 			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}})
-			r, err := store.NewRelay(t.Context(), "muster://127.0.0.1:1", &store.DialOptions{Dial: l.Conn})
+			up := &testcluster.Links{Connect: l.Conn}
+			r, err := store.NewRelay(t.Context(), "muster://127.0.0.1:1", &store.DialOptions{Dial: up.Dial})
 			require.NoError(t, err)
-			return scenario.Clients(t, &store.Server{Engine: r}, s)
+			behind := scenario.Clients(t, &store.Server{Engine: r}, s)
+			return func(name string) scenario.Session {
+				if strings.HasPrefix(name, "direct") {
+					return l.Dial(t, new(store.DialOptions))
+				}
+				c := behind(name)
+				c.Stop, c.Restart = up.Cut, up.Mend
+				return c
+			}
 		},
 	})
 }

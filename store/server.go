@@ -96,10 +96,10 @@ type Server struct {
 	// Stacks allows every peer to see the stacks of ranks (Store.Stacks) if Access is empty.
 	// Otherwise Access.Stacks says who may.
 	Stacks bool
-	// Protocols are other protocols on the same port, such as that of package tcpstore.
-	Protocols []Protocol
-	Limits    ServerLimits
-	Logger    *slog.Logger // nil discards. It gets at most 100 warnings of a kind in a second
+	// Protocol is another protocol on the same port, such as that of package tcpstore; nil: none.
+	Protocol Protocol
+	Limits   ServerLimits
+	Logger   *slog.Logger // nil discards. It gets at most 100 warnings of a kind in a second
 
 	quietly sync.Once // sets quiet
 	quiet   *slog.Logger
@@ -164,7 +164,7 @@ func (s *Server) Serve(l net.Listener) error {
 // authenticates no client. Nor is any of these if Access opens a prefix to another protocol, whose
 // peers are not authenticated.
 func (s *Server) Check(addr net.Addr) error {
-	if err := cmp.Or(checkAccess(s.Access), s.checkProtocols()); err != nil {
+	if err := cmp.Or(checkAccess(s.Access), s.checkProtocol()); err != nil {
 		return err
 	}
 	if s.TLS == nil || s.TLS.ClientAuth < tls.VerifyClientCertIfGiven {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,38 +14,6 @@ import (
 
 // big returns n bytes that are not all the same.
 func big(n int) []byte { return bytes.Repeat([]byte("0123456789abcdef"), n/16+1)[:n] }
-
-// TestTheLargestFit checks the limits of the protocol: what is as large as them arrives, and what is
-// larger is refused and harms nothing.
-func TestTheLargestFit(t *testing.T) {
-	s, ctx := direct(t)(), bounded(t)
-	longest, largest := string(big(wire.MaxKey)), big(wire.MaxValue)
-	require.NoError(t, s.Set(ctx, longest, largest, nil))
-	v, err := s.Get(ctx, longest)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(largest, v))
-	_, err = s.Append(ctx, longest, []byte("1"))
-	require.ErrorIs(t, err, store.ErrTooLarge)
-	require.ErrorIs(t, s.Set(ctx, longest, make([]byte, wire.MaxValue+1), nil), store.ErrTooLarge)
-	v, err = s.Get(ctx, longest)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(largest, v), "it stays as it is")
-
-	require.ErrorIs(t, s.Set(ctx, longest+"x", nil, nil), store.ErrTooLarge)
-	_, err = s.Get(ctx, longest+"x")
-	require.ErrorIs(t, err, store.ErrTooLarge)
-	require.Less(t, len(err.Error()), 1000)
-	_, err = s.Wait(ctx, make([]string, wire.MaxKeys+1)...)
-	require.ErrorIs(t, err, store.ErrTooLarge)
-
-	queue := strings.Repeat("q", wire.MaxKey-len(wire.QueuedKey("", 0))) // its values need a number
-	require.NoError(t, s.Push(ctx, queue, []byte("v")))
-	require.ErrorIs(t, s.Push(ctx, queue+"q", []byte("v")), store.ErrTooLarge)
-	v, err = s.Pop(ctx, queue)
-	require.NoError(t, err)
-	require.Equal(t, "v", string(v))
-	works(t, s)
-}
 
 // TestListsOfManyPages checks that lists and watches of more entries than fit in a reply have each
 // of them once, in order.

@@ -63,16 +63,6 @@ func (s *Store) Status(ctx context.Context, prefix string) (*Status, error) {
 	}
 }
 
-// Names returns a page of at most n entries below prefix that follow a key, in key order, without
-// their values. More reports whether there are further ones.
-func (s *Store) Names(ctx context.Context, prefix, after string, n int) (entries []Entry, more bool, err error) {
-	var from []string
-	if after != "" {
-		from = []string{after}
-	}
-	return s.page(ctx, prefix, from, int64(max(1, min(n, listPage))), true)
-}
-
 // ReadOnly returns s for observers: operations that change something are ErrDenied. Its Close
 // leaves s open.
 func ReadOnly(s *Store) *Store { return New(&readOnly{unclosable{s.engine}}) }

@@ -70,7 +70,7 @@ func TestStatusLastSeen(t *testing.T) {
 
 // replying returns a store that replies to all requests as reply says.
 func replying(reply func(req *wire.Request) wire.Reply) *store.Store {
-	return store.New(&faulty{do: func(_ context.Context, req *wire.Request, rep *wire.Reply, _ int64) error {
+	return store.New(&faulty{do: func(_ context.Context, req *wire.Request, rep *wire.Reply) error {
 		*rep = reply(req)
 		return nil
 	}})
@@ -134,38 +134,6 @@ func TestReadOnly(t *testing.T) {
 	require.ErrorIs(t, r.Set(t.Context(), "works", nil, nil), store.ErrDenied)
 	require.NoError(t, r.Close())
 	works(t, s)
-}
-
-// BenchmarkStatusWatched measures the latency of a client while the status is read four times a
-// second, as by several pages. Case alone is the same without that reader.
-func BenchmarkStatusWatched(b *testing.B) {
-	for _, watched := range []bool{false, true} {
-		b.Run(map[bool]string{false: "alone", true: "watched"}[watched], func(b *testing.B) {
-			m := new(store.Memory)
-			s := testcluster.Dial(b, testcluster.Serve(b, &store.Server{Engine: m}), nil)
-			stop := make(chan struct{})
-			defer close(stop)
-			if watched {
-				go func() {
-					tick := time.NewTicker(250 * time.Millisecond)
-					defer tick.Stop()
-					for {
-						_, _ = store.New(m).Status(context.Background(), "")
-						select {
-						case <-tick.C:
-						case <-stop:
-							return
-						}
-					}
-				}()
-			}
-			for b.Loop() {
-				if _, err := s.Revision(b.Context()); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }
 
 // counts polls the counters of a store until wanted returns true, and returns them.

@@ -202,7 +202,7 @@ func (s *Store) pages(ctx context.Context, prefix string, keysOnly bool) iter.Se
 		for more := true; more; {
 			var entries []Entry
 			var err error
-			if entries, more, err = s.page(ctx, prefix, after, listPage, keysOnly); err != nil {
+			if entries, more, err = s.page(ctx, prefix, after, keysOnly); err != nil {
 				yield(Entry{}, err)
 				return
 			}
@@ -219,9 +219,9 @@ func (s *Store) pages(ctx context.Context, prefix string, keysOnly bool) iter.Se
 }
 
 // page returns a page of entries that follow after, if that is a key.
-func (s *Store) page(ctx context.Context, prefix string, after []string, limit int64, keysOnly bool) (entries []Entry, more bool, err error) {
+func (s *Store) page(ctx context.Context, prefix string, after []string, keysOnly bool) (entries []Entry, more bool, err error) {
 	var rep wire.Reply
-	if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Limit: limit, KeysOnly: keysOnly}, &rep); err != nil {
+	if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Limit: listPage, KeysOnly: keysOnly}, &rep); err != nil {
 		return nil, false, err
 	}
 	for i, k := range rep.Keys {

@@ -73,12 +73,12 @@ func (s *storm) call(do func(n int) error) error {
 // operations on one key.
 func TestConnectionsBreak(t *testing.T) {
 	for way, at := range map[string]func(t *testing.T) *service{
-		"loop":      func(t *testing.T) *service { return serve(t, patient(comesBack), tcp) },
-		"goroutine": func(t *testing.T) *service { return serve(t, patient(comesBack), pipes) },
+		"loop":      func(t *testing.T) *service { return serve(t, patient(), tcp) },
+		"goroutine": func(t *testing.T) *service { return serve(t, patient(), pipes) },
 		"durable relay": func(t *testing.T) *service {
-			srv := patient(comesBack)
+			srv := patient()
 			srv.Engine = onDisk(t)
-			return relay(t, serve(t, srv, tcp).addr, patient(comesBack), tcp)
+			return relay(t, serve(t, srv, tcp).addr, patient(), tcp)
 		},
 	} {
 		for name, during := range map[string]func(*storm){

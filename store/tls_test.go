@@ -139,7 +139,7 @@ func TestUnverifiedCertificate(t *testing.T) {
 	require.Nil(t, handshake.VerifiedCertificate(r.server))
 }
 
-// TestTLSRefuses checks what TestNoWayIn does not: certificates that are not for their side, or for an
+// TestTLSRefuses checks what TestWaysIn does not: certificates that are not for their side, or for an
 // address, and older versions.
 func TestTLSRefuses(t *testing.T) {
 	f := newTLSFiles(t)

@@ -141,8 +141,9 @@ func FuzzStatus(f *testing.F) {
 	})
 }
 
-// statusReply returns a page as it is encoded in a reply.
-func statusReply() wire.Reply {
+// TestGoldenStatus checks the bytes of a page, of which the golden file has those of the reply.
+func TestGoldenStatus(t *testing.T) {
+	i := slices.IndexFunc(golden.Replies, func(g goldenReply) bool { return g.Name == "status" })
 	names, rows := wire.AppendStatus(nil, nil, aStatus())
-	return wire.Reply{Keys: names, Value: rows, Nums: []int64{8, 1024}}
+	require.Equal(t, wire.Reply{Keys: names, Value: rows, Nums: []int64{8, 1024}}, golden.Replies[i].Reply)
 }

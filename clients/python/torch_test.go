@@ -19,7 +19,7 @@ import (
 // TestTorchGroup runs a process group of PyTorch on the backend of muster_pg.torch, whose store is
 // also its TCPStore: the verbs, mismatches, a rank that is missing and one that is killed.
 func TestTorchGroup(t *testing.T) {
-	addr := testcluster.Serve(t, &store.Server{Protocols: []store.Protocol{new(tcpstore.Protocol)}})
+	addr := testcluster.Serve(t, &store.Server{Protocol: new(tcpstore.Protocol)})
 	out := torchScript(t, "tests/torch_group.py", addr)
 	for part, ranks := range map[string]int{"tensors": 4, "arrays": 4, "objects": 4, "concurrent": 4, "mismatches": 4, "failures": 3} {
 		require.Equal(t, ranks, strings.Count(out, "ok "+part), "%s\n%s", part, out)
@@ -36,7 +36,7 @@ func TestTorchTraining(t *testing.T) {
 	failures := testcluster.Form([]string{"ddp-exit", "ddp-sparse", "fsdp-kill"}, []string{
 		"ddp-exit", "ddp-kill", "ddp-mismatch", "ddp-timeout", "ddp-sparse", "fsdp-exit", "fsdp-kill", "fsdp-mismatch", "fsdp-timeout", "fsdp-sparse",
 	})
-	addr := testcluster.Serve(t, &store.Server{Protocols: []store.Protocol{new(tcpstore.Protocol)}})
+	addr := testcluster.Serve(t, &store.Server{Protocol: new(tcpstore.Protocol)})
 	out := torchScript(t, append([]string{"tests/torch_train.py", addr}, failures...)...)
 	for _, failure := range failures {
 		says := says[failure[strings.Index(failure, "-")+1:]]

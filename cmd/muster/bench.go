@@ -25,7 +25,6 @@ type benching struct {
 	spec   benchrun.Spec
 	ranks  []int
 	sizes  sizes
-	host   string
 	place  place
 	asJSON bool
 }
@@ -42,7 +41,8 @@ func newBench() *cobra.Command {
 		Long: "Measure groups of real processes on this machine, each case for --time:\n" + about.String() + `
 
 Times are those of one operation, of all ranks together. Rates are operations of the group
-in a second; of set and get, those of all ranks.`,
+in a second; of set and get, those of all ranks. The store is in this process, as with "muster run",
+or the one at --store.`,
 		Example: `  muster bench
   muster bench -n 2,4,8,16 --size 64KiB --cases barrier,all-gather
   muster bench --time 200ms --json | jq '.results[] | {case, ranks, median_us}'`,
@@ -54,7 +54,6 @@ in a second; of set and get, those of all ranks.`,
 	f.Var(&o.sizes, "size", "of an object, and of a value; several `sizes` are separated by commas")
 	f.DurationVar(&o.spec.Time, "time", time.Second, "for each case")
 	f.StringSliceVar(&o.spec.Cases, "cases", benchcase.Names(), "what to measure")
-	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")
 	f.StringVar(&o.place.store, "store", "", "`URL` of a running store, where the ranks meet instead, such as etcd://host:port")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object")
 	return cmd
@@ -81,13 +80,7 @@ func (o *benching) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--size %s: an object has at most 16MiB", &o.sizes)
 	case o.spec.Time <= 0:
 		return usagef(cmd, "--time must be positive")
-	case o.host != "rank0" && o.host != "launcher":
-		return usagef(cmd, "--host %s: it is rank0 or launcher", o.host)
 	}
-	if o.place.store != "" {
-		o.host = redacted(o.place.store)
-	}
-	o.spec.Launcher = o.host != "rank0"
 	for _, s := range o.sizes {
 		o.spec.Sizes = append(o.spec.Sizes, int(s))
 	}
@@ -100,7 +93,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 	}
 	out := cmd.OutOrStdout()
 	all := benchrun.Results{
-		Version: version(), Date: time.Now().UTC().Format("2006-01-02 15:04"), Cores: runtime.NumCPU(), Seconds: o.spec.Time.Seconds(), Host: o.host,
+		Version: version(), Date: time.Now().UTC().Format("2006-01-02 15:04"), Cores: runtime.NumCPU(), Seconds: o.spec.Time.Seconds(), Store: redacted(o.place.store),
 	}
 	table := benchTable{out, inkOf(out), len(o.sizes) > 1}
 	if o.asJSON {
@@ -196,7 +189,7 @@ type benchTable struct {
 }
 
 func (t benchTable) title(r benchrun.Results, s *sizes) {
-	fmt.Fprintf(t.out, "%s on %d cores: objects of %s, %v for each case, hosted by %s\n", t.ink.bold(r.Version), r.Cores, s, time.Duration(r.Seconds*1e9), r.Host)
+	fmt.Fprintf(t.out, "%s on %d cores: objects of %s, %v for each case\n", t.ink.bold(r.Version), r.Cores, s, time.Duration(r.Seconds*1e9))
 }
 
 func (t benchTable) head(ranks int) {

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The exit codes of the process; exitCodesTopic documents them.
+// The exit codes of the process; help/exit-codes.txt documents them.
 const (
 	exitOK          = 0
 	exitFailed      = 1
@@ -27,81 +27,6 @@ const (
 	exitNotRunnable = 126 // of run, as in shells
 	exitNoProgram   = 127
 )
-
-func exitCodesTopic() *cobra.Command {
-	return &cobra.Command{Use: "exit-codes", Short: "Exit codes", Long: `Exit codes:
-
-  0    success
-  1    failure: the line on standard error says why; doctor: a problem was found
-  2    wrong usage: unknown flag, malformed address, missing argument
-  3    get: there is no such key
-  4    --timeout has passed; run: too few nodes or workers for --join-timeout
-  5    the store could not be reached, or went away and did not return within --timeout
-
-run exits with the exit code of the first rank that failed, or 128 plus the number of the
-signal that killed it (143 is SIGTERM), with 141 if the reader of its output has gone away, and with
-
-  126  if the program cannot be executed
-  127  if there is no such program
-
-gather exits with 128 plus the number of the signal that ended it.`}
-}
-
-func environmentTopic() *cobra.Command {
-	return &cobra.Command{Use: "environment", Short: "The variables that muster reads and sets", Long: `Variables that muster reads:
-
-  MUSTER_STORE         URL of the store, unless --store is given; run gives its ranks a prefix
-                       there, the name of the job
-  MUSTER_SECRET_FILE   file with its secret, unless --secret-file is given; run hosts with it
-  MUSTER_TLS_CA        CA bundle (PEM) that verifies its certificate, unless --tls-ca is given
-  MUSTER_TLS_CERT      the client's certificate (PEM), unless --tls-cert is given
-  MUSTER_TLS_KEY       the key of that (PEM), unless --tls-key is given
-  NO_COLOR             not empty: no colors; there are none either if the output is no terminal
-
-Variables that pgroup.FromEnv reads; run passes on all variables that it has:
-
-  MUSTER_TRACE         directory for a trace of each rank; see "muster trace"
-  MUSTER_NAME          name of the group; default world
-  MUSTER_TIMEOUT       time for an operation whose context has no deadline, such as 30s
-  MUSTER_EXPIRY        time for which a message that no rank receives is kept, such as 1h
-  MUSTER_HOST          name of this node: ranks of one node share memory; default: detected
-  MUSTER_SHARED_MEMORY off: ranks of one node use the store and TCP; auto (default): shared memory,
-                       if it takes at most an eighth of the memory that is left
-  MUSTER_INSECURE      1: rank 0 may listen beyond loopback without a secret or certificates
-
-And that serve and run read too, unless --liveness-timeout is given:
-
-  MUSTER_LIVENESS_TIMEOUT   how long a peer may be silent before it has failed, such as 30s; default 10s
-
-That lock sets for its command:
-
-  MUSTER_LOCK_TOKEN    fencing token: higher than that of each earlier holder of the lock
-
-Read by every process that serves a store:
-
-  MUSTER_NO_IO_URING   not empty: use epoll alone, and not io_uring (Linux 5.18 and later)
-
-Variables that run sets for each rank:
-
-  RANK, LOCAL_RANK               0 to n-1
-  WORLD_SIZE, LOCAL_WORLD_SIZE   n
-  GROUP_RANK, GROUP_WORLD_SIZE   the place of this node, and the number of nodes
-  MASTER_ADDR, MASTER_PORT       where the ranks meet
-  MUSTER_STORE                   URL of the store, which run hosts unless one is given
-  MUSTER_RUN                     id of this run; ranks of different runs never join one group
-  TORCHELASTIC_RESTART_COUNT     restarts of the job so far
-
-pgroup.FromEnv reads them, and those of torchrun, Open MPI, Slurm and Kubernetes.
-
-Variables that run --elastic sets for each worker instead:
-
-  MUSTER_STORE                   URL of the store
-  MUSTER_JOB                     name of the job in the store
-  MUSTER_WORKER                  ID of the worker, another one each time that it starts
-  MUSTER_ELASTIC                 fewest and most workers of a view, MIN:MAX
-  MUSTER_LEASE                   time without the store after which the worker counts as failed
-  LOCAL_RANK, LOCAL_WORLD_SIZE   its place on this node, and the number of places`}
-}
 
 // exit is an error together with the exit code of the process. Its text may be empty.
 type exit struct {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"embed"
 	"fmt"
 	"slices"
 	"strings"
@@ -48,6 +49,16 @@ func shortenHelp(root *cobra.Command) {
 			}
 		})
 	}
+}
+
+// topics has the text of each topic of help that is not a command.
+//
+//go:embed help
+var topics embed.FS
+
+func newTopic(name, short string) *cobra.Command {
+	text, _ := topics.ReadFile("help/" + name + ".txt")
+	return &cobra.Command{Use: name, Short: short, Long: strings.TrimSuffix(string(text), "\n")}
 }
 
 func newHelp(root *cobra.Command) *cobra.Command {

@@ -30,13 +30,13 @@ type hostOptions struct {
 	stacks       bool
 	tls          *store.TLSFiles // nil: without TLS
 	access       []store.Access
-	protocols    []store.Protocol
+	protocol     store.Protocol
 	logger       *slog.Logger
 }
 
 // server returns a server of e, which does not listen yet.
 func (o *hostOptions) server(e store.Backend) (*store.Server, error) {
-	s := &store.Server{Engine: e, Insecure: o.insecure, Stacks: o.stacks, Access: o.access, Protocols: o.protocols, Limits: o.serverLimits, Logger: o.logger}
+	s := &store.Server{Engine: e, Insecure: o.insecure, Stacks: o.stacks, Access: o.access, Protocol: o.protocol, Limits: o.serverLimits, Logger: o.logger}
 	if o.tls == nil {
 		return s, nil
 	}

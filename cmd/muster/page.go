@@ -12,9 +12,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/muster-pg/muster/internal/link"
@@ -129,7 +127,7 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 // handler returns the handler of everything at the page's address.
 func (p *pageFlags) handler(s *store.Store) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", status.Handler(s, &status.Options{Address: p.store, Version: version()}))
+	mux.Handle("/", status.Handler(s, status.Options{Address: p.store, Version: version()}))
 	mux.Handle("GET /metrics", metrics.Handler(s))
 	if p.pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -154,61 +152,19 @@ func (g *page) close() {
 	}
 }
 
-const (
-	// maxWrong is how many wrong passwords an address may send in wrongTime. Then it is refused,
-	// with the right one too, until that time is over: a guess must not show that it is right.
-	maxWrong  = 10
-	wrongTime = time.Minute
-	// maxGuessers bounds the addresses that are counted one by one; further ones count as one.
-	maxGuessers = 4096
-)
-
-// guesses counts wrong passwords by address. The zero value is ready for use.
-type guesses struct {
-	mu    sync.Mutex // protects the fields below
-	until time.Time  // when all counts are dropped
-	wrong map[netip.Prefix]int
-}
-
-// allow reports whether the client at addr may try a password, and counts it if it is wrong.
-func (g *guesses) allow(addr string, right bool) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if now := time.Now(); !now.Before(g.until) {
-		g.until, g.wrong = now.Add(wrongTime), map[netip.Prefix]int{}
-	}
-	at, _ := netip.ParseAddrPort(addr)
-	ip := at.Addr().Unmap().WithZone("")
-	from, _ := ip.Prefix(min(ip.BitLen(), 64)) // one host has a whole /64
-	if _, known := g.wrong[from]; !known && len(g.wrong) >= maxGuessers {
-		from = netip.Prefix{}
-	}
-	if g.wrong[from] >= maxWrong {
-		return false
-	}
-	if !right {
-		g.wrong[from]++
-	}
-	return true
-}
-
-// guard requires the password. Without a password it serves only requests that name this machine by
+// guard requires the password, which is too long to be guessed (handshake.BadSecret). Without a password it serves only requests that name this machine by
 // an IP address or localhost, which prevents DNS rebinding: a page from another site whose host
 // name resolves to 127.0.0.1 gets nothing. It also rejects cross-site requests by the browser of an
 // authorized user, which could start profiles or use up the limit of open pages.
 func (p *pageFlags) guard(next http.Handler) http.Handler {
 	want := sha256.Sum256(p.secret)
-	var wrong guesses
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, password, given := r.BasicAuth()
+		_, password, _ := r.BasicAuth()
 		got := sha256.Sum256([]byte(password))
 		right := subtle.ConstantTimeCompare(got[:], want[:]) == 1
 		switch {
 		case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
 			http.Error(w, "cross-site requests are refused", http.StatusForbidden)
-		case p.secret != nil && given && !wrong.allow(r.RemoteAddr, right):
-			w.Header().Set("Retry-After", strconv.Itoa(int(wrongTime.Seconds())))
-			http.Error(w, "too many wrong passwords from this address", http.StatusTooManyRequests)
 		case p.secret != nil && !right:
 			w.Header().Set("WWW-Authenticate", `Basic realm="muster", charset="UTF-8"`)
 			http.Error(w, "password required: that of --http-secret-file", http.StatusUnauthorized)

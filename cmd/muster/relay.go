@@ -109,12 +109,12 @@ func (o *relaying) check(cmd *cobra.Command) error {
 	if o.serverLimits, err = o.limit.check(cmd); err != nil {
 		return err
 	}
-	if o.protocols, err = o.torch.check(cmd); err != nil {
+	if o.protocol, err = o.torch.check(cmd); err != nil {
 		return err
 	}
 	o.tls, o.access, err = o.who.check(cmd, false)
 	if o.below != "" {
-		o.access = append(o.access, store.Access{Protocol: o.protocols[0].Name(), Prefix: o.below, Write: true})
+		o.access = append(o.access, store.Access{Protocol: o.protocol.Name(), Prefix: o.below, Write: true})
 	}
 	return err
 }

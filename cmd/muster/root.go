@@ -71,7 +71,7 @@ Look at a model: muster tensors model.safetensors`,
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newPush(), newPop(), newLock(), newKeys(), newWatch(), newPing(), newBackup())
 	add(groupFiles, newTensors(), newGather(), newTrace(), newRestore(), newCerts())
 	add(groupOther, newVersion())
-	root.AddCommand(exitCodesTopic(), environmentTopic(), newGuard(), newDemoRank(), newBenchRank(), newMan())
+	root.AddCommand(newTopic("exit-codes", "Exit codes"), newTopic("environment", "The variables that muster reads and sets"), newGuard(), newDemoRank(), newBenchRank(), newMan())
 	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)
 	root.SetCompletionCommandGroupID(groupOther)

@@ -215,7 +215,7 @@ func (o *serving) check(cmd *cobra.Command) error {
 	if o.tls, o.access, err = o.who.check(cmd, o.stacks); err != nil {
 		return err
 	}
-	if o.protocols, err = o.torch.check(cmd); err != nil {
+	if o.protocol, err = o.torch.check(cmd); err != nil {
 		return err
 	}
 	return o.page.check(cmd, len(o.access) > 0 || o.who.files.RequireClient, o.tls != nil, o.insecure)

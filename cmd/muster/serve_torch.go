@@ -22,8 +22,8 @@ func (o *torchFlags) register(cmd *cobra.Command) {
 	f.StringArrayVar(&o.ranks, "torch-rank", nil, "`pattern` of keys with {rank} for a number, and * at the end for any text: the client that sets such a key is that rank; when it disconnects, waits for its keys fail")
 }
 
-// check validates the flags, and returns the protocol that they configure.
-func (o *torchFlags) check(cmd *cobra.Command) ([]store.Protocol, error) {
+// check validates the flags, and returns the protocol that they configure; nil: none.
+func (o *torchFlags) check(cmd *cobra.Command) (store.Protocol, error) {
 	if !o.on {
 		return nil, nil
 	}
@@ -39,5 +39,5 @@ func (o *torchFlags) check(cmd *cobra.Command) ([]store.Protocol, error) {
 	if err := p.Check(); err != nil {
 		return nil, usagef(cmd, "%s", said(err))
 	}
-	return []store.Protocol{p}, nil
+	return p, nil
 }

@@ -45,12 +45,12 @@ ps" to see which jobs run, and how often they restarted.`,
 			if len(o.files) > 0 && r.url == "" && os.Getenv("MUSTER_STORE") == "" { // of a job that has ended
 				s := store.New(new(store.Memory))
 				defer s.Close()
-				now, err := status.Fetch(cmd.Context(), s, &o.torch)
+				now, err := status.Fetch(cmd.Context(), s, o.torch)
 				if err != nil {
 					return err
 				}
 				now.Server = nil
-				return r.show(cmd, status.Of(now, nil), &o)
+				return r.show(cmd, status.Of(now, status.Options{}), &o)
 			}
 			if o.json {
 				if err := r.findOne(); err != nil {
@@ -91,11 +91,11 @@ type whoOptions struct {
 // its job, it prints the job first.
 func (r *remote) who(cmd *cobra.Command, o *whoOptions) error {
 	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-		now, err := status.Fetch(ctx, s, &o.torch)
+		now, err := status.Fetch(ctx, s, o.torch)
 		if err != nil {
 			return err
 		}
-		v := status.Of(now, nil)
+		v := status.Of(now, status.Options{})
 		if o.stacks {
 			status.FetchStacks(ctx, s, v)
 		}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 	"unicode"
 
@@ -121,7 +120,7 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 // host, and from a page on another site, but not by a link on it.
 func TestPageOfOtherSites(t *testing.T) {
 	t.Parallel()
-	page := muster.PageGuard("")
+	page := muster.PageGuard()
 	for _, c := range []struct {
 		host, mode string
 		want       int
@@ -143,35 +142,6 @@ func TestPageOfOtherSites(t *testing.T) {
 		page.ServeHTTP(w, r)
 		assert.Equal(t, c.want, w.Code, "%+v", c)
 	}
-}
-
-// TestPageLimitsWrongPasswords checks that an address that has sent 10 wrong passwords is refused for
-// the rest of the minute, and no other address.
-func TestPageLimitsWrongPasswords(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		page := muster.PageGuard("right")
-		get := func(addr, password string) int {
-			r, w := httptest.NewRequest(http.MethodGet, "/", http.NoBody), httptest.NewRecorder()
-			r.RemoteAddr = addr
-			if password != "" {
-				r.SetBasicAuth("", password)
-			}
-			page.ServeHTTP(w, r)
-			return w.Code
-		}
-		for range 20 { // a browser asks without a password first
-			assert.Equal(t, 401, get("10.0.0.1:1", ""))
-		}
-		for range 10 {
-			assert.Equal(t, 401, get("10.0.0.1:1", "wrong"))
-			assert.Equal(t, 401, get("[fd00::1]:1", "wrong"))
-		}
-		for addr, want := range map[string]int{"10.0.0.1:2": 429, "[fd00::2]:1": 429, "10.0.0.2:1": 200} {
-			assert.Equal(t, want, get(addr, "right"), addr)
-		}
-		time.Sleep(time.Minute)
-		assert.Equal(t, 200, get("10.0.0.1:1", "right"))
-	})
 }
 
 // TestWhoHeadlines checks the first lines: all ranks that a job waits for in its longest wait, and

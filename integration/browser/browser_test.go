@@ -107,7 +107,7 @@ type job struct {
 }
 
 // page serves the page of a store until the end of the test, and returns its URL.
-func page(t *testing.T, e store.Engine, o *status.Options) string {
+func page(t *testing.T, e store.Engine, o status.Options) string {
 	s := httptest.NewServer(status.Handler(store.New(e), o))
 	t.Cleanup(func() {
 		s.CloseClientConnections()
@@ -119,7 +119,7 @@ func page(t *testing.T, e store.Engine, o *status.Options) string {
 func newJob(t *testing.T, name string, size int) *job {
 	j := &job{t: t, m: new(store.Memory)}
 	t.Cleanup(j.wg.Wait)
-	j.url = page(t, j.m, &status.Options{Address: "muster://store:7070", Version: "muster v1"})
+	j.url = page(t, j.m, status.Options{Address: "muster://store:7070", Version: "muster v1"})
 	t.Cleanup(func() { _ = j.m.Close() })
 	j.gen = j.join(name, 4100, size, size)
 	return j
@@ -397,7 +397,7 @@ func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 func TestUnknownIsSaid(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[0])
-	run(t, ctx, chromedp.Navigate(page(t, vague{j.m}, nil)))
+	run(t, ctx, chromedp.Navigate(page(t, vague{j.m}, status.Options{})))
 	has(t, ctx, "#waits", "train · barrier #3")
 	has(t, ctx, "#waits .time", "unknown")
 	has(t, ctx, "#numbers div", "persistent\nyes; the disk stalls: 12", "uptime\nunknown", "clients\nunknown", "data size\nunknown", "keys\n7")
@@ -433,7 +433,7 @@ func TestReplication(t *testing.T) {
 		own := *says
 		own.Leading = leads
 		ctx := browser(t, devices[0])
-		run(t, ctx, chromedp.Navigate(page(t, replicated{newJob(t, "train", 1).m, &own, leads}, nil)))
+		run(t, ctx, chromedp.Navigate(page(t, replicated{newJob(t, "train", 1).m, &own, leads}, status.Options{})))
 		return ctx
 	}
 	ctx := at(true)

@@ -3,7 +3,6 @@ package deploy_test
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -28,10 +27,7 @@ type (
 			ServiceName, CompletionMode        string
 			Replicas, Completions, Parallelism int
 			MaxUnavailable                     int
-			VolumeClaimTemplates               []struct {
-				Spec struct{ StorageClassName string }
-			}
-			Template struct {
+			Template                           struct {
 				Metadata metadata
 				Spec     pod
 			}
@@ -44,7 +40,6 @@ type (
 	pod struct {
 		TerminationGracePeriodSeconds int
 		TopologySpreadConstraints     []struct{ LabelSelector struct{ MatchLabels labels } }
-		Tolerations                   []labels
 		Containers                    []container
 		Volumes                       []struct{ Secret struct{ Items []labels } }
 	}
@@ -76,40 +71,28 @@ var definitions = map[string]string{
 	"policy/v1 PodDisruptionBudget": "policy.v1.PodDisruptionBudget",
 }
 
-// validate compares JSON with the schema at a place of a file.
-func validate(t *testing.T, file, place string, document []byte) error {
+// parse returns the object that text is. It fails if an API server would refuse it: for a field that
+// does not exist, has another type, or is missing.
+func parse(t *testing.T, text string) (o object) {
 	t.Helper()
-	schema, err := jsonschema.UnmarshalJSON(strings.NewReader(read(t, file)))
+	document, err := yaml.YAMLToJSONStrict([]byte(text))
+	require.NoError(t, err, "%s", text)
+	var is struct{ APIVersion, Kind string }
+	require.NoError(t, json.Unmarshal(document, &is))
+	definition := definitions[is.APIVersion+" "+is.Kind]
+	require.NotEmpty(t, definition, "no schema of %s", is.Kind)
+
+	all, err := jsonschema.UnmarshalJSON(strings.NewReader(read(t, schemas)))
 	require.NoError(t, err)
 	c := jsonschema.NewCompiler()
-	require.NoError(t, c.AddResource(file, schema))
-	compiled, err := c.Compile(file + "#" + place)
+	require.NoError(t, c.AddResource(schemas, all))
+	schema, err := c.Compile(schemas + "#/definitions/io.k8s.api." + definition)
 	require.NoError(t, err)
 	instance, err := jsonschema.UnmarshalJSON(bytes.NewReader(document))
 	require.NoError(t, err)
-	return compiled.Validate(instance)
-}
-
-// parse returns the object that text is. It is an error if an API server refuses it: for a field that
-// does not exist, has another type, or is missing.
-func parse(t *testing.T, text string) (o object, err error) {
-	t.Helper()
-	document, err := yaml.YAMLToJSONStrict([]byte(text))
-	if err != nil {
-		return object{}, err
-	}
-	var is struct{ APIVersion, Kind string }
-	if err := json.Unmarshal(document, &is); err != nil {
-		return object{}, err
-	}
-	name, ok := definitions[is.APIVersion+" "+is.Kind]
-	if !ok {
-		return object{}, fmt.Errorf("no schema of %s %s", is.APIVersion, is.Kind)
-	}
-	if err := validate(t, schemas, "/definitions/io.k8s.api."+name, document); err != nil {
-		return object{}, err
-	}
-	return o, json.Unmarshal(document, &o)
+	require.NoError(t, schema.Validate(instance), "%s", text)
+	require.NoError(t, json.Unmarshal(document, &o))
+	return o
 }
 
 // documents returns the objects in a YAML file, of the given kinds.
@@ -117,8 +100,7 @@ func documents(t *testing.T, file string, want ...string) (all []object) {
 	t.Helper()
 	var kinds []string
 	for text := range strings.SplitSeq(read(t, file), "\n---\n") {
-		o, err := parse(t, text)
-		require.NoError(t, err, "%s", text)
+		o := parse(t, text)
 		all, kinds = append(all, o), append(kinds, o.Kind)
 	}
 	require.Equal(t, want, kinds)

@@ -1,9 +1,23 @@
 // Package mutationtest breaks a rule in a copy of a source file, and shows that a test notices.
+//
+// The mutants of a package are patches in its testdata/mutants.txt:
+//
+//	the rule that is broken
+//	test: ^TestThatMustFail$
+//	--- file.go
+//	 	text of the file
+//	-	text that it has
+//	+	text that it has instead
+//
+// The first line is the name of the subtest. Without a test, the simulation must find a counterexample. The file is
+// relative to the package. The text that it has, which are the lines with a space or -, occurs in it exactly once: it is
+// whole lines, or a part of one. A blank line ends a mutant. Outside of patches a line that begins with # is a comment.
 package mutationtest
 
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +25,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // counterexample is what a test prints that has found one.
@@ -19,26 +35,37 @@ var counterexample = regexp.MustCompile(`(?m)([A-Z][0-9] .*) does not hold: (.*)
 // failure is what a test prints that fails or panics.
 var failure = regexp.MustCompile(`(?m)^ *--- FAIL: .*$|^panic: .*$`)
 
-// Mutant is one change of a source file that breaks a rule, which a test must notice.
-type Mutant struct {
-	Name     string
-	File     string
-	Old, New string // Old occurs exactly once in File
-	Test     string // the test that must fail, as of -run; "": the simulation must find a counterexample
+// mutantsFile has the mutants of the package whose test runs.
+const mutantsFile = "testdata/mutants.txt"
+
+// mutant is one change of a source file that breaks a rule, which a test must notice.
+type mutant struct {
+	name     string
+	line     int // of mutantsFile, at which its block begins
+	file     string
+	old, new string // old occurs exactly once in file
+	test     string // the test that must fail, as of -run; "": the simulation must find a counterexample
 }
 
 // Run runs "go test" in the test's directory for each mutant that this run tries. simulation are the arguments for
-// mutants without a Test. It checks that all mutants can be made.
+// mutants without a test. It checks that all mutants can be made.
 //
-// With MUSTER_SOAK it tries all mutants, otherwise one of step. The first is number MUSTER_MUTANTS modulo step, or 0,
-// so that runs with successive numbers try all of them.
-func Run(t *testing.T, mutants []Mutant, step int, simulation ...string) {
+// With MUSTER_SOAK it tries all mutants, otherwise one of step, and with step 0 one. The first is number MUSTER_MUTANTS
+// modulo step, or 0, so that runs with successive numbers try all of them.
+func Run(t *testing.T, step int, simulation ...string) {
 	if testing.Short() {
 		t.Skip("SKIPPED: each mutant is built: not in a short run")
 	}
+	text, err := os.ReadFile(mutantsFile)
+	require.NoError(t, err)
+	mutants, err := parse(string(text))
+	require.NoError(t, err)
+	if step == 0 {
+		step = len(mutants)
+	}
 	from := 0
-	if text := os.Getenv("MUSTER_MUTANTS"); text != "" {
-		v, err := strconv.ParseUint(text, 10, 32)
+	if number := os.Getenv("MUSTER_MUTANTS"); number != "" {
+		v, err := strconv.ParseUint(number, 10, 32)
 		if err != nil {
 			t.Fatal("MUSTER_MUTANTS: ", err)
 		}
@@ -49,22 +76,23 @@ func Run(t *testing.T, mutants []Mutant, step int, simulation ...string) {
 	}
 	t.Logf("each %dth of %d mutants from number %d on (MUSTER_MUTANTS=%d); MUSTER_SOAK=1 tries all", step, len(mutants), from, from)
 	for i, m := range mutants {
-		m.apply(t)
+		changed, err := m.apply()
+		require.NoError(t, err)
 		if i%step == from {
-			t.Run(m.Name, func(t *testing.T) { m.mustBeNoticed(t, simulation) })
+			t.Run(m.name, func(t *testing.T) { m.mustBeNoticed(t, changed, simulation) })
 		}
 	}
 }
 
 // mustBeNoticed runs the tests with the mutant. The simulation must say which property does not hold. Another test must
 // fail, or end its process by a panic: a build that fails, and a test that takes too long, do not count.
-func (m *Mutant) mustBeNoticed(t *testing.T, args []string) {
+func (m *mutant) mustBeNoticed(t *testing.T, changed string, args []string) {
 	t.Helper()
 	notice := counterexample
-	if m.Test != "" {
-		args, notice = []string{"-run", m.Test}, failure
+	if m.test != "" {
+		args, notice = []string{"-run", m.test}, failure
 	}
-	args = append([]string{"test", "-count=1", "-json=false", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", m.overlay(t)}, args...)
+	args = append([]string{"test", "-count=1", "-json=false", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", m.overlay(t, changed)}, args...)
 	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput() // text, whatever GOFLAGS is
 	found := notice.Find(out)
 	if err == nil || found == nil || bytes.Contains(out, []byte("panic: test timed out")) {
@@ -73,38 +101,29 @@ func (m *Mutant) mustBeNoticed(t *testing.T, args []string) {
 	t.Logf("%.200s", found)
 }
 
-// apply returns the source with the change.
-func (m *Mutant) apply(t *testing.T) (changed string) {
-	t.Helper()
-	src, err := os.ReadFile(m.File)
+// apply returns the text of the file with the change.
+func (m *mutant) apply() (changed string, err error) {
+	text, err := os.ReadFile(m.file)
 	if err != nil {
-		t.Fatal(err)
+		return "", fmt.Errorf("%s:%d: %w", mutantsFile, m.line, err)
 	}
-	if n := strings.Count(string(src), m.Old); n != 1 {
-		t.Fatalf("%s has %q %d times, not once: bring the table up to date", m.File, m.Old, n)
+	if n := strings.Count(string(text), m.old); n != 1 {
+		return "", fmt.Errorf("%s:%d: %s has this text %d times, not once: bring the mutant up to date:\n%s", mutantsFile, m.line, m.file, n, m.old)
 	}
-	return strings.Replace(string(src), m.Old, m.New, 1)
+	return strings.Replace(string(text), m.old, m.new, 1), nil
 }
 
-// overlay writes the changed file, and the list of changed files for the go command.
-func (m *Mutant) overlay(t *testing.T) (name string) {
+// overlay writes a file with the changed text, and the list of changed files for the go command.
+func (m *mutant) overlay(t *testing.T, text string) (name string) {
 	t.Helper()
-	original, err := filepath.Abs(m.File)
-	if err != nil {
-		t.Fatal(err)
-	}
+	original, err := filepath.Abs(m.file)
+	require.NoError(t, err)
 	dir := t.TempDir()
-	changed := filepath.Join(dir, filepath.Base(m.File))
-	if err := os.WriteFile(changed, []byte(m.apply(t)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	changed := filepath.Join(dir, filepath.Base(m.file))
+	require.NoError(t, os.WriteFile(changed, []byte(text), 0o600))
 	list, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	name = filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(name, list, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(name, list, 0o600))
 	return name
 }

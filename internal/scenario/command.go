@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
 )
 
 // command is one line of a block.
@@ -19,9 +20,7 @@ type command struct {
 
 func parse(t testing.TB, line string) command {
 	verb, args, err := datadriven.ParseLine(line)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return command{t, verb, args}
 }
 

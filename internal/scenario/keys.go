@@ -42,7 +42,7 @@ var keyVerbs = map[string]verb{
 	"break":   {do: happens(breakLinks)},                           // its connection ends, and it reconnects
 	"cut":     {do: happens(func(on *Session) { on.Links.Cut() })}, // its connection ends, and cannot be made again until mend
 	"mend":    {do: happens(func(on *Session) { on.Links.Mend() })},
-	"stop":    {do: happens(func(on *Session) { on.Stop() })},    // the store ends
+	"stop":    {do: happens(func(on *Session) { on.Stop() })},    // the store ends, or the session's relay
 	"restart": {do: happens(func(on *Session) { on.Restart() })}, // and starts again
 	"backup":  {do: backup},                                      // keeps a copy of the store
 	"restore": {do: happens(func(on *Session) { on.Restore() })}, // the store starts as its last backup

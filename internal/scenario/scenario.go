@@ -42,6 +42,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
@@ -86,7 +87,7 @@ type Session struct {
 	store.Engine
 	Links *testcluster.Links // its connections: with a crash of its process they end without a goodbye
 	// Stop ends the store, and Restart starts it again. Restore starts it as the file Backup says. They
-	// are nil without Restarts.
+	// are nil without Restarts. With Relays, Stop cuts the relay of the session off, until Restart.
 	Stop, Restart, Restore func()
 	Backup                 string
 	// Verbs are further verbs of its own files. They get the arguments behind the session, end with ctx,
@@ -102,6 +103,7 @@ const (
 	Clock    Feature = "clock"    // time is virtual: "advance", and deadlines; unless Real
 	Exact    Feature = "exact"    // an answer takes no time, not even a virtual one; unless Real or with a Lag
 	Restarts Feature = "restarts" // of a durable store
+	Relays   Feature = "relays"   // sessions are behind a relay, except those whose names begin with direct
 	Numbers  Feature = "numbers"  // of requests, chosen by the file
 	Whole    Feature = "whole"    // sessions see the whole store
 	LimitsOf Feature = "limits"   // the file sets the limits of the store
@@ -154,9 +156,7 @@ func Run(t *testing.T, dir string, e Engine) {
 // header reads the comments that are for the runner.
 func header(t *testing.T, file string) (needs []Feature, s Settings) {
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for line := range bytes.Lines(text) {
 		switch key, rest, _ := strings.Cut(strings.TrimSpace(string(line)), ":"); key {
 		case "# needs":

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
@@ -61,9 +63,7 @@ func (l *Listener) Dial(t *testing.T, o *store.DialOptions) Session {
 	links := &testcluster.Links{Connect: l.Conn}
 	o.Dial = links.Dial
 	s, err := store.Dial(context.Background(), "127.0.0.1:1", o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return Session{Engine: s.Engine(), Links: links}
 }
 

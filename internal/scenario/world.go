@@ -155,10 +155,12 @@ func (k *call) repeat(ctx context.Context) (line string) {
 // not tell them apart either.
 var ends = strings.NewReplacer("context canceled", "cancelled", "context deadline exceeded", "timed out")
 
-// The numbers of generations say nothing, and scripts that need no clock run on real sockets, too.
+// The numbers of generations and processes say nothing, and scripts that need no clock run on real sockets,
+// too.
 var (
 	generations = regexp.MustCompile(`generation [0-9]+`)
 	joined      = regexp.MustCompile(`which joined \S+ ago`)
+	process     = regexp.MustCompile(`pid [0-9]+ on [^ ,]+`)
 )
 
 // say adds output, and sets the state.
@@ -167,6 +169,7 @@ func (k *call) say(line string, state state) {
 	defer k.w.mu.Unlock()
 	if line != "" {
 		line = generations.ReplaceAllString(ends.Replace(line), "generation N")
+		line = process.ReplaceAllString(line, "pid P on H")
 		k.lines = append(k.lines, joined.ReplaceAllString(line, "which joined T ago"))
 	}
 	k.state = state

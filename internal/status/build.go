@@ -17,7 +17,10 @@ import (
 // builder determines which call each rank waits in.
 type builder struct {
 	walks int // the number of rank visits left, of mostWalks
-	in    map[*store.GroupStatus]map[int]call
+	// in and awaited are, by group, the call that each rank waits in, and the ranks that other ranks of
+	// the group wait for. If a rank waits in several calls, it is the one that has waited longest.
+	in      map[*store.GroupStatus]map[int]call
+	awaited map[*store.GroupStatus]map[int]bool
 	// elsewhere is the call that each process waits in, in any group. If several of its ranks wait,
 	// it is the one that has waited longest.
 	elsewhere map[process]call
@@ -40,11 +43,10 @@ type call struct {
 }
 
 func newBuilder(s *store.Status) *builder {
-	b := &builder{walks: mostWalks, in: map[*store.GroupStatus]map[int]call{}, elsewhere: map[process]call{}, shared: map[process]bool{}}
+	b := &builder{walks: mostWalks, in: map[*store.GroupStatus]map[int]call{}, awaited: map[*store.GroupStatus]map[int]bool{}, elsewhere: map[process]call{}, shared: map[process]bool{}}
 	for i := range s.Groups {
 		g := &s.Groups[i]
-		in := b.callsOf(g)
-		b.in[g] = in
+		b.addCalls(g)
 		first := make(map[process]int, len(g.Ranks))
 		for j := range g.Ranks {
 			r := &g.Ranks[j]
@@ -53,7 +55,7 @@ func newBuilder(s *store.Status) *builder {
 				b.shared[p] = true
 			}
 			first[p] = r.Rank
-			if c, ok := in[r.Rank]; ok && c.time >= b.elsewhere[p].time {
+			if c, ok := b.in[g][r.Rank]; ok && c.time >= b.elsewhere[p].time {
 				b.elsewhere[p] = c
 			}
 		}
@@ -61,10 +63,10 @@ func newBuilder(s *store.Status) *builder {
 	return b
 }
 
-// callsOf returns the calls that ranks of g wait in, by rank. If a rank waits in several, it is the
-// one that has waited longest.
-func (b *builder) callsOf(g *store.GroupStatus) map[int]call {
-	in := map[int]call{}
+// addCalls adds the calls that ranks of g wait in, and the ranks that they wait for.
+func (b *builder) addCalls(g *store.GroupStatus) {
+	in, awaited := map[int]call{}, map[int]bool{}
+	b.in[g], b.awaited[g] = in, awaited
 	put := func(rank int, c call) {
 		if old, ok := in[rank]; !ok || old.time < c.time {
 			in[rank] = c
@@ -72,24 +74,25 @@ func (b *builder) callsOf(g *store.GroupStatus) map[int]call {
 	}
 	for i := range g.Records {
 		r := &g.Records[i]
-		what := recordText(r)
-		for _, s := range r.Arrived.Spans {
-			b.walk(g, s.First, s.Last, func(rank int) { put(rank, call{g, what, r.Age}) })
-		}
+		what := callText(r)
+		b.walk(g, &r.Arrived, func(rank int) { put(rank, call{g, what, r.Age}) })
+		b.walk(g, &r.Missing, func(rank int) { awaited[rank] = true })
 	}
 	for i := range g.Ranks {
 		for _, w := range g.Ranks[i].Waits {
 			put(g.Ranks[i].Rank, call{g, waitText(&w), w.Waited})
+			awaited[w.Peer] = true
 		}
 	}
-	return in
 }
 
-// walk calls f with the ranks of g from first to last, up to the limits mostRanks and mostWalks.
-func (b *builder) walk(g *store.GroupStatus, first, last int, f func(rank int)) {
-	for rank := max(first, 0); rank <= last && rank < min(g.Size, mostRanks) && b.walks > 0; rank++ {
-		b.walks--
-		f(rank)
+// walk calls f with those of the ranks that g has, up to the limits mostRanks and mostWalks.
+func (b *builder) walk(g *store.GroupStatus, ranks *wire.Ranks, f func(rank int)) {
+	for _, s := range ranks.Spans {
+		for rank := max(s.First, 0); rank <= s.Last && rank < min(g.Size, mostRanks) && b.walks > 0; rank++ {
+			b.walks--
+			f(rank)
+		}
 	}
 }
 
@@ -97,11 +100,10 @@ func (b *builder) walk(g *store.GroupStatus, first, last int, f func(rank int)) 
 const (
 	mostRanks = 1 << 20 // ranks of a group
 	mostWalks = 1 << 22 // ranks visited in lists of ranks, of all groups together
-	mostSpans = 256     // spans of failed and departed ranks
 )
 
-// recordText returns the call of a record as its caller would write it.
-func recordText(r *store.RecordStatus) string {
+// callText returns the call of a record as its caller would write it.
+func callText(r *store.RecordStatus) string {
 	s := r.Verb
 	if r.Root >= 0 {
 		s += fmt.Sprintf("(root %d)", r.Root)
@@ -141,11 +143,8 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 	for i := range g.Records {
 		r := &g.Records[i]
 		w := Wait{
-			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.Age), Remaining: seconds(r.Remaining), Size: g.Size, AtLeast: g.AtLeast,
-			Arrived: r.Arrived.Count, Missing: r.Missing.Count, Ranks: []Who{}, Present: []Span{}, Gone: gone,
-		}
-		for _, s := range r.Arrived.Spans {
-			w.Present = append(w.Present, Span{s.First, s.Last})
+			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: callText(r), For: seconds(r.Age), Remaining: seconds(r.Remaining), Size: g.Size, AtLeast: g.AtLeast,
+			Arrived: r.Arrived.Count, Missing: r.Missing.Count, Ranks: []Who{}, Present: spansOf(&r.Arrived), Gone: gone,
 		}
 		for _, rank := range r.Missing.First(someRanks) {
 			w.Ranks = append(w.Ranks, b.who(g, rank))
@@ -163,21 +162,24 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 	return list
 }
 
-// goneIn returns the ranks of g that have failed or left, as at most mostSpans spans. Each waiting
+// goneIn returns the ranks of g that have failed or left, as far as wire.Ranks has them. Each waiting
 // verb of g shares the list.
-func goneIn(g *store.GroupStatus) (gone []Span) {
+func goneIn(g *store.GroupStatus) []Span {
+	var gone wire.Ranks
 	for i := range g.Ranks {
-		switch r, n := &g.Ranks[i], len(gone); {
-		case r.Gone == 0:
-		case n > 0 && gone[n-1][1] == r.Rank-1:
-			gone[n-1][1] = r.Rank
-		case n < mostSpans:
-			gone = append(gone, Span{r.Rank, r.Rank})
-		default:
-			return gone
+		if r := &g.Ranks[i]; r.Gone != 0 {
+			gone.Add(r.Rank)
 		}
 	}
-	return gone
+	return spansOf(&gone)
+}
+
+func spansOf(ranks *wire.Ranks) []Span {
+	spans := make([]Span, len(ranks.Spans))
+	for i, s := range ranks.Spans {
+		spans[i] = Span{s.First, s.Last}
+	}
+	return spans
 }
 
 // rankOf returns the status of a rank of g, or nil if it has not joined.
@@ -261,18 +263,14 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 		v.Why = why(&g.Failures[n-1])
 	}
 	v.Ranks, v.States = make([]Rank, len(g.Ranks)), map[string]int{}
-	awaited := b.awaitedIn(g)
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		v.Ranks[i] = Rank{
-			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), LastSeen: seconds(r.LastSeen), Session: r.Session, of: r,
-		}
+		v.Ranks[i] = Rank{Rank: r.Rank, Label: r.Label, State: b.state(g, r), LastSeen: seconds(r.LastSeen), of: r}
 		v.States[v.Ranks[i].State]++
 	}
 	if most > 0 && len(v.Ranks) > most {
 		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(rankUrgency(a.State), rankUrgency(b.State)) })
-		v.More = len(v.Ranks) - most
-		v.Ranks = v.Ranks[:most]
+		v.Ranks, v.More = first(v.Ranks, most)
 		slices.SortFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(a.Rank, b.Rank) })
 	}
 	for i := range v.Ranks {
@@ -282,33 +280,17 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 }
 
 // state returns the value of Rank.State.
-func (b *builder) state(g *store.GroupStatus, r *store.RankStatus, awaited bool) string {
+func (b *builder) state(g *store.GroupStatus, r *store.RankStatus) string {
 	_, waits := b.waitsIn(g, r)
 	switch {
 	case r.Gone != 0:
 		return r.Gone.String()
 	case waits:
 		return "waits"
-	case awaited:
+	case b.awaited[g][r.Rank]:
 		return "awaited"
 	}
 	return "idle"
-}
-
-// awaitedIn returns the ranks of g that other ranks of g wait for.
-func (b *builder) awaitedIn(g *store.GroupStatus) map[int]bool {
-	awaited := map[int]bool{}
-	for i := range g.Records {
-		for _, s := range g.Records[i].Missing.Spans {
-			b.walk(g, s.First, s.Last, func(rank int) { awaited[rank] = true })
-		}
-	}
-	for i := range g.Ranks {
-		for _, w := range g.Ranks[i].Waits {
-			awaited[w.Peer] = true
-		}
-	}
-	return awaited
 }
 
 func stateOf(g *store.GroupStatus) string {
@@ -361,19 +343,18 @@ func why(f *store.FailureStatus) string {
 // RankList formats a list of ranks in order, as "rank 3" or "ranks 0–2, 7".
 func RankList(ranks []int) string {
 	var parts []string
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
+	for rest := ranks; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n] == rest[0]+n {
+			n++
 		}
-		if j > i+1 {
-			parts = append(parts, fmt.Sprintf("%d–%d", ranks[i], ranks[j]))
+		if n > 2 {
+			parts = append(parts, fmt.Sprintf("%d–%d", rest[0], rest[n-1]))
 		} else {
-			for k := i; k <= j; k++ {
-				parts = append(parts, strconv.Itoa(ranks[k]))
-			}
+			n = 1
+			parts = append(parts, strconv.Itoa(rest[0]))
 		}
-		i = j + 1
+		rest = rest[n:]
 	}
 	if len(ranks) == 1 {
 		return "rank " + parts[0]

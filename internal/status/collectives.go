@@ -30,17 +30,16 @@ const shortCall = time.Second
 // collectives are the calls that ranks have recorded of one process group and backend, which counts
 // its calls by itself.
 type collectives struct {
-	backend string
-	world   bool
-	ranks   map[int]*progress
+	world bool
+	ranks map[int]*progress
 }
 
 // progress is how far a rank is in the calls of a process group.
 type progress struct {
 	of      *Recording
+	last    *flightrecorder.Call            // its last call
 	pending *flightrecorder.Call            // its first call that has not completed; nil: it is in none
-	done    map[uint64]*flightrecorder.Call // those that have completed, by number
-	last    *flightrecorder.Call            // its last call that has completed; nil: there is none
+	calls   map[uint64]*flightrecorder.Call // pending, and those before, by number
 	at      position                        // of pending, or else of the call after last
 }
 
@@ -52,15 +51,11 @@ func (p position) compare(o position) int {
 	return cmp.Or(cmp.Compare(p.instance, o.instance), cmp.Compare(p.seq, o.seq))
 }
 
-// collectivesOf sorts the calls of all ranks by process group and backend.
-func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
+// collectivesOf sorts the calls of all ranks by process group and backend. dropped is whether a rank
+// has dropped calls.
+func collectivesOf(recordings map[int]*Recording, dropped bool) map[string]*collectives {
 	all := map[string]*collectives{}
-	dropped := false
-	for _, r := range recordings {
-		dropped = dropped || r.Dump != nil && r.Dump.Dropped
-	}
-	for _, rank := range slices.Sorted(maps.Keys(recordings)) {
-		r := recordings[rank]
+	for rank, r := range recordings {
 		if r.Dump == nil {
 			continue
 		}
@@ -71,7 +66,7 @@ func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
 			}
 			id := c.Group + "\x00" + c.Backend
 			if all[id] == nil {
-				all[id] = &collectives{backend: c.Backend, ranks: map[int]*progress{}}
+				all[id] = &collectives{ranks: map[int]*progress{}}
 			}
 			g := all[id]
 			g.world = g.world || c.World()
@@ -87,45 +82,24 @@ func collectivesOf(recordings map[int]*Recording) map[string]*collectives {
 // add adds the next call of the rank. If a rank has dropped calls, it is unknown how often the group
 // was made.
 func (p *progress) add(c *flightrecorder.Call, dropped bool) {
-	if before := p.newest(); before != nil && c.Seq <= before.Seq {
-		p.pending, p.last, p.done = nil, nil, nil
-		if !dropped {
+	if p.last == nil || c.Seq <= p.last.Seq {
+		p.pending, p.calls = nil, map[uint64]*flightrecorder.Call{}
+		if p.last != nil && !dropped {
 			p.at.instance++
 		}
 	}
-	switch {
-	case !c.Done && p.pending == nil:
-		p.pending, p.at.seq = c, c.Seq
-	case c.Done && p.pending == nil:
-		p.last, p.at.seq = c, c.Seq+1
-		if p.done == nil {
-			p.done = map[uint64]*flightrecorder.Call{}
-		}
-		p.done[c.Seq] = c
-	}
-}
-
-// newest returns the call with the highest number that add has kept.
-func (p *progress) newest() *flightrecorder.Call {
+	p.last = c
 	if p.pending != nil {
-		return p.pending
+		return
 	}
-	return p.last
+	p.calls[c.Seq], p.at.seq = c, c.Seq+1
+	if !c.Done {
+		p.pending, p.at.seq = c, c.Seq
+	}
 }
 
-// age is how long the rank has been in its call.
-func (p *progress) age() time.Duration { return max(p.of.At.Sub(p.pending.Created), 0) }
-
-// doing describes a rank that is in no call.
-func (p *progress) doing() string {
-	if p.last == nil {
-		return "in no collective"
-	}
-	return fmt.Sprintf("in no collective; its last was %s, called%s", callText(p.last), words(" %s ago", max(p.of.At.Sub(p.last.Created), 0)))
-}
-
-// callText is a call with its backend, as PyTorch names it.
-func callText(c *flightrecorder.Call) string { return c.Backend + ":" + c.String() }
+// collectiveText is a call with its backend, as PyTorch names it.
+func collectiveText(c *flightrecorder.Call) string { return c.Backend + ":" + c.String() }
 
 // sameOnAllRanks are the operations whose inputs have the same dtypes and shapes on all ranks.
 var sameOnAllRanks = map[string]bool{"all_reduce": true, "broadcast": true, "reduce": true, "_all_gather_base": true, "_reduce_scatter_base": true}
@@ -140,21 +114,12 @@ func kindOf(c *flightrecorder.Call) string {
 
 // addRecordings adds what ranks have recorded, as operations of their process groups.
 func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
-	if len(recordings) == 0 {
-		return
-	}
-	size := 0
-	for rank := range recordings {
-		size = max(size, rank+1)
-	}
-	for i := range t.processes {
-		size = max(size, t.processes[i].Size)
-	}
-	world := t.worldOf(size)
+	world := t.worldOf(recordings)
 	world.recordings = recordings
-	world.doing = map[int]string{}
+	dropped := false
 	for rank, r := range recordings {
-		if world.ranks[rank] == nil && r.Source != "" && r.Dump != nil { // otherwise nothing is known of its process
+		dropped = dropped || r.Dump != nil && r.Dump.Dropped
+		if world.ranks[rank] == nil && r.Dump != nil { // otherwise nothing is known of its process
 			world.ranks[rank] = &tcpwire.Process{ID: r.Source, Label: r.Source, Rank: rank}
 			world.doing[rank] = "in no collective"
 		}
@@ -162,17 +127,14 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 			t.servers[p] = r.server
 		}
 	}
-	all := collectivesOf(recordings)
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		c, g := all[id], world
+	for id, c := range inOrder(collectivesOf(recordings, dropped)) {
+		g := world
 		if !c.world {
 			name, _, _ := strings.Cut(id, "\x00")
 			// its ranks have their own numbers, which a recording does not have
 			g = t.group(fmt.Sprintf("%s/%s, by rank of the job", world.name, name))
 			for rank := range c.ranks {
-				if p := world.ranks[rank]; p != nil {
-					g.ranks[rank] = p
-				}
+				g.ranks[rank] = world.ranks[rank]
 			}
 		}
 		c.addTo(g)
@@ -180,14 +142,16 @@ func (t *torchJobs) addRecordings(recordings map[int]*Recording) {
 }
 
 // worldOf returns the group of all ranks of the job: the newest one that its ranks have made.
-func (t *torchJobs) worldOf(size int) *torchGroup {
-	name := "default_pg"
+func (t *torchJobs) worldOf(recordings map[int]*Recording) *torchGroup {
+	name, size := "default_pg", 0
+	for rank := range recordings {
+		size = max(size, rank+1)
+	}
 	for i := range t.processes {
 		p := &t.processes[i]
-		for _, m := range p.Members {
-			if isWorld(m.Group) && !p.Ended() && t.groups[m.Group] != nil {
-				name = m.Group // the last one
-			}
+		size = max(size, p.Size)
+		if !p.Ended() {
+			name = cmp.Or(newest(p), name)
 		}
 	}
 	g := t.group(name)
@@ -203,105 +167,107 @@ func (t *torchJobs) worldOf(size int) *torchGroup {
 // addTo adds the calls that have not completed to g: the ranks that are in them, and those that have
 // not called them, or have called another operation under the same number.
 func (c *collectives) addTo(g *torchGroup) {
-	if g.doing == nil {
-		g.doing = map[int]string{}
-	}
-	in := map[position][]int{} // ranks
-	for _, rank := range slices.Sorted(maps.Keys(c.ranks)) {
-		p := c.ranks[rank]
-		if p.pending == nil {
-			if g.doing[rank] == "" || p.last != nil {
-				g.doing[rank] = p.doing()
-			}
-			continue
+	in := map[position][]*progress{}
+	for rank, p := range c.ranks {
+		if p.pending != nil {
+			in[p.at] = append(in[p.at], p)
+		} else {
+			g.doing[rank] = fmt.Sprintf("in no collective; its last was %s, called%s", collectiveText(p.last), words(" %s ago", max(p.of.At.Sub(p.last.Created), 0)))
 		}
-		in[p.at] = append(in[p.at], rank)
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(in), position.compare) {
 		var age time.Duration
 		live := false
-		for _, rank := range in[at] {
-			age = max(age, c.ranks[rank].age())
-			live = live || c.ranks[rank].of.Live
+		for _, p := range in[at] {
+			age = max(age, p.of.At.Sub(p.pending.Created))
+			live = live || p.of.Live
 		}
-		if live && age < shortCall {
-			continue
+		if !live || age >= shortCall {
+			c.addCall(g, at, age)
 		}
-		c.addCall(g, at, age)
 	}
 }
 
 // addCall adds one call, which some ranks are in.
 func (c *collectives) addCall(g *torchGroup, at position, age time.Duration) {
-	var missing []int
-	size := g.size
-	for rank := range c.ranks {
-		size = max(size, rank+1)
-	}
-	for rank := range min(size, mostRanks) {
-		p, process := c.ranks[rank], g.ranks[rank]
-		switch {
-		case p != nil && p.at.compare(at) < 0, p != nil && p.at == at && p.pending == nil:
-			missing = append(missing, rank)
-		case p == nil && c.world && g.recordings[rank] != nil && g.recordings[rank].Dump != nil: // it has called nothing
-			missing = append(missing, rank)
-			g.doing[rank] = "in no collective"
-		case p == nil && c.world && process != nil && (process.State == tcpwire.Stopped || process.Ended()):
-			missing = append(missing, rank)
-		}
-	}
-	// A rank that has completed the call counts, too: with other shapes, some ranks may complete it.
-	kinds, calls := map[string][]int{}, map[string]*flightrecorder.Call{}
-	for _, rank := range slices.Sorted(maps.Keys(c.ranks)) {
-		if call := c.ranks[rank].call(at); call != nil {
-			kind := kindOf(call)
-			kinds[kind], calls[kind] = append(kinds[kind], rank), call
-		}
-	}
-	// most ranks first
-	order := slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
-		return cmp.Or(-cmp.Compare(len(kinds[a]), len(kinds[b])), cmp.Compare(kinds[a][0], kinds[b][0]))
-	})
-	if len(order) > 1 {
+	missing, kinds := c.missing(g, at), c.kinds(at)
+	if len(kinds) > 1 {
 		var parts []string
-		for _, kind := range order[:min(len(order), mostBy)] {
-			parts = append(parts, RankList(kinds[kind])+" in "+callText(calls[kind]))
+		for _, k := range kinds[:min(len(kinds), someRanks)] {
+			parts = append(parts, RankList(k.ranks)+" in "+collectiveText(k.call))
 		}
-		g.disagree = append(g.disagree, "ranks disagree: "+strings.Join(parts, ", "))
-		if len(kinds[order[0]]) > len(kinds[order[1]]) { // the others differ from most
-			for _, kind := range order[1:] {
-				for _, rank := range kinds[kind] {
-					missing = append(missing, rank)
-					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", callText(calls[kind]), Short(age), callText(calls[order[0]]))
+		g.note("ranks disagree: %s", strings.Join(parts, ", "))
+		if len(kinds[0].ranks) > len(kinds[1].ranks) { // the others differ from most
+			for _, k := range kinds[1:] {
+				missing = append(missing, k.ranks...)
+				for _, rank := range k.ranks {
+					g.doing[rank] = fmt.Sprintf("in %s for %s, while most are in %s", collectiveText(k.call), Short(age), collectiveText(kinds[0].call))
 				}
 			}
-			slices.Sort(missing)
-			order = order[:1]
+			kinds = kinds[:1]
 		}
 	}
-	for _, kind := range order {
-		in := slices.DeleteFunc(kinds[kind], func(rank int) bool { return c.ranks[rank].at != at })
-		if len(in) == 0 {
-			continue
-		}
-		r := store.RecordStatus{Verb: calls[kind].Backend + ":" + calls[kind].Name, Seq: at.seq, Root: -1, Age: age}
-		for _, rank := range in {
-			r.Arrived.Add(rank)
+	slices.Sort(missing)
+	for _, k := range kinds {
+		r := store.RecordStatus{Verb: k.call.Backend + ":" + k.call.Name, Seq: at.seq, Root: -1, Age: age}
+		for _, rank := range k.ranks {
+			if c.ranks[rank].at == at {
+				r.Arrived.Add(rank)
+			}
 		}
 		for _, rank := range missing {
 			r.Missing.Add(rank)
 		}
-		g.recorded = append(g.recorded, r)
+		if r.Arrived.Count > 0 {
+			g.recorded = append(g.recorded, r)
+		}
 	}
 }
 
-// call returns the call of the rank at a position, which it is in or has completed.
-func (p *progress) call(at position) *flightrecorder.Call {
-	switch {
-	case p.at == at:
-		return p.pending
-	case p.at.instance == at.instance:
-		return p.done[at.seq]
+// missing returns the ranks of g that have not called what others are in.
+func (c *collectives) missing(g *torchGroup, at position) (missing []int) {
+	for rank := range g.knownSize() {
+		p, process, recording := c.ranks[rank], g.ranks[rank], g.recordings[rank]
+		is := false
+		switch {
+		case p != nil:
+			is = p.at.compare(at) < 0 || p.at == at && p.pending == nil
+		case !c.world: // it may not be a rank of g
+		case recording != nil && recording.Dump != nil: // it has called nothing
+			is, g.doing[rank] = true, "in no collective"
+		default:
+			is = process != nil && halted(process)
+		}
+		if is {
+			missing = append(missing, rank)
+		}
 	}
-	return nil
+	return missing
+}
+
+// kind is the ranks that have called the same operation at a position.
+type kind struct {
+	call  *flightrecorder.Call
+	ranks []int
+}
+
+// kinds returns the operations that ranks have called at a position, that of most ranks first. A rank
+// that has completed the call counts, too: with other shapes, some ranks may complete it.
+func (c *collectives) kinds(at position) (kinds []*kind) {
+	by := map[string]*kind{}
+	for rank, p := range inOrder(c.ranks) {
+		call := p.calls[at.seq]
+		if call == nil || p.at.instance != at.instance {
+			continue
+		}
+		k := by[kindOf(call)]
+		if k == nil {
+			k = new(kind)
+			by[kindOf(call)] = k
+			kinds = append(kinds, k)
+		}
+		k.call, k.ranks = call, append(k.ranks, rank)
+	}
+	slices.SortStableFunc(kinds, func(a, b *kind) int { return len(b.ranks) - len(a.ranks) })
+	return kinds
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TorchOptions says what else Fetch reads; nil means nothing.
+// TorchOptions says what else Fetch reads: by default, nothing.
 type TorchOptions struct {
 	// Servers asks the debug servers of the ranks for what they have recorded of their collective
 	// operations. Each rank's address is a key of the store, which
@@ -30,11 +30,8 @@ type TorchOptions struct {
 // a group, and begins with "guess: ".
 //
 // o says what else it reads: what the ranks of PyTorch have recorded of their collective operations,
-// that is which rank is in which one, and which ranks have not called it, or another one. It may be nil.
-func Fetch(ctx context.Context, s *store.Store, o *TorchOptions) (*store.Status, error) {
-	if o == nil {
-		o = new(TorchOptions)
-	}
+// that is which rank is in which one, and which ranks have not called it, or another one.
+func Fetch(ctx context.Context, s *store.Store, o TorchOptions) (*store.Status, error) {
 	now, err := s.Status(ctx, "")
 	if err != nil || now.Replication != nil && !now.Replication.Leading { // a standby answers nothing else
 		return now, err
@@ -76,13 +73,13 @@ func addTorchJobs(ctx context.Context, part *store.Store, prefix string, recordi
 		return false
 	}
 	t.assign()
-	t.addRecordings(recordings)
-	t.assignSubgroups()
-	t.guess()
-	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
-		g := t.status(ctx, part, t.groups[name])
-		g.Name = prefix + g.Name
-		now.Groups = append(now.Groups, g)
+	if len(recordings) > 0 {
+		t.addRecordings(recordings)
+	}
+	for name, g := range inOrder(t.groups) {
+		v := t.status(ctx, part, g)
+		v.Name = prefix + name
+		now.Groups = append(now.Groups, v)
 	}
 	now.Keys = t.explainKeys(prefix, now.Keys)
 	return true

@@ -2,8 +2,6 @@ package status
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,66 +15,38 @@ const guessAfter = 2 * time.Second
 // maybe marks a note that may be wrong.
 const maybe = "guess: "
 
-// guess adds what follows from the processes of a job, none of whose ranks waits for another one in
-// the store: which keys its ranks wait for, and which rank differs from all others. Stopped and ended
-// processes are notes already.
-func (t *torchJobs) guess() {
-	for _, g := range t.groups {
-		if !g.world || g.others > 0 || len(g.ranks) < 2 || !t.isNewest(g) {
-			continue
-		}
-		size := g.size
-		for rank := range g.ranks {
-			size = max(size, rank+1)
-		}
-		if len(g.ranks) < size || !g.allRun() || t.waitsIn(g) {
-			continue
-		}
-		if notes := g.keyNotes(); len(notes) > 0 {
-			g.guesses = append(g.guesses, notes...)
-		} else if note := g.oneDiffers(); note != "" {
-			g.guesses = append(g.guesses, note)
-		}
+// guesses returns what follows from the processes of g, if it is a job none of whose ranks waits for
+// another one in the store: which keys its ranks wait for, or else which rank differs from all others.
+// Stopped and ended processes are notes already.
+func (t *torchJobs) guesses(g *torchGroup) []string {
+	if !g.world || t.unknown > 0 || len(g.ranks) < max(g.knownSize(), 2) || t.waitsIn(g) {
+		return nil
 	}
-}
-
-// isNewest reports whether no process of g has joined another group of all ranks since.
-func (t *torchJobs) isNewest(g *torchGroup) bool {
 	for _, p := range g.ranks {
-		newest := ""
-		for _, m := range p.Members {
-			if isWorld(m.Group) && t.groups[m.Group] != nil {
-				newest = m.Group
-			}
-		}
-		if newest != "" && newest != g.name {
-			return false
+		if last := newest(p); halted(p) || last != "" && last != g.name {
+			return nil
 		}
 	}
-	return true
-}
-
-// allRun reports whether no process of g is stopped or has ended.
-func (g *torchGroup) allRun() bool {
-	for _, p := range g.ranks {
-		if p.Ended() || p.State == tcpwire.Stopped {
-			return false
-		}
+	if notes := g.keyNotes(); len(notes) > 0 {
+		return notes
 	}
-	return true
+	return g.oneDiffers()
 }
 
-// waitsIn reports whether a process of g waits in an operation of a process group.
+// waitsIn reports whether a process of g waits in an operation of a process group of which it is
+// known to be a rank.
 func (t *torchJobs) waitsIn(g *torchGroup) bool {
+	mine := map[*tcpwire.Process]bool{}
+	for _, p := range g.ranks {
+		mine[p] = true
+	}
 	for _, of := range t.groups {
 		if len(of.recorded) > 0 {
 			return true
 		}
-		for _, w := range of.waits {
-			for rank := range w.ranks {
-				if p := of.ranks[rank]; slices.Contains(slices.Collect(maps.Values(g.ranks)), p) {
-					return true
-				}
+		for _, p := range of.ranks {
+			if mine[p] && of.isWaitedInBy(p) {
+				return true
 			}
 		}
 	}
@@ -86,58 +56,60 @@ func (t *torchJobs) waitsIn(g *torchGroup) bool {
 // keyNotes describes the keys that ranks of g have waited for, the first ones.
 func (g *torchGroup) keyNotes() (notes []string) {
 	waiting := map[string][]int{} // ranks, by key
-	waits := map[int]bool{}
-	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
-		for _, w := range g.ranks[rank].Waits {
+	var free []int                // ranks that wait for no key
+	for rank, p := range inOrder(g.ranks) {
+		waits := false
+		for _, w := range p.Waits {
 			if w.For >= guessAfter && len(waiting) < mostNotes {
-				waiting[w.Key], waits[rank] = append(waiting[w.Key], rank), true
+				waiting[w.Key], waits = append(waiting[w.Key], rank), true
 			}
 		}
+		if !waits {
+			free = append(free, rank)
+		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(waiting)) {
-		ranks := waiting[key]
+	for key, ranks := range inOrder(waiting) {
 		verb := "wait"
 		if len(ranks) == 1 {
 			verb = "waits"
 		}
 		notes = append(notes, fmt.Sprintf("%s %s for key %s, which does not exist", g.rankTexts(ranks), verb, quote(key)))
-	}
-	var free []int // ranks that wait for no key
-	for rank := range g.ranks {
-		if !waits[rank] {
-			free = append(free, rank)
+		switch {
+		case len(waiting) > 1:
+		case len(free) == 1 && len(g.ranks) > 2:
+			notes = append(notes, maybe+g.rankTexts(free)+", which alone does not wait for it, is to set it")
+		case len(ranks) == 1 && len(free) > 1:
+			notes = append(notes, maybe+"the others wait for "+g.rankTexts(ranks))
 		}
-	}
-	slices.Sort(free)
-	switch {
-	case len(waiting) != 1:
-	case len(free) == 1 && len(g.ranks) > 2:
-		notes = append(notes, maybe+g.rankTexts(free)+", which alone does not wait for it, is to set it")
-	case len(waits) == 1 && len(free) > 1:
-		notes = append(notes, maybe+"the others wait for "+g.rankTexts(slices.Collect(maps.Keys(waits))))
 	}
 	return notes
 }
 
 // oneDiffers names the rank that alone uses the processor, or alone does not.
-func (g *torchGroup) oneDiffers() string {
+func (g *torchGroup) oneDiffers() []string {
 	in := map[string][]int{} // ranks, by state
 	for rank, p := range g.ranks {
 		if p.For < guessAfter {
-			return ""
+			return nil
 		}
 		in[p.State] = append(in[p.State], rank)
 	}
-	computes, sleeps := in[tcpwire.Computing], in[tcpwire.Sleeping]
-	switch {
-	case len(computes)+len(sleeps) < len(g.ranks):
-		return ""
-	case len(computes) == 1:
-		return maybe + "the others wait for " + g.rankTexts(computes) + ", which alone uses the processor" + words(", for %s", g.ranks[computes[0]].For)
-	case len(sleeps) == 1: // communication of GPUs is waited for with the processor
-		return maybe + "the others wait for " + g.rankTexts(sleeps) + ", which alone uses no processor" + words(", for %s", g.ranks[sleeps[0]].For)
+	one, alone := in[tcpwire.Computing], "uses the processor"
+	if len(one) != 1 {
+		one, alone = in[tcpwire.Sleeping], "uses no processor" // communication of GPUs is waited for with the processor
 	}
-	return ""
+	if len(one) != 1 || len(in[tcpwire.Computing])+len(in[tcpwire.Sleeping]) < len(g.ranks) {
+		return nil
+	}
+	return []string{maybe + "the others wait for " + g.rankTexts(one) + ", which alone " + alone + words(", for %s", g.ranks[one[0]].For)}
+}
+
+// processText names a process, with its rank unless that is -1.
+func processText(rank int, p *tcpwire.Process) string {
+	if rank < 0 {
+		return p.Label
+	}
+	return fmt.Sprintf("rank %d (%s)", rank, p.Label)
 }
 
 // rankTexts names ranks of g, one or a few of them with its process.
@@ -147,75 +119,7 @@ func (g *torchGroup) rankTexts(ranks []int) string {
 	}
 	var texts []string
 	for _, rank := range ranks {
-		text := fmt.Sprintf("rank %d", rank)
-		if p := g.ranks[rank]; p != nil && p.Label != "" {
-			text += " (" + p.Label + ")"
-		}
-		texts = append(texts, text)
+		texts = append(texts, processText(rank, g.ranks[rank]))
 	}
 	return strings.Join(texts, ", ")
-}
-
-// assignSubgroups finds the processes of ranks that process groups of some ranks lack. Their ranks
-// are in the order of the ranks of the job, so that the place of one is certain if as many ranks of
-// the job as of the group lie between those that have joined. Otherwise there are candidates.
-func (t *torchJobs) assignSubgroups() {
-	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
-		g := t.groups[name]
-		at := strings.LastIndex(name, "default_pg/")
-		if at < 0 || len(g.waits) == 0 {
-			continue
-		}
-		if world := t.groups[name[:at]+"default_pg"]; world != nil && world.size > 0 && world.size <= mostRanks {
-			g.assignFrom(world)
-		}
-	}
-}
-
-// assignFrom is assignSubgroups for one group of a job.
-func (g *torchGroup) assignFrom(world *torchGroup) {
-	of := map[*tcpwire.Process]int{} // ranks in the job
-	for rank, p := range world.ranks {
-		of[p] = rank
-	}
-	known := slices.Sorted(maps.Keys(g.ranks))
-	for i, rank := range known {
-		at, ok := of[g.ranks[rank]]
-		if !ok || i > 0 && of[g.ranks[known[i-1]]] >= at {
-			return // not in this order
-		}
-	}
-	lacking := map[int]bool{}
-	for _, w := range g.waits {
-		for rank := range w.keys {
-			if g.ranks[rank] == nil {
-				lacking[rank] = true
-			}
-		}
-	}
-	missing := slices.Sorted(maps.Keys(lacking))
-	joined := maps.Clone(g.ranks)
-	for _, rank := range missing {
-		low, high := rank, world.size-1-(missing[len(missing)-1]-rank)
-		for _, k := range known {
-			if at := of[joined[k]]; k < rank {
-				low = at + rank - k
-			} else {
-				high = at - (k - rank)
-				break
-			}
-		}
-		var maybeIt []int
-		for at := low; at <= high && len(maybeIt) <= someRanks; at++ {
-			if p := world.ranks[at]; p != nil && !g.isWaitedInBy(p) {
-				maybeIt = append(maybeIt, at)
-			}
-		}
-		switch {
-		case low == high && len(maybeIt) == 1:
-			g.ranks[rank] = world.ranks[low]
-		case low < high && len(maybeIt) > 0:
-			g.guesses = append(g.guesses, fmt.Sprintf("%srank %d of this group is one of the job's %s, which have not joined", maybe, rank, world.rankTexts(maybeIt)))
-		}
-	}
 }

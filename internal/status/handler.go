@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"sync"
@@ -24,14 +23,10 @@ const (
 	writeTime = 10 * time.Second
 )
 
-// Handler is what the public package documents. It uses only the fields Address and Version of o,
-// which may be nil.
-func Handler(s *store.Store, o *Options) http.Handler {
-	page := Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50}
-	if o != nil {
-		page.Address, page.Version = o.Address, o.Version
-	}
-	h := &handler{watch: NewWatch(store.ReadOnly(s), every*9/10, &page)}
+// Handler is what the public package documents. It uses only the fields Address and Version of o.
+func Handler(s *store.Store, o Options) http.Handler {
+	o.Ranks, o.Groups, o.Waits, o.Failures = 256, 100, 60, 50
+	h := &handler{watch: NewWatch(store.ReadOnly(s), every*9/10, o)}
 	static, _ := fs.Sub(files, "page") // cannot fail: the directory is embedded
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(static))
@@ -64,7 +59,7 @@ func guarded(next http.Handler) http.Handler {
 
 // once serves a view as JSON, for programs.
 func (h *handler) once(w http.ResponseWriter, r *http.Request) {
-	v, err := h.watch.View(r.Context())
+	v, _, err := h.watch.Look(r.Context())
 	switch {
 	case err == nil:
 		write(w, http.StatusOK, v)
@@ -95,9 +90,12 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for last := (*View)(nil); ; {
-		v, err := h.watch.View(r.Context())
+		v, _, err := h.watch.Look(r.Context())
 		if v == nil || v != last {
-			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || h.writeEvent(w, v, err) != nil || out.Flush() != nil {
+			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
+				return
+			}
+			if _, err := w.Write(h.eventOf(v, err)); err != nil || out.Flush() != nil {
 				return
 			}
 		}
@@ -110,34 +108,21 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// writeEvent writes one event: the view, or the reason why there is none.
-func (h *handler) writeEvent(w io.Writer, v *View, away error) error {
-	b, err := h.eventOf(v, away)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(b)
-	return err
-}
-
-// eventOf encodes an event. A view may be large, so it is encoded once for all pages.
-func (h *handler) eventOf(v *View, away error) ([]byte, error) {
+// eventOf encodes an event: the view, or the reason why there is none. A view may be large, so it is
+// encoded once for all pages.
+func (h *handler) eventOf(v *View, away error) []byte {
 	if away != nil {
 		return event("away", away.Error())
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.view != v {
-		b, err := event("status", v)
-		if err != nil {
-			return nil, err
-		}
-		h.view, h.event = v, b
+		h.view, h.event = v, event("status", v)
 	}
-	return h.event, nil
+	return h.event
 }
 
-func event(name string, data any) ([]byte, error) {
-	b, err := json.Marshal(data)
-	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, b), err
+func event(name string, data any) []byte {
+	b, _ := json.Marshal(data) // cannot fail: JSON has all values of a view
+	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, b)
 }

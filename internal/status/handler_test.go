@@ -39,7 +39,7 @@ func (c *counted) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 func page(t *testing.T) (s *store.Store, c *counted, url string) {
 	c = &counted{Engine: new(store.Memory)}
 	s = store.New(c)
-	srv := httptest.NewServer(status.Handler(s, nil))
+	srv := httptest.NewServer(status.Handler(s, status.Options{}))
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
 		srv.CloseClientConnections()

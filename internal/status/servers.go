@@ -3,7 +3,6 @@ package status
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -41,8 +40,15 @@ func askServers(ctx context.Context, part *store.Store) map[int]*Recording {
 	recordings := map[int]*Recording{}
 	atOnce := make(chan struct{}, mostAtOnce)
 	var asked sync.WaitGroup
-	for rank, addr := range servers(ctx, part) {
-		r := &Recording{Source: addr, server: addr}
+	for e, err := range part.List(ctx, serverKey) {
+		if err != nil || len(recordings) == mostServers {
+			break
+		}
+		rank, err := strconv.Atoi(strings.TrimPrefix(e.Key, serverKey))
+		if err != nil || rank < 0 || rank >= mostRanks || len(e.Value) == 0 {
+			continue
+		}
+		r := &Recording{Source: string(e.Value), server: string(e.Value), Live: true}
 		recordings[rank] = r
 		asked.Go(func() {
 			atOnce <- struct{}{}
@@ -54,52 +60,34 @@ func askServers(ctx context.Context, part *store.Store) map[int]*Recording {
 	return recordings
 }
 
-// servers returns the addresses of the debug servers in a part of the store, by rank.
-func servers(ctx context.Context, part *store.Store) map[int]string {
-	found := map[int]string{}
-	for e, err := range part.List(ctx, serverKey) {
-		if err != nil || len(found) == mostServers {
-			break
-		}
-		rank, err := strconv.Atoi(strings.TrimPrefix(e.Key, serverKey))
-		if err == nil && rank >= 0 && rank < mostRanks && len(e.Value) > 0 {
-			found[rank] = string(e.Value)
-		}
-	}
-	return found
-}
-
-// ask asks the debug server at r.Source. Each backend has its own recorder.
+// ask asks the debug server of r. Each backend has its own recorder, and one dump is enough: a rank may
+// have one backend only.
 func (r *Recording) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, serverTimeout)
 	defer cancel()
-	gloo, err := record(ctx, r.Source, "fr_trace_json")
-	if errors.Is(err, context.DeadlineExceeded) { // it does not answer
-		r.Err = err
-		return
-	}
-	nccl, err2 := record(ctx, r.Source, "dump_nccl_trace_json")
-	r.At, r.Live = time.Now(), true
-	switch {
-	case gloo == nil && nccl == nil:
-		r.Err = cmp.Or(err, err2)
-	case gloo == nil:
-		r.Dump = nccl
-	default:
-		if r.Dump = gloo; nccl != nil {
-			gloo.Calls = append(gloo.Calls, nccl.Calls...)
-			gloo.Dropped = gloo.Dropped || nccl.Dropped
+	for _, handler := range []string{"fr_trace_json", "dump_nccl_trace_json"} {
+		var dump *flightrecorder.Dump
+		b, err := askServer(ctx, r.server, handler)
+		if err == nil {
+			dump, err = flightrecorder.Parse(b)
+		}
+		switch {
+		case err != nil:
+			r.Err = cmp.Or(r.Err, err)
+		case r.Dump == nil:
+			r.Dump = dump
+		default:
+			r.Dump.Calls = append(r.Dump.Calls, dump.Calls...)
+			r.Dump.Dropped = r.Dump.Dropped || dump.Dropped
+		}
+		if ctx.Err() != nil { // it does not answer
+			break
 		}
 	}
-}
-
-// record returns the answer of a handler of a debug server.
-func record(ctx context.Context, addr, handler string) (*flightrecorder.Dump, error) {
-	b, err := askServer(ctx, addr, handler)
-	if err != nil {
-		return nil, err
+	r.At = time.Now()
+	if r.Dump != nil {
+		r.Err = nil
 	}
-	return flightrecorder.Parse(b)
 }
 
 // askServer sends a request to a debug server. Only the host and port of addr count.

@@ -35,23 +35,12 @@ const (
 
 // NewWatch returns a Watch of s. A view stays valid for the duration every, or longer if the
 // request was slow.
-func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
-	w := &Watch{store: s, every: every, asking: make(chan struct{}, 1)}
-	if o != nil {
-		w.options = *o
-	}
-	return w
+func NewWatch(s *store.Store, every time.Duration, o Options) *Watch {
+	return &Watch{store: s, every: every, options: o, asking: make(chan struct{}, 1)}
 }
 
-// View returns a view that is no older than the cache allows. All callers share it: do not change
-// it.
-func (w *Watch) View(ctx context.Context) (*View, error) {
-	v, _, err := w.Look(ctx)
-	return v, err
-}
-
-// Look returns the view of View together with the status from which it was made. If there is no
-// view, the status is undefined.
+// Look returns a view that is no older than the cache allows, and the status from which it was made.
+// All callers share them: do not change them. If there is no view, the status is undefined.
 func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	select {
 	case w.asking <- struct{}{}:
@@ -63,28 +52,17 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 		return w.view, w.last, w.err
 	}
 	began := time.Now()
-	now, err := w.ask(ctx)
-	switch {
-	case err == nil:
-		w.saw(now, time.Since(began))
-	case ctx.Err() != nil: // the caller has gone; this says nothing about the store
-		return nil, nil, err
-	default:
-		w.view, w.err, w.at, w.good = nil, err, time.Now(), w.every
-	}
-	return w.view, w.last, w.err
-}
-
-// saw stores the answer now, which took that long to receive.
-func (w *Watch) saw(now *store.Status, took time.Duration) {
-	began := time.Now()
-	w.view, w.last, w.err = Of(now, &w.options), now, nil
-	w.at = time.Now()
-	w.good = max(w.every, min((took+w.at.Sub(began))*share, longest))
-}
-
-func (w *Watch) ask(ctx context.Context) (*store.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	return Fetch(ctx, w.store, nil)
+	now, err := Fetch(asking, w.store, TorchOptions{})
+	if err != nil && ctx.Err() != nil { // the caller has gone; this says nothing about the store
+		return nil, nil, err
+	}
+	w.view, w.err, w.good = nil, err, w.every
+	if err == nil {
+		w.view, w.last = Of(now, w.options), now
+		w.good = max(w.every, min(time.Since(began)*share, longest))
+	}
+	w.at = time.Now()
+	return w.view, w.last, w.err
 }

@@ -4,7 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"hash/fnv"
+	"hash/maphash"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -21,8 +22,8 @@ const (
 	mostPrefixes  = 256
 	mostProcesses = 1 << 14
 	mostArrivals  = 1 << 12 // keys that are listed to find the ranks that have arrived
-	mostNotes     = 16
-	mostBy        = 16
+	mostAbsent    = 256     // ranks without a connection that are named
+	mostNotes     = 16      // of a group
 )
 
 // torchJobs are PyTorch's processes, and their process groups.
@@ -31,36 +32,50 @@ type torchJobs struct {
 	groups    map[string]*torchGroup
 	servers   map[*tcpwire.Process]string // addresses of debug servers
 	noted     map[*tcpwire.Process]bool   // each process is noted in one group only
+	unknown   int                         // connected processes of unknown ranks or jobs
 }
 
 // torchGroup is a process group, or the processes that have the same number of ranks in their
 // environment.
 type torchGroup struct {
-	name   string
-	size   int // 0: unknown
-	ranks  map[int]*tcpwire.Process
-	waits  map[string]*torchWait // by operation
-	others int                   // connected processes of unknown ranks, which may belong to it
-	world  bool                  // its ranks are those of the environment
+	name  string
+	size  int // 0: unknown
+	ranks map[int]*tcpwire.Process
+	waits map[string]*torchWait // by operation
+	world bool                  // its ranks are those of the environment
 
 	// what its ranks have recorded: see addRecordings
 	recordings map[int]*Recording
 	recorded   []store.RecordStatus
 	doing      map[int]string // by rank
-	disagree   []string
-	guesses    []string
+
+	// notes are what a viewer should know of it besides its waits: facts, which need not be the cause of
+	// a wait.
+	notes []string
 }
 
 // torchWait is an operation that ranks of a group wait in.
 type torchWait struct {
 	tcpwire.Awaited
-	waited time.Duration // by the first
-	ranks  map[int]bool  // that wait
-	calls  int           // that wait, those of unknown ranks too
-	keys   map[int]bool  // ranks whose keys are waited for
+	waited    time.Duration             // by the first
+	processes map[*tcpwire.Process]bool // that wait
+	calls     int                       // of these processes
+	keys      map[int]bool              // ranks whose keys are waited for
 }
 
-// add adds the processes of an entry. Its remaining TTL says how old it is.
+// inOrder yields m in the order of its keys.
+func inOrder[K cmp.Ordered, V any](m map[K]V) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(k, m[k]) {
+				return
+			}
+		}
+	}
+}
+
+// add adds the processes of an entry. Its remaining TTL says how old it is. All ranks and sizes are
+// at most mostRanks from here on.
 func (t *torchJobs) add(e *store.Entry) {
 	var all tcpwire.Processes
 	if all.Decode(e.Value) != nil {
@@ -72,18 +87,49 @@ func (t *torchJobs) add(e *store.Entry) {
 		for i := range p.Waits {
 			p.Waits[i].For += age
 		}
+		if max(p.Rank, p.Size) > mostRanks {
+			p.Rank, p.Size = -1, 0
+		}
+		p.Members = slices.DeleteFunc(p.Members, func(m tcpwire.GroupRank) bool { return m.Rank < 0 || m.Rank >= mostRanks })
 		t.processes = append(t.processes, p)
 	}
 }
 
+// group returns the process group of a name. If that is "default_pg", its ranks are those of the
+// environment.
 func (t *torchJobs) group(name string) *torchGroup {
 	g := t.groups[name]
 	if g == nil {
-		g = &torchGroup{name: name, ranks: map[int]*tcpwire.Process{}, waits: map[string]*torchWait{}}
+		g = &torchGroup{name: name, world: isWorld(name), ranks: map[int]*tcpwire.Process{}, waits: map[string]*torchWait{}, doing: map[int]string{}}
 		t.groups[name] = g
 	}
 	return g
 }
+
+func isWorld(name string) bool { return name == "default_pg" || strings.HasSuffix(name, "/default_pg") }
+
+// groupOf returns the process group of a name, of which p is a rank. Of the group of all ranks p has
+// the size in its environment.
+func (t *torchJobs) groupOf(name string, p *tcpwire.Process) *torchGroup {
+	g := t.group(name)
+	if g.world {
+		g.size = max(g.size, p.Size)
+	}
+	return g
+}
+
+// newest returns the name of the last group of all ranks that p has joined, or "".
+func newest(p *tcpwire.Process) (name string) {
+	for _, m := range p.Members {
+		if isWorld(m.Group) {
+			name = m.Group
+		}
+	}
+	return name
+}
+
+// halted reports whether p does nothing: it is stopped, or its connections have ended.
+func halted(p *tcpwire.Process) bool { return p.State == tcpwire.Stopped || p.Ended() }
 
 // take makes p the rank of g, unless another process that is connected has it.
 func (g *torchGroup) take(rank int, p *tcpwire.Process) {
@@ -97,71 +143,48 @@ func (t *torchJobs) assign() {
 	for i := range t.processes {
 		p := &t.processes[i]
 		for _, m := range p.Members {
-			g := t.group(m.Group)
-			if g.take(m.Rank, p); isWorld(m.Group) {
-				g.world, g.size = true, max(g.size, p.Size)
-			}
+			t.groupOf(m.Group, p).take(m.Rank, p)
 		}
-		for _, w := range p.Waits {
-			if a, ok := tcpwire.Await(w.Key); ok {
-				g := t.group(a.Group)
-				if a.World {
-					g.world, g.size = true, max(g.size, p.Size)
-				}
-			}
-		}
-	}
-	unknown := t.assignByEnvironment()
-	for _, g := range t.groups {
-		g.others = unknown
-	}
-	for i := range t.processes {
-		p := &t.processes[i]
 		for _, w := range p.Waits {
 			if a, ok := tcpwire.Await(w.Key); ok && !p.Ended() {
-				t.group(a.Group).wait(a, p, w.For)
+				t.groupOf(a.Group, p).wait(a, p, w.For)
 			}
 		}
 	}
+	t.assignByEnvironment()
 }
-
-// isWorld reports whether the ranks of a process group are those of the environment.
-func isWorld(name string) bool { return name == "default_pg" || strings.HasSuffix(name, "/default_pg") }
 
 // assignByEnvironment finds the ranks of processes that have not set a key in the group of all ranks
 // of their job, by their environment. If several connected processes have the same environment, they
 // are of several jobs, and which of them belongs to which job is known only while they wait in it.
-// It returns how many connected processes belong to an unknown job, or have no known rank.
-func (t *torchJobs) assignByEnvironment() (unknown int) {
+func (t *torchJobs) assignByEnvironment() {
 	type place struct{ rank, size int }
 	same := map[place][]*tcpwire.Process{} // connected ones, or else disconnected ones
+	several := map[int]bool{}              // sizes of several jobs
 	for i := range t.processes {
 		p := &t.processes[i]
 		at := place{p.Rank, p.Size}
 		switch others := same[at]; {
 		case p.Rank < 0:
 			if len(p.Members) == 0 && !p.Ended() {
-				unknown++
+				t.unknown++
 			}
 		case len(others) > 0 && p.Ended():
 		case len(others) > 0 && others[0].Ended():
 			same[at] = []*tcpwire.Process{p}
 		default:
 			same[at] = append(others, p)
+			several[at.size] = several[at.size] || len(others) > 0
 		}
-	}
-	several := map[int]bool{} // sizes of several jobs
-	for at, processes := range same {
-		several[at.size] = several[at.size] || len(processes) > 1
 	}
 	inWorld := map[*tcpwire.Process]bool{}
 	for _, g := range t.groups {
+		otherwise := false
 		for rank, p := range g.ranks {
 			inWorld[p] = inWorld[p] || g.world
-			if p.Rank >= 0 && p.Rank != rank { // the program has set its rank in another way
-				g.world = false
-			}
+			otherwise = otherwise || p.Rank >= 0 && p.Rank != rank
 		}
+		g.world = g.world && !otherwise // the program has set its ranks in another way
 	}
 	for at, processes := range same {
 		for _, p := range processes {
@@ -175,7 +198,7 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 			switch {
 			case found:
 			case several[at.size]:
-				unknown++
+				t.unknown++
 			default:
 				g := t.group(fmt.Sprintf("PyTorch job of %d ranks", at.size))
 				g.size, g.world = at.size, true
@@ -183,55 +206,57 @@ func (t *torchJobs) assignByEnvironment() (unknown int) {
 			}
 		}
 	}
-	return unknown
 }
 
 // isWaitedInBy reports whether p waits in an operation of g.
 func (g *torchGroup) isWaitedInBy(p *tcpwire.Process) bool {
-	return slices.ContainsFunc(p.Waits, func(w tcpwire.ProcessWait) bool {
-		a, ok := tcpwire.Await(w.Key)
-		return ok && a.Group == g.name
-	})
+	for _, w := range g.waits {
+		if w.processes[p] {
+			return true
+		}
+	}
+	return false
 }
 
 // wait adds a wait of p.
 func (g *torchGroup) wait(a tcpwire.Awaited, p *tcpwire.Process, waited time.Duration) {
 	w := g.waits[a.What]
 	if w == nil {
-		w = &torchWait{Awaited: a, ranks: map[int]bool{}, keys: map[int]bool{}}
+		w = &torchWait{Awaited: a, processes: map[*tcpwire.Process]bool{}, keys: map[int]bool{}}
 		g.waits[a.What] = w
 	}
 	w.waited = max(w.waited, waited)
+	w.processes[p] = true
 	w.calls++
-	for rank, is := range g.ranks {
-		if is == p {
-			w.ranks[rank] = true
-		}
-	}
 	if a.Rank >= 0 {
 		w.keys[a.Rank] = true
 	}
 }
 
-// status returns g as a group.
-func (t *torchJobs) status(ctx context.Context, s *store.Store, g *torchGroup) store.GroupStatus {
-	v := store.GroupStatus{Name: g.name, Protocol: "torch", Age: -1, Ended: -1, Size: g.size, AtLeast: g.size == 0}
+// knownSize returns the number of ranks, as far as it is known.
+func (g *torchGroup) knownSize() int {
+	size := g.size
 	for rank := range g.ranks {
-		v.Size = max(v.Size, rank+1)
+		size = max(size, rank+1)
 	}
 	for _, w := range g.waits {
 		for rank := range w.keys {
-			v.Size = max(v.Size, rank+1)
+			size = max(size, rank+1)
 		}
 	}
-	for _, what := range slices.Sorted(maps.Keys(g.waits)) {
-		v.Records = append(v.Records, g.record(ctx, s, g.waits[what], v.Size))
+	return size
+}
+
+// status returns g as a group.
+func (t *torchJobs) status(ctx context.Context, s *store.Store, g *torchGroup) store.GroupStatus {
+	v := store.GroupStatus{Name: g.name, Protocol: "torch", Age: -1, Ended: -1, Size: g.knownSize(), AtLeast: g.size == 0}
+	for _, w := range inOrder(g.waits) {
+		v.Records = append(v.Records, g.record(ctx, s, w, v.Size))
 	}
 	v.Records = append(v.Records, g.recorded...)
 	v.Open = len(v.Records)
-	for _, rank := range slices.Sorted(maps.Keys(g.ranks)) {
-		p := g.ranks[rank]
-		r := store.RankStatus{Rank: rank, Label: p.Label, Session: sessionOf(p), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p), Server: t.servers[p]}
+	for rank, p := range inOrder(g.ranks) {
+		r := store.RankStatus{Rank: rank, Label: p.Label, Session: maphash.String(seed, p.ID), Ago: -1, LastSeen: -1, Doing: g.doingText(rank, p), Server: t.servers[p]}
 		if p.Ended() {
 			r.Gone = wire.CodeLeft
 		} else {
@@ -239,55 +264,44 @@ func (t *torchJobs) status(ctx context.Context, s *store.Store, g *torchGroup) s
 		}
 		v.Ranks = append(v.Ranks, r)
 	}
-	v.Notes = append(g.notes(v.Size, t.noted), g.guesses...)
+	t.addNotes(g, v.Size)
+	v.Notes = append(g.notes, t.guesses(g)...)
 	return v
 }
 
-// sessionOf returns a number that distinguishes processes: they have no session.
-func sessionOf(p *tcpwire.Process) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(p.ID))
-	return h.Sum64()
-}
+// seed is that of the numbers that distinguish processes: they have no session.
+var seed = maphash.MakeSeed()
 
 // record returns an operation with the ranks that wait in it and those that they wait for. size is
 // the number of ranks, as far as it is known.
 func (g *torchGroup) record(ctx context.Context, s *store.Store, w *torchWait, size int) store.RecordStatus {
 	r := store.RecordStatus{Verb: w.What, Root: -1, Age: w.waited}
-	for _, rank := range slices.Sorted(maps.Keys(w.ranks)) {
-		r.Arrived.Add(rank)
+	for rank := range size {
+		if w.processes[g.ranks[rank]] {
+			r.Arrived.Add(rank)
+		}
 	}
-	r.Arrived.Count = max(r.Arrived.Count, w.calls)
-	missing := w.keys
+	waiting := r.Arrived.Count
+	missing := func(rank int) bool { return w.keys[rank] }
 	switch {
 	case w.Arrivals != "":
 		arrived, all := arrivals(ctx, s, w.Arrivals)
-		r.Arrived.Count = max(r.Arrived.Count, len(arrived))
-		missing = map[int]bool{}
-		for rank := range size {
-			// that others wait for a key is not enough: it may have been set since
-			if !arrived[rank] && all && (w.keys[rank] || g.size > 0) {
-				missing[rank] = true
-			}
-		}
+		r.Arrived.Count = max(waiting, len(arrived))
+		// that others wait for a key is not enough: it may have been set since
+		missing = func(rank int) bool { return all && !arrived[rank] && (w.keys[rank] || g.size > 0) }
 	case w.Counter != "":
-		missing = map[int]bool{}
-		value, err := s.Get(ctx, w.Counter)
-		n, err2 := strconv.Atoi(string(value))
-		if cmp.Or(err, err2) != nil {
-			break
-		}
-		r.Arrived.Count = max(r.Arrived.Count, n)
+		value, _ := s.Get(ctx, w.Counter) // nil: it is unknown how many have arrived
+		n, err := strconv.Atoi(string(value))
+		r.Arrived.Count = max(waiting, n)
 		// of those that have arrived, one that does not wait is not distinguished from a missing one
-		for rank := range size {
-			if n == len(w.ranks) && g.size > 0 && !w.ranks[rank] {
-				missing[rank] = true
-			}
+		missing = func(rank int) bool { return err == nil && n == waiting && g.size > 0 && !w.processes[g.ranks[rank]] }
+	}
+	for rank := range size {
+		if missing(rank) {
+			r.Missing.Add(rank)
 		}
 	}
-	for _, rank := range slices.Sorted(maps.Keys(missing)) {
-		r.Missing.Add(rank)
-	}
+	r.Arrived.Count = max(r.Arrived.Count, w.calls)
 	r.Missing.Count = max(r.Missing.Count, g.size-r.Arrived.Count)
 	return r
 }
@@ -296,30 +310,22 @@ func (g *torchGroup) record(ctx context.Context, s *store.Store, w *torchWait, s
 // keys than that.
 func arrivals(ctx context.Context, s *store.Store, prefix string) (ranks map[int]bool, all bool) {
 	ranks = map[int]bool{}
-	for after := ""; ; {
-		page, more, err := s.Names(ctx, prefix, after, mostArrivals)
-		if err != nil {
+	for key, err := range s.Keys(ctx, prefix) {
+		if err != nil || len(ranks) == mostArrivals {
 			return ranks, false
 		}
-		for _, e := range page {
-			if n, err := strconv.Atoi(strings.TrimPrefix(e.Key, prefix)); err == nil {
-				ranks[n] = true
-			}
-		}
-		if !more || len(page) == 0 {
-			return ranks, !more
-		}
-		if after = page[len(page)-1].Key; len(ranks) >= mostArrivals {
-			return ranks, false
+		if n, err := strconv.Atoi(strings.TrimPrefix(key, prefix)); err == nil {
+			ranks[n] = true
 		}
 	}
+	return ranks, true
 }
 
 // doingText describes what a rank does that waits in no operation.
 func (g *torchGroup) doingText(rank int, p *tcpwire.Process) string {
 	doing := g.doing[rank]
 	switch {
-	case doing == "" || p.State == tcpwire.Stopped || p.Ended():
+	case doing == "" || halted(p):
 		return doingText(p)
 	case p.State == "":
 		return doing
@@ -344,57 +350,50 @@ func doingText(p *tcpwire.Process) string {
 	return "connected, waits for nothing in the store"
 }
 
-// notes returns what a viewer should know of g besides its waits: facts, which need not be the cause
-// of a wait.
-func (g *torchGroup) notes(size int, noted map[*tcpwire.Process]bool) (notes []string) {
-	notes = append(notes, g.disagree[:min(len(g.disagree), mostNotes)]...)
-	for _, rank := range slices.Sorted(maps.Keys(g.recordings)) {
-		if r := g.recordings[rank]; r.Err != nil && len(notes) < mostNotes && (g.ranks[rank] == nil || g.ranks[rank].State != tcpwire.Stopped && !g.ranks[rank].Ended()) {
-			notes = append(notes, fmt.Sprintf("rank %d: nothing recorded: %v", rank, r.Err))
-		}
+// note adds a note, unless there are mostNotes.
+func (g *torchGroup) note(format string, args ...any) {
+	if len(g.notes) < mostNotes {
+		g.notes = append(g.notes, fmt.Sprintf(format, args...))
 	}
-	var absent []int
-	for rank := range min(size, mostRanks) {
-		p := g.ranks[rank]
-		switch {
-		case p == nil && g.world && g.size > 0:
-			absent = append(absent, rank)
-		case p != nil && (p.State == tcpwire.Stopped || p.Ended()) && len(notes) < mostNotes && !noted[p]:
-			noted[p] = true
-			notes = append(notes, fmt.Sprintf("rank %d (%s): %s", rank, p.Label, doingText(p)))
-		}
-	}
-	for _, rank := range g.remaining(size) {
-		if p := g.ranks[rank]; len(notes) < mostNotes && !noted[p] {
-			notes = append(notes, fmt.Sprintf("rank %d (%s): in teardown, or in work that the ranks that have ended do not have: %s", rank, p.Label, g.doingText(rank, p)))
-		}
-	}
-	if len(absent) > 0 && g.others == 0 {
-		notes = append(notes, "no connection from "+RankList(absent[:min(len(absent), mostSpans)]))
-	}
-	return notes
 }
 
-// remaining returns the ranks that run on without a wait while most of the others have ended.
-func (g *torchGroup) remaining(size int) (ranks []int) {
-	if !g.world || g.size == 0 || len(g.waits)+len(g.recorded) > 0 {
-		return nil
+// noteProcess adds a note about a process, unless another group has one.
+func (t *torchJobs) noteProcess(g *torchGroup, rank int, text string) {
+	if p := g.ranks[rank]; !t.noted[p] && len(g.notes) < mostNotes {
+		t.noted[p] = true
+		g.note("%s: %s", processText(rank, p), text)
 	}
-	ended := 0
-	for rank := range min(size, mostRanks) {
-		switch p := g.ranks[rank]; {
-		case p == nil:
-			return nil
-		case p.Ended():
-			ended++
-		default:
-			ranks = append(ranks, rank)
+}
+
+// addNotes adds notes about the processes of g.
+func (t *torchJobs) addNotes(g *torchGroup, size int) {
+	for rank, r := range inOrder(g.recordings) {
+		if p := g.ranks[rank]; r.Err != nil && (p == nil || !halted(p)) {
+			g.note("rank %d: nothing recorded: %v", rank, r.Err)
 		}
 	}
-	if len(ranks) >= ended {
-		return nil
+	var absent, running []int
+	for rank := range size {
+		p := g.ranks[rank]
+		switch {
+		case p == nil:
+			absent = append(absent, rank)
+		case halted(p):
+			t.noteProcess(g, rank, doingText(p))
+		}
+		if p != nil && !p.Ended() {
+			running = append(running, rank)
+		}
 	}
-	return ranks
+	sized := g.world && g.size > 0
+	if sized && len(absent) == 0 && len(running) < size-len(running) && len(g.waits)+len(g.recorded) == 0 {
+		for _, rank := range running {
+			t.noteProcess(g, rank, "in teardown, or in work that the ranks that have ended do not have: "+g.doingText(rank, g.ranks[rank]))
+		}
+	}
+	if sized && len(absent) > 0 && t.unknown == 0 {
+		g.notes = append(g.notes, "no connection from "+RankList(absent[:min(len(absent), mostAbsent)]))
+	}
 }
 
 // explainKeys returns the keys that calls wait for, without those of PyTorch's processes that are in
@@ -411,11 +410,7 @@ func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []s
 				grouped[key]++
 				continue
 			}
-			label := p.Label
-			if p.Rank >= 0 {
-				label = fmt.Sprintf("rank %d (%s)", p.Rank, label)
-			}
-			by[key] = append(by[key], label+words(" for %s", w.For))
+			by[key] = append(by[key], processText(p.Rank, p)+words(" for %s", w.For))
 		}
 	}
 	for _, k := range keys {
@@ -423,7 +418,7 @@ func (t *torchJobs) explainKeys(prefix string, keys []store.KeyStatus) (rest []s
 			continue
 		}
 		if names := by[k.Key]; len(names) > 0 {
-			k.By = names[:min(len(names), mostBy)]
+			k.By = names[:min(len(names), someRanks)]
 		}
 		rest = append(rest, k)
 	}

@@ -2,7 +2,6 @@ package status
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -61,8 +60,7 @@ type Replication struct {
 type Standby struct {
 	Addr string `json:"address"`
 	// entries of the log that were committed, and that it had not applied
-	Lag  uint64  `json:"lag_entries"`
-	Seen float64 `json:"seen_seconds"`
+	Lag uint64 `json:"lag_entries"`
 }
 
 // Wait is a call that waits: an undecided verb, a send, a receive, or the calls for one key.
@@ -144,9 +142,7 @@ type Rank struct {
 	// "lost" (failed), "left", "awaited", "waits", or "idle": in no call
 	State    string  `json:"state"`
 	Doing    string  `json:"doing"`
-	Since    float64 `json:"since_seconds"` // its last call
 	LastSeen float64 `json:"last_seen_seconds"`
-	Session  uint64  `json:"session"`
 
 	of *store.RankStatus
 }
@@ -162,7 +158,7 @@ type Failure struct {
 	Why        string  `json:"why"`
 }
 
-// Options configures a view; nil means defaults.
+// Options configures a view.
 type Options struct {
 	Address, Version string // of the store and of this program; shown unchanged
 
@@ -172,14 +168,12 @@ type Options struct {
 	Failures int // at most so many, the latest first; default all
 }
 
-// someRanks is how many of the missing ranks of a call are described.
+// someRanks is how many of the missing ranks of a call are described, and how many ranks, processes or
+// kinds of a call a text names.
 const someRanks = 16
 
 // Of makes a view of the status now.
-func Of(now *store.Status, o *Options) *View {
-	if o == nil {
-		o = new(Options)
-	}
+func Of(now *store.Status, o Options) *View {
 	v := &View{Address: o.Address, Version: o.Version, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
 	if now.Server != nil {
 		v.Server = serverOf(now.Server)
@@ -187,7 +181,7 @@ func Of(now *store.Status, o *Options) *View {
 	if r := now.Replication; r != nil {
 		v.Replication = &Replication{Leads: r.Leading, Leader: r.Leader, Term: r.Term, Led: seconds(r.LeadingFor), Standbys: []Standby{}}
 		for _, x := range r.Standbys {
-			v.Replication.Standbys = append(v.Replication.Standbys, Standby{x.Addr, x.Lag, seconds(x.Seen)})
+			v.Replication.Standbys = append(v.Replication.Standbys, Standby{x.Addr, x.Lag})
 		}
 	}
 	for i := range now.Groups {
@@ -241,21 +235,22 @@ func (v *View) blame() {
 const mostBlame = 256
 
 // trim shortens the lists to the limits in o.
-func (v *View) trim(o *Options) {
+func (v *View) trim(o Options) {
 	if o.Groups > 0 && len(v.Groups) > o.Groups {
 		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(groupUrgency(a.State), groupUrgency(b.State)) })
-		v.More = len(v.Groups) - o.Groups
-		v.Groups = v.Groups[:o.Groups]
+		v.Groups, v.More = first(v.Groups, o.Groups)
 	}
-	if o.Waits > 0 && len(v.Waiting) > o.Waits {
-		v.MoreWaiting = len(v.Waiting) - o.Waits
-		// a clone, so that the omitted elements can be freed
-		v.Waiting = slices.Clone(v.Waiting[:o.Waits])
+	v.Waiting, v.MoreWaiting = first(v.Waiting, o.Waits)
+	v.Failures, v.MoreFailures = first(v.Failures, o.Failures)
+}
+
+// first returns the first elements of list, at most so many or all if most is 0, and the number of
+// the others.
+func first[T any](list []T, most int) (some []T, more int) {
+	if most <= 0 || len(list) <= most {
+		return list, 0
 	}
-	if o.Failures > 0 && len(v.Failures) > o.Failures {
-		v.MoreFailures = len(v.Failures) - o.Failures
-		v.Failures = slices.Clone(v.Failures[:o.Failures])
-	}
+	return slices.Clone(list[:most]), len(list) - most // a clone, so that the others can be freed
 }
 
 // groupUrgency and rankUrgency order states by their importance to the user: the most important is 0.
@@ -282,24 +277,17 @@ func serverOf(s *store.ServerStatus) *Server {
 
 // failures returns the failures of g.
 func failures(g *store.GroupStatus) (list []Failure) {
-	add := func(f *store.FailureStatus) {
-		what := f.Verb
-		if f.Seq > 0 {
-			what += fmt.Sprintf(" #%d", f.Seq)
-		}
-		if f.Channel != "" {
-			what += " on " + quote(f.Channel)
-		}
+	all := g.Failures
+	if g.Revoked != nil {
+		all = append(slices.Clone(all), *g.Revoked)
+	}
+	for i := range all {
+		f := &all[i]
+		what := callText(&store.RecordStatus{Verb: f.Verb, Seq: f.Seq, Channel: f.Channel, Root: -1})
 		list = append(list, Failure{
 			Group: g.Name, Run: g.Run, Generation: g.Generation, What: cmp.Or(what, "the group"),
 			Ago: seconds(f.Ago), Code: f.Failure.Code.String(), Why: why(f),
 		})
-	}
-	for i := range g.Failures {
-		add(&g.Failures[i])
-	}
-	if g.Revoked != nil {
-		add(g.Revoked)
 	}
 	return list
 }

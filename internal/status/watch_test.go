@@ -40,9 +40,9 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 	for takes, want := range map[time.Duration]int{0: 300, time.Millisecond: 300, 30 * time.Millisecond: 33, time.Second: 24} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &slow{takes: takes}
-			w := status.NewWatch(store.New(s), time.Second, nil)
+			w := status.NewWatch(store.New(s), time.Second, status.Options{})
 			for end := time.Now().Add(100 * time.Second); time.Now().Before(end); time.Sleep(time.Second / 10) {
-				_, err := w.View(t.Context())
+				_, _, err := w.Look(t.Context())
 				require.NoError(t, err)
 			}
 			require.InDelta(t, want, s.asked, float64(want)/8+2, "%v", takes)
@@ -55,26 +55,26 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 func TestWatchOfAStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{takes: time.Hour}
-		w := status.NewWatch(store.New(s), time.Second, nil)
+		w := status.NewWatch(store.New(s), time.Second, status.Options{})
 		began := time.Now()
 		var viewers sync.WaitGroup
 		for range 64 {
 			viewers.Go(func() {
-				_, err := w.View(t.Context())
+				_, _, err := w.Look(t.Context())
 				assert.ErrorIs(t, err, context.DeadlineExceeded)
 			})
 		}
 		synctest.Wait()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := w.View(ctx)
+		_, _, err := w.Look(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Zero(t, time.Since(began))
 		viewers.Wait()
 		require.Equal(t, 1, s.asked)
 		require.Less(t, time.Since(began), 10*time.Second)
 		time.Sleep(time.Second)
-		_, err = w.View(t.Context())
+		_, _, err = w.Look(t.Context())
 		require.Error(t, err)
 		require.Equal(t, 2, s.asked, "later it is asked again")
 	})
@@ -85,12 +85,12 @@ func TestWatchOfAStoreThatHangs(t *testing.T) {
 func TestWhoGivesUpSaysNothingOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{takes: time.Second}
-		w := status.NewWatch(store.New(s), time.Second, nil)
+		w := status.NewWatch(store.New(s), time.Second, status.Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		_, err := w.View(ctx)
+		_, _, err := w.Look(ctx)
 		require.Error(t, err)
-		_, err = w.View(t.Context())
+		_, _, err = w.Look(t.Context())
 		require.NoError(t, err)
 	})
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/launch"
 )
 
@@ -47,9 +49,7 @@ func Env(name, arg string) []string {
 func Start(t testing.TB, name, arg string) *launch.Process {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return Launch(t, append(Env(name, arg), "TMPDIR="+t.TempDir()), exe)
 }
 
@@ -58,15 +58,13 @@ func Start(t testing.TB, name, arg string) *launch.Process {
 func Launch(t testing.TB, env []string, program string, args ...string) *launch.Process {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
 	job, err := launch.Start(ctx, launch.Spec{
 		N: 1, Path: program, Args: args, ParentPipe: true, Output: t.Output(), Grace: -1,
 		Env:     func(int) []string { return env },
 		MayFail: func(int) bool { return true },
 	})
-	if err != nil {
-		cancel()
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		cancel()
 		_ = job.Wait()

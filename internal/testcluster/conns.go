@@ -3,6 +3,8 @@ package testcluster
 import (
 	"net"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Conns returns both ends of a TCP connection on loopback, until the test ends. They have buffers, so
@@ -10,16 +12,12 @@ import (
 func Conns(t testing.TB) (dialed, accepted net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
-	if dialed, err = net.Dial("tcp", l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if accepted, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
+	dialed, err = net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	accepted, err = l.Accept()
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = dialed.Close(); _ = accepted.Close() })
 	return dialed, accepted
 }

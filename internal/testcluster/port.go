@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Port returns a loopback address, as host:port, that the system gives to no other process before the
@@ -18,9 +20,7 @@ import (
 func Port(t testing.TB) (addr string) {
 	t.Helper()
 	fd, addr, err := reserve()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if runtime.GOOS == "linux" {
 		t.Cleanup(func() { _ = unix.Close(fd) })
 	} else {

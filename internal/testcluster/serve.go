@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/store"
 )
 
@@ -43,9 +45,7 @@ func ServeAt(t testing.TB, srv *store.Server, l net.Listener) (stop func()) {
 func Dial(t testing.TB, addr string, o *store.DialOptions) *store.Store {
 	t.Helper()
 	s, err := store.Dial(Within(t, eventTimeout), addr, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -63,9 +63,7 @@ func Listen(t testing.TB) net.Listener {
 	t.Helper()
 	skipOwnStore(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }

@@ -130,7 +130,7 @@ func TestScenariosOfOurServer(t *testing.T) {
 		Name: "a client of TCPStores",
 		Only: []string{"keys", "counters", "swap", "wait", "wait_ends"},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Protocols: []store.Protocol{&tcpstore.Protocol{}}})
+			l := scenario.Listen(t, &store.Server{Engine: &store.Memory{Limits: s.Limits}, Protocol: &tcpstore.Protocol{}})
 			return func(string) scenario.Session {
 				return scenario.Session{Engine: dial(t, "127.0.0.1:1", &tcpstore.Options{Dial: l.Conn})}
 			}

@@ -2,7 +2,7 @@
 // unmodified Python processes use a store.Server as their TCPStore. With Dial, Go processes use a
 // TCPStore that Python hosts.
 //
-//	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{&tcpstore.Protocol{}}}
+//	srv := &store.Server{Engine: engine, Protocol: &tcpstore.Protocol{}}
 //
 // Either way Go and Python see the same entries. The key "a" in Python is "a" in Go:
 //

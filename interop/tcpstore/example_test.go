@@ -14,7 +14,7 @@ import (
 func ExampleProtocol() {
 	engine := new(store.Memory)
 	defer engine.Close()
-	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{&tcpstore.Protocol{}}}
+	srv := &store.Server{Engine: engine, Protocol: &tcpstore.Protocol{}}
 	defer srv.Close()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,7 +52,7 @@ func ExampleDial() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	srv := &store.Server{Engine: new(store.Memory), Protocols: []store.Protocol{&tcpstore.Protocol{}}}
+	srv := &store.Server{Engine: new(store.Memory), Protocol: &tcpstore.Protocol{}}
 	go func() { _ = srv.Serve(l) }()
 	defer srv.Close()
 	defer srv.Engine.Close()

@@ -46,7 +46,7 @@ func serve(t testing.TB, p *tcpstore.Protocol, srv *store.Server) *service {
 	l := testcluster.Listen(t)
 	s := &service{Server: srv, Store: store.New(srv.Engine), addr: l.Addr().String()}
 	s.conn = func() (net.Conn, error) { return net.Dial("tcp", s.addr) }
-	srv.Protocols = []store.Protocol{p}
+	srv.Protocol = p
 	srv.Logger = s.Log.Logger()
 	testcluster.ServeAt(t, srv, l)
 	s.ctx = testcluster.Within(t, 2*testTimeout)
@@ -60,7 +60,7 @@ func virtually(t *testing.T, srv *store.Server, test func(t *testing.T, s *servi
 
 // piped runs a server whose connections are pipes.
 func piped(t *testing.T, srv *store.Server, p *tcpstore.Protocol) *service {
-	srv.Engine, srv.Protocols = new(store.Memory), []store.Protocol{p}
+	srv.Engine, srv.Protocol = new(store.Memory), p
 	l := scenario.Listen(t, srv)
 	return &service{Server: srv, Store: store.New(srv.Engine), ctx: t.Context(), conn: func() (net.Conn, error) { return l.Conn(t.Context(), "", "") }}
 }

@@ -92,7 +92,7 @@ func TestAPrefixOpenedBeyondLoopback(t *testing.T) {
 		"beside a secret":         {Access: []store.Access{{Secret: secret, Write: true}, open}},
 		"beside TLS certificates": {TLS: required, Access: []store.Access{open}},
 	} {
-		srv.Protocols = []store.Protocol{&tcpstore.Protocol{}}
+		srv.Protocol = &tcpstore.Protocol{}
 		require.NoError(t, srv.Check(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}), name)
 		err := srv.Check(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1)})
 		require.ErrorIs(t, err, store.ErrInsecure, name)
@@ -118,11 +118,11 @@ func TestAPrefixToRead(t *testing.T) {
 
 func TestAccessForAProtocol(t *testing.T) {
 	for says, access := range map[string][]store.Access{
-		`does not speak "tensorflow": it speaks ["torch"]`: {{Protocol: "tensorflow"}},
-		"there is another prefix":                          {{Protocol: "torch", Prefix: "a"}, {Protocol: "torch", Prefix: "b"}},
-		"a protocol, and a secret":                         {{Protocol: "torch", Secret: secret}},
+		`does not speak "tensorflow": it speaks "torch"`: {{Protocol: "tensorflow"}},
+		"there is another prefix":                        {{Protocol: "torch", Prefix: "a"}, {Protocol: "torch", Prefix: "b"}},
+		"a protocol, and a secret":                       {{Protocol: "torch", Secret: secret}},
 	} {
-		srv := &store.Server{Access: access, Protocols: []store.Protocol{&tcpstore.Protocol{}}}
+		srv := &store.Server{Access: access, Protocol: &tcpstore.Protocol{}}
 		err := srv.Check(nil)
 		require.ErrorIs(t, err, store.ErrInvalid, says)
 		require.ErrorContains(t, err, says)

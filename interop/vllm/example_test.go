@@ -46,7 +46,7 @@ func ExampleJoin() {
 		log.Fatal(err)
 	}
 	engine := new(store.Memory)
-	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{&tcpstore.Protocol{}}}
+	srv := &store.Server{Engine: engine, Protocol: &tcpstore.Protocol{}}
 	defer srv.Close()
 	go func() { _ = srv.Serve(l) }()
 

@@ -44,7 +44,7 @@ func bare(t *testing.T) *store.Store {
 // serve serves a store at l until the end of the test, or until it is stopped.
 func serve(t *testing.T, l net.Listener) (stop func()) {
 	t.Helper()
-	return testcluster.ServeAt(t, &store.Server{Protocols: []store.Protocol{&tcpstore.Protocol{}}}, l)
+	return testcluster.ServeAt(t, &store.Server{Protocol: &tcpstore.Protocol{}}, l)
 }
 
 func dial(t *testing.T, l net.Listener) *store.Store {

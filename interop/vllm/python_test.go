@@ -95,7 +95,7 @@ func hostedByGo(t *testing.T) place {
 	l := testcluster.Listen(t)
 	engine := new(store.Memory)
 	protocol := &tcpstore.Protocol{Ranks: []string{"broadcast_from/{rank}/*"}}
-	testcluster.ServeAt(t, &store.Server{Engine: engine, Protocols: []store.Protocol{protocol}}, l)
+	testcluster.ServeAt(t, &store.Server{Engine: engine, Protocol: protocol}, l)
 	at := map[int]*store.Store{0: store.New(engine), 2: dial(t, l)}
 	return place{l.Addr().String(), []int{0, 2}, func(rank int) *store.Store { return at[rank] }}
 }

@@ -69,7 +69,7 @@ func (j Job) blame(ctx context.Context, meet *store.Store) (why string, first in
 	}
 	first = -1
 	var who strings.Builder
-	for _, b := range status.Of(now, nil).Blame {
+	for _, b := range status.Of(now, status.Options{}).Blame {
 		if first < 0 {
 			first = b.Rank
 		}

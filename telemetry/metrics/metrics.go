@@ -47,7 +47,7 @@ func Handler(s *store.Store, more ...prometheus.Collector) http.Handler {
 // right to read everything. If the store does not answer, the only metric is muster_store_up with
 // the value 0.
 func New(s *store.Store) prometheus.Collector {
-	return &collector{status.NewWatch(store.ReadOnly(s), every, &status.Options{Ranks: 1})}
+	return &collector{status.NewWatch(store.ReadOnly(s), every, status.Options{Ranks: 1})}
 }
 
 type collector struct{ watch *status.Watch }

@@ -1,8 +1,8 @@
 // Package disk is a file system in memory with power failures: a journal.FS for tests.
 //
 // Of what was written and not synced, Crash keeps any part, by sectors of 512 bytes, in any version
-// that the sectors had. A file may have any size that it has had, or one between; files that were
-// created or removed may exist or not. As on Linux, a sync that fails leaves the bytes visible to
+// that the sectors had. A file may have any size that it has had, or one between; a name may be any
+// file that it was, or none if it did not exist for a while. As on Linux, a sync that fails leaves the bytes visible to
 // readers, considers them clean, and has brought any part of them to the disk.
 package disk
 
@@ -27,24 +27,22 @@ const never = -1
 
 // Disk is the file system.
 type Disk struct {
-	mu      sync.Mutex // protects the fields below, and the inodes
-	rng     *rand.Rand
-	current map[string]*inode // the visible directory entries
-	durable map[string]*inode // the durable directory entries
-	epoch   int               // number of crashes: files opened before the last one are closed
-	off     bool              // no power
-	power   int               // changes until the power fails
-	write   int               // writes until one fails
-	sync    int               // syncs until one fails
+	mu  sync.Mutex // protects the fields below, and the inodes
+	rng *rand.Rand
+	// What each name may be after a crash: the durable file, and each one since; the last is visible.
+	// nil is no file.
+	entries map[string][]*inode
+	epoch   int  // number of crashes: files opened before the last one are closed
+	off     bool // no power
+	power   int  // changes until the power fails
+	write   int  // writes until one fails
+	sync    int  // syncs until one fails
 	syncs   int
 }
 
 // New returns an empty disk. rng decides what a crash keeps.
 func New(rng *rand.Rand) *Disk {
-	return &Disk{
-		rng: rng, current: map[string]*inode{}, durable: map[string]*inode{},
-		power: never, write: never, sync: never,
-	}
+	return &Disk{rng: rng, entries: map[string][]*inode{}, power: never, write: never, sync: never}
 }
 
 // CutPower makes the power fail during the nth change from now on, counted from 0.
@@ -75,28 +73,38 @@ func (d *Disk) Crash() {
 	defer d.mu.Unlock()
 	d.epoch++
 	d.off, d.power, d.write, d.sync = false, never, never, never
-	after := map[string]*inode{}
-	for _, name := range d.names() {
-		now, kept := d.current[name], d.durable[name]
-		if d.coin() {
-			now = kept
-		}
-		if now != nil {
-			after[name] = now
+	for _, name := range slices.Sorted(maps.Keys(d.entries)) { // so that a seed gives the same run each time
+		states := d.entries[name]
+		n := states[d.rng.IntN(len(states))]
+		if d.settle(name, n); n != nil {
+			n.crash(d)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(after)) {
-		after[name].crash(d)
-	}
-	d.current, d.durable = after, maps.Clone(after)
 }
 
-// names returns the names of all visible and durable files, sorted, so that a seed gives the same
-// run each time.
-func (d *Disk) names() []string {
-	all := maps.Clone(d.current)
-	maps.Copy(all, d.durable)
-	return slices.Sorted(maps.Keys(all))
+// settle makes n what name is after a crash.
+func (d *Disk) settle(name string, n *inode) {
+	if n == nil {
+		delete(d.entries, name)
+	} else {
+		d.entries[name] = []*inode{n}
+	}
+}
+
+// visible returns the file called name, nil if there is none.
+func (d *Disk) visible(name string) *inode {
+	if states := d.entries[name]; states != nil {
+		return states[len(states)-1]
+	}
+	return nil
+}
+
+// enter makes n the visible file called name.
+func (d *Disk) enter(name string, n *inode) {
+	if d.entries[name] == nil {
+		d.entries[name] = []*inode{nil}
+	}
+	d.entries[name] = append(d.entries[name], n)
 }
 
 // Files returns the visible content of the files, by name.
@@ -104,8 +112,10 @@ func (d *Disk) Files() map[string][]byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	files := map[string][]byte{}
-	for name, n := range d.current {
-		files[name] = slices.Clone(n.current)
+	for name := range d.entries {
+		if n := d.visible(name); n != nil {
+			files[name] = slices.Clone(n.current)
+		}
 	}
 	return files
 }
@@ -116,15 +126,14 @@ func (d *Disk) Put(name string, data []byte) {
 	defer d.mu.Unlock()
 	n := &inode{current: slices.Clone(data), durable: slices.Clone(data)}
 	n.markDurable()
-	d.current[name], d.durable[name] = n, n
+	d.settle(name, n)
 }
 
 // Delete removes a file, durably.
 func (d *Disk) Delete(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.current, name)
-	delete(d.durable, name)
+	d.settle(name, nil)
 }
 
 func (d *Disk) coin() bool { return d.rng.IntN(2) == 0 }
@@ -154,18 +163,19 @@ func (d *Disk) Create(name string) (journal.File, error) {
 	if d.off {
 		return nil, ErrPower
 	}
-	if d.current[name] != nil {
+	if d.visible(name) != nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EEXIST}
 	}
-	d.current[name] = &inode{dirty: map[int]bool{}}
-	return &file{d, d.current[name], d.epoch}, d.step()
+	n := &inode{dirty: map[int]bool{}}
+	d.enter(name, n)
+	return &file{d, n, d.epoch}, d.step()
 }
 
 // Open opens a file.
 func (d *Disk) Open(name string) (journal.File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch n := d.current[name]; {
+	switch n := d.visible(name); {
 	case d.off:
 		return nil, ErrPower
 	case n == nil:
@@ -182,10 +192,10 @@ func (d *Disk) Remove(name string) error {
 	switch {
 	case d.off:
 		return ErrPower
-	case d.current[name] == nil:
+	case d.visible(name) == nil:
 		return &fs.PathError{Op: "remove", Path: name, Err: syscall.ENOENT}
 	}
-	delete(d.current, name)
+	d.enter(name, nil)
 	return d.step()
 }
 
@@ -193,14 +203,15 @@ func (d *Disk) Remove(name string) error {
 func (d *Disk) Rename(from, to string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	n := d.visible(from)
 	switch {
 	case d.off:
 		return ErrPower
-	case d.current[from] == nil:
+	case n == nil:
 		return &fs.PathError{Op: "rename", Path: from, Err: syscall.ENOENT}
 	}
-	d.current[to] = d.current[from]
-	delete(d.current, from)
+	d.enter(to, n)
+	d.enter(from, nil)
 	return d.step()
 }
 
@@ -211,8 +222,8 @@ func (d *Disk) ReadDir(dir string) (names []string, err error) {
 	if d.off {
 		return nil, ErrPower
 	}
-	for name := range d.current {
-		if filepath.Dir(name) == filepath.Clean(dir) {
+	for name := range d.entries {
+		if filepath.Dir(name) == filepath.Clean(dir) && d.visible(name) != nil {
 			names = append(names, filepath.Base(name))
 		}
 	}
@@ -227,13 +238,9 @@ func (d *Disk) SyncDir(dir string) error {
 	if err := d.step(); err != nil {
 		return err
 	}
-	for _, name := range d.names() {
-		if filepath.Dir(name) != filepath.Clean(dir) {
-			continue
-		}
-		delete(d.durable, name)
-		if n := d.current[name]; n != nil {
-			d.durable[name] = n
+	for name := range d.entries {
+		if filepath.Dir(name) == filepath.Clean(dir) {
+			d.settle(name, d.visible(name))
 		}
 	}
 	return nil

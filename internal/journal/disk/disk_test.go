@@ -2,6 +2,7 @@ package disk_test
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"syscall"
 	"testing"
@@ -100,6 +101,25 @@ func TestEntries(t *testing.T) {
 		seen[[2]bool{hasF, hasG}]++
 	}
 	require.Len(t, seen, 4)
+}
+
+// TestAnEarlierEntry checks that a crash may keep what a name was between two syncs of its directory.
+func TestAnEarlierEntry(t *testing.T) {
+	seen := map[string]int{}
+	for seed := range uint64(100) {
+		d, _ := begin(t, seed)
+		for _, content := range []string{"b", "c"} {
+			n, err := d.Create("/d/new")
+			require.NoError(t, err)
+			write(t, n, content, 1, 0)
+			require.NoError(t, n.Sync())
+			require.NoError(t, d.Rename("/d/new", "/d/f"))
+		}
+		require.NoError(t, d.Remove("/d/f"))
+		d.Crash()
+		seen[fmt.Sprintf("%.1s", d.Files()["/d/f"])]++
+	}
+	require.Len(t, seen, 4, "the first file, b, c, or none: %v", seen)
 }
 
 func TestPower(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"net"
 	"slices"
 	"time"
 
@@ -26,8 +25,6 @@ type Spec struct {
 	Sizes []int         `json:"sizes"`
 	Time  time.Duration `json:"time"`
 	Cases []string      `json:"cases"`
-	// whether the launcher hosts the group's store; otherwise rank 0 does
-	Launcher bool `json:"launcher"`
 }
 
 // Results is the output of muster bench --json.
@@ -36,7 +33,7 @@ type Results struct {
 	Date    string   `json:"date"`
 	Cores   int      `json:"cores"`
 	Seconds float64  `json:"seconds_per_case"`
-	Host    string   `json:"host"` // of the group's store: rank0, launcher or a URL
+	Store   string   `json:"store,omitempty"` // URL of the store; "": muster bench hosts it, as muster run does
 	Results []Result `json:"results"`
 }
 
@@ -70,14 +67,14 @@ type process struct {
 }
 
 // Run joins the group of cfg as one of its ranks, and measures the cases. On rank 0 it passes each
-// result to report. The launcher's store is at the address of cfg.
+// result to report.
 func Run(ctx context.Context, spec Spec, cfg pgroup.Config, report func(Result) error) (err error) {
 	b := &process{spec: spec, Rank: benchcase.Rank{Key: fmt.Sprintf("bench/%d", cfg.Rank)}}
 	if b.Store, err = cfg.Schemes.Open(ctx, cfg.Address); err != nil {
 		return err
 	}
 	defer b.Store.Close()
-	if err := b.join(ctx, cfg); err != nil {
+	if b.Group, err = pgroup.Create(ctx, cfg); err != nil {
 		return err
 	}
 	defer b.Group.Close()
@@ -107,31 +104,6 @@ func (b *process) result(ctx context.Context, c *benchcase.Case, size int, repor
 		return err
 	}
 	return report(combine(c, size, all))
-}
-
-// join forms the group. If rank 0 hosts it, the others get its address from the launcher's store,
-// so that no free port must be guessed.
-func (b *process) join(ctx context.Context, cfg pgroup.Config) (err error) {
-	const where = "bench/address"
-	switch {
-	case b.spec.Launcher:
-	case cfg.Rank == 0:
-		if cfg.Listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-			return err
-		}
-		cfg.Address = ""
-		if err := b.Store.Set(ctx, where, []byte(cfg.Listener.Addr().String()), nil); err != nil {
-			return err
-		}
-	default:
-		values, err := b.Store.Wait(ctx, where)
-		if err != nil {
-			return err
-		}
-		cfg.Address = string(values[0])
-	}
-	b.Group, err = pgroup.Create(ctx, cfg)
-	return err
 }
 
 // measure runs rounds of a case until rank 0 decides that its time is over. The first round is not

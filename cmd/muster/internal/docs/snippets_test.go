@@ -84,7 +84,7 @@ func rankZeroOfVLLM(ctx context.Context) error {
 		// Python ranks detect failed Python ranks by these keys.
 		Ranks: []string{"broadcast_from/{rank}/*", "broadcast_tensor/{rank}/*"},
 	}
-	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{torch}}
+	srv := &store.Server{Engine: engine, Protocol: torch}
 	go func() { log.Print(srv.Serve(l)) }()
 	// Join returns when all 4 ranks have joined.
 	g, err := vllm.Join(ctx, vllm.Config{Rank: 0, Size: 4, Store: store.New(engine)})

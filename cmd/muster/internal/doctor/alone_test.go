@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -95,6 +96,21 @@ func TestSystems(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSlowName checks that a name that resolves late is noted: each connection waits for it.
+func TestSlowName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &doctor.Doctor{System: healthy(), Store: "muster://node-b:7"}
+		d.System.Open = func(context.Context, string) (*store.Store, error) { return nil, store.ErrUnavailable }
+		d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
+		lookup := d.System.LookupHost
+		d.System.LookupHost = func(ctx context.Context, host string) ([]string, error) {
+			time.Sleep(1100 * time.Millisecond)
+			return lookup(ctx, host)
+		}
+		wants(t, examined(t, d), "address", doctor.Warning, "node-b resolves after more than 1s")
+	})
 }
 
 func listen(t *testing.T) (l net.Listener, port string) {
