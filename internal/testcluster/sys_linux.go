@@ -32,17 +32,20 @@ func Alive(pid int) bool {
 	return true
 }
 
-// state returns the letter after "pid (name)" in a stat file, or 0 if there is none. The name may
-// contain any characters, including ')'.
+// state returns the state in a stat file, or 0 if there is none.
 func state(stat string) byte {
-	b, err := os.ReadFile(stat)
-	if err != nil {
+	f := behindName(stat)
+	if len(f) == 0 {
 		return 0
 	}
-	if f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]); len(f) > 0 {
-		return f[0][0]
-	}
-	return 0
+	return f[0][0]
+}
+
+// behindName returns the words after "pid (name)" in a stat file: the state, the parent, and more. The
+// name may contain any characters, including ')'.
+func behindName(stat string) [][]byte {
+	b, _ := os.ReadFile(stat) // of a process that has ended: none
+	return bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 }
 
 func procPath(pid int, name string) string {
@@ -60,11 +63,7 @@ func children() []int {
 	var pids []int
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, stat := range stats {
-		b, err := os.ReadFile(stat)
-		if err != nil {
-			continue
-		}
-		f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+		f := behindName(stat)
 		if len(f) < 2 || string(f[1]) != self {
 			continue
 		}

@@ -36,24 +36,11 @@ func (j Job) start(t *testing.T, call string) {
 	j.Env = append(slices.Clone(j.Env), envStore+"="+addr)
 	out := newTranscript(t.Output(), j.N, testing.Verbose())
 	first, err := j.supervise(t, call, meet, out)
-	if e, ok := errors.AsType[*hangError](err); ok { // before hundreds of lines of stacks
-		t.Error(e)
-		out.print(first)
-		return
-	}
-	out.print(first)
-	if err != nil {
+	if err != nil { // before what may be hundreds of lines of stacks
 		t.Error(err)
 	}
+	out.print(first)
 }
-
-// hangError is a job that did not end in time.
-type hangError struct {
-	limit time.Duration
-	why   string
-}
-
-func (e *hangError) Error() string { return fmt.Sprintf("the job did not end in %v%s", e.limit, e.why) }
 
 // supervise starts all processes and waits until they have ended. first is the rank to blame, or -1.
 func (j Job) supervise(t *testing.T, call string, meet *store.Store, out *transcript) (first int, err error) {
@@ -90,7 +77,7 @@ func (j Job) supervise(t *testing.T, call string, meet *store.Store, out *transc
 			job.Signal(syscall.SIGKILL)
 			<-job.Done()
 		}
-		return rank, &hangError{limit, why}
+		return rank, fmt.Errorf("the job did not end in %v%s", limit, why)
 	}
 	err = job.Wait()
 	first = firstFailure(read)
