@@ -231,14 +231,14 @@ loopback, and for a store that requires a secret or a certificate.`,
 				if err := visible(ctx, s); err != nil {
 					return err
 				}
+				ctx, stop := untilSignal(ctx) // before anyone can see that the page is there
+				defer stop()
 				p.store = redacted(r.url)
 				g, err := p.start(s, nil)
 				if err != nil {
 					return err
 				}
 				defer g.close()
-				ctx, stop := untilSignal(ctx)
-				defer stop()
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), g.url()); err != nil {
 					return err
 				}
