@@ -80,8 +80,8 @@ func TestCutOff(t *testing.T) {
 	w.run(t, 4, func(r *rank) {
 		r.allReduce(1000)
 		if r.me() == victim {
-			w.store[victim].Stall(true)
-			w.data[victim].Stall(true)
+			w.store[victim].Blackhole(true)
+			w.data[victim].Blackhole(true)
 		}
 		if r.me() == victim { // no message can reach it before its deadline
 			r.ctx = testcluster.Within(r, time.Second)

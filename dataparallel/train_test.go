@@ -307,11 +307,11 @@ func TestCutOffWhenTheOthersFinish(t *testing.T) {
 			}
 			waitC := xs[2].train(bounded(t))
 			<-third
-			wire.Stall(true)
+			wire.Blackhole(true)
 			close(cut)
 			all.Wait()
+			wire.Blackhole(false)
 			wire.Cut(testcluster.RST)
-			wire.Stall(false)
 			err := waitC()
 			if last == xs[2].Goal {
 				xs[2].done(err)

@@ -54,7 +54,7 @@ func TestDataLink(t *testing.T) {
 		"reset":      {func(p *testcluster.Proxy) { p.Cut(testcluster.RST) }, func(*testcluster.Proxy) {}},
 		"closed":     {func(p *testcluster.Proxy) { p.Cut(testcluster.FIN) }, func(*testcluster.Proxy) {}},
 		"stalled":    {func(p *testcluster.Proxy) { p.Stall(true) }, func(p *testcluster.Proxy) { p.Stall(false) }},
-		"black hole": {func(p *testcluster.Proxy) { p.Stall(true) }, func(p *testcluster.Proxy) { p.Cut(testcluster.RST); p.Stall(false) }},
+		"black hole": {func(p *testcluster.Proxy) { p.Blackhole(true) }, func(p *testcluster.Proxy) { p.Blackhole(false) }},
 		"refused":    {func(p *testcluster.Proxy) { p.Refuse(true); p.Cut(testcluster.RST) }, func(p *testcluster.Proxy) { p.Refuse(false) }},
 	}), func(t *testing.T, fault linkFault) {
 		j, proxy := behindProxy(t, 3, gather.Options{})

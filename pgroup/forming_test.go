@@ -149,7 +149,7 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 	}()
 	forming(t, direct, 2)
 	zero.Wait()
-	proxy.Stall(true) // the cancel is not delivered either
+	proxy.Blackhole(true) // the cancel is not delivered either
 	cancel()
 	says(t, <-first, pgroup.ErrUnknown)
 

@@ -70,7 +70,7 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 			g := teamOf(t, a, b)
 			g.goesOn(1)
 			start := time.Now()
-			proxy.Stall(true)
+			proxy.Blackhole(true)
 			lost(t, g.barrier(bounded(t), 0, 2), 1)
 			// The last message may have come a moment before start.
 			require.Greater(t, time.Since(start), min(max(c.server, c.peer), time.Second)-200*time.Millisecond)

@@ -207,7 +207,7 @@ func TestASilentRankBehindARelay(t *testing.T) {
 			g := teamOf(t, append(behind(t, s, r.addr, others, 1), dial(t, proxy.Addr()))...)
 			g.goesOn(1)
 			silent := others + 1
-			proxy.Stall(true)
+			proxy.Blackhole(true)
 			began := time.Now()
 			for _, err := range g.without(bounded(t), silent, 2) {
 				require.Equal(t, fmt.Sprint("rank ", silent), lost(t, err, silent).Reason)

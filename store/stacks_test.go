@@ -76,11 +76,11 @@ func TestStacksWithoutAnAnswer(t *testing.T) {
 	a := s.client(t)
 	b, proxy := s.through(t)
 	p := teamOf(t, a, b)
-	proxy.Stall(true)
+	proxy.Blackhole(true)
 	_, err := a.Stacks(bounded(t), p.gen, 1)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, "within 2s: its process may be stopped")
-	proxy.Stall(false)
+	proxy.Blackhole(false)
 }
 
 // TestTooManyStacksAtOnce checks that a connection has 16 requests in goroutines at most, and the store

@@ -271,7 +271,7 @@ func TestSlowDiskFindsFrozenClient(t *testing.T) {
 		for writer.Set(ctx, "k", nil, nil) == nil {
 		}
 	})
-	proxy.Stall(true)
+	proxy.Blackhole(true)
 	failed := start(func() error { return g.barrier(ctx, 0, 1) })
 	for len(failed) == 0 {
 		resume := fs.stall()

@@ -15,9 +15,9 @@ type Direction struct {
 
 // faults are the faults of a Direction; the zero value is none.
 type faults struct {
-	delay    time.Duration
-	stall    bool
-	throttle int // bytes per second
+	delay            time.Duration
+	blackhole, stall bool
+	throttle         int // bytes per second
 }
 
 func newDirection() *Direction {
@@ -27,12 +27,16 @@ func newDirection() *Direction {
 // Delay adds d to the time that bytes take, at most 32 KiB at a time.
 func (w *Direction) Delay(d time.Duration) { w.set(func(f *faults) { f.delay = d }) }
 
-// Stall sets whether bytes wait, and with them the end of a connection: a wire that is cut and repaired,
-// where TCP sends again what was lost. When the buffers are full, the sender blocks. What waits is lost
-// if Proxy.Cut ends the connection.
+// Blackhole sets whether bytes are lost, and with them the end of a connection; connections stay
+// open. A connection that has lost anything carries nothing in this direction ever again, as TCP
+// delivers no gaps; the others continue afterwards.
 //
 // New connections are still made: a proxy cannot keep the kernel from answering. Use Proxy.Refuse
 // where that matters.
+func (w *Direction) Blackhole(on bool) { w.set(func(f *faults) { f.blackhole = on }) }
+
+// Stall sets whether bytes wait: a wire that is cut and repaired, where TCP sends again what was
+// lost. When the buffers are full, the sender blocks.
 func (w *Direction) Stall(on bool) { w.set(func(f *faults) { f.stall = on }) }
 
 // Throttle limits each connection to a rate; 0 is no limit.

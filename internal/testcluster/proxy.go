@@ -122,7 +122,10 @@ func (p *Proxy) endAll(how Ending) {
 // Delay sets Direction.Delay in both directions: a round trip takes twice as much longer.
 func (p *Proxy) Delay(d time.Duration) { p.Up.Delay(d); p.Down.Delay(d) }
 
-// Stall sets Direction.Stall in both directions: a cut wire.
+// Blackhole sets Direction.Blackhole in both directions: a cut wire.
+func (p *Proxy) Blackhole(on bool) { p.Up.Blackhole(on); p.Down.Blackhole(on) }
+
+// Stall sets Direction.Stall in both directions.
 func (p *Proxy) Stall(on bool) { p.Up.Stall(on); p.Down.Stall(on) }
 
 // Throttle sets Direction.Throttle in both directions.

@@ -78,20 +78,23 @@ func TestProxyTargetRefuses(t *testing.T) {
 	exchange(t, dial(t, p), "found")
 }
 
-func TestStall(t *testing.T) {
+func TestBlackhole(t *testing.T) {
 	p, accepted := twoEnds(t)
 	c := dial(t, p)
 	s := <-accepted
-	p.Down.Stall(true)
+	c2 := dial(t, p)
+	s2 := <-accepted
+	p.Down.Blackhole(true)
 	send(t, c, "question")
 	receive(t, s, "question")
 	send(t, s, "answer")
 	s.Close()
 	receivesNothing(t, c) // nor that it has ended
 
-	p.Down.Stall(false)
-	receive(t, c, "answer")
-	receiveEnd(t, c)
+	p.Down.Blackhole(false)
+	receivesNothing(t, c) // what lost something stays silent
+	send(t, s2, "hello")
+	receive(t, c2, "hello") // what lost nothing goes on
 }
 
 func TestCut(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -19,6 +20,7 @@ const readSize = 32 << 10
 // the two goroutines that move bytes; end stops both.
 type pair struct {
 	proxy *Proxy
+	fins  atomic.Int32  // directions that have ended without an error
 	gone  chan struct{} // closed when the last goroutine has ended
 
 	ctx    context.Context // ends with the pair
@@ -56,7 +58,7 @@ func (pr *pair) run(target string) {
 	moving.Go(up.move)
 	moving.Go(down.move)
 	moving.Wait()
-	pr.end(FIN) // unless an error has ended it
+	<-pr.ctx.Done() // the ends of both directions may be lost
 }
 
 // add adds c to the pair, or closes it if the pair has ended meanwhile.
@@ -112,7 +114,8 @@ type stream struct {
 	src, dst *net.TCPConn
 	back     *stream // the other direction
 
-	free time.Time // owned by move: when the next piece may be sent
+	free time.Time   // owned by move: when the next piece may be sent
+	lost atomic.Bool // data was lost, so nothing may follow it
 }
 
 // move moves bytes until the pair or this direction has ended.
@@ -131,18 +134,17 @@ func (s *stream) move() {
 	}
 }
 
-// deliver returns when bytes that were read at a time are delivered. It reports false if the pair has
-// ended.
+// deliver returns when bytes that were read at a time are delivered or lost. It reports false if the
+// pair has ended.
 func (s *stream) deliver(b []byte, read time.Time) bool {
 	for len(b) > 0 {
 		f, ok := s.await(read, s.free)
-		if !ok {
-			return false
+		if !ok || s.lost.Load() {
+			return ok
 		}
 		n := f.piece(len(b))
 		if _, err := s.dst.Write(b[:n]); err != nil {
-			s.refused()
-			return false
+			return s.refused()
 		}
 		s.free = f.next(s.free, n)
 		b = b[n:]
@@ -156,10 +158,13 @@ func (s *stream) await(read, free time.Time) (faults, bool) {
 	for {
 		f, changed := s.way.current()
 		d := max(time.Until(read.Add(f.delay)), time.Until(free))
+		if f.blackhole {
+			s.lost.Store(true)
+		}
 		if s.pair.ctx.Err() != nil {
 			return f, false
 		}
-		if !f.stall && d <= 0 {
+		if s.lost.Load() || !f.stall && d <= 0 {
 			return f, true
 		}
 		var soon <-chan time.Time
@@ -174,21 +179,26 @@ func (s *stream) await(read, free time.Time) (faults, bool) {
 	}
 }
 
-// refused ends the pair if the receiver has closed. Its sender is notified in the other direction, where
-// that may be delayed too.
-func (s *stream) refused() {
-	if _, ok := s.back.await(time.Now(), time.Time{}); ok {
+// refused is called if the receiver has closed. Its sender is notified in the other direction, where
+// that may be delayed or lost too. It reports false if the pair has ended.
+func (s *stream) refused() bool {
+	s.lost.Store(true)
+	if _, ok := s.back.await(time.Now(), time.Time{}); ok && !s.back.lost.Load() {
 		s.pair.end(RST)
 	}
+	return s.pair.ctx.Err() == nil
 }
 
-// finish passes on the end of the stream.
+// finish passes on the end of the stream, unless that is lost.
 func (s *stream) finish(err error, read time.Time) {
 	switch _, ok := s.await(read, s.free); {
-	case !ok:
+	case !ok || s.lost.Load():
 	case !errors.Is(err, io.EOF):
 		s.pair.end(RST)
 	default:
 		_ = s.dst.CloseWrite() // if it was reset meanwhile, the other direction reports it
+		if s.pair.fins.Add(1) == 2 {
+			s.pair.end(FIN)
+		}
 	}
 }

@@ -6,7 +6,7 @@
 //	proxy := testcluster.NewProxy(t, server.Addr())
 //	client := dial(proxy.Addr())
 //	proxy.Delay(5 * time.Millisecond) // in both directions
-//	proxy.Down.Stall(true)            // the client receives nothing from now on
+//	proxy.Down.Blackhole(true)        // the client receives nothing from now on
 //	proxy.Cut(testcluster.RST)        // as if the host had restarted
 //
 //	testcluster.Freeze(t, job.Process(2)) // its connections stay open, and send nothing

@@ -86,12 +86,12 @@ func cut(proxies ...*testcluster.Proxy) (undo func()) {
 // silence drops all traffic, but accepts connections.
 func silence(proxies ...*testcluster.Proxy) (undo func()) {
 	for _, p := range proxies {
-		p.Stall(true)
+		p.Blackhole(true)
 	}
 	return func() {
 		for _, p := range proxies {
-			p.Cut(testcluster.RST) // what has waited is lost
-			p.Stall(false)
+			p.Blackhole(false)
+			p.Cut(testcluster.RST)
 		}
 	}
 }
@@ -331,13 +331,13 @@ func TestSilentMember(t *testing.T) {
 	}
 	before := revision()
 	for _, who := range c.clients {
-		who[0].Stall(true)
+		who[0].Blackhole(true)
 	}
 	<-time.After(3 * time.Second)
 	require.Equal(t, before, revision())
 	l.more(20)
 	for _, who := range c.clients {
-		who[0].Stall(false)
+		who[0].Blackhole(false)
 	}
 	l.end()
 }

@@ -20,8 +20,8 @@ func TestEndedProcess(t *testing.T) {
 	}{
 		"it ends":                        {func(p *etcdlog.Process, _ *testcluster.Proxy) { p.Close() }, true},
 		"its connection breaks":          {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Cut(testcluster.RST) }, false},
-		"its connection breaks for good": {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Stall(true); front.Cut(testcluster.RST) }, false},
-		"it is silent":                   {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Stall(true) }, false},
+		"its connection breaks for good": {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Blackhole(true); front.Cut(testcluster.RST) }, false},
+		"it is silent":                   {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Blackhole(true) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -115,8 +115,8 @@ func TestLinks(t *testing.T) {
 		"refused":      {func(context.Context, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }, "the connection is refused", "rejects it"},
 		"no route":     {func(context.Context, string) (net.Conn, error) { return nil, syscall.EHOSTUNREACH }, "no route to host", "ip route get"},
 		"foreign":      {to(anotherServer(t)), "another process answers there", "same address"},
-		"nothing up":   {through(func(p *testcluster.Proxy) { p.Up.Stall(true) }), "it connects, and no byte comes through", "load balancer"},
-		"nothing down": {through(func(p *testcluster.Proxy) { p.Down.Stall(true) }), "it connects, and no byte comes through", "load balancer"},
+		"nothing up":   {through(func(p *testcluster.Proxy) { p.Up.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
+		"nothing down": {through(func(p *testcluster.Proxy) { p.Down.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
 		"large up": {func(ctx context.Context, addr string) (net.Conn, error) {
 			c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 			return narrow{c}, err
