@@ -131,9 +131,6 @@ func (e *RankError) why() string {
 	case wire.CodeMismatch:
 		return joinNonEmpty("ranks disagree", clash(v.Clash), v.Reason)
 	}
-	if v.Code == wire.CodeConflict {
-		return joinNonEmpty(v.Code.String(), v.Reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
-	}
 	if v.By >= 0 {
 		return fmt.Sprintf("rank %d: %s", v.By, joinNonEmpty(v.Code.String(), v.Reason))
 	}

@@ -171,7 +171,8 @@ func (m *Machine) addJoiner(r *rendezvous, t Ticket, req *wire.Request, rep *wir
 
 // refuseRank refuses a rank that another process has had since a time.
 func (m *Machine) refuseRank(rep *wire.Reply, rank int, label string, joined Time) bool {
-	return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is already in use by %s, which joined %s ago", rank, label, m.since(joined)))
+	const advice = "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)"
+	return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is already in use by %s, which joined %s ago: %s", rank, label, m.since(joined), advice))
 }
 
 // failSize fails r because c has another world size. It returns the failure, which the caller gets

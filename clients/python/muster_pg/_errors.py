@@ -306,8 +306,6 @@ def _why(v: Failure, rank: int, cause: str) -> str:
         return _join(ranks(v.left) + " left", v.reason)
     if v.code == Code.MISMATCH:
         return _join("ranks disagree", _clash(v.clash), v.reason)
-    if v.code == Code.CONFLICT:
-        return _join(v.code.text, v.reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
     if v.by >= 0:
         return f"rank {v.by}: " + _join(v.code.text, v.reason)
     if not v.reason and cause:
