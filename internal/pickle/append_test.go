@@ -21,7 +21,7 @@ func TestAppendRefuses(t *testing.T) {
 		v    any
 		says string
 	}{
-		"a struct":               {pair{1, 2}, "a pickle_test.pair is no plain value: package pickle lists those"},
+		"a struct":               {pair{1, 2}, "pickle_test.pair is no plain value: those are nil, "},
 		"a map":                  {map[string]int{}, "map[string]int is no plain value"},
 		"a number of 32 bits":    {int32(1), "int32 is no plain value"},
 		"where in a list":        {[]any{1, []any{pair{}}}, "item 1: item 0: "},

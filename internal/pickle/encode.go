@@ -76,7 +76,7 @@ func (e *encoder) special(v any) error {
 		e.raw(0x86, 0x86, 'R')
 		return nil
 	}
-	return fmt.Errorf("a %T is no plain value: package pickle lists those", v)
+	return fmt.Errorf("%T is no plain value: those are nil, booleans, numbers, strings, bytes, lists, tuples, dicts, arrays and tensors", v)
 }
 
 // global writes a name that Python imports.

@@ -68,7 +68,7 @@ func (b *barrier) open(ctx context.Context) error {
 	v, err := pickle.Parse(values[0])
 	name, ok := v.(string)
 	if err != nil || !ok || !isBarrierID(name) {
-		what := fmt.Sprintf("what it broadcast is a %T", v)
+		what := fmt.Sprintf("what it broadcast is of type %T", v)
 		if err != nil {
 			what = err.Error()
 		}
