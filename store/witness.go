@@ -1,12 +1,12 @@
 package store
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"os"
-	"strconv"
 	"time"
+
+	"github.com/muster-pg/muster/internal/procfs"
 )
 
 // witness observes the process of a peer on this host, through procfs. A process that does not answer
@@ -14,21 +14,20 @@ import (
 // and not failed. One that is stopped, or waits in the kernel, uses no CPU time. The peer has to be in
 // the PID namespace of this process. A witness belongs to the goroutine of watchPeers.
 type witness struct {
-	pid    string // "": not looked for yet; "-": unknown, or no other process of this host
-	start  string // of the process: a PID is used again
-	cpu    uint64
-	looked bool // start and cpu are of the last look
+	pid    int // 0: not looked for yet; -1: unknown, or no other process of this host
+	last   procfs.Stat
+	looked bool // last is of the last look
 }
 
 // ran reports whether the process of c has used CPU time since the last look. The first one after
 // forget returns false.
 func (w *witness) ran(c *conn) bool {
-	if w.pid == "" {
+	if w.pid == 0 {
 		w.pid = pidOnThisHost(c)
 	}
-	start, cpu, ok := cpuTime(w.pid)
-	advanced := ok && w.looked && start == w.start && cpu > w.cpu
-	w.start, w.cpu, w.looked = start, cpu, ok
+	now, ok := procfs.Process(w.pid)
+	advanced := ok && w.looked && now.Start == w.last.Start && now.Ticks > w.last.Ticks
+	w.last, w.looked = now, ok
 	return advanced
 }
 
@@ -44,16 +43,16 @@ func (c *conn) processRuns(timeout time.Duration) bool {
 	return c.witness.ran(c)
 }
 
-// pidOnThisHost returns the PID in the hello of c, or "-". A connection within a host has one address
+// pidOnThisHost returns the PID in the hello of c, or -1. A connection within a host has one address
 // at both ends.
-func pidOnThisHost(c *conn) string {
+func pidOnThisHost(c *conn) int {
 	var pid int
 	host, err := os.Hostname()
 	if _, bad := fmt.Sscanf(c.hello.Key, "pid %d on", &pid); bad != nil || err != nil || !c.sameHost || pid == os.Getpid() ||
 		c.hello.Key != fmt.Sprintf("pid %d on %s", pid, host) {
-		return "-"
+		return -1
 	}
-	return strconv.Itoa(pid)
+	return pid
 }
 
 // isSameHost reports whether both ends of a TCP connection have the same address.
@@ -61,21 +60,4 @@ func isSameHost(nc net.Conn) bool {
 	local, ok := nc.LocalAddr().(*net.TCPAddr)
 	remote, too := nc.RemoteAddr().(*net.TCPAddr)
 	return ok && too && local.IP.Equal(remote.IP)
-}
-
-// cpuTime returns when a process was started, and how much CPU time it has used, in clock ticks.
-func cpuTime(pid string) (start string, ticks uint64, ok bool) {
-	b, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return "", 0, false
-	}
-	// "pid (name) state …", with utime, stime and starttime as fields 14, 15 and 22: proc_pid_stat(5).
-	// The name may contain anything.
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 20 {
-		return "", 0, false
-	}
-	user, err := strconv.ParseUint(string(f[11]), 10, 64)
-	system, err2 := strconv.ParseUint(string(f[12]), 10, 64)
-	return string(f[19]), user + system, err == nil && err2 == nil
 }

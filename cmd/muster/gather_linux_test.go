@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // hollow writes a sparse file with one tensor of n zeros.
@@ -62,7 +64,7 @@ func (h *half) stop(t *testing.T, most int64) bool {
 	return false
 }
 
-func (h *half) ended() bool { return gone(h.cmd.Process.Pid) }
+func (h *half) ended() bool { return !testcluster.Alive(h.cmd.Process.Pid) }
 
 // written returns the number of bytes written.
 func (h *half) written() (n int64) {

@@ -196,12 +196,3 @@ func serve(t *testing.T, args ...string) (*process, string) {
 	p := start(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
 	return p, p.line(t, "muster://127.0.0.1:")
 }
-
-// gone reports whether a process has ended. If process 1 does not reap orphans, they stay zombies.
-func gone(pid int) bool {
-	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-		return true
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && bytes.Contains(stat, []byte(") Z "))
-}

@@ -264,7 +264,7 @@ func TestTorchrunFewer(t *testing.T) {
 				agents[1].says(t, 1, "formed 0 of 1 ")
 				t.Log("formed again after", time.Since(killed))
 				for _, pid := range append(workers, relay) {
-					testcluster.Eventually(t, limit, func() bool { return gone(pid) }, "the relay and the workers end with their agent")
+					testcluster.Eventually(t, limit, func() bool { return !testcluster.Alive(pid) }, "the relay and the workers end with their agent")
 				}
 				job.end(t)
 				agents[1].succeeds(t, 1, 1)
@@ -305,7 +305,7 @@ func TestTorchrunKills(t *testing.T) {
 					killed := time.Now()
 					killAll(pids[what]...)
 					for _, pid := range others {
-						testcluster.Eventually(t, limit, func() bool { return gone(pid) }, "the workers of the other agent end")
+						testcluster.Eventually(t, limit, func() bool { return !testcluster.Alive(pid) }, "the workers of the other agent end")
 					}
 					t.Log("the other workers have ended after", time.Since(killed))
 					if what == "agent" || what == "all" {

@@ -29,15 +29,16 @@ var imports = map[string][]string{
 	"internal/spin":            {},
 	"internal/hostmem":         {"wire", "internal/core", "internal/mutationtest", "internal/spin"}, // records decided in shared memory
 	"internal/durable/logtest": {"wire", "internal/core", "internal/durable"},
-	"internal/launch":          {}, // starts processes
-	"internal/launcher":        {}, // their variables
-	"internal/mutationtest":    {}, // rules that are broken, for tests
-	"internal/quietlog":        {}, // a limit of a log's records
+	"internal/launch":          {"internal/procfs"}, // starts processes
+	"internal/launcher":        {},                  // their variables
+	"internal/mutationtest":    {},                  // rules that are broken, for tests
+	"internal/procfs":          {},                  // what the kernel says of processes
+	"internal/quietlog":        {},                  // a limit of a log's records
 	"internal/reduce":          {"tensor"},
 	"internal/transport":       {},                             // non-blocking socket I/O
 	"internal/handshake":       {"wire", "internal/transport"}, // what both ends do before they trust each other
 	"internal/relay":           {"wire", "internal/transport"}, // many connections over one
-	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/handshake", "internal/quietlog", "internal/relay", "internal/transport"},
+	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/handshake", "internal/procfs", "internal/quietlog", "internal/relay", "internal/transport"},
 	"nfsws":                    {"internal/blocking", "tensor/..."},
 	"internal/joint":           {"tensor/..."}, // tensors of several parts, as one
 	"internal/tree":            {"tensor"},
@@ -45,14 +46,14 @@ var imports = map[string][]string{
 	"internal/linear":          {"store", "wire"},                         // histories of a store, for tests
 	"pgroup":                   {"internal/hostmem", "internal/launcher", "shm", "store", "wire", "trace"},
 	"internal/status":          {"store", "wire", "internal/flightrecorder", "internal/tcpwire"},
-	"interop/tcpstore":         {"store", "wire", "internal/tcpwire", "trace", "internal/transport"},
+	"interop/tcpstore":         {"store", "wire", "internal/procfs", "internal/tcpwire", "trace", "internal/transport"},
 	"status":                   {"internal/status", "store"},
 	"pgroup/pgrouptest":        {"internal/launch", "internal/status", "pgroup", "store"},
 	"interop/vllm":             {"pgroup", "store", "wire", "internal/pickle", "interop/tcpstore", "tensor", "internal/reduce"},
 	"membership":               {"pgroup", "store"},
 	"internal/benchcase":       {"pgroup", "store"}, // what both benchmark programs measure
 	"internal/link":            {"wire", "internal/handshake", "internal/spin", "pgroup", "shm"},
-	"internal/testcluster":     {"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/transport"},
+	"internal/testcluster":     {"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/procfs", "internal/transport"},
 	"collective":               {"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"},
 	"gather":                   {"internal/blocking", "internal/joint", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"},
 	"dataparallel":             {"collective", "internal/alias", "internal/link", "membership", "pgroup", "store", "tensor", "trace"},

@@ -1,13 +1,14 @@
 package launch
 
 import (
-	"bytes"
 	"os"
 	"slices"
 	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-pg/muster/internal/procfs"
 )
 
 // processAttr gives a rank its own group, and has the kernel kill it when the thread
@@ -32,8 +33,7 @@ func (p *Process) reap() error {
 	return err
 }
 
-// groupRuns reports whether a process of the group runs. A zombie does not: where
-// process 1 does not reap, as in many containers, orphans stay zombies.
+// groupRuns reports whether a process of the group runs. A zombie does not.
 func groupRuns(group int) bool {
 	if unix.Kill(-group, 0) != nil {
 		return false
@@ -44,19 +44,7 @@ func groupRuns(group int) bool {
 	}
 	return slices.ContainsFunc(pids, func(e os.DirEntry) bool {
 		pid, err := strconv.Atoi(e.Name())
-		return err == nil && runsIn(pid, group)
+		s, found := procfs.Process(pid)
+		return err == nil && found && s.Group == group && !s.Ended()
 	})
-}
-
-func runsIn(pid, group int) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return false
-	}
-	// "pid (name) state parent group ...": the name may hold anything, ')' included.
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 3 || string(f[2]) != strconv.Itoa(group) {
-		return false
-	}
-	return f[0][0] != 'Z' && f[0][0] != 'X'
 }

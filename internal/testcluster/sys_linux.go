@@ -7,6 +7,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-pg/muster/internal/procfs"
 )
 
 // stopped checks every thread: the first one stops before the last, so a process may be stopped in
@@ -14,9 +16,7 @@ import (
 func stopped(pid int) bool {
 	tasks, _ := filepath.Glob(procPath(pid, "task/*/stat"))
 	for _, stat := range tasks {
-		switch state(stat) {
-		case 'T', 't', 'Z', 'X', 0: // stopped, traced, or a thread that has just ended
-		default:
+		if s, ok := procfs.Read(stat); ok && !s.Stopped() && !s.Ended() {
 			return false
 		}
 	}
@@ -25,27 +25,8 @@ func stopped(pid int) bool {
 
 // Alive reports whether a process runs or is stopped; a zombie is not alive.
 func Alive(pid int) bool {
-	switch state(procPath(pid, "stat")) {
-	case 'Z', 'X', 0:
-		return false
-	}
-	return true
-}
-
-// state returns the state in a stat file, or 0 if there is none.
-func state(stat string) byte {
-	f := behindName(stat)
-	if len(f) == 0 {
-		return 0
-	}
-	return f[0][0]
-}
-
-// behindName returns the words after "pid (name)" in a stat file: the state, the parent, and more. The
-// name may contain any characters, including ')'.
-func behindName(stat string) [][]byte {
-	b, _ := os.ReadFile(stat) // of a process that has ended: none
-	return bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	s, ok := procfs.Process(pid)
+	return ok && !s.Ended()
 }
 
 func procPath(pid int, name string) string {
@@ -59,12 +40,12 @@ func adoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0,
 // children lists the processes whose parent this one is. It does not use
 // /proc/self/task/*/children, which many kernels are built without.
 func children() []int {
-	self := strconv.Itoa(os.Getpid())
+	self := os.Getpid()
 	var pids []int
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, stat := range stats {
-		f := behindName(stat)
-		if len(f) < 2 || string(f[1]) != self {
+		s, ok := procfs.Read(stat)
+		if !ok || s.Parent != self {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(stat))); err == nil {

@@ -3,7 +3,6 @@ package tcpstore
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/internal/procfs"
 	"github.com/muster-pg/muster/internal/tcpwire"
 )
 
@@ -135,38 +135,20 @@ func scriptOf(pid int) string {
 // clip bounds a text that another process has chosen.
 func clip(s string) string { return strings.ToValidUTF8(s[:min(len(s), 64)], "?") }
 
-// ticksPerSecond is the unit of processor time in /proc, the same on all architectures.
-const ticksPerSecond = 100
-
 // usage is the processor time that a process had used when it was last looked at.
 type usage struct {
 	ticks uint64
 	at    time.Time
 }
 
-// statOf returns the fields of a process's line in /proc from the state on, the third field; nil if
-// there is no such process.
-func statOf(pid int) []string {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil
-	}
-	// the name of the command, in parentheses, may contain anything
-	col := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(col) < 20 {
-		return nil
-	}
-	return col
-}
-
 // startOf returns when a process was started, in units of the kernel; "" if it does not run: a zombie
 // has ended.
 func startOf(pid int) string {
-	col := statOf(pid)
-	if col == nil || col[0] == "Z" || col[0] == "X" {
+	s, ok := procfs.Process(pid)
+	if !ok || s.Ended() {
 		return ""
 	}
-	return col[19]
+	return s.Start
 }
 
 // state returns the state of a process of this host, or "" if it is unknown.
@@ -174,24 +156,19 @@ func (u *usage) state(pid int, now time.Time) string {
 	if pid == 0 {
 		return ""
 	}
-	col := statOf(pid)
-	if col == nil {
-		return ""
-	}
-	user, err := strconv.ParseUint(col[11], 10, 64)
-	system, err2 := strconv.ParseUint(col[12], 10, 64)
-	if cmp.Or(err, err2) != nil {
+	s, ok := procfs.Process(pid)
+	if !ok {
 		return ""
 	}
 	before := *u
-	*u = usage{user + system, now}
+	*u = usage{s.Ticks, now}
 	switch {
-	case col[0] == "T" || col[0] == "t":
+	case s.Stopped():
 		return tcpwire.Stopped
 	case before.at.IsZero():
 		return ""
-	case float64(u.ticks-before.ticks) >= now.Sub(before.at).Seconds()*ticksPerSecond/2,
-		col[0] == "R" && u.ticks-before.ticks > 1: // it would use more of a processor, but others do
+	case float64(u.ticks-before.ticks) >= now.Sub(before.at).Seconds()*procfs.TicksPerSecond/2,
+		s.State == 'R' && u.ticks-before.ticks > 1: // it would use more of a processor, but others do
 		return tcpwire.Computing
 	}
 	return tcpwire.Sleeping
