@@ -86,7 +86,6 @@ func (m *Machine) keepAlive(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 // revokeLease ends a lease at the request of its session.
 func (m *Machine) revokeLease(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if l := m.leaseOf(t, req.Lease, rep); l != nil {
-		m.disarm(l)
 		l.due(m)
 	}
 	return true
