@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -130,8 +131,7 @@ func (e *RankError) why() string {
 		return joinNonEmpty(ranks(v.Left)+" left", v.Reason)
 	case wire.CodeMismatch:
 		return joinNonEmpty("ranks disagree", clash(v.Clash), v.Reason)
-	}
-	if v.Code == wire.CodeConflict {
+	case wire.CodeConflict:
 		return joinNonEmpty(v.Code.String(), v.Reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
 	}
 	if v.By >= 0 {
@@ -185,13 +185,7 @@ func missingText(v *wire.Failure) string {
 
 // joinNonEmpty joins the parts that are not empty with ": ".
 func joinNonEmpty(parts ...string) string {
-	var there []string
-	for _, p := range parts {
-		if p != "" {
-			there = append(there, p)
-		}
-	}
-	return strings.Join(there, ": ")
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
 // clash describes the calls of two ranks, with only the arguments that differ.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -78,7 +79,7 @@ var thisNode = sync.OnceValue(func() string {
 func (g *Group) Members(ctx context.Context) ([]Member, error) {
 	ms := g.knownMembers()
 	if ms == nil {
-		ctx, cancel := g.withTimeout(ctx)
+		ctx, cancel := g.withTimeout(ctx, time.Now())
 		defer cancel()
 		infos, err := g.store.Members(ctx, g.request(), 0, 0)
 		if err == nil {
@@ -87,7 +88,9 @@ func (g *Group) Members(ctx context.Context) ([]Member, error) {
 		if err != nil {
 			return nil, g.asRankError("members", 0, err)
 		}
-		g.setMembers(ms)
+		g.lock.Lock()
+		defer g.lock.Unlock()
+		g.members = ms
 	}
 	return slices.Clone(ms), nil
 }
@@ -96,12 +99,6 @@ func (s *membership) knownMembers() []Member {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	return s.members
-}
-
-func (s *membership) setMembers(ms []Member) {
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	s.members = ms
 }
 
 // parseMembers parses and validates the infos of all ranks of a group: they come from the network.
