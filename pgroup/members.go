@@ -1,6 +1,7 @@
 package pgroup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -27,12 +28,8 @@ type Member struct {
 
 // selfInfo returns what this process sends the others.
 func (c *Config) selfInfo(host string, at *sharedStore) *wire.Member {
-	id := c.Host
-	if id == "" {
-		id = thisNode()
-	}
 	h := fnv.New64a()
-	h.Write([]byte(id))
+	h.Write([]byte(cmp.Or(c.Host, thisNode())))
 	m := &wire.Member{Node: h.Sum64(), PID: uint32(os.Getpid()), Hosts: at.hosts(), Host: host}
 	if m.Hosts {
 		m.Addr = clip(at.addr, wire.MaxAddr)
@@ -42,14 +39,11 @@ func (c *Config) selfInfo(host string, at *sharedStore) *wire.Member {
 
 // nodeName returns the name of this node for errors.
 func (c *Config) nodeName() string {
-	if c.Host != "" {
-		return clip(c.Host, wire.MaxHost)
+	name := c.Host
+	if name == "" {
+		name, _ = os.Hostname()
 	}
-	name, err := os.Hostname()
-	if err != nil {
-		return "?"
-	}
-	return clip(name, wire.MaxHost)
+	return clip(cmp.Or(name, "?"), wire.MaxHost)
 }
 
 // thisNode identifies what can share memory: a boot of a machine, and a container on it. Host names
