@@ -104,19 +104,6 @@ func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 	})
 }
 
-// deaf is an engine that, while deaf, drops the notice that a channel is closed.
-type deaf struct {
-	store.Engine
-	err error
-}
-
-func (d *deaf) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpCloseChannel && d.err != nil {
-		return d.err
-	}
-	return d.Engine.Do(ctx, req, rep)
-}
-
 // TestCloseOfAChannelThatTheStoreDoesNotLearn checks that the next use of the name continues the
 // numbers of the last, so that the store and the rank agree on them.
 func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
@@ -128,8 +115,12 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 		"a store that cannot be reached":  {&store.Error{Op: "close channel", Code: wire.CodeUnavailable, Err: store.ErrUnavailable}, store.ErrUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := store.New(&deaf{new(store.Memory), c.err})
-			defer func() { _ = s.Close() }()
+			s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+				if req.Op == wire.OpCloseChannel {
+					return c.err
+				}
+				return next.Do(ctx, req, rep)
+			})
 			ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 				for i := range 3 {
 					x := g.Channel("x")
@@ -147,24 +138,15 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 	}
 }
 
-// late is an engine that takes a while to learn that a channel is closed.
-type late struct {
-	store.Engine
-	takes time.Duration
-}
-
-func (s late) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpCloseChannel {
-		<-time.After(s.takes)
-	}
-	return s.Engine.Do(ctx, req, rep)
-}
-
 // TestCloseOfAChannelWaitsForTheStore closes channels of a store that is busy, as one that restarts is.
 func TestCloseOfAChannelWaitsForTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := store.New(late{new(store.Memory), 9 * time.Second})
-		defer func() { _ = s.Close() }()
+		s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+			if req.Op == wire.OpCloseChannel {
+				time.Sleep(9 * time.Second)
+			}
+			return next.Do(ctx, req, rep)
+		})
 		ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 			for range 2 {
 				x := g.Channel("x")

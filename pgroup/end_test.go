@@ -103,20 +103,14 @@ func TestDefaultTimeout(t *testing.T) {
 	})
 }
 
-// frozen is an Engine that stops answering votes.
-type frozen struct{ *store.Memory }
-
-func (f frozen) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpCollect {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	return f.Memory.Do(ctx, req, rep)
-}
-
 func TestNoAnswerIsUnknown(t *testing.T) {
-	s := store.New(frozen{new(store.Memory)})
-	defer s.Close()
+	s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+		if req.Op == wire.OpCollect {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return next.Do(ctx, req, rep)
+	})
 	ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 		err := g.Barrier(within(t, 10*time.Millisecond))
 		rankError(t, g, err, pgroup.ErrUnknown, "no answer from the store", "outcome unknown")
@@ -161,7 +155,6 @@ func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
 			c.Address = "muster://" + proxy.Addr()
 		}
 	}))
-	defer closeAll(gs)
 	g, other := gs[0], gs[1]
 	proxy.Down.Stall(true)
 	sent := make(chan error, 1)

@@ -13,7 +13,6 @@ import (
 // These expose internals to the tests.
 var (
 	FirstHost = firstHost
-	RankList  = ranks
 	Clip      = clip
 )
 

@@ -1,10 +1,8 @@
 package pgroup_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -16,60 +14,7 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
-
-// TestCreateHasOneOutcome checks that with 1 to 3 of 8 ranks absent, and a different deadline on
-// each of the others, all present ranks get the same error, which names exactly the absent ranks.
-// MUSTER_SOAK makes 1,008 runs of the 12.
-func TestCreateHasOneOutcome(t *testing.T) {
-	const atOnce = 12
-	for batch := range testcluster.Form(1, 84) {
-		together(atOnce, func(i int) { checkOutcome(t, batch*atOnce+i) })
-	}
-}
-
-func checkOutcome(t *testing.T, run int) {
-	const size = 8
-	rng := rand.New(rand.NewPCG(1, uint64(run)))
-	place := []place{hosted, served, anyStore, relayed}[run%4](t)
-	absent := rng.Perm(size)[:1+rng.IntN(3)]
-	if run%4 == 0 { // rank 0 hosts
-		absent = slices.DeleteFunc(absent, func(rank int) bool { return rank == 0 })
-		if len(absent) == 0 {
-			absent = []int{1 + rng.IntN(size-1)}
-		}
-	}
-	slices.Sort(absent)
-	var deadlines [size]time.Duration
-	for rank := range deadlines {
-		deadlines[rank] = time.Second + time.Duration(rng.Int64N(int64(time.Second)))
-	}
-	var outcomes [size]*wire.Failure
-	together(size, func(rank int) {
-		if slices.Contains(absent, rank) {
-			return
-		}
-		c := place(rank)
-		c.Rank, c.Size = rank, size
-		_, err := pgroup.Create(within(t, deadlines[rank]), c)
-		assert.ErrorIs(t, err, context.DeadlineExceeded, "run %d, rank %d", run, rank)
-		re, _ := errors.AsType[*pgroup.RankError](err)
-		if assert.NotNil(t, re, "run %d, rank %d: %v", run, rank, err) {
-			outcomes[rank] = re.Failure
-		}
-	})
-	var first *wire.Failure
-	for rank, outcome := range outcomes {
-		if outcome == nil {
-			continue
-		}
-		first = cmp.Or(first, outcome)
-		assert.Equal(t, absent, outcome.Missing, "run %d, rank %d", run, rank)
-		assert.Equal(t, first.Waited, outcome.Waited, "run %d, rank %d", run, rank)
-		assert.Equal(t, first.By, outcome.By, "run %d, rank %d", run, rank)
-	}
-}
 
 // forming waits until present ranks are in an attempt to form a group, or in a group that has formed.
 func forming(t *testing.T, s *store.Store, present int) {
@@ -117,7 +62,6 @@ func TestCreateThatTimesOutUnknown(t *testing.T) {
 		return func(rank int) pgroup.Config { return pgroup.Config{Store: []*store.Store{direct, slow}[rank]} }
 	})
 	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
-	closeAll(gs)
 }
 
 // TestCreateAgainReplacesItsStaleMembership checks a rank that joins, and is disconnected before it

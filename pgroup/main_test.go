@@ -101,6 +101,23 @@ func relay(t *testing.T, url string) string {
 	return serveBackend(t, r)
 }
 
+// hooked returns a store in memory that carries out requests by way of do.
+func hooked(t *testing.T, do func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error) *store.Store {
+	t.Helper()
+	s := store.New(hook{new(store.Memory), do})
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+type hook struct {
+	store.Engine
+	do func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error
+}
+
+func (h hook) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	return h.do(ctx, req, rep, h.Engine)
+}
+
 var places = map[string]place{"store": anyStore, "hosted": hosted, "relayed": relayed}
 
 // everywhere runs body on each rank of groups of each size, in each kind of place.
@@ -122,7 +139,6 @@ func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ..
 func ranksInMemory(t *testing.T, n int, body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	gs := create(t, n, hosted)
-	defer closeAll(gs)
 	shareMemory(t, gs)
 	together(n, func(rank int) { body(t, gs[rank]) })
 }
@@ -135,19 +151,19 @@ func shareMemory(t *testing.T, gs []*pgroup.Group) {
 	}
 }
 
-// ranks runs body on each of n ranks, and closes their groups when all have returned.
+// ranks runs body on each of n ranks.
 func ranks(t *testing.T, n int, at place, body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	gs := create(t, n, at)
 	together(n, func(rank int) { body(t, gs[rank]) })
-	closeAll(gs)
 }
 
-// create returns a group of n ranks.
+// create returns a group of n ranks, which are closed at the end of the test.
 func create(t *testing.T, n int, at place) []*pgroup.Group {
 	t.Helper()
 	config := at(t)
 	gs := make([]*pgroup.Group, n)
+	t.Cleanup(func() { closeAll(gs) })
 	together(n, func(rank int) {
 		c := config(rank)
 		c.Rank, c.Size = rank, n
@@ -162,7 +178,6 @@ func create(t *testing.T, n int, at place) []*pgroup.Group {
 		gs[rank] = g
 	})
 	if t.Failed() {
-		closeAll(gs)
 		t.FailNow()
 	}
 	return gs
