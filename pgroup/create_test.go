@@ -75,16 +75,11 @@ func TestCreateWithSchemes(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		hosts = append(hosts, u.Host)
-		return kept{s}, nil
+		return store.Prefix(s, ""), nil // whose Close leaves s open
 	}}
 	ranks(t, 2, all(pgroup.Config{Address: "mine://here", Schemes: schemes}), func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	assert.Equal(t, []string{"here", "here"}, hosts)
 }
-
-// kept is an engine whose Close leaves the store open.
-type kept struct{ *store.Store }
-
-func (kept) Close() error { return nil }
 
 func TestCreateWithoutListener(t *testing.T) {
 	addr := testcluster.Port(t)

@@ -235,6 +235,7 @@ func TestStoreIsTheGroupsOwn(t *testing.T) {
 					equal(t, g, "wait", string(v[0]), "one")
 				}
 				ok(t, g, "close", g.Store().Close())
+				assert.ErrorIs(t, g.Store().Set(t.Context(), "key", nil, nil), pgroup.ErrClosed)
 				ok(t, g, "barrier", g.Barrier(t.Context()))
 			})
 		})

@@ -90,7 +90,7 @@ func (s *sharedStore) name() string {
 	return "the store at " + s.addr
 }
 
-func (s *sharedStore) hosts() bool { return s != nil && s.server != nil }
+func (s *sharedStore) hosts() bool { return s.server != nil }
 
 // openStore returns the store at which the ranks of c meet: it opens, hosts or dials it.
 func (c *Config) openStore(ctx context.Context) (*sharedStore, error) {
