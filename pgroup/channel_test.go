@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -81,11 +82,7 @@ func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 			x := g.Channel("x")
 			switch g.Rank() {
 			case 0:
-				received := make(chan error, 1)
-				go func() {
-					_, err := pgroup.Recv[int](t.Context(), x, 1)
-					received <- err
-				}()
+				received := later(func() error { _, err := pgroup.Recv[int](t.Context(), x, 1); return err })
 				time.AfterFunc(time.Second, func() { assert.NoError(t, x.Close()) })
 				start := time.Now()
 				assert.ErrorIs(t, x.Barrier(t.Context()), pgroup.ErrClosed)
@@ -162,7 +159,7 @@ func TestCloseOfAChannelWaitsForTheStore(t *testing.T) {
 func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 	const n, size = 12, 4 << 20
 	m := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 4 * size}}
-	url := "muster://" + serveBackend(t, m)
+	url := "muster://" + testcluster.Serve(t, &store.Server{Engine: m})
 	ranks(t, n, all(pgroup.Config{Address: url}), func(t *testing.T, g *pgroup.Group) {
 		for dst := 1; dst < n; dst++ {
 			if g.Rank() == 0 {

@@ -112,8 +112,9 @@ func TestCreateRefusesASecondRank(t *testing.T) {
 // protocol, as PyTorch's TCPStore does.
 func TestCreateAtAnotherServer(t *testing.T) {
 	l := testcluster.Listen(t)
-	defer l.Close()
 	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer l.Close()
 	conns.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -130,8 +131,6 @@ func TestCreateAtAnotherServer(t *testing.T) {
 	_, err = pgroup.Create(within(t, 20*time.Second), pgroup.Config{Rank: 1, Size: 2, Address: l.Addr().String()})
 	says(t, err, store.ErrProtocol, "not a muster store")
 	assert.LessOrEqual(t, time.Since(start), 5*time.Second)
-	_ = l.Close()
-	conns.Wait()
 }
 
 // TestCreateBeforeTheHost checks that ranks may call Create before rank 0 listens.

@@ -25,6 +25,11 @@ func forming(t *testing.T, s *store.Store, present int) {
 	}, "there is no group of so many ranks")
 }
 
+// fails calls Create in a goroutine, and sends its error.
+func fails(ctx context.Context, c pgroup.Config) <-chan error {
+	return later(func() error { _, err := pgroup.Create(ctx, c); return err })
+}
+
 // TestCreateThatTimesOutUnknown checks a store that freezes while a rank joins. The rank's error
 // matches ErrUnknown. When the store resumes, no rank waits for the one that timed out, and that
 // one may retry at once, in the same session.
@@ -86,11 +91,7 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 	s, err := store.Dial(t.Context(), proxy.Addr(), nil)
 	require.NoError(t, err)
 	proxy.Down.Stall(true)
-	first := make(chan error, 1)
-	go func() {
-		_, err := pgroup.Create(ctx, pgroup.Config{Rank: 1, Size: 2, Store: s})
-		first <- err
-	}()
+	first := fails(ctx, pgroup.Config{Rank: 1, Size: 2, Store: s})
 	forming(t, direct, 2)
 	zero.Wait()
 	proxy.Blackhole(true) // the cancel is not delivered either
@@ -125,11 +126,8 @@ func TestACauseReachesAllRanks(t *testing.T) {
 		}
 		rankError(t, g, g.Barrier(own), pgroup.ErrCancelled, "the health check has failed")
 	})
-	s, waits := testcluster.Store(t)(), make(chan error)
-	go func() {
-		_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 0, Size: 3, Store: s})
-		waits <- err
-	}()
+	s := testcluster.Store(t)()
+	waits := fails(t.Context(), pgroup.Config{Rank: 0, Size: 3, Store: s})
 	forming(t, s, 1)
 	ctx, cancel = context.WithCancelCause(t.Context())
 	go func() {

@@ -79,11 +79,7 @@ func served(t *testing.T) func(int) pgroup.Config {
 // serve serves a store until the end of the test, and returns its address.
 func serve(t *testing.T) string {
 	t.Helper()
-	return serveBackend(t, new(store.Memory))
-}
-
-func serveBackend(t *testing.T, e store.Backend) string {
-	return testcluster.Serve(t, &store.Server{Engine: e})
+	return testcluster.Serve(t, new(store.Server))
 }
 
 // relayed uses a store that no rank hosts, which the ranks reach through two relays.
@@ -98,7 +94,7 @@ func relay(t *testing.T, url string) string {
 	t.Helper()
 	r, err := store.NewRelay(t.Context(), url, nil)
 	require.NoError(t, err)
-	return serveBackend(t, r)
+	return testcluster.Serve(t, &store.Server{Engine: r})
 }
 
 // hooked returns a store in memory that carries out requests by way of do.
@@ -125,12 +121,10 @@ func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ..
 	if sizes == nil {
 		sizes = []int{1, 2, 4, 7}
 	}
-	for name, at := range places {
-		for _, n := range sizes {
+	for _, n := range sizes {
+		for name, at := range places {
 			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) { ranks(t, n, at, body) })
 		}
-	}
-	for _, n := range sizes {
 		t.Run(fmt.Sprintf("memory/%d", n), func(t *testing.T) { ranksInMemory(t, n, body) })
 	}
 }
@@ -198,6 +192,13 @@ func together(n int, f func(rank int)) {
 		wg.Go(func() { f(rank) })
 	}
 	wg.Wait()
+}
+
+// later calls f in a goroutine, and sends its error.
+func later(f func() error) <-chan error {
+	err := make(chan error, 1)
+	go func() { err <- f() }()
+	return err
 }
 
 func ok(t *testing.T, g *pgroup.Group, what string, err error) {

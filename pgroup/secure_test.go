@@ -70,11 +70,7 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 	p := newPapers(t)
 	l := testcluster.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	hosting := make(chan error, 1)
-	go func() {
-		_, err := pgroup.Create(ctx, pgroup.Config{Listener: l, Size: 2, Secret: secret})
-		hosting <- err
-	}()
+	hosting := fails(ctx, pgroup.Config{Listener: l, Size: 2, Secret: secret})
 	for want, c := range map[string]pgroup.Config{
 		"this store requires a secret, and none was given: check Config.Secret (MUSTER_SECRET_FILE)": {},
 		"wrong secret: check Config.Secret (MUSTER_SECRET_FILE)":                                     {Secret: []byte(strings.Repeat("x", 16))},

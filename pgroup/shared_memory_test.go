@@ -197,32 +197,14 @@ func share(t *testing.T, n int, at place) []*pgroup.Group {
 	return gs
 }
 
-// waitingCodec encodes when it may.
-type waitingCodec struct{ begun, goOn chan struct{} }
-
-func (c waitingCodec) Append(b []byte, _ any) ([]byte, error) {
-	close(c.begun)
-	<-c.goOn
-	return append(b, 1), nil
-}
-func (c waitingCodec) Parse([]byte, any) error { return nil }
-func (c waitingCodec) Name() string            { return "waiting" }
-
 // TestCloseBeforeTheMemoryIsJoined checks that an operation that has begun does not touch memory that
 // Close has freed.
 func TestCloseBeforeTheMemoryIsJoined(t *testing.T) {
-	codec := waitingCodec{make(chan struct{}), make(chan struct{})}
-	gs := create(t, 2, place(hosted).with(func(c *pgroup.Config) { c.Codec = codec }))
+	gs := create(t, 2, hosted)
 	shareMemory(t, gs)
-	done := make(chan error)
-	go func() {
-		_, err := pgroup.AllGather(t.Context(), gs[1], struct{ X int }{1})
-		done <- err
-	}()
-	<-codec.begun
+	finish := beginSlow(t, gs[1])
 	require.NoError(t, gs[1].Close())
-	close(codec.goOn)
-	require.ErrorIs(t, <-done, pgroup.ErrClosed)
+	require.ErrorIs(t, finish(), pgroup.ErrClosed)
 }
 
 // TestAbortBeforeTheMemoryIsJoined checks that no operation succeeds after an Abort, even if the memory
