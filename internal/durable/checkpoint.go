@@ -73,11 +73,11 @@ func (d *Disk) save(segment uint64, s *core.Snapshot, hold WithMachine) (err err
 		return err
 	}
 	d.checkpointSize = size
-	if err := d.options.FS.Rename(name, filepath.Join(d.dir, checkpointName)); err != nil {
+	if err := d.options.FS.Rename(name, CheckpointOf(d.dir)); err != nil {
 		return err
 	}
 	if d.replica != nil {
-		return d.replica.Install(filepath.Join(d.dir, checkpointName), segment)
+		return d.replica.Install(CheckpointOf(d.dir), segment)
 	}
 	return d.options.FS.SyncDir(d.dir)
 }
@@ -238,11 +238,6 @@ func (w *writer) meta(incarnation, segment uint64) error {
 	return w.update(metaName, func(yield func(k, v []byte) bool) {
 		_ = yield([]byte("incarnation"), id) && yield([]byte("segment"), from)
 	})
-}
-
-// load reads the checkpoint in the directory.
-func (d *Disk) load() (m *core.Machine, segment uint64, err error) {
-	return d.read(filepath.Join(d.dir, checkpointName))
 }
 
 // read reads a checkpoint file, which it does not change, into a new machine. bbolt trusts its

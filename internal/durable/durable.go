@@ -157,7 +157,7 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 			return nil, err
 		}
 	}
-	m, segment, err := d.load()
+	m, segment, err := d.read(CheckpointOf(d.dir))
 	if err != nil {
 		return nil, addAdvice(err)
 	}
@@ -336,7 +336,7 @@ func (d *Disk) Backup(hold WithMachine) (*os.File, error) {
 	if err := d.checkpoint(hold); err != nil {
 		return nil, err
 	}
-	return os.Open(filepath.Join(d.dir, checkpointName))
+	return os.Open(CheckpointOf(d.dir))
 }
 
 // checkpoint is Checkpoint. The caller holds checkpointing.
