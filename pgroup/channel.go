@@ -46,13 +46,9 @@ func (g *Group) endCall() {
 	}
 }
 
-// withTimeout gives ctx the default timeout if it has no deadline, and cancels it when g is closed.
-func (g *Group) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return g.withTimeoutSince(ctx, time.Now())
-}
-
-// withTimeoutSince is withTimeout for an operation that has begun at start.
-func (g *Group) withTimeoutSince(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
+// withTimeout gives ctx the default timeout, since start, if it has no deadline, and cancels it when g is
+// closed.
+func (g *Group) withTimeout(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := g.cfg.withDefaultTimeout(ctx, start)
 	if g.use == nil { // the store ends the calls of a group that is closed
 		return ctx, cancel
@@ -131,9 +127,7 @@ func (g *Group) closeChannel() (err error) {
 		if err != nil {
 			err = g.storeFailure("close", 0, err)
 		}
-		if g.cfg.sink != nil {
-			g.traceOp(context.Background(), "close", start, 0, err)
-		}
+		g.traceOp(context.Background(), "close", start, 0, err)
 	})
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -81,11 +82,7 @@ func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 			x := g.Channel("x")
 			switch g.Rank() {
 			case 0:
-				received := make(chan error, 1)
-				go func() {
-					_, err := pgroup.Recv[int](t.Context(), x, 1)
-					received <- err
-				}()
+				received := later(func() error { _, err := pgroup.Recv[int](t.Context(), x, 1); return err })
 				time.AfterFunc(time.Second, func() { assert.NoError(t, x.Close()) })
 				start := time.Now()
 				assert.ErrorIs(t, x.Barrier(t.Context()), pgroup.ErrClosed)
@@ -104,19 +101,6 @@ func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 	})
 }
 
-// deaf is an engine that, while deaf, drops the notice that a channel is closed.
-type deaf struct {
-	store.Engine
-	err error
-}
-
-func (d *deaf) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpCloseChannel && d.err != nil {
-		return d.err
-	}
-	return d.Engine.Do(ctx, req, rep)
-}
-
 // TestCloseOfAChannelThatTheStoreDoesNotLearn checks that the next use of the name continues the
 // numbers of the last, so that the store and the rank agree on them.
 func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
@@ -128,8 +112,12 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 		"a store that cannot be reached":  {&store.Error{Op: "close channel", Code: wire.CodeUnavailable, Err: store.ErrUnavailable}, store.ErrUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := store.New(&deaf{new(store.Memory), c.err})
-			defer func() { _ = s.Close() }()
+			s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+				if req.Op == wire.OpCloseChannel {
+					return c.err
+				}
+				return next.Do(ctx, req, rep)
+			})
 			ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 				for i := range 3 {
 					x := g.Channel("x")
@@ -147,24 +135,15 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 	}
 }
 
-// late is an engine that takes a while to learn that a channel is closed.
-type late struct {
-	store.Engine
-	takes time.Duration
-}
-
-func (s late) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpCloseChannel {
-		<-time.After(s.takes)
-	}
-	return s.Engine.Do(ctx, req, rep)
-}
-
 // TestCloseOfAChannelWaitsForTheStore closes channels of a store that is busy, as one that restarts is.
 func TestCloseOfAChannelWaitsForTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := store.New(late{new(store.Memory), 9 * time.Second})
-		defer func() { _ = s.Close() }()
+		s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+			if req.Op == wire.OpCloseChannel {
+				time.Sleep(9 * time.Second)
+			}
+			return next.Do(ctx, req, rep)
+		})
 		ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 			for range 2 {
 				x := g.Channel("x")
@@ -180,7 +159,7 @@ func TestCloseOfAChannelWaitsForTheStore(t *testing.T) {
 func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 	const n, size = 12, 4 << 20
 	m := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 4 * size}}
-	url := "muster://" + serveBackend(t, m)
+	url := "muster://" + testcluster.Serve(t, &store.Server{Engine: m})
 	ranks(t, n, all(pgroup.Config{Address: url}), func(t *testing.T, g *pgroup.Group) {
 		for dst := 1; dst < n; dst++ {
 			if g.Rank() == 0 {

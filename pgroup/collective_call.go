@@ -124,30 +124,29 @@ func (cl *call) refused(err error) error {
 	return re
 }
 
-// undecodable returns the error of an operation that succeeded, but gave an object of a rank that
-// this rank cannot decode.
+// undecodable is fail for an object of a rank.
 func (cl *call) undecodable(rank int, err error) error {
-	cl.err = fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the object of rank %d: %w", cl.c.Verb, cl.c.Seq, cl.name, cl.rank, rank, err)
-	return cl.err
+	return cl.fail(fmt.Errorf("the object of rank %d: %w", rank, err))
 }
 
 // checkCount refuses an answer that does not have n payloads.
 func (cl *call) checkCount(n int, got [][]byte) error {
 	if len(got) != n {
-		cl.err = fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the store answered with %d payloads, not %d: %w",
-			cl.c.Verb, cl.c.Seq, cl.name, cl.rank, len(got), n, store.ErrProtocol)
-		return cl.err
+		return cl.fail(fmt.Errorf("the store answered with %d payloads, not %d: %w", len(got), n, store.ErrProtocol))
 	}
 	return nil
 }
 
-// noCancel is a no-op, for contexts that the caller owns.
-func noCancel() {}
+// fail returns the error of an operation that succeeded, but whose result this rank cannot use.
+func (cl *call) fail(err error) error {
+	cl.err = fmt.Errorf("pgroup: %s #%d of group %q on rank %d: %w", cl.c.Verb, cl.c.Seq, cl.name, cl.rank, err)
+	return cl.err
+}
 
 // withDefaultTimeout gives ctx the default timeout, since start, if it has no deadline.
 func (c *Config) withDefaultTimeout(ctx context.Context, start time.Time) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
-		return ctx, noCancel
+		return ctx, func() {}
 	}
 	return context.WithDeadline(ctx, start.Add(c.Timeout))
 }

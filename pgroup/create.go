@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,10 +21,10 @@ import (
 // The caller must Close the group.
 func Create(ctx context.Context, c Config) (*Group, error) {
 	c, err := c.withDefaults()
-	if err != nil {
-		return nil, errors.Join(err, c.closeListener())
+	if err == nil {
+		err = c.openTrace()
 	}
-	if err := c.openTrace(); err != nil {
+	if err != nil {
 		return nil, errors.Join(err, c.closeListener())
 	}
 	defer c.file.release(&c)
@@ -95,12 +94,6 @@ func storeVanished(err error) bool {
 	return ok && e.Op != "dial" && e.Failure == nil && isGone(code(e))
 }
 
-// isStoreError reports whether err is an error of the store.
-func isStoreError(err error) bool {
-	_, ok := errors.AsType[*store.Error](err)
-	return ok
-}
-
 func isGone(c wire.Code) bool { return c == wire.CodeUnavailable || c == wire.CodeLeft }
 
 // code returns the code of the innermost store error: a call that a broken connection ended wraps
@@ -131,18 +124,16 @@ func (c *Config) createError(err, before error, took time.Duration) error {
 	return fmt.Errorf("%s: %w%s", step, oneLineError{err}, accessHint(err))
 }
 
-// secretReasons are the reasons for which a secret is missing or wrong.
-var secretReasons = []wire.Reason{wire.ReasonNoSecret, wire.ReasonSecret, wire.ReasonServerSecret}
-
 // accessHint returns which fields to check if a store and a rank do not accept each other.
 func accessHint(err error) string {
 	e, ok := errors.AsType[*store.Error](err)
-	switch {
-	case !ok || e.Op != "dial" || !errors.Is(err, store.ErrDenied):
+	if !ok || e.Op != "dial" || !errors.Is(err, store.ErrDenied) {
 		return ""
-	case e.Reason == wire.ReasonRelay:
+	}
+	switch e.Reason {
+	case wire.ReasonRelay:
 		return "" // the relay's own settings are wrong
-	case slices.Contains(secretReasons, e.Reason):
+	case wire.ReasonNoSecret, wire.ReasonSecret, wire.ReasonServerSecret:
 		return ": check Config.Secret (MUSTER_SECRET_FILE), which all ranks and the store share"
 	}
 	return ": check Config.TLS (MUSTER_TLS_CA, MUSTER_TLS_CERT, MUSTER_TLS_KEY)"
@@ -167,7 +158,7 @@ func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Gro
 	host := c.nodeName()
 	s := &membership{
 		cfg: *c, name: a.name, run: a.run, rank: a.rank, size: a.size, host: -1, shared: at, store: at.store,
-		closing: make(chan struct{}), closed: make(chan struct{}), channels: map[string]*Group{}, uses: map[string]int{},
+		channels: map[string]*Group{}, uses: map[string]int{},
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -186,6 +177,7 @@ func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Gro
 	}
 	s.generation, s.id, s.rank, s.size = membership.Generation, membership.ID, membership.Rank, membership.Size
 	s.host, s.nodes, s.local = membership.Host, membership.Nodes, membership.Local
+	s.prefixed = store.Prefix(s.store, fmt.Sprintf("%s/%d/", s.name, s.generation))
 	if membership.Members != nil {
 		if s.members, err = parseMembers(membership.Members, s.size); err != nil {
 			s.leave(s.request())
@@ -198,12 +190,6 @@ func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Gro
 	return g, nil
 }
 
-// isGroupResult reports whether err is the result of a rendezvous, which all of its ranks get.
-func isGroupResult(err error) bool {
-	e, ok := errors.AsType[*store.Error](err)
-	return ok && e.Failure != nil
-}
-
 // joinError returns the error of a join. A cause that ended ctx, other than its own, takes
 // precedence, unless err is the result that all ranks get.
 func (s *membership) joinError(ctx context.Context, op string, err error) error {
@@ -211,10 +197,12 @@ func (s *membership) joinError(ctx context.Context, op string, err error) error 
 	if parent, ok := errors.AsType[*RankError](cause); ok { // of the group that this one is made of
 		return parent.of(op)
 	}
+	e, ofStore := errors.AsType[*store.Error](err)
+	isResult := ofStore && e.Failure != nil // of the rendezvous, which all of its ranks get
 	switch {
-	case cause != nil && !errors.Is(cause, ctx.Err()) && (!isGroupResult(err) || s.shared.hosts() && s.shared.broken.Err() != nil):
+	case cause != nil && !errors.Is(cause, ctx.Err()) && (!isResult || s.shared.hosts() && s.shared.broken.Err() != nil):
 		return cause
-	case op == "" && (storeVanished(err) || !isStoreError(err)): // createError adds the rest
+	case op == "" && (storeVanished(err) || !ofStore): // createError adds the rest
 		return err
 	}
 	return s.handle("").asRankError(cmp.Or(op, "create"), 0, err)

@@ -2,14 +2,18 @@ package pgroup_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -33,38 +37,33 @@ func says(t *testing.T, err, target error, words ...string) {
 	t.Log(err)
 }
 
+// TestConfigErrorsNameTheField checks what testdata/config.txt says.
 func TestConfigErrorsNameTheField(t *testing.T) {
-	l := testcluster.Listen(t)
-	defer l.Close()
 	s := store.New(new(store.Memory))
 	defer s.Close()
-	for _, c := range []struct {
-		pgroup.Config
-		words []string
-	}{
-		{pgroup.Config{}, []string{"Config.Size is 0"}},
-		{pgroup.Config{Size: -2}, []string{"Config.Size is -2"}},
-		{pgroup.Config{Rank: -1, Size: 4}, []string{"Config.Rank is -1", "Config.Size of 4"}},
-		{pgroup.Config{Rank: 4, Size: 4, Store: s}, []string{"Config.Rank is 4", "Config.Size of 4", "ranks are 0 to 3"}},
-		{pgroup.Config{Size: 2e9, Store: s}, []string{"rank 0 of 2000000000: a group has at most 1048576 ranks"}},
-		{pgroup.Config{Size: 2}, []string{"none of Config.Address, Config.Listener and Config.Store"}},
-		{pgroup.Config{Size: 2, Address: "h:1", Store: s}, []string{"Config.Address and Config.Store"}},
-		{pgroup.Config{Rank: 1, Size: 2, Listener: testcluster.Listen(t)}, []string{"Config.Listener on rank 1"}},
-		{pgroup.Config{Size: 2, Address: "localhost"}, []string{`Config.Address "localhost"`, "host:port"}},
-		{pgroup.Config{Size: 2, Address: "::1:29500"}, []string{"Config.Address", "too many colons"}},
-		{pgroup.Config{Size: 2, Address: "h:99999"}, []string{"Config.Address", `"99999"`}},
-		{pgroup.Config{Size: 2, Address: "h:port"}, []string{"Config.Address", `"port"`}},
-		{pgroup.Config{Size: 2, Address: "127.0.0.1:0"}, []string{"Config.Address", "port 0", "Config.Listener"}},
-		{pgroup.Config{Size: 2, Address: "redis://127.0.0.1:1"}, []string{`unknown scheme "redis"`, "muster://"}},
-		{pgroup.Config{Size: 2, Address: "muster://127.0.0.1:1:1"}, []string{"127.0.0.1:1:1"}},
-		{pgroup.Config{Size: 2, Store: s, Timeout: -1}, []string{"Config.Timeout"}},
-		{pgroup.Config{Size: 2, Store: s, Expiry: -1}, []string{"Config.Expiry"}},
-		{pgroup.Config{Size: 2, Store: s, Name: strings.Repeat("n", 5000)}, []string{"Config.Name", "5000"}},
-		{pgroup.Config{Size: 2, Store: s, Run: strings.Repeat("n", 5000)}, []string{"Config.Run", "5000"}},
-	} {
-		_, err := pgroup.Create(t.Context(), c.Config)
-		says(t, err, pgroup.ErrInvalid, c.words...)
+	refused := func(c pgroup.Config) error {
+		_, err := pgroup.Create(t.Context(), c)
+		says(t, err, pgroup.ErrInvalid)
+		return err
 	}
+	datadriven.RunTest(t, "testdata/config.txt", func(t *testing.T, d *datadriven.TestData) string {
+		var out strings.Builder
+		for line := range strings.Lines(d.Input) {
+			var c pgroup.Config
+			require.NoError(t, json.Unmarshal([]byte(line), &c))
+			if d.HasArg("store") {
+				c.Store = s
+			}
+			if d.HasArg("listener") {
+				c.Listener = testcluster.Listen(t)
+			}
+			fmt.Fprintln(&out, refused(c))
+		}
+		return out.String()
+	})
+	long := strings.Repeat("n", 5000)
+	assert.ErrorContains(t, refused(pgroup.Config{Size: 2, Store: s, Name: long}), "Config.Name has 5000 bytes")
+	assert.ErrorContains(t, refused(pgroup.Config{Size: 2, Store: s, Run: long}), "Config.Run has 5000 bytes")
 }
 
 func TestCreateWithSchemes(t *testing.T) {
@@ -76,16 +75,11 @@ func TestCreateWithSchemes(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		hosts = append(hosts, u.Host)
-		return kept{s}, nil
+		return store.Prefix(s, ""), nil // whose Close leaves s open
 	}}
 	ranks(t, 2, all(pgroup.Config{Address: "mine://here", Schemes: schemes}), func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	assert.Equal(t, []string{"here", "here"}, hosts)
 }
-
-// kept is an engine whose Close leaves the store open.
-type kept struct{ *store.Store }
-
-func (kept) Close() error { return nil }
 
 func TestCreateWithoutListener(t *testing.T) {
 	addr := testcluster.Port(t)
@@ -112,15 +106,15 @@ func TestCreateRefusesASecondRank(t *testing.T) {
 	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: addr})
 	says(t, err, pgroup.ErrConflict, `create of group "world" on rank 1 of 2`, "rank 1 is already in use by pid ", ", which joined ", "each process needs a rank of its own")
 	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
-	closeAll(gs)
 }
 
 // TestCreateAtAnotherServer checks the error if the server at the address speaks another
 // protocol, as PyTorch's TCPStore does.
 func TestCreateAtAnotherServer(t *testing.T) {
 	l := testcluster.Listen(t)
-	defer l.Close()
 	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer l.Close()
 	conns.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -137,8 +131,6 @@ func TestCreateAtAnotherServer(t *testing.T) {
 	_, err = pgroup.Create(within(t, 20*time.Second), pgroup.Config{Rank: 1, Size: 2, Address: l.Addr().String()})
 	says(t, err, store.ErrProtocol, "not a muster store")
 	assert.LessOrEqual(t, time.Since(start), 5*time.Second)
-	_ = l.Close()
-	conns.Wait()
 }
 
 // TestCreateBeforeTheHost checks that ranks may call Create before rank 0 listens.
@@ -151,15 +143,19 @@ func TestCreateBeforeTheHost(t *testing.T) {
 			dialed.Wait()
 			return
 		}
-		var once sync.Once
-		c.Dial = &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			c, err := new(net.Dialer).DialContext(ctx, network, addr)
-			once.Do(dialed.Done)
-			return c, err
-		}}
+		c.Dial = afterDial(dialed.Done)
 	}))
 	together(3, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
-	closeAll(gs)
+}
+
+// afterDial returns dial options that call f once, when a store has been dialed, or was not there.
+func afterDial(f func()) *store.DialOptions {
+	var once sync.Once
+	return &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		once.Do(f)
+		return c, err
+	}}
 }
 
 // reports returns dial options that close welcomed when a store has answered for the first time.
@@ -207,15 +203,12 @@ func TestCreateWhileTheLastRunEnds(t *testing.T) {
 // of another process, hosts when that has ended.
 func TestCreateHostsWhenTheLastHostHasGone(t *testing.T) {
 	l := testcluster.Listen(t)
-	last := &store.Server{Engine: new(store.Memory)}
-	served := make(chan error)
-	go func() { served <- last.Serve(l) }()
+	stop := testcluster.ServeAt(t, new(store.Server), l)
 	connected := make(chan struct{})
 	gs := create(t, 2, all(pgroup.Config{Address: l.Addr().String(), Dial: reports(connected)}).with(func(c *pgroup.Config) {
 		if c.Rank == 1 {
 			<-connected
-			assert.NoError(t, last.Shutdown(t.Context()))
-			says(t, <-served, store.ErrServerClosed)
+			stop()
 		}
 	}))
 	equal(t, gs[1], "rank 0 hosts", members(t, gs[1])[0].Addr, l.Addr().String())
@@ -243,14 +236,21 @@ func TestCreateCancelled(t *testing.T) {
 // TestCreateWithAMalformedMember checks that the data of another rank, which comes from the
 // network, is validated.
 func TestCreateWithAMalformedMember(t *testing.T) {
-	s := testcluster.Store(t)()
+	s := malformed(t, wire.OpJoin)
 	together(2, func(rank int) {
-		if rank == 1 {
-			_, err := s.Join(t.Context(), wire.Contribution{Group: "world", Rank: 1, Size: 2}, []byte("garbage"))
-			assert.NoError(t, err)
-			return
-		}
-		_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 2, Store: s})
+		_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: rank, Size: 2, Store: s})
 		says(t, err, nil, "rank 1", "malformed member")
+	})
+}
+
+// malformed returns a store whose answers to op have a member that is none, at the last rank.
+func malformed(t *testing.T, op wire.Op) *store.Store {
+	t.Helper()
+	return hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+		err := next.Do(ctx, req, rep)
+		if n := len(rep.Values); req.Op == op && n > 0 {
+			rep.Values = append(slices.Clone(rep.Values[:n-1]), []byte("no member"))
+		}
+		return err
 	})
 }

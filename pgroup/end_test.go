@@ -59,20 +59,15 @@ func TestCloseUnblocks(t *testing.T) {
 			equal(t, g, "left", v.Left, []int{1})
 			return
 		}
-		waiting := make(chan error)
-		go func() {
-			_, err := pgroup.Recv[int](t.Context(), g, 0)
-			waiting <- err
-		}()
-		go func() { waiting <- g.Channel("c").Barrier(t.Context()) }()
+		received := later(func() error { _, err := pgroup.Recv[int](t.Context(), g, 0); return err })
+		met := later(func() error { return g.Channel("c").Barrier(t.Context()) })
 		// Both calls count as started when the store has them: later requests reach it after them.
 		for range 20 {
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, 1))
 		}
 		together(3, func(int) { ok(t, g, "close", g.Close()) })
-		for range 2 {
-			assert.ErrorIs(t, <-waiting, pgroup.ErrClosed)
-		}
+		assert.ErrorIs(t, <-received, pgroup.ErrClosed)
+		assert.ErrorIs(t, <-met, pgroup.ErrClosed)
 	}, 2, 4)
 }
 
@@ -103,20 +98,14 @@ func TestDefaultTimeout(t *testing.T) {
 	})
 }
 
-// frozen is an Engine that stops answering votes.
-type frozen struct{ *store.Memory }
-
-func (f frozen) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpCollect {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	return f.Memory.Do(ctx, req, rep)
-}
-
 func TestNoAnswerIsUnknown(t *testing.T) {
-	s := store.New(frozen{new(store.Memory)})
-	defer s.Close()
+	s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+		if req.Op == wire.OpCollect {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return next.Do(ctx, req, rep)
+	})
 	ranks(t, 2, all(pgroup.Config{Store: s}), func(t *testing.T, g *pgroup.Group) {
 		err := g.Barrier(within(t, 10*time.Millisecond))
 		rankError(t, g, err, pgroup.ErrUnknown, "no answer from the store", "outcome unknown")
@@ -161,11 +150,9 @@ func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
 			c.Address = "muster://" + proxy.Addr()
 		}
 	}))
-	defer closeAll(gs)
 	g, other := gs[0], gs[1]
 	proxy.Down.Stall(true)
-	sent := make(chan error, 1)
-	go func() { sent <- pgroup.Send(t.Context(), g, 1, "m") }()
+	sent := later(func() error { return pgroup.Send(t.Context(), g, 1, "m") })
 	// it is delivered, which its sender does not know
 	got, err := pgroup.Recv[string](t.Context(), other, 0)
 	require.NoError(t, err)

@@ -1,6 +1,7 @@
 package pgroup
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"net"
@@ -45,8 +46,8 @@ type launch struct {
 
 // launches is in the order of launcher.All.
 var launches = []launch{
-	{launcher.Torchrun, envRunID("TORCHELASTIC_RUN_ID"), nil},
-	{launcher.OpenMPI, envRunID("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"), openMPIAddress},
+	{launcher.Torchrun, func() string { return os.Getenv("TORCHELASTIC_RUN_ID") }, nil},
+	{launcher.OpenMPI, openMPIRun, openMPIAddress},
 	{launcher.Slurm, slurmRun, slurmAddress},
 	{launcher.Kubernetes, func() string { return "" }, nil},
 }
@@ -112,9 +113,7 @@ func (e *env) config(l launch) Config {
 		e.fail("%s is %q, which is neither auto nor off", envShared, v)
 	}
 	e.setSecurity(&c)
-	if c.Run = os.Getenv(envRun); c.Run == "" {
-		c.Run = l.run()
-	}
+	c.Run = cmp.Or(os.Getenv(envRun), l.run())
 	if e.err == nil {
 		c.Address = e.rendezvous(l, c.Size)
 	}
@@ -184,9 +183,7 @@ func (e *env) masterAddress(host, port string) string {
 // the job's id. That port is the same on all ranks, below the ports that the system assigns, and
 // rarely that of another job.
 func (e *env) derivedAddress(host, job string) string {
-	if addr := os.Getenv("MASTER_ADDR"); addr != "" {
-		host = addr
-	}
+	host = cmp.Or(os.Getenv("MASTER_ADDR"), host)
 	port := os.Getenv("MASTER_PORT")
 	if port == "" {
 		h := fnv.New32a()
@@ -196,22 +193,15 @@ func (e *env) derivedAddress(host, job string) string {
 	return e.masterAddress(host, port)
 }
 
-func envRunID(names ...string) func() string {
-	return func() string {
-		for _, n := range names {
-			if v := os.Getenv(n); v != "" {
-				return v
-			}
-		}
-		return ""
-	}
+func openMPIRun() string {
+	return cmp.Or(os.Getenv("PMIX_NAMESPACE"), os.Getenv("OMPI_MCA_ess_base_jobid"))
 }
 
 // openMPIAddress returns the loopback address if all ranks are on one node: mpirun does not
 // pass the address of rank 0 to ranks.
 func openMPIAddress(e *env) string {
 	if e.number("OMPI_COMM_WORLD_LOCAL_SIZE") == e.number("OMPI_COMM_WORLD_SIZE") || os.Getenv("MASTER_ADDR") != "" {
-		return e.derivedAddress("127.0.0.1", envRunID("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")())
+		return e.derivedAddress("127.0.0.1", openMPIRun())
 	}
 	e.missing("MASTER_ADDR")
 	return ""
@@ -225,21 +215,25 @@ func (e *env) fail(format string, args ...any) {
 
 func (e *env) missing(name string) { e.fail("%s is not set", name) }
 
-// number returns the first of the variables that is set, which must be an integer ≥ 0.
-func (e *env) number(names ...string) int {
+// first returns the first of the variables that is set. One of them must be.
+func (e *env) first(names ...string) (name, value string) {
 	for _, name := range names {
-		v := os.Getenv(name)
-		if v == "" {
-			continue
+		if v := os.Getenv(name); v != "" {
+			return name, v
 		}
-		n, err := strconv.ParseInt(v, 10, 32)
-		if err != nil || n < 0 {
-			e.fail("%s is %q, which is not an integer ≥ 0", name, v)
-		}
-		return int(n)
 	}
 	e.missing(strings.Join(names, " or "))
-	return 0
+	return "", ""
+}
+
+// number is first for an integer ≥ 0.
+func (e *env) number(names ...string) int {
+	name, v := e.first(names...)
+	n, err := strconv.ParseInt(v, 10, 32)
+	if err != nil || n < 0 {
+		e.fail("%s is %q, which is not an integer ≥ 0", name, v)
+	}
+	return int(n)
 }
 
 func (e *env) duration(name string) time.Duration {

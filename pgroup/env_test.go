@@ -3,6 +3,7 @@ package pgroup_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -34,11 +35,13 @@ func setenv(t *testing.T, vars ...string) {
 	}
 }
 
-var torchrun = []string{"RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=node-0", "MASTER_PORT=29500", "TORCHELASTIC_RUN_ID=run-7"}
-
-// TestFromEnv checks what testdata/env.txt says.
+// TestFromEnv checks what testdata/env.txt says, in a directory with a file of a secret.
 func TestFromEnv(t *testing.T) {
-	datadriven.RunTest(t, "testdata/env.txt", func(t *testing.T, d *datadriven.TestData) string {
+	file, err := filepath.Abs("testdata/env.txt")
+	require.NoError(t, err)
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("secret", []byte("0123456789abcdef\n"), 0o600))
+	datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
 		var out strings.Builder
 		var first []string
 		for line := range strings.Lines(d.Input) {
@@ -65,10 +68,15 @@ func fromEnv(t *testing.T) string {
 		return err.Error()
 	}
 	var set []string
+	files := c.TLS
+	c.TLS = nil
 	for field, value := range reflect.ValueOf(c).Fields() {
 		if !value.IsZero() || field.Name == "Rank" {
 			set = append(set, fmt.Sprint(field.Name, " ", value))
 		}
+	}
+	if files != nil {
+		set = append(set, fmt.Sprintf("TLS CA=%s Cert=%s Key=%s RequireClient=%v", files.CA, files.Cert, files.Key, files.RequireClient))
 	}
 	return strings.Join(set, ", ")
 }
@@ -78,8 +86,11 @@ func TestEnvironIsTheInverse(t *testing.T) {
 		"RANK=9", "WORLD_SIZE=10", "MASTER_ADDR=outer", "MASTER_PORT=9", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=outer",
 		"MUSTER_STORE=muster://outer:1", "MUSTER_RUN=outer", "SLURM_PROCID=1", "OMPI_COMM_WORLD_RANK=1",
 	}
+	l := testcluster.Listen(t)
+	defer l.Close()
 	for _, c := range []pgroup.Config{
 		{Size: 1},
+		{Size: 2, Listener: l},
 		{Rank: 1, Size: 4, Address: "127.0.0.1:29500"},
 		{Rank: 3, Size: 4, Address: "[::1]:29500", Run: "r", Name: "n", Host: "h", Insecure: true, Timeout: 90 * time.Second, Expiry: time.Minute},
 		{Rank: 2, Size: 4, Address: "muster://127.0.0.1:7070", Timeout: 1500 * time.Millisecond, TraceDir: "/tmp/traces", SharedMemory: pgroup.SharedMemoryOff},
@@ -88,18 +99,11 @@ func TestEnvironIsTheInverse(t *testing.T) {
 			setenv(t, append(outer, c.Environ()...)...)
 			got, err := pgroup.FromEnv()
 			require.NoError(t, err)
+			if c.Listener != nil { // its address is for others
+				c.Address, c.Listener = l.Addr().String(), nil
+			}
 			assert.Equal(t, c, got)
 		})
-	}
-}
-
-func TestEnvironOfAListener(t *testing.T) {
-	l := testcluster.Listen(t)
-	defer l.Close()
-	setenv(t, pgroup.Config{Size: 2, Listener: l}.Environ()...)
-	got, err := pgroup.FromEnv()
-	if err != nil || got.Address != l.Addr().String() {
-		t.Errorf("got %+v, %v", got, err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -182,13 +183,7 @@ func missingText(v *wire.Failure) string {
 
 // joinNonEmpty joins the parts that are not empty with ": ".
 func joinNonEmpty(parts ...string) string {
-	var there []string
-	for _, p := range parts {
-		if p != "" {
-			there = append(there, p)
-		}
-	}
-	return strings.Join(there, ": ")
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
 // clash describes the calls of two ranks, with only the arguments that differ.

@@ -13,7 +13,6 @@ import (
 // These expose internals to the tests.
 var (
 	FirstHost = firstHost
-	RankList  = ranks
 	Clip      = clip
 )
 
@@ -49,7 +48,7 @@ func StoreOf(g *Group) *store.Store { return g.store }
 // EndTrace ends the trace file of a group, as its last handle does, with w in place of the file for
 // the writes.
 func EndTrace(f *os.File, w io.Writer, l *slog.Logger) {
-	(&traceFile{ChromeWriter: trace.Chrome(w), f: f, refs: 1}).release(&Config{Logger: l})
+	(&traceFile{ChromeWriter: trace.Chrome(w), f: f}).release(&Config{Logger: l})
 }
 
 // Seq returns the number of the last collective operation of g.

@@ -94,27 +94,18 @@ func TestFailure08ExternalStoreNamesNoRank(t *testing.T) {
 	})
 }
 
-// counting is an Engine that counts calls.
-type counting struct {
-	*store.Memory
-	mu    sync.Mutex
-	calls map[wire.Op]int
-}
-
-func (c *counting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	c.mu.Lock()
-	c.calls[req.Op]++
-	c.mu.Unlock()
-	return c.Memory.Do(ctx, req, rep)
-}
-
 // TestFailure09OneRoundTripAVerb checks failure 9: costs grow with N². Ours are one round trip for
 // each rank and verb.
 func TestFailure09OneRoundTripAVerb(t *testing.T) {
 	const n = 16
-	c := &counting{Memory: new(store.Memory), calls: map[wire.Op]int{}}
-	s := store.New(c)
-	defer s.Close()
+	var mu sync.Mutex
+	calls := map[wire.Op]int{}
+	s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+		mu.Lock()
+		calls[req.Op]++
+		mu.Unlock()
+		return next.Do(ctx, req, rep)
+	})
 	gs := create(t, n, all(pgroup.Config{Store: s}))
 	together(n, func(rank int) {
 		g := gs[rank]
@@ -124,8 +115,7 @@ func TestFailure09OneRoundTripAVerb(t *testing.T) {
 		_, err = pgroup.AllToAll(t.Context(), g, upTo(n))
 		ok(t, g, "alltoall", err)
 	})
-	assert.Equal(t, map[wire.Op]int{wire.OpCollect: 3 * n, wire.OpJoin: c.calls[wire.OpJoin]}, c.calls)
-	closeAll(gs)
+	assert.Equal(t, map[wire.Op]int{wire.OpCollect: 3 * n, wire.OpJoin: calls[wire.OpJoin]}, calls)
 }
 
 // TestFailure10NothingIsOpen checks failure 10: it binds wildcard addresses.
@@ -133,7 +123,7 @@ func TestFailure10NothingIsOpen(t *testing.T) {
 	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0"} {
 		_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: addr})
 		says(t, err, store.ErrInsecure, "MUSTER_INSECURE=1")
-		closeAll(create(t, 1, all(pgroup.Config{Address: addr, Insecure: true})))
+		create(t, 1, all(pgroup.Config{Address: addr, Insecure: true}))
 	}
 }
 

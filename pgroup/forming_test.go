@@ -1,10 +1,8 @@
 package pgroup_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -16,60 +14,7 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
-
-// TestCreateHasOneOutcome checks that with 1 to 3 of 8 ranks absent, and a different deadline on
-// each of the others, all present ranks get the same error, which names exactly the absent ranks.
-// MUSTER_SOAK makes 1,008 runs of the 12.
-func TestCreateHasOneOutcome(t *testing.T) {
-	const atOnce = 12
-	for batch := range testcluster.Form(1, 84) {
-		together(atOnce, func(i int) { checkOutcome(t, batch*atOnce+i) })
-	}
-}
-
-func checkOutcome(t *testing.T, run int) {
-	const size = 8
-	rng := rand.New(rand.NewPCG(1, uint64(run)))
-	place := []place{hosted, served, anyStore, relayed}[run%4](t)
-	absent := rng.Perm(size)[:1+rng.IntN(3)]
-	if run%4 == 0 { // rank 0 hosts
-		absent = slices.DeleteFunc(absent, func(rank int) bool { return rank == 0 })
-		if len(absent) == 0 {
-			absent = []int{1 + rng.IntN(size-1)}
-		}
-	}
-	slices.Sort(absent)
-	var deadlines [size]time.Duration
-	for rank := range deadlines {
-		deadlines[rank] = time.Second + time.Duration(rng.Int64N(int64(time.Second)))
-	}
-	var outcomes [size]*wire.Failure
-	together(size, func(rank int) {
-		if slices.Contains(absent, rank) {
-			return
-		}
-		c := place(rank)
-		c.Rank, c.Size = rank, size
-		_, err := pgroup.Create(within(t, deadlines[rank]), c)
-		assert.ErrorIs(t, err, context.DeadlineExceeded, "run %d, rank %d", run, rank)
-		re, _ := errors.AsType[*pgroup.RankError](err)
-		if assert.NotNil(t, re, "run %d, rank %d: %v", run, rank, err) {
-			outcomes[rank] = re.Failure
-		}
-	})
-	var first *wire.Failure
-	for rank, outcome := range outcomes {
-		if outcome == nil {
-			continue
-		}
-		first = cmp.Or(first, outcome)
-		assert.Equal(t, absent, outcome.Missing, "run %d, rank %d", run, rank)
-		assert.Equal(t, first.Waited, outcome.Waited, "run %d, rank %d", run, rank)
-		assert.Equal(t, first.By, outcome.By, "run %d, rank %d", run, rank)
-	}
-}
 
 // forming waits until present ranks are in an attempt to form a group, or in a group that has formed.
 func forming(t *testing.T, s *store.Store, present int) {
@@ -78,6 +23,11 @@ func forming(t *testing.T, s *store.Store, present int) {
 		st, err := s.Status(t.Context(), "")
 		return err == nil && slices.ContainsFunc(st.Groups, func(g store.GroupStatus) bool { return g.Present == present })
 	}, "there is no group of so many ranks")
+}
+
+// fails calls Create in a goroutine, and sends its error.
+func fails(ctx context.Context, c pgroup.Config) <-chan error {
+	return later(func() error { _, err := pgroup.Create(ctx, c); return err })
 }
 
 // TestCreateThatTimesOutUnknown checks a store that freezes while a rank joins. The rank's error
@@ -117,7 +67,6 @@ func TestCreateThatTimesOutUnknown(t *testing.T) {
 		return func(rank int) pgroup.Config { return pgroup.Config{Store: []*store.Store{direct, slow}[rank]} }
 	})
 	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
-	closeAll(gs)
 }
 
 // TestCreateAgainReplacesItsStaleMembership checks a rank that joins, and is disconnected before it
@@ -142,11 +91,7 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 	s, err := store.Dial(t.Context(), proxy.Addr(), nil)
 	require.NoError(t, err)
 	proxy.Down.Stall(true)
-	first := make(chan error, 1)
-	go func() {
-		_, err := pgroup.Create(ctx, pgroup.Config{Rank: 1, Size: 2, Store: s})
-		first <- err
-	}()
+	first := fails(ctx, pgroup.Config{Rank: 1, Size: 2, Store: s})
 	forming(t, direct, 2)
 	zero.Wait()
 	proxy.Blackhole(true) // the cancel is not delivered either
@@ -181,11 +126,8 @@ func TestACauseReachesAllRanks(t *testing.T) {
 		}
 		rankError(t, g, g.Barrier(own), pgroup.ErrCancelled, "the health check has failed")
 	})
-	s, waits := testcluster.Store(t)(), make(chan error)
-	go func() {
-		_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 0, Size: 3, Store: s})
-		waits <- err
-	}()
+	s := testcluster.Store(t)()
+	waits := fails(t.Context(), pgroup.Config{Rank: 0, Size: 3, Store: s})
 	forming(t, s, 1)
 	ctx, cancel = context.WithCancelCause(t.Context())
 	go func() {

@@ -11,11 +11,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -30,8 +28,7 @@ func TestTwoGroupsAtOneAddress(t *testing.T) {
 	together(4, func(rank int) { ok(t, one[rank], "shutdown", one[rank].Shutdown(t.Context())) })
 	together(3, func(rank int) { ok(t, two[rank], "barrier", two[rank].Barrier(t.Context())) })
 	closeAll(two)
-	three := create(t, 2, named("three")) // the address is free again
-	closeAll(three)
+	create(t, 2, named("three")) // the address is free again
 }
 
 func TestSub(t *testing.T) {
@@ -200,29 +197,14 @@ func TestMembers(t *testing.T) {
 				equal(t, g, "rank", g.Rank(), i)
 				check(g, 1)
 			})
-			closeAll(gs[1:])
 		})
 	}
 }
 
 // TestMembersFail checks the errors of a request for members.
 func TestMembersFail(t *testing.T) {
-	const n = 66
-	addr := serve(t)
-	malformed, err := store.Open(t.Context(), "muster://"+addr)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = malformed.Close() })
-	gs := make([]*pgroup.Group, n)
-	together(n, func(rank int) {
-		var err error
-		if rank == 65 {
-			_, err = malformed.Join(t.Context(), wire.Contribution{Group: "world", Rank: rank, Size: n}, []byte("no member"))
-		} else {
-			gs[rank], err = pgroup.Create(t.Context(), pgroup.Config{Rank: rank, Size: n, Address: "muster://" + addr})
-		}
-		assert.NoError(t, err, rank)
-	})
-	_, err = gs[1].Members(t.Context())
+	gs := create(t, 66, all(pgroup.Config{Store: malformed(t, wire.OpMembers)}))
+	_, err := gs[1].Members(t.Context())
 	assert.ErrorContains(t, err, "the entry of rank 65: malformed member: another version of muster?")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -235,7 +217,6 @@ func TestMembersFail(t *testing.T) {
 	ok(t, gs[3], "close", gs[3].Close())
 	_, err = gs[3].Members(t.Context())
 	assert.ErrorIs(t, err, pgroup.ErrClosed)
-	closeAll(gs[:65])
 }
 
 func TestStoreIsTheGroupsOwn(t *testing.T) {
@@ -254,10 +235,9 @@ func TestStoreIsTheGroupsOwn(t *testing.T) {
 					equal(t, g, "wait", string(v[0]), "one")
 				}
 				ok(t, g, "close", g.Store().Close())
+				assert.ErrorIs(t, g.Store().Set(t.Context(), "key", nil, nil), pgroup.ErrClosed)
 				ok(t, g, "barrier", g.Barrier(t.Context()))
 			})
-			closeAll(one)
-			closeAll(two)
 		})
 	}
 }

@@ -18,7 +18,7 @@ func (s *membership) loggerOf(channel string, seq *atomic.Uint64) *slog.Logger {
 	if channel != "" {
 		as = append(as, slog.String("channel", channel))
 	}
-	return slog.New(newNumbered(s.cfg.Logger.Handler().WithAttrs(as), seq))
+	return slog.New(&numbered{s.cfg.Logger.Handler().WithAttrs(as), seq, func(h slog.Handler) slog.Handler { return h }})
 }
 
 // logger returns the logger for what happens before the group exists.
@@ -34,10 +34,6 @@ type numbered struct {
 	base slog.Handler
 	seq  *atomic.Uint64
 	more func(slog.Handler) slog.Handler // applies what the caller has added
-}
-
-func newNumbered(base slog.Handler, seq *atomic.Uint64) slog.Handler {
-	return &numbered{base, seq, func(h slog.Handler) slog.Handler { return h }}
 }
 
 func (n *numbered) Enabled(ctx context.Context, l slog.Level) bool { return n.base.Enabled(ctx, l) }

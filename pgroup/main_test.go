@@ -79,11 +79,7 @@ func served(t *testing.T) func(int) pgroup.Config {
 // serve serves a store until the end of the test, and returns its address.
 func serve(t *testing.T) string {
 	t.Helper()
-	return serveBackend(t, new(store.Memory))
-}
-
-func serveBackend(t *testing.T, e store.Backend) string {
-	return testcluster.Serve(t, &store.Server{Engine: e})
+	return testcluster.Serve(t, new(store.Server))
 }
 
 // relayed uses a store that no rank hosts, which the ranks reach through two relays.
@@ -98,7 +94,24 @@ func relay(t *testing.T, url string) string {
 	t.Helper()
 	r, err := store.NewRelay(t.Context(), url, nil)
 	require.NoError(t, err)
-	return serveBackend(t, r)
+	return testcluster.Serve(t, &store.Server{Engine: r})
+}
+
+// hooked returns a store in memory that carries out requests by way of do.
+func hooked(t *testing.T, do func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error) *store.Store {
+	t.Helper()
+	s := store.New(hook{new(store.Memory), do})
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+type hook struct {
+	store.Engine
+	do func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error
+}
+
+func (h hook) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	return h.do(ctx, req, rep, h.Engine)
 }
 
 var places = map[string]place{"store": anyStore, "hosted": hosted, "relayed": relayed}
@@ -108,12 +121,10 @@ func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ..
 	if sizes == nil {
 		sizes = []int{1, 2, 4, 7}
 	}
-	for name, at := range places {
-		for _, n := range sizes {
+	for _, n := range sizes {
+		for name, at := range places {
 			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) { ranks(t, n, at, body) })
 		}
-	}
-	for _, n := range sizes {
 		t.Run(fmt.Sprintf("memory/%d", n), func(t *testing.T) { ranksInMemory(t, n, body) })
 	}
 }
@@ -122,7 +133,6 @@ func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ..
 func ranksInMemory(t *testing.T, n int, body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	gs := create(t, n, hosted)
-	defer closeAll(gs)
 	shareMemory(t, gs)
 	together(n, func(rank int) { body(t, gs[rank]) })
 }
@@ -135,19 +145,19 @@ func shareMemory(t *testing.T, gs []*pgroup.Group) {
 	}
 }
 
-// ranks runs body on each of n ranks, and closes their groups when all have returned.
+// ranks runs body on each of n ranks.
 func ranks(t *testing.T, n int, at place, body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	gs := create(t, n, at)
 	together(n, func(rank int) { body(t, gs[rank]) })
-	closeAll(gs)
 }
 
-// create returns a group of n ranks.
+// create returns a group of n ranks, which are closed at the end of the test.
 func create(t *testing.T, n int, at place) []*pgroup.Group {
 	t.Helper()
 	config := at(t)
 	gs := make([]*pgroup.Group, n)
+	t.Cleanup(func() { closeAll(gs) })
 	together(n, func(rank int) {
 		c := config(rank)
 		c.Rank, c.Size = rank, n
@@ -162,7 +172,6 @@ func create(t *testing.T, n int, at place) []*pgroup.Group {
 		gs[rank] = g
 	})
 	if t.Failed() {
-		closeAll(gs)
 		t.FailNow()
 	}
 	return gs
@@ -183,6 +192,13 @@ func together(n int, f func(rank int)) {
 		wg.Go(func() { f(rank) })
 	}
 	wg.Wait()
+}
+
+// later calls f in a goroutine, and sends its error.
+func later(f func() error) <-chan error {
+	err := make(chan error, 1)
+	go func() { err <- f() }()
+	return err
 }
 
 func ok(t *testing.T, g *pgroup.Group, what string, err error) {

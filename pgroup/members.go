@@ -1,6 +1,7 @@
 package pgroup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -26,12 +28,8 @@ type Member struct {
 
 // selfInfo returns what this process sends the others.
 func (c *Config) selfInfo(host string, at *sharedStore) *wire.Member {
-	id := c.Host
-	if id == "" {
-		id = thisNode()
-	}
 	h := fnv.New64a()
-	h.Write([]byte(id))
+	h.Write([]byte(cmp.Or(c.Host, thisNode())))
 	m := &wire.Member{Node: h.Sum64(), PID: uint32(os.Getpid()), Hosts: at.hosts(), Host: host}
 	if m.Hosts {
 		m.Addr = clip(at.addr, wire.MaxAddr)
@@ -41,14 +39,11 @@ func (c *Config) selfInfo(host string, at *sharedStore) *wire.Member {
 
 // nodeName returns the name of this node for errors.
 func (c *Config) nodeName() string {
-	if c.Host != "" {
-		return clip(c.Host, wire.MaxHost)
+	name := c.Host
+	if name == "" {
+		name, _ = os.Hostname()
 	}
-	name, err := os.Hostname()
-	if err != nil {
-		return "?"
-	}
-	return clip(name, wire.MaxHost)
+	return clip(cmp.Or(name, "?"), wire.MaxHost)
 }
 
 // thisNode identifies what can share memory: a boot of a machine, and a container on it. Host names
@@ -78,7 +73,7 @@ var thisNode = sync.OnceValue(func() string {
 func (g *Group) Members(ctx context.Context) ([]Member, error) {
 	ms := g.knownMembers()
 	if ms == nil {
-		ctx, cancel := g.withTimeout(ctx)
+		ctx, cancel := g.withTimeout(ctx, time.Now())
 		defer cancel()
 		infos, err := g.store.Members(ctx, g.request(), 0, 0)
 		if err == nil {
@@ -87,7 +82,9 @@ func (g *Group) Members(ctx context.Context) ([]Member, error) {
 		if err != nil {
 			return nil, g.asRankError("members", 0, err)
 		}
-		g.setMembers(ms)
+		g.lock.Lock()
+		defer g.lock.Unlock()
+		g.members = ms
 	}
 	return slices.Clone(ms), nil
 }
@@ -96,12 +93,6 @@ func (s *membership) knownMembers() []Member {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	return s.members
-}
-
-func (s *membership) setMembers(ms []Member) {
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	s.members = ms
 }
 
 // parseMembers parses and validates the infos of all ranks of a group: they come from the network.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-pg/muster/internal/hostmem"
@@ -38,32 +39,20 @@ type membership struct {
 	host       int // the rank that hosts the store; -1: none of the group does
 	shared     *sharedStore
 	store      *store.Store
-
-	closing chan struct{} // closed when Close begins
-	closed  chan struct{} // closed when Close has ended
+	prefixed   *store.Store // below the prefix of this generation
+	closing    atomic.Bool  // Close has begun; set with lock held
+	closeOnce  sync.Once
 
 	lock         sync.Mutex // protects the fields below; not held during I/O
-	closeBegan   bool       // Close has begun
 	shuttingDown bool       // Shutdown has begun, so the end of the host is expected
 	members      []Member   // by rank; nil until they are known
 	revocation   *RankError // why the generation was revoked, as far as this rank knows
 	channels     map[string]*Group
 	closedNames  hostmem.Closed
-	uses         map[string]int // of each Sub, so that the same name and ranks make another group
-	prefixed     *store.Store
+	uses         map[string]int  // of each Sub, so that the same name and ranks make another group
 	ctx          context.Context // what Context returns; nil until its first call
 	cancel       context.CancelCauseFunc
 	wg           sync.WaitGroup
-}
-
-// prefixedStore returns the store below this generation's prefix.
-func (s *membership) prefixedStore() *store.Store {
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	if s.prefixed == nil {
-		s.prefixed = store.Prefix(s.store, fmt.Sprintf("%s/%d/", s.name, s.generation))
-	}
-	return s.prefixed
 }
 
 // request returns a Contribution in the name of this rank.
@@ -81,7 +70,7 @@ func (s *membership) groupContext() context.Context {
 		return s.ctx
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	if s.closeBegan {
+	if s.hasClosed() {
 		s.cancel(g.closedError(""))
 		return s.ctx
 	}
@@ -154,51 +143,31 @@ func (s *membership) shutdown(ctx context.Context) error {
 	return errors.Join(err, s.closeWithin(drain))
 }
 
-func (s *membership) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), drainWait)
-	defer cancel()
-	return s.closeWithin(ctx)
-}
-
-// closeWithin leaves the group and releases its store. The last handle drains a server until ctx
+// closeWithin leaves the group and releases its store, once. The last handle drains a server until ctx
 // ends.
-func (s *membership) closeWithin(ctx context.Context) error {
-	s.lock.Lock()
-	if s.closeBegan {
+func (s *membership) closeWithin(ctx context.Context) (err error) {
+	s.closeOnce.Do(func() {
+		s.lock.Lock()
+		s.closing.Store(true)
+		cancel := s.cancel
 		s.lock.Unlock()
-		<-s.closed
-		return nil
-	}
-	s.closeBegan = true
-	close(s.closing)
-	cancel := s.cancel
-	s.lock.Unlock()
-
-	defer close(s.closed)
-	start := trace.Now(s.cfg.sink)
-	s.leaveMemory()      // ranks that wait in it for this one go on at the store
-	s.leave(s.request()) // this ends the pending calls of this rank too
-	if cancel != nil {
-		cancel(s.handle("").closedError(""))
-	}
-	s.wg.Wait()
-	s.closeMemory()
-	if s.cfg.sink != nil {
+		start := trace.Now(s.cfg.sink)
+		s.leaveMemory()      // ranks that wait in it for this one go on at the store
+		s.leave(s.request()) // this ends the pending calls of this rank too
+		if cancel != nil {
+			cancel(s.handle("").closedError(""))
+		}
+		s.wg.Wait()
+		s.closeMemory()
 		s.handle("").traceOp(context.Background(), "close", start, 0, nil)
-	}
-	s.cfg.file.release(&s.cfg)
-	return s.shared.release(ctx)
+		s.cfg.file.release(&s.cfg)
+		err = s.shared.release(ctx)
+	})
+	return err
 }
 
 // hasClosed reports whether Close of the group has begun.
-func (s *membership) hasClosed() bool {
-	select {
-	case <-s.closing:
-		return true
-	default:
-		return false
-	}
-}
+func (s *membership) hasClosed() bool { return s.closing.Load() }
 
 func (s *membership) rankError(op string, v *wire.Failure, err error) *RankError {
 	return &RankError{Op: op, Group: s.name, Rank: s.rank, Size: s.size, Failure: v, Err: err}

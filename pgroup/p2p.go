@@ -70,7 +70,7 @@ func Send[T any](ctx context.Context, g *Group, dst int, v T) (err error) {
 	defer g.endCall()
 	payload, err := encode(g.cfg.Codec, nil, &v)
 	if err != nil {
-		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, invalidObject(err))
+		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w: %w", op, g.name, g.rank, store.CodeError(refusalCode(err)), err)
 	}
 	size = len(payload)
 	c := g.stream(dst, typeName[T]())
@@ -79,7 +79,7 @@ func Send[T any](ctx context.Context, g *Group, dst int, v T) (err error) {
 		g.mem.passed.Add(1)
 		return nil
 	}
-	bounded, cancel := g.withTimeout(ctx)
+	bounded, cancel := g.withTimeout(ctx, time.Now())
 	defer cancel()
 	if err := g.store.Send(bounded, c, payload, g.cfg.Expiry); err != nil {
 		if !errors.Is(err, ErrUnknown) {
@@ -153,7 +153,7 @@ func Recv[T any](ctx context.Context, g *Group, src int) (v T, err error) {
 		}
 		return v, err
 	}
-	bounded, cancel := g.withTimeoutSince(ctx, start)
+	bounded, cancel := g.withTimeout(ctx, start)
 	defer cancel()
 	c := g.stream(src, typeName[T]())
 	c.Seq = box.stored + 1
@@ -226,15 +226,7 @@ func (g *Group) checkPeer(ctx context.Context, op string, peer int) error {
 	return err
 }
 
-// invalidObject makes an encoding error match ErrInvalid, or ErrTooLarge.
-func invalidObject(err error) error {
-	if errors.Is(err, store.ErrTooLarge) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrInvalid, err)
-}
-
-// refusalCode returns the code of a vote of no for an object that cannot be encoded.
+// refusalCode returns the code for an object that cannot be encoded.
 func refusalCode(err error) wire.Code {
 	if errors.Is(err, store.ErrTooLarge) {
 		return wire.CodeTooLarge

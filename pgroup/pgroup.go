@@ -32,6 +32,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -92,10 +93,10 @@ func (g *Group) Trace() trace.Sink { return g.cfg.sink }
 // that is created or shrunk later has a higher one.
 func (g *Group) Generation() uint64 { return g.generation }
 
-// Store returns the store of the group, below a prefix that only this generation has. Its Close
-// does nothing. The store deletes the keys when no rank of the generation is left. Those that begin
+// Store returns the store of the group, below a prefix that only this generation has. Its Close, which
+// is not needed, ends this rank's use of it. The store deletes the keys when no rank of the generation is left. Those that begin
 // with a NUL byte are the group's own.
-func (g *Group) Store() *store.Store { return g.prefixedStore() }
+func (g *Group) Store() *store.Store { return g.prefixed }
 
 // Channel returns a handle of the group with its own sequence of operations, without a round trip.
 // Collectives on different channels may run at the same time, and Send and Recv on a channel are
@@ -132,16 +133,14 @@ func (g *Group) Expired(ctx context.Context) (int, error) {
 	if whole.isClosed() {
 		return 0, whole.closedError("expire")
 	}
-	bounded, cancel := whole.withTimeout(ctx)
+	bounded, cancel := whole.withTimeout(ctx, time.Now())
 	defer cancel()
 	start := trace.Now(g.cfg.sink)
 	n, err := g.store.Expire(bounded, g.request())
 	if err != nil {
 		n, err = 0, whole.asRankError("expire", 0, err)
 	}
-	if g.cfg.sink != nil {
-		whole.traceOp(ctx, "expire", start, 0, err)
-	}
+	whole.traceOp(ctx, "expire", start, 0, err)
 	return n, err
 }
 
@@ -166,9 +165,7 @@ func (g *Group) Abort(cause error) {
 	start := trace.Now(s.cfg.sink)
 	s.leaveMemory()
 	s.leave(c)
-	if s.cfg.sink != nil {
-		s.handle("").traceOp(context.Background(), "abort", start, 0, cause)
-	}
+	s.handle("").traceOp(context.Background(), "abort", start, 0, cause)
 }
 
 // Shutdown waits until all ranks have called it, and closes g: so no rank waits for a rank that has
@@ -194,5 +191,7 @@ func (g *Group) Close() error {
 	if g.channel != "" {
 		return g.closeChannel()
 	}
-	return g.close()
+	ctx, cancel := context.WithTimeout(context.Background(), drainWait)
+	defer cancel()
+	return g.closeWithin(ctx)
 }

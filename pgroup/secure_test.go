@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -69,11 +70,7 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 	p := newPapers(t)
 	l := testcluster.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	hosting := make(chan error, 1)
-	go func() {
-		_, err := pgroup.Create(ctx, pgroup.Config{Listener: l, Size: 2, Secret: secret})
-		hosting <- err
-	}()
+	hosting := fails(ctx, pgroup.Config{Listener: l, Size: 2, Secret: secret})
 	for want, c := range map[string]pgroup.Config{
 		"this store requires a secret, and none was given: check Config.Secret (MUSTER_SECRET_FILE)": {},
 		"wrong secret: check Config.Secret (MUSTER_SECRET_FILE)":                                     {Secret: []byte(strings.Repeat("x", 16))},
@@ -116,49 +113,21 @@ func TestHostWithBadPapers(t *testing.T) {
 	}
 }
 
-func TestFromEnvSecrets(t *testing.T) {
-	p := newPapers(t)
-	env := func(vars ...string) (pgroup.Config, error) {
-		setenv(t, append(torchrun, vars...)...)
-		return pgroup.FromEnv()
-	}
-	c, err := env("MUSTER_SECRET_FILE="+p.path("secret"), "MUSTER_TLS_CA="+p.path("ca"), "MUSTER_TLS_CERT="+p.path("server"), "MUSTER_TLS_KEY="+p.path("server-key"))
-	if err != nil || string(c.Secret) != string(secret) || c.TLS == nil || c.TLS.CA != p.path("ca") || c.TLS.Cert != p.path("server") || c.TLS.Key != p.path("server-key") || c.TLS.RequireClient {
-		t.Errorf("%+v, %v", c, err)
-	}
-	setenv(t)
-	c, err = env("MUSTER_TLS_CA=" + p.path("ca"))
-	if err != nil || c.Secret != nil || c.TLS == nil || c.TLS.Cert != "" || !c.TLS.RequireClient {
-		t.Errorf("%+v, %v", c, err)
-	}
-	setenv(t)
-	_, err = env("MUSTER_TLS_CERT=x")
-	says(t, err, pgroup.ErrInvalid, "MUSTER_TLS_CERT and MUSTER_TLS_KEY go together")
-	setenv(t)
-	_, err = env("MUSTER_SECRET_FILE=" + p.path("none"))
-	says(t, err, pgroup.ErrInvalid, "MUSTER_SECRET_FILE: ", "none.pem")
-}
-
 // TestGroupAtAURLWithASecret checks that a group at a URL with a secret and a prefix waits for the
 // store, as others do.
 func TestGroupAtAURLWithASecret(t *testing.T) {
-	p := newPapers(t)
-	l := testcluster.Listen(t)
-	addr := l.Addr().String()
-	_ = l.Close()
-	at := "muster://" + addr + "/jobs?secret-file=" + url.QueryEscape(p.path("secret"))
-	late := make(chan *store.Server, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
-		defer cancel()
-		<-ctx.Done()
-		l, err := store.Listen(context.Background(), addr)
+	addr := testcluster.Port(t)
+	var dialed, served sync.WaitGroup // each rank was refused once
+	dialed.Add(2)
+	served.Go(func() {
+		dialed.Wait()
+		l, err := store.Listen(t.Context(), addr)
 		assert.NoError(t, err)
-		srv := &store.Server{Engine: new(store.Memory), Access: []store.Access{{Secret: secret, Prefix: "jobs/", Write: true}}}
-		late <- srv
-		_ = srv.Serve(l)
-		_ = srv.Engine.Close()
-	}()
-	ranks(t, 2, all(pgroup.Config{Address: at}), func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
-	_ = (<-late).Close()
+		testcluster.ServeAt(t, &store.Server{Access: []store.Access{{Secret: secret, Prefix: "jobs/", Write: true}}}, l)
+	})
+	at := "muster://" + addr + "/jobs?secret-file=" + url.QueryEscape(newPapers(t).path("secret"))
+	gs := create(t, 2, all(pgroup.Config{Address: at}).with(func(c *pgroup.Config) { c.Dial = afterDial(dialed.Done) }))
+	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
+	closeAll(gs)
+	served.Wait()
 }

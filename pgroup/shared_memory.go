@@ -109,7 +109,7 @@ func (g *Group) openMemory() {
 	over := g.Context() // follows the group: the end of a rank must turn the memory off
 	g.lock.Lock()
 	defer g.lock.Unlock()
-	if g.closeBegan || g.mem.begun || g.channel != "" && (g.closedNames.Has(g.channel) || g.memories() >= maxMemories) {
+	if g.hasClosed() || g.mem.begun || g.channel != "" && (g.closedNames.Has(g.channel) || g.memories() >= maxMemories) {
 		return
 	}
 	g.mem.begun = true
@@ -160,12 +160,11 @@ func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, err
 	if err != nil {
 		return nil, err
 	}
+	var first []byte
 	own, err := json.Marshal(ref)
-	if err != nil {
-		made.Close()
-		return nil, err
+	if err == nil {
+		first, err = g.prefixed.SwapFor(ctx, key, nil, own, memoryKeyTTL)
 	}
-	first, err := g.prefixedStore().SwapFor(ctx, key, nil, own, memoryKeyTTL)
 	if err == nil {
 		return made, nil
 	}
@@ -178,7 +177,7 @@ func (g *Group) newMemory(ctx context.Context, key string) (*hostmem.Memory, err
 
 // madeMemory opens the memory that another rank has made.
 func (g *Group) madeMemory(ctx context.Context, key string) (*hostmem.Memory, error) {
-	ref, err := g.prefixedStore().Get(ctx, key)
+	ref, err := g.prefixed.Get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +253,7 @@ func (cl *call) collect(ctx context.Context, payload []byte) (got [][]byte, last
 			return got, last, nil
 		}
 	}
-	bounded, cancel := cl.withTimeoutSince(ctx, began)
+	bounded, cancel := cl.withTimeout(ctx, began)
 	defer cancel()
 	got, last, err = cl.store.CollectLast(bounded, cl.c, payload)
 	if m := cl.mem.joined; m != nil {

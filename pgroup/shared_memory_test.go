@@ -100,10 +100,8 @@ func TestRankIsKilledInSharedMemory(t *testing.T) {
 // sharing runs body on three ranks of this process whose operations are decided in shared memory.
 func sharing(t *testing.T, body func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
-	ranksInMemory(t, 3, func(t *testing.T, g *pgroup.Group) {
-		untilInMemory(t, g)
-		body(t, g)
-	})
+	gs := share(t, 3, hosted)
+	together(3, func(rank int) { body(t, gs[rank]) })
 }
 
 // TestMissingRankInSharedMemory checks that a deadline is kept, and names the missing rank.
@@ -194,75 +192,25 @@ func TestEndsInSharedMemory(t *testing.T) {
 func share(t *testing.T, n int, at place) []*pgroup.Group {
 	t.Helper()
 	gs := create(t, n, at)
-	t.Cleanup(func() { closeAll(gs) })
 	shareMemory(t, gs)
 	together(n, func(rank int) { untilInMemory(t, gs[rank]) })
 	return gs
 }
 
-// TestReaderIsFarBehind checks that the result of a broadcast stays that of the memory, however many
-// operations of its root fail before the reader comes.
-func TestReaderIsFarBehind(t *testing.T) {
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	for name, fail := range map[string]func(g *pgroup.Group, upTo uint64){
-		"cancelled": func(g *pgroup.Group, _ uint64) { _ = g.Barrier(cancelled) },
-		"refused":   func(g *pgroup.Group, _ uint64) { _, _ = pgroup.AllGather(t.Context(), g, func() {}) },
-		"skipped": func(g *pgroup.Group, upTo uint64) {
-			g.Skip(upTo - 1)
-			_ = g.Barrier(cancelled)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			gs := share(t, 2, hosted)
-			before := pgroup.DecidedInMemory(gs[0])
-			_, err := pgroup.Broadcast(t.Context(), gs[0], 0, "x")
-			require.NoError(t, err)
-			require.Equal(t, before+1, pgroup.DecidedInMemory(gs[0]))
-			for upTo := pgroup.Seq(gs[0]) + 300; pgroup.Seq(gs[0]) < upTo; {
-				fail(gs[0], upTo)
-			}
-			got, err := pgroup.Broadcast(t.Context(), gs[1], 0, "")
-			require.NoError(t, err)
-			require.Equal(t, "x", got)
-		})
-	}
-}
-
-// waitingCodec encodes when it may.
-type waitingCodec struct{ begun, goOn chan struct{} }
-
-func (c waitingCodec) Append(b []byte, _ any) ([]byte, error) {
-	close(c.begun)
-	<-c.goOn
-	return append(b, 1), nil
-}
-func (c waitingCodec) Parse([]byte, any) error { return nil }
-func (c waitingCodec) Name() string            { return "waiting" }
-
 // TestCloseBeforeTheMemoryIsJoined checks that an operation that has begun does not touch memory that
 // Close has freed.
 func TestCloseBeforeTheMemoryIsJoined(t *testing.T) {
-	codec := waitingCodec{make(chan struct{}), make(chan struct{})}
-	gs := create(t, 2, place(hosted).with(func(c *pgroup.Config) { c.Codec = codec }))
-	defer closeAll(gs)
+	gs := create(t, 2, hosted)
 	shareMemory(t, gs)
-	done := make(chan error)
-	go func() {
-		_, err := pgroup.AllGather(t.Context(), gs[1], struct{ X int }{1})
-		done <- err
-	}()
-	<-codec.begun
+	finish := beginSlow(t, gs[1])
 	require.NoError(t, gs[1].Close())
-	close(codec.goOn)
-	require.ErrorIs(t, <-done, pgroup.ErrClosed)
+	require.ErrorIs(t, finish(), pgroup.ErrClosed)
 }
 
 // TestAbortBeforeTheMemoryIsJoined checks that no operation succeeds after an Abort, even if the memory
 // is opened after it.
 func TestAbortBeforeTheMemoryIsJoined(t *testing.T) {
 	gs := create(t, 2, hosted)
-	defer closeAll(gs)
 	gs[0].Abort(errors.New("no more"))
 	together(2, func(rank int) { rankError(t, gs[rank], gs[rank].Barrier(t.Context()), pgroup.ErrAborted) })
 	shareMemory(t, gs)
@@ -546,7 +494,6 @@ func TestChannelsShareMemory(t *testing.T) {
 func shareChannel(t *testing.T, n int, at place) (gs, xs []*pgroup.Group) {
 	t.Helper()
 	gs = create(t, n, at)
-	t.Cleanup(func() { closeAll(gs) })
 	for _, g := range gs {
 		xs = append(xs, g.Channel("x"))
 	}
@@ -659,7 +606,6 @@ func TestManyProcessesShareMemory(t *testing.T) {
 		require.NoError(t, gs[0].Close()) // waits for what makes the memory
 		_, err := pgroup.StoreOf(gs[1]).Get(t.Context(), key)
 		require.ErrorIs(t, err, store.ErrNotFound)
-		closeAll(gs)
 	})
 }
 

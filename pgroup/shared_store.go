@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"strings"
@@ -25,10 +26,9 @@ type sharedStore struct {
 
 	// of the process that hosts it
 	server *store.Server   // of the process that hosts the store; nil elsewhere, and so are the next ones
-	served chan struct{}   // closed when Serve has returned
+	served sync.WaitGroup  // for Serve
 	broken context.Context // cancelled with the cause when Serve fails
 	fail   context.CancelCauseFunc
-	keys   []string // its addresses in hosting
 
 	mu   sync.Mutex // protects refs
 	refs int
@@ -68,7 +68,7 @@ func (s *sharedStore) release(ctx context.Context) error {
 	if err != nil {
 		err = errors.Join(fmt.Errorf("pgroup: the store at %s: %w", s.addr, err), s.server.Close())
 	}
-	<-s.served
+	s.served.Wait()
 	s.unpublish()
 	return errors.Join(err, s.store.Close())
 }
@@ -90,7 +90,7 @@ func (s *sharedStore) name() string {
 	return "the store at " + s.addr
 }
 
-func (s *sharedStore) hosts() bool { return s != nil && s.server != nil }
+func (s *sharedStore) hosts() bool { return s.server != nil }
 
 // openStore returns the store at which the ranks of c meet: it opens, hosts or dials it.
 func (c *Config) openStore(ctx context.Context) (*sharedStore, error) {
@@ -120,14 +120,13 @@ func (c *Config) openURLStore(ctx context.Context) (*sharedStore, error) {
 		return nil, invalid("Config.Schemes opens %s by itself: put the secret, TLS or the way to dial into what it has for that scheme", u.Redacted())
 	}
 	var s *store.Store
-	if u.Scheme == "muster" && c.Schemes == nil {
+	switch {
+	case c.Schemes != nil:
+		s, err = c.Schemes.Open(ctx, c.Address)
+	case u.Scheme == "muster":
 		s, err = store.DialURL(ctx, c.Address, c.dialOptions(true))
-	} else {
-		schemes := c.Schemes
-		if schemes == nil {
-			schemes = store.Builtin()
-		}
-		s, err = schemes.Open(ctx, c.Address)
+	default:
+		s, err = store.Open(ctx, c.Address)
 	}
 	if err != nil {
 		return nil, err
@@ -140,7 +139,7 @@ func (c *Config) dial(ctx context.Context, addr string, wait bool) (*sharedStore
 	if err != nil {
 		return nil, err
 	}
-	return &sharedStore{store: s, addr: addr, of: cmp.Or(c.Name, defaultName), refs: 1}, nil
+	return &sharedStore{store: s, addr: addr, of: c.Name, refs: 1}, nil
 }
 
 // dialOptions returns c.Dial with the settings of c for what it leaves out.
@@ -230,16 +229,15 @@ func (c *Config) host(l net.Listener) (*sharedStore, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	s := &sharedStore{store: store.New(srv.Engine), addr: l.Addr().String(), refs: 1, served: make(chan struct{}), server: srv}
+	s := &sharedStore{store: store.New(srv.Engine), addr: l.Addr().String(), refs: 1, server: srv}
 	s.broken, s.fail = context.WithCancelCause(context.Background())
 	s.publish(l.Addr().String(), c.Address)
-	go func() {
-		defer close(s.served)
+	s.served.Go(func() {
 		if err := s.server.Serve(l); !errors.Is(err, store.ErrServerClosed) {
 			c.logger().Error("the server of the group's store failed", "addr", s.addr, "err", err)
 			s.fail(fmt.Errorf("serving at %s: %w", s.addr, err))
 		}
-	}()
+	})
 	c.logger().Debug("hosting the store of the group", "addr", s.addr)
 	return s, nil
 }
@@ -251,7 +249,6 @@ func (s *sharedStore) publish(addrs ...string) {
 	for _, a := range addrs {
 		if a != "" && !strings.HasSuffix(a, ":0") {
 			hosting.at[a] = s
-			s.keys = append(s.keys, a)
 		}
 	}
 }
@@ -259,10 +256,6 @@ func (s *sharedStore) publish(addrs ...string) {
 func (s *sharedStore) unpublish() {
 	hosting.mu.Lock()
 	defer hosting.mu.Unlock()
-	for _, a := range s.keys {
-		if hosting.at[a] == s {
-			delete(hosting.at, a)
-		}
-	}
+	maps.DeleteFunc(hosting.at, func(_ string, at *sharedStore) bool { return at == s })
 	s.fail(nil)
 }

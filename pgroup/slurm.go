@@ -1,6 +1,7 @@
 package pgroup
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -8,8 +9,8 @@ import (
 
 // slurmRun returns the id of this job step: one allocation may run several steps at a time.
 func slurmRun() string {
-	job := envRunID("SLURM_JOB_ID", "SLURM_JOBID")()
-	if step := envRunID("SLURM_STEP_ID", "SLURM_STEPID")(); step != "" {
+	job := cmp.Or(os.Getenv("SLURM_JOB_ID"), os.Getenv("SLURM_JOBID"))
+	if step := cmp.Or(os.Getenv("SLURM_STEP_ID"), os.Getenv("SLURM_STEPID")); step != "" {
 		return job + "." + step
 	}
 	return job
@@ -19,7 +20,11 @@ func slurmRun() string {
 func slurmAddress(e *env) string {
 	host := os.Getenv("MASTER_ADDR")
 	if host == "" {
-		host = e.firstNode("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+		name, list := e.first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+		var err error
+		if host, err = firstHost(list); err != nil {
+			e.fail("%s is %q: %v", name, list, err)
+		}
 	}
 	run := slurmRun()
 	if run == "" && os.Getenv("MASTER_PORT") == "" {
@@ -29,23 +34,6 @@ func slurmAddress(e *env) string {
 		return ""
 	}
 	return e.derivedAddress(host, run)
-}
-
-// firstNode returns the first node of the first of the lists that is set.
-func (e *env) firstNode(names ...string) string {
-	for _, name := range names {
-		list := os.Getenv(name)
-		if list == "" {
-			continue
-		}
-		host, err := firstHost(list)
-		if err != nil {
-			e.fail("%s is %q: %v", name, list, err)
-		}
-		return host
-	}
-	e.missing(strings.Join(names, " or "))
-	return ""
 }
 
 // firstHost returns the first host of a list in Slurm's notation: "login,node[03-07,9]-ib,…" has

@@ -86,7 +86,7 @@ func subKey(name string, ranks []int) string {
 // their ranks in g. All ranks of g must call it; one with a negative color gets nil. It takes one
 // operation of g and one more round trip. The caller must Close the new group.
 func (g *Group) Split(ctx context.Context, color, key int) (*Group, error) {
-	ctx, cancel := g.withTimeout(ctx)
+	ctx, cancel := g.withTimeout(ctx, time.Now())
 	defer cancel()
 	var seq uint64
 	c := wire.Contribution{Verb: "split", Root: -1, Want: wire.WantAll}
@@ -140,7 +140,7 @@ func sameColor(parts [][]byte, color int) ([]int, error) {
 // left or has failed. g must still be closed. It fails if the rank that hosted the store has
 // failed.
 func (g *Group) Shrink(ctx context.Context) (*Group, error) {
-	ctx, cancel := g.withTimeout(ctx)
+	ctx, cancel := g.withTimeout(ctx, time.Now())
 	defer cancel()
 	return g.joinOnSameStore(ctx, joinRequest{op: "shrink", name: g.name, run: g.run, rank: g.rank, size: g.size, from: g.generation})
 }
@@ -151,7 +151,7 @@ func (g *Group) derive(ctx context.Context, a joinRequest) (*Group, error) {
 	if over := g.revokedBy(); over != nil {
 		return nil, over.of(a.op)
 	}
-	ctx, cancel := g.withTimeout(ctx)
+	ctx, cancel := g.withTimeout(ctx, time.Now())
 	defer cancel()
 	ctx, abandon := context.WithCancelCause(ctx)
 	defer abandon(nil)

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-pg/muster/trace"
@@ -61,6 +61,9 @@ func (g *Group) event(verb string, start time.Time) trace.Event {
 
 // traceOp sends the event of an operation that is not collective.
 func (g *Group) traceOp(ctx context.Context, verb string, start time.Time, bytes int, err error) {
+	if g.cfg.sink == nil {
+		return
+	}
 	e := g.event(verb, start)
 	e.Bytes, e.Err = int64(bytes), err
 	trace.Record(ctx, g.cfg.sink, e)
@@ -105,10 +108,8 @@ func (c *Config) traceJoin(ctx context.Context, a joinRequest, g *Group, start t
 // last one closes it.
 type traceFile struct {
 	*trace.ChromeWriter
-	f *os.File
-
-	mu   sync.Mutex // protects refs
-	refs int
+	f    *os.File
+	refs atomic.Int32
 }
 
 // openTrace makes the file that c asks for, and the sink that writes to it and to Trace.
@@ -124,7 +125,8 @@ func (c *Config) openTrace() error {
 	if err != nil {
 		return fmt.Errorf("pgroup: Config.TraceDir: %w", err)
 	}
-	c.file = &traceFile{ChromeWriter: trace.Chrome(f), f: f, refs: 1}
+	c.file = &traceFile{ChromeWriter: trace.Chrome(f), f: f}
+	c.file.hold()
 	c.sink = trace.Multi(c.Trace, c.file)
 	return nil
 }
@@ -151,12 +153,9 @@ func fileName(host string) string {
 }
 
 func (t *traceFile) hold() {
-	if t == nil {
-		return
+	if t != nil {
+		t.refs.Add(1)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.refs++
 }
 
 // traceCloseTimeout is how long Close of a group waits for its trace file.
@@ -165,14 +164,7 @@ const traceCloseTimeout = 5 * time.Second
 // release releases a reference. A file that cannot be written is logged, and does not make the
 // group fail or hang.
 func (t *traceFile) release(c *Config) {
-	if t == nil {
-		return
-	}
-	t.mu.Lock()
-	t.refs--
-	last := t.refs == 0
-	t.mu.Unlock()
-	if !last {
+	if t == nil || t.refs.Add(-1) > 0 {
 		return
 	}
 	ended := make(chan error, 1)

@@ -112,7 +112,6 @@ func everyVerb(t *testing.T, g *pgroup.Group) {
 func TestTraceOfFailures(t *testing.T) {
 	at, sinks := traced(2, anyStore)
 	gs := create(t, 2, at)
-	defer closeAll(gs)
 	err := gs[0].Barrier(within(t, 20*time.Millisecond))
 	require.ErrorIs(t, err, pgroup.ErrTimeout)
 	e := sinks.one(t, 0, "pgroup.barrier")

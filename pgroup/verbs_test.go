@@ -345,19 +345,24 @@ func (s slow) MarshalBinary() ([]byte, error) {
 
 func (s *slow) UnmarshalBinary([]byte) error { return nil }
 
+// beginSlow begins an operation of g, which goes on when finish is called.
+func beginSlow(t *testing.T, g *pgroup.Group) (finish func() error) {
+	t.Helper()
+	s := slow{make(chan struct{}), make(chan struct{})}
+	ended := later(func() error { _, err := pgroup.AllGather(t.Context(), g, s); return err })
+	<-s.begun
+	return func() error {
+		close(s.goOn)
+		return <-ended
+	}
+}
+
 func TestSecondCollectiveIsBusy(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
-		s := slow{make(chan struct{}), make(chan struct{})}
-		first := make(chan error)
-		go func() {
-			_, err := pgroup.AllGather(t.Context(), g, s)
-			first <- err
-		}()
-		<-s.begun
+		finish := beginSlow(t, g)
 		says(t, g.Barrier(t.Context()), pgroup.ErrBusy, "barrier")
 		ok(t, g, "another channel", g.Channel("x").Barrier(t.Context()))
-		close(s.goOn)
-		ok(t, g, "first", <-first)
+		ok(t, g, "first", finish())
 		ok(t, g, "the next", g.Barrier(t.Context()))
 	})
 }
@@ -412,11 +417,7 @@ func TestSecondRecvIsBusy(t *testing.T) {
 		if g.Rank() == 1 {
 			return
 		}
-		first := make(chan error)
-		go func() {
-			_, err := pgroup.Recv[int](t.Context(), g, 0)
-			first <- err
-		}()
+		first := later(func() error { _, err := pgroup.Recv[int](t.Context(), g, 0); return err })
 		synctest.Wait()
 		_, err := pgroup.Recv[int](t.Context(), g, 0)
 		assert.ErrorIs(t, err, pgroup.ErrBusy)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"reflect"
 	"slices"
@@ -200,19 +201,32 @@ func nests(t reflect.Type, path []reflect.Type) bool {
 		return true
 	}
 	path = append(path, t)
-	switch t.Kind() {
-	case reflect.Map:
-		return nests(t.Key(), path) || nests(t.Elem(), path)
-	case reflect.Slice, reflect.Array, reflect.Pointer:
-		return nests(t.Elem(), path)
-	case reflect.Struct:
-		for f := range t.Fields() {
-			if travels(f) && nests(f.Type, path) {
-				return true
-			}
+	for _, part := range parts(t) {
+		if nests(part, path) {
+			return true
 		}
 	}
 	return false
+}
+
+// parts yields the types that values of t consist of, after where they are in it.
+func parts(t reflect.Type) iter.Seq2[string, reflect.Type] {
+	return func(yield func(string, reflect.Type) bool) {
+		switch t.Kind() {
+		case reflect.Map:
+			_ = yield("[key]", t.Key()) && yield("[]", t.Elem())
+		case reflect.Slice, reflect.Array:
+			yield("[]", t.Elem())
+		case reflect.Pointer:
+			yield("", t.Elem())
+		case reflect.Struct:
+			for f := range t.Fields() {
+				if travels(f) && !yield("."+f.Name, f.Type) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // deeper reports whether v has as many levels, or pointers in a row.
@@ -267,22 +281,10 @@ func opaque(t reflect.Type, seen map[reflect.Type]bool) (at string, kind reflect
 	switch t.Kind() {
 	case reflect.Chan, reflect.Func, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128:
 		return "", t.Kind()
-	case reflect.Map:
-		if at, kind := opaque(t.Key(), seen); kind != reflect.Invalid {
-			return "[key]" + at, kind
-		}
-		at, kind := opaque(t.Elem(), seen)
-		return "[]" + at, kind
-	case reflect.Slice, reflect.Array:
-		at, kind := opaque(t.Elem(), seen)
-		return "[]" + at, kind
-	case reflect.Pointer:
-		return opaque(t.Elem(), seen)
-	case reflect.Struct:
-		for f := range t.Fields() {
-			if at, kind := opaque(f.Type, seen); kind != reflect.Invalid && travels(f) {
-				return "." + f.Name + at, kind
-			}
+	}
+	for at, part := range parts(t) {
+		if below, kind := opaque(part, seen); kind != reflect.Invalid {
+			return at + below, kind
 		}
 	}
 	return "", reflect.Invalid

@@ -167,6 +167,7 @@ func TestMsgPackRefusesToEncode(t *testing.T) {
 	loop := &layer{Name: "loop"}
 	loop.Sub = loop
 	type callback struct{ Then []func() }
+	type both struct{ hidden, Shown chan int } //nolint:unused // hidden is of the type of Shown
 	type pointer *pointer
 	var itself pointer
 	itself = &itself
@@ -175,7 +176,7 @@ func TestMsgPackRefusesToEncode(t *testing.T) {
 	deep := nested(256)
 	for name, v := range map[string]any{
 		"a channel": make(chan int), "a function": func() {}, "a cycle": loop, "a map of channels": map[string]chan int{},
-		"a field": &callback{}, "a field below a slice": []callback{}, "a complex number": 1i,
+		"a field": &callback{}, "a field below a slice": []callback{}, "a complex number": 1i, "a field of the type of a hidden one": both{},
 		"a map of itself": circle, "a pointer to itself": itself, "what cannot be parsed": deep, "a deep key": map[any]int{&deep: 1},
 	} {
 		b, err := wire.MsgPack.Append([]byte("front"), v)

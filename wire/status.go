@@ -67,11 +67,6 @@ type ServerStatus struct {
 	Loop string
 }
 
-// counts returns the numbers behind the latencies, in their order on the wire.
-func (s *ServerStatus) counts() [9]*int64 {
-	return [...]*int64{&s.Conns, &s.Accepted, &s.Refused, &s.Dropped, &s.LostSessions, &s.Watches, &s.History, &s.Compacted, &s.LogBytes}
-}
-
 // Bucket is a range of a histogram that is not empty: durations up to UpTo, and longer than those
 // of the bucket before.
 type Bucket struct {

@@ -71,15 +71,7 @@ func (s *Status) Parse(names []string, rows []byte) error {
 		if p.err != nil {
 			return p.err
 		}
-		if kind == rowGroup || kind == rowKey {
-			if len(names) == 0 {
-				return ErrStatus
-			}
-			s.parseNamed(kind, names[0], &row)
-			names = names[1:]
-		} else if err := s.parseRow(kind, &row); err != nil {
-			return err
-		}
+		names = s.parseRow(kind, names, &row)
 		if row.err != nil {
 			return row.err
 		}
@@ -90,37 +82,43 @@ func (s *Status) Parse(names []string, rows []byte) error {
 	return nil
 }
 
-func (s *Status) parseNamed(kind uint8, name string, p *pass) {
-	if kind == rowKey {
-		last(&s.Keys, KeyStatus{Key: name}).fields(p)
-	} else {
-		last(&s.Groups, GroupStatus{Name: name}).fields(p)
-	}
-}
-
 // last appends v, and returns it where it is.
 func last[T any](list *[]T, v T) *T {
 	*list = append(*list, v)
 	return &(*list)[len(*list)-1]
 }
 
-// parseRow parses a row that has no name.
-func (s *Status) parseRow(kind uint8, p *pass) error {
-	switch {
-	case kind == rowServer:
+// parseRow parses a row, and returns names without the one that it has used.
+func (s *Status) parseRow(kind uint8, names []string, p *pass) []string {
+	switch kind {
+	case rowServer:
 		s.Server = new(ServerStatus)
 		s.Server.fields(p)
-		return nil
-	case kind == rowReplication:
+	case rowReplication:
 		s.Replication = new(ReplicationStatus)
 		s.Replication.fields(p)
-		return nil
-	case kind > rowReplication:
-		return nil
-	case len(s.Groups) == 0:
-		return ErrStatus
+	case rowGroup, rowKey:
+		if len(names) == 0 {
+			p.fail(ErrStatus)
+			return nil
+		}
+		if kind == rowGroup {
+			last(&s.Groups, GroupStatus{Name: names[0]}).fields(p)
+		} else {
+			last(&s.Keys, KeyStatus{Key: names[0]}).fields(p)
+		}
+		return names[1:]
+	case rowRank, rowRecord, rowFailure:
+		if len(s.Groups) == 0 {
+			p.fail(ErrStatus)
+			return nil
+		}
+		s.Groups[len(s.Groups)-1].parseRow(kind, p)
 	}
-	g := &s.Groups[len(s.Groups)-1]
+	return names
+}
+
+func (g *GroupStatus) parseRow(kind uint8, p *pass) {
 	switch kind {
 	case rowRank:
 		last(&g.Ranks, RankStatus{}).fields(p)
@@ -129,7 +127,6 @@ func (s *Status) parseRow(kind uint8, p *pass) error {
 	case rowFailure:
 		last(&g.Failures, FailureStatus{}).fields(p)
 	}
-	return nil
 }
 
 func (s *ServerStatus) fields(p *pass) {
@@ -143,7 +140,7 @@ func (s *ServerStatus) fields(p *pass) {
 	p.nums(&s.Ops)
 	p.buckets(&s.Latency)
 	p.duration(&s.LatencySum)
-	for _, n := range s.counts() {
+	for _, n := range [...]*int64{&s.Conns, &s.Accepted, &s.Refused, &s.Dropped, &s.LostSessions, &s.Watches, &s.History, &s.Compacted, &s.LogBytes} {
 		p.i64(n)
 	}
 	p.buckets(&s.Syncs)

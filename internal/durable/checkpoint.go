@@ -2,6 +2,7 @@ package durable
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -51,20 +52,9 @@ const (
 	gcBytes, gcShare = 8 << 20, 16
 )
 
-// nextEntries returns the next entries of a checkpoint, and whether there are more.
-type nextEntries func() (entries []core.Entry, more bool, err error)
-
-// entriesOfSnapshot returns the entries of a snapshot whose machine no other goroutine uses.
-func entriesOfSnapshot(s *core.Snapshot) nextEntries {
-	return func() ([]core.Entry, bool, error) {
-		entries, more := s.Next(batch, batchBytes)
-		return entries, more, nil
-	}
-}
-
-// save writes a checkpoint, and replaces the previous one. That of a Replica is in a temporary
-// directory, which the caller removes.
-func (d *Disk) save(segment uint64, s *core.State, next nextEntries) (err error) {
+// save writes a snapshot as a checkpoint, and replaces the previous one. That of a Replica is in a
+// temporary directory, which the caller removes.
+func (d *Disk) save(segment uint64, s *core.Snapshot, hold WithMachine) (err error) {
 	if d.replica != nil {
 		if d.dir, err = os.MkdirTemp("", "muster-replica-"); err != nil {
 			return err
@@ -74,28 +64,27 @@ func (d *Disk) save(segment uint64, s *core.State, next nextEntries) (err error)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := d.write(name, segment, s, next); err != nil {
-		_ = os.Remove(name)
-		return err
+	var size int64
+	if err = d.write(name, segment, s, hold); err == nil {
+		size, err = seal(d.options.FS, name)
 	}
-	size, err := seal(d.options.FS, name)
 	if err != nil {
 		_ = os.Remove(name)
 		return err
 	}
 	d.checkpointSize = size
-	if err := d.options.FS.Rename(name, filepath.Join(d.dir, checkpointName)); err != nil {
+	if err := d.options.FS.Rename(name, CheckpointOf(d.dir)); err != nil {
 		return err
 	}
 	if d.replica != nil {
-		return d.replica.Install(filepath.Join(d.dir, checkpointName), segment)
+		return d.replica.Install(CheckpointOf(d.dir), segment)
 	}
 	return d.options.FS.SyncDir(d.dir)
 }
 
 // write writes a checkpoint into a bbolt file. It needs memory of a few times batchBytes and
 // gcBytes, or a sixteenth of the heap.
-func (d *Disk) write(name string, segment uint64, s *core.State, next nextEntries) (err error) {
+func (d *Disk) write(name string, segment uint64, s *core.Snapshot, hold WithMachine) (err error) {
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true, Timeout: time.Second})
 	if err != nil {
 		return err
@@ -104,7 +93,7 @@ func (d *Disk) write(name string, segment uint64, s *core.State, next nextEntrie
 	w := &writer{db: db, gcEvery: max(gcBytes, int(liveHeap()/gcShare))}
 	for more := true; more; {
 		var entries []core.Entry
-		if entries, more, err = next(); err != nil {
+		if err := hold(func(*core.Machine) { entries, more = s.Next(batch, batchBytes) }); err != nil {
 			return err
 		}
 		for len(entries) > 0 {
@@ -117,7 +106,7 @@ func (d *Disk) write(name string, segment uint64, s *core.State, next nextEntrie
 		}
 	}
 	state := bufio.NewWriterSize(w, 1<<20)
-	if err := errors.Join(wire.WriteMsgPack(state, s), state.Flush()); err != nil {
+	if err := errors.Join(wire.WriteMsgPack(state, s.State), state.Flush()); err != nil {
 		return err
 	}
 	return w.meta(d.Incarnation, segment)
@@ -143,17 +132,20 @@ type writer struct {
 
 // update puts keys and values into a bucket, in one transaction. Values must not change until it
 // returns.
-func (w *writer) update(bucket string, put func(put func(k, v []byte) error) error) error {
+func (w *writer) update(bucket string, values iter.Seq2[[]byte, []byte]) error {
 	return w.db.Update(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists([]byte(bucket))
 		if err != nil {
 			return err
 		}
 		b.FillPercent = 0.9 // keys come mostly in order
-		return put(func(k, v []byte) error {
+		for k, v := range values {
 			w.sinceGC += len(k) + len(v)
-			return b.Put(k, v)
-		})
+			if err := b.Put(k, v); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -190,7 +182,7 @@ func (w *writer) entries(entries []core.Entry) error {
 			w.value += piecesOfValue(e.Value)
 		}
 	}
-	return w.update(entriesName, func(put func(k, v []byte) error) error {
+	return w.update(entriesName, func(yield func(k, v []byte) bool) {
 		for _, e := range entries {
 			start := len(room)
 			room = binary.LittleEndian.AppendUint64(room, e.Rev)
@@ -201,11 +193,10 @@ func (w *writer) entries(entries []core.Entry) error {
 			} else {
 				room = append(binary.LittleEndian.AppendUint32(room, 0), e.Value...)
 			}
-			if err := put([]byte("k"+e.Key), room[start:]); err != nil { // bbolt has no empty keys
-				return err
+			if !yield([]byte("k"+e.Key), room[start:]) { // bbolt has no empty keys
+				return
 			}
 		}
-		return nil
 	})
 }
 
@@ -220,14 +211,13 @@ func (w *writer) pieces(bucket string, number uint64, b []byte) error {
 	for len(b) > 0 {
 		part := b[:min(len(b), batchBytes)]
 		b = b[len(part):]
-		if err := w.update(bucket, func(put func(k, v []byte) error) error {
+		if err := w.update(bucket, func(yield func(k, v []byte) bool) {
 			for piece := range slices.Chunk(part, pieceBytes) {
-				if err := put(binary.BigEndian.AppendUint64(nil, number), piece); err != nil {
-					return err
+				if !yield(binary.BigEndian.AppendUint64(nil, number), piece) {
+					return
 				}
 				number++
 			}
-			return nil
 		}); err != nil {
 			return err
 		}
@@ -245,14 +235,9 @@ func (w *writer) Write(b []byte) (n int, err error) {
 
 func (w *writer) meta(incarnation, segment uint64) error {
 	id, from := binary.LittleEndian.AppendUint64(nil, incarnation), binary.LittleEndian.AppendUint64(nil, segment)
-	return w.update(metaName, func(put func(k, v []byte) error) error {
-		return errors.Join(put([]byte("incarnation"), id), put([]byte("segment"), from))
+	return w.update(metaName, func(yield func(k, v []byte) bool) {
+		_ = yield([]byte("incarnation"), id) && yield([]byte("segment"), from)
 	})
-}
-
-// load reads the checkpoint in the directory.
-func (d *Disk) load() (m *core.Machine, segment uint64, err error) {
-	return d.read(filepath.Join(d.dir, checkpointName))
 }
 
 // read reads a checkpoint file, which it does not change, into a new machine. bbolt trusts its
@@ -292,8 +277,15 @@ func (d *Disk) machine(tx *bbolt.Tx) (m *core.Machine, segment uint64, err error
 	if len(id) != 8 || len(from) != 8 {
 		return nil, 0, errors.New("it has no incarnation, or no segment")
 	}
+	var pieces []io.Reader
+	if err := state.ForEach(func(_, piece []byte) error {
+		pieces = append(pieces, bytes.NewReader(piece))
+		return nil
+	}); err != nil {
+		return nil, 0, err
+	}
 	var s core.State
-	if err := wire.ReadMsgPack(&stateReader{c: state.Cursor()}, &s); err != nil {
+	if err := wire.ReadMsgPack(io.MultiReader(pieces...), &s); err != nil {
 		return nil, 0, err
 	}
 	if m, err = core.Restore(s.Limits, &s, entriesOf(entries, tx.Bucket([]byte(valuesName)))); err != nil {
@@ -301,31 +293,6 @@ func (d *Disk) machine(tx *bbolt.Tx) (m *core.Machine, segment uint64, err error
 	}
 	d.Incarnation = binary.LittleEndian.Uint64(id)
 	return m, binary.LittleEndian.Uint64(from), nil
-}
-
-// stateReader reads the pieces of the state.
-type stateReader struct {
-	c     *bbolt.Cursor
-	begun bool
-	rest  []byte
-}
-
-// Read implements io.Reader.
-func (r *stateReader) Read(b []byte) (int, error) {
-	for len(r.rest) == 0 {
-		next := r.c.Next
-		if !r.begun {
-			next, r.begun = r.c.First, true
-		}
-		k, v := next()
-		if k == nil {
-			return 0, io.EOF
-		}
-		r.rest = v
-	}
-	n := copy(b, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }
 
 // entriesOf yields the entries of a checkpoint, as copies.

@@ -148,16 +148,7 @@ func Open(dir string, limits core.Limits, o *Options) (*Disk, *core.Machine, err
 }
 
 func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
-		return nil, err
-	}
-	if err := d.options.FS.SyncDir(filepath.Dir(filepath.Clean(d.dir))); err != nil {
-		return nil, err
-	}
-	if err := d.acquire(); err != nil {
-		return nil, err
-	}
-	is, err := d.hasStore()
+	is, err := d.acquire()
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +157,7 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 			return nil, err
 		}
 	}
-	m, segment, err := d.load()
+	m, segment, err := d.read(CheckpointOf(d.dir))
 	if err != nil {
 		return nil, addAdvice(err)
 	}
@@ -217,8 +208,7 @@ func (d *Disk) create(segment uint64, m *core.Machine) error {
 	if err != nil {
 		return err
 	}
-	s := m.Snapshot()
-	return d.save(segment, s.State, entriesOfSnapshot(s))
+	return d.save(segment, m.Snapshot(), func(f func(*core.Machine)) error { f(m); return nil })
 }
 
 // hasStore reports whether the directory has a store. Files of other programs are an error, and are
@@ -346,7 +336,7 @@ func (d *Disk) Backup(hold WithMachine) (*os.File, error) {
 	if err := d.checkpoint(hold); err != nil {
 		return nil, err
 	}
-	return os.Open(filepath.Join(d.dir, checkpointName))
+	return os.Open(CheckpointOf(d.dir))
 }
 
 // checkpoint is Checkpoint. The caller holds checkpointing.
@@ -365,14 +355,9 @@ func (d *Disk) checkpoint(hold WithMachine) error {
 	}
 	held := time.Since(began)
 	err := d.log.Begin(segment)
-	if err != nil {
-		_ = hold(func(*core.Machine) { s.Stop() })
-		return err
+	if err == nil {
+		err = d.save(segment, s, hold)
 	}
-	err = d.save(segment, s.State, func() (entries []core.Entry, more bool, err error) {
-		err = hold(func(*core.Machine) { entries, more = s.Next(batch, batchBytes) })
-		return entries, more, err
-	})
 	if err != nil {
 		_ = hold(func(*core.Machine) { s.Stop() })
 		return err
@@ -391,9 +376,23 @@ func (d *Disk) Close() error {
 	return errors.Join(d.log.Close(), d.release())
 }
 
-// acquire locks the lock file, and also the directory: after the lock file was removed, a second
+// acquire makes the directory if it does not exist, locks it, and reports whether it has a store.
+func (d *Disk) acquire() (hasStore bool, err error) {
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return false, err
+	}
+	if err := d.options.FS.SyncDir(filepath.Dir(filepath.Clean(d.dir))); err != nil {
+		return false, err
+	}
+	if err := d.lock(); err != nil {
+		return false, err
+	}
+	return d.hasStore()
+}
+
+// lock locks the lock file, and also the directory: after the lock file was removed, a second
 // process must not be able to open the directory.
-func (d *Disk) acquire() (err error) {
+func (d *Disk) lock() (err error) {
 	if d.dirFile, err = os.Open(d.dir); err != nil {
 		return err
 	}
@@ -437,14 +436,8 @@ func (d *Disk) restore(backup string) error {
 	if _, err := os.Stat(backup); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
-		return err
-	}
-	if err := d.acquire(); err != nil {
-		return err
-	}
-	if is, err := d.hasStore(); err != nil || is {
-		return errors.Join(err, fs.ErrExist)
+	if is, err := d.acquire(); err != nil || is {
+		return cmp.Or(err, fs.ErrExist)
 	}
 	m, _, err := d.read(backup)
 	if errors.Is(err, ErrDamaged) {

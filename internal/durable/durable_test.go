@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -253,6 +254,12 @@ func TestNothingIsOverwritten(t *testing.T) {
 	name := filepath.Join(dir, checkpointName)
 	whole, err := os.ReadFile(name)
 	require.NoError(t, err)
+	foreign := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(foreign, "diary"), nil, 0o600))
+	require.ErrorIs(t, Restore(name, dir), fs.ErrExist)
+	err = Restore(name, foreign)
+	require.ErrorIs(t, err, ErrForeign)
+	require.NotErrorIs(t, err, fs.ErrExist, "it has no store")
 	for what, broken := range map[string][]byte{"empty": {}, "cut": whole[:9000], "changed": changed(whole), "foreign": slices.Repeat([]byte("diary "), 5000)} {
 		require.NoError(t, os.WriteFile(name, broken, 0o600))
 		_, _, err := Open(dir, core.Limits{}, nil)

@@ -30,7 +30,7 @@ func Continue(r *Replica, m *core.Machine, limits core.Limits, o *Options) (*Dis
 	return d, nil
 }
 
-// CheckpointOf returns the path of the checkpoint that Restore has put into dir.
+// CheckpointOf returns the path of the checkpoint in dir.
 func CheckpointOf(dir string) string { return filepath.Join(dir, checkpointName) }
 
 // ReadCheckpoint reads a checkpoint file, as Install gets it or CheckpointOf names it, into a new

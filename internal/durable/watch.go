@@ -65,7 +65,7 @@ func (d *Disk) checkPresent() error {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !os.SameFile(held, is):
 		return gone(lockName)
 	}
-	if _, err := os.Stat(filepath.Join(d.dir, checkpointName)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(CheckpointOf(d.dir)); errors.Is(err, fs.ErrNotExist) {
 		return gone(checkpointName)
 	}
 	if name := d.journal.Missing(); name != "" {
