@@ -135,18 +135,8 @@ func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
 	t.Helper()
 	testcluster.Eventually(t, testTimeout, func() bool {
 		l, err := etcdlog.FindLeader(within(t, time.Second), r.find, &r.options)
-		leader = -1
-		for i, a := range r.args {
-			if err == nil && a.Front == l.Addr {
-				leader = i
-			}
-		}
-		for _, i := range but {
-			if i == leader {
-				leader = -1
-			}
-		}
-		return leader >= 0
+		leader = slices.IndexFunc(r.args, func(a replicaArg) bool { return err == nil && a.Front == l.Addr })
+		return leader >= 0 && !slices.Contains(but, leader)
 	}, "a replica leads")
 	return leader
 }
