@@ -1,22 +1,17 @@
 package etcdlog_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/wire"
 )
 
 // cluster is an etcd of three members, and three replicas. Each replica reaches each member through
@@ -209,19 +204,14 @@ func (c *cluster) strike(soak bool, kinds map[string]int) {
 	<-time.After(time.Duration(rand.IntN(300)) * time.Millisecond)
 }
 
-// TestFaults checks that, while processes of all kinds fail under a mixed load, no rank is lost, each
-// record has one outcome, and the histories of all clients are linearizable. With MUSTER_SOAK=1 it
-// injects a thousand faults instead of ten.
+// TestFaults checks that, while processes of all kinds fail under a mixed load, no rank is lost, and the
+// histories of all clients are linearizable. With MUSTER_SOAK=1 it injects a thousand faults instead of
+// ten.
 func TestFaults(t *testing.T) {
 	kinds := map[string]int{}
 	c := newCluster(t)
 	c.leader(t)
 	l := newLoad(t, 4, c.client)
-	outcomes := make([][]error, 3)
-	for i := range outcomes {
-		s := c.client(i)
-		l.running.Go(func() { l.fails("records", deadlines(t.Context(), l, s, i, outcomes)) })
-	}
 	l.more(20)
 	for n := range testcluster.Form(10, 1000) {
 		if l.over.Load() {
@@ -235,50 +225,6 @@ func TestFaults(t *testing.T) {
 	l.more(20)
 	l.end()
 	t.Log("faults:", kinds)
-	compare(t, outcomes)
-}
-
-// deadlines runs barriers of one rank with deadlines that may pass, and records their outcomes.
-func deadlines(ctx context.Context, l *load, s *store.Store, rank int, outcomes [][]error) error {
-	membership, err := s.Join(ctx, wire.Contribution{Group: "deadlines", Rank: rank, Size: len(outcomes)}, nil)
-	if err != nil {
-		return err
-	}
-	for seq := uint64(1); !l.over.Load(); seq++ {
-		one, cancel := context.WithTimeout(ctx, time.Duration(5+rand.IntN(500))*time.Millisecond)
-		_, err := s.Collect(one, wire.Contribution{Generation: membership.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil)
-		cancel()
-		outcomes[rank] = append(outcomes[rank], err)
-	}
-	return nil
-}
-
-// compare checks that all ranks that know the outcome of a record have the same one.
-func compare(t *testing.T, outcomes [][]error) {
-	t.Helper()
-	count := map[string]int{}
-	for seq := range min(len(outcomes[0]), len(outcomes[1]), len(outcomes[2])) {
-		var first *string
-		for rank := range outcomes {
-			err := outcomes[rank][seq]
-			said := "success"
-			if e, ok := errors.AsType[*store.Error](err); ok && e.Failure != nil {
-				said = fmt.Sprintf("%+v", *e.Failure)
-				count[e.Code.String()]++
-			} else if err != nil {
-				count["unknown"]++
-				continue
-			} else {
-				count["success"]++
-			}
-			if first == nil {
-				first = &said
-			}
-			assert.Equal(t, *first, said, "record %d, rank %d", seq+1, rank)
-		}
-	}
-	t.Log("outcomes of records:", count)
-	require.Positive(t, count["success"])
 }
 
 // TestSilentMember checks that a member of etcd that neither answers nor refuses connections does

@@ -89,7 +89,7 @@ func (p *proc) serve(m *store.Memory) {
 	p.mu.Unlock()
 	term, cancel := context.WithCancel(p.ctx)
 	var own sync.WaitGroup
-	own.Go(func() { p.own(term, store.New(m)) })
+	own.Go(func() { p.own(term, m) })
 	select {
 	case <-m.Failed():
 	case <-p.ctx.Done():
@@ -102,16 +102,29 @@ func (p *proc) serve(m *store.Memory) {
 	own.Wait()
 }
 
-// own counts in calls of the process itself. These calls have no sequence numbers, so a batch that
-// is applied twice would be visible.
-func (p *proc) own(ctx context.Context, s *store.Store) {
+// own counts in calls of the process itself, which have no sequence numbers: a batch that is applied
+// twice would be visible.
+func (p *proc) own(ctx context.Context, m *store.Memory) {
+	calls := p.w.history.Client(store.New(ownCalls{m, p}), p.chance.Rand)
 	for ctx.Err() == nil && p.w.sleep(p.w.rest(p.chance)) && p.awake() {
-		before := p.w.audit.ownBegins()
-		n, err := s.Add(ctx, ownKey, 1)
-		if err == nil && p.awake() {
-			p.w.audit.ownEnds(before, n)
-		}
+		calls.Do(ctx, wire.OpAdd, ownKey)
 	}
+}
+
+// ownCalls is the store of p for calls of its own. A call whose process has ended, or leads no more, may
+// have taken effect.
+type ownCalls struct {
+	*store.Memory
+	p *proc
+}
+
+// Do implements store.Engine.
+func (o ownCalls) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if err := o.Memory.Do(ctx, req, rep); err != nil || !o.p.awake() {
+		return store.ErrUnknown
+	}
+	o.p.w.audit.count("own")
+	return nil
 }
 
 // serving returns the store that p serves, or nil.
