@@ -161,9 +161,4 @@ func TestLeadershipWithoutMemory(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(os.TempDir(), "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
-
-	ctx, cancel := context.WithCancelCause(t.Context()) // a standby ends with its context, too
-	cancel(errors.New("enough"))
-	_, err = etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
-	require.ErrorContains(t, err, "enough")
 }
