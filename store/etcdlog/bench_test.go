@@ -27,7 +27,7 @@ func median(ds []time.Duration) time.Duration {
 func BenchmarkBarrier(b *testing.B) {
 	for _, count := range []int{1, 3} {
 		b.Run(fmt.Sprint(count, " members"), func(b *testing.B) {
-			members := etcdBehind(b, count, func(peer string) string { return peer })
+			members := etcdBehind(b, count, nil)
 			pass, plain := barriers(b, members, 8), client(b, members)
 			var ours, puts []time.Duration
 			for seq := uint64(1); b.Loop(); seq++ {
@@ -49,7 +49,7 @@ func BenchmarkBarrier(b *testing.B) {
 // BenchmarkWrites measures 50 writers that set keys of their own, each with one or 16 requests at a
 // time: in a store whose log is in an etcd of three members, and by puts of etcd's own client.
 func BenchmarkWrites(b *testing.B) {
-	members := etcdBehind(b, 3, func(peer string) string { return peer })
+	members := etcdBehind(b, 3, nil)
 	const writers = 50
 	value := []byte("0123456789abcdef")
 	for _, under := range []int{1, 16} {

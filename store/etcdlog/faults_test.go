@@ -38,6 +38,7 @@ func newCluster(t testing.TB) *cluster {
 		}
 	}
 	c.replicas = newReplicas(t, c.members, etcdlog.Options{}, 10*time.Second, c.etcds)
+	c.liveness = 2 * time.Second
 	return c
 }
 
@@ -53,12 +54,8 @@ func (c *cluster) etcds(who int) (addrs []string) {
 // i is odd.
 func (c *cluster) client(i int) *store.Store {
 	c.t.Helper()
-	o := &store.DialOptions{Wait: true, LivenessTimeout: 2 * time.Second}
 	if i%2 == 0 {
-		s, err := store.Dial(bounded(c.t), c.addrs(), o)
-		require.NoError(c.t, err)
-		c.t.Cleanup(func() { _ = s.Close() })
-		return s
+		return c.dial(c.t)
 	}
 	return c.open(c.t, strings.Join(c.etcds(3), ","))
 }

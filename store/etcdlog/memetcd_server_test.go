@@ -82,6 +82,13 @@ func (e *memEtcd) Revision() int64 {
 	return e.rev
 }
 
+// Keys returns the keys with a prefix, sorted.
+func (e *memEtcd) Keys(prefix string) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.keysAt([]byte(prefix), []byte(clientv3.GetPrefixRangeEnd(prefix)), e.rev)
+}
+
 // versionAt returns the version of a key at a revision, or nil.
 func (e *memEtcd) versionAt(key string, rev int64) *mvccpb.KeyValue {
 	versions := e.keys[key]

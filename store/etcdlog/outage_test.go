@@ -14,7 +14,6 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/etcdlog"
 )
 
 // nothing asserts that no call is answered, neither of an existing client nor of a new one.
@@ -89,25 +88,4 @@ func clean(t *testing.T, c *clientv3.Client, m *member) {
 	require.NoError(t, err)
 	_, err = c.AlarmDisarm(bounded(t), &clientv3.AlarmMember{})
 	require.NoError(t, err)
-}
-
-// TestOwnCallsEndInTime checks that a call in the leader's process ends with its context, even
-// while etcd does not answer. A change may have taken effect then.
-func TestOwnCallsEndInTime(t *testing.T) {
-	t.Parallel()
-	members := etcd(t)
-	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), OutageTimeout: testTimeout}))
-	require.NoError(t, s.Set(bounded(t), "key", []byte("before"), nil))
-	testcluster.Freeze(t, members[0].Process)
-	began := time.Now()
-	err := s.Set(within(t, 200*time.Millisecond), "key", []byte("after"), nil)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorIs(t, err, store.ErrUnknown)
-	_, err = s.Get(within(t, 200*time.Millisecond), "key")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	_, err = s.Wait(within(t, 200*time.Millisecond), "key")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Less(t, time.Since(began), 5*time.Second)
-	testcluster.Thaw(t, members[0].Process)
-	has(t, s, "key", []byte("after"))
 }

@@ -147,7 +147,7 @@ func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Stor
 // it kills 200 leaders, over an etcd of three members.
 func TestKilledLeader(t *testing.T) {
 	takeovers := testcluster.Form(10, 200)
-	members := etcdBehind(t, testcluster.Form(1, 3), func(peer string) string { return peer })
+	members := etcdBehind(t, testcluster.Form(1, 3), nil)
 	r := newReplicas(t, members, etcdlog.Options{OutageTimeout: time.Second}, 0, func(int) []string { return addresses(members) })
 	r.leader(t)
 	l := newLoad(t, 4, r.ways(t, members))
@@ -164,7 +164,7 @@ func TestKilledLeader(t *testing.T) {
 		require.NoError(t, err)
 		took = append(took, time.Since(began))
 		require.EqualValues(t, 2*i+2, count)
-		r.restart(t, leader)
+		r.start(t, leader)
 		l.more(20)
 		<-time.After(rand.N(500 * time.Millisecond))
 	}

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -222,28 +220,20 @@ func (a *audit) space(w *world) {
 		a.breaks("H1 all are answered once faults are over", "no process leads")
 		return
 	}
-	resp, err := w.etcd.Client(w.procs[0]).Get(ctx, simRoot+"checkpoint/", clientv3.WithPrefix(), clientv3.WithCountOnly())
-	if err == nil && resp.Count > 0 {
+	if len(w.etcd.Keys(simRoot+"checkpoint/")) > 0 {
 		a.count("checkpoints")
 	}
 	if _, err := store.New(m).Backup(ctx, io.Discard); err != nil {
 		a.breaks("D1 a leader makes checkpoints", "%v", err)
 		return
 	}
-	resp, err = w.etcd.Client(w.procs[0]).Get(ctx, simRoot, clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	if err != nil {
-		a.breaks("D1 a leader makes checkpoints", "%v", err)
-		return
-	}
 	checkpoints, segments := map[string]bool{}, map[string]bool{}
-	for _, kv := range resp.Kvs {
-		kind, rest, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), simRoot), "/")
-		of, _, _ := strings.Cut(rest, "/")
-		switch kind {
+	for _, key := range w.etcd.Keys(simRoot) {
+		switch parts := strings.Split(strings.TrimPrefix(key, simRoot), "/"); parts[0] {
 		case "checkpoint":
-			checkpoints[of] = true
+			checkpoints[parts[1]] = true
 		case "log":
-			segments[of] = true
+			segments[parts[1]] = true
 		}
 	}
 	if len(checkpoints) != 1 || len(segments) > 1 {

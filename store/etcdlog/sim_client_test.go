@@ -65,7 +65,7 @@ func (c *simClient) call(req wire.Request) *wire.Reply {
 		}
 		answers, conn := make(chan *wire.Reply, 1), c.conn
 		c.w.running.Go(func() { conn.comes(req, answers) })
-		if rep, ok, ended := await(c, answers, conn.broken, c.answerTimeout()); ok || ended {
+		if rep, ok, ended := await(c, answers, conn.broken.Done(), c.answerTimeout()); ok || ended {
 			return rep
 		}
 		c.leave()
@@ -84,7 +84,7 @@ func await[T any](c *simClient, answers <-chan T, broken <-chan struct{}, timeou
 	case <-timer.C:
 	case <-c.dead:
 		ended = true
-	case <-c.w.over:
+	case <-c.w.over.Done():
 		ended = true
 	}
 	return answer, false, ended
@@ -124,7 +124,7 @@ func (c *simClient) connect() bool {
 				if conn != nil {
 					conn.closed()
 				}
-			case <-c.w.over:
+			case <-c.w.over.Done():
 			}
 		})
 		if ended {
@@ -161,7 +161,7 @@ func (c *simClient) errands() {
 	defer c.leave()
 	s := store.New(c)
 	calls := c.w.history.Client(s, c.chance.Rand)
-	for n := 1; !c.w.stopping() && c.w.sleep(c.chance.between(0, 30*time.Millisecond)); n++ {
+	for n := 1; c.w.stop.Err() == nil && c.w.sleep(c.chance.between(0, 30*time.Millisecond)); n++ {
 		key, what := simKeys[c.chance.IntN(3)], c.chance.IntN(8)
 		if c.w.quiet && c.chance.is(0.95) {
 			what = 7
@@ -210,7 +210,7 @@ func (c *simClient) rank(rank, size int) {
 	vote := wire.Contribution{Generation: rep.Rev, Rank: rank, Root: -1}
 	for round := 1; c.w.sleep(c.w.rest(c.chance)); round++ {
 		goesOn := "and on"
-		if rank == 0 && c.w.stopping() {
+		if rank == 0 && c.w.stop.Err() != nil {
 			goesOn = "the last"
 		}
 		payload := fmt.Sprintf("round %d of rank %d, %s", round, rank, goesOn)

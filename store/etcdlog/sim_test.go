@@ -1,6 +1,7 @@
 package etcdlog_test
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"math/rand/v2"
@@ -71,9 +72,11 @@ type world struct {
 	audit   *audit
 	healed  atomic.Bool // all requests to etcd are answered from now on
 	clients sync.WaitGroup
-	running sync.WaitGroup // all other goroutines
-	stop    chan struct{}  // closed when clients must begin no more calls
-	over    chan struct{}  // closed at the end of the schedule
+	running sync.WaitGroup  // all other goroutines
+	over    context.Context // until the end of the schedule
+	end     context.CancelFunc
+	stop    context.Context // until clients must begin no more calls
+	finish  context.CancelFunc
 }
 
 // simRoot is the root of the simulated store.
@@ -95,7 +98,9 @@ var simOptions = etcdlog.Options{Root: simRoot, MaxValueBytes: 1000}
 const valueBytes = 3000
 
 func newWorld(seed int) *world {
-	w := &world{chance: newChance(seed, 0), etcd: newMemEtcd(), stop: make(chan struct{}), over: make(chan struct{})}
+	w := &world{chance: newChance(seed, 0), etcd: newMemEtcd()}
+	w.over, w.end = context.WithCancel(context.Background())
+	w.stop, w.finish = context.WithCancel(w.over)
 	w.audit, w.history = newAudit(), linear.NewHistory()
 	w.busy, w.quiet = w.chance.is(0.3), w.chance.is(0.3)
 	return w
@@ -105,7 +110,7 @@ func newWorld(seed int) *world {
 // must be answered.
 func (w *world) run() {
 	defer func() {
-		close(w.over)
+		w.end()
 		for _, p := range w.procs {
 			p.kill()
 		}
@@ -141,7 +146,7 @@ func (w *world) run() {
 	if w.chance.is(0.3) && w.audit.has("rounds") {
 		w.dies(clients[w.chance.IntN(ranks)])
 	}
-	close(w.stop)
+	w.finish()
 	done := make(chan struct{})
 	w.running.Go(func() {
 		w.clients.Wait()
@@ -266,7 +271,7 @@ func (w *world) sleep(d time.Duration) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-w.over:
+	case <-w.over.Done():
 		return false
 	}
 }
@@ -277,18 +282,6 @@ func (w *world) rest(c *chance) time.Duration {
 		return c.between(0, 4*time.Second)
 	}
 	return c.between(0, 100*time.Millisecond)
-}
-
-// stopping reports whether clients must begin no more calls.
-func (w *world) stopping() bool {
-	select {
-	case <-w.stop:
-		return true
-	case <-w.over:
-		return true
-	default:
-		return false
-	}
 }
 
 // chance is a seeded random source that several goroutines may use.
