@@ -41,19 +41,6 @@ func TestScenarios(t *testing.T) {
 	})
 }
 
-// TestScenariosOnEtcd runs the rules in which time does not matter on a store whose log is in etcd.
-func TestScenariosOnEtcd(t *testing.T) {
-	c := client(t, etcd(t))
-	scenario.Run(t, scenarios, scenario.Engine{
-		Name: "a store whose log is in etcd",
-		Has:  []scenario.Feature{scenario.Whole},
-		Real: true,
-		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			return scenario.Clients(t, &store.Server{Engine: lead(t, c, &etcdlog.Options{Root: newRoot()})}, s)
-		},
-	})
-}
-
 // TestLargestOnEtcd checks that the longest key and the largest value, of more bytes than a request to
 // etcd may have by default, are in the log.
 func TestLargestOnEtcd(t *testing.T) {
