@@ -162,16 +162,16 @@ func (c *simClient) errands() {
 	s := store.New(c)
 	calls := c.w.history.Client(s, c.chance.Rand)
 	for n := 1; c.w.stop.Err() == nil && c.w.sleep(c.chance.between(0, 30*time.Millisecond)); n++ {
-		key, what := simKeys[c.chance.IntN(3)], c.chance.IntN(8)
+		key, what := simKeys[c.chance.IntN(3)], c.chance.IntN(9)
 		if c.w.quiet && c.chance.is(0.95) {
-			what = 7
+			what = 8
 		}
 		switch what {
-		case 0:
+		case 0, 1:
 			_ = s.Set(context.Background(), "large", make([]byte, valueBytes), nil)
-		case 1:
+		case 2:
 			c.fleeting(s, n)
-		case 2, 3, 4:
+		case 3, 4, 5:
 			calls.Call(context.Background(), key)
 		default:
 			calls.Do(context.Background(), wire.OpGet, key)
