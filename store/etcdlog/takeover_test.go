@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -148,5 +149,23 @@ func TestClockOfACheckpoint(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		_, err = third.Get(t.Context(), "fleeting")
 		require.ErrorIs(t, err, store.ErrNotFound)
+	})
+}
+
+// TestOwnCallsEndInTime checks that a call in the leader's process ends with its context, even while
+// etcd does not answer. A change may have taken effect then.
+func TestOwnCallsEndInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		way := &cutOff{mended: make(chan struct{})}
+		way.left.Store(math.MaxInt64)
+		s := standing(t, newMemEtcd().Client(way), nil)()
+		way.left.Store(0)
+		err := s.Set(within(t, time.Second), "key", []byte("value"), nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, store.ErrUnknown)
+		_, err = s.Status(within(t, time.Second), "")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		close(way.mended)
+		has(t, s.Store, "key", []byte("value"))
 	})
 }
