@@ -1,9 +1,7 @@
 package store_test
 
 import (
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,35 +23,12 @@ func TestScenariosOfADurableStore(t *testing.T) {
 		Name: "a durable store",
 		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights, scenario.Restarts},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			var served sync.WaitGroup
-			var srv *store.Server
-			l, dir := scenario.NewListener(), testcluster.Scratch(t)
-			start := func() {
-				srv = &store.Server{Engine: &store.Memory{Limits: s.Limits, Dir: dir}, Access: s.Access}
-				own, again := srv, l.Again()
-				served.Go(func() { _ = own.Serve(again) })
-			}
-			end := func() {
-				_ = srv.Close()
-				_ = srv.Engine.Close()
-				served.Wait()
-			}
-			start()
-			t.Cleanup(end)
-			backup := filepath.Join(testcluster.Scratch(t), "backup")
-			restore := func() {
-				end()
+			dir := testcluster.Scratch(t)
+			open := func() *store.Memory { return &store.Memory{Limits: s.Limits, Dir: dir} }
+			return scenario.Restarting(t, s, open, func(backup string) error {
 				dir = testcluster.Scratch(t)
-				if err := store.Restore(backup, dir); err != nil {
-					t.Error(err)
-				}
-				start()
-			}
-			return func(name string) scenario.Session {
-				c := l.Dial(t, s.DialOptions(name))
-				c.Stop, c.Restart, c.Restore, c.Backup = end, start, restore, backup
-				return c
-			}
+				return store.Restore(backup, dir)
+			})
 		},
 	})
 }

@@ -67,8 +67,13 @@ var operations = []wire.Op{wire.OpGet, wire.OpGet, wire.OpSet, wire.OpAdd, wire.
 
 // Call makes a random call for a key.
 func (c *Client) Call(ctx context.Context, key string) {
+	c.Do(ctx, operations[c.chance.IntN(len(operations))], key)
+}
+
+// Do makes a call of one of the operations of Call.
+func (c *Client) Do(ctx context.Context, op wire.Op, key string) {
 	h := c.history
-	in := input{op: operations[c.chance.IntN(len(operations))], key: key}
+	in := input{op: op, key: key}
 	in.new = strconv.FormatInt(h.last.Add(1), 10)
 	seen := c.seen[key]
 	in.old, in.absent = seen.value, !seen.there

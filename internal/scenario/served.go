@@ -3,6 +3,7 @@ package scenario
 import (
 	"context"
 	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -27,6 +28,38 @@ func Clients(t *testing.T, srv *store.Server, s Settings) func(name string) Sess
 	srv.Access = s.Access
 	l := Listen(t, srv)
 	return func(name string) Session { return l.Dial(t, s.DialOptions(name)) }
+}
+
+// Restarting is Clients of a store that can end and start again. open returns it with its data, which
+// restore replaces by those of a backup.
+func Restarting(t *testing.T, s Settings, open func() *store.Memory, restore func(backup string) error) func(name string) Session {
+	var served sync.WaitGroup
+	var srv *store.Server
+	l, backup := NewListener(), filepath.Join(testcluster.Scratch(t), "backup")
+	start := func() {
+		srv = &store.Server{Engine: open(), Access: s.Access}
+		own, again := srv, l.Again()
+		served.Go(func() { _ = own.Serve(again) })
+	}
+	end := func() {
+		_ = srv.Close()
+		_ = srv.Engine.Close()
+		served.Wait()
+	}
+	start()
+	t.Cleanup(end)
+	return func(name string) Session {
+		c := l.Dial(t, s.DialOptions(name))
+		c.Stop, c.Restart, c.Backup = end, start, backup
+		c.Restore = func() {
+			end()
+			if err := restore(backup); err != nil {
+				t.Error(err)
+			}
+			start()
+		}
+		return c
+	}
 }
 
 // Listener listens for connections in this process.

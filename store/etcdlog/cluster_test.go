@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/internal/launch"
@@ -78,11 +77,12 @@ func run(t testing.TB, r *etcdlog.Replica) (end func()) {
 
 // replicas are the processes of one replicated store.
 type replicas struct {
-	find    *clientv3.Client
-	options etcdlog.Options
-	procs   []*launch.Process
-	args    []replicaArg
-	fronts  []*testcluster.Proxy
+	find     *clientv3.Client
+	options  etcdlog.Options
+	procs    []*launch.Process
+	args     []replicaArg
+	fronts   []*testcluster.Proxy
+	liveness time.Duration // of clients; 0: the default
 }
 
 // newReplicas starts three processes. etcds returns the addresses at which process i reaches etcd.
@@ -114,39 +114,13 @@ func (r *replicas) start(t testing.TB, i int) {
 	r.procs[i] = testcluster.Start(t, "replica", string(arg))
 }
 
-// restart starts a process that has ended, and waits until it follows.
-func (r *replicas) restart(t testing.TB, i int) {
-	t.Helper()
-	standbys := func() (int64, []*mvccpb.KeyValue) {
-		resp, err := r.find.Get(bounded(t), r.options.Root+"standby/", clientv3.WithPrefix())
-		require.NoError(t, err)
-		return resp.Header.Revision, resp.Kvs
-	}
-	before, _ := standbys()
-	r.start(t, i)
-	testcluster.Eventually(t, testTimeout, func() bool {
-		_, all := standbys()
-		return slices.ContainsFunc(all, func(kv *mvccpb.KeyValue) bool { return kv.CreateRevision > before })
-	}, "a replica follows")
-}
-
 // leader waits until a process other than those in but leads, and returns its index.
 func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
 	t.Helper()
 	testcluster.Eventually(t, testTimeout, func() bool {
 		l, err := etcdlog.FindLeader(within(t, time.Second), r.find, &r.options)
-		leader = -1
-		for i, a := range r.args {
-			if err == nil && a.Front == l.Addr {
-				leader = i
-			}
-		}
-		for _, i := range but {
-			if i == leader {
-				leader = -1
-			}
-		}
-		return leader >= 0
+		leader = slices.IndexFunc(r.args, func(a replicaArg) bool { return err == nil && a.Front == l.Addr })
+		return leader >= 0 && !slices.Contains(but, leader)
 	}, "a replica leads")
 	return leader
 }
@@ -163,7 +137,7 @@ func (r *replicas) addrs() string {
 // dial returns a client that knows the addresses of the processes.
 func (r *replicas) dial(t testing.TB) *store.Store {
 	t.Helper()
-	s, err := store.Dial(within(t, testTimeout), r.addrs(), &store.DialOptions{Wait: true})
+	s, err := store.Dial(within(t, testTimeout), r.addrs(), &store.DialOptions{Wait: true, LivenessTimeout: r.liveness})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s

@@ -2,6 +2,7 @@ package etcdlog_test
 
 import (
 	"bytes"
+	"context"
 	"strings"
 	"testing"
 
@@ -17,29 +18,25 @@ import (
 // scenarios has the rules of stores as text.
 const scenarios = "../../internal/scenario/testdata"
 
-// TestScenarios runs the rules of stores on a store whose log is in an etcd in memory.
+// TestScenarios runs the rules of stores on a store whose log is in an etcd in memory. When it restarts,
+// another leader takes over.
 func TestScenarios(t *testing.T) {
 	scenario.Run(t, scenarios, scenario.Engine{
 		Name: "a replicated store",
-		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights},
+		Has:  []scenario.Feature{scenario.Whole, scenario.LimitsOf, scenario.Rights, scenario.Restarts},
 		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			l, err := etcdlog.Lead(t.Context(), newMemEtcd().Client(direct{}), "127.0.0.1:1", &etcdlog.Options{Root: newRoot()})
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = l.Close() })
-			return scenario.Clients(t, &store.Server{Engine: &store.Memory{Limits: s.Limits, Replica: l}}, s)
-		},
-	})
-}
-
-// TestScenariosOnEtcd runs the rules in which time does not matter on a store whose log is in etcd.
-func TestScenariosOnEtcd(t *testing.T) {
-	c := client(t, etcd(t))
-	scenario.Run(t, scenarios, scenario.Engine{
-		Name: "a store whose log is in etcd",
-		Has:  []scenario.Feature{scenario.Whole},
-		Real: true,
-		Start: func(t *testing.T, s scenario.Settings) func(string) scenario.Session {
-			return scenario.Clients(t, &store.Server{Engine: lead(t, c, &etcdlog.Options{Root: newRoot()})}, s)
+			c, o := newMemEtcd().Client(direct{}), &etcdlog.Options{Root: newRoot()}
+			open := func() *store.Memory {
+				l, err := etcdlog.Lead(context.Background(), c, "127.0.0.1:1", o)
+				if err != nil {
+					t.Error(err)
+				}
+				return &store.Memory{Limits: s.Limits, Replica: l}
+			}
+			return scenario.Restarting(t, s, open, func(backup string) error {
+				o = &etcdlog.Options{Root: newRoot()}
+				return etcdlog.Restore(context.Background(), c, backup, o)
+			})
 		},
 	})
 }

@@ -13,12 +13,6 @@ import (
 	"github.com/muster-pg/muster/internal/durable/logtest"
 )
 
-// ReportEvery sets the interval of the reports of standbys to d, and returns o.
-func (o *Options) ReportEvery(d time.Duration) *Options {
-	o.reportInterval = d
-	return o
-}
-
 // Home is a log below a root for the contract of all logs. No machine replays its entries.
 type Home struct {
 	Client *clientv3.Client

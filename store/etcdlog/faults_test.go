@@ -1,23 +1,17 @@
 package etcdlog_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/linear"
+	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
-	"github.com/muster-pg/muster/wire"
 )
 
 // cluster is an etcd of three members, and three replicas. Each replica reaches each member through
@@ -44,6 +38,7 @@ func newCluster(t testing.TB) *cluster {
 		}
 	}
 	c.replicas = newReplicas(t, c.members, etcdlog.Options{}, 10*time.Second, c.etcds)
+	c.liveness = 2 * time.Second
 	return c
 }
 
@@ -59,12 +54,8 @@ func (c *cluster) etcds(who int) (addrs []string) {
 // i is odd.
 func (c *cluster) client(i int) *store.Store {
 	c.t.Helper()
-	o := &store.DialOptions{Wait: true, LivenessTimeout: 2 * time.Second}
 	if i%2 == 0 {
-		s, err := store.Dial(bounded(c.t), c.addrs(), o)
-		require.NoError(c.t, err)
-		c.t.Cleanup(func() { _ = s.Close() })
-		return s
+		return c.dial(c.t)
 	}
 	return c.open(c.t, strings.Join(c.etcds(3), ","))
 }
@@ -96,66 +87,58 @@ func silence(proxies ...*testcluster.Proxy) (undo func()) {
 	}
 }
 
-// fault is a fault of one replica or one member. do injects it, and undo ends it.
-type fault struct {
-	name string
-	do   func(c *cluster, i int) (undo func())
+// target is what faults strike: a process, and connections to it or from it.
+type target struct {
+	name    string
+	process *launch.Process // nil: its connections only
+	start   func()
+	proxies []*testcluster.Proxy
 }
 
-var ofReplicas = []fault{
-	{"kill -9 of a replica", func(c *cluster, i int) func() {
-		testcluster.Kill(c.t, c.procs[i])
-		return func() { c.start(c.t, i) }
-	}},
-	{"SIGSTOP of a replica", func(c *cluster, i int) func() {
-		testcluster.Freeze(c.t, c.procs[i])
-		return func() { testcluster.Thaw(c.t, c.procs[i]) }
-	}},
-	{"a replica cut off from etcd", func(c *cluster, i int) func() { return cut(c.clients[i]...) }},
-	{"a replica that receives nothing of etcd", func(c *cluster, i int) func() { return silence(c.clients[i]...) }},
-	{"connections of a replica reset", func(c *cluster, i int) func() {
-		c.fronts[i].Cut(testcluster.RST)
-		for _, p := range c.clients[i] {
-			p.Cut(testcluster.RST)
-		}
-		return func() {}
-	}},
+func (c *cluster) replica(i int) target {
+	return target{"a replica", c.procs[i], func() { c.start(c.t, i) }, c.clients[i]}
 }
 
-// ofFronts are faults in which only clients cannot reach a replica. A leader among them goes on
-// leading, so such a fault must be shorter than the reconnect timeout of sessions.
-var ofFronts = []fault{
-	{"a replica cut off from clients", func(c *cluster, i int) func() { return cut(c.fronts[i]) }},
-	{"a replica that receives nothing of clients", func(c *cluster, i int) func() { return silence(c.fronts[i]) }},
+// front is a replica that only clients cannot reach. A leader goes on leading, so such a fault must be
+// shorter than the reconnect timeout of sessions.
+func (c *cluster) front(i int) target {
+	return target{name: "the clients of a replica", proxies: c.fronts[i : i+1]}
 }
 
-var ofMembers = []fault{
-	{"kill -9 of a member", func(c *cluster, i int) func() {
-		testcluster.Kill(c.t, c.members[i].Process)
-		return func() { c.members[i].start(c.t) }
-	}},
-	{"SIGSTOP of a member", func(c *cluster, i int) func() {
-		testcluster.Freeze(c.t, c.members[i].Process)
-		return func() { testcluster.Thaw(c.t, c.members[i].Process) }
-	}},
-	{"a member cut off", func(c *cluster, i int) func() { return cut(c.of(i)...) }},
-	{"a member that receives nothing", func(c *cluster, i int) func() { return silence(c.of(i)...) }},
-	{"connections of a member reset", func(c *cluster, i int) func() {
-		for _, p := range c.of(i) {
-			p.Cut(testcluster.RST)
-		}
-		return func() {}
-	}},
-}
-
-// of returns all proxies in front of a member.
-func (c *cluster) of(member int) []*testcluster.Proxy {
-	proxies := []*testcluster.Proxy{c.peers[member]}
+func (c *cluster) member(i int) target {
+	m := c.members[i]
+	proxies := []*testcluster.Proxy{c.peers[i]}
 	for _, who := range c.clients {
-		proxies = append(proxies, who[member])
+		proxies = append(proxies, who[i])
 	}
-	return proxies
+	return target{"a member", m.Process, func() { m.start(c.t) }, proxies}
 }
+
+// faults are those of processes, and then those of connections. do injects one, and undo ends it.
+var faults = []struct {
+	name string
+	do   func(t testing.TB, x target) (undo func())
+}{
+	{"kill -9", func(t testing.TB, x target) func() {
+		testcluster.Kill(t, x.process)
+		return x.start
+	}},
+	{"SIGSTOP", func(t testing.TB, x target) func() {
+		testcluster.Freeze(t, x.process)
+		return func() { testcluster.Thaw(t, x.process) }
+	}},
+	{"cut off", func(_ testing.TB, x target) func() { return cut(x.proxies...) }},
+	{"no data", func(_ testing.TB, x target) func() { return silence(x.proxies...) }},
+	{"reset", func(_ testing.TB, x target) func() {
+		for _, p := range x.proxies {
+			p.Cut(testcluster.RST)
+		}
+		return func() {}
+	}},
+}
+
+// ofConnections is the number of faults of processes.
+const ofConnections = 2
 
 // etcdLeader returns the index of the member that leads etcd, or 0 if it is unknown.
 func (c *cluster) etcdLeader() int {
@@ -184,27 +167,32 @@ func (c *cluster) strike(soak bool, kinds map[string]int) {
 	var undo []func()
 	leader := c.leader(c.t)
 	which, d := rand.IntN(10), lasts(soak)
+	strike := func(x target, i int) {
+		f := faults[rand.IntN(len(faults))]
+		if x.process == nil {
+			f, d = faults[ofConnections+rand.IntN(len(faults)-ofConnections)], lasts(false)
+		}
+		c.t.Logf("%s of %s, %d; %d leads; for %v", f.name, x.name, i, leader, d)
+		kinds[f.name+" of "+x.name]++
+		undo = append(undo, f.do(c.t, x))
+	}
 	if which < 7 {
-		i, whose := leader, "the leader"
+		i := leader
 		if rand.IntN(3) == 0 {
-			i, whose = (leader+1)%3, "a standby"
+			i = (leader + 1) % 3
 		}
-		f := ofReplicas[rand.IntN(len(ofReplicas))]
+		x := c.replica(i)
 		if rand.IntN(4) == 0 {
-			f, d = ofFronts[rand.IntN(len(ofFronts))], lasts(false)
+			x = c.front(i)
 		}
-		c.t.Logf("%s, %d; %d leads; for %v", f.name, i, leader, d)
-		kinds[f.name+": "+whose]++
-		undo = append(undo, f.do(c, i))
+		strike(x, i)
 	}
 	if which > 4 {
-		f, i, whose := ofMembers[rand.IntN(len(ofMembers))], rand.IntN(3), "any"
+		i := rand.IntN(3)
 		if rand.IntN(2) == 0 {
-			i, whose = c.etcdLeader(), "etcd's leader"
+			i = c.etcdLeader()
 		}
-		c.t.Logf("%s, %d; for %v", f.name, i, d)
-		kinds[f.name+": "+whose]++
-		undo = append(undo, f.do(c, i))
+		strike(c.member(i), i)
 	}
 	<-time.After(d)
 	for _, f := range undo {
@@ -213,36 +201,20 @@ func (c *cluster) strike(soak bool, kinds map[string]int) {
 	<-time.After(time.Duration(rand.IntN(300)) * time.Millisecond)
 }
 
-// TestFaults checks that, while processes of all kinds fail under a mixed load, no rank is lost,
-// each add is counted once, each record has one outcome, and the histories of all clients are
-// linearizable. With MUSTER_SOAK=1 it injects a thousand faults instead of ten.
+// TestFaults checks that, while processes of all kinds fail under a mixed load, no rank is lost, and the
+// histories of all clients are linearizable. With MUSTER_SOAK=1 it injects a thousand faults instead of
+// ten.
 func TestFaults(t *testing.T) {
-	faults, soak := 10, os.Getenv("MUSTER_SOAK") != ""
-	if soak {
-		faults = 1000
-	}
 	kinds := map[string]int{}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(faults)*testTimeout)
-	defer cancel()
 	c := newCluster(t)
 	c.leader(t)
-	l := newLoad(ctx, t, 3, time.Minute, c.client)
-	h, began := linear.NewHistory(), time.Now()
-	outcomes := make([][]error, 3)
-	for i := range 4 {
-		s := c.client(i)
-		l.running.Go(func() { calls(ctx, l, h, s, began) })
-	}
-	for i := range outcomes {
-		s := c.client(i)
-		l.running.Go(func() { l.fails("records", deadlines(ctx, l, s, i, outcomes)) })
-	}
+	l := newLoad(t, 4, c.client)
 	l.more(20)
-	for n := range faults {
+	for n := range testcluster.Form(10, 1000) {
 		if l.over.Load() {
 			break
 		}
-		c.strike(soak, kinds)
+		c.strike(testcluster.Soak(), kinds)
 		if n%10 == 9 {
 			l.more(10)
 		}
@@ -250,70 +222,6 @@ func TestFaults(t *testing.T) {
 	l.more(20)
 	l.end()
 	t.Log("faults:", kinds)
-	compare(t, outcomes)
-	n, unknown := h.Counts()
-	t.Logf("%d calls, %d of them with an unknown outcome", n, unknown)
-	require.Greater(t, n, 200)
-	require.Empty(t, h.Check())
-}
-
-// deadlines runs barriers of one rank with deadlines that may pass, and records their outcomes.
-func deadlines(ctx context.Context, l *load, s *store.Store, rank int, outcomes [][]error) error {
-	membership, err := s.Join(ctx, wire.Contribution{Group: "deadlines", Rank: rank, Size: len(outcomes)}, nil)
-	if err != nil {
-		return err
-	}
-	for seq := uint64(1); !l.over.Load(); seq++ {
-		one, cancel := context.WithTimeout(ctx, time.Duration(5+rand.IntN(500))*time.Millisecond)
-		_, err := s.Collect(one, wire.Contribution{Generation: membership.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil)
-		cancel()
-		outcomes[rank] = append(outcomes[rank], err)
-	}
-	return nil
-}
-
-// compare checks that all ranks that know the outcome of a record have the same one.
-func compare(t *testing.T, outcomes [][]error) {
-	t.Helper()
-	count := map[string]int{}
-	for seq := range min(len(outcomes[0]), len(outcomes[1]), len(outcomes[2])) {
-		var first *string
-		for rank := range outcomes {
-			err := outcomes[rank][seq]
-			said := "success"
-			if e, ok := errors.AsType[*store.Error](err); ok && e.Failure != nil {
-				said = fmt.Sprintf("%+v", *e.Failure)
-				count[e.Code.String()]++
-			} else if err != nil {
-				count["unknown"]++
-				continue
-			} else {
-				count["success"]++
-			}
-			if first == nil {
-				first = &said
-			}
-			assert.Equal(t, *first, said, "record %d, rank %d", seq+1, rank)
-		}
-	}
-	t.Log("outcomes of records:", count)
-	require.Positive(t, count["success"])
-}
-
-// period is the time after which clients switch to other keys, so that the history of each key is
-// short.
-const period = 2 * time.Second
-
-// calls makes calls of a client until the end of the load.
-func calls(ctx context.Context, l *load, h *linear.History, s *store.Store, began time.Time) {
-	chance := rand.New(rand.NewPCG(rand.Uint64(), 0))
-	c := h.Client(s, chance)
-	for !l.over.Load() {
-		one, cancel := context.WithTimeout(ctx, time.Duration(20+chance.IntN(3000))*time.Millisecond)
-		c.Call(one, fmt.Sprintf("key %d of %d", chance.IntN(3), time.Since(began)/period))
-		cancel()
-		<-time.After(time.Duration(chance.IntN(10)) * time.Millisecond)
-	}
 }
 
 // TestSilentMember checks that a member of etcd that neither answers nor refuses connections does
@@ -322,7 +230,7 @@ func TestSilentMember(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.leader(t)
-	l := newLoad(bounded(t), t, 2, time.Minute, c.client)
+	l := newLoad(t, 2, c.client)
 	l.more(20)
 	revision := func() int64 {
 		resp, err := c.find.Get(bounded(t), c.options.Root+"leader")

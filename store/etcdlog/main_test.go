@@ -52,10 +52,11 @@ func executable() string { return cmp.Or(os.Getenv("MUSTER_TEST_ETCD"), "etcd") 
 // have whole seconds, and at least one.
 func etcd(t testing.TB, flags ...string) []*member {
 	t.Helper()
-	return etcdBehind(t, 1, func(peer string) string { return peer }, flags...)
+	return etcdBehind(t, 1, nil, flags...)
 }
 
-// etcdBehind is etcd with n members, which reach each other at the addresses that front returns.
+// etcdBehind is etcd with n members, which reach each other at the addresses that front returns; nil:
+// at their own.
 func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...string) []*member {
 	t.Helper()
 	if _, err := exec.LookPath(executable()); err != nil {
@@ -65,7 +66,9 @@ func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...st
 	var peers []string
 	for i := range members {
 		members[i] = &member{name: fmt.Sprint("m", i), client: testcluster.Port(t), peer: testcluster.Port(t), dir: testcluster.Scratch(t)}
-		members[i].front = front(members[i].peer)
+		if members[i].front = members[i].peer; front != nil {
+			members[i].front = front(members[i].peer)
+		}
 		peers = append(peers, members[i].name+"=http://"+members[i].front)
 	}
 	for _, m := range members {
@@ -74,7 +77,7 @@ func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...st
 			"--listen-client-urls", "http://" + m.client, "--advertise-client-urls", "http://" + m.client,
 			"--listen-peer-urls", "http://" + m.peer, "--initial-advertise-peer-urls", "http://" + m.front,
 			"--initial-cluster", strings.Join(peers, ","), "--initial-cluster-state", "new",
-			"--heartbeat-interval", "50", "--election-timeout", "500", "--max-request-bytes", fmt.Sprint(40 << 20), "--quota-backend-bytes", fmt.Sprint(8 << 30),
+			"--heartbeat-interval", "50", "--election-timeout", "500", "--quota-backend-bytes", fmt.Sprint(8 << 30),
 		}, flags...)
 		m.start(t)
 	}

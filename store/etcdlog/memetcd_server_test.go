@@ -16,8 +16,7 @@ import (
 )
 
 // memEtcd is an etcd in memory: the subset that a store uses. It has linearizable reads, also of earlier
-// revisions, transactions that compare modification revisions, watches from a revision on, and
-// compaction.
+// revisions, transactions that compare revisions, watches from a revision on, and compaction.
 //
 // A memTransport carries requests and responses, and injects faults: requests may be delayed, lost,
 // carried out without an answer, or carried out after their caller has given up.
@@ -45,6 +44,13 @@ type memTransport interface {
 	// Deliver returns nil when a watch response may reach the client. An error ends the watch.
 	Deliver(ctx context.Context) error
 }
+
+// direct is a memTransport without faults.
+type direct struct{}
+
+func (direct) Call(_ context.Context, do func()) error { do(); return nil }
+
+func (direct) Deliver(ctx context.Context) error { return ctx.Err() }
 
 // Client returns a client that uses e over w. It has no connection, and need not be closed.
 func (e *memEtcd) Client(w memTransport) *clientv3.Client {
@@ -74,6 +80,13 @@ func (e *memEtcd) Revision() int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.rev
+}
+
+// Keys returns the keys with a prefix, sorted.
+func (e *memEtcd) Keys(prefix string) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.keysAt([]byte(prefix), []byte(clientv3.GetPrefixRangeEnd(prefix)), e.rev)
 }
 
 // versionAt returns the version of a key at a revision, or nil.
@@ -107,17 +120,6 @@ func in(k, key, end []byte) bool {
 
 func (e *memEtcd) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: e.rev} }
 
-// check returns the error of a request for a revision that is not there.
-func (e *memEtcd) check(r *pb.RangeRequest) error {
-	switch rev := r.Revision; {
-	case rev > e.rev:
-		return rpctypes.ErrGRPCFutureRev
-	case rev > 0 && rev < e.compacted:
-		return rpctypes.ErrGRPCCompacted
-	}
-	return nil
-}
-
 // get reads at the revision of the request, or at the current one.
 func (e *memEtcd) get(r *pb.RangeRequest, current int64) *pb.RangeResponse {
 	rev := cmp.Or(r.Revision, current)
@@ -130,19 +132,13 @@ func (e *memEtcd) get(r *pb.RangeRequest, current int64) *pb.RangeResponse {
 			resp.More = true
 			continue
 		}
-		kv := copyOf(e.versionAt(k, rev))
+		kv := *e.versionAt(k, rev)
 		if r.KeysOnly {
 			kv.Value = nil
 		}
-		resp.Kvs = append(resp.Kvs, kv)
+		resp.Kvs = append(resp.Kvs, &kv)
 	}
 	return resp
-}
-
-func copyOf(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
-	return &mvccpb.KeyValue{
-		Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version,
-	}
 }
 
 // put and remove make changes at revision rev, which the caller then makes current.
@@ -168,7 +164,7 @@ func (e *memEtcd) change(how mvccpb.Event_EventType, kv *mvccpb.KeyValue) {
 }
 
 // txn carries out a transaction, at one revision.
-func (e *memEtcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
+func (e *memEtcd) txn(r *pb.TxnRequest) *pb.TxnResponse {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	resp := &pb.TxnResponse{Succeeded: true}
@@ -178,13 +174,6 @@ func (e *memEtcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	ops := r.Success
 	if !resp.Succeeded {
 		ops = r.Failure
-	}
-	for _, op := range ops {
-		if r := op.GetRequestRange(); r != nil {
-			if err := e.check(r); err != nil {
-				return nil, err
-			}
-		}
 	}
 	before := len(e.events)
 	for _, op := range ops {
@@ -213,7 +202,7 @@ func (e *memEtcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 		e.changed = make(chan struct{})
 	}
 	resp.Header = e.header()
-	return resp, nil
+	return resp
 }
 
 // compare evaluates a comparison of a key's revision of modification or creation, which is 0 for a
@@ -233,17 +222,16 @@ func (e *memEtcd) compare(c *pb.Compare) bool {
 		return rev == want
 	case pb.Compare_GREATER:
 		return rev > want
-	case pb.Compare_LESS:
-		return rev < want
 	}
-	return rev != want
+	panic("memetcd: no such comparison")
 }
 
 // memClient is a pb.KVClient and a clientv3.Watcher.
 type memClient struct {
-	pb.KVClient // panics on methods other than those below
-	etcd        *memEtcd
-	transport   memTransport
+	pb.KVClient // both panic on methods other than those below
+	clientv3.Watcher
+	etcd      *memEtcd
+	transport memTransport
 }
 
 // call sends a request through the transport.
@@ -261,41 +249,23 @@ func (c *memClient) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.Cal
 	return call(ctx, c, func() (*pb.RangeResponse, error) {
 		c.etcd.mu.Lock()
 		defer c.etcd.mu.Unlock()
-		return c.etcd.get(r, c.etcd.rev), c.etcd.check(r)
+		if r.Revision > 0 && r.Revision < c.etcd.compacted {
+			return nil, rpctypes.ErrGRPCCompacted
+		}
+		return c.etcd.get(r, c.etcd.rev), nil
 	})
 }
 
 // Txn implements pb.KVClient.
 func (c *memClient) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
-	return call(ctx, c, func() (*pb.TxnResponse, error) { return c.etcd.txn(r) })
+	return call(ctx, c, func() (*pb.TxnResponse, error) { return c.etcd.txn(r), nil })
 }
 
-// Put implements pb.KVClient.
-func (c *memClient) Put(ctx context.Context, r *pb.PutRequest, _ ...grpc.CallOption) (*pb.PutResponse, error) {
-	resp, err := c.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: r}}}})
-	if err != nil {
-		return nil, err
-	}
-	return &pb.PutResponse{Header: resp.Header}, nil
-}
-
-// DeleteRange implements pb.KVClient.
-func (c *memClient) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ...grpc.CallOption) (*pb.DeleteRangeResponse, error) {
-	resp, err := c.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: r}}}})
-	if err != nil {
-		return nil, err
-	}
-	return &pb.DeleteRangeResponse{Header: resp.Header, Deleted: resp.Responses[0].GetResponseDeleteRange().Deleted}, nil
-}
-
-// Watch implements clientv3.Watcher. It owns a goroutine until ctx or the watch ends.
+// Watch implements clientv3.Watcher, from a revision on. It owns a goroutine until ctx or the watch ends.
 func (c *memClient) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	op := clientv3.OpGet(key, opts...)
 	responses := make(chan clientv3.WatchResponse)
 	next := op.Rev()
-	if next == 0 {
-		next = c.etcd.Revision() + 1
-	}
 	go func() {
 		defer close(responses)
 		for {
@@ -344,9 +314,3 @@ func (e *memEtcd) since(rev int64, key, end []byte) (*clientv3.WatchResponse, <-
 	}
 	return resp, nil
 }
-
-// RequestProgress implements clientv3.Watcher.
-func (c *memClient) RequestProgress(context.Context) error { return nil }
-
-// Close implements clientv3.Watcher.
-func (c *memClient) Close() error { return nil }

@@ -31,8 +31,6 @@ type Options struct {
 	// not block, and owns s.
 	OnStatus func(s *store.ReplicationStatus)
 	Logger   *slog.Logger // default: discards
-
-	reportInterval time.Duration // time between two reports of a standby
 }
 
 func (o *Options) withDefaults() Options {
@@ -44,7 +42,6 @@ func (o *Options) withDefaults() Options {
 	own.FailureTimeout = cmp.Or(own.FailureTimeout, 700*time.Millisecond)
 	own.OutageTimeout = cmp.Or(own.OutageTimeout, 5*time.Second)
 	own.MaxValueBytes = cmp.Or(own.MaxValueBytes, 1<<20)
-	own.reportInterval = cmp.Or(own.reportInterval, reportInterval)
 	own.Logger = cmp.Or(own.Logger, slog.New(slog.DiscardHandler))
 	return own
 }

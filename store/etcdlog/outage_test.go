@@ -1,10 +1,10 @@
 package etcdlog_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,14 +14,13 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/etcdlog"
 )
 
 // nothing asserts that no call is answered, neither of an existing client nor of a new one.
 func (r *replicas) nothing(t *testing.T, s *store.Store) {
 	t.Helper()
 	testcluster.AtOnce(t, maps.All(map[string]func(ctx context.Context) error{
-		"get":    func(ctx context.Context) error { _, err := s.Get(ctx, "held"); return err },
+		"get":    func(ctx context.Context) error { _, err := s.Get(ctx, "key"); return err },
 		"set":    func(ctx context.Context) error { return s.Set(ctx, "outage", []byte("x"), nil) },
 		"status": func(ctx context.Context) error { _, err := s.Status(ctx, ""); return err },
 		"dial": func(ctx context.Context) error {
@@ -39,76 +38,54 @@ func (r *replicas) nothing(t *testing.T, s *store.Store) {
 }
 
 // TestEtcdAway checks that no call is answered while etcd is unavailable, even after the leader has
-// given up, and that all calls succeed afterwards.
+// given up, and that all calls succeed afterwards. Compacting the history of an etcd without space does
+// no harm.
 func TestEtcdAway(t *testing.T) {
 	t.Parallel()
-	r, members := threeReplicas(t)
+	r, members := threeReplicas(t, "--quota-backend-bytes", "60000000")
 	r.leader(t)
-	l := newLoad(bounded(t), t, 3, time.Minute, r.ways(t, members))
-	s := r.dial(t)
+	l := newLoad(t, 3, r.ways(t, members))
+	s, c, m := r.dial(t), client(t, members), members[0]
 	l.more(20)
-	for _, away := range []time.Duration{r.options.OutageTimeout / 2, 3 * r.options.OutageTimeout} {
-		testcluster.Kill(t, members[0].Process)
+	for _, x := range []struct {
+		name       string
+		begin, end func()
+		lasts      time.Duration
+	}{
+		{"it ends, for a moment", func() { testcluster.Kill(t, m.Process) }, func() { m.start(t) }, r.options.OutageTimeout / 2},
+		{"it ends", func() { testcluster.Kill(t, m.Process) }, func() { m.start(t) }, 3 * r.options.OutageTimeout},
+		{"it is stopped", func() { testcluster.Freeze(t, m.Process) }, func() { testcluster.Thaw(t, m.Process) }, 3 * r.options.OutageTimeout},
+		{"it has no space", func() { fill(t, c) }, func() { clean(t, c, m) }, 3 * r.options.OutageTimeout},
+	} {
+		t.Log(x.name)
+		x.begin()
+		<-time.After(x.lasts)
 		r.nothing(t, s)
-		<-time.After(away)
-		r.nothing(t, s)
-		members[0].start(t)
+		x.end()
 		l.more(20)
 	}
-	testcluster.Freeze(t, members[0].Process)
-	<-time.After(3 * r.options.OutageTimeout)
-	r.nothing(t, s)
-	testcluster.Thaw(t, members[0].Process)
-	l.more(20)
 	l.end()
 }
 
-// TestNoSpace checks that an etcd without space behaves like one that is unavailable, until its
-// alarm is cleared. Compacting its history meanwhile does no harm.
-func TestNoSpace(t *testing.T) {
-	t.Parallel()
-	r, members := threeReplicas(t, "--quota-backend-bytes", "6000000")
-	r.leader(t)
-	l := newLoad(bounded(t), t, 3, time.Minute, r.ways(t, members))
-	s := r.dial(t)
-	l.more(20)
-	c := client(t, members)
+// fill puts keys until etcd has no space.
+func fill(t *testing.T, c *clientv3.Client) {
+	t.Helper()
 	var err error
 	for i := 0; err == nil; i++ {
-		_, err = c.Put(bounded(t), fmt.Sprint("filling/", i), string(bytes.Repeat([]byte("x"), 500_000)))
+		_, err = c.Put(bounded(t), fmt.Sprint("filling/", i), strings.Repeat("x", 1_000_000))
 	}
 	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
-	<-time.After(2 * r.options.OutageTimeout)
-	r.nothing(t, s)
+}
+
+// clean undoes fill.
+func clean(t *testing.T, c *clientv3.Client, m *member) {
+	t.Helper()
 	resp, err := c.Delete(bounded(t), "filling/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	_, err = c.Compact(bounded(t), resp.Header.Revision, clientv3.WithCompactPhysical())
 	require.NoError(t, err)
-	_, err = c.Defragment(bounded(t), members[0].client)
+	_, err = c.Defragment(bounded(t), m.client)
 	require.NoError(t, err)
 	_, err = c.AlarmDisarm(bounded(t), &clientv3.AlarmMember{})
 	require.NoError(t, err)
-	l.more(20)
-	l.end()
-}
-
-// TestOwnCallsEndInTime checks that a call in the leader's process ends with its context, even
-// while etcd does not answer. A change may have taken effect then.
-func TestOwnCallsEndInTime(t *testing.T) {
-	t.Parallel()
-	members := etcd(t)
-	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), OutageTimeout: testTimeout}))
-	require.NoError(t, s.Set(bounded(t), "key", []byte("before"), nil))
-	testcluster.Freeze(t, members[0].Process)
-	began := time.Now()
-	err := s.Set(within(t, 200*time.Millisecond), "key", []byte("after"), nil)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorIs(t, err, store.ErrUnknown)
-	_, err = s.Get(within(t, 200*time.Millisecond), "key")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	_, err = s.Wait(within(t, 200*time.Millisecond), "key")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Less(t, time.Since(began), 5*time.Second)
-	testcluster.Thaw(t, members[0].Process)
-	has(t, s, "key", []byte("after"))
 }

@@ -2,14 +2,17 @@ package etcdlog_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
 // simClient is a client with one session, which it resumes at the present leader, and one call at a
-// time, which it repeats until it has an answer.
+// time, which it repeats until it has an answer. It is a store.Engine.
 type simClient struct {
 	w      *world
 	id     int
@@ -27,8 +30,26 @@ func newClient(w *world, id int, c *chance) *simClient {
 	return &simClient{w: w, id: id, chance: c, next: id, dead: make(chan struct{})}
 }
 
+// Do implements store.Engine. The outcome of a call is unknown if the schedule has ended, or the client
+// was killed.
+func (c *simClient) Do(_ context.Context, req *wire.Request, rep *wire.Reply) error {
+	latest := c.w.audit.latestChange()
+	got := c.call(*req)
+	if got == nil {
+		return store.ErrUnknown
+	}
+	*rep = *got
+	if req.Op != wire.OpJoin && req.Op != wire.OpCollect {
+		c.w.audit.answered(latest, req, rep)
+	}
+	return nil
+}
+
+// Close implements store.Engine.
+func (c *simClient) Close() error { return nil }
+
 // call returns the answer to a request, or nil if the schedule has ended, or the client was killed.
-func (c *simClient) call(req wire.Request, timeout time.Duration) *wire.Reply {
+func (c *simClient) call(req wire.Request) *wire.Reply {
 	c.lastID++
 	req.ID = c.lastID
 	if req.Op.Numbered() {
@@ -44,7 +65,7 @@ func (c *simClient) call(req wire.Request, timeout time.Duration) *wire.Reply {
 		}
 		answers, conn := make(chan *wire.Reply, 1), c.conn
 		c.w.running.Go(func() { conn.comes(req, answers) })
-		if rep, ok, ended := await(c, answers, conn.broken, timeout); ok || ended {
+		if rep, ok, ended := await(c, answers, conn.broken.Done(), c.answerTimeout()); ok || ended {
 			return rep
 		}
 		c.leave()
@@ -63,7 +84,7 @@ func await[T any](c *simClient, answers <-chan T, broken <-chan struct{}, timeou
 	case <-timer.C:
 	case <-c.dead:
 		ended = true
-	case <-c.w.over:
+	case <-c.w.over.Done():
 		ended = true
 	}
 	return answer, false, ended
@@ -103,7 +124,7 @@ func (c *simClient) connect() bool {
 				if conn != nil {
 					conn.closed()
 				}
-			case <-c.w.over:
+			case <-c.w.over.Done():
 			}
 		})
 		if ended {
@@ -135,73 +156,50 @@ func (c *simClient) answerTimeout() time.Duration {
 	return c.chance.between(time.Second, 3*time.Second)
 }
 
-// reads is the last kind of errand.
-const reads = 7
-
 // errands makes calls that use keys.
 func (c *simClient) errands() {
-	a := c.w.audit
-	for n := 1; !c.w.stopping() && c.w.sleep(c.chance.between(0, 30*time.Millisecond)); n++ {
-		key := fmt.Sprint("key ", c.chance.upTo(3))
-		what := c.chance.upTo(reads + 1)
+	defer c.leave()
+	s := store.New(c)
+	calls := c.w.history.Client(s, c.chance.Rand)
+	for n := 1; c.w.stop.Err() == nil && c.w.sleep(c.chance.between(0, 30*time.Millisecond)); n++ {
+		key, what := simKeys[c.chance.IntN(3)], c.chance.IntN(9)
 		if c.w.quiet && c.chance.is(0.95) {
-			what = reads
+			what = 8
 		}
 		switch what {
 		case 0, 1:
-			value := fmt.Appendf(nil, "%d by %d", n, c.id)
-			if c.chance.is(0.3) {
-				value = append(value, make([]byte, valueBytes)...)
-			}
-			m := a.begins(key)
-			if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: value}, c.answerTimeout()); rep != nil {
-				a.changed(m, value, rep)
-			}
+			_ = s.Set(context.Background(), "large", make([]byte, valueBytes), nil)
 		case 2:
-			m := a.begins(countKey)
-			if rep := c.call(wire.Request{Op: wire.OpAdd, Key: countKey, Add: 1}, c.answerTimeout()); rep != nil {
-				a.addedOne(m, rep)
-			}
-		case 3:
-			token := fmt.Sprint(c.id, ".", n)
-			m := a.begins(tokensKey)
-			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token + " ")}, c.answerTimeout()); rep != nil {
-				a.appended(m, token, rep)
-			}
-		case 4:
-			c.fleeting(n)
+			c.fleeting(s, n)
+		case 3, 4, 5:
+			calls.Call(context.Background(), key)
 		default:
-			m := a.begins(key)
-			if rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.answerTimeout()); rep != nil {
-				a.read(m, rep)
-			}
+			calls.Do(context.Background(), wire.OpGet, key)
 		}
 	}
-	c.leave()
 }
 
 // fleeting sets an entry with a TTL, and checks whether it exists.
-func (c *simClient) fleeting(n int) {
+func (c *simClient) fleeting(s *store.Store, n int) {
 	ttl := c.chance.between(200*time.Millisecond, lastTTL)
 	key, began := fmt.Sprint("fleeting ", c.id, " ", n), time.Now()
-	if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: []byte("x"), TTL: ttl}, c.answerTimeout()); rep == nil {
+	if s.Set(context.Background(), key, []byte("x"), &store.SetOptions{TTL: ttl}) != nil {
 		return
 	}
 	c.w.audit.fleets(key)
 	c.w.sleep(c.chance.between(0, ttl))
-	rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.answerTimeout())
-	if rep != nil && rep.Code == wire.CodeNotFound && time.Since(began) < ttl {
+	if _, err := s.Get(context.Background(), key); errors.Is(err, store.ErrNotFound) && time.Since(began) < ttl {
 		c.w.audit.breaks("T2 an entry is there for as long as it was to be", "%s is gone after %v of %v", key, time.Since(began), ttl)
 	}
 }
 
-// rank runs a member of a group, which runs all-gathers round by round. Rank 0 says which round is
-// the last.
+// rank runs a member of a group, which runs all-gathers round by round, and barriers that may time out
+// in between. Rank 0 says which round is the last.
 func (c *simClient) rank(rank, size int) {
 	defer c.leave()
 	a := c.w.audit
 	member := wire.Contribution{Group: "group", Run: "run", Rank: rank, Size: size, Label: fmt.Sprint("rank ", rank), Root: -1}
-	rep := c.call(wire.Request{Op: wire.OpJoin, Group: member, Value: []byte("member"), Claim: []byte{byte(rank + 1)}, Attempt: 1}, c.answerTimeout())
+	rep := c.call(wire.Request{Op: wire.OpJoin, Group: member, Value: []byte("member"), Claim: []byte{byte(rank + 1)}, Attempt: 1})
 	if rep == nil {
 		return
 	}
@@ -209,19 +207,24 @@ func (c *simClient) rank(rank, size int) {
 		a.breaks("G1 a group of ranks that are there is formed", "rank %d: %s %s", rank, rep.Code, rep.Detail)
 		return
 	}
-	gen := rep.Rev
+	vote := wire.Contribution{Generation: rep.Rev, Rank: rank, Root: -1}
 	for round := 1; c.w.sleep(c.w.rest(c.chance)); round++ {
 		goesOn := "and on"
-		if rank == 0 && c.w.stopping() {
+		if rank == 0 && c.w.stop.Err() != nil {
 			goesOn = "the last"
 		}
 		payload := fmt.Sprintf("round %d of rank %d, %s", round, rank, goesOn)
-		rep := c.call(wire.Request{
-			Op: wire.OpCollect, Value: []byte(payload),
-			Group: wire.Contribution{Generation: gen, Rank: rank, Root: -1, Seq: uint64(round), Verb: "allgather", Want: wire.WantAll, Type: "text"},
-		}, c.chance.between(time.Second, 5*time.Second))
-		if rep == nil || !a.gathered(gen, round, rank, size, payload, rep) || bytes.HasSuffix(rep.Values[0], []byte("the last")) {
+		vote.Verb, vote.Want, vote.Type = "allgather", wire.WantAll, "text"
+		vote.Seq++
+		rep := c.call(wire.Request{Op: wire.OpCollect, Value: []byte(payload), Group: vote})
+		if rep == nil || !a.gathered(vote.Seq, rank, size, payload, rep) || bytes.HasSuffix(rep.Values[0], []byte("the last")) {
 			return
 		}
+		vote.Verb, vote.Want, vote.Type = "barrier", wire.WantNothing, ""
+		vote.Seq++
+		if rep = c.call(wire.Request{Op: wire.OpCollect, Group: vote, Timeout: c.chance.between(time.Millisecond, time.Second)}); rep == nil {
+			return
+		}
+		a.decided(vote.Seq, rep)
 	}
 }

@@ -23,13 +23,13 @@ type proc struct {
 	chance *chance
 	odds   odds
 	etcd   *clientv3.Client
-	runs   gate        // closed by SIGSTOP
-	reach  gate        // closed while etcd is unreachable
-	calm   atomic.Bool // its requests take no time, and all are answered
-	ctx    context.Context
+	runs   gate            // closed by SIGSTOP
+	reach  gate            // closed while etcd is unreachable
+	calm   atomic.Bool     // its requests take no time, and all are answered
+	life   context.Context // until kill
+	die    context.CancelFunc
+	ctx    context.Context // until end, or kill
 	cancel context.CancelFunc
-	dead   chan struct{} // closed by kill
-	once   sync.Once
 	ended  chan struct{}
 
 	mu    sync.Mutex // protects the fields below
@@ -43,14 +43,15 @@ type odds struct{ slow, lost, unanswered, late float64 }
 var _ memTransport = (*proc)(nil)
 
 func newProc(w *world, id, seed int) *proc {
-	p := &proc{w: w, id: id, chance: newChance(seed, id), dead: make(chan struct{}), ended: make(chan struct{}), conns: map[uint64]*conn{}}
+	p := &proc{w: w, id: id, chance: newChance(seed, id), ended: make(chan struct{}), conns: map[uint64]*conn{}}
 	if p.chance.is(0.7) {
 		p.odds = odds{slow: 0.02, lost: 0.002, unanswered: 0.01, late: 0.005}
 	}
 	if w.busy {
 		p.odds.slow = 0.2
 	}
-	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.life, p.die = context.WithCancel(context.Background())
+	p.ctx, p.cancel = context.WithCancel(p.life)
 	p.etcd = w.etcd.Client(p)
 	w.running.Go(func() {
 		defer close(p.ended)
@@ -89,7 +90,7 @@ func (p *proc) serve(m *store.Memory) {
 	p.mu.Unlock()
 	term, cancel := context.WithCancel(p.ctx)
 	var own sync.WaitGroup
-	own.Go(func() { p.own(term, store.New(m)) })
+	own.Go(func() { p.own(term, m) })
 	select {
 	case <-m.Failed():
 	case <-p.ctx.Done():
@@ -102,16 +103,29 @@ func (p *proc) serve(m *store.Memory) {
 	own.Wait()
 }
 
-// own counts in calls of the process itself. These calls have no sequence numbers, so a batch that
-// is applied twice would be visible.
-func (p *proc) own(ctx context.Context, s *store.Store) {
+// own counts in calls of the process itself, which have no sequence numbers: a batch that is applied
+// twice would be visible.
+func (p *proc) own(ctx context.Context, m *store.Memory) {
+	calls := p.w.history.Client(store.New(ownCalls{m, p}), p.chance.Rand)
 	for ctx.Err() == nil && p.w.sleep(p.w.rest(p.chance)) && p.awake() {
-		before := p.w.audit.ownBegins()
-		n, err := s.Add(ctx, ownKey, 1)
-		if err == nil && p.awake() {
-			p.w.audit.ownEnds(before, n)
-		}
+		calls.Do(ctx, wire.OpAdd, ownKey)
 	}
+}
+
+// ownCalls is the store of p for calls of its own. A call whose process has ended, or leads no more, may
+// have taken effect.
+type ownCalls struct {
+	*store.Memory
+	p *proc
+}
+
+// Do implements store.Engine.
+func (o ownCalls) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if err := o.Memory.Do(ctx, req, rep); err != nil || !o.p.awake() {
+		return store.ErrUnknown
+	}
+	o.p.w.audit.count("own")
+	return nil
 }
 
 // serving returns the store that p serves, or nil.
@@ -126,16 +140,11 @@ func (p *proc) serving() *store.Memory {
 
 // awake waits while p is stopped, and reports whether p is alive.
 func (p *proc) awake() bool {
-	waited, ok := p.runs.pass(p.dead)
+	waited, ok := p.runs.pass(p.life.Done())
 	if ok && waited { // pending work continues in any order
 		p.w.sleep(p.chance.between(0, time.Millisecond))
 	}
-	select {
-	case <-p.dead:
-		return false
-	default:
-		return ok
-	}
+	return ok && p.life.Err() == nil
 }
 
 // kill is SIGKILL.
@@ -143,8 +152,7 @@ func (p *proc) kill() {
 	if p == nil {
 		return
 	}
-	p.once.Do(func() { close(p.dead) })
-	p.cancel()
+	p.die()
 	p.hangUp()
 }
 
@@ -189,14 +197,14 @@ func (p *proc) Call(ctx context.Context, do func()) error {
 	answered := make(chan struct{})
 	if !p.chance.is(odds.lost) {
 		p.w.running.Go(func() {
-			if _, ok := p.reach.pass(p.w.over); !ok || !p.w.sleep(there) {
+			if _, ok := p.reach.pass(p.w.over.Done()); !ok || !p.w.sleep(there) {
 				return
 			}
-			if _, ok := p.w.quorum.pass(p.w.over); !ok {
+			if _, ok := p.w.quorum.pass(p.w.over.Done()); !ok {
 				return
 			}
 			do()
-			if _, ok := p.reach.pass(p.w.over); ok && !unanswered && p.w.sleep(back) {
+			if _, ok := p.reach.pass(p.w.over.Done()); ok && !unanswered && p.w.sleep(back) {
 				close(answered)
 			}
 		})
@@ -206,7 +214,7 @@ func (p *proc) Call(ctx context.Context, do func()) error {
 	case <-answered:
 	case <-ctx.Done():
 		err = ctx.Err()
-	case <-p.dead:
+	case <-p.life.Done():
 	}
 	if !p.awake() {
 		return errCutOff
@@ -230,9 +238,7 @@ func (p *proc) delay() time.Duration {
 
 // Deliver implements memTransport.
 func (p *proc) Deliver(ctx context.Context) error {
-	done := make(chan struct{})
-	defer context.AfterFunc(ctx, func() { close(done) })()
-	if _, ok := p.reach.pass(done); !ok {
+	if _, ok := p.reach.pass(ctx.Done()); !ok {
 		return ctx.Err()
 	}
 	if !p.calm.Load() && !p.w.sleep(p.delay()) || !p.awake() {
@@ -246,11 +252,9 @@ type conn struct {
 	p       *proc
 	m       *store.Memory
 	session uint64
-	broken  chan struct{}
-	once    sync.Once
+	broken  context.Context // until breaks
+	breaks  context.CancelFunc
 }
-
-func (c *conn) breaks() { c.once.Do(func() { close(c.broken) }) }
 
 // comes receives a request over c. There is no answer if c is no longer the connection of its
 // session.
@@ -281,7 +285,8 @@ func (p *proc) opens(hello wire.Request, opened chan<- *conn, welcome *wire.Repl
 		return
 	}
 	p.mu.Lock()
-	c := &conn{p: p, m: p.store, session: hello.Resume, broken: make(chan struct{})}
+	c := &conn{p: p, m: p.store, session: hello.Resume}
+	c.broken, c.breaks = context.WithCancel(p.w.over)
 	if c.m != nil && c.session != 0 {
 		// Without this, its client would wait for answers until the session is lost.
 		if before := p.conns[c.session]; before != nil {

@@ -1,6 +1,7 @@
 package etcdlog_test
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/muster-pg/muster/internal/linear"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store/etcdlog"
 )
@@ -61,21 +63,33 @@ func TestSimulation(t *testing.T) {
 type world struct {
 	chance  *chance
 	etcd    *memEtcd
-	busy    bool       // etcd is often slow
-	quiet   bool       // almost all calls are reads
-	quorum  gate       // closed while etcd has no quorum
+	busy    bool // etcd is often slow
+	quiet   bool // almost all calls are reads
+	quorum  gate // closed while etcd has no quorum
+	history *linear.History
 	mu      sync.Mutex // protects procs, which only the driver changes
 	procs   []*proc
 	audit   *audit
 	healed  atomic.Bool // all requests to etcd are answered from now on
 	clients sync.WaitGroup
-	running sync.WaitGroup // all other goroutines
-	stop    chan struct{}  // closed when clients must begin no more calls
-	over    chan struct{}  // closed at the end of the schedule
+	running sync.WaitGroup  // all other goroutines
+	over    context.Context // until the end of the schedule
+	end     context.CancelFunc
+	stop    context.Context // until clients must begin no more calls
+	finish  context.CancelFunc
 }
 
 // simRoot is the root of the simulated store.
 const simRoot = "sim/"
+
+// simKeys are the keys of calls that must be linearizable.
+var simKeys = []string{"key 0", "key 1", "key 2", ownKey}
+
+// ownKey is a key that only processes of the store change.
+const ownKey = "own"
+
+// lastTTL is the longest TTL of an entry.
+const lastTTL = 3 * time.Second
 
 // simOptions are the options of the simulated store. A value of valueBytes is a batch of several
 // parts.
@@ -84,8 +98,11 @@ var simOptions = etcdlog.Options{Root: simRoot, MaxValueBytes: 1000}
 const valueBytes = 3000
 
 func newWorld(seed int) *world {
-	w := &world{chance: newChance(seed, 0), etcd: newMemEtcd(), stop: make(chan struct{}), over: make(chan struct{})}
-	w.audit, w.busy, w.quiet = newAudit(), w.chance.is(0.3), w.chance.is(0.3)
+	w := &world{chance: newChance(seed, 0), etcd: newMemEtcd()}
+	w.over, w.end = context.WithCancel(context.Background())
+	w.stop, w.finish = context.WithCancel(w.over)
+	w.audit, w.history = newAudit(), linear.NewHistory()
+	w.busy, w.quiet = w.chance.is(0.3), w.chance.is(0.3)
 	return w
 }
 
@@ -93,14 +110,14 @@ func newWorld(seed int) *world {
 // must be answered.
 func (w *world) run() {
 	defer func() {
-		close(w.over)
+		w.end()
 		for _, p := range w.procs {
 			p.kill()
 		}
 		w.clients.Wait()
 		w.running.Wait()
 	}()
-	seed := w.chance.upTo(1 << 30)
+	seed := w.chance.IntN(1 << 30)
 	for i := range 3 {
 		w.procs = append(w.procs, newProc(w, i, seed))
 	}
@@ -117,7 +134,7 @@ func (w *world) run() {
 			}
 		})
 	}
-	n := 2 + w.chance.upTo(12)
+	n := 2 + w.chance.IntN(12)
 	for range n {
 		if !w.sleep(w.chance.between(100*time.Millisecond, 1500*time.Millisecond)) || w.audit.failed() {
 			return
@@ -127,9 +144,9 @@ func (w *world) run() {
 	w.sleep(w.chance.between(0, time.Second))
 	w.heal()
 	if w.chance.is(0.3) && w.audit.has("rounds") {
-		w.dies(clients[w.chance.upTo(ranks)])
+		w.dies(clients[w.chance.IntN(ranks)])
 	}
-	close(w.stop)
+	w.finish()
 	done := make(chan struct{})
 	w.running.Go(func() {
 		w.clients.Wait()
@@ -161,14 +178,14 @@ func (w *world) last() {
 
 // fault injects a fault, mostly into the leader.
 func (w *world) fault() {
-	i := w.chance.upTo(len(w.procs))
+	i := w.chance.IntN(len(w.procs))
 	for j, p := range w.procs {
 		if p.serving() != nil && w.chance.is(0.7) {
 			i = j
 		}
 	}
 	p := w.procs[i]
-	switch w.chance.upTo(10) {
+	switch w.chance.IntN(10) {
 	case 0, 1:
 		w.audit.count("kills")
 		p.kill()
@@ -238,7 +255,7 @@ func (w *world) proc(i int) *proc {
 
 // starts starts process i, which has ended.
 func (w *world) starts(i int) {
-	p := newProc(w, i, w.chance.upTo(1<<30))
+	p := newProc(w, i, w.chance.IntN(1<<30))
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.procs[i] = p
@@ -254,7 +271,7 @@ func (w *world) sleep(d time.Duration) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-w.over:
+	case <-w.over.Done():
 		return false
 	}
 }
@@ -267,41 +284,31 @@ func (w *world) rest(c *chance) time.Duration {
 	return c.between(0, 100*time.Millisecond)
 }
 
-// stopping reports whether clients must begin no more calls.
-func (w *world) stopping() bool {
-	select {
-	case <-w.stop:
-		return true
-	case <-w.over:
-		return true
-	default:
-		return false
-	}
-}
-
 // chance is a seeded random source that several goroutines may use.
-type chance struct {
-	mu  sync.Mutex
-	rng *rand.Rand
-}
+type chance struct{ *rand.Rand }
 
 func newChance(seed, of int) *chance {
-	return &chance{rng: rand.New(rand.NewPCG(uint64(seed), uint64(of)))}
+	return &chance{rand.New(&lockedSource{pcg: rand.NewPCG(uint64(seed), uint64(of))})}
 }
 
-// upTo returns one of 0…n-1.
-func (c *chance) upTo(n int) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.rng.IntN(n)
+type lockedSource struct {
+	mu  sync.Mutex
+	pcg *rand.PCG // protected by mu
+}
+
+// Uint64 implements rand.Source.
+func (s *lockedSource) Uint64() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pcg.Uint64()
 }
 
 // is returns true with probability p.
-func (c *chance) is(p float64) bool { return float64(c.upTo(1<<30)) < p*(1<<30) }
+func (c *chance) is(p float64) bool { return c.Float64() < p }
 
 // between returns a duration in [low, high).
 func (c *chance) between(low, high time.Duration) time.Duration {
-	return low + time.Duration(c.upTo(int(high-low)))
+	return low + time.Duration(c.Int64N(int64(high-low)))
 }
 
 // gate is open unless it is shut, as its zero value is.

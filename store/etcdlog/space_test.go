@@ -2,9 +2,7 @@ package etcdlog_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -34,31 +32,18 @@ func (f folding) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *
 // checkpoint and the log up to the next one. A standby follows through all checkpoints. With
 // MUSTER_SOAK=1 the test makes a million changes with checkpoints of the default size.
 func TestSpace(t *testing.T) {
-	changes, fold, part := int64(20_000), int64(200_000), 10_000
-	if os.Getenv("MUSTER_SOAK") != "" {
-		changes, fold, part = 1_000_000, 16<<20, 1<<20
-	}
-	members := etcd(t)
-	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), MaxValueBytes: part}
+	const writers = 50
+	changes, fold, part := testcluster.Form(20_000, 1_000_000), testcluster.Form[int64](200_000, 16<<20), testcluster.Form(10_000, 1<<20)
+	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), MaxValueBytes: part}
 	l, err := etcdlog.Lead(t.Context(), c, "127.0.0.1:1", o)
 	require.NoError(t, err)
-	defer l.Close()
 	m := &store.Memory{Replica: folding{l, fold}}
-	defer m.Close()
 	require.NoError(t, m.Open())
-	follower, s := standing(t, client(t, members), o), store.New(m)
-	var left, grown atomic.Int64
-	left.Store(changes)
-	each(50, func(writer int) {
-		for turn := 0; left.Add(-1) >= 0; turn++ {
-			key := fmt.Sprint("key ", writer, " ", turn%20)
-			if !assert.NoError(t, s.Set(t.Context(), key, make([]byte, 100), nil)) {
-				return
-			}
-			if writer == 0 && turn%100 == 0 {
-				_, log, _ := below(t, c, o.Root)
-				grown.Store(max(grown.Load(), log))
-			}
+	defer m.Close()
+	follower, s := standing(t, c, o), store.New(m)
+	each(writers, func(writer int) {
+		for turn := range changes / writers {
+			assert.NoError(t, s.Set(t.Context(), fmt.Sprint("key ", writer, " ", turn%20), make([]byte, 100), nil))
 		}
 	})
 	var keys, log, checkpoint int64
@@ -68,19 +53,17 @@ func TestSpace(t *testing.T) {
 		due := max(fold, checkpoint)
 		return keys < due/1024+checkpoint/int64(part)+10 && log < due+100_000 && checkpoint < 4_000_000
 	}, "a checkpoint takes the place of the log")
-	t.Logf("%d changes leave %d keys, %d bytes of log (at most %d on the way), a checkpoint of %d", changes, keys, log, grown.Load(), checkpoint)
+	t.Logf("%d changes leave %d keys, %d bytes of log, a checkpoint of %d", changes, keys, log, checkpoint)
 	require.NoError(t, m.Close())
-	next := follower()
-	has(t, next.Store, "one more", []byte{})
+	has(t, follower().Store, "one more", nil)
 }
 
 // below returns the number of keys below a root, and the sizes in bytes of the log and of the
 // checkpoints.
 func below(t testing.TB, c *clientv3.Client, root string) (keys, log, checkpoint int64) {
+	t.Helper()
 	all, err := c.Get(t.Context(), root, clientv3.WithPrefix())
-	if !assert.NoError(t, err) {
-		return 0, 0, 0
-	}
+	require.NoError(t, err)
 	for _, kv := range all.Kvs {
 		switch kind, _, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), root), "/"); kind {
 		case "log":

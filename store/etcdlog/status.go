@@ -19,7 +19,7 @@ import (
 const reportInterval = time.Second
 
 // reportExpiry is the age at which the leader deletes a standby's report.
-func (p *keyspace) reportExpiry() time.Duration { return 5 * p.reportInterval }
+const reportExpiry = 5 * reportInterval
 
 // report is the value of root/standby/ID.
 type report struct {
@@ -52,7 +52,7 @@ func (r *reporter) update(s *standby) { r.progress.Store(&progress{s.next, s.lea
 
 // run reports until ctx ends. A failed attempt is not repeated: the next report is due soon.
 func (r *reporter) run(ctx context.Context) {
-	ticker := time.NewTicker(r.reportInterval)
+	ticker := time.NewTicker(reportInterval)
 	defer ticker.Stop()
 	for lag := uint64(0); ; {
 		x := r.progress.Load()
@@ -97,7 +97,7 @@ func (l *leaderLog) heartbeat() error {
 	ops := []clientv3.Op{clientv3.OpPut(l.beatKey(), ""), clientv3.OpGet(l.standbyPrefix(), clientv3.WithPrefix())}
 	l.mu.Lock()
 	for key, x := range l.standbys {
-		if time.Since(x.changedAt) > l.reportExpiry() {
+		if time.Since(x.changedAt) > reportExpiry {
 			ops = append(ops, clientv3.OpDelete(key))
 		}
 	}
@@ -129,7 +129,7 @@ func (l *Leadership) Status() *store.ReplicationStatus {
 	log.mu.Lock()
 	defer log.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(log.standbys)) {
-		if x := log.standbys[key]; time.Since(x.changedAt) < log.reportExpiry() && key != l.reportKey {
+		if x := log.standbys[key]; time.Since(x.changedAt) < reportExpiry && key != l.reportKey {
 			s.Standbys = append(s.Standbys, store.StandbyStatus{Addr: x.Addr, Lag: x.Lag, Seen: time.Since(x.changedAt)})
 		}
 	}

@@ -2,13 +2,15 @@ package etcdlog_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
 )
@@ -22,76 +24,56 @@ func (deaf) Watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv
 	return c
 }
 
-// replication waits until holds returns true for the replication status of a store.
-func replication(t *testing.T, s *store.Store, what string, holds func(r *store.ReplicationStatus) bool) {
-	t.Helper()
-	var last *store.ReplicationStatus
-	testcluster.Eventually(t, testTimeout, func() bool {
-		all, err := s.Status(bounded(t), "")
-		require.NoError(t, err)
-		last = all.Replication
-		return holds(last)
-	}, what)
-	t.Logf("%s: %+v", what, last)
-}
-
 // TestReplicationStatus checks that the leader returns its term and the standbys with their lags,
-// and that a standby that has ended is removed.
+// that a standby that has ended is removed, and that a standby gets its own lag.
 func TestReplicationStatus(t *testing.T) {
-	t.Parallel()
-	members := etcd(t)
-	find := client(t, members)
-	// The long failure timeout prevents a takeover on a busy machine.
-	o := (&etcdlog.Options{Root: newRoot(), FailureTimeout: 2 * time.Second}).ReportEvery(200 * time.Millisecond)
-	first := standing(t, find, o)()
-	replication(t, first.Store, "it is alone", func(r *store.ReplicationStatus) bool {
-		return r.Leading && r.Leader == "127.0.0.1:1" && r.Term == 1 && r.LeadingFor > 0 && len(r.Standbys) == 0
-	})
-
-	behind := *o
-	received := make(chan *store.ReplicationStatus, 1)
-	behind.OnStatus = func(r *store.ReplicationStatus) {
-		select {
-		case received <- r:
-		default:
+	synctest.Test(t, func(t *testing.T) {
+		etcd, o := newMemEtcd(), &etcdlog.Options{Root: newRoot()}
+		c, hearsNothing := etcd.Client(direct{}), etcd.Client(direct{})
+		hearsNothing.Watcher = deaf{}
+		replication := func(s *term, after time.Duration) *store.ReplicationStatus {
+			time.Sleep(after)
+			all, err := s.Status(t.Context(), "")
+			require.NoError(t, err)
+			return all.Replication
 		}
-	}
-	c := client(t, members)
-	c.Watcher = deaf{c.Watcher}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		_, err := etcdlog.Lead(ctx, c, "127.0.0.1:2", &behind)
-		ended <- err
-	}()
-	r := <-received
-	require.Equal(t, []store.StandbyStatus{{Addr: "127.0.0.1:2"}}, r.Standbys)
-	require.Equal(t, []any{false, "127.0.0.1:1", uint64(1)}, []any{r.Leading, r.Leader, r.Term})
-	require.Less(t, r.LeadingFor, time.Hour)
-	for range 5 {
-		require.NoError(t, first.Set(bounded(t), "key", nil, nil))
-	}
-	replication(t, first.Store, "a standby is behind", func(r *store.ReplicationStatus) bool {
-		return len(r.Standbys) == 1 && r.Standbys[0].Addr == "127.0.0.1:2" && r.Standbys[0].Lag >= 5
-	})
-	second := standing(t, client(t, members), o)
-	replication(t, first.Store, "another one is not", func(r *store.ReplicationStatus) bool {
-		return len(r.Standbys) == 2 && min(r.Standbys[0].Lag, r.Standbys[1].Lag) == 0
-	})
-	cancel()
-	require.ErrorIs(t, <-ended, context.Canceled)
-	replication(t, first.Store, "one has ended", func(r *store.ReplicationStatus) bool {
-		return len(r.Standbys) == 1 && r.Standbys[0].Lag == 0
-	})
+		const reported, expired = 3 * time.Second, 7 * time.Second
+		first := standing(t, c, o)()
+		require.Equal(t, &store.ReplicationStatus{Leading: true, Leader: "127.0.0.1:1", Term: 1, LeadingFor: time.Second}, replication(first, time.Second))
 
-	first.end(t)
-	x := second()
-	replication(t, x.Store, "it has taken over", func(r *store.ReplicationStatus) bool {
-		return r.Leading && r.Term == 2 && len(r.Standbys) == 0
+		var own atomic.Pointer[store.ReplicationStatus]
+		behind := *o
+		behind.OnStatus = own.Store
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			_, err := etcdlog.Lead(ctx, hearsNothing, "127.0.0.1:2", &behind)
+			assert.ErrorIs(t, err, context.Canceled)
+		}()
+		synctest.Wait()
+		require.Equal(t, &store.ReplicationStatus{Leader: "127.0.0.1:1", Term: 1, LeadingFor: time.Second, Standbys: []store.StandbyStatus{{Addr: "127.0.0.1:2"}}}, own.Load())
+		for range 5 {
+			require.NoError(t, first.Set(t.Context(), "key", nil, nil))
+		}
+		r := replication(first, reported)
+		require.Len(t, r.Standbys, 1)
+		require.Equal(t, "127.0.0.1:2", r.Standbys[0].Addr)
+		require.GreaterOrEqual(t, r.Standbys[0].Lag, uint64(5))
+		require.Equal(t, r.Standbys[0].Lag, own.Load().Standbys[0].Lag)
+
+		second := standing(t, c, o)
+		r = replication(first, reported)
+		require.Len(t, r.Standbys, 2)
+		require.Zero(t, min(r.Standbys[0].Lag, r.Standbys[1].Lag), "another one is not behind")
+		cancel()
+		r = replication(first, expired)
+		require.Len(t, r.Standbys, 1)
+		require.Zero(t, r.Standbys[0].Lag)
+
+		first.end(t)
+		r = replication(second(), expired)
+		require.True(t, r.Leading)
+		require.EqualValues(t, 2, r.Term)
+		require.Empty(t, r.Standbys)
+		require.Empty(t, keysBelow(t, c, o.Root+"standby/"))
 	})
-	testcluster.Eventually(t, testTimeout, func() bool {
-		resp, err := find.Get(bounded(t), o.Root+"standby/", clientv3.WithPrefix(), clientv3.WithCountOnly())
-		require.NoError(t, err)
-		return resp.Count == 0
-	}, "no key of a standby is left")
 }

@@ -2,7 +2,9 @@ package etcdlog_test
 
 import (
 	"context"
+	"errors"
 	"io"
+	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,8 +19,7 @@ import (
 )
 
 // TestReplacedLeader checks that a leader that another process has replaced acknowledges nothing,
-// and answers no read, even if only the request itself makes it contact etcd. Later, each operation
-// fails.
+// and answers no read, even if only the request itself makes it contact etcd.
 func TestReplacedLeader(t *testing.T) {
 	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), FailureTimeout: time.Hour}
 	before := lead(t, c, o)
@@ -32,16 +33,8 @@ func TestReplacedLeader(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, etcdlog.ErrReplaced.Error())
 	<-before.Failed()
-	for op := wire.OpHello; op <= wire.OpStacks; op++ {
-		req := &wire.Request{
-			Op: op, ID: 1, Key: "key", Keys: []string{"key"}, Value: []byte("v"), TTL: time.Second, Timeout: time.Minute,
-			Group: wire.Contribution{Group: "g", Run: "r", Size: 2, Generation: 1, Seq: 1, Verb: "v"},
-		}
-		require.ErrorIs(t, s.Do(bounded(t), req, new(wire.Reply)), store.ErrUnavailable, op)
-	}
-	v, err := store.New(after).Get(t.Context(), "key")
-	require.NoError(t, err)
-	require.Equal(t, "new", string(v))
+	require.ErrorIs(t, s.Set(t.Context(), "key", nil, nil), store.ErrUnavailable)
+	has(t, store.New(after), "key", []byte("new"))
 }
 
 // cutOff loses the requests of a process after its first ones, until it is mended.
@@ -56,7 +49,7 @@ func (c *cutOff) Call(ctx context.Context, do func()) error {
 		select {
 		case <-c.mended:
 		case <-ctx.Done():
-			return errCut
+			return ctx.Err()
 		}
 	}
 	do()
@@ -111,6 +104,26 @@ func TestAnAttemptToLeadThatFails(t *testing.T) {
 	}
 }
 
+// TestLeadEnds checks that Lead ends with its context, whichever of its requests has no answer then.
+func TestLeadEnds(t *testing.T) {
+	enough := errors.New("enough")
+	for requests, leads := int64(0), false; !leads; requests++ {
+		synctest.Test(t, func(t *testing.T) {
+			way := &cutOff{mended: make(chan struct{})}
+			way.left.Store(requests)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Second/2, func() { cancel(enough) })
+			l, err := etcdlog.Lead(ctx, newMemEtcd().Client(way), "127.0.0.1:1", nil)
+			if leads = err == nil; leads {
+				close(way.mended)
+				require.NoError(t, l.Close())
+				return
+			}
+			require.ErrorIs(t, err, enough)
+		})
+	}
+}
+
 // TestClockOfACheckpoint checks that a process that has followed the log, and one that has loaded a
 // checkpoint, have the same deadlines, although reads had moved the clock of the leader that made it.
 func TestClockOfACheckpoint(t *testing.T) {
@@ -136,5 +149,23 @@ func TestClockOfACheckpoint(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		_, err = third.Get(t.Context(), "fleeting")
 		require.ErrorIs(t, err, store.ErrNotFound)
+	})
+}
+
+// TestOwnCallsEndInTime checks that a call in the leader's process ends with its context, even while
+// etcd does not answer. A change may have taken effect then.
+func TestOwnCallsEndInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		way := &cutOff{mended: make(chan struct{})}
+		way.left.Store(math.MaxInt64)
+		s := standing(t, newMemEtcd().Client(way), nil)()
+		way.left.Store(0)
+		err := s.Set(within(t, time.Second), "key", []byte("value"), nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, store.ErrUnknown)
+		_, err = s.Status(within(t, time.Second), "")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		close(way.mended)
+		has(t, s.Store, "key", []byte("value"))
 	})
 }

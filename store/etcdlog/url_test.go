@@ -2,16 +2,12 @@ package etcdlog_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
 	"maps"
-	"math/big"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -130,7 +126,8 @@ func TestUsers(t *testing.T) {
 	has(t, open(t, "etcd://worker@"+at+"/jobs?password-file="+file), "key", []byte("value"))
 	t.Setenv("MUSTER_ETCD_PASSWORD", "hidden")
 	open(t, "etcd://worker@"+at+"/jobs")
-	for _, rawurl := range []string{"etcd://worker:wrong@" + at + "/jobs", "etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
+	refused := []string{"etcd://worker:wrong@" + at + "/jobs", "etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"}
+	for _, rawurl := range refused {
 		ctx := within(t, testTimeout)
 		_, err := schemes().Open(ctx, rawurl)
 		require.ErrorIs(t, err, store.ErrDenied, rawurl)
@@ -140,12 +137,12 @@ func TestUsers(t *testing.T) {
 	}
 	t.Run("Python", func(t *testing.T) {
 		require.Equal(t, "value", inPython(t, "etcd://worker@"+at+"/jobs?password-file="+file, "key"))
-		for _, rawurl := range []string{"etcd://worker:wrong@" + at + "/jobs", "etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
+		for _, rawurl := range refused {
 			require.Equal(t, "Denied", inPython(t, rawurl, "key"), rawurl)
 		}
 	})
 	// Processes that would serve a store do not wait either.
-	for _, rawurl := range []string{"etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
+	for _, rawurl := range refused[1:] { // with a wrong password there is no client
 		ctx := within(t, testTimeout)
 		err := replicaOf(t, rawurl).Run(ctx)
 		require.Error(t, err, rawurl)
@@ -165,26 +162,19 @@ func ctl(t *testing.T, members []*member, args string) {
 	require.NoError(t, err, "%s: %s", args, out)
 }
 
-// memberCert makes member.pem and member-key.pem in dir, signed by ca.pem there, for a server and a
-// client. A member of etcd with --client-cert-auth needs both, since its JSON gateway is a client
-// of its own.
-func memberCert(t *testing.T, dir string) {
+// alsoClient replaces server.pem in dir by one that is for clients, too, signed by ca.pem there. A member
+// of etcd with --client-cert-auth needs it, since its JSON gateway is a client of its own.
+func alsoClient(t *testing.T, dir string) {
 	t.Helper()
 	ca, err := tls.LoadX509KeyPair(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem"))
 	require.NoError(t, err)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	file := filepath.Join(dir, "server.pem")
+	server, err := tls.LoadX509KeyPair(file, filepath.Join(dir, "server-key.pem"))
 	require.NoError(t, err)
-	b, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(7), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"etcd.example"},
-	}, ca.Leaf, &key.PublicKey, ca.PrivateKey)
+	server.Leaf.ExtKeyUsage = append(server.Leaf.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+	b, err := x509.CreateCertificate(rand.Reader, server.Leaf, ca.Leaf, server.Leaf.PublicKey, ca.PrivateKey)
 	require.NoError(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	for name, block := range map[string]*pem.Block{"member.pem": {Type: "CERTIFICATE", Bytes: b}, "member-key.pem": {Type: "PRIVATE KEY", Bytes: secret}} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
-	}
+	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b}), 0o600))
 }
 
 // TestTLS checks etcd members with TLS that require a certificate, and a store that does so, too.
@@ -193,13 +183,13 @@ func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1", "etcd.example"}, Names: []string{"worker"}})
 	require.NoError(t, err)
-	memberCert(t, dir)
+	alsoClient(t, dir)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	secret := at("secret")
 	require.NoError(t, os.WriteFile(secret, []byte("a secret of thirty-two characters\n"), 0o600))
 	addr := testcluster.Port(t)
 	etcd(t, "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
-		"--cert-file", at("member.pem"), "--key-file", at("member-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
+		"--cert-file", at("server.pem"), "--key-file", at("server-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
 	etcds := "etcds://" + addr + "/p?ca=" + at("ca.pem") + "&cert=" + at("worker.pem") + "&key=" + at("worker-key.pem")
 	proves, err := store.ReadSecret(secret)
 	require.NoError(t, err)
@@ -209,9 +199,8 @@ func TestTLS(t *testing.T) {
 		return &store.Server{Engine: m, TLS: c, Access: []store.Access{{Secret: proves, Write: true}}}, err
 	}
 	run(t, r)
-	s := open(t, etcds+"&store-ca="+at("ca.pem")+"&secret-file="+secret)
-	require.NoError(t, s.Set(bounded(t), "key", []byte("value"), nil))
 	rest := "&store-ca=" + at("ca.pem") + "&secret-file=" + secret
+	require.NoError(t, open(t, etcds+rest).Set(bounded(t), "key", []byte("value"), nil))
 	type access struct {
 		rawurl string
 		err    error // nil: it has access

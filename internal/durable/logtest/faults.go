@@ -24,7 +24,7 @@ var (
 	ErrCrashed = errors.New("logtest: the process has crashed")
 )
 
-// Faults injects failures between a process and the medium of its log, a disk or an etcd. They are
+// Faults injects failures between a process and the medium of its log, such as a disk. They are
 // a function of the seed. Each process has its own Faults.
 type Faults struct {
 	mu      sync.Mutex // protects the fields below
