@@ -72,12 +72,13 @@ func (d *disk) Create(name string) (file nfsws.File, err error) {
 	return file, err
 }
 
-func (d *disk) Open(name string) (nfsws.File, error) {
+func (d *disk) Open(name string) (nfsws.File, int64, error) {
 	f, err := d.under.Open(name)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return &handle{File: f}, nil
+	size, err := f.Size()
+	return &handle{File: f}, size, err
 }
 
 func (d *disk) Rename(from, to string) error { return d.under.Rename(from, to) }

@@ -35,11 +35,7 @@ func ReadManifest(raw []byte, generation uint64, rank int, v Version) (config []
 	if err != nil {
 		return nil, err
 	}
-	if err := m.check(generation, rank, v); err != nil {
-		return nil, err
-	}
-	_, err = m.sums()
-	return m.config(), err
+	return m.config(), m.check(generation, rank, v)
 }
 
 // Dir returns the directory that w was opened in.

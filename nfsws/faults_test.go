@@ -44,16 +44,15 @@ func newStage(t *testing.T) *stage {
 // faults are the possible faults of each kind of operation, by name.
 var faults = map[string]map[string]*fault{
 	"create":  {"full": {err: syscall.ENOSPC}, "answer lost": {err: syscall.EIO, done: true}},
-	"write":   {"full": {err: syscall.ENOSPC}, "half": {err: syscall.ENOSPC, short: true}, "short": {short: true}, "nothing": {}},
+	"write":   {"full": {err: syscall.ENOSPC}, "half": {err: syscall.ENOSPC, short: true}},
 	"sync":    {"error": {err: syscall.EIO}, "full": {err: syscall.EDQUOT, done: true}},
 	"close":   {"error": {err: syscall.EIO, done: true}},
 	"release": {"error": {err: syscall.EIO, done: true}},
 	"rename":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.ENOENT, done: true}},
 	"syncdir": {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
 	"readdir": {"error": {err: syscall.EIO}, "stale": {stale: true}, "ESTALE": {err: syscall.ESTALE}},
-	"open":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "cached no": {err: fs.ErrNotExist}},
+	"open":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "cached no": {err: fs.ErrNotExist}, "stale": {stale: true}},
 	"read":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "torn": {short: true}, "changed": {change: true}},
-	"size":    {"error": {err: syscall.EIO}, "stale": {stale: true}},
 	"remove":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
 	"mkdir":   {"error": {err: syscall.EACCES}, "answer lost": {err: fs.ErrExist, done: true}},
 }

@@ -115,9 +115,16 @@ func (f *faulty) Create(name string) (file nfsws.File, err error) {
 	return &faultyFile{file, f, name, "close"}, err
 }
 
-func (f *faulty) Open(name string) (file nfsws.File, err error) {
-	err = f.do("open", name, func() (err error) { file, err = f.Volume.Open(name); return err })
-	return &faultyFile{file, f, name, "release"}, err
+func (f *faulty) Open(name string) (nfsws.File, int64, error) {
+	x := f.next("open", name)
+	if x != nil && x.err != nil {
+		return nil, 0, x.err
+	}
+	file, size, err := f.Volume.Open(name)
+	if x != nil && x.stale {
+		size /= 2
+	}
+	return &faultyFile{file, f, name, "release"}, size, err
 }
 
 func (f *faulty) ReadDir(name string) (all []fs.DirEntry, err error) {
@@ -140,18 +147,6 @@ type faultyFile struct {
 
 func (h *faultyFile) Sync() error  { return h.f.do("sync", h.name, h.File.Sync) }
 func (h *faultyFile) Close() error { return h.f.do(h.end, h.name, h.File.Close) }
-
-func (h *faultyFile) Size() (n int64, err error) {
-	x := h.f.next("size", h.name)
-	n, err = h.File.Size()
-	if x != nil && x.stale {
-		n /= 2
-	}
-	if x != nil && x.err != nil {
-		err = x.err
-	}
-	return n, err
-}
 
 func (h *faultyFile) Write(p []byte) (n int, err error) {
 	x := h.f.next("write", h.name)

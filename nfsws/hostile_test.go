@@ -82,7 +82,7 @@ func TestHostileDirectory(t *testing.T) {
 		"size out of bounds":   {replace(`"size":`, `"size":9000000000000000`), "do not make 9000000000000000"},
 		"other parts":          {replace(`"part":1048576`, `"part":1`), "checksums of 1 bytes each do not make"},
 		"no checksums":         {replace(`"xxh3":["`, `"xxh3":[],"x":["`), "0 checksums of 1048576 bytes each do not make"},
-		"a checksum of wishes": {replace(`"xxh3":["`, `"xxh3":["x`), "is none"},
+		"a checksum of wishes": {replace(`"xxh3":["`, `"xxh3":["x`), "is no checksum"},
 		"other weights":        {func(_, w string) error { return overwrite(w, "{\"w\"") }, ".safetensors: corrupt: bytes 0 to 332 have the checksum"},
 	} {
 		t.Run(name, func(t *testing.T) {
