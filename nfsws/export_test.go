@@ -11,9 +11,6 @@ const (
 	StaleTime   = staleTime
 )
 
-// OSVolume returns the volume of the operating system below dir.
-func OSVolume(dir string) (Volume, error) { return openVolume(dir) }
-
 // On returns o with another volume than the operating system's.
 func (o Options) On(v Volume) *Options {
 	o.volume = v

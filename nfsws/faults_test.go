@@ -26,7 +26,7 @@ const small = 50
 type stage struct {
 	t      *testing.T
 	disk   *disk
-	v      *faulty
+	v      *disk
 	writer *nfsws.Workspace
 	reader *nfsws.Workspace
 }
@@ -34,7 +34,7 @@ type stage struct {
 // newStage returns a stage on which state 1 is published.
 func newStage(t *testing.T) *stage {
 	d := newDisk(1)
-	v := &faulty{Volume: d}
+	v := d.client()
 	s := &stage{t: t, disk: d, v: v, writer: on(t, v, 0), reader: on(t, d, 1)}
 	publish(t, s.writer, 1)
 	v.old = must(d.ReadDir("gen-00000000000000000000"))
@@ -239,10 +239,11 @@ func TestFaultsWhileReading(t *testing.T) {
 func TestStaleListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		v := &faulty{Volume: s.disk, old: s.v.old}
+		v := s.disk.client()
+		v.old = s.v.old
 		reader := on(t, v, 1)
 		version := publish(t, s.writer, 2)
-		for _, v := range []*faulty{v, s.v} {
+		for _, v := range []*disk{v, s.v} {
 			v.always("readdir dir", fault{stale: true})
 		}
 		shows(t, reader, 0, 1, "the old one, whole")

@@ -151,10 +151,10 @@ func TestBlockedFileSystem(t *testing.T) {
 	type space struct {
 		w *nfsws.Workspace
 		v nfsws.Version
-		d *faulty
+		d *disk
 	}
 	prepare := func(t *testing.T) (s space) {
-		s.d = &faulty{Volume: newDisk(1)}
+		s.d = newDisk(1)
 		s.w = on(t, s.d, 0)
 		s.v = publish(t, s.w, 1)
 		return s
