@@ -54,10 +54,14 @@ type averager struct {
 
 var modes = []string{"flat", "strategy", "serial", "overlapped"}
 
-func newAverager(ctx context.Context, g *pgroup.Group, n int) (*averager, error) {
-	c, err := collective.Open(ctx, g, nil)
+func newAverager(ctx context.Context, rank int, at, host string, n int) (*averager, error) {
+	g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: 2, Address: at, Host: host, Timeout: time.Minute})
 	if err != nil {
 		return nil, err
+	}
+	c, err := collective.Open(ctx, g, nil)
+	if err != nil {
+		return nil, errors.Join(err, g.Close())
 	}
 	a := &averager{comm: c, strategy: dataparallel.New(c, nil), grads: gradients(n), times: map[string][]time.Duration{}}
 	total := 0
@@ -80,6 +84,8 @@ func newAverager(ctx context.Context, g *pgroup.Group, n int) (*averager, error)
 	clear(a.times)
 	return a, err
 }
+
+func (a *averager) close() { _, _ = a.comm.Close(), a.comm.Group().Close() }
 
 // compute waits as long as a device would compute, and calls ready after each gradient.
 func (a *averager) compute(ready func(name string)) {
@@ -140,16 +146,11 @@ func childAverager(ctx context.Context, arg string) error {
 	if err != nil {
 		return err
 	}
-	g, err := pgroup.Create(ctx, pgroup.Config{Rank: 1, Size: 2, Address: args[0], Host: args[1], Timeout: time.Minute})
+	a, err := newAverager(ctx, 1, args[0], args[1], n)
 	if err != nil {
 		return err
 	}
-	defer g.Close()
-	a, err := newAverager(ctx, g, n)
-	if err != nil {
-		return err
-	}
-	defer a.comm.Close()
+	defer a.close()
 	for err == nil {
 		err = a.round(ctx)
 	}
@@ -174,12 +175,9 @@ func BenchmarkGradients(b *testing.B) {
 					there = "there"
 				}
 				testcluster.Start(b, "averager", fmt.Sprint(at, " ", there, " ", n))
-				g, err := pgroup.Create(b.Context(), pgroup.Config{Rank: 0, Size: 2, Address: at, Host: "here", Timeout: time.Minute})
+				a, err := newAverager(b.Context(), 0, at, "here", n)
 				require.NoError(b, err)
-				defer g.Close()
-				a, err := newAverager(b.Context(), g, n)
-				require.NoError(b, err)
-				defer a.comm.Close()
+				defer a.close()
 				for b.Loop() {
 					require.NoError(b, a.round(b.Context()))
 				}

@@ -158,44 +158,42 @@ func TestWire(t *testing.T) {
 		wire tensor.DType
 		u    float64
 	}{{tensor.BF16, 1. / (1 << 8)}, {tensor.F16, 1. / (1 << 11)}, {tensor.Invalid, 1. / (1 << 23)}} {
-		for _, w := range ways {
-			t.Run(fmt.Sprint(c.wire, " ", w.name), func(t *testing.T) {
-				w.run(t, 3, func(r *rank) {
-					s := r.with(dataparallel.Options{Wire: c.wire})
-					grads, xs := floats(r.Rank())
-					grads["exact"] = tensor.From([]float64{0.1 * float64(r.Rank())})
-					var of [3]map[string][]float32
-					for i := range of {
-						_, of[i] = floats(i)
-					}
-					again, _ := floats(r.Rank())
-					again["exact"] = tensor.From([]float64{0.1 * float64(r.Rank())})
-					r.ok(s.AllReduceGradients(r.ctx, grads))
-					for name, x := range xs {
-						for i := range x {
-							sum, size := 0., 0.
-							for k := range of {
-								sum, size = sum+float64(of[k][name][i]), size+math.Abs(float64(of[k][name][i]))
-							}
-							limit := c.u*(size+math.Abs(sum))/3*(1+c.u) + 1e-7
-							if math.Abs(sum/3-float64(x[i])) > limit {
-								assert.Failf(r, "wrong", "element %d of %s is %v, want %v ± %v", i, name, x[i], sum/3, limit)
-								return
-							}
+		t.Run(fmt.Sprint(c.wire), func(t *testing.T) {
+			over(t, 3, func(r *rank) {
+				s := r.with(dataparallel.Options{Wire: c.wire})
+				grads, xs := floats(r.Rank())
+				grads["exact"] = tensor.From([]float64{0.1 * float64(r.Rank())})
+				var of [3]map[string][]float32
+				for i := range of {
+					_, of[i] = floats(i)
+				}
+				again, _ := floats(r.Rank())
+				again["exact"] = tensor.From([]float64{0.1 * float64(r.Rank())})
+				r.ok(s.AllReduceGradients(r.ctx, grads))
+				for name, x := range xs {
+					for i := range x {
+						sum, size := 0., 0.
+						for k := range of {
+							sum, size = sum+float64(of[k][name][i]), size+math.Abs(float64(of[k][name][i]))
+						}
+						limit := c.u*(size+math.Abs(sum))/3*(1+c.u) + 1e-7
+						if math.Abs(sum/3-float64(x[i])) > limit {
+							assert.Failf(r, "wrong", "element %d of %s is %v, want %v ± %v", i, name, x[i], sum/3, limit)
+							return
 						}
 					}
-					exact, err := tensor.View[float64](grads["exact"])
-					r.ok(err)
-					assert.InDelta(r, 0.1, exact[0], 1e-15)
-					r.sameOnAll(bits(grads))
-					a, err := s.StartGradients(r.ctx, again)
-					if r.ok(err) {
-						r.ok(a.Wait(r.ctx))
-						assert.True(r, slices.Equal(bits(grads), bits(again)))
-					}
-				})
+				}
+				exact, err := tensor.View[float64](grads["exact"])
+				r.ok(err)
+				assert.InDelta(r, 0.1, exact[0], 1e-15)
+				r.sameOnAll(bits(grads))
+				a, err := s.StartGradients(r.ctx, again)
+				if r.ok(err) {
+					r.ok(a.Wait(r.ctx))
+					assert.True(r, slices.Equal(bits(grads), bits(again)))
+				}
 			})
-		}
+		})
 	}
 }
 

@@ -2,7 +2,6 @@ package dataparallel_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -180,13 +179,8 @@ func newNode(t *testing.T, at, id string, least, most int) *dataparallel.WorkerN
 // start starts all nodes at once.
 func start(t *testing.T, nodes ...*dataparallel.WorkerNode) {
 	t.Helper()
-	errs := make([]error, len(nodes))
-	var all sync.WaitGroup
-	for i, n := range nodes {
-		all.Go(func() { errs[i] = n.Start(bounded(t)) })
-	}
-	all.Wait()
-	require.NoError(t, errors.Join(errs...))
+	each(nodes, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Start(bounded(t))) })
+	require.False(t, t.Failed())
 }
 
 // each calls f for all nodes at once.

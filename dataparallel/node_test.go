@@ -20,44 +20,36 @@ import (
 )
 
 // TestViews lets workers join, leave and rejoin while the others train. Ranks are dense in each
-// view, and all ranks of a view get the same error when it ends.
+// view, and all ranks of a view get the same error when it ends. All connections use TLS.
 func TestViews(t *testing.T) {
-	for _, tls := range []bool{false, true} {
-		t.Run(fmt.Sprint("TLS ", tls), func(t *testing.T) {
-			at, files := url(t), (*store.TLSFiles)(nil)
-			if tls {
-				var srv *store.Server
-				srv, files = withTLS(t)
-				at = "muster://" + serve(t, srv)
-			}
-			var nodes []*dataparallel.WorkerNode
-			for i, id := range []string{"a", "b", "c", "d"} {
-				n := newNode(t, at, id, 2, 3)
-				n.TLS, n.Host, n.Listen = files, apart(i/2), "127.0.0.1"
-				nodes = append(nodes, n)
-			}
-			a, b, c, d := nodes[0], nodes[1], nodes[2], nodes[3]
-			start(t, a, b)
-			steps(t, a, b)
-
-			same(t, changes(t, func() { start(t, c) }, a, b), `joined by worker "c"`)
-			require.Equal(t, 2, c.Rank())
-			steps(t, a, b, c)
-
-			first, second := a, b // the worker that registered first is rank 0
-			if b.Rank() == 0 {
-				first, second = b, a
-			}
-			failures := changes(t, func() { require.NoError(t, first.Close()) }, second, c)
-			same(t, failures, "rank 0")
-			require.Equal(t, [...]int{-1, 0, 1}, [...]int{first.Rank(), second.Rank(), c.Rank()})
-			steps(t, second, c)
-
-			same(t, changes(t, func() { start(t, d) }, second, c), `joined by worker "d"`)
-			steps(t, second, c, d)
-			require.Equal(t, 2, d.Rank())
-		})
+	srv, files := withTLS(t)
+	at := "muster://" + serve(t, srv)
+	var nodes []*dataparallel.WorkerNode
+	for i, id := range []string{"a", "b", "c", "d"} {
+		n := newNode(t, at, id, 2, 3)
+		n.TLS, n.Host, n.Listen = files, apart(i/2), "127.0.0.1"
+		nodes = append(nodes, n)
 	}
+	a, b, c, d := nodes[0], nodes[1], nodes[2], nodes[3]
+	start(t, a, b)
+	steps(t, a, b)
+
+	same(t, changes(t, func() { start(t, c) }, a, b), `joined by worker "c"`)
+	require.Equal(t, 2, c.Rank())
+	steps(t, a, b, c)
+
+	first, second := a, b // the worker that registered first is rank 0
+	if b.Rank() == 0 {
+		first, second = b, a
+	}
+	failures := changes(t, func() { require.NoError(t, first.Close()) }, second, c)
+	same(t, failures, "rank 0")
+	require.Equal(t, [...]int{-1, 0, 1}, [...]int{first.Rank(), second.Rank(), c.Rank()})
+	steps(t, second, c)
+
+	same(t, changes(t, func() { start(t, d) }, second, c), `joined by worker "d"`)
+	steps(t, second, c, d)
+	require.Equal(t, 2, d.Rank())
 }
 
 // changes calls do, which ends the view of nodes. The nodes train until then and go on to the next
@@ -116,37 +108,32 @@ func TestAFailureOfTheCaller(t *testing.T) {
 // TestVerbsOfTheGroupEndWithTheView checks verbs of the view's group and Comm whose contexts do not end:
 // they fail when another worker joins, and Over returns true.
 func TestVerbsOfTheGroupEndWithTheView(t *testing.T) {
-	at := url(t)
-	a, b, c, d := newNode(t, at, "a", 2, 4), newNode(t, at, "b", 2, 4), newNode(t, at, "c", 2, 4), newNode(t, at, "d", 2, 4)
-	start(t, a, b)
-	ctx := t.Context()
-	errs := make(chan error, 4)
-	meets := func(n *dataparallel.WorkerNode, verb func(*dataparallel.WorkerNode) error) {
-		err := verb(n)
-		if !n.Over(err) {
-			errs <- fmt.Errorf("Over is false: %w", err)
-			return
-		}
-		_, err = n.Next(bounded(t))
-		errs <- err
+	at, ctx := url(t), t.Context()
+	var nodes []*dataparallel.WorkerNode
+	for _, id := range []string{"a", "b", "c", "d"} {
+		nodes = append(nodes, newNode(t, at, id, 3, 4))
 	}
-	barrier := func(n *dataparallel.WorkerNode) error { return n.Group().Barrier(ctx) }
-	ends := func(n *dataparallel.WorkerNode) error {
-		<-n.Group().Context().Done()
-		return context.Cause(n.Group().Context())
+	start(t, nodes[:3]...)
+	errs := make(chan error, 3)
+	for i, verb := range []func(n *dataparallel.WorkerNode) error{
+		func(n *dataparallel.WorkerNode) error { return n.Comm().Barrier(ctx) },
+		func(n *dataparallel.WorkerNode) error { return n.Group().Barrier(ctx) },
+		func(n *dataparallel.WorkerNode) error {
+			<-n.Group().Context().Done()
+			return context.Cause(n.Group().Context())
+		},
+	} {
+		go func() {
+			err := verb(nodes[i])
+			if nodes[i].Over(err) {
+				_, err = nodes[i].Next(bounded(t))
+			}
+			errs <- err
+		}()
 	}
-	go meets(a, barrier)
-	go meets(b, ends)
-	start(t, c)
-	require.NoError(t, errors.Join(<-errs, <-errs))
-	require.Equal(t, []int{3, 3, 3}, []int{a.Size(), b.Size(), c.Size()})
-
-	go meets(a, func(n *dataparallel.WorkerNode) error { return n.Comm().Barrier(ctx) })
-	go meets(b, barrier)
-	go meets(c, ends)
-	start(t, d)
+	start(t, nodes[3])
 	require.NoError(t, errors.Join(<-errs, <-errs, <-errs))
-	require.Equal(t, []int{4, 4, 4, 4}, []int{a.Size(), b.Size(), c.Size(), d.Size()})
+	steps(t, nodes...)
 }
 
 // TestWhatCloseEnds checks that Close ends a waiting Start, a waiting Next and a waiting verb.
@@ -308,14 +295,11 @@ func TestLifecycle(t *testing.T) {
 	}
 	unstarted(a)
 	require.NoError(t, a.Close())
-	for range 3 { // restarts
-		start(t, a, b)
-		require.ErrorIs(t, a.Start(bounded(t)), dataparallel.ErrStarted)
-		steps(t, a, b)
-		each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Strategy().Shutdown(bounded(t))) })
-		require.NoError(t, a.Close())
-		require.NoError(t, a.Close())
-		require.NoError(t, b.Close())
-		unstarted(a)
-	}
+	start(t, a, b)
+	require.ErrorIs(t, a.Start(bounded(t)), dataparallel.ErrStarted)
+	steps(t, a, b)
+	each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Strategy().Shutdown(bounded(t))) })
+	require.NoError(t, a.Close())
+	require.NoError(t, a.Close())
+	unstarted(a)
 }

@@ -1,6 +1,7 @@
 package dataparallel_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,7 +148,7 @@ func (x *training) reaches(step int64) (when <-chan struct{}) {
 }
 
 // TestTrainFromACheckpoint checks that the workers go on from the checkpoint of one of them, and that
-// the newest checkpoint is found.
+// each of them saves its part of others.
 func TestTrainFromACheckpoint(t *testing.T) {
 	at := url(t)
 	var all sync.WaitGroup
@@ -157,25 +158,18 @@ func TestTrainFromACheckpoint(t *testing.T) {
 			x.Completed = 40
 			copy(x.weights, expectedAfter(40))
 		}
-		saved := int64(0)
+		saved := 0
 		before := x.After
 		x.After = func(ctx context.Context, s *dataparallel.Strategy) error {
-			if x.Completed == 50 || x.Completed == 55 {
-				if err := x.node.Checkpoint(ctx, x.Completed, fmt.Sprint("/ckpt/", x.Completed), func() error { saved++; return nil }); err != nil {
-					return err
-				}
-				c, err := x.node.Member().NewestCheckpoint(ctx)
-				if err != nil {
-					return err
-				}
-				assert.Equal(t, x.Completed, c.Epoch)
-				assert.Equal(t, fmt.Sprint("/ckpt/", x.Completed), c.Path)
+			var err error
+			if x.Completed >= 50 && x.Completed%5 == 0 {
+				err = x.node.Checkpoint(ctx, x.Completed, "/ckpt", func() error { saved++; return nil })
 			}
-			return before(ctx, s)
+			return cmp.Or(err, before(ctx, s))
 		}
 		all.Go(func() {
 			x.done(x.train(bounded(t))())
-			assert.EqualValues(t, 2, saved)
+			assert.Equal(t, 3, saved)
 			assert.Len(t, x.after, 20)
 		})
 	}

@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/internal/blocking"
@@ -20,29 +18,25 @@ import (
 // reads no clock, and no two processes begin the same generation. The directory is made if its
 // parent exists.
 func Begin(ctx context.Context, dir string) (generation uint64, err error) {
-	again := false
-	var open func() (uint64, error)
-	open = func() (uint64, error) {
-		v, err := openVolume(dir)
-		if err != nil {
-			return 0, err
-		}
-		defer v.Close()
-		generation, err := begin(v)
-		if errors.Is(err, fs.ErrNotExist) && !again { // the last rank of another job has just removed it
-			again = true
-			return open()
+	generation, err = blocking.Do(ctx, func() (uint64, error) {
+		generation, err := begin(dir)
+		if errors.Is(err, fs.ErrNotExist) { // the last rank of another job has just removed it
+			return begin(dir)
 		}
 		return generation, err
-	}
-	generation, err = blocking.Do(ctx, open)
+	})
 	if err != nil {
 		return 0, fmt.Errorf("nfsws: begin a generation in %s: %w", dir, err)
 	}
 	return generation, nil
 }
 
-func begin(v volume) (generation uint64, err error) {
+func begin(dir string) (generation uint64, err error) {
+	v, err := openVolume(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer v.Close()
 	all, err := v.ReadDir(".")
 	if err != nil {
 		return 0, err
@@ -72,10 +66,6 @@ func RemoveUnused(ctx context.Context, dir string, age time.Duration) error {
 }
 
 func removeUnused(dir string, age time.Duration) error {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return err
-	}
 	v, err := openDir(dir)
 	if err != nil {
 		return err
@@ -85,7 +75,7 @@ func removeUnused(dir string, age time.Duration) error {
 	if err != nil {
 		return err
 	}
-	last, err := v.root.Stat(".")
+	last, err := v.Stat(".")
 	if err != nil {
 		return err
 	}
@@ -108,7 +98,7 @@ func removeUnused(dir string, age time.Duration) error {
 	}
 	w := &Workspace{volume: v, dir: dir, logger: slog.New(slog.DiscardHandler)}
 	w.collect(generations)
-	if err := os.Remove(dir); !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, fs.ErrExist) {
+	if err := os.Remove(v.path); !errors.Is(err, fs.ErrExist) { // ENOTEMPTY
 		return err
 	}
 	return nil

@@ -32,7 +32,7 @@ func TestPowerLoss(t *testing.T) {
 				for seed := range uint64(40) {
 					synctest.Test(t, func(t *testing.T) {
 						d := newDisk(seed)
-						v := &faulty{Volume: d}
+						v := d.client()
 						w := on(t, v, 0)
 						for range 2 { // one that is replaced is there as well
 							publish(t, w, 1)
@@ -88,7 +88,7 @@ func seen(t *testing.T, w *nfsws.Workspace) uint32 {
 func TestPowerLossAfterTakingBack(t *testing.T) {
 	for seed := range uint64(400) {
 		d := newDisk(seed)
-		v := &faulty{Volume: d}
+		v := d.client()
 		w := on(t, v, 0)
 		publish(t, w, 1)
 		syncs := 0
@@ -124,7 +124,7 @@ type life struct {
 	t     *testing.T
 	rng   *rand.Rand
 	disk  *disk
-	v     *faulty
+	v     *disk
 	w     *nfsws.Workspace
 	n     uint32   // the last that was written, successfully or not
 	acked uint32   // the last that was acknowledged; 0: none
@@ -173,7 +173,7 @@ func (l *life) chance() func(string) *fault {
 
 func (l *life) open() {
 	survived(l.t, l.disk)
-	l.v = &faulty{Volume: l.disk}
+	l.v = l.disk.client()
 	l.w = on(l.t, l.v, 0)
 }
 

@@ -1,7 +1,6 @@
 package nfsws
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -88,12 +87,4 @@ func (w *Workspace) wrap(op string, rank int, err error) error {
 // another answer.
 func passing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESTALE) || errors.Is(err, ErrCorrupt)
-}
-
-// ended is why ctx has ended, if it has.
-func ended(ctx context.Context) error {
-	if ctx.Err() == nil {
-		return nil
-	}
-	return context.Cause(ctx)
 }

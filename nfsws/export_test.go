@@ -11,9 +11,6 @@ const (
 	StaleTime   = staleTime
 )
 
-// OSVolume returns the volume of the operating system below dir.
-func OSVolume(dir string) (Volume, error) { return openVolume(dir) }
-
 // On returns o with another volume than the operating system's.
 func (o Options) On(v Volume) *Options {
 	o.volume = v
@@ -35,11 +32,7 @@ func ReadManifest(raw []byte, generation uint64, rank int, v Version) (config []
 	if err != nil {
 		return nil, err
 	}
-	if err := m.check(generation, rank, v); err != nil {
-		return nil, err
-	}
-	_, err = m.sums()
-	return m.config(), err
+	return m.config(), m.check(generation, rank, v)
 }
 
 // Dir returns the directory that w was opened in.

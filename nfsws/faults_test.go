@@ -26,7 +26,7 @@ const small = 50
 type stage struct {
 	t      *testing.T
 	disk   *disk
-	v      *faulty
+	v      *disk
 	writer *nfsws.Workspace
 	reader *nfsws.Workspace
 }
@@ -34,7 +34,7 @@ type stage struct {
 // newStage returns a stage on which state 1 is published.
 func newStage(t *testing.T) *stage {
 	d := newDisk(1)
-	v := &faulty{Volume: d}
+	v := d.client()
 	s := &stage{t: t, disk: d, v: v, writer: on(t, v, 0), reader: on(t, d, 1)}
 	publish(t, s.writer, 1)
 	v.old = must(d.ReadDir("gen-00000000000000000000"))
@@ -44,16 +44,15 @@ func newStage(t *testing.T) *stage {
 // faults are the possible faults of each kind of operation, by name.
 var faults = map[string]map[string]*fault{
 	"create":  {"full": {err: syscall.ENOSPC}, "answer lost": {err: syscall.EIO, done: true}},
-	"write":   {"full": {err: syscall.ENOSPC}, "half": {err: syscall.ENOSPC, short: true}, "short": {short: true}, "nothing": {}},
+	"write":   {"full": {err: syscall.ENOSPC}, "half": {err: syscall.ENOSPC, short: true}},
 	"sync":    {"error": {err: syscall.EIO}, "full": {err: syscall.EDQUOT, done: true}},
 	"close":   {"error": {err: syscall.EIO, done: true}},
 	"release": {"error": {err: syscall.EIO, done: true}},
 	"rename":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.ENOENT, done: true}},
 	"syncdir": {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
 	"readdir": {"error": {err: syscall.EIO}, "stale": {stale: true}, "ESTALE": {err: syscall.ESTALE}},
-	"open":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "cached no": {err: fs.ErrNotExist}},
+	"open":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "cached no": {err: fs.ErrNotExist}, "stale": {stale: true}},
 	"read":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "torn": {short: true}, "changed": {change: true}},
-	"size":    {"error": {err: syscall.EIO}, "stale": {stale: true}},
 	"remove":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
 	"mkdir":   {"error": {err: syscall.EACCES}, "answer lost": {err: fs.ErrExist, done: true}},
 }
@@ -240,10 +239,11 @@ func TestFaultsWhileReading(t *testing.T) {
 func TestStaleListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		v := &faulty{Volume: s.disk, old: s.v.old}
+		v := s.disk.client()
+		v.old = s.v.old
 		reader := on(t, v, 1)
 		version := publish(t, s.writer, 2)
-		for _, v := range []*faulty{v, s.v} {
+		for _, v := range []*disk{v, s.v} {
 			v.always("readdir dir", fault{stale: true})
 		}
 		shows(t, reader, 0, 1, "the old one, whole")

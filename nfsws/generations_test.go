@@ -103,7 +103,7 @@ func TestOnlyOursIsRemoved(t *testing.T) {
 func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
 	d := newDisk(1)
 	publish(t, on(t, d, 0), 1)
-	v := &faulty{Volume: d}
+	v := d.client()
 	v.arm(func(op string) *fault {
 		if strings.HasPrefix(op, "remove") {
 			return &fault{err: syscall.EACCES}

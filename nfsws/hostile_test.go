@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,61 +31,51 @@ func seal(body string) []byte {
 	return fmt.Appendf(nil, "%s\"xxh3\":\"%016x\"}\n", body, xxh3.HashString(body))
 }
 
+// edit replaces a part of a manifest, or all of it if old is empty.
+func edit(manifest, old, by string) error {
+	if old == "" {
+		return os.WriteFile(manifest, []byte(by), 0o600)
+	}
+	raw, err := os.ReadFile(manifest)
+	if err != nil {
+		return err
+	}
+	body := string(raw[:bytes.LastIndexByte(raw[:len(raw)-1], '\n')])
+	if !strings.Contains(body, old) {
+		return fmt.Errorf("no %s in %s", old, body)
+	}
+	return os.WriteFile(manifest, seal(strings.Replace(body, old, by, 1)), 0o600)
+}
+
 // TestHostileDirectory tests files that a broken or malicious peer may create: each is refused by
 // its name, without other effects.
 func TestHostileDirectory(t *testing.T) {
-	replace := func(old, by string) func(manifest, _ string) error {
-		return func(manifest, _ string) error {
-			raw, err := os.ReadFile(manifest)
-			if err != nil {
-				return err
-			}
-			body := raw[:bytes.LastIndexByte(raw[:len(raw)-1], '\n')]
-			if !bytes.Contains(body, []byte(old)) {
-				return fmt.Errorf("no %s in %s", old, body)
-			}
-			return os.WriteFile(manifest, seal(strings.Replace(string(body), old, by, 1)), 0o600)
-		}
-	}
-	instead := func(content string) func(string, string) error {
-		return func(manifest, _ string) error { return os.WriteFile(manifest, []byte(content), 0o600) }
-	}
 	link := func(to string) func(string, string) error {
 		return func(manifest, _ string) error { os.Remove(manifest); return os.Symlink(to, manifest) }
 	}
-	for name, tc := range map[string]struct {
+	type hostile struct {
 		change func(manifest, weights string) error
 		text   string
-	}{
-		"empty":                {instead(""), ".json: corrupt: it does not end as a manifest does"},
-		"garbage":              {instead(strings.Repeat("garbage", 99)), ".json: corrupt: it does not end as a manifest does"},
-		"garbage in JSON":      {instead(string(seal(`{"format":{{`))), ".json: corrupt: invalid character"},
-		"another JSON":         {instead(string(seal(`{"format":7,`))), ".json: corrupt: json: cannot unmarshal"},
-		"a pickle":             {instead("\x80\x04\x95\x10cos\nsystem\n."), ".json: corrupt: it does not end as a manifest does"},
-		"another checksum":     {instead("{}\n\"xxh3\":\"0123456789abcdef\"}\n"), `not "0123456789abcdef" as it says`},
-		"no checksum":          {instead("{}\n\"xxh3\":\"0123456789abcdeg\"}\n"), `not "0123456789abcdeg" as it says`},
-		"huge":                 {func(m, _ string) error { return os.Truncate(m, 1<<40) }, "has 1099511627776 bytes, more than any manifest"},
-		"huge weights":         {func(_, w string) error { return os.Truncate(w, 1<<40) }, ".safetensors: corrupt: it has 1099511627776 bytes"},
-		"a link":               {link("/etc/passwd"), ".json: corrupt: it is no regular file but L"},
-		"a link to nothing":    {link("nothing"), ".json: corrupt: it is no regular file but L"},
-		"a pipe":               {func(m, _ string) error { os.Remove(m); return syscall.Mkfifo(m, 0o600) }, ".json: corrupt: it is no regular file but p"},
-		"a directory":          {func(m, _ string) error { os.Remove(m); return os.Mkdir(m, 0o700) }, ".json: corrupt: it is no regular file but d"},
-		"weights are a link":   {func(_, w string) error { return cmp.Or(os.Rename(w, w+"x"), os.Symlink(w+"x", w)) }, ".safetensors: corrupt: it is no regular file but L"},
-		"weights are missing":  {func(_, w string) error { return os.Remove(w) }, ".safetensors: corrupt: it is missing"},
-		"weights elsewhere":    {replace(`"file":"rank-0`, `"file":"../../../etc/passwd`), `.json: corrupt: its weights are in "../../../etc/passwd`},
-		"weights of a peer":    {replace(`"file":"rank-0`, `"file":"rank-1`), `.json: corrupt: its weights are in "rank-1.`},
-		"another rank":         {replace(`"rank":0`, `"rank":1`), ".json: corrupt: it is of rank 1,"},
-		"another generation":   {replace(`"generation":0`, `"generation":3`), "generation 3,"},
-		"another sequence":     {replace(`"sequence":1`, `"sequence":9`), "sequence 9,"},
-		"another id":           {replace(`"id":"`, `"id":"0`), "of its name"},
-		"a newer format":       {replace(`nfsws/1`, `nfsws/2`), `its format is "muster-nfsws/2", not "muster-nfsws/1": use the muster that wrote it`},
-		"negative size":        {replace(`"size":`, `"size":-`), "checksums of 1048576 bytes each do not make -"},
-		"size out of bounds":   {replace(`"size":`, `"size":9000000000000000`), "do not make 9000000000000000"},
-		"other parts":          {replace(`"part":1048576`, `"part":1`), "checksums of 1 bytes each do not make"},
-		"no checksums":         {replace(`"xxh3":["`, `"xxh3":[],"x":["`), "0 checksums of 1048576 bytes each do not make"},
-		"a checksum of wishes": {replace(`"xxh3":["`, `"xxh3":["x`), "is none"},
-		"other weights":        {func(_, w string) error { return overwrite(w, "{\"w\"") }, ".safetensors: corrupt: bytes 0 to 332 have the checksum"},
-	} {
+	}
+	all := map[string]hostile{
+		"huge":                {func(m, _ string) error { return os.Truncate(m, 1<<40) }, "has 1099511627776 bytes, more than any manifest"},
+		"huge weights":        {func(_, w string) error { return os.Truncate(w, 1<<40) }, ".safetensors: corrupt: it has 1099511627776 bytes"},
+		"a link":              {link("/etc/passwd"), ".json: corrupt: it is no regular file but L"},
+		"a link to nothing":   {link("nothing"), ".json: corrupt: it is no regular file but L"},
+		"a pipe":              {func(m, _ string) error { os.Remove(m); return syscall.Mkfifo(m, 0o600) }, ".json: corrupt: it is no regular file but p"},
+		"a directory":         {func(m, _ string) error { os.Remove(m); return os.Mkdir(m, 0o700) }, ".json: corrupt: it is no regular file but d"},
+		"weights are a link":  {func(_, w string) error { return cmp.Or(os.Rename(w, w+"x"), os.Symlink(w+"x", w)) }, ".safetensors: corrupt: it is no regular file but L"},
+		"weights are missing": {func(_, w string) error { return os.Remove(w) }, ".safetensors: corrupt: it is missing"},
+		"other weights": {func(_, w string) error {
+			return os.WriteFile(w, append([]byte(`{"w"`), must(os.ReadFile(w))[4:]...), 0o600)
+		}, ".safetensors: corrupt: bytes 0 to 332 have the checksum"},
+	}
+	for line := range strings.Lines(string(must(os.ReadFile("testdata/hostile.txt")))) {
+		if c := strings.Split(strings.TrimSuffix(line, "\n"), " | "); !strings.HasPrefix(line, "#") {
+			all[c[0]] = hostile{func(manifest, _ string) error { return edit(manifest, c[1], must(strconv.Unquote(c[2]))) }, c[3]}
+		}
+	}
+	for name, tc := range all {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // so that timeouts take no real time
 				dir := t.TempDir()
@@ -151,10 +142,10 @@ func TestBlockedFileSystem(t *testing.T) {
 	type space struct {
 		w *nfsws.Workspace
 		v nfsws.Version
-		d *faulty
+		d *disk
 	}
 	prepare := func(t *testing.T) (s space) {
-		s.d = &faulty{Volume: newDisk(1)}
+		s.d = newDisk(1)
 		s.w = on(t, s.d, 0)
 		s.v = publish(t, s.w, 1)
 		return s
@@ -194,17 +185,6 @@ func TestBlockedFileSystem(t *testing.T) {
 			}
 		})
 	}
-}
-
-// overwrite replaces the beginning of a file.
-func overwrite(name, by string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	_, err = f.WriteString(by)
-	return err
 }
 
 // TestAnotherVersion tests a version that a peer names, with a checksum that is not that of the

@@ -35,10 +35,24 @@ type manifest struct {
 
 // weightsInfo is about the file with the weights, in the same directory.
 type weightsInfo struct {
-	File string   `json:"file"`
-	Size int64    `json:"size"`
-	Part int64    `json:"part"` // bytes that each checksum is of; the last may be of less
-	Sums []string `json:"xxh3"`
+	File string     `json:"file"`
+	Size int64      `json:"size"`
+	Part int64      `json:"part"` // bytes that each checksum is of; the last may be of less
+	Sums []checksum `json:"xxh3"`
+}
+
+// checksum is an XXH3, as text its 16 hexadecimal digits.
+type checksum uint64
+
+func (c checksum) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "%016x", uint64(c)), nil }
+
+func (c *checksum) UnmarshalText(text []byte) error {
+	sum, err := strconv.ParseUint(string(text), 16, 64)
+	if err != nil || len(text) != 16 {
+		return fmt.Errorf("%q is no checksum", text)
+	}
+	*c = checksum(sum)
+	return nil
 }
 
 const (
@@ -102,19 +116,6 @@ func (m *manifest) check(generation uint64, rank int, v Version) error {
 		return fmt.Errorf("%d checksums of %d bytes each do not make %d bytes", len(m.Weights.Sums), m.Weights.Part, m.Weights.Size)
 	}
 	return nil
-}
-
-// sums are the checksums of the parts of the weights.
-func (m *manifest) sums() ([]uint64, error) {
-	sums := make([]uint64, len(m.Weights.Sums))
-	for i, text := range m.Weights.Sums {
-		sum, err := strconv.ParseUint(text, 16, 64)
-		if err != nil || len(text) != 16 {
-			return nil, fmt.Errorf("checksum %d, %q, is none", i, text)
-		}
-		sums[i] = sum
-	}
-	return sums, nil
 }
 
 // config is the config as a caller gets it: nil if there is none.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-pg/muster/internal/blocking"
@@ -47,15 +48,14 @@ type Workspace struct {
 	accumulate bool
 	logger     *slog.Logger
 
-	turn chan struct{} // has one value; the call that receives it may publish or remove
+	turn     chan struct{}           // has one value; the call that receives it may publish or remove
+	sequence uint64                  // the highest that was seen or used for this rank; of the call that has the turn
+	last     atomic.Pointer[Version] // what this handle has published last, unless it was removed
 
-	mu       sync.Mutex // protects the fields below; not held during I/O
-	last     *Version   // what this handle has published and not removed
-	sequence uint64     // the highest that was seen or used for this rank
-	closed   bool
-	calls    sync.WaitGroup // Add only with mu, and not closed
-	life     context.Context
-	end      context.CancelCauseFunc
+	mu    sync.Mutex // held while life ends and while calls begin
+	calls sync.WaitGroup
+	life  context.Context // ends with Close
+	end   context.CancelCauseFunc
 }
 
 // Open opens the workspace in dir, as rank. The directory is made if its parent exists. It must not
@@ -132,14 +132,10 @@ func (w *Workspace) current() (older []uint64, err error) {
 	if err != nil {
 		return nil, at(".", err)
 	}
-	name := generationName(w.generation)
 	for _, d := range all {
 		g, ours := parseGeneration(d.Name())
 		switch {
-		case !ours:
-		case g == w.generation && !d.IsDir():
-			return nil, corrupt(name, "it is no directory but %v: remove it", d.Type())
-		case !d.IsDir():
+		case !ours || !d.IsDir():
 		case g > w.generation:
 			return nil, at(d.Name(), fmt.Errorf("%w: end this process, or begin a generation that is higher", ErrSuperseded))
 		case g < w.generation:
@@ -181,8 +177,6 @@ func (w *Workspace) own() ([]entry, error) {
 		return nil, err
 	}
 	own := slices.DeleteFunc(all, func(e entry) bool { return e.rank != w.rank })
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if len(own) > 0 {
 		w.sequence = max(w.sequence, own[len(own)-1].version.Sequence)
 	}
@@ -193,10 +187,9 @@ func (w *Workspace) own() ([]entry, error) {
 // Views stay open. It may be called twice.
 func (w *Workspace) Close() error {
 	w.mu.Lock()
-	first := !w.closed
-	w.closed = true
-	w.mu.Unlock()
+	first := w.life.Err() == nil
 	w.end(ErrClosed)
+	w.mu.Unlock()
 	w.calls.Wait()
 	if !first {
 		return nil
@@ -206,11 +199,13 @@ func (w *Workspace) Close() error {
 
 // call makes a call, which ends with ctx even if the file system does not answer.
 func call[T any](ctx context.Context, w *Workspace, op string, rank int, f func(ctx context.Context) (T, error)) (v T, err error) {
-	ctx, done, err := w.begin(ctx)
-	if err != nil {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := w.begin(ctx); err != nil {
 		return v, w.wrap(op, rank, err)
 	}
-	defer done()
+	defer w.calls.Done()
+	defer context.AfterFunc(w.life, func() { cancel(ErrClosed) })()
 	v, err = blocking.Do(ctx, func() (T, error) { return f(ctx) })
 	return v, w.wrap(op, rank, err)
 }
@@ -223,29 +218,20 @@ func change[T any](ctx context.Context, w *Workspace, op string, f func(ctx cont
 			defer func() { w.turn <- struct{}{} }()
 			return f(ctx)
 		case <-ctx.Done():
-			return v, ended(ctx)
+			return v, context.Cause(ctx)
 		}
 	})
 }
 
-// begin begins a call; done ends it.
-func (w *Workspace) begin(ctx context.Context) (_ context.Context, done func(), err error) {
+// begin begins a call, which ends with calls.Done.
+func (w *Workspace) begin(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
-		return nil, nil, ErrClosed
-	}
-	if err := ended(ctx); err != nil {
-		return nil, nil, err
+	if err := cmp.Or(context.Cause(w.life), context.Cause(ctx)); err != nil {
+		return err
 	}
 	w.calls.Add(1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(w.life, func() { cancel(ErrClosed) })
-	return ctx, func() {
-		stop()
-		cancel(nil)
-		w.calls.Done()
-	}, nil
+	return nil
 }
 
 // in is the path of a name in the generation's directory, as a volume has it.

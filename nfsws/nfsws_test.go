@@ -252,20 +252,28 @@ func TestRemove(t *testing.T) {
 	require.Len(t, names(t, dir), 4)
 }
 
+// TestClose checks that calls end with their context, and with the handle; views outlast it.
 func TestClose(t *testing.T) {
-	dir := t.TempDir()
-	v := &faulty{Volume: must(nfsws.OSVolume(dir))}
-	w := on(t, v, 0)
-	publish(t, w, 1)
-	view := must(w.View(t.Context(), 0, nfsws.Version{}))
-	waits, looked := make(chan error), make(chan struct{})
-	v.arm(func(string) *fault { close(looked); v.on = nil; return nil })
-	go func() { waits <- second(w.Wait(context.Background(), 7)) }()
+	d, waits, looked := newDisk(1), make(chan error), make(chan struct{})
+	waiting := on(t, d, 0)
+	d.arm(func(string) *fault { close(looked); d.on = nil; return nil })
+	go func() { waits <- second(waiting.Wait(context.Background(), 7)) }()
 	<-looked
-	require.NoError(t, w.Close())
-	require.NoError(t, w.Close())
+	require.NoError(t, waiting.Close())
 	require.ErrorIs(t, <-waits, nfsws.ErrClosed)
 
+	dir := t.TempDir()
+	w := open(t, dir, 0, nil)
+	v := publish(t, w, 1)
+	view := must(w.View(t.Context(), 0, nfsws.Version{}))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("no more")
+	cancel(why)
+	for name, call := range calls {
+		require.ErrorIs(t, call(ctx, w, v), why, name)
+	}
+	require.NoError(t, w.Close())
+	require.NoError(t, w.Close())
 	for name, call := range calls {
 		require.ErrorIs(t, call(t.Context(), w, nfsws.Version{}), nfsws.ErrClosed, name)
 	}
@@ -299,17 +307,6 @@ var calls = map[string]func(ctx context.Context, w *nfsws.Workspace, v nfsws.Ver
 		}
 		return err
 	},
-}
-
-func TestEndedContext(t *testing.T) {
-	w := open(t, t.TempDir(), 0, nil)
-	v := publish(t, w, 1)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	why := errors.New("no more")
-	cancel(why)
-	for name, call := range calls {
-		require.ErrorIs(t, call(ctx, w, v), why, name)
-	}
 }
 
 // TestWritersAtOnce writes states of a rank from several goroutines, over one handle, and over two, which is a user

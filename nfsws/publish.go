@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -51,7 +50,7 @@ func (w *Workspace) write(ctx context.Context, config []byte, weights map[string
 	if err := p.run(ctx, raw, weights); err != nil {
 		return Version{}, err
 	}
-	w.published(&p.version)
+	w.last.Store(&p.version)
 	return p.version, nil
 }
 
@@ -60,13 +59,11 @@ func (w *Workspace) write(ctx context.Context, config []byte, weights map[string
 // that died, or failed, before it made the state durable.
 func (w *Workspace) settled(own []entry) bool {
 	v, ok := newest(own, w.rank)
-	last := w.lastPublished()
+	last := w.last.Load()
 	return len(own) == 0 || ok && last != nil && compareVersions(v, *last) == 0 || w.syncGeneration() == nil
 }
 
 func (w *Workspace) nextVersion() (Version, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.sequence >= maxSequence {
 		return Version{}, at(generationName(w.generation), fmt.Errorf("sequence %d is the last: begin a new generation", w.sequence))
 	}
@@ -95,7 +92,7 @@ func (p *publish) run(ctx context.Context, config json.RawMessage, weights map[s
 		err = p.confirm()
 	}
 	if err == nil {
-		err = ended(ctx)
+		err = context.Cause(ctx)
 	}
 	if err != nil {
 		for _, k := range p.made {
@@ -109,7 +106,7 @@ func (p *publish) run(ctx context.Context, config json.RawMessage, weights map[s
 // confirm checks that the weights still exist: the Open of another process of this rank may have
 // removed them as unfinished.
 func (p *publish) confirm() error {
-	f, err := p.w.volume.Open(p.name(kindWeights))
+	f, _, err := p.w.volume.Open(p.name(kindWeights))
 	if err != nil {
 		err = at(p.name(kindWeights), err)
 		return at(p.name(kindWeights), fmt.Errorf("%w: is there another process of this rank and generation?", err))
@@ -172,7 +169,7 @@ func (p *publish) writeTemp() error {
 	if err != nil {
 		return err
 	}
-	_, err = writeAll(f, p.raw)
+	_, err = f.Write(p.raw)
 	return at(p.name(kindTemp), syncClose(f, err))
 }
 
@@ -253,7 +250,7 @@ type partWriter struct {
 	file  file
 	hash  xxh3.Hasher
 	total int64
-	sums  []string
+	sums  []checksum
 }
 
 // blockBytes is how much is hashed, then written.
@@ -261,14 +258,14 @@ const blockBytes = 256 << 10
 
 func (p *partWriter) Write(b []byte) (n int, err error) {
 	for n < len(b) && err == nil {
-		if err = ended(p.ctx); err != nil {
+		if err = context.Cause(p.ctx); err != nil {
 			break
 		}
 		room := partBytes - int(p.total%partBytes)
 		block := b[n:min(len(b), n+blockBytes, n+room)]
 		_, _ = p.hash.Write(block)
 		var wrote int
-		wrote, err = writeAll(p.file, block)
+		wrote, err = p.file.Write(block)
 		n += wrote
 		p.total += int64(wrote)
 		if len(block) == room {
@@ -279,23 +276,14 @@ func (p *partWriter) Write(b []byte) (n int, err error) {
 }
 
 func (p *partWriter) cut() {
-	p.sums = append(p.sums, fmt.Sprintf("%016x", p.hash.Sum64()))
+	p.sums = append(p.sums, checksum(p.hash.Sum64()))
 	p.hash.Reset()
 }
 
 // finish returns the checksums.
-func (p *partWriter) finish() []string {
+func (p *partWriter) finish() []checksum {
 	if p.total%partBytes != 0 {
 		p.cut()
 	}
 	return p.sums
-}
-
-// writeAll returns an error even if a file writes less than all without one.
-func writeAll(f file, b []byte) (int, error) {
-	n, err := f.Write(b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
-	}
-	return n, err
 }

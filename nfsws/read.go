@@ -25,32 +25,31 @@ type State struct {
 // at once if there is none. Since another v exists, Read waits for files that this client cannot see yet, until
 // ctx ends; it returns ErrNotPublished if v was replaced, and its files are gone.
 func (w *Workspace) Read(ctx context.Context, rank int, v Version) (*State, error) {
-	return call(ctx, w, "read", rank, func(ctx context.Context) (s *State, err error) {
-		err = w.version(ctx, rank, v, func(v Version) (err error) {
-			s, err = w.load(ctx, rank, v)
-			return err
-		})
-		return s, err
+	return get(ctx, w, "read", rank, v, w.load)
+}
+
+// A getter gets a state, or a view of one, once: it does not wait for files.
+type getter[T any] func(ctx context.Context, rank int, v Version) (T, error)
+
+// get is a call that gets version v of rank, or the newest if v is zero.
+func get[T any](ctx context.Context, w *Workspace, op string, rank int, v Version, once getter[T]) (T, error) {
+	return call(ctx, w, op, rank, func(ctx context.Context) (T, error) {
+		if v == (Version{}) {
+			return getNewest(ctx, w, rank, listings, once)
+		}
+		return getExactly(ctx, w, rank, v, once)
 	})
 }
 
-// version calls get with v, or with the newest version if v is zero, as newest and exactly do.
-func (w *Workspace) version(ctx context.Context, rank int, v Version, get func(v Version) error) error {
-	if v == (Version{}) {
-		return w.newest(ctx, rank, listings, get)
-	}
-	return w.exactly(ctx, rank, v, func() error { return get(v) })
-}
-
-// newest calls get with the newest version of rank. It looks for that again whenever the one that it
-// found may have been replaced, or has not arrived.
-func (w *Workspace) newest(ctx context.Context, rank, n int, get func(v Version) error) error {
-	return w.retryStale(ctx, func() error {
+// getNewest gets the newest version of rank. It looks for that again whenever the one that it found
+// may have been replaced, or has not arrived.
+func getNewest[T any](ctx context.Context, w *Workspace, rank, n int, once getter[T]) (T, error) {
+	return retryStale(ctx, func() (got T, err error) {
 		v, err := w.find(rank, n)
 		if err != nil {
-			return err
+			return got, err
 		}
-		return get(v)
+		return once(ctx, rank, v)
 	})
 }
 
@@ -62,11 +61,7 @@ func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
 func (w *Workspace) wait(ctx context.Context, rank int) (*State, error) {
 	begun := time.Now()
 	for pace := (pace{pollTime, 10 * pollTime}); ; {
-		var s *State
-		err := w.newest(ctx, rank, 1, func(v Version) (err error) {
-			s, err = w.load(ctx, rank, v)
-			return err
-		})
+		s, err := getNewest(ctx, w, rank, 1, w.load)
 		if !errors.Is(err, ErrNotPublished) {
 			return s, err
 		}
@@ -97,7 +92,7 @@ func (w *Workspace) find(rank, n int) (v Version, err error) {
 			break
 		}
 	}
-	if last := w.lastPublished(); last != nil && rank == w.rank && (!found || compareVersions(v, *last) < 0) {
+	if last := w.last.Load(); last != nil && rank == w.rank && (!found || compareVersions(v, *last) < 0) {
 		return *last, nil
 	}
 	if !found {
@@ -106,42 +101,42 @@ func (w *Workspace) find(rank, n int) (v Version, err error) {
 	return v, nil
 }
 
-// exactly calls look until it succeeds or v is known to be gone. The name is looked up first, as it
-// exists; if this client says that it does not, from a cache, a listing makes it ask the server.
-func (w *Workspace) exactly(ctx context.Context, rank int, v Version, look func() error) error {
-	return w.retryStale(ctx, func() error {
-		err := look()
+// getExactly gets v, unless it is known to be gone. The name is looked up first, as it exists; if this
+// client says that it does not, from a cache, a listing makes it ask the server.
+func getExactly[T any](ctx context.Context, w *Workspace, rank int, v Version, once getter[T]) (T, error) {
+	return retryStale(ctx, func() (T, error) {
+		got, err := once(ctx, rank, v)
 		if !errors.Is(err, fs.ErrNotExist) {
-			return err
+			return got, err
 		}
 		entries, e := w.list()
 		if e != nil {
-			return e
+			return got, e
 		}
 		if last, ok := newest(entries, rank); ok && compareVersions(last, v) > 0 && !slices.Contains(entries, entry{rank, Version{Sequence: v.Sequence, ID: v.ID}, kindManifest}) {
-			return fmt.Errorf("%w: version %v was replaced by %v", ErrNotPublished, v, last)
+			err = fmt.Errorf("%w: version %v was replaced by %v", ErrNotPublished, v, last)
 		}
-		return err
+		return got, err
 	})
 }
 
 // retryStale calls look again, until ctx ends, while its answer may come from a stale cache of this
 // client. Data that stays wrong for a while is corrupt.
-func (w *Workspace) retryStale(ctx context.Context, look func() error) error {
+func retryStale[T any](ctx context.Context, look func() (T, error)) (T, error) {
 	var since time.Time // of the first answer that was corrupt
 	for pace := shortPace(); ; {
-		err := look()
+		got, err := look()
 		switch {
 		case !passing(err):
-			return err
+			return got, err
 		case !errors.Is(err, ErrCorrupt):
 		case since.IsZero():
 			since = time.Now()
 		case time.Since(since) >= staleTime:
-			return err
+			return got, err
 		}
 		if e := pace.wait(ctx); e != nil {
-			return fmt.Errorf("%w: %w", err, e)
+			return got, fmt.Errorf("%w: %w", err, e)
 		}
 	}
 }
@@ -160,7 +155,7 @@ func (p *pace) wait(ctx context.Context) error {
 	case <-t.C:
 		return nil
 	case <-ctx.Done():
-		return ended(ctx)
+		return context.Cause(ctx)
 	}
 }
 
@@ -204,42 +199,30 @@ func (w *Workspace) open(rank int, v Version) (*source, error) {
 }
 
 func (w *Workspace) openWeights(rank int, v Version, m *manifest) (*source, error) {
-	sums, err := m.sums()
-	if err != nil {
-		return nil, corrupt(w.in(fileName(rank, v, kindManifest)), "%w", err)
-	}
-	src := &source{name: w.in(fileName(rank, v, kindWeights)), version: v, manifest: m, sums: sums}
-	src.file, err = w.volume.Open(src.name)
-	if errors.Is(err, fs.ErrNotExist) {
+	src := &source{name: w.in(fileName(rank, v, kindWeights)), version: v, manifest: m}
+	var n int64
+	var err error
+	switch src.file, n, err = w.volume.Open(src.name); {
+	case errors.Is(err, fs.ErrNotExist):
 		// Either it was replaced just now, which the next look shows, or it was removed by another
 		// program.
 		return nil, corrupt(src.name, "it is missing, and its manifest is there")
-	}
-	if err != nil {
+	case err != nil:
 		return nil, at(src.name, err)
-	}
-	n, err := src.file.Size()
-	if err == nil && n != m.Weights.Size {
-		err = fmt.Errorf("%w: it has %d bytes, not %d as its manifest says", ErrCorrupt, n, m.Weights.Size)
-	}
-	if err != nil {
+	case n != src.size():
 		src.file.Close()
-		return nil, at(src.name, err)
+		return nil, corrupt(src.name, "it has %d bytes, not %d as its manifest says", n, src.size())
 	}
 	return src, nil
 }
 
 // readManifest reads a manifest's bytes.
 func (w *Workspace) readManifest(name string) ([]byte, error) {
-	f, err := w.volume.Open(name)
+	f, n, err := w.volume.Open(name)
 	if err != nil {
 		return nil, at(name, err)
 	}
 	defer f.Close()
-	n, err := f.Size()
-	if err != nil {
-		return nil, at(name, err)
-	}
 	if n > maxManifest {
 		return nil, corrupt(name, "it has %d bytes, more than any manifest", n)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"syscall"
 )
 
 // sweepUnfinished removes what interrupted publishes have left of this rank: manifests that were
@@ -60,21 +59,24 @@ func (w *Workspace) syncGeneration() error {
 // been at an old listing. No state is ever published under a name that does not exist now, so a
 // cached answer does no harm.
 func (w *Workspace) hasManifest(v Version) bool {
-	f, err := w.volume.Open(w.in(fileName(w.rank, v, kindManifest)))
+	f, _, err := w.volume.Open(w.in(fileName(w.rank, v, kindManifest)))
 	if err == nil {
 		f.Close()
 	}
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// remove removes a file, or logs that it could not: the file does no harm, and the next sweep tries
-// again.
+// remove removes a file or a directory, or logs that it could not: what is left does no harm, and the
+// next sweep or Open tries again. A directory may not be empty: with files of other programs, what a
+// client keeps for a reader that still has it open, or what a process of that generation has just made.
 func (w *Workspace) remove(name string) bool {
 	err := w.volume.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return true
 	}
-	w.logger.Warn("nfsws: cannot remove a file that is not needed", "path", w.path(name), "error", err)
+	if !errors.Is(err, fs.ErrExist) { // ENOTEMPTY
+		w.logger.Warn("nfsws: cannot remove what is not needed", "path", w.path(name), "error", err)
+	}
 	return false
 }
 
@@ -87,26 +89,12 @@ func (w *Workspace) collect(generations []uint64) {
 		if err != nil {
 			continue // another rank was here, or will be
 		}
-		foreign := false
 		for _, f := range files {
 			if _, ours := parseEntry(f.Name()); ours && !f.IsDir() {
 				w.remove(dir + "/" + f.Name())
-			} else {
-				foreign = true
 			}
 		}
-		if !foreign {
-			w.removeDir(dir)
-		}
-	}
-}
-
-// removeDir may find the directory not empty again: with what a client keeps for a reader that
-// still has it open, or what a process of that generation has just made. The next Open tries again.
-func (w *Workspace) removeDir(dir string) {
-	err := w.volume.Remove(dir)
-	if !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, fs.ErrExist) && err != nil && !errors.Is(err, fs.ErrNotExist) {
-		w.logger.Warn("nfsws: cannot remove a generation that is not needed", "path", w.path(dir), "error", err)
+		w.remove(dir)
 	}
 }
 
@@ -128,8 +116,8 @@ func (w *Workspace) discard(v Version) error {
 	if err := w.removeDurably(entry{w.rank, v, kindManifest}, entry{w.rank, v, kindWeights}); err != nil {
 		return err
 	}
-	if last := w.lastPublished(); last != nil && compareVersions(*last, v) == 0 {
-		w.published(nil)
+	if last := w.last.Load(); last != nil && compareVersions(*last, v) == 0 {
+		w.last.Store(nil)
 	}
 	return nil
 }
@@ -141,14 +129,14 @@ func (w *Workspace) removeAll(ctx context.Context) error {
 		return err
 	}
 	for _, e := range own {
-		if err := ended(ctx); err != nil {
+		if err := context.Cause(ctx); err != nil {
 			return err
 		}
 		if err := w.removeDurably(e); err != nil {
 			return err
 		}
 	}
-	w.published(nil)
+	w.last.Store(nil)
 	return nil
 }
 
@@ -165,18 +153,4 @@ func (w *Workspace) removeDurably(files ...entry) error {
 		}
 	}
 	return nil
-}
-
-// published notes what this handle has published last.
-func (w *Workspace) published(v *Version) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.last = v
-}
-
-// lastPublished is what published has noted.
-func (w *Workspace) lastPublished() *Version {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.last
 }

@@ -16,7 +16,6 @@ type source struct {
 	name     string // of the weights
 	version  Version
 	manifest *manifest
-	sums     []uint64
 	file     file
 }
 
@@ -35,8 +34,8 @@ func (s *source) read(p []byte, part int) error {
 	if err := readFull(s.file, p, from); err != nil {
 		return at(s.name, err)
 	}
-	if sum := xxh3.Hash(p); sum != s.sums[part] {
-		return corrupt(s.name, "bytes %d to %d have the checksum %016x, not %016x", from, to, sum, s.sums[part])
+	if sum, want := xxh3.Hash(p), uint64(s.manifest.Weights.Sums[part]); sum != want {
+		return corrupt(s.name, "bytes %d to %d have the checksum %016x, not %016x", from, to, sum, want)
 	}
 	return nil
 }
@@ -50,24 +49,24 @@ func (s *source) all(ctx context.Context) ([]byte, error) {
 	if int64(int(s.size())) != s.size() {
 		return nil, at(s.name, fmt.Errorf("%d bytes do not fit in memory: use View", s.size()))
 	}
-	data := make([]byte, s.size())
+	data, parts := make([]byte, s.size()), len(s.manifest.Weights.Sums)
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	readers := min(maxReaders, runtime.GOMAXPROCS(0), len(s.sums))
+	readers := min(maxReaders, runtime.GOMAXPROCS(0), parts)
 	errs := make([]error, readers)
 	for i := range readers {
 		wg.Go(func() {
 			for errs[i] == nil {
 				part := int(next.Add(1)) - 1
-				if part >= len(s.sums) {
+				if part >= parts {
 					return
 				}
 				from, to := s.extent(part)
-				if errs[i] = ended(ctx); errs[i] == nil {
+				if errs[i] = context.Cause(ctx); errs[i] == nil {
 					errs[i] = s.read(data[from:to], part)
 				}
 			}
-			next.Store(int64(len(s.sums))) // the others need not go on
+			next.Store(int64(parts)) // the others need not go on
 		})
 	}
 	wg.Wait()

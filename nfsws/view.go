@@ -28,17 +28,11 @@ type View struct {
 
 // View opens the state v of rank, or the newest, as Read does. The caller closes it.
 func (w *Workspace) View(ctx context.Context, rank int, v Version) (*View, error) {
-	return call(ctx, w, "view", rank, func(ctx context.Context) (view *View, err error) {
-		err = w.version(ctx, rank, v, func(v Version) (err error) {
-			view, err = w.view(rank, v)
-			return err
-		})
-		return view, err
-	})
+	return get(ctx, w, "view", rank, v, w.view)
 }
 
 // view opens a state, once.
-func (w *Workspace) view(rank int, v Version) (*View, error) {
+func (w *Workspace) view(_ context.Context, rank int, v Version) (*View, error) {
 	src, err := w.open(rank, v)
 	if err != nil {
 		return nil, err
@@ -142,15 +136,16 @@ func (v *View) read(ctx context.Context, p []byte, part int) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, staleTime)
 	defer cancel()
-	return v.w.exactly(ctx, v.Rank, v.Version, func() error {
-		src, err := v.w.open(v.Rank, v.Version)
+	_, err = getExactly(ctx, v.w, v.Rank, v.Version, func(_ context.Context, rank int, version Version) (*source, error) {
+		src, err := v.w.open(rank, version)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		v.src.file.Close()
 		v.src = src
-		return src.read(p, part)
+		return src, src.read(p, part)
 	})
+	return err
 }
 
 // Close closes the files. It may be called twice. What was read stays valid.

@@ -18,7 +18,7 @@ import (
 type volume interface {
 	Mkdir(name string) error
 	Create(name string) (file, error)           // to write; fails if it exists
-	Open(name string) (file, error)             // to read; a regular file, not a link to one
+	Open(name string) (file, int64, error)      // to read; a regular file, not a link to one; and its size
 	Rename(from, to string) error               // to a name that does not exist
 	Remove(name string) error                   // a file, or an empty directory
 	ReadDir(name string) ([]fs.DirEntry, error) // of a directory that is opened anew
@@ -32,36 +32,32 @@ type file interface {
 	io.ReaderAt
 	io.Closer
 	Sync() error
-	Size() (int64, error)
 }
 
 // osVolume is the operating system's. It is confined to its directory: no link in it leads out.
 type osVolume struct {
+	*os.Root
 	path string // absolute
-	root *os.Root
 }
-
-type osFile struct{ *os.File }
 
 // openVolume opens the directory called path, which is made if its parent exists.
 func openVolume(path string) (*osVolume, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return nil, err
+	err := os.Mkdir(path, 0o755)
+	if err == nil {
+		err = syncDir(os.Open(filepath.Dir(path)))
 	}
-	switch err := os.Mkdir(path, 0o755); {
-	case err == nil:
-		if err := syncDir(os.Open(filepath.Dir(path))); err != nil {
-			return nil, err
-		}
-	case !errors.Is(err, fs.ErrExist):
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	return openDir(path)
 }
 
-// openDir opens the directory called path, which is absolute.
+// openDir opens the directory called path.
 func openDir(path string) (*osVolume, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
 	before, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
@@ -73,7 +69,7 @@ func openDir(path string) (*osVolume, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &osVolume{path, root}
+	v := &osVolume{root, path}
 	after, err := root.Lstat(".")
 	if err == nil && !os.SameFile(before, after) {
 		err = errReplaced
@@ -109,9 +105,9 @@ func (v *osVolume) checkOwner(path string, info fs.FileInfo, orRoot bool) error 
 	}
 	// A server may map users to others: who would own what this process makes there?
 	probe := fmt.Sprintf(".owner-%08x", rand.Uint32())
-	if err := v.root.Mkdir(probe, 0o700); err == nil {
-		mine, err := v.root.Lstat(probe)
-		_ = v.root.Remove(probe)
+	if err := v.Root.Mkdir(probe, 0o700); err == nil {
+		mine, err := v.Lstat(probe)
+		_ = v.Remove(probe)
 		if err != nil {
 			return err
 		}
@@ -124,11 +120,11 @@ func (v *osVolume) checkOwner(path string, info fs.FileInfo, orRoot bool) error 
 
 // Mkdir fails with fs.ErrExist if there is a directory of this user that others cannot write to.
 func (v *osVolume) Mkdir(name string) error {
-	err := v.root.Mkdir(name, 0o755)
+	err := v.Root.Mkdir(name, 0o755)
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	info, e := v.root.Lstat(name)
+	info, e := v.Lstat(name)
 	path := filepath.Join(v.path, name)
 	switch {
 	case e != nil:
@@ -141,51 +137,38 @@ func (v *osVolume) Mkdir(name string) error {
 	return cmp.Or(v.checkOwner(path, info, false), err)
 }
 
-func (v *osVolume) Rename(from, to string) error { return v.root.Rename(from, to) }
-func (v *osVolume) Remove(name string) error     { return v.root.Remove(name) }
-func (v *osVolume) SyncDir(name string) error    { return syncDir(v.root.Open(name + asDir)) }
-func (v *osVolume) Close() error                 { return v.root.Close() }
-func (f osFile) Size() (n int64, err error)      { return size(f.Stat()) }
-func size(i fs.FileInfo, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return i.Size(), nil
-}
+func (v *osVolume) SyncDir(name string) error { return syncDir(v.Root.Open(name + asDir)) }
 
 func (v *osVolume) Create(name string) (file, error) {
-	f, err := v.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		return nil, err
-	}
-	return osFile{f}, nil
+	return v.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 }
 
 // Open checks the type first: opening a pipe would block, and a link may lead anywhere in the
 // directory.
-func (v *osVolume) Open(name string) (file, error) {
-	before, err := v.root.Lstat(name)
+func (v *osVolume) Open(name string) (file, int64, error) {
+	before, err := v.Lstat(name)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if !before.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: it is no regular file but %v", ErrCorrupt, before.Mode())
+		return nil, 0, fmt.Errorf("%w: it is no regular file but %v", ErrCorrupt, before.Mode())
 	}
-	f, err := v.root.Open(name)
+	f, err := v.Root.Open(name)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	if after, err := f.Stat(); err != nil || !os.SameFile(before, after) {
+	after, err := f.Stat()
+	if err != nil || !os.SameFile(before, after) {
 		f.Close()
-		return nil, errors.Join(errReplaced, err)
+		return nil, 0, errors.Join(errReplaced, err)
 	}
-	return osFile{f}, nil
+	return f, after.Size(), nil
 }
 
 // ReadDir opens by the path where it can: a client looks at a directory's age when its name is
 // looked up, not when one that is open is read.
 func (v *osVolume) ReadDir(name string) ([]fs.DirEntry, error) {
-	open := v.root.Open
+	open := v.Root.Open
 	if name == "." {
 		open, name = os.Open, v.path
 	}

@@ -84,9 +84,9 @@ func read(t *testing.T, file string) string {
 
 // server is a running muster serve.
 type server struct {
-	cmd               *exec.Cmd
-	url, health, page string
-	secret, ca        string // files of its clients: its secret, and what verifies its certificate; "" is none
+	cmd         *exec.Cmd
+	url, health string
+	secret, ca  string // files of its clients: its secret, and what verifies its certificate; "" is none
 }
 
 // serve starts cmd. In its arguments, an address on all interfaces is replaced with a free port of
@@ -97,9 +97,7 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 	for i, a := range cmd.Args {
 		cmd.Args[i] = listens.ReplaceAllString(a, "${1}127.0.0.1:0")
 	}
-	has := func(flag string) bool {
-		return slices.ContainsFunc(cmd.Args, func(a string) bool { return a == flag || strings.HasPrefix(a, flag+"=") })
-	}
+	checked := slices.ContainsFunc(cmd.Args, func(a string) bool { return strings.HasPrefix(a, "--health") })
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	stderr, err := cmd.StderrPipe()
@@ -111,15 +109,12 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 		_ = cmd.Wait()
 	})
 	said, last := bufio.NewReader(stderr), ""
-	for s.health == "" && has("--health") || s.page == "" && has("--http") {
+	for s.health == "" && checked {
 		line, err := said.ReadString('\n')
 		require.NoError(t, err, "%s", last)
 		last = line
-		if _, url, ok := strings.Cut(strings.TrimSpace(line), "health="); ok {
-			s.health = strings.TrimSuffix(url, "/healthz")
-		} else if _, url, ok := strings.Cut(strings.TrimSpace(line), "page="); ok {
-			s.page = url
-		}
+		_, url, _ := strings.Cut(strings.TrimSpace(line), "health=")
+		s.health = strings.TrimSuffix(url, "/healthz")
 	}
 	go func() { _, _ = io.Copy(io.Discard, said) }()
 	s.url, err = bufio.NewReader(stdout).ReadString('\n')
@@ -174,14 +169,12 @@ func makeKeys(t *testing.T) keys {
 
 func (k keys) at(name string) string { return filepath.Join(string(k), name) }
 
-// folder creates a directory with copies of files of k, under the given names.
+// folder creates a directory with files of k, under the given names.
 func (k keys) folder(t *testing.T, names map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, from := range names {
-		b, err := os.ReadFile(k.at(from))
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
+		require.NoError(t, os.Link(k.at(from), filepath.Join(dir, name)))
 	}
 	return dir
 }

@@ -19,11 +19,8 @@ type (
 		Kind     string
 		Metadata metadata
 		Spec     struct {
-			Selector labels // of a Service; otherwise it has matchLabels
-			Ports    []struct {
-				Name string
-				Port int
-			}
+			Selector                           labels // of a Service; otherwise it has matchLabels
+			Ports                              []struct{ Port int }
 			ServiceName, CompletionMode        string
 			Replicas, Completions, Parallelism int
 			MaxUnavailable                     int
@@ -44,9 +41,8 @@ type (
 		Volumes                       []struct{ Secret struct{ Items []labels } }
 	}
 	container struct {
-		Image string
-		Args  []string
-		Env   []struct {
+		Args []string
+		Env  []struct {
 			Name, Value string
 			ValueFrom   labels
 		}

@@ -136,22 +136,18 @@ type Job struct {
 // Start starts the ranks of spec and returns when all run. If one cannot be started,
 // those that were are killed and reaped first. The end of ctx ends the ranks.
 func Start(ctx context.Context, spec Spec) (*Job, error) {
-	j := newJob(spec.withDefaults())
+	j := &Job{
+		spec:  spec.withDefaults(),
+		out:   newOutput(spec.Output, spec.ErrOutput),
+		ended: make(chan *ExitError, 2*spec.N),
+		done:  make(chan struct{}),
+	}
 	started := make(chan error, 1)
 	go j.supervise(ctx, started)
 	if err := <-started; err != nil {
 		return nil, err
 	}
 	return j, nil
-}
-
-func newJob(spec Spec) *Job {
-	return &Job{
-		spec:  spec,
-		out:   newOutput(spec.Output, spec.ErrOutput),
-		ended: make(chan *ExitError, 2*spec.N),
-		done:  make(chan struct{}),
-	}
 }
 
 // Wait returns when all ranks have ended, what they left behind is gone, and their
@@ -186,10 +182,5 @@ func (j *Job) Signal(sig os.Signal) {
 	}
 }
 
-// Process returns the process of a rank, or nil if there is no such rank.
-func (j *Job) Process(rank int) *Process {
-	if rank < 0 || rank >= len(j.procs) {
-		return nil
-	}
-	return j.procs[rank]
-}
+// Process returns the process of a rank.
+func (j *Job) Process(rank int) *Process { return j.procs[rank] }

@@ -28,13 +28,8 @@ func TestAllEndWell(t *testing.T) {
 	require.NoError(t, job.ends(t))
 	for rank := range 4 {
 		p := job.Process(rank)
-		if p.Err() != nil {
-			t.Errorf("rank %d: %v", rank, p.Err())
-		}
+		assert.NoError(t, p.Err(), "rank %d", rank)
 		assert.ErrorIs(t, p.Signal(syscall.SIGKILL), os.ErrProcessDone)
-	}
-	if job.Process(-1) != nil || job.Process(4) != nil {
-		t.Error("a rank that does not exist has a process")
 	}
 }
 
@@ -42,9 +37,9 @@ func TestFirstFailureIsNamedAndEndsTheOthers(t *testing.T) {
 	job := start(t, spec(4, "exitAt:2=3"))
 	err := job.ends(t)
 	var exit *launch.ExitError
-	if !errors.As(err, &exit) || exit.Rank != 2 || exit.Code != 3 || exit.Signal != 0 || exit.ExitCode() != 3 {
-		t.Errorf("error %#v", err)
-	}
+	require.ErrorAs(t, err, &exit)
+	assert.Equal(t, launch.ExitError{Rank: 2, Code: 3}, *exit)
+	assert.Equal(t, 3, exit.ExitCode())
 	assert.EqualError(t, err, "rank 2: exit status 3")
 	assert.EqualError(t, job.Process(0).Err(), "rank 0: killed by signal 15")
 }
@@ -118,9 +113,7 @@ func TestChildrenOfRanksGoToo(t *testing.T) {
 				if mode == "family" {
 					job.cancel(nil)
 				}
-				if err := job.ends(t); (err == nil) != (mode == "leave") {
-					t.Error(err)
-				}
+				assert.Equal(t, mode == "leave", job.ends(t) == nil)
 				allGone(t, children)
 			})
 		}
@@ -228,9 +221,8 @@ func TestStartFailureKillsThoseStarted(t *testing.T) {
 func TestStartAfterContextEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := launch.Start(ctx, spec(2, "block")); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	_, err := launch.Start(ctx, spec(2, "block"))
+	assert.ErrorIs(t, err, context.Canceled)
 }
 
 // trial is a job of a test, with what its ranks say and what ends it.

@@ -69,11 +69,11 @@ func (o *output) fail(err error) {
 func (o *output) connect(cmd *exec.Cmd, prefix string, log io.WriteCloser) (*streams, error) {
 	s := &streams{record: newRecord(log)}
 	var err error
-	if cmd.Stdout, err = s.open(o, o.stdout, prefix); err != nil {
-		s.closePipes()
-		return nil, err
+	cmd.Stdout, err = s.open(o, o.stdout, prefix)
+	if err == nil {
+		cmd.Stderr, err = s.open(o, o.stderr, prefix)
 	}
-	if cmd.Stderr, err = s.open(o, o.stderr, prefix); err != nil {
+	if err != nil {
 		s.closePipes()
 		return nil, err
 	}

@@ -29,14 +29,11 @@ func TestOutput(t *testing.T) {
 		if strings.HasSuffix(line, "] no newline") {
 			continue
 		}
-		if _, err := fmt.Sscanf(line, "[%d] %s %d", &rank, &stream, &i); err != nil {
-			t.Fatalf("line %q: %v", line, err)
-		}
-		if key := fmt.Sprint(rank, stream); next[key] != i {
-			t.Fatalf("line %q, want number %d", line, next[key])
-		} else {
-			next[key]++
-		}
+		_, err := fmt.Sscanf(line, "[%d] %s %d", &rank, &stream, &i)
+		require.NoError(t, err, line)
+		key := fmt.Sprint(rank, stream)
+		require.Equal(t, next[key], i, line)
+		next[key]++
 	}
 	for key, got := range next {
 		assert.Equal(t, n, got, key)
@@ -52,9 +49,8 @@ func TestOutputApart(t *testing.T) {
 	require.NoError(t, start(t, s).ends(t))
 	out.await(t, "says: out", 20)
 	errs.await(t, "says: err", 20)
-	if len(out.lines()) != 22 || len(errs.lines()) != 20 {
-		t.Errorf("%d and %d lines", len(out.lines()), len(errs.lines()))
-	}
+	assert.Len(t, out.lines(), 22)
+	assert.Len(t, errs.lines(), 20)
 }
 
 func TestDiscardedOutput(t *testing.T) {
@@ -122,6 +118,7 @@ func prefixed(t *testing.T, text string, seed uint64) string {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+func (f writerFunc) Close() error                { return nil }
 
 // sayings collects the ranks' lines and lets tests wait for some.
 type sayings struct{ testcluster.Log }

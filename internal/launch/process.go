@@ -40,13 +40,12 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
+		if p.err != nil { // a nil *ExitError is no nil error
+			return p.err
+		}
 	default:
-		return nil
 	}
-	if p.err == nil {
-		return nil
-	}
-	return p.err
+	return nil
 }
 
 // Tail returns the last lines that the rank has written so far, at most 10 of both streams, each cut
@@ -138,9 +137,6 @@ func (p *Process) groupEmpty() bool {
 }
 
 func (p *Process) groupEmptyWithin(d time.Duration) bool {
-	if d <= 0 {
-		return p.groupEmpty()
-	}
 	timeout := time.NewTimer(d)
 	defer timeout.Stop()
 	tick := time.NewTicker(groupTick)

@@ -65,16 +65,11 @@ func TestLogFails(t *testing.T) {
 	require.EqualError(t, err, "start rank 1: no such directory")
 
 	s = spec(2, "count:1000")
-	s.Log = func(int) (io.WriteCloser, error) { return fullDisk{}, nil }
+	full := errors.New("disk full")
+	s.Log = func(int) (io.WriteCloser, error) {
+		return writerFunc(func([]byte) (int, error) { return 0, full }), nil
+	}
 	err = start(t, s).ends(t)
 	require.ErrorContains(t, err, "write the log of rank ")
-	require.ErrorIs(t, err, errDiskFull)
+	require.ErrorIs(t, err, full)
 }
-
-var errDiskFull = errors.New("disk full")
-
-type fullDisk struct{}
-
-func (fullDisk) Write([]byte) (int, error) { return 0, errDiskFull }
-
-func (fullDisk) Close() error { return nil }

@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"sync"
 	"time"
 )
 
@@ -11,8 +10,8 @@ import (
 // read before the grace has passed.
 const graceTicks = 10
 
-// WaitGrace waits until done is closed, for at most d of the time in which this process runs, and
-// reports whether it is.
+// WaitGrace receives from done once, which is a value or that it is closed, within d of the time in
+// which this process runs, and reports whether it has.
 func WaitGrace(done <-chan struct{}, d time.Duration) bool {
 	ctx, cancel := Grace(context.Background(), d)
 	defer cancel()
@@ -34,24 +33,17 @@ func WaitGrace(done <-chan struct{}, d time.Duration) bool {
 // another process.
 func Grace(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	ticks := 0
-	var mu sync.Mutex // protects ticks, and t until it is set
-	var t *time.Timer
-	mu.Lock()
-	t = time.AfterFunc(d/graceTicks, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if ticks++; ticks == graceTicks {
-			cancel(context.DeadlineExceeded)
-		} else if inner.Err() == nil {
-			t.Reset(d / graceTicks)
+	go func() {
+		for range graceTicks {
+			select {
+			case <-time.After(d / graceTicks):
+			case <-inner.Done():
+				return
+			}
 		}
-	})
-	mu.Unlock()
-	return graceContext{inner}, func() {
-		t.Stop()
-		cancel(context.Canceled)
-	}
+		cancel(context.DeadlineExceeded)
+	}()
+	return graceContext{inner}, func() { cancel(context.Canceled) }
 }
 
 // graceContext reports the end of its time as a passed deadline.

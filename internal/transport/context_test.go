@@ -17,7 +17,7 @@ func TestWaitGrace(t *testing.T) {
 		done := make(chan struct{})
 		require.False(t, transport.WaitGrace(done, time.Second))
 		require.Equal(t, time.Second, time.Since(began))
-		time.AfterFunc(time.Second/2, func() { close(done) })
+		time.AfterFunc(time.Second/2, func() { done <- struct{}{} }) // a value is received once
 		require.True(t, transport.WaitGrace(done, time.Second))
 		require.Equal(t, 3*time.Second/2, time.Since(began))
 	})

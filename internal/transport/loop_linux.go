@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"runtime"
@@ -66,17 +67,10 @@ const (
 
 // NewLoop starts a loop. It uses io_uring where the kernel has it, unless NoIOUring is set.
 func NewLoop() (*Loop, error) {
+	l := &Loop{ep: -1, wake: -1, done: make(chan struct{}), socks: map[int32]*Sock{}}
 	if os.Getenv(NoIOUring) == "" {
-		if r, err := newRing(maxEvents); err == nil {
-			return startLoop(r)
-		}
+		l.ring, _ = newRing(maxEvents)
 	}
-	return startLoop(nil)
-}
-
-// startLoop starts a loop with r, which may be nil, and which it closes.
-func startLoop(r *ring) (*Loop, error) {
-	l := &Loop{ep: -1, wake: -1, ring: r, done: make(chan struct{}), socks: map[int32]*Sock{}}
 	var err error
 	if l.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err == nil {
 		l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -327,10 +321,7 @@ func (l *Loop) endIfClosing() bool {
 		l.mu.Unlock()
 		return false
 	}
-	socks := make([]*Sock, 0, len(l.socks))
-	for _, s := range l.socks {
-		socks = append(socks, s)
-	}
+	socks := slices.Collect(maps.Values(l.socks))
 	l.mu.Unlock()
 	for _, s := range socks {
 		l.end(s, net.ErrClosed)
@@ -354,12 +345,11 @@ func (s *Sock) TryWrite(bufs [][]byte) (int, error) {
 func (s *Sock) NotifyWritable(resume func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.resume = resume
 	if s.closed {
-		s.resume = nil
 		go resume()
 		return
 	}
+	s.resume = resume
 	s.setEvents(s.events | unix.EPOLLOUT)
 }
 

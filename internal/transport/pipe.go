@@ -143,9 +143,9 @@ func (p *bufferPipe) Done()        { p.goroutines.Wait() }
 // lateWaitGroup is a WaitGroup whose goroutines may also start while another goroutine waits: a
 // writer does not know that the connection has just ended.
 type lateWaitGroup struct {
-	mu   sync.Mutex
-	n    int
-	none chan struct{} // closed when n is 0; nil unless a goroutine waits
+	mu    sync.Mutex
+	n     int
+	ended sync.Cond // signals that n has decreased
 }
 
 func (c *lateWaitGroup) Go(f func()) {
@@ -161,21 +161,15 @@ func (c *lateWaitGroup) Go(f func()) {
 func (c *lateWaitGroup) done() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.n--; c.n == 0 && c.none != nil {
-		close(c.none)
-		c.none = nil
-	}
+	c.n--
+	c.ended.Broadcast()
 }
 
 func (c *lateWaitGroup) Wait() {
 	c.mu.Lock()
-	none := c.none
-	if c.n > 0 && none == nil {
-		none = make(chan struct{})
-		c.none = none
-	}
-	c.mu.Unlock()
-	if none != nil {
-		<-none
+	defer c.mu.Unlock()
+	c.ended.L = &c.mu
+	for c.n > 0 {
+		c.ended.Wait()
 	}
 }

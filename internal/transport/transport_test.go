@@ -489,6 +489,21 @@ func TestLoopEndsAPausedSocket(t *testing.T) {
 	})
 }
 
+// TestLoopResumesAWriter checks that what a socket does not hold is written when its peer reads.
+func TestLoopResumesAWriter(t *testing.T) {
+	onLoops(t, func(t *testing.T) {
+		e, c := adopt(t, newLoop(t))
+		sent := bytes.Repeat([]byte("0123456789abcdef"), 2<<20) // more than sockets hold
+		e.out.AppendUncopied(0, sent[:16], sent[16:])
+		e.out.Flush()
+		require.Positive(t, e.out.Waiting())
+		got := make([]byte, len(sent))
+		_, err := io.ReadFull(c, got)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(sent, got))
+	})
+}
+
 func TestLoopReportsEachEnd(t *testing.T) {
 	onLoops(t, func(t *testing.T) {
 		l := newLoop(t)
