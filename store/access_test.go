@@ -61,19 +61,3 @@ func TestRights(t *testing.T) {
 	require.Equal(t, "do nothing", none.String())
 	require.Equal(t, reader, store.RightsOf(accesses, []int{1, 2}), "the same twice")
 }
-
-func TestCheckAccess(t *testing.T) {
-	require.NoError(t, store.CheckAccess(nil))
-	require.NoError(t, store.CheckAccess([]store.Access{{Secret: secretOf("a")}, {Name: "n", Prefix: "p"}, {Secret: make([]byte, 4096), Write: true}}))
-	for want, bad := range map[string]store.Access{
-		`store: access "1": invalid request: neither a secret nor a name`: {Prefix: "x"},
-		`a secret and a name`:                        {Secret: secretOf("a"), Name: "n"},
-		`0 bytes are too few`:                        {Secret: []byte{}},
-		`15 bytes are too few, it needs 16: "(umask`: {Secret: make([]byte, 15)},
-		`more than 4096`:                             {Secret: make([]byte, 4097)},
-	} {
-		err := store.CheckAccess([]store.Access{{Name: "good"}, bad})
-		require.ErrorIs(t, err, store.ErrInvalid)
-		require.ErrorContains(t, err, want)
-	}
-}

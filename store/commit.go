@@ -264,7 +264,11 @@ func (c *committer) release() {
 	outboxes, committed := slices.Collect(maps.Keys(c.outboxes)), c.Committed()
 	clear(c.outboxes)
 	c.mu.Unlock()
-	transport.InParallel(len(outboxes), func(from, to int) { flush(outboxes[from:to]) })
+	transport.InParallel(len(outboxes), func(from, to int) {
+		for _, o := range outboxes[from:to] {
+			o.Flush()
+		}
+	})
 	c.mu.Lock()
 	c.released = committed
 	var ended []*waiter
@@ -282,12 +286,6 @@ func (c *committer) release() {
 	}
 	for _, resume := range resumed {
 		resume()
-	}
-}
-
-func flush(outboxes []*transport.Outbox) {
-	for _, o := range outboxes {
-		o.Flush()
 	}
 }
 

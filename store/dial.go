@@ -146,6 +146,11 @@ func refusalError(err error) error {
 	return e
 }
 
+// send queues a request.
+func (l *clientConn) send(req *wire.Request) {
+	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, req) })
+}
+
 // close ends a connection that is no longer used.
 func (l *clientConn) close() {
 	_ = l.nc.Close()

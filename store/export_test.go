@@ -85,11 +85,8 @@ func Overloaded(m *Memory) bool { return m.commit.overloaded() }
 // GroupStacks groups the text of runtime.Stack.
 func GroupStacks(all string) string { return groupStacks(all) }
 
-// Functions of access.go.
-var (
-	CheckAccess = checkAccess
-	RightsOf    = rightsOf
-)
+// RightsOf returns the rights of the matched accesses together.
+var RightsOf = rightsOf
 
 // Rights are the rights of a peer.
 type Rights = rights

@@ -67,7 +67,7 @@ type Memory struct {
 	meter         meter
 	backups       map[uint64]*backupCopy // backups that are being read, by session
 	backupsBegun  uint64                 // number of backups begun
-	queries       stackQueries           // for stacks of sessions
+	queries       []*stackQuery          // for stacks of sessions
 	failure       error                  // why the store has failed; closed is true then
 	failed        chan struct{}          // closed when failure is set
 }

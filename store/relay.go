@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,15 +67,15 @@ const relayName = "relay, "
 // the relay dials when a peer connects. With DialOptions.Resolve, rawurl only names the store in
 // errors.
 func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error) {
-	bad := func(detail string) error {
-		return &Error{Op: "relay", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: detail}
+	u, err := parseServerURL("relay", rawurl)
+	if err != nil {
+		return nil, err
 	}
-	u, err := url.Parse(rawurl)
-	switch {
-	case err != nil || u.Scheme != "muster":
-		return nil, bad("not a URL of the form muster://host:port")
-	case strings.TrimPrefix(u.Path, "/") != "":
-		return nil, bad("a relay serves the whole store: clients of the relay may use a prefix")
+	if strings.TrimPrefix(u.Path, "/") != "" {
+		return nil, &Error{
+			Op: "relay", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid,
+			Detail: "a relay serves the whole store: clients of the relay may use a prefix",
+		}
 	}
 	addr, options, err := fromURL(u, o)
 	if err != nil {
@@ -145,12 +144,10 @@ func (r *Relay) directStore(ctx context.Context) (*Store, error) {
 	if own != nil || closed {
 		return own, errIfClosed(closed)
 	}
-	d := &dialer{addr: r.dialer.addr, addrs: r.dialer.addrs, options: r.dialer.options} // a dialer is used by one goroutine at a time
-	l, err := d.dialUntil(ctx, &wire.Request{})
+	s, err := Dial(ctx, r.dialer.addr, &r.dialer.options)
 	if err != nil {
 		return nil, err
 	}
-	s := New(newClient(d, l))
 	r.mu.Lock()
 	if own, closed = r.direct, r.closed; own == nil && !closed {
 		own, r.direct = s, s
@@ -180,7 +177,7 @@ func (r *Relay) Close() error {
 		_ = own.Close()
 	}
 	if up != nil {
-		up.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
+		up.conn.send(&wire.Request{Op: wire.OpGoodbye})
 		up.conn.out.Flush()
 		_ = up.conn.nc.SetReadDeadline(time.Now().Add(goodbyeTimeout))
 	}
@@ -290,16 +287,10 @@ func (u *upstream) read() {
 
 // handleFrame handles a frame of the store.
 func (u *upstream) handleFrame(h wire.Header, body []byte, owned bool) error {
-	switch h.Op {
-	case wire.OpRelay:
+	if h.Op == wire.OpRelay {
 		return u.mux.Handle(h, body, owned)
-	case wire.OpGoodbye:
-		return goodbyeError(h, body)
-	case wire.OpProbe:
-		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
-		u.conn.out.Flush()
 	}
-	return nil
+	return u.conn.handleServerFrame(h, body)
 }
 
 // checkStore returns what to do with the connection to the store. The caller holds the relay's mu.
@@ -369,7 +360,7 @@ func (r *Relay) checkPeers(_ *Server, late bool) {
 	case do == endPeer:
 		_ = u.conn.nc.Close() // its reader notices
 	case do == sendProbe:
-		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
+		u.conn.send(&wire.Request{Op: wire.OpPing})
 	}
 	u.mux.Vouch()
 	u.conn.out.Flush()

@@ -85,15 +85,7 @@ func (p *relayPeer) Flush() { p.upstream.conn.out.Flush() }
 // Ended implements transport.Reader.
 func (p *relayPeer) Ended(err error) {
 	p.branch.End()
-	p.server.ended(p.conn, p.cause(err))
-}
-
-// cause returns the error of the outbox, if it has ended the connection, and otherwise err.
-func (p *relayPeer) cause(err error) error {
-	if cause := p.out.Err(); cause != nil {
-		return cause
-	}
-	return err
+	p.server.ended(p.conn, err)
 }
 
 // Resume implements relay.Peer.
@@ -153,7 +145,7 @@ func (p *relayPeer) Welcome(rep *wire.Reply) {
 	p.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpHello, id, rep) })
 	p.out.Flush()
 	if rep.Code != wire.CodeOK {
-		p.closeLater()
+		time.AfterFunc(handshake.RefusalTimeout, p.close)
 	}
 }
 
@@ -163,14 +155,8 @@ func (p *relayPeer) End(goodbye *wire.Reply) {
 		p.close()
 		return
 	}
-	p.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, goodbye) })
-	p.out.Flush()
-	p.closeLater()
+	p.fail(goodbye)
 }
-
-// closeLater closes the connection after the peer has had time to read the last frame and close it
-// itself.
-func (p *relayPeer) closeLater() { time.AfterFunc(handshake.RefusalTimeout, p.close) }
 
 // Vouches implements relay.Peer: a peer is alive without an answer if it is sending a long frame, or reading one, or its process uses CPU time.
 func (p *relayPeer) Vouches() bool {

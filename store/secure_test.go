@@ -311,7 +311,12 @@ func TestServeBeyondLoopback(t *testing.T) {
 		"TLS and names":         {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
 		"names without TLS":     {serverSecurity{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and the server asks for none`},
 		"names without a CA":    {serverSecurity{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "the server asks for none"},
-		"a short secret":        {serverSecurity{Access: []store.Access{{Secret: []byte("short")}}}, false, "5 bytes are too few"},
+		"an empty secret":       {serverSecurity{Access: []store.Access{{Secret: []byte{}}}}, false, "0 bytes are too few"},
+		"a short secret":        {serverSecurity{Access: []store.Access{{Secret: make([]byte, 15)}}}, false, `15 bytes are too few, it needs 16: "(umask`},
+		"a long secret":         {serverSecurity{Access: []store.Access{{Secret: make([]byte, 4096)}}}, false, ""},
+		"too long a secret":     {serverSecurity{Access: []store.Access{{Secret: make([]byte, 4097)}}}, false, "more than 4096"},
+		"neither":               {serverSecurity{Access: []store.Access{all("s"), {Prefix: "x"}}}, false, `store: access "1": invalid request: neither a secret nor a name`},
+		"both":                  {serverSecurity{Access: []store.Access{{Secret: secretOf("s"), Name: "x"}}}, false, "a secret and a name"},
 	} {
 		for _, addr := range []net.Addr{beyond, here} {
 			for _, insecure := range []bool{false, true} {

@@ -28,7 +28,8 @@ func (c *conn) adopted(s transport.Socket) (transport.Reader, error) {
 	r := &connReader{conn: c, sock: s}
 	held, err := c.openSession()
 	if err != nil {
-		return nil, c.endSession(err)
+		c.endSession(err)
+		return nil, err
 	}
 	r.pauseIf(held)
 	return r, nil
@@ -76,7 +77,10 @@ func (c *conn) pause(s transport.Socket, on bool) {
 }
 
 // Ended implements transport.Reader.
-func (c *connReader) Ended(err error) { c.server.ended(c.conn, c.endSession(err)) }
+func (c *connReader) Ended(err error) {
+	c.endSession(err)
+	c.server.ended(c.conn, err)
+}
 
 // openSession opens the session, or resumes it, answers the hello, and processes the requests that
 // arrived with it.
@@ -97,7 +101,7 @@ func (c *conn) openSession() (held bool, err error) {
 
 // endSession ends the session after a goodbye, or detaches it: its ranks fail if it is not resumed
 // in time.
-func (c *conn) endSession(err error) error {
+func (c *conn) endSession(err error) {
 	if session := c.session.Load(); session != 0 {
 		how := wire.OpLost
 		if errors.Is(err, errDone) {
@@ -106,10 +110,6 @@ func (c *conn) endSession(err error) error {
 		c.memory.detachRelayed(c, err)
 		c.memory.detach(session, c, how, c.reconnectTimeout())
 	}
-	if cause := c.out.Err(); cause != nil {
-		return cause
-	}
-	return err
 }
 
 // processRequests carries out the complete requests. Their replies are written by the Flush of its
