@@ -105,7 +105,7 @@ func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 	defer cancel()
 	for range 6 {
 		p := testcluster.NewProxy(t, addr)
-		e := dialWith(t, p.Addr(), &store.DialOptions{LivenessTimeout: time.Hour})
+		e := testcluster.Dial(t, p.Addr(), &store.DialOptions{LivenessTimeout: time.Hour})
 		p.Down.Stall(true)
 		slow.Go(func() { _, _ = store.New(e).Get(ctx, "k") })
 	}

@@ -18,15 +18,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// unusedAddr returns an address at which no process listens.
-func unusedAddr(t *testing.T) string {
-	l, _ := tcp(t)
-	defer l.Close()
-	return l.Addr().String()
-}
-
 func TestDialRefusedConnection(t *testing.T) {
-	addr := unusedAddr(t)
+	addr := testcluster.Port(t)
 	_, err := store.Dial(bounded(t), addr, nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	ctx := testcluster.Within(t, 50*time.Millisecond)
@@ -37,7 +30,7 @@ func TestDialRefusedConnection(t *testing.T) {
 }
 
 func TestDialWaitsForAServerThatStartsLater(t *testing.T) {
-	addr := unusedAddr(t)
+	addr := testcluster.Port(t)
 	dialed := make(chan struct{})
 	once := sync.OnceFunc(func() { close(dialed) })
 	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {

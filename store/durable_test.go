@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
@@ -216,33 +215,12 @@ func TestNothingIsAcknowledgedIntoARemovedDirectory(t *testing.T) {
 	}
 }
 
-// process is a durable server in a separate process, which can be killed and started again at the
-// same address.
-type process struct {
-	*launch.Process
-	addr, dir string
-}
-
-func newProcess(t *testing.T) *process {
-	t.Helper()
-	p := &process{addr: testcluster.Port(t), dir: t.TempDir()}
-	p.start(t)
-	return p
-}
-
-func (p *process) start(t *testing.T) {
-	t.Helper()
-	p.Process = testcluster.StartAt(t, "server", p.dir, p.addr)
-}
-
-func (p *process) kill(t *testing.T) { testcluster.Kill(t, p.Process) }
-
 // TestKillNine kills a durable server again and again while a group works. No call of a rank fails, each
 // change is made exactly once, and a lease lives.
 func TestKillNine(t *testing.T) {
 	t.Parallel()
 	const kills, ranks = 6, 8
-	p := newProcess(t)
+	p := newProcess(t, "server", t.TempDir())
 	ctx := bounded(t)
 	var stores []*store.Store
 	for range ranks {

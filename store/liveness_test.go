@@ -65,8 +65,8 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 			t.Parallel()
 			s := serve(t, &store.Server{Engine: c.engine.engine(t), Limits: store.ServerLimits{LivenessTimeout: c.server}}, c.engine.wires)
 			proxy := testcluster.NewProxy(t, s.addr)
-			b := dialWith(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: c.peer})
-			a := dialWith(t, s.addr, &store.DialOptions{LivenessTimeout: time.Minute})
+			b := testcluster.Dial(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: c.peer})
+			a := testcluster.Dial(t, s.addr, &store.DialOptions{LivenessTimeout: time.Minute})
 			g := teamOf(t, a, b)
 			g.goesOn(1)
 			start := time.Now()
@@ -96,7 +96,7 @@ func TestLongRequestKeepsItsConnection(t *testing.T) {
 		// silent.
 		return c, c.(*net.TCPConn).SetWriteBuffer(64 << 10)
 	}
-	c := dialWith(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: 2 * time.Second, Dial: small})
+	c := testcluster.Dial(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: 2 * time.Second, Dial: small})
 	proxy.Up.Throttle(5 << 20)
 	conn := store.ConnOf(c.Engine())
 	start := time.Now()
@@ -141,8 +141,8 @@ func TestStutteringServerFindsSilentPeers(t *testing.T) {
 // leases, TTLs and deadlines are extended by the time for which it did not run.
 func TestFrozenServerFailsNoPeer(t *testing.T) {
 	t.Parallel()
-	p, addr := serverProcess(t)
-	a, b := dial(t, addr), dial(t, addr)
+	p := newProcess(t, "server", "")
+	a, b := dial(t, p.addr), dial(t, p.addr)
 	g := teamOf(t, a, b)
 	ctx := bounded(t)
 	held, err := b.Lease(ctx, time.Second)
@@ -153,9 +153,9 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 	short := testcluster.Within(t, 10*time.Second)
 	waiting := start(func() error { _, err := a.Wait(short, "later"); return err })
 	works(t, b)
-	testcluster.Freeze(t, p)
+	testcluster.Freeze(t, p.Process)
 	<-time.After(3 * time.Second) // the test is about elapsed time
-	testcluster.Thaw(t, p)
+	testcluster.Thaw(t, p.Process)
 	_, err = a.Get(ctx, "short")
 	require.NoError(t, err, "a TTL ended while the server stood still")
 	_, err = a.Get(ctx, "held")
@@ -173,14 +173,14 @@ func TestFrozenServerFailsNoPeer(t *testing.T) {
 // stopped still has the whole reconnect timeout.
 func TestFrozenServerKeepsGrace(t *testing.T) {
 	t.Parallel()
-	p, addr := serverProcess(t)
-	proxy := testcluster.NewProxy(t, addr)
-	g := teamOf(t, dial(t, addr), dial(t, proxy.Addr()))
+	p := newProcess(t, "server", "")
+	proxy := testcluster.NewProxy(t, p.addr)
+	g := teamOf(t, dial(t, p.addr), dial(t, proxy.Addr()))
 	for seq := range uint64(2) {
-		testcluster.Freeze(t, p)
+		testcluster.Freeze(t, p.Process)
 		proxy.Cut(testcluster.RST)
 		<-time.After(800 * time.Millisecond) // longer than the reconnect timeout
-		testcluster.Thaw(t, p)
+		testcluster.Thaw(t, p.Process)
 		g.goesOn(seq + 1)
 	}
 }

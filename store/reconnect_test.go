@@ -419,7 +419,7 @@ func TestConnectionsThatBringNothing(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	var dials atomic.Int32
 	ctx := testcluster.Within(t, time.Second)
-	c := dialWith(t, s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	c := testcluster.Dial(t, s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dials.Add(1)
 		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 		return &deafAfterHello{Conn: conn}, err

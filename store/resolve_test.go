@@ -99,7 +99,7 @@ func TestResolveFails(t *testing.T) {
 func TestIdleClientOfADurableStore(t *testing.T) {
 	s := durableService(t)
 	dead, other := testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)
-	c := dialWith(t, dead.Addr()+","+other.Addr(), &store.DialOptions{LivenessTimeout: time.Second})
+	c := testcluster.Dial(t, dead.Addr()+","+other.Addr(), &store.DialOptions{LivenessTimeout: time.Second})
 	p := teamOf(t, dial(t, s.addr), c)
 	p.goesOn(1)
 	dead.Blackhole(true)
@@ -121,7 +121,7 @@ func TestEveryAddressIsTriedBeforeAPause(t *testing.T) {
 	last := net.JoinHostPort("127.0.0.2", "1")
 	addrs[addresses-1] = last
 	var dials atomic.Int64
-	c := dialWith(t, strings.Join(addrs, ","), &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	c := testcluster.Dial(t, strings.Join(addrs, ","), &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		switch n := dials.Add(1); {
 		case n == 1:
 		case addr != last:

@@ -151,17 +151,6 @@ func TestServeOnIPv6(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// listening returns tcp on another address.
-func listening(addr string) wires {
-	return func(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
-		l, err := net.Listen("tcp", addr)
-		require.NoError(t, err)
-		return l, func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
-		}
-	}
-}
-
 func TestServeEndsWithErrServerClosed(t *testing.T) {
 	for name, end := range map[string]func(*store.Server) error{
 		"Close":    (*store.Server).Close,
