@@ -348,6 +348,13 @@ func TestTLSThatIsNotWhatItSays(t *testing.T) {
 	require.Error(t, err)
 	s.Says(t, "no certificate of the peer has been verified")
 
+	unverified := fixed(t, serverTLS(t, f.server()))
+	unverified.ClientAuth = tls.RequireAnyClientCert
+	s = serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "trainer", Write: true}}}, tcp)
+	s.TLS.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return unverified, nil }
+	_, err = store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.client()))
+	require.ErrorIs(t, err, store.ErrDenied, "a name that was not verified")
+
 	old := fixed(t, serverTLS(t, f.server()))
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	s = serve(t, &store.Server{TLS: old}, tcp)

@@ -14,8 +14,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestStatusOfTheServer checks the counters and sizes of the store as a whole.
+// TestStatusOfTheServer checks the counters and sizes of the store as a whole, and how its sockets are read.
 func TestStatusOfTheServer(t *testing.T) {
+	loop := ""
+	if l, err := transport.NewLoop(); err == nil { // there are loops on Linux only
+		loop = l.Kind()
+		l.Close()
+	}
 	m := new(store.Memory)
 	s := serve(t, &store.Server{Engine: m}, tcp).client(t)
 	ctx := t.Context()
@@ -38,6 +43,7 @@ func TestStatusOfTheServer(t *testing.T) {
 		require.Greater(t, a.Out-b.Out, uint64(100*10_000))
 		require.Greater(t, a.Up, b.Up)
 		require.False(t, a.Durable)
+		require.Equal(t, loop, a.Loop)
 		n := int64(0)
 		for i, x := range a.Latency {
 			n += x.Count
@@ -153,7 +159,6 @@ func TestStatusCountsConnections(t *testing.T) {
 		t.Run(wires.name, func(t *testing.T) {
 			m := new(store.Memory)
 			s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{Conns: 2, ReconnectTimeout: time.Millisecond}}, wires.wires)
-			require.Equal(t, &store.ServerStatus{}, firstCounts(t, m))
 			works(t, s.client(t))
 			second := s.greeted(t)
 			counts(t, m, func(n *store.ServerStatus) bool {
@@ -165,32 +170,6 @@ func TestStatusCountsConnections(t *testing.T) {
 			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.LostSessions == 1 && n.Sessions == 1 })
 		})
 	}
-}
-
-// TestStatusShowsTheLoop checks that an operator can see, and choose, how sockets are read.
-func TestStatusShowsTheLoop(t *testing.T) {
-	loop := func() string {
-		m := new(store.Memory)
-		works(t, serve(t, &store.Server{Engine: m}, tcp).client(t))
-		return counts(t, m, func(*store.ServerStatus) bool { return true }).Loop
-	}
-	l, err := transport.NewLoop()
-	if err != nil {
-		t.Skip("SKIPPED: there are loops on Linux only: ", err)
-	}
-	defer l.Close()
-	require.Equal(t, l.Kind(), loop())
-	t.Setenv(transport.NoIOUring, "1")
-	require.Equal(t, "epoll", loop())
-}
-
-// firstCounts returns the counters before the first connection, without those that differ from run
-// to run.
-func firstCounts(t *testing.T, m *store.Memory) *store.ServerStatus {
-	s, err := store.New(m).Status(t.Context(), "")
-	require.NoError(t, err)
-	s.Server.Up, s.Server.Ops = 0, nil
-	return s.Server
 }
 
 func TestStatusCountsWatches(t *testing.T) {
