@@ -160,9 +160,7 @@ func bounded(t *testing.T) context.Context { return testcluster.Within(t, testTi
 // works fails the test unless s can set and get.
 func works(t *testing.T, s *store.Store) {
 	t.Helper()
-	ctx := bounded(t)
-	require.NoError(t, s.Set(ctx, "works", []byte("yes"), nil))
-	holds(t, s, "works", "yes")
+	require.NoError(t, setAndGet(bounded(t), s, "works", "yes"))
 }
 
 // holds fails the test unless key has value.

@@ -329,33 +329,6 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	g.goesOn(2)
 }
 
-// TestTheStoreBehindARelayEnds checks that ranks behind a relay receive the shutdown of the store,
-// and that they detect at once that the store is gone.
-func TestTheStoreBehindARelayEnds(t *testing.T) {
-	t.Parallel()
-	for name, end := range map[string]func(s *service) error{
-		"in order": func(s *service) error { return s.Shutdown(bounded(t)) },
-		"at once":  func(s *service) error { return s.Close() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := serve(t, new(store.Server), tcp)
-			r := relay(t, s.addr, new(store.Server), tcp)
-			c := dial(t, r.addr)
-			waiting := startWait(t, c, "never")
-			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1 }, "it waits")
-			works(t, c)
-			began := time.Now()
-			require.NoError(t, end(s))
-			require.ErrorIs(t, <-waiting, store.ErrUnavailable)
-			require.Less(t, time.Since(began), 4*time.Second, "a store that keeps nothing does not come back")
-			_, err := store.Dial(bounded(t), r.addr, nil)
-			require.ErrorIs(t, err, store.ErrUnavailable)
-			require.ErrorContains(t, err, "the relay cannot reach the store at "+s.addr)
-		})
-	}
-}
-
 // TestARelaysOwnCalls checks that calls of the process of the relay use a separate connection,
 // that Close ends everything, and that a second Close is allowed.
 func TestARelaysOwnCalls(t *testing.T) {

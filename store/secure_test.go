@@ -307,8 +307,9 @@ func TestServeBeyondLoopback(t *testing.T) {
 		"names without a CA":    {&store.Server{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "the server asks for none"},
 		"an empty secret":       {&store.Server{Access: []store.Access{{Secret: []byte{}}}}, false, "0 bytes are too few"},
 		"a short secret":        {&store.Server{Access: []store.Access{{Secret: make([]byte, 15)}}}, false, `15 bytes are too few, it needs 16: "(umask`},
-		"a long secret":         {&store.Server{Access: []store.Access{{Secret: make([]byte, 4096)}}}, false, ""},
-		"too long a secret":     {&store.Server{Access: []store.Access{{Secret: make([]byte, 4097)}}}, false, "more than 4096"},
+		"no other protocol":     {&store.Server{Access: []store.Access{{Protocol: "torch"}}}, false, `this server does not speak "torch": it speaks no other protocol`},
+		"stacks for a protocol": {&store.Server{Access: []store.Access{{Protocol: "torch", Stacks: true}}}, false, "stacks for a protocol"},
+		"secret and protocol":   {&store.Server{Access: []store.Access{{Protocol: "torch", Secret: secretOf("s")}}}, false, "a protocol, and a secret"},
 		"neither":               {&store.Server{Access: []store.Access{all("s"), {Prefix: "x"}}}, false, `store: access "1": invalid request: neither a secret nor a name`},
 		"both":                  {&store.Server{Access: []store.Access{{Secret: secretOf("s"), Name: "x"}}}, false, "a secret and a name"},
 	} {

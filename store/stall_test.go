@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -292,29 +294,18 @@ func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-// failingFS is a file system that fails to list a directory once.
-type failingFS struct {
-	*stallingFS
-	failed sync.Once
-}
-
-func (fs *failingFS) ReadDir(dir string) (files []string, err error) {
-	fs.failed.Do(func() { err = errors.New("too many open files") })
-	if err != nil {
-		return nil, err
-	}
-	return fs.FS.ReadDir(dir)
-}
-
 // TestNoAnswerBeforeTheLogOfAStoreThatOpensLate checks a store that fails to open for the first
 // connection, and opens for the next one. Neither gets a reply before the state that it shows is on
 // the disk.
 func TestNoAnswerBeforeTheLogOfAStoreThatOpensLate(t *testing.T) {
-	fs := &failingFS{stallingFS: &stallingFS{FS: disklog.OS}}
-	m := &store.Memory{Dir: t.TempDir()}
+	fs, m := &stallingFS{FS: disklog.OS}, &store.Memory{Dir: filepath.Join(t.TempDir(), "data")}
+	require.NoError(t, os.WriteFile(m.Dir, nil, 0o600))
 	store.SetFS(m, fs)
 	s := serve(t, &store.Server{Engine: m}, tcp)
-	c := dial(t, s.addr) // it retries
+	_, err := store.Dial(bounded(t), s.addr, nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.NoError(t, os.Remove(m.Dir))
+	c := dial(t, s.addr)
 	require.NoError(t, c.Set(bounded(t), "before", nil, nil))
 	resume := fs.stall()
 	defer resume()

@@ -255,22 +255,18 @@ func TestTLSFilesAtFirst(t *testing.T) {
 			require.ErrorContains(t, err, want)
 		}
 	}
-	_, err := (&store.TLSFiles{CA: f.path("ca")}).Server()
-	require.ErrorIs(t, err, store.ErrInvalid)
-	require.ErrorContains(t, err, "a server needs")
-	blind := f.requiring()
-	blind.CA = ""
-	_, err = blind.Server()
-	require.ErrorIs(t, err, store.ErrInvalid)
-	require.ErrorContains(t, err, "it needs the CA")
-	half := f.client()
-	half.Cert = ""
-	_, err = half.Client()
-	require.ErrorIs(t, err, store.ErrInvalid)
-	require.ErrorContains(t, err, "a certificate and")
+	blind, half := f.requiring(), f.client()
+	blind.CA, half.Cert = "", ""
+	for want, config := range map[string]func() (*tls.Config, error){
+		"a server needs": f.anonymous().Server, "it needs the CA": blind.Server, "a certificate and": half.Client,
+	} {
+		_, err := config()
+		require.ErrorIs(t, err, store.ErrInvalid)
+		require.ErrorContains(t, err, want)
+	}
 	missing := f.server()
 	missing.Cert = f.path("none")
-	_, err = missing.Server()
+	_, err := missing.Server()
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = (&store.TLSFiles{}).Client()
 	require.NoError(t, err, "the system's authorities")
