@@ -5,11 +5,9 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -152,7 +150,6 @@ func TestStacksOfThisProcess(t *testing.T) {
 	text, err := s.Stacks(bounded(t), p.gen, 1)
 	require.NoError(t, err)
 	require.Contains(t, text, "TestStacksOfThisProcess")
-	ctx := testcluster.Within(t, time.Minute)
-	_, err = s.Stacks(ctx, p.gen, 5)
+	_, err = s.Stacks(bounded(t), p.gen, 5)
 	require.ErrorIs(t, err, store.ErrNotFound)
 }
