@@ -82,12 +82,7 @@ func newClient(d *dialer, l *clientConn) *client {
 // use makes l the connection. The caller holds mu.
 func (c *client) use(l *clientConn) {
 	c.conn = l
-	l.out.Drained = func() {
-		select {
-		case c.drained <- struct{}{}:
-		default:
-		}
-	}
+	l.out.Drained = func() { signal(c.drained) }
 	if moved := c.dialer.options.WaitReplaced; moved != nil {
 		c.readTurn.wg.Go(l.watchReplaced(c.ctx, moved))
 	}

@@ -37,9 +37,12 @@ func (n *numbers) wait(ctx context.Context) error {
 	}
 }
 
-func (n *numbers) wake() {
+func (n *numbers) wake() { signal(n.freed) }
+
+// signal puts a token into c, a channel for one, unless there is one.
+func signal(c chan<- struct{}) {
 	select {
-	case n.freed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

@@ -78,9 +78,7 @@ const (
 // turn goes to the goroutine that reconnects.
 func (c *client) connEnded(l *clientConn, err error) {
 	_ = l.nc.Close()
-	if l.stopWatch != nil {
-		l.stopWatch()
-	}
+	l.stopWatch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.readTurn.leader, c.readTurn.interrupted = 0, false

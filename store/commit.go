@@ -221,10 +221,7 @@ func (c *committer) write(progress chan<- struct{}) {
 			c.release()
 			continue
 		}
-		select {
-		case progress <- struct{}{}:
-		default: // the other goroutine has not begun the release before, which then includes this one
-		}
+		signal(progress) // if there is a token, the release before has not begun, and includes this one
 	}
 }
 

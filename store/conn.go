@@ -16,8 +16,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// conn is a connection of a Server. A goroutine makes the handshake; then a loop reads, on systems
-// that have one. Requests that need not wait are answered by the goroutine that has read them;
+// conn is a connection of a Server, and the transport.Reader of that of a Memory. A goroutine makes the
+// handshake; then a loop reads, on systems that have one. Requests that need not wait are answered by the goroutine that has read them;
 // other replies come from other goroutines.
 type conn struct {
 	server  *Server
@@ -27,6 +27,7 @@ type conn struct {
 	addr    netip.Addr // the address without the port; invalid if it is not TCP
 	hello   wire.Request
 	in      handshake.FrameReader // owned by the goroutine that reads
+	sock    transport.Socket      // that it reads from, after the handshake
 	req     wire.Request
 	rep     wire.Reply
 	session atomic.Uint64 // 0 before the session is open
@@ -82,18 +83,15 @@ const serverFirstAlloc = 64 << 10
 func (c *conn) serve() {
 	err := c.handshake()
 	c.server.handshakeDone(c)
-	if err != nil {
-		_ = c.nc.Close()
-		c.server.ended(c, err)
+	if err == nil && c.foreign == nil {
+		c.server.Engine.serve(c)
 		return
 	}
-	if c.foreign != nil {
+	if err == nil {
 		err = c.foreign.serve(c)
-		_ = c.nc.Close()
-		c.server.ended(c, err)
-		return
 	}
-	c.server.Engine.serve(c)
+	_ = c.nc.Close()
+	c.server.ended(c, err)
 }
 
 // handshake makes the handshake, and takes over what it says about the peer. A peer of another
@@ -147,9 +145,10 @@ func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error))
 	}
 }
 
-// usePipe creates the outbox, which writes to p. It returns an error if the store cannot be opened, or
+// useSocket creates the outbox, which writes to s. It returns an error if the store cannot be opened, or
 // the server is stopping.
-func (c *conn) usePipe(p transport.Pipe) error {
+func (c *conn) useSocket(s transport.Socket) error {
+	c.sock = s
 	if c.memory != nil {
 		var err error
 		if c.log, err = c.memory.log(); err != nil {
@@ -157,7 +156,7 @@ func (c *conn) usePipe(p transport.Pipe) error {
 		}
 	}
 	c.mu.Lock()
-	c.out = transport.NewOutbox(p, c.limits.InFlight)
+	c.out = transport.NewOutbox(s, c.limits.InFlight)
 	c.out.Budget, c.out.SentCounter = c.server.budget, &c.meter.out
 	if c.log != nil {
 		c.out.Gate = c.log
@@ -308,9 +307,6 @@ func (c *conn) deliver(e core.Effect, pos uint64, encode *encoder) {
 	head, body := encode.frameOf(e)
 	c.out.AppendShared(pos, head, body)
 }
-
-// flush implements sessionConn.
-func (c *conn) flush() { c.out.Flush() }
 
 // next parses the next complete request into c.req, if there is one. The machine may keep its
 // value.

@@ -28,7 +28,7 @@ func deliverInOrder(letters []delivery, pos uint64) {
 	for i, l := range letters {
 		l.conn.deliver(l.effect, pos, &e)
 		if i+1 == len(letters) || letters[i+1].conn != l.conn {
-			l.conn.flush()
+			l.conn.Flush()
 		}
 	}
 }

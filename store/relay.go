@@ -3,7 +3,6 @@ package store
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -89,7 +88,7 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	if err != nil {
 		return nil, err
 	}
-	r.hasCredentials = options.Secret != nil || config != nil && hasCertificate(config)
+	r.hasCredentials = options.Secret != nil || config != nil && (len(config.Certificates) > 0 || config.GetClientCertificate != nil)
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	l, err := r.dialer.dialUntil(ctx, &wire.Request{Key: r.name})
 	if err == nil {
@@ -103,11 +102,6 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	defer r.mu.Unlock()
 	r.use(l)
 	return r, nil
-}
-
-// hasCertificate reports whether c has a client certificate.
-func hasCertificate(c *tls.Config) bool {
-	return len(c.Certificates) > 0 || c.GetClientCertificate != nil
 }
 
 // isRelayed reports whether a welcome has come through a relay.
@@ -138,32 +132,31 @@ func (r *Relay) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) erro
 }
 
 func (r *Relay) directStore(ctx context.Context) (*Store, error) {
-	r.mu.Lock()
-	own, closed := r.direct, r.closed
-	r.mu.Unlock()
-	if own != nil || closed {
-		return own, errIfClosed(closed)
+	if own, err := r.useDirect(nil); own != nil || err != nil {
+		return own, err
 	}
 	s, err := Dial(ctx, r.dialer.addr, &r.dialer.options)
 	if err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	if own, closed = r.direct, r.closed; own == nil && !closed {
-		own, r.direct = s, s
-	}
-	r.mu.Unlock()
-	if own != s {
+	own, err := r.useDirect(s)
+	if own != s { // another call was faster, or r is closed
 		_ = s.Close()
 	}
-	return own, errIfClosed(closed)
+	return own, err
 }
 
-func errIfClosed(closed bool) error {
-	if closed {
-		return ErrClosed
+// useDirect returns the store for calls of this process, which is s if there was none.
+func (r *Relay) useDirect(s *Store) (*Store, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, ErrClosed
 	}
-	return nil
+	if r.direct == nil {
+		r.direct = s
+	}
+	return r.direct, nil
 }
 
 // Close ends the connection to the store, and those of all peers. It may be called twice.
@@ -315,9 +308,7 @@ func (r *Relay) use(l *clientConn) {
 
 // upstreamEnded handles the end of u.
 func (r *Relay) upstreamEnded(u *upstream, err error) {
-	if u.conn.stopWatch != nil {
-		u.conn.stopWatch()
-	}
+	u.conn.stopWatch()
 	r.mu.Lock()
 	if r.up == u {
 		r.up = nil

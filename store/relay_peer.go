@@ -16,17 +16,15 @@ type relayPeer struct {
 	*conn
 	upstream *upstream
 	branch   *relay.Branch // its part of the stream to the store
-	sock     transport.Socket
 
 	probed atomic.Bool // the store has probed the peer, and nothing was forwarded since
 }
 
 // adopted opens the peer's connection at the store, and forwards what is read from s.
 func (p *relayPeer) adopted(s transport.Socket) (transport.Reader, error) {
-	if err := p.usePipe(s); err != nil {
+	if err := p.useSocket(s); err != nil {
 		return nil, err
 	}
-	p.sock = s
 	p.out.Drained = func() { s.Pause(false) }
 	if err := p.sendHello(); err != nil {
 		return nil, err

@@ -334,8 +334,8 @@ func (b *relayedConn) deliver(e core.Effect, pos uint64, encode *encoder) {
 	b.relay.deliverRelayed([]delivery{{b, e}}, pos, encode)
 }
 
-// flush implements sessionConn.
-func (b *relayedConn) flush() { b.relay.out.Flush() }
+// Flush implements sessionConn.
+func (b *relayedConn) Flush() { b.relay.out.Flush() }
 
 // close implements sessionConn. It reports to the relay that the connection has ended.
 func (b *relayedConn) close() {
@@ -350,7 +350,7 @@ func (b *relayedConn) close() {
 	m.mu.Unlock()
 	if here {
 		b.sendEnd()
-		b.flush()
+		b.Flush()
 	}
 }
 

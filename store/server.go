@@ -337,10 +337,7 @@ func (s *Server) endHandshake(c *conn) {
 		s.handshakes.Remove(c.unfinished)
 		c.unfinished = nil
 	}
-	select {
-	case s.handshakeFreed <- struct{}{}:
-	default:
-	}
+	signal(s.handshakeFreed)
 }
 
 // remove removes c from the counts, at most once. The caller holds mu.
