@@ -20,8 +20,8 @@ import (
 )
 
 // TestChangesUnderWayToAStoreThatIsGone checks calls to a store that cannot be reached any longer, or has lost
-// its data: changes under way may have taken effect, and are not sent again. backup.txt has the other calls of
-// clients of a store that lost its data.
+// its data: changes under way may have taken effect, and are not sent again; a watch does not go on in other
+// revisions. backup.txt has the other calls of clients of a store that lost its data.
 func TestChangesUnderWayToAStoreThatIsGone(t *testing.T) {
 	for says, becomes := range map[string]func(t *testing.T, p *testcluster.Proxy){
 		"reset":                   func(_ *testing.T, p *testcluster.Proxy) { p.Refuse(true) },
@@ -31,6 +31,8 @@ func TestChangesUnderWayToAStoreThatIsGone(t *testing.T) {
 			old := serve(t, new(store.Server), tcp)
 			c, proxy := old.through(t)
 			waits := waiting(t, c, 20)
+			watched := start(func() error { return last(c.Watch(t.Context(), "", 1)) })
+			counts(t, old.Engine, func(n *store.ServerStatus) bool { return n.Watches == 1 })
 			proxy.Down.Stall(true)
 			adds := startMany(20, func() error { _, err := c.Add(t.Context(), "n", 1); return err })
 			counts(t, old.Engine, func(n *store.ServerStatus) bool { return len(n.Ops) > int(wire.OpAdd) && n.Ops[wire.OpAdd] == 20 })
@@ -49,7 +51,9 @@ func TestChangesUnderWayToAStoreThatIsGone(t *testing.T) {
 				require.ErrorIs(t, err, store.ErrUnavailable)
 				require.NotErrorIs(t, err, store.ErrUnknown)
 				require.ErrorContains(t, err, proxy.Addr())
+				require.ErrorIs(t, <-watched, store.ErrUnavailable)
 			} else {
+				require.ErrorIs(t, <-watched, store.ErrCompacted, "revisions start again")
 				require.NoError(t, err)
 				require.EqualValues(t, 1, n, "none was sent again")
 				require.NoError(t, c.Close())
