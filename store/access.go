@@ -1,6 +1,7 @@
 package store
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -24,26 +25,41 @@ type Access struct {
 	Stacks   bool   // may see the stacks of ranks of groups below Prefix (Store.Stacks)
 }
 
-// checkAccess rejects entries that match no peer, or more than one kind.
-func checkAccess(accesses []Access) error {
-	for i, a := range accesses {
-		bad := func(what string) error {
-			return &Error{Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: what}
-		}
-		switch {
-		case a.Secret == nil && a.Name == "" && a.Protocol == "":
-			return bad("neither a secret nor a name: no peer matches it")
-		case a.Secret != nil && a.Name != "":
-			return bad("a secret and a name: use two entries")
-		case a.Protocol != "" && a.Stacks:
-			return bad("stacks for a protocol, whose peers cannot ask for them")
-		case a.Protocol != "" && (a.Secret != nil || a.Name != ""):
-			return bad("a protocol, and a secret or a name, which its peers cannot present: use two entries")
-		case a.Secret != nil && handshake.BadSecret(a.Secret) != "":
-			return bad(handshake.BadSecret(a.Secret))
+// checkAccess rejects entries that match no peer of s, or more than one kind.
+func (s *Server) checkAccess() error {
+	for i, a := range s.Access {
+		if why := s.accessFault(a, s.Access[:i]); why != "" {
+			return &Error{Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: why}
 		}
 	}
 	return nil
+}
+
+// accessFault returns what is wrong with a, which follows others, or "".
+func (s *Server) accessFault(a Access, others []Access) string {
+	speaks := "no other protocol"
+	if s.Protocol != nil {
+		speaks = strconv.Quote(s.Protocol.Name())
+	}
+	switch {
+	case a.Secret == nil && a.Name == "" && a.Protocol == "":
+		return "neither a secret nor a name: no peer matches it"
+	case a.Secret != nil && a.Name != "":
+		return "a secret and a name: use two entries"
+	case a.Protocol != "" && a.Stacks:
+		return "stacks for a protocol, whose peers cannot ask for them"
+	case a.Protocol != "" && (a.Secret != nil || a.Name != ""):
+		return "a protocol, and a secret or a name, which its peers cannot present: use two entries"
+	case a.Secret != nil:
+		return handshake.BadSecret(a.Secret)
+	case a.Name != "" && (s.TLS == nil || s.TLS.ClientAuth < tls.VerifyClientCertIfGiven):
+		return "it is for a client certificate, and the server asks for none: set TLS with the CA that signs them"
+	case a.Protocol != "" && strconv.Quote(a.Protocol) != speaks:
+		return fmt.Sprintf("this server does not speak %q: it speaks %s", a.Protocol, speaks)
+	case a.Protocol != "" && slices.ContainsFunc(others, func(o Access) bool { return o.Protocol == a.Protocol }):
+		return fmt.Sprintf("there is another prefix for %q: its peers see one", a.Protocol)
+	}
+	return ""
 }
 
 // credentials returns what admits a peer according to accesses, by their indexes.

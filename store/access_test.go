@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,27 +11,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// operations returns all operations.
-func operations() (ops []wire.Op) {
-	for op := wire.Op(1); !strings.HasPrefix(op.String(), "op("); op++ {
-		ops = append(ops, op)
-	}
-	return ops
-}
-
+// TestEveryOperationNeedsSomething checks that an operation needs all rights only if it is one of these, or
+// unknown.
 func TestEveryOperationNeedsSomething(t *testing.T) {
-	ops := operations()
-	require.Contains(t, ops, wire.OpBackup)
-	for _, op := range ops {
-		switch op {
-		case wire.OpLost, wire.OpBackup, wire.OpStacks:
-			require.False(t, store.Known(uint8(op)), "%s takes all rights", op)
-		default:
-			require.True(t, store.Known(uint8(op)), "%s: give it a line in needs (access.go)", op)
-		}
-	}
-	for op := len(ops) + 1; op < 256; op++ {
-		require.False(t, store.Known(uint8(op)))
+	takeAll := []wire.Op{wire.OpLost, wire.OpBackup, wire.OpStacks}
+	for op := range wire.Op(255) {
+		unknown := strings.HasPrefix(op.String(), "op(")
+		require.Equal(t, unknown || slices.Contains(takeAll, op), op.Right() == wire.NeedAll, "%s: give it a right in package wire", op)
 	}
 }
 
@@ -60,20 +47,4 @@ func TestRights(t *testing.T) {
 	require.Equal(t, "read and write everything", store.Rights(nil).String())
 	require.Equal(t, "do nothing", none.String())
 	require.Equal(t, reader, store.RightsOf(accesses, []int{1, 2}), "the same twice")
-}
-
-func TestCheckAccess(t *testing.T) {
-	require.NoError(t, store.CheckAccess(nil))
-	require.NoError(t, store.CheckAccess([]store.Access{{Secret: secretOf("a")}, {Name: "n", Prefix: "p"}, {Secret: make([]byte, 4096), Write: true}}))
-	for want, bad := range map[string]store.Access{
-		`store: access "1": invalid request: neither a secret nor a name`: {Prefix: "x"},
-		`a secret and a name`:                        {Secret: secretOf("a"), Name: "n"},
-		`0 bytes are too few`:                        {Secret: []byte{}},
-		`15 bytes are too few, it needs 16: "(umask`: {Secret: make([]byte, 15)},
-		`more than 4096`:                             {Secret: make([]byte, 4097)},
-	} {
-		err := store.CheckAccess([]store.Access{{Name: "good"}, bad})
-		require.ErrorIs(t, err, store.ErrInvalid)
-		require.ErrorContains(t, err, want)
-	}
 }

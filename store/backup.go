@@ -55,26 +55,22 @@ func Restore(backup, dir string) error {
 
 // answerBackup is backup for a caller whose context may end meanwhile.
 func (m *Memory) answerBackup(ctx context.Context, session, from uint64, rep *wire.Reply) (err error) {
-	*rep, err = blocking.Do(ctx, func() (rep wire.Reply, err error) {
-		err = m.backup(session, from, &rep)
-		return rep, err
-	})
+	*rep, err = blocking.Do(ctx, func() (wire.Reply, error) { return m.backup(session, from) })
 	return err
 }
 
 // backup returns a piece of a backup. The first request makes the backup, and keeps its file open
 // for the others. It takes a while, and is called without mu.
-func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
+func (m *Memory) backup(session, from uint64) (rep wire.Reply, err error) {
 	f, err := m.backupFile(session, from)
 	if err != nil {
-		return err
+		return rep, err
 	}
-	rep.Rev = f.id
 	info, err := f.Stat()
 	if err != nil {
-		return err
+		return rep, err
 	}
-	rep.N = info.Size()
+	rep.Rev, rep.N = f.id, info.Size()
 	rep.Value = make([]byte, max(0, min(backupPiece, rep.N-int64(from))))
 	_, err = f.ReadAt(rep.Value, int64(from))
 	if from+uint64(len(rep.Value)) >= uint64(rep.N) || err != nil {
@@ -85,7 +81,7 @@ func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	return err
+	return rep, err
 }
 
 // backupFile makes a backup, or returns the one that session is reading.
@@ -141,8 +137,8 @@ func (m *Memory) closeBackup(session uint64) {
 // answerBackup answers a peer's OpBackup.
 func (c *conn) answerBackup(session, from uint64) {
 	c.answerLater(wire.OpBackup, func() *wire.Reply {
-		var rep wire.Reply
-		if err := c.memory.backup(session, from, &rep); err != nil {
+		rep, err := c.memory.backup(session, from)
+		if err != nil {
 			rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}
 			if e, ok := errors.AsType[*Error](err); ok {
 				rep = wire.Reply{Code: e.Code, Detail: e.Detail}

@@ -18,8 +18,7 @@ import (
 
 // buffered serves e with the smallest buffers that a server can have, 64 MiB, of which 48 MiB are
 // for large replies.
-func buffered(t *testing.T, e store.Backend, o ...store.ServerLimits) (addr string) {
-	limits := append(o, store.ServerLimits{})[0]
+func buffered(t *testing.T, e store.Backend, limits store.ServerLimits) (addr string) {
 	limits.Buffers = 1
 	return testcluster.Serve(t, &store.Server{Engine: e, Limits: limits})
 }
@@ -29,7 +28,7 @@ func buffered(t *testing.T, e store.Backend, o ...store.ServerLimits) (addr stri
 // take effect exactly once.
 func TestAnAnswerThatWaitsForRoom(t *testing.T) {
 	m := new(store.Memory)
-	addr := buffered(t, m)
+	addr := buffered(t, m, store.ServerLimits{})
 	local := store.New(m)
 	value := bytes.Repeat([]byte("x"), 16<<20)
 	require.NoError(t, local.Set(t.Context(), "k", value, nil))
@@ -105,13 +104,11 @@ func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
 	defer cancel()
 	for range 6 {
 		p := testcluster.NewProxy(t, addr)
-		e := dialWith(t, p.Addr(), &store.DialOptions{LivenessTimeout: time.Hour})
+		s := testcluster.Dial(t, p.Addr(), &store.DialOptions{LivenessTimeout: time.Hour})
 		p.Down.Stall(true)
-		slow.Go(func() { _, _ = store.New(e).Get(ctx, "k") })
+		slow.Go(func() { _, _ = s.Get(ctx, "k") })
 	}
-	other := dial(t, addr)
-	within := bounded(t)
-	got, err := other.Get(within, "k")
+	got, err := dial(t, addr).Get(bounded(t), "k")
 	require.NoError(t, err)
 	require.Len(t, got, len(value))
 }
@@ -124,7 +121,7 @@ func TestManyLargeAnswersOverOneConnection(t *testing.T) {
 	addr := buffered(t, m, store.ServerLimits{InFlight: 16 << 20})
 	r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)
 	require.NoError(t, err)
-	relayed := buffered(t, r)
+	relayed := buffered(t, r, store.ServerLimits{})
 	value := bytes.Repeat([]byte("x"), 4<<20)
 	one := dial(t, addr)
 	var all sync.WaitGroup
@@ -142,15 +139,10 @@ func TestManyLargeAnswersOverOneConnection(t *testing.T) {
 			}
 		})
 	}
-	require.Eventually(t, func() bool {
-		s, err := store.New(m).Status(t.Context(), "")
-		return err == nil && s.Server.Calls >= n
-	}, 10*time.Second, time.Millisecond)
+	counts(t, m, func(s *store.ServerStatus) bool { return s.Calls >= n })
 	require.NoError(t, store.New(m).Set(t.Context(), "k", value, nil))
 	all.Wait()
-	s, err := store.New(m).Status(t.Context(), "")
-	require.NoError(t, err)
-	require.Zero(t, s.Server.Dropped, "a connection was cut")
+	require.Zero(t, counts(t, m, func(*store.ServerStatus) bool { return true }).Dropped, "a connection was cut")
 }
 
 // TestLargeAnswersOfIdleSessions checks that the recorded replies of sessions that are idle do not

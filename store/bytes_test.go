@@ -38,12 +38,6 @@ func direct(t *testing.T) func() *store.Store {
 	return func() *store.Store { return s.client(t) }
 }
 
-// durably opens sessions of a server of a durable store.
-func durably(t *testing.T) func() *store.Store {
-	s := serve(t, &store.Server{Engine: onDisk(t)}, tcp)
-	return func() *store.Store { return s.client(t) }
-}
-
 // throughARelay opens sessions of a server behind a relay.
 func throughARelay(t *testing.T) func() *store.Store {
 	s := serve(t, new(store.Server), tcp)

@@ -82,12 +82,7 @@ func newClient(d *dialer, l *clientConn) *client {
 // use makes l the connection. The caller holds mu.
 func (c *client) use(l *clientConn) {
 	c.conn = l
-	l.out.Drained = func() {
-		select {
-		case c.drained <- struct{}{}:
-		default:
-		}
-	}
+	l.out.Drained = func() { signal(c.drained) }
 	if moved := c.dialer.options.WaitReplaced; moved != nil {
 		c.readTurn.wg.Go(l.watchReplaced(c.ctx, moved))
 	}
@@ -246,12 +241,12 @@ func (c *client) waitForNumber(ctx context.Context) error {
 // them in order. The caller holds mu.
 func (c *client) transmit(call *clientCall) {
 	if call.number == 0 && call.req.Op.Numbered() {
-		call.number = c.numbers.next(call)
+		call.number = c.numbers.next(call.id, call)
 	}
 	call.conn = c.conn
 	req := *call.req
 	req.ID, req.Number, req.Acked = call.id, call.number, c.numbers.acked
-	c.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &req) })
+	c.conn.send(&req)
 }
 
 // retryLater sends a call again after a pause, because the store had no space for its reply. It
@@ -274,7 +269,7 @@ func (c *client) retryLater(l *clientConn, id uint64) bool {
 		}
 		c.transmit(call)
 		if why, ok := c.cancelled[id]; ok {
-			l.cancel(id, why)
+			l.send(why.request(id))
 		}
 		c.mu.Unlock()
 		l.out.Flush()
@@ -295,16 +290,12 @@ func (c *client) sendCancel(op wire.Op, id uint64, why cancellation) {
 	c.cancelled[id] = why
 	l := c.conn
 	if l != nil {
-		l.cancel(id, why)
+		l.send(why.request(id))
 	}
 	c.mu.Unlock()
 	if l != nil {
 		l.out.Flush()
 	}
-}
-
-func (l *clientConn) cancel(id uint64, why cancellation) {
-	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, why.request(id)) })
 }
 
 // abandon gives up a call; it returns false if a reader has taken it already. A request that was
@@ -335,9 +326,8 @@ func (c *client) acknowledge() {
 		return
 	}
 	c.last++
-	skip := wire.Request{Op: wire.OpSkip, ID: c.last}
-	skip.Number, skip.Acked = c.numbers.skip(skip.ID), c.numbers.acked
-	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &skip) })
+	c.numbers.count++
+	l.send(&wire.Request{Op: wire.OpSkip, ID: c.last, Number: c.numbers.next(c.last, nil), Acked: c.numbers.acked})
 	c.mu.Unlock()
 	l.out.Flush()
 }
@@ -394,7 +384,7 @@ func (c *client) Close() error {
 		if l == nil {
 			close(c.ended)
 		} else {
-			l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
+			l.send(&wire.Request{Op: wire.OpGoodbye})
 			l.out.Flush()
 			c.drain(l)
 		}

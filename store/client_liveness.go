@@ -87,7 +87,7 @@ func (c *client) checkHealth() {
 		s.timedOut, s.ticks = true, 0
 		_ = c.conn.nc.Close() // the reading goroutine notices
 	case s.ticks%askEveryTicks == askAfterTicks:
-		c.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
+		c.conn.send(&wire.Request{Op: wire.OpPing})
 		go c.conn.out.Flush()
 	}
 }

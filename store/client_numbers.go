@@ -1,16 +1,18 @@
 package store
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 // numbers assigns numbers to the requests that change something: 1, 2, 3 … in the order in which
 // they are sent. The store uses them to apply each request exactly once, and keeps its replies
 // until they are acknowledged.
 type numbers struct {
-	acked     uint64            // the replies up to this number have arrived
-	open      []numbered        // the requests from acked+1 on
-	count     int               // requests that have a number, or will get one
-	freed     chan struct{}     // gets a token when a request may get a number
-	abandoned map[uint64]uint64 // numbers of abandoned calls, by id
+	acked uint64        // the replies up to this number have arrived
+	open  []numbered    // the requests from acked+1 on, maxNumbered at most
+	count int           // requests that have a number, or will get one
+	freed chan struct{} // gets a token when a request may get a number
 }
 
 // numbered is a request with a number, until its reply has arrived.
@@ -35,15 +37,19 @@ func (n *numbers) wait(ctx context.Context) error {
 	}
 }
 
-func (n *numbers) wake() {
+func (n *numbers) wake() { signal(n.freed) }
+
+// signal puts a token into c, a channel for one, unless there is one.
+func signal(c chan<- struct{}) {
 	select {
-	case n.freed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
-func (n *numbers) next(call *clientCall) uint64 {
-	n.open = append(n.open, numbered{id: call.id, call: call})
+// next returns the next number, for the request id; call is nil if no caller waits for it.
+func (n *numbers) next(id uint64, call *clientCall) uint64 {
+	n.open = append(n.open, numbered{id: id, call: call})
 	return n.acked + uint64(len(n.open))
 }
 
@@ -52,40 +58,24 @@ func (n *numbers) abandon(call *clientCall) {
 	switch {
 	case call.number != 0:
 		n.open[call.number-n.acked-1].call = nil
-		if n.abandoned == nil {
-			n.abandoned = map[uint64]uint64{}
-		}
-		n.abandoned[call.id] = call.number
 	case call.req.Op.Numbered():
 		n.count--
 		n.wake()
 	}
 }
 
-// skip returns the number of a request without effect, which no caller waits for.
-func (n *numbers) skip(id uint64) uint64 {
-	n.open = append(n.open, numbered{id: id})
-	n.count++
-	number := n.acked + uint64(len(n.open))
-	if n.abandoned == nil {
-		n.abandoned = map[uint64]uint64{}
-	}
-	n.abandoned[id] = number
-	return number
-}
-
 // answered records the reply to a request; call is nil if it was abandoned.
 func (n *numbers) answered(id uint64, call *clientCall) {
-	var number uint64
-	if call != nil {
-		number = call.number
-	} else if number = n.abandoned[id]; number != 0 {
-		delete(n.abandoned, id)
+	var i int
+	if call == nil {
+		i = slices.IndexFunc(n.open, func(o numbered) bool { return o.id == id })
+	} else {
+		i = int(call.number) - int(n.acked) - 1
 	}
-	if number == 0 {
+	if i < 0 { // it has no number
 		return
 	}
-	n.open[number-n.acked-1] = numbered{answered: true}
+	n.open[i] = numbered{answered: true}
 	k := 0
 	for k < len(n.open) && n.open[k].answered {
 		k++

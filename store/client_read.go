@@ -194,7 +194,7 @@ func (c *client) readOne(l *clientConn) (id uint64, err error) {
 	}
 	c.received.Store(true)
 	if h.ID == 0 {
-		return 0, c.handleServerFrame(l, h, body)
+		return 0, l.handleServerFrame(h, body)
 	}
 	l.gotReply = true
 	if h.Op == wire.OpGoodbye {
@@ -272,18 +272,16 @@ func (c *client) handleRefusal(h wire.Header, body []byte) error {
 }
 
 // handleServerFrame handles a frame that is not a reply.
-func (c *client) handleServerFrame(l *clientConn, h wire.Header, body []byte) error {
+func (l *clientConn) handleServerFrame(h wire.Header, body []byte) error {
 	switch h.Op {
 	case wire.OpGoodbye:
 		return goodbyeError(h, body)
 	case wire.OpProbe:
-		l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
-		l.out.Flush()
+		l.send(&wire.Request{Op: wire.OpProbe})
 	case wire.OpStacks:
-		answer := &wire.Request{Op: wire.OpStacks, Value: processStacks()}
-		l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, answer) })
-		l.out.Flush()
+		l.send(&wire.Request{Op: wire.OpStacks, Value: processStacks()})
 	}
+	l.out.Flush()
 	return nil
 }
 

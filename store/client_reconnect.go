@@ -32,13 +32,11 @@ type session struct {
 	relayed         bool // through a relay: a refused connection then says nothing about the store
 	joined          map[uint64]bool
 	leases          map[uint64]bool
-	replacesLost    bool          // an earlier session of this client was lost
-	lostErr         error         // why it was lost
-	ended           chan struct{} // closed when the session is lost
+	lostErr         error // why an earlier session of this client was lost; nil: none was
 }
 
 func sessionOf(w *wire.Reply) session {
-	s := session{id: uint64(w.N), incarnation: w.Rev, token: w.Value, joined: map[uint64]bool{}, leases: map[uint64]bool{}, ended: make(chan struct{})}
+	s := session{id: uint64(w.N), incarnation: w.Rev, token: w.Value, joined: map[uint64]bool{}, leases: map[uint64]bool{}}
 	s.durable, s.relayed = len(w.Nums) > 0 && w.Nums[0] != 0, isRelayed(w)
 	return s
 }
@@ -51,7 +49,7 @@ func (s *session) matches(w *wire.Reply) bool { return uint64(w.N) == s.id && w.
 // lease.
 func (s *session) check(req *wire.Request) error {
 	switch {
-	case !s.replacesLost:
+	case s.lostErr == nil:
 	case ranked(req) && !s.joined[req.Group.Generation]:
 		return &Error{Code: wire.CodeUnavailable, Err: s.lostErr, Detail: "the session in which this rank joined was lost"}
 	case req.Lease != 0 && !s.leases[req.Lease]:
@@ -80,9 +78,7 @@ const (
 // turn goes to the goroutine that reconnects.
 func (c *client) connEnded(l *clientConn, err error) {
 	_ = l.nc.Close()
-	if l.stopWatch != nil {
-		l.stopWatch()
-	}
+	l.stopWatch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.readTurn.leader, c.readTurn.interrupted = 0, false
@@ -221,6 +217,12 @@ func (c *client) resumeRequest() *wire.Request {
 // restarts, and the callers' contexts limit the wait. A store in memory that is gone has lost its
 // state.
 func (c *client) isPermanent(err error, tried time.Duration) bool {
+	c.mu.Lock()
+	durable, relayed := c.session.durable, c.session.relayed
+	c.mu.Unlock()
+	// The store may run although a connection was refused: it was a relay that has ended, and may be
+	// started again, or there are other addresses.
+	otherPath := (relayed || len(c.dialer.addrs) > 1) && errors.Is(err, syscall.ECONNREFUSED)
 	switch {
 	case handshake.IsDoubtful(err):
 		return c.ctx.Err() != nil || tried > reconnectLimit
@@ -228,26 +230,12 @@ func (c *client) isPermanent(err error, tried time.Duration) bool {
 		return true
 	case c.ctx.Err() != nil:
 		return true
-	case c.durable():
+	case durable:
 		return false
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.DeadlineExceeded):
 		return tried > reconnectLimit
 	}
-	return !isUnreachable(err) || isConnRefused(err) && !c.otherPathPossible(err) || tried > reconnectLimit
-}
-
-// otherPathPossible reports whether the store may run although a connection was refused: it was a
-// relay that has ended, and may be started again, or there are other addresses.
-func (c *client) otherPathPossible(err error) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return (c.session.relayed || len(c.dialer.addrs) > 1) && errors.Is(err, syscall.ECONNREFUSED)
-}
-
-func (c *client) durable() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.session.durable
+	return !isUnreachable(err) || isConnRefused(err) && !otherPath || tried > reconnectLimit
 }
 
 // failWaitingCalls ends all calls with the reason why the connection ended, and why there is no
@@ -334,17 +322,15 @@ func (c *client) startNewSession(w *wire.Reply) {
 			unsent++
 		}
 	}
-	c.numbers.acked, c.numbers.open, c.numbers.abandoned, c.numbers.count = 0, nil, nil, unsent
+	c.numbers.acked, c.numbers.open, c.numbers.count = 0, nil, unsent
 	c.numbers.wake()
 	clear(c.cancelled)
-	close(c.session.ended)
 	c.session = sessionOf(w)
-	c.session.replacesLost, c.session.lostErr = true, why.Err
+	c.session.lostErr = why.Err
 }
 
 // resend sends the requests without a reply. The caller holds mu.
 func (c *client) resend() {
-	out := c.conn.out
 	for i, n := range c.numbers.open {
 		switch {
 		case n.answered:
@@ -352,7 +338,7 @@ func (c *client) resend() {
 			c.transmit(n.call)
 		default: // abandoned: if it has not taken effect, it must not do so now
 			skip := wire.Request{Op: wire.OpSkip, ID: n.id, Number: c.numbers.acked + uint64(i) + 1, Acked: c.numbers.acked}
-			out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &skip) })
+			c.conn.send(&skip)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.calls)) {
@@ -361,7 +347,7 @@ func (c *client) resend() {
 		}
 	}
 	for id, why := range c.cancelled {
-		c.conn.cancel(id, why)
+		c.conn.send(why.request(id))
 		if c.calls[id] == nil { // it may never have arrived, and then has no reply
 			delete(c.cancelled, id)
 		}

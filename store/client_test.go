@@ -18,15 +18,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// unusedAddr returns an address at which no process listens.
-func unusedAddr(t *testing.T) string {
-	l, _ := tcp(t)
-	defer l.Close()
-	return l.Addr().String()
-}
-
 func TestDialRefusedConnection(t *testing.T) {
-	addr := unusedAddr(t)
+	addr := testcluster.Port(t)
 	_, err := store.Dial(bounded(t), addr, nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	ctx := testcluster.Within(t, 50*time.Millisecond)
@@ -34,26 +27,6 @@ func TestDialRefusedConnection(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Regexp(t, `answered for [\d.]+ms$`, err.Error())
-}
-
-func TestDialWaitsForAServerThatStartsLater(t *testing.T) {
-	addr := unusedAddr(t)
-	dialed := make(chan struct{})
-	once := sync.OnceFunc(func() { close(dialed) })
-	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
-		defer once()
-		return new(net.Dialer).DialContext(ctx, network, addr)
-	}
-	got := start(func() error {
-		c, err := store.Dial(bounded(t), addr, &store.DialOptions{Dial: dial, Wait: true})
-		if err == nil {
-			err = c.Close()
-		}
-		return err
-	})
-	<-dialed
-	serve(t, new(store.Server), listening(addr))
-	require.NoError(t, <-got)
 }
 
 // TestDialInvalid checks addresses, secrets and files with which no server can be reached, however long
@@ -76,14 +49,6 @@ func TestDialInvalid(t *testing.T) {
 		require.ErrorIs(t, err, store.ErrInvalid)
 		require.ErrorContains(t, err, want)
 	}
-}
-
-func TestDialANameThatDoesNotResolve(t *testing.T) {
-	dial := func(context.Context, string, string) (net.Conn, error) {
-		return nil, &net.DNSError{Err: "no such host", Name: "nowhere"}
-	}
-	_, err := store.Dial(bounded(t), "nowhere:1", &store.DialOptions{Dial: dial})
-	require.EqualError(t, err, `store: dial "nowhere:1": store unavailable: lookup nowhere: no such host`)
 }
 
 // otherService starts a server that does not speak the protocol, and returns its address.
@@ -145,6 +110,8 @@ func waiting(t *testing.T, c *store.Store, n int) <-chan error {
 	return errs
 }
 
+// TestAServerThatGoesEndsAllCalls checks that the calls of clients, direct or behind a relay, end at once with a
+// store that shuts down or is gone, and keeps nothing.
 func TestAServerThatGoesEndsAllCalls(t *testing.T) {
 	for name, end := range map[string]struct {
 		how  func(*store.Server) error
@@ -154,17 +121,28 @@ func TestAServerThatGoesEndsAllCalls(t *testing.T) {
 		"Close":    {(*store.Server).Close, wire.CodeUnavailable, "connection closed by the store"},
 		"Shutdown": {func(s *store.Server) error { return s.Shutdown(context.Background()) }, wire.CodeLeft, "the store has shut down"},
 	} {
+		check := func(t *testing.T, s, peers *service) {
+			c := peers.client(t)
+			errs := waiting(t, c, 20)
+			began := time.Now()
+			require.NoError(t, end.how(s.Server))
+			for range 20 {
+				goneWith(t, <-errs, end.code)
+			}
+			require.Less(t, time.Since(began), 4*time.Second, "such a store does not come back")
+			_, err := c.Get(t.Context(), "k")
+			goneWith(t, err, end.code)
+			require.ErrorContains(t, err, `store: get "k": store unavailable: 127.0.0.1:1: `+end.text)
+		}
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, s *service) {
-				c := s.client(t)
-				errs := waiting(t, c, 20)
-				require.NoError(t, end.how(s.Server))
-				for range 20 {
-					goneWith(t, <-errs, end.code)
-				}
-				_, err := c.Get(t.Context(), "k")
-				goneWith(t, err, end.code)
-				require.ErrorContains(t, err, `store: get "k": store unavailable: 127.0.0.1:1: `+end.text)
+			each(t, func(t *testing.T, s *service) { check(t, s, s) })
+			t.Run("relay", func(t *testing.T) {
+				s := serve(t, new(store.Server), tcp)
+				r := relay(t, s.addr, new(store.Server), tcp)
+				check(t, s, r)
+				_, err := store.Dial(bounded(t), r.addr, nil)
+				require.ErrorIs(t, err, store.ErrUnavailable)
+				require.ErrorContains(t, err, "the relay cannot reach the store at "+s.addr)
 			})
 		})
 	}

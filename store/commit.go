@@ -221,10 +221,7 @@ func (c *committer) write(progress chan<- struct{}) {
 			c.release()
 			continue
 		}
-		select {
-		case progress <- struct{}{}:
-		default: // the other goroutine has not begun the release before, which then includes this one
-		}
+		signal(progress) // if there is a token, the release before has not begun, and includes this one
 	}
 }
 
@@ -264,7 +261,11 @@ func (c *committer) release() {
 	outboxes, committed := slices.Collect(maps.Keys(c.outboxes)), c.Committed()
 	clear(c.outboxes)
 	c.mu.Unlock()
-	transport.InParallel(len(outboxes), func(from, to int) { flush(outboxes[from:to]) })
+	transport.InParallel(len(outboxes), func(from, to int) {
+		for _, o := range outboxes[from:to] {
+			o.Flush()
+		}
+	})
 	c.mu.Lock()
 	c.released = committed
 	var ended []*waiter
@@ -282,12 +283,6 @@ func (c *committer) release() {
 	}
 	for _, resume := range resumed {
 		resume()
-	}
-}
-
-func flush(outboxes []*transport.Outbox) {
-	for _, o := range outboxes {
-		o.Flush()
 	}
 }
 

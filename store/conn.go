@@ -16,8 +16,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// conn is a connection of a Server. A goroutine makes the handshake; then a loop reads, on systems
-// that have one. Requests that need not wait are answered by the goroutine that has read them;
+// conn is a connection of a Server, and the transport.Reader of that of a Memory. A goroutine makes the
+// handshake; then a loop reads, on systems that have one. Requests that need not wait are answered by the goroutine that has read them;
 // other replies come from other goroutines.
 type conn struct {
 	server  *Server
@@ -27,6 +27,7 @@ type conn struct {
 	addr    netip.Addr // the address without the port; invalid if it is not TCP
 	hello   wire.Request
 	in      handshake.FrameReader // owned by the goroutine that reads
+	sock    transport.Socket      // that it reads from, after the handshake
 	req     wire.Request
 	rep     wire.Reply
 	session atomic.Uint64 // 0 before the session is open
@@ -41,7 +42,7 @@ type conn struct {
 	paused        atomic.Bool  // reading is paused until the peer has read, or the log is written
 	received      atomic.Bool  // bytes were received since the last check
 	missedChecks  atomic.Int64 // checks without received bytes; read by other goroutines
-	meter         *meter       // nil: none
+	meter         *meter       // of the server
 	liveness      liveness     // with stalled and sent: owned by watchPeers
 	stalled       liveness     // while much waits for a peer that reads nothing
 	sent          uint64       // bytes sent at the last check
@@ -59,13 +60,11 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
-	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), sameHost: isSameHost(nc)}
+	c := &conn{server: s, meter: s.meter, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), sameHost: isSameHost(nc)}
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
 	}
-	if c.memory, _ = s.Engine.(*Memory); c.memory != nil {
-		c.meter = &c.memory.meter
-	}
+	c.memory, _ = s.Engine.(*Memory)
 	return c
 }
 
@@ -84,18 +83,15 @@ const serverFirstAlloc = 64 << 10
 func (c *conn) serve() {
 	err := c.handshake()
 	c.server.handshakeDone(c)
-	if err != nil {
-		_ = c.nc.Close()
-		c.server.ended(c, err)
+	if err == nil && c.foreign == nil {
+		c.server.Engine.serve(c)
 		return
 	}
-	if c.foreign != nil {
+	if err == nil {
 		err = c.foreign.serve(c)
-		_ = c.nc.Close()
-		c.server.ended(c, err)
-		return
 	}
-	c.server.Engine.serve(c)
+	_ = c.nc.Close()
+	c.server.ended(c, err)
 }
 
 // handshake makes the handshake, and takes over what it says about the peer. A peer of another
@@ -130,12 +126,6 @@ func (c *conn) handshake() error {
 	return nil
 }
 
-// refuseForLimit refuses a peer that exceeds a limit.
-func (c *conn) refuseForLimit(detail string) {
-	policy := &handshake.Policy{Timeout: handshake.RefusalTimeout, TLS: c.server.TLS, Full: &handshake.RefusalError{Code: wire.CodeFull, Detail: detail}}
-	_, _ = handshake.Accept(c.nc, policy)
-}
-
 // serveWith serves the connection with the reader that adopt returns: a loop reads it, if there is one for
 // its socket, and otherwise this goroutine.
 func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error)) {
@@ -155,9 +145,10 @@ func (c *conn) serveWith(adopt func(transport.Socket) (transport.Reader, error))
 	}
 }
 
-// usePipe creates the outbox, which writes to p. It returns an error if the store cannot be opened, or
+// useSocket creates the outbox, which writes to s. It returns an error if the store cannot be opened, or
 // the server is stopping.
-func (c *conn) usePipe(p transport.Pipe) error {
+func (c *conn) useSocket(s transport.Socket) error {
+	c.sock = s
 	if c.memory != nil {
 		var err error
 		if c.log, err = c.memory.log(); err != nil {
@@ -165,13 +156,10 @@ func (c *conn) usePipe(p transport.Pipe) error {
 		}
 	}
 	c.mu.Lock()
-	c.out = transport.NewOutbox(p, c.limits.InFlight)
-	c.out.Budget = c.server.budget
+	c.out = transport.NewOutbox(s, c.limits.InFlight)
+	c.out.Budget, c.out.SentCounter = c.server.budget, &c.meter.out
 	if c.log != nil {
 		c.out.Gate = c.log
-	}
-	if c.meter != nil {
-		c.out.SentCounter = &c.meter.out
 	}
 	c.mu.Unlock()
 	if c.server.isStopping() {
@@ -220,22 +208,17 @@ func (c *conn) goodbye() {
 	out.Flush()
 }
 
-// fail implements sessionConn.
+// fail implements sessionConn. The peer has time to read the goodbye, and to close the connection itself.
 func (c *conn) fail(why *wire.Reply) {
 	c.out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, why) })
 	c.out.Flush()
 	time.AfterFunc(handshake.RefusalTimeout, c.close)
 }
 
-// probe sends a liveness probe.
+// probe sends a liveness probe, which overtakes replies that wait for a stalled log. The session is open.
 func (c *conn) probe() {
-	c.mu.Lock()
-	out := c.out
-	c.mu.Unlock()
-	if out != nil { // it overtakes replies that wait for a stalled log
-		out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpProbe, 0, new(wire.Reply)) })
-		out.Flush()
-	}
+	c.out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpProbe, 0, new(wire.Reply)) })
+	c.out.Flush()
 }
 
 // reconnectTimeout returns how long the session may be without a connection after this one.
@@ -325,9 +308,6 @@ func (c *conn) deliver(e core.Effect, pos uint64, encode *encoder) {
 	c.out.AppendShared(pos, head, body)
 }
 
-// flush implements sessionConn.
-func (c *conn) flush() { c.out.Flush() }
-
 // next parses the next complete request into c.req, if there is one. The machine may keep its
 // value.
 func (c *conn) next() (ok bool, err error) {
@@ -360,10 +340,7 @@ func (c *conn) next() (ok bool, err error) {
 // The connection ends, because what follows cannot be parsed either. Without the goodbye the client
 // would reconnect and send the same frame again.
 func (c *conn) refuseFrame(h wire.Header, err error) {
-	c.mu.Lock()
-	out := c.out
-	c.mu.Unlock()
-	if out == nil || h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, transport.ErrBuffers) {
+	if h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, transport.ErrBuffers) {
 		return
 	}
 	c.enqueue(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, h.ID, refusedFrame(err)) })
@@ -397,8 +374,6 @@ func (c *conn) receivedBytes(n int) {
 func (c *conn) countReceived(n int) {
 	if n > 0 {
 		c.received.Store(true)
-		if c.meter != nil {
-			c.meter.in.Add(uint64(n))
-		}
+		c.meter.in.Add(uint64(n))
 	}
 }

@@ -28,7 +28,7 @@ func deliverInOrder(letters []delivery, pos uint64) {
 	for i, l := range letters {
 		l.conn.deliver(l.effect, pos, &e)
 		if i+1 == len(letters) || letters[i+1].conn != l.conn {
-			l.conn.flush()
+			l.conn.Flush()
 		}
 	}
 }
@@ -36,7 +36,6 @@ func deliverInOrder(letters []delivery, pos uint64) {
 // encoder encodes a reply once for all sessions that get the same one.
 type encoder struct {
 	reply *wire.Reply
-	frame []byte
 	body  *transport.Body
 	head  [wire.HeaderLen]byte
 }
@@ -46,10 +45,10 @@ type encoder struct {
 func (c *encoder) frameOf(e core.Effect) (head []byte, body *transport.Body) {
 	if c.reply != e.Reply {
 		c.reply = e.Reply
-		c.frame = wire.AppendReply(nil, e.Op, e.ID, e.Reply)
-		c.body = &transport.Body{Bytes: c.frame[wire.HeaderLen:]}
+		frame := wire.AppendReply(nil, e.Op, e.ID, e.Reply)
+		c.body = &transport.Body{Bytes: frame[wire.HeaderLen:]}
+		copy(c.head[:], frame)
 	}
-	copy(c.head[:], c.frame)
 	wire.Readdress(c.head[:], e.Op, e.ID)
 	return c.head[:], c.body
 }

@@ -84,7 +84,7 @@ type clientConn struct {
 	buf       []byte
 	welcome   wire.Reply
 	gotReply  bool               // a reply after that to the hello; owned by the goroutine that reads
-	stopWatch context.CancelFunc // with DialOptions.WaitReplaced: ends its call
+	stopWatch context.CancelFunc // ends the call of DialOptions.WaitReplaced, if there is one
 	replaced  atomic.Bool        // WaitReplaced has returned nil
 }
 
@@ -126,7 +126,7 @@ func (d *dialer) dialAddr(ctx context.Context, way string, hello *wire.Request) 
 	if err != nil {
 		return nil, refusalError(err)
 	}
-	l := &clientConn{nc: welcome.Conn, addr: way, welcome: welcome.Reply, in: welcome.In, buf: make([]byte, clientBufferSize)}
+	l := &clientConn{nc: welcome.Conn, addr: way, welcome: welcome.Reply, in: welcome.In, buf: make([]byte, clientBufferSize), stopWatch: func() {}}
 	l.in.Limit, l.in.First = wire.MaxReply, clientFirstAlloc
 	l.pipe = transport.NewPipe(l.nc)
 	l.out = transport.NewOutbox(l.pipe, clientQueue)
@@ -144,6 +144,11 @@ func refusalError(err error) error {
 		return handshake.DoubtfulError{Err: e}
 	}
 	return e
+}
+
+// send queues a request.
+func (l *clientConn) send(req *wire.Request) {
+	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, req) })
 }
 
 // close ends a connection that is no longer used.

@@ -145,10 +145,9 @@ func failure(req *wire.Request, err error) error {
 	switch {
 	case ok && e.Op != "":
 		return err
-	case ok && e.Key == "":
-		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Detail, Reason: e.Reason}
 	case ok:
-		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Key + ": " + e.Detail, Reason: e.Reason}
+		detail := strings.TrimPrefix(e.Key+": "+e.Detail, ": ")
+		e = &Error{Code: e.Code, Err: e.Err, Detail: detail, Reason: e.Reason}
 	default:
 		e = &Error{Code: failureCode(err), Err: err}
 	}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/durable"
-	"github.com/muster-pg/muster/wire"
 )
 
 // ConnOf returns the connection of a client.
@@ -85,18 +84,11 @@ func Overloaded(m *Memory) bool { return m.commit.overloaded() }
 // GroupStacks groups the text of runtime.Stack.
 func GroupStacks(all string) string { return groupStacks(all) }
 
-// Functions of access.go.
-var (
-	CheckAccess = checkAccess
-	RightsOf    = rightsOf
-)
+// RightsOf returns the rights of the matched accesses together.
+var RightsOf = rightsOf
 
 // Rights are the rights of a peer.
 type Rights = rights
-
-// Known reports whether the table of operations has a right for op other than the right to
-// everything.
-func Known(op uint8) bool { return wire.Op(op).Right() != wire.NeedAll }
 
 // Refuse returns why a request is refused, or "" if it is allowed.
 var Refuse = rights.refuse

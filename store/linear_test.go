@@ -15,8 +15,8 @@ import (
 )
 
 // These tests check that histories of clients whose connections are cut, delayed and frozen are
-// linearizable. testdata/mutants.txt has clients whose histories are not. To run them longer, or to repeat a
-// run:
+// linearizable; runs of minutes also that their second half needs no more memory than the first.
+// testdata/mutants.txt has clients whose histories are not linearizable. To run them longer, or to repeat a run:
 //
 //	go test ./store -run TestLinearizable -linear.for 2m -linear.seed 17
 var (
@@ -36,14 +36,17 @@ func inProcess(engine func(*testing.T) store.Backend) host {
 	}
 }
 
+// killed is a host of a durable store in a separate process, which restart kills.
+func killed(t *testing.T) (string, func()) {
+	p := newProcess(t, "server", t.TempDir())
+	return p.addr, func() { p.kill(t); p.start(t) }
+}
+
 // killedRelay is a host of a store behind a relay; restart kills and starts the relay only.
 func killedRelay(t *testing.T) (string, func()) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Second}}, tcp)
-	p, addr := relayProcess(t, s, "")
-	return addr, func() {
-		testcluster.Kill(t, p)
-		p, _ = relayProcess(t, s, addr)
-	}
+	p := newProcess(t, "relay", s.addr)
+	return p.addr, func() { p.kill(t); p.start(t) }
 }
 
 func TestLinearizable(t *testing.T) {
@@ -84,6 +87,7 @@ func linearize(t *testing.T, at host, d time.Duration, seed uint64) (bad []strin
 	chance := rand.New(rand.NewPCG(seed, 0))
 	began := time.Now()
 	var total, unknown int
+	var heaps [2]int64 // the largest one of each half
 	round := 0
 	for ; time.Since(began) < d && len(bad) == 0; round++ {
 		h := linear.NewHistory()
@@ -100,11 +104,16 @@ func linearize(t *testing.T, at host, d time.Duration, seed uint64) (bad []strin
 		}
 		running.Wait()
 		cancel()
+		half := int(2 * time.Since(began) / d)
+		heaps[min(half, 1)] = max(heaps[min(half, 1)], heap())
 		n, unclear := h.Counts()
 		total, unknown = total+n, unknown+unclear
 		for _, text := range h.Check() {
 			bad = append(bad, fmt.Sprintf("seed %d: %s", seed, text))
 		}
+	}
+	if d >= time.Minute && heaps[1] > heaps[0]+heaps[0]/4+16<<20 { // in a short one other tests run too
+		bad = append(bad, fmt.Sprintf("the heap has grown from %d to %d bytes", heaps[0], heaps[1]))
 	}
 	return bad, fmt.Sprintf("seed %d: %d calls in %d rounds, %d of them with an unknown outcome", seed, total, round, unknown)
 }
@@ -156,10 +165,4 @@ func calls(ctx context.Context, c *linear.Client, round int, chance *rand.Rand) 
 		c.Call(within, fmt.Sprintf("%d/%d", round, chance.IntN(linearKeys)))
 		cancel()
 	}
-}
-
-// killed is a host of a durable store in a separate process, which restart kills.
-func killed(t *testing.T) (string, func()) {
-	p := newProcess(t)
-	return p.addr, func() { p.kill(t); p.start(t) }
 }

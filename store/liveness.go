@@ -110,32 +110,29 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 		if c.received.Swap(false) || reads {
 			c.liveness.missed = 0
 			c.missedChecks.Store(0)
-			relays = append(relays, c)
+			if s.relayedConns > 0 {
+				relays = append(relays, c)
+			}
 		} else if c.paused.Load() && !behind {
 			waiting = append(waiting, c)
 		} else {
 			silent = append(silent, c)
 		}
 	}
-	hasBranches := s.relayedConns > 0
 	s.mu.Unlock()
 	for _, c := range silent {
 		c.checkPeer(late, false)
 	}
 	for _, c := range waiting {
 		c.checkPeer(late, true)
+		c.checkRelayed(late, true)
 	}
 	for _, c := range slow { // whatever its own liveness timeout
 		s.log().Warn("peer disconnected: it does not read, and others wait for buffer space", "peer", c.peer, "who", c.hello.Key, "stuck", c.stalled.silentFor())
 		c.close()
 	}
-	if hasBranches {
-		for _, c := range relays { // while nothing is received from a relay, nothing can be from its peers
-			c.checkRelayed(late, false)
-		}
-		for _, c := range waiting {
-			c.checkRelayed(late, true)
-		}
+	for _, c := range relays { // while nothing is received from a relay, nothing can be from its peers
+		c.checkRelayed(late, false)
 	}
 }
 

@@ -71,18 +71,13 @@ func (s *service) client(t *testing.T) *store.Store {
 // as is client with options, which have the dial function of s.
 func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
 	t.Helper()
-	return dialWith(t, "127.0.0.1:1", o)
+	return testcluster.Dial(t, "127.0.0.1:1", o)
 }
 
 // dial returns a Store on the server at addr that is closed at the end of the test.
 func dial(t *testing.T, addr string) *store.Store {
 	t.Helper()
-	return dialWith(t, addr, nil)
-}
-
-func dialWith(t *testing.T, addr string, o *store.DialOptions) *store.Store {
-	t.Helper()
-	return testcluster.Dial(t, addr, o)
+	return testcluster.Dial(t, addr, nil)
 }
 
 // raw returns a bare connection to s.
@@ -165,9 +160,7 @@ func bounded(t *testing.T) context.Context { return testcluster.Within(t, testTi
 // works fails the test unless s can set and get.
 func works(t *testing.T, s *store.Store) {
 	t.Helper()
-	ctx := bounded(t)
-	require.NoError(t, s.Set(ctx, "works", []byte("yes"), nil))
-	holds(t, s, "works", "yes")
+	require.NoError(t, setAndGet(bounded(t), s, "works", "yes"))
 }
 
 // holds fails the test unless key has value.
@@ -242,11 +235,16 @@ func frame(h wire.Header, body ...byte) []byte {
 // wires returns a listener for a server, and the dial function with which clients reach it.
 type wires func(*testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error))
 
-func tcp(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	return l, func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
+var tcp = listening("127.0.0.1:0")
+
+// listening returns sockets of which the server's is at addr.
+func listening(addr string) wires {
+	return func(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
+		l, err := net.Listen("tcp", addr)
+		require.NoError(t, err)
+		return l, func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
+		}
 	}
 }
 
@@ -297,19 +295,23 @@ func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
 	return wire.Contribution{Generation: generation, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
 }
 
-// relayProcess starts a relay of s in a separate process that listens at addr, or at a new address if
-// that is "", and returns the process and its address.
-func relayProcess(t *testing.T, s *service, addr string) (*launch.Process, string) {
-	t.Helper()
-	if addr == "" {
-		addr = testcluster.Port(t)
-	}
-	return testcluster.StartAt(t, "relay", s.addr, addr), addr
+// process is a child of the test, which can be killed and started again at the same address.
+type process struct {
+	*launch.Process
+	role, arg, addr string
 }
 
-// serverProcess starts a server in a separate process, and returns the process and its address.
-func serverProcess(t *testing.T) (*launch.Process, string) {
+// newProcess starts a child with a role of children and its argument.
+func newProcess(t *testing.T, role, arg string) *process {
 	t.Helper()
-	addr := testcluster.Port(t)
-	return testcluster.StartAt(t, "server", "", addr), addr
+	p := &process{role: role, arg: arg, addr: testcluster.Port(t)}
+	p.start(t)
+	return p
 }
+
+func (p *process) start(t *testing.T) {
+	t.Helper()
+	p.Process = testcluster.StartAt(t, p.role, p.arg, p.addr)
+}
+
+func (p *process) kill(t *testing.T) { testcluster.Kill(t, p.Process) }

@@ -67,7 +67,7 @@ type Memory struct {
 	meter         meter
 	backups       map[uint64]*backupCopy // backups that are being read, by session
 	backupsBegun  uint64                 // number of backups begun
-	queries       stackQueries           // for stacks of sessions
+	queries       []*stackQuery          // for stacks of sessions
 	failure       error                  // why the store has failed; closed is true then
 	failed        chan struct{}          // closed when failure is set
 }
@@ -92,7 +92,7 @@ type sessionConn interface {
 	// deliver queues a reply that shows the log up to pos. encode encodes a reply to several
 	// sessions only once.
 	deliver(e core.Effect, pos uint64, encode *encoder)
-	flush()
+	Flush()
 	close()
 	fail(why *wire.Reply)     // passes the reason to the peer, and closes the connection
 	silentFor() time.Duration // how long ago something was received from the peer

@@ -102,33 +102,6 @@ func (m *meter) wrote(took time.Duration) {
 	m.synced.add(took, 1)
 }
 
-// The methods below count connections. The meter of a relay is nil.
-
-func (m *meter) connAccepted() {
-	if m != nil {
-		m.conns.Add(1)
-		m.arrived.Add(1)
-	}
-}
-
-func (m *meter) connClosed() {
-	if m != nil {
-		m.conns.Add(-1)
-	}
-}
-
-func (m *meter) connRefused() {
-	if m != nil {
-		m.refused.Add(1)
-	}
-}
-
-func (m *meter) connDropped() {
-	if m != nil {
-		m.slow.Add(1)
-	}
-}
-
 // bucketOf returns the bucket of d: there are four per power of two, so that a quantile is accurate
 // to a fifth.
 func bucketOf(d time.Duration) int {

@@ -78,12 +78,15 @@ func Open(ctx context.Context, rawurl string) (*Store, error) { return Builtin()
 
 func openMemory(context.Context, *url.URL) (Engine, error) { return new(Memory), nil }
 
-func openServer(ctx context.Context, u *url.URL) (Engine, error) {
-	addr, o, err := fromURL(u, nil)
+func openServer(ctx context.Context, u *url.URL) (Engine, error) { return dialServer(ctx, u, nil) }
+
+// dialServer connects to the Server that u names, with the other options from o.
+func dialServer(ctx context.Context, u *url.URL, o *DialOptions) (Engine, error) {
+	addr, options, err := fromURL(u, o)
 	if err != nil {
 		return nil, err
 	}
-	s, err := Dial(ctx, addr, &o)
+	s, err := Dial(ctx, addr, &options)
 	if err != nil {
 		return nil, err
 	}
@@ -101,19 +104,24 @@ func openServer(ctx context.Context, u *url.URL) (Engine, error) {
 //
 // The parameters of the URL override o.
 func DialURL(ctx context.Context, rawurl string, o *DialOptions) (*Store, error) {
+	u, err := parseServerURL("dial", rawurl)
+	if err != nil {
+		return nil, err
+	}
+	e, err := dialServer(ctx, u, o)
+	if err != nil {
+		return nil, err
+	}
+	return prefixStore(e, u), nil
+}
+
+// parseServerURL parses the URL of a Server, for the operation op.
+func parseServerURL(op, rawurl string) (*url.URL, error) {
 	u, err := url.Parse(rawurl)
 	if err != nil || u.Scheme != "muster" {
-		return nil, &Error{Op: "dial", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "not a URL of the form muster://host:port"}
+		return nil, &Error{Op: op, Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "not a URL of the form muster://host:port"}
 	}
-	addr, options, err := fromURL(u, o)
-	if err != nil {
-		return nil, err
-	}
-	s, err := Dial(ctx, addr, &options)
-	if err != nil {
-		return nil, err
-	}
-	return prefixStore(s.engine, u), nil
+	return u, nil
 }
 
 // parameters are the parameters of a muster:// URL.

@@ -3,6 +3,7 @@ package store_test
 import (
 	"fmt"
 	"io/fs"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -15,22 +16,23 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-func secretFile(t *testing.T, letter string) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "secret")
-	require.NoError(t, os.WriteFile(file, append(secretOf(letter), '\n'), 0o600))
-	return file
-}
-
 func TestOpenByURL(t *testing.T) {
 	f := newTLSFiles(t)
 	plain := serve(t, &store.Server{}, tcp)
 	secret := serve(t, &store.Server{Access: []store.Access{all("s")}}, tcp)
 	mutual := serve(t, &store.Server{TLS: serverTLS(t, f.requiring())}, tcp)
 	both := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
-	ca, cert, key, file := url.QueryEscape(f.path("ca")), url.QueryEscape(f.path("trainer")), url.QueryEscape(f.path("trainer-key")), url.QueryEscape(secretFile(t, "s"))
+	require.NoError(t, os.WriteFile(f.path("secret"), append(secretOf("s"), '\n'), 0o600))
+	ca, cert, key, file := url.QueryEscape(f.path("ca")), url.QueryEscape(f.path("trainer")), url.QueryEscape(f.path("trainer-key")), url.QueryEscape(f.path("secret"))
+	ipv6 := plain
+	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		_ = l.Close()
+		ipv6 = serve(t, new(store.Server), listening("[::1]:0"))
+	} else {
+		t.Log("no IPv6 on this machine: ", err)
+	}
 	for _, rawurl := range []string{
-		plain.addr, plain.addr + "/jobs", plain.addr + "?tls=false",
+		plain.addr, plain.addr + "/jobs", plain.addr + "?tls=false", ipv6.addr,
 		secret.addr + "?secret-file=" + file, secret.addr + "/jobs?secret-file=" + file,
 		mutual.addr + "?ca=" + ca + "&cert=" + cert + "&key=" + key,
 		mutual.addr + "/jobs?tls=true&server-name=node7&ca=" + ca + "&cert=" + cert + "&key=" + key,

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"strconv"
 
 	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/transport"
@@ -126,28 +125,4 @@ func (r *readOnly) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		return nil
 	}
 	return r.Engine.Do(ctx, req, rep)
-}
-
-// checkProtocol rejects names that are not that of the protocol, and a second prefix for it.
-func (s *Server) checkProtocol() error {
-	speaks, opened := "no other protocol", false
-	if s.Protocol != nil {
-		speaks = fmt.Sprintf("%q", s.Protocol.Name())
-	}
-	for i, a := range s.Access {
-		if a.Protocol == "" {
-			continue
-		}
-		bad := &Error{Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid}
-		switch {
-		case s.Protocol == nil || a.Protocol != s.Protocol.Name():
-			bad.Detail = fmt.Sprintf("this server does not speak %q: it speaks %s", a.Protocol, speaks)
-			return bad
-		case opened:
-			bad.Detail = fmt.Sprintf("there is another prefix for %q: its peers see one", a.Protocol)
-			return bad
-		}
-		opened = true
-	}
-	return nil
 }

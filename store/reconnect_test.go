@@ -3,6 +3,7 @@ package store_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -18,62 +19,50 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// inFlight starts n adds whose replies are held back, and returns when the store behind direct has
-// carried them out.
-func inFlight(t *testing.T, s, direct *store.Store, proxy *testcluster.Proxy, n int) <-chan error {
-	t.Helper()
-	proxy.Down.Stall(true)
-	errs := startMany(n, func() error { _, err := s.Add(t.Context(), "n", 1); return err })
-	testcluster.Eventually(t, testTimeout, func() bool {
-		v, err := direct.Get(t.Context(), "n")
-		return err == nil && string(v) == fmt.Sprint(n)
-	}, "the adds are carried out")
-	return errs
-}
-
-func TestServerThatIsGoneEndsEveryCallAtOnce(t *testing.T) {
-	s := serve(t, new(store.Server), tcp)
-	c, proxy := s.through(t)
-	waits := waiting(t, c, 20)
-	adds := inFlight(t, c, s.client(t), proxy, 20)
-	proxy.Refuse(true)
-	start := time.Now()
-	proxy.Cut(testcluster.RST)
-	for range 20 {
-		err := <-waits
-		require.ErrorIs(t, err, store.ErrUnavailable)
-		require.ErrorContains(t, err, proxy.Addr())
-		require.NotErrorIs(t, err, store.ErrUnknown)
-		err = <-adds
-		require.ErrorIs(t, err, store.ErrUnavailable)
-		require.ErrorIs(t, err, store.ErrUnknown)
-		require.ErrorContains(t, err, proxy.Addr())
+// TestChangesUnderWayToAStoreThatIsGone checks calls to a store that cannot be reached any longer, or has lost
+// its data: changes under way may have taken effect, and are not sent again; a watch does not go on in other
+// revisions. backup.txt has the other calls of clients of a store that lost its data.
+func TestChangesUnderWayToAStoreThatIsGone(t *testing.T) {
+	for says, becomes := range map[string]func(t *testing.T, p *testcluster.Proxy){
+		"reset":                   func(_ *testing.T, p *testcluster.Proxy) { p.Refuse(true) },
+		"the store was restarted": func(t *testing.T, p *testcluster.Proxy) { p.Target(serve(t, new(store.Server), tcp).addr) },
+	} {
+		t.Run(says, func(t *testing.T) {
+			old := serve(t, new(store.Server), tcp)
+			c, proxy := old.through(t)
+			waits := waiting(t, c, 20)
+			watched := start(func() error { return last(c.Watch(t.Context(), "", 1)) })
+			counts(t, old.Engine, func(n *store.ServerStatus) bool { return n.Watches == 1 })
+			proxy.Down.Stall(true)
+			adds := startMany(20, func() error { _, err := c.Add(t.Context(), "n", 1); return err })
+			counts(t, old.Engine, func(n *store.ServerStatus) bool { return len(n.Ops) > int(wire.OpAdd) && n.Ops[wire.OpAdd] == 20 })
+			becomes(t, proxy)
+			proxy.Cut(testcluster.RST)
+			proxy.Stall(false)
+			for range 20 {
+				err := <-adds
+				require.ErrorIs(t, err, store.ErrUnknown)
+				require.ErrorIs(t, err, store.ErrUnavailable)
+				require.ErrorContains(t, err, says)
+				require.ErrorContains(t, err, proxy.Addr())
+			}
+			n, err := c.Add(bounded(t), "n", 1)
+			if says == "reset" {
+				require.ErrorIs(t, err, store.ErrUnavailable)
+				require.NotErrorIs(t, err, store.ErrUnknown)
+				require.ErrorContains(t, err, proxy.Addr())
+				require.ErrorIs(t, <-watched, store.ErrUnavailable)
+			} else {
+				require.ErrorIs(t, <-watched, store.ErrCompacted, "revisions start again")
+				require.NoError(t, err)
+				require.EqualValues(t, 1, n, "none was sent again")
+				require.NoError(t, c.Close())
+			}
+			for range 20 {
+				require.NotErrorIs(t, <-waits, store.ErrUnknown)
+			}
+		})
 	}
-	require.Less(t, time.Since(start), 2*time.Second)
-	_, err := c.Add(bounded(t), "n", 1)
-	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.ErrorContains(t, err, proxy.Addr())
-}
-
-// TestRestartedServer checks that changes under way to a store that loses its data are not sent to the
-// next one. backup.txt has the other calls.
-func TestRestartedServer(t *testing.T) {
-	old := serve(t, new(store.Server), tcp)
-	c, proxy := old.through(t)
-	adds := inFlight(t, c, old.client(t), proxy, 20)
-	proxy.Target(serve(t, new(store.Server), tcp).addr)
-	proxy.Cut(testcluster.RST)
-	proxy.Stall(false)
-	for range 20 {
-		err := <-adds
-		require.ErrorIs(t, err, store.ErrUnknown)
-		require.ErrorContains(t, err, "the store was restarted")
-		require.ErrorContains(t, err, proxy.Addr())
-	}
-	absent(t, c, "n")
-	n, err := c.Add(bounded(t), "n", 1)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
 }
 
 // TestContextThatEndsWithoutAConnection checks that the error of a call whose context ends while
@@ -129,49 +118,32 @@ func TestTheWindow(t *testing.T) {
 	}
 }
 
-// TestTheWindowEnds checks that calls that wait for the window end with Close and with the store,
-// as sent calls do.
+// TestTheWindowEnds checks that calls that wait for the window end with the store, as sent calls do.
 func TestTheWindowEnds(t *testing.T) {
 	const n = 1500
-	full := func(t *testing.T) (*store.Store, *testcluster.Proxy, <-chan error) {
-		s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
-		c, proxy := s.through(t)
-		works(t, c)
-		proxy.Stall(true)
-		errs := startMany(n, func() error { _, err := c.Add(t.Context(), "n", 1); return err })
-		testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1000 }, "the window is full")
-		return c, proxy, errs
-	}
-	ends := func(t *testing.T, errs <-chan error, is error) {
-		t.Helper()
-		late := time.After(testTimeout)
-		for i := range n {
-			select {
-			case err := <-errs:
-				require.ErrorIs(t, err, is)
-			case <-late:
-				t.Fatalf("only %d of %d calls have ended", i, n)
-			}
+	c, proxy := serve(t, patient(), tcp).through(t)
+	works(t, c)
+	proxy.Stall(true)
+	errs := startMany(n, func() error { _, err := c.Add(t.Context(), "n", 1); return err })
+	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1000 }, "the window is full")
+	proxy.Refuse(true)
+	proxy.Cut(testcluster.RST)
+	late := time.After(testTimeout)
+	for i := range n {
+		select {
+		case err := <-errs:
+			require.ErrorIs(t, err, store.ErrUnavailable)
+		case <-late:
+			t.Fatalf("only %d of %d calls have ended", i, n)
 		}
 	}
-	t.Run("with Close", func(t *testing.T) {
-		c, _, errs := full(t)
-		require.NoError(t, c.Close())
-		ends(t, errs, store.ErrClosed)
-	})
-	t.Run("with the store", func(t *testing.T) {
-		c, proxy, errs := full(t)
-		proxy.Refuse(true)
-		proxy.Cut(testcluster.RST)
-		ends(t, errs, store.ErrUnavailable)
-		_, err := c.Add(bounded(t), "n", 1) // the window is still full
-		require.ErrorIs(t, err, store.ErrUnavailable)
-		proxy.Stall(false)
-		proxy.Refuse(false)
-		sum, err := c.Add(bounded(t), "n", 1)
-		require.NoError(t, err)
-		require.EqualValues(t, 1, sum)
-	})
+	_, err := c.Add(bounded(t), "n", 1) // the window is still full
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	proxy.Stall(false)
+	proxy.Refuse(false)
+	sum, err := c.Add(bounded(t), "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, sum)
 }
 
 // TestTheWindowInBytes checks that recorded replies have a limit in bytes, too, and that calls
@@ -187,21 +159,6 @@ func TestTheWindowInBytes(t *testing.T) {
 		out.Wait()
 		works(t, c)
 	})
-}
-
-// TestLargeCallsOfAClientThatIsClosed checks that a large call that waits for the server to read
-// ends when its client is closed.
-func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
-	s := serve(t, new(store.Server), tcp)
-	c, proxy := s.through(t)
-	works(t, c)
-	proxy.Up.Stall(true)
-	errs := startMany(6, func() error { return c.Set(t.Context(), "large", make([]byte, wire.MaxValue), nil) })
-	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) >= 3 }, "some are sent")
-	require.NoError(t, c.Close())
-	for range 6 {
-		require.ErrorIs(t, <-errs, store.ErrClosed)
-	}
 }
 
 // TestCancelRacesTheAnswer checks waits whose reply races with their cancel, in a store of this process and
@@ -275,25 +232,6 @@ func ask(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
 	}
 }
 
-func TestStaleConnectionAppliesNothing(t *testing.T) {
-	eachWith(t, store.ServerLimits{ReconnectTimeout: comesBack}, func(t *testing.T, s *service) {
-		old, welcome := s.handshake(t, nil)
-		rep := ask(t, old, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Add: 1})
-		require.EqualValues(t, 1, rep.N)
-		now, back := s.handshake(t, &welcome)
-		require.Equal(t, welcome.N, back.N)
-		require.Equal(t, welcome.Rev, back.Rev)
-		require.Equal(t, welcome.Value, back.Value)
-		late := wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Add: 10})
-		late = wire.AppendRequest(late, &wire.Request{Op: wire.OpSet, ID: 3, Key: "stale", Value: []byte{}})
-		_, _ = old.Write(wire.AppendRequest(late, &wire.Request{Op: wire.OpGoodbye}))
-		closed(t, old)
-		rep = ask(t, now, wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Add: 100})
-		require.EqualValues(t, 101, rep.N)
-		require.Equal(t, wire.CodeNotFound, ask(t, now, wire.Request{Op: wire.OpGet, ID: 4, Key: "stale"}).Code)
-	})
-}
-
 // TestStaleConnectionsUnderLoad checks that requests that keep coming on old connections have no
 // effect while the session is resumed by one connection after the other.
 func TestStaleConnectionsUnderLoad(t *testing.T) {
@@ -361,23 +299,41 @@ func TestWhatDoesNotResumeOpensASession(t *testing.T) {
 	})
 }
 
-// TestCloseMakesWhatWasSentUnknown checks that a change that was sent, and whose reply Close does
-// not wait for, returns ErrUnknown, and that a read does not.
-func TestCloseMakesWhatWasSentUnknown(t *testing.T) {
+// TestCloseEndsAllCalls checks that calls whose reply Close does not wait for return ErrClosed, and ErrUnknown too
+// if they are changes that were sent. Others wait for the window, or for the server to read.
+func TestCloseEndsAllCalls(t *testing.T) {
 	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
-	c, proxy := s.through(t)
-	proxy.Down.Stall(true)
-	added := start(func() error { _, err := c.Add(bounded(t), "n", 1); return err })
-	got := start(func() error { _, err := c.Get(bounded(t), "n"); return err })
-	testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 2 }, "both are sent")
-	require.NoError(t, c.Close())
-	err := <-added
-	require.ErrorIs(t, err, store.ErrClosed)
-	require.ErrorIs(t, err, store.ErrUnknown)
-	err = <-got
-	require.ErrorIs(t, err, store.ErrClosed)
-	require.NotErrorIs(t, err, store.ErrUnknown)
+	add := func(c *store.Store) error { _, err := c.Add(context.Background(), "n", 1); return err }
+	get := func(c *store.Store) error { _, err := c.Get(context.Background(), "n"); return err }
+	set := func(c *store.Store) error {
+		return c.Set(context.Background(), "large", make([]byte, wire.MaxValue), nil)
+	}
+	for name, tc := range map[string]struct {
+		call        func(*store.Store) error
+		calls, sent int // sent is how many are, at least
+		unknown     bool
+	}{
+		"a change": {add, 1, 1, true}, "a read": {get, 1, 1, false}, "too many changes": {add, 1500, 1000, true}, "large changes": {set, 6, 3, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, proxy := serve(t, new(store.Server), tcp).through(t)
+			works(t, c)
+			proxy.Stall(true)
+			errs := startMany(tc.calls, func() error { return tc.call(c) })
+			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) >= tc.sent }, "they are sent")
+			require.NoError(t, c.Close())
+			unknown := 0
+			for range tc.calls {
+				err := <-errs
+				require.ErrorIs(t, err, store.ErrClosed)
+				if errors.Is(err, store.ErrUnknown) {
+					unknown++
+				}
+			}
+			require.Equal(t, tc.unknown, unknown >= tc.sent)
+			require.True(t, tc.unknown || unknown == 0)
+		})
+	}
 }
 
 // TestAFrameThatTheStoreCannotRead checks that a frame that the store cannot parse is an error of
@@ -419,7 +375,7 @@ func TestConnectionsThatBringNothing(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	var dials atomic.Int32
 	ctx := testcluster.Within(t, time.Second)
-	c := dialWith(t, s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	c := testcluster.Dial(t, s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dials.Add(1)
 		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 		return &deafAfterHello{Conn: conn}, err

@@ -3,11 +3,9 @@ package store
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,15 +66,15 @@ const relayName = "relay, "
 // the relay dials when a peer connects. With DialOptions.Resolve, rawurl only names the store in
 // errors.
 func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error) {
-	bad := func(detail string) error {
-		return &Error{Op: "relay", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: detail}
+	u, err := parseServerURL("relay", rawurl)
+	if err != nil {
+		return nil, err
 	}
-	u, err := url.Parse(rawurl)
-	switch {
-	case err != nil || u.Scheme != "muster":
-		return nil, bad("not a URL of the form muster://host:port")
-	case strings.TrimPrefix(u.Path, "/") != "":
-		return nil, bad("a relay serves the whole store: clients of the relay may use a prefix")
+	if strings.TrimPrefix(u.Path, "/") != "" {
+		return nil, &Error{
+			Op: "relay", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid,
+			Detail: "a relay serves the whole store: clients of the relay may use a prefix",
+		}
 	}
 	addr, options, err := fromURL(u, o)
 	if err != nil {
@@ -90,7 +88,7 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	if err != nil {
 		return nil, err
 	}
-	r.hasCredentials = options.Secret != nil || config != nil && hasCertificate(config)
+	r.hasCredentials = options.Secret != nil || config != nil && (len(config.Certificates) > 0 || config.GetClientCertificate != nil)
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	l, err := r.dialer.dialUntil(ctx, &wire.Request{Key: r.name})
 	if err == nil {
@@ -104,11 +102,6 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	defer r.mu.Unlock()
 	r.use(l)
 	return r, nil
-}
-
-// hasCertificate reports whether c has a client certificate.
-func hasCertificate(c *tls.Config) bool {
-	return len(c.Certificates) > 0 || c.GetClientCertificate != nil
 }
 
 // isRelayed reports whether a welcome has come through a relay.
@@ -139,34 +132,31 @@ func (r *Relay) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) erro
 }
 
 func (r *Relay) directStore(ctx context.Context) (*Store, error) {
-	r.mu.Lock()
-	own, closed := r.direct, r.closed
-	r.mu.Unlock()
-	if own != nil || closed {
-		return own, errIfClosed(closed)
+	if own, err := r.useDirect(nil); own != nil || err != nil {
+		return own, err
 	}
-	d := &dialer{addr: r.dialer.addr, addrs: r.dialer.addrs, options: r.dialer.options} // a dialer is used by one goroutine at a time
-	l, err := d.dialUntil(ctx, &wire.Request{})
+	s, err := Dial(ctx, r.dialer.addr, &r.dialer.options)
 	if err != nil {
 		return nil, err
 	}
-	s := New(newClient(d, l))
-	r.mu.Lock()
-	if own, closed = r.direct, r.closed; own == nil && !closed {
-		own, r.direct = s, s
-	}
-	r.mu.Unlock()
-	if own != s {
+	own, err := r.useDirect(s)
+	if own != s { // another call was faster, or r is closed
 		_ = s.Close()
 	}
-	return own, errIfClosed(closed)
+	return own, err
 }
 
-func errIfClosed(closed bool) error {
-	if closed {
-		return ErrClosed
+// useDirect returns the store for calls of this process, which is s if there was none.
+func (r *Relay) useDirect(s *Store) (*Store, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, ErrClosed
 	}
-	return nil
+	if r.direct == nil {
+		r.direct = s
+	}
+	return r.direct, nil
 }
 
 // Close ends the connection to the store, and those of all peers. It may be called twice.
@@ -180,7 +170,7 @@ func (r *Relay) Close() error {
 		_ = own.Close()
 	}
 	if up != nil {
-		up.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
+		up.conn.send(&wire.Request{Op: wire.OpGoodbye})
 		up.conn.out.Flush()
 		_ = up.conn.nc.SetReadDeadline(time.Now().Add(goodbyeTimeout))
 	}
@@ -290,16 +280,10 @@ func (u *upstream) read() {
 
 // handleFrame handles a frame of the store.
 func (u *upstream) handleFrame(h wire.Header, body []byte, owned bool) error {
-	switch h.Op {
-	case wire.OpRelay:
+	if h.Op == wire.OpRelay {
 		return u.mux.Handle(h, body, owned)
-	case wire.OpGoodbye:
-		return goodbyeError(h, body)
-	case wire.OpProbe:
-		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
-		u.conn.out.Flush()
 	}
-	return nil
+	return u.conn.handleServerFrame(h, body)
 }
 
 // checkStore returns what to do with the connection to the store. The caller holds the relay's mu.
@@ -324,9 +308,7 @@ func (r *Relay) use(l *clientConn) {
 
 // upstreamEnded handles the end of u.
 func (r *Relay) upstreamEnded(u *upstream, err error) {
-	if u.conn.stopWatch != nil {
-		u.conn.stopWatch()
-	}
+	u.conn.stopWatch()
 	r.mu.Lock()
 	if r.up == u {
 		r.up = nil
@@ -369,7 +351,7 @@ func (r *Relay) checkPeers(_ *Server, late bool) {
 	case do == endPeer:
 		_ = u.conn.nc.Close() // its reader notices
 	case do == sendProbe:
-		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
+		u.conn.send(&wire.Request{Op: wire.OpPing})
 	}
 	u.mux.Vouch()
 	u.conn.out.Flush()

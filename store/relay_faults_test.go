@@ -157,12 +157,12 @@ func TestARelayIsFrozen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := serve(t, soon(comesBack), tcp)
-			p, addr := relayProcess(t, s, "")
-			g := teamOf(t, behind(t, s, addr, 4, 2)...)
+			p := newProcess(t, "relay", s.addr)
+			g := teamOf(t, behind(t, s, p.addr, 4, 2)...)
 			g.rounds(func() {
-				testcluster.Freeze(t, p)
+				testcluster.Freeze(t, p.Process)
 				<-time.After(long)
-				testcluster.Thaw(t, p)
+				testcluster.Thaw(t, p.Process)
 			})
 		})
 	}
@@ -173,12 +173,11 @@ func TestARelayIsFrozen(t *testing.T) {
 func TestOtherWays(t *testing.T) {
 	t.Parallel()
 	s := serve(t, patient(), tcp)
-	first, a := relayProcess(t, s, "")
-	second, b := relayProcess(t, s, "")
-	g := teamOf(t, behind(t, s, a+","+b+","+s.addr, 4, 0)...)
+	first, second := newProcess(t, "relay", s.addr), newProcess(t, "relay", s.addr)
+	g := teamOf(t, behind(t, s, first.addr+","+second.addr+","+s.addr, 4, 0)...)
 	g.rounds(func() {
-		testcluster.Kill(t, first)
-		testcluster.Kill(t, second)
+		first.kill(t)
+		second.kill(t)
 	})
 }
 
@@ -224,16 +223,15 @@ func TestASilentRankBehindARelay(t *testing.T) {
 func TestAFrozenRelayIsNamed(t *testing.T) {
 	t.Parallel()
 	s := serve(t, soon(100*time.Millisecond), tcp)
-	p, frozen := relayProcess(t, s, "")
-	_, other := relayProcess(t, s, "")
-	g := teamOf(t, append(behind(t, s, frozen, 8, 0), behind(t, s, other, 2, 1)...)...)
+	frozen, other := newProcess(t, "relay", s.addr), newProcess(t, "relay", s.addr)
+	g := teamOf(t, append(behind(t, s, frozen.addr, 8, 0), behind(t, s, other.addr, 2, 1)...)...)
 	g.goesOn(1)
-	testcluster.Freeze(t, p)
+	testcluster.Freeze(t, frozen.Process)
 	for rank := 8; rank < 11; rank++ {
 		v := lost(t, g.barrier(bounded(t), rank, 2), 0, 1, 2, 3, 4, 5, 6, 7)
 		require.Regexp(t, `^their relay \(pid \d+ on .*, .*\) did not respond$`, v.Reason)
 	}
-	testcluster.Thaw(t, p)
+	testcluster.Thaw(t, frozen.Process)
 	for rank := range 8 {
 		require.ErrorIs(t, g.barrier(bounded(t), rank, 2), store.ErrSessionLost, "rank %d", rank)
 	}
@@ -247,7 +245,7 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
 	// The liveness timeout is long since all ranks are slow on a busy machine.
-	slow := dialWith(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: 10 * time.Second})
+	slow := testcluster.Dial(t, proxy.Addr(), &store.DialOptions{LivenessTimeout: 10 * time.Second})
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
 	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 3<<20), nil))
 	proxy.Throttle(2 << 20) // the transfers below take one and a half seconds in each direction
@@ -329,33 +327,6 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 		require.Less(t, got, uint64(most/2), what)
 	}
 	g.goesOn(2)
-}
-
-// TestTheStoreBehindARelayEnds checks that ranks behind a relay receive the shutdown of the store,
-// and that they detect at once that the store is gone.
-func TestTheStoreBehindARelayEnds(t *testing.T) {
-	t.Parallel()
-	for name, end := range map[string]func(s *service) error{
-		"in order": func(s *service) error { return s.Shutdown(bounded(t)) },
-		"at once":  func(s *service) error { return s.Close() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := serve(t, new(store.Server), tcp)
-			r := relay(t, s.addr, new(store.Server), tcp)
-			c := dial(t, r.addr)
-			waiting := startWait(t, c, "never")
-			testcluster.Eventually(t, testTimeout, func() bool { return store.Calls(c.Engine()) == 1 }, "it waits")
-			works(t, c)
-			began := time.Now()
-			require.NoError(t, end(s))
-			require.ErrorIs(t, <-waiting, store.ErrUnavailable)
-			require.Less(t, time.Since(began), 4*time.Second, "a store that keeps nothing does not come back")
-			_, err := store.Dial(bounded(t), r.addr, nil)
-			require.ErrorIs(t, err, store.ErrUnavailable)
-			require.ErrorContains(t, err, "the relay cannot reach the store at "+s.addr)
-		})
-	}
 }
 
 // TestARelaysOwnCalls checks that calls of the process of the relay use a separate connection,

@@ -16,17 +16,15 @@ type relayPeer struct {
 	*conn
 	upstream *upstream
 	branch   *relay.Branch // its part of the stream to the store
-	sock     transport.Socket
 
 	probed atomic.Bool // the store has probed the peer, and nothing was forwarded since
 }
 
 // adopted opens the peer's connection at the store, and forwards what is read from s.
 func (p *relayPeer) adopted(s transport.Socket) (transport.Reader, error) {
-	if err := p.usePipe(s); err != nil {
+	if err := p.useSocket(s); err != nil {
 		return nil, err
 	}
-	p.sock = s
 	p.out.Drained = func() { s.Pause(false) }
 	if err := p.sendHello(); err != nil {
 		return nil, err
@@ -85,15 +83,7 @@ func (p *relayPeer) Flush() { p.upstream.conn.out.Flush() }
 // Ended implements transport.Reader.
 func (p *relayPeer) Ended(err error) {
 	p.branch.End()
-	p.server.ended(p.conn, p.cause(err))
-}
-
-// cause returns the error of the outbox, if it has ended the connection, and otherwise err.
-func (p *relayPeer) cause(err error) error {
-	if cause := p.out.Err(); cause != nil {
-		return cause
-	}
-	return err
+	p.server.ended(p.conn, err)
 }
 
 // Resume implements relay.Peer.
@@ -153,7 +143,7 @@ func (p *relayPeer) Welcome(rep *wire.Reply) {
 	p.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpHello, id, rep) })
 	p.out.Flush()
 	if rep.Code != wire.CodeOK {
-		p.closeLater()
+		time.AfterFunc(handshake.RefusalTimeout, p.close)
 	}
 }
 
@@ -163,14 +153,8 @@ func (p *relayPeer) End(goodbye *wire.Reply) {
 		p.close()
 		return
 	}
-	p.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, goodbye) })
-	p.out.Flush()
-	p.closeLater()
+	p.fail(goodbye)
 }
-
-// closeLater closes the connection after the peer has had time to read the last frame and close it
-// itself.
-func (p *relayPeer) closeLater() { time.AfterFunc(handshake.RefusalTimeout, p.close) }
 
 // Vouches implements relay.Peer: a peer is alive without an answer if it is sending a long frame, or reading one, or its process uses CPU time.
 func (p *relayPeer) Vouches() bool {

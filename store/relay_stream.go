@@ -261,11 +261,9 @@ func (c *conn) endRelayed(now core.Time, b *relayedConn, how *wire.Request) {
 
 // dropRelayed ends a relayed connection after a malformed frame.
 func (c *conn) dropRelayed(now core.Time, b *relayedConn, why error) {
-	if b != nil {
-		c.server.log().Warn("connection ended", "peer", c.peer, "who", clip(b.name), "branch", b.number, "err", why)
-		c.endRelayed(now, b, &wire.Request{Op: wire.OpLost, TTL: c.reconnectTimeout()})
-		b.sendEnd()
-	}
+	c.server.log().Warn("connection ended", "peer", c.peer, "who", clip(b.name), "branch", b.number, "err", why)
+	c.endRelayed(now, b, &wire.Request{Op: wire.OpLost, TTL: c.reconnectTimeout()})
+	b.sendEnd()
 }
 
 // detachRelayed detaches the sessions of all relayed connections of c, which has ended. They may
@@ -336,8 +334,8 @@ func (b *relayedConn) deliver(e core.Effect, pos uint64, encode *encoder) {
 	b.relay.deliverRelayed([]delivery{{b, e}}, pos, encode)
 }
 
-// flush implements sessionConn.
-func (b *relayedConn) flush() { b.relay.out.Flush() }
+// Flush implements sessionConn.
+func (b *relayedConn) Flush() { b.relay.out.Flush() }
 
 // close implements sessionConn. It reports to the relay that the connection has ended.
 func (b *relayedConn) close() {
@@ -352,7 +350,7 @@ func (b *relayedConn) close() {
 	m.mu.Unlock()
 	if here {
 		b.sendEnd()
-		b.flush()
+		b.Flush()
 	}
 }
 
@@ -438,15 +436,11 @@ func deliverToRelays(letters []delivery, pos uint64) (others []delivery) {
 func (s *Server) addRelayedConn(c *conn) (why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case len(s.conns)+s.relayedConns >= c.limits.Conns:
-		return fmt.Sprintf("the limit is %d connections", c.limits.Conns)
-	case c.addr.IsValid() && s.perAddr[c.addr] >= c.limits.PerAddr:
-		return fmt.Sprintf("the limit is %d connections from one address", c.limits.PerAddr)
+	if why = s.exceeds(c); why == "" {
+		s.relayedConns++
+		s.perAddr[c.addr]++
 	}
-	s.relayedConns++
-	s.perAddr[c.addr]++
-	return ""
+	return why
 }
 
 // removeRelayedConns removes n relayed connections of c from the counts.
@@ -454,7 +448,5 @@ func (s *Server) removeRelayedConns(c *conn, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.relayedConns -= n
-	if s.perAddr[c.addr] -= n; s.perAddr[c.addr] == 0 {
-		delete(s.perAddr, c.addr)
-	}
+	s.uncount(c, n)
 }

@@ -123,52 +123,63 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 	}
 }
 
-// TestAnswersForManyBranches checks that equal replies to several relayed connections are one
-// frame, and that votes for relayed connections that have ended do not count.
+// TestAnswersForManyBranches checks that equal replies to several relayed connections are one frame, whether they
+// come together later, or are there already, as the payload of a root is; that those with another reply get
+// theirs in a frame of its own; and that votes for relayed connections that have ended do not count.
 func TestAnswersForManyBranches(t *testing.T) {
 	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
-	c := multiplexTo(t, s, 1, 2, 3)
-	generation, calls := joinOn(t, c, 2)
-	require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 1}, {Conn: 2, ID: 1}}, calls)
-	send(t, c, wire.AppendRelayRequest(nil, 3, &wire.Request{Op: wire.OpLost}))
-	var votes []byte
-	for n := range uint32(3) {
-		votes = wire.AppendVote(votes, &wire.Vote{RelayCall: wire.RelayCall{Conn: n + 1, ID: uint64(10 + n)}, Rank: int(n), Want: wire.WantAll, Value: []byte{byte(n)}})
+	for name, engine := range map[string]store.Backend{"memory": nil, "durable": onDisk(t)} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, &store.Server{Engine: engine}, tcp)
+			c := multiplexTo(t, s, 1, 2, 3, 4, 5)
+			generation, calls := joinOn(t, c, 4)
+			require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 1}, {Conn: 2, ID: 1}, {Conn: 3, ID: 1}, {Conn: 4, ID: 1}}, calls)
+			answered := func(value string, values [][]byte, branches ...uint32) {
+				t.Helper()
+				calls, h, rep := ofBranches(t, c)
+				require.Equal(t, wire.OpCollect, h.Op)
+				var of []uint32
+				for _, call := range calls {
+					of = append(of, call.Conn)
+					require.EqualValues(t, 10+call.Conn, call.ID)
+				}
+				require.Equal(t, branches, of)
+				require.Equal(t, value, string(rep.Value))
+				require.Equal(t, values, rep.Values)
+			}
+			said := wire.Contribution{Generation: generation, Seq: 1, Root: 0, RootOnly: true, Verb: "broadcast"}
+			root := said
+			root.Want = wire.WantNothing
+			send(t, c, wire.AppendRelayRequest(nil, 1, &wire.Request{Op: wire.OpCollect, ID: 11, Group: root, Value: []byte("said")}))
+			answered("", nil, 1)
+			send(t, c, wire.AppendVotes(nil, &said, 3, votesOf(2, 0, 0, wire.WantNothing)))
+			answered("said", nil, 2, 3)
+			answered("", nil, 4)
+
+			send(t, c, wire.AppendRelayRequest(nil, 5, &wire.Request{Op: wire.OpLost}))
+			gather := wire.Contribution{Generation: generation, Seq: 2, Root: -1, Verb: "all-gather"}
+			send(t, c, wire.AppendVotes(nil, &gather, 5, votesOf(1, wire.WantAll, wire.WantAll, wire.WantAll, wire.WantAll, wire.WantAll)))
+			answered("", [][]byte{{1}, {2}, {3}, {4}}, 1, 2, 3, 4)
+
+			for n := range uint32(3) {
+				send(t, c, wire.AppendRelayRequest(nil, n+1, &wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"k"}}))
+			}
+			counts(t, s.Engine, func(n *store.ServerStatus) bool { return n.Calls == 3 })
+			require.NoError(t, store.New(s.Engine).Set(bounded(t), "k", []byte("v"), nil))
+			calls, _, rep := ofBranches(t, c)
+			require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 7}, {Conn: 2, ID: 7}, {Conn: 3, ID: 7}}, calls)
+			require.Equal(t, [][]byte{[]byte("v")}, rep.Values)
+		})
 	}
-	send(t, c, wire.AppendVotes(nil, &wire.Contribution{Generation: generation, Seq: 1, Root: -1, Verb: "all-gather"}, 3, votes))
-	calls, h, rep := ofBranches(t, c)
-	require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 10}, {Conn: 2, ID: 11}}, calls)
-	require.Equal(t, wire.OpCollect, h.Op)
-	require.Equal(t, [][]byte{{0}, {1}}, rep.Values)
 }
 
-// TestWhatARootHasSaidIsOneFrameForMany checks that the payload of a root travels in one frame to
-// all ranks of a relay that request it together, and that ranks with another reply get theirs in a
-// frame of its own.
-func TestWhatARootHasSaidIsOneFrameForMany(t *testing.T) {
-	t.Parallel()
-	for name, engine := range map[string]store.Backend{"memory": nil, "durable": onDisk(t)} {
-		s := serve(t, &store.Server{Engine: engine}, tcp)
-		c := multiplexTo(t, s, 1, 2, 3, 4)
-		generation, _ := joinOn(t, c, 4)
-		said := wire.Contribution{Generation: generation, Seq: 1, Root: 0, RootOnly: true, Verb: "broadcast"}
-		root := said
-		root.Want = wire.WantNothing
-		send(t, c, wire.AppendRelayRequest(nil, 1, &wire.Request{Op: wire.OpCollect, ID: 2, Group: root, Value: []byte("said")}))
-		ofBranches(t, c)
-		var votes []byte
-		for n, want := range []int32{0, 0, wire.WantNothing} {
-			votes = wire.AppendVote(votes, &wire.Vote{RelayCall: wire.RelayCall{Conn: uint32(n + 2), ID: uint64(10 + n)}, Rank: n + 1, Want: want})
-		}
-		send(t, c, wire.AppendVotes(nil, &said, 3, votes))
-		calls, _, rep := ofBranches(t, c)
-		require.Equal(t, []wire.RelayCall{{Conn: 2, ID: 10}, {Conn: 3, ID: 11}}, calls, name)
-		require.Equal(t, "said", string(rep.Value), name)
-		calls, _, rep = ofBranches(t, c)
-		require.Equal(t, []wire.RelayCall{{Conn: 4, ID: 12}}, calls, name)
-		require.Empty(t, rep.Value, name)
+// votesOf returns votes of branches from the first on, which are ranks in the same order, with what they want.
+func votesOf(first uint32, wants ...int32) (votes []byte) {
+	for i, want := range wants {
+		n := first + uint32(i)
+		votes = wire.AppendVote(votes, &wire.Vote{RelayCall: wire.RelayCall{Conn: n, ID: uint64(10 + n)}, Rank: int(n) - 1, Want: want, Value: []byte{byte(n)}})
 	}
+	return votes
 }
 
 // TestBranchesCountAsConnections checks that the limits of connections count relayed connections,
@@ -189,22 +200,6 @@ func TestBranchesCountAsConnections(t *testing.T) {
 		}
 		require.EqualValues(t, 4, call.Conn)
 	}
-}
-
-// TestBranchesShareAnAnswer checks that relayed connections that wait for the same key get its value
-// in one frame.
-func TestBranchesShareAnAnswer(t *testing.T) {
-	t.Parallel()
-	m := new(store.Memory)
-	c := multiplexTo(t, serve(t, &store.Server{Engine: m}, tcp), 1, 2, 3)
-	for n := range uint32(3) {
-		send(t, c, wire.AppendRelayRequest(nil, n+1, &wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"k"}}))
-	}
-	counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == 3 })
-	require.NoError(t, store.New(m).Set(bounded(t), "k", []byte("v"), nil))
-	calls, _, rep := ofBranches(t, c)
-	require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 7}, {Conn: 2, ID: 7}, {Conn: 3, ID: 7}}, calls)
-	require.Equal(t, [][]byte{[]byte("v")}, rep.Values)
 }
 
 // TestBranchesShareOneOutbox checks that relayed connections do not raise what may wait for their

@@ -53,12 +53,6 @@ func (s *service) admits(t *testing.T, o *store.DialOptions) {
 	}, "a client is admitted")
 }
 
-// serverSecurity is the TLS and access configuration of a server.
-type serverSecurity struct {
-	TLS    *tls.Config
-	Access []store.Access
-}
-
 // TestWaysIn checks which clients are admitted, and what the others, and the log, are told.
 func TestWaysIn(t *testing.T) {
 	f, other := newTLSFiles(t), newTLSFiles(t)
@@ -298,25 +292,31 @@ func TestServeBeyondLoopback(t *testing.T) {
 	noCA.CA = ""
 	beyond, here := &net.TCPAddr{IP: net.IPv4zero, Port: 7070}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7070}
 	for name, tc := range map[string]struct {
-		serverSecurity
+		*store.Server
 		insecure bool   // allowed only with Insecure
 		bad      string // error on any address; "": none
 	}{
-		"nothing":               {serverSecurity{}, true, ""},
-		"TLS":                   {serverSecurity{TLS: serverTLS(t, noCA)}, true, ""},
-		"TLS, certificates":     {serverSecurity{TLS: serverTLS(t, f.server())}, true, ""},
-		"required certificates": {serverSecurity{TLS: serverTLS(t, f.requiring())}, false, ""},
-		"secret":                {serverSecurity{Access: []store.Access{all("s")}}, false, ""},
-		"TLS and secret":        {serverSecurity{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
-		"TLS and names":         {serverSecurity{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
-		"names without TLS":     {serverSecurity{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and the server asks for none`},
-		"names without a CA":    {serverSecurity{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "the server asks for none"},
-		"a short secret":        {serverSecurity{Access: []store.Access{{Secret: []byte("short")}}}, false, "5 bytes are too few"},
+		"nothing":               {&store.Server{}, true, ""},
+		"TLS":                   {&store.Server{TLS: serverTLS(t, noCA)}, true, ""},
+		"TLS, certificates":     {&store.Server{TLS: serverTLS(t, f.server())}, true, ""},
+		"required certificates": {&store.Server{TLS: serverTLS(t, f.requiring())}, false, ""},
+		"secret":                {&store.Server{Access: []store.Access{all("s")}}, false, ""},
+		"TLS and secret":        {&store.Server{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
+		"TLS and names":         {&store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
+		"names without TLS":     {&store.Server{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and the server asks for none`},
+		"names without a CA":    {&store.Server{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "the server asks for none"},
+		"an empty secret":       {&store.Server{Access: []store.Access{{Secret: []byte{}}}}, false, "0 bytes are too few"},
+		"a short secret":        {&store.Server{Access: []store.Access{{Secret: make([]byte, 15)}}}, false, `15 bytes are too few, it needs 16: "(umask`},
+		"no other protocol":     {&store.Server{Access: []store.Access{{Protocol: "torch"}}}, false, `this server does not speak "torch": it speaks no other protocol`},
+		"stacks for a protocol": {&store.Server{Access: []store.Access{{Protocol: "torch", Stacks: true}}}, false, "stacks for a protocol"},
+		"secret and protocol":   {&store.Server{Access: []store.Access{{Protocol: "torch", Secret: secretOf("s")}}}, false, "a protocol, and a secret"},
+		"neither":               {&store.Server{Access: []store.Access{all("s"), {Prefix: "x"}}}, false, `store: access "1": invalid request: neither a secret nor a name`},
+		"both":                  {&store.Server{Access: []store.Access{{Secret: secretOf("s"), Name: "x"}}}, false, "a secret and a name"},
 	} {
 		for _, addr := range []net.Addr{beyond, here} {
 			for _, insecure := range []bool{false, true} {
-				srv := &store.Server{TLS: tc.TLS, Access: tc.Access, Insecure: insecure}
-				err := srv.Check(addr)
+				tc.Insecure = insecure
+				err := tc.Check(addr)
 				switch {
 				case tc.bad != "":
 					require.ErrorIs(t, err, store.ErrInvalid, name)
@@ -348,6 +348,13 @@ func TestTLSThatIsNotWhatItSays(t *testing.T) {
 	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.anonymous()))
 	require.Error(t, err)
 	s.Says(t, "no certificate of the peer has been verified")
+
+	unverified := fixed(t, serverTLS(t, f.server()))
+	unverified.ClientAuth = tls.RequireAnyClientCert
+	s = serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "trainer", Write: true}}}, tcp)
+	s.TLS.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return unverified, nil }
+	_, err = store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.client()))
+	require.ErrorIs(t, err, store.ErrDenied, "a name that was not verified")
 
 	old := fixed(t, serverTLS(t, f.server()))
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12

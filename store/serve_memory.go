@@ -21,30 +21,24 @@ func (m *Memory) serve(c *conn) { c.serveWith(c.adopted) }
 
 // adopted opens the session of the connection, which is read from s.
 func (c *conn) adopted(s transport.Socket) (transport.Reader, error) {
-	if err := c.usePipe(s); err != nil {
+	if err := c.useSocket(s); err != nil {
 		return nil, err
 	}
-	c.out.Drained = func() { c.pause(s, false) }
-	r := &connReader{conn: c, sock: s}
+	c.out.Drained = func() { c.pause(false) }
 	held, err := c.openSession()
 	if err != nil {
-		return nil, c.endSession(err)
+		c.endSession(err)
+		return nil, err
 	}
-	r.pauseIf(held)
-	return r, nil
-}
-
-// connReader reads a conn.
-type connReader struct {
-	*conn
-	sock transport.Socket
+	c.pauseIf(held)
+	return c, nil
 }
 
 // Buffer implements transport.Reader.
-func (c *connReader) Buffer(buf []byte) []byte { return c.in.Buffer(buf) }
+func (c *conn) Buffer(buf []byte) []byte { return c.in.Buffer(buf) }
 
 // Received implements transport.Reader.
-func (c *connReader) Received(n int) error {
+func (c *conn) Received(n int) error {
 	c.receivedBytes(n)
 	held, err := c.processRequests()
 	c.in.Compact()
@@ -55,28 +49,31 @@ func (c *connReader) Received(n int) error {
 	return err
 }
 
-// Flush implements transport.Reader.
-func (c *connReader) Flush() { c.out.Flush() }
+// Flush implements transport.Reader and sessionConn.
+func (c *conn) Flush() { c.out.Flush() }
 
 // pauseIf stops reading until the peer has read, or the log is written. If that has happened
 // already, no callback would end the pause, and it is ended here.
-func (c *connReader) pauseIf(held bool) {
+func (c *conn) pauseIf(held bool) {
 	if held {
-		c.pause(c.sock, true)
+		c.pause(true)
 		if !c.out.Blocked(maxUnread) && !c.log.resumeLater(c.out.Drained) {
-			c.pause(c.sock, false)
+			c.pause(false)
 		}
 	}
 }
 
-// pause stops reading from s, the socket of c, or resumes it.
-func (c *conn) pause(s transport.Socket, on bool) {
+// pause stops reading, or resumes it.
+func (c *conn) pause(on bool) {
 	c.paused.Store(on)
-	s.Pause(on)
+	c.sock.Pause(on)
 }
 
 // Ended implements transport.Reader.
-func (c *connReader) Ended(err error) { c.server.ended(c.conn, c.endSession(err)) }
+func (c *conn) Ended(err error) {
+	c.endSession(err)
+	c.server.ended(c, err)
+}
 
 // openSession opens the session, or resumes it, answers the hello, and processes the requests that
 // arrived with it.
@@ -97,7 +94,7 @@ func (c *conn) openSession() (held bool, err error) {
 
 // endSession ends the session after a goodbye, or detaches it: its ranks fail if it is not resumed
 // in time.
-func (c *conn) endSession(err error) error {
+func (c *conn) endSession(err error) {
 	if session := c.session.Load(); session != 0 {
 		how := wire.OpLost
 		if errors.Is(err, errDone) {
@@ -106,10 +103,6 @@ func (c *conn) endSession(err error) error {
 		c.memory.detachRelayed(c, err)
 		c.memory.detach(session, c, how, c.reconnectTimeout())
 	}
-	if cause := c.out.Err(); cause != nil {
-		return cause
-	}
-	return err
 }
 
 // processRequests carries out the complete requests. Their replies are written by the Flush of its

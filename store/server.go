@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-pg/muster/internal/handshake"
 	"github.com/muster-pg/muster/internal/quietlog"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
@@ -115,6 +116,7 @@ type Server struct {
 	loops          []*transport.Loop
 	adopted        int // connections that were passed to a loop; used for round robin
 	budget         *transport.Budget
+	meter          *meter // that of a Memory, which shows it; that of a relay is not shown
 	stopping       bool
 	stopped        chan struct{}  // closed when stopping is set
 	wg             sync.WaitGroup // connections, and watchPeers
@@ -164,18 +166,8 @@ func (s *Server) Serve(l net.Listener) error {
 // authenticates no client. Nor is any of these if Access opens a prefix to another protocol, whose
 // peers are not authenticated.
 func (s *Server) Check(addr net.Addr) error {
-	if err := cmp.Or(checkAccess(s.Access), s.checkProtocol()); err != nil {
+	if err := s.checkAccess(); err != nil {
 		return err
-	}
-	if s.TLS == nil || s.TLS.ClientAuth < tls.VerifyClientCertIfGiven {
-		for i, a := range s.Access {
-			if a.Name != "" {
-				return &Error{
-					Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid,
-					Detail: "it is for a client certificate, and the server asks for none: set TLS with the CA that signs them",
-				}
-			}
-		}
 	}
 	if s.Engine != nil {
 		if why := s.Engine.checkServer(s); why != "" {
@@ -222,7 +214,10 @@ func (s *Server) addListener(l net.Listener) error {
 	}
 	if s.listeners == nil {
 		s.listeners, s.conns, s.perAddr = map[net.Listener]struct{}{}, map[*conn]struct{}{}, map[netip.Addr]int{}
-		s.budget = transport.NewBudget(s.Limits.withDefaults().Buffers)
+		s.budget, s.meter = transport.NewBudget(s.Limits.withDefaults().Buffers), new(meter)
+		if m, ok := s.Engine.(*Memory); ok {
+			s.meter = &m.meter
+		}
 		s.stopped, s.handshakeFreed = make(chan struct{}), make(chan struct{}, 1)
 		s.wg.Go(s.watchPeers)
 	}
@@ -256,21 +251,32 @@ func (s *Server) start(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limitHandshakes(limits)
-	switch {
+	switch why := s.exceeds(c); {
 	case s.stopping:
 		_ = nc.Close()
-	case len(s.conns)+s.relayedConns >= limits.Conns:
-		s.refuseConn(c, fmt.Sprintf("the limit is %d connections", limits.Conns))
-	case c.addr.IsValid() && s.perAddr[c.addr] >= limits.PerAddr:
-		s.refuseConn(c, fmt.Sprintf("the limit is %d connections from one address", limits.PerAddr))
+	case why != "":
+		s.refuseConn(c, why)
 	default:
 		s.conns[c] = struct{}{}
-		c.meter.connAccepted()
+		s.meter.conns.Add(1)
+		s.meter.arrived.Add(1)
 		s.perAddr[c.addr]++
 		c.acceptedAt, c.unfinished = time.Now(), s.handshakes.PushBack(c)
 		s.wg.Add(1)
 		go c.serve()
 	}
+}
+
+// exceeds returns which limit one more connection of the peer of c, or of a relay that c is of, would
+// exceed, or "". The caller holds mu.
+func (s *Server) exceeds(c *conn) string {
+	switch {
+	case len(s.conns)+s.relayedConns >= c.limits.Conns:
+		return fmt.Sprintf("the limit is %d connections", c.limits.Conns)
+	case c.addr.IsValid() && s.perAddr[c.addr] >= c.limits.PerAddr:
+		return fmt.Sprintf("the limit is %d connections from one address", c.limits.PerAddr)
+	}
+	return ""
 }
 
 // limitHandshakes makes space for another handshake: it waits a little for an unfinished one, and
@@ -302,14 +308,15 @@ const maxRefusals = 64
 // caller holds mu.
 func (s *Server) refuseConn(c *conn, why string) {
 	s.log().Warn("connection refused", "peer", c.peer, "reason", why)
-	c.meter.connRefused()
+	s.meter.refused.Add(1)
 	if s.refusing >= maxRefusals {
 		_ = c.nc.Close()
 		return
 	}
 	s.refusing++
 	s.wg.Go(func() {
-		c.refuseForLimit(why)
+		full := &handshake.RefusalError{Code: wire.CodeFull, Detail: why}
+		_, _ = handshake.Accept(c.nc, &handshake.Policy{Timeout: handshake.RefusalTimeout, TLS: s.TLS, Full: full})
 		s.mu.Lock()
 		s.refusing--
 		s.mu.Unlock()
@@ -320,19 +327,17 @@ func (s *Server) refuseConn(c *conn, why string) {
 func (s *Server) handshakeDone(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.endHandshake(c)
+}
+
+// endHandshake takes c from the unfinished handshakes, if it is one, and wakes limitHandshakes. The
+// caller holds mu.
+func (s *Server) endHandshake(c *conn) {
 	if c.unfinished != nil {
 		s.handshakes.Remove(c.unfinished)
 		c.unfinished = nil
-		s.signalFreed()
 	}
-}
-
-// signalFreed wakes limitHandshakes. The caller holds mu.
-func (s *Server) signalFreed() {
-	select {
-	case s.handshakeFreed <- struct{}{}:
-	default:
-	}
+	signal(s.handshakeFreed)
 }
 
 // remove removes c from the counts, at most once. The caller holds mu.
@@ -341,30 +346,32 @@ func (s *Server) remove(c *conn) {
 		return
 	}
 	delete(s.conns, c)
-	c.meter.connClosed()
-	if s.perAddr[c.addr]--; s.perAddr[c.addr] == 0 {
-		delete(s.perAddr, c.addr)
-	}
-	if c.unfinished != nil {
-		s.handshakes.Remove(c.unfinished)
-		c.unfinished = nil
-	}
-	s.signalFreed()
+	s.meter.conns.Add(-1)
+	s.uncount(c, 1)
+	s.endHandshake(c)
 }
 
-// ended removes a connection, and logs why it ended.
+// uncount takes n connections of the address of c from the counts. The caller holds mu.
+func (s *Server) uncount(c *conn, n int) {
+	if s.perAddr[c.addr] -= n; s.perAddr[c.addr] == 0 {
+		delete(s.perAddr, c.addr)
+	}
+}
+
+// ended removes a connection, and logs why it ended: the error of its outbox, if that has ended it.
 func (s *Server) ended(c *conn, err error) {
+	if c.out != nil {
+		err = cmp.Or(c.out.Err(), err)
+		c.out.Discard()
+	}
 	if errors.Is(err, transport.ErrSlow) {
-		c.meter.connDropped()
+		s.meter.slow.Add(1)
 	}
 	switch {
 	case errors.Is(err, errDone), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		s.log().Debug("connection ended", "peer", c.peer, "who", clip(c.hello.Key), "err", err)
 	default:
 		s.log().Warn("connection ended", "peer", c.peer, "who", clip(c.hello.Key), "err", err)
-	}
-	if c.out != nil {
-		c.out.Discard()
 	}
 	c.in.Release()
 	s.mu.Lock()
@@ -388,10 +395,8 @@ func (s *Server) loop() *transport.Loop {
 			}
 			s.loops = append(s.loops, l)
 		}
-		if m, ok := s.Engine.(*Memory); ok {
-			kind := s.loops[0].Kind()
-			m.meter.loop.Store(&kind)
-		}
+		kind := s.loops[0].Kind()
+		s.meter.loop.Store(&kind)
 	}
 	s.adopted++
 	return s.loops[s.adopted%len(s.loops)]

@@ -47,19 +47,16 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 }
 
 func TestSlowPeerThatReadsInTheEndGetsEverything(t *testing.T) {
-	for _, e := range engines[:2] {
-		t.Run(e.name, func(t *testing.T) {
-			s := serve(t, &store.Server{Limits: store.ServerLimits{InFlight: 4 << 20}}, e.wires)
-			require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
-			slow := s.greeted(t)
-			go func() { _, _ = slow.Write(gets(200, "large")) }()
-			for i := range 200 {
-				require.EqualValues(t, i+1, receive(t, slow).ID)
-			}
-			send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpPing, ID: 1000}))
-			require.EqualValues(t, 1000, receive(t, slow).ID)
-		})
-	}
+	eachWith(t, store.ServerLimits{InFlight: 4 << 20}, func(t *testing.T, s *service) {
+		require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
+		slow := s.greeted(t)
+		go func() { _, _ = slow.Write(gets(200, "large")) }()
+		for i := range 200 {
+			require.EqualValues(t, i+1, receive(t, slow).ID)
+		}
+		send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpPing, ID: 1000}))
+		require.EqualValues(t, 1000, receive(t, slow).ID)
+	})
 }
 
 // TestWaitsOfAPeerThatDoesNotRead checks that the server counts replies that become ready later,
@@ -136,30 +133,6 @@ func TestShutdownDeliversWhatIsDecidedBeforeItsGoodbye(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.NoError(t, <-down)
 	})
-}
-
-func TestServeOnIPv6(t *testing.T) {
-	l, err := net.Listen("tcp", "[::1]:0")
-	if err != nil {
-		t.Skip("SKIPPED: no IPv6 on this machine: ", err)
-	}
-	_ = l.Close()
-	s := serve(t, new(store.Server), listening("[::1]:0"))
-	c, err := store.Open(bounded(t), "muster://"+s.addr)
-	require.NoError(t, err)
-	works(t, c)
-	require.NoError(t, c.Close())
-}
-
-// listening returns tcp on another address.
-func listening(addr string) wires {
-	return func(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
-		l, err := net.Listen("tcp", addr)
-		require.NoError(t, err)
-		return l, func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
-		}
-	}
 }
 
 func TestServeEndsWithErrServerClosed(t *testing.T) {

@@ -94,55 +94,22 @@ func groupStacks(all string) string {
 	return text.String()
 }
 
-// stackQueries are the queries for the stacks of sessions that are not answered yet. The Memory's mu
-// protects them.
-type stackQueries struct {
-	n  int
-	of map[uint64][]chan []byte // by session
-}
-
-// add adds a query of a session.
-func (q *stackQueries) add(session uint64) chan []byte {
-	if q.of == nil {
-		q.of = map[uint64][]chan []byte{}
-	}
-	answer := make(chan []byte, 1)
-	q.of[session] = append(q.of[session], answer)
-	q.n++
-	return answer
-}
-
-// remove removes a query that add has returned.
-func (q *stackQueries) remove(session uint64, answer chan []byte) {
-	i := slices.Index(q.of[session], answer)
-	if i < 0 {
-		return
-	}
-	q.n--
-	if q.of[session] = slices.Delete(q.of[session], i, i+1); len(q.of[session]) == 0 {
-		delete(q.of, session)
-	}
-}
-
-// answer answers all queries of a session. An answer to none is dropped.
-func (q *stackQueries) answer(session uint64, text []byte) {
-	if len(q.of[session]) == 0 {
-		return
-	}
-	text = bytes.Clone(text[:min(len(text), maxStacks)])
-	for _, answer := range q.of[session] {
-		answer <- text
-		q.n--
-	}
-	delete(q.of, session)
-}
-
-// stackQuery is an OpStacks that is not answered yet.
+// stackQuery is an OpStacks that is under way.
 type stackQuery struct {
 	who     string
 	session uint64
 	peer    sessionConn // nil: the rank is in this process
-	answer  chan []byte
+	answer  chan []byte // gets one answer
+}
+
+// answerStacks answers all queries for the stacks of a session. An answer to none is dropped. The caller
+// holds mu.
+func (m *Memory) answerStacks(session uint64, text []byte) {
+	for _, q := range m.queries {
+		if q.session == session && len(q.answer) == 0 {
+			q.answer <- bytes.Clone(text[:min(len(text), maxStacks)])
+		}
+	}
 }
 
 // beginStacks begins an OpStacks. It returns a query, which finishStacks answers; or nil if rep is the answer.
@@ -156,16 +123,16 @@ func (m *Memory) beginStacks(req *wire.Request, rep *wire.Reply, allowed func(gr
 	if why := allowed(group); why != "" { // also of a rank that does not exist
 		return refuse(wire.CodeDenied, why)
 	}
-	q := &stackQuery{who: fmt.Sprintf("rank %d of group %q (%s)", req.Group.Rank, group, label), session: session, peer: m.conns[session]}
+	q := &stackQuery{who: fmt.Sprintf("rank %d of group %q (%s)", req.Group.Rank, group, label), session: session, peer: m.conns[session], answer: make(chan []byte, 1)}
 	switch {
 	case !ok:
 		return refuse(wire.CodeNotFound, fmt.Sprintf("generation %d has no rank %d that is present", req.Group.Generation, req.Group.Rank))
 	case session != core.Local && q.peer == nil:
 		return refuse(wire.CodeUnavailable, q.who+" is not connected at the moment")
-	case m.queries.n >= maxQueries:
-		return refuse(wire.CodeFull, fmt.Sprintf("%d processes are asked for their stacks already", m.queries.n))
+	case len(m.queries) >= maxQueries:
+		return refuse(wire.CodeFull, fmt.Sprintf("%d processes are asked for their stacks already", maxQueries))
 	}
-	q.answer = m.queries.add(session)
+	m.queries = append(m.queries, q)
 	return q
 }
 
@@ -173,7 +140,7 @@ func (m *Memory) beginStacks(req *wire.Request, rep *wire.Reply, allowed func(gr
 func (m *Memory) finishStacks(ctx context.Context, stopped <-chan struct{}, q *stackQuery, rep *wire.Reply) {
 	defer func() {
 		m.mu.Lock()
-		m.queries.remove(q.session, q.answer)
+		m.queries = slices.DeleteFunc(m.queries, func(other *stackQuery) bool { return other == q })
 		m.mu.Unlock()
 	}()
 	if q.peer == nil {
@@ -226,7 +193,7 @@ func (m *Memory) stacks(ctx context.Context, req *wire.Request, rep *wire.Reply)
 // executeStacks carries out OpStacks: an answer of the client, or a request. The caller holds mu.
 func (c *conn) executeStacks(session uint64) {
 	if c.req.ID == 0 {
-		c.memory.queries.answer(session, c.req.Value)
+		c.memory.answerStacks(session, c.req.Value)
 		return
 	}
 	if c.refuseLater() {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -22,42 +24,20 @@ import (
 // stallingFS is the file system of the OS, with syncs that can be made to stall.
 type stallingFS struct {
 	disklog.FS
-	mu      sync.Mutex // protects the fields below
-	stalled chan struct{}
-	err     error // of syncs
-}
-
-func (fs *stallingFS) wait() error {
-	fs.mu.Lock()
-	stalled, err := fs.stalled, fs.err
-	fs.mu.Unlock()
-	if stalled != nil {
-		<-stalled
-	}
-	return err
+	syncs sync.RWMutex // held while syncs stall
+	err   error        // of syncs; guarded by syncs
 }
 
 // fail makes syncs fail with err.
 func (fs *stallingFS) fail(err error) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
+	defer fs.stall()()
 	fs.err = err
 }
 
 // stall makes syncs wait until resume is called.
 func (fs *stallingFS) stall() (resume func()) {
-	stalled := make(chan struct{})
-	fs.set(stalled)
-	return sync.OnceFunc(func() {
-		fs.set(nil)
-		close(stalled)
-	})
-}
-
-func (fs *stallingFS) set(stalled chan struct{}) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	fs.stalled = stalled
+	fs.syncs.Lock()
+	return sync.OnceFunc(fs.syncs.Unlock)
 }
 
 func (fs *stallingFS) Open(name string) (disklog.File, error) { return fs.file(fs.FS.Open(name)) }
@@ -74,7 +54,10 @@ type stallingFile struct {
 }
 
 func (f *stallingFile) Sync() error {
-	if err := f.fs.wait(); err != nil {
+	f.fs.syncs.RLock()
+	err := f.fs.err
+	f.fs.syncs.RUnlock()
+	if err != nil {
 		return err
 	}
 	return f.File.Sync()
@@ -199,7 +182,7 @@ func TestSlowDiskFailsNoPeer(t *testing.T) {
 	fs, s, m := stalling(t, store.ServerLimits{LivenessTimeout: liveness})
 	clients := make([]*store.Store, writers)
 	for i := range clients {
-		clients[i] = dialWith(t, s.addr, &store.DialOptions{LivenessTimeout: liveness})
+		clients[i] = testcluster.Dial(t, s.addr, &store.DialOptions{LivenessTimeout: liveness})
 		_, err := clients[i].Join(bounded(t), wire.Contribution{Group: fmt.Sprint(i), Size: 1}, nil)
 		require.NoError(t, err)
 	}
@@ -311,29 +294,18 @@ func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-// failingFS is a file system that fails to list a directory once.
-type failingFS struct {
-	*stallingFS
-	failed sync.Once
-}
-
-func (fs *failingFS) ReadDir(dir string) (files []string, err error) {
-	fs.failed.Do(func() { err = errors.New("too many open files") })
-	if err != nil {
-		return nil, err
-	}
-	return fs.FS.ReadDir(dir)
-}
-
 // TestNoAnswerBeforeTheLogOfAStoreThatOpensLate checks a store that fails to open for the first
 // connection, and opens for the next one. Neither gets a reply before the state that it shows is on
 // the disk.
 func TestNoAnswerBeforeTheLogOfAStoreThatOpensLate(t *testing.T) {
-	fs := &failingFS{stallingFS: &stallingFS{FS: disklog.OS}}
-	m := &store.Memory{Dir: t.TempDir()}
+	fs, m := &stallingFS{FS: disklog.OS}, &store.Memory{Dir: filepath.Join(t.TempDir(), "data")}
+	require.NoError(t, os.WriteFile(m.Dir, nil, 0o600))
 	store.SetFS(m, fs)
 	s := serve(t, &store.Server{Engine: m}, tcp)
-	c := dial(t, s.addr) // it retries
+	_, err := store.Dial(bounded(t), s.addr, nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.NoError(t, os.Remove(m.Dir))
+	c := dial(t, s.addr)
 	require.NoError(t, c.Set(bounded(t), "before", nil, nil))
 	resume := fs.stall()
 	defer resume()

@@ -14,8 +14,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestStatusOfTheServer checks the counters and sizes of the store as a whole.
+// TestStatusOfTheServer checks the counters and sizes of the store as a whole, and how its sockets are read.
 func TestStatusOfTheServer(t *testing.T) {
+	loop := ""
+	if l, err := transport.NewLoop(); err == nil { // there are loops on Linux only
+		loop = l.Kind()
+		l.Close()
+	}
 	m := new(store.Memory)
 	s := serve(t, &store.Server{Engine: m}, tcp).client(t)
 	ctx := t.Context()
@@ -38,6 +43,7 @@ func TestStatusOfTheServer(t *testing.T) {
 		require.Greater(t, a.Out-b.Out, uint64(100*10_000))
 		require.Greater(t, a.Up, b.Up)
 		require.False(t, a.Durable)
+		require.Equal(t, loop, a.Loop)
 		n := int64(0)
 		for i, x := range a.Latency {
 			n += x.Count
@@ -77,7 +83,7 @@ func replying(reply func(req *wire.Request) wire.Reply) *store.Store {
 }
 
 // TestStatusOfAFalseStore checks that pages that never end, or that do not parse, are a protocol
-// error.
+// error, and need no memory without a bound.
 func TestStatusOfAFalseStore(t *testing.T) {
 	for what, rep := range map[string]wire.Reply{
 		"the same page again": {Nums: []int64{0, 0}},
@@ -93,17 +99,10 @@ func TestStatusOfAFalseStore(t *testing.T) {
 	}
 	_, err := replying(func(*wire.Request) wire.Reply { return wire.Reply{Code: wire.CodeUnsupported} }).Status(t.Context(), "")
 	require.ErrorIs(t, err, store.ErrUnsupported)
-}
-
-// TestStatusEnds checks that a faulty store cannot make a client that reads its status use memory
-// without a bound.
-func TestStatusEnds(t *testing.T) {
-	const size = 16 << 20
-	row := append([]byte{255, 0, 0, 0, 1}, make([]byte, size)...) // of an unknown kind
-	endless := replying(func(req *wire.Request) wire.Reply {      // there is always one more page
+	row := append([]byte{255, 0, 0, 0, 1}, make([]byte, 16<<20)...) // of an unknown kind
+	_, err = replying(func(req *wire.Request) wire.Reply {          // there is always one more page
 		return wire.Reply{Value: row, Nums: []int64{int64(req.Group.Generation) + 1, 0}}
-	})
-	_, err := endless.Status(t.Context(), "")
+	}).Status(t.Context(), "")
 	require.ErrorIs(t, err, store.ErrProtocol)
 	require.ErrorContains(t, err, "too large")
 }
@@ -123,19 +122,6 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestReadOnly checks that a read-only store refuses changes, and that its Close leaves the store open.
-// rights.txt has all operations.
-func TestReadOnly(t *testing.T) {
-	s := store.New(new(store.Memory))
-	defer s.Close()
-	works(t, s)
-	r := store.ReadOnly(s)
-	holds(t, r, "works", "yes")
-	require.ErrorIs(t, r.Set(t.Context(), "works", nil, nil), store.ErrDenied)
-	require.NoError(t, r.Close())
-	works(t, s)
-}
-
 // counts polls the counters of a store until wanted returns true, and returns them.
 func counts(t *testing.T, e store.Engine, wanted func(*store.ServerStatus) bool) (got *store.ServerStatus) {
 	t.Helper()
@@ -149,48 +135,18 @@ func counts(t *testing.T, e store.Engine, wanted func(*store.ServerStatus) bool)
 }
 
 func TestStatusCountsConnections(t *testing.T) {
-	for _, wires := range engines[:2] {
-		t.Run(wires.name, func(t *testing.T) {
-			m := new(store.Memory)
-			s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{Conns: 2, ReconnectTimeout: time.Millisecond}}, wires.wires)
-			require.Equal(t, &store.ServerStatus{}, firstCounts(t, m))
-			works(t, s.client(t))
-			second := s.greeted(t)
-			counts(t, m, func(n *store.ServerStatus) bool {
-				return n.Conns == 2 && n.Accepted == 2 && n.Refused == 0 && n.Sessions == 2
-			})
-			s.raw(t)
-			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Accepted == 2 && n.Refused == 1 })
-			require.NoError(t, second.Close())
-			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.LostSessions == 1 && n.Sessions == 1 })
+	eachWith(t, store.ServerLimits{Conns: 2, ReconnectTimeout: time.Millisecond}, func(t *testing.T, s *service) {
+		counts(t, s.Engine, func(n *store.ServerStatus) bool { return n.Conns == 0 && n.Accepted == 0 && n.Sessions == 0 })
+		works(t, s.client(t))
+		second := s.greeted(t)
+		counts(t, s.Engine, func(n *store.ServerStatus) bool {
+			return n.Conns == 2 && n.Accepted == 2 && n.Refused == 0 && n.Sessions == 2
 		})
-	}
-}
-
-// TestStatusShowsTheLoop checks that an operator can see, and choose, how sockets are read.
-func TestStatusShowsTheLoop(t *testing.T) {
-	loop := func() string {
-		m := new(store.Memory)
-		works(t, serve(t, &store.Server{Engine: m}, tcp).client(t))
-		return counts(t, m, func(*store.ServerStatus) bool { return true }).Loop
-	}
-	l, err := transport.NewLoop()
-	if err != nil {
-		t.Skip("SKIPPED: there are loops on Linux only: ", err)
-	}
-	defer l.Close()
-	require.Equal(t, l.Kind(), loop())
-	t.Setenv(transport.NoIOUring, "1")
-	require.Equal(t, "epoll", loop())
-}
-
-// firstCounts returns the counters before the first connection, without those that differ from run
-// to run.
-func firstCounts(t *testing.T, m *store.Memory) *store.ServerStatus {
-	s, err := store.New(m).Status(t.Context(), "")
-	require.NoError(t, err)
-	s.Server.Up, s.Server.Ops = 0, nil
-	return s.Server
+		s.raw(t)
+		counts(t, s.Engine, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Accepted == 2 && n.Refused == 1 })
+		require.NoError(t, second.Close())
+		counts(t, s.Engine, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.LostSessions == 1 && n.Sessions == 1 })
+	})
 }
 
 func TestStatusCountsWatches(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/store"
@@ -70,7 +69,7 @@ func (s *storm) call(do func(n int) error) error {
 
 // TestConnectionsBreak checks that clients whose connections break do not notice: each change is
 // applied once, and each answer, event and message arrives once. TestLinearizable does so for
-// operations on one key.
+// operations on one key, and TestKillNine, TestOtherWays and TestARelayIsFrozen for collectives.
 func TestConnectionsBreak(t *testing.T) {
 	for way, at := range map[string]func(t *testing.T) *service{
 		"loop":      func(t *testing.T) *service { return serve(t, patient(), tcp) },
@@ -83,7 +82,7 @@ func TestConnectionsBreak(t *testing.T) {
 	} {
 		for name, during := range map[string]func(*storm){
 			"order": orderBreaks,
-			"watch": watchBreaks, "messages": messagesBreak, "group": groupBreaks, "join": joinBreaks,
+			"watch": watchBreaks, "messages": messagesBreak, "join": joinBreaks,
 		} {
 			t.Run(way+"/"+name, func(t *testing.T) {
 				t.Parallel()
@@ -153,19 +152,6 @@ func messagesBreak(s *storm) {
 		require.Equal(s.t, fmt.Sprint(pos), string(m))
 	}
 	require.NoError(s.t, <-sent)
-}
-
-// groupBreaks breaks connections of a group in its adds, all-gathers and barriers.
-func groupBreaks(s *storm) {
-	g := teamOf(s.t, s.open(), s.open(), s.open())
-	g.rounds(func() {
-		for i := range breaks {
-			c := g.stores[i%len(g.stores)]
-			breakConn(c.Engine())
-			_, err := c.Get(bounded(s.t), "no such key") // it is back
-			assert.ErrorIs(s.t, err, store.ErrNotFound)
-		}
-	})
 }
 
 // joinBreaks breaks the connection of a rank that waits in a join, or that joins at that time.
