@@ -37,12 +37,12 @@ func TestStacksOfManyGoroutines(t *testing.T) {
 	one := func(id int, does string) string {
 		return fmt.Sprintf("goroutine %d [chan receive]:\n%s(%#x)\n\t/m.go:7 +%#x\ncreated by main.run in goroutine %d\n\t/m.go:9 +0x2a\n\n", id, does, 0xc000+id, id, id)
 	}
-	all := ""
+	var all strings.Builder
 	for id := range 1000 {
-		all += one(100+id, "main.pool")
+		all.WriteString(one(100+id, "main.pool"))
 	}
-	all += one(7, "main.two") + one(1, "main.main") + one(8, "main.two") + one(9, "main.alone")
-	text := store.GroupStacks(all)
+	all.WriteString(one(7, "main.two") + one(1, "main.main") + one(8, "main.two") + one(9, "main.alone"))
+	text := store.GroupStacks(all.String())
 	require.Regexp(t, `^goroutine 1 \[(?s:.*)\ngoroutine 9 \[(?s:.*)\ngoroutine 7 and 1 more \[(?s:.*)\ngoroutine 100 and 999 more \[`, text)
 	require.Equal(t, 4, strings.Count(text, "\n\n"))
 	require.NotRegexp(t, `\(0x|\+0x`, text)
