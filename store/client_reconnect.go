@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"syscall"
 	"time"
@@ -116,14 +117,15 @@ func (c *client) connError(l *clientConn, err error) *Error {
 	if reported, ok := errors.AsType[*Error](err); ok {
 		e.Detail, e.Reason = reported.Detail, reported.Reason
 	}
+	writing := l.out.Err()
 	switch {
 	case errors.Is(err, errGoodbye):
 		e.Code = wire.CodeLeft
 	case e.Reason == wire.ReasonDisk:
 	case l.replaced.Load():
 		e.Detail = "another address serves the store now"
-	case l.out.Err() != nil:
-		e.Detail = l.out.Err().Error()
+	case writing != nil && !errors.Is(writing, net.ErrClosed): // which this client has closed, for another reason
+		e.Detail = writing.Error()
 	case c.health.timedOut:
 		e.Detail = "nothing received for the liveness timeout"
 	case errors.Is(err, io.EOF):
