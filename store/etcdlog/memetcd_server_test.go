@@ -132,13 +132,20 @@ func (e *memEtcd) get(r *pb.RangeRequest, current int64) *pb.RangeResponse {
 			resp.More = true
 			continue
 		}
-		kv := *e.versionAt(k, rev)
+		kv := copyOf(e.versionAt(k, rev))
 		if r.KeysOnly {
 			kv.Value = nil
 		}
-		resp.Kvs = append(resp.Kvs, &kv)
+		resp.Kvs = append(resp.Kvs, kv)
 	}
 	return resp
+}
+
+// copyOf copies the fields: a message has others, which its methods change.
+func copyOf(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
+	return &mvccpb.KeyValue{
+		Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version,
+	}
 }
 
 // put and remove make changes at revision rev, which the caller then makes current.
