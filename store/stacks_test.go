@@ -2,12 +2,14 @@ package store_test
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -152,4 +154,29 @@ func TestStacksOfThisProcess(t *testing.T) {
 	require.Contains(t, text, "TestStacksOfThisProcess")
 	_, err = s.Stacks(bounded(t), p.gen, 5)
 	require.ErrorIs(t, err, store.ErrNotFound)
+}
+
+// TestARelayGivesNoStacks checks that a store which asks the relay itself for stacks gets none.
+func TestARelayGivesNoStacks(t *testing.T) {
+	l := testcluster.Listen(t)
+	sent := make(chan wire.Op)
+	go func() {
+		defer close(sent)
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
+		hello := receiveRequest(t, c)
+		send(t, c, wire.AppendReply(nil, wire.OpHello, hello.ID, &wire.Reply{N: 1, Rev: 1, Nums: []int64{0, 1, 2}}))
+		send(t, c, wire.AppendReply(nil, wire.OpStacks, 0, new(wire.Reply)))
+		send(t, c, wire.AppendReply(nil, wire.OpProbe, 0, new(wire.Reply)))
+		sent <- receiveRequest(t, c).Op
+	}()
+	r, err := store.NewRelay(bounded(t), "muster://"+l.Addr().String(), nil)
+	require.NoError(t, err)
+	require.Equal(t, wire.OpProbe, <-sent)
+	require.NoError(t, r.Close())
+	<-sent
 }

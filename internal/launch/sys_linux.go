@@ -44,7 +44,10 @@ func groupRuns(group int) bool {
 	}
 	return slices.ContainsFunc(pids, func(e os.DirEntry) bool {
 		pid, err := strconv.Atoi(e.Name())
-		s, found := procfs.Process(pid)
-		return err == nil && found && s.Group == group && !s.Ended()
+		if err != nil {
+			return false
+		}
+		s, ok := procfs.Process(pid)
+		return ok && s.Group == group && !s.Ended()
 	})
 }

@@ -150,7 +150,9 @@ type lateWaitGroup struct {
 
 func (c *lateWaitGroup) Go(f func()) {
 	c.mu.Lock()
-	c.n++
+	if c.n++; c.ended.L == nil {
+		c.ended.L = &c.mu
+	}
 	c.mu.Unlock()
 	go func() {
 		defer c.done()
@@ -168,7 +170,6 @@ func (c *lateWaitGroup) done() {
 func (c *lateWaitGroup) Wait() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ended.L = &c.mu
 	for c.n > 0 {
 		c.ended.Wait()
 	}
