@@ -36,6 +36,7 @@ vulnerabilities:
 soak:
 	MUSTER_SOAK=1 go test -timeout 60m ./bench ./clients/python ./cmd/muster ./collective ./dataparallel ./integration/... ./gather ./interop/vllm ./shm ./store ./interop/tcpstore
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestDamage|TestPowerLoss.*)$$' ./internal/durable
+	go test -v -timeout 60m -run '^TestLinearizable$$' ./store -linear.for 5m
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
 	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestFaults|TestSpace|TestKilledLeader|TestSuites)$$' ./store/etcdlog

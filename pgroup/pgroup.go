@@ -94,8 +94,8 @@ func (g *Group) Trace() trace.Sink { return g.cfg.sink }
 func (g *Group) Generation() uint64 { return g.generation }
 
 // Store returns the store of the group, below a prefix that only this generation has. Its Close, which
-// is not needed, ends this rank's use of it. The store deletes the keys when no rank of the generation is left. Those that begin
-// with a NUL byte are the group's own.
+// is not needed, ends this rank's use of it. The store deletes the keys when no rank of the generation is
+// left. Those that begin with a NUL byte are the group's own.
 func (g *Group) Store() *store.Store { return g.prefixed }
 
 // Channel returns a handle of the group with its own sequence of operations, without a round trip.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -241,4 +242,26 @@ func TestTraceOfAClient(t *testing.T) {
 		require.Positive(t, e.Duration())
 		require.Equal(t, want.waits, e.Waited == e.Duration())
 	}
+}
+
+// TestConnectionsLeaveNothing checks that connections which have ended leave neither goroutines nor memory in a
+// server that goes on. It runs alone: it counts what the process has.
+func TestConnectionsLeaveNothing(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	round := func() int {
+		for range 50 {
+			c, err := store.Dial(t.Context(), s.addr, nil)
+			require.NoError(t, err)
+			require.NoError(t, c.Set(t.Context(), "k", nil, nil))
+			require.NoError(t, c.Close())
+		}
+		counts(t, s.Engine, func(n *store.ServerStatus) bool { return n.Conns == 0 })
+		return runtime.NumGoroutine()
+	}
+	round()
+	goroutines, bytes := round(), heap()
+	for range 4 {
+		require.LessOrEqual(t, round(), goroutines+20)
+	}
+	require.Less(t, heap(), bytes+4<<20)
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// conn is a connection of a Server, and the transport.Reader of that of a Memory. A goroutine makes the
-// handshake; then a loop reads, on systems that have one. Requests that need not wait are answered by the goroutine that has read them;
-// other replies come from other goroutines.
+// conn is a connection of a Server; of one that serves a Memory, it is the transport.Reader, too. A
+// goroutine makes the handshake; then a loop reads, on systems that have one. Requests that need not wait
+// are answered by the goroutine that has read them; other replies come from other goroutines.
 type conn struct {
 	server  *Server
 	memory  *Memory // carries out the requests; nil for a relay

@@ -280,8 +280,11 @@ func (u *upstream) read() {
 
 // handleFrame handles a frame of the store.
 func (u *upstream) handleFrame(h wire.Header, body []byte, owned bool) error {
-	if h.Op == wire.OpRelay {
+	switch h.Op {
+	case wire.OpRelay:
 		return u.mux.Handle(h, body, owned)
+	case wire.OpStacks: // a relay is no rank, and says nothing of its process
+		return nil
 	}
 	return u.conn.handleServerFrame(h, body)
 }

@@ -143,9 +143,6 @@ func (m *Machine) WatchNodes() (n int, sound bool) {
 	return n, walk(&m.watchers.root)
 }
 
-// HistoryPlaces counts the places for changes, free and taken.
-func (m *Machine) HistoryPlaces() int { return len(m.history.list) }
-
 // Groups counts the generations that m holds.
 func (m *Machine) Groups() int { return len(m.groups) }
 

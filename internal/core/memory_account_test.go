@@ -59,16 +59,6 @@ func TestHeldBytesAreBounded(t *testing.T) {
 	require.Less(t, kept, int64(2<<10), "nothing but the machine's own session")
 }
 
-// TestHistoryReusesItsPlaces checks that a history of 4 changes never has more than 4 free places besides.
-func TestHistoryReusesItsPlaces(t *testing.T) {
-	r := newRigWith(t, core.Limits{History: 4})
-	s := r.session()
-	for range 100 {
-		r.does(s, wire.Request{Op: wire.OpSet, Key: "k"})
-		require.LessOrEqual(t, r.m.HistoryPlaces(), 9)
-	}
-}
-
 // TestMembersFitOneAnswer checks the limit of a member's data: all members of a group go to each
 // rank in one answer, so each may have its share of that answer.
 func TestMembersFitOneAnswer(t *testing.T) {

@@ -64,7 +64,7 @@ func (m *machine) run() (any, error) {
 		}
 		run := m.ops[code].run
 		if run == nil {
-			return nil, m.malformed("no opcode of pickle")
+			return nil, m.malformed("no opcode of a plain value in pickle's protocols 2 to 5")
 		}
 		if err := run(m); err != nil {
 			return nil, err

@@ -21,7 +21,7 @@
 //
 // A session is opened when it is first named. The output has what calls have returned and, at the
 // end of the block, a line for each call that still waits. The tables of verbs, with their arguments,
-// are in keys.go and groups.go. Each verb also has timeout=, and times=, which repeats it. An argument
+// are in keys.go and groups.go; an engine may have others (Session.Verbs). Each verb also has timeout=, and times=, which repeats it. An argument
 // in double quotes is a Go string without spaces, and x*60 is 60 of x.
 //
 // Three kinds of comments are for the runner: "# needs:" lists features that not all engines have, and

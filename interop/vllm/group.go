@@ -119,7 +119,7 @@ type joining struct {
 // claimRank claims this rank and counts it.
 func (c *joining) claimRank(ctx context.Context) error {
 	if _, err := c.store.Swap(ctx, note(joined, c.cfg.Rank), nil, []byte(stateJoined+uuid())); errors.Is(err, store.ErrConflict) {
-		return c.conflict("another process has joined as this rank", err)
+		return c.conflict("another process has joined as this rank, now or in an earlier run", err)
 	} else if err != nil {
 		return c.asRankError(err)
 	}
@@ -137,7 +137,7 @@ func (c *joining) claimRank(ctx context.Context) error {
 	c.counted = true
 	switch {
 	case n > int64(c.cfg.Size):
-		return c.conflict(fmt.Sprintf("this is number %d to join %d ranks", n, c.cfg.Size), nil)
+		return c.conflict(fmt.Sprintf("this is number %d to join %d ranks, with those of an earlier run", n, c.cfg.Size), nil)
 	case c.cfg.Rank == 0:
 		return c.waitForAll(ctx, n)
 	}
@@ -145,7 +145,7 @@ func (c *joining) claimRank(ctx context.Context) error {
 }
 
 func (c *call) conflict(why string, err error) error {
-	return c.rankError(&wire.Failure{Code: wire.CodeConflict, By: -1, Reason: why + ", or had in an earlier run: a group needs a store of its own, or a prefix (Config.Shared)"}, err)
+	return c.rankError(&wire.Failure{Code: wire.CodeConflict, By: -1, Reason: why + ": a group needs a store of its own, or a prefix (Config.Shared)"}, err)
 }
 
 // undo takes back what claimRank did.

@@ -3,9 +3,6 @@ package vllm_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,13 +10,21 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/pickle"
 	"github.com/muster-pg/muster/interop/vllm"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire"
 )
+
+// TestBadConfig has what a text of TestRules cannot express; join.txt has the others.
+func TestBadConfig(t *testing.T) {
+	for says, c := range map[string]vllm.Config{"Config.Rank is -1": {Rank: -1, Size: 2, Store: memory(t)}, "Config.Store is nil": {Size: 1}} {
+		_, err := vllm.Join(t.Context(), c)
+		require.ErrorIs(t, err, pgroup.ErrInvalid)
+		require.ErrorContains(t, err, says)
+	}
+}
 
 // TestCancel checks that Join and a verb whose context is cancelled end, and that the verb may be repeated.
 func TestCancel(t *testing.T) {
@@ -56,42 +61,6 @@ func TestAllReduce(t *testing.T) {
 	})
 	failure(t, errs[0], pgroup.ErrMismatch, "rank 2 has F32[2], this rank F32[1]")
 	failure(t, errs[2], pgroup.ErrMismatch, "rank 0 has F32[1], this rank F32[2]")
-}
-
-// TestWhatIsNoTensorIsPassedOver checks that any value under a tensor's key that is not a tensor is
-// an error, and that the next message follows it.
-func TestWhatIsNoTensorIsPassedOver(t *testing.T) {
-	s := memory(t)
-	gs, ctx := join(t, s, 2, vllm.Config{}), t.Context()
-	want := tensor.New(tensor.U8, 3)
-	var values [][]byte
-	add := func(v any) {
-		b, err := pickle.Append(nil, v)
-		require.NoError(t, err)
-		values = append(values, b)
-	}
-	for _, v := range []any{nil, 1, "text", []any{want}, pickle.Dict{}, want} {
-		add(v)
-	}
-	values = slices.Insert(values, 0, []byte(nil), []byte("no pickle"), []byte("cos\nsystem\n."))
-	for i, b := range values {
-		for _, key := range []string{"send_tensor/1/", "broadcast_tensor/0/"} {
-			require.NoError(t, s.Set(ctx, key+strconv.Itoa(i), b, nil))
-		}
-	}
-	for key, verb := range map[string]func() (*tensor.Tensor, error){
-		"send_tensor/1/":      func() (*tensor.Tensor, error) { return gs[1].Recv(ctx, 0) },
-		"broadcast_tensor/0/": func() (*tensor.Tensor, error) { return gs[1].Broadcast(ctx, 0, nil) },
-	} {
-		for i := range values[:len(values)-1] {
-			got, err := verb()
-			require.Nil(t, got)
-			failure(t, err, pgroup.ErrMismatch, fmt.Sprintf("rank 0 set %q to an object that is not a tensor; it is skipped: pickle: ", key+strconv.Itoa(i)))
-		}
-		got, err := verb()
-		require.NoError(t, err)
-		require.Equal(t, want, got)
-	}
 }
 
 // hooked calls before with each request, and fails with its error.

@@ -19,8 +19,8 @@ import (
 )
 
 // TestRules runs the rules of groups as text. A session is a rank, with the verbs of type rank: "2" of the
-// group that has the store, "b2" of one below the prefix "b". Others have the verbs of the store alone. The
-// file "bare" has a store like a TCPStore.
+// group that has the store, "b2" of the group "b", which is below that prefix. Others, such as "keys", only use
+// the verbs of stores. The file "bare" has a store like a TCPStore.
 func TestRules(t *testing.T) {
 	scenario.Run(t, "testdata/rules", scenario.Engine{
 		Name: "vLLM's group",
@@ -32,7 +32,7 @@ func TestRules(t *testing.T) {
 			return func(name string) scenario.Session {
 				prefix := strings.TrimRight(name, "0123456789")
 				n, _ := strconv.Atoi(name[len(prefix):])
-				r := &rank{n: n, store: store.Prefix(s, prefix), shared: prefix != ""}
+				r := &rank{n: n, store: store.Prefix(s, prefix), name: prefix}
 				t.Cleanup(r.end)
 				return scenario.Session{Engine: open{s.Engine()}, Verbs: r.verbs()}
 			}
@@ -47,10 +47,10 @@ func (open) Close() error { return nil }
 
 // rank is a rank of a group.
 type rank struct {
-	n      int
-	store  *store.Store
-	shared bool
-	group  *vllm.Group
+	n     int
+	store *store.Store
+	name  string // of its group
+	group *vllm.Group
 }
 
 func (r *rank) end() {
@@ -72,7 +72,12 @@ func (r *rank) verbs() map[string]func(ctx context.Context, args []string) strin
 		"barrier":    func(ctx context.Context, _ arguments) (any, error) { return "passed", r.group.Barrier(ctx) },
 		"close":      func(context.Context, arguments) (any, error) { return "closed", r.group.Close() },
 	} {
-		verbs[name] = func(ctx context.Context, args []string) string { return outcome(verb(ctx, args)) }
+		verbs[name] = func(ctx context.Context, args []string) string {
+			if r.group == nil && name != "join" {
+				return "it has not joined"
+			}
+			return outcome(verb(ctx, args))
+		}
 	}
 	return verbs
 }
@@ -80,7 +85,7 @@ func (r *rank) verbs() map[string]func(ctx context.Context, args []string) strin
 func (r *rank) join(ctx context.Context, args arguments) (any, error) {
 	timeout, _ := time.ParseDuration(args.at(1))
 	expiration, _ := time.ParseDuration(args.at(2))
-	g, err := vllm.Join(ctx, vllm.Config{Rank: r.n, Size: args.number(), Store: r.store, Shared: r.shared, Timeout: timeout, DataExpiration: expiration})
+	g, err := vllm.Join(ctx, vllm.Config{Rank: r.n, Size: args.number(), Store: r.store, Name: r.name, Shared: r.name != "", Timeout: timeout, DataExpiration: expiration})
 	if err == nil {
 		r.group = g
 	}
@@ -157,8 +162,8 @@ func (a arguments) number() int {
 	return n
 }
 
-// value returns a number, a function if it is "func", a tensor if it is F32[N], which is of zeros, or BOOL[N],
-// none if it is "none", and otherwise a text.
+// value returns a number, a function if it is "func", a tensor of N zeros if it is DTYPE[N], none if it is
+// "none", and otherwise a text.
 func (a arguments) value(i int) any {
 	word := a.at(i)
 	kind, n, sized := strings.Cut(strings.TrimSuffix(word, "]"), "[")
@@ -191,6 +196,9 @@ func outcome(v any, err error) string {
 	}{
 		{"ErrTimeout", pgroup.ErrTimeout},
 		{"ErrCancelled", pgroup.ErrCancelled},
+		{"ErrLost", pgroup.ErrLost},
+		{"ErrUnknown", pgroup.ErrUnknown},
+		{"ErrUnavailable", pgroup.ErrUnavailable},
 		{"ErrLeft", pgroup.ErrLeft},
 		{"ErrMismatch", pgroup.ErrMismatch},
 		{"ErrConflict", pgroup.ErrConflict},
