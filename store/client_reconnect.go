@@ -124,7 +124,7 @@ func (c *client) connError(l *clientConn, err error) *Error {
 	case e.Reason == wire.ReasonDisk:
 	case l.replaced.Load():
 		e.Detail = "another address serves the store now"
-	case writing != nil && !errors.Is(writing, net.ErrClosed): // which this client has closed, for another reason
+	case writing != nil && !errors.Is(writing, net.ErrClosed) && !errors.Is(writing, syscall.EPIPE): // these say that it has ended, and not why
 		e.Detail = writing.Error()
 	case c.health.timedOut:
 		e.Detail = "nothing received for the liveness timeout"

@@ -207,7 +207,7 @@ func TestRunEnds(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
 	var log testcluster.Log
-	o := etcdlog.Options{Root: newRoot(), OutageTimeout: time.Second, FailureTimeout: 5 * time.Second, Logger: log.Logger()}
+	o := etcdlog.Options{Root: newRoot(), OutageTimeout: 3 * time.Second, FailureTimeout: 5 * time.Second, Logger: log.Logger()} // longer than a slow disk stalls etcd
 	type replica struct {
 		end   func()
 		leads chan *store.Memory
