@@ -124,14 +124,19 @@ func (c *client) connError(l *clientConn, err error) *Error {
 	case e.Reason == wire.ReasonDisk:
 	case l.replaced.Load():
 		e.Detail = "another address serves the store now"
-	case writing != nil && !errors.Is(writing, net.ErrClosed) && !errors.Is(writing, syscall.EPIPE): // these say that it has ended, and not why
+	case writing != nil && !hadEnded(writing):
 		e.Detail = writing.Error()
 	case c.health.timedOut:
 		e.Detail = "nothing received for the liveness timeout"
-	case errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF), hadEnded(err):
 		e.Detail = "connection closed by the store"
 	}
 	return e
+}
+
+// hadEnded reports whether a read or a write failed because the connection had ended: that is not why it has.
+func hadEnded(err error) bool {
+	return errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe)
 }
 
 // malformed reports whether err is caused by a frame that no store sends: repeating the request
