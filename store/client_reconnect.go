@@ -128,8 +128,10 @@ func (c *client) connError(l *clientConn, err error) *Error {
 		e.Detail = writing.Error()
 	case c.health.timedOut:
 		e.Detail = "nothing received for the liveness timeout"
-	case errors.Is(err, io.EOF), hadEnded(err):
+	case errors.Is(err, io.EOF):
 		e.Detail = "connection closed by the store"
+	case hadEnded(err):
+		e.Detail = "connection closed"
 	}
 	return e
 }

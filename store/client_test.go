@@ -119,7 +119,7 @@ func TestAServerThatGoesEndsAllCalls(t *testing.T) {
 		code wire.Code
 		text string
 	}{
-		"Close":    {(*store.Server).Close, wire.CodeUnavailable, "connection closed by the store"},
+		"Close":    {(*store.Server).Close, wire.CodeUnavailable, "connection closed"},
 		"Shutdown": {func(s *store.Server) error { return s.Shutdown(context.Background()) }, wire.CodeLeft, "the store has shut down"},
 	} {
 		check := func(t *testing.T, s, peers *service) {
