@@ -232,7 +232,7 @@ func whatHostsSay(t *testing.T, h host) {
 	said := h.try(t, "new(port=%s)", port)
 	require.Contains(t, said, "error ")
 	require.Contains(t, said, port)
-	require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=1))"), "1/3 clients joined")
+	require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=4))"), "1/3 clients joined")
 }
 
 // pythonErrorOfAFailedRank checks that an unmodified client that waits for a key of a lost rank
