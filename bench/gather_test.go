@@ -73,7 +73,7 @@ func torchPython(t *testing.T) string {
 	python := cmp.Or(os.Getenv("MUSTER_TORCH"), "python3")
 	rep := newReport("torch")
 	if !hasTorch(t.Context(), python, rep) {
-		t.Skip(strings.Join(rep.Notes, "\n"))
+		t.Skip("SKIPPED: ", strings.Join(rep.Notes, "\n"))
 	}
 	return python
 }

@@ -18,6 +18,9 @@ import (
 // reads no clock, and no two processes begin the same generation. The directory is made if its
 // parent exists.
 func Begin(ctx context.Context, dir string) (generation uint64, err error) {
+	if dir == "" {
+		return 0, fmt.Errorf("nfsws: begin a generation: %w", errNoDir)
+	}
 	generation, err = blocking.Do(ctx, func() (uint64, error) {
 		generation, err := begin(dir)
 		if errors.Is(err, fs.ErrNotExist) { // the last rank of another job has just removed it
@@ -58,6 +61,9 @@ func begin(dir string) (generation uint64, err error) {
 // RemoveUnused removes the workspace in dir, which exists, if nothing was made, published or removed
 // in it for the time age. Files of other programs stay.
 func RemoveUnused(ctx context.Context, dir string, age time.Duration) error {
+	if dir == "" {
+		return fmt.Errorf("nfsws: remove: %w", errNoDir)
+	}
 	_, err := blocking.Do(ctx, func() (struct{}, error) { return struct{}{}, removeUnused(dir, age) })
 	if err != nil {
 		return fmt.Errorf("nfsws: remove %s: %w", dir, err)

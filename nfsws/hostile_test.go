@@ -97,6 +97,15 @@ func TestHostileDirectory(t *testing.T) {
 	}
 }
 
+// TestNoDirectory checks that the name "" is not taken for the working directory.
+func TestNoDirectory(t *testing.T) {
+	_, open := nfsws.Open(t.Context(), "", 0, nil)
+	_, begin := nfsws.Begin(t.Context(), "")
+	for _, err := range []error{open, begin, nfsws.RemoveUnused(t.Context(), "", time.Hour)} {
+		require.ErrorContains(t, err, "no directory given")
+	}
+}
+
 // TestHostilePlaces has something else where a workspace, or its generation, has its directory:
 // nothing blocks, no link is followed, and no directory is used that another user could change.
 func TestHostilePlaces(t *testing.T) {
@@ -119,8 +128,8 @@ func TestHostilePlaces(t *testing.T) {
 			}
 			require.NoError(t, err)
 			_, err = nfsws.Open(t.Context(), dir, 0, &nfsws.Options{Generation: 1})
-			require.ErrorContains(t, err, generation)
 			require.ErrorContains(t, err, tc.text)
+			require.Equal(t, 1, strings.Count(err.Error(), generation), err)
 			if strings.HasPrefix(name, "one") { // it may be that of a volume of Kubernetes; only what is in it is trusted
 				return
 			}

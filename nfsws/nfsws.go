@@ -68,7 +68,7 @@ func Open(ctx context.Context, dir string, rank int, o *Options) (*Workspace, er
 	}
 	switch {
 	case dir == "":
-		return nil, errors.New("nfsws: open: no directory given")
+		return nil, fmt.Errorf("nfsws: open: %w", errNoDir)
 	case rank < 0:
 		return nil, fmt.Errorf("nfsws: open %s: rank %d is negative", dir, rank)
 	}

@@ -90,10 +90,16 @@ const asDir = string(filepath.Separator) + "."
 // errReplaced reports that a name was given to another file while it was opened.
 var errReplaced = fmt.Errorf("it was another file a moment ago: %w", syscall.ESTALE)
 
+// errNoDir refuses the name "", which would be that of the working directory.
+var errNoDir = errors.New("no directory given")
+
+// refused is the error of a name that a workspace does not use; at takes the path off that it adds.
+func refused(path string, why error) error { return &fs.PathError{Op: "open", Path: path, Err: why} }
+
 // notDir is the error of a name that is not that of a directory. A link to one is refused, because
 // who can write beside it could have made it.
 func notDir(path string, info fs.FileInfo) error {
-	return fmt.Errorf("%s: %w but %v: remove it", path, syscall.ENOTDIR, info.Mode())
+	return refused(path, fmt.Errorf("%w but %v: remove it", syscall.ENOTDIR, info.Mode()))
 }
 
 // checkOwner returns an error for a directory of another user, who could replace what is in it.
@@ -115,7 +121,7 @@ func (v *osVolume) checkOwner(path string, info fs.FileInfo, orRoot bool) error 
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: %w: it belongs to user %d, and this process runs as user %d: name another directory", path, fs.ErrPermission, owner, os.Geteuid())
+	return refused(path, fmt.Errorf("%w: it belongs to user %d, and this process runs as user %d: name another directory", fs.ErrPermission, owner, os.Geteuid()))
 }
 
 // Mkdir fails with fs.ErrExist if there is a directory of this user that others cannot write to.
@@ -132,7 +138,7 @@ func (v *osVolume) Mkdir(name string) error {
 	case !info.IsDir():
 		return notDir(path, info)
 	case info.Mode().Perm()&0o002 != 0 && runtime.GOOS != "windows":
-		return fmt.Errorf("%s: %w: every user may write there: chmod o-w", path, fs.ErrPermission)
+		return refused(path, fmt.Errorf("%w: every user may write there: chmod o-w", fs.ErrPermission))
 	}
 	return cmp.Or(v.checkOwner(path, info, false), err)
 }

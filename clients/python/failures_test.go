@@ -70,7 +70,7 @@ func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
 // holds the lock for two minutes and more.
 func TestPythonThatComputesWithItsLock(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("needs procfs")
+		t.Skip("SKIPPED: the processor time of other processes is read from /proc")
 	}
 	for name, serve := range map[string]func(addr string) string{
 		"store": func(addr string) string { return addr },

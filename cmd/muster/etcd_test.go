@@ -12,7 +12,7 @@ func etcd(t *testing.T) (addr string) {
 	t.Helper()
 	exe, err := exec.LookPath("etcd")
 	if err != nil {
-		t.Skip("NOT TESTED with etcd: apt-get install etcd-server")
+		t.Skip("SKIPPED: there is no etcd: apt-get install etcd-server")
 	}
 	addr = testcluster.Port(t)
 	testcluster.Launch(t, nil, exe, "--data-dir", t.TempDir(), "--listen-client-urls", "http://"+addr, "--advertise-client-urls", "http://"+addr,

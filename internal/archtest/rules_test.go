@@ -13,6 +13,7 @@ var rules = map[string]func(*pkg) []string{
 	"purity":  checkPurity,
 	"testing": checkTesting,
 	"sleep":   checkSleep,
+	"skip":    checkSkip,
 }
 
 // checkImports wants a package to import only what the table lists.
@@ -95,6 +96,25 @@ func checkSleep(p *pkg) (broken []string) {
 			}
 			if f.selects(n, "time", "Sleep") {
 				broken = append(broken, p.at(n.Pos())+": time.Sleep in a test: wait for the event")
+			}
+			return true
+		})
+	}
+	return broken
+}
+
+// checkSkip wants a test that is skipped to say so, and why.
+func checkSkip(p *pkg) (broken []string) {
+	for _, f := range p.files {
+		ast.Inspect(f.tree, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) == 0 {
+				return true
+			}
+			fn, _ := call.Fun.(*ast.SelectorExpr)
+			text, _ := call.Args[0].(*ast.BasicLit)
+			if fn != nil && text != nil && strings.HasPrefix(fn.Sel.Name, "Skip") && !strings.HasPrefix(text.Value, `"SKIPPED: `) {
+				broken = append(broken, p.at(n.Pos())+`: begin with "SKIPPED: ", and say what is missing`)
 			}
 			return true
 		})

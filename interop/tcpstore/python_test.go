@@ -57,7 +57,7 @@ func cases(t *testing.T, addr string) {
 		t.Run(name, func(t *testing.T) {
 			switch {
 			case strings.HasPrefix(what, "skip "):
-				t.Skip(why)
+				t.Skip("SKIPPED: ", why)
 			case !strings.HasPrefix(what, "ok "):
 				t.Error(strings.ReplaceAll(line, `\n`, "\n"))
 			}
