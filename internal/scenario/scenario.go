@@ -95,6 +95,12 @@ type Session struct {
 	Verbs map[string]func(ctx context.Context, args []string) string
 }
 
+// Shared is an engine of several sessions, whose ends leave it open.
+type Shared struct{ store.Engine }
+
+// Close does nothing.
+func (Shared) Close() error { return nil }
+
 // Feature is something that files need, and not all engines have.
 type Feature string
 

@@ -37,16 +37,11 @@ func TestProtocol(t *testing.T) {
 			}
 			s := piped(t, new(store.Server), p)
 			return func(string) scenario.Session {
-				return scenario.Session{Engine: open{s.Server.Engine}, Verbs: (&speaker{client: s.client(t)}).verbs(t)}
+				return scenario.Session{Engine: scenario.Shared{Engine: s.Server.Engine}, Verbs: (&speaker{client: s.client(t)}).verbs(t)}
 			}
 		},
 	})
 }
-
-// open is a store that stays open.
-type open struct{ store.Engine }
-
-func (open) Close() error { return nil }
 
 // speaker is a connection that is asked for one thing after the other.
 type speaker struct {

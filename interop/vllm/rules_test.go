@@ -34,16 +34,11 @@ func TestRules(t *testing.T) {
 				n, _ := strconv.Atoi(name[len(prefix):])
 				r := &rank{n: n, store: store.Prefix(s, prefix), name: prefix}
 				t.Cleanup(r.end)
-				return scenario.Session{Engine: open{s.Engine()}, Verbs: r.verbs()}
+				return scenario.Session{Engine: scenario.Shared{Engine: s.Engine()}, Verbs: r.verbs()}
 			}
 		},
 	})
 }
-
-// open is a store that stays open.
-type open struct{ store.Engine }
-
-func (open) Close() error { return nil }
 
 // rank is a rank of a group.
 type rank struct {

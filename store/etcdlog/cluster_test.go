@@ -114,6 +114,18 @@ func (r *replicas) start(t testing.TB, i int) {
 	r.procs[i] = testcluster.Start(t, "replica", string(arg))
 }
 
+// restart starts a process that has ended, and waits until it follows.
+func (r *replicas) restart(t testing.TB, i int) {
+	t.Helper()
+	before, err := r.find.Get(bounded(t), r.options.Root)
+	require.NoError(t, err)
+	r.start(t, i)
+	testcluster.Eventually(t, testTimeout, func() bool {
+		resp, err := r.find.Get(bounded(t), r.options.Root+"standby/", clientv3.WithPrefix(), clientv3.WithMinCreateRev(before.Header.Revision+1))
+		return err == nil && len(resp.Kvs) > 0
+	}, "a replica follows")
+}
+
 // leader waits until a process other than those in but leads, and returns its index.
 func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
 	t.Helper()

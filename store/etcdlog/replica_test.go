@@ -164,7 +164,7 @@ func TestKilledLeader(t *testing.T) {
 		require.NoError(t, err)
 		took = append(took, time.Since(began))
 		require.EqualValues(t, 2*i+2, count)
-		r.start(t, leader)
+		r.restart(t, leader)
 		l.more(20)
 		<-time.After(rand.N(500 * time.Millisecond))
 	}
