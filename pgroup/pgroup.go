@@ -170,8 +170,8 @@ func (g *Group) Abort(cause error) {
 
 // Shutdown waits until all ranks have called it, and closes g: so no rank waits for a rank that has
 // left. The rank that hosts the store ends last: it waits, until ctx ends, for the other ranks to
-// disconnect. g is closed even if Shutdown fails. Shutdown of a channel is a barrier, and then
-// closes the channel.
+// disconnect. g is closed even if Shutdown fails; one that is called while another is in progress
+// returns ErrBusy. Shutdown of a channel is a barrier, and then closes the channel.
 func (g *Group) Shutdown(ctx context.Context) error {
 	if g.channel != "" {
 		return errors.Join(g.Barrier(ctx), g.Close())
