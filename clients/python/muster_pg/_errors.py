@@ -138,6 +138,26 @@ class Busy(Error):
     """
 
 
+class IDInUse(Error):
+    """Another live worker of the job has this ID."""
+
+
+class Evicted(Error):
+    """The lease of this worker has expired, or its launcher has removed it. It may join again."""
+
+
+class Excluded(Evicted):
+    """Another worker has removed this one: their view could not form with it."""
+
+
+class Finished(Error):
+    """The work of the job is done, without this worker."""
+
+
+class NotInView(Error):
+    """This worker is not in the view."""
+
+
 Kinds = Tuple[Type[Error], ...]
 
 # What each code is, and what an error says of it.
@@ -240,6 +260,42 @@ class RankError(Error):
         return rank_error, self._parts
 
 
+class MemberError(Error):
+    """An operation of a worker of an elastic job failed."""
+
+    op: str
+    job: str
+    id: str  # of the worker
+    rank: int  # in the view that next returned last; -1 before that
+    _parts: Tuple[Any, ...]
+
+    def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
+        return member_error, self._parts
+
+
+class ViewOver(Error):
+    """A view of an elastic job has ended. It is also Lost if ranks have failed, Left if ranks have
+    left, and Evicted or Closed if this worker was evicted or closed.
+    """
+
+    job: str
+    id: str  # of this worker
+    rank: int  # of this worker
+    size: int
+    generation: int
+    lost: List[int]  # ranks that have failed
+    left: List[int]  # ranks that have left
+    gone: List[Any]  # the workers of these ranks
+    joined: List[Any]  # the new workers of the view that follows
+    _parts: Tuple[Any, ...]
+
+    def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
+        return view_over, self._parts
+
+
+_BASES = (Error, StoreError, RankError, MemberError, ViewOver)
+
+
 @functools.lru_cache(maxsize=None)
 def _class(base: Type[Error], kinds: Kinds) -> Type[Error]:
     """Returns the class of the errors that are a base and of some kinds."""
@@ -290,10 +346,54 @@ def rank_error(
     return e
 
 
+def member_error(op: str, job: str, id: str, rank: int, why: str, kinds: Kinds = ()) -> MemberError:
+    """Makes the error of an operation of a worker."""
+    at = f" (rank {rank})" if rank >= 0 else ""
+    e = cast(MemberError, _class(MemberError, _distinct(kinds))(f"membership: {op} of worker {quote(id)}{at} in job {quote(job)}: {why}"))
+    e.op, e.job, e.id, e.rank, e.code = op, job, id, rank, _code_of(kinds)
+    e._parts = (op, job, id, rank, why, kinds)
+    return e
+
+
+def view_over(
+    job: str,
+    id: str,
+    rank: int,
+    size: int,
+    generation: int,
+    lost: Sequence[int],
+    left: Sequence[int],
+    gone: Sequence[Any],
+    joined: Sequence[Any],
+    why: str = "",
+    kinds: Kinds = (),
+) -> ViewOver:
+    """Makes the error of what failed because a view ended. gone has the workers of lost and left."""
+    says = [f"lost rank {rank}, worker {w}" for rank, w in zip(lost, gone)]
+    says += [f"left by rank {rank}, worker {w}" for rank, w in zip(left, gone[len(lost) :])]
+    says += [f"joined by worker {w}" for w in joined] + [why] * bool(why)
+    kinds = (*kinds, *(Lost,) * bool(lost), *(Left,) * bool(left))
+    text = f"membership: view {generation} of job {quote(job)} ended on rank {rank} of {size}, worker {quote(id)}: {', '.join(says)}"
+    e = cast(ViewOver, _class(ViewOver, _distinct(kinds))(text))
+    e.job, e.id, e.rank, e.size, e.generation, e.code = job, id, rank, size, generation, _code_of(kinds)
+    e.lost, e.left, e.gone, e.joined = list(lost), list(left), list(gone), list(joined)
+    e._parts = (job, id, rank, size, generation, e.lost, e.left, e.gone, e.joined, why, kinds)
+    return e
+
+
+def kinds_of(e: Error) -> Kinds:
+    """Returns the kinds that e is of."""
+    return _distinct(tuple(k for k in type(e).__mro__ if issubclass(k, Error) and k.__module__ == __name__ and k not in _BASES))
+
+
+def _code_of(kinds: Kinds) -> Code:
+    return next((code for code, (k, _) in _CODES.items() if any(issubclass(kind, k) for kind in kinds)), Code.INVALID)
+
+
 def make(kind: Type[Error], says: str) -> Error:
     """Makes an error that has no store error and no failure."""
     e = kind(says)
-    e.code = next((code for code, (k, _) in _CODES.items() if issubclass(kind, k)), Code.INVALID)
+    e.code = _code_of((kind,))
     return e
 
 
