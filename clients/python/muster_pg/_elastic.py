@@ -101,7 +101,7 @@ class _Keys:
     """The keys of a job."""
 
     def __init__(self, job: str) -> None:
-        self.job = f"membership/{_escape(job)}/"
+        self.job = f"membership/{escape(job)}/"
         self.roster = self.job + "roster/"
         self.view, self.lost, self.workers = self.roster + "view", self.roster + "lost/", self.roster + "worker/"
         self.checkpoints, self.groups = self.job + "checkpoint/", self.job + "group/"
@@ -110,7 +110,7 @@ class _Keys:
         return f"{self.job}finished/{run}"
 
     def checkpoint(self, id: str) -> str:
-        return f"{self.checkpoints}{_escape(id)}/"
+        return f"{self.checkpoints}{escape(id)}/"
 
 
 class _Roster:
@@ -236,12 +236,18 @@ class View:
 
     def group(self, *, timeout: Optional[float] = None) -> Group:
         """Forms the group of this view's workers, as Go's View.Config: on the same store, with the
-        same ranks.
+        same ranks. Its calls fail when the view ends.
         """
         name = f"{self.job.replace('%', '%25').replace('/', '%2F')} view {self.generation}"
         m = self._member
-        until = m._seconds(timeout)
-        return Group.join(self.rank, self.size, m._store.below(m._keys.groups), name=name, run=self.run, timeout=until)
+        store = self.bound(m._owner.below(m._keys.groups))
+        return Group.join(self.rank, self.size, store, name=name, run=self.run, timeout=m._seconds(timeout))
+
+    def bound(self, store: Store) -> Store:
+        """Returns store for calls that end with the view."""
+        bound = store._scoped()
+        self.at_end(lambda: threading.Thread(target=bound._end, args=("the view has ended",), name="muster view", daemon=True).start())
+        return bound
 
     def newcomers(self, before: Optional["View"]) -> List[int]:
         """Returns the ranks whose workers were not in the view before; without one, all."""
@@ -916,7 +922,7 @@ def _names(live: Sequence[_Registration]) -> str:
     return ", ".join(str(g.worker) for g in live[:most]) + more
 
 
-def _escape(s: str) -> str:
+def escape(s: str) -> str:
     """Escapes s as a part of a path, as Go's url.PathEscape."""
     return urllib.parse.quote(s, safe="$&+:=@")
 

@@ -46,10 +46,10 @@ class _Env:
         v = self.get(name)
         if not v:
             return default
-        seconds = _seconds(v)
-        if seconds is None:
+        found = seconds(v)
+        if found is None:
             raise self.bad(f"{name} is {quote(v)}, which is not a duration, such as 30s or 5m")
-        return seconds or default
+        return found or default
 
     def at(self, host: str, job: str) -> str:
         """Returns MASTER_ADDR, if it is set, or host; and MASTER_PORT, or one that the job's id
@@ -246,7 +246,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 
 
-def _seconds(v: str) -> Optional[float]:
+def seconds(v: str) -> Optional[float]:
     """Returns the seconds of a duration as Go writes it, "1h5m30.5s"; None if it is none."""
     v = v[1:] if v.startswith("+") else v
     if v == "0":

@@ -154,6 +154,10 @@ class Finished(Error):
     """The work of the job is done, without this worker."""
 
 
+class StateLost(Error):
+    """No worker of a job has a whole state: begin with a checkpoint."""
+
+
 class NotInView(Error):
     """This worker is not in the view."""
 

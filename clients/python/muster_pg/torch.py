@@ -33,6 +33,7 @@ from . import _arguments, _env
 from ._arrays import bytes_of, memory
 from ._errors import Error, Invalid, Mismatch, Unavailable, make, ranks
 from ._group import Group
+from ._torch_elastic import ElasticJob, JobView
 from ._verb import Verb
 from ._wire import WANT_ALL, WANT_PART, encode_parts
 

@@ -1,0 +1,638 @@
+"""Training that goes on in the same processes when workers fail, leave or join.
+
+The members of the native process group of torch are replaced in each view (_torch_native), and a
+step is decided by one all-gather of the view's group in the store, so that it counts for all
+processes or for none. docs/explanation/elastic-training.md has the protocol and its failures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from . import _arguments, _env, _torch_state
+from ._elastic import ElasticMember, View, escape
+from ._errors import Error, Evicted, Excluded, Failed, Finished, IDInUse, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote, ranks
+from ._group import Group
+from ._store import Store
+from ._torch_native import Connections, World, check, found_inf, timed_out
+
+_log = logging.getLogger("muster_pg")
+
+_NEWS = 5.0  # seconds for which the end of a view is waited for, after an operation failed that it may have ended
+_JOIN_TIMEOUT = 30.0  # seconds for which the processes of a view wait for each other to connect
+_SCRATCH = "torch/"  # below the job's keys: how the processes of a view connect
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Version:
+    """What a state is: how many steps it has, and the view in which the last of them was decided.
+
+    States with equal versions have the same bits, but those before the first view, whose run is "".
+    """
+
+    steps: int = 0
+    run: str = ""
+    generation: int = 0
+
+    def __str__(self) -> str:
+        return f"step {self.steps}"
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A step whose gradients are complete averages, and whose decision is not known here."""
+
+    version: _Version  # of the state once it is applied
+    apply: Callable[[bool], None]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a process tells the others of its view, before they take steps."""
+
+    have: _Version
+    dirty: bool
+    skipped: bool  # the last step was skipped: its gradients had infinities
+    held: Optional[_Version]
+    digest: str
+    connect: Dict[str, Any]
+
+    def encode(self) -> List[Any]:
+        h = self.held
+        return [
+            self.have.steps, self.have.run, self.have.generation, self.dirty, self.skipped,
+            [h.steps, h.run, h.generation] if h is not None else None, self.digest, self.connect,
+        ]  # fmt: skip
+
+    @classmethod
+    def decode(cls, v: Sequence[Any]) -> "_Offer":
+        steps, run, generation, dirty, skipped, held, digest, connect = v
+        return cls(_Version(steps, run, generation), dirty, skipped, _Version(*held) if held is not None else None, digest, connect)
+
+    def applies(self, new: _Version) -> bool:
+        """Reports whether the process can make the newest state of its own."""
+        return not self.dirty and self.held == new
+
+    def goes_on(self, new: _Version) -> bool:
+        return not self.dirty and self.have == new and new.run != ""
+
+
+class JobView:
+    """What a training sees of a view: its place among the processes that train together."""
+
+    def __init__(self, view: View, group: Group) -> None:
+        """Not called by users: see ElasticJob.run."""
+        self.view = view
+        self.group = group  # of all processes, for objects and barriers
+        self.rank, self.size = group.rank, group.size
+
+    @property
+    def generation(self) -> int:
+        return self.view.generation
+
+    def __repr__(self) -> str:
+        return f"<muster_pg.torch.JobView {self.generation}: rank {self.rank} of {self.size}>"
+
+
+class ElasticJob:
+    """A training whose workers may fail, leave and join while the others go on.
+
+        job = muster_pg.torch.ElasticJob.from_env()
+        model = job.ddp(net)
+        job.register(net, optimizer, scheduler)      # what a worker that joins gets from another one
+
+        def train(view):                             # called in each view, until it returns on all workers
+            for batch in batches(job.completed, view.rank, view.size):
+                loss = criterion(model(batch), ...)
+                loss.backward()
+                job.step(optimizer, scheduler=scheduler)
+                optimizer.zero_grad()
+
+        job.run(train)
+
+    The job makes torch's default process group, once; when a worker has failed, or another one has
+    joined, the members of that group are replaced in place. A step that was under way is taken
+    again, unless a worker has completed it: then all have its result. So each step counts once, and
+    after each step all workers have the same bits. torch's collectives may be used in train, and
+    raise when the view ends; so does step. Only run catches that.
+
+    It is used by one thread. It owns the threads of its member, and one that ends a view.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        id: str,
+        *,
+        min_units: int,
+        max_units: int = 0,
+        backend: str = "gloo",
+        settings: str = "",
+        settle: float = 0.0,
+        ttl: float = 10.0,
+        timeout: float = 300.0,
+        join_timeout: float = _JOIN_TIMEOUT,
+        seed: Optional[int] = 0,
+    ) -> None:
+        """id is unique in the job. min_units and max_units are the fewest and the most workers that
+        train; more are spares. settings is text that all workers must have in common. settle and
+        ttl are as in ElasticMember.join.
+
+        timeout, in seconds, bounds each wait: for enough workers, for a collective of torch, and for
+        the vote of a step. A worker for which the others have waited that long is excluded.
+        join_timeout bounds how long the workers of a view wait for each other to connect. seed: at
+        the beginning of a view, torch's random numbers are seeded from it, the number of steps and
+        the rank; None leaves them alone.
+
+        Unsupported: this torch cannot replace the members of a group in place.
+        """
+        check(backend)
+        self._store, self._job, self._id = store, job, id
+        self._least, self._most = min_units, max_units or min_units
+        self._settings = f"torch {torch.__version__}, {backend}" + (f", {settings}" if settings else "")
+        self._settle, self._ttl, self._seed = settle, ttl, seed
+        self._timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
+        self._join_timeout = _arguments.seconds(_bad, "join_timeout", join_timeout, zero=False, forever=False)
+        self._keys = store.below(f"membership/{escape(job)}/{_SCRATCH}")
+        self._backend = backend
+        self._world: Optional[World] = None
+        self._member: Optional[ElasticMember] = None
+        self._objects: Dict[str, Any] = {}
+        self._position: Any = None
+        self._models: List[Replicated] = []
+        self._view: Optional[JobView] = None
+        self._result: Any = None  # of train, in the last view in which it has returned
+        self._before: Optional[View] = None  # the last view in which all had connected
+        # The state of the protocol.
+        self._done = _Version()
+        self._dirty = False  # the state is between two versions
+        self._skipped = False
+        self._held: Optional[_Held] = None
+        self._kept: List[Tuple[torch.Tensor, torch.Tensor]] = []  # buffers, and their values at the last version
+        self._kept_position: Any = None
+        self._own = False  # run closes the store
+        self._paused = time.monotonic()  # when training stopped
+
+    @classmethod
+    def from_env(cls, *, min_units: int = 0, max_units: int = 0, **more: Any) -> "ElasticJob":
+        """Makes the job of a worker that muster run --elastic MIN:MAX, or another launcher, has
+        started with these variables:
+
+            MUSTER_STORE    URL of the store, with MUSTER_SECRET_FILE and MUSTER_TLS_* as elsewhere
+            MUSTER_JOB      name of the job, the same in all workers
+            MUSTER_WORKER   id of this worker, unique in the job
+            MUSTER_ELASTIC  MIN:MAX; min_units and max_units are used if it is not set
+            MUSTER_LEASE    ttl of the worker's lease, as 30s; may be empty
+
+        more is passed on.
+        """
+        env = os.environ
+        missing = [name for name in ("MUSTER_STORE", "MUSTER_JOB", "MUSTER_WORKER") if not env.get(name)]
+        if not env.get("MUSTER_ELASTIC") and min_units == 0:
+            missing.append("MUSTER_ELASTIC")
+        if missing:
+            raise _bad(f"{' and '.join(missing)} not set: start the program with muster run --elastic MIN:MAX, or set them", ())
+        if env.get("MUSTER_ELASTIC"):
+            low, _, high = env["MUSTER_ELASTIC"].partition(":")
+            if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
+                raise _bad(f"MUSTER_ELASTIC is {quote(env['MUSTER_ELASTIC'])}: set MIN:MAX, with 1 ≤ MIN ≤ MAX, as in 2:8", ())
+            least, most = int(low), int(high)
+            if (min_units or least, max_units or most) != (least, most):
+                raise _bad(f"MUSTER_ELASTIC is {least}:{most}, and the program has {min_units}:{max_units}: leave min_units and max_units out", ())
+            min_units, max_units = least, most
+        if env.get("MUSTER_LEASE"):
+            seconds = _env.seconds(env["MUSTER_LEASE"])
+            if not seconds:
+                raise _bad(f"MUSTER_LEASE is {quote(env['MUSTER_LEASE'])}: set a duration, as 30s", ())
+            more.setdefault("ttl", seconds)
+        tls, secret = _env.credentials(env)
+        timeout = more.get("timeout", 300.0)
+        store = Store.connect(env["MUSTER_STORE"], tls=tls, secret=secret, timeout=timeout, wait=True)
+        try:
+            job = cls(store, env["MUSTER_JOB"], env["MUSTER_WORKER"], min_units=min_units, max_units=max_units, **more)
+        except BaseException:
+            store.close()
+            raise
+        job._own = True
+        return job
+
+    @property
+    def completed(self) -> int:
+        """The number of steps that the state has. A program that has read a checkpoint sets it,
+        before run.
+        """
+        return self._done.steps
+
+    @completed.setter
+    def completed(self, steps: int) -> None:
+        if self._member is not None:
+            raise _bad("completed is set before run", ())
+        self._done = _Version(_arguments.between(_bad, "completed", steps, 0, (1 << 63) - 1))
+
+    @property
+    def view(self) -> JobView:
+        """The current view, in train."""
+        if self._view is None:
+            raise make(Invalid, "muster_pg.torch: elastic job: there is no view: call it in the function that run calls")
+        return self._view
+
+    def register(self, *objects: Any, position: Any = None) -> None:
+        """Names the state of the training: models, optimizers, schedulers, a GradScaler. Each has
+        state_dict and load_state_dict, of tensors and plain values. A worker that joins gets their
+        values from another one.
+
+        position is an object of that kind which moves on while a step is under way, as a sampler or
+        a data loader: when a step is taken again, it has the state of before. A model's buffers have
+        that too.
+        """
+        for o in (*objects, *([position] if position is not None else ())):
+            if isinstance(o, Replicated):
+                raise _bad("register the module that was given to ddp", ())
+            if not (callable(getattr(o, "state_dict", None)) and callable(getattr(o, "load_state_dict", None))):
+                raise _arguments.of_type(_bad, "an object", "one with state_dict and load_state_dict", o)
+            self._objects[f"{len(self._objects)} {type(o).__name__}"] = o
+        if position is not None:
+            self._position = position
+        self._kept = [(b, torch.empty_like(b)) for o in self._objects.values() if isinstance(o, torch.nn.Module) for b in o.buffers()]
+
+    def ddp(self, module: torch.nn.Module, **options: Any) -> "Replicated":
+        """Returns module with gradients that are averaged over all workers, by a
+        DistributedDataParallel with these options: it is made anew in each view, since what it
+        learns of a model in its first steps must be the same on all workers.
+        """
+        model = Replicated(module, options)
+        self._models.append(model)
+        return model
+
+    def run(self, train: Callable[[JobView], _T]) -> Optional[_T]:
+        """Joins the job, and calls train in each view until it has returned on all workers; then it
+        leaves, and returns what train returned. It returns None if the job has finished without
+        this worker, as a spare.
+
+        What train raises is raised, if the end of a view has not caused it: this worker leaves the
+        job as failed. A worker whose lease has expired, because it was stopped or cut off, joins
+        again; Excluded is raised. Lost: no worker has a whole state: begin with a checkpoint.
+        """
+        try:
+            self._world = self._world or World(self._backend, self._keys.below("none/"), self._timeout)
+            while True:
+                try:
+                    finished = self._in_view(self._next(), train)
+                except Finished:
+                    _log.info("elastic job %s: finished, and this worker is at %s", self._job, self._done)
+                    finished = True
+                if finished:
+                    assert self._member is not None
+                    self._member.leave()
+                    return self._result  # type: ignore[no-any-return]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the registration, if run has not, and the process group. It may be called twice."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.close()
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+        if self._own:
+            self._store.close()
+
+    def __enter__(self) -> "ElasticJob":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<muster_pg.torch.ElasticJob {quote(self._job)}: worker {quote(self._id)}, {self._done}>"
+
+    def step(self, optimizer: torch.optim.Optimizer, *, scaler: Any = None, scheduler: Any = None) -> bool:
+        """Completes a step, after backward: the workers vote, in one round trip to the store; if
+        all have come, each calls step of the optimizer, and of the scheduler. It returns False if
+        the step was skipped because gradients on a worker had infinities, with a scaler
+        (torch.amp.GradScaler), and raises if the view has ended.
+        """
+        view = self.view
+        found: List[torch.Tensor] = []
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+            found = found_inf(scaler, optimizer)
+
+        def apply(skip: bool) -> None:
+            if scaler is None:
+                optimizer.step()
+            else:
+                for v in found:
+                    v.fill_(skip)  # with it, the scaler skips the step and lowers the scale
+                scaler.step(optimizer)
+                scaler.update()
+            if scheduler is not None and not skip:
+                scheduler.step()
+
+        self._held = _Held(_Version(self._done.steps + 1, view.view.run, view.generation), apply)
+        skip = any(bool(v.item()) for v in found)
+        votes = view.group.channel("step").all_gather_bytes(b"1" if skip else b"0", timeout=self._timeout)
+        self._apply(self._held, b"1" in votes)
+        if self._world is not None:
+            self._world.forget()
+        return not self._skipped
+
+    def _apply(self, held: _Held, skip: bool) -> None:
+        self._dirty = True
+        held.apply(skip)
+        self._done, self._skipped, self._held = held.version, skip, None
+        self._keep()
+        self._dirty = False
+
+    # Views.
+
+    def _next(self) -> View:
+        """Returns the next view. It joins the job, for the first time or again."""
+        until = time.monotonic() + self._timeout
+        while True:
+            left = max(until - time.monotonic(), 0)
+            try:
+                if self._member is None:
+                    self._member = ElasticMember.join(
+                        self._store, self._job, self._id, least=self._least, most=self._most, settings=self._settings,
+                        settle=self._settle, ttl=self._ttl, timeout=left,
+                    )  # fmt: skip
+                return self._member.next(timeout=left)
+            except (Excluded, Finished):
+                raise
+            except Evicted as e:
+                _log.warning("elastic job %s: %s: it joins again", self._job, e)
+                if self._member is not None:
+                    self._member.close()
+                    self._member = None
+            except IDInUse:  # an earlier process of this worker, or its lease has not expired yet
+                if time.monotonic() + 0.1 > until:
+                    raise
+                time.sleep(0.1)
+
+    def _in_view(self, view: View, train: Callable[[JobView], _T]) -> bool:
+        """Trains in a view, and reports whether train has returned on all workers."""
+        assert self._world is not None
+        world, connections, group = self._world, Connections(), None
+        try:
+            view.at_end(connections.cut)
+            if view.finished(timeout=self._join_timeout):  # the others are about to leave
+                raise make(Finished, "")
+            group = self._form(view, world, connections)
+            self._view = JobView(view, group)
+            self._settle_state(self._view)
+            with self._models_of_view():
+                self._result = train(self._view)
+            group.channel("end").barrier(timeout=self._timeout)
+            view.finish()
+            return True
+        except Exception as e:
+            if not self._is_over(view, e):
+                raise
+            _clear(e)
+        finally:
+            self._view = None
+            self._paused = time.monotonic()
+            connections.cut()
+            if group is not None:
+                group.close()
+        world.drain()
+        _log.info("elastic job %s: at %s: %s", self._job, self._done, view.error)
+        return False
+
+    def _form(self, view: View, world: World, connections: Connections) -> Group:
+        """Connects the workers of a view, all of them or none."""
+        group = self._group = view.group(timeout=self._join_timeout)
+        try:
+            self._offers = [_Offer.decode(o) for o in group.all_gather(self._offer(world).encode(), timeout=self._join_timeout)]
+            self._agree(view)
+            current, failed = f"{view.run}.{view.generation}/", ""
+            try:
+                world.enter(connections, view.bound(self._keys.below(current)), view.generation, [o.connect for o in self._offers], self._join_timeout)
+            except Exception as e:
+                failed = str(e) or type(e).__name__
+            outcomes = group.all_gather(failed, timeout=self._join_timeout)
+            if any(outcomes):
+                self._unformed(view, outcomes)
+            self._before = view
+            if group.rank == 0:
+                self._sweep(current)
+            return group
+        except BaseException:
+            group.close()
+            raise
+
+    def _offer(self, world: World) -> _Offer:
+        held = self._held.version if self._held is not None else None
+        return _Offer(self._done, self._dirty, self._skipped, held, _torch_state.digest(self._objects), world.handle)
+
+    def _agree(self, view: View) -> None:
+        """Excludes workers with another state than rank 0, the worker that has been in the job for
+        longest.
+        """
+        odd = [rank for rank, o in enumerate(self._offers) if o.digest != self._offers[0].digest]
+        if view.rank in odd:
+            raise make(
+                Mismatch,
+                f"muster_pg.torch: elastic job {quote(self._job)}: what is registered has other names, dtypes or shapes on rank {view.rank} than on rank 0, "
+                f"worker {view.workers[0]}",
+            )
+        if odd:
+            view.exclude(*odd)
+            view.wait(self._timeout)
+            raise self._error(view)
+
+    def _unformed(self, view: View, outcomes: Sequence[str]) -> None:
+        """Ends a view whose processes have not connected: without those that are new in it, if there are others."""
+        if view.wait(_NEWS):
+            raise self._error(view)
+        said = "; ".join(f"rank {rank}, worker {view.workers[rank]}: {why}" for rank, why in enumerate(outcomes) if why)
+        new = view.newcomers(self._before)
+        if self._before is not None and len(new) < view.size and new:
+            _log.warning("elastic job %s: view %d did not connect, and goes on without %s: %s", self._job, view.generation, ranks(new), said)
+            view.exclude(*new)
+            view.wait(self._timeout)
+            raise self._error(view)
+        raise make(Failed, f"muster_pg.torch: elastic job {quote(self._job)}: the {view.size} workers of view {view.generation} do not connect: {said}")
+
+    def _error(self, view: View) -> Error:
+        return view.error or make(Timeout, f"muster_pg.torch: elastic job {quote(self._job)}: view {view.generation} has not ended")
+
+    def _sweep(self, current: str) -> None:
+        """Deletes the keys of earlier views."""
+        try:
+            old = [e.key for e in self._keys.list() if not e.key.startswith(current)]
+            if old:
+                self._keys.delete(*old)
+        except Error as e:  # they expire
+            _log.debug("elastic job %s: keys of earlier views: %s", self._job, e)
+
+    def _is_over(self, view: View, e: Exception) -> bool:
+        """Reports whether e was caused by the end of the view, and waits for that. What torch
+        raises is a RuntimeError, as are errors of the program; what the store raises is an Error.
+        """
+        if not isinstance(e, (RuntimeError, Error)) or isinstance(e, (Mismatch, Invalid, StateLost, Failed, Excluded, Finished)):
+            return False
+        return view.error is not None or view.wait(_NEWS) or self._without_hung(view, e)
+
+    def _without_hung(self, view: View, e: Exception) -> bool:
+        """Ends the view without the ranks for which the others have waited for as long as they may,
+        and reports whether there were any.
+        """
+        if timed_out(e):
+            try:
+                self._group.channel("roll call").barrier(timeout=_NEWS)  # of all that have seen the timeout
+            except Error as late:
+                e = late
+        missing = e.missing if isinstance(e, RankError) and isinstance(e, Timeout) else []
+        if not missing or view.rank in missing:
+            return view.error is not None
+        _log.warning("elastic job %s: view %d ends, and the next one is without %s: %s", self._job, view.generation, ranks(missing), e)
+        try:
+            view.exclude(*missing)
+        except Error:
+            pass  # it has ended
+        return view.wait(self._join_timeout)
+
+    # The state.
+
+    def _settle_state(self, view: JobView) -> None:
+        """Brings all processes to the newest state. All choose the same one, and the same source."""
+        offers, mine = self._offers, self._offers[view.rank]
+        clean = [(o.have.steps, o.have.generation, -rank) for rank, o in enumerate(offers) if not o.dirty]
+        if not clean:
+            raise make(
+                StateLost,
+                f"muster_pg.torch: elastic job {quote(self._job)}: all {view.size} workers of view {view.generation} were in the middle of an update: "
+                "none has a whole state: begin with a checkpoint",
+            )
+        source = -max(clean)[2]
+        new, skipped = offers[source].have, offers[source].skipped
+        receivers = [rank for rank, o in enumerate(offers) if rank != source and not o.goes_on(new) and not o.applies(new)]
+        if mine.goes_on(new):
+            self._restore()
+        elif mine.applies(new) and self._held is not None:
+            self._apply(self._held, skipped)
+        elif view.rank == source:
+            self._keep()
+        self._held = None
+        if receivers:
+            self._copy(view, source, view.rank in receivers)
+        self._done = new if new.run else _Version(new.steps, view.view.run, view.generation)
+        self._skipped, self._dirty = skipped, False
+        if self._seed is not None:
+            torch.manual_seed(_seed(self._seed, self._done.steps, view.rank))
+        _log.info(
+            "elastic job %s: view %d: rank %d of %d, at %s%s, after %.3f s",
+            self._job, view.generation, view.rank, view.size, self._done,
+            f" from rank {source}" if view.rank in receivers else "", time.monotonic() - self._paused,
+        )  # fmt: skip
+
+    def _copy(self, view: JobView, source: int, receives: bool) -> None:
+        """Copies the state of rank source to the ranks that need it. All take part in the broadcast."""
+        assert self._world is not None
+        device = self._world.device
+        state = _torch_state.State(self._objects)
+        plain = view.group.broadcast(state.plain if view.rank == source else None, root=source, timeout=self._timeout)
+        if view.rank == source or not receives and _torch_state.fits(plain, state):
+            _torch_state.send(state.tensors, source, device)
+            return
+        self._dirty = True
+        _torch_state.receive(self._objects, plain, source, device)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Notes what a step changes before it is decided."""
+        for buffer, kept in self._kept:
+            kept.copy_(buffer)
+        if self._position is not None:
+            self._kept_position = self._position.state_dict()
+
+    def _restore(self) -> None:
+        for buffer, kept in self._kept:
+            buffer.copy_(kept)
+        if self._position is not None and self._kept_position is not None:
+            self._position.load_state_dict(self._kept_position)
+
+
+    @contextmanager
+    def _models_of_view(self) -> Iterator[None]:
+        """Makes the DistributedDataParallel of each model. What an unfinished step has left goes:
+        gradients, and the hooks of the parameters, which would run beside those of the next view.
+        """
+        for o in self._objects.values():
+            if isinstance(o, torch.nn.Module):
+                o.zero_grad(set_to_none=True)
+        for m in self._models:
+            m.module.zero_grad(set_to_none=True)
+            m._current.append(DistributedDataParallel(m.module, init_sync=False, **m._options))
+        try:
+            yield
+        finally:
+            for m in self._models:
+                m._current.pop()._remove_autograd_hooks()
+
+
+class Replicated(torch.nn.Module):  # type: ignore[misc]
+    """A module whose gradients are averaged over the workers of a job: see ElasticJob.ddp. Its
+    state is that of the module.
+    """
+
+    def __init__(self, module: torch.nn.Module, options: Mapping[str, Any]) -> None:
+        """Not called by users."""
+        super().__init__()
+        self.module = module
+        self._options = dict(options)
+        self._current: List[DistributedDataParallel] = []  # in a list, so that it is no submodule
+
+    @property
+    def _ddp(self) -> DistributedDataParallel:
+        if not self._current:
+            raise make(Invalid, "muster_pg.torch: elastic job: the module of ddp is called outside of the function that run calls")
+        return self._current[0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ddp(*args, **kwargs)
+
+    def no_sync(self) -> ContextManager[None]:
+        """Is that of DistributedDataParallel: gradients accumulate without the others. Call step at
+        the end of an accumulation.
+        """
+        unsynced: ContextManager[None] = self._ddp.no_sync()
+        return unsynced
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def _clear(e: BaseException) -> None:
+    """Frees what the frames of an error hold, as an autograd graph."""
+    seen: Optional[BaseException] = e
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+
+
+def _seed(seed: int, steps: int, rank: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {steps} {rank}".encode()).digest()[:8], "little") >> 1
+
+
+def _bad(why: str, also: Kinds) -> Error:
+    return make((*also, Invalid)[0], "muster_pg.torch: elastic job: " + why)

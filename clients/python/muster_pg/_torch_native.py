@@ -1,0 +1,277 @@
+"""What elastic jobs use of torch that is private in torch 2.15, or specific to its backends: the
+process groups whose members are replaced in place (pytorch#186298, #187381, #189359).
+
+check names what a torch lacks. Nothing else of this package uses these names.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import random
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from ._errors import Conflict, Invalid, Unsupported, make
+from ._store import Store
+
+BACKENDS = "gloo", "nccl2"  # nccl2 was never run: there is no GPU where this is developed
+_DRAIN = 1.0  # seconds for which operations of a view that was cut may take to end
+_KEY_TTL = 3600.0  # seconds that the store keeps a key of a group's forming
+_NEEDED = {
+    "torch.distributed": (dist, ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")),
+    "torch.distributed.distributed_c10d": (c10d, ("_world", "_new_process_group_helper", "_get_default_group")),
+    "torch.distributed.distributed_c10d._world": (c10d._world, ("pg_group_ranks", "group_count")),
+    "torch.distributed.ProcessGroup": (dist.ProcessGroup, ("register_post_hook",)),
+    "torch.amp.GradScaler": (torch.amp.GradScaler, ("_found_inf_per_device",)),
+    "torch.nn.parallel.DistributedDataParallel": (torch.nn.parallel.DistributedDataParallel, ("_remove_autograd_hooks",)),
+}
+
+_Address = Tuple[Any, ...]  # of a socket, as the socket module has it
+
+
+def check(backend: str) -> None:
+    """Raises Unsupported if this torch cannot replace the members of a group, or names what of it
+    has changed.
+    """
+    if backend not in BACKENDS:
+        raise make(Invalid, f"muster_pg.torch: elastic job: backend is {backend!r}: there are {' and '.join(BACKENDS)}")
+    lacks = [f"{owner}.{name}" for owner, (o, names) in _NEEDED.items() for name in names if not hasattr(o, name)]
+    if lacks:
+        raise make(
+            Unsupported,
+            f"muster_pg.torch: elastic job: torch {torch.__version__} has no {', '.join(lacks)}: install torch 2.15, or let torchrun restart "
+            "all processes (torchrun --max-restarts=3 --rdzv-backend=muster)",
+        )
+
+
+class Keys(dist.Store):  # type: ignore[misc]
+    """The keys through which the processes of a view connect, below a prefix that is the view's."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store  # replaced in each view
+        self._timeout = timedelta(seconds=300)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def set(self, key: str, value: Any) -> None:
+        self.store.set(key, value.encode() if isinstance(value, str) else value, ttl=_KEY_TTL)
+
+    def get(self, key: str) -> bytes:
+        return self.store.wait(key, timeout=self._timeout.total_seconds())[0]
+
+    def multi_get(self, keys: List[str]) -> List[bytes]:
+        return self.store.wait(*keys, timeout=self._timeout.total_seconds())
+
+    def wait(self, keys: List[str], timeout: Optional[timedelta] = None) -> None:
+        self.store.wait(*keys, timeout=(timeout or self._timeout).total_seconds())
+
+    def check(self, keys: List[str]) -> bool:
+        return all(self.store.exists(key) for key in keys)
+
+    def add(self, key: str, value: int) -> int:
+        return self.store.add(key, value)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        expected, desired = (v.encode() if isinstance(v, str) else bytes(v) for v in (expected, desired))
+        try:
+            self.store.swap(key, expected or None, desired, ttl=_KEY_TTL)
+        except Conflict as e:
+            return expected if e.value is None else e.value
+        return bytes(desired)
+
+    def delete_key(self, key: str) -> bool:
+        return self.store.delete(key) > 0
+
+
+class Connections:
+    """The connections of a gloo group in one view. cut ends the operations that wait for them.
+
+    A blocked operation of gloo ends when its connection does, and by nothing else that another
+    thread can do: abort, and a reconfiguration, wait for its timeout. The connections are those of
+    this process to or from an address on which a process of the view listens for the group. They
+    are held as duplicates, because the number of a descriptor that gloo has closed may soon be
+    another file's. The socket that listens is never shut down: gloo aborts the process then.
+
+    Only the reading end is shut down, and the duplicates stay open until the next view has formed:
+    otherwise the other process gets a reset, and if it writes before gloo has seen that, gloo (of
+    torch 2.15) forgets the operation, which then waits for its timeout.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects the fields below
+        self._held: List[socket.socket] = []
+        self._over = False
+
+    def hold(self, listeners: Sequence[Sequence[Any]]) -> None:
+        """Finds the connections of a group that has just connected, given the listeners of all. They
+        are cut at once if cut was called before.
+        """
+        known = {tuple(a)[:2] for a in listeners}
+        with self._lock:
+            for s in _open_sockets():
+                local, peer = _names(s)
+                if peer is not None and (local[:2] in known or peer[:2] in known):
+                    self._held.append(s)
+                else:
+                    s.close()
+            over = self._over
+        if over:
+            self.cut()
+
+    def cut(self) -> None:
+        """Ends the operations that wait for the connections. Any thread may call it."""
+        with self._lock:
+            self._over = True
+            for s in self._held:
+                with suppress(OSError):
+                    s.shutdown(socket.SHUT_RD)
+
+    def release(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            held, self._held = self._held, []
+        for s in held:
+            s.close()
+
+
+def listening() -> Set[_Address]:
+    """Returns the TCP addresses on which this process listens."""
+    found = set()
+    for s in _open_sockets():
+        local, peer = _names(s)
+        if peer is None and local and s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            found.add(tuple(local))
+        s.close()
+    return found
+
+
+def _open_sockets() -> List[socket.socket]:
+    """Returns duplicates of the TCP sockets of this process."""
+    found = []
+    for name in os.listdir("/dev/fd"):
+        try:
+            fd = os.dup(int(name))
+        except (OSError, ValueError):
+            continue
+        try:
+            s = socket.socket(fileno=fd)
+        except OSError:  # it is none
+            os.close(fd)
+            continue
+        if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
+            found.append(s)
+        else:
+            s.close()
+    return found
+
+
+def _names(s: socket.socket) -> Tuple[Any, Any]:
+    """Returns the addresses of both ends; None for a peer that is not there."""
+    try:
+        local = s.getsockname()
+    except OSError:
+        return None, None
+    try:
+        return local, s.getpeername()
+    except OSError:
+        return local, None
+
+
+def timed_out(e: BaseException) -> bool:
+    """Reports whether a collective of torch failed because a rank did not come in time."""
+    return isinstance(e, RuntimeError) and ("Timed out waiting" in str(e) or "timeout" in type(e).__name__.lower())
+
+
+def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
+    """Returns what a torch.amp.GradScaler has found in the gradients: 1 if there are infinities."""
+    return list(scaler._found_inf_per_device(optimizer).values())
+
+
+class World:
+    """The default process group of an elastic job: made once, and with other members in each view."""
+
+    def __init__(self, backend: str, store: Store, timeout: float) -> None:
+        check(backend)
+        if dist.is_initialized():
+            raise make(Invalid, "muster_pg.torch: elastic job: torch.distributed is initialized: the job makes the default process group itself")
+        self._timeout = timedelta(seconds=timeout if timeout < math.inf else 10**9)
+        self._keys = Keys(store)
+        before = listening()
+        # What tells the processes apart until they have connected is this rank; torch assigns those of the view afterwards.
+        dist.init_process_group(
+            backend, store=self._keys, rank=random.SystemRandom().randrange(1 << 31), world_size=1, timeout=self._timeout, enable_reconfigure=True
+        )
+        self._group = c10d._get_default_group()
+        self._last = Connections()  # of the newest view that has formed
+        self._works: Deque[Any] = collections.deque()  # operations that may be under way, in their order
+        self._group.register_post_hook(0, lambda op: self._works.append(op.work))
+        self._listeners = [list(a) for a in sorted(listening() - before, key=repr)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors have to be for the group."""
+        return torch.device("cpu") if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def handle(self) -> Dict[str, Any]:
+        """What the other processes need to connect to this one."""
+        return {"handle": dist._get_reconfigure_handle(), "listeners": self._listeners}
+
+    def enter(self, connections: Connections, store: Store, generation: int, handles: Sequence[Dict[str, Any]], timeout: float) -> None:
+        """Replaces the members of the group by the processes with these handles, in this order.
+
+        store is below a prefix that is this generation's alone. The operations of the view before
+        have ended: see drain.
+        """
+        self._keys.store = store
+        dist._reconfigure(generation, [h["handle"] for h in handles], timeout=timedelta(seconds=timeout)).wait()
+        self._last.release()
+        self._last = connections
+        connections.hold([a for h in handles for a in h["listeners"]])
+        size = len(handles)
+        c10d._world.pg_group_ranks[self._group] = {rank: rank for rank in range(size)}
+        c10d._world.group_count = generation << 16  # the names of further groups: the same on all processes, and new in each view
+        if dist.get_world_size() != size:
+            raise RuntimeError(f"torch has a group of {dist.get_world_size()} after its reconfiguration to {size}")
+
+    def drain(self) -> None:
+        """Waits until no operation of a view that was cut is under way: one that ended later might
+        write into tensors of the next view.
+
+        One that is left after a while is a send that gloo has forgotten, and writes nothing.
+        """
+        if dist.get_backend() != "gloo":
+            self._group.abort()
+        until = time.monotonic() + _DRAIN
+        while self._works and time.monotonic() < until:
+            if self._works[0].is_completed():
+                self._works.popleft()
+            else:
+                time.sleep(0.001)
+        self._works.clear()
+
+    def forget(self) -> None:
+        """Lets go of the operations that have ended, and of their tensors."""
+        while self._works and self._works[0].is_completed():
+            self._works.popleft()
+
+    def close(self) -> None:
+        self._last.release()
+        if dist.is_initialized():
+            dist.destroy_process_group()
