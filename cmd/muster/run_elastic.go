@@ -179,7 +179,7 @@ func (w *elasticWorkers) spec(worker agent.Worker) launch.Spec {
 		prefix = ""
 	}
 	return launch.Spec{
-		N: 1, Path: w.path, Args: w.args, Grace: w.killAfter(), Output: serial{&w.mu, os.Stdout}, ErrOutput: serial{&w.mu, os.Stderr},
+		N: 1, Path: w.path, Args: w.args, Grace: w.killAfter(), Failed: worker.Failed, Output: serial{&w.mu, os.Stdout}, ErrOutput: serial{&w.mu, os.Stderr},
 		Log:    w.logs.worker(name),
 		Env:    func(int) []string { return append(w.environ(worker), w.env...) },
 		Prefix: func(int) string { return prefix },

@@ -42,6 +42,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -99,6 +100,10 @@ type Spec struct {
 	// MayFail reports whether a rank's failure is expected: it does not end the others, and Wait
 	// does not report it. Nil is never.
 	MayFail func(rank int) bool
+
+	// Failed is called once, as soon as a rank has failed: what it left behind and the other ranks may
+	// still run. They are ended meanwhile, and Wait waits for its return. Nil does nothing.
+	Failed func()
 }
 
 func (s Spec) withDefaults() Spec {
@@ -115,6 +120,9 @@ func (s Spec) withDefaults() Spec {
 	if s.MayFail == nil {
 		s.MayFail = func(int) bool { return false }
 	}
+	if s.Failed == nil {
+		s.Failed = func() {}
+	}
 	return s
 }
 
@@ -125,6 +133,7 @@ type Job struct {
 	procs      []*Process // by rank
 	out        *output
 	parentPipe parentPipe
+	failed     sync.Once // calls spec.Failed
 
 	ended chan *ExitError // each rank sends its failure, if it has one, and then nil when it is gone: all fit
 

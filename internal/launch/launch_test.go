@@ -124,12 +124,16 @@ func TestChildrenOfRanksGoToo(t *testing.T) {
 func TestFailureDoesNotWaitForLeftovers(t *testing.T) {
 	s := spec(2, "family:stubborn")
 	s.Grace = time.Hour
+	called := make(chan struct{}, s.N)
+	s.Failed = func() { called <- struct{}{} }
 	job := start(t, s)
 	children := job.await(t, "ready", 2)
 	_ = syscall.Kill(job.Process(0).Pid(), syscall.SIGKILL) // only the rank itself
 	testcluster.Eventually(t, soon, func() bool { return !testcluster.Alive(job.Process(1).Pid()) }, "rank 1 is ended")
+	<-called
 	job.Signal(syscall.SIGKILL) // reaches the children, though both ranks have ended
 	assert.EqualError(t, job.ends(t), "rank 0: killed by signal 9")
+	assert.Empty(t, called, "the failure of rank 1 follows")
 	allGone(t, children)
 }
 

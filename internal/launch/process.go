@@ -100,6 +100,7 @@ func (p *Process) watch(j *Job) {
 	p.err = exitError(p.rank, p.cmd.ProcessState, waitErr)
 	if p.err != nil && !j.spec.MayFail(p.rank) {
 		j.ended <- p.err
+		j.failed.Do(j.spec.Failed)
 	}
 	p.endGroup(j.spec.Grace)
 	if err := p.streams.finish(); err != nil {

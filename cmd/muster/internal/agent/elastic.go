@@ -42,6 +42,9 @@ type Worker struct {
 	ID    string // unique among all workers of the job
 	Slot  int    // place on this node: a worker that starts again has the same
 	Start int    // 1, and one more each time that it starts again
+	// Failed has the other workers learn at once that this one has failed. Elastic.Start calls it if
+	// processes of the worker have yet to end; its own return does the same.
+	Failed func()
 }
 
 // workerError is implemented by errors of Elastic.Start that know the reason without the rank, and the
@@ -217,7 +220,13 @@ func (e *elastic) worker(slot int) Worker {
 	if n := e.starts[slot]; n > 1 {
 		id += fmt.Sprintf(".%d", n)
 	}
-	return Worker{ID: id, Slot: slot, Start: e.starts[slot]}
+	return Worker{ID: id, Slot: slot, Start: e.starts[slot], Failed: func() {
+		if !e.ending() {
+			ctx, cancel := context.WithTimeout(e.workers, leaveTimeout)
+			defer cancel()
+			e.remove(ctx, id)
+		}
+	}}
 }
 
 // note keeps the first error of a worker that ended because this node leaves.
@@ -240,7 +249,7 @@ func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
 	if known, ok := errors.AsType[workerError](err); ok {
 		f.Reason, f.Code = known.Reason(), known.ExitCode()
 	}
-	finished := err != nil && e.removed(w)
+	finished := err != nil && e.removed(w.ID)
 	_, lost = e.shared.update(e.workers, func(st *state) {
 		again = false
 		st.Finished = st.Finished || finished
@@ -255,15 +264,20 @@ func (e *elastic) counted(w Worker, err error) (again bool, lost error) {
 
 // removed removes a worker that has failed from the job of the workers, and reports whether the work of that
 // is finished. If their store does not answer, the lease of the worker ends by itself, and it starts again.
-func (e *elastic) removed(w Worker) (finished bool) {
-	if e.Elastic.Store == nil {
-		return false
-	}
+func (e *elastic) removed(id string) (finished bool) {
 	ctx, cancel := context.WithTimeout(e.workers, leaveTimeout)
 	defer cancel()
-	_ = membership.Remove(ctx, e.Elastic.Store, e.Elastic.Job, w.ID)
+	e.remove(ctx, id)
 	now, err := e.finishedRuns(ctx)
 	return err == nil && slices.ContainsFunc(now, func(run string) bool { return !slices.Contains(e.done, run) })
+}
+
+// remove removes a worker from the job of the workers. Worker.Failed has done so if the worker had joined
+// then: a part of it that had yet to end may have joined since.
+func (e *elastic) remove(ctx context.Context, id string) {
+	if e.Elastic.Store != nil {
+		_ = membership.Remove(ctx, e.Elastic.Store, e.Elastic.Job, id)
+	}
 }
 
 func (e *elastic) finishedRuns(ctx context.Context) ([]string, error) {
