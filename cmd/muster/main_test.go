@@ -28,6 +28,7 @@ const (
 	roleMuster = "muster"
 	roleHolder = "holder" // holds a connection until it is killed
 	roleWorker = "worker" // of an elastic job
+	roleUnit   = "unit"   // a process of a unit of one
 	roleLoser  = "loser"  // a rank of a group whose rank 2 fails
 )
 
@@ -42,6 +43,8 @@ func TestMain(m *testing.M) {
 		os.Exit(asHolder())
 	case roleLoser:
 		os.Exit(asLoser(os.Args[1]))
+	case roleUnit:
+		os.Exit(asUnit())
 	case roleWorker:
 		os.Exit(asWorker())
 	}

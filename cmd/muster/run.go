@@ -59,7 +59,8 @@ A node above the most of --nnodes MIN:MAX is a spare, which takes the place of o
 With --elastic, the processes are workers, which find each other by package membership. One that
 fails starts again alone, as another worker, at most --max-restarts times in the whole job; the
 others go on. The job fails when fewer than MIN workers are left, on all nodes with the code of the
-first worker that failed, and succeeds when all workers that are left have.`,
+first worker that failed, and succeeds when all workers that are left have. With --unit-size, a
+worker is a unit of several processes: it fails with the first of them, and starts again as a whole.`,
 		Example: `  muster run -n 4 -- ./train --epochs 3
   muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
   muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself
@@ -72,7 +73,7 @@ first worker that failed, and succeeds when all workers that are left have.`,
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
 	f.SetInterspersed(false) // flags after the program belong to the program
-	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start on this node; required without --elastic")
+	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks`, or with --elastic of workers, to start on this node; required without --elastic")
 	f.BoolVar(&o.noPrefix, "no-prefix", false, "do not prefix lines of output; keep standard error separate")
 	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
 	f.DurationVar(&o.grace, "grace", 3*time.Second, "time between the failure of a rank and SIGTERM to the others")
@@ -114,7 +115,7 @@ func (o *running) check(cmd *cobra.Command, program string) error {
 	switch {
 	case o.n < 1:
 		return usagef(cmd, "-n %d: there must be at least 1 rank", o.n)
-	case o.n > maxProcesses:
+	case o.n > maxProcesses/o.unit:
 		return usagef(cmd, "more than %d processes on one node: use several nodes, with --nnodes", maxProcesses)
 	case o.masterPort < 0 || o.masterPort > 65535:
 		return usagef(cmd, "--master-port %d is not a number from 0 to 65535", o.masterPort)
@@ -158,7 +159,7 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer meeting.Close()
-	board := startBoard(job{Job: o.jobName(path), Node: o.name(), PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now(), Ranks: o.n}, o.public(), func(err error) {
+	board := startBoard(job{Job: o.jobName(path), Node: o.name(), PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now(), Ranks: o.n * o.unit}, o.public(), func(err error) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "muster: %s has not been reached for %v: %s: the ranks may wait for it\n", redacted(o.store), boardWarn, reason(err))
 	})
 	defer board.close()

@@ -28,8 +28,11 @@ const localReconnect = 100 * time.Millisecond
 // checkElastic validates the flags of an elastic job.
 func (o *running) checkElastic(cmd *cobra.Command) error {
 	if o.elastic == "" {
-		if o.spares != 0 {
+		switch {
+		case o.spares != 0:
 			return usagef(cmd, "--spares needs --elastic MIN:MAX; a node above the most of --nnodes is a spare node")
+		case o.unit != 1:
+			return usagef(cmd, "--unit-size needs --elastic MIN:MAX: a rank is one process")
 		}
 		return nil
 	}
@@ -37,6 +40,8 @@ func (o *running) checkElastic(cmd *cobra.Command) error {
 	switch {
 	case !ok:
 		return usagef(cmd, "--elastic %q is neither a number of workers nor MIN:MAX, such as 2:8", o.elastic)
+	case o.unit < 1:
+		return usagef(cmd, "--unit-size %d: a worker has at least 1 process", o.unit)
 	case o.masterPort != 0:
 		return usagef(cmd, "the workers of --elastic meet in a store: --master-port is not for them")
 	case o.own >= 0:
@@ -49,7 +54,7 @@ func (o *running) checkElastic(cmd *cobra.Command) error {
 	return nil
 }
 
-// countWorkers sets the number of processes on this node.
+// countWorkers sets the number of workers on this node.
 func (o *running) countWorkers(cmd *cobra.Command) error {
 	if !cmd.Flags().Changed("ranks") {
 		o.n = o.greatest
@@ -59,7 +64,7 @@ func (o *running) countWorkers(cmd *cobra.Command) error {
 	}
 	o.n += min(o.spares, maxProcesses) // the sum does not overflow, and is an error if spares is larger
 	if o.most == 1 && o.n < o.least {
-		return usagef(cmd, "%d processes cannot be %d workers: set -n or --elastic", o.n, o.least)
+		return usagef(cmd, "%d workers on the only node are fewer than the %d of --elastic: set -n or --elastic", o.n, o.least)
 	}
 	return nil
 }
@@ -110,7 +115,7 @@ func (o *running) alone(ctx context.Context, s *store.Store, a *agent.Agent) (*m
 	}
 }
 
-// elasticWorkers starts the workers of this node, each as a separate job.
+// elasticWorkers starts the workers of this node, each as a separate job, whose processes are a unit.
 type elasticWorkers struct {
 	*launches
 
@@ -120,7 +125,7 @@ type elasticWorkers struct {
 
 // run runs the job.
 func (w *elasticWorkers) run(ctx context.Context, a *agent.Agent) error {
-	a.Elastic = &agent.Elastic{Min: w.least, Max: w.greatest, Start: w.start, Store: w.workersStore(ctx), Job: w.jobName(w.path)}
+	a.Elastic = &agent.Elastic{Min: w.least, Max: w.greatest, UnitSize: w.unit, Start: w.start, Store: w.workersStore(ctx), Job: w.jobName(w.path)}
 	if a.Elastic.Store != nil {
 		defer a.Elastic.Store.Close()
 	}
@@ -134,10 +139,11 @@ func (w *elasticWorkers) run(ctx context.Context, a *agent.Agent) error {
 	return w.ended(a.Run(ctx))
 }
 
-// workerError is the failure of a worker.
+// workerError is the failure of a worker: that of the first of its processes that failed.
 type workerError struct {
 	*launch.ExitError
-	id string
+	id   string
+	unit int // processes of the worker
 }
 
 // Error implements error.
@@ -148,6 +154,9 @@ func (e workerError) Reason() string {
 	_, text, _ := strings.Cut(e.ExitError.Error(), ": ")
 	if e.Signal != 0 {
 		text += fmt.Sprintf(" (%v)", e.Signal)
+	}
+	if e.unit > 1 {
+		text = fmt.Sprintf("process %d of its unit: %s", e.Rank, text)
 	}
 	return text
 }
@@ -164,31 +173,42 @@ func (w *elasticWorkers) start(ctx context.Context, worker agent.Worker) error {
 	if w.tails == nil {
 		w.tails = map[string][]string{}
 	}
-	w.tails["worker "+worker.ID] = job.Process(0).Tail()
-	return workerError{e, worker.ID}
+	w.tails["worker "+worker.ID] = job.Process(e.Rank).Tail()
+	return workerError{e, worker.ID, w.unit}
 }
 
 func (w *elasticWorkers) spec(worker agent.Worker) launch.Spec {
 	k := inkOf(os.Stdout) && inkOf(os.Stderr)
+	width := len(w.processName(agent.Worker{Slot: w.n - 1}, w.unit-1))
+	return launch.Spec{
+		N: w.unit, Path: w.path, Args: w.args, Grace: w.killAfter(), Failed: worker.Failed, Output: serial{&w.mu, os.Stdout}, ErrOutput: serial{&w.mu, os.Stderr},
+		Log: w.logs.worker(func(rank int) string { return w.processName(worker, rank) }),
+		Env: func(rank int) []string { return append(w.environ(worker, rank), w.env...) },
+		Prefix: func(rank int) string {
+			if w.noPrefix {
+				return ""
+			}
+			return k.rank(worker.Slot, fmt.Sprintf("[%*s]", width, w.processName(worker, rank))) + " "
+		},
+	}
+}
+
+// processName returns the name of a process in prefixes and logs: 3 is the worker of slot 3, 3.2 its
+// second start, and 3.2-1 process 1 of its unit, if units have several.
+func (w *elasticWorkers) processName(worker agent.Worker, rank int) string {
 	name := strconv.Itoa(worker.Slot)
 	if worker.Start > 1 {
 		name += "." + strconv.Itoa(worker.Start)
 	}
-	prefix := k.rank(worker.Slot, fmt.Sprintf("[%*s]", len(strconv.Itoa(w.n-1)), name)) + " "
-	if w.noPrefix {
-		prefix = ""
+	if w.unit > 1 {
+		name += "-" + strconv.Itoa(rank)
 	}
-	return launch.Spec{
-		N: 1, Path: w.path, Args: w.args, Grace: w.killAfter(), Failed: worker.Failed, Output: serial{&w.mu, os.Stdout}, ErrOutput: serial{&w.mu, os.Stderr},
-		Log:    w.logs.worker(name),
-		Env:    func(int) []string { return append(w.environ(worker), w.env...) },
-		Prefix: func(int) string { return prefix },
-	}
+	return name
 }
 
-// environ returns the environment of a worker. Variables that an outer launcher has set for ranks
-// are emptied: they are not for the worker.
-func (w *elasticWorkers) environ(worker agent.Worker) []string {
+// environ returns the environment of a process of a worker, which has the number rank in its unit.
+// Variables that an outer launcher has set for ranks are emptied: they are not for the worker.
+func (w *elasticWorkers) environ(worker agent.Worker, rank int) []string {
 	env := w.worker()
 	for _, name := range []string{"RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} {
 		if os.Getenv(name) != "" {
@@ -196,7 +216,8 @@ func (w *elasticWorkers) environ(worker agent.Worker) []string {
 		}
 	}
 	return append(env, "MUSTER_JOB="+w.jobName(w.path), "MUSTER_WORKER="+worker.ID, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest), "MUSTER_LEASE="+w.lease.String(),
-		"LOCAL_RANK="+strconv.Itoa(worker.Slot), "LOCAL_WORLD_SIZE="+strconv.Itoa(w.n))
+		"MUSTER_UNIT_RANK="+strconv.Itoa(rank), "MUSTER_UNIT_SIZE="+strconv.Itoa(w.unit),
+		"LOCAL_RANK="+strconv.Itoa(worker.Slot*w.unit+rank), "LOCAL_WORLD_SIZE="+strconv.Itoa(w.n*w.unit))
 }
 
 // serial is a writer that several jobs share.
@@ -212,12 +233,12 @@ func (s serial) Write(p []byte) (int, error) {
 	return s.w.Write(p)
 }
 
-// worker returns the function that opens the log of a worker; nil if there are none.
-func (l *logFiles) worker(name string) func(int) (io.WriteCloser, error) {
+// worker returns the function that opens the logs of the processes of a worker; nil if there are none.
+func (l *logFiles) worker(name func(rank int) string) func(rank int) (io.WriteCloser, error) {
 	if l.dir == "" {
 		return nil
 	}
-	return func(int) (io.WriteCloser, error) { return createLog(l.dir, "worker-"+name+".log") }
+	return func(rank int) (io.WriteCloser, error) { return createLog(l.dir, "worker-"+name(rank)+".log") }
 }
 
 // ended converts the result of the job into the error of this process.

@@ -1,40 +1,76 @@
 package main_test
 
 import (
+	"fmt"
+	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
-// TestRunElasticRemovesWorkers checks that the others need not wait until the session of a worker that was
-// killed ends in a store that runs elsewhere.
-func TestRunElasticRemovesWorkers(t *testing.T) {
+// asUnit is a process of a unit: process 0 takes part in views until its registration is removed. None ends
+// unless it is killed.
+func asUnit() int {
+	signal.Ignore(syscall.SIGTERM)
+	rank := os.Getenv("MUSTER_UNIT_RANK")
+	fmt.Println("unit", os.Getenv("MUSTER_WORKER")+"/"+rank, os.Getpid())
+	if rank == "0" {
+		_ = os.Unsetenv("MUSTER_UNIT_SIZE") // this process alone is a worker of package dataparallel
+		_ = asWorker()
+	}
+	<-time.After(time.Hour)
+	return 1
+}
+
+// TestRunElasticRemovesUnits kills a process of a unit whose other process, which has joined the job, does not
+// end: the other unit waits neither for that, nor until a session ends in a store that runs elsewhere. When
+// the unit has ended, it starts again.
+func TestRunElasticRemovesUnits(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t, "--reconnect-timeout", "1h")
-	p := start(t, "run", "--elastic", "1:2", "--no-prefix", "--env", role+"="+roleWorker, "--store", url, "--", self(t))
-	view := func(text string) []string { return strings.Fields(p.line(t, text)) }
-	line := view("view")
-	for line[2] != "2" {
-		line = view("view")
-	}
-	pid, err := strconv.Atoi(line[4])
-	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
-	after, err := strconv.Atoi(line[1])
-	require.NoError(t, err)
-	for {
-		generation, err := strconv.Atoi(view("view")[1])
-		require.NoError(t, err)
-		if generation > after {
-			break
+	p := start(t, "run", "--elastic", "1:2", "--unit-size", "2", "--max-restarts", "1", "--kill-after", "1h",
+		"--no-prefix", "--env", role+"="+roleUnit, "--store", url, "--", self(t))
+	pids := map[string]int{}  // by worker and process
+	generation, size := 0, "" // of the newest view
+	until := func(done func() bool) {
+		for !done() {
+			f := strings.Fields(p.line(t, "\n"))
+			number, err := strconv.Atoi(f[len(f)-1])
+			if f[0] == "view" {
+				number, err = strconv.Atoi(f[1])
+			}
+			require.NoError(t, err)
+			switch {
+			case f[0] == "unit":
+				pids[f[1]] = number
+			case number > generation:
+				generation, size = number, f[2]
+			}
 		}
 	}
+	until(func() bool { return len(pids) == 4 && size == "2" })
+	var first, other int
+	for name, pid := range pids {
+		switch {
+		case strings.HasSuffix(name, "-1/0"):
+			other = pid
+		case strings.HasSuffix(name, "-1/1"):
+			first = pid
+		}
+	}
+	require.NoError(t, syscall.Kill(first, syscall.SIGKILL))
+	until(func() bool { return size == "1" })
+	require.True(t, testcluster.Alive(other))
+	require.NoError(t, syscall.Kill(other, syscall.SIGKILL))
+	until(func() bool { return size == "2" })
 }
 
 // TestRunElasticLease has a durable store that is away for longer than the lease of one job, and not for that

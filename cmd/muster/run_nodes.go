@@ -33,6 +33,7 @@ type nodeFlags struct {
 	logs        string
 	elastic     string // as given
 	spares      int
+	unit        int // processes of a worker; 1 for ranks
 
 	least, greatest   int // workers of an elastic job; 0: the processes are ranks
 	fewest, most, own int // what nodes and rank mean; own is -1 if the order of joining counts
@@ -48,7 +49,8 @@ func (o *nodeFlags) registerNodes(cmd *cobra.Command) {
 	f.DurationVar(&o.settle, "settle", 2*time.Second, "with MIN:MAX nodes, wait this long for more than MIN")
 	f.DurationVar(&o.lease, "lease", 10*time.Second, "`time` without the store after which a node, or a worker of --elastic, counts as failed")
 	f.StringVar(&o.elastic, "elastic", "", "the processes are `MIN:MAX` workers of a job of package membership instead of ranks; one that fails starts again alone")
-	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of additional processes on this node; a worker above MAX waits to take the place of one that fails")
+	f.IntVar(&o.spares, "spares", 0, "with --elastic, `number` of additional workers on this node; a worker above MAX waits to take the place of one that fails")
+	f.IntVar(&o.unit, "unit-size", 1, "with --elastic, `number` of processes of a worker, a unit: when one of them fails, the others are ended and the unit starts again; MIN, MAX, -n and --spares count units")
 	f.StringVar(&o.logs, "log-dir", "", "`directory` for the output of each rank, in a file for each attempt")
 }
 

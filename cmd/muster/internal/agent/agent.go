@@ -30,9 +30,9 @@ import (
 )
 
 // Agent is one node of a job. All fields are required unless they say otherwise. MinNodes, MaxNodes,
-// MaxRestarts, the use of NodeRank, and Min and Max of Elastic, are the same in all agents of the job:
-// Run of another one returns membership.ErrMismatch, with both settings. Run may be called once. The
-// agent owns no goroutine after that.
+// MaxRestarts, the use of NodeRank, and Min, Max and UnitSize of Elastic, are the same in all agents of
+// the job: Run of another one returns membership.ErrMismatch, with both settings. Run may be called once.
+// The agent owns no goroutine after that.
 type Agent struct {
 	Store *store.Store // where the agents meet; the caller closes it
 	Job   string       // names the job in the store
@@ -40,8 +40,8 @@ type Agent struct {
 
 	MinNodes, MaxNodes int
 	NodeRank           int // place among the nodes; -1: in the order in which they join
-	Procs              int // processes on this node
-	MaxRestarts        int // after failures of processes, in all
+	Procs              int // processes on this node; of an elastic job: workers
+	MaxRestarts        int // after failures of these, in all
 
 	JoinTimeout time.Duration // for fewer than MinNodes nodes, each time
 	Settle      time.Duration // for more nodes when there are MinNodes
@@ -68,7 +68,7 @@ type Agent struct {
 type Status struct {
 	State    string   `json:"state"` // Waiting or Running
 	Nodes    int      `json:"nodes"` // that run processes
-	Size     int      `json:"size"`  // processes of all nodes
+	Size     int      `json:"size"`  // ranks or workers of all nodes
 	Restarts int      `json:"restarts"`
 	Failure  *Failure `json:"failure,omitempty"` // the last one
 }

@@ -22,6 +22,7 @@ import (
 // has succeeded when all workers that are left have, and failed when fewer than Min are left.
 type Elastic struct {
 	Min, Max int // workers of the job; the same in all agents
+	UnitSize int // processes of a worker, the same in all agents; 0 is 1
 	// Start runs a worker, and returns when it has ended. When ctx ends, it ends the worker. It is
 	// called from several goroutines at the same time.
 	Start func(ctx context.Context, w Worker) error

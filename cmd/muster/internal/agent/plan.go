@@ -98,6 +98,9 @@ func (a *Agent) settings() string {
 	text := "--nnodes " + span(a.MinNodes, a.MaxNodes)
 	if a.Elastic != nil {
 		text += " --elastic " + span(a.Elastic.Min, a.Elastic.Max)
+		if a.Elastic.UnitSize > 1 {
+			text += fmt.Sprintf(" --unit-size %d", a.Elastic.UnitSize)
+		}
 	}
 	text += fmt.Sprintf(" --max-restarts %d", a.MaxRestarts)
 	if a.NodeRank >= 0 {
