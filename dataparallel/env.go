@@ -17,6 +17,7 @@ const (
 	envWorker  = "MUSTER_WORKER"
 	envElastic = "MUSTER_ELASTIC"
 	envLease   = "MUSTER_LEASE"
+	envUnit    = "MUSTER_UNIT_SIZE"
 )
 
 // WorkerFromEnv returns the node of a worker that muster run --elastic, or another launcher, has started
@@ -28,7 +29,8 @@ const (
 //	MUSTER_ELASTIC  MIN:MAX, the fewest and the most workers of a view
 //	MUSTER_LEASE    membership.Config.TTL, as 30s; may be empty
 //
-// If another one is not set, the error matches ErrNoLauncher and names it.
+// If another one is not set, the error matches ErrNoLauncher and names it. A worker of several processes
+// (MUSTER_UNIT_SIZE above 1) is refused with membership.ErrInvalid: each would join as the same worker.
 func WorkerFromEnv() (*WorkerNode, error) {
 	values := map[string]string{}
 	var missing []string
@@ -40,6 +42,9 @@ func WorkerFromEnv() (*WorkerNode, error) {
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("dataparallel: worker from the environment: %w: %s: start the program with muster run --elastic MIN:MAX, or set them",
 			ErrNoLauncher, strings.Join(missing, " and ")+" not set")
+	}
+	if unit := os.Getenv(envUnit); unit != "" && unit != "1" {
+		return nil, fmt.Errorf("dataparallel: worker from the environment: %w: %s is %q, and a WorkerNode is a worker of one process: run without --unit-size", membership.ErrInvalid, envUnit, unit)
 	}
 	least, most, err := parseElastic(values[envElastic])
 	if err != nil {

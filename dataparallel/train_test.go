@@ -461,6 +461,10 @@ func TestWorkerFromEnv(t *testing.T) {
 		_, err = dataparallel.WorkerFromEnv()
 		require.ErrorContains(t, err, fmt.Sprintf("MUSTER_LEASE is %q: set a duration, as 30s", bad))
 	}
+	t.Setenv("MUSTER_UNIT_SIZE", "2")
+	_, err = dataparallel.WorkerFromEnv()
+	fails(t, err, membership.ErrInvalid, `MUSTER_UNIT_SIZE is "2", and a WorkerNode is a worker of one process`)
+	t.Setenv("MUSTER_UNIT_SIZE", "1")
 	t.Setenv("MUSTER_LEASE", "1m30s")
 	n, err = dataparallel.WorkerFromEnv()
 	require.NoError(t, err)
