@@ -87,7 +87,7 @@ func (w *WorkerNode) next(ctx context.Context) (*Strategy, error) {
 		case err == nil:
 			w.formed = v
 			w.swap(r)
-			w.log().Info("joined view", "worker", w.Worker.ID, "view", v.Generation, "rank", v.Rank, "size", v.Size())
+			w.log().Info("joined view", "worker", w.Worker.ID, "view", v.Generation, "rank", v.Rank, "size", v.Size(), "change", v.Change.String())
 			return r.strategy, nil
 		case ctx.Err() != nil:
 			return nil, err

@@ -19,6 +19,7 @@ import (
 //	roster/view                 a record: the newest view, replaced by compare-and-swap
 //	roster/lost/NAME            exists when that worker was removed because it has failed
 //	roster/worker/NAME          a registration, while its lease is valid; NAME is random
+//	history                     a History, which no worker watches
 //	checkpoint/ID/is            a Checkpoint
 //	checkpoint/ID/ended/NAME    exists when that worker has ended the checkpoint
 //	finished/RUN                exists when the work of that run of the job is done
@@ -26,13 +27,13 @@ import (
 //
 // The view sorts before the workers: a worker that lists the roster and finds its own registration was
 // registered when it read the view.
-type keys struct{ job, roster, view, lost, workers, checkpoints, groups string }
+type keys struct{ job, roster, view, lost, workers, history, checkpoints, groups string }
 
 func keysOf(job string) keys {
 	base := "membership/" + url.PathEscape(job) + "/"
 	return keys{
 		job: base, roster: base + "roster/", view: base + "roster/view", lost: base + "roster/lost/", workers: base + "roster/worker/",
-		checkpoints: base + "checkpoint/", groups: base + "group/",
+		history: base + "history", checkpoints: base + "checkpoint/", groups: base + "group/",
 	}
 }
 

@@ -17,6 +17,9 @@ type leader struct {
 	since   time.Time // when a change that requires a new view was first seen, with at least Min workers
 	kept    uint64    // the generation whose retention was last renewed
 	renewed time.Time
+	// recorded is the generation up to which the history is written, as far as it could be; 0 if it is to be
+	// written again.
+	recorded uint64
 }
 
 // lead decides views while this member is the leader, until the member ends.
@@ -52,12 +55,14 @@ func (l *leader) step(ctx context.Context) (wait time.Duration, err error) {
 		return retention / 3, l.tend(ctx, view)
 	case len(next) < l.cfg.Min:
 		l.since = time.Time{}
+		l.record(ctx)
 		return retention / 3, nil
 	}
 	if l.since.IsZero() {
 		l.since = time.Now()
 	}
 	if left := time.Until(l.since.Add(l.cfg.Settle)); left > 0 && len(next) < l.cfg.Max {
+		l.record(ctx)
 		return left, nil
 	}
 	return retention / 3, l.decide(ctx)
@@ -173,10 +178,17 @@ func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// tend renews the retention of the view.
+// tend renews the retention of the view, and writes the history.
 func (l *leader) tend(ctx context.Context, view *record) error {
-	if view == nil || l.kept == view.Generation && time.Since(l.renewed) < retention/3 {
+	if view == nil {
 		return nil
 	}
-	return l.swap(ctx, view.Generation, view.raw, view.raw)
+	if l.kept != view.Generation || time.Since(l.renewed) >= retention/3 {
+		if err := l.swap(ctx, view.Generation, view.raw, view.raw); err != nil {
+			return err
+		}
+		l.recorded = 0
+	}
+	l.record(ctx)
+	return nil
 }

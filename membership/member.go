@@ -32,6 +32,8 @@ type Member struct {
 	roster  *roster       // as brought by the watch
 	current *viewState    // the newest view, or nil
 	given   *viewState    // the view that Next returned last
+	found   *viewState    // the view that was there when this worker registered, for the change that follows it; may be nil
+	changes []Change      // the newest that this worker has seen: should it decide views, it writes them to the history
 	over    error         // ErrEvicted or ErrClosed, with the reason, when the member has ended
 	changed chan struct{} // closed and replaced when a field above changes
 
@@ -87,6 +89,10 @@ func (m *Member) register(ctx context.Context) error {
 		return err
 	}
 	m.roster = r
+	if r.view != nil {
+		m.found = m.newViewState(r.view)
+		m.found.without(r)
+	}
 	return nil
 }
 
@@ -142,11 +148,7 @@ func (m *Member) load(r *roster) {
 	}
 	m.roster = r
 	if m.current != nil {
-		for _, s := range m.current.Slots {
-			if r.workers[s.Key] == nil {
-				m.current.remove(s.Key, false)
-			}
-		}
+		m.current.without(r)
 	}
 	m.adopt(r.view)
 	m.notify()
@@ -187,15 +189,13 @@ func (m *Member) adopt(v *record) {
 	if v == nil || m.current != nil && v.Generation <= m.current.Generation {
 		return
 	}
+	made := m.seen(v)
 	if m.current != nil {
 		m.current.replaced(v)
 	}
 	m.current = m.newViewState(v)
-	for _, s := range v.Slots {
-		if m.roster.workers[s.Key] == nil {
-			m.current.remove(s.Key, false)
-		}
-	}
+	m.current.made = made
+	m.current.without(m.roster)
 }
 
 // notify wakes the calls that wait for a change. The caller holds mu.
@@ -401,7 +401,7 @@ func (m *Member) goodbye(ctx context.Context) error {
 		return err
 	}
 	_, unfinished := m.store.Get(ctx, m.keys.finished(r.view.Run))
-	left, last := []string{}, newest(cs)
+	left, last := []string{m.keys.history}, newest(cs)
 	for _, c := range cs {
 		if c != last || unfinished == nil { // a job that has been drained begins with it again
 			left = append(left, c.keys...)
@@ -409,7 +409,7 @@ func (m *Member) goodbye(ctx context.Context) error {
 	}
 	// Another job of this name may have begun. It creates its checkpoints after its view, so this swap
 	// fails if there are any.
-	if _, err := m.store.Swap(ctx, m.keys.view, r.view.raw, nil); err != nil || len(left) == 0 {
+	if _, err := m.store.Swap(ctx, m.keys.view, r.view.raw, nil); err != nil {
 		return ignore(err, store.ErrConflict)
 	}
 	_, err = m.store.Delete(ctx, left...)

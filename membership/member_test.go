@@ -2,6 +2,7 @@ package membership_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,6 +94,7 @@ func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 func TestElastic(t *testing.T) {
 	simulated(t, func(t *testing.T, memory *store.Memory) {
 		s := store.New(memory)
+		require.NoError(t, s.Set(t.Context(), "membership/train/history", []byte("not JSON"), nil), "it is replaced")
 		with := func(id string) *membership.Member {
 			c := worker(id, 2, 4)
 			c.Settle = 10 * time.Second
@@ -137,9 +139,34 @@ func TestElastic(t *testing.T) {
 		settles(t, f, "e", "f")
 		require.Equal(t, 10*time.Second, time.Since(start), "there is room for more")
 		require.NoError(t, e.Leave(bounded(t)))
-		nothing(t, f, time.Hour)
-		next(t, with("g"), 1, "f", "g")
+		nothing(t, f, time.Hour/2)
+		now, err := membership.ReadStatus(t.Context(), s, "train")
+		require.NoError(t, err)
+		now.History = membership.History{}
+		require.Equal(t, &membership.Status{Generation: 5, Workers: 2, Gone: 1, Registered: 1, Min: 2}, now)
+		g := with("g")
+		require.Equal(t, "left e; joined g (no view for 1810 s)", next(t, f, 0, "f", "g").Change.String())
+		require.Equal(t, "lost e; joined g (no view for 10 s)", next(t, g, 1, "f", "g").Change.String(), "since it came")
+		synctest.Wait()
+		changed(t, s, 1820, "1 of 3: joined a, b, c", "2 of 4: joined d", "3 of 4: left b; joined e", "4 of 4: left a; joined f",
+			"5 of 2: lost c; left d (no view for 10 s)", "6 of 2: left e; joined g (no view for 1810 s)")
 	})
+}
+
+// changed checks the history of the job in s.
+func changed(t *testing.T, s *store.Store, seconds float64, want ...string) {
+	t.Helper()
+	now, err := membership.ReadStatus(t.Context(), s, "train")
+	require.NoError(t, err)
+	var got []string
+	for _, c := range now.History.Newest {
+		got = append(got, fmt.Sprintf("%d of %d: %v", c.Generation, c.Workers, c))
+	}
+	require.Equal(t, want, got)
+	require.InDelta(t, seconds, now.History.Seconds, 0.5)
+	last := now.History.Newest[len(got)-1]
+	require.Equal(t, []uint64{last.Generation, last.Generation}, []uint64{uint64(now.History.Changes), now.Generation})
+	require.WithinRange(t, time.UnixMilli(last.Time), time.Now().Add(-time.Hour), time.Now())
 }
 
 // TestForeignKeys checks that keys of other writers are reported, and do no harm after they are
@@ -277,12 +304,14 @@ func TestKeysOfADeadJobGo(t *testing.T) {
 		require.NoError(t, a.Close())
 		require.EqualValues(t, 3, next(t, b, 0, "b").Generation)
 		synctest.Wait()
-		require.Equal(t, 2, memory.Keys(), "a worker and a view")
+		require.Equal(t, 3, memory.Keys(), "a worker, a view and its history")
 		_, err := b.StartCheckpoint(bounded(t), 1, "/ckpt")
 		require.NoError(t, err)
 		require.NoError(t, b.Close())
 		c := join(t, s, worker("c", 1, 3))
 		require.EqualValues(t, 4, next(t, c, 0, "c").Generation)
+		synctest.Wait()
+		changed(t, s, 0, "1 of 1: joined a", "2 of 2: joined b", "3 of 1: lost a", "4 of 1: lost b; joined c")
 		require.NoError(t, c.Close())
 		time.Sleep(25 * time.Hour)
 		require.Zero(t, memory.Keys())

@@ -19,6 +19,9 @@ type View struct {
 	Rank       int          // the rank of this worker
 	Workers    []Worker     // by rank
 	Store      *store.Store // the Member's, which owns it
+	// Change is how this view followed the one before it, which Next may have skipped, as far as this worker was
+	// there: workers that were gone before count as lost. It is zero if the worker registered after the view.
+	Change Change
 
 	state *viewState
 }
@@ -32,6 +35,10 @@ type viewState struct {
 	keys keys
 	ctx  context.Context // ends when the view ends; its cause is a *ViewError
 	end  context.CancelCauseFunc
+
+	made Change          // this view; zero if it is not known
+	over time.Time       // when a worker was first seen to be gone; the Member's mu protects this and left
+	left map[string]bool // keys of the workers that have left
 }
 
 func (m *Member) newViewState(r *record) *viewState {
@@ -42,7 +49,7 @@ func (m *Member) newViewState(r *record) *viewState {
 
 // view returns e in the form of Next's result.
 func (m *Member) view(e *viewState) View {
-	v := View{Job: m.cfg.Job, Generation: e.Generation, Rank: e.rank, Store: m.store, state: e}
+	v := View{Job: m.cfg.Job, Generation: e.Generation, Rank: e.rank, Store: m.store, Change: e.made, state: e}
 	for _, s := range e.Slots {
 		v.Workers = append(v.Workers, s.Worker)
 	}
@@ -284,12 +291,25 @@ func (e *viewState) ended() *ViewError {
 	return &ViewError{Job: e.job, ID: e.who.ID, Rank: e.rank, Size: len(e.Slots), Generation: e.Generation}
 }
 
-// remove ends e if it has a worker with this key, which has left or failed.
+// without ends e if one of its workers is not in r: it counts as failed. The caller holds the Member's mu.
+func (e *viewState) without(r *roster) {
+	for _, s := range e.Slots {
+		if r.workers[s.Key] == nil {
+			e.remove(s.Key, false)
+		}
+	}
+}
+
+// remove ends e if it has a worker with this key, which has left or failed. The caller holds the Member's mu.
 func (e *viewState) remove(key string, left bool) {
 	rank := e.record.rank(key)
 	if rank < 0 {
 		return
 	}
+	if e.over.IsZero() {
+		e.over, e.left = time.Now(), map[string]bool{}
+	}
+	e.left[key] = left
 	why := e.ended()
 	why.Gone = []Worker{e.Slots[rank].Worker}
 	if left {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -236,7 +237,7 @@ func TestViewIsSmall(t *testing.T) {
 	const workers = 16
 	s := store.New(new(store.Memory))
 	defer s.Close()
-	first := join(t, s, worker("w0", workers, workers))
+	first := join(t, s, worker(strings.Repeat("é", 40), workers, workers))
 	for i := range workers - 1 {
 		join(t, s, worker(fmt.Sprint("w", i+1), workers, workers))
 	}
@@ -249,6 +250,7 @@ func TestViewIsSmall(t *testing.T) {
 	b, err := s.Get(t.Context(), "membership/train/roster/view")
 	require.NoError(t, err)
 	require.Less(t, len(b)-named, 45*workers)
+	require.Equal(t, "joined "+strings.Repeat("é", 32)+"…, w1, w2, w3, w4, w5, w6, w7 and 8 more", v.Change.String())
 	require.NoError(t, s.Set(t.Context(), "membership/train/roster/view", []byte(`{"Workers":["w0"]}`), nil))
 	_, err = membership.Join(t.Context(), s, worker("late", workers, workers))
 	require.ErrorContains(t, err, "was not written by this package: a worker is incomplete")
