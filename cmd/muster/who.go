@@ -23,8 +23,9 @@ func newWho() *cobra.Command {
 		Short: "Print who waits for whom, and for how long",
 		Long: `Print who waits for whom, and for how long: undecided operations with the ranks that have joined,
 those that are missing and what they do instead; forming groups, sends, receives and calls that
-wait for keys; then the groups, and the last failures. The longest wait is first. Process groups
-of PyTorch processes that use the store as their TCPStore are among the groups.
+wait for keys; then the groups, the elastic jobs with the last changes of each, and the last
+failures. The longest wait is first. Process groups of PyTorch processes that use the store as their
+TCPStore are among the groups.
 
 It works with any store, also one that rank 0 hosts, and shows what this process may read. Without
 --store it prints the store of MUSTER_STORE and that of each "muster run" of this user on this host;
@@ -95,7 +96,9 @@ func (r *remote) who(cmd *cobra.Command, o *whoOptions) error {
 		if err != nil {
 			return err
 		}
+		jobs := status.FetchElastic(ctx, s, now)
 		v := status.Of(now, status.Options{})
+		v.Elastic = jobs
 		if o.stacks {
 			status.FetchStacks(ctx, s, v)
 		}
@@ -135,6 +138,12 @@ func (p *whoPrinter) print(v *status.View) {
 	}
 	for i := range v.Groups {
 		p.group(&v.Groups[i])
+	}
+	if len(v.Elastic) > 0 {
+		p.line("\n%s", p.bold("elastic jobs"))
+	}
+	for i := range v.Elastic {
+		p.elastic(&v.Elastic[i])
 	}
 	if len(v.Failures) > 0 {
 		p.line("\n%s", p.bold("last failures"))
@@ -344,6 +353,29 @@ func (p *whoPrinter) group(g *status.Group) {
 		}
 		p.line("    rank %-5d %s  %s%s", r.Rank, printable(r.Label), printable(r.Doing), seen)
 	}
+}
+
+// elastic prints a job and its newest changes.
+func (p *whoPrinter) elastic(j *status.ElasticJob) {
+	total := ""
+	if j.Changes > 0 {
+		total = p.dim(fmt.Sprintf("  (%s, %s without a view)", count(int64(j.Changes), "change"), ago(j.NoView)))
+	}
+	p.line("  %s  %s%s", p.bold(printable(j.Name)), j.State, total)
+	for _, c := range j.Newest[:min(len(j.Newest), mostChanges)] {
+		p.line("    %s  view %d of %d: %s", clock(c.Time), c.Generation, c.Size, printable(c.What))
+	}
+}
+
+// mostChanges is how many changes of an elastic job are printed.
+const mostChanges = 4
+
+// clock returns the time of day, and the date of another day.
+func clock(t time.Time) string {
+	if time.Since(t) > 12*time.Hour {
+		return t.Local().Format("Jan 2 15:04:05")
+	}
+	return t.Local().Format(time.TimeOnly)
 }
 
 // sizeText is the number of ranks of a group.

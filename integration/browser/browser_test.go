@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/status"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -442,6 +443,20 @@ func TestReplication(t *testing.T) {
 	ctx = at(false)
 	has(t, ctx, "#replication div", "this process\nis a standby")
 	has(t, ctx, "#numbers div", "the leader's page shows the store")
+}
+
+// TestElasticJobs checks that the page shows the elastic jobs of the store, and no such part without any.
+func TestElasticJobs(t *testing.T) {
+	ctx := browser(t, devices[0])
+	j := newJob(t, "train", 1)
+	run(t, ctx, chromedp.Navigate(j.url), chromedp.WaitNotVisible("#elastic-part"))
+	m, err := membership.Join(t.Context(), store.New(j.m), membership.Config{Job: "elastic", ID: "<b>a</b>", Min: 1})
+	require.NoError(t, err)
+	defer m.Close()
+	run(t, ctx, chromedp.WaitVisible("#elastic li"))
+	has(t, ctx, "#elastic b", "elastic")
+	has(t, ctx, "#elastic span", "view 1 of 1 worker · 1 change, 0.0 s without a view")
+	has(t, ctx, "#elastic .note", " · view 1 of 1: joined <b>a</b>")
 }
 
 // TestPageWaitsForRoom checks that one page too many reports that, and becomes live when another

@@ -45,7 +45,7 @@ var imports = map[string][]string{
 	"internal/scenario":        {"store", "wire", "internal/testcluster"}, // rules as text
 	"internal/linear":          {"store", "wire"},                         // histories of a store, for tests
 	"pgroup":                   {"internal/hostmem", "internal/launcher", "shm", "store", "wire", "trace"},
-	"internal/status":          {"store", "wire", "internal/flightrecorder", "internal/tcpwire"},
+	"internal/status":          {"membership", "store", "wire", "internal/flightrecorder", "internal/tcpwire"},
 	"interop/tcpstore":         {"store", "wire", "internal/procfs", "internal/tcpwire", "trace", "internal/transport"},
 	"status":                   {"internal/status", "store"},
 	"pgroup/pgrouptest":        {"internal/launch", "internal/status", "pgroup", "store"},

@@ -1,5 +1,6 @@
 // Package status shows which ranks wait, and for which other ranks: as a web page of a store, which
-// the public package status serves, and as a [View] for other displays. All data comes from Store.Status.
+// the public package status serves, and as a [View] for other displays. All data comes from Store.Status,
+// and from keys in which processes say more of themselves.
 package status
 
 import (
@@ -60,7 +61,9 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	}
 	w.view, w.err, w.good = nil, err, w.every
 	if err == nil {
+		jobs := FetchElastic(asking, w.store, now)
 		w.view, w.last = Of(now, w.options), now
+		w.view.Elastic = jobs
 		w.good = max(w.every, min(time.Since(began)*share, longest))
 	}
 	w.at = time.Now()

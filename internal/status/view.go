@@ -24,8 +24,10 @@ type View struct {
 	Blame    []Blame   `json:"blame"`
 	Waiting  []Wait    `json:"waiting"` // longest wait first
 	Groups   []Group   `json:"groups"`
-	Failures []Failure `json:"failures"`       // latest first
-	More     int       `json:"more,omitempty"` // groups omitted from Groups
+	Failures []Failure `json:"failures"` // latest first
+	// Elastic are the jobs of package membership, at most 64. FetchElastic returns them.
+	Elastic []ElasticJob `json:"elastic_jobs"`
+	More    int          `json:"more,omitempty"` // groups omitted from Groups
 	// MoreWaiting and MoreFailures are the numbers of elements omitted from the lists.
 	MoreWaiting  int `json:"more_waiting,omitempty"`
 	MoreFailures int `json:"more_failures,omitempty"`
@@ -174,7 +176,7 @@ const someRanks = 16
 
 // Of makes a view of the status now.
 func Of(now *store.Status, o Options) *View {
-	v := &View{Address: o.Address, Version: o.Version, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
+	v := &View{Address: o.Address, Version: o.Version, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}, Elastic: []ElasticJob{}}
 	if now.Server != nil {
 		v.Server = serverOf(now.Server)
 	}

@@ -23,7 +23,7 @@ func ranks(spans ...int) (r wire.Ranks) {
 func TestNothing(t *testing.T) {
 	b, err := json.Marshal(status.Of(new(store.Status), status.Options{Address: "muster://h:1", Version: "muster v1"}))
 	require.NoError(t, err)
-	require.JSONEq(t, `{"address":"muster://h:1","version":"muster v1","blame":[],"waiting":[],"groups":[],"failures":[]}`, string(b))
+	require.JSONEq(t, `{"address":"muster://h:1","version":"muster v1","blame":[],"waiting":[],"groups":[],"failures":[],"elastic_jobs":[]}`, string(b))
 }
 
 // TestFalseListsOfRanks checks that false lists of ranks cannot block a viewer: visiting all of

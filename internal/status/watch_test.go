@@ -35,9 +35,9 @@ func (s *slow) Do(ctx context.Context, _ *wire.Request, rep *wire.Reply) error {
 func (*slow) Close() error { return nil }
 
 // TestWatchTakesAHundredthOfTheTime checks that a slow status is requested less often. A view takes
-// three requests.
+// four requests.
 func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
-	for takes, want := range map[time.Duration]int{0: 300, time.Millisecond: 300, 30 * time.Millisecond: 33, time.Second: 24} {
+	for takes, want := range map[time.Duration]int{0: 400, time.Millisecond: 400, 30 * time.Millisecond: 40, time.Second: 28} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &slow{takes: takes}
 			w := status.NewWatch(store.New(s), time.Second, status.Options{})

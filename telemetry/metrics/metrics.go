@@ -2,7 +2,7 @@
 //
 //	http.Handle("/metrics", metrics.Handler(s))
 //
-// All of it comes from Store.Status: the store may be in this process or on another host, for
+// All of it comes from Store.Status, and from keys: the store may be in this process or on another host, for
 // example one that rank 0 hosts. The collector requests the status only during a scrape, and never
 // for more than a hundredth of the time. The ranks' own activity is counted by package telemetry/prom,
 // whose Sink is a collector too: pass it to Handler, or register both with your own registry.
@@ -54,7 +54,7 @@ type collector struct{ watch *status.Watch }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{up, requests, answers, syncs, groups, ranks, waits, longest, leads, takeovers, led, lag} {
+	for _, d := range []*prometheus.Desc{up, requests, answers, syncs, groups, ranks, waits, longest, leads, takeovers, led, lag, jobs, workers, changes, noView} {
 		ch <- d
 	}
 	for i := range numbers {
@@ -83,6 +83,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	ofGroups(ch, v)
 	ofWaits(ch, v)
+	ofElastic(ch, v)
 }
 
 func gauge(d *prometheus.Desc, v float64, labels ...string) prometheus.Metric {
@@ -160,4 +161,23 @@ func ofWaits(ch chan<- prometheus.Metric, v *status.View) {
 		ch <- gauge(waits, float64(count[kind]), kind)
 		ch <- gauge(longest, most[kind], kind)
 	}
+}
+
+// ofElastic sums up the elastic jobs. These are gauges: a job that ends takes its part away.
+func ofElastic(ch chan<- prometheus.Metric, v *status.View) {
+	waiting := map[bool]int{}
+	var size, changed, away float64
+	for i := range v.Elastic {
+		if j := &v.Elastic[i]; !j.Nodes {
+			waiting[j.Waiting]++
+			size += float64(j.Size)
+			changed += float64(j.Changes)
+			away += j.NoView
+		}
+	}
+	ch <- gauge(jobs, float64(waiting[false]), "view")
+	ch <- gauge(jobs, float64(waiting[true]), "waiting")
+	ch <- gauge(workers, size)
+	ch <- gauge(changes, changed)
+	ch <- gauge(noView, away)
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/telemetry/metrics"
 	"github.com/muster-pg/muster/telemetry/prom"
@@ -184,6 +186,35 @@ muster_waits{kind="verb"} 1
 	sync, err := testutil.GatherAndCount(r, "muster_store_log_sync_seconds")
 	require.NoError(t, err)
 	require.Equal(t, 1, sync)
+}
+
+// TestElastic checks that the jobs of a store are counted, without the nodes of "muster run".
+func TestElastic(t *testing.T) {
+	memory := new(store.Memory)
+	s := store.New(memory)
+	defer s.Close()
+	for _, c := range []membership.Config{{Job: "train", ID: "a", Min: 1}, {Job: "other", ID: "a", Min: 2}, {Job: "muster-run/x", ID: "a", Min: 1}} {
+		m, err := membership.Join(t.Context(), s, c)
+		require.NoError(t, err)
+		defer m.Close()
+		if c.Min == 1 {
+			_, err = m.Next(t.Context())
+			require.NoError(t, err)
+			_, err = s.Wait(t.Context(), "membership/"+url.PathEscape(c.Job)+"/history")
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, `
+# TYPE muster_elastic_changes gauge
+muster_elastic_changes 1
+# TYPE muster_elastic_jobs gauge
+muster_elastic_jobs{state="view"} 1
+muster_elastic_jobs{state="waiting"} 1
+# TYPE muster_elastic_no_view_seconds gauge
+muster_elastic_no_view_seconds 0
+# TYPE muster_elastic_workers gauge
+muster_elastic_workers 1
+`[1:], textOf(t, registryOf(t, memory), []string{"muster_elastic_changes", "muster_elastic_jobs", "muster_elastic_no_view_seconds", "muster_elastic_workers"}))
 }
 
 // textOf returns the text of some metrics, without the help lines.

@@ -24,6 +24,10 @@ var (
 	leads     = desc("replication_leads", "Whether this process is the leader of a replicated store: 0 is a standby.")
 	led       = desc("replication_led_seconds", "For how long the leader has led.")
 	lag       = desc("replication_lag_entries", "Entries of the log that were committed, and that the standby had not applied when it last reported.", "standby")
+	jobs      = desc("elastic_jobs", "Elastic jobs, by state: with a view, or waiting for one. These and the following are without the nodes of muster run.", "state")
+	workers   = desc("elastic_workers", "Workers in the views of these jobs, or in the last one of a job that waits.")
+	changes   = desc("elastic_changes", "Changes of their views, since the first view of each.")
+	noView    = desc("elastic_no_view_seconds", "For how long these changes have left the jobs without a view, without the present wait.")
 	longest   = desc("longest_wait_seconds", "Age of the oldest of those, by kind.", "kind")
 )
 

@@ -213,6 +213,18 @@ function showRanks(d, g) {
   put(d.querySelector(".more"), g.more_ranks ? "and " + g.more_ranks + " more: muster who --ranks prints all" : "");
 }
 
+function showElastic(list) {
+  sync($("elastic"), list, (j) => j.name, () => make("li", "", make("b"), " ", make("span"), make("div")), (li, j) => {
+    const total = j.changes + (j.changes === 1 ? " change, " : " changes, ") + time(j.no_view_seconds) + " without a view";
+    put(li.querySelector("b"), j.name);
+    put(li.querySelector("span"), j.state + (j.changes ? " · " + total : ""));
+    sync(li.querySelector("div"), j.newest_changes.slice(0, 4), (c) => c.generation, () => make("div", "note"), (e, c) =>
+      put(e, new Date(c.time).toLocaleString() + " · view " + c.generation + " of " + c.size + ": " + c.what));
+  });
+  $("elastic-part").hidden = !list.length;
+  put($("elastic-count"), String(list.length));
+}
+
 function showFailures(list, more) {
   sync($("failures"), list, (f) => [f.group, f.run, f.generation, f.what, f.code, f.why].join(" "), () =>
     make("li", "", make("b"), " ", make("span"), make("div", "note")), (li, f) => {
@@ -252,6 +264,7 @@ function show(v) {
   showSummary(v);
   showWaits(v.waiting, v.more_waiting || 0);
   showGroups(v);
+  showElastic(v.elastic_jobs);
   showFailures(v.failures, v.more_failures || 0);
   showReplication(v.replication);
   showNumbers(v.server, v.replication && !v.replication.leads);
