@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -155,6 +156,38 @@ func (l *leader) record(ctx context.Context) {
 		h.add(c)
 	}
 	_, _ = l.store.SwapFor(ctx, l.keys.history, old, encode(&h), retention)
+}
+
+// Changes yields the changes of a job from now on, once they are in its history, until ctx ends or the store
+// fails.
+func Changes(ctx context.Context, s *store.Store, job string) iter.Seq[Change] {
+	k := keysOf(job)
+	return func(yield func(Change) bool) {
+		var run string
+		var last uint64 // generation that was yielded, of this run
+		if t, err := ReadStatus(ctx, s, job); err == nil {
+			run, last = t.History.Run, t.Generation
+		}
+		for e, err := range s.Watch(ctx, k.history, 0) {
+			var h History
+			switch {
+			case err != nil:
+				return
+			case e.Key != k.history || json.Unmarshal(e.Value, &h) != nil: // deleted, for example
+				continue
+			case h.Run != run:
+				run, last = h.Run, 0
+			}
+			for _, c := range h.Newest {
+				if c.Generation <= last {
+					continue
+				}
+				if last = c.Generation; !yield(c) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Status is what the store has of a job.

@@ -31,8 +31,8 @@ func asUnit() int {
 }
 
 // TestRunElasticRemovesUnits kills a process of a unit whose other process, which has joined the job, does not
-// end: the other unit waits neither for that, nor until a session ends in a store that runs elsewhere. When
-// the unit has ended, it starts again.
+// end: the other unit waits neither for that, nor until a session ends in a store that runs elsewhere, and a
+// line of stderr tells of the change. When the unit has ended, it starts again.
 func TestRunElasticRemovesUnits(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t, "--reconnect-timeout", "1h")
@@ -67,6 +67,7 @@ func TestRunElasticRemovesUnits(t *testing.T) {
 		}
 	}
 	require.NoError(t, syscall.Kill(first, syscall.SIGKILL))
+	p.complaint(t, ": lost ") // of the next view
 	until(func() bool { return size == "1" })
 	require.True(t, testcluster.Alive(other))
 	require.NoError(t, syscall.Kill(other, syscall.SIGKILL))

@@ -89,6 +89,7 @@ func (r *run) elastic(ctx context.Context, m *membership.Member) error {
 	err := e.begin(ctx, m)
 	if err == nil {
 		tasks.Go(func() { e.nodes(following, m) })
+		tasks.Go(func() { e.reportViews(following) })
 		tasks.Go(func() { e.shared.renew(following, stateTTL/3, func(*state) {}) })
 		var keepers sync.WaitGroup
 		for slot := range r.Procs {
@@ -379,6 +380,16 @@ func (e *elastic) report(before, st *state) {
 			text += fmt.Sprintf(": %d workers go on", st.left())
 		}
 		e.Report(text)
+	}
+}
+
+// reportViews reports how the views of the workers change, until ctx ends or their store fails.
+func (e *elastic) reportViews(ctx context.Context) {
+	if e.Elastic.Store == nil {
+		return
+	}
+	for c := range membership.Changes(ctx, e.Elastic.Store, e.Elastic.Job) {
+		e.Report(fmt.Sprintf("view %d of size %d: %v", c.Generation, c.Workers, c))
 	}
 }
 
