@@ -66,8 +66,11 @@ func (n Names) String() string {
 	return text
 }
 
-// String returns who was lost, left or joined, as "lost b; joined c (no view for 0.6 s)".
+// String describes c, as "view 7 of size 3: lost b; joined c (no view for 0.6 s)". It is "" if c is zero.
 func (c Change) String() string {
+	if c.Generation == 0 {
+		return ""
+	}
 	var parts []string
 	say := func(what string, who Names) {
 		if who.N > 0 {
@@ -77,7 +80,7 @@ func (c Change) String() string {
 	say("lost", c.Lost)
 	say("left", c.Left)
 	say("joined", c.Joined)
-	text := strings.Join(parts, "; ")
+	text := fmt.Sprintf("view %d of size %d: %s", c.Generation, c.Workers, strings.Join(parts, "; "))
 	if c.Seconds > 0 {
 		text += fmt.Sprintf(" (no view for %v s)", c.Seconds)
 	}
@@ -163,26 +166,20 @@ func (l *leader) record(ctx context.Context) {
 func Changes(ctx context.Context, s *store.Store, job string) iter.Seq[Change] {
 	k := keysOf(job)
 	return func(yield func(Change) bool) {
-		var run string
-		var last uint64 // generation that was yielded, of this run
+		known := 0
 		if t, err := ReadStatus(ctx, s, job); err == nil {
-			run, last = t.History.Run, t.Generation
+			known = t.History.Changes
 		}
 		for e, err := range s.Watch(ctx, k.history, 0) {
-			var h History
-			switch {
-			case err != nil:
+			if err != nil {
 				return
-			case e.Key != k.history || json.Unmarshal(e.Value, &h) != nil: // deleted, for example
-				continue
-			case h.Run != run:
-				run, last = h.Run, 0
 			}
-			for _, c := range h.Newest {
-				if c.Generation <= last {
-					continue
-				}
-				if last = c.Generation; !yield(c) {
+			var h History
+			_ = json.Unmarshal(e.Value, &h) // there is none if it was deleted, and the next run begins with 0
+			fresh := min(max(h.Changes-known, 0), len(h.Newest))
+			known = h.Changes
+			for _, c := range h.Newest[len(h.Newest)-fresh:] {
+				if !yield(c) {
 					return
 				}
 			}

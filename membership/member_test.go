@@ -2,7 +2,7 @@ package membership_test
 
 import (
 	"context"
-	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,11 +145,11 @@ func TestElastic(t *testing.T) {
 		now.History = membership.History{}
 		require.Equal(t, &membership.Status{Generation: 5, Workers: 2, Gone: 1, Registered: 1, Min: 2}, now)
 		g := with("g")
-		require.Equal(t, "left e; joined g (no view for 1810 s)", next(t, f, 0, "f", "g").Change.String())
-		require.Equal(t, "lost e; joined g (no view for 10 s)", next(t, g, 1, "f", "g").Change.String(), "since it came")
+		require.Equal(t, "view 6 of size 2: left e; joined g (no view for 1810 s)", next(t, f, 0, "f", "g").Change.String())
+		require.Equal(t, "view 6 of size 2: lost e; joined g (no view for 10 s)", next(t, g, 1, "f", "g").Change.String(), "since it came")
 		synctest.Wait()
-		changed(t, s, 1820, "1 of 3: joined a, b, c", "2 of 4: joined d", "3 of 4: left b; joined e", "4 of 4: left a; joined f",
-			"5 of 2: lost c; left d (no view for 10 s)", "6 of 2: left e; joined g (no view for 1810 s)")
+		changed(t, s, 1820, "1 of size 3: joined a, b, c", "2 of size 4: joined d", "3 of size 4: left b; joined e", "4 of size 4: left a; joined f",
+			"5 of size 2: lost c; left d (no view for 10 s)", "6 of size 2: left e; joined g (no view for 1810 s)")
 	})
 }
 
@@ -160,7 +160,7 @@ func changed(t *testing.T, s *store.Store, seconds float64, want ...string) {
 	require.NoError(t, err)
 	var got []string
 	for _, c := range now.History.Newest {
-		got = append(got, fmt.Sprintf("%d of %d: %v", c.Generation, c.Workers, c))
+		got = append(got, strings.TrimPrefix(c.String(), "view "))
 	}
 	require.Equal(t, want, got)
 	require.InDelta(t, seconds, now.History.Seconds, 0.5)
@@ -311,7 +311,7 @@ func TestKeysOfADeadJobGo(t *testing.T) {
 		c := join(t, s, worker("c", 1, 3))
 		require.EqualValues(t, 4, next(t, c, 0, "c").Generation)
 		synctest.Wait()
-		changed(t, s, 0, "1 of 1: joined a", "2 of 2: joined b", "3 of 1: lost a", "4 of 1: lost b; joined c")
+		changed(t, s, 0, "1 of size 1: joined a", "2 of size 2: joined b", "3 of size 1: lost a", "4 of size 1: lost b; joined c")
 		require.NoError(t, c.Close())
 		time.Sleep(25 * time.Hour)
 		require.Zero(t, memory.Keys())

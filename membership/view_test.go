@@ -250,7 +250,7 @@ func TestViewIsSmall(t *testing.T) {
 	b, err := s.Get(t.Context(), "membership/train/roster/view")
 	require.NoError(t, err)
 	require.Less(t, len(b)-named, 45*workers)
-	require.Equal(t, "joined "+strings.Repeat("é", 32)+"…, w1, w2, w3, w4, w5, w6, w7 and 8 more", v.Change.String())
+	require.Equal(t, "view 1 of size 16: joined "+strings.Repeat("é", 32)+"…, w1, w2, w3, w4, w5, w6, w7 and 8 more", v.Change.String())
 	require.NoError(t, s.Set(t.Context(), "membership/train/roster/view", []byte(`{"Workers":["w0"]}`), nil))
 	_, err = membership.Join(t.Context(), s, worker("late", workers, workers))
 	require.ErrorContains(t, err, "was not written by this package: a worker is incomplete")

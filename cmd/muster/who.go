@@ -363,20 +363,12 @@ func (p *whoPrinter) elastic(j *status.ElasticJob) {
 	}
 	p.line("  %s  %s%s", p.bold(printable(j.Name)), j.State, total)
 	for _, c := range j.Newest[:min(len(j.Newest), mostChanges)] {
-		p.line("    %s  view %d of %d: %s", clock(c.Time), c.Generation, c.Size, printable(c.What))
+		p.line("    %s  %s", c.Time.Local().Format(time.DateTime), printable(c.What))
 	}
 }
 
 // mostChanges is how many changes of an elastic job are printed.
 const mostChanges = 4
-
-// clock returns the time of day, and the date of another day.
-func clock(t time.Time) string {
-	if time.Since(t) > 12*time.Hour {
-		return t.Local().Format("Jan 2 15:04:05")
-	}
-	return t.Local().Format(time.TimeOnly)
-}
 
 // sizeText is the number of ranks of a group.
 func sizeText(size int, atLeast bool) string {

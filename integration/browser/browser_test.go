@@ -455,8 +455,8 @@ func TestElasticJobs(t *testing.T) {
 	defer m.Close()
 	run(t, ctx, chromedp.WaitVisible("#elastic li"))
 	has(t, ctx, "#elastic b", "elastic")
-	has(t, ctx, "#elastic span", "view 1 of 1 worker · 1 change, 0.0 s without a view")
-	has(t, ctx, "#elastic .note", " · view 1 of 1: joined <b>a</b>")
+	has(t, ctx, "#elastic span", "view 1 of size 1 · 1 change, 0.0 s without a view")
+	has(t, ctx, "#elastic .note", " · view 1 of size 1: joined <b>a</b>")
 }
 
 // TestPageWaitsForRoom checks that one page too many reports that, and becomes live when another

@@ -32,10 +32,8 @@ type ElasticJob struct {
 
 // ElasticChange is a change of an elastic job.
 type ElasticChange struct {
-	Time       time.Time `json:"time"` // by the clock of a worker
-	Generation uint64    `json:"generation"`
-	Size       int       `json:"size"`
-	What       string    `json:"what"` // such as "lost host-1-0 (no view for 0.6 s)"
+	Time time.Time `json:"time"` // by the clock of a worker
+	What string    `json:"what"` // such as "view 7 of size 3: lost host-1-0 (no view for 0.6 s)"
 }
 
 // mostElastic is how many elastic jobs are shown.
@@ -91,35 +89,25 @@ func elasticJob(prefix, name string, t *membership.Status) ElasticJob {
 		Generation: t.Generation, Size: t.Workers, Standbys: t.Registered - (t.Workers - t.Gone), Waiting: t.Generation == 0 || t.Gone > 0,
 		Changes: t.History.Changes, NoView: t.History.Seconds, Newest: []ElasticChange{},
 	}
-	what := "worker"
 	if of, ok := strings.CutPrefix(name, "muster-run/"); ok {
-		j.Nodes, what, name = true, "node", "nodes of "+of
+		j.Nodes, name = true, "nodes of "+of
 	}
 	j.Name = prefix + name
-	view := fmt.Sprintf("view %d of %s", t.Generation, plural(t.Workers, what))
-	waits := "no view: no " + what + " is left"
-	if t.Registered > 0 {
-		waits = fmt.Sprintf("no view: %d of at least %s", t.Registered, plural(t.Min, what))
-	}
+	view := fmt.Sprintf("view %d of size %d", t.Generation, t.Workers)
 	switch {
+	case t.Registered == 0:
+		j.State = "no view: no worker is left; the last was " + view
 	case t.Generation == 0:
-		j.State = waits
+		j.State = fmt.Sprintf("no view yet: %d of at least %d workers", t.Registered, t.Min)
 	case j.Waiting:
-		j.State = waits + "; the last was " + view
+		j.State = fmt.Sprintf("no view: %d of at least %d workers; the last was %s", t.Registered, t.Min, view)
 	case j.Standbys > 0:
 		j.State = fmt.Sprintf("%s, and %d more", view, j.Standbys)
 	default:
 		j.State = view
 	}
 	for _, c := range slices.Backward(t.History.Newest) {
-		j.Newest = append(j.Newest, ElasticChange{time.UnixMilli(c.Time).UTC(), c.Generation, c.Workers, c.String()})
+		j.Newest = append(j.Newest, ElasticChange{time.UnixMilli(c.Time).UTC(), c.String()})
 	}
 	return j
-}
-
-func plural(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
 }

@@ -51,16 +51,16 @@ func TestFetchElastic(t *testing.T) {
 			got = append(got, fmt.Sprintf("%s: %s: %s; %d changes", j.Name, j.State, last, j.Changes))
 		}
 		require.Equal(t, []string{
-			"a/b-: no view: 1 of at least 2 workers; the last was view 1 of 2 workers: joined four, five; 1 changes",
-			"a/b: view 3 of 2 workers: lost two; joined three; 3 changes",
-			"nodes of x: view 1 of 1 node: joined six; 1 changes",
-			"jobs/a/c: no view: 1 of at least 2 workers: ; 0 changes",
+			"a/b-: no view: 1 of at least 2 workers; the last was view 1 of size 2: view 1 of size 2: joined four, five; 1 changes",
+			"a/b: view 3 of size 2: view 3 of size 2: lost two; joined three; 3 changes",
+			"nodes of x: view 1 of size 1: view 1 of size 1: joined six; 1 changes",
+			"jobs/a/c: no view yet: 1 of at least 2 workers: ; 0 changes",
 		}, got)
 		join(s, "a/b", "eight", 1)
-		require.Equal(t, "view 3 of 2 workers, and 1 more", status.FetchElastic(t.Context(), s, now)[1].State)
+		require.Equal(t, "view 3 of size 2, and 1 more", status.FetchElastic(t.Context(), s, now)[1].State)
 		for _, m := range members {
 			require.NoError(t, m.Close())
 		}
-		require.Equal(t, "no view: no worker is left; the last was view 3 of 2 workers", status.FetchElastic(t.Context(), s, now)[1].State)
+		require.Equal(t, "no view: no worker is left; the last was view 3 of size 2", status.FetchElastic(t.Context(), s, now)[1].State)
 	})
 }

@@ -218,8 +218,8 @@ function showElastic(list) {
     const total = j.changes + (j.changes === 1 ? " change, " : " changes, ") + time(j.no_view_seconds) + " without a view";
     put(li.querySelector("b"), j.name);
     put(li.querySelector("span"), j.state + (j.changes ? " · " + total : ""));
-    sync(li.querySelector("div"), j.newest_changes.slice(0, 4), (c) => c.generation, () => make("div", "note"), (e, c) =>
-      put(e, new Date(c.time).toLocaleString() + " · view " + c.generation + " of " + c.size + ": " + c.what));
+    sync(li.querySelector("div"), j.newest_changes.slice(0, 4), (c) => c.time + c.what, () => make("div", "note"), (e, c) =>
+      put(e, new Date(c.time).toLocaleString() + " · " + c.what));
   });
   $("elastic-part").hidden = !list.length;
   put($("elastic-count"), String(list.length));

@@ -389,7 +389,7 @@ func (e *elastic) reportViews(ctx context.Context) {
 		return
 	}
 	for c := range membership.Changes(ctx, e.Elastic.Store, e.Elastic.Job) {
-		e.Report(fmt.Sprintf("view %d of size %d: %v", c.Generation, c.Workers, c))
+		e.Report(c.String())
 	}
 }
 
