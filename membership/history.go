@@ -135,8 +135,8 @@ func (h *History) add(c Change) {
 	h.Newest = append(h.Newest[max(0, len(h.Newest)+1-mostChanges):], c)
 }
 
-// record adds the changes that this worker has seen to the history in the store, and renews its retention,
-// once for each view. It is called when no view is to be decided, so that none waits for it, and does not try again:
+// record adds the changes that this worker has seen to the history in the store, and renews its retention, once
+// for each view. It is called when no view is to be decided, so that none waits for it. It does not try again:
 // the next view brings what is missing. The swap keeps it from bringing back the history of a job whose last
 // worker has left.
 func (l *leader) record(ctx context.Context) {

@@ -309,7 +309,7 @@ func (e *viewState) remove(key string, left bool) {
 	if e.over.IsZero() {
 		e.over, e.left = time.Now(), map[string]bool{}
 	}
-	e.left[key] = left
+	e.left[key] = e.left[key] || left // without does not know the reason
 	why := e.ended()
 	why.Gone = []Worker{e.Slots[rank].Worker}
 	if left {

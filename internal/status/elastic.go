@@ -40,8 +40,8 @@ type ElasticChange struct {
 const mostElastic = 64
 
 // FetchElastic returns the elastic jobs of s, as far as it may be read: those at the top, and those below the
-// prefixes of groups in now, the status of s, which has not been made a View yet. A store without such jobs is sent
-// one request.
+// prefixes of groups in now, the status of s; call it before Of, which renames the groups. A store without such
+// jobs gets one request.
 func FetchElastic(ctx context.Context, s *store.Store, now *store.Status) []ElasticJob {
 	all := []ElasticJob{}
 	if now.Replication != nil && !now.Replication.Leading { // a standby answers nothing else
