@@ -13,7 +13,8 @@ Times are in seconds. Everything that is raised is a muster_pg.Error.
 """
 
 from ._arrays import Array
-from ._elastic import Checkpoint, ElasticMember, View, Worker
+from ._checkpoint import Checkpoint
+from ._elastic import ElasticMember
 from ._errors import (
     Aborted,
     Busy,
@@ -55,10 +56,12 @@ from ._errors import (
 from ._group import Group
 from ._lease import Lease
 from ._member import Member
+from ._roster import Worker
 from ._secure import TLS, read_secret
 from ._server import Server
 from ._store import Entry, Event, Store
 from ._version import __version__
+from ._view import View
 from ._wire import Code, Failure
 
 __all__ = [
