@@ -31,7 +31,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from . import _arguments, _env
 from ._arrays import bytes_of, memory
-from ._errors import Error, Invalid, Mismatch, Unavailable, make, ranks
+from ._errors import Error, Invalid, Mismatch, Unavailable, make
+from ._failure import ranks
 from ._group import Group
 from ._torch_elastic import ElasticJob, JobView
 from ._verb import Verb
