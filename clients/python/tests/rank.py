@@ -16,9 +16,10 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 import types
-from typing import Any, Callable, Dict, Union
+from typing import Any, Callable, Dict, List, Union
 
 import muster_pg
 
@@ -37,6 +38,10 @@ def plain(v: Any) -> Any:
         return [plain(x) for x in v]
     if isinstance(v, dict):
         return {k: plain(x) for k, x in v.items()}
+    if isinstance(v, muster_pg.View):
+        return {"run": v.run, "generation": v.generation, "rank": v.rank, "ids": [w.id for w in v.workers]}
+    if isinstance(v, muster_pg.Error):
+        return error(v)
     return v if isinstance(v, (str, int, float, bool, type(None))) else repr(v)
 
 
@@ -51,6 +56,8 @@ def value(v: Any) -> Any:
 
 def error(e: BaseException) -> Dict[str, Any]:
     out: Dict[str, Any] = {"text": str(e), "kinds": [k.__name__ for k in type(e).__mro__]}
+    if isinstance(e, muster_pg.ViewOver):
+        out.update(lost=e.lost, left=e.left)
     if isinstance(e, muster_pg.RankError):
         out.update(missing=e.missing, lost=e.lost, left=e.left, by=e.by, waited=e.waited)
     return out
@@ -61,6 +68,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.on: Dict[str, Any] = {"new": self}
+        self.seen: Dict[str, Any] = {}  # the views of the member, and how it has ended
 
     def join(self, rank: int, size: int, store: str, **more: Any) -> int:
         g = self.on["group"] = muster_pg.Group.join(rank, size, store, **self._secure(more))
@@ -96,6 +104,48 @@ class Rank:
 
     def key(self, name: str, data: bytes) -> None:
         self.on["group"].store.set(name, data)
+
+    def member(self, id: str, **more: Any) -> None:
+        self.on["member"] = muster_pg.ElasticMember.join(self.on["store"], "train", id, addr="10.0.0.1:" + id, **more)
+
+    def next(self, timeout: float = 30) -> muster_pg.View:
+        v: muster_pg.View = self.on["member"].next(timeout=timeout)
+        self.on["view"] = v
+        return v
+
+    def take(self) -> None:
+        """Takes each view, in a thread, until the member has ended."""
+        seen: Dict[str, Any] = {"views": [], "ended": None}
+        self.seen = seen
+
+        def run() -> None:
+            try:
+                while True:
+                    seen["views"].append(self.next(1e9))
+            except muster_pg.Error as e:
+                seen["ended"] = e
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def form(self, what: str) -> List[str]:
+        """Exchanges a text in the group of the view."""
+        view: muster_pg.View = self.on["view"]
+        with view.group(timeout=30) as g:
+            every: List[str] = g.all_gather(what)
+            g.shutdown()
+        return every
+
+    def over(self) -> Any:
+        """Waits for the end of the view, and returns its error."""
+        view: muster_pg.View = self.on["view"]
+        view.wait(30)
+        return view.error
+
+    def checkpoint(self, id: str = "", epoch: int = 0) -> str:
+        """Begins a checkpoint, or takes up one that has begun."""
+        m: muster_pg.ElasticMember = self.on["member"]
+        c = self.on["checkpoint"] = m.checkpoint(id) if id else m.start_checkpoint(epoch, "/ckpt")
+        return c.id
 
     def hold(self, milliseconds: int) -> None:
         """Holds the interpreter's lock, as a large import does: no thread of this process runs
