@@ -236,3 +236,38 @@ func TestLateLeader(t *testing.T) {
 		})
 	}
 }
+
+// lateList answers the list with which a watch begins only when it is freed: the first one is that of Join.
+type lateList struct {
+	store.Engine
+	lists atomic.Int64
+	freed chan struct{}
+}
+
+func (l *lateList) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	err := l.Engine.Do(ctx, req, rep)
+	if req.Op == wire.OpList && l.lists.Add(1) == 2 {
+		<-l.freed
+	}
+	return err
+}
+
+// TestViewThatGoesWhileAWorkerRegisters lets a worker read the view of those before it, decide after the
+// last of them has deleted that, and only then take up what it has read: it has to take up its own view.
+func TestViewThatGoesWhileAWorkerRegisters(t *testing.T) {
+	simulated(t, func(t *testing.T, memory *store.Memory) {
+		s, slow := store.New(memory), &lateList{Engine: memory, freed: make(chan struct{})}
+		a := join(t, s, worker("a", 1, 2))
+		next(t, a, 0, "a")
+		require.NoError(t, a.Close())
+		c := worker("b", 1, 2)
+		c.Settle = time.Second // it decides after the list
+		b := join(t, store.New(slow), c)
+		synctest.Wait()
+		_, err := s.Delete(t.Context(), "membership/train/roster/view")
+		require.NoError(t, err)
+		<-time.After(time.Minute)
+		close(slow.freed)
+		require.EqualValues(t, 2, next(t, b, 0, "b").Generation)
+	})
+}

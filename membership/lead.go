@@ -125,12 +125,13 @@ func (l *leader) decide(ctx context.Context) error {
 	return l.create(ctx, &v, old)
 }
 
-// known returns the newest view that the watch has brought, or nil.
+// known returns the newest view that this member may take up: that of the roster with which it joined, until
+// the watch has brought one. It is nil if there is none.
 func (l *leader) known() *record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.current == nil {
-		return nil
+		return l.roster.view
 	}
 	return &l.current.record
 }
