@@ -391,6 +391,7 @@ func TestElasticAcrossLanguages(t *testing.T) {
 			require.Equal(t, []int{1}, c.over().Left)
 			c.py.must("new", "member", "held", kw{"least": 2, "most": 3, "ttl": 1})
 			c.next(2, "go", "held")
+			c.py.must("new", "next")
 			c.py.must("new", "hold", 4000)
 			require.Equal(t, []int{1}, c.over().Lost)
 			c.py.fails("Evicted", "new", "next")
