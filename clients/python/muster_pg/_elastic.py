@@ -15,7 +15,7 @@ from typing import Optional
 from . import _arguments
 from ._arguments import Bad
 from ._checkpoint import CHECKPOINT_TTL, Checkpoint, Saved, left, listed, newest
-from ._errors import Closed, Conflict, Error, Evicted, Finished, Invalid, NotFound, NotInView, Timeout, kinds_of, member_error, quote
+from ._errors import Closed, Conflict, Error, Evicted, Finished, Invalid, Kinds, NotFound, NotInView, Timeout, kinds_of, member_error, quote
 from ._roster import LOST_TTL, Keys, Roster
 from ._store import Store
 from ._track import Tracker
@@ -96,24 +96,26 @@ class ElasticMember(Tracker):
         skips views that have ended already.
 
         A Timeout says what it was waiting for; Finished, that a worker of this run of the job has
-        called View.finish; Evicted, that the lease has expired, and Excluded, that another worker
-        has removed this one: a new member may join.
+        called View.finish, even if this one was evicted; Evicted, that the lease has expired, and
+        Excluded, that another worker has removed this one: a new member may join.
         """
         until, look = self._until("next", timeout), 0.0
         self._refuse_fork("next")
         while True:
             with self._cond:
-                if self._why is not None:
-                    raise self._ended("next")
-                view, now = self._candidate(), time.monotonic()
-                if view is None and now >= until:
+                ended, view, now = self._why, self._candidate(), time.monotonic()
+                if ended is None and view is None and now >= until:
                     raise self._fail("next", "timed out", (Timeout,), self._missing())
-                if view is None and now < look:
+                if ended is None and view is None and now < look:
                     self._cond.wait(min(until, look) - now)
                     continue
                 run = self._current.run if self._current is not None else ""
+            if ended is not None and not _evicted(ended[1]):
+                raise self._fail("next", *ended)
             if run and self._has_finished(run):
                 raise self._fail("next", "finished without this worker", (Finished,))
+            if ended is not None:
+                raise self._fail("next", *ended)
             look = time.monotonic() + _POLL
             with self._cond:
                 if view is not None and view is self._candidate() and self._why is None:
@@ -127,7 +129,7 @@ class ElasticMember(Tracker):
 
     def _has_finished(self, run: str) -> bool:
         try:
-            return self._calls.exists(self._keys.finished(run), timeout=_POLL)
+            return self._store.exists(self._keys.finished(run), timeout=_POLL)
         except Error:
             return False  # the threads report what is wrong with the store
 
@@ -149,7 +151,7 @@ class ElasticMember(Tracker):
                     self._goodbye(until)
         finally:
             self._close_lease(until + _CLOSE_WAIT)
-        if before is not None and any(issubclass(kind, Evicted) for kind in before[1]):
+        if before is not None and _evicted(before[1]):
             raise self._fail("leave", *before)
 
     def close(self) -> None:
@@ -288,6 +290,10 @@ def remove(store: Store, job: str, id: str) -> None:
                 store.delete(key)
     except Error as e:
         raise member_error("remove", job, id, -1, str(e), kinds_of(e)) from None
+
+
+def _evicted(kinds: Kinds) -> bool:
+    return any(issubclass(kind, Evicted) for kind in kinds)
 
 
 def _is_utf8(s: str) -> bool:

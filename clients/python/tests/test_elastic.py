@@ -213,7 +213,15 @@ class Elastic(Case):
         self.assertRegex(str(waits()), 'next of worker "b" in job "train": finished without this worker$')
         standby.leave()
         self.assertEqual([e.key.split("/")[2] for e in self.store.list()], ["finished"])
-        self.assertFalse(self.member("c").next(timeout=_SOON).finished(), "another run")
+        c, cut = self.member("c"), self.member("cut")
+        view = self.view(c, "c", "cut")
+        self.assertFalse(view.finished(), "another run")
+        self.view(cut, "c", "cut")
+        self.evict(cut)
+        self.over(view)
+        view.finish()
+        c.leave()
+        self.fails(muster_pg.Finished, "finished without this worker$", cut.next, timeout=_SOON)
 
     def test_foreign_keys(self) -> None:
         a = self.member("a")
