@@ -377,10 +377,10 @@ def view_over(
     says = [f"lost rank {rank}, worker {w}" for rank, w in zip(lost, gone)]
     says += [f"left by rank {rank}, worker {w}" for rank, w in zip(left, gone[len(lost) :])]
     says += [f"joined by worker {w}" for w in joined] + [why] * bool(why)
-    kinds = (*kinds, *(Lost,) * bool(lost), *(Left,) * bool(left))
+    every = (*kinds, *(Lost,) * bool(lost), *(Left,) * bool(left))
     text = f"membership: view {generation} of job {quote(job)} ended on rank {rank} of {size}, worker {quote(id)}: {', '.join(says)}"
-    e = cast(ViewOver, _class(ViewOver, _distinct(kinds))(text))
-    e.job, e.id, e.rank, e.size, e.generation, e.code = job, id, rank, size, generation, _code_of(kinds)
+    e = cast(ViewOver, _class(ViewOver, _distinct(every))(text))
+    e.job, e.id, e.rank, e.size, e.generation, e.code = job, id, rank, size, generation, _code_of(every)
     e.lost, e.left, e.gone, e.joined = list(lost), list(left), list(gone), list(joined)
     e._parts = (job, id, rank, size, generation, e.lost, e.left, e.gone, e.joined, why, kinds)
     return e
