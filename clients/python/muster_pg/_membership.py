@@ -207,13 +207,11 @@ class Membership:
         return _member.parse([m or b"" for m in members])
 
     def leave(self, no: Code = Code.OK, reason: str = "") -> None:
-        """Sends the goodbye, even if the other calls on this store were ended. A store that cannot be
-        reached detects the end itself.
-        """
+        """Sends the goodbye. A store that cannot be reached detects the end itself."""
         c = self.contribution()
         c.no, c.reason = no, reason
         try:
-            self.store.below("")._request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
+            self.store._request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
         except Error:
             pass
 

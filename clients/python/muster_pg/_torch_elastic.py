@@ -7,23 +7,25 @@ processes or for none. docs/explanation/elastic-training.md has the protocol and
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
+import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from . import _arguments, _env, _torch_state
-from ._elastic import ElasticMember, View, escape
-from ._errors import Error, Evicted, Excluded, Failed, Finished, IDInUse, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote, ranks
+from . import _arguments, _env
+from ._elastic import ElasticMember
+from ._errors import Error, Evicted, Excluded, Failed, Finished, IDInUse, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote
+from ._failure import ranks
 from ._group import Group
+from ._roster import escape
 from ._store import Store
+from ._torch_ddp import Replicated, in_view
 from ._torch_native import Connections, World, check, found_inf, timed_out
+from ._torch_steps import JobView, Offer, Steps, Version
+from ._view import View
 
 _log = logging.getLogger("muster_pg")
 
@@ -32,77 +34,6 @@ _JOIN_TIMEOUT = 30.0  # seconds for which the processes of a view wait for each 
 _SCRATCH = "torch/"  # below the job's keys: how the processes of a view connect
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class _Version:
-    """What a state is: how many steps it has, and the view in which the last of them was decided.
-
-    States with equal versions have the same bits, but those before the first view, whose run is "".
-    """
-
-    steps: int = 0
-    run: str = ""
-    generation: int = 0
-
-    def __str__(self) -> str:
-        return f"step {self.steps}"
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A step whose gradients are complete averages, and whose decision is not known here."""
-
-    version: _Version  # of the state once it is applied
-    apply: Callable[[bool], None]
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """What a process tells the others of its view, before they take steps."""
-
-    have: _Version
-    dirty: bool
-    skipped: bool  # the last step was skipped: its gradients had infinities
-    held: Optional[_Version]
-    digest: str
-    connect: Dict[str, Any]
-
-    def encode(self) -> List[Any]:
-        h = self.held
-        return [
-            self.have.steps, self.have.run, self.have.generation, self.dirty, self.skipped,
-            [h.steps, h.run, h.generation] if h is not None else None, self.digest, self.connect,
-        ]  # fmt: skip
-
-    @classmethod
-    def decode(cls, v: Sequence[Any]) -> "_Offer":
-        steps, run, generation, dirty, skipped, held, digest, connect = v
-        return cls(_Version(steps, run, generation), dirty, skipped, _Version(*held) if held is not None else None, digest, connect)
-
-    def applies(self, new: _Version) -> bool:
-        """Reports whether the process can make the newest state of its own."""
-        return not self.dirty and self.held == new
-
-    def goes_on(self, new: _Version) -> bool:
-        return not self.dirty and self.have == new and new.run != ""
-
-
-class JobView:
-    """What a training sees of a view: its place among the processes that train together."""
-
-    def __init__(self, view: View, group: Group) -> None:
-        """Not called by users: see ElasticJob.run."""
-        self.view = view
-        self.group = group  # of all processes, for objects and barriers
-        self.rank, self.size = group.rank, group.size
-
-    @property
-    def generation(self) -> int:
-        return self.view.generation
-
-    def __repr__(self) -> str:
-        return f"<muster_pg.torch.JobView {self.generation}: rank {self.rank} of {self.size}>"
 
 
 class ElasticJob:
@@ -162,26 +93,18 @@ class ElasticJob:
         self._store, self._job, self._id = store, job, id
         self._least, self._most = min_units, max_units or min_units
         self._settings = f"torch {torch.__version__}, {backend}" + (f", {settings}" if settings else "")
-        self._settle, self._ttl, self._seed = settle, ttl, seed
+        self._settle, self._ttl = settle, ttl
         self._timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
         self._join_timeout = _arguments.seconds(_bad, "join_timeout", join_timeout, zero=False, forever=False)
         self._keys = store.below(f"membership/{escape(job)}/{_SCRATCH}")
         self._backend = backend
         self._world: Optional[World] = None
         self._member: Optional[ElasticMember] = None
-        self._objects: Dict[str, Any] = {}
-        self._position: Any = None
+        self._steps = Steps(job, seed)
         self._models: List[Replicated] = []
         self._view: Optional[JobView] = None
         self._result: Any = None  # of train, in the last view in which it has returned
         self._before: Optional[View] = None  # the last view in which all had connected
-        # The state of the protocol.
-        self._done = _Version()
-        self._dirty = False  # the state is between two versions
-        self._skipped = False
-        self._held: Optional[_Held] = None
-        self._kept: List[Tuple[torch.Tensor, torch.Tensor]] = []  # buffers, and their values at the last version
-        self._kept_position: Any = None
         self._own = False  # run closes the store
         self._paused = time.monotonic()  # when training stopped
 
@@ -233,13 +156,13 @@ class ElasticJob:
         """The number of steps that the state has. A program that has read a checkpoint sets it,
         before run.
         """
-        return self._done.steps
+        return self._steps.done.steps
 
     @completed.setter
     def completed(self, steps: int) -> None:
         if self._member is not None:
             raise _bad("completed is set before run", ())
-        self._done = _Version(_arguments.between(_bad, "completed", steps, 0, (1 << 63) - 1))
+        self._steps.done = Version(_arguments.between(_bad, "completed", steps, 0, (1 << 63) - 1))
 
     @property
     def view(self) -> JobView:
@@ -262,10 +185,9 @@ class ElasticJob:
                 raise _bad("register the module that was given to ddp", ())
             if not (callable(getattr(o, "state_dict", None)) and callable(getattr(o, "load_state_dict", None))):
                 raise _arguments.of_type(_bad, "an object", "one with state_dict and load_state_dict", o)
-            self._objects[f"{len(self._objects)} {type(o).__name__}"] = o
+            self._steps.add(o)
         if position is not None:
-            self._position = position
-        self._kept = [(b, torch.empty_like(b)) for o in self._objects.values() if isinstance(o, torch.nn.Module) for b in o.buffers()]
+            self._steps.position = position
 
     def ddp(self, module: torch.nn.Module, **options: Any) -> "Replicated":
         """Returns module with gradients that are averaged over all workers, by a
@@ -291,7 +213,7 @@ class ElasticJob:
                 try:
                     finished = self._in_view(self._next(), train)
                 except Finished:
-                    _log.info("elastic job %s: finished, and this worker is at %s", self._job, self._done)
+                    _log.info("elastic job %s: finished, and this worker is at %s", self._job, self._steps.done)
                     finished = True
                 if finished:
                     assert self._member is not None
@@ -318,7 +240,7 @@ class ElasticJob:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<muster_pg.torch.ElasticJob {quote(self._job)}: worker {quote(self._id)}, {self._done}>"
+        return f"<muster_pg.torch.ElasticJob {quote(self._job)}: worker {quote(self._id)}, {self._steps.done}>"
 
     def step(self, optimizer: torch.optim.Optimizer, *, scaler: Any = None, scheduler: Any = None) -> bool:
         """Completes a step, after backward: the workers vote, in one round trip to the store; if
@@ -343,20 +265,15 @@ class ElasticJob:
             if scheduler is not None and not skip:
                 scheduler.step()
 
-        self._held = _Held(_Version(self._done.steps + 1, view.view.run, view.generation), apply)
+        if view.view.error is not None:  # the gradients may be anything
+            raise view.view.error
+        self._steps.hold(view.view, apply)
         skip = any(bool(v.item()) for v in found)
         votes = view.group.channel("step").all_gather_bytes(b"1" if skip else b"0", timeout=self._timeout)
-        self._apply(self._held, b"1" in votes)
+        self._steps.apply(b"1" in votes)
         if self._world is not None:
             self._world.forget()
-        return not self._skipped
-
-    def _apply(self, held: _Held, skip: bool) -> None:
-        self._dirty = True
-        held.apply(skip)
-        self._done, self._skipped, self._held = held.version, skip, None
-        self._keep()
-        self._dirty = False
+        return not self._steps.skipped
 
     # Views.
 
@@ -394,8 +311,12 @@ class ElasticJob:
                 raise make(Finished, "")
             group = self._form(view, world, connections)
             self._view = JobView(view, group)
-            self._settle_state(self._view)
-            with self._models_of_view():
+            came = self._steps.settle(self._view, self._offers, world.device, self._timeout)
+            _log.info(
+                "elastic job %s: view %d: rank %d of %d, at %s%s, after %.3f s",
+                self._job, view.generation, view.rank, view.size, self._steps.done, came, time.monotonic() - self._paused,
+            )  # fmt: skip
+            with in_view(self._models):
                 self._result = train(self._view)
             group.channel("end").barrier(timeout=self._timeout)
             view.finish()
@@ -411,18 +332,21 @@ class ElasticJob:
             if group is not None:
                 group.close()
         world.drain()
-        _log.info("elastic job %s: at %s: %s", self._job, self._done, view.error)
+        _log.info("elastic job %s: at %s: %s", self._job, self._steps.done, view.error)
         return False
 
     def _form(self, view: View, world: World, connections: Connections) -> Group:
         """Connects the workers of a view, all of them or none."""
         group = self._group = view.group(timeout=self._join_timeout)
+        _in_background(view, group.close)
         try:
-            self._offers = [_Offer.decode(o) for o in group.all_gather(self._offer(world).encode(), timeout=self._join_timeout)]
+            self._offers = [Offer.decode(o) for o in group.all_gather(self._steps.offer(world.handle).encode(), timeout=self._join_timeout)]
             self._agree(view)
             current, failed = f"{view.run}.{view.generation}/", ""
+            store = self._keys.below(current)._scoped()
+            _in_background(view, lambda: store._end("the view has ended"))
             try:
-                world.enter(connections, view.bound(self._keys.below(current)), view.generation, [o.connect for o in self._offers], self._join_timeout)
+                world.enter(connections, store, view.generation, [o.connect for o in self._offers], self._join_timeout)
             except Exception as e:
                 failed = str(e) or type(e).__name__
             outcomes = group.all_gather(failed, timeout=self._join_timeout)
@@ -435,10 +359,6 @@ class ElasticJob:
         except BaseException:
             group.close()
             raise
-
-    def _offer(self, world: World) -> _Offer:
-        held = self._held.version if self._held is not None else None
-        return _Offer(self._done, self._dirty, self._skipped, held, _torch_state.digest(self._objects), world.handle)
 
     def _agree(self, view: View) -> None:
         """Excludes workers with another state than rank 0, the worker that has been in the job for
@@ -508,118 +428,10 @@ class ElasticJob:
             pass  # it has ended
         return view.wait(self._join_timeout)
 
-    # The state.
 
-    def _settle_state(self, view: JobView) -> None:
-        """Brings all processes to the newest state. All choose the same one, and the same source."""
-        offers, mine = self._offers, self._offers[view.rank]
-        clean = [(o.have.steps, o.have.generation, -rank) for rank, o in enumerate(offers) if not o.dirty]
-        if not clean:
-            raise make(
-                StateLost,
-                f"muster_pg.torch: elastic job {quote(self._job)}: all {view.size} workers of view {view.generation} were in the middle of an update: "
-                "none has a whole state: begin with a checkpoint",
-            )
-        source = -max(clean)[2]
-        new, skipped = offers[source].have, offers[source].skipped
-        receivers = [rank for rank, o in enumerate(offers) if rank != source and not o.goes_on(new) and not o.applies(new)]
-        if mine.goes_on(new):
-            self._restore()
-        elif mine.applies(new) and self._held is not None:
-            self._apply(self._held, skipped)
-        elif view.rank == source:
-            self._keep()
-        self._held = None
-        if receivers:
-            self._copy(view, source, view.rank in receivers)
-        self._done = new if new.run else _Version(new.steps, view.view.run, view.generation)
-        self._skipped, self._dirty = skipped, False
-        if self._seed is not None:
-            torch.manual_seed(_seed(self._seed, self._done.steps, view.rank))
-        _log.info(
-            "elastic job %s: view %d: rank %d of %d, at %s%s, after %.3f s",
-            self._job, view.generation, view.rank, view.size, self._done,
-            f" from rank {source}" if view.rank in receivers else "", time.monotonic() - self._paused,
-        )  # fmt: skip
-
-    def _copy(self, view: JobView, source: int, receives: bool) -> None:
-        """Copies the state of rank source to the ranks that need it. All take part in the broadcast."""
-        assert self._world is not None
-        device = self._world.device
-        state = _torch_state.State(self._objects)
-        plain = view.group.broadcast(state.plain if view.rank == source else None, root=source, timeout=self._timeout)
-        if view.rank == source or not receives and _torch_state.fits(plain, state):
-            _torch_state.send(state.tensors, source, device)
-            return
-        self._dirty = True
-        _torch_state.receive(self._objects, plain, source, device)
-        self._keep()
-
-    def _keep(self) -> None:
-        """Notes what a step changes before it is decided."""
-        for buffer, kept in self._kept:
-            kept.copy_(buffer)
-        if self._position is not None:
-            self._kept_position = self._position.state_dict()
-
-    def _restore(self) -> None:
-        for buffer, kept in self._kept:
-            buffer.copy_(kept)
-        if self._position is not None and self._kept_position is not None:
-            self._position.load_state_dict(self._kept_position)
-
-
-    @contextmanager
-    def _models_of_view(self) -> Iterator[None]:
-        """Makes the DistributedDataParallel of each model. What an unfinished step has left goes:
-        gradients, and the hooks of the parameters, which would run beside those of the next view.
-        """
-        for o in self._objects.values():
-            if isinstance(o, torch.nn.Module):
-                o.zero_grad(set_to_none=True)
-        for m in self._models:
-            m.module.zero_grad(set_to_none=True)
-            m._current.append(DistributedDataParallel(m.module, init_sync=False, **m._options))
-        try:
-            yield
-        finally:
-            for m in self._models:
-                m._current.pop()._remove_autograd_hooks()
-
-
-class Replicated(torch.nn.Module):  # type: ignore[misc]
-    """A module whose gradients are averaged over the workers of a job: see ElasticJob.ddp. Its
-    state is that of the module.
-    """
-
-    def __init__(self, module: torch.nn.Module, options: Mapping[str, Any]) -> None:
-        """Not called by users."""
-        super().__init__()
-        self.module = module
-        self._options = dict(options)
-        self._current: List[DistributedDataParallel] = []  # in a list, so that it is no submodule
-
-    @property
-    def _ddp(self) -> DistributedDataParallel:
-        if not self._current:
-            raise make(Invalid, "muster_pg.torch: elastic job: the module of ddp is called outside of the function that run calls")
-        return self._current[0]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ddp(*args, **kwargs)
-
-    def no_sync(self) -> ContextManager[None]:
-        """Is that of DistributedDataParallel: gradients accumulate without the others. Call step at
-        the end of an accumulation.
-        """
-        unsynced: ContextManager[None] = self._ddp.no_sync()
-        return unsynced
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(*args, **kwargs)
+def _in_background(view: View, call: Callable[[], object]) -> None:
+    """Has call made when the view ends, by a thread of its own, because it waits for the store."""
+    view.at_end(lambda: threading.Thread(target=call, name="muster view", daemon=True).start())
 
 
 def _clear(e: BaseException) -> None:
@@ -628,10 +440,6 @@ def _clear(e: BaseException) -> None:
     while seen is not None:
         seen.__traceback__ = None
         seen = seen.__cause__ or seen.__context__
-
-
-def _seed(seed: int, steps: int, rank: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {steps} {rank}".encode()).digest()[:8], "little") >> 1
 
 
 def _bad(why: str, also: Kinds) -> Error:

@@ -34,7 +34,8 @@ from ._arrays import bytes_of, memory
 from ._errors import Error, Invalid, Mismatch, Unavailable, make
 from ._failure import ranks
 from ._group import Group
-from ._torch_elastic import ElasticJob, JobView
+from ._torch_elastic import ElasticJob as ElasticJob
+from ._torch_steps import JobView as JobView
 from ._verb import Verb
 from ._wire import WANT_ALL, WANT_PART, encode_parts
 

@@ -1,0 +1,193 @@
+"""The steps of an elastic training: which state this process has, and how the processes of a view
+come to one state, so that each step counts for all of them or for none.
+
+A step is decided by a vote, an all-gather of the view's group in the store. A process that does not
+learn the outcome, because the view has ended, keeps what it would apply, and the offers of the next
+view settle it: if another process has applied the step, it was committed, and is applied here too,
+to the same gradients; otherwise nobody has applied it, and it is taken again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from . import _torch_state
+from ._errors import StateLost, make, quote
+from ._group import Group
+from ._view import View
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a state is: how many steps it has, and the view in which the last of them was decided.
+
+    States with equal versions have the same bits, but those before the first view, whose run is "".
+    """
+
+    steps: int = 0
+    run: str = ""
+    generation: int = 0
+
+    def __str__(self) -> str:
+        return f"step {self.steps}"
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A step whose gradients are complete averages, and whose outcome is not known here."""
+
+    version: Version  # of the state once it is applied
+    apply: Callable[[bool], None]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a process tells the others of its view, before they take steps."""
+
+    have: Version
+    dirty: bool
+    skipped: bool  # the last step was skipped: its gradients had infinities
+    held: Optional[Version]
+    digest: str  # of the names, dtypes and shapes of the state
+    connect: Dict[str, Any]  # see World.handle
+
+    def encode(self) -> List[Any]:
+        h = self.held
+        held = [h.steps, h.run, h.generation] if h is not None else None
+        return [self.have.steps, self.have.run, self.have.generation, self.dirty, self.skipped, held, self.digest, self.connect]
+
+    @classmethod
+    def decode(cls, v: Sequence[Any]) -> "Offer":
+        steps, run, generation, dirty, skipped, held, digest, connect = v
+        return cls(Version(steps, run, generation), dirty, skipped, Version(*held) if held is not None else None, digest, connect)
+
+    def goes_on(self, new: Version) -> bool:
+        """Reports whether the process has the newest state."""
+        return not self.dirty and self.have == new and new.run != ""
+
+    def applies(self, new: Version) -> bool:
+        """Reports whether the process makes the newest state of its own."""
+        return not self.dirty and self.held == new
+
+
+class JobView:
+    """What a training sees of a view: its place among the processes that train together."""
+
+    def __init__(self, view: View, group: Group) -> None:
+        """Not called by users: see ElasticJob.run."""
+        self.view = view
+        self.group = group  # of all processes, for objects and barriers
+        self.rank, self.size = group.rank, group.size
+
+    @property
+    def generation(self) -> int:
+        return self.view.generation
+
+    def __repr__(self) -> str:
+        return f"<muster_pg.torch.JobView {self.generation}: rank {self.rank} of {self.size}>"
+
+
+class Steps:
+    """The state of a training in this process. It is used by one thread."""
+
+    def __init__(self, job: str, seed: Optional[int]) -> None:
+        self.done = Version()
+        self.skipped = False
+        self.position: Any = None  # the object that moves on while a step is under way
+        self._job, self._seed = job, seed
+        self._objects: Dict[str, Any] = {}
+        self._dirty = False  # the state is between two versions
+        self._held: Optional[_Held] = None
+        self._buffers: List[Tuple[torch.Tensor, torch.Tensor]] = []  # of models, and their values at the last version
+        self._position: Any = None  # its state at the last version
+
+    def add(self, o: Any) -> None:
+        """Adds an object of the state."""
+        self._objects[f"{len(self._objects)} {type(o).__name__}"] = o
+        if isinstance(o, torch.nn.Module):
+            self._buffers += [(b, torch.empty_like(b)) for b in o.buffers()]
+
+    def hold(self, view: View, apply: Callable[[bool], None]) -> None:
+        """Notes a step that is about to be decided."""
+        self._held = _Held(Version(self.done.steps + 1, view.run, view.generation), apply)
+
+    def apply(self, skip: bool) -> None:
+        """Applies the step that is held, which was committed. If that fails, the state is no version
+        until another process's is received.
+        """
+        held = self._held
+        assert held is not None
+        self._dirty = True
+        held.apply(skip)
+        self.done, self.skipped, self._held = held.version, skip, None
+        self._keep()
+        self._dirty = False
+
+    def offer(self, connect: Dict[str, Any]) -> Offer:
+        held = self._held.version if self._held is not None else None
+        return Offer(self.done, self._dirty, self.skipped, held, _torch_state.digest(self._objects), connect)
+
+    def settle(self, view: JobView, offers: Sequence[Offer], device: torch.device, timeout: float) -> str:
+        """Brings all processes of a view to the newest state, and returns where this one has it
+        from, in words. All choose the same state, and the same source: the lowest rank that has it.
+        """
+        mine = offers[view.rank]
+        clean = [(o.have.steps, o.have.generation, -rank) for rank, o in enumerate(offers) if not o.dirty]
+        if not clean:
+            raise make(
+                StateLost,
+                f"muster_pg.torch: elastic job {quote(self._job)}: all {view.size} workers of view {view.generation} were in the middle of an update: "
+                "none has a whole state: begin with a checkpoint",
+            )
+        source = -max(clean)[2]
+        new, skipped = offers[source].have, offers[source].skipped
+        receivers = [rank for rank, o in enumerate(offers) if rank != source and not o.goes_on(new) and not o.applies(new)]
+        if mine.goes_on(new):
+            self._restore()
+        elif mine.applies(new):
+            self.apply(skipped)
+        elif view.rank == source:
+            self._keep()
+        self._held = None
+        if receivers:
+            self._copy(view, source, view.rank in receivers, device, timeout)
+        self.done = new if new.run else Version(new.steps, view.view.run, view.generation)
+        self.skipped, self._dirty = skipped, False
+        for o in self._objects.values():
+            if isinstance(o, torch.nn.Module):
+                o.zero_grad(set_to_none=True)  # an unfinished step has left some
+        if self._seed is not None:
+            torch.manual_seed(_seed(self._seed, self.done.steps, view.rank))
+        return f" from rank {source}" if view.rank in receivers else ""
+
+    def _copy(self, view: JobView, source: int, receives: bool, device: torch.device, timeout: float) -> None:
+        """Copies the state of rank source to those that need it. All take part in the broadcast."""
+        state = _torch_state.State(self._objects)
+        plain = view.group.broadcast(state.plain if view.rank == source else None, root=source, timeout=timeout)
+        if view.rank == source or not receives and _torch_state.fits(plain, state):
+            _torch_state.send(state.tensors, source, device)
+            return
+        self._dirty = True
+        _torch_state.receive(self._objects, plain, source, device)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Notes what changes before a step is decided."""
+        for buffer, kept in self._buffers:
+            kept.copy_(buffer)
+        if self.position is not None:
+            self._position = self.position.state_dict()
+
+    def _restore(self) -> None:
+        for buffer, kept in self._buffers:
+            buffer.copy_(kept)
+        if self.position is not None and self._position is not None:
+            self.position.load_state_dict(self._position)
+
+
+def _seed(seed: int, steps: int, rank: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {steps} {rank}".encode()).digest()[:8], "little") >> 1
