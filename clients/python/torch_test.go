@@ -62,14 +62,21 @@ func torchScript(t *testing.T, args ...string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testcluster.Torch(t, "numpy"), args...)
-	cmd.Env = environment(t, "OMP_NUM_THREADS=1")
-	for i, v := range cmd.Env { // torch's Python has no msgpack
-		if path, ok := strings.CutPrefix(v, "PYTHONPATH="); ok {
-			msgpack := script(t, nil, "-c", "import msgpack, os; print(os.path.dirname(os.path.dirname(msgpack.__file__)))")
-			cmd.Env[i] = "PYTHONPATH=" + path + ":" + strings.TrimSpace(msgpack)
-		}
-	}
+	cmd.Env = torchEnvironment(t)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return string(out)
+}
+
+// torchEnvironment returns the environment of a Python with PyTorch, which has no msgpack of its own.
+func torchEnvironment(t *testing.T) []string {
+	t.Helper()
+	env := environment(t, "OMP_NUM_THREADS=1")
+	for i, v := range env {
+		if path, ok := strings.CutPrefix(v, "PYTHONPATH="); ok {
+			msgpack := script(t, nil, "-c", "import msgpack, os; print(os.path.dirname(os.path.dirname(msgpack.__file__)))")
+			env[i] = "PYTHONPATH=" + path + ":" + strings.TrimSpace(msgpack)
+		}
+	}
+	return env
 }

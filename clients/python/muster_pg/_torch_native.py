@@ -25,7 +25,8 @@ from ._errors import Conflict, Invalid, Unsupported, make
 from ._store import Store
 
 BACKENDS = "gloo", "nccl2"  # nccl2 was never run: there is no GPU where this is developed
-_DRAIN = 1.0  # seconds for which operations of a view that was cut may take to end
+_DRAIN = 5.0  # seconds that gloo may take to close the connections that were cut
+_FORGOTTEN = 0.05  # seconds that an operation may take to end after that; otherwise gloo has forgotten it
 _KEY_TTL = 3600.0  # seconds that the store keeps a key of a group's forming
 _NEEDED = {
     "torch.distributed": (dist, ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")),
@@ -141,6 +142,16 @@ class Connections:
             for s in self._held:
                 with suppress(OSError):
                     s.shutdown(socket.SHUT_RD)
+
+    def closed(self) -> bool:
+        """Reports whether gloo has closed all of them: then it reads and writes no more."""
+        with self._lock:
+            mine = {s.fileno(): os.fstat(s.fileno()).st_ino for s in self._held}
+        for name in os.listdir("/dev/fd"):
+            with suppress(OSError):
+                if int(name) not in mine and os.fstat(int(name)).st_ino in mine.values():
+                    return False
+        return True
 
     def release(self) -> None:
         """Closes the connections."""
@@ -258,12 +269,15 @@ class World:
         """
         if dist.get_backend() != "gloo":
             self._group.abort()
-        until = time.monotonic() + _DRAIN
+        began = time.monotonic()
+        until = began + _DRAIN
         while self._works and time.monotonic() < until:
             if self._works[0].is_completed():
                 self._works.popleft()
-            else:
-                time.sleep(0.001)
+                continue
+            if until == began + _DRAIN and self._last.closed():
+                until = time.monotonic() + _FORGOTTEN
+            time.sleep(0.001)
         self._works.clear()
 
     def forget(self) -> None:

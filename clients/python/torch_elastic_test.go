@@ -1,0 +1,53 @@
+package python_test
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+)
+
+// TestTorchElastic kills and stops workers of an elastic training of PyTorch, at random and at lines of the
+// protocol: each worker that is left has the weights of one process that takes the same steps, bit by bit.
+func TestTorchElastic(t *testing.T) {
+	faults := []string{"kill=3", "first=2", "two=2", "stop=2", "join=1", "line=5"}
+	rounds := testcluster.Form(1, 40)
+	if rounds > 1 {
+		faults = []string{"kill=8", "first=4", "two=4", "stop=4", "join=2", "line=12"}
+	}
+	for seed := range rounds {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			limits := store.ServerLimits{ReconnectTimeout: 200 * time.Millisecond} // all is on loopback
+			addr := testcluster.Serve(t, &store.Server{Limits: limits})
+			out := torchScript(t, append([]string{"tests/torch_elastic.py", addr, fmt.Sprint(seed)}, faults...)...)
+			require.Contains(t, out, "ok ")
+			require.GreaterOrEqual(t, strings.Count(out, "done w"), 3, out)
+		})
+	}
+}
+
+// TestTorchElasticExample runs examples/pytorch with workers that kill themselves, and are replaced: those that
+// end have the same weights.
+func TestTorchElasticExample(t *testing.T) {
+	python := testcluster.Torch(t, "numpy")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, testcluster.Command(t), "run", "--elastic", "2:3", "--max-restarts", "99", "--",
+		python, "../../examples/pytorch/train.py", "--steps", "150", "--life", "6", "../../README.md")
+	cmd.Env = torchEnvironment(t)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	weights := regexp.MustCompile(`150 steps, weights (\w+)`).FindAllSubmatch(out, -1)
+	require.GreaterOrEqual(t, len(weights), 2, "%s", out)
+	for _, w := range weights {
+		require.Equal(t, string(weights[0][1]), string(w[1]), "%s", out)
+	}
+}
