@@ -88,6 +88,10 @@ class Decider:
         self._kept, self._renewed = generation, time.monotonic()
 
     def _tend(self, record: Record) -> None:
-        """Renews the retention of the view."""
-        if self._kept != record.generation or time.monotonic() - self._renewed >= RETENTION / 3:
+        """Renews the retention of the view, and writes the history: no view is to be decided, so that
+        none waits for it.
+        """
+        due = self._kept != record.generation or time.monotonic() - self._renewed >= RETENTION / 3
+        if due:
             self._swap(record.generation, record.raw, record.raw)
+        self._m._history.write(self._m._calls, self._m._keys, record, due)

@@ -270,13 +270,13 @@ class ElasticMember(Tracker):
         every = listed(store, keys, until)
         finished = store.exists(keys.finished(roster.view.run), timeout=left(until))
         last = newest(every)  # a job that has been drained begins with it again
-        old = [key for c in every if c is not last or finished for key in c.keys]
+        old = [keys.history, *(key for c in every if c is not last or finished for key in c.keys)]
         try:  # another job of this name may have begun: it creates its checkpoints after its view
             store.swap(keys.view, roster.view.raw, None, timeout=left(until))
         except Conflict:
             return
-        if old:
-            store.delete(*old, timeout=left(until))
+        store.delete(*old, timeout=left(until))
+
 
 def remove(store: Store, job: str, id: str) -> None:
     """Ends the registration of a worker whose process has ended, for its launcher: the others see

@@ -72,7 +72,7 @@ class Keys:
         self.job = f"membership/{escape(job)}/"
         self.roster = self.job + "roster/"
         self.view, self.lost, self.workers = self.roster + "view", self.roster + "lost/", self.roster + "worker/"
-        self.checkpoints, self.groups = self.job + "checkpoint/", self.job + "group/"
+        self.history, self.checkpoints, self.groups = self.job + "history", self.job + "checkpoint/", self.job + "group/"
 
     def finished(self, run: str) -> str:
         return f"{self.job}finished/{run}"

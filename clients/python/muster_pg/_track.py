@@ -15,6 +15,7 @@ from ._arguments import Bad
 from ._call import NoAnswer
 from ._decide import Decider
 from ._errors import Closed, Compacted, Denied, Error, Evicted, Excluded, Invalid, Kinds, MemberError, ViewOver, kinds_of, member_error
+from ._history import History
 from ._lease import Lease
 from ._roster import Keys, Record, Registration, Roster, Worker, names
 from ._store import Event, Store
@@ -48,6 +49,7 @@ class Tracker:
         self._unreachable = self._undecided = ""  # why there is no progress
         self._news: List[Callable[[], None]] = []  # callbacks of views that have ended, until the lock is free
         self._changes = 0
+        self._history = History()  # the lock protects what it notes
         self._lease: Optional[Lease] = None
         self._threads: List[threading.Thread] = []
 
@@ -137,6 +139,7 @@ class Tracker:
             return
         if current is not None:
             current._replaced(record)
+        self._history.saw(current, record)
         self._current = View(self, record)
         for key in record.keys:
             if key not in self._roster.workers:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
+import time
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Set
 
 from . import _arguments, _call
 from ._call import Task
@@ -25,6 +26,8 @@ class View:
         self.rank = record.rank(member._self.key)  # -1: this worker is a standby
         self._over = threading.Event()
         self._error: Optional[ViewOver] = None
+        self._ended_at = 0.0  # when this worker saw that it had ended
+        self._left: Set[str] = set()  # registrations of workers that have left it
         self._callbacks: List[Callable[[], None]] = []  # the member's lock protects it
 
     @property
@@ -147,6 +150,7 @@ class View:
         gone = [self._record.workers[rank] for rank in (*lost, *left)]
         m = self._member
         self._error = view_over(m.job, m.id, self.rank, self.size, self.generation, lost, left, gone, joined, why, kinds)
+        self._ended_at = time.monotonic()
         self._over.set()
         m._news.extend(self._callbacks)
         self._callbacks = []
@@ -154,6 +158,8 @@ class View:
     def _remove(self, key: str, left: bool) -> None:
         rank = self._record.rank(key)
         if rank >= 0:
+            if left:
+                self._left.add(key)
             self._end(left=[rank]) if left else self._end(lost=[rank])
 
     def _replaced(self, record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -102,6 +103,31 @@ class Elastic(Case):
             m.leave()
         self.fails(muster_pg.Closed, "next of worker .*: closed$", d.next)
         self.assertEqual(list(self.store.list()), [])
+
+    def test_history(self) -> None:
+        a, store = self.member("a"), self.at()
+        self.view(a, "a")
+        b = self.member("b", store=store)
+        self.view(a, "a", "b")
+        b.close()
+        self.view(a, "a")
+        c = self.member("c")
+        self.view(a, "a", "c")
+        c.leave()
+        last = self.view(a, "a")
+        key = "membership/train/history"
+        until = time.monotonic() + _SOON
+        while True:
+            h = json.loads(store.get(key)) if store.exists(key) else {"Changes": 0}
+            if h["Changes"] == 5:
+                break
+            self.assertLess(time.monotonic(), until, h)
+        self.assertEqual(h["Run"], last.run)
+        shown = [[c["Workers"], *((what, c[what]["IDs"]) for what in ("Joined", "Lost", "Left") if what in c)] for c in h["Newest"]]
+        joined, lost, went = (lambda id: ("Joined", [id])), ("Lost", ["b"]), ("Left", ["c"])
+        self.assertEqual(shown, [[1, joined("a")], [2, joined("b")], [1, lost], [2, joined("c")], [1, went]])
+        a.leave()
+        self.assertFalse(store.exists(key))
 
     def test_settle(self) -> None:
         a = self.member("a", 1, 2, settle=1000)
