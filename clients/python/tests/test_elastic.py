@@ -124,8 +124,8 @@ class Elastic(Case):
             self.assertLess(time.monotonic(), until, h)
         self.assertEqual(h["Run"], last.run)
         shown = [[c["Workers"], *((what, c[what]["IDs"]) for what in ("Joined", "Lost", "Left") if what in c)] for c in h["Newest"]]
-        joined, lost, went = (lambda id: ("Joined", [id])), ("Lost", ["b"]), ("Left", ["c"])
-        self.assertEqual(shown, [[1, joined("a")], [2, joined("b")], [1, lost], [2, joined("c")], [1, went]])
+        a_joined, b_joined, c_joined = (("Joined", [id]) for id in "abc")
+        self.assertEqual(shown, [[1, a_joined], [2, b_joined], [1, ("Lost", ["b"])], [2, c_joined], [1, ("Left", ["c"])]])
         a.leave()
         self.assertFalse(store.exists(key))
 

@@ -9,6 +9,7 @@ process that takes the same steps with the same sizes.
 
 from __future__ import annotations
 
+import dis
 import faulthandler
 import logging
 import os
@@ -24,11 +25,15 @@ import torch
 
 import muster_pg
 import muster_pg.torch
-from muster_pg import _elastic, _torch_elastic, _torch_native, _torch_state
+from muster_pg import _torch_ddp, _torch_elastic, _torch_native, _torch_state, _torch_steps
 
 LEAST, MOST = 2, 3
 WIDTH = 1000
 TTL = 1.0
+_PROTOCOL = {
+    "step", "hold", "apply", "settle", "_copy", "_keep", "_restore", "receive", "send", "_in_view", "_form", "_agree", "_is_over",
+    "enter", "hold", "cut", "closed", "drain", "release", "forget", "in_view",
+}  # fmt: skip
 EXACT = 12  # divisible by each size of a view
 
 
@@ -265,14 +270,14 @@ def main(address: str, seed: str, *wanted: str) -> None:
 def protocol() -> List[Tuple[str, int]]:
     """Returns the lines of the protocol."""
     found = []
-    for module in (_torch_elastic, _torch_native, _torch_state, _elastic):
+    for module in (_torch_elastic, _torch_steps, _torch_state, _torch_native, _torch_ddp):
         assert module.__file__ is not None
         codes = [compile(open(module.__file__).read(), module.__file__, "exec")]
         while codes:
             code = codes.pop()
             codes += [c for c in code.co_consts if hasattr(c, "co_code")]
-            if code.co_name in ("step", "apply", "_apply", "_in_view", "_form", "_agree", "_settle_state", "_copy", "_keep", "_restore", "enter", "hold", "receive", "send"):
-                found += [(module.__file__, line) for _, _, line in code.co_lines() if line]
+            if code.co_name in _PROTOCOL:
+                found += [(module.__file__, line) for _, line in dis.findlinestarts(code) if line]
     return sorted(set(found))
 
 
