@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,55 @@ func TestTorchRendezvous(t *testing.T) {
 	safe := testcluster.Serve(t, &store.Server{Access: []store.Access{{Secret: []byte("0123456789abcdef"), Write: true}}})
 	out := torchScript(t, "tests/torch_rendezvous.py", testcluster.Serve(t, &store.Server{}), safe)
 	require.Contains(t, out, "ok errors\nok state\n")
+}
+
+// TestTorchElasticCases checks what the workers of an elastic training report: errors of the program,
+// workers that hang or do not fit, and states that are taken back.
+func TestTorchElasticCases(t *testing.T) {
+	addr := testcluster.Serve(t, &store.Server{})
+	cases := testcluster.Form([]string{"value", "dirty", "shape", "late", "unregistered", "scaler", "position", "other-torch"}, nil) // nil: all
+	out := torchScript(t, append([]string{"tests/torch_elastic_cases.py", addr}, cases...)...)
+	invalid := `Invalid Error,ValueError: muster_pg.torch: elastic job: `
+	for worker, says := range map[string]string{
+		"value [02]":      `done with 2`,
+		"value 1":         `ValueError .*: a bad batch$`,
+		"runtime [02]":    `done with 2`,
+		"runtime 1":       `RuntimeError .*: a bad batch$`,
+		"optimizer [02]":  `done with 2`,
+		"optimizer 1":     `RuntimeError .*: out of memory$`,
+		"dirty 0":         `done with 2 bits \w+ failed$`,
+		"dirty 1":         `done with 2 bits \w+$`,
+		"lost [01]":       `StateLost .*: all 2 workers of view \d+ were in the middle of an update: none has a whole state: begin with a checkpoint$`,
+		"again 0":         `Invalid .*: step 3 has failed in its update: let train raise that error$`,
+		"shape [01]":      `done with 2`,
+		"shape 2":         `Mismatch .*: what is registered has other names, dtypes or shapes on rank 2 than on rank 0, worker "w0"$`,
+		"settings [01]":   `done with 2`,
+		"settings 2":      `MemberError MemberError,Mismatch: .* lr=1" here, and ".* lr=0" on worker "w0"$`,
+		"id 0":            `done with 1`,
+		"id 1":            `MemberError MemberError,IDInUse: .*: id in use: by worker "w"$`,
+		"few 0":           `MemberError MemberError,Timeout: .*: 1 of 2 workers are registered: "w0"$`,
+		"hangs [02]":      `done with 2 .* view \d+ ends, and the next one is without rank 1: .* missing rank 1`,
+		"hangs 1":         `MemberError MemberError,Excluded`,
+		"late [012]":      `done with 3 .* ends, and all its workers form the next one`,
+		"unregistered 0":  invalid + `step: register has not been called with the SGD`,
+		"unsendable [01]": invalid + `1 SGD\['param_groups'\]\[0\]\['decay'\]\['schedule'\] is a function, which cannot be sent`,
+		"scaler [01]":     `scale 512 skipped 1 bits`,
+		"scaler 3":        `scale 512 skipped 0 bits`,
+		"position [02]":   `drawn 12 bits`,
+		"other-torch 0":   `Unsupported .* has no torch.distributed._reconfigure: .*torchrun`,
+		"initialized 0":   invalid + `torch.distributed is initialized`,
+		"outside 0":       invalid + `there is no view`,
+		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*"soon": set a duration`,
+	} {
+		if name, _, _ := strings.Cut(worker, " "); cases != nil && !slices.Contains(cases, name) {
+			continue
+		}
+		workers := 1
+		if from, to := strings.Index(worker, "["), strings.Index(worker, "]"); from >= 0 {
+			workers = to - from - 1
+		}
+		require.Len(t, regexp.MustCompile(fmt.Sprintf("(?m)^%s 0 %s", worker, says)).FindAllString(out, -1), workers, "%s\n%s", worker, out)
+	}
 }
 
 // torchScript runs a script with PyTorch until it exits, and fails the test if it does.

@@ -23,7 +23,7 @@ from ._group import Group
 from ._roster import escape
 from ._store import Store
 from ._torch_ddp import Replicated, in_view
-from ._torch_native import Connections, World, check, found_inf, timed_out
+from ._torch_native import Connections, World, check, disconnected, found_inf, timed_out
 from ._torch_steps import JobView, Offer, Steps, Version
 from ._view import View
 
@@ -82,7 +82,8 @@ class ElasticJob:
         ttl are as in ElasticMember.join.
 
         timeout, in seconds, bounds each wait: for enough workers, for a collective of torch, and for
-        the vote of a step. A worker for which the others have waited that long is excluded.
+        the vote of a step. A worker for which the others have waited that long, and five seconds
+        more, is excluded.
         join_timeout bounds how long the workers of a view wait for each other to connect. seed: at
         the beginning of a view, torch's random numbers are seeded from it, the number of steps and
         the rank; None leaves them alone.
@@ -105,6 +106,7 @@ class ElasticJob:
         self._view: Optional[JobView] = None
         self._result: Any = None  # of train, in the last view in which it has returned
         self._before: Optional[View] = None  # the last view in which all had connected
+        self._called: Optional[Version] = None  # the state in which the last roll call was
         self._own = False  # run closes the store
         self._paused = time.monotonic()  # when training stopped
 
@@ -249,10 +251,12 @@ class ElasticJob:
         (torch.amp.GradScaler), and raises if the view has ended.
         """
         view = self.view
-        found: List[torch.Tensor] = []
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-            found = found_inf(scaler, optimizer)
+        for o in (optimizer, scaler, scheduler):
+            if o is not None and not self._steps.has(o):
+                raise _bad(f"step: register has not been called with the {type(o).__name__}: a worker that joins would not get its state", ())
+        if view.view.error is not None:  # the gradients may be anything
+            raise view.view.error
+        found = found_inf(scaler, optimizer) if scaler is not None else []
 
         def apply(skip: bool) -> None:
             if scaler is None:
@@ -265,8 +269,6 @@ class ElasticJob:
             if scheduler is not None and not skip:
                 scheduler.step()
 
-        if view.view.error is not None:  # the gradients may be anything
-            raise view.view.error
         self._steps.hold(view.view, apply)
         skip = any(bool(v.item()) for v in found)
         votes = view.group.channel("step").all_gather_bytes(b"1" if skip else b"0", timeout=self._timeout)
@@ -407,17 +409,33 @@ class ElasticJob:
         """
         if not isinstance(e, (RuntimeError, Error)) or isinstance(e, (Mismatch, Invalid, StateLost, Failed, Excluded, Finished)):
             return False
-        return view.error is not None or view.wait(_NEWS) or self._without_hung(view, e)
+        if view.error is not None:
+            return True
+        if timed_out(e) or disconnected(e):
+            return self._roll_call(view, e)
+        return view.wait(_NEWS) or self._without(view, e)
 
-    def _without_hung(self, view: View, e: Exception) -> bool:
-        """Ends the view without the ranks for which the others have waited for as long as they may,
-        and reports whether there were any.
+    def _roll_call(self, view: View, e: Exception) -> bool:
+        """Ends a view whose connections have failed, without the workers that do not come, and
+        reports whether it has ended. If all come, the last one joins again; in each step once, since
+        a collective that always fails would be taken for ever.
         """
-        if timed_out(e):
-            try:
-                self._group.channel("roll call").barrier(timeout=_NEWS)  # of all that have seen the timeout
-            except Error as late:
-                e = late
+        first, self._called = self._called != self._steps.done, self._steps.done
+        try:  # one that is still in a collective comes when that has timed out
+            self._group.channel("roll call").barrier(timeout=_NEWS if timed_out(e) else self._timeout + _NEWS)
+        except Error as late:
+            return self._without(view, late) or view.wait(_NEWS)
+        if first:
+            _log.warning("elastic job %s: view %d ends, and all its workers form the next one: %s", self._job, view.generation, e)
+            if view.rank == view.size - 1 and self._member is not None:
+                self._member.close()
+                self._member = None
+        return first and view.wait(self._join_timeout)
+
+    def _without(self, view: View, e: Exception) -> bool:
+        """Ends the view without the ranks for which the others have waited for as long as they may,
+        and reports whether it has ended.
+        """
         missing = e.missing if isinstance(e, RankError) and isinstance(e, Timeout) else []
         if not missing or view.rank in missing:
             return view.error is not None

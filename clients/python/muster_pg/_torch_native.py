@@ -209,9 +209,26 @@ def timed_out(e: BaseException) -> bool:
     return isinstance(e, RuntimeError) and ("Timed out waiting" in str(e) or "timeout" in type(e).__name__.lower())
 
 
+def disconnected(e: BaseException) -> bool:
+    """Reports whether a collective of torch failed because of its connections. A rank that times out
+    closes them, so that others which wait have this error instead of their own timeout.
+    """
+    says = "gloo/transport", "Application timeout caused pair closure"
+    return isinstance(e, dist.DistError) or isinstance(e, RuntimeError) and any(s in str(e) for s in says)
+
+
 def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
-    """Returns what a torch.amp.GradScaler has found in the gradients: 1 if there are infinities."""
+    """Returns what a torch.amp.GradScaler finds in the gradients: 1 if there are infinities. It
+    divides them by the scale, unless the program has done that, as to clip them.
+    """
+    if not scaler._found_inf_per_device(optimizer):
+        scaler.unscale_(optimizer)
     return list(scaler._found_inf_per_device(optimizer).values())
+
+
+def forget_inf(scaler: Any) -> None:
+    """Has a scaler begin a step again."""
+    scaler._per_optimizer_states.clear()
 
 
 class World:

@@ -16,8 +16,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from . import _torch_state
-from ._errors import StateLost, make, quote
+from ._errors import Invalid, StateLost, make, quote
 from ._group import Group
+from ._torch_native import forget_inf
 from ._view import View
 
 
@@ -111,8 +112,14 @@ class Steps:
         if isinstance(o, torch.nn.Module):
             self._buffers += [(b, torch.empty_like(b)) for b in o.buffers()]
 
+    def has(self, o: Any) -> bool:
+        """Reports whether an object is in the state."""
+        return any(o is known for known in self._objects.values())
+
     def hold(self, view: View, apply: Callable[[bool], None]) -> None:
-        """Notes a step that is about to be decided."""
+        """Notes a step that is about to be decided. No step follows one that was applied in part."""
+        if self._dirty:
+            raise make(Invalid, f"muster_pg.torch: elastic job {quote(self._job)}: step {self.done.steps + 1} has failed in its update: let train raise that error")
         self._held = _Held(Version(self.done.steps + 1, view.run, view.generation), apply)
 
     def apply(self, skip: bool) -> None:
@@ -160,6 +167,8 @@ class Steps:
         for o in self._objects.values():
             if isinstance(o, torch.nn.Module):
                 o.zero_grad(set_to_none=True)  # an unfinished step has left some
+            elif isinstance(o, torch.amp.GradScaler):
+                forget_inf(o)
         if self._seed is not None:
             torch.manual_seed(_seed(self._seed, self.done.steps, view.rank))
         return f" from rank {source}" if view.rank in receivers else ""
