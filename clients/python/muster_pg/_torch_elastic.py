@@ -220,6 +220,8 @@ class ElasticJob:
                 if finished:
                     assert self._member is not None
                     self._member.leave()
+                    self._member.close()
+                    self._member = None
                     return self._result  # type: ignore[no-any-return]
         finally:
             self.close()
@@ -227,9 +229,11 @@ class ElasticJob:
     def close(self) -> None:
         """Ends the registration, if run has not, and the process group. It may be called twice."""
         member, self._member = self._member, None
+        world, self._world = self._world, None
         if member is not None:
             member.close()
-        world, self._world = self._world, None
+            if world is not None:
+                world.linger()
         if world is not None:
             world.close()
         if self._own:

@@ -27,6 +27,7 @@ from ._store import Store
 BACKENDS = "gloo", "nccl2"  # nccl2 was never run: there is no GPU where this is developed
 _DRAIN = 5.0  # seconds that gloo may take to close the connections that were cut
 _FORGOTTEN = 0.05  # seconds that an operation may take to end after that; otherwise gloo has forgotten it
+_LINGER = 0.5  # seconds in which the others learn that a process has left
 _KEY_TTL = 3600.0  # seconds that the store keeps a key of a group's forming
 _NEEDED = {
     "torch.distributed": (dist, ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")),
@@ -152,6 +153,10 @@ class Connections:
                 if int(name) not in mine and os.fstat(int(name)).st_ino in mine.values():
                     return False
         return True
+
+    @property
+    def held(self) -> bool:
+        return bool(self._held)
 
     def release(self) -> None:
         """Closes the connections."""
@@ -301,6 +306,13 @@ class World:
         """Lets go of the operations that have ended, and of their tensors."""
         while self._works and self._works[0].is_completed():
             self._works.popleft()
+
+    def linger(self) -> None:
+        """Keeps the connections open, after the others have been told that this process has left,
+        until they have cut theirs: see Connections.
+        """
+        if self._last.held:
+            time.sleep(_LINGER)
 
     def close(self) -> None:
         self._last.release()
