@@ -201,13 +201,13 @@ class ElasticJob:
         return model
 
     def run(self, train: Callable[[JobView], _T]) -> Optional[_T]:
-        """Joins the job, and calls train in each view until it has returned on all workers; then it
-        leaves, and returns what train returned. It returns None if the job has finished without
-        this worker, as a spare.
+        """Joins the job, and calls train in each view until it has returned on all workers, which must
+        decide alike that the work is done; then it leaves, and returns what train returned. It
+        returns None if the job has finished without this worker, as a spare.
 
         What train raises is raised, if the end of a view has not caused it: this worker leaves the
         job as failed. A worker whose lease has expired, because it was stopped or cut off, joins
-        again; Excluded is raised. Lost: no worker has a whole state: begin with a checkpoint.
+        again; Excluded is raised. StateLost: no worker has a whole state: begin with a checkpoint.
         """
         try:
             self._world = self._world or World(self._backend, self._keys.below("none/"), self._timeout)
