@@ -218,13 +218,20 @@ class ElasticJob:
                     _log.info("elastic job %s: finished, and this worker is at %s", self._job, self._steps.done)
                     finished = True
                 if finished:
-                    assert self._member is not None
-                    self._member.leave()
-                    self._member.close()
-                    self._member = None
+                    self._leave()
                     return self._result  # type: ignore[no-any-return]
         finally:
             self.close()
+
+    def _leave(self) -> None:
+        """Leaves a job that has finished."""
+        member, self._member = self._member, None
+        assert member is not None
+        try:
+            member.leave(timeout=self._join_timeout)
+        except Error as e:  # it is evicted, or the store has ended with the job
+            _log.info("elastic job %s: %s", self._job, e)
+        member.close()
 
     def close(self) -> None:
         """Ends the registration, if run has not, and the process group. It may be called twice."""
@@ -360,7 +367,7 @@ class ElasticJob:
                 self._unformed(view, outcomes)
             self._before = view
             if group.rank == 0:
-                self._sweep(current)
+                self._sweep(view)
             return group
         except BaseException:
             group.close()
@@ -398,14 +405,19 @@ class ElasticJob:
     def _error(self, view: View) -> Error:
         return view.error or make(Timeout, f"muster_pg.torch: elastic job {quote(self._job)}: view {view.generation} has not ended")
 
-    def _sweep(self, current: str) -> None:
-        """Deletes the keys of earlier views."""
+    def _sweep(self, view: View) -> None:
+        """Deletes the keys of earlier views. Those of earlier runs expire."""
+        prefix = view.run + "."
         try:
-            old = [e.key for e in self._keys.list() if not e.key.startswith(current)]
+            old = []
+            for e in self._keys.list(prefix):
+                generation = e.key[len(prefix) :].partition("/")[0]
+                if generation.isdecimal() and int(generation) < view.generation:
+                    old.append(e.key)
             if old:
                 self._keys.delete(*old)
-        except Error as e:  # they expire
-            _log.debug("elastic job %s: keys of earlier views: %s", self._job, e)
+        except Error as why:  # they expire too
+            _log.debug("elastic job %s: keys of earlier views: %s", self._job, why)
 
     def _is_over(self, view: View, e: Exception) -> bool:
         """Reports whether e was caused by the end of the view, and waits for that. What torch
