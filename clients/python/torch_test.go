@@ -93,7 +93,7 @@ func TestTorchElasticCases(t *testing.T) {
 		"other-torch 0":   `Unsupported .* has no torch.distributed._reconfigure: .*torchrun`,
 		"initialized 0":   invalid + `torch.distributed is initialized`,
 		"outside 0":       invalid + `there is no view`,
-		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*"soon": set a duration`,
+		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*MUSTER_UNIT_SIZE is 2: .*"soon": set a duration`,
 	} {
 		if name, _, _ := strings.Cut(worker, " "); cases != nil && !slices.Contains(cases, name) {
 			continue

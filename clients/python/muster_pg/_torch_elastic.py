@@ -137,6 +137,8 @@ class ElasticJob:
             if (min_units or least, max_units or most) != (least, most):
                 raise _bad(f"MUSTER_ELASTIC is {least}:{most}, and the program has {min_units}:{max_units}: leave min_units and max_units out", ())
             min_units, max_units = least, most
+        if env.get("MUSTER_UNIT_SIZE") not in (None, "", "1"):
+            raise _bad(f"MUSTER_UNIT_SIZE is {env['MUSTER_UNIT_SIZE']}: a worker is one process here: leave --unit-size out", ())
         if env.get("MUSTER_LEASE"):
             seconds = _env.seconds(env["MUSTER_LEASE"])
             if not seconds:

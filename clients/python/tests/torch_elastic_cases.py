@@ -346,7 +346,8 @@ def outside(w: Worker) -> str:
 
 def from_env(w: Worker) -> str:
     found = []
-    for env in ({}, {"MUSTER_STORE": "s", "MUSTER_JOB": "j"}, {"MUSTER_ELASTIC": "3:2"}, {"MUSTER_ELASTIC": "2:4"}, {"MUSTER_LEASE": "soon"}):
+    wrong = {"MUSTER_ELASTIC": "3:2"}, {"MUSTER_ELASTIC": "2:4"}, {"MUSTER_UNIT_SIZE": "2"}, {"MUSTER_LEASE": "soon"}
+    for env in ({}, {"MUSTER_STORE": "s", "MUSTER_JOB": "j"}, *wrong):
         if "MUSTER_STORE" not in env and env:
             env = {"MUSTER_STORE": "s", "MUSTER_JOB": "j", "MUSTER_WORKER": "w", "MUSTER_ELASTIC": "2:3", **env}
         os.environ.update(env)
