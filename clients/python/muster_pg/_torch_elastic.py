@@ -30,6 +30,7 @@ from ._view import View
 _log = logging.getLogger("muster_pg")
 
 _NEWS = 5.0  # seconds for which the end of a view is waited for, after an operation failed that it may have ended
+_REPORT = 10.0  # seconds after which the log says what is waited for, again and again
 _JOIN_TIMEOUT = 30.0  # seconds for which the processes of a view wait for each other to connect
 _SCRATCH = "torch/"  # below the job's keys: how the processes of a view connect
 
@@ -286,8 +287,6 @@ class ElasticJob:
         skip = any(bool(v.item()) for v in found)
         votes = view.group.channel("step").all_gather_bytes(b"1" if skip else b"0", timeout=self._timeout)
         self._steps.apply(b"1" in votes)
-        if self._world is not None:
-            self._world.forget()
         return not self._steps.skipped
 
     # Views.
@@ -303,9 +302,13 @@ class ElasticJob:
                         self._store, self._job, self._id, least=self._least, most=self._most, settings=self._settings,
                         settle=self._settle, ttl=self._ttl, timeout=left,
                     )  # fmt: skip
-                return self._member.next(timeout=left)
+                return self._member.next(timeout=min(left, _REPORT))
             except (Excluded, Finished):
                 raise
+            except Timeout as e:
+                if left <= _REPORT:
+                    raise
+                _log.warning("elastic job %s: it still waits: %s", self._job, e)
             except Evicted as e:
                 _log.warning("elastic job %s: %s: it joins again", self._job, e)
                 if self._member is not None:

@@ -56,7 +56,7 @@ def check(backend: str) -> None:
         )
 
 
-class Keys(dist.Store):  # type: ignore[misc]
+class ViewStore(dist.Store):  # type: ignore[misc]
     """The keys through which the processes of a view connect, below a prefix that is the view's."""
 
     def __init__(self, store: Store) -> None:
@@ -244,16 +244,17 @@ class World:
         if dist.is_initialized():
             raise make(Invalid, "muster_pg.torch: elastic job: torch.distributed is initialized: the job makes the default process group itself")
         self._timeout = timedelta(seconds=timeout if timeout < math.inf else 10**9)
-        self._keys = Keys(store)
+        self._store = ViewStore(store)
         before = listening()
         # What tells the processes apart until they have connected is this rank; torch assigns those of the view afterwards.
         dist.init_process_group(
-            backend, store=self._keys, rank=random.SystemRandom().randrange(1 << 31), world_size=1, timeout=self._timeout, enable_reconfigure=True
+            backend, store=self._store, rank=random.SystemRandom().randrange(1 << 31), world_size=1, timeout=self._timeout, enable_reconfigure=True
         )
         self._group = c10d._get_default_group()
         self._last = Connections()  # of the newest view that has formed
+        self._lock = threading.Lock()  # protects works, which each thread that calls torch adds to
         self._works: Deque[Any] = collections.deque()  # operations that may be under way, in their order
-        self._group.register_post_hook(0, lambda op: self._works.append(op.work))
+        self._group.register_post_hook(0, self._began)
         self._listeners = [list(a) for a in sorted(listening() - before, key=repr)]
 
     @property
@@ -272,7 +273,7 @@ class World:
         store is below a prefix that is this generation's alone. The operations of the view before
         have ended: see drain.
         """
-        self._keys.store = store
+        self._store.store = store
         dist._reconfigure(generation, [h["handle"] for h in handles], timeout=timedelta(seconds=timeout)).wait()
         self._last.release()
         self._last = connections
@@ -282,6 +283,18 @@ class World:
         c10d._world.group_count = generation << 16  # the names of further groups: the same on all processes, and new in each view
         if dist.get_world_size() != size:
             raise RuntimeError(f"torch has a group of {dist.get_world_size()} after its reconfiguration to {size}")
+
+    def _began(self, op: Any) -> None:
+        self._under_way()
+        with self._lock:
+            self._works.append(op.work)
+
+    def _under_way(self) -> bool:
+        """Lets go of the operations that have ended, and of their tensors, and reports whether any is left."""
+        with self._lock:
+            while self._works and self._works[0].is_completed():
+                self._works.popleft()
+            return bool(self._works)
 
     def drain(self) -> None:
         """Waits until no operation of a view that was cut is under way: one that ended later might
@@ -293,19 +306,12 @@ class World:
             self._group.abort()
         began = time.monotonic()
         until = began + _DRAIN
-        while self._works and time.monotonic() < until:
-            if self._works[0].is_completed():
-                self._works.popleft()
-                continue
+        while self._under_way() and time.monotonic() < until:
             if until == began + _DRAIN and self._last.closed():
                 until = time.monotonic() + _FORGOTTEN
             time.sleep(0.001)
-        self._works.clear()
-
-    def forget(self) -> None:
-        """Lets go of the operations that have ended, and of their tensors."""
-        while self._works and self._works[0].is_completed():
-            self._works.popleft()
+        with self._lock:
+            self._works.clear()
 
     def linger(self) -> None:
         """Keeps the connections open, after the others have been told that this process has left,

@@ -32,7 +32,7 @@ WIDTH = 1000
 TTL = 1.0
 _PROTOCOL = {
     "step", "hold", "apply", "settle", "_copy", "_keep", "_restore", "receive", "send", "_in_view", "_form", "_agree", "_is_over",
-    "enter", "hold", "cut", "closed", "drain", "release", "forget", "in_view",
+    "enter", "hold", "cut", "closed", "drain", "release", "_under_way", "in_view",
 }  # fmt: skip
 EXACT = 12  # divisible by each size of a view
 
