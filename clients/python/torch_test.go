@@ -64,7 +64,7 @@ func TestTorchElasticCases(t *testing.T) {
 	cases := testcluster.Form([]string{"value", "dirty", "shape", "late", "unregistered", "scaler", "position", "other-torch"}, nil) // nil: all
 	out := torchScript(t, append([]string{"tests/torch_elastic_cases.py", addr}, cases...)...)
 	invalid := `Invalid Error,ValueError: muster_pg.torch: elastic job: `
-	for worker, says := range map[string]string{
+	requireReports(t, out, cases, map[string]string{
 		"value [02]":      `done with 2`,
 		"value 1":         `ValueError .*: a bad batch$`,
 		"runtime [02]":    `done with 2`,
@@ -73,16 +73,16 @@ func TestTorchElasticCases(t *testing.T) {
 		"optimizer 1":     `RuntimeError .*: out of memory$`,
 		"dirty 0":         `done with 2 bits \w+ failed$`,
 		"dirty 1":         `done with 2 bits \w+$`,
-		"lost [01]":       `StateLost .*: all 2 workers of view \d+ were in the middle of an update: none has a whole state: begin with a checkpoint$`,
+		"lost [01]":       `StateLost .*: of the 2 workers of view \d+, some were in the middle of an update, and the others do not have a whole state: begin`,
 		"again 0":         `Invalid .*: step 3 has failed in its update: let train raise that error$`,
 		"shape [01]":      `done with 2`,
-		"shape 2":         `Mismatch .*: what is registered has other names, dtypes or shapes on rank 2 than on rank 0, worker "w0"$`,
+		"shape 2":         `Mismatch .*: what is registered has other names, dtypes or shapes in worker "w2" than in worker "w0", which has been in the job for longer$`,
 		"settings [01]":   `done with 2`,
 		"settings 2":      `MemberError MemberError,Mismatch: .* lr=1" here, and ".* lr=0" on worker "w0"$`,
 		"id 0":            `done with 1`,
 		"id 1":            `MemberError MemberError,IDInUse: .*: id in use: by worker "w"$`,
 		"few 0":           `MemberError MemberError,Timeout: .*: 1 of 2 workers are registered: "w0"$`,
-		"hangs [02]":      `done with 2 .* view \d+ ends, and the next one is without rank 1: .* missing rank 1`,
+		"hangs [02]":      `done with 2 .* view \d+ ends, and the next one is without worker "w1": .* missing rank 1`,
 		"hangs 1":         `MemberError MemberError,Excluded`,
 		"late [012]":      `done with 3 .* ends, and all its workers form the next one`,
 		"unregistered 0":  invalid + `step: register has not been called with the SGD`,
@@ -93,8 +93,33 @@ func TestTorchElasticCases(t *testing.T) {
 		"other-torch 0":   `Unsupported .* has no torch.distributed._reconfigure: .*torchrun`,
 		"initialized 0":   invalid + `torch.distributed is initialized`,
 		"outside 0":       invalid + `there is no view`,
-		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*MUSTER_UNIT_SIZE is 2: .*"soon": set a duration`,
-	} {
+		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*MUSTER_UNIT_RANK is "2" and MUSTER_UNIT_SIZE "2": .*--standalone, .*"soon": set a duration`,
+	})
+}
+
+// TestTorchElasticUnits checks workers of two processes over which a model is sharded.
+func TestTorchElasticUnits(t *testing.T) {
+	out := torchScript(t, "tests/torch_elastic_cases.py", testcluster.Serve(t, &store.Server{}), "--units")
+	invalid := `Invalid Error,ValueError: muster_pg.torch: elastic job: `
+	requireReports(t, out, nil, map[string]string{
+		"forward [0145]":  `ended bits`,
+		"forward 2":       `Lost .*: worker "w1" ends, because one of its 2 processes has ended: .*lost rank 1`,
+		"backward [0145]": `ended bits`,
+		"backward 2":      `Lost .*: worker "w1" ends, because one of its 2 processes has ended: .*lost rank 1`,
+		"raises [01]":     `ended bits`,
+		"raises 2":        `Aborted .*: worker "w1" ends, because one of its 2 processes has ended: .*rank 1: aborted: ValueError: a bad batch$`,
+		"raises 3":        `ValueError .*: a bad batch$`,
+		"mismatch [01]":   `ended bits`,
+		"mismatch [23]":   `Mismatch .*: what is registered has other names`,
+		"single 0":        invalid + `mesh: each worker is one process.*unit_rank.*unit_size`,
+		"chosen 0":        `right`,
+	})
+}
+
+// requireReports checks the lines of the workers of some cases, which end by themselves; without cases, of all.
+func requireReports(t *testing.T, out string, cases []string, reports map[string]string) {
+	t.Helper()
+	for worker, says := range reports {
 		if name, _, _ := strings.Cut(worker, " "); cases != nil && !slices.Contains(cases, name) {
 			continue
 		}

@@ -3,6 +3,7 @@
     muster run --elastic 2:4 --max-restarts 99 -- python train.py --steps 300 README.md
 
 The workers learn to continue the text of a file. Each has the whole model, and learns from its share of each batch.
+With --unit-size 2, a worker is two processes, and the model is sharded over them (HSDP).
 """
 
 import argparse
@@ -15,6 +16,8 @@ import threading
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import muster_pg.torch
 
@@ -32,8 +35,14 @@ class Model(nn.Module):
         return self.out(self.recurrent(self.embed(x))[0])
 
 
+def weights(model: nn.Module) -> str:
+    """Returns a hash of all weights."""
+    whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
+    return hashlib.sha256(b"".join(w.detach().numpy().tobytes() for w in whole)).hexdigest()[:12]
+
+
 def batch(text: torch.Tensor, step: int, rank: int, size: int) -> torch.Tensor:
-    """Returns this worker's share of the examples of a step: all draw the same ones, and take turns."""
+    """Returns this process's share of the examples of a step: all draw the same ones, and take turns."""
     at = torch.randint(len(text) - CONTEXT, (BATCH,), generator=torch.Generator().manual_seed(step))
     return torch.stack([text[i : i + CONTEXT + 1] for i in at[rank::size].tolist()])
 
@@ -55,14 +64,19 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     net = Model(256)
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 
     with muster_pg.torch.ElasticJob.from_env(settings=f"{args.steps} steps") as job:
-        model = job.ddp(net)
+        if job.unit_size > 1:
+            for layer in net.children():
+                fully_shard(layer, mesh=job.mesh)
+            model = fully_shard(net, mesh=job.mesh)
+        else:
+            model = job.ddp(net)
+        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
         job.register(net, optimizer, scheduler)  # what a worker that joins gets from another one
 
-        def train(view: muster_pg.torch.JobView) -> None:
+        def train(view: muster_pg.torch.JobView) -> str:
             while job.completed < args.steps:
                 part = batch(text, job.completed, view.rank, view.size)
                 loss = nn.functional.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
@@ -70,11 +84,11 @@ def main() -> None:
                 job.step(optimizer, scheduler=scheduler)
                 optimizer.zero_grad()
                 if view.rank == 0 and job.completed % 50 == 0:
-                    print(f"step {job.completed}: loss {loss.item():.3f}, {view.size} workers", flush=True)
+                    print(f"step {job.completed}: loss {loss.item():.3f}, {view.size} processes", flush=True)
+            return weights(net)
 
-        job.run(train)
-        bits = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
-        print(f"{job.completed} steps, weights {bits[:12]}", flush=True)
+        bits = job.run(train)
+        print(f"{job.completed} steps, weights {bits or weights(net)}", flush=True)
 
 
 if __name__ == "__main__":

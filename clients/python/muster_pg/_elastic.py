@@ -91,6 +91,21 @@ class ElasticMember(Tracker):
             raise
         return m
 
+    @classmethod
+    def follow(cls, store: Store, job: str, id: str, registration: str) -> ElasticMember:
+        """Follows the registration of another process of this worker, which has called join. The
+        member has the same views, and ends with that registration; to leave is the other process's.
+        """
+        bad = _bad_join(job, id)
+        m = cls(store, _named(bad, "Job", job), _named(bad, "ID", id), "", 1, 1, "", 0, _TTL, registration)
+        m._begin("follow", m._follow)
+        return m
+
+    @property
+    def registration(self) -> str:
+        """The name of the registration, for follow. It is not used again."""
+        return self._self.key[len(self._keys.workers) :]
+
     def next(self, *, timeout: Optional[float] = None) -> View:
         """Waits for a view that is newer than the one it returned last and has this worker, and
         skips views that have ended already.

@@ -137,7 +137,7 @@ class Store:
     def below(self, prefix: str) -> "Store":
         """Returns the part of the store below prefix. Its close does nothing."""
         prefix = self._prefix + _arguments.text(_bad("below"), "prefix", prefix)
-        return Store(self._session, self._timeout, prefix, self._owner or self)
+        return Store(self._session, self._timeout, prefix, self._owner or self, self._scope)
 
     def within(self: _S, timeout: float) -> _S:
         """Sets the timeout of calls without their own, and returns the store."""

@@ -11,13 +11,12 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Callable, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, Sequence, TypeVar
 
 import torch
 
-from . import _arguments, _env
-from ._elastic import ElasticMember
-from ._errors import Error, Evicted, Excluded, Failed, Finished, IDInUse, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote
+from . import _arguments, _elastic_env, _env
+from ._errors import Error, Excluded, Failed, Finished, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote
 from ._failure import ranks
 from ._group import Group
 from ._roster import escape
@@ -25,13 +24,16 @@ from ._store import Store
 from ._torch_ddp import Replicated, in_view
 from ._torch_native import Connections, World, check, disconnected, found_inf, timed_out
 from ._torch_steps import JobView, Offer, Steps, Version
+from ._torch_worker import Config, Worker
 from ._view import View
 
 _log = logging.getLogger("muster_pg")
 
 _NEWS = 5.0  # seconds for which the end of a view is waited for, after an operation failed that it may have ended
-_REPORT = 10.0  # seconds after which the log says what is waited for, again and again
-_JOIN_TIMEOUT = 30.0  # seconds for which the processes of a view wait for each other to connect
+_JOIN_TIMEOUT = 30.0  # seconds in which the processes of a view, which have all come, connect
+_ATTEMPTS = 64  # of each view, at most
+_FIRST_ATTEMPT = 2.0  # seconds
+_GRACE = 0.2  # seconds in which processes that are alive complete what they do when the view ends
 _SCRATCH = "torch/"  # below the job's keys: how the processes of a view connect
 
 _T = TypeVar("_T")
@@ -70,6 +72,8 @@ class ElasticJob:
         *,
         min_units: int,
         max_units: int = 0,
+        unit_rank: int = 0,
+        unit_size: int = 1,
         backend: str = "gloo",
         settings: str = "",
         settle: float = 0.0,
@@ -79,29 +83,32 @@ class ElasticJob:
         seed: Optional[int] = 0,
     ) -> None:
         """id is unique in the job. min_units and max_units are the fewest and the most workers that
-        train; more are spares. settings is text that all workers must have in common. settle and
-        ttl are as in ElasticMember.join.
+        train; more are spares. A worker is a unit of unit_size processes, which have the same id, of
+        which this is number unit_rank: they begin and end together. settings is text that all
+        workers must have in common. settle and ttl are as in ElasticMember.join.
 
         timeout, in seconds, bounds each wait: for enough workers, for a collective of torch, and for
         the vote of a step. A worker for which the others have waited that long, and five seconds
         more, is excluded.
-        join_timeout bounds how long the workers of a view wait for each other to connect. seed: at
+        join_timeout bounds how long the workers of a view connect, once all have come. seed: at
         the beginning of a view, torch's random numbers are seeded from it, the number of steps and
         the rank; None leaves them alone.
 
         Unsupported: this torch cannot replace the members of a group in place.
         """
         check(backend)
-        self._store, self._job, self._id = store, job, id
-        self._least, self._most = min_units, max_units or min_units
-        self._settings = f"torch {torch.__version__}, {backend}" + (f", {settings}" if settings else "")
-        self._settle, self._ttl = settle, ttl
+        unit_size = _arguments.between(_bad, "unit_size", unit_size, 1, 1 << 20)
+        unit_rank = _arguments.between(_bad, "unit_rank", unit_rank, 0, unit_size - 1)
+        parts = f"torch {torch.__version__}", backend, f"{unit_size} processes each" if unit_size > 1 else "", settings
         self._timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
         self._join_timeout = _arguments.seconds(_bad, "join_timeout", join_timeout, zero=False, forever=False)
+        config = Config(
+            job, id, min_units, max_units or min_units, unit_rank, unit_size, ", ".join(p for p in parts if p), settle, ttl, self._timeout, self._join_timeout
+        )
+        self._store, self._job, self._id = store, job, id
+        self._worker, self._rank, self._processes = Worker(store, config), unit_rank, unit_size
         self._keys = store.below(f"membership/{escape(job)}/{_SCRATCH}")
         self._backend = backend
-        self._world: Optional[World] = None
-        self._member: Optional[ElasticMember] = None
         self._steps = Steps(job, seed)
         self._models: List[Replicated] = []
         self._view: Optional[JobView] = None
@@ -113,43 +120,26 @@ class ElasticJob:
 
     @classmethod
     def from_env(cls, *, min_units: int = 0, max_units: int = 0, **more: Any) -> "ElasticJob":
-        """Makes the job of a worker that muster run --elastic MIN:MAX, or another launcher, has
+        """Makes the job of a process that muster run --elastic MIN:MAX, or another launcher, has
         started with these variables:
 
-            MUSTER_STORE    URL of the store, with MUSTER_SECRET_FILE and MUSTER_TLS_* as elsewhere
-            MUSTER_JOB      name of the job, the same in all workers
-            MUSTER_WORKER   id of this worker, unique in the job
-            MUSTER_ELASTIC  MIN:MAX; min_units and max_units are used if it is not set
-            MUSTER_LEASE    ttl of the worker's lease, as 30s; may be empty
+            MUSTER_STORE      URL of the store, with MUSTER_SECRET_FILE and MUSTER_TLS_* as elsewhere
+            MUSTER_JOB        name of the job, the same in all workers
+            MUSTER_WORKER     id of this worker, unique in the job
+            MUSTER_ELASTIC    MIN:MAX; min_units and max_units are used if it is not set
+            MUSTER_LEASE      ttl of the worker's lease, as 30s; may be empty
+            MUSTER_UNIT_RANK  and MUSTER_UNIT_SIZE: unit_rank and unit_size; may be empty
 
-        more is passed on.
+        Without MUSTER_WORKER, the processes of a torchrun are one worker. more is passed on.
         """
-        env = os.environ
-        missing = [name for name in ("MUSTER_STORE", "MUSTER_JOB", "MUSTER_WORKER") if not env.get(name)]
-        if not env.get("MUSTER_ELASTIC") and min_units == 0:
-            missing.append("MUSTER_ELASTIC")
-        if missing:
-            raise _bad(f"{' and '.join(missing)} not set: start the program with muster run --elastic MIN:MAX, or set them", ())
-        if env.get("MUSTER_ELASTIC"):
-            low, _, high = env["MUSTER_ELASTIC"].partition(":")
-            if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
-                raise _bad(f"MUSTER_ELASTIC is {quote(env['MUSTER_ELASTIC'])}: set MIN:MAX, with 1 ≤ MIN ≤ MAX, as in 2:8", ())
-            least, most = int(low), int(high)
-            if (min_units or least, max_units or most) != (least, most):
-                raise _bad(f"MUSTER_ELASTIC is {least}:{most}, and the program has {min_units}:{max_units}: leave min_units and max_units out", ())
-            min_units, max_units = least, most
-        if env.get("MUSTER_UNIT_SIZE") not in (None, "", "1"):
-            raise _bad(f"MUSTER_UNIT_SIZE is {env['MUSTER_UNIT_SIZE']}: a worker is one process here: leave --unit-size out", ())
-        if env.get("MUSTER_LEASE"):
-            seconds = _env.seconds(env["MUSTER_LEASE"])
-            if not seconds:
-                raise _bad(f"MUSTER_LEASE is {quote(env['MUSTER_LEASE'])}: set a duration, as 30s", ())
-            more.setdefault("ttl", seconds)
-        tls, secret = _env.credentials(env)
+        w = _elastic_env.worker(os.environ, min_units, max_units)
+        if w.ttl is not None:
+            more.setdefault("ttl", w.ttl)
+        tls, secret = _env.credentials(os.environ)
         timeout = more.get("timeout", 300.0)
-        store = Store.connect(env["MUSTER_STORE"], tls=tls, secret=secret, timeout=timeout, wait=True)
+        store = Store.connect(w.store, tls=tls, secret=secret, timeout=timeout, wait=True)
         try:
-            job = cls(store, env["MUSTER_JOB"], env["MUSTER_WORKER"], min_units=min_units, max_units=max_units, **more)
+            job = cls(store, w.job, w.id, min_units=w.least, max_units=w.most, unit_rank=w.unit_rank, unit_size=w.unit_size, **more)
         except BaseException:
             store.close()
             raise
@@ -165,9 +155,19 @@ class ElasticJob:
 
     @completed.setter
     def completed(self, steps: int) -> None:
-        if self._member is not None:
+        if self._worker.member is not None:
             raise _bad("completed is set before run", ())
         self._steps.done = Version(_arguments.between(_bad, "completed", steps, 0, (1 << 63) - 1))
+
+    @property
+    def unit_rank(self) -> int:
+        """The number of this process in its worker."""
+        return self._rank
+
+    @property
+    def unit_size(self) -> int:
+        """The number of processes of each worker."""
+        return self._processes
 
     @property
     def view(self) -> JobView:
@@ -175,6 +175,20 @@ class ElasticJob:
         if self._view is None:
             raise make(Invalid, "muster_pg.torch: elastic job: there is no view: call it in the function that run calls")
         return self._view
+
+    @property
+    def mesh(self) -> Any:
+        """The device mesh of a worker of several processes: one replica ("replicate"), sharded over
+        its processes ("shard"). What is computed over it is computed over the workers of the view:
+
+            fully_shard(net, mesh=job.mesh)             # HSDP; mesh["shard"] alone for other parallelisms
+
+        The first use waits for the worker's other processes.
+        """
+        if self._processes == 1:
+            raise _bad("mesh: each worker is one process: use ddp, or start units of several processes", ())
+        self._worker.begin(self._backend, self._keys)
+        return self._worker.mesh
 
     def register(self, *objects: Any, position: Any = None) -> None:
         """Names the state of the training: models, optimizers, schedulers, a GradScaler. Each has
@@ -197,7 +211,8 @@ class ElasticJob:
     def ddp(self, module: torch.nn.Module, **options: Any) -> "Replicated":
         """Returns module with gradients that are averaged over all workers, by a
         DistributedDataParallel with these options: it is made anew in each view, since what it
-        learns of a model in its first steps must be the same on all workers.
+        learns of a model in its first steps must be the same on all workers. With workers of several
+        processes, the average is over the processes of the same number.
         """
         model = Replicated(module, options)
         self._models.append(model)
@@ -213,39 +228,28 @@ class ElasticJob:
         again; Excluded is raised. StateLost: no worker has a whole state: begin with a checkpoint.
         """
         try:
-            self._world = self._world or World(self._backend, self._keys.below("none/"), self._timeout)
+            self._worker.begin(self._backend, self._keys)
             while True:
                 try:
-                    finished = self._in_view(self._next(), train)
+                    finished = self._in_view(self._worker.next(), train)
                 except Finished:
                     _log.info("elastic job %s: finished, and this worker is at %s", self._job, self._steps.done)
                     finished = True
                 if finished:
-                    self._leave()
+                    self._worker.leave()
                     return self._result  # type: ignore[no-any-return]
+        except BaseException as e:
+            self._close(f"{type(e).__name__}: {e}")
+            raise
         finally:
             self.close()
 
-    def _leave(self) -> None:
-        """Leaves a job that has finished."""
-        member, self._member = self._member, None
-        assert member is not None
-        try:
-            member.leave(timeout=self._join_timeout)
-        except Error as e:  # it is evicted, or the store has ended with the job
-            _log.info("elastic job %s: %s", self._job, e)
-        member.close()
-
     def close(self) -> None:
-        """Ends the registration, if run has not, and the process group. It may be called twice."""
-        member, self._member = self._member, None
-        world, self._world = self._world, None
-        if member is not None:
-            member.close()
-            if world is not None:
-                world.linger()
-        if world is not None:
-            world.close()
+        """Ends the registration, if run has not, and the process groups. It may be called twice."""
+        self._close("closed")
+
+    def _close(self, cause: str) -> None:
+        self._worker.close(cause)
         if self._own:
             self._store.close()
 
@@ -291,50 +295,21 @@ class ElasticJob:
 
     # Views.
 
-    def _next(self) -> View:
-        """Returns the next view. It joins the job, for the first time or again."""
-        until = time.monotonic() + self._timeout
-        while True:
-            left = max(until - time.monotonic(), 0)
-            try:
-                if self._member is None:
-                    self._member = ElasticMember.join(
-                        self._store, self._job, self._id, least=self._least, most=self._most, settings=self._settings,
-                        settle=self._settle, ttl=self._ttl, timeout=left,
-                    )  # fmt: skip
-                return self._member.next(timeout=min(left, _REPORT))
-            except (Excluded, Finished):
-                raise
-            except Timeout as e:
-                if left <= _REPORT:
-                    raise
-                _log.warning("elastic job %s: it still waits: %s", self._job, e)
-            except Evicted as e:
-                _log.warning("elastic job %s: %s: it joins again", self._job, e)
-                if self._member is not None:
-                    self._member.close()
-                    self._member = None
-            except IDInUse:  # an earlier process of this worker, or its lease has not expired yet
-                if time.monotonic() + 0.1 > until:
-                    raise
-                time.sleep(0.1)
-
     def _in_view(self, view: View, train: Callable[[JobView], _T]) -> bool:
         """Trains in a view, and reports whether train has returned on all workers."""
-        assert self._world is not None
-        world, connections, group = self._world, Connections(), None
+        world, connections, group = self._worker.world, Connections(), None
         try:
             view.at_end(connections.cut)
             if view.finished(timeout=self._join_timeout):  # the others are about to leave
                 raise make(Finished, "")
             group = self._form(view, world, connections)
             self._view = JobView(view, group)
-            came = self._steps.settle(self._view, self._offers, world.device, self._timeout)
+            came = self._steps.settle(self._view, self._offers, world)
             _log.info(
                 "elastic job %s: view %d: rank %d of %d, at %s%s, after %.3f s",
-                self._job, view.generation, view.rank, view.size, self._steps.done, came, time.monotonic() - self._paused,
+                self._job, view.generation, group.rank, group.size, self._steps.done, came, time.monotonic() - self._paused,
             )  # fmt: skip
-            with in_view(self._models):
+            with in_view(self._models, world.replicated):
                 self._result = train(self._view)
             group.channel("end").barrier(timeout=self._timeout)
             view.finish()
@@ -355,21 +330,12 @@ class ElasticJob:
 
     def _form(self, view: View, world: World, connections: Connections) -> Group:
         """Connects the workers of a view, all of them or none."""
-        group = self._group = view.group(timeout=self._join_timeout)
+        group = self._group = view.group(process=self._rank, processes=self._processes, timeout=self._timeout)
         _in_background(view, group.close)
         try:
-            self._offers = [Offer.decode(o) for o in group.all_gather(self._steps.offer(world.handle).encode(), timeout=self._join_timeout)]
+            self._offers = [Offer.decode(o) for o in group.all_gather(self._steps.offer(world.handle).encode(), timeout=self._timeout)]
             self._agree(view)
-            current, failed = f"{view.run}.{view.generation}/", ""
-            store = self._keys.below(current)._scoped()
-            _in_background(view, lambda: store._end("the view has ended"))
-            try:
-                world.enter(connections, store, view.generation, [o.connect for o in self._offers], self._join_timeout)
-            except Exception as e:
-                failed = str(e) or type(e).__name__
-            outcomes = group.all_gather(failed, timeout=self._join_timeout)
-            if any(outcomes):
-                self._unformed(view, outcomes)
+            self._connect(view, world, connections, group)
             self._before = view
             if group.rank == 0:
                 self._sweep(view)
@@ -378,16 +344,46 @@ class ElasticJob:
             group.close()
             raise
 
+    def _connect(self, view: View, world: World, connections: Connections, group: Group) -> None:
+        """Has torch connect the processes, again for twice as long if it has failed on one of them.
+
+        torch exchanges addresses through the store, and then connects. The first can be ended, but a
+        process that waits for another one's connection waits for its timeout. So at the end of a view
+        processes that are alive may complete what they do, and the first timeout is short.
+        """
+        store, entered = self._keys.below(f"{view.run}.{view.generation}/")._scoped(), threading.Event()
+
+        def end() -> None:
+            entered.wait(_GRACE)
+            store._end("the view has ended")
+
+        _in_background(view, end)
+        outcomes: List[str] = []
+        try:
+            for attempt, seconds in enumerate(_attempts(self._join_timeout)):
+                failed = ""
+                try:
+                    world.enter(connections, store, view.generation * _ATTEMPTS + attempt, group.rank, [o.connect for o in self._offers], seconds)
+                except Exception as e:
+                    failed = str(e) or type(e).__name__
+                outcomes = group.all_gather(failed, timeout=2 * self._join_timeout)
+                if not any(outcomes):
+                    return
+        finally:
+            entered.set()
+        self._unformed(view, outcomes)
+
     def _agree(self, view: View) -> None:
         """Excludes workers with another state than rank 0, the worker that has been in the job for
         longest.
         """
-        odd = [rank for rank, o in enumerate(self._offers) if o.digest != self._offers[0].digest]
+        n = self._processes
+        odd = sorted({rank // n for rank, o in enumerate(self._offers) if o.digest != self._offers[rank % n].digest})
         if view.rank in odd:
             raise make(
                 Mismatch,
-                f"muster_pg.torch: elastic job {quote(self._job)}: what is registered has other names, dtypes or shapes on rank {view.rank} than on rank 0, "
-                f"worker {view.workers[0]}",
+                f"muster_pg.torch: elastic job {quote(self._job)}: what is registered has other names, dtypes or shapes in worker {view.workers[view.rank]} than in "
+                f"worker {view.workers[0]}, which has been in the job for longer",
             )
         if odd:
             view.exclude(*odd)
@@ -398,7 +394,7 @@ class ElasticJob:
         """Ends a view whose processes have not connected: without those that are new in it, if there are others."""
         if view.wait(_NEWS):
             raise self._error(view)
-        said = "; ".join(f"rank {rank}, worker {view.workers[rank]}: {why}" for rank, why in enumerate(outcomes) if why)
+        said = "; ".join(f"rank {rank}, worker {view.workers[rank // self._processes]}: {why}" for rank, why in enumerate(outcomes) if why)
         new = view.newcomers(self._before)
         if self._before is not None and len(new) < view.size and new:
             _log.warning("elastic job %s: view %d did not connect, and goes on without %s: %s", self._job, view.generation, ranks(new), said)
@@ -448,9 +444,8 @@ class ElasticJob:
             return self._without(view, late) or view.wait(_NEWS)
         if first:
             _log.warning("elastic job %s: view %d ends, and all its workers form the next one: %s", self._job, view.generation, e)
-            if view.rank == view.size - 1 and self._member is not None:
-                self._member.close()
-                self._member = None
+            if view.rank == view.size - 1 and self._rank == 0:
+                self._worker.forget()
         return first and view.wait(self._join_timeout)
 
     def _without(self, view: View, e: Exception) -> bool:
@@ -458,14 +453,25 @@ class ElasticJob:
         and reports whether it has ended.
         """
         missing = e.missing if isinstance(e, RankError) and isinstance(e, Timeout) else []
+        missing = sorted({rank // self._processes for rank in missing})
         if not missing or view.rank in missing:
             return view.error is not None
-        _log.warning("elastic job %s: view %d ends, and the next one is without %s: %s", self._job, view.generation, ranks(missing), e)
+        who = ", ".join(str(view.workers[rank]) for rank in missing)
+        _log.warning("elastic job %s: view %d ends, and the next one is without worker %s: %s", self._job, view.generation, who, e)
         try:
             view.exclude(*missing)
         except Error:
             pass  # it has ended
         return view.wait(self._join_timeout)
+
+
+def _attempts(seconds: float) -> Iterator[float]:
+    """Divides the time for connecting."""
+    limit = _FIRST_ATTEMPT
+    while seconds > 2 * limit:
+        yield limit
+        seconds, limit = seconds - limit, 2 * limit
+    yield seconds
 
 
 def _in_background(view: View, call: Callable[[], object]) -> None:

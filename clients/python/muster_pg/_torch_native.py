@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from . import _objects
 from ._errors import Conflict, Invalid, Unsupported, make
 from ._store import Store
 
@@ -29,14 +30,21 @@ _DRAIN = 5.0  # seconds that gloo may take to close the connections that were cu
 _FORGOTTEN = 0.05  # seconds that an operation may take to end after that; otherwise gloo has forgotten it
 _LINGER = 0.5  # seconds in which the others learn that a process has left
 _KEY_TTL = 3600.0  # seconds that the store keeps a key of a group's forming
-_NEEDED = {
-    "torch.distributed": (dist, ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")),
-    "torch.distributed.distributed_c10d": (c10d, ("_world", "_new_process_group_helper", "_get_default_group")),
-    "torch.distributed.distributed_c10d._world": (c10d._world, ("pg_group_ranks", "group_count")),
-    "torch.distributed.ProcessGroup": (dist.ProcessGroup, ("register_post_hook",)),
-    "torch.amp.GradScaler": (torch.amp.GradScaler, ("_found_inf_per_device",)),
-    "torch.nn.parallel.DistributedDataParallel": (torch.nn.parallel.DistributedDataParallel, ("_remove_autograd_hooks",)),
-}
+_NEEDED = (
+    "torch.distributed._reconfigure",
+    "torch.distributed._get_reconfigure_handle",
+    "torch.distributed._supports_reconfigure",
+    "torch.distributed.ProcessGroup.register_post_hook",
+    "torch.distributed.device_mesh.DeviceMesh.from_group",
+    "torch.distributed.distributed_c10d._get_default_group",
+    "torch.distributed.distributed_c10d._new_process_group_helper",
+    "torch.distributed.distributed_c10d._world.group_count",
+    "torch.distributed.distributed_c10d._world.pg_group_ranks",
+    "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
+    "torch.distributed.fsdp.FSDPModule.reset_iter_state",
+    "torch.amp.GradScaler._found_inf_per_device",
+    "torch.nn.parallel.DistributedDataParallel._remove_autograd_hooks",
+)
 
 _Address = Tuple[Any, ...]  # of a socket, as the socket module has it
 
@@ -47,13 +55,20 @@ def check(backend: str) -> None:
     """
     if backend not in BACKENDS:
         raise make(Invalid, f"muster_pg.torch: elastic job: backend is {backend!r}: there are {' and '.join(BACKENDS)}")
-    lacks = [f"{owner}.{name}" for owner, (o, names) in _NEEDED.items() for name in names if not hasattr(o, name)]
+    lacks = [name for name in _NEEDED if not _has(name)]
     if lacks:
         raise make(
             Unsupported,
             f"muster_pg.torch: elastic job: torch {torch.__version__} has no {', '.join(lacks)}: install torch 2.15, or let torchrun restart "
             "all processes (torchrun --max-restarts=3 --rdzv-backend=muster)",
         )
+
+
+def _has(name: str) -> bool:
+    o: Any = torch
+    for part in name.split(".")[1:]:
+        o = getattr(o, part, None)
+    return o is not None
 
 
 class ViewStore(dist.Store):  # type: ignore[misc]
@@ -236,53 +251,122 @@ def forget_inf(scaler: Any) -> None:
     scaler._per_optimizer_states.clear()
 
 
-class World:
-    """The default process group of an elastic job: made once, and with other members in each view."""
+class Replicas:
+    """The processes of the same number in their workers, and the one of them that sends its state."""
 
-    def __init__(self, backend: str, store: Store, timeout: float) -> None:
+    def __init__(self, group: Any, source: int, device: torch.device) -> None:
+        self._group, self.source, self.device = group, source, device
+
+    def broadcast(self, t: torch.Tensor) -> None:
+        """Gives t, which is on device, the source's values."""
+        dist.broadcast(t, group=self._group, group_src=self.source)
+
+    def broadcast_object(self, obj: Any) -> Any:
+        """Returns the source's obj, of plain values."""
+        data = _objects.pack(obj)
+        size = torch.tensor([len(data)], device=self.device)
+        self.broadcast(size)
+        sends = dist.get_rank(self._group) == self.source
+        t = torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(int(size.item()), dtype=torch.uint8)
+        t = t.to(self.device)
+        self.broadcast(t)
+        return _objects.unpack(t.cpu().numpy().tobytes())
+
+
+class _Members:
+    """A process group whose members are replaced, and the store through which they connect."""
+
+    def __init__(self, group: Any, store: ViewStore) -> None:
+        self.group, self.store = group, store
+
+    def enter(self, store: Store, uuid: int, ranks: Sequence[int], handles: Sequence[Sequence[str]], index: int, timeout: timedelta) -> None:
+        """Replaces the members by processes with these ranks in the default group."""
+        self.store.store = store
+        dist._reconfigure(uuid, [handles[r][index] for r in ranks], group=self.group, timeout=timeout).wait()
+        c10d._world.pg_group_ranks[self.group] = {rank: i for i, rank in enumerate(ranks)}
+        if self.group.size() != len(ranks):
+            raise RuntimeError(f"torch has a group of {self.group.size()} after its reconfiguration to {len(ranks)}")
+
+
+def begin_again(module: Any) -> None:
+    """Lets go of what an unfinished step has left in a module of fully_shard, and in those in it."""
+    if module._get_fsdp_state()._is_root is not None:  # it has been called
+        module.reset_iter_state()
+
+
+class World:
+    """The process groups of an elastic job, made once and with other members in each view: torch's
+    default group, of all processes; and where workers have several processes, one of those with the
+    same number, and one of a worker's.
+    """
+
+    def __init__(self, backend: str, store: Store, timeout: float, processes: int) -> None:
+        """processes is how many a worker has. Before the first enter, each group has this process alone."""
         check(backend)
         if dist.is_initialized():
             raise make(Invalid, "muster_pg.torch: elastic job: torch.distributed is initialized: the job makes the default process group itself")
         self._timeout = timedelta(seconds=timeout if timeout < math.inf else 10**9)
-        self._store = ViewStore(store)
+        self._processes = processes
         before = listening()
         # What tells the processes apart until they have connected is this rank; torch assigns those of the view afterwards.
-        dist.init_process_group(
-            backend, store=self._store, rank=random.SystemRandom().randrange(1 << 31), world_size=1, timeout=self._timeout, enable_reconfigure=True
-        )
-        self._group = c10d._get_default_group()
+        rank, first = random.SystemRandom().randrange(1 << 31), ViewStore(store)
+        dist.init_process_group(backend, store=first, rank=rank, world_size=1, timeout=self._timeout, enable_reconfigure=True)
+        self._groups = [_Members(c10d._get_default_group(), first)]
+        for name in ("replicate", "shard") if processes > 1 else ():
+            s = ViewStore(store)
+            group, _ = c10d._new_process_group_helper(1, rank, [rank], backend, s, name, timeout=self._timeout, group_desc=name, enable_reconfigure=True)
+            self._groups.append(_Members(group, s))
         self._last = Connections()  # of the newest view that has formed
         self._lock = threading.Lock()  # protects works, which each thread that calls torch adds to
         self._works: Deque[Any] = collections.deque()  # operations that may be under way, in their order
-        self._group.register_post_hook(0, self._began)
+        for g in self._groups:
+            g.group.register_post_hook(0, self._began)
         self._listeners = [list(a) for a in sorted(listening() - before, key=repr)]
 
     @property
     def device(self) -> torch.device:
-        """Where tensors have to be for the group."""
+        """Where tensors have to be for the groups."""
         return torch.device("cpu") if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def replicated(self) -> Any:
+        """The group of the processes with the same number."""
+        return self._groups[1 if self._processes > 1 else 0].group
+
+    def replicas(self, source: int) -> Replicas:
+        """Returns those processes, of which that of one worker sends."""
+        return Replicas(self.replicated, source, self.device)
+
+    def mesh(self) -> Any:
+        """Returns the device mesh of this worker, in which it is the only replica. It has the groups
+        themselves, so that what is computed over it has the members of the view.
+        """
+        members = [g.group for g in self._groups[1:]]
+        ranks = torch.arange(self._processes).view(1, -1)
+        return dist.device_mesh.DeviceMesh.from_group(members, self.device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
     @property
     def handle(self) -> Dict[str, Any]:
         """What the other processes need to connect to this one."""
-        return {"handle": dist._get_reconfigure_handle(), "listeners": self._listeners}
+        return {"handles": [dist._get_reconfigure_handle(group=g.group) for g in self._groups], "listeners": self._listeners}
 
-    def enter(self, connections: Connections, store: Store, generation: int, handles: Sequence[Dict[str, Any]], timeout: float) -> None:
-        """Replaces the members of the group by the processes with these handles, in this order.
+    def enter(self, connections: Connections, store: Store, uuid: int, rank: int, processes: Sequence[Dict[str, Any]], timeout: float) -> None:
+        """Replaces the members of the groups by the processes with these handles, in this order; this
+        one has the given rank.
 
-        store is below a prefix that is this generation's alone. The operations of the view before
+        store is below a prefix that is this view's alone, in which uuid is used once; in this process
+        uuid increases. The operations of the view before
         have ended: see drain.
         """
-        self._store.store = store
-        dist._reconfigure(generation, [h["handle"] for h in handles], timeout=timedelta(seconds=timeout)).wait()
+        n, all_ranks, limit = self._processes, range(len(processes)), timedelta(seconds=timeout)
+        worker, number = divmod(rank, n)
+        members = ("all", all_ranks), (f"replicate {number}", all_ranks[number::n]), (f"shard {worker}", all_ranks[worker * n : (worker + 1) * n])
+        for i, (g, (name, ranks)) in enumerate(zip(self._groups, members)):
+            g.enter(store.below(name + "/"), uuid, ranks, [p["handles"] for p in processes], i, limit)
         self._last.release()
         self._last = connections
-        connections.hold([a for h in handles for a in h["listeners"]])
-        size = len(handles)
-        c10d._world.pg_group_ranks[self._group] = {rank: rank for rank in range(size)}
-        c10d._world.group_count = generation << 16  # the names of further groups: the same on all processes, and new in each view
-        if dist.get_world_size() != size:
-            raise RuntimeError(f"torch has a group of {dist.get_world_size()} after its reconfiguration to {size}")
+        connections.hold([a for p in processes for a in p["listeners"]])
+        c10d._world.group_count = uuid << 16  # the names of further groups: the same on all processes, and new in each view
 
     def _began(self, op: Any) -> None:
         self._under_way()
@@ -303,7 +387,8 @@ class World:
         One that is left after a while is a send that gloo has forgotten, and writes nothing.
         """
         if dist.get_backend() != "gloo":
-            self._group.abort()
+            for g in self._groups:
+                g.group.abort()
         began = time.monotonic()
         until = began + _DRAIN
         while self._under_way() and time.monotonic() < until:

@@ -9,9 +9,15 @@ import hashlib
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
-import torch.distributed as dist
 
 from ._errors import Invalid, Mismatch, make
+from ._torch_native import Replicas, begin_again
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+except ImportError:  # of an old torch, for which _torch_native.check raises before they are used
+    FSDPModule = DTensor = Replicate = Shard = None
 
 _FLAT = 1 << 20  # bytes: smaller tensors pass together, in messages of at most _MESSAGE
 _MESSAGE = 64 << 20
@@ -23,10 +29,15 @@ class State:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.tensors: List[torch.Tensor] = []
+        self._meshes = _meshes(objects)
         self.plain = {name: self._take(name, o.state_dict()) for name, o in objects.items()}
 
     def _take(self, path: str, v: Any) -> List[Any]:
         """Returns v as [kind, value]; lists, tuples and dicts have such in them."""
+        if isinstance(v, DTensor):
+            local = v.detach().to_local()
+            self.tensors.append(local)
+            return ["s", [str(v.dtype)[6:], list(local.shape), list(v.shape), list(v.stride()), _placements(path, v), self._meshes.index(v.device_mesh)]]
         if isinstance(v, torch.Tensor):
             self.tensors.append(v.detach())
             return ["x", [str(v.dtype)[6:], list(v.shape)]]
@@ -51,20 +62,46 @@ def digest(objects: Mapping[str, Any]) -> str:
     return h.hexdigest()[:16]
 
 
-def receive(objects: Mapping[str, Any], plain: Mapping[str, Any], source: int, device: torch.device) -> None:
-    """Gives objects the state that rank source sends by send. Until all of it has come, they have
-    what they had.
+def clear(module: torch.nn.Module) -> None:
+    """Lets go of what an unfinished step has left in a module."""
+    module.zero_grad(set_to_none=True)
+    if isinstance(module, FSDPModule):
+        begin_again(module)
+        return
+    for child in module.children():
+        clear(child)
+
+
+def _meshes(objects: Mapping[str, Any]) -> List[Any]:
+    """Returns the device meshes of the modules' parameters, in their order, which is that of all processes."""
+    parameters = (p for o in objects.values() if isinstance(o, torch.nn.Module) for p in o.parameters())
+    return list(dict.fromkeys(p.device_mesh for p in parameters if isinstance(p, DTensor)))
+
+
+def _placements(path: str, t: Any) -> List[int]:
+    """Returns the dimension that each of a tensor's placements shards, -1 for a replica."""
+    found = []
+    for p in t.placements:
+        if type(p) not in (Shard, Replicate):
+            raise make(Invalid, f"muster_pg.torch: elastic job: {path} has the placement {p}, which cannot be sent to a worker that joins")
+        found.append(p.dim if isinstance(p, Shard) else -1)
+    return found
+
+
+def receive(objects: Mapping[str, Any], plain: Mapping[str, Any], link: Replicas) -> None:
+    """Gives objects the state that the source of link sends by send. Until all of it has come, they
+    have what they had.
     """
     if list(plain) != list(objects):
-        raise make(Mismatch, f"muster_pg.torch: elastic job: {', '.join(objects)} are registered here, and {', '.join(plain)} on rank {source}")
-    tensors = [torch.empty(shape, dtype=_dtype(name), device=device) for name, shape in _kinds(plain)]
-    send(tensors, source, device)
-    rest = iter(tensors)
+        raise make(Mismatch, f"muster_pg.torch: elastic job: {', '.join(objects)} are registered here, and {', '.join(plain)} on worker {link.source}")
+    tensors = [torch.empty(shape, dtype=_dtype(name), device=link.device) for name, shape in _kinds(plain)]
+    send(tensors, link)
+    rest, meshes = iter(tensors), _meshes(objects)
     for name, o in objects.items():
         try:
-            o.load_state_dict(_give(plain[name], rest))
+            o.load_state_dict(_give(plain[name], rest, meshes))
         except Exception as e:
-            raise make(Mismatch, f"muster_pg.torch: elastic job: the state of {name} on rank {source} does not fit here: {e}") from e
+            raise make(Mismatch, f"muster_pg.torch: elastic job: the state of {name} on worker {link.source} does not fit here: {e}") from e
 
 
 def fits(plain: Mapping[str, Any], own: State) -> bool:
@@ -79,16 +116,16 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def send(tensors: Sequence[torch.Tensor], source: int, device: torch.device) -> None:
-    """Broadcasts tensors from rank source, over device, which the process group is for. A rank that
-    has them already receives the same bits.
+def send(tensors: Sequence[torch.Tensor], link: Replicas) -> None:
+    """Broadcasts tensors from the source of link. A process that has them already receives the same
+    bits.
     """
     for group in _messages(tensors):
-        if len(group) == 1 and group[0].is_contiguous() and group[0].device == device:
-            dist.broadcast(group[0], source)
+        if len(group) == 1 and group[0].is_contiguous() and group[0].device == link.device:
+            link.broadcast(group[0])
             continue
-        flat = torch.cat([t.reshape(-1) for t in group]).to(device)
-        dist.broadcast(flat, source)
+        flat = torch.cat([t.reshape(-1) for t in group]).to(link.device)
+        link.broadcast(flat)
         for t, part in zip(group, flat.split([t.numel() for t in group])):
             t.copy_(part.view(t.shape))
 
@@ -115,7 +152,7 @@ def _kinds(plain: Mapping[str, Any]) -> Iterator[Tuple[str, List[int]]]:
 
     def walk(node: Sequence[Any]) -> Iterator[Tuple[str, List[int]]]:
         kind, v = node
-        if kind == "x":
+        if kind in ("x", "s"):
             yield v[0], list(v[1])
         elif kind == "d":
             for _, x in v:
@@ -128,13 +165,17 @@ def _kinds(plain: Mapping[str, Any]) -> Iterator[Tuple[str, List[int]]]:
         yield from walk(node)
 
 
-def _give(node: Sequence[Any], tensors: Iterator[torch.Tensor]) -> Any:
+def _give(node: Sequence[Any], tensors: Iterator[torch.Tensor], meshes: Sequence[Any]) -> Any:
     kind, v = node
     if kind == "x":
         return next(tensors)
+    if kind == "s":
+        _, _, shape, stride, dims, mesh = v
+        placements = [Replicate() if dim < 0 else Shard(dim) for dim in dims]
+        return DTensor.from_local(next(tensors), meshes[mesh], placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
     if kind == "d":
-        return {k: _give(x, tensors) for k, x in v}
+        return {k: _give(x, tensors, meshes) for k, x in v}
     if kind in ("l", "t"):
-        parts = [_give(x, tensors) for x in v]
+        parts = [_give(x, tensors, meshes) for x in v]
         return tuple(parts) if kind == "t" else parts
     return v

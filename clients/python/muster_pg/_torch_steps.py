@@ -18,7 +18,7 @@ import torch
 from . import _torch_state
 from ._errors import Invalid, StateLost, make, quote
 from ._group import Group
-from ._torch_native import forget_inf
+from ._torch_native import Replicas, World, forget_inf
 from ._view import View
 
 
@@ -76,13 +76,18 @@ class Offer:
 
 
 class JobView:
-    """What a training sees of a view: its place among the processes that train together."""
+    """What a training sees of a view: its place among the processes that train together.
+
+    rank and size count processes, as torch does. Those of one worker have unit as their number,
+    and size is units times the processes of a worker.
+    """
 
     def __init__(self, view: View, group: Group) -> None:
         """Not called by users: see ElasticJob.run."""
         self.view = view
         self.group = group  # of all processes, for objects and barriers
         self.rank, self.size = group.rank, group.size
+        self.unit, self.units = view.rank, view.size
 
     @property
     def generation(self) -> int:
@@ -138,21 +143,22 @@ class Steps:
         held = self._held.version if self._held is not None else None
         return Offer(self.done, self._dirty, self.skipped, held, _torch_state.digest(self._objects), connect)
 
-    def settle(self, view: JobView, offers: Sequence[Offer], device: torch.device, timeout: float) -> str:
+    def settle(self, view: JobView, offers: Sequence[Offer], world: World) -> str:
         """Brings all processes of a view to the newest state, and returns where this one has it
-        from, in words. All choose the same state, and the same source: the lowest rank that has it.
+        from, in words. All choose the same state, and the same sources.
         """
         mine = offers[view.rank]
-        clean = [(o.have.steps, o.have.generation, -rank) for rank, o in enumerate(offers) if not o.dirty]
-        if not clean:
+        found = newest(offers, view.size // view.units)
+        if found is None:
             raise make(
                 StateLost,
-                f"muster_pg.torch: elastic job {quote(self._job)}: all {view.size} workers of view {view.generation} were in the middle of an update: "
-                "none has a whole state: begin with a checkpoint",
+                f"muster_pg.torch: elastic job {quote(self._job)}: of the {view.units} workers of view {view.generation}, some were in the middle of an update, "
+                "and the others do not have a whole state: begin with a checkpoint",
             )
-        source = -max(clean)[2]
-        new, skipped = offers[source].have, offers[source].skipped
-        receivers = [rank for rank, o in enumerate(offers) if rank != source and not o.goes_on(new) and not o.applies(new)]
+        new, sources = found
+        source = sources[view.rank % len(sources)]
+        skipped = next(o.skipped for o in offers if not o.dirty and o.have == new)
+        receivers = [rank for rank, o in enumerate(offers) if rank not in sources and not o.goes_on(new) and not o.applies(new)]
         if mine.goes_on(new):
             self._restore()
         elif mine.applies(new):
@@ -160,28 +166,30 @@ class Steps:
         elif view.rank == source:
             self._keep()
         self._held = None
-        if receivers:
-            self._copy(view, source, view.rank in receivers, device, timeout)
+        if any(rank % len(sources) == view.rank % len(sources) for rank in receivers):
+            self._copy(view.rank == source, view.rank in receivers, world.replicas(source // len(sources)))
         self.done = new if new.run else Version(new.steps, view.view.run, view.generation)
         self.skipped, self._dirty = skipped, False
         for o in self._objects.values():
             if isinstance(o, torch.nn.Module):
-                o.zero_grad(set_to_none=True)  # an unfinished step has left some
+                _torch_state.clear(o)
             elif isinstance(o, torch.amp.GradScaler):
                 forget_inf(o)
         if self._seed is not None:
             torch.manual_seed(_seed(self._seed, self.done.steps, view.rank))
         return f" from rank {source}" if view.rank in receivers else ""
 
-    def _copy(self, view: JobView, source: int, receives: bool, device: torch.device, timeout: float) -> None:
-        """Copies the state of rank source to those that need it. All take part in the broadcast."""
+    def _copy(self, sends: bool, receives: bool, link: Replicas) -> None:
+        """Copies the state of one worker's process to those that need it. All processes of the same
+        number take part in the broadcast.
+        """
         state = _torch_state.State(self._objects)
-        plain = view.group.broadcast(state.plain if view.rank == source else None, root=source, timeout=timeout)
-        if view.rank == source or not receives and _torch_state.fits(plain, state):
-            _torch_state.send(state.tensors, source, device)
+        plain = link.broadcast_object(state.plain if sends else None)
+        if sends or not receives and _torch_state.fits(plain, state):
+            _torch_state.send(state.tensors, link)
             return
         self._dirty = True
-        _torch_state.receive(self._objects, plain, source, device)
+        _torch_state.receive(self._objects, plain, link)
         self._keep()
 
     def _keep(self) -> None:
@@ -196,6 +204,27 @@ class Steps:
             buffer.copy_(kept)
         if self.position is not None and self._position is not None:
             self.position.load_state_dict(self._position)
+
+
+def newest(offers: Sequence[Offer], processes: int) -> Optional[Tuple[Version, List[int]]]:
+    """Returns the newest state that workers of some processes have together, and for each process
+    of a worker the rank that is the source for those of its number; None if there is no whole state.
+
+    A worker's processes may have come to different states, as when one was killed in its update, so
+    the sources may be of several workers; the state before the first view is one worker's.
+    """
+    units = [offers[at : at + processes] for at in range(0, len(offers), processes)]
+    versions = sorted(dict.fromkeys(o.have for o in offers if not o.dirty), key=lambda v: (-v.steps, -v.generation))
+    for new in versions:
+        sources = []
+        for k in range(processes):
+            able = [u for u, unit in enumerate(units) if unit[k].goes_on(new)] or [u for u, unit in enumerate(units) if unit[k].applies(new)]
+            if not new.run:
+                able = [u for u, unit in enumerate(units) if all(o.have == new and not o.dirty for o in unit)]
+            sources += [u * processes + k for u in able[:1]]
+        if len(sources) == processes:
+            return new, sources
+    return None
 
 
 def _seed(seed: int, steps: int, rank: int) -> int:

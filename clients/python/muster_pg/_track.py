@@ -33,13 +33,13 @@ class Tracker:
     is the one that registered first, and one waits for the end of the lease.
     """
 
-    def __init__(self, store: Store, job: str, id: str, addr: str, least: int, most: int, settings: str, settle: float, ttl: float) -> None:
-        """Not called by users: see ElasticMember.join."""
+    def __init__(self, store: Store, job: str, id: str, addr: str, least: int, most: int, settings: str, settle: float, ttl: float, registration: str = "") -> None:
+        """Not called by users: see ElasticMember.join and follow."""
         self.job, self.id = job, id
         self._store, self._calls = store, store._scoped()  # _calls: for what ends with the member
         self._settle, self._ttl = settle, ttl
         self._keys = Keys(job)
-        self._self = Registration(self._keys.workers + secrets.token_hex(13), 0, Worker(id, addr), least, most, settings)
+        self._self = Registration(self._keys.workers + (registration or secrets.token_hex(13)), 0, Worker(id, addr), least, most, settings)
         self._pid = os.getpid()
         self._cond = threading.Condition()  # protects the fields below; not held during calls of the store
         self._roster = Roster(self._keys)
@@ -212,11 +212,12 @@ class Tracker:
 
     def _missing(self) -> str:
         """Says what next waits for."""
-        live, view = self._roster.in_order(self._self), self._current
+        me = self._roster.workers.get(self._self.key, self._self)
+        live, view = self._roster.in_order(me), self._current
         if self._unreachable or self._undecided:
             return self._unreachable or self._undecided
-        if len(live) < self._self.least:
-            return f"{len(live)} of {self._self.least} workers are registered: {names(live)}"
+        if len(live) < me.least:
+            return f"{len(live)} of {me.least} workers are registered: {names(live)}"
         if view is not None and not view._over.is_set():
             if view.rank < 0:
                 return f"this worker is a standby: view {view.generation} has its {view.size} workers"

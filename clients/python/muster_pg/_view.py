@@ -77,9 +77,12 @@ class View:
                 return
         call()
 
-    def group(self, *, timeout: Optional[float] = None) -> Group:
+    def group(self, *, process: int = 0, processes: int = 1, timeout: Optional[float] = None) -> Group:
         """Forms the group of this view's workers, with the same ranks, on the member's store: the
         group of Go's View.Config. If the view ends first, that raises its error.
+
+        A worker may be several processes, as many as every other one: each calls it with its number
+        from 0, and has the rank rank * processes + process.
         """
         m = self._member
         name = f"{self.job.replace('%', '%25').replace('/', '%2F')} view {self.generation}"
@@ -87,7 +90,8 @@ class View:
         token = _call.task.set(task)
         try:
             self.at_end(task.cancel)
-            return Group.join(self.rank, self.size, m._store.below(m._keys.groups), name=name, run=self.run, timeout=seconds)
+            rank, size = self.rank * processes + process, self.size * processes
+            return Group.join(rank, size, m._store.below(m._keys.groups), name=name, run=self.run, timeout=seconds)
         except Error:
             if self._error is not None:
                 raise self._ended() from None

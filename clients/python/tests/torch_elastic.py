@@ -1,8 +1,9 @@
 """Elastic training whose workers are killed and stopped: the faults that a test asks for.
 
-    torch_elastic.py HOST:PORT SEED FAULT=COUNT...
+    torch_elastic.py HOST:PORT SEED PROCESSES FAULT=COUNT...
 
-HOST:PORT is a muster store. Workers are forks of this process. Gradients are whole numbers, of which
+HOST:PORT is a muster store. Workers have PROCESSES processes, forks of this one: with several, the
+model is sharded over them (FSDP2), and faults happen to one of them. Gradients are whole numbers, of which
 every average is exact, so that each worker can compare its weights, bit by bit, with those of one
 process that takes the same steps with the same sizes.
 """
@@ -22,19 +23,21 @@ import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import muster_pg
 import muster_pg.torch
-from muster_pg import _torch_ddp, _torch_elastic, _torch_native, _torch_state, _torch_steps
+from muster_pg import _torch_ddp, _torch_elastic, _torch_native, _torch_state, _torch_steps, _torch_worker, _unit
 
 LEAST, MOST = 2, 3
 WIDTH = 1000
 TTL = 1.0
 _PROTOCOL = {
     "step", "hold", "apply", "settle", "_copy", "_keep", "_restore", "receive", "send", "_in_view", "_form", "_agree", "_is_over",
-    "enter", "hold", "cut", "closed", "drain", "release", "_under_way", "in_view",
+    "enter", "hold", "cut", "closed", "drain", "release", "_under_way", "in_view", "next", "_join", "begin", "registered", "broadcast_object",
 }  # fmt: skip
-EXACT = 12  # divisible by each size of a view
+EXACT = 12  # divisible by each number of processes of a view
 
 
 def example(step: int, rank: int) -> torch.Tensor:
@@ -77,6 +80,10 @@ class Weights(torch.nn.Module):  # type: ignore[misc]
         return (self.w * x).sum()
 
 
+def whole(t: torch.Tensor) -> torch.Tensor:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
 def one_process(sizes: List[int]) -> torch.Tensor:
     """Returns the weights of one process that takes steps of these sizes, with momentum 1."""
     w = torch.zeros(WIDTH, dtype=torch.float64)
@@ -108,16 +115,18 @@ def dies_at(line: Tuple[str, int], hits: int) -> None:
     sys.settrace(trace)
 
 
-def work(address: str, job_name: str, id: str, dies: Optional[Tuple[Tuple[str, int], int]]) -> None:
+def work(address: str, job_name: str, id: str, place: Tuple[int, int], dies: Optional[Tuple[Tuple[str, int], int]]) -> None:
     torch.set_num_threads(1)
     faulthandler.enable()
     if os.environ.get("VERBOSE"):
-        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {id} %(message)s", stream=sys.stdout)
+        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {id}-{place[0]} %(message)s", stream=sys.stdout)
     store = muster_pg.Store.connect(address, timeout=60)
     net, sizes = Weights(), Sizes()
+    job = muster_pg.torch.ElasticJob(
+        store, job_name, id, min_units=LEAST, max_units=MOST, unit_rank=place[0], unit_size=place[1], ttl=TTL, timeout=60,
+    )  # fmt: skip
+    model = fully_shard(net, mesh=job.mesh) if place[1] > 1 else job.ddp(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=1.0)
-    job = muster_pg.torch.ElasticJob(store, job_name, id, min_units=LEAST, max_units=MOST, ttl=TTL, timeout=60)
-    model = job.ddp(net)
     job.register(net, optimizer, sizes)
     gaps: List[float] = []
     last: List[float] = []
@@ -131,7 +140,10 @@ def work(address: str, job_name: str, id: str, dies: Optional[Tuple[Tuple[str, i
             step = job.completed
             assert step == len(sizes.sizes) == int(net.seen), (step, len(sizes.sizes), int(net.seen))
             model(example(step, view.rank)).backward()
-            if not torch.equal(net.w.grad, average(step, view.size)):
+            expected = average(step, view.size)
+            if place[1] > 1:
+                expected = expected.chunk(place[1])[place[0]]
+            if not torch.equal(net.w.grad.to_local() if place[1] > 1 else net.w.grad, expected):
                 raise AssertionError(f"step {step}: the gradients are not the average of {view.size}")
             sizes.next = view.size
             job.step(optimizer, scheduler=sizes)
@@ -140,63 +152,82 @@ def work(address: str, job_name: str, id: str, dies: Optional[Tuple[Tuple[str, i
                 gaps.append(time.monotonic() - last.pop())
             last.append(time.monotonic())
 
-    job.run(train)
+    weights: List[torch.Tensor] = []
+
+    def run(view: muster_pg.torch.JobView) -> None:
+        train(view)
+        weights[:] = [whole(net.w.detach())]  # while the groups are there
+
+    job.run(run)
     store.close()
     if job.completed != len(sizes.sizes):
         raise AssertionError(f"{job.completed} steps, and {len(sizes.sizes)} in the history")
-    if not torch.equal(net.w, one_process(sizes.sizes)):
+    if weights and not torch.equal(weights[0], one_process(sizes.sizes)):
         raise AssertionError("the weights are not those of one process")
     left = [t.name for t in threading.enumerate() if t.name.startswith("muster")]
-    print(f"done {id} {job.completed} {max(gaps, default=0):.3f} {left}", flush=True)
+    print(f"done {id}-{place[0]} {job.completed} {max(gaps, default=0):.3f} {left}", flush=True)
 
 
 class Faults:
     """The workers of a job, which are replaced, and what happens to them."""
 
-    def __init__(self, address: str, seed: int) -> None:
-        self.address, self.random = address, random.Random(seed)
+    def __init__(self, address: str, seed: int, processes: int) -> None:
+        self.address, self.random, self.processes = address, random.Random(seed), processes
         self.job = f"job{seed}"
-        self.live: Dict[int, str] = {}  # by pid, in the order of their start
+        self.live: Dict[str, List[int]] = {}  # pids of the processes, by worker, in the order of their start
         self.started = 0
 
-    def start(self, dies: Optional[Tuple[Tuple[str, int], int]] = None) -> int:
+    def start(self, dies: Optional[Tuple[Tuple[str, int], int]] = None) -> str:
+        """Starts a worker, of which one process may die by itself."""
         self.started += 1
-        id = f"w{self.started}"
-        pid = os.fork()
-        if pid == 0:
-            try:
-                work(self.address, self.job, id, dies)
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            os._exit(0)
-        self.live[pid] = id
-        return pid
+        id, dying = f"w{self.started}", self.random.randrange(self.processes)
+        self.live[id] = []
+        for rank in range(self.processes):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    work(self.address, self.job, id, (rank, self.processes), dies if rank == dying else None)
+                except BaseException:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                    os._exit(1)
+                os._exit(0)
+            self.live[id].append(pid)
+        return id
 
     def step(self) -> int:
         """Returns a step that the job has completed lately. No thread of a store is there when this process forks."""
         with muster_pg.Store.connect(self.address, timeout=60) as store:
             return int(store.wait("at")[0])
 
-    def kill(self, *pids: int) -> None:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            os.waitpid(pid, 0)
-            del self.live[pid]
+    def kill(self, *ids: str) -> None:
+        """Kills a process of each worker; the others end by themselves."""
+        for id in ids:
+            os.kill(self.random.choice(self.live[id]), signal.SIGKILL)
+        for id in ids:
+            if not self.ended(id, 30):
+                raise AssertionError(f"worker {id} has lost a process, and goes on")
 
-    def ended(self, pid: int, seconds: float) -> bool:
-        """Waits for a worker to end, and reports whether it has: by SIGKILL, and by nothing else."""
+    def ended(self, id: str, seconds: float) -> bool:
+        """Waits for a worker to end, and reports whether it has: because a process was killed, and
+        for no other reason.
+        """
         until = time.monotonic() + seconds
+        found: Dict[int, int] = {}  # exit codes
         while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                id = self.live.pop(pid)
-                if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
-                    raise AssertionError(f"worker {id} has ended by itself: {os.waitstatus_to_exitcode(status)}")
+            for pid in set(self.live[id]) - set(found):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    found[pid] = os.waitstatus_to_exitcode(status)
+                    until = max(until, time.monotonic() + 30)  # the others follow
+            if len(found) == self.processes:
+                del self.live[id]
+                if -signal.SIGKILL not in found.values() or 0 in found.values():
+                    raise AssertionError(f"worker {id} has ended by itself: {list(found.values())}")
                 return True
             if time.monotonic() > until:
+                if found:
+                    raise AssertionError(f"of worker {id} a process goes on")
                 return False
             time.sleep(0.01)
 
@@ -209,27 +240,28 @@ class Faults:
             if time.monotonic() > until:
                 raise AssertionError(f"no step for 60 s after step {before}")
             time.sleep(self.random.uniform(0, 0.2))
-        for pid in list(self.live):
-            self.ended(pid, 0)
-        pids = list(self.live)
-        one = self.random.choice(pids)
+        for id in list(self.live):
+            self.ended(id, 0)
+        ids = list(self.live)
+        one = self.random.choice(ids)
         if what == "kill":
             self.kill(one)
         elif what == "first":
-            self.kill(pids[0])
+            self.kill(ids[0])
         elif what == "two":
-            self.kill(*self.random.sample(pids, 2))
+            self.kill(*self.random.sample(ids, 2))
         elif what == "join":
             self.start()
         elif what == "stop":
-            os.kill(one, signal.SIGSTOP)
+            pid = self.random.choice(self.live[one])
+            os.kill(pid, signal.SIGSTOP)
             time.sleep(self.random.choice((0.05, 0.5, 1.5 * TTL)))
-            os.kill(one, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         elif what == "line":
             self.kill(one)
-            pid = self.start((self.random.choice(protocol()), self.random.randint(1, 5)))
-            if not self.ended(pid, 3):
-                self.kill(pid)
+            id = self.start((self.random.choice(protocol()), self.random.randint(1, 5)))
+            if not self.ended(id, 3):
+                self.kill(id)
         else:
             raise ValueError(f"there is no fault {what}")
 
@@ -241,7 +273,7 @@ class Faults:
             goal = int(store.get("at")) + 200
             store.set("goal", str(goal).encode())
         until = time.monotonic() + 60
-        for pid, id in self.live.items():
+        for id, pid in ((id, pid) for id, pids in self.live.items() for pid in pids):
             while not os.waitpid(pid, os.WNOHANG)[0]:
                 if time.monotonic() > until:
                     os.kill(pid, signal.SIGABRT)
@@ -250,8 +282,8 @@ class Faults:
         print(f"ok {goal}", flush=True)
 
 
-def main(address: str, seed: str, *wanted: str) -> None:
-    f = Faults(address, int(seed))
+def main(address: str, seed: str, processes: str, *wanted: str) -> None:
+    f = Faults(address, int(seed), int(processes))
     counts = dict(w.split("=") for w in wanted)
     plan = [fault for fault, n in counts.items() for _ in range(int(n))]
     f.random.shuffle(plan)
@@ -260,7 +292,7 @@ def main(address: str, seed: str, *wanted: str) -> None:
             f.fault(what)
         f.finish()
     finally:
-        for pid in f.live:
+        for pid in (pid for pids in f.live.values() for pid in pids):
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
@@ -270,7 +302,7 @@ def main(address: str, seed: str, *wanted: str) -> None:
 def protocol() -> List[Tuple[str, int]]:
     """Returns the lines of the protocol."""
     found = []
-    for module in (_torch_elastic, _torch_steps, _torch_state, _torch_native, _torch_ddp):
+    for module in (_torch_elastic, _torch_steps, _torch_state, _torch_native, _torch_ddp, _torch_worker, _unit):
         assert module.__file__ is not None
         codes = [compile(open(module.__file__).read(), module.__file__, "exec")]
         while codes:

@@ -1,8 +1,9 @@
 """What the workers of an elastic training report when something of the program is wrong, or fails.
 
     torch_elastic_cases.py HOST:PORT [CASE]...
+    torch_elastic_cases.py HOST:PORT --units
 
-HOST:PORT is a muster store. Workers are forks of this process, and all cases run at once. A line for
+HOST:PORT is a muster store. With --units, the cases are those of torch_elastic_units.py. Workers are forks of this process, and all cases run at once. A line for
 each worker says the case, the worker's number, and what it has reported. Workers of a case that
 complete all steps must have the same bits.
 """
@@ -346,7 +347,7 @@ def outside(w: Worker) -> str:
 
 def from_env(w: Worker) -> str:
     found = []
-    wrong = {"MUSTER_ELASTIC": "3:2"}, {"MUSTER_ELASTIC": "2:4"}, {"MUSTER_UNIT_SIZE": "2"}, {"MUSTER_LEASE": "soon"}
+    wrong = {"MUSTER_ELASTIC": "3:2"}, {"MUSTER_ELASTIC": "2:4"}, {"MUSTER_UNIT_RANK": "2", "MUSTER_UNIT_SIZE": "2"}, {"MUSTER_WORKER": "", "TORCHELASTIC_RUN_ID": "none"}, {"MUSTER_LEASE": "soon"}
     for env in ({}, {"MUSTER_STORE": "s", "MUSTER_JOB": "j"}, *wrong):
         if "MUSTER_STORE" not in env and env:
             env = {"MUSTER_STORE": "s", "MUSTER_JOB": "j", "MUSTER_WORKER": "w", "MUSTER_ELASTIC": "2:3", **env}
@@ -360,7 +361,9 @@ def from_env(w: Worker) -> str:
     return " | ".join(found)
 
 
-CASES: Dict[str, Tuple[Callable[[Worker], str], int, int]] = {  # workers that begin, and that join later
+Cases = Dict[str, Tuple[Callable[[Any], str], int, int]]
+
+CASES: Cases = {  # workers that begin, and that join later
     "value": (raises(ValueError), 3, 0),
     "runtime": (raises(RuntimeError), 3, 0),
     "optimizer": (optimizer, 3, 0),
@@ -393,13 +396,13 @@ class Said(logging.Handler):
         self.w.said.append(record.getMessage())
 
 
-def child(address: str, case: str, number: int, out: int) -> None:
-    run, size, _ = CASES[case]
+def child(cases: Cases, make: Callable[..., Worker], address: str, case: str, number: int, out: int) -> None:
+    run, size, _ = cases[case]
     if os.environ.get("VERBOSE"):
         logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {case} {number} %(message)s", stream=sys.stderr)
     began = time.monotonic()
     try:
-        w = Worker(address, case, number, size)
+        w = make(address, case, number, size)
         logging.getLogger("muster_pg").addHandler(Said(w))
         says = run(w)
     except Exception as e:
@@ -412,15 +415,20 @@ def child(address: str, case: str, number: int, out: int) -> None:
     os._exit(0)
 
 
-def main(address: str, *cases: str) -> None:
+def main(address: str, *wanted: str) -> None:
+    cases, make = CASES, Worker
+    if wanted == ("--units",):
+        import torch_elastic_units
+
+        cases, make, wanted = torch_elastic_units.CASES, torch_elastic_units.Process, ()
     workers: List[Tuple[str, int, int, int]] = []
-    for case in cases or CASES:
-        _, size, later = CASES[case]
+    for case in wanted or cases:
+        _, size, later = cases[case]
         for number in range(size + later):
             said, out = os.pipe()
             pid = os.fork()
             if pid == 0:
-                child(address, case, number, out)
+                child(cases, make, address, case, number, out)
             os.close(out)
             workers.append((case, number, pid, said))
     bits: Dict[str, str] = {}

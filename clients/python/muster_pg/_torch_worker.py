@@ -1,0 +1,147 @@
+"""One process of a worker in an elastic training: its place in the job, and its process groups."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ._elastic import ElasticMember
+from ._errors import Closed, Error, Evicted, Excluded, Finished, IDInUse, Timeout
+from ._store import Store
+from ._torch_native import Connections, World
+from ._unit import Unit
+from ._view import View
+
+_REPORT = 10.0  # seconds after which the log says what is waited for, again and again
+
+_log = logging.getLogger("muster_pg")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What ElasticJob was given: see there."""
+
+    job: str
+    id: str
+    least: int
+    most: int
+    rank: int  # in the worker
+    processes: int  # of each worker
+    settings: str
+    settle: float
+    ttl: float
+    timeout: float
+    join_timeout: float
+
+
+class Worker:
+    """It owns the registration of the worker, which process 0 makes, and the process groups of
+    torch, from begin to close.
+    """
+
+    def __init__(self, store: Store, config: Config) -> None:
+        self.config = config
+        self.unit: Optional[Unit] = None
+        self.member: Optional[ElasticMember] = None
+        self.mesh: Any = None  # of a worker of several processes
+        self._world: Optional[World] = None
+        self._store = store
+
+    @property
+    def world(self) -> World:
+        assert self._world is not None
+        return self._world
+
+    def begin(self, backend: str, keys: Store) -> None:
+        """Waits for the other processes of the worker, and makes the process groups, of this worker
+        alone, once.
+        """
+        if self._world is not None:
+            return
+        c = self.config
+        self.unit = Unit(self._store, c.job, c.id, c.rank, c.processes, c.timeout, self._lost)
+        self._world = World(backend, keys.below("none/"), c.timeout, c.processes)
+        if self.unit.store is not None:
+            handles = self.unit.all_gather(self._world.handle, c.join_timeout)
+            self._world.enter(Connections(), self.unit.store, 0, c.rank, handles, c.join_timeout)
+            self.mesh = self._world.mesh()
+
+    def _lost(self) -> None:
+        """Has the other workers see at once that this one has failed."""
+        member = self.member
+        if member is not None:
+            member.close()
+
+    def next(self) -> View:
+        """Returns the next view. It joins the job, for the first time or again."""
+        assert self.unit is not None
+        c, until = self.config, time.monotonic() + self.config.timeout
+        while True:
+            left = max(until - time.monotonic(), 0)
+            try:
+                if self.member is None:
+                    self._join(left)
+                if self.unit.error is not None:
+                    raise self.unit.error
+                assert self.member is not None
+                return self.member.next(timeout=min(left, _REPORT))
+            except (Excluded, Finished):
+                raise
+            except Closed as e:
+                raise self.unit.error or e from None
+            except Timeout as e:
+                if left <= _REPORT:
+                    raise
+                _log.warning("elastic job %s: it still waits: %s", c.job, e)
+            except Evicted as e:
+                _log.warning("elastic job %s: %s: it joins again", c.job, e)
+                self.forget()
+            except IDInUse:  # an earlier process of this worker, or its lease has not expired yet
+                if time.monotonic() + 0.1 > until:
+                    raise
+                time.sleep(0.1)
+
+    def _join(self, timeout: float) -> None:
+        """Registers the worker, or follows its registration."""
+        assert self.unit is not None
+        c = self.config
+        if c.rank > 0:
+            self.member = ElasticMember.follow(self._store, c.job, c.id, self.unit.registered(None, timeout))
+            return
+        self.member = ElasticMember.join(
+            self._store, c.job, c.id, least=c.least, most=c.most, settings=c.settings, settle=c.settle, ttl=c.ttl, timeout=timeout
+        )
+        self.unit.registered(self.member, timeout)
+
+    def forget(self) -> None:
+        """Ends the registration: next joins again."""
+        member, self.member = self.member, None
+        if member is not None:
+            member.close()
+
+    def leave(self) -> None:
+        """Leaves a job that has finished."""
+        member, self.member = self.member, None
+        assert member is not None and self.unit is not None
+        try:
+            if self.config.rank == 0:
+                member.leave(timeout=self.config.join_timeout)
+            self.unit.leave(self.config.join_timeout)
+        except Error as e:  # it is evicted, or the store has ended with the job
+            _log.info("elastic job %s: %s", self.config.job, e)
+        member.close()
+
+    def close(self, cause: str) -> None:
+        """Ends the registration, if leave has not, the unit and the process groups."""
+        registered = self.member is not None
+        self.forget()
+        unit, self.unit = self.unit, None
+        world, self._world = self._world, None
+        if unit is not None:
+            unit.close(cause)
+        if world is not None:
+            if registered:
+                world.linger()
+            world.close()

@@ -1,0 +1,163 @@
+"""Cases of torch_elastic_cases.py whose workers have two processes, and shard a model over them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch_elastic_cases import GOAL, Worker, error
+
+import muster_pg.torch
+from muster_pg._torch_steps import Offer, Version, newest
+
+PROCESSES = 2
+
+
+class Process(Worker):
+    """Process number % 2 of worker number // 2."""
+
+    def job(self, **more: Any) -> muster_pg.torch.ElasticJob:
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+        unit, rank = divmod(self.number, PROCESSES)
+        more = {"min_units": 1, "max_units": 3, "timeout": 60, "unit_rank": rank, "unit_size": PROCESSES, **more}
+        self.it = muster_pg.torch.ElasticJob(self.store, self.case, f"w{unit}", **more)
+        for layer in self.net[0], self.net[2]:
+            fully_shard(layer, mesh=self.it.mesh)
+        self.model = fully_shard(self.net, mesh=self.it.mesh)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
+        self.it.register(self.net, self.optimizer)
+        return self.it
+
+    def train(self, loss: Callable[[muster_pg.torch.JobView, int], torch.Tensor]) -> str:
+        """Takes all steps, and returns the weights."""
+
+        def train(view: muster_pg.torch.JobView) -> List[torch.Tensor]:
+            if self.it.completed == 0 and view.units < self.size // PROCESSES:
+                view.view.wait(60)
+                raise view.view.error or AssertionError("too few workers came")
+            while self.it.completed < GOAL:
+                loss(view, self.it.completed).backward()
+                torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+                self.it.step(self.optimizer)
+                self.optimizer.zero_grad()
+            return [p.full_tensor().detach() for p in self.net.parameters()]
+
+        weights = self.it.run(train)
+        assert weights is not None
+        self.net = torch.nn.ParameterList(weights)
+        return self.bits()
+
+    def loss(self, view: muster_pg.torch.JobView, step: int) -> torch.Tensor:
+        loss: torch.Tensor = self.model(self.batch(view)).square().sum()
+        return loss
+
+
+def interrupted(at: str) -> Callable[[Process], str]:
+    """Has a process killed in forward or backward, when others wait for it there, and a worker join
+    afterwards, which gets each shard from a process that has it.
+    """
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def case(w: Process) -> str:
+        if w.number >= w.size:
+            w.store.wait(f"interrupted {at}")
+        w.job()
+
+        def loss(view: muster_pg.torch.JobView, step: int) -> torch.Tensor:
+            if step == 4 and view.units < 2:
+                w.store.set(f"interrupted {at}", b"")
+                view.view.wait(60)
+            if step == 3 and w.number == 3:
+                layer = w.net[2]
+                layer.register_forward_pre_hook(die) if at == "forward" else layer.register_full_backward_hook(die)
+            return w.loss(view, step)
+
+        return "ended " + w.train(loss)
+
+    return case
+
+
+def raises(w: Process) -> str:
+    w.job()
+
+    def loss(view: muster_pg.torch.JobView, step: int) -> torch.Tensor:
+        if w.number == 3 and step == 2:
+            raise ValueError("a bad batch")
+        return w.loss(view, step)
+
+    return "ended " + w.train(loss)
+
+
+def mismatch(w: Process) -> str:
+    """Has a worker join with another model."""
+    w.size = PROCESSES
+    if w.number >= PROCESSES:
+        w.store.wait("mismatch")
+    w.job()
+    if w.number >= PROCESSES:
+        w.it.register(torch.nn.Linear(1, 1))
+
+    def loss(view: muster_pg.torch.JobView, step: int) -> torch.Tensor:
+        if step == 2 and w.once():
+            w.store.set("mismatch", b"")
+            view.view.wait(60)
+        return w.loss(view, step)
+
+    return "ended " + w.train(loss)
+
+
+def single(w: Worker) -> str:
+    said = []
+    for call in (
+        lambda: muster_pg.torch.ElasticJob(w.store, "j", "i", min_units=1).mesh,
+        lambda: muster_pg.torch.ElasticJob(w.store, "j", "i", min_units=1, unit_rank=2, unit_size=2),
+        lambda: muster_pg.torch.ElasticJob(w.store, "j", "i", min_units=1, unit_size=0),
+    ):
+        try:
+            call()
+        except muster_pg.Invalid as e:
+            said.append(error(e))
+    return " | ".join(said)
+
+
+def chosen(w: Worker) -> str:
+    """Checks from where the processes of a view get their state: none, or the version and the ranks."""
+    first, old, last, new = Version(3), Version(7, "r", 2), Version(8, "r", 2), Version(8, "r", 3)
+
+    def offer(have: Version, held: object = None, dirty: bool = False) -> Offer:
+        return Offer(have, dirty, False, held if isinstance(held, Version) else None, "", {})
+
+    def of(processes: int, *offers: Offer) -> object:
+        return newest(offers, processes)
+
+    a, b, dirty = offer(old), offer(last), offer(old, dirty=True)
+    assert of(1, a, b, b) == (last, [1])
+    assert of(1, dirty, a) == (old, [1])
+    assert of(1, dirty) is None
+    assert of(1, offer(last), offer(new)) == (new, [1])
+    assert of(1, offer(Version()), offer(first)) == (first, [1])
+    assert of(2, a, a, b, b) == (last, [2, 3])
+    assert of(2, b, dirty, dirty, b) == (last, [0, 3])
+    assert of(2, b, offer(old, held=last), offer(Version()), offer(Version())) == (last, [0, 1])
+    assert of(2, b, offer(old, held=last), b, b) == (last, [0, 3])
+    assert of(2, b, dirty, a, a) == (old, [2, 3])
+    assert of(2, b, dirty, dirty, dirty) is None
+    assert of(2, offer(first), dirty, offer(first), offer(first)) == (first, [2, 3])
+    assert of(2, offer(first), dirty, dirty, offer(first)) is None
+    return "right"
+
+
+CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
+    "forward": (interrupted("forward"), 4, 2),
+    "backward": (interrupted("backward"), 4, 2),
+    "raises": (raises, 4, 0),
+    "mismatch": (mismatch, 4, 0),
+    "single": (single, 1, 0),
+    "chosen": (chosen, 1, 0),
+}
