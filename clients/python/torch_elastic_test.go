@@ -41,16 +41,23 @@ func TestTorchElastic(t *testing.T) {
 // end have the same weights.
 func TestTorchElasticExample(t *testing.T) {
 	python := testcluster.Torch(t, "numpy")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, testcluster.Command(t), "run", "--elastic", "2:3", "--max-restarts", "99", "--",
-		python, "../../examples/pytorch/train.py", "--steps", "150", "--life", "6", "../../README.md")
-	cmd.Env = torchEnvironment(t)
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	weights := regexp.MustCompile(`150 steps, weights (\w+)`).FindAllSubmatch(out, -1)
-	require.GreaterOrEqual(t, len(weights), 2, "%s", out)
-	for _, w := range weights {
-		require.Equal(t, string(weights[0][1]), string(w[1]), "%s", out)
+	for name, run := range map[string]struct{ options, program []string }{
+		"DDP":  {[]string{"--elastic", "2:3"}, []string{"--steps", "150", "--life", "6"}},
+		"HSDP": {[]string{"--elastic", "1:2", "--unit-size", "2"}, []string{"--steps", "100", "--life", "12"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			args := append(append([]string{"run", "--max-restarts", "99"}, run.options...), "--", python, "../../examples/pytorch/train.py", "../../README.md")
+			cmd := exec.CommandContext(ctx, testcluster.Command(t), append(args, run.program...)...)
+			cmd.Env = torchEnvironment(t)
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			weights := regexp.MustCompile(`1[05]0 steps, weights (\w+)`).FindAllSubmatch(out, -1)
+			require.GreaterOrEqual(t, len(weights), 2, "%s", out)
+			for _, w := range weights {
+				require.Equal(t, string(weights[0][1]), string(w[1]), "%s", out)
+			}
+		})
 	}
 }

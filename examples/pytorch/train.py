@@ -88,7 +88,8 @@ def main() -> None:
             return weights(net)
 
         bits = job.run(train)
-        print(f"{job.completed} steps, weights {bits or weights(net)}", flush=True)
+        if bits is not None:  # not of a spare
+            print(f"{job.completed} steps, weights {bits}", flush=True)
 
 
 if __name__ == "__main__":

@@ -227,6 +227,9 @@ class Faults:
                 return True
             if time.monotonic() > until:
                 if found:
+                    for pid in set(self.live[id]) - set(found):
+                        os.kill(pid, signal.SIGABRT)  # it prints its stacks
+                        os.waitpid(pid, 0)
                     raise AssertionError(f"of worker {id} a process goes on")
                 return False
             time.sleep(0.01)
