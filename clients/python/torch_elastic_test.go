@@ -1,10 +1,12 @@
 package python_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -35,6 +38,54 @@ func TestTorchElastic(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestTorchElasticWhoseStoreRestarts restarts the durable store of a training: it goes on in the same view.
+func TestTorchElasticWhoseStoreRestarts(t *testing.T) {
+	python := testcluster.Torch(t, "numpy")
+	dir := t.TempDir()
+	durable := func() *store.Server {
+		return &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: time.Minute}}
+	}
+	l := testcluster.Listen(t)
+	stop := testcluster.ServeAt(t, durable(), l)
+	front := testcluster.NewProxy(t, l.Addr().String())
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, "tests/torch_elastic.py", front.Addr(), "0", "1", "wait=1")
+	cmd.Env = torchEnvironment(t)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(t, cmd.Start())
+
+	s := testcluster.Dial(t, front.Addr(), nil)
+	views := map[uint64]bool{}
+	at := int64(0)
+	for range 4 { // restarts, each after the training has gone on
+		for e, err := range s.Watch(ctx, "at", 0) {
+			require.NoError(t, err, "%s", &out)
+			step, err := strconv.ParseInt(string(e.Value), 10, 64)
+			require.NoError(t, err)
+			if step > at+20 {
+				at = step
+				break
+			}
+		}
+		status, err := membership.ReadStatus(ctx, s, "job0")
+		require.NoError(t, err)
+		require.Zero(t, status.Gone)
+		if status.Workers == 3 { // all have come
+			views[status.Generation] = true
+		}
+		next := testcluster.Listen(t)
+		stop()
+		stop = testcluster.ServeAt(t, durable(), next)
+		front.Target(next.Addr().String())
+	}
+	require.Len(t, views, 1)
+	require.NoError(t, s.Set(ctx, "go on", nil, nil))
+	require.NoError(t, cmd.Wait(), "%s", &out)
+	require.Contains(t, out.String(), "ok ")
 }
 
 // TestTorchElasticExample runs examples/pytorch with workers that kill themselves, and are replaced: those that

@@ -104,6 +104,29 @@ class Elastic(Case):
         self.fails(muster_pg.Closed, "next of worker .*: closed$", d.next)
         self.assertEqual(list(self.store.list()), [])
 
+    def test_processes(self) -> None:
+        a, b = self.member("a", 2, 2), self.member("b", 2, 2)
+        follows = [ElasticMember.follow(self.at(), "train", m.id, m.registration) for m in (a, b)]
+        for f in follows:
+            self.addCleanup(f.close)
+        views = [self.view(m, "a", "b") for m in (a, follows[0], b, follows[1])]
+        self.assertEqual([(v.generation, v.rank) for v in views], [(1, 0), (1, 0), (1, 1), (1, 1)])
+        groups = [Outcome(v.group, process=i % 2, processes=2, timeout=_SOON) for i, v in enumerate(views)]
+        for rank, g in enumerate(groups):
+            with g() as group:
+                self.assertEqual((group.rank, group.size), (rank, 4))
+        views[3].exclude(0)
+        self.fails(muster_pg.Excluded, 'next of worker "a" .* excluded: evicted: another worker has deleted its registration$', follows[0].next, timeout=_SOON)
+        self.assertEqual(self.over(views[1]).lost, self.over(views[0]).lost)
+        says = 'next of worker "b" .*: 1 of 2 workers are registered: "b" at 10.0.0.1:b$'
+        self.fails(muster_pg.Timeout, says, follows[1].next, timeout=0.2)
+        b.close()
+        self.fails(muster_pg.Evicted, "its registration has been deleted$", follows[1].next, timeout=_SOON)
+        self.fails(muster_pg.Invalid, "Config.ID is empty$", ElasticMember.follow, self.store, "train", "", "r")
+        late = ElasticMember.follow(self.at(), "train", "b", b.registration)
+        self.addCleanup(late.close)
+        self.fails(muster_pg.Evicted, "its registration has been deleted$", late.next, timeout=_SOON)
+
     def test_history(self) -> None:
         a, store = self.member("a"), self.at()
         self.view(a, "a")

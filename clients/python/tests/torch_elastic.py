@@ -260,6 +260,9 @@ class Faults:
             os.kill(pid, signal.SIGSTOP)
             time.sleep(self.random.choice((0.05, 0.5, 1.5 * TTL)))
             os.kill(pid, signal.SIGCONT)
+        elif what == "wait":  # for what the test does
+            with muster_pg.Store.connect(self.address, timeout=60) as store:
+                store.wait("go on")
         elif what == "line":
             self.kill(one)
             id = self.start((self.random.choice(protocol()), self.random.randint(1, 5)))
