@@ -109,6 +109,7 @@ func TestTorchElasticUnits(t *testing.T) {
 		"raises [01]":     `ended bits`,
 		"raises 2":        `Aborted .*: worker "w1" ends, because one of its 2 processes has ended: .*rank 1: aborted: ValueError: a bad batch$`,
 		"raises 3":        `ValueError .*: a bad batch$`,
+		"scaled [0123]":   `scale 512 skipped 1 bits`,
 		"mismatch [01]":   `ended bits`,
 		"mismatch [23]":   `Mismatch .*: what is registered has other names`,
 		"single 0":        invalid + `mesh: each worker is one process.*unit_rank.*unit_size`,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Callable, List, Optional
 
 from ._elastic import ElasticMember
-from ._errors import Error, Failed, kinds_of, make, quote
+from ._errors import Error, Failed, Timeout, kinds_of, make, quote
 from ._group import Group
 from ._roster import Keys
 from ._store import Store
@@ -44,16 +44,24 @@ class Unit:
             group.channel("lost").recv((self.rank + 1) % self.size, timeout=math.inf)
         except Error as e:
             if not self._leaves:
-                says = f"muster_pg.torch: elastic job {quote(self._job)}: worker {quote(self._id)} ends, because one of its {self.size} processes has ended: {e}"
-                self.error = make((*kinds_of(e), Failed)[0], says)
+                self.error = self._failed(e)
                 self._lost()
+
+    def _failed(self, e: Error) -> Error:
+        says = f"muster_pg.torch: elastic job {quote(self._job)}: worker {quote(self._id)} ends, because one of its {self.size} processes has ended: {e}"
+        return make((*kinds_of(e), Failed)[0], says)
 
     def registered(self, member: Optional[ElasticMember], timeout: float) -> str:
         """Returns the registration of process 0's member, on all processes."""
         if self._group is None:
             return ""
-        registration: str = self._group.channel("registration").broadcast(member.registration if member is not None else None, timeout=timeout)
-        return registration
+        try:
+            registration: str = self._group.channel("registration").broadcast(member.registration if member is not None else None, timeout=timeout)
+            return registration
+        except Timeout:
+            raise
+        except Error as e:
+            raise self._failed(e) from None
 
     def all_gather(self, obj: Any, timeout: float) -> List[Any]:
         return self._group.all_gather(obj, timeout=timeout) if self._group is not None else [obj]

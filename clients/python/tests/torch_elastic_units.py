@@ -36,9 +36,7 @@ class Process(Worker):
         """Takes all steps, and returns the weights."""
 
         def train(view: muster_pg.torch.JobView) -> List[torch.Tensor]:
-            if self.it.completed == 0 and view.units < self.size // PROCESSES:
-                view.view.wait(60)
-                raise view.view.error or AssertionError("too few workers came")
+            self.is_formed(view)
             while self.it.completed < GOAL:
                 loss(view, self.it.completed).backward()
                 torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
@@ -92,6 +90,27 @@ def raises(w: Process) -> str:
         return w.loss(view, step)
 
     return "ended " + w.train(loss)
+
+
+def scaled(w: Process) -> str:
+    """Has one process find infinities in its shard of the gradients of a step: all skip it."""
+    w.job()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    w.it.register(scaler)
+    applied: List[bool] = []
+
+    def train(view: muster_pg.torch.JobView) -> List[torch.Tensor]:
+        w.is_formed(view)
+        while w.it.completed < GOAL:
+            scaler.scale(w.loss(view, w.it.completed)).backward()
+            if w.number == 3 and w.it.completed == 2:
+                w.net[0].weight.grad.to_local().fill_(float("inf"))
+            applied.append(w.it.step(w.optimizer, scaler=scaler))
+            w.optimizer.zero_grad()
+        return [p.full_tensor().detach() for p in w.net.parameters()]
+
+    w.net = torch.nn.ParameterList(w.it.run(train) or [])
+    return f"scale {scaler.get_scale():g} skipped {applied.count(False)} {w.bits()}"
 
 
 def mismatch(w: Process) -> str:
@@ -157,6 +176,7 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "forward": (interrupted("forward"), 4, 2),
     "backward": (interrupted("backward"), 4, 2),
     "raises": (raises, 4, 0),
+    "scaled": (scaled, 4, 0),
     "mismatch": (mismatch, 4, 0),
     "single": (single, 1, 0),
     "chosen": (chosen, 1, 0),
