@@ -112,3 +112,25 @@ func TestTorchElasticExample(t *testing.T) {
 		})
 	}
 }
+
+// TestTorchElasticMonitor has workers of an elastic training hang, with the interpreter's lock, stopped, and
+// excluded: their monitors kill them, and the others go on. One that wakes up in time lives, and no monitor
+// outlives its worker, nor a worker that forks of it outlive.
+func TestTorchElasticMonitor(t *testing.T) {
+	addr := testcluster.Serve(t, &store.Server{})
+	out := torchScript(t, "tests/torch_elastic_monitor.py", addr)
+	for _, name := range []string{"lock", "stop", "stuck", "forked"} {
+		require.Regexp(t, fmt.Sprintf("(?m)^%s 1 -9 $", name), out)
+		require.Len(t, regexp.MustCompile(fmt.Sprintf("(?m)^%s [02] 0 done with 2", name)).FindAllString(out, -1), 2, "%s\n%s", name, out)
+	}
+	require.Len(t, regexp.MustCompile("(?m)^paused [012] 0 done with 3").FindAllString(out, -1), 3, out)
+	require.Len(t, regexp.MustCompile("forked [012]: 0 monitors").FindAllString(out, -1), 3, out)
+	says := `elastic job "%s": worker "w1" \(pid \d+\) %s for 3 s.*: killing it, so that it can be replaced`
+	for name, why := range map[string]string{
+		"lock": "has not run", "stop": "has not run", "stuck": "is excluded, and has not come back from the program's code",
+	} {
+		require.Regexp(t, fmt.Sprintf(says, name, why), out)
+	}
+	require.Equal(t, 3, strings.Count(out, ": killing it"), out)
+	require.Contains(t, out, "this worker is excluded, and is about to be killed:\nthread MainThread:")
+}

@@ -19,6 +19,7 @@ from . import _arguments, _elastic_env, _env
 from ._errors import Error, Excluded, Failed, Finished, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote
 from ._failure import ranks
 from ._group import Group
+from ._monitor import Monitor, gone
 from ._roster import escape
 from ._store import Store
 from ._torch_ddp import Replicated, in_view
@@ -90,7 +91,9 @@ class ElasticJob:
         timeout, in seconds, bounds each wait: for enough workers, for a collective of torch, and for
         the vote of a step. A worker for which the others have waited that long, and five seconds
         more, is excluded.
-        join_timeout bounds how long the workers of a view connect, once all have come. seed: at
+        join_timeout bounds how long the workers of a view connect, once all have come. A child process,
+        the monitor, kills this one when it has not run, or has stayed in train after the end of its
+        registration, for the longer of join_timeout and twice ttl. seed: at
         the beginning of a view, torch's random numbers are seeded from it, the number of steps and
         the rank; None leaves them alone.
 
@@ -100,6 +103,7 @@ class ElasticJob:
         unit_size = _arguments.between(_bad, "unit_size", unit_size, 1, 1 << 20)
         unit_rank = _arguments.between(_bad, "unit_rank", unit_rank, 0, unit_size - 1)
         parts = f"torch {torch.__version__}", backend, f"{unit_size} processes each" if unit_size > 1 else "", settings
+        ttl = _arguments.seconds(_bad, "ttl", ttl, zero=False, forever=False)
         self._timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
         self._join_timeout = _arguments.seconds(_bad, "join_timeout", join_timeout, zero=False, forever=False)
         config = Config(
@@ -109,6 +113,7 @@ class ElasticJob:
         self._worker, self._rank, self._processes = Worker(store, config), unit_rank, unit_size
         self._keys = store.below(f"membership/{escape(job)}/{_SCRATCH}")
         self._backend = backend
+        self._monitor: Optional[Monitor] = None
         self._steps = Steps(job, seed)
         self._models: List[Replicated] = []
         self._view: Optional[JobView] = None
@@ -228,6 +233,7 @@ class ElasticJob:
         again; Excluded is raised. StateLost: no worker has a whole state: begin with a checkpoint.
         """
         try:
+            self._monitor = self._monitor or Monitor(self._job, self._id, max(2 * self._worker.config.ttl, self._join_timeout), self._stuck)
             self._worker.begin(self._backend, self._keys)
             while True:
                 try:
@@ -252,6 +258,12 @@ class ElasticJob:
         self._worker.close(cause)
         if self._own:
             self._store.close()
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.close()
+
+    def _stuck(self) -> str:
+        return gone(self._worker.member) if self._view is not None else ""  # in train, a wait ends with the registration
 
     def __enter__(self) -> "ElasticJob":
         return self

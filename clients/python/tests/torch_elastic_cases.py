@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from typing import Any, Callable, Dict, List, Tuple
@@ -415,6 +416,12 @@ def child(cases: Cases, make: Callable[..., Worker], address: str, case: str, nu
     os._exit(0)
 
 
+def monitors(pid: int) -> int:
+    """Returns how many monitors of a process there are."""
+    said = subprocess.run(["ps", "-A", "-o", "args"], stdout=subprocess.PIPE, check=True).stdout.decode("utf-8", "replace")
+    return len(re.findall(rf"_monitor_main\.py {pid} ", said))
+
+
 def main(address: str, *wanted: str) -> None:
     cases, make = CASES, Worker
     if wanted == ("--units",):
@@ -436,6 +443,11 @@ def main(address: str, *wanted: str) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         says = os.read(said, 4096).decode()
         print(f"{case} {number} {status} {says}", flush=True)
+        until = time.monotonic() + 10
+        while monitors(pid):
+            if time.monotonic() > until:
+                raise AssertionError(f"{case}: worker {number} has left its monitor")
+            time.sleep(0.05)
         found = re.search(" bits ([0-9a-f]{16})", says)
         if found and bits.setdefault(case, found[1]) != found[1]:
             raise AssertionError(f"{case}: worker {number} has other bits")
