@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Callable, Iterator, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from ._monitor import Monitor, gone
 from ._roster import escape
 from ._store import Store
 from ._torch_ddp import Replicated, in_view
-from ._torch_native import Connections, World, check, disconnected, found_inf, timed_out
+from ._torch_native import ATTEMPTS, Connections, World, attempts, check, disconnected, found_inf, timed_out
 from ._torch_steps import JobView, Offer, Steps, Version
 from ._torch_worker import Config, Worker
 from ._view import View
@@ -32,8 +32,6 @@ _log = logging.getLogger("muster_pg")
 
 _NEWS = 5.0  # seconds for which the end of a view is waited for, after an operation failed that it may have ended
 _JOIN_TIMEOUT = 30.0  # seconds in which the processes of a view, which have all come, connect
-_ATTEMPTS = 64  # of each view, at most
-_FIRST_ATTEMPT = 2.0  # seconds
 _GRACE = 0.2  # seconds in which processes that are alive complete what they do when the view ends
 _SCRATCH = "torch/"  # below the job's keys: how the processes of a view connect
 
@@ -372,10 +370,10 @@ class ElasticJob:
         _in_background(view, end)
         outcomes: List[str] = []
         try:
-            for attempt, seconds in enumerate(_attempts(self._join_timeout)):
+            for attempt, seconds in enumerate(attempts(self._join_timeout)):
                 failed = ""
                 try:
-                    world.enter(connections, store, view.generation * _ATTEMPTS + attempt, group.rank, [o.connect for o in self._offers], seconds)
+                    world.enter(connections, store, view.generation * ATTEMPTS + attempt, group.rank, [o.connect for o in self._offers], seconds)
                 except Exception as e:
                     failed = str(e) or type(e).__name__
                 outcomes = group.all_gather(failed, timeout=2 * self._join_timeout)
@@ -475,15 +473,6 @@ class ElasticJob:
         except Error:
             pass  # it has ended
         return view.wait(self._join_timeout)
-
-
-def _attempts(seconds: float) -> Iterator[float]:
-    """Divides the time for connecting."""
-    limit = _FIRST_ATTEMPT
-    while seconds > 2 * limit:
-        yield limit
-        seconds, limit = seconds - limit, 2 * limit
-    yield seconds
 
 
 def _in_background(view: View, call: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from ._errors import Conflict, Invalid, Unsupported, make
 from ._store import Store
 
 BACKENDS = "gloo", "nccl2"  # nccl2 was never run: there is no GPU where this is developed
+ATTEMPTS = 64  # to connect the processes of a view, at most
+_FIRST_ATTEMPT = 2.0  # seconds
 _DRAIN = 5.0  # seconds that gloo may take to close the connections that were cut
 _FORGOTTEN = 0.05  # seconds that an operation may take to end after that; otherwise gloo has forgotten it
 _LINGER = 0.5  # seconds in which the others learn that a process has left
@@ -249,6 +251,15 @@ def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> List[torch.Tenso
 def forget_inf(scaler: Any) -> None:
     """Has a scaler begin a step again."""
     scaler._per_optimizer_states.clear()
+
+
+def attempts(seconds: float) -> Iterator[float]:
+    """Divides the time in which processes connect."""
+    limit = _FIRST_ATTEMPT
+    while seconds > 2 * limit:
+        yield limit
+        seconds, limit = seconds - limit, 2 * limit
+    yield seconds
 
 
 class Replicas:

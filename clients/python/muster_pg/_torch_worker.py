@@ -89,15 +89,15 @@ class Worker:
                 return self.member.next(timeout=min(left, _REPORT))
             except (Excluded, Finished):
                 raise
+            except Evicted as e:  # also a Timeout, if the store did not answer for that long
+                _log.warning("elastic job %s: %s: it joins again", c.job, e)
+                self.forget()
             except Closed as e:
                 raise self.unit.error or e from None
             except Timeout as e:
                 if left <= _REPORT:
                     raise
                 _log.warning("elastic job %s: it still waits: %s", c.job, e)
-            except Evicted as e:
-                _log.warning("elastic job %s: %s: it joins again", c.job, e)
-                self.forget()
             except IDInUse:  # an earlier process of this worker, or its lease has not expired yet
                 if time.monotonic() + 0.1 > until:
                     raise
