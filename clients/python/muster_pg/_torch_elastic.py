@@ -89,11 +89,11 @@ class ElasticJob:
         timeout, in seconds, bounds each wait: for enough workers, for a collective of torch, and for
         the vote of a step. A worker for which the others have waited that long, and five seconds
         more, is excluded.
-        join_timeout bounds how long the workers of a view connect, once all have come. A child process,
-        the monitor, kills this one when it has not run, or has stayed in train after the end of its
-        registration, for the longer of join_timeout and twice ttl. seed: at
-        the beginning of a view, torch's random numbers are seeded from it, the number of steps and
-        the rank; None leaves them alone.
+        join_timeout bounds how long the workers of a view connect, once all have come. A child
+        process, the monitor, kills this one when it has not run, or has stayed in train after the
+        end of its registration, for the longer of join_timeout and twice ttl. seed: at the beginning
+        of a view, torch's random numbers are seeded from it, the number of steps and the rank; None
+        leaves them alone.
 
         Unsupported: this torch cannot replace the members of a group in place.
         """
