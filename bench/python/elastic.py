@@ -20,6 +20,7 @@ import ctypes
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -129,8 +130,17 @@ def children():
     return found
 
 
+def used():
+    """Returns the seconds of processors that the machine has used, and those of ended children of this process."""
+    with open("/proc/stat") as f:
+        user, nice, system = map(int, f.readline().split()[1:4])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK"), own.ru_utime + own.ru_stime
+
+
 def measure(way, options):
     """Trains in a way while workers are killed, and returns its figures."""
+    before, began = used(), time.monotonic()
     chance = random.Random(options.seed)
     plan = [(options.every * (i + 0.8 + chance.uniform(0, 0.3)), chance.randrange(WORKERS)) for i in range(int(options.seconds / options.every - 1))]
     folder = tempfile.mkdtemp(prefix="muster-elastic-")
@@ -159,6 +169,8 @@ def measure(way, options):
         stop(processes)
         output.close()
     result = figures(way, log, kills, begin, options.seconds)
+    whole, own = (now - then for now, then in zip(used(), before))
+    result["others"] = round((whole - own) / (time.monotonic() - began), 2)  # processors that others have used
     if not options.keep:
         shutil.rmtree(folder)
     return result
