@@ -80,15 +80,15 @@ def vote(store, size, meeting):
 
 def copy(meeting):
     def work(rank):
-        from muster_pg import _torch_state
+        from muster_pg import _torch_native, _torch_state
 
         gloo(rank, 2, meeting)
-        device = torch.device("cpu")
+        link = _torch_native.Replicas(None, 0, torch.device("cpu"))
         many = [torch.ones(256) for _ in range(2000)] + [torch.ones(1 << 14) for _ in range(400)] + [torch.ones(1 << 18) for _ in range(64)] + [torch.ones(1 << 21) for _ in range(13)]
         one = torch.ones(sum(t.numel() for t in many))
         took = {"copy": [], "broadcast": []}
         for _ in range(COPIES):
-            for name, call in (("copy", lambda: _torch_state.send(many, 0, device)), ("broadcast", lambda: dist.broadcast(one, 0))):
+            for name, call in (("copy", lambda: _torch_state.send(many, link)), ("broadcast", lambda: dist.broadcast(one, 0))):
                 dist.barrier()
                 began = time.perf_counter()
                 call()

@@ -51,12 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", help="the text to learn")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--life", type=float, default=0, help="kill this process after about so many seconds; 0: never")
+    parser.add_argument("--life", type=float, default=0, help="kill this process after about so many seconds, in the first half of the steps; 0: never")
     args = parser.parse_args()
-    if args.life > 0:
-        timer = threading.Timer(args.life * random.uniform(0.5, 1.5), os.kill, (os.getpid(), signal.SIGKILL))
-        timer.daemon = True
-        timer.start()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     data = open(args.file, "rb").read()
@@ -87,6 +83,14 @@ def main() -> None:
                     print(f"step {job.completed}: loss {loss.item():.3f}, {view.size} processes", flush=True)
             return weights(net)
 
+        def die() -> None:
+            if job.completed < args.steps / 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if args.life > 0:
+            timer = threading.Timer(args.life * random.uniform(0.5, 1.5), die)
+            timer.daemon = True
+            timer.start()
         bits = job.run(train)
         if bits is not None:  # not of a spare
             print(f"{job.completed} steps, weights {bits}", flush=True)

@@ -272,13 +272,17 @@ class Replicas:
         """Gives t, which is on device, the source's values."""
         dist.broadcast(t, group=self._group, group_src=self.source)
 
+    @property
+    def sends(self) -> bool:
+        """Reports whether this process is the source."""
+        return bool(dist.get_rank(self._group) == self.source)
+
     def broadcast_object(self, obj: Any) -> Any:
         """Returns the source's obj, of plain values."""
         data = _objects.pack(obj)
         size = torch.tensor([len(data)], device=self.device)
         self.broadcast(size)
-        sends = dist.get_rank(self._group) == self.source
-        t = torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(int(size.item()), dtype=torch.uint8)
+        t = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.sends else torch.empty(int(size.item()), dtype=torch.uint8)
         t = t.to(self.device)
         self.broadcast(t)
         return _objects.unpack(t.cpu().numpy().tobytes())

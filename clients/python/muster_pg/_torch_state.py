@@ -123,11 +123,13 @@ def send(tensors: Sequence[torch.Tensor], link: Replicas) -> None:
     for group in _messages(tensors):
         if len(group) == 1 and group[0].is_contiguous() and group[0].device == link.device:
             link.broadcast(group[0])
-            continue
-        flat = torch.cat([t.reshape(-1) for t in group]).to(link.device)
-        link.broadcast(flat)
-        for t, part in zip(group, flat.split([t.numel() for t in group])):
-            t.copy_(part.view(t.shape))
+        elif link.sends:
+            link.broadcast(torch.cat([t.reshape(-1) for t in group]).to(link.device))
+        else:
+            flat = torch.empty(sum(t.numel() for t in group), dtype=group[0].dtype, device=link.device)
+            link.broadcast(flat)
+            for t, part in zip(group, flat.split([t.numel() for t in group])):
+                t.copy_(part.view(t.shape))
 
 
 def _messages(tensors: Sequence[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
