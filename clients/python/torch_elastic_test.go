@@ -94,7 +94,7 @@ func TestTorchElasticExample(t *testing.T) {
 	python := testcluster.Torch(t, "numpy")
 	for name, run := range map[string]struct{ options, program []string }{
 		"DDP":  {[]string{"--elastic", "2:3"}, []string{"--steps", "300", "--life", "6"}},
-		"HSDP": {[]string{"--elastic", "1:2", "--unit-size", "2"}, []string{"--steps", "300", "--life", "10"}},
+		"HSDP": {[]string{"--elastic", "1:2", "--unit-size", "2"}, []string{"--steps", "300", "--life", "16"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
