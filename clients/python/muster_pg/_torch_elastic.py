@@ -233,6 +233,7 @@ class ElasticJob:
         try:
             self._monitor = self._monitor or Monitor(self._job, self._id, max(2 * self._worker.config.ttl, self._join_timeout), self._stuck)
             self._worker.begin(self._backend, self._keys)
+            self._steps.begin(self._worker.name)
             while True:
                 try:
                     finished = self._in_view(self._worker.next(), train)

@@ -24,9 +24,10 @@ from ._view import View
 
 @dataclass(frozen=True)
 class Version:
-    """What a state is: how many steps it has, and the view in which the last of them was decided.
+    """What a state is: how many steps it has, and the view in which the last of them was decided; of
+    one with which a worker has begun, a random name of that, and generation 0.
 
-    States with equal versions have the same bits, but those before the first view, whose run is "".
+    States with equal versions have the same bits, or are the shards of one state.
     """
 
     steps: int = 0
@@ -68,7 +69,7 @@ class Offer:
 
     def goes_on(self, new: Version) -> bool:
         """Reports whether the process has the newest state."""
-        return not self.dirty and self.have == new and new.run != ""
+        return not self.dirty and self.have == new
 
     def applies(self, new: Version) -> bool:
         """Reports whether the process makes the newest state of its own."""
@@ -115,7 +116,13 @@ class Steps:
         """Adds an object of the state."""
         self._objects[f"{len(self._objects)} {type(o).__name__}"] = o
         if isinstance(o, torch.nn.Module):
-            self._buffers += [(b, torch.empty_like(b)) for b in o.buffers()]
+            self._buffers += [(b, b.detach().clone()) for b in o.buffers()]
+
+    def begin(self, name: str) -> None:
+        """Names the state with which this worker begins, the same in all of its processes."""
+        if self.done.run == "":
+            self.done = Version(self.done.steps, name)
+        self._keep()
 
     def has(self, o: Any) -> bool:
         """Reports whether an object is in the state."""
@@ -163,13 +170,10 @@ class Steps:
             self._restore()
         elif mine.applies(new):
             self.apply(skipped)
-        elif view.rank == source:
-            self._keep()
         self._held = None
         if any(rank % len(sources) == view.rank % len(sources) for rank in receivers):
             self._copy(view.rank == source, view.rank in receivers, world.replicas(source // len(sources)))
-        self.done = new if new.run else Version(new.steps, view.view.run, view.generation)
-        self.skipped, self._dirty = skipped, False
+        self.done, self.skipped, self._dirty = new, skipped, False
         for o in self._objects.values():
             if isinstance(o, torch.nn.Module):
                 _torch_state.clear(o)
@@ -211,7 +215,7 @@ def newest(offers: Sequence[Offer], processes: int) -> Optional[Tuple[Version, L
     of a worker the rank that is the source for those of its number; None if there is no whole state.
 
     A worker's processes may have come to different states, as when one was killed in its update, so
-    the sources may be of several workers; the state before the first view is one worker's.
+    the sources may be of several workers.
     """
     units = [offers[at : at + processes] for at in range(0, len(offers), processes)]
     versions = sorted(dict.fromkeys(o.have for o in offers if not o.dirty), key=lambda v: (-v.steps, -v.generation))
@@ -219,8 +223,6 @@ def newest(offers: Sequence[Offer], processes: int) -> Optional[Tuple[Version, L
         sources = []
         for k in range(processes):
             able = [u for u, unit in enumerate(units) if unit[k].goes_on(new)] or [u for u, unit in enumerate(units) if unit[k].applies(new)]
-            if not new.run:
-                able = [u for u, unit in enumerate(units) if all(o.have == new and not o.dirty for o in unit)]
             sources += [u * processes + k for u in able[:1]]
         if len(sources) == processes:
             return new, sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -46,6 +47,7 @@ class Worker:
         self.unit: Optional[Unit] = None
         self.member: Optional[ElasticMember] = None
         self.mesh: Any = None  # of a worker of several processes
+        self.name = ""  # random, of what this worker begins with
         self._world: Optional[World] = None
         self._store = store
 
@@ -63,8 +65,9 @@ class Worker:
         c = self.config
         self.unit = Unit(self._store, c.job, c.id, c.rank, c.processes, c.timeout, self._lost)
         self._world = World(backend, keys.below("none/"), c.timeout, c.processes)
+        names, handles = zip(*self.unit.all_gather((secrets.token_hex(8), self._world.handle), c.join_timeout))
+        self.name = names[0]
         if self.unit.store is not None:
-            handles = self.unit.all_gather(self._world.handle, c.join_timeout)
             self._world.enter(Connections(), self.unit.store, 0, c.rank, handles, c.join_timeout)
             self.mesh = self._world.mesh()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -147,28 +147,29 @@ def single(w: Worker) -> str:
 
 def chosen(w: Worker) -> str:
     """Checks from where the processes of a view get their state: none, or the version and the ranks."""
-    first, old, last, new = Version(3), Version(7, "r", 2), Version(8, "r", 2), Version(8, "r", 3)
+    first, other, old, last, new = Version(3, "w1"), Version(3, "w2"), Version(7, "r", 2), Version(8, "r", 2), Version(8, "r", 3)
 
-    def offer(have: Version, held: object = None, dirty: bool = False) -> Offer:
-        return Offer(have, dirty, False, held if isinstance(held, Version) else None, "", {})
+    def offer(have: Version, held: Optional[Version] = None, dirty: bool = False) -> Offer:
+        return Offer(have, dirty, False, held, "", {})
 
     def of(processes: int, *offers: Offer) -> object:
         return newest(offers, processes)
 
-    a, b, dirty = offer(old), offer(last), offer(old, dirty=True)
+    a, b, dirty, joins, others, ready = offer(old), offer(last), offer(old, dirty=True), offer(Version(0, "w3")), offer(other), offer(first)
     assert of(1, a, b, b) == (last, [1])
     assert of(1, dirty, a) == (old, [1])
     assert of(1, dirty) is None
     assert of(1, offer(last), offer(new)) == (new, [1])
-    assert of(1, offer(Version()), offer(first)) == (first, [1])
+    assert of(1, joins, ready, others) == (first, [1])
     assert of(2, a, a, b, b) == (last, [2, 3])
     assert of(2, b, dirty, dirty, b) == (last, [0, 3])
-    assert of(2, b, offer(old, held=last), offer(Version()), offer(Version())) == (last, [0, 1])
+    assert of(2, b, offer(old, held=last), joins, joins) == (last, [0, 1])
     assert of(2, b, offer(old, held=last), b, b) == (last, [0, 3])
     assert of(2, b, dirty, a, a) == (old, [2, 3])
     assert of(2, b, dirty, dirty, dirty) is None
-    assert of(2, offer(first), dirty, offer(first), offer(first)) == (first, [2, 3])
-    assert of(2, offer(first), dirty, dirty, offer(first)) is None
+    assert of(2, ready, ready, others, ready) == (first, [0, 1])
+    assert of(2, ready, dirty, others, others) == (other, [2, 3])
+    assert of(2, ready, dirty, dirty, others) is None
     return "right"
 
 
