@@ -209,6 +209,7 @@ class Elastic(Case):
     def test_exclude(self) -> None:
         a, b = self.member("a"), self.member("b")
         view = self.view(a, "a", "b")
+        self.view(b, "a", "b")
         self.fails(muster_pg.Invalid, "there is no rank 2 in a view of 2", view.exclude, 2)
         view.exclude(1, timeout=_SOON)
         self.fails(muster_pg.Excluded, "excluded: evicted: another worker has deleted its registration", b.next, timeout=_SOON)
