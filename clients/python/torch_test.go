@@ -103,15 +103,16 @@ func TestTorchElasticUnits(t *testing.T) {
 	invalid := `Invalid Error,ValueError: muster_pg.torch: elastic job: `
 	requireReports(t, out, nil, map[string]string{
 		"forward [0145]":  `ended bits`,
-		"forward 2":       `Lost .*: worker "w1" ends, because one of its 2 processes has ended: .*lost rank 1`,
+		"forward 2":       `Lost .*: worker "w1" ends, because one of its 2 processes has ended, or has lost the store: .*lost rank 1`,
 		"backward [0145]": `ended bits`,
-		"backward 2":      `Lost .*: worker "w1" ends, because one of its 2 processes has ended: .*lost rank 1`,
+		"backward 2":      `Lost .*: worker "w1" ends, because one of its 2 processes has ended, or has lost the store: .*lost rank 1`,
 		"raises [01]":     `ended bits`,
-		"raises 2":        `Aborted .*: worker "w1" ends, because one of its 2 processes has ended: .*rank 1: aborted: ValueError: a bad batch$`,
+		"raises 2":        `Aborted .*: worker "w1" ends, because one of its 2 processes has ended, or has lost the store: .*rank 1: aborted: ValueError: a bad batch$`,
 		"raises 3":        `ValueError .*: a bad batch$`,
 		"scaled [0123]":   `scale 512 skipped 1 bits`,
 		"mismatch [01]":   `ended bits`,
 		"mismatch [23]":   `Mismatch .*: what is registered has other names`,
+		"counts [01]":     invalid + `completed is 0 in process 0, 1 in process 1 of worker "w0": set it in all`,
 		"single 0":        invalid + `mesh: each worker is one process.*unit_rank.*unit_size`,
 		"chosen 0":        `right`,
 	})

@@ -16,6 +16,7 @@ from ._elastic import ElasticMember
 from ._errors import Error, quote
 
 _BEAT = 1.0  # seconds
+_ASK = 0.25  # seconds that the store may take to answer; without an answer nobody is killed
 _SLACK = 3  # beats before the end in which the stacks are logged
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
@@ -101,7 +102,7 @@ def gone(member: Optional[ElasticMember]) -> str:
     if member is None or member._why is None:
         return ""
     try:
-        member._store.exists(member._self.key, timeout=1.0)
+        member._store.exists(member._self.key, timeout=_ASK)
     except Error:
         return ""
     return "is " + member._why[0].partition(": ")[0]

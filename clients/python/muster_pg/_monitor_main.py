@@ -31,8 +31,7 @@ def main(pid: int, seconds: float, job: str, worker: str) -> None:
             silent = 0.0
         if silent >= seconds:
             says = why.decode("utf-8", "replace") + ", and has not come back from the program's code" if why else "has not run"
-            lease = "" if why else ", so that its lease has ended"
-            text = f"muster: elastic job {job}: worker {worker} (pid {pid}) {says} for {seconds:g} s{lease}: killing it, so that it can be replaced\n"
+            text = f"muster: elastic job {job}: worker {worker} (pid {pid}) {says} for {seconds:g} s: killing it, so that it can be replaced\n"
             if os.getppid() == pid:
                 try:
                     os.write(2, text.encode("utf-8", "backslashreplace"))

@@ -136,11 +136,10 @@ class ElasticJob:
         Without MUSTER_WORKER, the processes of a torchrun are one worker. more is passed on.
         """
         w = _elastic_env.worker(os.environ, min_units, max_units)
-        if w.ttl is not None:
-            more.setdefault("ttl", w.ttl)
+        ttl = _arguments.seconds(_bad, "ttl", more.setdefault("ttl", w.ttl or 10.0), zero=False, forever=False)
         tls, secret = _env.credentials(os.environ)
         timeout = more.get("timeout", 300.0)
-        store = Store.connect(w.store, tls=tls, secret=secret, timeout=timeout, wait=True)
+        store = Store.connect(w.store, tls=tls, secret=secret, timeout=timeout, liveness_timeout=ttl if ttl > 10 else None, wait=True)
         try:
             job = cls(store, w.job, w.id, min_units=w.least, max_units=w.most, unit_rank=w.unit_rank, unit_size=w.unit_size, **more)
         except BaseException:
@@ -152,7 +151,7 @@ class ElasticJob:
     @property
     def completed(self) -> int:
         """The number of steps that the state has. A program that has read a checkpoint sets it,
-        before run.
+        before run, in all processes of its worker.
         """
         return self._steps.done.steps
 
@@ -184,7 +183,7 @@ class ElasticJob:
         """The device mesh of a worker of several processes: one replica ("replicate"), sharded over
         its processes ("shard"). What is computed over it is computed over the workers of the view:
 
-            fully_shard(net, mesh=job.mesh)             # HSDP; mesh["shard"] alone for other parallelisms
+            fully_shard(net, mesh=job.mesh)
 
         The first use waits for the worker's other processes.
         """
@@ -233,7 +232,7 @@ class ElasticJob:
         try:
             self._monitor = self._monitor or Monitor(self._job, self._id, max(2 * self._worker.config.ttl, self._join_timeout), self._stuck)
             self._worker.begin(self._backend, self._keys)
-            self._steps.begin(self._worker.name)
+            self._steps.begin(self._worker.agree(self.completed))
             while True:
                 try:
                     finished = self._in_view(self._worker.next(), train)
@@ -409,7 +408,8 @@ class ElasticJob:
         new = view.newcomers(self._before)
         if self._before is not None and len(new) < view.size and new:
             _log.warning("elastic job %s: view %d did not connect, and goes on without %s: %s", self._job, view.generation, ranks(new), said)
-            view.exclude(*new)
+            if view.rank == self._rank == 0:  # others may not know that the view before had connected
+                view.exclude(*new)
             view.wait(self._timeout)
             raise self._error(view)
         raise make(Failed, f"muster_pg.torch: elastic job {quote(self._job)}: the {view.size} workers of view {view.generation} do not connect: {said}")
@@ -439,7 +439,7 @@ class ElasticJob:
             return False
         if view.error is not None:
             return True
-        if timed_out(e) or disconnected(e):
+        if timed_out(e) or disconnected(e) or self._view is not None and isinstance(e, RankError) and isinstance(e, Timeout):
             return self._roll_call(view, e)
         return view.wait(_NEWS) or self._without(view, e)
 
@@ -450,7 +450,7 @@ class ElasticJob:
         """
         first, self._called = self._called != self._steps.done, self._steps.done
         try:  # one that is still in a collective comes when that has timed out
-            self._group.channel("roll call").barrier(timeout=_NEWS if timed_out(e) else self._timeout + _NEWS)
+            self._group.channel("roll call").barrier(timeout=self._timeout + _NEWS if disconnected(e) and not timed_out(e) else _NEWS)
         except Error as late:
             return self._without(view, late) or view.wait(_NEWS)
         if first:

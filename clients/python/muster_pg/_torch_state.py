@@ -1,6 +1,6 @@
 """The state of a training that passes from one process to another: what state_dict of a model, an
-optimizer or a scheduler returns. Its tensors pass through torch.distributed, and the rest as plain
-values through the store: nothing that is received is code.
+optimizer or a scheduler returns. It passes through torch.distributed, what is no tensor as msgpack:
+nothing that is received is code.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class State:
     def _take(self, path: str, v: Any) -> List[Any]:
         """Returns v as [kind, value]; lists, tuples and dicts have such in them."""
         if isinstance(v, DTensor):
+            if v.device_mesh not in self._meshes:
+                raise make(Invalid, f"muster_pg.torch: elastic job: {path} is sharded over another mesh than the parameters of the models: it cannot be sent to a worker that joins")
             local = v.detach().to_local()
             self.tensors.append(local)
             return ["s", [str(v.dtype)[6:], list(local.shape), list(v.shape), list(v.stride()), _placements(path, v), self._meshes.index(v.device_mesh)]]
@@ -88,20 +90,23 @@ def _placements(path: str, t: Any) -> List[int]:
     return found
 
 
-def receive(objects: Mapping[str, Any], plain: Mapping[str, Any], link: Replicas) -> None:
-    """Gives objects the state that the source of link sends by send. Until all of it has come, they
-    have what they had.
-    """
+def receive(objects: Mapping[str, Any], plain: Mapping[str, Any], link: Replicas) -> List[torch.Tensor]:
+    """Returns the tensors that the source of link sends by send, for a state that fits objects."""
     if list(plain) != list(objects):
         raise make(Mismatch, f"muster_pg.torch: elastic job: {', '.join(objects)} are registered here, and {', '.join(plain)} on worker {link.source}")
     tensors = [torch.empty(shape, dtype=_dtype(name), device=link.device) for name, shape in _kinds(plain)]
     send(tensors, link)
+    return tensors
+
+
+def load(objects: Mapping[str, Any], plain: Mapping[str, Any], tensors: Sequence[torch.Tensor], source: int) -> None:
+    """Gives objects a state that has been received."""
     rest, meshes = iter(tensors), _meshes(objects)
     for name, o in objects.items():
         try:
             o.load_state_dict(_give(plain[name], rest, meshes))
         except Exception as e:
-            raise make(Mismatch, f"muster_pg.torch: elastic job: the state of {name} on worker {link.source} does not fit here: {e}") from e
+            raise make(Mismatch, f"muster_pg.torch: elastic job: the state of {name} on worker {source} does not fit here: {e}") from e
 
 
 def fits(plain: Mapping[str, Any], own: State) -> bool:

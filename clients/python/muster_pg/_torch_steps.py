@@ -192,8 +192,9 @@ class Steps:
         if sends or not receives and _torch_state.fits(plain, state):
             _torch_state.send(state.tensors, link)
             return
+        tensors = _torch_state.receive(self._objects, plain, link)
         self._dirty = True
-        _torch_state.receive(self._objects, plain, link)
+        _torch_state.load(self._objects, plain, tensors, link.source)
         self._keep()
 
     def _keep(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ._elastic import ElasticMember
-from ._errors import Closed, Error, Evicted, Excluded, Finished, IDInUse, Timeout
+from ._errors import Closed, Error, Evicted, Excluded, Finished, IDInUse, Invalid, Timeout, make, quote
 from ._store import Store
 from ._torch_native import Connections, World
 from ._unit import Unit
@@ -47,7 +47,6 @@ class Worker:
         self.unit: Optional[Unit] = None
         self.member: Optional[ElasticMember] = None
         self.mesh: Any = None  # of a worker of several processes
-        self.name = ""  # random, of what this worker begins with
         self._world: Optional[World] = None
         self._store = store
 
@@ -65,11 +64,21 @@ class Worker:
         c = self.config
         self.unit = Unit(self._store, c.job, c.id, c.rank, c.processes, c.timeout, self._lost)
         self._world = World(backend, keys.below("none/"), c.timeout, c.processes)
-        names, handles = zip(*self.unit.all_gather((secrets.token_hex(8), self._world.handle), c.join_timeout))
-        self.name = names[0]
         if self.unit.store is not None:
+            handles = self.unit.all_gather(self._world.handle, c.join_timeout)
             self._world.enter(Connections(), self.unit.store, 0, c.rank, handles, c.join_timeout)
             self.mesh = self._world.mesh()
+
+    def agree(self, steps: int) -> str:
+        """Returns a random name for the state with which the worker begins, the same in all of its
+        processes, which must have as many steps.
+        """
+        assert self.unit is not None
+        names, counts = zip(*self.unit.all_gather((secrets.token_hex(8), steps), self.config.timeout))
+        if len(set(counts)) > 1:
+            has = ", ".join(f"{n} in process {i}" for i, n in enumerate(counts))
+            raise make(Invalid, f"muster_pg.torch: elastic job: completed is {has} of worker {quote(self.config.id)}: set it in all of its processes alike")
+        return str(names[0])
 
     def _lost(self) -> None:
         """Has the other workers see at once that this one has failed."""
@@ -84,7 +93,7 @@ class Worker:
         while True:
             left = max(until - time.monotonic(), 0)
             try:
-                if self.member is None:
+                if self.member is None and self.unit.error is None:
                     self._join(left)
                 if self.unit.error is not None:
                     raise self.unit.error

@@ -30,7 +30,8 @@ class Unit:
         self._group: Optional[Group] = None
         if size > 1:
             self._group = Group.join(rank, size, store.below(Keys(job).groups), name=f"{job} worker {id}", timeout=timeout)
-            self._watcher = threading.Thread(target=self._watch, args=(self._group,), name="muster unit", daemon=True)
+            self._channel = self._group.channel("lost")
+            self._watcher = threading.Thread(target=self._watch, name="muster unit", daemon=True)
             self._watcher.start()
 
     @property
@@ -38,17 +39,17 @@ class Unit:
         """The store, below a prefix of this unit's own; None for a worker of one process."""
         return self._group.store if self._group is not None else None
 
-    def _watch(self, group: Group) -> None:
+    def _watch(self) -> None:
         """Waits for a message that no process sends: that ends with the group."""
         try:
-            group.channel("lost").recv((self.rank + 1) % self.size, timeout=math.inf)
+            self._channel.recv((self.rank + 1) % self.size, timeout=math.inf)
         except Error as e:
             if not self._leaves:
                 self.error = self._failed(e)
                 self._lost()
 
     def _failed(self, e: Error) -> Error:
-        says = f"muster_pg.torch: elastic job {quote(self._job)}: worker {quote(self._id)} ends, because one of its {self.size} processes has ended: {e}"
+        says = f"muster_pg.torch: elastic job {quote(self._job)}: worker {quote(self._id)} ends, because one of its {self.size} processes has ended, or has lost the store: {e}"
         return make((*kinds_of(e), Failed)[0], says)
 
     def registered(self, member: Optional[ElasticMember], timeout: float) -> str:
@@ -81,4 +82,5 @@ class Unit:
             with suppress(Error):
                 self._group.abort(cause)
         self._group.close()
+        self._channel._calls._end("closed")  # the store, which ends them too, may be away
         self._watcher.join()

@@ -131,6 +131,12 @@ def mismatch(w: Process) -> str:
     return "ended " + w.train(loss)
 
 
+def counts(w: Process) -> str:
+    w.job()
+    w.it.completed = w.number
+    return "ended " + w.train(w.loss)
+
+
 def single(w: Worker) -> str:
     said = []
     for call in (
@@ -179,6 +185,7 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "raises": (raises, 4, 0),
     "scaled": (scaled, 4, 0),
     "mismatch": (mismatch, 4, 0),
+    "counts": (counts, 2, 0),
     "single": (single, 1, 0),
     "chosen": (chosen, 1, 0),
 }
