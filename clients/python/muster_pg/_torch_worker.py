@@ -15,6 +15,7 @@ from ._torch_native import Connections, World
 from ._unit import Unit
 from ._view import View
 
+_UNIT_TIMEOUT = 10.0  # seconds in which the processes of a worker connect, once all have come
 _REPORT = 10.0  # seconds after which the log says what is waited for, again and again
 
 _log = logging.getLogger("muster_pg")
@@ -49,6 +50,7 @@ class Worker:
         self.mesh: Any = None  # of a worker of several processes
         self._world: Optional[World] = None
         self._store = store
+        self._forming: Optional[Store] = None  # where the processes of the worker connect
 
     @property
     def world(self) -> World:
@@ -66,7 +68,15 @@ class Worker:
         self._world = World(backend, keys.below("none/"), c.timeout, c.processes)
         if self.unit.store is not None:
             handles = self.unit.all_gather(self._world.handle, c.join_timeout)
-            self._world.enter(Connections(), self.unit.store, 0, c.rank, handles, c.join_timeout)
+            self._forming = self.unit.store._scoped()
+            try:
+                if self.unit.error is None:
+                    self._world.enter(Connections(), self._forming, 0, c.rank, handles, min(c.join_timeout, _UNIT_TIMEOUT))
+            except Exception:
+                if self.unit.error is None:
+                    raise
+            if self.unit.error is not None:
+                raise self.unit.error
             self.mesh = self._world.mesh()
 
     def agree(self, steps: int) -> str:
@@ -82,7 +92,9 @@ class Worker:
 
     def _lost(self) -> None:
         """Has the other workers see at once that this one has failed."""
-        member = self.member
+        member, forming = self.member, self._forming
+        if forming is not None:
+            forming._end("a process of the worker has ended")
         if member is not None:
             member.close()
 

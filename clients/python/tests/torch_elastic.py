@@ -219,7 +219,7 @@ class Faults:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     found[pid] = os.waitstatus_to_exitcode(status)
-                    until = max(until, time.monotonic() + 30)  # the others follow
+                    until = max(until, time.monotonic() + 60)  # the others follow, at their timeout if nothing else tells them
             if len(found) == self.processes:
                 del self.live[id]
                 if -signal.SIGKILL not in found.values() or 0 in found.values():

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch_elastic_cases import GOAL, Worker, error
 
 import muster_pg.torch
+from muster_pg._torch_native import World
 from muster_pg._torch_steps import Offer, Version, newest
 
 PROCESSES = 2
@@ -131,6 +132,14 @@ def mismatch(w: Process) -> str:
     return "ended " + w.train(loss)
 
 
+def forming(w: Process) -> str:
+    """Has a process killed while those of its worker connect."""
+    if w.number == 1:
+        setattr(World, "enter", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    w.job()
+    return "made"
+
+
 def counts(w: Process) -> str:
     w.job()
     w.it.completed = w.number
@@ -185,6 +194,7 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "raises": (raises, 4, 0),
     "scaled": (scaled, 4, 0),
     "mismatch": (mismatch, 4, 0),
+    "forming": (forming, 2, 0),
     "counts": (counts, 2, 0),
     "single": (single, 1, 0),
     "chosen": (chosen, 1, 0),
