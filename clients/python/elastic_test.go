@@ -144,10 +144,14 @@ func (j *mixedJob) end(i int, how string) {
 	}
 }
 
-// freeze stops a process in Python until the others have a view without it. It learns of that, and may join
-// again.
-func (j *mixedJob) freeze(i int) {
-	w := j.live[i]
+// freeze stops a process in Python that is in a view, until the others have one without it. It learns of that,
+// and may join again.
+func (j *mixedJob) freeze(w *worker) {
+	j.settle()
+	i := slices.Index(j.live, w)
+	if i < 0 || i >= mostWorkers || len(j.live) <= leastWorkers { // a busy machine; a standby; no view follows
+		return
+	}
 	require.NoError(j.t, w.py.Cmd.Process.Signal(syscall.SIGSTOP))
 	j.live = slices.Delete(j.live, i, i+1)
 	j.settle()
@@ -242,7 +246,7 @@ func TestElasticJobOfBothLanguages(t *testing.T) {
 		if len(j.live) <= leastWorkers || chance.IntN(10) < 4 && len(j.live) < mostWorkers+2 {
 			j.arrive(chance.IntN(2) == 0)
 		} else if i := chance.IntN(len(j.live)) * chance.IntN(2); chance.IntN(5) == 0 && j.live[i].py != nil { // half of the time the one that decides
-			j.freeze(i)
+			j.freeze(j.live[i])
 		} else {
 			j.end(i, []string{"leave", "close", "kill"}[chance.IntN(3)])
 		}
@@ -396,20 +400,30 @@ func TestElasticAcrossLanguages(t *testing.T) {
 	})
 }
 
+// restartable serves a durable store behind a proxy, and returns what restarts it.
+func restartable(t *testing.T) (front *testcluster.Proxy, restart func()) {
+	t.Helper()
+	dir := t.TempDir()
+	var stop func()
+	serve := func() string {
+		l := testcluster.Listen(t)
+		stop = testcluster.ServeAt(t, &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: time.Minute}}, l)
+		return l.Addr().String()
+	}
+	front = testcluster.NewProxy(t, serve())
+	return front, func() {
+		stop()
+		front.Target(serve())
+	}
+}
+
 // TestElasticJobWhoseStoreRestarts checks that a restart of a durable store ends no view, and that a worker
 // whose store is gone for good is evicted.
 func TestElasticJobWhoseStoreRestarts(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	durable := func() *store.Server {
-		return &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: time.Minute}}
-	}
-	l := testcluster.Listen(t)
-	stop := testcluster.ServeAt(t, durable(), l)
-	front := testcluster.NewProxy(t, l.Addr().String())
+	front, restart := restartable(t)
 	c := newCouple(t, front.Addr(), kw{"ttl": 60})
-	stop()
-	front.Target(testcluster.Serve(t, durable()))
+	restart()
 	third, err := membership.Join(bounded(t), testcluster.Dial(t, front.Addr(), nil), goWorker("third"))
 	require.NoError(t, err)
 	defer func() { _ = third.Close() }()

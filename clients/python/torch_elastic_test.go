@@ -43,13 +43,7 @@ func TestTorchElastic(t *testing.T) {
 // TestTorchElasticWhoseStoreRestarts restarts the durable store of a training: it goes on in the same view.
 func TestTorchElasticWhoseStoreRestarts(t *testing.T) {
 	python := testcluster.Torch(t, "numpy")
-	dir := t.TempDir()
-	durable := func() *store.Server {
-		return &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: time.Minute}}
-	}
-	l := testcluster.Listen(t)
-	stop := testcluster.ServeAt(t, durable(), l)
-	front := testcluster.NewProxy(t, l.Addr().String())
+	front, restart := restartable(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "tests/torch_elastic.py", front.Addr(), "0", "1", "wait=1")
@@ -77,10 +71,7 @@ func TestTorchElasticWhoseStoreRestarts(t *testing.T) {
 		if status.Workers == 3 { // all have come
 			views[status.Generation] = true
 		}
-		next := testcluster.Listen(t)
-		stop()
-		stop = testcluster.ServeAt(t, durable(), next)
-		front.Target(next.Addr().String())
+		restart()
 	}
 	require.Len(t, views, 1)
 	require.NoError(t, s.Set(ctx, "go on", nil, nil))

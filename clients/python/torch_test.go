@@ -61,7 +61,7 @@ func TestTorchRendezvous(t *testing.T) {
 // workers that hang or do not fit, and states that are taken back.
 func TestTorchElasticCases(t *testing.T) {
 	addr := testcluster.Serve(t, &store.Server{})
-	cases := testcluster.Form([]string{"value", "dirty", "shape", "late", "unregistered", "scaler", "position", "other-torch"}, nil) // nil: all
+	cases := testcluster.Form([]string{"value", "dirty", "shape", "late", "unregistered", "scaler", "position", "source", "other-torch"}, nil) // nil: all
 	out := torchScript(t, append([]string{"tests/torch_elastic_cases.py", addr}, cases...)...)
 	invalid := `Invalid Error,ValueError: muster_pg.torch: elastic job: `
 	requireReports(t, out, cases, map[string]string{
@@ -90,6 +90,7 @@ func TestTorchElasticCases(t *testing.T) {
 		"scaler [01]":     `scale 512 skipped 1 bits`,
 		"scaler 3":        `scale 512 skipped 0 bits`,
 		"position [02]":   `drawn 12 bits`,
+		"source [12]":     `from 3 done with 2 bits`,
 		"other-torch 0":   `Unsupported .* has no torch.distributed._reconfigure: .*torchrun`,
 		"initialized 0":   invalid + `torch.distributed is initialized`,
 		"outside 0":       invalid + `there is no view`,

@@ -48,8 +48,8 @@ class Replicated(torch.nn.Module):  # type: ignore[misc]
 
 @contextmanager
 def in_view(models: Sequence[Replicated], group: Any) -> Iterator[None]:
-    """Makes the DistributedDataParallel of each model over a process group, for one view. At its end the hooks of the
-    parameters go, which would run beside those of the next one.
+    """Makes the DistributedDataParallel of each model over a process group, for one view. At its end
+    the hooks of the parameters go, which would run beside those of the next one.
     """
     for m in models:
         m._current.append(DistributedDataParallel(m.module, process_group=group, init_sync=False, **m._options))

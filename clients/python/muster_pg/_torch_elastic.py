@@ -25,7 +25,7 @@ from ._store import Store
 from ._torch_ddp import Replicated, in_view
 from ._torch_native import ATTEMPTS, Connections, World, attempts, check, disconnected, found_inf, timed_out
 from ._torch_steps import JobView, Offer, Steps, Version
-from ._torch_worker import Config, Worker
+from ._torch_worker import Config, Worker, reported
 from ._view import View
 
 _log = logging.getLogger("muster_pg")
@@ -139,7 +139,8 @@ class ElasticJob:
         ttl = _arguments.seconds(_bad, "ttl", more.setdefault("ttl", w.ttl or 10.0), zero=False, forever=False)
         tls, secret = _env.credentials(os.environ)
         timeout = more.get("timeout", 300.0)
-        store = Store.connect(w.store, tls=tls, secret=secret, timeout=timeout, liveness_timeout=ttl if ttl > 10 else None, wait=True)
+        with reported(w.job, "no store answers where MUSTER_STORE says"):
+            store = Store.connect(w.store, tls=tls, secret=secret, timeout=timeout, liveness_timeout=ttl if ttl > 10 else None, wait=True)
         try:
             job = cls(store, w.job, w.id, min_units=w.least, max_units=w.most, unit_rank=w.unit_rank, unit_size=w.unit_size, **more)
         except BaseException:

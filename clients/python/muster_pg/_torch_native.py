@@ -369,9 +369,8 @@ class World:
         """Replaces the members of the groups by the processes with these handles, in this order; this
         one has the given rank.
 
-        store is below a prefix that is this view's alone, in which uuid is used once; in this process
-        uuid increases. The operations of the view before
-        have ended: see drain.
+        store is below a prefix that is this view's alone, in which uuid is used once. The operations
+        of the view before have ended: see drain.
         """
         n, all_ranks, limit = self._processes, range(len(processes)), timedelta(seconds=timeout)
         worker, number = divmod(rank, n)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Iterator, Optional
 
 from ._elastic import ElasticMember
 from ._errors import Closed, Error, Evicted, Excluded, Finished, IDInUse, Invalid, Timeout, make, quote
@@ -38,6 +40,18 @@ class Config:
     join_timeout: float
 
 
+@contextmanager
+def reported(job: str, why: str) -> Iterator[None]:
+    """Says in the log what is waited for, when that takes long."""
+    timer = threading.Timer(_REPORT, _log.warning, ("elastic job %s: it still waits: %s", job, why))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class Worker:
     """It owns the registration of the worker, which process 0 makes, and the process groups of
     torch, from begin to close.
@@ -64,7 +78,8 @@ class Worker:
         if self._world is not None:
             return
         c = self.config
-        self.unit = Unit(self._store, c.job, c.id, c.rank, c.processes, c.timeout, self._lost)
+        with reported(c.job, f"the {c.processes} processes of worker {quote(c.id)} have not all come"):
+            self.unit = Unit(self._store, c.job, c.id, c.rank, c.processes, c.timeout, self._lost)
         self._world = World(backend, keys.below("none/"), c.timeout, c.processes)
         if self.unit.store is not None:
             handles = self.unit.all_gather(self._world.handle, c.join_timeout)

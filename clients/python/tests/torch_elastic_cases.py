@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 import muster_pg
 import muster_pg.torch
+from muster_pg import _torch_state
 
 GOAL = 6  # steps
 
@@ -328,6 +329,22 @@ def taken_again(w: Worker) -> str:
     return f"drawn {sampler.drawn} {w.bits()}"
 
 
+def source(w: Worker) -> str:
+    """Has a worker killed while it sends the state with which it began. Another one began with as many steps."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    steps: List[int] = []
+    w.job()
+    w.it.completed = 3 if w.number < 2 else 0
+    w.size = 2
+    if w.number == 0:
+        setattr(_torch_state, "send", die)
+    said = w.run(lambda view, step: steps.append(step))
+    return f"from {steps[0]} {said}"
+
+
 def other_torch(w: Worker) -> str:
     del dist._reconfigure
     w.job()
@@ -381,6 +398,7 @@ CASES: Cases = {  # workers that begin, and that join later
     "unsendable": (unsendable, 2, 0),
     "scaler": (scaler, 3, 1),
     "position": (taken_again, 3, 0),
+    "source": (source, 3, 0),
     "other-torch": (other_torch, 1, 0),
     "initialized": (initialized, 1, 0),
     "outside": (outside, 1, 0),
