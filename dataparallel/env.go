@@ -17,6 +17,7 @@ const (
 	envWorker  = "MUSTER_WORKER"
 	envElastic = "MUSTER_ELASTIC"
 	envLease   = "MUSTER_LEASE"
+	envLaunch  = "MUSTER_LAUNCH"
 	envUnit    = "MUSTER_UNIT_SIZE"
 )
 
@@ -28,6 +29,7 @@ const (
 //	MUSTER_WORKER   ID of this worker, unique in the job
 //	MUSTER_ELASTIC  MIN:MAX, the fewest and the most workers of a view
 //	MUSTER_LEASE    membership.Config.TTL, as 30s; may be empty
+//	MUSTER_LAUNCH   membership.Config.Launch; may be empty
 //
 // If another one is not set, the error matches ErrNoLauncher and names it. A worker of several processes
 // (MUSTER_UNIT_SIZE above 1) is refused with membership.ErrInvalid: each would join as the same worker.
@@ -52,7 +54,7 @@ func WorkerFromEnv() (*WorkerNode, error) {
 	}
 	w := &WorkerNode{
 		Address: values[envStore],
-		Worker:  membership.Config{Job: values[envJob], ID: values[envWorker], Min: least, Max: most},
+		Worker:  membership.Config{Job: values[envJob], ID: values[envWorker], Min: least, Max: most, Launch: os.Getenv(envLaunch)},
 	}
 	if lease := os.Getenv(envLease); lease != "" {
 		if w.Worker.TTL, err = time.ParseDuration(lease); err != nil || w.Worker.TTL <= 0 {

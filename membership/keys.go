@@ -22,7 +22,7 @@ import (
 //	history                     a History, which no worker watches
 //	checkpoint/ID/is            a Checkpoint
 //	checkpoint/ID/ended/NAME    exists when that worker has ended the checkpoint
-//	finished/RUN                exists when the work of that run of the job is done
+//	finished/RUN                exists when the work of that run of the job is done; Config.Launch
 //	group/JOB view GENERATION   the name of the view's group (View.Config)
 //
 // The view sorts before the workers: a worker that lists the roster and finds its own registration was

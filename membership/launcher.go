@@ -42,17 +42,22 @@ func remove(ctx context.Context, s *store.Store, k *keys, registration string) e
 	return err
 }
 
-// FinishedRuns returns the runs of a job whose work was done within the last hour (View.Finish), in no order.
-// A launcher compares it with that of its own start: if a run is new, the job is done, and a worker that
-// fails need not be started again.
-func FinishedRuns(ctx context.Context, s *store.Store, job string) (runs []string, err error) {
+// Finished reports whether workers of a launch of the job (Config.Launch) have done its work (View.Finish)
+// within the last hour. Then the launcher need not start a worker again that fails.
+func Finished(ctx context.Context, s *store.Store, job, launch string) (bool, error) {
 	k := keysOf(job)
-	prefix := k.finished("")
-	for key, err := range s.Keys(ctx, prefix) {
-		if err != nil {
-			return nil, &Error{Op: "finished runs", Job: job, Rank: -1, Err: err}
-		}
-		runs = append(runs, strings.TrimPrefix(key, prefix))
+	done, err := finished(ctx, s, &k, launch)
+	if err != nil {
+		return false, &Error{Op: "finished", Job: job, Rank: -1, Err: err}
 	}
-	return runs, nil
+	return done, nil
+}
+
+func finished(ctx context.Context, s *store.Store, k *keys, launch string) (bool, error) {
+	for e, err := range s.List(ctx, k.finished("")) {
+		if err != nil || string(e.Value) == launch {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }

@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -87,6 +88,11 @@ func (m *Member) register(ctx context.Context) error {
 	}
 	if err := r.refuses(self); err != nil {
 		return err
+	}
+	if r.view == nil && m.cfg.Launch != "" { // else it is in that run, and the others see it
+		if done, err := finished(ctx, m.store, &m.keys, m.cfg.Launch); done || err != nil {
+			return cmp.Or(err, fmt.Errorf("%w before this worker started", ErrFinished))
+		}
 	}
 	m.roster = r
 	if r.view != nil {

@@ -93,6 +93,10 @@ type Config struct {
 	// Max, even after a worker has failed or left.
 	Settle time.Duration
 	TTL    time.Duration // of the worker's lease; default 10 s
+	// Launch names the launch of this job: the same in all its workers, and in no earlier job of this name. A
+	// worker that starts when the work of its launch is done gets ErrFinished from Join. Without a name it
+	// begins the work anew. MUSTER_LAUNCH has that of muster run. May be empty.
+	Launch string
 }
 
 // withDefaults returns c with its defaults filled in, or the error of check.
@@ -109,7 +113,7 @@ func (c *Config) check() error {
 	for _, n := range []struct {
 		field, value string
 		empty        bool
-	}{{"Job", c.Job, false}, {"ID", c.ID, false}, {"Addr", c.Addr, true}, {"Settings", c.Settings, true}} {
+	}{{"Job", c.Job, false}, {"ID", c.ID, false}, {"Addr", c.Addr, true}, {"Settings", c.Settings, true}, {"Launch", c.Launch, true}} {
 		switch {
 		case n.value == "" && !n.empty:
 			return fmt.Errorf("%w: Config.%s is empty", ErrInvalid, n.field)

@@ -29,12 +29,13 @@ type View struct {
 // viewState is a view as a Member sees it, until it ends.
 type viewState struct {
 	record
-	rank int // of this worker; -1 if it is not in it
-	who  Worker
-	job  string
-	keys keys
-	ctx  context.Context // ends when the view ends; its cause is a *ViewError
-	end  context.CancelCauseFunc
+	rank   int // of this worker; -1 if it is not in it
+	who    Worker
+	job    string
+	keys   keys
+	launch string
+	ctx    context.Context // ends when the view ends; its cause is a *ViewError
+	end    context.CancelCauseFunc
 
 	made Change          // this view; zero if it is not known
 	over time.Time       // when a worker was first seen to be gone; the Member's mu protects this and left
@@ -42,7 +43,7 @@ type viewState struct {
 }
 
 func (m *Member) newViewState(r *record) *viewState {
-	e := &viewState{record: *r, rank: r.rank(m.self.key), who: m.self.Worker, job: m.cfg.Job, keys: m.keys}
+	e := &viewState{record: *r, rank: r.rank(m.self.key), who: m.self.Worker, job: m.cfg.Job, keys: m.keys, launch: m.cfg.Launch}
 	e.ctx, e.end = context.WithCancelCause(context.Background())
 	return e
 }
@@ -133,7 +134,7 @@ func (v View) Exclude(ctx context.Context, ranks ...int) error {
 // was cut off while the others finished, or a standby, learns of it from WaitFinished. The record expires
 // after an hour. It is of this run of the job: another job of this name is not finished.
 func (v View) Finish(ctx context.Context) error {
-	err := v.Store.Set(ctx, v.state.keys.finished(v.state.Run), nil, &store.SetOptions{TTL: retention})
+	err := v.Store.Set(ctx, v.state.keys.finished(v.state.Run), []byte(v.state.launch), &store.SetOptions{TTL: retention})
 	if err != nil {
 		return v.fail("finish", err)
 	}

@@ -207,15 +207,9 @@ func TestFinish(t *testing.T) {
 		back := join(t, at(), worker("b", 1, 2))
 		waits := make(chan error, 1)
 		go func() { waits <- back.WaitFinished(bounded(t), vb) }()
-		runs, err := membership.FinishedRuns(bounded(t), at(), "train")
-		require.NoError(t, err)
-		require.Empty(t, runs)
 		for range 2 {
 			require.NoError(t, va.Finish(bounded(t)))
 		}
-		runs, err = membership.FinishedRuns(bounded(t), at(), "train")
-		require.NoError(t, err)
-		require.Equal(t, []string{va.Config().Run}, runs)
 		require.NoError(t, <-waits)
 		v := settles(t, back, "a", "b")
 		finished, err = v.Finished(bounded(t))
@@ -254,4 +248,36 @@ func TestViewIsSmall(t *testing.T) {
 	require.NoError(t, s.Set(t.Context(), "membership/train/roster/view", []byte(`{"Workers":["w0"]}`), nil))
 	_, err = membership.Join(t.Context(), s, worker("late", workers, workers))
 	require.ErrorContains(t, err, "was not written by this package: a worker is incomplete")
+}
+
+// TestFinishOfALaunch checks that a worker which starts when the others of its launch have finished and left
+// learns of it, and that one of another launch, or of none, begins anew.
+func TestFinishOfALaunch(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		of := func(id, launch string) membership.Config {
+			c := worker(id, 1, 2)
+			c.Launch = launch
+			return c
+		}
+		finished := func(want bool) {
+			t.Helper()
+			done, err := membership.Finished(bounded(t), at(), "train", "first")
+			require.NoError(t, err)
+			require.Equal(t, want, done)
+		}
+		for _, launch := range []string{"", "first", "second"} {
+			finished(launch == "second")
+			a := join(t, at(), of("a", launch))
+			v := next(t, a, 0, "a")
+			finished(launch == "second")
+			require.NoError(t, v.Finish(bounded(t)))
+			require.NoError(t, a.Leave(bounded(t)))
+		}
+		_, err := membership.Join(bounded(t), at(), of("b", "first"))
+		require.ErrorIs(t, err, membership.ErrFinished)
+		require.ErrorContains(t, err, "finished before this worker started")
+		b := join(t, at(), of("b", "third"))
+		next(t, b, 0, "b")
+		require.NoError(t, b.Leave(bounded(t)))
+	})
 }

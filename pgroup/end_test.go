@@ -162,3 +162,24 @@ func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
 	require.ErrorIs(t, err, pgroup.ErrClosed)
 	require.ErrorIs(t, err, store.ErrUnknown)
 }
+
+// TestCloseUnblocksWithoutTheStore checks that Close ends the calls of this handle while a store that others
+// use too does not answer.
+func TestCloseUnblocksWithoutTheStore(t *testing.T) {
+	proxy := testcluster.NewProxy(t, serve(t))
+	s := testcluster.Dial(t, proxy.Addr(), nil)
+	gs := create(t, 2, all(pgroup.Config{Store: s}))
+	received := later(func() error { _, err := pgroup.Recv[int](t.Context(), gs[0], 1); return err })
+	met := later(func() error { return gs[0].Channel("c").Barrier(t.Context()) })
+	require.NoError(t, pgroup.Send(t.Context(), gs[0], 0, 1))
+	waits := later(func() error { _, err := s.Wait(t.Context(), "k"); return err })
+	proxy.Stall(true)
+	require.NoError(t, gs[0].Close())
+	require.ErrorIs(t, <-received, pgroup.ErrClosed)
+	require.ErrorIs(t, <-met, pgroup.ErrClosed)
+	proxy.Stall(false)
+	require.NoError(t, s.Set(t.Context(), "k", nil, nil))
+	require.NoError(t, <-waits, "it is not of the group")
+	v := rankError(t, gs[1], gs[1].Barrier(t.Context()), pgroup.ErrLeft, "rank 0 left")
+	equal(t, gs[1], "left", v.Left, []int{0})
+}

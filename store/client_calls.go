@@ -128,6 +128,9 @@ func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	err := await(ctx, req.Op, call.done, func(why cancellation) { c.sendCancel(req.Op, call.id, why) })
 	if err != nil {
 		if given, sent := c.abandon(call); given {
+			if req.Op == wire.OpLeave && req.Group.No == wire.CodeOK {
+				c.failRank(req.Group.Generation)
+			}
 			return c.contextError(req.Op, sent, err) // call is not pooled
 		}
 		<-call.done // a reader has the reply already
@@ -344,13 +347,25 @@ func (c *client) takeCall(id uint64) *clientCall {
 }
 
 // failAll ends all calls with err. The caller holds mu.
-func (c *client) failAll(err error) {
+func (c *client) failAll(err error) { c.fail(err, func(*clientCall) bool { return true }) }
+
+// fail ends the calls that are, with err. The caller holds mu.
+func (c *client) fail(err error, is func(*clientCall) bool) {
 	for id, call := range c.calls {
-		delete(c.calls, id)
-		c.numbers.abandon(call)
-		call.end(c.outcome(call, err))
+		if is(call) {
+			delete(c.calls, id)
+			c.numbers.abandon(call)
+			call.end(c.outcome(call, err))
+		}
 	}
 	c.numbers.wake()
+}
+
+// failRank ends the calls of the rank in a generation, which has left, as the store does when it learns of that.
+func (c *client) failRank(generation uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail(ErrClosed, func(call *clientCall) bool { return call.req.Group.Generation == generation })
 }
 
 // outcome is the error of call when the connection ended with err: unknown if call changes

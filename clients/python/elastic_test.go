@@ -400,8 +400,8 @@ func TestElasticAcrossLanguages(t *testing.T) {
 	})
 }
 
-// restartable serves a durable store behind a proxy, and returns what restarts it.
-func restartable(t *testing.T) (front *testcluster.Proxy, restart func()) {
+// restartable serves a durable store behind a proxy, and returns what restarts it, after a call of between.
+func restartable(t *testing.T) (front *testcluster.Proxy, restart func(between func())) {
 	t.Helper()
 	dir := t.TempDir()
 	var stop func()
@@ -411,8 +411,9 @@ func restartable(t *testing.T) (front *testcluster.Proxy, restart func()) {
 		return l.Addr().String()
 	}
 	front = testcluster.NewProxy(t, serve())
-	return front, func() {
+	return front, func(between func()) {
 		stop()
+		between()
 		front.Target(serve())
 	}
 }
@@ -423,7 +424,7 @@ func TestElasticJobWhoseStoreRestarts(t *testing.T) {
 	t.Parallel()
 	front, restart := restartable(t)
 	c := newCouple(t, front.Addr(), kw{"ttl": 60})
-	restart()
+	restart(func() {})
 	third, err := membership.Join(bounded(t), testcluster.Dial(t, front.Addr(), nil), goWorker("third"))
 	require.NoError(t, err)
 	defer func() { _ = third.Close() }()

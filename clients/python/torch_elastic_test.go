@@ -1,7 +1,6 @@
 package python_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -41,42 +41,60 @@ func TestTorchElastic(t *testing.T) {
 }
 
 // TestTorchElasticWhoseStoreRestarts restarts the durable store of a training: it goes on in the same view.
+// While the store is away for longer than the leases, all workers are evicted; then they join again, with the
+// state that they have.
 func TestTorchElasticWhoseStoreRestarts(t *testing.T) {
 	python := testcluster.Torch(t, "numpy")
-	front, restart := restartable(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "tests/torch_elastic.py", front.Addr(), "0", "1", "wait=1")
-	cmd.Env = torchEnvironment(t)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	require.NoError(t, cmd.Start())
+	for processes := 1; processes <= 2; processes++ {
+		t.Run(fmt.Sprintf("workers of %d", processes), func(t *testing.T) {
+			front, restart := restartable(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, python, "tests/torch_elastic.py", front.Addr(), "0", fmt.Sprint(processes), "wait=1")
+			cmd.Env = torchEnvironment(t)
+			var out testcluster.Log
+			cmd.Stdout, cmd.Stderr = &out, &out
+			require.NoError(t, cmd.Start())
 
-	s := testcluster.Dial(t, front.Addr(), nil)
-	views := map[uint64]bool{}
-	at := int64(0)
-	for range 4 { // restarts, each after the training has gone on
-		for e, err := range s.Watch(ctx, "at", 0) {
-			require.NoError(t, err, "%s", &out)
-			step, err := strconv.ParseInt(string(e.Value), 10, 64)
-			require.NoError(t, err)
-			if step > at+20 {
-				at = step
-				break
+			s := testcluster.Dial(t, front.Addr(), nil)
+			at := int64(0)
+			goesOn := func() uint64 {
+				for e, err := range s.Watch(ctx, "at", 0) {
+					require.NoError(t, err, "%s", &out)
+					step, err := strconv.ParseInt(string(e.Value), 10, 64)
+					require.NoError(t, err)
+					require.GreaterOrEqual(t, step, at-10, "a worker has begun anew")
+					if step > at+20 {
+						at = step
+						break
+					}
+				}
+				status, err := membership.ReadStatus(ctx, s, "job0")
+				require.NoError(t, err)
+				require.Zero(t, status.Gone)
+				if status.Workers < 3 { // not all have come
+					return 0
+				}
+				return status.Generation
 			}
-		}
-		status, err := membership.ReadStatus(ctx, s, "job0")
-		require.NoError(t, err)
-		require.Zero(t, status.Gone)
-		if status.Workers == 3 { // all have come
-			views[status.Generation] = true
-		}
-		restart()
+			views := map[uint64]bool{}
+			for range 4 { // restarts, each after the training has gone on
+				if view := goesOn(); view > 0 {
+					views[view] = true
+				}
+				restart(func() {})
+			}
+			require.Len(t, views, 1)
+			restart(func() {
+				assert.Eventually(t, func() bool { return strings.Count(out.String(), ": it joins again") >= 3 }, time.Minute, 10*time.Millisecond, "%s", &out)
+			})
+			for goesOn() == 0 {
+			}
+			require.NoError(t, s.Set(ctx, "go on", nil, nil))
+			require.NoError(t, cmd.Wait(), "%s", &out)
+			require.Contains(t, out.String(), "ok ")
+		})
 	}
-	require.Len(t, views, 1)
-	require.NoError(t, s.Set(ctx, "go on", nil, nil))
-	require.NoError(t, cmd.Wait(), "%s", &out)
-	require.Contains(t, out.String(), "ok ")
 }
 
 // TestTorchElasticExample runs examples/pytorch with workers that kill themselves, and are replaced: those that

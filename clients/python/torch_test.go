@@ -115,6 +115,8 @@ func TestTorchElasticUnits(t *testing.T) {
 		"mismatch [23]":   `Mismatch .*: what is registered has other names`,
 		"forming 0":       `Lost .*: worker "w0" ends, because one of its 2 processes has ended, or has lost the store: .*lost rank 1`,
 		"counts [01]":     invalid + `completed is 0 in process 0, 1 in process 1 of worker "w0": set it in all`,
+		"restarted [01]":  `ended bits`,
+		"restarted [23]":  `returned None after 0`,
 		"single 0":        invalid + `mesh: each worker is one process.*unit_rank.*unit_size`,
 		"chosen 0":        `right`,
 	})

@@ -215,7 +215,7 @@ func (w *elasticWorkers) environ(worker agent.Worker, rank int) []string {
 			env = append(env, name+"=")
 		}
 	}
-	return append(env, "MUSTER_JOB="+w.jobName(w.path), "MUSTER_WORKER="+worker.ID, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest), "MUSTER_LEASE="+w.lease.String(),
+	return append(env, "MUSTER_JOB="+w.jobName(w.path), "MUSTER_WORKER="+worker.ID, "MUSTER_LAUNCH="+worker.Launch, fmt.Sprintf("MUSTER_ELASTIC=%d:%d", w.least, w.greatest), "MUSTER_LEASE="+w.lease.String(),
 		"MUSTER_UNIT_RANK="+strconv.Itoa(rank), "MUSTER_UNIT_SIZE="+strconv.Itoa(w.unit),
 		"LOCAL_RANK="+strconv.Itoa(worker.Slot*w.unit+rank), "LOCAL_WORLD_SIZE="+strconv.Itoa(w.n*w.unit))
 }

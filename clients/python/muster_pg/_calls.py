@@ -91,6 +91,8 @@ class Calls:
         if sent is None:  # the answer came just now
             call.wait(math.inf)
             return _result(call)
+        if call.leaves:
+            self._end_rank(call.generation)
         raise self._late(call, sent)
 
     def _check_caller(self) -> None:
@@ -212,6 +214,13 @@ class Calls:
             self._cond.notify_all()  # calls that wait for a number
             self._cond.wait_for(lambda: not self._of(scope), GRACE)
             self._end_calls(self._of(scope), NoAnswer(Code.CANCELLED))
+
+    def _end_rank(self, generation: int) -> None:
+        """Ends the calls of the rank in a generation, which has left, as the store does when it
+        learns of that.
+        """
+        with self._cond:
+            self._end_calls([call for call in self._calls.values() if call.generation == generation], NoAnswer(Code.CANCELLED))
 
     def _of(self, scope: Scope) -> List[Call]:
         return [call for call in self._calls.values() if scope in call.scopes]

@@ -54,6 +54,7 @@ class ElasticMember(Tracker):
         settings: str = "",
         settle: float = 0.0,
         ttl: float = _TTL,
+        launch: str = "",
         timeout: Optional[float] = None,
     ) -> ElasticMember:
         """Registers this worker in job, on a store that stays open until the member is closed. It
@@ -65,11 +66,16 @@ class ElasticMember(Tracker):
         settings is a text that all workers must have in common, as the options of a program:
         Mismatch quotes both. settle is how many seconds the deciding worker waits for more workers
         when there are at least least and fewer than most; ttl is of the lease.
+
+        launch names the launch of the job: the same in all its workers, and in no earlier job of
+        this name. A worker that starts when the work of its launch is done gets Finished; without a
+        name it begins the work anew. MUSTER_LAUNCH has that of muster run.
         """
         bad = _bad_join(job, id)
         if not isinstance(store, Store):
             raise _arguments.of_type(bad, "store", "a muster_pg.Store", store)
-        job, id, addr, settings = _named(bad, "Job", job), _named(bad, "ID", id), _named(bad, "Addr", addr, True), _named(bad, "Settings", settings, True)
+        job, id = _named(bad, "Job", job), _named(bad, "ID", id)
+        addr, settings, launch = _named(bad, "Addr", addr, True), _named(bad, "Settings", settings, True), _named(bad, "Launch", launch, True)
         least, most = (_arguments.between(bad, name, n, *_arguments.INT64) for name, n in (("least", least), ("most", most)))
         most = most or least
         if least < 1:
@@ -78,7 +84,7 @@ class ElasticMember(Tracker):
             raise bad(f"Config.Max is {most}, less than Config.Min, {least}", ())
         settle = _arguments.seconds(bad, "settle", settle, forever=False)
         ttl = _arguments.seconds(bad, "ttl", ttl, zero=False, forever=False)
-        m = cls(store, job, id, addr, least, most, settings, settle, ttl)
+        m = cls(store, job, id, addr, least, most, settings, settle, ttl, launch)
         until = m._until("join", timeout)
         try:
             with m._errors_of("join"):
@@ -92,12 +98,12 @@ class ElasticMember(Tracker):
         return m
 
     @classmethod
-    def follow(cls, store: Store, job: str, id: str, registration: str) -> ElasticMember:
+    def follow(cls, store: Store, job: str, id: str, registration: str, *, launch: str = "") -> ElasticMember:
         """Follows the registration of another process of this worker, which has called join. The
         member has the same views, and ends with that registration; to leave is the other process's.
         """
         bad = _bad_join(job, id)
-        m = cls(store, _named(bad, "Job", job), _named(bad, "ID", id), "", 1, 1, "", 0, _TTL, registration)
+        m = cls(store, _named(bad, "Job", job), _named(bad, "ID", id), "", 1, 1, "", 0, _TTL, launch, registration)
         m._begin("follow", m._follow)
         return m
 
@@ -247,7 +253,14 @@ class ElasticMember(Tracker):
         refused = roster.refuses(registered)
         if refused is not None:
             raise self._fail("join", *refused)
+        if roster.view is None and self._launch and self._is_done(until):  # else it is in that run, and next sees it
+            raise self._fail("join", "finished before this worker started", (Finished,))
         self._roster = roster
+
+    def _is_done(self, until: float) -> bool:
+        """Reports whether the work of this launch of the job is done."""
+        launch = self._launch.encode()
+        return any(e.value == launch for e in self._store.list(self._keys.finished(""), timeout=left(until)))
 
     def _refuse_fork(self, op: str) -> None:
         """Refuses a fork of the process, before it touches a lock that another thread may hold."""

@@ -21,6 +21,7 @@ class Worker:
     unit_rank: int
     unit_size: int
     ttl: Optional[float]
+    launch: str
 
 
 def worker(environ: Mapping[str, str], least: int, most: int) -> Worker:
@@ -47,7 +48,7 @@ def worker(environ: Mapping[str, str], least: int, most: int) -> Worker:
         if not ttl:
             raise bad(f"MUSTER_LEASE is {quote(env['MUSTER_LEASE'])}: set a duration, as 30s")
     id, unit_rank, unit_size = _torchrun(env) if torchrun else (env["MUSTER_WORKER"], *_place(env, "MUSTER_UNIT_RANK", "MUSTER_UNIT_SIZE"))
-    return Worker(env["MUSTER_STORE"], env["MUSTER_JOB"], id, least, most, unit_rank, unit_size, ttl)
+    return Worker(env["MUSTER_STORE"], env["MUSTER_JOB"], id, least, most, unit_rank, unit_size, ttl, env.get("MUSTER_LAUNCH", ""))
 
 
 def _torchrun(env: Mapping[str, str]) -> Tuple[str, int, int]:

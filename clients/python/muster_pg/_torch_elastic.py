@@ -77,6 +77,7 @@ class ElasticJob:
         settings: str = "",
         settle: float = 0.0,
         ttl: float = 10.0,
+        launch: str = "",
         timeout: float = 300.0,
         join_timeout: float = _JOIN_TIMEOUT,
         seed: Optional[int] = 0,
@@ -84,7 +85,7 @@ class ElasticJob:
         """id is unique in the job. min_units and max_units are the fewest and the most workers that
         train; more are spares. A worker is a unit of unit_size processes, which have the same id, of
         which this is number unit_rank: they begin and end together. settings is text that all
-        workers must have in common. settle and ttl are as in ElasticMember.join.
+        workers must have in common. settle, ttl and launch are as in ElasticMember.join.
 
         timeout, in seconds, bounds each wait: for enough workers, for a collective of torch, and for
         the vote of a step. A worker for which the others have waited that long, and five seconds
@@ -105,7 +106,7 @@ class ElasticJob:
         self._timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
         self._join_timeout = _arguments.seconds(_bad, "join_timeout", join_timeout, zero=False, forever=False)
         config = Config(
-            job, id, min_units, max_units or min_units, unit_rank, unit_size, ", ".join(p for p in parts if p), settle, ttl, self._timeout, self._join_timeout
+            job, id, min_units, max_units or min_units, unit_rank, unit_size, ", ".join(p for p in parts if p), settle, ttl, launch, self._timeout, self._join_timeout
         )
         self._store, self._job, self._id = store, job, id
         self._worker, self._rank, self._processes = Worker(store, config), unit_rank, unit_size
@@ -131,6 +132,7 @@ class ElasticJob:
             MUSTER_WORKER     id of this worker, unique in the job
             MUSTER_ELASTIC    MIN:MAX; min_units and max_units are used if it is not set
             MUSTER_LEASE      ttl of the worker's lease, as 30s; may be empty
+            MUSTER_LAUNCH     launch; may be empty
             MUSTER_UNIT_RANK  and MUSTER_UNIT_SIZE: unit_rank and unit_size; may be empty
 
         Without MUSTER_WORKER, the processes of a torchrun are one worker. more is passed on.
@@ -142,6 +144,7 @@ class ElasticJob:
         with reported(w.job, "no store answers where MUSTER_STORE says"):
             store = Store.connect(w.store, tls=tls, secret=secret, timeout=timeout, liveness_timeout=ttl if ttl > 10 else None, wait=True)
         try:
+            more.setdefault("launch", w.launch)
             job = cls(store, w.job, w.id, min_units=w.least, max_units=w.most, unit_rank=w.unit_rank, unit_size=w.unit_size, **more)
         except BaseException:
             store.close()

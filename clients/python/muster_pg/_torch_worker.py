@@ -36,6 +36,7 @@ class Config:
     settings: str
     settle: float
     ttl: float
+    launch: str
     timeout: float
     join_timeout: float
 
@@ -147,12 +148,19 @@ class Worker:
         assert self.unit is not None
         c = self.config
         if c.rank > 0:
-            self.member = ElasticMember.follow(self._store, c.job, c.id, self.unit.registered(None, timeout))
+            registration = self.unit.registered(None, timeout)
+            if not registration:
+                raise make(Finished, "")
+            self.member = ElasticMember.follow(self._store, c.job, c.id, registration, launch=c.launch)
             return
-        self.member = ElasticMember.join(
-            self._store, c.job, c.id, least=c.least, most=c.most, settings=c.settings, settle=c.settle, ttl=c.ttl, timeout=timeout
-        )
-        self.unit.registered(self.member, timeout)
+        try:
+            self.member = ElasticMember.join(
+                self._store, c.job, c.id, least=c.least, most=c.most, settings=c.settings, settle=c.settle, ttl=c.ttl, launch=c.launch, timeout=timeout
+            )
+        except Finished:
+            self.unit.registered("", timeout)
+            raise
+        self.unit.registered(self.member.registration, timeout)
 
     def forget(self) -> None:
         """Ends the registration: next joins again."""
@@ -161,16 +169,17 @@ class Worker:
             member.close()
 
     def leave(self) -> None:
-        """Leaves a job that has finished."""
+        """Leaves a job that has finished, which it may not have joined."""
         member, self.member = self.member, None
-        assert member is not None and self.unit is not None
+        assert self.unit is not None
         try:
-            if self.config.rank == 0:
+            if member is not None and self.config.rank == 0:
                 member.leave(timeout=self.config.join_timeout)
             self.unit.leave(self.config.join_timeout)
         except Error as e:  # it is evicted, or the store has ended with the job
             _log.info("elastic job %s: %s", self.config.job, e)
-        member.close()
+        if member is not None:
+            member.close()
 
     def close(self, cause: str) -> None:
         """Ends the registration, if leave has not, the unit and the process groups."""

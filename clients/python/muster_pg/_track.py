@@ -33,11 +33,13 @@ class Tracker:
     is the one that registered first, and one waits for the end of the lease.
     """
 
-    def __init__(self, store: Store, job: str, id: str, addr: str, least: int, most: int, settings: str, settle: float, ttl: float, registration: str = "") -> None:
+    def __init__(
+        self, store: Store, job: str, id: str, addr: str, least: int, most: int, settings: str, settle: float, ttl: float, launch: str, registration: str = ""
+    ) -> None:
         """Not called by users: see ElasticMember.join and follow."""
         self.job, self.id = job, id
         self._store, self._calls = store, store._scoped()  # _calls: for what ends with the member
-        self._settle, self._ttl = settle, ttl
+        self._settle, self._ttl, self._launch = settle, ttl, launch
         self._keys = Keys(job)
         self._self = Registration(self._keys.workers + (registration or secrets.token_hex(13)), 0, Worker(id, addr), least, most, settings)
         self._pid = os.getpid()

@@ -7,7 +7,6 @@ import threading
 from contextlib import suppress
 from typing import Any, Callable, List, Optional
 
-from ._elastic import ElasticMember
 from ._errors import Error, Failed, Timeout, kinds_of, make, quote
 from ._group import Group
 from ._roster import Keys
@@ -52,13 +51,13 @@ class Unit:
         says = f"muster_pg.torch: elastic job {quote(self._job)}: worker {quote(self._id)} ends, because one of its {self.size} processes has ended, or has lost the store: {e}"
         return make((*kinds_of(e), Failed)[0], says)
 
-    def registered(self, member: Optional[ElasticMember], timeout: float) -> str:
-        """Returns the registration of process 0's member, on all processes."""
+    def registered(self, registration: Optional[str], timeout: float) -> str:
+        """Returns what process 0 gives, the registration of its member, on all processes."""
         if self._group is None:
-            return ""
+            return registration or ""
         try:
-            registration: str = self._group.channel("registration").broadcast(member.registration if member is not None else None, timeout=timeout)
-            return registration
+            of0: str = self._group.channel("registration").broadcast(registration, timeout=timeout)
+            return of0
         except Timeout:
             raise
         except Error as e:

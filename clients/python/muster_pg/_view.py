@@ -130,7 +130,7 @@ class View:
         """
         m = self._member
         with m._errors_of("finish"):
-            m._store.set(m._keys.finished(self.run), b"", ttl=RETENTION, timeout=timeout)
+            m._store.set(m._keys.finished(self.run), m._launch.encode(), ttl=RETENTION, timeout=timeout)
 
     def finished(self, *, timeout: Optional[float] = None) -> bool:
         """Reports whether a worker of this run of the job has called finish."""

@@ -276,6 +276,14 @@ class Elastic(Case):
         c.leave()
         self.fails(muster_pg.Finished, "finished without this worker$", cut.next, timeout=_SOON)
 
+    def test_finish_of_a_launch(self) -> None:
+        for launch in ("", "first", "second"):
+            a = self.member("a", launch=launch)
+            self.view(a, "a").finish()
+            a.leave()
+        self.fails(muster_pg.Finished, 'join of worker "b" in job "train": finished before this worker started$', self.member, "b", launch="first")
+        self.view(self.member("b", launch="third"), "b")
+
     def test_foreign_keys(self) -> None:
         a = self.member("a")
         self.view(a, "a")
@@ -335,6 +343,8 @@ class Elastic(Case):
     def test_many_views(self) -> None:
         """Has leaves during decisions, and nothing that grows."""
         a = self.member("a", most=2)
+        self.view(a, "a")
+        self.store.wait("membership/train/history", timeout=_SOON)
         shared, before, sizes = self.at(), {t.ident for t in threading.enumerate()}, set()
         for n in range(100):
             b = self.member("b", most=2, store=shared)

@@ -56,6 +56,22 @@ class Ends(Case):
             self.assertIsInstance(waiting(), muster_pg.Closed)
             self.assertEqual((left(), files()), (set(), before))
 
+    def test_close_of_a_group_whose_store_hangs(self) -> None:
+        with muster_pg.Server() as server, muster_pg.Store.connect(server.address, timeout=60, liveness_timeout=600) as store:
+            g = muster_pg.Group.join(0, 1, store)
+            verbs = [Outcome(g.recv, 0), Outcome(g.channel("c").recv, 0)]
+            other = Outcome(store.wait, "key")
+            g.channel("d").barrier()  # the store has the others too
+            os.kill(server._process.pid, signal.SIGSTOP)
+            try:
+                g.close()
+                for verb in verbs:
+                    self.assertIsInstance(verb(), muster_pg.Closed)
+            finally:
+                os.kill(server._process.pid, signal.SIGCONT)
+            store.set("key", b"value")
+            self.assertEqual(other(), [b"value"])
+
     def test_what_is_dropped_is_closed(self) -> None:
         before = files()
         for dropped in (

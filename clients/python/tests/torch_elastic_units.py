@@ -146,6 +146,18 @@ def counts(w: Process) -> str:
     return "ended " + w.train(w.loss)
 
 
+def restarted(w: Process) -> str:
+    """Has a worker start when the others of its launch have finished, and left."""
+    w.size = PROCESSES
+    w.job(launch="first")
+    if w.number >= PROCESSES:
+        w.store.wait("finished", timeout=60)
+        return f"returned {w.it.run(lambda view: view)} after {w.it.completed}"
+    says = "ended " + w.train(w.loss)
+    w.store.set("finished", b"")
+    return says
+
+
 def single(w: Worker) -> str:
     said = []
     for call in (
@@ -196,6 +208,7 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "mismatch": (mismatch, 4, 0),
     "forming": (forming, 2, 0),
     "counts": (counts, 2, 0),
+    "restarted": (restarted, 4, 0),
     "single": (single, 1, 0),
     "chosen": (chosen, 1, 0),
 }

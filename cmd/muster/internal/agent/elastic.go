@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -40,9 +39,10 @@ const defaultFinish = 30 * time.Second
 
 // Worker is one start of a worker.
 type Worker struct {
-	ID    string // unique among all workers of the job
-	Slot  int    // place on this node: a worker that starts again has the same
-	Start int    // 1, and one more each time that it starts again
+	ID     string // unique among all workers of the job
+	Slot   int    // place on this node: a worker that starts again has the same
+	Start  int    // 1, and one more each time that it starts again
+	Launch string // of the job, for membership.Config.Launch
 	// Failed has the other workers learn at once that this one has failed. Elastic.Start calls it if
 	// processes of the worker have yet to end; its own return does the same.
 	Failed func()
@@ -68,7 +68,6 @@ type elastic struct {
 	workers context.Context // ends when this node is to end its workers
 	stop    context.CancelCauseFunc
 	over    chan struct{} // closed when the outcome is known
-	done    []string      // runs of the workers' job that were finished when this node began
 
 	mu      sync.Mutex  // protects the fields below
 	seen    *state      // the newest one
@@ -123,9 +122,6 @@ func (e *elastic) begin(ctx context.Context, m *membership.Member) error {
 	defer context.AfterFunc(e.workers, func() { stop(context.Cause(e.workers)) })()
 	e.Status(Status{State: Waiting})
 	var err error
-	if e.done, err = e.finishedRuns(waits); err != nil {
-		return e.interrupted(err)
-	}
 	if e.view, err = e.next(waits, m); err != nil {
 		if cause := context.Cause(waits); cause != nil && e.waits.Err() == nil {
 			return cause
@@ -222,7 +218,7 @@ func (e *elastic) worker(slot int) Worker {
 	if n := e.starts[slot]; n > 1 {
 		id += fmt.Sprintf(".%d", n)
 	}
-	return Worker{ID: id, Slot: slot, Start: e.starts[slot], Failed: func() {
+	return Worker{ID: id, Slot: slot, Start: e.starts[slot], Launch: e.id, Failed: func() {
 		if !e.ending() {
 			ctx, cancel := context.WithTimeout(e.workers, leaveTimeout)
 			defer cancel()
@@ -270,8 +266,11 @@ func (e *elastic) removed(id string) (finished bool) {
 	ctx, cancel := context.WithTimeout(e.workers, leaveTimeout)
 	defer cancel()
 	e.remove(ctx, id)
-	now, err := e.finishedRuns(ctx)
-	return err == nil && slices.ContainsFunc(now, func(run string) bool { return !slices.Contains(e.done, run) })
+	if e.Elastic.Store == nil {
+		return false
+	}
+	finished, err := membership.Finished(ctx, e.Elastic.Store, e.Elastic.Job, e.id)
+	return err == nil && finished
 }
 
 // remove removes a worker from the job of the workers. Worker.Failed has done so if the worker had joined
@@ -280,13 +279,6 @@ func (e *elastic) remove(ctx context.Context, id string) {
 	if e.Elastic.Store != nil {
 		_ = membership.Remove(ctx, e.Elastic.Store, e.Elastic.Job, id)
 	}
-}
-
-func (e *elastic) finishedRuns(ctx context.Context) ([]string, error) {
-	if e.Elastic.Store == nil {
-		return nil, nil
-	}
-	return membership.FinishedRuns(ctx, e.Elastic.Store, e.Elastic.Job)
 }
 
 // nodes removes nodes that have failed from the state, and ends the workers if this one is evicted. A

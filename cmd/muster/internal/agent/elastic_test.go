@@ -22,15 +22,16 @@ import (
 
 // workers are the workers of a cluster's nodes, which are goroutines.
 type workers struct {
-	mu  sync.Mutex            // protects the field below
-	end map[string]chan error // by worker
+	mu     sync.Mutex            // protects the fields below
+	end    map[string]chan error // by worker
+	launch string                // of the last start
 }
 
 // start implements agent.Elastic.Start.
 func (w *workers) start(ctx context.Context, worker agent.Worker) error {
 	end := make(chan error, 1)
 	w.mu.Lock()
-	w.end[worker.ID] = end
+	w.end[worker.ID], w.launch = end, worker.Launch
 	w.mu.Unlock()
 	defer func() {
 		w.mu.Lock()
@@ -43,6 +44,13 @@ func (w *workers) start(ctx context.Context, worker agent.Worker) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// launched returns the launch of the last start, for membership.Config.
+func (w *workers) launched() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.launch
 }
 
 // running returns the workers that run, in order.
@@ -168,8 +176,10 @@ func TestElasticEndsStandbys(t *testing.T) {
 // may, does not start again: it would find no others. One that fails before is removed from the workers' job.
 func TestElasticFinished(t *testing.T) {
 	c := newCluster(t, agent.Agent{MinNodes: 1, MaxNodes: 1, MaxRestarts: 9})
+	w := &workers{end: map[string]chan error{}}
 	join := func(id string) *membership.Member {
-		m, err := membership.Join(t.Context(), c.store, membership.Config{Job: "workers", ID: id, Min: 1, Max: 1})
+		config := membership.Config{Job: "workers", ID: id, Min: 1, Max: 1, Launch: w.launched()}
+		m, err := membership.Join(t.Context(), c.store, config)
 		require.NoError(t, err)
 		return m
 	}
@@ -179,7 +189,6 @@ func TestElasticFinished(t *testing.T) {
 	require.NoError(t, v.Finish(t.Context())) // an earlier job of this name
 	require.NoError(t, before.Leave(t.Context()))
 
-	w := &workers{end: map[string]chan error{}}
 	c.proto.Elastic = &agent.Elastic{Min: 1, Max: 1, Start: w.start, Store: c.store, Job: "workers"}
 	c.node("a", nil)
 	w.runs(t, "a-0", "a-1")
