@@ -172,6 +172,7 @@ func TestCloseUnblocksWithoutTheStore(t *testing.T) {
 	received := later(func() error { _, err := pgroup.Recv[int](t.Context(), gs[0], 1); return err })
 	met := later(func() error { return gs[0].Channel("c").Barrier(t.Context()) })
 	require.NoError(t, pgroup.Send(t.Context(), gs[0], 0, 1))
+	other := later(func() error { return gs[1].Barrier(t.Context()) })
 	waits := later(func() error { _, err := s.Wait(t.Context(), "k"); return err })
 	proxy.Stall(true)
 	require.NoError(t, gs[0].Close())
@@ -180,6 +181,6 @@ func TestCloseUnblocksWithoutTheStore(t *testing.T) {
 	proxy.Stall(false)
 	require.NoError(t, s.Set(t.Context(), "k", nil, nil))
 	require.NoError(t, <-waits, "it is not of the group")
-	v := rankError(t, gs[1], gs[1].Barrier(t.Context()), pgroup.ErrLeft, "rank 0 left")
+	v := rankError(t, gs[1], <-other, pgroup.ErrLeft, "rank 0 left")
 	equal(t, gs[1], "left", v.Left, []int{0})
 }

@@ -129,7 +129,7 @@ func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	if err != nil {
 		if given, sent := c.abandon(call); given {
 			if req.Op == wire.OpLeave && req.Group.No == wire.CodeOK {
-				c.failRank(req.Group.Generation)
+				c.failRank(&req.Group)
 			}
 			return c.contextError(req.Op, sent, err) // call is not pooled
 		}
@@ -361,11 +361,14 @@ func (c *client) fail(err error, is func(*clientCall) bool) {
 	c.numbers.wake()
 }
 
-// failRank ends the calls of the rank in a generation, which has left, as the store does when it learns of that.
-func (c *client) failRank(generation uint64) {
+// failRank ends the calls of a rank which has left, as the store does when it learns of that.
+func (c *client) failRank(left *wire.Contribution) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.fail(ErrClosed, func(call *clientCall) bool { return call.req.Group.Generation == generation })
+	c.fail(ErrClosed, func(call *clientCall) bool {
+		of := &call.req.Group
+		return of.Generation == left.Generation && of.Rank == left.Rank
+	})
 }
 
 // outcome is the error of call when the connection ended with err: unknown if call changes

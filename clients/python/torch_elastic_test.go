@@ -30,14 +30,27 @@ func TestTorchElastic(t *testing.T) {
 	for processes, faults := range faults {
 		for seed := range rounds {
 			t.Run(fmt.Sprintf("workers of %d, seed %d", processes, seed), func(t *testing.T) {
-				limits := store.ServerLimits{ReconnectTimeout: 200 * time.Millisecond} // all is on loopback
-				addr := testcluster.Serve(t, &store.Server{Limits: limits})
-				out := torchScript(t, append([]string{"tests/torch_elastic.py", addr, fmt.Sprint(seed), fmt.Sprint(processes)}, faults...)...)
-				require.Contains(t, out, "ok ")
-				require.GreaterOrEqual(t, strings.Count(out, "done w"), 3*processes, out)
+				torchFaults(t, seed, processes, faults...)
+			})
+		}
+		if testcluster.Soak() {
+			t.Run(fmt.Sprintf("50 views of workers of %d", processes), func(t *testing.T) {
+				out := torchFaults(t, 0, processes, "last=50")
+				require.GreaterOrEqual(t, strings.Count(out, "constant ("), 2*processes, out)
 			})
 		}
 	}
+}
+
+// torchFaults has faults happen to a training, and returns what its processes have said.
+func torchFaults(t *testing.T, seed, processes int, faults ...string) string {
+	t.Helper()
+	limits := store.ServerLimits{ReconnectTimeout: 200 * time.Millisecond} // all is on loopback
+	addr := testcluster.Serve(t, &store.Server{Limits: limits})
+	out := torchScript(t, append([]string{"tests/torch_elastic.py", addr, fmt.Sprint(seed), fmt.Sprint(processes)}, faults...)...)
+	require.Contains(t, out, "ok ")
+	require.GreaterOrEqual(t, strings.Count(out, "done w"), 3*processes, out)
+	return out
 }
 
 // TestTorchElasticWhoseStoreRestarts restarts the durable store of a training: it goes on in the same view.

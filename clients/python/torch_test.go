@@ -140,7 +140,7 @@ func requireReports(t *testing.T, out string, cases []string, reports map[string
 // torchScript runs a script with PyTorch until it exits, and fails the test if it does.
 func torchScript(t *testing.T, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testcluster.Torch(t, "numpy"), args...)
 	cmd.Env = torchEnvironment(t)

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 )
 
 // elastic is a job of torchrun with the rendezvous backend "muster": agents, each of which is a
@@ -321,5 +322,51 @@ func TestTorchrunKills(t *testing.T) {
 				onlyState(t, url, "job")
 			})
 		}
+	}
+}
+
+// TestTorchrunOfUnits trains with two workers of two processes, each started by a torchrun of its own, with our
+// rendezvous or torch's. When a process is killed, its torchrun starts its worker again, and the other goes on.
+func TestTorchrunOfUnits(t *testing.T) {
+	_, url := serve(t)
+	addr := strings.TrimPrefix(url, "muster://")
+	job := newElastic(t, url, "first", "--nproc-per-node=2", "--max-restarts=3")
+	job.env = append(job.env, "MUSTER_STORE="+url, "MUSTER_JOB=units", "MUSTER_ELASTIC=1:2")
+	program := []string{"../../clients/python/tests/torch_elastic.py", addr}
+	job.wait = "torchrun"
+	job.args = append(job.args[:len(job.args)-2], program...)
+	alone := *job
+	alone.args = append([]string{"-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"}, program...)
+	agents := []*agent{job.agent(t), alone.agent(t)}
+
+	s := testcluster.Dial(t, addr, nil)
+	var generation uint64
+	formed := func() {
+		t.Helper()
+		testcluster.Eventually(t, 4*limit, func() bool {
+			status, err := membership.ReadStatus(t.Context(), s, "units")
+			if err != nil || status.Workers-status.Gone < 2 || status.Generation <= generation {
+				return false
+			}
+			generation = status.Generation
+			return true
+		}, "a view of both workers")
+	}
+	formed()
+	for _, a := range agents {
+		_, workers, _ := a.processes(t)
+		killAll(workers[0])
+		formed()
+	}
+	at, err := s.Wait(t.Context(), "at")
+	require.NoError(t, err)
+	step, err := strconv.Atoi(string(at[0]))
+	require.NoError(t, err)
+	require.NoError(t, s.Set(t.Context(), "goal", []byte(strconv.Itoa(step+200)), nil))
+	for _, a := range agents {
+		a.says(t, 2, "done torchrun-")
+		for range a.lines {
+		}
+		require.NoError(t, <-a.ended, "%s", a)
 	}
 }

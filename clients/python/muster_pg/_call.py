@@ -71,7 +71,7 @@ class Call:
             self.scopes += (self.task,)
         self.numbered = req.op in _wire.NUMBERED
         self.ranked = req.op in RANKED or req.op == Op.JOIN and req.group.generation != 0
-        self.generation = req.group.generation
+        self.generation, self.rank = req.group.generation, req.group.rank
         self.leaves = req.op == Op.LEAVE and req.group.no == Code.OK
         self.lease = req.lease
         self.after = req.after

@@ -92,7 +92,7 @@ class Calls:
             call.wait(math.inf)
             return _result(call)
         if call.leaves:
-            self._end_rank(call.generation)
+            self._end_rank(call.generation, call.rank)
         raise self._late(call, sent)
 
     def _check_caller(self) -> None:
@@ -215,12 +215,10 @@ class Calls:
             self._cond.wait_for(lambda: not self._of(scope), GRACE)
             self._end_calls(self._of(scope), NoAnswer(Code.CANCELLED))
 
-    def _end_rank(self, generation: int) -> None:
-        """Ends the calls of the rank in a generation, which has left, as the store does when it
-        learns of that.
-        """
+    def _end_rank(self, generation: int, rank: int) -> None:
+        """Ends the calls of a rank which has left, as the store does when it learns of that."""
         with self._cond:
-            self._end_calls([call for call in self._calls.values() if call.generation == generation], NoAnswer(Code.CANCELLED))
+            self._end_calls([call for call in self._calls.values() if (call.generation, call.rank) == (generation, rank)], NoAnswer(Code.CANCELLED))
 
     def _of(self, scope: Scope) -> List[Call]:
         return [call for call in self._calls.values() if scope in call.scopes]

@@ -16,6 +16,7 @@ from unittest import mock
 import muster_pg
 from muster_pg import ElasticMember, View, ViewOver, _decide, _track
 from muster_pg._elastic import remove
+from muster_pg._unit import Unit
 from test_ends import files
 from test_session import Outcome
 from test_store import ADDRESS, Case
@@ -376,6 +377,22 @@ class Elastic(Case):
                 b.close()
             finally:
                 os.kill(server._process.pid, signal.SIGCONT)
+
+    def test_a_unit_whose_store_hangs(self) -> None:
+        with muster_pg.Server() as server, muster_pg.Store.connect(server.address, timeout=_SOON, liveness_timeout=600) as s:
+            lost = threading.Event()
+            units = [Outcome(Unit, s, "train", "a", rank, 2, _SOON, lost.set) for rank in range(2)]
+            a, b = (u() for u in units)
+            os.kill(server._process.pid, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                a.close()
+                self.assertLess(time.monotonic() - began, 20)
+            finally:
+                os.kill(server._process.pid, signal.SIGCONT)
+            self.fails(muster_pg.Error, 'worker "a" ends, because one of its 2 processes has ended, or has lost the store: .*', b.registered, None, _SOON)
+            self.assertTrue(lost.wait(_SOON))
+            b.close()
 
     @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
     def test_a_fork_is_an_error(self) -> None:

@@ -1,17 +1,20 @@
 """Elastic training whose workers are killed and stopped: the faults that a test asks for.
 
     torch_elastic.py HOST:PORT SEED PROCESSES FAULT=COUNT...
+    torch_elastic.py HOST:PORT torchrun
 
 HOST:PORT is a muster store. Workers have PROCESSES processes, forks of this one: with several, the
 model is sharded over them (FSDP2), and faults happen to one of them. Gradients are whole numbers, of which
 every average is exact, so that each worker can compare its weights, bit by bit, with those of one
-process that takes the same steps with the same sizes.
+process that takes the same steps with the same sizes. With torchrun, this is one process of a worker,
+which torchrun has started.
 """
 
 from __future__ import annotations
 
 import dis
 import faulthandler
+import json
 import logging
 import os
 import random
@@ -69,6 +72,28 @@ class Sizes:
         self.sizes = list(state["sizes"])
 
 
+class Growth:
+    """What this process holds in each view that it has entered."""
+
+    def __init__(self) -> None:
+        self.views: List[Tuple[int, int, int]] = []
+
+    def view(self) -> None:
+        with open("/proc/self/statm") as f:
+            pages = int(f.read().split()[1])
+        self.views.append((threading.active_count(), len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE") >> 20))
+
+    def check(self) -> None:
+        """Compares the last views with those after the first ten."""
+        if len(self.views) < 40:
+            return
+        for what, room, counts in zip(("threads", "descriptors", "MiB"), (0, 0, 32), zip(*self.views)):
+            before, after = max(counts[10:20]), max(counts[-10:])
+            if after > before + room:
+                raise AssertionError(f"{what}: {before} in views 10 to 20, and {after} in the last ten of {len(counts)}: {counts}")
+        print(f"constant {self.views[-1]} after {len(self.views)} views", flush=True)
+
+
 class Weights(torch.nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
@@ -116,15 +141,20 @@ def dies_at(line: Tuple[str, int], hits: int) -> None:
 
 
 def work(address: str, job_name: str, id: str, place: Tuple[int, int], dies: Optional[Tuple[Tuple[str, int], int]]) -> None:
+    """Takes steps until the store has the goal. Without a name of the job, the environment has the place in it."""
     torch.set_num_threads(1)
     faulthandler.enable()
     if os.environ.get("VERBOSE"):
         logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {id}-{place[0]} %(message)s", stream=sys.stdout)
     store = muster_pg.Store.connect(address, timeout=60)
     net, sizes = Weights(), Sizes()
-    job = muster_pg.torch.ElasticJob(
-        store, job_name, id, min_units=LEAST, max_units=MOST, unit_rank=place[0], unit_size=place[1], ttl=TTL, timeout=60,
-    )  # fmt: skip
+    if job_name:
+        job = muster_pg.torch.ElasticJob(
+            store, job_name, id, min_units=LEAST, max_units=MOST, unit_rank=place[0], unit_size=place[1], ttl=TTL, timeout=60,
+        )  # fmt: skip
+    else:
+        job = muster_pg.torch.ElasticJob.from_env(ttl=TTL, timeout=60)
+        place = job.unit_rank, job.unit_size
     model = fully_shard(net, mesh=job.mesh) if place[1] > 1 else job.ddp(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=1.0)
     job.register(net, optimizer, sizes)
@@ -133,7 +163,10 @@ def work(address: str, job_name: str, id: str, place: Tuple[int, int], dies: Opt
     if dies is not None:
         dies_at(*dies)
 
+    growth = Growth()
+
     def train(view: muster_pg.torch.JobView) -> None:
+        growth.view()
         while not store.exists("goal") or job.completed < int(store.get("goal")):
             if view.rank == 0 and job.completed % 10 == 0:
                 store.set("at", str(job.completed).encode())
@@ -160,6 +193,7 @@ def work(address: str, job_name: str, id: str, place: Tuple[int, int], dies: Opt
 
     job.run(run)
     store.close()
+    growth.check()
     if job.completed != len(sizes.sizes):
         raise AssertionError(f"{job.completed} steps, and {len(sizes.sizes)} in the history")
     if weights and not torch.equal(weights[0], one_process(sizes.sizes)):
@@ -199,6 +233,15 @@ class Faults:
         """Returns a step that the job has completed lately. No thread of a store is there when this process forks."""
         with muster_pg.Store.connect(self.address, timeout=60) as store:
             return int(store.wait("at")[0])
+
+    def last(self) -> str:
+        """Waits for a view of MOST workers, all alive, and returns the last one's id."""
+        with muster_pg.Store.connect(self.address, timeout=60) as store:
+            while True:
+                workers: List[str] = json.loads(store.get(f"membership/{self.job}/roster/view"))["Workers"][::3]
+                if len(workers) == MOST and set(workers) <= set(self.live):
+                    return workers[-1]
+                time.sleep(0.01)
 
     def kill(self, *ids: str) -> None:
         """Kills a process of each worker; the others end by themselves."""
@@ -251,6 +294,8 @@ class Faults:
             self.kill(one)
         elif what == "first":
             self.kill(ids[0])
+        elif what == "last":
+            self.kill(self.last())
         elif what == "two":
             self.kill(*self.random.sample(ids, 2))
         elif what == "join":
@@ -276,6 +321,9 @@ class Faults:
         with muster_pg.Store.connect(self.address, timeout=60) as store:
             while sum(1 for _ in store.list(f"membership/{self.job}/roster/worker/")) < len(self.live):
                 time.sleep(0.01)
+            keys = [e.key for e in store.list("")]
+            if len(keys) > 100:
+                raise AssertionError(f"{len(keys)} keys are left: {keys}")
             goal = int(store.get("at")) + 200
             store.set("goal", str(goal).encode())
         until = time.monotonic() + 60
@@ -288,7 +336,9 @@ class Faults:
         print(f"ok {goal}", flush=True)
 
 
-def main(address: str, seed: str, processes: str, *wanted: str) -> None:
+def main(address: str, seed: str, processes: str = "1", *wanted: str) -> None:
+    if seed == "torchrun":
+        return work(address, "", "torchrun", (0, 1), None)
     f = Faults(address, int(seed), int(processes))
     counts = dict(w.split("=") for w in wanted)
     plan = [fault for fault, n in counts.items() for _ in range(int(n))]

@@ -253,11 +253,11 @@ def hangs(w: Worker) -> str:
 
 def late(w: Worker) -> str:
     """Has a worker come to a step after the others have waited for as long as they may."""
-    w.job(timeout=2)
+    w.job(timeout=5)
 
     def before(view: muster_pg.torch.JobView, step: int) -> None:
         if w.number == 1 and step == 2 and w.once():
-            time.sleep(3)
+            time.sleep(6.5)
 
     return w.run(before) + " " + "; ".join(w.said)
 
