@@ -61,7 +61,7 @@ func TestTorchRendezvous(t *testing.T) {
 // workers that hang or do not fit, and states that are taken back.
 func TestTorchElasticCases(t *testing.T) {
 	addr := testcluster.Serve(t, &store.Server{})
-	cases := testcluster.Form([]string{"value", "dirty", "shape", "late", "unregistered", "scaler", "position", "source", "other-torch"}, nil) // nil: all
+	cases := testcluster.Form([]string{"value", "dirty", "shape", "late", "unregistered", "scaler", "position", "source", "unknown", "cleared", "other-torch"}, nil) // nil: all
 	out := torchScript(t, append([]string{"tests/torch_elastic_cases.py", addr}, cases...)...)
 	invalid := `Invalid Error,ValueError: muster_pg.torch: elastic job: `
 	requireReports(t, out, cases, map[string]string{
@@ -91,10 +91,14 @@ func TestTorchElasticCases(t *testing.T) {
 		"scaler 3":        `scale 512 skipped 0 bits`,
 		"position [02]":   `drawn 12 bits`,
 		"source [12]":     `from 3 done with 2 bits`,
+		"unknown [012]":   `received 0 done with 3 bits`,
+		"cleared [02]":    `received 0 done with 3 bits`,
+		"cleared 1":       `received 1 done with 3 bits`,
+		"changed [02]":    `received 0 done with 3 bits`,
+		"changed 1":       `received 1 done with 3 bits`,
 		"other-torch 0":   `Unsupported .* has no torch.distributed._reconfigure: .*torchrun`,
 		"initialized 0":   invalid + `torch.distributed is initialized`,
 		"outside 0":       invalid + `there is no view`,
-		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*MUSTER_UNIT_RANK is "2" and MUSTER_UNIT_SIZE "2": .*--standalone, .*"soon": set a duration`,
 	})
 }
 
@@ -119,6 +123,7 @@ func TestTorchElasticUnits(t *testing.T) {
 		"restarted [23]":  `returned None after 0`,
 		"single 0":        invalid + `mesh: each worker is one process.*unit_rank.*unit_size`,
 		"chosen 0":        `right`,
+		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*MUSTER_UNIT_RANK is "2" and MUSTER_UNIT_SIZE "2": .*--standalone, .*"soon": set a duration`,
 	})
 }
 

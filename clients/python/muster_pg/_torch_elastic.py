@@ -301,7 +301,7 @@ class ElasticJob:
             if scheduler is not None and not skip:
                 scheduler.step()
 
-        self._steps.hold(view.view, apply)
+        self._steps.hold(view.view, optimizer, apply)
         skip = any(bool(v.item()) for v in found)
         votes = view.group.channel("step").all_gather_bytes(b"1" if skip else b"0", timeout=self._timeout)
         self._steps.apply(b"1" in votes)

@@ -10,6 +10,7 @@ to the same gradients; otherwise nobody has applied it, and it is taken again.
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -20,6 +21,8 @@ from ._errors import Invalid, StateLost, make, quote
 from ._group import Group
 from ._torch_native import Replicas, World, forget_inf
 from ._view import View
+
+_log = logging.getLogger("muster_pg")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ class _Held:
 
     version: Version  # of the state once it is applied
     apply: Callable[[bool], None]
+    gradients: List[Tuple[torch.Tensor, torch.Tensor, int]]  # of the optimizer's parameters, no copies: and how often each was changed
+
+    def is_whole(self) -> bool:
+        """Reports whether the program has not changed the gradients since, when step raised."""
+        return all(p.grad is gradient and gradient._version == changed for p, gradient, changed in self.gradients)
 
 
 @dataclass(frozen=True)
@@ -128,11 +136,12 @@ class Steps:
         """Reports whether an object is in the state."""
         return any(o is known for known in self._objects.values())
 
-    def hold(self, view: View, apply: Callable[[bool], None]) -> None:
-        """Notes a step that is about to be decided. No step follows one that was applied in part."""
+    def hold(self, view: View, optimizer: torch.optim.Optimizer, apply: Callable[[bool], None]) -> None:
+        """Notes a step of optimizer that is about to be decided. No step follows one that was applied in part."""
         if self._dirty:
             raise make(Invalid, f"muster_pg.torch: elastic job {quote(self._job)}: step {self.done.steps + 1} has failed in its update: let train raise that error")
-        self._held = _Held(Version(self.done.steps + 1, view.run, view.generation), apply)
+        gradients = [(p, p.grad, p.grad._version) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._held = _Held(Version(self.done.steps + 1, view.run, view.generation), apply, gradients)
 
     def apply(self, skip: bool) -> None:
         """Applies the step that is held, which was committed. If that fails, the state is no version
@@ -147,7 +156,7 @@ class Steps:
         self._dirty = False
 
     def offer(self, connect: Dict[str, Any]) -> Offer:
-        held = self._held.version if self._held is not None else None
+        held = self._held.version if self._held is not None and self._held.is_whole() else None
         return Offer(self.done, self._dirty, self.skipped, held, _torch_state.digest(self._objects), connect)
 
     def settle(self, view: JobView, offers: Sequence[Offer], world: World) -> str:
@@ -164,6 +173,9 @@ class Steps:
             )
         new, sources = found
         source = sources[view.rank % len(sources)]
+        latest = max(o.have.steps for o in offers)
+        if latest > new.steps:
+            _log.warning("elastic job %s: view %d goes back to %s: nobody has a whole state of step %d", self._job, view.generation, new, latest)
         skipped = next(o.skipped for o in offers if not o.dirty and o.have == new)
         receivers = [rank for rank, o in enumerate(offers) if rank not in sources and not o.goes_on(new) and not o.applies(new)]
         if mine.goes_on(new):

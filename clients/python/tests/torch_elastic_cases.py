@@ -32,7 +32,7 @@ GOAL = 6  # steps
 _Before = Callable[[muster_pg.torch.JobView, int], object]
 
 
-def nothing(view: muster_pg.torch.JobView, step: int) -> None:
+def nothing(*_: object) -> None:
     pass
 
 
@@ -345,6 +345,37 @@ def source(w: Worker) -> str:
     return f"from {steps[0]} {said}"
 
 
+def unknown(change: Callable[[Worker], object]) -> Callable[[Worker], str]:
+    """Has a worker lose its view, and change its gradients, before it learns that a step is decided."""
+
+    def case(w: Worker) -> str:
+        w.job()
+        copies: List[bool] = []
+
+        def lose(skip: bool) -> None:
+            w.it._worker.forget()
+            assert w.it.view.view.error is not None
+            raise w.it.view.view.error
+
+        def step(view: muster_pg.torch.JobView, step: int) -> None:
+            steps = w.it._steps
+            if w.number == 1 and step == 3:
+                if w.once():
+                    setattr(steps, "apply", lose)
+                    copy = steps._copy
+                    setattr(steps, "_copy", lambda *args: copies.append(args[1]) or copy(*args))
+                    try:
+                        w.step(view)
+                    finally:
+                        change(w)
+                        del steps.apply
+
+        says = w.run(step)
+        return f"received {copies.count(True)} {says}"
+
+    return case
+
+
 def other_torch(w: Worker) -> str:
     del dist._reconfigure
     w.job()
@@ -361,22 +392,6 @@ def outside(w: Worker) -> str:
     w.job()
     w.it.step(w.optimizer)
     return "taken"
-
-
-def from_env(w: Worker) -> str:
-    found = []
-    wrong = {"MUSTER_ELASTIC": "3:2"}, {"MUSTER_ELASTIC": "2:4"}, {"MUSTER_UNIT_RANK": "2", "MUSTER_UNIT_SIZE": "2"}, {"MUSTER_WORKER": "", "TORCHELASTIC_RUN_ID": "none"}, {"MUSTER_LEASE": "soon"}
-    for env in ({}, {"MUSTER_STORE": "s", "MUSTER_JOB": "j"}, *wrong):
-        if "MUSTER_STORE" not in env and env:
-            env = {"MUSTER_STORE": "s", "MUSTER_JOB": "j", "MUSTER_WORKER": "w", "MUSTER_ELASTIC": "2:3", **env}
-        os.environ.update(env)
-        try:
-            muster_pg.torch.ElasticJob.from_env(min_units=2 if env.get("MUSTER_ELASTIC") == "2:4" else 0, max_units=3 if env else 0)
-        except muster_pg.Invalid as e:
-            found.append(str(e))
-        for name in env:
-            del os.environ[name]
-    return " | ".join(found)
 
 
 Cases = Dict[str, Tuple[Callable[[Any], str], int, int]]
@@ -399,10 +414,12 @@ CASES: Cases = {  # workers that begin, and that join later
     "scaler": (scaler, 3, 1),
     "position": (taken_again, 3, 0),
     "source": (source, 3, 0),
+    "unknown": (unknown(nothing), 3, 0),
+    "cleared": (unknown(lambda w: w.optimizer.zero_grad()), 3, 0),
+    "changed": (unknown(lambda w: [p.grad.zero_() for p in w.net.parameters()]), 3, 0),
     "other-torch": (other_torch, 1, 0),
     "initialized": (initialized, 1, 0),
     "outside": (outside, 1, 0),
-    "from-env": (from_env, 1, 0),
 }
 
 

@@ -172,6 +172,22 @@ def single(w: Worker) -> str:
     return " | ".join(said)
 
 
+def from_env(w: Worker) -> str:
+    found = []
+    wrong = {"MUSTER_ELASTIC": "3:2"}, {"MUSTER_ELASTIC": "2:4"}, {"MUSTER_UNIT_RANK": "2", "MUSTER_UNIT_SIZE": "2"}, {"MUSTER_WORKER": "", "TORCHELASTIC_RUN_ID": "none"}, {"MUSTER_LEASE": "soon"}
+    for env in ({}, {"MUSTER_STORE": "s", "MUSTER_JOB": "j"}, *wrong):
+        if "MUSTER_STORE" not in env and env:
+            env = {"MUSTER_STORE": "s", "MUSTER_JOB": "j", "MUSTER_WORKER": "w", "MUSTER_ELASTIC": "2:3", **env}
+        os.environ.update(env)
+        try:
+            muster_pg.torch.ElasticJob.from_env(min_units=2 if env.get("MUSTER_ELASTIC") == "2:4" else 0, max_units=3 if env else 0)
+        except muster_pg.Invalid as e:
+            found.append(str(e))
+        for name in env:
+            del os.environ[name]
+    return " | ".join(found)
+
+
 def chosen(w: Worker) -> str:
     """Checks from where the processes of a view get their state: none, or the version and the ranks."""
     first, other, old, last, new = Version(3, "w1"), Version(3, "w2"), Version(7, "r", 2), Version(8, "r", 2), Version(8, "r", 3)
@@ -210,5 +226,6 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "counts": (counts, 2, 0),
     "restarted": (restarted, 4, 0),
     "single": (single, 1, 0),
+    "from-env": (from_env, 1, 0),
     "chosen": (chosen, 1, 0),
 }
