@@ -351,6 +351,11 @@ def unknown(change: Callable[[Worker], object]) -> Callable[[Worker], str]:
     def case(w: Worker) -> str:
         w.job()
         copies: List[bool] = []
+        copy = w.it._steps._copy
+
+        def noted(sends: bool, receives: bool, link: Any) -> None:
+            copies.append(receives)
+            copy(sends, receives, link)
 
         def lose(skip: bool) -> None:
             w.it._worker.forget()
@@ -362,8 +367,7 @@ def unknown(change: Callable[[Worker], object]) -> Callable[[Worker], str]:
             if w.number == 1 and step == 3:
                 if w.once():
                     setattr(steps, "apply", lose)
-                    copy = steps._copy
-                    setattr(steps, "_copy", lambda *args: copies.append(args[1]) or copy(*args))
+                    setattr(steps, "_copy", noted)
                     try:
                         w.step(view)
                     finally:
