@@ -89,7 +89,7 @@ func (m *Member) register(ctx context.Context) error {
 	if err := r.refuses(self); err != nil {
 		return err
 	}
-	if r.view == nil && m.cfg.Launch != "" { // else it is in that run, and the others see it
+	if m.cfg.Launch != "" { // even if there is a view: those that are in it are about to leave
 		if done, err := finished(ctx, m.store, &m.keys, m.cfg.Launch); done || err != nil {
 			return cmp.Or(err, fmt.Errorf("%w before this worker started", ErrFinished))
 		}

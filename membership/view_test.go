@@ -271,6 +271,10 @@ func TestFinishOfALaunch(t *testing.T) {
 			v := next(t, a, 0, "a")
 			finished(launch == "second")
 			require.NoError(t, v.Finish(bounded(t)))
+			if launch == "first" { // the view may end with its last worker before a late one is in it
+				_, err := membership.Join(bounded(t), at(), of("late", launch))
+				require.ErrorIs(t, err, membership.ErrFinished)
+			}
 			require.NoError(t, a.Leave(bounded(t)))
 		}
 		_, err := membership.Join(bounded(t), at(), of("b", "first"))

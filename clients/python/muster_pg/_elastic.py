@@ -253,7 +253,7 @@ class ElasticMember(Tracker):
         refused = roster.refuses(registered)
         if refused is not None:
             raise self._fail("join", *refused)
-        if roster.view is None and self._launch and self._is_done(until):  # else it is in that run, and next sees it
+        if self._launch and self._is_done(until):  # even if there is a view: those that are in it are about to leave
             raise self._fail("join", "finished before this worker started", (Finished,))
         self._roster = roster
 

@@ -281,6 +281,8 @@ class Elastic(Case):
         for launch in ("", "first", "second"):
             a = self.member("a", launch=launch)
             self.view(a, "a").finish()
+            if launch == "first":  # the view may end with its last worker before a late one is in it
+                self.fails(muster_pg.Finished, "finished before this worker started$", self.member, "late", launch=launch)
             a.leave()
         self.fails(muster_pg.Finished, 'join of worker "b" in job "train": finished before this worker started$', self.member, "b", launch="first")
         self.view(self.member("b", launch="third"), "b")
