@@ -44,7 +44,7 @@ type Member struct {
 // Join registers this worker in the job on the store s, which the caller keeps open until the Member is
 // closed. It does not wait for other workers; Next does. The error matches ErrDuplicate if a live worker
 // has the same ID. That may be an earlier process of this worker whose lease has not expired: try again
-// for Config.TTL. It matches ErrFinished if the work of Config.Launch is done, and the others have left.
+// for Config.TTL. It matches ErrFinished if the work of Config.Launch is done.
 func Join(ctx context.Context, s *store.Store, c Config) (*Member, error) {
 	c, err := c.withDefaults()
 	if err != nil {

@@ -104,6 +104,7 @@ func TestTorchElasticCases(t *testing.T) {
 
 // TestTorchElasticUnits checks workers of two processes over which a model is sharded.
 func TestTorchElasticUnits(t *testing.T) {
+	t.Setenv("MUSTER_BINARY", testcluster.Command(t))
 	out := torchScript(t, "tests/torch_elastic_cases.py", testcluster.Serve(t, &store.Server{}), "--units")
 	invalid := `Invalid Error,ValueError: muster_pg.torch: elastic job: `
 	requireReports(t, out, nil, map[string]string{
@@ -121,6 +122,8 @@ func TestTorchElasticUnits(t *testing.T) {
 		"counts [01]":     invalid + `completed is 0 in process 0, 1 in process 1 of worker "w0": set it in all`,
 		"restarted [01]":  `ended bits`,
 		"restarted [23]":  `returned None after 0`,
+		"nested [01]":     `bits .*run is called in train .*the module of ddp .* was made in it`,
+		"away 0":          `MemberError MemberError,.*: join of worker "w0" in job "away": .*not connected for`,
 		"single 0":        invalid + `mesh: each worker is one process.*unit_rank.*unit_size`,
 		"chosen 0":        `right`,
 		"from-env 0":      `.*MUSTER_ELASTIC not set: .*MUSTER_WORKER and .*"3:2": set MIN:MAX.*leave min_units and max_units out.*MUSTER_UNIT_RANK is "2" and MUSTER_UNIT_SIZE "2": .*--standalone, .*"soon": set a duration`,

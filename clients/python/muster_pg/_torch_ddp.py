@@ -26,7 +26,7 @@ class Replicated(torch.nn.Module):  # type: ignore[misc]
     @property
     def _ddp(self) -> DistributedDataParallel:
         if not self._current:
-            raise make(Invalid, "muster_pg.torch: elastic job: the module of ddp is called outside of the function that run calls")
+            raise make(Invalid, "muster_pg.torch: elastic job: the module of ddp is called outside of the function that run calls, or was made in it")
         return self._current[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -233,6 +233,8 @@ class ElasticJob:
         job as failed. A worker whose lease has expired, because it was stopped or cut off, joins
         again; Excluded is raised. StateLost: no worker has a whole state: begin with a checkpoint.
         """
+        if self._view is not None:
+            raise _bad("run is called in train", ())
         try:
             self._monitor = self._monitor or Monitor(self._job, self._id, max(2 * self._worker.config.ttl, self._join_timeout), self._stuck)
             self._worker.begin(self._backend, self._keys)

@@ -135,7 +135,7 @@ class Worker:
             except Closed as e:
                 raise self.unit.error or e from None
             except Timeout as e:
-                if left <= _REPORT:
+                if time.monotonic() >= until:
                     raise
                 _log.warning("elastic job %s: it still waits: %s", c.job, e)
             except IDInUse:  # an earlier process of this worker, or its lease has not expired yet

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch_elastic_cases import GOAL, Worker, error
 
+import muster_pg
 import muster_pg.torch
 from muster_pg._torch_native import World
 from muster_pg._torch_steps import Offer, Version, newest
@@ -158,6 +159,30 @@ def restarted(w: Process) -> str:
     return says
 
 
+def nested(w: Process) -> str:
+    """Has train call run, and use a module that it has made."""
+    w.size = PROCESSES
+    w.job()
+
+    def loss(view: muster_pg.torch.JobView, step: int) -> torch.Tensor:
+        calls: List[Callable[[], object]] = [lambda: w.it.run(lambda view: None), lambda: w.it.ddp(torch.nn.Linear(1, 1))(torch.ones(1))]
+        for call in calls:
+            try:
+                call()
+            except muster_pg.Invalid as e:
+                w.said.append(str(e))
+        return w.loss(view, step)
+
+    return w.train(loss) + " " + " | ".join(w.said)
+
+
+def away(w: Worker) -> str:
+    """Has the store end before a worker joins."""
+    with muster_pg.Server() as server:
+        store = muster_pg.Store.connect(server.address, timeout=60, wait=True)
+    return str(muster_pg.torch.ElasticJob(store, w.case, w.id, min_units=1, timeout=11).run(lambda view: view))
+
+
 def single(w: Worker) -> str:
     said = []
     for call in (
@@ -225,6 +250,8 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "forming": (forming, 2, 0),
     "counts": (counts, 2, 0),
     "restarted": (restarted, 4, 0),
+    "nested": (nested, 2, 0),
+    "away": (away, 1, 0),
     "single": (single, 1, 0),
     "from-env": (from_env, 1, 0),
     "chosen": (chosen, 1, 0),
