@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import tempfile
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -177,9 +179,13 @@ def nested(w: Process) -> str:
 
 
 def away(w: Worker) -> str:
-    """Has the store end before a worker joins."""
-    with muster_pg.Server() as server:
-        store = muster_pg.Store.connect(server.address, timeout=60, wait=True)
+    """Has a durable store end before a worker joins."""
+    with tempfile.TemporaryDirectory() as data:
+        serve = [os.environ["MUSTER_BINARY"], "serve", "--listen", "127.0.0.1:0", "--data", data]
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            store = muster_pg.Store.connect(server.stdout.readline().strip(), timeout=60)
+            server.kill()
     return str(muster_pg.torch.ElasticJob(store, w.case, w.id, min_units=1, timeout=11).run(lambda view: view))
 
 
