@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, Optional, Set, Tuple
 
 from . import _env
 from ._errors import Error, Invalid, make, quote
+
+finished: Set[str] = set()  # launches of jobs that this process has finished
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,16 @@ def worker(environ: Mapping[str, str], least: int, most: int) -> Worker:
         if not ttl:
             raise bad(f"MUSTER_LEASE is {quote(env['MUSTER_LEASE'])}: set a duration, as 30s")
     id, unit_rank, unit_size = _torchrun(env) if torchrun else (env["MUSTER_WORKER"], *_place(env, "MUSTER_UNIT_RANK", "MUSTER_UNIT_SIZE"))
-    return Worker(env["MUSTER_STORE"], env["MUSTER_JOB"], id, least, most, unit_rank, unit_size, ttl, env.get("MUSTER_LAUNCH", ""))
+    return Worker(env["MUSTER_STORE"], env["MUSTER_JOB"], id, least, most, unit_rank, unit_size, ttl, _launch(env.get("MUSTER_LAUNCH", "")))
+
+
+def _launch(first: str) -> str:
+    """Returns the name of the next job of a launch: a program may have several, one after the other."""
+    name, n = first, 1
+    while name in finished:
+        n += 1
+        name = f"{first}.{n}"
+    return name
 
 
 def _torchrun(env: Mapping[str, str]) -> Tuple[str, int, int]:

@@ -17,7 +17,7 @@ import torch
 
 from . import _arguments, _elastic_env, _env
 from ._errors import Error, Excluded, Failed, Finished, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote
-from ._failure import ranks
+from ._failure import clear, ranks
 from ._group import Group
 from ._monitor import Monitor, gone
 from ._roster import escape
@@ -205,6 +205,8 @@ class ElasticJob:
         a data loader: when a step is taken again, it has the state of before. A model's buffers have
         that too.
         """
+        if self._view is not None:
+            raise _bad("register is called in train: a worker that joins has to have registered the same", ())
         for o in (*objects, *([position] if position is not None else ())):
             if isinstance(o, Replicated):
                 raise _bad("register the module that was given to ddp", ())
@@ -247,6 +249,7 @@ class ElasticJob:
                     finished = True
                 if finished:
                     self._worker.leave()
+                    _elastic_env.finished.update({self._worker.config.launch} - {""})
                     return self._result  # type: ignore[no-any-return]
         except BaseException as e:
             self._close(f"{type(e).__name__}: {e}")
@@ -327,13 +330,13 @@ class ElasticJob:
             )  # fmt: skip
             with in_view(self._models, world.replicated):
                 self._result = train(self._view)
-            group.channel("end").barrier(timeout=self._timeout)
+            group.channel("train has returned").barrier(timeout=self._timeout)
             view.finish()
             return True
         except Exception as e:
             if not self._is_over(view, e):
                 raise
-            _clear(e)
+            clear(e)
         finally:
             self._view = None
             self._paused = time.monotonic()
@@ -485,14 +488,6 @@ class ElasticJob:
 def _in_background(view: View, call: Callable[[], object]) -> None:
     """Has call made when the view ends, by a thread of its own, because it waits for the store."""
     view.at_end(lambda: threading.Thread(target=call, name="muster view", daemon=True).start())
-
-
-def _clear(e: BaseException) -> None:
-    """Frees what the frames of an error hold, as an autograd graph."""
-    seen: Optional[BaseException] = e
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
 
 
 def _bad(why: str, also: Kinds) -> Error:

@@ -14,6 +14,7 @@ from torch_elastic_cases import GOAL, Worker, error
 
 import muster_pg
 import muster_pg.torch
+from muster_pg import _elastic_env
 from muster_pg._torch_native import World
 from muster_pg._torch_steps import Offer, Version, newest
 
@@ -167,7 +168,7 @@ def nested(w: Process) -> str:
     w.job()
 
     def loss(view: muster_pg.torch.JobView, step: int) -> torch.Tensor:
-        calls: List[Callable[[], object]] = [lambda: w.it.run(lambda view: None), lambda: w.it.ddp(torch.nn.Linear(1, 1))(torch.ones(1))]
+        calls: List[Callable[[], object]] = [lambda: w.it.run(lambda view: None), lambda: w.it.register(w.net), lambda: w.it.ddp(torch.nn.Linear(1, 1))(torch.ones(1))]
         for call in calls:
             try:
                 call()
@@ -187,6 +188,17 @@ def away(w: Worker) -> str:
             store = muster_pg.Store.connect(server.stdout.readline().strip(), timeout=60)
             server.kill()
     return str(muster_pg.torch.ElasticJob(store, w.case, w.id, min_units=1, timeout=11).run(lambda view: view))
+
+
+def several(w: Worker) -> str:
+    """Runs two jobs of one launch, one after the other, and starts again after the first."""
+    os.environ.update({"MUSTER_STORE": w.store.address, "MUSTER_JOB": w.case, "MUSTER_WORKER": w.id, "MUSTER_ELASTIC": "1:1", "MUSTER_LAUNCH": "x"})
+    results = []
+    for again in (False, True):
+        if again:
+            _elastic_env.finished.clear()  # as in another process
+        results += [muster_pg.torch.ElasticJob.from_env().run(lambda view: view.rank) for _ in range(2 + again)]
+    return str(results)
 
 
 def single(w: Worker) -> str:
@@ -258,6 +270,7 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "restarted": (restarted, 4, 0),
     "nested": (nested, 2, 0),
     "away": (away, 1, 0),
+    "several": (several, 1, 0),
     "single": (single, 1, 0),
     "from-env": (from_env, 1, 0),
     "chosen": (chosen, 1, 0),
