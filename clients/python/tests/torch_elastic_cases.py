@@ -253,11 +253,13 @@ def hangs(w: Worker) -> str:
 
 def late(w: Worker) -> str:
     """Has a worker come to a step after the others have waited for as long as they may."""
-    w.job(timeout=5)
+    w.job(timeout=2)
+    w.store.set(f"late {w.number}", b"")
+    w.store.wait(*(f"late {number}" for number in range(w.size)), timeout=60)  # they start within timeout
 
     def before(view: muster_pg.torch.JobView, step: int) -> None:
         if w.number == 1 and step == 2 and w.once():
-            time.sleep(6.5)
+            time.sleep(3)
 
     return w.run(before) + " " + "; ".join(w.said)
 
