@@ -70,6 +70,8 @@ func TestTorchElasticWhoseStoreRestarts(t *testing.T) {
 			require.NoError(t, cmd.Start())
 
 			s := testcluster.Dial(t, front.Addr(), nil)
+			_, err := s.Wait(ctx, "waits") // nothing connects any more
+			require.NoError(t, err, "%s", &out)
 			at := int64(0)
 			goesOn := func() uint64 {
 				for e, err := range s.Watch(ctx, "at", 0) {

@@ -307,6 +307,7 @@ class Faults:
             os.kill(pid, signal.SIGCONT)
         elif what == "wait":  # for what the test does
             with muster_pg.Store.connect(self.address, timeout=60) as store:
+                store.set("waits", b"")
                 store.wait("go on")
         elif what == "line":
             self.kill(one)
