@@ -64,7 +64,7 @@ func TestTorchElasticWhoseStoreRestarts(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, python, "tests/torch_elastic.py", front.Addr(), "0", fmt.Sprint(processes), "wait=1")
-			cmd.Env = torchEnvironment(t)
+			cmd.Env = append(torchEnvironment(t), "TTL=10") // no worker is evicted because the host is busy
 			var out testcluster.Log
 			cmd.Stdout, cmd.Stderr = &out, &out
 			require.NoError(t, cmd.Start())

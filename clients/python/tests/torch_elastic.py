@@ -35,7 +35,7 @@ from muster_pg import _torch_ddp, _torch_elastic, _torch_native, _torch_state, _
 
 LEAST, MOST = 2, 3
 WIDTH = 1000
-TTL = 1.0
+TTL = float(os.environ.get("TTL", 1))  # of the leases, in seconds
 _PROTOCOL = {
     "step", "hold", "apply", "settle", "_copy", "_keep", "_restore", "receive", "send", "_in_view", "_form", "_agree", "_is_over",
     "enter", "hold", "cut", "closed", "drain", "release", "_under_way", "in_view", "next", "_join", "begin", "registered", "broadcast_object",
