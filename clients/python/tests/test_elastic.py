@@ -17,7 +17,7 @@ import muster_pg
 from muster_pg import ElasticMember, View, ViewOver, _decide, _track
 from muster_pg._elastic import remove
 from muster_pg._unit import Unit
-from test_ends import files
+from test_ends import files, stopped
 from test_session import Outcome
 from test_store import ADDRESS, Case
 
@@ -366,8 +366,7 @@ class Elastic(Case):
         with muster_pg.Server() as server, muster_pg.Store.connect(server.address, timeout=_SOON, liveness_timeout=600) as s:
             a, b = (self.member(id, store=s, ttl=600) for id in ("a", "b"))
             view, c = self.view(a, "a", "b"), a.start_checkpoint(1, "")
-            os.kill(server._process.pid, signal.SIGSTOP)
-            try:
+            with stopped(server):
                 calls: List[Callable[..., Any]] = [
                     lambda timeout: self.member("x", store=s, timeout=timeout), a.next, view.group, view.finish, c.end, c.missing, c.wait, a.newest_checkpoint, a.leave
                 ]
@@ -377,21 +376,17 @@ class Elastic(Case):
                     self.assertLess(time.monotonic() - began, 10, "not the 30 s of the store, nor the 600 s of the lease")
                     self.assertEqual(str(e).count("membership: "), "pgroup" not in str(e), e)
                 b.close()
-            finally:
-                os.kill(server._process.pid, signal.SIGCONT)
 
     def test_a_unit_whose_store_hangs(self) -> None:
         with muster_pg.Server() as server, muster_pg.Store.connect(server.address, timeout=_SOON, liveness_timeout=600) as s:
             lost = threading.Event()
             units = [Outcome(Unit, s, "train", "a", rank, 2, _SOON, lost.set) for rank in range(2)]
             a, b = (u() for u in units)
-            os.kill(server._process.pid, signal.SIGSTOP)
-            try:
+            with stopped(server):
                 began = time.monotonic()
                 a.close()
                 self.assertLess(time.monotonic() - began, 20)
-            finally:
-                os.kill(server._process.pid, signal.SIGCONT)
+                self.assertEqual((b.error, lost.is_set()), (None, False))
             self.fails(muster_pg.Error, 'worker "a" ends, because one of its 2 processes has ended, or has lost the store: .*', b.registered, None, _SOON)
             self.assertTrue(lost.wait(_SOON))
             b.close()

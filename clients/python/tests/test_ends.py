@@ -13,7 +13,8 @@ import threading
 import time
 import unittest
 import warnings
-from typing import Set
+from contextlib import contextmanager
+from typing import Iterator, Set
 from unittest import mock
 
 import muster_pg
@@ -40,6 +41,18 @@ def files() -> int:
     return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
 
 
+@contextmanager
+def stopped(server: muster_pg.Server) -> Iterator[None]:
+    """Stops a server, of which no thread runs any more, and continues it."""
+    pid = server._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 class Ends(Case):
     def setUp(self) -> None:  # without its own store
         self.assertEqual(left(), set())
@@ -62,13 +75,10 @@ class Ends(Case):
             verbs = [Outcome(g.recv, 0), Outcome(g.channel("c").recv, 0)]
             other = Outcome(store.wait, "key")
             g.channel("d").barrier()  # the store has the others too
-            os.kill(server._process.pid, signal.SIGSTOP)
-            try:
+            with stopped(server):
                 g.close()
                 for verb in verbs:
                     self.assertIsInstance(verb(), muster_pg.Closed)
-            finally:
-                os.kill(server._process.pid, signal.SIGCONT)
             store.set("key", b"value")
             self.assertEqual(other(), [b"value"])
 
