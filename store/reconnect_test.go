@@ -343,10 +343,11 @@ func TestAFrameThatTheStoreCannotRead(t *testing.T) {
 	for name, behindRelay := range map[string]bool{"directly": false, "through a relay": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, &store.Server{Engine: new(store.Memory)}, tcp)
+			limits := store.ServerLimits{ReconnectTimeout: comesBack}
+			s := serve(t, &store.Server{Engine: new(store.Memory), Limits: limits}, tcp)
 			at := s.addr
 			if behindRelay {
-				at = relay(t, s.addr, new(store.Server), tcp).addr
+				at = relay(t, s.addr, &store.Server{Limits: limits}, tcp).addr
 			}
 			c := dial(t, at)
 			held, err := c.Lease(bounded(t), time.Minute)

@@ -93,9 +93,9 @@ func TestWhatCountsInBuffers(t *testing.T) {
 				send(clients[i], large) // an error: the server has ended the connection
 			}
 			s.Says(t, "the server's buffers are full (ServerLimits.Buffers)")
-			if used := inUse(); used > before+buffers*6/5+each { // the store has the value
-				t.Errorf("%d MiB more are in use", (used-before)>>20)
-			}
+			testcluster.Eventually(t, testTimeout, func() bool { // a connection that ends frees what it had in a moment
+				return inUse() <= before+buffers*6/5+each // the store has the value
+			}, "no more than the buffers is in use")
 			for _, c := range clients {
 				_ = c.Close()
 			}
