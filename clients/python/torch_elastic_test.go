@@ -49,7 +49,7 @@ func torchFaults(t *testing.T, seed, processes int, faults ...string) string {
 	addr := testcluster.Serve(t, &store.Server{Limits: limits})
 	out := torchScript(t, append([]string{"tests/torch_elastic.py", addr, fmt.Sprint(seed), fmt.Sprint(processes)}, faults...)...)
 	require.Contains(t, out, "ok ")
-	require.GreaterOrEqual(t, strings.Count(out, "done w"), 3*processes, out)
+	require.GreaterOrEqual(t, strings.Count(out, "done w"), 2*processes, out) // of four workers, the last fault may kill two
 	return out
 }
 
