@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Set, Tuple
 from . import _env
 from ._errors import Error, Invalid, make, quote
 
-finished: Set[str] = set()  # launches of jobs that this process has finished
+finished: Set[str] = set()  # jobs that this process has seen the end of
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,13 @@ def worker(environ: Mapping[str, str], least: int, most: int) -> Worker:
         if not ttl:
             raise bad(f"MUSTER_LEASE is {quote(env['MUSTER_LEASE'])}: set a duration, as 30s")
     id, unit_rank, unit_size = _torchrun(env) if torchrun else (env["MUSTER_WORKER"], *_place(env, "MUSTER_UNIT_RANK", "MUSTER_UNIT_SIZE"))
-    return Worker(env["MUSTER_STORE"], env["MUSTER_JOB"], id, least, most, unit_rank, unit_size, ttl, _launch(env.get("MUSTER_LAUNCH", "")))
+    return Worker(env["MUSTER_STORE"], _job(env["MUSTER_JOB"]), id, least, most, unit_rank, unit_size, ttl, env.get("MUSTER_LAUNCH", ""))
 
 
-def _launch(first: str) -> str:
-    """Returns the name of the next job of a launch: a program may have several, one after the other."""
+def _job(first: str) -> str:
+    """Returns the name of the program's next job: it may have several, one after the other. A worker
+    that has finished one must not meet those that have yet to leave it.
+    """
     name, n = first, 1
     while name in finished:
         n += 1

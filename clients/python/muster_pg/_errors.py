@@ -433,3 +433,11 @@ def clip(s: str, n: int) -> str:
     if len(b) <= n:
         return s
     return b[: n - 3].decode("utf-8", "ignore") + "…"
+
+
+def clear(e: BaseException) -> None:
+    """Frees what the frames of an error hold, as an autograd graph."""
+    seen: Optional[BaseException] = e
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__

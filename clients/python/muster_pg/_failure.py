@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import List, Sequence
 
 from ._wire import Code, Contribution, Failure
 
@@ -99,11 +99,3 @@ def ranks(rs: Sequence[int]) -> str:
     if len(rs) == 2:
         return f"ranks {parts[0]} and {parts[1]}"
     return "ranks " + ", ".join(parts)
-
-
-def clear(e: BaseException) -> None:
-    """Frees what the frames of an error hold, as an autograd graph."""
-    seen: Optional[BaseException] = e
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__

@@ -16,8 +16,8 @@ from typing import Any, Callable, List, Optional, Sequence, TypeVar
 import torch
 
 from . import _arguments, _elastic_env, _env
-from ._errors import Error, Excluded, Failed, Finished, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, make, quote
-from ._failure import clear, ranks
+from ._errors import Error, Excluded, Failed, Finished, Invalid, Kinds, Mismatch, RankError, StateLost, Timeout, clear, make, quote
+from ._failure import ranks
 from ._group import Group
 from ._monitor import Monitor, gone
 from ._roster import escape
@@ -249,7 +249,7 @@ class ElasticJob:
                     finished = True
                 if finished:
                     self._worker.leave()
-                    _elastic_env.finished.update({self._worker.config.launch} - {""})
+                    _elastic_env.finished.add(self._job)
                     return self._result  # type: ignore[no-any-return]
         except BaseException as e:
             self._close(f"{type(e).__name__}: {e}")

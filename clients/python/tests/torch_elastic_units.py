@@ -191,13 +191,14 @@ def away(w: Worker) -> str:
 
 
 def several(w: Worker) -> str:
-    """Runs two jobs of one launch, one after the other, and starts again after the first."""
-    os.environ.update({"MUSTER_STORE": w.store.address, "MUSTER_JOB": w.case, "MUSTER_WORKER": w.id, "MUSTER_ELASTIC": "1:1", "MUSTER_LAUNCH": "x"})
+    """Runs two jobs of one launch, one after the other, and starts again when both are over."""
+    os.environ.update({"MUSTER_STORE": w.store.address, "MUSTER_JOB": w.case, "MUSTER_WORKER": w.id, "MUSTER_ELASTIC": "2:2", "MUSTER_LAUNCH": "x"})
     results = []
-    for again in (False, True):
-        if again:
-            _elastic_env.finished.clear()  # as in another process
-        results += [muster_pg.torch.ElasticJob.from_env().run(lambda view: view.rank) for _ in range(2 + again)]
+    for _ in range(2):
+        results += [muster_pg.torch.ElasticJob.from_env(timeout=60).run(lambda view: view.size) for _ in range(2)]
+        w.store.set(f"several {w.number}", b"")
+        w.store.wait("several 0", "several 1", timeout=60)
+        _elastic_env.finished.clear()  # as in another process
     return str(results)
 
 
@@ -270,7 +271,7 @@ CASES: Dict[str, Tuple[Callable[[Any], str], int, int]] = {
     "restarted": (restarted, 4, 0),
     "nested": (nested, 2, 0),
     "away": (away, 1, 0),
-    "several": (several, 1, 0),
+    "several": (several, 2, 0),
     "single": (single, 1, 0),
     "from-env": (from_env, 1, 0),
     "chosen": (chosen, 1, 0),
