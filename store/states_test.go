@@ -83,7 +83,7 @@ var kinds = map[string]func(t *testing.T, m *store.Memory) (store, peers *servic
 
 // requestsOfEachOp returns a request of each operation.
 func requestsOfEachOp() (reqs []*wire.Request) {
-	for op := wire.OpHello; op <= wire.OpStacks; op++ {
+	for op := wire.OpHello; op <= wire.OpStalled; op++ {
 		reqs = append(reqs, &wire.Request{
 			Op: op, ID: 1, Key: "k", Keys: []string{"k"}, Value: []byte("v"), TTL: time.Second, Timeout: time.Minute,
 			Group: wire.Contribution{Group: "g", Run: "r", Size: 2, Generation: 1, Seq: 1, Verb: "v"},

@@ -38,6 +38,7 @@ const HeaderLen = 16
 // Limits of a frame. A frame that exceeds one is refused before it is read.
 const (
 	MaxKey   = 8 << 10  // bytes of a key, and of a group's name, a verb, a type or a label
+	MaxPhase = 128      // bytes of the name of a phase
 	MaxValue = 16 << 20 // bytes of a value or a payload
 	MaxKeys  = 10_000   // keys in one request: the store works on them at once
 	MaxBody  = MaxValue + 1<<20
@@ -71,13 +72,14 @@ const (
 	CodeWouldBlock       // the stream is full: wait by OpSendReady
 	CodeFailed           // a rank could not do its part of an operation; the group stays active
 	CodeSkipped          // a rank moved on without a vote for this call; the group stays active
+	CodeStalled          // a missing rank has made no progress for a time; the group stays active
 	codeEnd
 )
 
 var codeNames = [codeEnd]string{
 	"ok", "not found", "expired", "conflict", "lost", "timed out", "too large", "full", "denied", "unavailable", "unsupported",
 	"compacted", "closed", "invalid", "mismatch", "aborted", "left", "cancelled", "stale",
-	"no space for the answer", "would block", "failed", "skipped",
+	"no space for the answer", "would block", "failed", "skipped", "stalled",
 }
 
 func (c Code) String() string {

@@ -58,7 +58,7 @@ func TestWaitsOrChanges(t *testing.T) {
 // TestOthersHaveNoNumber checks that fields which the table does not give to an operation are not
 // encoded.
 func TestOthersHaveNoNumber(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpStacks; op++ {
+	for op := wire.OpHello; op <= wire.OpStalled; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
 		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
 			t.Errorf("%v has a number", op)
@@ -204,12 +204,12 @@ func TestRequestOfAnotherLength(t *testing.T) {
 // TestUnknownFlags checks that a flag which the operation does not have is refused, whatever the
 // body.
 func TestUnknownFlags(t *testing.T) {
-	const value, old, no, number, lease, resume, ttl = 1, 2, 4, 8, 16, 32, 64
+	const value, old, no, number, lease, resume, ttl, stall = 1, 2, 4, 8, 16, 32, 64, 128
 	allowed := map[wire.Op]uint8{
 		wire.OpHello: value | old | resume, wire.OpCancel: no, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
-		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value | old, wire.OpLeave: number | no, wire.OpCollect: value | no,
+		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value | old, wire.OpLeave: number | no, wire.OpCollect: value | no | stall,
 		wire.OpSend: number | value, wire.OpExpired: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpCloseChannel: number, wire.OpGrant: number, wire.OpKeepAlive: lease,
-		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value, wire.OpStacks: value,
+		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value, wire.OpStacks: value, wire.OpStalled: value,
 	}
 	for _, g := range golden.Requests {
 		frame := unhex(t, g.Bytes)
@@ -264,6 +264,7 @@ func TestLimits(t *testing.T) {
 			"channel": {Op: wire.OpCollect, Group: wire.Contribution{Channel: name + "n"[:over]}},
 			"verb":    {Op: wire.OpCollect, Group: wire.Contribution{Verb: name + "n"[:over]}},
 			"type":    {Op: wire.OpSend, Group: wire.Contribution{Type: name + "n"[:over]}},
+			"phase":   {Op: wire.OpProgress, Phase: wire.Phase{Name: name[:wire.MaxPhase] + "n"[:over]}},
 			"label":   {Op: wire.OpCollect, Group: wire.Contribution{Label: name + "n"[:over]}},
 			"reason":  {Op: wire.OpLeave, Group: wire.Contribution{No: wire.CodeAborted, Reason: name + "n"[:over]}},
 		} {

@@ -45,6 +45,8 @@ const (
 	OpCloseChannel               // closes a channel: the rank makes no more calls on it
 	OpAck                        // acknowledges the messages of a stream up to a position
 	OpStacks                     // asks a rank for its stacks; a server asks its client, which answers
+	OpProgress                   // reports the progress of a rank in its phase
+	OpStalled                    // fails the operation in which this frame's call waits: a rank has stalled; only servers apply it
 	opEnd
 )
 
@@ -93,7 +95,7 @@ var ops = [opEnd]opInfo{
 	OpJoin:         {name: "join", right: NeedJoin, waits: true, keepsValue: true, fields: fTimeout | fValue | fClaim | fAttempt | fMember | fForm},
 	OpLeave:        {name: "leave", right: NeedNothing, fields: fNumber | fMember | fNo},
 	OpFollow:       {name: "follow", right: NeedNothing, waits: true, readOnly: true, fields: fTimeout | fMember},
-	OpCollect:      {name: "collect", right: NeedNothing, waits: true, keepsValue: true, fields: fTimeout | fValue | fMember | fCall | fVote | fNo},
+	OpCollect:      {name: "collect", right: NeedNothing, waits: true, keepsValue: true, fields: fTimeout | fValue | fMember | fCall | fVote | fStall | fNo},
 	OpSend:         {name: "send", right: NeedNothing, keepsValue: true, fields: fNumber | fValue | fTTL | fMember | fCall},
 	OpRecv:         {name: "recv", right: NeedNothing, waits: true, fields: fTimeout | fMember | fCall},
 	OpExpired:      {name: "expired", right: NeedNothing, fields: fNumber | fMember},
@@ -115,6 +117,8 @@ var ops = [opEnd]opInfo{
 	OpAck:          {name: "acknowledge", right: NeedNothing, fields: fMember | fCall},
 	OpStacks:       {name: "stacks", fields: fValue | fPlace},
 	OpMembers:      {name: "members", right: NeedNothing, readOnly: true, fields: fFirst | fCount | fMember},
+	OpProgress:     {name: "progress", right: NeedNothing, fields: fMember | fPhase},
+	OpStalled:      {name: "stalled", fields: fValue},
 }
 
 // info returns the row of o; an unknown operation has none of the properties.

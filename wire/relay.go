@@ -177,6 +177,7 @@ func (c *Contribution) votes(p *pass) {
 	p.string(&c.Label, MaxKey)
 	p.bool(&c.RootOnly)
 	c.Reduction.fields(p)
+	p.duration(&c.Stall)
 }
 
 // ParseVotes parses the body of an OpVotes, which c and the votes alias. It reuses the memory of

@@ -200,14 +200,14 @@ func TestNames(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	for c := wire.CodeOK; c <= wire.CodeSkipped; c++ {
+	for c := wire.CodeOK; c <= wire.CodeStalled; c++ {
 		named(uint16(c), c.String(), "code(")
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpStacks; op++ {
+	for op := wire.OpHello; op <= wire.OpStalled; op++ {
 		named(uint16(op), op.String(), "op(")
 	}
-	assert.Equal(t, "code(23)op(39)op(0)", (wire.CodeSkipped+1).String()+(wire.OpStacks+1).String()+wire.Op(0).String())
+	assert.Equal(t, "code(24)op(41)op(0)", (wire.CodeStalled+1).String()+(wire.OpStalled+1).String()+wire.Op(0).String())
 	assert.Equal(t, "code(999)op(99)", wire.Code(999).String()+wire.Op(99).String())
 }
 

@@ -47,6 +47,7 @@ type Request struct {
 	Resume      uint64 // OpHello: the session to resume, with its token in Value; 0: a new one
 	Incarnation uint64 // OpHello: with Resume, of the store that has the session
 	Lease       uint64 // OpSet: the lease of the entry; OpKeepAlive, OpRevoke: this one
+	Phase       Phase  // OpProgress
 	// Group is for operations of groups. OpStacks: the generation and the rank of the process that is
 	// asked. OpStatus: those with which the page begins.
 	Group Contribution
@@ -72,6 +73,18 @@ type Contribution struct {
 	// deadline has passed, and CodeCancelled otherwise.
 	No     Code
 	Reason string // text for No
+	// Stall, of a vote, is after how long a rank has stalled that is missing and reports no progress; 0:
+	// never.
+	Stall time.Duration
+}
+
+// Phase is what a rank does, and how far it is.
+type Phase struct {
+	ID    uint64        // differs between two phases of a rank, even if their names are equal; 0: none, or no longer one
+	Name  string        // "loading shards"; at most MaxPhase bytes
+	Done  int64         // of Total
+	Total int64         // 0: unknown
+	Stall time.Duration // after which the rank has stalled, if that is longer than the Stall of a vote
 }
 
 // The payloads in the reply to a vote. A number ≥ 0 means the payload of that rank.
@@ -141,6 +154,7 @@ const (
 	fLease                         // lease is not 0
 	fResume                        // resume is not 0: resume, incarnation
 	fOptionalTTL                   // ttl is not 0
+	fStall                         // stall is not 0
 	fTimeout                       // the rest are not in flags: an operation that has them always has them
 	fKey
 	fKeys
@@ -158,6 +172,7 @@ const (
 	fForm   // group, run, size, label
 	fCall   // channel, seq, root, verb, type
 	fVote   // label, want, root-only, fold
+	fPhase  // a Phase
 	isClaim // fBytes is Claim
 	isToken // fBytes is Token
 
@@ -190,6 +205,7 @@ func (r *Request) parts(f field) field {
 	lacks(fLease, r.Lease == 0)
 	lacks(fResume, r.Resume == 0)
 	lacks(fOptionalTTL, r.TTL == 0)
+	lacks(fStall, r.Group.Stall == 0)
 	return f
 }
 
@@ -291,6 +307,17 @@ func (r *Request) fields(p *pass, f field) {
 		p.present(r.Resume)
 	}
 	r.Group.fields(p, f)
+	if f&fPhase != 0 {
+		r.Phase.fields(p)
+	}
+}
+
+func (f *Phase) fields(p *pass) {
+	p.u64(&f.ID)
+	p.string(&f.Name, MaxPhase)
+	p.i64(&f.Done)
+	p.i64(&f.Total)
+	p.duration(&f.Stall)
 }
 
 // limit is a pass over Limit, below 0 with KeysOnly.
@@ -332,6 +359,10 @@ func (c *Contribution) fields(p *pass, f field) {
 		p.i32(&c.Want)
 		p.bool(&c.RootOnly)
 		c.Reduction.fields(p)
+	}
+	if f&fStall != 0 {
+		p.duration(&c.Stall)
+		p.present(uint64(c.Stall))
 	}
 	if f&fNo != 0 {
 		p.code(&c.No)

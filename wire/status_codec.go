@@ -202,6 +202,16 @@ func (r *RankStatus) fields(p *pass) {
 		p.string(&w.Tag, MaxKey)
 		p.duration(&w.Waited)
 	})
+	reports := r.Progress != nil
+	p.bool(&reports)
+	if !reports {
+		return
+	}
+	if p.parses {
+		r.Progress = new(ProgressStatus)
+	}
+	r.Progress.Phase.fields(p)
+	p.duration(&r.Progress.Ago)
 }
 
 func (r *RecordStatus) fields(p *pass) {

@@ -72,7 +72,7 @@ func cloneVote(c *wire.Contribution) wire.Contribution {
 // per vote.
 func (v *heldVotes) matches(c *wire.Contribution) bool {
 	d := &v.vote
-	return c.Verb == d.Verb && c.Type == d.Type && c.Label == d.Label && c.Root == d.Root && c.RootOnly == d.RootOnly && c.Reduction == d.Reduction
+	return c.Verb == d.Verb && c.Type == d.Type && c.Label == d.Label && c.Root == d.Root && c.RootOnly == d.RootOnly && c.Reduction == d.Reduction && c.Stall == d.Stall
 }
 
 // Vote holds the vote in req, to be sent with others. It returns false if the vote must not be held:
