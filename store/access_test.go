@@ -14,7 +14,7 @@ import (
 // TestEveryOperationNeedsSomething checks that an operation needs all rights only if it is one of these, or
 // unknown.
 func TestEveryOperationNeedsSomething(t *testing.T) {
-	takeAll := []wire.Op{wire.OpLost, wire.OpBackup, wire.OpStacks}
+	takeAll := []wire.Op{wire.OpLost, wire.OpBackup, wire.OpStacks, wire.OpStalled}
 	for op := range wire.Op(255) {
 		unknown := strings.HasPrefix(op.String(), "op(")
 		require.Equal(t, unknown || slices.Contains(takeAll, op), op.Right() == wire.NeedAll, "%s: give it a right in package wire", op)

@@ -325,7 +325,7 @@ func (c *conn) next() (ok bool, err error) {
 		c.stream.op = 0
 	}
 	err = c.req.Parse(h, body)
-	if err == nil && (h.Op == wire.OpLost || h.Op == wire.OpHello && c.session.Load() != 0) {
+	if err == nil && (h.Op == wire.OpLost || h.Op == wire.OpStalled || h.Op == wire.OpHello && c.session.Load() != 0) {
 		err = wire.ErrUnknownOp
 	}
 	if err != nil {

@@ -33,6 +33,7 @@ var (
 	ErrClosed      = errors.New("closed")
 	ErrFailed      = errors.New("a rank failed")
 	ErrSkipped     = errors.New("a rank skipped it")
+	ErrStalled     = errors.New("a rank stalled") // also ErrTimeout
 
 	// ErrUnknown means that the operation may or may not have taken effect.
 	ErrUnknown = errors.New("outcome unknown")
@@ -56,7 +57,8 @@ var codeErrs = map[wire.Code]error{
 	wire.CodeInvalid: ErrInvalid, wire.CodeUnavailable: ErrUnavailable, wire.CodeUnsupported: ErrUnsupported,
 	wire.CodeCompacted: ErrCompacted, wire.CodeStale: ErrStale, wire.CodeClosed: ErrClosed,
 	wire.CodeFailed: ErrFailed, wire.CodeSkipped: ErrSkipped,
-	wire.CodeAgain: ErrFull,
+	wire.CodeStalled: ErrStalled,
+	wire.CodeAgain:   ErrFull,
 }
 
 // CodeError returns the error of code c; nil for wire.CodeOK.
@@ -116,7 +118,7 @@ func (e *Error) Is(target error) bool {
 	case context.Canceled:
 		return e.Code == wire.CodeCancelled
 	}
-	return target == codeErrs[e.Code]
+	return target == codeErrs[e.Code] || target == ErrTimeout && e.Code == wire.CodeStalled
 }
 
 // Timeout reports whether a deadline passed, as in net.Error.

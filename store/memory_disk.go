@@ -146,7 +146,7 @@ func (m *Memory) applyLogged(now core.Time, session uint64, req *wire.Request, r
 	return answered
 }
 
-// tickLogged processes due events, and logs the tick. The caller holds mu.
+// tickLogged processes due events, and logs them. The caller holds mu.
 func (m *Memory) tickLogged(now core.Time) {
 	at, armed := m.machine.Next()
 	m.machine.Tick(now)
@@ -157,6 +157,9 @@ func (m *Memory) tickLogged(now core.Time) {
 	case now-m.loggedTime >= timeLogInterval:
 		m.pos, m.loggedTime = m.disk.Advance(now), now
 		m.commit.requestWrite(m.position())
+	}
+	for session, req, ok := m.machine.Stalled(now); ok; session, req, ok = m.machine.Stalled(now) {
+		m.applyLogged(now, session, req, new(wire.Reply))
 	}
 }
 

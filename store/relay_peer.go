@@ -108,7 +108,7 @@ func (p *relayPeer) forwardFrames() error {
 			return err
 		}
 		switch h.Op {
-		case wire.OpHello, wire.OpLost, wire.OpRelay, wire.OpVotes:
+		case wire.OpHello, wire.OpLost, wire.OpStalled, wire.OpRelay, wire.OpVotes:
 			return fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
 		}
 		if h.Op == wire.OpProbe {

@@ -112,7 +112,9 @@ func (c *conn) parseRelayFrame(h wire.Header, body []byte, owned bool) (err erro
 		return fmt.Errorf("%w: one %s for %d branches", ErrProtocol, of.Op, len(t.calls))
 	}
 	of.ID = t.calls[0].ID
-	t.parseErr = c.req.Parse(of, body)
+	if t.parseErr = c.req.Parse(of, body); of.Op == wire.OpStalled {
+		t.parseErr = wire.ErrUnknownOp
+	}
 	c.ownValue(owned)
 	return nil
 }

@@ -118,7 +118,7 @@ var ops = [opEnd]opInfo{
 	OpStacks:       {name: "stacks", fields: fValue | fPlace},
 	OpMembers:      {name: "members", right: NeedNothing, readOnly: true, fields: fFirst | fCount | fMember},
 	OpProgress:     {name: "progress", right: NeedNothing, fields: fMember | fPhase},
-	OpStalled:      {name: "stalled", fields: fValue},
+	OpStalled:      {name: "stalled", keepsValue: true, fields: fValue},
 }
 
 // info returns the row of o; an unknown operation has none of the properties.

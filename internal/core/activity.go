@@ -72,13 +72,18 @@ func (m *Machine) doingOf(g *group, seq uint64, rank int) string {
 			elsewhere = fmt.Sprintf("in %s of group %q for %s", what, of.key.name, m.since(w.since))
 		}
 	}
+	what := elsewhere
 	switch {
-	case elsewhere != "":
-		return elsewhere
+	case what != "":
 	case s.verb == "":
-		return fmt.Sprintf("no call since it joined %s ago", m.since(g.began))
+		what = fmt.Sprintf("no call since it joined %s ago", m.since(g.began))
+	default:
+		what = fmt.Sprintf("in no call; %s, %s ago", wire.LastCall(s.verb, s.seq, seq), m.since(s.at))
 	}
-	return fmt.Sprintf("in no call; %s, %s ago", wire.LastCall(s.verb, s.seq, seq), m.since(s.at))
+	if p := s.progress; p != nil && p.phase.ID != 0 {
+		what += fmt.Sprintf("; %s, %s ago", p, m.since(p.at))
+	}
+	return what
 }
 
 // sharedCause returns the reasons for which several of ranks lost their connections at the same

@@ -83,6 +83,7 @@ type SavedMember struct {
 	Expired       int
 	Token         []byte // with Try: see claim
 	Try           uint64
+	Phase         *wire.Phase // what it has reported, without Done; nil: nothing
 }
 
 // SavedCall is a waiting call.
@@ -219,7 +220,7 @@ func (g *group) state() SavedGroup {
 	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Born: g.began}
 	for i := range g.members {
 		x := &g.members[i]
-		s.Members = append(s.Members, SavedMember{x.session, x.join, x.label, g.infos[i], x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try})
+		s.Members = append(s.Members, SavedMember{x.session, x.join, x.label, g.infos[i], x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try, x.progress.state()})
 	}
 	for _, ch := range g.inOrder() {
 		s.Channels = append(s.Channels, ch.state())

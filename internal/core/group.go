@@ -46,6 +46,8 @@ type member struct {
 	at      Time      // and when that began
 	expired int       // messages to others that expired unread, since it last asked for the count
 	claim   claim
+	// what it has reported; nil: nothing
+	progress *progress
 }
 
 // memberOf returns the member in whose name the caller t acts, which c names. If the caller must

@@ -109,6 +109,7 @@ func (m *Machine) drop(g *group) {
 	for _, ch := range g.inOrder() {
 		for _, r := range ch.records {
 			m.disarm(r)
+			m.unwatch(r)
 		}
 	}
 	for _, f := range g.follows {

@@ -126,6 +126,7 @@ func (m *Machine) Restart(now, grace Time) {
 	for _, member := range local.memberships {
 		m.fence(member.g, wire.CodeLost, "", member.rank)
 	}
+	m.excuse()
 	m.counts = counts{} // the sessions that failed in the replay were counted by another process
 	for _, id := range m.Sessions() {
 		s := m.sessions[id]

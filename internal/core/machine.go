@@ -5,7 +5,7 @@
 //
 //	answered := m.Apply(now, session, &req, &rep)  // rep is the answer, or it comes later:
 //	for _, e := range m.Effects() { … }            // answers to requests that were waiting
-//	at, armed := m.Next()                          // call Tick then
+//	at, armed := m.Next()                          // call Tick then, and Stalled
 //
 // The caller of a Machine owns the lock, the clock and the connections. Strings of a request may
 // alias a buffer: the machine clones what it keeps. The machine owns the values of requests that it
@@ -142,6 +142,7 @@ type Machine struct {
 	plainReplies  []*wire.Reply     // see plainReply
 
 	timers       timers
+	stalls       timers   // of records: see Stalled; not part of the state
 	expiries     *expiry  // of entries
 	endedLeases  []*lease // that still have entries, which Tick removes
 	endedKeys    []string // prefixes of the keys of groups that have ended, which Tick deletes
@@ -211,6 +212,8 @@ var handlers = [...]handler{
 	wire.OpCloseChannel: (*Machine).closeChannel,
 	wire.OpAck:          (*Machine).ack,
 	wire.OpMembers:      (*Machine).membersFrom,
+	wire.OpProgress:     (*Machine).report,
+	wire.OpStalled:      (*Machine).stalled,
 }
 
 // Apply carries out req for a session at time now. It reports whether rep is the answer. If not,
@@ -289,14 +292,16 @@ func (m *Machine) expireOne() bool {
 	return e != nil
 }
 
-// Next returns when Tick has something to do; armed is false if never.
+// Next returns when Tick or Stalled has something to do; armed is false if never.
 func (m *Machine) Next() (at Time, armed bool) {
 	if len(m.endedLeases) > 0 || len(m.endedKeys) > 0 {
 		return m.now, true
 	}
 	at, armed = m.expiries.next()
-	if first, ok := m.timers.next(); ok && (!armed || first < at) {
-		at, armed = first, true
+	for _, t := range [...]*timers{&m.timers, &m.stalls} {
+		if first, ok := t.next(); ok && (!armed || first < at) {
+			at, armed = first, true
+		}
 	}
 	return at, armed
 }

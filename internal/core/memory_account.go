@@ -35,17 +35,18 @@ func (a *account) release(session uint64, bytes int) { a.charge(session, -bytes)
 
 // Heap bytes of objects, with their places in maps, lists and timers.
 const (
-	sessionCost = 1 << 10
-	waiterCost  = 640
-	keyCost     = 32 // for each key of a call
-	leaseCost   = 256
-	answerCost  = 320
-	memberCost  = 256
-	channelCost = 512
-	recordCost  = 640
-	voteCost    = 192 // for each rank of a record
-	streamCost  = 768
-	messageCost = 128
+	sessionCost  = 1 << 10
+	waiterCost   = 640
+	keyCost      = 32 // for each key of a call
+	leaseCost    = 256
+	answerCost   = 320
+	memberCost   = 256
+	progressCost = 256
+	channelCost  = 512
+	recordCost   = 640
+	voteCost     = 192 // for each rank of a record
+	streamCost   = 768
+	messageCost  = 128
 )
 
 // rounded estimates the heap bytes of n bytes.
@@ -71,7 +72,11 @@ func joinCost(label string, member []byte) int {
 func replyCost(rep *wire.Reply) int { return answerCost + rounded(valueBytes(rep)) }
 
 func (g *group) memberCost(rank int) int {
-	return memberCost + rounded(len(g.members[rank].label)) + rounded(len(g.infos[rank]))
+	n := memberCost + rounded(len(g.members[rank].label)) + rounded(len(g.infos[rank]))
+	if g.members[rank].progress != nil {
+		n += progressCost
+	}
+	return n
 }
 
 // cost includes the votes of one record, which the channel keeps for its next one.
@@ -191,6 +196,8 @@ func (m *Machine) mostCost(req *wire.Request) int {
 		return callCost(req) + memberCost
 	case wire.OpRecv, wire.OpSendReady:
 		return callCost(req) + streamCost + rounded(len(req.Group.Channel))
+	case wire.OpProgress:
+		return progressCost
 	case wire.OpGrant:
 		return leaseCost + answerCost
 	case wire.OpSend:

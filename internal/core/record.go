@@ -51,6 +51,7 @@ type record struct {
 	bytes        int               // of all payloads
 	began        Time              // when the first vote came
 	timer        timer             // the earliest deadline of all votes
+	stall        *stallTimer       // nil: no vote has a stall; call.Stall is the least one
 	done         bool
 	failed       *wire.Reply // the reply to all ranks, if it is decided as a failure
 	allReply     *wire.Reply // the reply to WantAll, which ranks share
@@ -98,6 +99,9 @@ func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return refuse(rep, wire.CodeStale, fmt.Sprintf("rank %d has passed sequence %d", c.Rank, c.Seq))
 	}
 	s.noteCall(m, c.Verb, c.Seq)
+	if s.progress != nil {
+		s.progress.changes = 0
+	}
 	ch.advance(m, c.Rank, c.Seq-1, reasonSkipped)
 	r := ch.records[c.Seq]
 	if r == nil {
@@ -170,6 +174,10 @@ func (m *Machine) addVote(r *record, t Ticket, req *wire.Request, rep *wire.Repl
 	m.register(&b.waiter, t, req, r) // the record has one deadline, the earliest
 	if at := m.after(req.Timeout); req.Timeout > 0 && (r.timer.pos == 0 || at < r.timer.at) {
 		m.arm(r, at)
+	}
+	if c.Stall > 0 && (r.stall == nil || c.Stall < r.call.Stall) {
+		r.call.Stall = c.Stall
+		m.watch(r)
 	}
 	m.count(r, b, c, req.Value)
 	return false
@@ -275,6 +283,7 @@ func (r *record) unreachable(m *Machine) *wire.Failure {
 func (m *Machine) decide(r *record, no *wire.Reply) {
 	r.done, r.failed = true, no
 	m.disarm(r)
+	m.unwatch(r)
 	r.ch.blocked = slices.DeleteFunc(r.ch.blocked, func(x *record) bool { return x == r })
 	if no != nil {
 		r.forgetPayloads(m)

@@ -123,7 +123,10 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 	m.groups[g.gen] = g
 	m.byGeneration.add(g)
 	for i, x := range s.Members {
-		g.members[i], g.infos[i] = member{x.Session, x.Join, x.Label, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}}, x.Info
+		g.members[i], g.infos[i] = member{x.Session, x.Join, x.Label, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}, nil}, x.Info
+		if x.Phase != nil {
+			g.members[i].progress = &progress{phase: *x.Phase, at: m.now}
+		}
 		if x.Gone != wire.CodeOK {
 			continue
 		}
@@ -222,6 +225,9 @@ func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 	}
 	ch.bytes += r.bytes
 	m.timers.rearm(r, s.Due)
+	if r.open() && r.call.Stall > 0 {
+		m.watch(r)
+	}
 	return nil
 }
 

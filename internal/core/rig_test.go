@@ -96,11 +96,17 @@ func (r *rig) pass(d time.Duration) {
 			break
 		}
 		r.now = max(r.now, at)
-		r.m.Tick(r.now)
-		r.collectAnswers()
+		r.due()
 	}
 	r.now = end
-	r.m.Tick(end)
+	r.due()
+}
+
+func (r *rig) due() {
+	r.m.Tick(r.now)
+	for session, req, ok := r.m.Stalled(r.now); ok; session, req, ok = r.m.Stalled(r.now) {
+		r.m.Apply(r.now, session, req, new(wire.Reply))
+	}
 	r.collectAnswers()
 }
 

@@ -177,6 +177,7 @@ func (v *viewer) group(g *group, from int) (next int) {
 		x := &g.members[rank]
 		s.Ranks = append(s.Ranks, wire.RankStatus{
 			Rank: rank, Label: x.label, Session: x.session, Gone: x.gone, Verb: x.verb, Seq: x.seq, Ago: v.ago(x.at), LastSeen: -1, Waits: waits[rank],
+			Progress: v.progressStatus(x),
 		})
 	}
 	v.Groups = append(v.Groups, s)

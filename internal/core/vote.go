@@ -39,6 +39,8 @@ func Parse(c *wire.Contribution, payload []byte, n int) (parts [][]byte, why str
 		return nil, fmt.Sprintf("root %d of %d", c.Root, n)
 	case c.RootOnly && c.Root < 0:
 		return nil, "root-only without a root"
+	case c.Stall < 0:
+		return nil, fmt.Sprintf("a stall of %v", c.Stall)
 	case int(c.Want) >= n || c.Want < wire.WantReduced:
 		return nil, fmt.Sprintf("wants the payload of rank %d of %d", c.Want, n)
 	case c.Want == wire.WantPart && (!c.RootOnly || c.Rank == c.Root):

@@ -207,11 +207,13 @@ func (t *timerHeap) Pop() any {
 
 // after returns the time d from now. It saturates, so that a duration without end does not become a
 // time in the past.
-func (m *Machine) after(d Time) Time {
-	if d > math.MaxInt64-m.now {
+func (m *Machine) after(d Time) Time { return after(m.now, d) }
+
+func after(at, d Time) Time {
+	if d > math.MaxInt64-at {
 		return math.MaxInt64
 	}
-	return m.now + d
+	return at + d
 }
 
 func (m *Machine) arm(d timed, at Time) { m.timers.arm(d, at) }
