@@ -193,6 +193,15 @@ func (s *Store) Follow(ctx context.Context, c wire.Contribution) error {
 	return s.Do(ctx, &wire.Request{Op: wire.OpFollow, Group: c}, new(wire.Reply))
 }
 
+// Progress reports what c.Rank of c.Generation does, and how far it is. The report counts as progress if
+// p.Done has risen, or the phase has changed, at most 16 times between two votes of the rank. A rank
+// that has reported, and then makes no progress for the Stall of a vote, or for p.Stall if that is
+// longer, fails the operation that waits for it (ErrStalled). A rank reports at most once a second,
+// and whenever its phase changes; a Phase without an ID ends the last one.
+func (s *Store) Progress(ctx context.Context, c wire.Contribution, p wire.Phase) error {
+	return s.Do(ctx, &wire.Request{Op: wire.OpProgress, Group: c, Phase: p}, new(wire.Reply))
+}
+
 // Expire returns how many messages of c.Rank have expired unread since the last call.
 func (s *Store) Expire(ctx context.Context, c wire.Contribution) (int, error) {
 	var rep wire.Reply

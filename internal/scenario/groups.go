@@ -17,8 +17,8 @@ import (
 
 // groupVerbs are the verbs of groups. Each has the options group= (by default the group that the
 // session joined last) and of=, a session whose membership it uses instead of its own. Collective
-// operations also have channel=, type=, label=, no=, which is the reason of a vote of no, and seq= (by
-// default the next number of the channel).
+// operations also have channel=, type=, label=, stall=, no=, which is the reason of a vote of no, and seq=
+// (by default the next number of the channel).
 var groupVerbs = map[string]verb{
 	"join":   {do: join, waits: true},   // GROUP [rank=] [size=] [run=] [token= try=]: by default the place and the number of the sessions
 	"shrink": {do: shrink, waits: true}, // [token= try=]
@@ -37,6 +37,7 @@ var groupVerbs = map[string]verb{
 	"unread":       {do: unread},            // how many of its messages have expired unread
 	"closechannel": {do: closeChannel},      // CHANNEL
 
+	"phase":   {do: phase},               // [NAME] [id=] [done=] [total=] [stall=]; without a name: none
 	"members": {do: members},             // [FIRST [NUMBER]]
 	"leave":   {do: leave},               //
 	"abort":   {do: leave},               // REASON
@@ -162,7 +163,7 @@ func (k *call) join(ctx context.Context, c wire.Contribution, group string) stri
 
 func collective(ctx context.Context, k *call) string {
 	m, c := k.contribution()
-	c.Channel, c.Label, c.Root = k.text("channel"), k.text("label"), k.number("root", -1)
+	c.Channel, c.Label, c.Root, c.Stall = k.text("channel"), k.text("label"), k.number("root", -1), k.duration("stall")
 	c.Seq = k.next("seq", c.Channel, m.next)
 	if reason, ok := k.option("no"); ok {
 		c.No, c.Reason = wire.CodeInvalid, reason
@@ -266,6 +267,15 @@ func closeChannel(ctx context.Context, k *call) string {
 	return outcome("ok", k.s.CloseChannel(ctx, c))
 }
 
+func phase(ctx context.Context, k *call) string {
+	_, c := k.contribution()
+	p := wire.Phase{ID: uint64(k.number("id", 0)), Done: int64(k.number("done", 0)), Total: int64(k.number("total", 0)), Stall: k.duration("stall")}
+	if len(k.words()) > 0 {
+		p.ID, p.Name = uint64(k.number("id", 1)), k.word(0)
+	}
+	return outcome("ok", k.s.Progress(ctx, c, p))
+}
+
 func members(ctx context.Context, k *call) string {
 	_, c := k.contribution()
 	at := []int{0, 0}
@@ -324,6 +334,9 @@ func groupStatus(g *store.GroupStatus) string {
 		}
 		if r.Gone != wire.CodeOK {
 			text += fmt.Sprintf("; rank %d: %v", r.Rank, r.Gone)
+		}
+		if p := r.Progress; p != nil {
+			text += fmt.Sprintf("; rank %d: phase %q %d of %d, %v ago", r.Rank, p.Name, p.Done, p.Total, p.Ago)
 		}
 	}
 	for _, f := range g.Failures {
