@@ -29,6 +29,9 @@ type record struct {
 	clash    *vote             // the first vote for another verb, before the decision
 	deadline core.Time         // the earliest of all votes; 0 means none
 	asker    []*call           // by rank: its last call
+	began    core.Time         // when the first vote came
+	stall    core.Time         // the least of all votes; 0 means none
+	stalled  bool              // the server has said so
 
 	done, ok bool // as the machine reports it
 	// the rule that decided it, if that was within a step, before the vote of that step
@@ -184,6 +187,9 @@ func (a *audit) votes(cl *call) {
 		a.w.tally["passed votes"]++
 		return
 	}
+	if p := g.members[c.Rank].progress; p != nil {
+		p.changes = 0
+	}
 	ch.floor[c.Rank] = c.Seq - 1
 	ch.goOn(a)
 	r := ch.record(c.Seq)
@@ -196,7 +202,7 @@ func (a *audit) votes(cl *call) {
 			return
 		}
 		n := len(g.members)
-		r = &record{ch: ch, seq: c.Seq, call: *c, yes: make([]*vote, n), asker: make([]*call, n)}
+		r = &record{ch: ch, seq: c.Seq, call: *c, began: a.now, yes: make([]*vote, n), asker: make([]*call, n)}
 		ch.records = append(ch.records, r)
 	}
 	v := &vote{rank: c.Rank, step: a.step, c: c, payload: cl.req.Value}
@@ -247,6 +253,9 @@ func (r *record) count(a *audit, v *vote, cl *call) {
 		if at := a.now + cl.timeout; r.deadline == 0 || at < r.deadline {
 			r.deadline = at
 		}
+	}
+	if s := v.c.Stall; !r.done && s > 0 && (r.stall == 0 || s < r.stall) {
+		r.stall = s
 	}
 	switch v.kind {
 	case yes:
@@ -343,6 +352,8 @@ func (r *record) mustEnd(a *audit) string {
 		return "L1 a mismatch decides"
 	case r.deadline > 0 && r.deadline <= a.now:
 		return "L2 a finite deadline decides"
+	case r.stalled:
+		return "S2 a stall decides"
 	case g.all:
 		return "L1 a revocation decides all"
 	case r.allYes() && !r.held(a):

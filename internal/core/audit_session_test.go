@@ -129,6 +129,7 @@ func (a *audit) suspects(cl *call, req *wire.Request) {
 // restarts handles the start of a new server: no session has a connection. A session that has not
 // been resumed since the previous restart keeps the rest of its time.
 func (a *audit) restarts(grace core.Time) {
+	a.excuses()
 	for _, s := range slices.SortedFunc(maps.Values(a.sessions), byID) {
 		if !s.away {
 			s.grace, s.away = a.in(grace), true

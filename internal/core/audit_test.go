@@ -62,6 +62,8 @@ type auditMember struct {
 	session uint64
 	join    uint64 // the call that took this membership slot
 	gone    wire.Code
+	// what it has reported; nil: nothing
+	progress *progress
 }
 
 // cause is the reason of a revocation.
@@ -130,6 +132,10 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 		a.asksMembers(cl)
 	case wire.OpCollect:
 		a.votes(cl)
+	case wire.OpProgress:
+		a.reports(cl)
+	case wire.OpStalled:
+		a.stalls(cl)
 	case wire.OpSend:
 		a.sends(cl)
 	case wire.OpSendReady:
@@ -332,6 +338,10 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 	case wire.OpCloseChannel, wire.OpAck:
 		if rep.Code != wire.CodeOK {
 			breaks("C9 a channel can be closed, and what was received be acknowledged", "%s: %s", cl, rep.Code)
+		}
+	case wire.OpProgress:
+		if rep.Code != wire.CodeOK {
+			breaks("S1 a rank may report", "%s: %s", cl, rep.Code)
 		}
 	case wire.OpLeave:
 		if rep.Code != wire.CodeOK {

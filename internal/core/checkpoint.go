@@ -83,7 +83,7 @@ type SavedMember struct {
 	Expired       int
 	Token         []byte // with Try: see claim
 	Try           uint64
-	Phase         *wire.Phase // what it has reported, without Done; nil: nothing
+	Phase         *wire.Phase // as it began; nil: it has reported none
 }
 
 // SavedCall is a waiting call.

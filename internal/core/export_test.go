@@ -13,6 +13,7 @@ import (
 // their defaults.
 type Bounds struct {
 	Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce, Channels, Streams, Inline int
+	Stall                                                                                                           Time
 }
 
 // SetBounds changes the bounds of a Machine that holds nothing yet, and returns all of them.
@@ -23,11 +24,14 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 		}
 		return *to
 	}
+	if b.Stall > 0 {
+		m.bounds.stall = b.Stall
+	}
 	return Bounds{
 		set(&m.bounds.window, b.Window), set(&m.bounds.aheadRecords, b.AheadRecords), set(&m.bounds.aheadBytes, b.AheadBytes),
 		set(&m.bounds.streamMessages, b.StreamMessages), set(&m.bounds.streamBytes, b.StreamBytes),
 		set(&m.bounds.unacked, b.Unacked), set(&m.bounds.expireAtOnce, b.ExpireAtOnce),
-		set(&m.bounds.channels, b.Channels), set(&m.bounds.streams, b.Streams), set(&m.bounds.inline, b.Inline),
+		set(&m.bounds.channels, b.Channels), set(&m.bounds.streams, b.Streams), set(&m.bounds.inline, b.Inline), m.bounds.stall,
 	}
 }
 
@@ -38,6 +42,7 @@ type Holdings struct {
 	Channels, Records, Streams       int
 	Messages, Follows                int
 	Waits, Watchers, Timers, Effects int
+	Stalls                           int
 	// Answers: those kept; Held: leases with entries; Ending: those of them that have ended
 	Answers, Leases, Held, Ending int
 	// waiters as they are counted, and groups as they are listed
@@ -49,7 +54,7 @@ func (m *Machine) Holdings() Holdings {
 	h := Holdings{
 		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Forming: len(m.forming),
 		Calls: m.calls, Ordered: len(m.byGeneration.list) - m.byGeneration.holes,
-		Watchers: m.watchers.n, Timers: len(m.timers.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.leaseRefs) - len(m.freeLeaseRefs), Ending: len(m.endedLeases),
+		Watchers: m.watchers.n, Timers: len(m.timers.heap), Stalls: len(m.stalls.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.leaseRefs) - len(m.freeLeaseRefs), Ending: len(m.endedLeases),
 	}
 	for _, s := range m.sessions {
 		h.Waiters += len(s.waiters)

@@ -2,8 +2,8 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -11,9 +11,6 @@ import (
 // maxPhaseChanges is how many changes of its phase count as progress of a rank between two of its
 // votes: more would let a thread in the background excuse a rank that hangs.
 const maxPhaseChanges = 16
-
-// minStall is the shortest stall of a record: ranks report once a second.
-const minStall = time.Second
 
 // progress is what a rank has reported of its progress. A report counts if Done has risen or the
 // phase has changed; repeats excuse nobody.
@@ -24,9 +21,10 @@ const minStall = time.Second
 // request, as it does for a connection that has broken. After a restart, each rank has made progress
 // just now.
 type progress struct {
-	phase   wire.Phase
-	changes int  // of the phase, since the last vote of its rank
-	at      Time // when it last made progress
+	phase   wire.Phase // as it was when it began
+	done    int64      // now
+	changes int        // of the phase, since the last vote of its rank
+	at      Time       // when it last made progress
 }
 
 // report takes the report of a rank.
@@ -44,6 +42,7 @@ func (m *Machine) report(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if first {
 		s.progress = new(progress)
 		m.account.charge(t.Session, progressCost)
+		m.watchFor(g, req.Group.Rank)
 	}
 	p := s.progress
 	same := p.phase
@@ -51,14 +50,14 @@ func (m *Machine) report(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	switch {
 	case first || same != *f:
 		m.noop = false
-		p.phase = *f
+		p.phase, p.done = *f, f.Done
 		p.phase.Name = strings.Clone(f.Name)
 		if p.changes < maxPhaseChanges {
 			p.changes++
 			p.at = m.now
 		}
-	case f.Done > p.phase.Done:
-		p.phase.Done, p.at = f.Done, m.now
+	case f.Done > p.done:
+		p.done, p.at = f.Done, m.now
 	}
 	return true
 }
@@ -69,7 +68,7 @@ func (m *Machine) excuse() {
 	for _, g := range m.groups {
 		for i := range g.members {
 			if p := g.members[i].progress; p != nil {
-				p.at = m.now
+				p.at, p.changes = m.now, 0
 			}
 		}
 	}
@@ -81,7 +80,6 @@ func (p *progress) state() *wire.Phase {
 		return nil
 	}
 	f := p.phase
-	f.Done = 0
 	return &f
 }
 
@@ -90,16 +88,17 @@ func (p *progress) String() string {
 	case f.ID == 0:
 		return "its last phase has ended"
 	case f.Total > 0:
-		return fmt.Sprintf("%s, %d of %d", f.Name, f.Done, f.Total)
-	case f.Done > 0:
-		return fmt.Sprintf("%s, %d", f.Name, f.Done)
+		return fmt.Sprintf("%s, %d of %d", f.Name, p.done, f.Total)
+	case p.done > 0:
+		return fmt.Sprintf("%s, %d", f.Name, p.done)
 	default:
 		return f.Name
 	}
 }
 
-// stallTimer is when to look whether a rank that a record lacks has stalled. It is armed while the
-// record is open and has a stall, and at most once in that time.
+// stallTimer is when to look whether a rank that a record lacks has stalled: at the latest when the
+// record's stall has passed since the last look, since a report may change when its rank is due. It is
+// armed while the record is open and has a stall, a vote waits, and a rank that it lacks has reported.
 type stallTimer struct {
 	timer timer
 	r     *record
@@ -108,16 +107,27 @@ type stallTimer struct {
 func (w *stallTimer) timerState() *timer { return &w.timer }
 func (w *stallTimer) due(*Machine)       {} // Stalled takes it
 
-// watch makes Stalled look at r when its stall has passed.
+// watchFor arms the timers of the records that lack a rank which has reported for the first time.
+func (m *Machine) watchFor(g *group, rank int) {
+	for _, ch := range g.inOrder() {
+		for _, r := range ch.records {
+			if r.open() && r.call.Stall > 0 && r.lacks(rank) {
+				m.watch(r)
+			}
+		}
+	}
+}
+
+// watch makes Stalled look at r when its stall has passed since it began.
 func (m *Machine) watch(r *record) {
 	if r.stall == nil {
 		r.stall = &stallTimer{r: r}
 	}
-	m.stalls.arm(r.stall, after(r.began, r.patience()))
+	m.stalls.arm(r.stall, after(r.began, r.call.Stall))
 }
 
 // patience returns the stall of r.
-func (r *record) patience() Time { return max(r.call.Stall, minStall) }
+func (m *Machine) patience(r *record) Time { return max(r.call.Stall, m.bounds.stall) }
 
 // unwatch ends that.
 func (m *Machine) unwatch(r *record) {
@@ -134,33 +144,38 @@ func (m *Machine) unwatch(r *record) {
 func (m *Machine) Stalled(now Time) (session uint64, req *wire.Request, ok bool) {
 	for d := m.stalls.pop(now); d != nil; d = m.stalls.pop(now) {
 		r := d.(*stallTimer).r
-		v, next := m.stalledRanks(r, now)
-		if v == nil {
-			m.stalls.arm(d, next)
-			continue
+		i := slices.IndexFunc(r.votes, func(b vote) bool { return b.waiting })
+		if i < 0 {
+			continue // the next vote that waits arms the timer
 		}
-		for i := range r.votes {
-			if w := &r.votes[i]; w.waiting { // others have ended their wait: nobody asks for the outcome
-				return w.waiter.Session, &wire.Request{Op: wire.OpStalled, ID: w.waiter.ID, Value: wire.AppendReply(nil, wire.OpCollect, 0, failureReply(v))}, true
-			}
+		v, next := m.stalledRanks(r, now)
+		if v == nil && next > 0 {
+			m.stalls.arm(d, next)
+		}
+		if v != nil {
+			w := &r.votes[i].waiter
+			return w.Session, &wire.Request{Op: wire.OpStalled, ID: w.ID, Value: wire.AppendReply(nil, wire.OpCollect, 0, failureReply(v))}, true
 		}
 	}
 	return 0, nil, false
 }
 
-// stalledRanks returns the failure of r if ranks have stalled at now, and otherwise when to look again.
+// stalledRanks returns the failure of r if ranks have stalled at now, and otherwise when to look again;
+// 0: when a rank has reported.
 func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time) {
-	next = after(now, r.patience())
-	stalled, moving := missing{}, 0
+	stalled, others := missing{}, 0
 	look := func(rank int) {
 		p := r.ch.g.members[rank].progress
 		if p == nil {
-			moving++
+			others++
 			return
 		}
-		if at := after(max(p.at, r.began), max(r.patience(), p.phase.Stall)); at > now {
+		if next == 0 {
+			next = after(now, m.patience(r))
+		}
+		if at := after(max(p.at, r.began), max(m.patience(r), p.phase.Stall)); at > now {
 			next = min(next, at)
-			moving++
+			others++
 			return
 		}
 		stalled.add(rank)
@@ -170,7 +185,7 @@ func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time)
 			look(rank)
 		}
 	}
-	if stalled.count+moving == 0 { // its root waits for readers
+	if stalled.count+others == 0 { // its root waits for readers
 		for _, rank := range r.missing(-1).ranks {
 			look(rank)
 		}
@@ -183,8 +198,8 @@ func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time)
 		p := r.ch.g.members[rank].progress
 		v.Doing = append(v.Doing, fmt.Sprintf("no progress for %v: %s", RoundTwoDigits(now-p.at), p))
 	}
-	if moving > 0 {
-		v.Reason = fmt.Sprintf("%d more missing, not stalled", moving)
+	if others > 0 {
+		v.Reason = fmt.Sprintf("%d more missing, not stalled", others)
 	}
 	if stalled.count > len(stalled.ranks) {
 		v.Reason = strings.TrimSuffix(fmt.Sprintf("%d ranks have stalled, of which the first %d are named: %s", stalled.count, len(stalled.ranks), v.Reason), ": ")
@@ -221,5 +236,7 @@ func (v *viewer) progressStatus(x *member) *wire.ProgressStatus {
 	if x.progress == nil {
 		return nil
 	}
-	return &wire.ProgressStatus{Phase: x.progress.phase, Ago: v.ago(x.progress.at)}
+	s := &wire.ProgressStatus{Phase: x.progress.phase, Ago: v.ago(x.progress.at)}
+	s.Done = x.progress.done
+	return s
 }

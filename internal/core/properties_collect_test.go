@@ -155,6 +155,8 @@ func c3HasCause(a *audit, r *record, v *wire.Failure) bool {
 		return len(v.Left) > 0 && len(v.Lost) == 0
 	case wire.CodeFull:
 		return g.all && len(v.Missing) > 0
+	case wire.CodeStalled:
+		return r.stalled && len(v.Missing) > 0
 	}
 	if v.By >= 0 {
 		return r.refusedBy(v) || v.Code == wire.CodeAborted && g.all || v.Code == wire.CodeSkipped && r.ch.floor[v.By] >= r.seq && r.yes[v.By] == nil

@@ -175,8 +175,11 @@ func (m *Machine) addVote(r *record, t Ticket, req *wire.Request, rep *wire.Repl
 	if at := m.after(req.Timeout); req.Timeout > 0 && (r.timer.pos == 0 || at < r.timer.at) {
 		m.arm(r, at)
 	}
-	if c.Stall > 0 && (r.stall == nil || c.Stall < r.call.Stall) {
+	if c.Stall > 0 && (r.call.Stall == 0 || c.Stall < r.call.Stall) {
 		r.call.Stall = c.Stall
+		m.unwatch(r)
+	}
+	if r.call.Stall > 0 && (r.stall == nil || r.stall.timer.pos == 0) {
 		m.watch(r)
 	}
 	m.count(r, b, c, req.Value)

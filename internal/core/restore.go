@@ -125,7 +125,7 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 	for i, x := range s.Members {
 		g.members[i], g.infos[i] = member{x.Session, x.Join, x.Label, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}, nil}, x.Info
 		if x.Phase != nil {
-			g.members[i].progress = &progress{phase: *x.Phase, at: m.now}
+			g.members[i].progress = &progress{phase: *x.Phase, done: x.Phase.Done, at: m.now}
 		}
 		if x.Gone != wire.CodeOK {
 			continue

@@ -120,6 +120,9 @@ func (mb *member) enter(c *wire.Contribution, rep *wire.Reply) {
 	if w.chance(0.4) {
 		mb.p.call(wire.Request{Op: wire.OpFollow, Group: mb.contribution()}, 0, func(*wire.Reply) {})
 	}
+	if w.chance(w.odds.report) {
+		(&reporter{mb: mb, gen: mb.gen, restless: w.chance(0.1)}).next()
+	}
 	for _, sub := range mb.p.members {
 		if sub.plan.parent == pl && sub.gen == 0 {
 			sub.plan.run = "sub of generation " + strconv.FormatUint(mb.gen, 10)

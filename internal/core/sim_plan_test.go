@@ -24,6 +24,8 @@ type odds struct {
 	rogue, abort, leave float64
 	size                float64 // of a join: another world size
 	keys                float64 // of a process: it also uses keys
+	// of a vote: it has a stall; of a member: it reports its progress
+	stall, report float64
 }
 
 // drawOdds draws the odds: a quarter of all schedules has no faults, the others have some kinds of
@@ -55,6 +57,8 @@ func (w *world) drawOdds() odds {
 		{&o.abort, 0.03},
 		{&o.leave, 0.05},
 		{&o.size, 0.1},
+		{&o.stall, 1},
+		{&o.report, 2},
 	} {
 		if w.chance(0.35) {
 			*p.odds = p.most * w.rng.Float64()
@@ -116,6 +120,7 @@ func (w *world) drawBounds() {
 	if w.chance(0.5) {
 		b.Inline = 1 + w.upTo(3)
 	}
+	b.Stall = time.Millisecond
 	w.bounds = w.m.SetBounds(b)
 }
 

@@ -90,6 +90,10 @@ func (w *world) recalls(op wire.Op) bool {
 // tick is the server's timer.
 func (w *world) tick() {
 	w.record(logged{kind: tick, at: w.clock(), logs: w.durable && !broke.forgetsTicks})
+	for session, req, ok := w.m.Stalled(w.clock()); ok; session, req, ok = w.m.Stalled(w.clock()) {
+		w.control(session, *req)
+	}
+	s2StallsEnd(w.audit)
 }
 
 // apply applies a request to the machine. Events that are due come first: a request that is not
@@ -181,7 +185,7 @@ func (w *world) carryOut(e *logged, cl *call, session uint64) {
 		e.event = core.AppendApply(nil, e.at, session, req)
 	}
 	switch {
-	case req.Op == wire.OpCancel, req.Op == wire.OpGoodbye && rep.Code == wire.CodeOK, req.Op == wire.OpLost:
+	case req.Op == wire.OpCancel, req.Op == wire.OpGoodbye && rep.Code == wire.CodeOK, req.Op == wire.OpLost, req.Op == wire.OpStalled:
 		cl = nil
 	case again:
 		s4WaitsOn(cl, answered, &rep)

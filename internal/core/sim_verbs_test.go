@@ -58,6 +58,9 @@ func (l *sequence) cast() {
 	}
 	c, payload := l.vote(o)
 	c, payload = l.deviate(c, payload)
+	if w.chance(w.odds.stall) {
+		c.Stall = w.between(1, 40*time.Millisecond)
+	}
 	l.send(c, payload)
 	if w.chance(w.odds.repeat) {
 		seq := l.seq

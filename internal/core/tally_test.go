@@ -55,9 +55,11 @@ var situations = []string{
 	"messages",
 	"messages acknowledged",
 	"passed votes",
+	"phases that do not count",
 	"relays ended",
 	"repeated votes",
 	"repeats answered from memory",
+	"reports that repeat",
 	"requests for members after a loss",
 	"requests for members refused",
 	"restarts",
@@ -81,7 +83,7 @@ func (t tally) check(tt *testing.T) {
 	all := situations
 	for _, code := range []wire.Code{
 		wire.CodeLost, wire.CodeLeft, wire.CodeTimeout, wire.CodeCancelled, wire.CodeMismatch, wire.CodeAborted, wire.CodeInvalid, wire.CodeFull,
-		wire.CodeSkipped,
+		wire.CodeSkipped, wire.CodeStalled,
 	} {
 		all = append(all, "failures: "+code.String())
 	}

@@ -1,0 +1,112 @@
+package core_test
+
+import (
+	"slices"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// progress is what the auditor knows of the reports of a rank.
+type progress struct {
+	phase   wire.Phase // with the highest Done since it began
+	changes int        // since its last vote
+	at      core.Time  // of its last progress
+}
+
+// reports handles the report of a rank.
+func (a *audit) reports(cl *call) {
+	g := a.memberOf(cl)
+	if g == nil {
+		return
+	}
+	f := cl.req.Phase
+	x := &g.members[cl.req.Group.Rank]
+	if x.progress == nil {
+		x.progress = &progress{phase: f, changes: 1, at: a.now}
+		return
+	}
+	p := x.progress
+	began := p.phase
+	began.Done = f.Done
+	switch {
+	case began != f:
+		p.phase = f
+		if p.changes++; p.changes <= 16 {
+			p.at = a.now
+		} else {
+			a.w.tally["phases that do not count"]++
+		}
+	case f.Done > p.phase.Done:
+		p.phase.Done, p.at = f.Done, a.now
+	default:
+		a.w.tally["reports that repeat"]++
+	}
+}
+
+// excuses handles a restart of the server: all have made progress just now.
+func (a *audit) excuses() {
+	for _, g := range a.inOrder {
+		for i := range g.members {
+			if p := g.members[i].progress; p != nil {
+				p.at, p.changes = a.now, 0
+			}
+		}
+	}
+}
+
+// hasStalled reports whether rank has made no progress for the stall of r.
+func (r *record) hasStalled(a *audit, rank int) bool {
+	p := r.ch.g.members[rank].progress
+	if p == nil || r.stall == 0 {
+		return false
+	}
+	return max(p.at, r.began)+max(r.stall, p.phase.Stall, a.w.bounds.Stall) <= a.now
+}
+
+// stalls handles the server's decision that a record has stalled, and checks S1: it names the ranks that
+// have stalled, and no others. In a replay the auditor does not know of all reports, and believes it.
+func (a *audit) stalls(cl *call) {
+	const p = "S1 who reports progress has not stalled"
+	i := a.find(cl.session, cl.req.ID)
+	if i < 0 || a.waiting[i].record == nil {
+		breaks(p, "%s: no vote waits", cl)
+	}
+	r := a.waiting[i].record
+	r.stalled = true
+	var rep wire.Reply
+	h, err := wire.ParseHeader(cl.req.Value, wire.MaxBody)
+	if err == nil {
+		err = rep.Parse(h, cl.req.Value[wire.HeaderLen:])
+	}
+	if err != nil || rep.Code != wire.CodeStalled || rep.Failure == nil {
+		breaks(p, "%s: %v", cl, err)
+	}
+	if a.w.replaying {
+		return
+	}
+	held := r.allYes()
+	for rank := range r.yes {
+		lacks := r.requires(rank) && r.yes[rank] == nil || held
+		named := slices.Contains(rep.Failure.Missing, rank)
+		if named && (!lacks || !r.hasStalled(a, rank)) || !named && !held && lacks && r.hasStalled(a, rank) {
+			breaks(p, "%s: rank %d is named: %v", cl, rank, named)
+		}
+	}
+}
+
+// s2StallsEnd checks S2, after the server has looked: an operation ends when a rank that it lacks has
+// stalled, if a vote waits for it.
+func s2StallsEnd(a *audit) {
+	for _, cl := range a.waiting {
+		r := cl.record
+		if r == nil || r.done {
+			continue
+		}
+		for rank := range r.yes {
+			if p := r.ch.g.members[rank].progress; r.requires(rank) && r.yes[rank] == nil && p != nil && p.changes <= 16 && r.hasStalled(a, rank) {
+				breaks("S2 a stall ends an operation", "%s waits for rank %d, which made progress at %v; it is %v", cl, rank, p.at, a.now)
+			}
+		}
+	}
+}
