@@ -55,6 +55,7 @@ func (g *Group) begin(c *wire.Contribution) (*call, error) {
 	}
 	cl := &g.call // all zero, between operations
 	cl.Group, cl.c, cl.start = g, *c, trace.Now(g.cfg.sink)
+	cl.c.Stall = g.cfg.Stall
 	cl.c.Generation, cl.c.Rank, cl.c.Channel, cl.c.Seq = g.generation, g.rank, g.channel, g.seq.Add(1)
 	return cl, nil
 }

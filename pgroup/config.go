@@ -57,7 +57,13 @@ type Config struct {
 	Insecure bool
 
 	Timeout time.Duration // of Create, and of an operation whose ctx has no deadline; default 5 min
-	Expiry  time.Duration // of a message that is not received; default 1 h
+	// Stall is after how long without progress a missing rank fails a collective operation of this group
+	// (ErrStalled), if it has begun a [Phase] before: a rank that goes on may take until the deadline of the
+	// operation, and one that hangs fails it sooner. The least Stall of the ranks that have called
+	// counts. Ranks that never had a phase in this group have only the deadline, and so have Create, Sub
+	// and Shrink, whose missing ranks are absent. At least 2 s; default 0: never.
+	Stall  time.Duration
+	Expiry time.Duration // of a message that is not received; default 1 h
 	// LivenessTimeout is how long a rank may send nothing, answers to liveness probes included,
 	// before it has failed (ErrLost); and how long the store may, before a rank reconnects. Default
 	// 10 s, or that of the store; at least 0.6 s. Choose more on hosts with many more threads than
@@ -131,6 +137,8 @@ func (c *Config) check() error {
 		return invalid("Config.Rank is %d, with a Config.Size of %d: ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
 	case c.Timeout < 0:
 		return invalid("Config.Timeout is %v", c.Timeout)
+	case c.Stall != 0 && c.Stall < minStall:
+		return invalid("Config.Stall is %v: it is at least %v, as ranks report their progress once a second", c.Stall, minStall)
 	case c.Expiry < 0:
 		return invalid("Config.Expiry is %v", c.Expiry)
 	case c.LivenessTimeout < 0:

@@ -35,6 +35,9 @@ var (
 	// ErrSkipped: a rank went on to a later operation without taking part in this one, as it may
 	// after ErrUnknown. The group stays active.
 	ErrSkipped = store.ErrSkipped
+	// ErrStalled: a missing rank has made no progress for Config.Stall. It matches ErrTimeout too. The
+	// group stays active.
+	ErrStalled = store.ErrStalled
 	// ErrUnknown: the store did not answer in time; the operation may have succeeded or failed.
 	ErrUnknown = store.ErrUnknown
 	// ErrUnavailable: the store, which no rank of the group hosts, cannot be reached.
@@ -102,6 +105,8 @@ func (e *RankError) Is(target error) bool {
 		return e.Code == wire.CodeTimeout
 	case context.Canceled:
 		return e.Code == wire.CodeCancelled
+	case ErrTimeout:
+		return e.Code == wire.CodeTimeout || e.Code == wire.CodeStalled
 	}
 	return e.Code != wire.CodeOK && target == store.CodeError(e.Code)
 }
@@ -125,6 +130,8 @@ func (e *RankError) why() string {
 	switch v.Code {
 	case wire.CodeTimeout, wire.CodeCancelled:
 		return e.overdueText()
+	case wire.CodeStalled:
+		return joinNonEmpty(v.Code.String()+after(v), stalledText(v), v.Reason)
 	case wire.CodeLost:
 		return joinNonEmpty("lost "+ranks(v.Lost), v.Reason)
 	case wire.CodeLeft:
@@ -154,14 +161,33 @@ func (e *RankError) overdueText() string {
 	case v.By >= 0:
 		what = fmt.Sprintf("the deadline of rank %d had passed when it called", v.By)
 	}
-	if v.Waited > 0 {
-		what += fmt.Sprintf(" after %.2fs", v.Waited.Round(10*time.Millisecond).Seconds())
-	}
+	what += after(v)
 	reason := v.Reason
 	if reason == context.Canceled.Error() || v.By >= 0 && v.Code == wire.CodeTimeout { // the context's own words, that what has said
 		reason = ""
 	}
 	return joinNonEmpty(what, missingText(v), reason)
+}
+
+// after returns how long the operation had lasted.
+func after(v *wire.Failure) string {
+	if v.Waited <= 0 {
+		return ""
+	}
+	return fmt.Sprintf(" after %.2fs", v.Waited.Round(10*time.Millisecond).Seconds())
+}
+
+// stalledText lists the ranks that have stalled, and the progress that each has made.
+func stalledText(v *wire.Failure) string {
+	named := v.Missing[:min(len(v.Doing), len(v.Missing))]
+	var parts []string
+	for i, rank := range named {
+		parts = append(parts, fmt.Sprintf("rank %d: %s", rank, v.Doing[i]))
+	}
+	if more := v.Missing[len(named):]; len(more) > 0 {
+		parts = append(parts, ranks(more))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // missingText lists the missing ranks and what they do instead.

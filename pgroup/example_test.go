@@ -18,13 +18,19 @@ import (
 // inGroup runs body on each of n ranks, here in one process. A real program calls FromEnv and
 // Create instead.
 func inGroup(n int, body func(ctx context.Context, g *pgroup.Group) error) {
+	withConfig(n, pgroup.Config{}, body)
+}
+
+func withConfig(n int, cfg pgroup.Config, body func(ctx context.Context, g *pgroup.Group) error) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
 	var wg sync.WaitGroup
 	for rank := range n {
 		wg.Go(func() {
 			ctx := context.Background()
-			g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: n, Store: s})
+			own := cfg
+			own.Rank, own.Size, own.Store = rank, n, s
+			g, err := pgroup.Create(ctx, own)
 			if err != nil {
 				log.Print(err)
 				return
@@ -309,6 +315,27 @@ func ExampleGroup_Expired() {
 		return err
 	})
 	// Output: 0 messages expired unread
+}
+
+// Rank 1 takes as long as it needs, while it says how far it is; if it hung, the others would get an
+// error that names it, at most a minute later.
+func ExampleGroup_Phase() {
+	cfg := pgroup.Config{Stall: time.Minute}
+	withConfig(2, cfg, func(ctx context.Context, g *pgroup.Group) error {
+		if g.Rank() == 1 {
+			p := g.Phase("loading shards", 48)
+			defer p.End()
+			for shard := range int64(48) {
+				p.Done(shard + 1)
+			}
+		}
+		err := g.Barrier(ctx)
+		if g.Rank() == 0 {
+			fmt.Println("loaded", err)
+		}
+		return err
+	})
+	// Output: loaded <nil>
 }
 
 func ExampleGroup_Shutdown() {

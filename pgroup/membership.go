@@ -42,6 +42,7 @@ type membership struct {
 	prefixed   *store.Store // below the prefix of this generation
 	closing    atomic.Bool  // Close has begun; set with lock held
 	closeOnce  sync.Once
+	reports    reporter
 
 	lock         sync.Mutex // protects the fields below; not held during I/O
 	shuttingDown bool       // Shutdown has begun, so the end of the host is expected

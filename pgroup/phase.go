@@ -1,0 +1,116 @@
+package pgroup
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+const (
+	// reportEvery is the time between two reports of a rank.
+	reportEvery = time.Second
+	// minStall is the least Config.Stall: two reports.
+	minStall = 2 * reportEvery
+)
+
+// Phase is a part of this rank's work that others may have to wait for, such as loading or
+// compiling. It is safe for concurrent use.
+type Phase struct {
+	r     *reporter
+	phase wire.Phase // without Done
+	done  atomic.Int64
+}
+
+// Phase begins a phase of this rank: viewers such as "muster who" show its name and progress, and
+// errors of ranks that wait for this one have them. It ends with [Phase.End], and may be inside of
+// another one, which is current again then. The name has at most 128 bytes, longer ones are cut. total
+// is the number of units of the work, or 0 if it is unknown.
+//
+// In a group with a Config.Stall, a rank that has begun a phase must go on to make progress, until the
+// group is closed: Done of more units, another phase, or the call that others wait for.
+//
+// A goroutine, which the first phase of a group starts and Close ends, reports the progress to the
+// store: at once, and then at most once a second. The phases of a group's channels are those of the
+// group.
+func (g *Group) Phase(name string, total int64) *Phase {
+	return g.PhaseWithStall(name, total, 0)
+}
+
+// PhaseWithStall is Phase for one that may make no progress for a time, as a compilation does: this
+// rank has stalled when it has made none for stall, if that is longer than Config.Stall.
+func (g *Group) PhaseWithStall(name string, total int64, stall time.Duration) *Phase {
+	r := &g.reports
+	p := &Phase{r: r, phase: wire.Phase{Name: clip(name, wire.MaxPhase), Total: max(total, 0), Stall: max(stall, 0)}}
+	r.mu.Lock()
+	r.last++
+	p.phase.ID = r.last
+	r.open = append(r.open, p)
+	r.mu.Unlock()
+	g.report()
+	return p
+}
+
+// Done says that done units of the phase are complete. It costs no more than an atomic store.
+func (p *Phase) Done(done int64) { p.done.Store(done) }
+
+// End ends the phase. A second End does nothing.
+func (p *Phase) End() {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	p.r.open = slices.DeleteFunc(p.r.open, func(x *Phase) bool { return x == p })
+}
+
+// reporter has the phases of a rank in a generation.
+type reporter struct {
+	mu    sync.Mutex
+	last  uint64   // ID of a phase
+	open  []*Phase // the current one is the last
+	begun bool     // the goroutine; protected by membership.lock
+}
+
+// current returns what is to be reported.
+func (r *reporter) current() wire.Phase {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.open) == 0 {
+		return wire.Phase{}
+	}
+	p := r.open[len(r.open)-1]
+	now := p.phase
+	now.Done = max(p.done.Load(), 0)
+	return now
+}
+
+// report begins to report the phases. A report that fails is made again.
+func (s *membership) report() {
+	ctx := s.groupContext()
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if s.reports.begun || s.hasClosed() {
+		return
+	}
+	s.reports.begun = true
+	s.wg.Go(func() {
+		tick := time.NewTicker(reportEvery)
+		defer tick.Stop()
+		var sent wire.Phase
+		for {
+			if now := s.reports.current(); now != sent {
+				bounded, cancel := context.WithTimeout(ctx, reportEvery)
+				if err := s.store.Progress(bounded, s.request(), now); err == nil {
+					sent = now
+				}
+				cancel()
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}

@@ -1,0 +1,110 @@
+package pgroup_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// These tests check what a rank reports; internal/scenario has the rules of the store (stall*.txt).
+
+// TestStall checks that a rank that reports progress is waited for, for 10 h, and that one which then
+// hangs is named a minute later.
+func TestStall(t *testing.T) {
+	patient := place(inMemory).with(func(c *pgroup.Config) { c.Stall = time.Minute })
+	synctest.Test(t, func(t *testing.T) {
+		ranks(t, 3, patient, func(t *testing.T, g *pgroup.Group) {
+			ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+			defer cancel()
+			if g.Rank() == 2 {
+				p := g.Phase("loading shards", 1000)
+				for shard := range int64(800) {
+					time.Sleep(45 * time.Second)
+					p.Done(shard + 1)
+				}
+				ok(t, g, "barrier", g.Barrier(ctx))
+				p.End()
+				q := g.Phase("compiling", 0)
+				defer q.End()
+				time.Sleep(30 * time.Second)
+				q.Done(12)
+			} else {
+				ok(t, g, "barrier", g.Barrier(ctx))
+				start := time.Now()
+				err := g.Barrier(ctx)
+				v := rankError(t, g, err, pgroup.ErrStalled, "barrier #2", "stalled after 91.00s", "rank 2: no progress for 1m0s: compiling, 12")
+				equal(t, g, "missing", v.Missing, []int{2})
+				assert.ErrorIs(t, err, pgroup.ErrTimeout)
+				assert.LessOrEqual(t, time.Since(start), 91*time.Second)
+				return
+			}
+			time.Sleep(10 * time.Minute) // it hangs, and its goroutines do not
+			rankError(t, g, g.Barrier(ctx), pgroup.ErrStalled)
+		})
+	})
+}
+
+// TestReports checks which reports a rank sends: at once and then one a second at most, none without
+// news, and those that the store has not got again.
+func TestReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent []wire.Phase
+		var fails atomic.Bool
+		s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
+			if req.Op == wire.OpProgress {
+				sent = append(sent, req.Phase)
+				if fails.Load() {
+					return store.ErrUnavailable
+				}
+			}
+			return next.Do(ctx, req, rep)
+		})
+		reports := func(want ...wire.Phase) {
+			t.Helper()
+			synctest.Wait()
+			require.Equal(t, want, sent)
+			sent = nil
+		}
+		g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Store: s})
+		require.NoError(t, err)
+		outer := g.PhaseWithStall("outer", 2, time.Hour)
+		reports(wire.Phase{ID: 1, Name: "outer", Total: 2, Stall: time.Hour})
+		inner := g.Channel("c").Phase(strings.Repeat("ü", 80), -1)
+		for n := range int64(1000) {
+			inner.Done(n)
+		}
+		reports()
+		time.Sleep(time.Second)
+		name := strings.Repeat("ü", 62) + "…"
+		reports(wire.Phase{ID: 2, Name: name, Done: 999})
+		time.Sleep(time.Minute)
+		reports()
+		fails.Store(true)
+		outer.Done(1)
+		inner.End()
+		inner.End()
+		time.Sleep(2 * time.Second)
+		back := wire.Phase{ID: 1, Name: "outer", Done: 1, Total: 2, Stall: time.Hour}
+		reports(back, back)
+		fails.Store(false)
+		time.Sleep(time.Second)
+		reports(back)
+		outer.End()
+		time.Sleep(time.Second)
+		reports(wire.Phase{})
+		require.NoError(t, g.Close())
+		g.Phase("after the end", 0).End()
+		time.Sleep(time.Second)
+		reports()
+	})
+}
