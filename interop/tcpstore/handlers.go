@@ -58,7 +58,11 @@ func (p *peer) set(ctx context.Context, req *tcpwire.Request) error {
 }
 
 func (p *peer) put(ctx context.Context, key string, value []byte) error {
-	return p.change(ctx, wire.Request{Op: wire.OpSet, Key: key, Value: present(value)})
+	req := wire.Request{Op: wire.OpSet, Key: key, Value: present(value)}
+	if p.protocol.inSession(key) {
+		return p.setInSession(ctx, req)
+	}
+	return p.change(ctx, req)
 }
 
 // change changes an entry. The request's key is in the protocol's form. The reply is in p.question.

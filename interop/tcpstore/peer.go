@@ -27,6 +27,7 @@ type peer struct {
 	store.ProtocolConn
 	protocol *Protocol
 	pid      atomic.Uint32           // as the client says; 0: not yet
+	process  atomic.Pointer[process] // nil: not yet known
 	awaited  atomic.Pointer[keyWait] // nil: it has been answered
 	out      outbox
 	stall    stall
@@ -48,6 +49,7 @@ type peer struct {
 	waiting  *waiting     // the most recent WAIT or BARRIER
 	sent     int          // values sent of a MULTI_GET that is not finished
 	ranks    map[int]bool // the ranks of the client, by the keys that it has changed
+	lease    uint64       // of the keys that end with the client; 0: it has set none
 	question question
 }
 

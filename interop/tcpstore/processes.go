@@ -171,6 +171,7 @@ func (r *publication) update(peers map[*peer][]tcpwire.GroupRank, now time.Time)
 	inodes := inodesOf(fresh)
 	for _, p := range fresh {
 		x := identify(p, inodes)
+		p.process.Store(x)
 		if old := r.known[x.ID]; old != nil {
 			x = old
 		}

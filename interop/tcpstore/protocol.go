@@ -1,6 +1,7 @@
 package tcpstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,19 @@ type Protocol struct {
 	// failed. A rank that reconnects is no longer failed; and when all ranks have disconnected, the
 	// next one begins another run, in which none is failed.
 	Ranks []string
+	// Sessions are prefixes of keys that end with the client that has set them last, by SET or
+	// MULTI_SET. They are compared with the keys that clients send, which begin with "/".
+	//
+	// The store deletes the keys 30 seconds after the end of the connection, or within a second of
+	// the end of the client's process, if that is known: it runs on this host, which is Linux, and
+	// was connected for two seconds. Until then the connection counts in ServerLimits. Keys that were
+	// set again by another connection or a Go client, or changed by COMPARE_SET, are not deleted.
+	// ADD and APPEND keep the owner of a key, as they keep its TTL, but own nothing. All keys end
+	// when this process does, or its session in the store.
+	//
+	// A connection with such keys has one lease of the store. A SET beyond store.Limits.Leases ends
+	// its connection.
+	Sessions []string
 
 	ranks     ranks
 	barriers  barriers
@@ -61,7 +75,7 @@ func (p *Protocol) Check() error {
 			return fmt.Errorf("tcpstore: the TTL of %q is %v", r.Prefix, r.TTL)
 		}
 	}
-	return checkPatterns(p.Ranks)
+	return cmp.Or(checkPatterns(p.Ranks), checkSessions(p.Sessions))
 }
 
 // ttl returns the time to live of an entry that a client creates.
@@ -99,6 +113,7 @@ func (p *Protocol) ServeConn(ctx context.Context, v *store.ProtocolConn) error {
 		return errOlder
 	}
 	peer := newPeer(ctx, p, v)
+	defer peer.endSession(ctx) // after the loop is given back, since it may take long
 	p.processes.enter(peer)
 	defer p.processes.leave(ctx, peer)
 	var loop *transport.Loop

@@ -20,8 +20,9 @@ import (
 
 // protocols are those of files that need other fields than the defaults.
 var protocols = map[string]*tcpstore.Protocol{
-	"ranks": {Ranks: []string{"ready/{rank}", "{rank}/*"}},
-	"ttl":   {TTL: []tcpstore.Rule{{"job/keep/", time.Hour}, {"job/", time.Minute}}},
+	"ranks":   {Ranks: []string{"ready/{rank}", "{rank}/*"}},
+	"session": {Sessions: []string{"/nixl/agents/"}},
+	"ttl":     {TTL: []tcpstore.Rule{{"job/keep/", time.Hour}, {"job/", time.Minute}}},
 }
 
 // TestProtocol runs the rules of PyTorch's protocol as text. In testdata/protocol its operations, by their
