@@ -20,6 +20,7 @@ const (
 	envName     = "MUSTER_NAME"             // Config.Name
 	envRun      = "MUSTER_RUN"              // Config.Run; overrides the launcher's
 	envTimeout  = "MUSTER_TIMEOUT"          // Config.Timeout, as "30s"
+	envStall    = "MUSTER_STALL"            // Config.Stall, as "1m"
 	envExpiry   = "MUSTER_EXPIRY"           // Config.Expiry, as "1h"
 	envLiveness = "MUSTER_LIVENESS_TIMEOUT" // Config.LivenessTimeout, as "30s"
 	envShared   = "MUSTER_SHARED_MEMORY"    // Config.SharedMemory, "auto" or "off"
@@ -65,7 +66,7 @@ var launches = []launch{
 // MPI on one node defaults to its loopback address. If torchrun's agent listens on MASTER_PORT, the
 // next port is used.
 //
-// MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_LIVENESS_TIMEOUT, MUSTER_HOST,
+// MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_STALL, MUSTER_EXPIRY, MUSTER_LIVENESS_TIMEOUT, MUSTER_HOST,
 // MUSTER_SHARED_MEMORY and MUSTER_INSECURE set the fields with these names, and MUSTER_TRACE sets TraceDir.
 // MUSTER_SECRET_FILE is the file from which Secret is read. MUSTER_TLS_CA, MUSTER_TLS_CERT and
 // MUSTER_TLS_KEY are the files of TLS; with a CA and without a secret, rank 0 requires client
@@ -102,7 +103,7 @@ type env struct {
 func (e *env) config(l launch) Config {
 	c := Config{
 		Rank: e.number(l.Rank), Size: e.number(l.Size...), Name: os.Getenv(envName), Host: os.Getenv(envHost),
-		Timeout: e.duration(envTimeout), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
+		Timeout: e.duration(envTimeout), Stall: e.duration(envStall), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
 		LivenessTimeout: e.duration(envLiveness), TraceDir: os.Getenv(envTrace),
 	}
 	switch v := os.Getenv(envShared); v {
@@ -281,6 +282,7 @@ func (c Config) Environ() []string {
 		{envName, c.Name, c.Name == ""},
 		{envHost, c.Host, c.Host == ""},
 		{envTimeout, c.Timeout.String(), c.Timeout == 0},
+		{envStall, c.Stall.String(), c.Stall == 0},
 		{envExpiry, c.Expiry.String(), c.Expiry == 0},
 		{envLiveness, c.LivenessTimeout.String(), c.LivenessTimeout == 0},
 		{envInsecure, "1", !c.Insecure},

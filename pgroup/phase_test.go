@@ -36,7 +36,7 @@ func TestStall(t *testing.T) {
 				p.End()
 				q := g.Phase("compiling", 0)
 				defer q.End()
-				time.Sleep(30 * time.Second)
+				time.Sleep(30*time.Second + 500*time.Millisecond) // between two reports
 				q.Done(12)
 			} else {
 				ok(t, g, "barrier", g.Barrier(ctx))

@@ -353,7 +353,7 @@ func (r *record) mustEnd(a *audit) string {
 	case r.deadline > 0 && r.deadline <= a.now:
 		return "L2 a finite deadline decides"
 	case r.stalled:
-		return "S2 a stall decides"
+		return "T2 a stall decides"
 	case g.all:
 		return "L1 a revocation decides all"
 	case r.allYes() && !r.held(a):

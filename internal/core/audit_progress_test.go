@@ -64,10 +64,10 @@ func (r *record) hasStalled(a *audit, rank int) bool {
 	return max(p.at, r.began)+max(r.stall, p.phase.Stall, a.w.bounds.Stall) <= a.now
 }
 
-// stalls handles the server's decision that a record has stalled, and checks S1: it names the ranks that
+// stalls handles the server's decision that a record has stalled, and checks T1: it names the ranks that
 // have stalled, and no others. In a replay the auditor does not know of all reports, and believes it.
 func (a *audit) stalls(cl *call) {
-	const p = "S1 who reports progress has not stalled"
+	const p = "T1 who reports progress has not stalled"
 	i := a.find(cl.session, cl.req.ID)
 	if i < 0 || a.waiting[i].record == nil {
 		breaks(p, "%s: no vote waits", cl)
@@ -95,9 +95,9 @@ func (a *audit) stalls(cl *call) {
 	}
 }
 
-// s2StallsEnd checks S2, after the server has looked: an operation ends when a rank that it lacks has
+// t2StallsEnd checks T2, after the server has looked: an operation ends when a rank that it lacks has
 // stalled, if a vote waits for it.
-func s2StallsEnd(a *audit) {
+func t2StallsEnd(a *audit) {
 	for _, cl := range a.waiting {
 		r := cl.record
 		if r == nil || r.done {
@@ -105,7 +105,7 @@ func s2StallsEnd(a *audit) {
 		}
 		for rank := range r.yes {
 			if p := r.ch.g.members[rank].progress; r.requires(rank) && r.yes[rank] == nil && p != nil && p.changes <= 16 && r.hasStalled(a, rank) {
-				breaks("S2 a stall ends an operation", "%s waits for rank %d, which made progress at %v; it is %v", cl, rank, p.at, a.now)
+				breaks("T2 a stall ends an operation", "%s waits for rank %d, which made progress at %v; it is %v", cl, rank, p.at, a.now)
 			}
 		}
 	}

@@ -341,7 +341,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 		}
 	case wire.OpProgress:
 		if rep.Code != wire.CodeOK {
-			breaks("S1 a rank may report", "%s: %s", cl, rep.Code)
+			breaks("T1 a rank may report", "%s: %s", cl, rep.Code)
 		}
 	case wire.OpLeave:
 		if rep.Code != wire.CodeOK {
@@ -364,14 +364,23 @@ func (a *audit) followed(cl *call, rep *wire.Reply) {
 // settled is called after each step and checks that everything that must have happened has
 // happened.
 func (a *audit) settled() {
+	mayStall := 0
 	for _, g := range a.inOrder {
 		for _, ch := range g.channels {
 			a.settleChannel(ch)
+			for _, r := range ch.records {
+				if !r.done && r.stall > 0 {
+					mayStall++
+				}
+			}
 		}
 		for _, st := range g.streamCount {
 			p5StreamBounded(a, g, st)
 		}
 		c9FreedWithItsLastUser(a, g)
+	}
+	if n := a.w.m.Stalls(); n > mayStall {
+		breaks("T3 what is decided cannot stall", "%d records may, there are %d", n, mayStall)
 	}
 	for _, r := range a.rendezvouses {
 		g3CompleteWhenAllThere(r)

@@ -35,6 +35,9 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 	}
 }
 
+// Stalls counts the records that may stall.
+func (m *Machine) Stalls() int { return len(m.stalls.heap) }
+
 // Holdings counts what a Machine holds.
 type Holdings struct {
 	Sessions, Waiters, Members       int // Sessions does not count Local
@@ -54,7 +57,7 @@ func (m *Machine) Holdings() Holdings {
 	h := Holdings{
 		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Forming: len(m.forming),
 		Calls: m.calls, Ordered: len(m.byGeneration.list) - m.byGeneration.holes,
-		Watchers: m.watchers.n, Timers: len(m.timers.heap), Stalls: len(m.stalls.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.leaseRefs) - len(m.freeLeaseRefs), Ending: len(m.endedLeases),
+		Watchers: m.watchers.n, Timers: len(m.timers.heap), Stalls: m.Stalls(), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.leaseRefs) - len(m.freeLeaseRefs), Ending: len(m.endedLeases),
 	}
 	for _, s := range m.sessions {
 		h.Waiters += len(s.waiters)

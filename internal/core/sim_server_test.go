@@ -93,7 +93,7 @@ func (w *world) tick() {
 	for session, req, ok := w.m.Stalled(w.clock()); ok; session, req, ok = w.m.Stalled(w.clock()) {
 		w.control(session, *req)
 	}
-	s2StallsEnd(w.audit)
+	t2StallsEnd(w.audit)
 }
 
 // apply applies a request to the machine. Events that are due come first: a request that is not
