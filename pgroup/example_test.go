@@ -320,12 +320,14 @@ func ExampleGroup_Expired() {
 // Rank 1 takes as long as it needs, while it says how far it is; if it hung, the others would get an
 // error that names it, at most a minute later.
 func ExampleGroup_Phase() {
+	load := func(shard int64) {}
 	cfg := pgroup.Config{Stall: time.Minute}
 	withConfig(2, cfg, func(ctx context.Context, g *pgroup.Group) error {
 		if g.Rank() == 1 {
 			p := g.Phase("loading shards", 48)
 			defer p.End()
 			for shard := range int64(48) {
+				load(shard)
 				p.Done(shard + 1)
 			}
 		}

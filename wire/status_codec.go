@@ -210,7 +210,7 @@ func (r *RankStatus) fields(p *pass) {
 	if p.parses {
 		r.Progress = new(ProgressStatus)
 	}
-	r.Progress.Phase.fields(p)
+	r.Progress.fields(p)
 	p.duration(&r.Progress.Ago)
 }
 

@@ -31,7 +31,7 @@ func aStatus() *wire.Status {
 				Revoked: &wire.FailureStatus{Ago: 13, Failure: failure, Unnamed: 1},
 				Ranks: []wire.RankStatus{{
 					Rank: 0, Label: "pid 1 on a", Session: 14, Gone: wire.CodeLost, Verb: "recv", Seq: 15, Ago: 16, LastSeen: -1,
-					Waits: []wire.WaitStatus{{Verb: "recv", Peer: 1, Tag: "t", Waited: 17}},
+					Waits:    []wire.WaitStatus{{Verb: "recv", Peer: 1, Tag: "t", Waited: 17}},
 					Progress: &wire.ProgressStatus{Phase: wire.Phase{ID: 3, Name: "load", Done: 12, Total: 48, Stall: 60}, Ago: 18},
 				}},
 				Records: []wire.RecordStatus{{
