@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// reportEvery is the time between two reports of a rank.
-	reportEvery = time.Second
+	// lookEvery is how often a rank looks at its phases, and the least time between two reports.
+	lookEvery = time.Second
 	// minStall is the least Config.Stall: two reports.
-	minStall = 2 * reportEvery
+	minStall = 2 * lookEvery
 )
 
 // Phase is a part of this rank's work that others may have to wait for, such as loading or
@@ -34,7 +34,7 @@ type Phase struct {
 // group is closed: Done of more units, another phase, or the call that others wait for.
 //
 // A goroutine, which the first phase of a group starts and Close ends, reports the progress to the
-// store: at once, and then at most once a second. The phases of a group's channels are those of the
+// store: at once, and then at most once a second, or once in 2n ms in a group of n ranks. The phases of a group's channels are those of the
 // group.
 func (g *Group) Phase(name string, total int64) *Phase {
 	return g.PhaseWithStall(name, total, 0)
@@ -95,14 +95,21 @@ func (s *membership) report() {
 	}
 	s.reports.begun = true
 	s.wg.Go(func() {
-		tick := time.NewTicker(reportEvery)
+		tick := time.NewTicker(lookEvery)
 		defer tick.Stop()
-		var sent wire.Phase
+		var seen, sent wire.Phase
+		var progress, report time.Time // the last ones
 		for {
-			if now := s.reports.current(); now != sent {
-				bounded, cancel := context.WithTimeout(ctx, reportEvery)
-				if err := s.store.Progress(bounded, s.request(), now); err == nil {
-					sent = now
+			if now := s.reports.current(); now != seen {
+				seen, progress = now, time.Now()
+			}
+			if seen != sent && time.Since(report) > wire.ReportInterval(s.size)-lookEvery/2 { // ticks are not exact
+				report = time.Now()
+				news := seen
+				news.Ago = report.Sub(progress)
+				bounded, cancel := context.WithTimeout(ctx, lookEvery)
+				if err := s.store.Progress(bounded, s.request(), news); err == nil {
+					sent = seen
 				}
 				cancel()
 			}

@@ -95,10 +95,13 @@ func TestReports(t *testing.T) {
 		inner.End()
 		time.Sleep(2 * time.Second)
 		back := wire.Phase{ID: 1, Name: "outer", Done: 1, Total: 2, Stall: time.Hour}
-		reports(back, back)
+		late := back
+		late.Ago = time.Second
+		reports(back, late)
 		fails.Store(false)
 		time.Sleep(time.Second)
-		reports(back)
+		late.Ago = 2 * time.Second
+		reports(late)
 		outer.End()
 		time.Sleep(time.Second)
 		reports(wire.Phase{})

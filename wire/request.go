@@ -85,6 +85,13 @@ type Phase struct {
 	Done  int64         // of Total
 	Total int64         // 0: unknown
 	Stall time.Duration // after which the rank has stalled, if that is longer than the Stall of a vote
+	Ago   time.Duration // since the rank last made progress
+}
+
+// ReportInterval returns the least time between two reports of a rank in a group of a size. A large
+// group makes no more reports than one of 500 ranks.
+func ReportInterval(size int) time.Duration {
+	return max(time.Second, time.Duration(size)*2*time.Millisecond)
 }
 
 // The payloads in the reply to a vote. A number ≥ 0 means the payload of that rank.
@@ -318,6 +325,7 @@ func (f *Phase) fields(p *pass) {
 	p.i64(&f.Done)
 	p.i64(&f.Total)
 	p.duration(&f.Stall)
+	p.duration(&f.Ago)
 }
 
 // limit is a pass over Limit, below 0 with KeysOnly.

@@ -106,13 +106,7 @@ type RankStatus struct {
 	Doing    string        // of a group with a Protocol: what its process does
 	Server   string        // likewise: the address of its debug server; "": it has none
 	Waits    []WaitStatus
-	Progress *ProgressStatus // nil: it has reported none
-}
-
-// ProgressStatus is what a rank has reported of its progress. After its phase has ended, Name is empty.
-type ProgressStatus struct {
-	Phase
-	Ago time.Duration // since it last made progress
+	Progress *Phase // as it has reported, and Ago until now; nil: it has reported none. Its ID is 0 between phases.
 }
 
 // LastCall describes the last call of a rank that the store knows: verb, with its sequence number or

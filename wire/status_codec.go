@@ -208,10 +208,9 @@ func (r *RankStatus) fields(p *pass) {
 		return
 	}
 	if p.parses {
-		r.Progress = new(ProgressStatus)
+		r.Progress = new(Phase)
 	}
 	r.Progress.fields(p)
-	p.duration(&r.Progress.Ago)
 }
 
 func (r *RecordStatus) fields(p *pass) {

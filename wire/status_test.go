@@ -32,7 +32,7 @@ func aStatus() *wire.Status {
 				Ranks: []wire.RankStatus{{
 					Rank: 0, Label: "pid 1 on a", Session: 14, Gone: wire.CodeLost, Verb: "recv", Seq: 15, Ago: 16, LastSeen: -1,
 					Waits:    []wire.WaitStatus{{Verb: "recv", Peer: 1, Tag: "t", Waited: 17}},
-					Progress: &wire.ProgressStatus{Phase: wire.Phase{ID: 3, Name: "load", Done: 12, Total: 48, Stall: 60}, Ago: 18},
+					Progress: &wire.Phase{ID: 3, Name: "load", Done: 12, Total: 48, Stall: 60, Ago: 18},
 				}},
 				Records: []wire.RecordStatus{{
 					Channel: "c", Seq: 18, Verb: "barrier", Root: -1, Age: 19, Remaining: 20,

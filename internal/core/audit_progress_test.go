@@ -23,22 +23,22 @@ func (a *audit) reports(cl *call) {
 	f := cl.req.Phase
 	x := &g.members[cl.req.Group.Rank]
 	if x.progress == nil {
-		x.progress = &progress{phase: f, changes: 1, at: a.now}
+		x.progress = &progress{phase: f, changes: 1, at: max(0, a.now-f.Ago)}
 		return
 	}
 	p := x.progress
-	began := p.phase
-	began.Done = f.Done
+	began, at := p.phase, max(p.at, a.now-f.Ago)
+	began.Done, began.Ago = f.Done, f.Ago
 	switch {
 	case began != f:
 		p.phase = f
 		if p.changes++; p.changes <= 16 {
-			p.at = a.now
+			p.at = at
 		} else {
 			a.w.tally["phases that do not count"]++
 		}
 	case f.Done > p.phase.Done:
-		p.phase.Done, p.at = f.Done, a.now
+		p.phase.Done, p.at = f.Done, at
 	default:
 		a.w.tally["reports that repeat"]++
 	}

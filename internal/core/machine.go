@@ -90,7 +90,8 @@ type bounds struct {
 	unacked int
 	// expireAtOnce is how many entries one Tick removes at most: they take about 0.1 ms.
 	expireAtOnce int
-	// stall is the shortest stall of a record: ranks report once a second.
+	// stall is the shortest stall of a record, in a group whose ranks report once a second. It is
+	// longer in one where they report less often.
 	stall Time
 	// inline is the size of a group up to which the answer to a join has the members.
 	inline int
@@ -99,7 +100,7 @@ type bounds struct {
 var defaultBounds = bounds{
 	window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20, unacked: 1024,
 	channels: 4096, streams: 1 << 20,
-	expireAtOnce: 32, stall: time.Second, inline: wire.MaxInline,
+	expireAtOnce: 32, stall: 2 * time.Second, inline: wire.MaxInline,
 }
 
 // counts are counters for status pages. They are not part of the state: no decision depends on

@@ -35,8 +35,8 @@ func (m *Machine) report(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	m.noop = true
-	if f.Done < 0 || f.Total < 0 || f.Stall < 0 {
-		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("progress of %d of %d, with a stall of %v", f.Done, f.Total, f.Stall))
+	if f.Done < 0 || f.Total < 0 || f.Stall < 0 || f.Ago < 0 {
+		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("progress of %d of %d, with a stall of %v, %v ago", f.Done, f.Total, f.Stall, f.Ago))
 	}
 	first := s.progress == nil
 	if first {
@@ -46,18 +46,19 @@ func (m *Machine) report(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	}
 	p := s.progress
 	same := p.phase
-	same.Done = f.Done
+	same.Done, same.Ago = f.Done, f.Ago
+	at := max(p.at, m.now-f.Ago)
 	switch {
 	case first || same != *f:
 		m.noop = false
 		p.phase, p.done = *f, f.Done
-		p.phase.Name = strings.Clone(f.Name)
+		p.phase.Name, p.phase.Ago = strings.Clone(f.Name), 0
 		if p.changes < maxPhaseChanges {
 			p.changes++
-			p.at = m.now
+			p.at = at
 		}
 	case f.Done > p.done:
-		p.done, p.at = f.Done, m.now
+		p.done, p.at = f.Done, at
 	}
 	return true
 }
@@ -127,7 +128,9 @@ func (m *Machine) watch(r *record) {
 }
 
 // patience returns the stall of r.
-func (m *Machine) patience(r *record) Time { return max(r.call.Stall, m.bounds.stall) }
+func (m *Machine) patience(r *record) Time {
+	return max(r.call.Stall, m.bounds.stall*wire.ReportInterval(len(r.votes))/wire.ReportInterval(1))
+}
 
 // unwatch ends that.
 func (m *Machine) unwatch(r *record) {
@@ -232,11 +235,12 @@ func (m *Machine) stalled(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 }
 
 // progressStatus returns the progress of a rank, for viewers.
-func (v *viewer) progressStatus(x *member) *wire.ProgressStatus {
-	if x.progress == nil {
+func (v *viewer) progressStatus(x *member) *wire.Phase {
+	p := x.progress
+	if p == nil {
 		return nil
 	}
-	s := &wire.ProgressStatus{Phase: x.progress.phase, Ago: v.ago(x.progress.at)}
-	s.Done = x.progress.done
-	return s
+	f := p.phase
+	f.Done, f.Ago = p.done, v.ago(p.at)
+	return &f
 }

@@ -54,4 +54,5 @@ func (r *reporter) changePhase() {
 	case 3, 4:
 		f.Done += int64(w.upTo(3))
 	}
+	f.Ago = w.between(0, 5*time.Millisecond)
 }

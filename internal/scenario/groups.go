@@ -37,7 +37,7 @@ var groupVerbs = map[string]verb{
 	"unread":       {do: unread},            // how many of its messages have expired unread
 	"closechannel": {do: closeChannel},      // CHANNEL
 
-	"phase":   {do: phase},               // [NAME] [id=] [done=] [total=] [stall=]; without a name: none
+	"phase":   {do: phase},               // [NAME] [id=] [done=] [total=] [stall=] [ago=]; without a name: none
 	"members": {do: members},             // [FIRST [NUMBER]]
 	"leave":   {do: leave},               //
 	"abort":   {do: leave},               // REASON
@@ -269,7 +269,7 @@ func closeChannel(ctx context.Context, k *call) string {
 
 func phase(ctx context.Context, k *call) string {
 	_, c := k.contribution()
-	p := wire.Phase{ID: uint64(k.number("id", 0)), Done: int64(k.number("done", 0)), Total: int64(k.number("total", 0)), Stall: k.duration("stall")}
+	p := wire.Phase{ID: uint64(k.number("id", 0)), Done: int64(k.number("done", 0)), Total: int64(k.number("total", 0)), Stall: k.duration("stall"), Ago: k.duration("ago")}
 	if len(k.words()) > 0 {
 		p.ID, p.Name = uint64(k.number("id", 1)), k.word(0)
 	}
