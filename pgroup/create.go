@@ -151,13 +151,14 @@ type joinRequest struct {
 	rank, size int
 	from       uint64 // the generation whose survivors form the group, or 0
 	op         string // for errors; "" is create
+	reports    *reporter
 }
 
 // join joins a group and returns its handle. It does not release at if it fails.
 func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Group, error) {
 	host := c.nodeName()
 	s := &membership{
-		cfg: *c, name: a.name, run: a.run, rank: a.rank, size: a.size, host: -1, shared: at, store: at.store,
+		cfg: *c, name: a.name, run: a.run, rank: a.rank, size: a.size, host: -1, shared: at, store: at.store, reports: cmp.Or(a.reports, new(reporter)),
 		channels: map[string]*Group{}, uses: map[string]int{},
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -185,6 +186,7 @@ func (c *Config) join(ctx context.Context, at *sharedStore, a joinRequest) (*Gro
 		}
 	}
 	c.file.hold()
+	s.reports.enter(s)
 	g := s.handle("")
 	g.log.Info("joined", "size", s.size, "host", s.host)
 	return g, nil

@@ -42,7 +42,7 @@ type membership struct {
 	prefixed   *store.Store // below the prefix of this generation
 	closing    atomic.Bool  // Close has begun; set with lock held
 	closeOnce  sync.Once
-	reports    reporter
+	reports    *reporter // which the groups that were made of this one share
 
 	lock         sync.Mutex // protects the fields below; not held during I/O
 	shuttingDown bool       // Shutdown has begun, so the end of the host is expected
@@ -51,6 +51,7 @@ type membership struct {
 	channels     map[string]*Group
 	closedNames  hostmem.Closed
 	uses         map[string]int  // of each Sub, so that the same name and ranks make another group
+	reporting    bool            // the phases: report has begun
 	ctx          context.Context // what Context returns; nil until its first call
 	cancel       context.CancelCauseFunc
 	wg           sync.WaitGroup
@@ -159,6 +160,7 @@ func (s *membership) closeWithin(ctx context.Context) (err error) {
 			cancel(s.handle("").closedError(""))
 		}
 		s.wg.Wait()
+		s.reports.leave(s)
 		s.closeMemory()
 		s.handle("").traceOp(context.Background(), "close", start, 0, nil)
 		s.cfg.file.release(&s.cfg)

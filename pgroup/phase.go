@@ -33,9 +33,9 @@ type Phase struct {
 // In a group with a Config.Stall, a rank that has begun a phase must go on to make progress, until the
 // group is closed: Done of more units, another phase, or the call that others wait for.
 //
-// A goroutine, which the first phase of a group starts and Close ends, reports the progress to the
-// store: at once, and then at most once a second, or once in 2n ms in a group of n ranks. The phases of a group's channels are those of the
-// group.
+// The phases of a group are those of its channels too, and of the groups that Sub, Split and Shrink
+// make of it. A goroutine for each, which the first phase starts and Close ends, reports them to the
+// store: at once, and then at most once a second, or once in 2n ms in a group of n ranks.
 func (g *Group) Phase(name string, total int64) *Phase {
 	return g.PhaseWithStall(name, total, 0)
 }
@@ -43,14 +43,17 @@ func (g *Group) Phase(name string, total int64) *Phase {
 // PhaseWithStall is Phase for one that may make no progress for a time, as a compilation does: this
 // rank has stalled when it has made none for stall, if that is longer than Config.Stall.
 func (g *Group) PhaseWithStall(name string, total int64, stall time.Duration) *Phase {
-	r := &g.reports
+	r := g.reports
 	p := &Phase{r: r, phase: wire.Phase{Name: clip(name, wire.MaxPhase), Total: max(total, 0), Stall: max(stall, 0)}}
 	r.mu.Lock()
 	r.last++
 	p.phase.ID = r.last
 	r.open = append(r.open, p)
+	in := slices.Clone(r.in)
 	r.mu.Unlock()
-	g.report()
+	for _, s := range in {
+		s.report()
+	}
 	return p
 }
 
@@ -64,12 +67,30 @@ func (p *Phase) End() {
 	p.r.open = slices.DeleteFunc(p.r.open, func(x *Phase) bool { return x == p })
 }
 
-// reporter has the phases of a rank in a generation.
+// reporter has the phases of a rank: those of a group, and of the groups that were made of it.
 type reporter struct {
-	mu    sync.Mutex
-	last  uint64   // ID of a phase
-	open  []*Phase // the current one is the last
-	begun bool     // the goroutine; protected by membership.lock
+	mu   sync.Mutex
+	in   []*membership // in which it reports them, in a goroutine of each
+	last uint64        // ID of a phase
+	open []*Phase      // the current one is the last
+}
+
+// enter makes r report in s, too.
+func (r *reporter) enter(s *membership) {
+	r.mu.Lock()
+	r.in = append(r.in, s)
+	used := r.last > 0
+	r.mu.Unlock()
+	if used {
+		s.report()
+	}
+}
+
+// leave undoes enter.
+func (r *reporter) leave(s *membership) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.in = slices.DeleteFunc(r.in, func(x *membership) bool { return x == s })
 }
 
 // current returns what is to be reported.
@@ -90,10 +111,10 @@ func (s *membership) report() {
 	ctx := s.groupContext()
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	if s.reports.begun || s.hasClosed() {
+	if s.reporting || s.hasClosed() {
 		return
 	}
-	s.reports.begun = true
+	s.reporting = true
 	s.wg.Go(func() {
 		tick := time.NewTicker(lookEvery)
 		defer tick.Stop()

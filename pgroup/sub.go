@@ -183,6 +183,7 @@ func (g *Group) joinOnSameStore(ctx context.Context, a joinRequest) (*Group, err
 		return nil, g.closedError(a.op)
 	}
 	start := trace.Now(g.cfg.sink)
+	a.reports = g.reports
 	sub, err := g.cfg.join(ctx, g.shared, a)
 	g.cfg.traceJoin(ctx, a, sub, start, err)
 	if err != nil {
