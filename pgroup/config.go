@@ -61,7 +61,8 @@ type Config struct {
 	// (ErrStalled), if it has begun a [Phase] before: a rank that goes on may take until the deadline of the
 	// operation, and one that hangs fails it sooner. The least Stall of the ranks that have called
 	// counts. Ranks that never had a phase in this group have only the deadline, and so have Create, Sub
-	// and Shrink, whose missing ranks are absent. At least 2 s; default 0: never.
+	// and Shrink, whose missing ranks are absent. At least 2 s, and it counts as 4n ms in a group of n
+	// ranks if that is longer; default 0: never.
 	Stall  time.Duration
 	Expiry time.Duration // of a message that is not received; default 1 h
 	// LivenessTimeout is how long a rank may send nothing, answers to liveness probes included,

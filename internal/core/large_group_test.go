@@ -45,3 +45,21 @@ func TestLargeGroupForms(t *testing.T) {
 		t.Logf("%v", took)
 	}
 }
+
+// TestStallOfALargeGroup checks that a stall is at least twice the time between two reports, which is
+// longer in a group of many ranks.
+func TestStallOfALargeGroup(t *testing.T) {
+	c := newCrew(t, 5000) // each reports once in 10 s
+	report := c.request(wire.OpProgress, 1)
+	report.Phase = wire.Phase{ID: 1, Name: "loading"}
+	c.does(c.sessions[1], report)
+	at := c.waits(c.sessions[0], c.voting(0, wire.Contribution{Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing, Stall: time.Second}, ""))
+	c.pass(20*time.Second - 1)
+	if rep := c.answers[at]; rep != nil {
+		t.Fatalf("after %v: %s", c.now, say{rep})
+	}
+	c.pass(1)
+	if rep := c.answer(at); rep.Code != wire.CodeStalled {
+		t.Fatal(say{rep})
+	}
+}

@@ -127,16 +127,17 @@ func (m *Machine) watch(r *record) {
 	m.stalls.arm(r.stall, after(r.began, r.call.Stall))
 }
 
-// patience returns the stall of r.
-func (m *Machine) patience(r *record) Time {
-	return max(r.call.Stall, m.bounds.stall*wire.ReportInterval(len(r.votes))/wire.ReportInterval(1))
-}
-
 // unwatch ends that.
 func (m *Machine) unwatch(r *record) {
 	if r.stall != nil {
 		m.stalls.disarm(r.stall)
 	}
+}
+
+// patience returns the stall of r: the least one of its votes, or of a group whose ranks report as
+// often as those of r.
+func (m *Machine) patience(r *record) Time {
+	return max(r.call.Stall, m.bounds.stall*(wire.ReportInterval(len(r.votes))/wire.ReportInterval(1)))
 }
 
 // Stalled looks whether an operation has stalled at now: a rank that it lacks, and that has reported
