@@ -2,6 +2,7 @@ package wire
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"time"
 )
@@ -92,6 +93,20 @@ type Phase struct {
 // group makes no more reports than one of 500 ranks.
 func ReportInterval(size int) time.Duration {
 	return max(time.Second, time.Duration(size)*2*time.Millisecond)
+}
+
+// String returns the phase and its progress, such as "loading shards, 12 of 48 (25%)".
+func (f *Phase) String() string {
+	name := cmp.Or(f.Name, "unnamed")
+	switch {
+	case f.ID == 0:
+		return "its last phase has ended"
+	case f.Total > 0:
+		return fmt.Sprintf("%s, %d of %d (%.0f%%)", name, f.Done, f.Total, math.Floor(100*float64(f.Done)/float64(f.Total)))
+	case f.Done > 0:
+		return fmt.Sprintf("%s, %d done", name, f.Done)
+	}
+	return name
 }
 
 // The payloads in the reply to a vote. A number ≥ 0 means the payload of that rank.

@@ -148,3 +148,17 @@ func TestGoldenStatus(t *testing.T) {
 	names, rows := wire.AppendStatus(nil, nil, aStatus())
 	require.Equal(t, wire.Reply{Keys: names, Value: rows, Nums: []int64{8, 1024}}, golden.Replies[i].Reply)
 }
+
+func TestPhaseText(t *testing.T) {
+	for want, f := range map[string]wire.Phase{
+		"its last phase has ended": {Name: "load"},
+		"load":                     {ID: 1, Name: "load"},
+		"load, 12 done":            {ID: 1, Name: "load", Done: 12},
+		"unnamed, 0 of 3 (0%)":     {ID: 1, Total: 3},
+		"load, 2 of 3 (66%)":       {ID: 1, Name: "load", Done: 2, Total: 3},
+		"load, 999 of 1000 (99%)":  {ID: 1, Name: "load", Done: 999, Total: 1000},
+		"load, 9000000000000 of 1 (900000000000000%)": {ID: 1, Name: "load", Done: 9e12, Total: 1},
+	} {
+		require.Equal(t, want, f.String())
+	}
+}

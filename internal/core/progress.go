@@ -85,16 +85,9 @@ func (p *progress) state() *wire.Phase {
 }
 
 func (p *progress) String() string {
-	switch f := &p.phase; {
-	case f.ID == 0:
-		return "its last phase has ended"
-	case f.Total > 0:
-		return fmt.Sprintf("%s, %d of %d", f.Name, p.done, f.Total)
-	case p.done > 0:
-		return fmt.Sprintf("%s, %d", f.Name, p.done)
-	default:
-		return f.Name
-	}
+	f := p.phase
+	f.Done = p.done
+	return f.String()
 }
 
 // stallTimer is when to look whether a rank that a record lacks has stalled: at the latest when the
