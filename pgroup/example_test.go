@@ -340,6 +340,23 @@ func ExampleGroup_Phase() {
 	// Output: loaded <nil>
 }
 
+func ExampleGroup_PhaseWithStall() {
+	load := func(int64) error { return nil }
+	inGroup(1, func(_ context.Context, g *pgroup.Group) error {
+		p := g.PhaseWithStall("loading shards", 48, 15*time.Second)
+		defer p.End()
+		for shard := range int64(48) {
+			if err := load(shard); err != nil {
+				return err
+			}
+			p.Done(shard + 1)
+		}
+		fmt.Println("loaded")
+		return nil
+	})
+	// Output: loaded
+}
+
 func ExampleGroup_Shutdown() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
 		err := g.Shutdown(ctx) // no rank waits for another one from here on
