@@ -373,6 +373,31 @@ func TestHeadline(t *testing.T) {
 	require.NotContains(t, value[string](t, ctx, `document.querySelector("#groups").innerText`), "at work")
 }
 
+// TestPhases checks that the page shows how far each rank is, and names one that has stalled although no
+// rank waits for it.
+func TestPhases(t *testing.T) {
+	for _, d := range devices {
+		t.Run(d.name, func(t *testing.T) {
+			j := newJob(t, "train", 3)
+			for rank, f := range []wire.Phase{
+				{ID: 1, Name: "loading <b>shards</b>", Done: 12, Total: 48, Stall: time.Hour}, {ID: 1, Name: "compiling", Stall: 1},
+			} {
+				require.NoError(t, store.New(j.m).Progress(t.Context(), wire.Contribution{Generation: j.gen, Rank: rank}, f))
+			}
+			ctx := browser(t, d)
+			run(t, ctx, chromedp.Navigate(j.url))
+			has(t, ctx, "#summary", "train: rank 1 (pid 4101 on node-a) has made no progress for ")
+			has(t, ctx, "#groups summary", "loading <b>shards</b>: 1 rank, 12 of 48", "compiling: 1 rank")
+			run(t, ctx, chromedp.Click("#groups summary"))
+			has(t, ctx, "#groups tr.idle", "loading <b>shards</b>, 12 of 48 (25%), ")
+			has(t, ctx, "#groups tr.stalled", "no progress for ")
+			require.Equal(t, []float64{12, 48}, value[[]float64](t, ctx, `[...document.querySelectorAll("#groups progress")].flatMap((e) => [e.value, e.max])`))
+			require.False(t, value[bool](t, ctx, `document.documentElement.scrollWidth > innerWidth`), "something sticks out to the right")
+			require.Empty(t, value[string](t, ctx, contrast), "text that is hard to read")
+		})
+	}
+}
+
 // vague is a store that reports neither times nor its activity.
 type vague struct{ store.Engine }
 

@@ -27,6 +27,7 @@ type builder struct {
 	// shared contains the processes that run several ranks of one group, as goroutines. For these
 	// it is unknown which rank makes a call in another group.
 	shared map[process]bool
+	noted  map[process]bool // the processes that stalledNotes has named
 }
 
 // process identifies a process by its session and its label.
@@ -43,7 +44,7 @@ type call struct {
 }
 
 func newBuilder(s *store.Status) *builder {
-	b := &builder{walks: mostWalks, in: map[*store.GroupStatus]map[int]call{}, awaited: map[*store.GroupStatus]map[int]bool{}, elsewhere: map[process]call{}, shared: map[process]bool{}}
+	b := &builder{walks: mostWalks, in: map[*store.GroupStatus]map[int]call{}, awaited: map[*store.GroupStatus]map[int]bool{}, elsewhere: map[process]call{}, shared: map[process]bool{}, noted: map[process]bool{}}
 	for i := range s.Groups {
 		g := &s.Groups[i]
 		b.addCalls(g)
@@ -198,7 +199,7 @@ func (b *builder) who(g *store.GroupStatus, rank int) Who {
 		return Who{Rank: rank, Doing: "has not joined", LastSeen: -1}
 	}
 	_, waits := b.waitsIn(g, r)
-	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, LastSeen: seconds(r.LastSeen), server: r.Server}
+	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, LastSeen: seconds(r.LastSeen), Progress: b.progress(g, r), server: r.Server}
 }
 
 // waitsIn returns the call that a rank of g waits in, in g or in another group, and whether there
@@ -217,6 +218,15 @@ func (b *builder) waitsIn(g *store.GroupStatus, r *store.RankStatus) (c call, wa
 
 // doing describes in words what a rank does.
 func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
+	text := b.callOf(g, r)
+	if p := b.progress(g, r); p != nil {
+		return p.String() + "; " + text
+	}
+	return text
+}
+
+// callOf describes in words the call of a rank, or its last one.
+func (b *builder) callOf(g *store.GroupStatus, r *store.RankStatus) string {
 	c, waits := b.waitsIn(g, r)
 	switch {
 	case r.Gone != 0:
@@ -252,7 +262,7 @@ func words(format string, d time.Duration) string {
 func (b *builder) group(g *store.GroupStatus, most int) Group {
 	v := Group{
 		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, AtLeast: g.AtLeast, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
-		Protocol: g.Protocol, Notes: g.Notes,
+		Protocol: g.Protocol,
 	}
 	if g.Ended > 0 { // 0: closed at an unknown time
 		v.Ended = max(seconds(g.Ended), 0.001)
@@ -265,9 +275,10 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	v.Ranks, v.States = make([]Rank, len(g.Ranks)), map[string]int{}
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		v.Ranks[i] = Rank{Rank: r.Rank, Label: r.Label, State: b.state(g, r), LastSeen: seconds(r.LastSeen), of: r}
+		v.Ranks[i] = Rank{Rank: r.Rank, Label: r.Label, State: b.state(g, r), LastSeen: seconds(r.LastSeen), Progress: b.progress(g, r), of: r}
 		v.States[v.Ranks[i].State]++
 	}
+	v.Phases, v.Notes = phasesOf(v.Ranks), append(slices.Clip(g.Notes), b.stalledNotes(v.Ranks)...)
 	if most > 0 && len(v.Ranks) > most {
 		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(rankUrgency(a.State), rankUrgency(b.State)) })
 		v.Ranks, v.More = first(v.Ranks, most)
@@ -287,6 +298,8 @@ func (b *builder) state(g *store.GroupStatus, r *store.RankStatus) string {
 		return r.Gone.String()
 	case waits:
 		return "waits"
+	case b.progress(g, r).hasStalled():
+		return "stalled"
 	case b.awaited[g][r.Rank]:
 		return "awaited"
 	}
@@ -323,7 +336,14 @@ func why(f *store.FailureStatus) string {
 	}
 	say("lost", v.Lost)
 	say("left", v.Left)
-	say("missing", v.Missing)
+	if v.Code == wire.CodeStalled && len(v.Doing) > 0 && len(v.Doing) <= len(v.Missing) {
+		for i, doing := range v.Doing {
+			parts = append(parts, fmt.Sprintf("rank %d: %s", v.Missing[i], doing))
+		}
+		say("also", v.Missing[len(v.Doing):])
+	} else {
+		say("missing", v.Missing)
+	}
 	if f.Unnamed > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", f.Unnamed))
 	}

@@ -96,6 +96,8 @@ type Who struct {
 	Doing    string  `json:"doing,omitempty"`
 	Waits    bool    `json:"waits"`             // whether it waits itself
 	LastSeen float64 `json:"last_seen_seconds"` // since its process was last seen; -1: unknown
+	// Progress is that of its phase; Doing has it in words. nil: it is in none.
+	Progress *Progress `json:"progress,omitempty"`
 
 	server string // address of its debug server, if it is a process of PyTorch that has one
 }
@@ -127,12 +129,15 @@ type Group struct {
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"`
 	// Protocol is "torch" for a group of PyTorch's processes, which has no generation, and "" for a
-	// group of muster. Notes are what else is known of such a job: stopped and disconnected ranks, and
-	// what follows from that; those that begin with "guess: " may be wrong.
+	// group of muster. Notes are what else is known: of a group of muster, ranks that have stalled; of
+	// PyTorch's, stopped and disconnected ranks, and what follows from that; those that begin with
+	// "guess: " may be wrong.
 	Protocol string   `json:"protocol,omitempty"`
 	Notes    []string `json:"notes,omitempty"`
 	Ranks    []Rank   `json:"ranks"`
 	More     int      `json:"more_ranks,omitempty"`
+	// Phases are those that its ranks are in; nil: they are in none.
+	Phases *Phases `json:"phases,omitempty"`
 	// States is the number of ranks in each state, including those omitted from Ranks.
 	States map[string]int `json:"states"`
 }
@@ -141,10 +146,12 @@ type Group struct {
 type Rank struct {
 	Rank  int    `json:"rank"`
 	Label string `json:"label"`
-	// "lost" (failed), "left", "awaited", "waits", or "idle": in no call
-	State    string  `json:"state"`
-	Doing    string  `json:"doing"`
-	LastSeen float64 `json:"last_seen_seconds"`
+	// "lost" (failed), "left", "stalled" (Progress.Stalled, also if it is awaited), "awaited", "waits",
+	// or "idle": in no call
+	State    string    `json:"state"`
+	Doing    string    `json:"doing"`
+	LastSeen float64   `json:"last_seen_seconds"`
+	Progress *Progress `json:"progress,omitempty"` // as in Who
 
 	of *store.RankStatus
 }
@@ -261,7 +268,7 @@ func groupUrgency(state string) int {
 }
 
 func rankUrgency(state string) int {
-	return slices.Index([]string{"lost", "awaited", "left", "waits", "idle"}, state)
+	return slices.Index([]string{"lost", "stalled", "awaited", "left", "waits", "idle"}, state)
 }
 
 // stalled is the age from which a pending write of the log is reported.

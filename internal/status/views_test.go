@@ -95,6 +95,9 @@ func (j *job) add(verb string, words []string, fields []datadriven.CmdArg) {
 		g.Records = append(g.Records, set(j, store.RecordStatus{Verb: words[0], Root: -1}, fields))
 	case "rank":
 		g.Ranks = append(g.Ranks, set(j, store.RankStatus{Rank: j.ranks(words)[0]}, fields))
+	case "phase": // of the rank before
+		p := set(j, wire.Phase{ID: 1, Name: strings.Join(words, " ")}, fields)
+		g.Ranks[len(g.Ranks)-1].Progress = &p
 	case "wait":
 		r := &g.Ranks[len(g.Ranks)-1]
 		r.Waits = append(r.Waits, set(j, store.WaitStatus{Verb: words[0]}, fields))
@@ -189,6 +192,8 @@ func set[T any](j *job, v T, options []datadriven.CmdArg) T {
 			}
 		case *[]int:
 			*p = j.ranks(o.Vals)
+		case *[]string:
+			*p = o.Vals
 		case *wire.Ranks:
 			for _, rank := range j.ranks(o.Vals) {
 				p.Add(rank)
@@ -310,6 +315,9 @@ func (p *printer) group(g *status.Group) {
 	p.line("group %s: %s, %s", jobText(g.Name, g.Run, g.Generation), sizeText(g.Present, g.Size, g.AtLeast), g.State)
 	if g.Why != "" {
 		p.line("  why: %s", g.Why)
+	}
+	if g.Phases != nil {
+		p.line("  phases: %q, at least %.2f, %v s ago", g.Phases.Texts, g.Phases.Least, g.Phases.Ago)
 	}
 	for _, note := range g.Notes {
 		p.line("  note: %s", note)

@@ -135,10 +135,13 @@ function culprits(v) {
     if (!jobs.has(key)) jobs.set(key, { head: title(b) + " waits: " + time(b.for_seconds), ranks: [] });
     jobs.get(key).ranks.push(b);
   }
-  return [...jobs.values()].map((j) => ({
-    head: j.head + ", for rank " + j.ranks.slice(0, 4).map((r) => r.rank).join(", ") + (j.ranks.length > 4 ? " and others" : ""),
-    detail: "rank " + j.ranks[0].rank + " of " + j.ranks[0].group + ": " + whoText(j.ranks[0]),
-  }));
+  return [...jobs.values()].map((j) => {
+    const r = j.ranks.find((x) => x.progress && x.progress.stalled) || j.ranks[0];
+    return {
+      head: j.head + ", for rank " + j.ranks.slice(0, 4).map((r) => r.rank).join(", ") + (j.ranks.length > 4 ? " and others" : ""),
+      detail: "rank " + r.rank + " of " + r.group + ": " + whoText(r),
+    };
+  });
 }
 
 function showSummary(v) {
@@ -160,6 +163,11 @@ function showSummary(v) {
     state = "stuck";
     lines = [{ head: bad.name + " failed: " + bad.why, detail: "" }];
   }
+  const hung = v.groups.find((g) => g.states.stalled && g.notes);
+  if (hung && state === "calm") {
+    state = "slow";
+    lines = [{ head: hung.name + ": " + hung.notes[0], detail: "" }];
+  }
   e.className = "summary " + state;
   const text = JSON.stringify(lines);
   if (e.dataset.is !== text) {
@@ -173,7 +181,7 @@ const looks = { forming: "slow", idle: "calm", waiting: "slow", failed: "stuck",
 
 function showGroups(v) {
   sync($("groups"), v.groups, (g) => [g.name, g.run, g.generation, g.state === "closed"].join(" "), () => {
-    const head = make("tr", "", ...["rank", "process", "call", "last seen"].map((n) => make("th", "", n)));
+    const head = make("tr", "", ...["rank", "process", "call", "progress", "last seen"].map((n) => make("th", "", n)));
     return make("details", "",
       make("summary", "", make("b"), make("span", "tag"), " ", make("span", "note")),
       make("table", "", make("thead", "", head), make("tbody")), make("p", "note more"));
@@ -187,6 +195,7 @@ function showGroups(v) {
     if (g.ended_seconds_ago) note.push("ended " + time(g.ended_seconds_ago) + " ago");
     else if (g.age_seconds >= 0) note.push("for " + time(g.age_seconds));
     if (g.why) note.push(g.why);
+    if (g.phases) note.push(...g.phases.texts);
     note.push(...(g.notes || []));
     put(d.querySelector("summary .note"), note.join(" · "));
     if (!d.open && d.querySelector("tbody").childElementCount) d.querySelector("tbody").replaceChildren();
@@ -198,17 +207,28 @@ function showGroups(v) {
   put($("groups-count"), v.groups.length ? String(v.groups.length + (v.more || 0)) : "none");
 }
 
+// bar shows how far a rank is in its phase, if that has a known total.
+function bar(td, p) {
+  if (!p || !p.total) { td.replaceChildren(); return; }
+  const e = td.firstElementChild || td.appendChild(make("progress"));
+  e.max = p.total;
+  e.value = p.done;
+  e.title = p.done + " of " + p.total;
+  e.setAttribute("aria-label", p.phase);
+}
+
 function showRanks(d, g) {
   sync(d.querySelector("tbody"), g.ranks, (r) => String(r.rank), () => {
-    const tr = make("tr", "", make("td"), make("td"), make("td"), make("td", "num"));
-    tr.children[3].dataset.name = "last seen";
+    const tr = make("tr", "", make("td"), make("td"), make("td"), make("td"), make("td", "num"));
+    tr.children[4].dataset.name = "last seen";
     return tr;
   }, (tr, r) => {
     tr.className = r.state;
     put(tr.children[0], "rank " + r.rank);
     put(tr.children[1], r.label);
     put(tr.children[2], r.doing);
-    put(tr.children[3], r.last_seen_seconds < 0 ? "" : r.last_seen_seconds < 1 ? "just now" : time(r.last_seen_seconds) + " ago");
+    bar(tr.children[3], r.progress);
+    put(tr.children[4], r.last_seen_seconds < 0 ? "" : r.last_seen_seconds < 1 ? "just now" : time(r.last_seen_seconds) + " ago");
   });
   put(d.querySelector(".more"), g.more_ranks ? "and " + g.more_ranks + " more: muster who --ranks prints all" : "");
 }
