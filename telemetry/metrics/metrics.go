@@ -54,7 +54,7 @@ type collector struct{ watch *status.Watch }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{up, requests, answers, syncs, groups, ranks, waits, longest, leads, takeovers, led, lag, jobs, workers, changes, noView} {
+	for _, d := range []*prometheus.Desc{up, requests, answers, syncs, groups, ranks, inPhase, least, noProgress, waits, longest, leads, takeovers, led, lag, jobs, workers, changes, noView} {
 		ch <- d
 	}
 	for i := range numbers {
@@ -82,6 +82,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	ofGroups(ch, v)
+	ofPhases(ch, v)
 	ofWaits(ch, v)
 	ofElastic(ch, v)
 }
@@ -145,9 +146,25 @@ func ofGroups(ch chan<- prometheus.Metric, v *status.View) {
 	for _, state := range []string{"forming", "idle", "waiting", "failed", "closed"} {
 		ch <- gauge(groups, float64(ofGroup[state]), state)
 	}
-	for _, state := range []string{"idle", "waits", "awaited", "left", "lost"} {
+	for _, state := range []string{"idle", "waits", "awaited", "stalled", "left", "lost"} {
 		ch <- gauge(ranks, float64(ofRank[state]), state)
 	}
+}
+
+// ofPhases sums up the phases of all ranks.
+func ofPhases(ch chan<- prometheus.Metric, v *status.View) {
+	n, part, ago := 0, 1.0, 0.0
+	for i := range v.Groups {
+		if p := v.Groups[i].Phases; p != nil {
+			n, ago = n+p.Ranks, max(ago, p.Ago)
+			if p.Least >= 0 {
+				part = min(part, p.Least)
+			}
+		}
+	}
+	ch <- gauge(inPhase, float64(n))
+	ch <- gauge(least, part)
+	ch <- gauge(noProgress, ago)
 }
 
 func ofWaits(ch chan<- prometheus.Metric, v *status.View) {

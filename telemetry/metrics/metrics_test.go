@@ -66,13 +66,15 @@ var everything = &store.Status{
 				Arrived: wire.Ranks{Count: 2, Spans: []wire.Span{{First: 0, Last: 1}}}, Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 2, Last: 2}}},
 			}},
 			Ranks: []store.RankStatus{
-				{Rank: 0, Session: 1},
+				{Rank: 0, Session: 1, Progress: &wire.Phase{ID: 1, Name: "train", Done: 12, Total: 48, Ago: time.Hour}},
 				{Rank: 1, Session: 2, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, Waited: time.Second}}},
 				{Rank: 2, Session: 3},
 				{Rank: 3, Session: 4, Gone: wire.CodeLost},
 			},
 		},
-		{Name: "idle", Generation: 8, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{Rank: 0, Session: 9}}},
+		{Name: "idle", Generation: 8, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{
+			Rank: 0, Session: 9, Progress: &wire.Phase{ID: 1, Name: "train", Done: 3, Total: 4, Stall: time.Minute, Ago: 61 * time.Second},
+		}}},
 	},
 	Keys: []store.KeyStatus{{Key: "ready", Calls: 3, Waited: 90 * time.Second}},
 	Replication: &store.ReplicationStatus{
@@ -95,11 +97,18 @@ muster_groups{state="waiting"} 1
 muster_longest_wait_seconds{kind="key"} 90
 muster_longest_wait_seconds{kind="message"} 1
 muster_longest_wait_seconds{kind="verb"} 42
+# TYPE muster_phase_least_ratio gauge
+muster_phase_least_ratio 0.25
+# TYPE muster_phase_no_progress_seconds gauge
+muster_phase_no_progress_seconds 61
+# TYPE muster_phase_ranks gauge
+muster_phase_ranks 2
 # TYPE muster_ranks gauge
 muster_ranks{state="awaited"} 1
-muster_ranks{state="idle"} 1
+muster_ranks{state="idle"} 0
 muster_ranks{state="left"} 0
 muster_ranks{state="lost"} 1
+muster_ranks{state="stalled"} 1
 muster_ranks{state="waits"} 2
 # TYPE muster_replication_lag_entries gauge
 muster_replication_lag_entries{standby="b:7070"} 2
