@@ -14,6 +14,8 @@ var (
 	Execute = execute
 	NewRoot = newRoot
 	Access  = access
+
+	PrintPhases = printPhases
 )
 
 // PrintWho prints a view as "muster who" does.

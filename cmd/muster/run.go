@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -44,7 +45,8 @@ func newRun() *cobra.Command {
 
 Each rank gets its number, the number of ranks, and the store's address in its environment (see
 "muster help environment"); pgroup.FromEnv reads them, and so do programs made for torchrun. Lines
-of output begin with their rank. If one rank fails, the others have the time --grace to return the
+of output begin with their rank. While ranks report phases of their work (Group.Phase), a line every
+10 s says how far they are. If one rank fails, the others have the time --grace to return the
 error that names it and to print it; then they get SIGTERM, and SIGKILL after --kill-after. With
 --keep-going they go on. Signals are passed on; a second SIGINT or SIGTERM kills. With SIGQUIT
 (Ctrl-\), programs in Go print the stacks of their goroutines and end. If the reader of the output
@@ -236,6 +238,13 @@ func (l *launches) process(ctx context.Context, spec launch.Spec) (*launch.Job, 
 
 // start implements agent.Agent.Start.
 func (l *launches) start(ctx context.Context, a agent.Attempt) error {
+	watching, stop := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer stop()
+	if open := l.public(); open != nil && a.Node == 0 { // the first node prints those of all
+		tasks.Go(func() { printPhases(watching, open, a.ID, l.stderr) })
+	}
 	job, err := l.process(ctx, l.spec(a))
 	if _, ok := errors.AsType[*launch.ExitError](err); ok {
 		e, elsewhere := l.first(job.Failures(), a)

@@ -23,9 +23,10 @@ func newWho() *cobra.Command {
 		Short: "Print who waits for whom, and for how long",
 		Long: `Print who waits for whom, and for how long: undecided operations with the ranks that have joined,
 those that are missing and what they do instead; forming groups, sends, receives and calls that
-wait for keys; then the groups, the elastic jobs with the last changes of each, and the last
-failures. The longest wait is first. Process groups of PyTorch processes that use the store as their
-TCPStore are among the groups.
+wait for keys; then the groups with the phases of their ranks, the elastic jobs with the last
+changes of each, and the last failures. The longest wait is first. A rank that has made no progress
+for the stall of its phase is named even if no rank waits for it. Process groups of PyTorch
+processes that use the store as their TCPStore are among the groups.
 
 It works with any store, also one that rank 0 hosts, and shows what this process may read. Without
 --store it prints the store of MUSTER_STORE and that of each "muster run" of this user on this host;
@@ -343,6 +344,11 @@ func (p *whoPrinter) group(g *status.Group) {
 		text += ": " + printable(g.Why)
 	}
 	p.line("%s", text)
+	if g.Phases != nil {
+		for _, text := range g.Phases.Texts {
+			p.line("    %s", printable(text))
+		}
+	}
 	if !p.ranks {
 		return
 	}

@@ -179,3 +179,41 @@ func TestWhoHeadlines(t *testing.T) {
 	muster.PrintWho(&out, &status.View{Waiting: []status.Wait{{Kind: "verb", Group: "g", What: "x", Arrived: 2, Size: 3, AtLeast: true}}})
 	require.Contains(t, out.String(), "(2 of at least 3 have joined)")
 }
+
+// TestWhoShowsPhases checks how far the ranks are that others wait for, and that a rank that has stalled is
+// named before everything else, even if no rank waits for it.
+func TestWhoShowsPhases(t *testing.T) {
+	t.Parallel()
+	phase := func(name string, done int64, ago time.Duration) *wire.Phase {
+		return &wire.Phase{ID: 1, Name: name, Done: done, Total: 48, Stall: time.Minute, Ago: ago}
+	}
+	print := func(g store.GroupStatus) string {
+		var out strings.Builder
+		muster.PrintWho(&out, status.Of(&store.Status{Groups: []store.GroupStatus{g}}, status.Options{}))
+		return out.String()
+	}
+	g := store.GroupStatus{Name: "train", Generation: 7, Size: 2, Present: 2, Age: time.Hour, Ended: -1, Open: 1, Ranks: []store.RankStatus{
+		{Rank: 0, Label: "pid 7 on a", Session: 1, Verb: "barrier", Seq: 2, Progress: phase("loading shards", 48, 12*time.Second)},
+		{Rank: 1, Label: "pid 8 on b", Session: 2, Verb: "barrier", Seq: 1, Ago: 20 * time.Second, Progress: phase("loading shards", 12, 3*time.Second)},
+	}, Records: []store.RecordStatus{{Verb: "barrier", Seq: 2, Root: -1, Age: 12 * time.Second, Arrived: wire.Ranks{Count: 1, Spans: []wire.Span{{}}}, Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 1, Last: 1}}}}}}
+	require.Equal(t, `train waits for rank 1 (pid 8 on b): loading shards, 12 of 48 (25%), 3.0 s ago; in no call; its last was barrier #1, 20 s ago
+
+       12 s  train · barrier #2  (1 of 2 have joined)
+             waits for rank 1 (pid 8 on b): loading shards, 12 of 48 (25%), 3.0 s ago; in no call; its last was barrier #1, 20 s ago
+
+groups
+  train (generation 7)  2 of 2 ranks, waiting, for 1 h 0 min
+    loading shards: 2 ranks, 12 to 48 of 48
+`, print(g))
+
+	g.Records, g.Open = nil, 0
+	g.Ranks[1].Progress = phase("\x1b[2J", 12, 61*time.Second)
+	require.Equal(t, `nothing waits in the store; "train: rank 1 (pid 8 on b) has made no progress for 1 min 1 s: \x1b[2J, 12 of 48 (25%)"
+
+
+groups
+  train (generation 7)  2 of 2 ranks, idle, for 1 h 0 min
+    "\x1b[2J: 1 rank, 12 of 48"
+    loading shards: 1 rank, 48 of 48
+`, print(g))
+}

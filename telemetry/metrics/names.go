@@ -19,7 +19,7 @@ var (
 	syncs      = desc("store_log_sync_seconds", "Time until a write of the log is durable.")
 	groups     = desc("groups", "Groups, by state: forming, idle, waiting in a verb, failed, or failed and closed.", "state")
 	ranks      = desc("ranks", "Ranks of those groups, by state: in no call, waiting, awaited while in no call, stalled in a phase, left, or failed.", "state")
-	inPhase    = desc("phase_ranks", "Ranks that are in a phase.")
+	inPhase    = desc("phase_ranks", "Ranks that are in a phase; one of several groups counts in each.")
 	least      = desc("phase_least_ratio", "The least part that such a rank has done of a known total, from 0 to 1; 1 if there is none.")
 	noProgress = desc("phase_no_progress_seconds", "The longest time for which such a rank has made no progress, those that wait in a call aside.")
 	takeovers  = desc("replication_takeovers_total", "How many times another process began to lead, since the store began.")
