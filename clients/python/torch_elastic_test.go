@@ -149,7 +149,7 @@ func TestTorchElasticMonitor(t *testing.T) {
 	}
 	require.Len(t, regexp.MustCompile("(?m)^paused [012] 0 done with 3").FindAllString(out, -1), 3, out)
 	require.Len(t, regexp.MustCompile("forked [012]: 0 monitors").FindAllString(out, -1), 3, out)
-	says := `elastic job "%s": worker "w1" \(pid \d+\) %s for 3 s.*: killing it, so that it can be replaced`
+	says := `elastic job "%s": worker "w1" \(pid \d+\) %s for 3s: killing it, so that it can be replaced`
 	for name, why := range map[string]string{
 		"lock": "has not run", "stop": "has not run", "stuck": "is excluded, and has not come back from the program's code",
 	} {

@@ -44,6 +44,7 @@ from ._errors import (
     SessionLost,
     Skipped,
     Stale,
+    Stalled,
     StateLost,
     StoreError,
     Timeout,
@@ -56,6 +57,7 @@ from ._errors import (
 from ._group import Group
 from ._lease import Lease
 from ._member import Member
+from ._phase import Phase
 from ._roster import Worker
 from ._secure import TLS, read_secret
 from ._server import Server
@@ -63,6 +65,7 @@ from ._store import Entry, Event, Store
 from ._version import __version__
 from ._view import View
 from ._wire import Code, Failure
+from ._world import barrier, phase
 
 __all__ = [
     "Aborted",
@@ -98,12 +101,14 @@ __all__ = [
     "Mismatch",
     "NotFound",
     "NotInView",
+    "Phase",
     "ProtocolError",
     "RankError",
     "Server",
     "SessionLost",
     "Skipped",
     "Stale",
+    "Stalled",
     "StateLost",
     "Store",
     "StoreError",
@@ -117,5 +122,7 @@ __all__ = [
     "ViewOver",
     "Worker",
     "__version__",
+    "barrier",
+    "phase",
     "read_secret",
 ]

@@ -14,6 +14,7 @@ from typing import Any, Callable, List, Optional, Union
 from ._errors import Error, InvalidType, Kinds, quote
 
 MOST_SECONDS = 1e9  # 31 years
+LEAST_STALL = 2.0
 INT64 = -(1 << 63), (1 << 63) - 1
 Value = Union[bytes, bytearray, memoryview]
 Bad = Callable[[str, Kinds], Error]  # makes the error of a verb: what is wrong, and what the error is beside Invalid
@@ -83,6 +84,14 @@ def seconds(bad: Bad, name: str, v: Any, *, zero: bool = True, forever: bool = T
     if s != s or s < 0 or s == 0 and not zero or s == math.inf and not forever:
         raise bad(f"{name} is {s:g}: it has to be {'≥ 0' if zero else '> 0'} seconds{'' if forever else ', and an end'}", ())
     return s if s == math.inf else min(s, MOST_SECONDS)
+
+
+def stall(bad: Bad, v: Any) -> float:
+    """Returns the seconds without progress after which a rank has stalled; 0: never."""
+    s = seconds(bad, "stall", v, forever=False)
+    if 0 < s < LEAST_STALL:
+        raise bad(f"stall is {s:g}: it has to be at least {LEAST_STALL:g} seconds, or 0 for none: reports come once a second", ())
+    return s
 
 
 def several(bad: Bad, name: str, v: Any) -> List[Any]:

@@ -14,7 +14,7 @@ from ._dial import Line
 from ._errors import Kinds, Unknown, words_of
 from ._wire import Code, Op, Reply, Request
 
-RANKED = frozenset({Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.EXPIRED, Op.SEND_READY, Op.CLOSE_CHANNEL, Op.ACK})
+RANKED = frozenset({Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.EXPIRED, Op.SEND_READY, Op.CLOSE_CHANNEL, Op.ACK, Op.PROGRESS})
 
 _HAS_LISTS = frozenset({Op.WAIT, Op.LIST, Op.WATCH})
 

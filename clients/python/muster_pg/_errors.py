@@ -51,6 +51,12 @@ class Timeout(Error, TimeoutError):
     """A deadline passed."""
 
 
+class Stalled(Timeout):
+    """A rank that others wait for has made no progress for the stall of the operation, and of its
+    phase.
+    """
+
+
 class TooLarge(Error):
     """An object exceeds a limit on its size."""
 
@@ -171,6 +177,7 @@ _CODES = {
     Code.EXPIRED: (Expired, "expired"),
     Code.CONFLICT: (Conflict, "conflict"),
     Code.LOST: (Lost, "peer lost"),
+    Code.STALLED: (Stalled, "a rank stalled"),  # before Timeout, which it is too
     Code.TIMEOUT: (Timeout, "timed out"),
     Code.TOO_LARGE: (TooLarge, "too large"),
     Code.FULL: (Full, "store full"),

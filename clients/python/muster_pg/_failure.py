@@ -10,6 +10,8 @@ from ._wire import Code, Contribution, Failure
 def why(v: Failure, rank: int, cause: str) -> str:
     if v.code in (Code.TIMEOUT, Code.CANCELLED):
         return _overdue(v, rank)
+    if v.code == Code.STALLED:
+        return _join(v.code.text + _after(v), _each(v, "rank "), v.reason)
     if v.code == Code.LOST:
         return _join("lost " + ranks(v.lost), v.reason)
     if v.code == Code.LEFT:
@@ -32,22 +34,27 @@ def _overdue(v: Failure, rank: int) -> str:
             what = f"the deadline of rank {v.by} had passed when it called"
         else:
             what = "cancelled here" if v.by == rank else f"cancelled by rank {v.by}"
-    if v.waited > 0:
-        what += f" after {(v.waited + 5_000_000) // 10_000_000 / 100:.2f}s"
-    return _join(what, _late(v), reason)
+    return _join(what + _after(v), _late(v), reason)
+
+
+def _after(v: Failure) -> str:
+    return f" after {(v.waited + 5_000_000) // 10_000_000 / 100:.2f}s" if v.waited > 0 else ""
 
 
 def _late(v: Failure) -> str:
     """Names the ranks that others wait for, and what they do instead."""
     if not v.missing:
         return ""
+    return "; ".join(s for s in ("missing " + ranks(v.missing), _each(v)) if s)
+
+
+def _each(v: Failure, rank: str = "") -> str:
+    """Says of each of the first missing ranks what it is doing."""
     most = 8
-    says = "missing " + ranks(v.missing)
-    for rank, doing in list(zip(v.missing, v.doing))[:most]:
-        says += f"; {rank}: {doing}"
+    says = [f"{rank}{r}: {doing}" for r, doing in list(zip(v.missing, v.doing))[:most]]
     if len(v.missing) > most and v.doing:
-        says += f"; and {len(v.missing) - most} more"
-    return says
+        says.append(f"and {len(v.missing) - most} more")
+    return "; ".join(says)
 
 
 def _join(*parts: str) -> str:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, Union, overload
+from typing import Any, Dict, List, Optional, Sequence, Type, TypeVar, Union, overload
 
-from . import _arguments, _arrays, _env, _objects, _membership, _reduce, _wire
+from . import _arguments, _env, _objects, _membership, _reduce, _stream, _wire, _world
 from ._arguments import Value
 from ._call import NoAnswer
-from ._errors import Busy, Error, Expired, Invalid, Kinds, StoreError, TooLarge, Unknown, Unsupported, clip, make, quote
+from ._errors import Busy, Error, Kinds, StoreError, Unknown, Unsupported, clip, make, quote
 from ._member import Member
 from ._membership import CLOSE_WAIT, Config, Membership
 from ._secure import TLS
 from ._span import Span
-from ._store import Store, nanoseconds
-from ._verb import SHUTDOWN, Verb, check_size, data_of, words
-from ._wire import WANT_ALL, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
-
-_BYTES = "[]byte"  # the type of what passes as it is
-_ANY = "any"  # the type of a message that is msgpack
-_RECEIPT = 64 << 10  # bytes of a message that recv acknowledges at once; the recv of the next message acknowledges a smaller one
+from ._phase import Phase
+from ._store import Store
+from ._verb import BYTES, SHUTDOWN, Verb, data_of
+from ._wire import WANT_ALL, WANT_PART, Code, Op, Request
 
 _G = TypeVar("_G", bound="Group")
 _N = TypeVar("_N", int, float)
@@ -57,7 +54,7 @@ class Group:
         self._channels: Dict[str, Group] = {"": self}
         self._busy = threading.Lock()  # held for the whole of a collective verb
         self._seq = 0
-        self._boxes: Dict[int, _Box] = {}
+        self._boxes: Dict[int, _stream.Box] = {}
         # Of a channel. It is closed in two steps: no further call begins, and the calls under way have ended. Only then does the
         # store learn of it, because a call that came later would be one of the next use of the name.
         self._calls = membership.store._scoped() if channel else membership.store
@@ -74,6 +71,7 @@ class Group:
         name: str = "world",
         run: str = "",
         timeout: float = 300.0,
+        stall: float = 0.0,
         expiry: float = 3600.0,
         host: str = "",
         tls: Optional[TLS] = None,
@@ -88,12 +86,13 @@ class Group:
         store is where the ranks meet: host:port of a Go rank 0 or of "muster serve", which may
         start later; a URL, as for Store.connect; or a Store, which stays open when the group is
         closed. name is unique among the groups on one store, and run among the runs of one job.
-        timeout bounds joining, and each verb without its own; a message that no rank receives
-        within expiry seconds is dropped. liveness_timeout: see Store.connect. trace_dir is a
+        timeout bounds joining, and each verb without its own. stall, if not 0, ends a collective
+        verb earlier, when a rank that it waits for makes no progress for so many seconds (at least
+        2): see phase. A message that no rank receives within expiry seconds is dropped. liveness_timeout: see Store.connect. trace_dir is a
         directory for the trace of this group, for "muster trace" and Perfetto; it is created if
         missing.
         """
-        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, liveness_timeout=liveness_timeout, trace_dir=trace_dir)
+        config = Config(rank, size, store, name=name, run=run, timeout=timeout, stall=stall, expiry=expiry, host=host, tls=tls, secret=secret, liveness_timeout=liveness_timeout, trace_dir=trace_dir)
         return cls(_membership.join(config))
 
     @classmethod
@@ -106,7 +105,9 @@ class Group:
         """
         config = _env.config()
         _env.check_hosted(config)
-        return cls(_membership.join(config))
+        g = cls(_membership.join(config))
+        _world.enter(g)
+        return g
 
     @property
     def rank(self) -> int:
@@ -166,10 +167,45 @@ class Group:
         g._channels = self._channels
         return g
 
-    def barrier(self, *, timeout: Optional[float] = None) -> None:
-        """Returns when every rank has called it: one round trip."""
-        with Verb(self, "barrier", timeout) as v:
+    def barrier(self, name: str = "", *, timeout: Optional[float] = None, stall: Optional[float] = None) -> None:
+        """Returns when every rank has called it: one round trip.
+
+        Ranks that pass different names get Mismatch, which has both. stall is that of join, for this
+        barrier; if ranks pass different ones, the least counts.
+        """
+        with Verb(self, "barrier", timeout, stall=stall) as v:
+            v.named(name)
             v.cast()
+
+    def phase(self, name: str, total: int = 0, *, stall: float = 0.0, on_stall: str = "log") -> Phase:
+        """Returns a phase of this rank, for the store, muster who, and the errors of other ranks:
+
+            with group.phase("loading shards", total=len(shards)) as phase:
+                for i, shard in enumerate(shards, 1):
+                    load(shard)
+                    phase.done(i)
+            group.barrier("loaded", timeout=3600, stall=60)
+
+        Once a rank has reported a phase, a verb with a stall waits for it only while it makes
+        progress: for as many seconds, or those of its phase if they are more, done has risen, or
+        the phase has changed (which counts 16 times between two verbs). Otherwise the verb is
+        Stalled on all ranks, which names the rank and what it does. A rank that has reported no
+        phase has until the timeout.
+
+        name has at most 128 bytes; a longer one is cut. total is the number of units, 0 if it is
+        unknown. stall is in seconds, at least 2, or 0; a phase in another one without its own has
+        that one's, with its on_stall. on_stall is what a child process does when this process has
+        made no progress for stall seconds, even if a thread holds the interpreter's lock. In any
+        case it writes a line to stderr.
+
+            "log"   no more
+            "cut"   shuts down the TCP connections of this process (Linux), so that collectives of
+                    gloo fail, here and on other ranks; those of muster are made anew
+            "exit"  has faulthandler print the stacks of all threads, and ends the process
+        """
+        if self._is_closed():
+            raise self._closed_error("phase")
+        return Phase(self._membership.progress, self._membership.bad("phase"), name, total, stall, on_stall)
 
     def broadcast(self, obj: Any = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
         """Returns root's obj on every rank; what the others pass does not count.
@@ -188,7 +224,7 @@ class Group:
 
     def broadcast_bytes(self, data: Value = b"", root: int = 0, *, timeout: Optional[float] = None) -> bytes:
         """Is broadcast of bytes that pass as they are, as Go's Broadcast of []byte."""
-        with Verb(self, "broadcast", timeout, root=root, kind=_BYTES, root_only=True) as v:
+        with Verb(self, "broadcast", timeout, root=root, kind=BYTES, root_only=True) as v:
             if self.rank != v.c.root:
                 v.c.want = v.c.root
                 return bytes(v.decode(bytes, v.cast(), 1)[0])
@@ -204,7 +240,7 @@ class Group:
 
     def all_gather_bytes(self, data: Value, *, timeout: Optional[float] = None) -> List[bytes]:
         """Is all_gather of bytes that pass as they are, as Go's AllGather of []byte."""
-        with Verb(self, "allgather", timeout, want=WANT_ALL, kind=_BYTES) as v:
+        with Verb(self, "allgather", timeout, want=WANT_ALL, kind=BYTES) as v:
             v.brings(data_of(data))
             return v.decode(bytes, v.cast(), self.size)
 
@@ -254,25 +290,7 @@ class Group:
         64 of them, or 16 MiB, wait for dst, it waits. bytes pass as they are.
         """
         with self._span("send") as span:
-            self._send(span, obj, dst, timeout)
-
-    def _send(self, span: Span, obj: Any, dst: int, timeout: Optional[float]) -> None:
-        op, dst = self._check_peer("send to", "dst", dst)
-        bad = self._membership.bad(op)
-        until = self._membership.until(bad, timeout)
-        try:
-            raw = isinstance(obj, (bytes, bytearray, memoryview)) and _arrays.of(obj) is None
-            payload = bytes(obj) if raw else _objects.pack(obj)
-            check_size(len(payload))
-        except Exception as e:
-            raise bad(words(e), (TooLarge,) if isinstance(e, TooLarge) else ()) from e
-        span.given = len(payload)
-        c = self._stream(dst, _BYTES if raw else _ANY)
-        req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._membership.config.expiry), group=c)
-        try:
-            self._calls._send(req, until)
-        except StoreError as e:
-            raise self._fault(op, 0, e) from None
+            _stream.send(self, span, obj, dst, timeout)
 
     def recv(self, src: int, *, timeout: Optional[float] = None) -> Any:
         """Returns the next message from src: each once, in the order of sending.
@@ -280,51 +298,7 @@ class Group:
         One that expired is Expired, in its turn.
         """
         with self._span("recv") as span:
-            return self._recv(span, src, timeout)
-
-    def _recv(self, span: Span, src: int, timeout: Optional[float]) -> Any:
-        op, src = self._check_peer("recv from", "src", src)
-        until = self._membership.until(self._membership.bad(op), timeout)
-        with self._membership.lock:
-            box = self._boxes.setdefault(src, _Box())
-        if not box.busy.acquire(blocking=False):
-            raise self._busy_error(op)
-        try:
-            c = self._stream(src, "")
-            c.seq = box.taken + 1
-            span.receives(src, c.seq)
-            try:
-                rep = self._calls._request(Request(Op.RECV, group=c), until)
-            except StoreError as e:
-                if isinstance(e, Expired):
-                    box.taken += 1
-                raise self._fault(op, 0, e) from None
-            payload = rep.value or b""
-            span.given = len(payload)
-            obj = payload if rep.type == _BYTES else self._message(op, rep.type, payload)
-            box.taken += 1
-            if len(payload) >= _RECEIPT:
-                self._acknowledge(c, until)
-            return obj
-        finally:
-            box.busy.release()
-
-    def _acknowledge(self, c: Contribution, until: float) -> None:
-        """Has the store drop the message that was received.
-
-        If that fails, the recv of the next message does it.
-        """
-        try:
-            self._calls._request(Request(Op.ACK, group=c), until)
-        except Error:
-            pass
-
-    def _message(self, op: str, kind: str, payload: bytes) -> Any:
-        try:
-            return _objects.unpack(payload)
-        except Exception as e:
-            says = f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {quote(kind)} that is no object: {words(e)}"
-            raise make(Invalid, says) from None
+            return _stream.recv(self, span, src, timeout)
 
     def expired(self, *, timeout: Optional[float] = None) -> int:
         """Returns how many messages of this rank have expired unread since the last call."""
@@ -438,20 +412,6 @@ class Group:
     def _span(self, verb: str) -> Span:
         return Span(self._membership.trace, verb, self._membership, self._channel)
 
-    def _stream(self, peer: int, kind: str) -> Contribution:
-        c = self._membership.contribution()
-        c.root, c.channel, c.type = peer, self._channel, kind
-        return c
-
-    def _check_peer(self, verb: str, name: str, peer: int) -> Tuple[str, int]:
-        """Returns what errors call it, and the rank."""
-        peer = _arguments.whole(self._membership.bad(verb), name, peer)
-        op = f"{verb} {peer}"
-        if not 0 <= peer < self.size:
-            raise self._membership.bad(op)(f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}", ())
-        self._begin(op)
-        return op, peer
-
     def _begin(self, op: str) -> None:
         """Refuses a call on a handle that is closed."""
         if self._is_closed():
@@ -474,11 +434,3 @@ class Group:
     def _busy_error(self, op: str) -> Error:
         says = "another verb of this group is in progress"
         return make(Busy, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {says}")
-
-
-class _Box:
-    """Where this rank is in the stream from another."""
-
-    def __init__(self) -> None:
-        self.busy = threading.Lock()  # held for the whole of a recv
-        self.taken = 0  # messages

@@ -26,14 +26,16 @@ from ._errors import (
     store_error,
 )
 from ._member import Member
+from ._phase import Progress
 from ._secure import TLS
 from ._span import Joining, Span
 from ._store import Store, unknown
-from ._wire import MAX_KEY, Code, Contribution, Op, Request, Failure, text
+from ._wire import MAX_KEY, Code, Contribution, Op, Phase, Request, Failure, text
 
 if TYPE_CHECKING:
     from ._trace import Trace
 
+REPORT_WAIT = 1.0  # seconds for which the store may be busy; the next report has the same
 LEAVE_WAIT = 1.0  # seconds that a close or an abort of a group waits for the store to receive it
 CLOSE_WAIT = 10.0  # seconds that a close of a channel waits: the group goes on, with a store that is busy
 _GONE = (Code.UNAVAILABLE, Code.LEFT)
@@ -70,6 +72,7 @@ class Config:
         name: str = "world",
         run: str = "",
         timeout: float = 300.0,
+        stall: float = 0.0,
         expiry: float = 3600.0,
         host: str = "",
         tls: Optional[TLS] = None,
@@ -82,6 +85,7 @@ class Config:
             _arguments.text(_bad, what, v) for what, v in (("name", name), ("run", run), ("host", host), ("trace_dir", trace_dir))
         )  # fmt: skip
         self.timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
+        self.stall = _arguments.stall(_bad, stall)
         self.expiry = _arguments.seconds(_bad, "expiry", expiry, zero=False)
         self.liveness_timeout = None if liveness_timeout is None else _arguments.seconds(_bad, "liveness_timeout", liveness_timeout, zero=False, forever=False)
         if tls is not None and not isinstance(tls, TLS):
@@ -147,6 +151,10 @@ class Membership:
         self.lock = threading.Lock()  # protects the fields below
         self._members: Optional[List[Member]] = None  # None until they are known
         self.closed = False
+        self.progress = Progress(f"rank {self.rank}", self._report, lambda: shared.store._connection)
+
+    def _report(self, phase: Phase) -> None:
+        self.store._request(Request(Op.PROGRESS, group=self.contribution(), phase=phase), time.monotonic() + REPORT_WAIT)
 
     def contribution(self) -> Contribution:
         """Returns what each request of this member has: its generation and rank."""
@@ -223,6 +231,7 @@ class Membership:
             self.closed = True
         with Span(self.trace, "close", self):
             self.leave()  # ends this rank's own calls too
+        self.progress.close()
         if self.trace is not None:
             self.trace.release()
         self.shared.release()

@@ -1,44 +1,117 @@
-"""The process of _monitor.py: kills the worker that has started it, when that has been silent for too long.
+"""The process of _watch.py: acts when what the worker that has started it does makes no progress.
 
-    _monitor_main.py PID SECONDS JOB WORKER
+    _monitor_main.py PID
 
-Standard input is a pipe. Each line is a beat, whose text says what is wrong with the worker; it is
-empty if nothing is. The process ends with the worker. It is a script that imports little.
+Standard input is a file of RECORDS times RECORD, which the worker maps: it takes no lock of the
+worker to read it. The process ends with the worker. It is a script that imports little.
 """
 
 import os
-import select
+import signal
+import struct
 import sys
 import time
 
+RECORD = struct.Struct("<Qqqdq984s")  # id, done, total (−1: it is not shown), seconds without progress (0: nothing is watched), action, text
+RECORDS = 16
+DONE_AT = 8
+HERE = "\0"  # in a text: where the seconds are
+LOG, CUT, EXIT, KILL = range(4)
+
 _SLICE = 0.25  # seconds
+_LAST_WORDS = 2.0  # seconds that faulthandler may take
+_PIDFD_GETFD = 438
 
 
-def main(pid: int, seconds: float, job: str, worker: str) -> None:
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    silent, why = 0.0, b""
-    while os.getppid() == pid:  # another one: the worker has ended, and forks of it may hold the pipe open
+def main(pid: int) -> None:
+    watched = [_Watched(pid) for _ in range(RECORDS)]
+    while os.getppid() == pid:  # another one: the worker has ended
         began = time.monotonic()
-        if poll.poll(_SLICE * 1000):
-            beats = os.read(0, 1 << 16)
-            if not beats:
-                return
-            silent, why = 0.0, beats.splitlines()[-1]
-            continue
-        silent += min(time.monotonic() - began, _SLICE)  # not the time for which both have been suspended
-        if silent >= seconds and _traced(pid):
-            silent = 0.0
-        if silent >= seconds:
-            says = why.decode("utf-8", "replace") + ", and has not come back from the program's code" if why else "has not run"
-            text = f"muster: elastic job {job}: worker {worker} (pid {pid}) {says} for {seconds:g} s: killing it, so that it can be replaced\n"
-            if os.getppid() == pid:
-                try:
-                    os.write(2, text.encode("utf-8", "backslashreplace"))
-                except OSError:
-                    pass  # nobody reads it
-                os.kill(pid, 9)
+        time.sleep(_SLICE)
+        ran = min(time.monotonic() - began, _SLICE)  # not the time for which both have been suspended
+        memory = os.pread(0, RECORDS * RECORD.size, 0)
+        for w, record in zip(watched, RECORD.iter_unpack(memory)):
+            w.look(record, ran)
+
+
+class _Watched:
+    """What one record is about."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen = 0, 0  # id and done
+        self._idle = 0.0  # seconds
+        self._acted = False
+        self._cut: list[object] = []  # connections, see _cut
+
+    def look(self, record: tuple[int, int, int, float, int, bytes], ran: float) -> None:
+        """Looks at a record, after some seconds in which the worker could make progress. Half of a
+        change is one: it takes the next look for it to be whole.
+        """
+        seen, (total, seconds, action, text) = record[:2], record[2:]
+        if seen != self._seen or not seconds:
+            self._seen, self._idle, self._acted = seen, 0.0, False
             return
+        self._idle += ran
+        if self._acted or self._idle < seconds:
+            return
+        if action != LOG and _traced(self._pid):
+            self._idle = 0.0
+            return
+        self._acted = True
+        done = f", {seen[1]} of {total}" if total > 0 else f", {seen[1]}" if total == 0 < seen[1] else ""
+        says = text.rstrip(b"\0").decode("utf-8", "replace").replace(HERE, f"{self._idle:.0f}s") + done
+        if os.getppid() == self._pid:
+            _say(says)
+            self._act(action)
+
+    def _act(self, action: int) -> None:
+        if action == CUT:
+            self._cut = _cut(self._pid)
+        elif action == EXIT:
+            os.kill(self._pid, signal.SIGABRT)  # faulthandler's
+            until = time.monotonic() + _LAST_WORDS
+            while os.getppid() == self._pid and time.monotonic() < until:
+                time.sleep(_SLICE / 10)
+        if action in (EXIT, KILL) and os.getppid() == self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def _cut(pid: int) -> list[object]:
+    """Shuts down the reading end of the TCP connections of the worker, and returns duplicates of
+    them, which stay open: see Connections in _torch_native.py.
+    """
+    import ctypes
+    import socket
+
+    held: list[object] = []
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        pidfd = os.pidfd_open(pid)
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                continue
+            fd = libc.syscall(_PIDFD_GETFD, pidfd, int(name), 0)
+            if fd < 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            s = socket.socket(fileno=fd)
+            if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
+                try:
+                    s.getpeername()
+                    s.shutdown(socket.SHUT_RD)
+                    held.append(s)
+                except OSError:
+                    pass  # it listens, or has ended
+    except (OSError, AttributeError) as e:
+        _say(f'muster: its connections cannot be cut: {e}: in a container, allow SYS_PTRACE, or use on_stall="exit"')
+    return held
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace") + b"\n")
+    except OSError:
+        pass  # nobody reads it
 
 
 def _traced(pid: int) -> bool:
@@ -51,4 +124,4 @@ def _traced(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]))

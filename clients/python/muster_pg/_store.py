@@ -130,6 +130,11 @@ class Store:
         return self._session.target.addr
 
     @property
+    def _connection(self) -> object:
+        """The connection that there is, until there is another one."""
+        return self._session._line
+
+    @property
     def _failed(self) -> str:
         """Why the store has failed, in its words; "" if it has not, or has not said so."""
         return self._session.failed
@@ -435,7 +440,7 @@ class Store:
 _NO_KEY = frozenset(
     {
         Op.PING, Op.WAIT, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.SEND_READY, Op.EXPIRED,
-        Op.CLOSE_CHANNEL, Op.ACK, Op.GRANT, Op.KEEP_ALIVE, Op.REVOKE,
+        Op.CLOSE_CHANNEL, Op.ACK, Op.GRANT, Op.KEEP_ALIVE, Op.REVOKE, Op.PROGRESS,
     }
 )  # fmt: skip
 

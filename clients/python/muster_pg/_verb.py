@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._group import Group
 
 SHUTDOWN = "\0shutdown"  # the channel where shutdown meets
+BYTES = "[]byte"  # the type of what passes as it is
 INT64, FLOAT64 = 2, 6  # kinds of what is folded
 _NO_ROOT: Any = object()
 
@@ -39,11 +40,12 @@ class Verb:
         kind: str = "",
         want: int = WANT_NOTHING,
         root_only: bool = False,
+        stall: Optional[float] = None,
     ) -> None:
         self.g, self.membership = g, g._membership
         self.c = Contribution(verb=verb, root=-1, type=kind, want=want, root_only=root_only, channel=g._channel)
         self.payload = b""
-        self._timeout, self._root = timeout, root
+        self._timeout, self._root, self._stall = timeout, root, stall
         self._voted = False
 
     def __enter__(self) -> "Verb":
@@ -56,6 +58,7 @@ class Verb:
             self.c.generation, self.c.rank, self.c.seq = self.membership.generation, self.membership.rank, self.g._seq
             self.span.seq = self.g._seq
             self.until = self.membership.until(plain, self._timeout)
+            self.c.stall = int(1e9 * (self.membership.config.stall if self._stall is None else _arguments.stall(plain, self._stall)))
             if self._root is not _NO_ROOT:
                 self.c.root = self._check_root()
         except BaseException as e:
@@ -81,6 +84,13 @@ class Verb:
         if not 0 <= root < self.membership.size:
             raise make(Invalid, f"root {root} of a group of {self.membership.size}: ranks are 0 to {self.membership.size - 1}")
         return root
+
+    def named(self, name: str) -> None:
+        """Has the store compare a name of the verb with that of other ranks."""
+        n = len(_wire.text(_arguments.text(plain, "name", name)))
+        if n > _wire.MAX_KEY:
+            raise make(TooLarge, f"a name of {n} bytes, the limit is {_wire.MAX_KEY}")
+        self.c.label = name
 
     def pack(self, obj: Any) -> None:
         """Makes obj what this rank brings."""

@@ -6,10 +6,11 @@ little-endian, durations are in nanoseconds.
 
 from __future__ import annotations
 
-import enum
 import struct
 from dataclasses import dataclass, field
 from typing import List, NamedTuple, Optional, Sequence, Union
+
+from ._op import NUMBERED as NUMBERED, WAITS as WAITS, Code as Code, Op as Op
 
 PREFACE = b"\x8dMUSTER\x02\r\n\r\n"
 HEADER_LEN = 16
@@ -18,102 +19,12 @@ MAX_KEY = 8 << 10
 MAX_VALUE = 16 << 20
 MAX_KEYS = 10_000
 MAX_REPLY = 1 << 30
+MAX_PHASE = 128  # bytes of the name of a phase
 ABSENT = 0xFFFFFFFF  # the length of a value that is not there, which is not an empty one
 
 
-class Op(enum.IntEnum):
-    """What a frame asks for."""
-
-    HELLO = 1
-    GOODBYE = 2
-    CANCEL = 3
-    PING = 4
-    GET = 5
-    SET = 6
-    WAIT = 7
-    ADD = 8
-    SWAP = 9
-    APPEND = 10
-    DELETE = 11
-    LIST = 12
-    WATCH = 13
-    JOIN = 14
-    LEAVE = 15
-    FOLLOW = 16
-    COLLECT = 17
-    SEND = 18
-    RECV = 19
-    EXPIRED = 20
-    LOST = 21
-    MEMBERS = 22
-    SEND_READY = 23
-    GRANT = 24
-    KEEP_ALIVE = 25
-    REVOKE = 26
-    SKIP = 27
-    PROBE = 28
-    PROOF = 29
-    BACKUP = 30
-    STATUS = 33
-    PUSH = 34
-    POP = 35
-    CLOSE_CHANNEL = 36
-    ACK = 37
-    STACKS = 38
-
-    @property
-    def text(self) -> str:
-        """What errors call it."""
-        return _OP_TEXT.get(self, self.name.lower().replace("_", " "))
-
-
-_OP_TEXT = {Op.GRANT: "lease", Op.ACK: "acknowledge"}
-
-
-class Code(enum.IntEnum):
-    """The outcome of a call."""
-
-    OK = 0
-    NOT_FOUND = 1
-    EXPIRED = 2
-    CONFLICT = 3
-    LOST = 4
-    TIMEOUT = 5
-    TOO_LARGE = 6
-    FULL = 7
-    DENIED = 8
-    UNAVAILABLE = 9
-    UNSUPPORTED = 10
-    COMPACTED = 11
-    CLOSED = 12
-    INVALID = 13
-    MISMATCH = 14
-    ABORTED = 15
-    LEFT = 16
-    CANCELLED = 17
-    STALE = 18
-    AGAIN = 19
-    WOULD_BLOCK = 20
-    FAILED = 21
-    SKIPPED = 22
-
-    @property
-    def text(self) -> str:
-        """The code in words."""
-        return _CODE_TEXT.get(self, self.name.lower().replace("_", " "))
-
-
-_CODE_TEXT = {Code.TIMEOUT: "timed out"}
-
 # What of a decided record comes back; a number ≥ 0 is that rank's payload.
 WANT_NOTHING, WANT_ALL, WANT_PART, WANT_REDUCED = -1, -2, -3, -4
-
-WAITS = frozenset({Op.WAIT, Op.WATCH, Op.JOIN, Op.FOLLOW, Op.COLLECT, Op.RECV, Op.SEND_READY})
-NUMBERED = frozenset(
-    {
-        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRED, Op.GRANT, Op.REVOKE, Op.SKIP, Op.PUSH, Op.POP, Op.CLOSE_CHANNEL,
-    }
-)  # fmt: skip
 
 
 class Malformed(ValueError):
@@ -145,6 +56,17 @@ class Contribution:
     reduce_kind: int = 0
     no: int = 0
     reason: str = ""
+    stall: int = 0
+
+
+class Phase(NamedTuple):
+    """What a rank does, and how far it is."""
+
+    id: int = 0  # differs between two phases of a rank; 0: none
+    name: str = ""
+    done: int = 0
+    total: int = 0  # 0: unknown
+    stall: int = 0
 
 
 _NONE = Contribution()  # of requests that are of no group
@@ -179,6 +101,7 @@ class Request:
     resume: int = 0
     incarnation: int = 0
     group: Contribution = _NONE
+    phase: Phase = Phase()
 
 
 @dataclass
@@ -234,14 +157,15 @@ _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _NUMBERS = struct.Struct("<QQ")
 _PLACES = struct.Struct("<qQ")
+_DONE = struct.Struct("<qqq")  # done, total and stall of a phase
 _MOST = (1 << 63) - 1
 _VOTE_TAIL = struct.Struct("<iBBB")
 
 # Parts of a request's body.
 _TIMEOUT, _KEY, _KEYS, _VALUE, _BYTES, _INT, _TTL, _UINT, _PLACE = (1 << i for i in range(9))
-_MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL = (1 << i for i in range(9, 18))
+_MEMBER, _FORM, _CALL, _VOTE, _NO, _NUMBER, _LEASE, _RESUME, _OPTIONAL_TTL, _STALL, _PHASE = (1 << i for i in range(9, 20))
 
-_OF_GROUP = _MEMBER | _FORM | _CALL | _VOTE | _NO
+_OF_GROUP = _MEMBER | _FORM | _CALL | _VOTE | _STALL | _NO
 
 _FIELDS = {
     Op.HELLO: _TIMEOUT | _KEY | _VALUE | _BYTES | _RESUME,
@@ -258,7 +182,7 @@ _FIELDS = {
     Op.JOIN: _TIMEOUT | _VALUE | _BYTES | _UINT | _MEMBER | _FORM,
     Op.LEAVE: _NUMBER | _MEMBER | _NO,
     Op.FOLLOW: _TIMEOUT | _MEMBER,
-    Op.COLLECT: _TIMEOUT | _VALUE | _MEMBER | _CALL | _VOTE | _NO,
+    Op.COLLECT: _TIMEOUT | _VALUE | _MEMBER | _CALL | _VOTE | _STALL | _NO,
     Op.SEND: _NUMBER | _VALUE | _TTL | _MEMBER | _CALL,
     Op.RECV: _TIMEOUT | _MEMBER | _CALL,
     Op.EXPIRED: _NUMBER | _MEMBER,
@@ -277,6 +201,8 @@ _FIELDS = {
     Op.ACK: _MEMBER | _CALL,
     Op.STACKS: _VALUE | _PLACE,
     Op.MEMBERS: _INT | _UINT | _MEMBER,
+    Op.PROGRESS: _MEMBER | _PHASE,
+    Op.STALLED: _VALUE,
 }
 
 # Which field of a request the part is.
@@ -285,7 +211,7 @@ _INT_NAME = {Op.ADD: "add", Op.LIST: "limit", Op.SEND_READY: "length", Op.MEMBER
 _UINT_NAME = {Op.WATCH: "after", Op.JOIN: "attempt", Op.BACKUP: "offset", Op.MEMBERS: "count"}
 
 # Which optional parts a request's body has.
-_FLAG_VALUE, _FLAG_BYTES, _FLAG_NO, _FLAG_NUMBER, _FLAG_LEASE, _FLAG_RESUME, _FLAG_TTL = (1 << i for i in range(7))
+_FLAG_VALUE, _FLAG_BYTES, _FLAG_NO, _FLAG_NUMBER, _FLAG_LEASE, _FLAG_RESUME, _FLAG_TTL, _FLAG_STALL = (1 << i for i in range(8))
 
 
 def text(s: str) -> bytes:
@@ -344,7 +270,11 @@ def encode(r: Request) -> bytearray:
     if f & _OF_GROUP:
         if f & _NO and r.group.no:
             flags |= _FLAG_NO
+        if f & _STALL and r.group.stall:
+            flags |= _FLAG_STALL
         _contribution(out, r.group, f)
+    if f & _PHASE:
+        out += _U64.pack(r.phase.id) + _string(r.phase.name) + _DONE.pack(*r.phase[2:])
     _HEADER.pack_into(out, 0, len(out) - HEADER_LEN, r.op, flags, 0, r.id)
     return out
 
@@ -358,6 +288,8 @@ def _contribution(out: bytearray, c: Contribution, f: int) -> None:
         out += _string(c.channel) + _U64.pack(c.seq) + _I32.pack(c.root) + _string(c.verb) + _string(c.type)
     if f & _VOTE:
         out += _string(c.label) + _VOTE_TAIL.pack(c.want, c.root_only, c.reduce_op, c.reduce_kind)
+    if f & _STALL and c.stall:
+        out += _I64.pack(c.stall)
     if f & _NO and c.no:
         out += _U16.pack(c.no) + _string(c.reason)
 

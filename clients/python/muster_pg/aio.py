@@ -27,6 +27,7 @@ from ._call import Task
 from ._calls import GRACE
 from ._lease import Lease
 from ._member import Member
+from ._phase import Phase
 from ._store import Entry, Event
 
 if TYPE_CHECKING:
@@ -221,6 +222,10 @@ class Group:
     def channel(self, name: str) -> Group:
         """Returns a handle of this group with its own verbs and streams."""
         return Group(self._sync.channel(name))
+
+    def phase(self, name: str, total: int = 0, *, stall: float = 0.0, on_stall: str = "log") -> Phase:
+        """Is muster_pg.Group.phase: use it with with."""
+        return self._sync.phase(name, total, stall=stall, on_stall=on_stall)
 
     barrier = _verb(_group.Group.barrier)
     broadcast = _verb(_group.Group.broadcast)

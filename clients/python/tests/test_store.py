@@ -52,13 +52,13 @@ class Case(unittest.TestCase):
         self.assertIsInstance(raised.exception, muster_pg.Error)
         return raised.exception
 
-    def ranks(self, size: int, body: Callable[[muster_pg.Group], Any]) -> List[Any]:
+    def ranks(self, size: int, body: Callable[[muster_pg.Group], Any], **options: Any) -> List[Any]:
         """Runs body on each rank of a group."""
         out: List[Any] = [None] * size
 
         def run(rank: int) -> None:
             try:
-                with muster_pg.Group.join(rank, size, ADDRESS, name=self.id(), timeout=30) as g:
+                with muster_pg.Group.join(rank, size, ADDRESS, name=self.id(), timeout=30, **options) as g:
                     out[rank] = body(g)
             except BaseException as e:
                 out[rank] = e

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Type
 
 from muster_pg import _objects, _wire
-from muster_pg._wire import Code, Contribution, Op, Reply, Request, Failure
+from muster_pg._wire import Code, Contribution, Op, Phase, Reply, Request, Failure
 
 HERE = Path(__file__).resolve().parent
 COPY = HERE / "golden.json"  # in a source distribution
@@ -36,10 +36,14 @@ def contribution(go: Dict[str, Any]) -> Contribution:
     return Contribution(**fields(Contribution, go), reduce_op=reduction.get("Op", 0), reduce_kind=reduction.get("Kind", 0))
 
 
+def phase(go: Dict[str, Any]) -> Phase:
+    return Phase(**{snake(k): v for k, v in go.items()})
+
+
 def request(go: Dict[str, Any]) -> Request:
     out = fields(Request, go)
     out.update({snake(k): from_base64(go.get(k)) for k in ("Value", "Expect", "Claim", "Token")})
-    return Request(**{**out, "op": Op(go["Op"]), "group": contribution(go.get("Group", {}))})
+    return Request(**{**out, "op": Op(go["Op"]), "group": contribution(go.get("Group", {})), "phase": phase(go.get("Phase", {}))})
 
 
 def reply(go: Dict[str, Any]) -> Reply:

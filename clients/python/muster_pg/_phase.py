@@ -1,0 +1,173 @@
+"""What this rank does, and how far it is: for the store, and for the process that watches this one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from contextlib import suppress
+from typing import Callable, List, Optional, Union
+
+from . import _arguments, _monitor_main, _wire
+from ._arguments import Bad
+from ._errors import Error, Timeout, Unavailable
+from ._watch import Watch
+
+_EVERY = 1.0  # seconds between two reports
+_ACTIONS = {"log": _monitor_main.LOG, "cut": _monitor_main.CUT, "exit": _monitor_main.EXIT}
+_MOST = _arguments.INT64[1]
+
+_log = logging.getLogger("muster_pg")
+_shared: "weakref.WeakSet[Phase]" = weakref.WeakSet()  # phases whose done is in memory that a fork would share
+
+
+class Phase:
+    """What this rank does, from the beginning of a with statement to its end: see Group.phase."""
+
+    def __init__(self, progress: Progress, bad: Bad, name: str, total: int, stall: float, on_stall: str) -> None:
+        """Not called by users."""
+        self._progress, self._bad = progress, bad
+        if not _arguments.text(bad, "name", name):
+            raise bad("name is empty", ())
+        self.name = _wire.text(name)[: _wire.MAX_PHASE].decode("utf-8", "ignore")
+        self.total = _arguments.between(bad, "total", total, 0, _MOST)
+        self.stall, self.on_stall = _arguments.stall(bad, stall), _arguments.text(bad, "on_stall", on_stall)
+        if on_stall not in _ACTIONS:
+            raise bad(f"on_stall is {on_stall!r}: there are {', '.join(_ACTIONS)}", ())
+        if on_stall != "log" and not stall:
+            raise bad(f"on_stall is {on_stall!r}: it needs a stall, in seconds", ())
+        self.id = 0  # differs each time that it begins
+        self.units: Union[List[int], memoryview] = [0]  # those done; in memory that is shared while it is watched
+
+    def done(self, n: int) -> None:
+        """Says that n units are done so far. It takes less than a microsecond."""
+        if type(n) is not int or not 0 <= n <= _MOST:
+            n = _arguments.between(self._bad, "done", n, 0, _MOST)
+        self.units[0] = n
+
+    def __enter__(self) -> Phase:
+        self._progress.begin(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.end(self)
+
+
+class Progress:
+    """The phases of a rank that have not ended, of which the last one is current.
+
+    A thread "muster progress" reports it, at most once a second, from the first phase until close.
+    One with a stall, its own or that of a phase around it, is watched by another process. In a fork
+    of the process, phases are neither reported nor watched.
+    """
+
+    def __init__(self, who: str, report: Optional[Callable[[_wire.Phase], object]] = None, connection: Callable[[], object] = lambda: None) -> None:
+        """who is the rank, in words. report may raise an Error; without it there is no thread. What
+        was reported is reported again on another connection: a store may have been restarted.
+        """
+        self.who, self._report, self._connection = who, report, connection
+        self._pid = os.getpid()
+        self._over = threading.Event()
+        self._lock = threading.RLock()  # protects the fields below
+        self._open: List[Phase] = []
+        self._last = 0  # id
+        self._thread: Optional[threading.Thread] = None
+        self._watch: Optional[Watch] = None
+        self._watched = True  # until that has failed
+
+    def begin(self, phase: Phase) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._last += 1
+            phase.id, phase.units = self._last, [0]
+            self._open.append(phase)
+            self._show()
+            if self._report is not None and self._thread is None and not self._over.is_set():
+                thread = threading.Thread(target=self._run, name="muster progress", daemon=True)
+                with suppress(RuntimeError):  # there is no room for it, or the interpreter ends
+                    thread.start()
+                    self._thread = thread
+
+    def end(self, phase: Phase) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if phase in self._open:
+                self._open.remove(phase)
+                self._show()
+
+    def close(self) -> None:
+        """Ends the thread, and watches no more. Phases that have not ended may do so later."""
+        if os.getpid() != self._pid:
+            return
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            self._unshare()
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _state(self) -> _wire.Phase:
+        with self._lock:
+            if not self._open:
+                return _wire.Phase()
+            phase = self._open[-1]
+            return _wire.Phase(phase.id, phase.name, phase.units[0], phase.total, int(1e9 * self._patience().stall))
+
+    def _patience(self) -> Phase:
+        """Returns the phase whose stall is that of the current one. Called with the lock."""
+        return next((p for p in reversed(self._open) if p.stall), self._open[-1])
+
+    def _unshare(self) -> None:
+        for phase in self._open:
+            phase.units = [phase.units[0]]
+
+    def _show(self) -> None:
+        """Has the current phase watched, if it has a stall. Called with the lock."""
+        self._unshare()
+        if not self._open or self._over.is_set():
+            if self._watch is not None:
+                self._watch.set(0, 0, "")
+            return
+        phase, patience = self._open[-1], self._patience()
+        if patience.stall and self._watch is None and self._watched:
+            try:
+                self._watch = Watch()
+            except OSError as e:
+                self._watched = False
+                _log.warning("phase %s: no monitor process: on_stall has no effect: %s", phase.name, e)
+        if self._watch is not None:
+            text = f"muster: {self.who} has made no progress for {_monitor_main.HERE}: {' '.join(phase.name.replace(_monitor_main.HERE, ' ').split())}"
+            phase.units = self._watch.set(patience.stall, _ACTIONS[patience.on_stall], text, phase.units[0], phase.total)
+            _shared.add(phase)
+
+    def _run(self) -> None:
+        assert self._report is not None
+        sent: object = None
+        while True:
+            now = self._state(), self._connection()
+            if now != sent:
+                try:
+                    self._report(now[0])
+                    sent = now
+                except (Timeout, Unavailable):
+                    sent = None
+                except Error as e:
+                    _log.debug("progress is not reported: %s", e)
+                    return  # the group or this handle is over
+            if self._over.wait(_EVERY):
+                return
+
+
+def _forget() -> None:
+    """Is called in a fork."""
+    for phase in list(_shared):
+        phase.units = [phase.units[0]]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

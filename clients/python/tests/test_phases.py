@@ -1,0 +1,235 @@
+"""Phases: what the ranks of a group report of their progress, and what becomes of one that hangs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import timeit
+import unittest
+from typing import Any, List
+from unittest import mock
+
+import muster_pg
+from muster_pg import _phase, _wire
+from muster_pg._phase import Phase, Progress
+from test_store import ADDRESS, Case
+
+
+def outcome(f: Any, *args: Any, **kwargs: Any) -> str:
+    """Returns the text of the error of f, or what it returns."""
+    try:
+        return repr(f(*args, **kwargs))
+    except muster_pg.Error as e:
+        return f"{type(e).__mro__[2].__name__}: {e}"
+
+
+class Stalls(Case):
+    """Has rank 0 wait in barriers whose stall is the shortest."""
+
+    def test_a_rank_that_hangs_is_named_and_one_that_moves_is_not(self) -> None:
+        failed = threading.Event()
+
+        def rank(g: muster_pg.Group) -> str:
+            def repeat(phase: Phase) -> None:
+                while not failed.wait(0.05):
+                    phase.done(12)  # excuses nobody
+
+            if g.rank > 0:
+                with g.phase("loading shards", total=48) as phase:
+                    phase.done(12)
+                    if g.rank == 1:
+                        thread = threading.Thread(target=repeat, args=(phase,))
+                        thread.start()
+                        thread.join()
+                    for n in range(13, 1000):
+                        if failed.wait(0.05):
+                            break
+                        phase.done(n)
+            try:
+                g.barrier("loaded", timeout=60, stall=2)
+            except muster_pg.Stalled as e:
+                failed.set()
+                self.assertIsInstance(e, TimeoutError)
+                self.assertEqual((e.code, e.missing, e.op), (muster_pg.Code.STALLED, [1], "barrier"))
+                self.assertLess(e.waited, 4)
+                self.assertEqual(str(pickle.loads(pickle.dumps(e))), str(e))
+                g.barrier("after")
+                return str(e)
+            return "no error"
+
+        says = self.ranks(3, rank)
+        for r, text in enumerate(says):
+            self.assertRegex(
+                text,
+                rf"^pgroup: barrier #1 of group .* on rank {r} of 3: "
+                r"stalled after [23]\.\d\ds: rank 1: no progress for [23]\.?\d*s: loading shards, 12 of 48: 1 more missing, not stalled$",
+            )
+
+    def test_others_have_until_the_timeout(self) -> None:
+        over = threading.Event()
+
+        def rank(g: muster_pg.Group) -> str:
+            if g.rank == 1:  # moves
+                with g.phase("counting") as phase:
+                    for n in range(1000):
+                        if over.wait(0.05):
+                            break
+                        phase.done(n)
+            elif g.rank == 2:  # has said that it may take longer
+                with g.phase("waiting", stall=60):
+                    over.wait()
+            elif g.rank == 3:  # reports nothing
+                over.wait()
+            says = outcome(g.barrier, timeout=3.5)
+            over.set()
+            self.assertEqual(outcome(g.barrier), "None")
+            return says
+
+        says = self.ranks(4, rank, stall=2)
+        for r, text in enumerate(says):
+            self.assertRegex(text, rf"^Timeout: .* on rank {r} of 4: timed out after 3\.[5-9]\ds: missing ranks 1–3; 1: .*; counting, \d+, ")
+
+    def test_barriers_with_different_names(self) -> None:
+        says = self.ranks(2, lambda g: outcome(g.barrier, ("loaded", "saved")[g.rank]))
+        for text in says:
+            self.assertRegex(text, r"^Mismatch: .*ranks disagree: (?=.*rank 0 called barrier\(loaded\))(?=.*rank 1 called barrier\(saved\))")
+        [says] = self.ranks(1, lambda g: [outcome(g.barrier, name) for name in ("é", "x" * 8193, 5)])
+        self.assertEqual(says[0], "None")
+        self.assertRegex(says[1], "^TooLarge: .*: a name of 8193 bytes, the limit is 8192$")
+        self.assertRegex(says[2], "^Invalid.*: name is a str, not int$")
+
+    def test_what_makes_no_sense_is_refused_at_once(self) -> None:
+        def rank(g: muster_pg.Group) -> None:
+            for args, kwargs, says in (
+                (("",), {}, "name is empty"),
+                ((5,), {}, "name is a str, not int"),
+                (("a", -1), {}, "total is -1, which is not from 0"),
+                (("a", 1.5), {}, "total is an int, not float"),
+                (("a",), {"stall": 1}, "stall is 1: it has to be at least 2 seconds, or 0 for none: reports come once a second"),
+                (("a",), {"stall": float("inf")}, "stall is inf"),
+                (("a",), {"stall": 2, "on_stall": "stop"}, "on_stall is 'stop': there are log, cut, exit"),
+                (("a",), {"on_stall": "exit"}, "on_stall is 'exit': it needs a stall"),
+            ):
+                self.fails(muster_pg.Invalid, f"^pgroup: phase of group .* on rank 0: {says}", g.phase, *args, **kwargs)
+            self.fails(muster_pg.Invalid, "stall is 1.5: it has to be at least 2 seconds", g.barrier, stall=1.5)
+            phase = g.phase("é" * 100, 2**63 - 1)
+            self.assertEqual(phase.name, "é" * 64)
+            for n in (-1, 2**63, "1", 1.0, True):
+                self.fails(muster_pg.Invalid, "phase of group .*: done is ", phase.done, n)
+            self.assertFalse([t for t in threading.enumerate() if t.name == "muster progress"])
+
+        self.ranks(1, rank)
+        self.fails(muster_pg.Invalid, "^pgroup: join: stall is 0.5: it has to be at least 2", muster_pg.Group.join, 0, 1, ADDRESS, stall=0.5)
+
+    def test_a_group_that_is_closed(self) -> None:
+        g = muster_pg.Group.join(0, 1, ADDRESS, name=self.id())
+        with g.phase("a") as phase, g.channel("c").phase("b"):
+            self.assertTrue(progressing())
+            g.close()
+            self.assertFalse(progressing())
+            phase.done(1)
+            self.fails(muster_pg.Closed, "^pgroup: phase of group .*: closed: this rank has closed it", g.phase, "c")
+
+
+def progressing() -> bool:
+    return any(t.name == "muster progress" for t in threading.enumerate())
+
+
+class Reports(unittest.TestCase):
+    """Has the thread of a rank report to a list, 20 times as often."""
+
+    def setUp(self) -> None:
+        patch = mock.patch.object(_phase, "_EVERY", 0.05)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.said: List[_wire.Phase] = []
+        self.errors: List[muster_pg.Error] = []
+        self.connection = object()
+        self.progress = Progress("rank 0", self.report, lambda: self.connection)
+        self.addCleanup(self.progress.close)
+
+    def report(self, phase: _wire.Phase) -> None:
+        self.said.append(phase)
+        if self.errors:
+            raise self.errors.pop()
+
+    def phase(self, *args: Any, **kwargs: Any) -> Phase:
+        values = dict(zip(("name", "total", "stall", "on_stall"), ("a", 0, 0.0, "log")))
+        values.update(zip(values, args), **kwargs)
+        return Phase(self.progress, lambda why, also: muster_pg.Invalid(why), **values)
+
+    def says(self, *want: Any) -> None:
+        """Waits for reports, and checks that there are no others."""
+        until = time.monotonic() + 10
+        while len(self.said) < len(want) and time.monotonic() < until:
+            time.sleep(0.005)
+        time.sleep(0.15)
+        self.assertEqual([tuple(p)[: len(w)] for p, w in zip(self.said, want)], list(want))
+        self.assertEqual(len(self.said), len(want), self.said)
+        self.said.clear()
+
+    def test_what_has_changed_is_reported_and_no_more(self) -> None:
+        with self.phase("a", 3) as a:
+            self.says((1, "a", 0, 3, 0))
+            for n in range(1, 3):
+                a.done(n)
+            self.says((1, "a", 2, 3))
+            with self.phase("b", stall=2.5):
+                self.says((2, "b", 0, 0, 2_500_000_000))
+                with self.phase("c"):  # has the stall of the one around it
+                    self.says((3, "c", 0, 0, 2_500_000_000))
+                a.done(3)  # is not the current one
+                self.says((2, "b", 0))
+            self.says((1, "a", 3, 3, 0))
+        self.says((0, "", 0, 0, 0))
+        with a:
+            self.says((4, "a", 0, 3))
+
+    def test_the_current_phase_is_the_last_one_that_has_not_ended(self) -> None:
+        a, b = self.phase("a"), self.phase("b")
+        a.__enter__()
+        self.says((1, "a"))
+        b.__enter__()
+        self.says((2, "b"))
+        a.__exit__(None, None, None)
+        a.__exit__(None, None, None)
+        self.says()
+        b.__exit__(None, None, None)
+        self.says((0,))
+
+    def test_what_was_not_reported_is_repeated(self) -> None:
+        self.errors = [muster_pg.Timeout("late"), muster_pg.Unavailable("gone")]
+        with self.phase():
+            self.says((1, "a"), (1, "a"), (1, "a"))
+            self.connection = object()
+            self.says((1, "a"))
+            self.errors = [muster_pg.Stale("over")]
+            with self.phase("b"):
+                self.says((2, "b"))
+            self.says()  # the group is over
+
+    def test_fork(self) -> None:
+        with self.phase("a", stall=60) as a:
+            a.done(5)
+            self.said.clear()
+            pid = os.fork()
+            if pid == 0:
+                a.done(7)
+                with self.phase("of the fork"):
+                    pass
+                a.__exit__(None, None, None)
+                self.progress.close()
+                os._exit(len(self.said) + 2 * progressing() + 4 * (a.units[0] != 7))
+            self.assertEqual(os.waitpid(pid, 0)[1], 0)
+            self.assertEqual(a.units[0], 5)
+
+    def test_done_costs_nothing(self) -> None:
+        for stall in (0, 60):
+            with self.phase("a", stall=stall) as a:
+                self.assertLess(min(timeit.repeat(lambda: a.done(5), number=10_000, repeat=5)) / 10_000, 2e-6)
+
+
+if __name__ == "__main__":
+    unittest.main()
