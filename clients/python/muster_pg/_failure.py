@@ -11,7 +11,7 @@ def why(v: Failure, rank: int, cause: str) -> str:
     if v.code in (Code.TIMEOUT, Code.CANCELLED):
         return _overdue(v, rank)
     if v.code == Code.STALLED:
-        return _join(v.code.text + _after(v), _each(v, "rank "), v.reason)
+        return _join(v.code.text + _after(v), _stalled(v), v.reason)
     if v.code == Code.LOST:
         return _join("lost " + ranks(v.lost), v.reason)
     if v.code == Code.LEFT:
@@ -41,20 +41,24 @@ def _after(v: Failure) -> str:
     return f" after {(v.waited + 5_000_000) // 10_000_000 / 100:.2f}s" if v.waited > 0 else ""
 
 
+def _stalled(v: Failure) -> str:
+    """Names the ranks that have stalled, and the progress that each has made."""
+    parts = [f"rank {rank}: {doing}" for rank, doing in zip(v.missing, v.doing)]
+    more = v.missing[len(parts) :]
+    return "; ".join(parts + [ranks(more)] * bool(more))
+
+
 def _late(v: Failure) -> str:
     """Names the ranks that others wait for, and what they do instead."""
     if not v.missing:
         return ""
-    return "; ".join(s for s in ("missing " + ranks(v.missing), _each(v)) if s)
-
-
-def _each(v: Failure, rank: str = "") -> str:
-    """Says of each of the first missing ranks what it is doing."""
     most = 8
-    says = [f"{rank}{r}: {doing}" for r, doing in list(zip(v.missing, v.doing))[:most]]
+    says = "missing " + ranks(v.missing)
+    for rank, doing in list(zip(v.missing, v.doing))[:most]:
+        says += f"; {rank}: {doing}"
     if len(v.missing) > most and v.doing:
-        says.append(f"and {len(v.missing) - most} more")
-    return "; ".join(says)
+        says += f"; and {len(v.missing) - most} more"
+    return says
 
 
 def _join(*parts: str) -> str:

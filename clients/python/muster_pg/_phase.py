@@ -11,7 +11,7 @@ from typing import Callable, List, Optional, Union
 
 from . import _arguments, _monitor_main, _wire
 from ._arguments import Bad
-from ._errors import Error, Timeout, Unavailable
+from ._errors import Error, Timeout, Unavailable, clip
 from ._watch import Watch
 
 _EVERY = 1.0  # seconds between two reports
@@ -30,7 +30,7 @@ class Phase:
         self._progress, self._bad = progress, bad
         if not _arguments.text(bad, "name", name):
             raise bad("name is empty", ())
-        self.name = _wire.text(name)[: _wire.MAX_PHASE].decode("utf-8", "ignore")
+        self.name = clip(name, _wire.MAX_PHASE)
         self.total = _arguments.between(bad, "total", total, 0, _MOST)
         self.stall, self.on_stall = _arguments.stall(bad, stall), _arguments.text(bad, "on_stall", on_stall)
         if on_stall not in _ACTIONS:
