@@ -49,6 +49,18 @@ func TestTorchTraining(t *testing.T) {
 	}
 }
 
+// TestTorchPhases has a rank of a gloo job hang in a phase, with the interpreter's lock or in gloo: the
+// process that watches it cuts its connections, and the all_reduce of the others fails.
+func TestTorchPhases(t *testing.T) {
+	out := torchScript(t, "tests/torch_phases.py")
+	for _, rank := range []string{"lock [02]", "host [12]", "waits [01]"} {
+		require.Len(t, regexp.MustCompile("(?m)^"+rank+` failed after [2-7]s: .*Connection closed by peer`).FindAllString(out, -1), 2, "%s\n%s", rank, out)
+	}
+	for _, hung := range []int{0, 1} {
+		require.Contains(t, out, fmt.Sprintf("muster: rank %d has made no progress for 2s: step\n", hung))
+	}
+}
+
 // TestTorchRendezvous checks the errors of torchrun's rendezvous backend, and its state in the store.
 // TestTorchrunMuster (cmd/muster) runs torchrun.
 func TestTorchRendezvous(t *testing.T) {

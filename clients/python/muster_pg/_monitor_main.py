@@ -6,6 +6,7 @@ Standard input is a file of RECORDS times RECORD, which the worker maps: it take
 worker to read it. The process ends with the worker. It is a script that imports little.
 """
 
+import errno
 import os
 import signal
 import struct
@@ -42,7 +43,6 @@ class _Watched:
         self._seen = 0, 0  # id and done
         self._idle = 0.0  # seconds
         self._acted = False
-        self._cut: list[object] = []  # connections, see _cut
 
     def look(self, record: tuple[int, int, int, float, int, bytes], ran: float) -> None:
         """Looks at a record, after some seconds in which the worker could make progress. Half of a
@@ -67,7 +67,7 @@ class _Watched:
 
     def _act(self, action: int) -> None:
         if action == CUT:
-            self._cut = _cut(self._pid)
+            _cut(self._pid)
         elif action == EXIT:
             os.kill(self._pid, signal.SIGABRT)  # faulthandler's
             until = time.monotonic() + _LAST_WORDS
@@ -77,34 +77,51 @@ class _Watched:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def _cut(pid: int) -> list[object]:
-    """Shuts down the reading end of the TCP connections of the worker, and returns duplicates of
-    them, which stay open: see Connections in _torch_native.py.
+def _cut(pid: int) -> None:
+    """Shuts down the TCP connections of the worker. First their writing ends: other ranks of gloo see
+    an end. At once with a reset, gloo (of torch 2.15) may forget an operation that it begins then.
     """
-    import ctypes
     import socket
 
-    held: list[object] = []
-    libc = ctypes.CDLL(None, use_errno=True)
     try:
-        pidfd = os.pidfd_open(pid)
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-                continue
-            fd = libc.syscall(_PIDFD_GETFD, pidfd, int(name), 0)
-            if fd < 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            s = socket.socket(fileno=fd)
+        found = [socket.socket(fileno=fd) for fd in _sockets(pid)]
+    except (OSError, AttributeError) as e:
+        _say(f'muster: its connections cannot be cut: {e}: in a container, allow SYS_PTRACE, or use on_stall="exit"')
+        return
+    for end in (socket.SHUT_WR, socket.SHUT_RD):
+        for s in found:
             if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
                 try:
                     s.getpeername()
-                    s.shutdown(socket.SHUT_RD)
-                    held.append(s)
+                    s.shutdown(end)
                 except OSError:
                     pass  # it listens, or has ended
-    except (OSError, AttributeError) as e:
-        _say(f'muster: its connections cannot be cut: {e}: in a container, allow SYS_PTRACE, or use on_stall="exit"')
-    return held
+        time.sleep(_SLICE)
+    for s in found:
+        s.close()
+
+
+def _sockets(pid: int) -> list[int]:
+    """Returns duplicates of the sockets of the worker, which may hang."""
+    import ctypes
+
+    found, libc, folder = [], ctypes.CDLL(None, use_errno=True), f"/proc/{pid}/fd"
+    pidfd = os.pidfd_open(pid)
+    try:
+        for name in os.listdir(folder):
+            try:
+                if not os.readlink(f"{folder}/{name}").startswith("socket:"):
+                    continue
+            except FileNotFoundError:  # it has just been closed
+                continue
+            fd = libc.syscall(_PIDFD_GETFD, pidfd, int(name), 0)
+            if fd >= 0:
+                found.append(fd)
+            elif ctypes.get_errno() != errno.EBADF:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        os.close(pidfd)
+    return found
 
 
 def _say(text: str) -> None:

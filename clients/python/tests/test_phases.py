@@ -8,7 +8,7 @@ import threading
 import time
 import timeit
 import unittest
-from typing import Any, List
+from typing import Any, Dict, List, Tuple
 from unittest import mock
 
 import muster_pg
@@ -49,8 +49,9 @@ class Stalls(Case):
                         phase.done(n)
             try:
                 g.barrier("loaded", timeout=60, stall=2)
-            except muster_pg.Stalled as e:
+            except muster_pg.RankError as e:
                 failed.set()
+                self.assertIsInstance(e, muster_pg.Stalled)
                 self.assertIsInstance(e, TimeoutError)
                 self.assertEqual((e.code, e.missing, e.op), (muster_pg.Code.STALLED, [1], "barrier"))
                 self.assertLess(e.waited, 4)
@@ -102,6 +103,8 @@ class Stalls(Case):
 
     def test_what_makes_no_sense_is_refused_at_once(self) -> None:
         def rank(g: muster_pg.Group) -> None:
+            args: Tuple[Any, ...]
+            kwargs: Dict[str, Any]
             for args, kwargs, says in (
                 (("",), {}, "name is empty"),
                 ((5,), {}, "name is a str, not int"),
@@ -155,10 +158,8 @@ class Reports(unittest.TestCase):
         if self.errors:
             raise self.errors.pop()
 
-    def phase(self, *args: Any, **kwargs: Any) -> Phase:
-        values = dict(zip(("name", "total", "stall", "on_stall"), ("a", 0, 0.0, "log")))
-        values.update(zip(values, args), **kwargs)
-        return Phase(self.progress, lambda why, also: muster_pg.Invalid(why), **values)
+    def phase(self, name: str = "a", total: int = 0, stall: float = 0) -> Phase:
+        return Phase(self.progress, lambda why, also: muster_pg.Invalid(why), name, total, stall, "log")
 
     def says(self, *want: Any) -> None:
         """Waits for reports, and checks that there are no others."""

@@ -1,0 +1,156 @@
+"""Processes that make no progress in a phase, and what the process that watches them does."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import muster_pg
+from muster_pg import _watch
+from muster_pg._phase import Phase, Progress
+
+BEGIN = """
+import ctypes, os, signal, socket, sys, threading, time
+import muster_pg
+from muster_pg import _watch
+def phase(*args, **kwargs):
+    it = muster_pg.phase(*args, **kwargs).__enter__()
+    it.done(12)
+    return it
+"""
+PROGRAMS = {
+    "log": """
+p = phase("loading shards", 48, stall=2)
+for n in range(13, 38):
+    p.done(n)
+    time.sleep(0.1)
+time.sleep(4.7)
+with muster_pg.phase("in it"):
+    time.sleep(2.7)
+p.__exit__()
+""",
+    "exit": """
+phase("holding the lock", stall=2, on_stall="exit")
+ctypes.PyDLL(None).sleep(60)
+""",
+    "kill": """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGABRT])
+phase("deaf", stall=2, on_stall="exit")
+time.sleep(60)
+""",
+    "cut": """
+listener = socket.create_server(("127.0.0.1", 0))
+one = socket.create_connection(listener.getsockname())
+other, _ = listener.accept()
+phase("computing", 0, stall=2, on_stall="cut")
+print(one.recv(1), other.recv(1))
+""",
+    "stopped": """
+p = phase("stopped", stall=3)
+print("begun", flush=True)
+time.sleep(1)
+p.__exit__()
+""",
+    "none": """
+threading.Thread(target=lambda: None).start()
+phase("unwatched")
+assert _watch._monitor is None
+""",
+}
+
+
+class Watched(unittest.TestCase):
+    """Runs the programs at the same time."""
+
+    ended: Dict[str, Tuple[int, str, str]]  # exit status, output and standard error
+    left: List[str]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        root = str(Path(muster_pg.__file__).parents[1])
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("MUSTER", "MASTER"))}
+        env.update(PYTHONPATH=root, RANK="3", WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        processes = {
+            name: subprocess.Popen(
+                [sys.executable, "-c", BEGIN + program], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+            for name, program in PROGRAMS.items()
+        }
+        stopped = processes["stopped"]
+        assert stopped.stdout is not None and stopped.stdout.readline() == "begun\n"
+        os.killpg(stopped.pid, signal.SIGSTOP)
+        time.sleep(4)
+        os.killpg(stopped.pid, signal.SIGCONT)
+        cls.ended = {}
+        for name, p in processes.items():
+            out, err = p.communicate(timeout=60)
+            cls.ended[name] = p.returncode, out, err
+        cls.left = monitors(*(p.pid for p in processes.values()))
+
+    def said(self, name: str, status: int) -> List[str]:
+        """Returns the lines of the process that watches."""
+        code, _, err = self.ended[name]
+        self.assertEqual(code, status, err)
+        self.assertEqual(len(re.findall("is not reported, only watched: MUSTER_STORE is not set", err)), 1, err)
+        return re.findall("^muster: (.*)", err, re.M)
+
+    def test_log(self) -> None:
+        self.assertEqual(
+            self.said("log", 0),
+            [
+                "rank 3 has made no progress for 2s: loading shards, 37 of 48",
+                "rank 3 has made no progress for 2s: in it",
+            ],
+        )
+
+    def test_exit_while_a_thread_holds_the_interpreter(self) -> None:
+        self.assertEqual(self.said("exit", -signal.SIGABRT), ["rank 3 has made no progress for 2s: holding the lock, 12"])
+        self.assertRegex(self.ended["exit"][2], r'(?s)Fatal Python error: Aborted\n\n.*thread 0x\w+ \(most recent call first\):\n  File "<string>", line \d+ in <module>')
+
+    def test_one_that_does_not_end_is_killed(self) -> None:
+        self.assertEqual(self.said("kill", -signal.SIGKILL), ["rank 3 has made no progress for 2s: deaf, 12"])
+
+    @unittest.skipUnless(sys.platform == "linux", "SKIPPED: cut is for Linux")
+    def test_cut(self) -> None:
+        self.assertEqual(self.said("cut", 0), ["rank 3 has made no progress for 2s: computing, 12"])
+        self.assertEqual(self.ended["cut"][1], "b'' b''\n")
+
+    def test_the_time_in_which_both_are_stopped_does_not_count(self) -> None:
+        self.assertEqual(self.said("stopped", 0), [])
+
+    def test_without_a_stall_there_is_no_process(self) -> None:
+        self.assertEqual(self.said("none", 0), [])
+
+    def test_no_process_is_left(self) -> None:
+        self.assertEqual(self.left, [])
+
+
+def monitors(*pids: int) -> List[str]:
+    """Returns the processes that watch others, after a moment."""
+    time.sleep(0.5)
+    said = subprocess.run(["ps", "-A", "-o", "args"], stdout=subprocess.PIPE, check=True, text=True).stdout
+    return re.findall(rf"_monitor_main\.py (?:{'|'.join(map(str, pids))})$", said, re.M)
+
+
+class Monitor(unittest.TestCase):
+    def test_it_ends_with_the_last_that_needs_it(self) -> None:
+        one, other = Progress("rank 0"), Progress("rank 1")
+        for progress in one, other:
+            Phase(progress, lambda why, also: muster_pg.Invalid(why), "a", 0, 60, "log").__enter__()
+        self.assertEqual(len(monitors(os.getpid())), 1)
+        one.close()
+        self.assertIsNotNone(_watch._monitor)
+        other.close()
+        self.assertIsNone(_watch._monitor)
+        self.assertEqual(monitors(os.getpid()), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
