@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import timeit
@@ -12,7 +14,7 @@ from typing import Any, Dict, List, Tuple
 from unittest import mock
 
 import muster_pg
-from muster_pg import _phase, _wire
+from muster_pg import _phase, _wire, _world
 from muster_pg._phase import Phase, Progress
 from test_store import ADDRESS, Case
 
@@ -230,6 +232,63 @@ class Reports(unittest.TestCase):
         for stall in (0, 60):
             with self.phase("a", stall=stall) as a:
                 self.assertLess(min(timeit.repeat(lambda: a.done(5), number=10_000, repeat=5)) / 10_000, 2e-6)
+
+
+class World(Case):
+    """Has the environment of a launcher."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.env = {"RANK": "3", "WORLD_SIZE": "4", "MUSTER_STORE": f"muster://{ADDRESS}", "MUSTER_NAME": self.id(), "MUSTER_RUN": "r"}
+        for patch in (mock.patch.dict(os.environ, self.env), mock.patch.multiple(_world, _world=None, _alone=None)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_the_group_that_from_env_has_returned_last(self) -> None:
+        os.environ.update(RANK="0", WORLD_SIZE="1")
+        muster_pg.barrier("start", timeout=30, stall=2)
+        first = _world._group()
+        assert first is not None
+        self.addCleanup(first.close)
+        self.assertEqual((first.name, first.size), (self.id(), 1))
+        muster_pg.barrier()
+        self.assertEqual((first._seq, _world._group()), (2, first))
+        with muster_pg.phase("a") as phase:
+            self.assertIs(phase._progress, first._membership.progress)
+        os.environ["MUSTER_RUN"] = "s"
+        with muster_pg.Group.from_env() as second:
+            self.assertIs(muster_pg.phase("b")._progress, second._membership.progress)
+        muster_pg.barrier()
+        third = _world._group()
+        assert third is not None
+        self.addCleanup(third.close)
+        self.assertNotIn(third.generation, (first.generation, second.generation))
+        self.fails(muster_pg.Invalid, "^muster_pg: phase: name is empty$", muster_pg.phase, "")
+
+    def alone(self, **env: str) -> "subprocess.Popen[str]":
+        """Returns a process without a group that is in a phase."""
+        program = "import muster_pg, sys\nwith muster_pg.phase('alone'):\n  print('begun', flush=True)\n  sys.stdin.read()\nmuster_pg.phase('again')"
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+        p = subprocess.Popen([sys.executable, "-c", program], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert p.stdout is not None
+        self.assertEqual(p.stdout.readline(), "begun\n")
+        return p
+
+    def test_a_rank_without_a_group_is_in_one_of_its_own(self) -> None:
+        p = self.alone()
+        join: Any = lambda: muster_pg.Group.join(0, 1, ADDRESS, name=self.id() + " rank 3", run="r", timeout=1)
+        self.fails(muster_pg.Conflict, "rank 0 is already in use", join)
+        self.assertEqual((p.communicate(), p.returncode), (("", ""), 0))
+        join().close()  # it has left
+        self.assertEqual(self.alone().communicate(), ("", ""))
+
+    def test_a_rank_without_a_store(self) -> None:
+        began = time.monotonic()
+        p = self.alone(MUSTER_STORE="muster://127.0.0.1:1")
+        self.assertLess(time.monotonic() - began, 5)
+        out, err = p.communicate()
+        self.assertRegex(err, "^what this process does is not reported, only watched: .*no process listens at 127.0.0.1:1 after 1.0s")
+        self.assertEqual((out, err.count("\n"), p.returncode), ("", 1, 0))
 
 
 if __name__ == "__main__":
