@@ -130,8 +130,8 @@ func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 		torchrun, slurm, mpi,
 		with(torchrun, "TORCHELASTIC_USE_AGENT_STORE", "True"), with(torchrun, "MASTER_ADDR", "[fd00::1]"),
 		with(torchrun, "MUSTER_STORE", "muster://store:7070/p"), with(torchrun, "MUSTER_STORE", "store:7070"),
-		with(torchrun, "MUSTER_NAME", "n", "MUSTER_RUN", "r", "MUSTER_TIMEOUT", "1m30.5s", "MUSTER_EXPIRY", "2h", "MUSTER_LIVENESS_TIMEOUT", "30s", "MUSTER_HOST", "h"),
-		with(torchrun, "MUSTER_TIMEOUT", "soon"), with(torchrun, "MUSTER_TIMEOUT", "-1s"), with(torchrun, "MUSTER_LIVENESS_TIMEOUT", "x"), with(torchrun, "MUSTER_TIMEOUT", "5"),
+		with(torchrun, "MUSTER_NAME", "n", "MUSTER_RUN", "r", "MUSTER_TIMEOUT", "1m30.5s", "MUSTER_STALL", "1m", "MUSTER_EXPIRY", "2h", "MUSTER_LIVENESS_TIMEOUT", "30s", "MUSTER_HOST", "h"),
+		with(torchrun, "MUSTER_TIMEOUT", "soon"), with(torchrun, "MUSTER_STALL", "soon"), with(torchrun, "MUSTER_TIMEOUT", "-1s"), with(torchrun, "MUSTER_LIVENESS_TIMEOUT", "x"), with(torchrun, "MUSTER_TIMEOUT", "5"),
 		with(torchrun, "MUSTER_SECRET_FILE", k.secretFile), with(torchrun, "MUSTER_TLS_CA", k.path("ca.pem")),
 		with(torchrun, "MUSTER_TLS_CERT", "c"), with(torchrun, "WORLD_SIZE", ""), with(torchrun, "WORLD_SIZE", "four"),
 		with(torchrun, "MUSTER_RUN", "r", "TORCHELASTIC_RUN_ID", "", "WORLD_SIZE", "four"), with(torchrun, "MUSTER_RUN", "r", "WORLD_SIZE", "four"),
@@ -150,7 +150,7 @@ def read(v):
         c = _env.config(v)
     except Error as e:
         return str(e)
-    return f"{c.rank} {c.size} {c.store} {c.name} {c.run} {c.timeout:g} {c.expiry:g} {c.liveness_timeout or 0:g} {c.host} {c.secret is not None} {c.tls is not None}"
+    return f"{c.rank} {c.size} {c.store} {c.name} {c.run} {c.timeout:g} {c.stall:g} {c.expiry:g} {c.liveness_timeout or 0:g} {c.host} {c.secret is not None} {c.tls is not None}"
 `, "read(v)", envs)
 	for i, env := range envs {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
@@ -192,7 +192,7 @@ func read(c pgroup.Config, err error) string {
 	yes := func(b bool) string { return map[bool]string{true: "True", false: "False"}[b] }
 	seconds := func(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'g', -1, 64) }
 	return strings.Join([]string{
-		strconv.Itoa(c.Rank), strconv.Itoa(c.Size), c.Address, name, c.Run, seconds(c.Timeout), seconds(c.Expiry), seconds(c.LivenessTimeout), c.Host,
+		strconv.Itoa(c.Rank), strconv.Itoa(c.Size), c.Address, name, c.Run, seconds(c.Timeout), seconds(c.Stall), seconds(c.Expiry), seconds(c.LivenessTimeout), c.Host,
 		yes(c.Secret != nil), yes(c.TLS != nil),
 	}, " ")
 }

@@ -164,7 +164,7 @@ def config(environ: Mapping[str, str] = os.environ) -> Config:
 
 def _config(e: _Env, launcher: _Launcher) -> Config:
     rank, size = e.number(launcher.rank), e.number(*launcher.size)
-    timeout, expiry = e.duration("MUSTER_TIMEOUT", 300.0), e.duration("MUSTER_EXPIRY", 3600.0)
+    timeout, stall, expiry = e.duration("MUSTER_TIMEOUT", 300.0), e.duration("MUSTER_STALL", 0.0), e.duration("MUSTER_EXPIRY", 3600.0)
     liveness = e.duration("MUSTER_LIVENESS_TIMEOUT", 0.0)
     tls, secret = _credentials(e)
     return Config(
@@ -174,6 +174,7 @@ def _config(e: _Env, launcher: _Launcher) -> Config:
         name=e.get("MUSTER_NAME") or "world",
         run=e.get("MUSTER_RUN") or launcher.run(e),
         timeout=timeout,
+        stall=stall,
         expiry=expiry,
         liveness_timeout=liveness or None,
         host=e.get("MUSTER_HOST"),
