@@ -36,9 +36,9 @@ class Group:
     earliest deadline decides. Without it, the group's timeout is used.
 
     A failure that the group decided is a RankError, and has a class for its kind: Timeout (with the
-    missing ranks), Lost, Left, Mismatch, Aborted, Cancelled, Failed, Invalid or TooLarge (what a
-    rank brought), Stale; Closed, Unavailable and Unknown as for a Store. Lost, Mismatch and Aborted
-    end the group; after the others it continues.
+    missing ranks), Stalled (a Timeout, with those that have stalled), Lost, Left, Mismatch, Aborted,
+    Cancelled, Failed, Invalid or TooLarge (what a rank brought), Stale; Closed, Unavailable and
+    Unknown as for a Store. Lost, Mismatch and Aborted end the group; after the others it continues.
 
     Objects are msgpack values of at most 16 MiB: None, bool, int, float, str, bytes, lists and
     dicts (a tuple arrives as a list), and arrays of numpy and torch, alone or in lists and dicts.
@@ -186,11 +186,11 @@ class Group:
                     phase.done(i)
             group.barrier("loaded", timeout=3600, stall=60)
 
-        Once a rank has reported a phase, a verb with a stall waits for it only while it makes
-        progress: for as many seconds, or those of its phase if they are more, done has risen, or
-        the phase has changed (which counts 16 times between two verbs). Otherwise the verb is
-        Stalled on all ranks, which names the rank and what it does. A rank that has reported no
-        phase has until the timeout.
+        A verb with a stall fails when a rank that it waits for has had a phase, and has made no
+        progress for so many seconds, or those of its phase if they are more: done has not risen, and
+        the phase has not changed (which counts 16 times between two verbs). It is Stalled on all
+        ranks, which names the rank and what it did last. A rank that has had no phase has until the
+        timeout. The phase that has begun last, in any thread, is current until it ends.
 
         name has at most 128 bytes; a longer one is cut. total is the number of units, 0 if it is
         unknown. stall is in seconds, at least 2, or 0; a phase in another one without its own has

@@ -1,13 +1,14 @@
 """The process of _watch.py: acts when what the worker that has started it does makes no progress.
 
-    _monitor_main.py PID
+    _monitor_main.py PID FD
 
-Standard input is a file of RECORDS times RECORD, which the worker maps: it takes no lock of the
-worker to read it. The process ends with the worker. It is a script that imports little.
+FD is a file of RECORDS times RECORD, which the worker maps: it takes no lock of the worker to read
+it. The process ends with the worker, or with its standard input. It is a script that imports little.
 """
 
 import errno
 import os
+import select
 import signal
 import struct
 import sys
@@ -24,13 +25,16 @@ _LAST_WORDS = 2.0  # seconds that faulthandler may take
 _PIDFD_GETFD = 438
 
 
-def main(pid: int) -> None:
+def main(pid: int, fd: int) -> None:
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
     watched = [_Watched(pid) for _ in range(RECORDS)]
-    while os.getppid() == pid:  # another one: the worker has ended
+    while os.getppid() == pid:  # another one: the worker has ended, and forks of it may hold the pipe open
         began = time.monotonic()
-        time.sleep(_SLICE)
+        if poll.poll(_SLICE * 1000):
+            return
         ran = min(time.monotonic() - began, _SLICE)  # not the time for which both have been suspended
-        memory = os.pread(0, RECORDS * RECORD.size, 0)
+        memory = os.pread(fd, RECORDS * RECORD.size, 0)
         for w, record in zip(watched, RECORD.iter_unpack(memory)):
             w.look(record, ran)
 
@@ -141,4 +145,4 @@ def _traced(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -55,16 +55,16 @@ class Phase:
 
 
 class Progress:
-    """The phases of a rank that have not ended, of which the last one is current.
+    """The phases of a rank that have not ended. The one that has begun last, in any thread, is current.
 
-    A thread "muster progress" reports it, at most once a second, from the first phase until close.
-    One with a stall, its own or that of a phase around it, is watched by another process. In a fork
-    of the process, phases are neither reported nor watched.
+    A thread "muster progress" reports it, at most once a second, until there is none, or close. One
+    with a stall, its own or that of a phase around it, is watched by another process, until close.
+    In a fork of this process, phases are neither reported nor watched.
     """
 
     def __init__(self, who: str, report: Optional[Callable[[_wire.Phase], object]] = None, connection: Callable[[], object] = lambda: None) -> None:
-        """who is the rank, in words. report may raise an Error; without it there is no thread. What
-        was reported is reported again on another connection: a store may have been restarted.
+        """who is the rank, in words. report may raise an Error; None reports nothing. What was
+        reported is reported again on another connection: a store may have been restarted.
         """
         self.who, self._report, self._connection = who, report, connection
         self._pid = os.getpid()
@@ -103,15 +103,17 @@ class Progress:
         if os.getpid() != self._pid:
             return
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
         with self._lock:
             self._unshare()
             watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
 
-    def _state(self) -> _wire.Phase:
+    def state(self) -> _wire.Phase:
+        """Returns what is to be reported."""
         with self._lock:
             if not self._open:
                 return _wire.Phase()
@@ -129,12 +131,12 @@ class Progress:
     def _show(self) -> None:
         """Has the current phase watched, if it has a stall. Called with the lock."""
         self._unshare()
-        if not self._open or self._over.is_set():
+        if not self._open:
             if self._watch is not None:
                 self._watch.set(0, 0, "")
             return
         phase, patience = self._open[-1], self._patience()
-        if patience.stall and self._watch is None and self._watched:
+        if patience.stall and self._watch is None and self._watched and not self._over.is_set():
             try:
                 self._watch = Watch()
             except OSError as e:
@@ -146,10 +148,9 @@ class Progress:
             _shared.add(phase)
 
     def _run(self) -> None:
-        assert self._report is not None
         sent: object = None
-        while True:
-            now = self._state(), self._connection()
+        while self._report is not None:
+            now = self.state(), self._connection()
             if now != sent:
                 try:
                     self._report(now[0])
@@ -158,9 +159,13 @@ class Progress:
                     sent = None
                 except Error as e:
                     _log.debug("progress is not reported: %s", e)
-                    return  # the group or this handle is over
+                    self._report = None  # the group is over, or the store too old
             if self._over.wait(_EVERY):
                 return
+            with self._lock:
+                if sent is not None and not self._open and now[0] == _wire.Phase():
+                    self._thread = None
+                    return
 
 
 def _forget() -> None:

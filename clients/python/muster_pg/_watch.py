@@ -32,21 +32,28 @@ _ids = itertools.count(1)
 
 class _Monitor:
     """The process, and the memory. It is in the same process group, so that Ctrl-Z stops both, but
-    ignores what the worker is to handle. It is a child of this process, and ends with it.
+    ignores what the worker is to handle. It is a child of this process, and ends with it, or with the
+    pipe, which no program inherits that this process executes.
     """
 
     def __init__(self) -> None:
         self.free = list(range(RECORDS))
         fd = _file()
+        read, self._pipe = os.pipe()
         try:
             os.ftruncate(fd, RECORDS * RECORD.size)
             self.memory = mmap.mmap(fd, RECORDS * RECORD.size)
-            self.process = _start(fd)
+            self.process = _start(read, fd)
+        except BaseException:
+            os.close(self._pipe)
+            raise
         finally:
+            os.close(read)
             os.close(fd)
 
     def close(self) -> None:
-        self.process.kill()
+        os.close(self._pipe)
+        self.process.kill()  # forks may hold the pipe open
         self.process.wait()
 
 
@@ -57,13 +64,14 @@ def _file() -> int:
         return os.dup(f.fileno())
 
 
-def _start(fd: int) -> subprocess.Popen[bytes]:
+def _start(read: int, fd: int) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise OSError("sys.executable is not set")
     script = str(Path(__file__).with_name("_monitor_main.py"))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the process has them blocked from its beginning
     try:
-        return subprocess.Popen([sys.executable, "-I", "-S", script, str(os.getpid())], stdin=fd, stdout=subprocess.DEVNULL)
+        args = [sys.executable, "-I", "-S", script, str(os.getpid()), str(fd)]
+        return subprocess.Popen(args, stdin=read, stdout=subprocess.DEVNULL, pass_fds=[fd])
     except (ValueError, subprocess.SubprocessError) as e:
         raise OSError(str(e)) from e
     finally:

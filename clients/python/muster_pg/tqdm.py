@@ -29,18 +29,8 @@ class tqdm(_tqdm):  # type: ignore[misc]
 
     def __init__(self, iterable: Any = None, desc: Optional[str] = None, total: Optional[float] = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(iterable, desc, total, *args, **kwargs)
-        self._name = str(desc or "tqdm")
-        self._begin()
-
-    def _begin(self) -> None:
-        self._end()
-        self._phase = _world.phase(self._name, int(self.total or 0)).__enter__()
+        self._phase = _world.phase(str(desc or "tqdm"), int(self.total or 0)).__enter__()
         self._done(self.n)
-
-    def _end(self) -> None:
-        phase, self._phase = self._phase, None
-        if phase is not None:
-            phase.__exit__()
 
     def _done(self, n: float) -> None:
         if self._phase is not None:
@@ -60,8 +50,13 @@ class tqdm(_tqdm):  # type: ignore[misc]
 
     def reset(self, total: Optional[float] = None) -> None:
         super().reset(total)
-        self._begin()
+        if self._phase is not None:  # another one: its units are done once more
+            self._phase.__exit__()
+            self._phase.total = int(self.total or 0)
+            self._phase.__enter__()
 
     def close(self) -> None:
-        self._end()
+        phase, self._phase = self._phase, None
+        if phase is not None:
+            phase.__exit__()
         super().close()

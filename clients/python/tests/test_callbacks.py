@@ -82,7 +82,7 @@ class Callbacks(unittest.TestCase):
             with self.subTest(options):
                 seen = []
                 for i in tqdm(range(12), "loading shards", **options):
-                    seen.append((i, self.progress._state().done))
+                    seen.append((i, self.progress.state().done))
                 self.assertEqual(seen, [(i, i) for i in range(12)])
                 bar = tqdm(total=8, initial=2, **options)
                 bar.update(3)
@@ -117,8 +117,9 @@ class Callbacks(unittest.TestCase):
         self.assertEqual(
             self.progress.said,
             [
-                ("begins", "training", 4), ("begins", "evaluating", 0), ("ends", "evaluating", 2), ("begins", "saving", 0), ("ends", "saving", 0),
-                ("ends", "training", 2), ("begins", "evaluating", 0), ("ends", "evaluating", 1),
+                ("begins", "training", 4), ("ends", "training", 1), ("begins", "evaluating", 0), ("ends", "evaluating", 2),
+                ("begins", "saving", 0), ("ends", "saving", 0), ("begins", "training", 4), ("ends", "training", 2),
+                ("begins", "evaluating", 0), ("ends", "evaluating", 1),
                 ("begins", "training", 4), ("ends", "training", 2), ("begins", "training", 4), ("ends", "training", 2),
             ],
         )  # fmt: skip

@@ -58,6 +58,10 @@ print("begun", flush=True)
 time.sleep(1)
 p.__exit__()
 """,
+    "executed": """
+phase("restarting", stall=2, on_stall="exit")
+os.execv("/bin/sleep", ["sleep", "4"])
+""",
     "none": """
 threading.Thread(target=lambda: None).start()
 phase("unwatched")
@@ -125,6 +129,9 @@ class Watched(unittest.TestCase):
     def test_the_time_in_which_both_are_stopped_does_not_count(self) -> None:
         self.assertEqual(self.said("stopped", 0), [])
 
+    def test_a_program_that_the_process_executes_is_not_watched(self) -> None:
+        self.assertEqual(self.said("executed", 0), [])
+
     def test_without_a_stall_there_is_no_process(self) -> None:
         self.assertEqual(self.said("none", 0), [])
 
@@ -136,7 +143,7 @@ def monitors(*pids: int) -> List[str]:
     """Returns the processes that watch others, after a moment."""
     time.sleep(0.5)
     said = subprocess.run(["ps", "-A", "-o", "args"], stdout=subprocess.PIPE, check=True, text=True).stdout
-    return re.findall(rf"_monitor_main\.py (?:{'|'.join(map(str, pids))})$", said, re.M)
+    return re.findall(rf"_monitor_main\.py (?:{'|'.join(map(str, pids))}) ", said)
 
 
 class Monitor(unittest.TestCase):

@@ -460,7 +460,7 @@ def child(cases: Cases, make: Callable[..., Worker], address: str, case: str, nu
 def monitors(pid: int) -> int:
     """Returns how many monitors of a process there are."""
     said = subprocess.run(["ps", "-A", "-o", "args"], stdout=subprocess.PIPE, check=True).stdout.decode("utf-8", "replace")
-    return len(re.findall(rf"_monitor_main\.py {pid}$", said, re.M))
+    return len(re.findall(rf"_monitor_main\.py {pid} ", said))
 
 
 def main(address: str, *wanted: str) -> None:
