@@ -151,7 +151,6 @@ class Membership:
         self.lock = threading.Lock()  # protects the fields below
         self._members: Optional[List[Member]] = None  # None until they are known
         self.closed = False
-        self.progress = Progress(f"rank {self.rank}", self._report, lambda: shared.store._connection)
 
     def _report(self, phase: Phase) -> None:
         self.store._request(Request(Op.PROGRESS, group=self.contribution(), phase=phase), time.monotonic() + REPORT_WAIT)
@@ -186,6 +185,7 @@ class Membership:
         self.generation = rep.rev
         try:
             self.id, self.rank, self.size, self.host, self.local = _member.formed(rep, self.rank)
+            self.progress = Progress(f"rank {self.rank}", self.size, self._report, lambda: self.store._connection)
             if rep.values is not None:
                 self._members = self._parse_members(rep.values)
         except Error:

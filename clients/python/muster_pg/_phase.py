@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
+import time
 import weakref
 from contextlib import suppress
-from typing import Callable, List, Optional, Union
+from typing import Callable, List, Optional, Tuple, Union
 
 from . import _arguments, _monitor_main, _wire
 from ._arguments import Bad
 from ._errors import Error, Timeout, Unavailable, clip
 from ._watch import Watch
 
-_EVERY = 1.0  # seconds between two reports
+_LOOK = 1.0  # seconds until a rank looks at its phases again
+_SHARE = 0.002  # seconds between two reports, for each rank of the group: a large one makes no more than one of 500
 _ACTIONS = {"log": _monitor_main.LOG, "cut": _monitor_main.CUT, "exit": _monitor_main.EXIT}
 _MOST = _arguments.INT64[1]
 
@@ -57,16 +60,20 @@ class Phase:
 class Progress:
     """The phases of a rank that have not ended. The one that has begun last, in any thread, is current.
 
-    A thread "muster progress" reports it, at most once a second, until there is none, or close. One
-    with a stall, its own or that of a phase around it, is watched by another process, until close.
+    A thread "muster progress" reports it, at most once a second, and in a group of n ranks once in 2n
+    ms, until there is none, or close. One with a stall, its own or that of a phase around it, is watched by another process, until close.
     In a fork of this process, phases are neither reported nor watched.
     """
 
-    def __init__(self, who: str, report: Optional[Callable[[_wire.Phase], object]] = None, connection: Callable[[], object] = lambda: None) -> None:
-        """who is the rank, in words. report may raise an Error; None reports nothing. What was
+    def __init__(
+        self, who: str, size: int = 1, report: Optional[Callable[[_wire.Phase], object]] = None, connection: Callable[[], object] = lambda: None
+    ) -> None:
+        """who is the rank, in words, of a group of a size. report may raise an Error; None reports nothing. What was
         reported is reported again on another connection: a store may have been restarted.
         """
         self.who, self._report, self._connection = who, report, connection
+        self._interval = max(_LOOK, _SHARE * size)
+        self._reported = -math.inf  # when; of the thread
         self._pid = os.getpid()
         self._over = threading.Event()
         self._lock = threading.RLock()  # protects the fields below
@@ -148,22 +155,26 @@ class Progress:
             _shared.add(phase)
 
     def _run(self) -> None:
-        sent: object = None
+        seen: Optional[_wire.Phase] = None
+        sent: Optional[Tuple[_wire.Phase, object]] = None
+        progress = 0.0
         while self._report is not None:
-            now = self.state(), self._connection()
-            if now != sent:
+            state, connection, now = self.state(), self._connection(), time.monotonic()
+            if state != seen:
+                seen, progress = state, now
+            if (state, connection) != sent and now - self._reported > self._interval - _LOOK / 2:  # waits are not exact
+                self._reported, sent = now, (state, connection)
                 try:
-                    self._report(now[0])
-                    sent = now
+                    self._report(state._replace(ago=int(1e9 * (now - progress))))
                 except (Timeout, Unavailable):
                     sent = None
                 except Error as e:
                     _log.debug("progress is not reported: %s", e)
                     self._report = None  # the group is over, or the store too old
-            if self._over.wait(_EVERY):
+            if self._over.wait(_LOOK):
                 return
             with self._lock:
-                if sent is not None and not self._open and now[0] == _wire.Phase():
+                if sent is not None and sent[0] == _wire.Phase() and not self._open:
                     self._thread = None
                     return
 

@@ -67,6 +67,7 @@ class Phase(NamedTuple):
     done: int = 0
     total: int = 0  # 0: unknown
     stall: int = 0
+    ago: int = 0  # since it made progress
 
 
 _NONE = Contribution()  # of requests that are of no group
@@ -157,7 +158,7 @@ _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _NUMBERS = struct.Struct("<QQ")
 _PLACES = struct.Struct("<qQ")
-_DONE = struct.Struct("<qqq")  # done, total and stall of a phase
+_DONE = struct.Struct("<qqqq")  # done, total, stall and ago of a phase
 _MOST = (1 << 63) - 1
 _VOTE_TAIL = struct.Struct("<iBBB")
 

@@ -146,13 +146,13 @@ class Reports(unittest.TestCase):
     """Has the thread of a rank report to a list, 20 times as often."""
 
     def setUp(self) -> None:
-        patch = mock.patch.object(_phase, "_EVERY", 0.05)
+        patch = mock.patch.object(_phase, "_LOOK", 0.05)
         patch.start()
         self.addCleanup(patch.stop)
         self.said: List[_wire.Phase] = []
         self.errors: List[muster_pg.Error] = []
         self.connection = object()
-        self.progress = Progress("rank 0", self.report, lambda: self.connection)
+        self.progress = Progress("rank 0", 1, self.report, lambda: self.connection)
         self.addCleanup(self.progress.close)
 
     def report(self, phase: _wire.Phase) -> None:
@@ -212,6 +212,20 @@ class Reports(unittest.TestCase):
             with self.phase("b"):
                 self.says((2, "b"))
             self.says()  # the group is over
+
+    def test_a_large_group_reports_less_often_and_says_when_the_progress_was(self) -> None:
+        self.progress = Progress("rank 0", 250, self.report)  # each half second
+        self.addCleanup(self.progress.close)
+        with self.phase() as a:
+            self.says((1, "a", 0))
+            a.done(1)
+            time.sleep(0.1)
+        with self.phase("b"):
+            self.says()
+            time.sleep(0.3)
+            [b] = self.said
+        self.assertEqual(b[:2], (2, "b"))
+        self.assertTrue(0.1e9 < b.ago < 0.6e9, b)
 
     def test_fork(self) -> None:
         with self.phase("a", stall=60) as a:
