@@ -318,7 +318,7 @@ class Group:
     def shrink(self, *, timeout: Optional[float] = None) -> "Group":
         """Returns the next generation of a group that lost ranks: the callers, in their old order.
 
-        This group is over then, and still to be closed. It cannot help if the rank is gone that
+        It has the phases of this one. This group is over then, and still to be closed. It cannot help if the rank is gone that
         hosted the store.
         """
         old = self._membership
@@ -334,7 +334,10 @@ class Group:
         except BaseException:
             old.shared.release()
             raise
-        return Group(new)
+        new.succeed(old)
+        g = Group(new)
+        _world.follow(self, g)
+        return g
 
     def shutdown(self, *, timeout: Optional[float] = None) -> None:
         """Waits until all ranks have called it, and closes the group, even if it fails.

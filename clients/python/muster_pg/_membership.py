@@ -151,6 +151,17 @@ class Membership:
         self.lock = threading.Lock()  # protects the fields below
         self._members: Optional[List[Member]] = None  # None until they are known
         self.closed = False
+        self.progress = Progress("")
+
+    def _adopt(self, progress: Progress) -> None:
+        """Makes this generation the one in which progress is reported."""
+        self.progress, progress.who = progress, f"rank {self.rank}"
+        progress.reports(self.size, self._report, lambda: self.store._connection)
+
+    def succeed(self, old: Membership) -> None:
+        """Takes over the phases of the generation before."""
+        progress, old.progress = old.progress, self.progress
+        self._adopt(progress)
 
     def _report(self, phase: Phase) -> None:
         self.store._request(Request(Op.PROGRESS, group=self.contribution(), phase=phase), time.monotonic() + REPORT_WAIT)
@@ -185,7 +196,7 @@ class Membership:
         self.generation = rep.rev
         try:
             self.id, self.rank, self.size, self.host, self.local = _member.formed(rep, self.rank)
-            self.progress = Progress(f"rank {self.rank}", self.size, self._report, lambda: self.store._connection)
+            self._adopt(self.progress)
             if rep.values is not None:
                 self._members = self._parse_members(rep.values)
         except Error:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import Callable, List, Optional, Tuple, Union
+from typing import Callable, List, Optional, Union
 
 from . import _arguments, _monitor_main, _wire
 from ._arguments import Bad
@@ -65,23 +65,39 @@ class Progress:
     In a fork of this process, phases are neither reported nor watched.
     """
 
-    def __init__(
-        self, who: str, size: int = 1, report: Optional[Callable[[_wire.Phase], object]] = None, connection: Callable[[], object] = lambda: None
-    ) -> None:
-        """who is the rank, in words, of a group of a size. report may raise an Error; None reports nothing. What was
-        reported is reported again on another connection: a store may have been restarted.
-        """
-        self.who, self._report, self._connection = who, report, connection
-        self._interval = max(_LOOK, _SHARE * size)
-        self._reported = -math.inf  # when; of the thread
+    def __init__(self, who: str) -> None:
+        """who is the rank, in words."""
+        self.who = who
         self._pid = os.getpid()
         self._over = threading.Event()
         self._lock = threading.RLock()  # protects the fields below
+        self._report: Optional[Callable[[_wire.Phase], object]] = None
+        self._connection: Callable[[], object] = lambda: None
+        self._interval = _LOOK
+        self._reported = -math.inf  # when
         self._open: List[Phase] = []
         self._last = 0  # id
         self._thread: Optional[threading.Thread] = None
         self._watch: Optional[Watch] = None
         self._watched = True  # until that has failed
+
+    def reports(self, size: int, report: Callable[[_wire.Phase], object], connection: Callable[[], object]) -> None:
+        """Reports to a group of a size from now on, in which nothing was reported. report may raise an
+        Error. What was reported is reported again on another connection: a store may have been
+        restarted.
+        """
+        with self._lock:
+            self._interval, self._report, self._connection = max(_LOOK, _SHARE * size), report, connection
+            if self._last > 0:
+                self._start()
+
+    def _start(self) -> None:
+        """Starts the thread, if there is none. Called with the lock."""
+        if self._report is not None and self._thread is None and not self._over.is_set():
+            thread = threading.Thread(target=self._run, name="muster progress", daemon=True)
+            with suppress(RuntimeError):  # there is no room for it, or the interpreter ends
+                thread.start()
+                self._thread = thread
 
     def begin(self, phase: Phase) -> None:
         if os.getpid() != self._pid:
@@ -91,11 +107,7 @@ class Progress:
             phase.id, phase.units = self._last, [0]
             self._open.append(phase)
             self._show()
-            if self._report is not None and self._thread is None and not self._over.is_set():
-                thread = threading.Thread(target=self._run, name="muster progress", daemon=True)
-                with suppress(RuntimeError):  # there is no room for it, or the interpreter ends
-                    thread.start()
-                    self._thread = thread
+            self._start()
 
     def end(self, phase: Phase) -> None:
         if os.getpid() != self._pid:
@@ -156,27 +168,30 @@ class Progress:
 
     def _run(self) -> None:
         seen: Optional[_wire.Phase] = None
-        sent: Optional[Tuple[_wire.Phase, object]] = None
+        sent: object = None
         progress = 0.0
-        while self._report is not None:
-            state, connection, now = self.state(), self._connection(), time.monotonic()
-            if state != seen:
-                seen, progress = state, now
-            if (state, connection) != sent and now - self._reported > self._interval - _LOOK / 2:  # waits are not exact
-                self._reported, sent = now, (state, connection)
-                try:
-                    self._report(state._replace(ago=int(1e9 * (now - progress))))
-                except (Timeout, Unavailable):
-                    sent = None
-                except Error as e:
-                    _log.debug("progress is not reported: %s", e)
-                    self._report = None  # the group is over, or the store too old
-            if self._over.wait(_LOOK):
-                return
+        while True:
             with self._lock:
-                if sent is not None and sent[0] == _wire.Phase() and not self._open:
+                state, report = self.state(), self._report
+                what = state, self._connection(), report
+                if report is None or what == sent and not self._open:
                     self._thread = None
                     return
+            now = time.monotonic()
+            if state != seen:
+                seen, progress = state, now
+            if what != sent and now - self._reported > self._interval - _LOOK / 2:  # waits are not exact
+                self._reported, sent = now, what
+                try:
+                    report(state._replace(ago=int(1e9 * (now - progress))))
+                except (Timeout, Unavailable):
+                    sent = None
+                except Error as e:  # the group is over, or the store too old
+                    _log.debug("progress is not reported: %s", e)
+                    with self._lock:
+                        self._report = None if self._report is report else self._report
+            if self._over.wait(_LOOK):
+                return
 
 
 def _forget() -> None:

@@ -31,6 +31,12 @@ def enter(g: Group) -> None:
     _world = weakref.ref(g)
 
 
+def follow(old: Group, new: Group) -> None:
+    """Notes the group that shrink makes of another."""
+    if _world is not None and _world() is old:
+        enter(new)
+
+
 def _group() -> Optional[Group]:
     g = _world() if _world is not None else None
     return None if g is None or g._is_closed() else g
@@ -80,7 +86,8 @@ def _own() -> Progress:
 
 
 def _join_alone() -> Progress:
-    who, why = f"pid {os.getpid()}", "MUSTER_STORE is not set"
+    worker, why = os.environ.get("MUSTER_WORKER"), "MUSTER_STORE is not set"
+    who = f"worker {worker}" if worker else f"pid {os.getpid()}"
     try:
         c = _env.config()
         who = f"rank {c.rank}"

@@ -10,6 +10,7 @@ import threading
 import time
 import timeit
 import unittest
+import warnings
 from typing import Any, Dict, List, Tuple
 from unittest import mock
 
@@ -94,6 +95,25 @@ class Stalls(Case):
         for r, text in enumerate(says):
             self.assertRegex(text, rf"^Timeout: .* on rank {r} of 4: timed out after 3\.[5-9]\ds: missing ranks 1–3; 1: .*counting; 2: .*waiting; 3: no call")
 
+    def test_a_group_that_shrinks_has_the_phases(self) -> None:
+        def rank(g: muster_pg.Group) -> str:
+            if g.rank == 0:
+                return "left"
+            with g.phase("loading"), g.shrink() as rest:
+                self.assertEqual(rest._membership.progress.who, f"rank {rest.rank}")
+                g.close()
+                if rest.rank == 0:
+                    says = outcome(rest.barrier, stall=2)
+                    rest.send("", 1)
+                    return says
+                rest.recv(0)
+                return outcome(rest.barrier, stall=2)
+
+        says = self.ranks(3, rank)
+        self.assertEqual(says[0], "left")
+        self.assertRegex(says[1], "^Stalled: .*: rank 1: no progress for .*: loading$")
+        self.assertRegex(says[2], "^Stalled: ")
+
     def test_barriers_with_different_names(self) -> None:
         says = self.ranks(2, lambda g: outcome(g.barrier, ("loaded", "saved")[g.rank]))
         for text in says:
@@ -152,7 +172,8 @@ class Reports(unittest.TestCase):
         self.said: List[_wire.Phase] = []
         self.errors: List[muster_pg.Error] = []
         self.connection = object()
-        self.progress = Progress("rank 0", 1, self.report, lambda: self.connection)
+        self.progress = Progress("rank 0")
+        self.progress.reports(1, self.report, lambda: self.connection)
         self.addCleanup(self.progress.close)
 
     def report(self, phase: _wire.Phase) -> None:
@@ -202,6 +223,18 @@ class Reports(unittest.TestCase):
         b.__exit__(None, None, None)
         self.says((0,))
 
+    def test_another_group_is_told_too(self) -> None:
+        other: List[_wire.Phase] = []
+        with self.phase():
+            self.says((1, "a"))
+            self.progress.reports(2, other.append, lambda: self.connection)
+            self.says()
+            self.assertEqual([p[:2] for p in other], [(1, "a")])
+        self.says()
+        self.assertEqual([p[:2] for p in other], [(1, "a"), (0, "")])
+        self.progress.reports(1, self.report, lambda: self.connection)
+        self.says((0, ""))
+
     def test_what_was_not_reported_is_repeated(self) -> None:
         self.errors = [muster_pg.Timeout("late"), muster_pg.Unavailable("gone")]
         with self.phase():
@@ -214,8 +247,7 @@ class Reports(unittest.TestCase):
             self.says()  # the group is over
 
     def test_a_large_group_reports_less_often_and_says_when_the_progress_was(self) -> None:
-        self.progress = Progress("rank 0", 250, self.report)  # each half second
-        self.addCleanup(self.progress.close)
+        self.progress.reports(250, self.report, lambda: None)  # each half second
         with self.phase() as a:
             self.says((1, "a", 0))
             a.done(1)
@@ -227,11 +259,14 @@ class Reports(unittest.TestCase):
         self.assertEqual(b[:2], (2, "b"))
         self.assertTrue(0.1e9 < b.ago < 0.6e9, b)
 
+    @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
     def test_fork(self) -> None:
         with self.phase("a", stall=60) as a:
             a.done(5)
             self.said.clear()
-            pid = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a process with threads is forked
+                pid = os.fork()
             if pid == 0:
                 a.done(7)
                 with self.phase("of the fork"):
