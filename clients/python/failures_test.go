@@ -36,6 +36,33 @@ func outcome(t *testing.T, err error, kind string) *failure {
 	return f
 }
 
+// TestAStallNamesTheRanksInBoth checks that a rank in Go and one in Python, which hang, are named to all
+// ranks in the same words.
+func TestAStallNamesTheRanksInBoth(t *testing.T) {
+	m := create(t, 4, testcluster.Serve(t, new(store.Server)), kw{"stall": 2}, pgroup.Config{Stall: 2 * time.Second})
+	m.gs[2].Phase("compiling", 0)
+	m.ps[3].must("new", "phase", "loading shards", 48, 12)
+	time.Sleep(1500 * time.Millisecond) // until both have reported: the stall counts from the first vote
+	errs := m.outcomes(func(r int) error {
+		if r == 2 {
+			return nil
+		}
+		return m.gs[r].Barrier(bounded(t))
+	}, func(r int, p *rank) error {
+		if r == 3 {
+			return nil
+		}
+		_, err := p.do("group", "barrier")
+		return err
+	})
+	require.ErrorIs(t, errs[0], pgroup.ErrStalled)
+	f := outcome(t, errs[1], "RankError")
+	require.True(t, f.is("Stalled") && f.is("Timeout") && f.is("TimeoutError"))
+	require.Equal(t, []int{2, 3}, f.Missing)
+	require.Regexp(t, `stalled after [2-9]\.\d\ds: rank 2: no progress for [2-9].*s: compiling; rank 3: no progress for [2-9].*s: loading shards, 12 of 48$`, f.Text)
+	sameWords(t, errs[0], 0, errs[1], 1)
+}
+
 func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
 	m := create(t, 4, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
 	barrier := func(inGo, inPython []int) []error {

@@ -98,6 +98,12 @@ class Rank:
     def channel(self, name: str) -> None:
         self.on[name] = self.on["group"].channel(name)
 
+    def phase(self, name: str, total: int, done: int) -> None:
+        """Begins a phase that never ends."""
+        phase: muster_pg.Phase = self.on["group"].phase(name, total)
+        phase.__enter__()
+        phase.done(done)
+
     def facts(self) -> Any:
         g = self.on["group"]
         return [g.rank, g.size, g.name, [m.pid for m in g.members], g.local_rank]
