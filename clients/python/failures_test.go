@@ -39,10 +39,17 @@ func outcome(t *testing.T, err error, kind string) *failure {
 // TestAStallNamesTheRanksInBoth checks that a rank in Go and one in Python, which hang, are named to all
 // ranks in the same words.
 func TestAStallNamesTheRanksInBoth(t *testing.T) {
-	m := create(t, 4, testcluster.Serve(t, new(store.Server)), kw{"stall": 2}, pgroup.Config{Stall: 2 * time.Second})
+	addr := testcluster.Serve(t, new(store.Server))
+	m := create(t, 4, addr, kw{"stall": 2}, pgroup.Config{Stall: 2 * time.Second})
 	m.gs[2].Phase("compiling", 0)
 	m.ps[3].must("new", "phase", "loading shards", 48, 12)
-	time.Sleep(1500 * time.Millisecond) // until both have reported: the stall counts from the first vote
+	s := testcluster.Dial(t, addr, nil)
+	testcluster.Eventually(t, 30*time.Second, func() bool { // then the stall of both counts from the first vote
+		now, err := s.Status(bounded(t), "")
+		require.NoError(t, err)
+		ranks := now.Groups[0].Ranks
+		return ranks[2].Progress != nil && ranks[3].Progress != nil && ranks[3].Progress.Done == 12
+	}, "both have reported")
 	errs := m.outcomes(func(r int) error {
 		if r == 2 {
 			return nil

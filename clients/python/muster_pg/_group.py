@@ -92,7 +92,9 @@ class Group:
         directory for the trace of this group, for "muster trace" and Perfetto; it is created if
         missing.
         """
-        config = Config(rank, size, store, name=name, run=run, timeout=timeout, stall=stall, expiry=expiry, host=host, tls=tls, secret=secret, liveness_timeout=liveness_timeout, trace_dir=trace_dir)
+        config = Config(
+            rank, size, store, name=name, run=run, timeout=timeout, stall=stall, expiry=expiry, host=host, tls=tls, secret=secret, liveness_timeout=liveness_timeout, trace_dir=trace_dir
+        )
         return cls(_membership.join(config))
 
     @classmethod
