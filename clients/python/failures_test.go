@@ -66,7 +66,7 @@ func TestAStallNamesTheRanksInBoth(t *testing.T) {
 	f := outcome(t, errs[1], "RankError")
 	require.True(t, f.is("Stalled") && f.is("Timeout") && f.is("TimeoutError"))
 	require.Equal(t, []int{2, 3}, f.Missing)
-	require.Regexp(t, `stalled after [2-9]\.\d\ds: rank 2: no progress for [2-9].*s: compiling; rank 3: no progress for [2-9].*s: loading shards, 12 of 48$`, f.Text)
+	require.Regexp(t, `stalled after [2-9]\.\d\ds: rank 2: no progress for [2-9].*s: compiling; rank 3: no progress for [2-9].*s: loading shards, 12 of 48 \(25%\)$`, f.Text)
 	sameWords(t, errs[0], 0, errs[1], 1)
 }
 

@@ -44,7 +44,7 @@ func TestFailureText(t *testing.T) {
 		{Code: wire.CodeTimeout, By: -1, Waited: 1234567890, Missing: []int{2}, Doing: []string{"in recv(3) for 4 s"}},
 		{Code: wire.CodeTimeout, By: -1, Waited: 5 * time.Millisecond, Missing: []int{1, 2, 3, 5}, Doing: []string{"a", "b"}},
 		{Code: wire.CodeTimeout, By: -1, Waited: 15 * time.Millisecond, Missing: long, Doing: slices.Repeat([]string{"x"}, 16)},
-		{Code: wire.CodeStalled, By: -1, Waited: 73 * time.Second, Missing: []int{5}, Doing: []string{"no progress for 1m1s: loading shards, 12 of 48"}},
+		{Code: wire.CodeStalled, By: -1, Waited: 73 * time.Second, Missing: []int{5}, Doing: []string{"no progress for 1m1s: loading shards, 12 of 48 (25%)"}},
 		{Code: wire.CodeStalled, By: -1, Waited: 73 * time.Second, Missing: []int{5, 7}, Doing: []string{"a", "b"}, Reason: "2 more missing, not stalled"},
 		{Code: wire.CodeStalled, By: -1, Missing: long, Doing: slices.Repeat([]string{"x"}, 16)},
 		{Code: wire.CodeTimeout, By: 2, Reason: "context deadline exceeded", Missing: []int{1}},

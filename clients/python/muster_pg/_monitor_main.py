@@ -63,8 +63,9 @@ class _Watched:
             self._idle = 0.0
             return
         self._acted = True
-        done = f", {seen[1]} of {total}" if total > 0 else f", {seen[1]}" if total == 0 < seen[1] else ""
-        says = text.rstrip(b"\0").decode("utf-8", "replace").replace(HERE, f"{self._idle:.0f}s") + done
+        done = seen[1]
+        units = f", {done} of {total} ({100 * done // total}%)" if total > 0 else f", {done} done" if total == 0 < done else ""
+        says = text.rstrip(b"\0").decode("utf-8", "replace").replace(HERE, f"{self._idle:.0f}s") + units
         if os.getppid() == self._pid:
             _say(says)
             self._act(action)

@@ -68,7 +68,7 @@ class Stalls(Case):
             self.assertRegex(
                 text,
                 rf"^pgroup: barrier #1 of group .* on rank {r} of 3: "
-                r"stalled after [23]\.\d\ds: rank 1: no progress for [23]\.?\d*s: loading shards, 12 of 48: 1 more missing, not stalled$",
+                r"stalled after [23]\.\d\ds: rank 1: no progress for [23]\.?\d*s: loading shards, 12 of 48 \(25%\): 1 more missing, not stalled$",
             )
 
     def test_others_have_until_the_timeout(self) -> None:

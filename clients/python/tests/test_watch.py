@@ -109,21 +109,21 @@ class Watched(unittest.TestCase):
         self.assertEqual(
             self.said("log", 0),
             [
-                "rank 3 has made no progress for 2s: loading shards, 37 of 48",
+                "rank 3 has made no progress for 2s: loading shards, 37 of 48 (77%)",
                 "rank 3 has made no progress for 2s: in it",
             ],
         )
 
     def test_exit_while_a_thread_holds_the_interpreter(self) -> None:
-        self.assertEqual(self.said("exit", -signal.SIGABRT), ["rank 3 has made no progress for 2s: holding the lock, 12"])
+        self.assertEqual(self.said("exit", -signal.SIGABRT), ["rank 3 has made no progress for 2s: holding the lock, 12 done"])
         self.assertRegex(self.ended["exit"][2], r'(?s)Fatal Python error: Aborted\n\n.*thread 0x\w+ \(most recent call first\):\n  File "<string>", line \d+ in <module>')
 
     def test_one_that_does_not_end_is_killed(self) -> None:
-        self.assertEqual(self.said("kill", -signal.SIGKILL), ["rank 3 has made no progress for 2s: deaf, 12"])
+        self.assertEqual(self.said("kill", -signal.SIGKILL), ["rank 3 has made no progress for 2s: deaf, 12 done"])
 
     @unittest.skipUnless(sys.platform == "linux", "SKIPPED: cut is for Linux")
     def test_cut(self) -> None:
-        self.assertEqual(self.said("cut", 0), ["rank 3 has made no progress for 2s: computing, 12"])
+        self.assertEqual(self.said("cut", 0), ["rank 3 has made no progress for 2s: computing, 12 done"])
         self.assertEqual(self.ended["cut"][1], "b'' b''\n")
 
     def test_the_time_in_which_both_are_stopped_does_not_count(self) -> None:
