@@ -18,7 +18,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional
+from typing import IO, Optional
 
 from ._monitor_main import CUT, DONE_AT, EXIT, RECORD, RECORDS
 
@@ -38,18 +38,17 @@ class _Monitor:
 
     def __init__(self) -> None:
         self.free = list(range(RECORDS))
-        fd = _file()
-        read, self._pipe = os.pipe()
-        try:
-            os.ftruncate(fd, RECORDS * RECORD.size)
-            self.memory = mmap.mmap(fd, RECORDS * RECORD.size)
-            self.process = _start(read, fd)
-        except BaseException:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(read)
-            os.close(fd)
+        with _file() as f:
+            os.ftruncate(f.fileno(), RECORDS * RECORD.size)
+            self.memory = mmap.mmap(f.fileno(), RECORDS * RECORD.size)
+            read, self._pipe = os.pipe()
+            try:
+                self.process = _start(read, f.fileno())
+            except BaseException:
+                os.close(self._pipe)
+                raise
+            finally:
+                os.close(read)
 
     def close(self) -> None:
         os.close(self._pipe)
@@ -57,11 +56,9 @@ class _Monitor:
         self.process.wait()
 
 
-def _file() -> int:
-    if sys.platform == "linux":
-        return os.memfd_create("muster")
-    with tempfile.TemporaryFile() as f:
-        return os.dup(f.fileno())
+def _file() -> IO[bytes]:
+    """Returns a file that has no name."""
+    return open(os.memfd_create("muster"), "r+b") if sys.platform == "linux" else tempfile.TemporaryFile()
 
 
 def _start(read: int, fd: int) -> subprocess.Popen[bytes]:
@@ -85,7 +82,6 @@ class Watch:
 
     def __init__(self) -> None:
         global _monitor
-        self._pid = os.getpid()
         with _lock:
             self._of = _monitor = _monitor or _Monitor()
             if not self._of.free:
