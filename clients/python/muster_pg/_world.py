@@ -67,7 +67,8 @@ def phase(name: str, total: int = 0, *, stall: float = 0.0, on_stall: str = "log
     If there is none, or it is closed, as in a job whose ranks wait in gloo or NCCL, the first call
     joins the store that MUSTER_STORE names, where muster who shows what this rank does: a group of
     one, until the process exits. If that takes more than a second there is a warning, and phases are
-    only watched here.
+    only watched here. A program whose ranks wait in a group calls from_env, or barrier, before its
+    first phase: a group does not have the phases that have begun before.
     """
     g = _group()
     return Phase(g._membership.progress if g is not None else _own(), _bad, name, total, stall, on_stall)
