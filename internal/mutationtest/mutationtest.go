@@ -41,7 +41,6 @@ const mutantsFile = "testdata/mutants.txt"
 // mutant is one change of a source file that breaks a rule, which a test must notice.
 type mutant struct {
 	name     string
-	line     int // of mutantsFile, at which its block begins
 	file     string
 	old, new string // old occurs exactly once in file
 	test     string // the test that must fail, as of -run; "": the simulation must find a counterexample
@@ -58,8 +57,7 @@ func Run(t *testing.T, step int, simulation ...string) {
 	}
 	text, err := os.ReadFile(mutantsFile)
 	require.NoError(t, err)
-	mutants, err := parse(string(text))
-	require.NoError(t, err)
+	mutants := parse(t, string(text))
 	if step == 0 {
 		step = len(mutants)
 	}
@@ -101,16 +99,58 @@ func (m *mutant) mustBeNoticed(t *testing.T, changed string, args []string) {
 	t.Logf("%.200s", found)
 }
 
+// parse returns the mutants of text, which is that of mutantsFile: blocks with a blank line between them.
+func parse(t *testing.T, text string) (mutants []*mutant) {
+	t.Helper()
+	for block := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n\n") {
+		m := new(mutant)
+		for line := range strings.SplitSeq(block, "\n") {
+			m.add(t, line)
+		}
+		if m.name != "" { // otherwise the block is comments
+			mutants = append(mutants, m)
+		}
+	}
+	return mutants
+}
+
+// add adds a line of the mutant's block.
+func (m *mutant) add(t *testing.T, line string) {
+	t.Helper()
+	file, isFile := strings.CutPrefix(line, "--- ")
+	test, isTest := strings.CutPrefix(line, "test: ")
+	text := line[1:] + "\n"
+	switch {
+	case m.file != "" && line[0] == ' ':
+		m.old += text
+		m.new += text
+	case m.file != "" && line[0] == '-':
+		m.old += text
+	case m.file != "" && line[0] == '+':
+		m.new += text
+	case strings.HasPrefix(line, "#"):
+	case m.name == "":
+		m.name = line
+	case isFile:
+		m.file = file
+	case isTest:
+		m.test = test
+	default:
+		t.Fatalf("%s: %q: %q is no test, file, comment, or line of a patch", mutantsFile, m.name, line)
+	}
+}
+
 // apply returns the text of the file with the change.
 func (m *mutant) apply() (changed string, err error) {
 	text, err := os.ReadFile(m.file)
 	if err != nil {
-		return "", fmt.Errorf("%s:%d: %w", mutantsFile, m.line, err)
+		return "", fmt.Errorf("%s: %q: %w", mutantsFile, m.name, err)
 	}
-	if n := strings.Count(string(text), m.old); n != 1 {
-		return "", fmt.Errorf("%s:%d: %s has this text %d times, not once: bring the mutant up to date:\n%s", mutantsFile, m.line, m.file, n, m.old)
+	before, after := strings.TrimSuffix(m.old, "\n"), strings.TrimSuffix(m.new, "\n")
+	if n := strings.Count(string(text), before); n != 1 {
+		return "", fmt.Errorf("%s: %q: %s has this text %d times, not once: bring the mutant up to date:\n%s", mutantsFile, m.name, m.file, n, before)
 	}
-	return strings.Replace(string(text), m.old, m.new, 1), nil
+	return strings.Replace(string(text), before, after, 1), nil
 }
 
 // overlay writes a file with the changed text, and the list of changed files for the go command.
