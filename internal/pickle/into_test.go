@@ -81,7 +81,7 @@ func FuzzParse(f *testing.F) {
 		}
 	}
 	f.Add([]byte("]q\x00h\x00a."))
-	f.Add([]byte(torchSaved(floatStorage, "].\x02\x00\x00\x00\x00\x00\x00\x0012345678") + "."))
+	f.Add([]byte(torchSaved("") + "."))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		v, err := pickle.Parse(b)
 		if err != nil {
