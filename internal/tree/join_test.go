@@ -5,6 +5,9 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -34,56 +37,22 @@ type target struct {
 }
 
 func TestJoinErrors(t *testing.T) {
-	for _, tc := range []struct{ config, want string }{
-		{``, "tree: unexpected end of JSON input"},
-		{`{`, "tree: unexpected end of JSON input"},
-		{`{} {}`, "tree: invalid character '{' after top-level value"},
-		{`{"S":"` + "\xff" + `"}`, "tree: the JSON is not UTF-8"},
-		{`[]`, "tree: [] is no tree_test.target"},
-		{`null`, "tree: null is no tree_test.target"},
-		{`{"In":{"n":1}}`, "tree: In.n: tree_test.target has no such field"},
-		{`{"N":1,"N":1}`, `tree: the key "N" is there twice`},
-		{`{"Any":{"x":[{"a":1,"\u0061":1}]}}`, `tree: Any.x.0: the key "a" is there twice`},
-		{`{"N":256}`, "tree: N: json: cannot unmarshal number 256 into Go value of type uint8"},
-		{`{"N":1.5}`, "tree: N: json: cannot unmarshal number 1.5"},
-		{`{"N":"1"}`, `tree: N: "1" is no uint8`},
-		{`{"N":null}`, "tree: N: null is no uint8"},
-		{`{"S":1}`, "tree: S: 1 is no string"},
-		{`{"B":0}`, "tree: B: 0 is no bool"},
-		{`{"F":1e39}`, "tree: F: json: cannot unmarshal number 1e39"},
-		{`{"F":{"$float":"nan"}}`, `tree: F: "nan" is no float: want NaN, Infinity or -Infinity`},
-		{`{"F":{"$float":1}}`, "is no float32"},
-		{`{"N":{"$float":"NaN"}}`, "is no uint8"},
-		{`{"List":{}}`, "tree: List: {} is no []int"},
-		{`{"List":[1,"x"]}`, `tree: List.1: "x" is no int`},
-		{`{"Pair":[1]}`, "tree: Pair: 1 elements are no [2]int"},
-		{`{"M":[]}`, "tree: M: [] is no map[int]string"},
-		{`{"M":{"x":"y"}}`, "tree: M.x: json: cannot unmarshal number x"},
-		{`{"M":{"1":"y","01":"z"}}`, "tree: M.01: the map has this key already"},
-		{`{"Chan":1}`, "tree: Chan: a chan int cannot be joined"},
-		{`{"Bytes":"?"}`, "tree: Bytes: illegal base64"},
-		{`{"Bytes":[1,2]}`, "tree: Bytes: [1,2] is no []uint8"},
-		{`{"Own":{"W":null}}`, "tree: Own: tree_test.marshaler has a method of its own for JSON or text, which does not join its tensors"},
-		{`{"Time":"x"}`, "tree: Time: parsing time"},
-		{`{"Reader":1}`, "tree: Reader: which type of a io.Reader it was, JSON does not say"},
-		{`{"Any":1e999}`, "tree: Any: 1e999 is too large for a number"},
-		{`{"Any":{"$tensor":"w"},"W":{"$tensor":"v"}}`, `tree: W: the tensor "v" is missing`},
-		{`{"Any":{"$tensor":"w","x":1}}`, `tree: Any: "$tensor" is no key here`},
-		{`{"Any":{"$ref":"w"}}`, `tree: Any: "$ref" is no key here: one of a user's own that begins with $ is written with one more`},
-		{`{"Any":{"$tensor":1}}`, `tree: Any: "$tensor" is no key here`},
-		{`{"W":{}}`, "tree: W: {} is no tensor"},
-		{`{"W":"w"}`, `tree: W: "w" is no tensor`},
-		{`{"W":{"$tensor":"broken"}}`, `tree: W: the tensor "broken": tensor: F32 of shape [1] has 4 bytes, not 0`},
-		{`{"W":{"$tensor":"nil"}}`, `tree: W: the tensor "nil": tensor: nil`},
-		{`{"S":{"$tensor":"w"}}`, `is no string`},
-	} {
+	text, err := os.ReadFile("testdata/join_errors.txt")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		quoted, want, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " | ")
+		config, err := strconv.Unquote(quoted)
+		require.NoError(t, err, line)
 		tensors := map[string]*tensor.Tensor{
 			"w": scalar(1), "nil": nil, "broken": {DType: tensor.F32, Shape: []int{1}},
 		}
 		v := target{S: "before"}
-		err := tree.Join([]byte(tc.config), tensors, &v)
-		assert.ErrorContains(t, err, tc.want, tc.config)
-		assert.Equal(t, target{S: "before"}, v, tc.config)
+		err = tree.Join([]byte(config), tensors, &v)
+		assert.ErrorContains(t, err, want, config)
+		assert.Equal(t, target{S: "before"}, v, config)
 	}
 }
 

@@ -79,44 +79,16 @@ func TestSharded(t *testing.T) {
 
 // TestIndexRefused has each rule for an index broken once.
 func TestIndexRefused(t *testing.T) {
-	const file = "model-00001-of-00001.safetensors" // has a, b and c
-	weights := func(entries string) string { return `{"weight_map":{` + entries + `}}` }
-	all := `"a":"` + file + `","b":"` + file + `","c":"` + file + `"`
-	for name, tc := range map[string]struct {
-		index  string
-		tensor string
-		want   string
-	}{
-		"no JSON":            {index: "x", want: "the index should be"},
-		"empty":              {index: "", want: "ends where the index should be"},
-		"array":              {index: "[]", want: "the index should be"},
-		"not UTF-8":          {index: "\xff", want: "is not UTF-8"},
-		"no weight_map":      {index: `{"metadata":{}}`, want: "has no weight_map"},
-		"weight_map null":    {index: `{"weight_map":null}`, want: "weight_map should be"},
-		"weight_map twice":   {index: `{"weight_map":{},"weight_map":{}}`, want: "weight_map is there twice"},
-		"more behind":        {index: weights(all) + "x", want: "the end should be"},
-		"name twice":         {index: weights(`"a":"` + file + `","a":"` + file + `"`), tensor: "a", want: "is there twice"},
-		"file no string":     {index: weights(`"a":1`), tensor: "a", want: "the name of a file"},
-		"file empty":         {index: weights(`"a":""`), tensor: "a", want: "is not the name of a file in the directory"},
-		"file is directory":  {index: weights(`"a":"."`), tensor: "a", want: "is not the name of a file in the directory"},
-		"file above":         {index: weights(`"a":"../x"`), tensor: "a", want: "is not the name of a file in the directory"},
-		"file above, inside": {index: weights(`"a":"x/../../x"`), tensor: "a", want: "is not the name of a file in the directory"},
-		"file absolute":      {index: weights(`"a":"/etc/passwd"`), tensor: "a", want: "is not the name of a file in the directory"},
-		"file with nul":      {index: weights(`"a":"x\u0000"`), tensor: "a", want: "is not the name of a file in the directory"},
-		"deep":               {index: `{"x":` + nested(127) + `,"weight_map":{}}`, want: "nested deeper"},
-		"tensor not there":   {index: weights(all + `,"d":"` + file + `"`), tensor: "d", want: `is said to be in "` + file + `", which does not have it`},
-		"tensor not listed":  {index: weights(`"a":"` + file + `","b":"` + file + `"`), tensor: "c", want: "does not say that it is in this file"},
-		"tensor of another":  {index: weights(`"a":"` + file + `","b":"` + file + `","c":"other.safetensors"`), tensor: "c", want: "does not say that it is in this file"},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, c := range lines("testdata/index_refused.txt") {
+		t.Run(c[0], func(t *testing.T) {
 			dir := sharded(t, []string{"a", "b", "c"})
 			index := filepath.Join(dir, indexName)
-			require.NoError(t, os.WriteFile(index, []byte(tc.index), 0o600))
+			require.NoError(t, os.WriteFile(index, []byte(c[1]), 0o600))
 			_, err := safetensors.OpenModel(index)
 			var bad *safetensors.FormatError
 			require.ErrorAs(t, err, &bad)
-			assert.Equal(t, tc.tensor, bad.Tensor)
-			assert.ErrorContains(t, err, tc.want)
+			assert.Equal(t, c[2], bad.Tensor)
+			assert.ErrorContains(t, err, c[3])
 			assert.ErrorContains(t, err, index)
 		})
 	}

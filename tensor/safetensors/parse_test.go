@@ -49,6 +49,19 @@ type refusal struct {
 	other  bool // the reference reader accepts it
 }
 
+// lines returns the lines of a file by their columns, of which the second is a string of Go.
+func lines(file string) (all [][]string) {
+	for line := range strings.Lines(string(must(os.ReadFile(file)))) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		c := strings.Split(strings.TrimSuffix(line, "\n"), " | ")
+		c[1] = must(strconv.Unquote(c[1]))
+		all = append(all, c)
+	}
+	return all
+}
+
 // refused has a file for each rule that it breaks: those of testdata/refused.txt, and those that are large,
 // or that end in their header.
 var refused = func() map[string]refusal {
@@ -63,14 +76,9 @@ var refused = func() map[string]refusal {
 		"depth bomb":              {file: raw(one(byteFields+`,"x":`+strings.Repeat("[", 1<<20)), "x"), tensor: "a", offset: 189, reason: "nested deeper than 127"},
 		"depth bomb of objects":   {file: raw(strings.Repeat(`{"a":`, 1<<18), "x"), tensor: "a", reason: "nested deeper than 127"},
 	}
-	text := must(os.ReadFile("testdata/refused.txt"))
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
-		c := strings.Split(strings.TrimSuffix(line, "\n"), " | ")
+	for _, c := range lines("testdata/refused.txt") {
 		offset, _ := strconv.ParseInt(c[4], 10, 64)
-		all[c[0]] = refusal{raw(must(strconv.Unquote(c[1])), c[2]), c[3], offset, c[5], len(c) > 6}
+		all[c[0]] = refusal{raw(c[1], c[2]), c[3], offset, c[5], len(c) > 6}
 	}
 	return all
 }()
