@@ -1,7 +1,6 @@
 package testcluster_test
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -22,61 +21,6 @@ const (
 	silence = 50 * time.Millisecond // how long nothing must come
 	soon    = 20 * time.Second      // for what comes at once on a machine that is not stuck
 )
-
-func TestProxyPassesOn(t *testing.T) {
-	p := testcluster.NewProxy(t, echoServer(t))
-	c := dial(t, p)
-	payload := bytes.Repeat([]byte("0123456789"), 1<<20)
-	go func() {
-		_, _ = c.Write(payload)
-		_ = c.CloseWrite() // the echo's end comes back behind all bytes
-	}()
-	got, err := io.ReadAll(c)
-	if err != nil || !bytes.Equal(got, payload) {
-		t.Fatalf("got %d of %d bytes back: %v", len(got), len(payload), err)
-	}
-	waitGone(t, p)
-}
-
-func TestProxyPassesReset(t *testing.T) {
-	p, accepted := twoEnds(t)
-	c := dial(t, p)
-	s := <-accepted
-	send(t, s, "hello")
-	receive(t, c, "hello")
-	_ = s.SetLinger(0)
-	s.Close()
-	receiveReset(t, c)
-	waitGone(t, p)
-}
-
-func TestProxyEndsTheSenderWithTheReceiver(t *testing.T) {
-	p, accepted := twoEnds(t)
-	c := dial(t, p)
-	s := <-accepted
-	s.Close() // in both directions, but TCP shows only that no more will come
-	receiveEnd(t, c)
-	testcluster.Eventually(t, soon, func() bool {
-		_, err := c.Write([]byte("anybody?"))
-		return err != nil
-	}, "writing to a closed peer fails")
-	waitGone(t, p)
-}
-
-func TestProxyTargetRefuses(t *testing.T) {
-	l := testcluster.Listen(t)
-	l.Close()
-	p := testcluster.NewProxy(t, l.Addr().String())
-	if c, err := net.Dial("tcp", p.Addr()); err == nil { // the reset may come even before
-		receiveReset(t, c)
-		c.Close()
-	} else if !errors.Is(err, syscall.ECONNRESET) {
-		t.Error(err)
-	}
-
-	p.Target(echoServer(t))
-	exchange(t, dial(t, p), "found")
-}
 
 func TestBlackhole(t *testing.T) {
 	p, accepted := twoEnds(t)
@@ -268,9 +212,4 @@ func receiveReset(t testing.TB, c net.Conn) {
 	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v, want connection reset", err)
 	}
-}
-
-func waitGone(t testing.TB, p *testcluster.Proxy) {
-	t.Helper()
-	testcluster.Eventually(t, soon, func() bool { return p.Conns() == 0 }, "no connection is left")
 }

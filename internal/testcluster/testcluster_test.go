@@ -7,7 +7,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/launch"
@@ -63,13 +62,4 @@ func TestFreezeAndThaw(t *testing.T) {
 		testcluster.Thaw(t, p)
 		receive(t, c, "meanwhile")
 	}
-}
-
-func TestKill(t *testing.T) {
-	p, c := startChild(t)
-	exchange(t, c, "before")
-	testcluster.Kill(t, p)
-	assert.False(t, testcluster.Alive(p.Pid()), "a killed process lives")
-	assert.EqualError(t, p.Err(), "rank 0: killed by signal 9")
-	receiveEnd(t, c)
 }
