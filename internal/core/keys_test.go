@@ -2,10 +2,8 @@ package core_test
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,23 +18,6 @@ func set(key, value string) wire.Request {
 func get(key string) wire.Request { return wire.Request{Op: wire.OpGet, Key: key} }
 
 func waitFor(keys ...string) wire.Request { return wire.Request{Op: wire.OpWait, Keys: keys} }
-
-func TestTimesThatNoClockReaches(t *testing.T) {
-	r := newRig(t)
-	r.pass(time.Hour)
-	forever := set("key", "value")
-	forever.TTL = math.MaxInt64
-	r.does(core.Local, forever)
-	patient := waitFor("other")
-	patient.Timeout = math.MaxInt64
-	ticket := r.waits(core.Local, patient)
-	r.pass(1000 * time.Hour)
-	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
-	r.does(core.Local, set("other", "value"))
-	isCode(t, r.answer(ticket), wire.CodeOK)
-	forever.TTL = -1
-	isCode(t, r.does(core.Local, forever), wire.CodeInvalid)
-}
 
 // TestListIsBounded checks that a page of a list has at most 1,000 entries, and ends with the one
 // that takes it beyond 1 MiB. N is 1 if there are more.
