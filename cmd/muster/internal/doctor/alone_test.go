@@ -21,31 +21,14 @@ import (
 )
 
 func TestEnvironments(t *testing.T) {
-	for name, c := range map[string]struct {
-		env   env
-		check string
-		level doctor.Level
-		text  string
-		do    string
-	}{
-		"no number": {env{"RANK": "one", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29500"}, "group", doctor.Problem, "RANK", ""},
-		"no world":  {env{"RANK": "1", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29500"}, "group", doctor.Problem, "WORLD_SIZE is not set", ""},
-		"no place":  {env{"RANK": "1", "WORLD_SIZE": "2"}, "group", doctor.Problem, "MASTER_ADDR is not set", ""},
-		"one rank":  {env{"RANK": "0", "WORLD_SIZE": "1"}, "group", doctor.OK, "on this host only", ""},
-
-		"over the network":      {env{"MUSTER_STORE": "muster://node-b:7"}, "address", doctor.OK, "node-b is 10.0.0.2, reached over eth0", ""},
-		"here":                  {env{"MASTER_ADDR": "node-a", "MASTER_PORT": "7"}, "address", doctor.OK, "node-a is 10.0.0.1, reached over eth0", ""},
-		"no such name":          {env{"MASTER_ADDR": "node-x", "MASTER_PORT": "7"}, "address", doctor.Problem, "node-x, where the ranks meet, does not resolve here: no such host", ""},
-		"loopback, and several": {env{"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"}, "address", doctor.Problem, "here is 127.0.0.1 here, which other hosts cannot reach", "let MUSTER_STORE have"},
-		"loopback of rank 0":    {env{"MASTER_ADDR": "here", "MASTER_PORT": "7", "SLURM_NNODES": "2"}, "address", doctor.Problem, "which other hosts cannot reach", "let MASTER_ADDR be ran"},
-		"a relay on each host":  {env{"MUSTER_STORE": "muster://127.0.0.1:7,node-b:7", "SLURM_NNODES": "2"}, "address", doctor.OK, "the route to 127.0.0.1 uses interface lo", ""},
-		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, "address", doctor.Problem, "not an address that others can connect to", ""},
-		"containers":            {env{"MASTER_ADDR": "172.17.0.9", "MASTER_PORT": "7"}, "address", doctor.Warning, "over docker0", ""},
-		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, "address", doctor.Problem, "not an address of this host", ""},
-		"the second of two":     {env{"MUSTER_STORE": "muster://node-a:7,node-x:7"}, "address", doctor.Problem, "node-x", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := c.env.in(t)
+	for _, c := range lines(t, "testdata/environments.txt") {
+		t.Run(c[0], func(t *testing.T) {
+			variables := env{}
+			for word := range strings.FieldsSeq(c[1]) {
+				name, value, _ := strings.Cut(word, "=")
+				variables[name] = value
+			}
+			d := variables.in(t)
 			route := d.System.Dial
 			d.System.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if network == "udp" {
@@ -53,7 +36,8 @@ func TestEnvironments(t *testing.T) {
 				}
 				return nil, syscall.ECONNREFUSED
 			}
-			require.Contains(t, wants(t, examinedIn(t, time.Second, d), c.check, c.level, c.text).Do, c.do)
+			found := wants(t, examinedIn(t, time.Second, d), c[2], doctor.Level(c[3]), c[4])
+			require.Contains(t, found.Do, strings.Join(c[5:], ""))
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +91,19 @@ func (e env) in(t *testing.T) *doctor.Doctor {
 	s.Getenv = func(name string) string { return e[name] }
 	s.FromEnv = pgroup.FromEnv
 	return &doctor.Doctor{System: s}
+}
+
+// lines returns the lines of a file by their columns, with replacements as for strings.NewReplacer.
+func lines(t *testing.T, file string, replace ...string) (all [][]string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "#") {
+			all = append(all, strings.Split(strings.NewReplacer(replace...).Replace(strings.TrimSuffix(line, "\n")), " | "))
+		}
+	}
+	return all
 }
 
 // examined returns the report of one process.

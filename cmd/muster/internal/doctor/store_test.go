@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -46,36 +47,19 @@ func TestStore(t *testing.T) {
 	addr, dir := secured(t)
 	_, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
-	const day = 24 * time.Hour
-	for name, c := range map[string]struct {
-		url   string
-		in    time.Duration
-		level doctor.Level
-		texts []string
-	}{
-		"right":        {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 0, doctor.OK, []string{"certificate of " + addr + ", valid until", "the store grants access", "keeps the store in memory"}},
-		"two ways":     {"muster://" + addr + ",localhost:" + port + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 0, doctor.Problem, []string{"the certificate of localhost:" + port + " is not trusted"}},
-		"soon over":    {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 25 * day, doctor.Warning, []string{"the certificate of " + addr + " ends at"}},
-		"over":         {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/secret", 31 * day, doctor.Problem, []string{"certificate has expired"}},
-		"another CA":   {"muster://" + addr + "?ca=DIR/other/ca.pem&secret-file=DIR/secret", 0, doctor.Problem, []string{"the certificate of " + addr + " is not trusted", "the store denies access: its certificate"}},
-		"wrong secret": {"muster://" + addr + "?ca=DIR/tls/ca.pem&secret-file=DIR/wrong", 0, doctor.Problem, []string{"the store denies access: wrong secret"}},
-		"no secret":    {"muster://" + addr + "?ca=DIR/tls/ca.pem", 0, doctor.Problem, []string{"the store denies access: this store requires a secret"}},
-		"no TLS":       {"muster://" + addr + "?secret-file=DIR/secret", 0, doctor.Problem, []string{"the store denies access: this server requires TLS"}},
-		"no CA file":   {"muster://" + addr + "?ca=DIR/none", 0, doctor.Problem, []string{"DIR/none"}},
-		"nothing":      {"muster://127.0.0.1:1", 0, doctor.Problem, []string{"the store cannot be reached: "}},
-		"bare":         {"muster://10.0.0.2:7", 0, doctor.Warning, []string{"traffic to the store is not encrypted, and neither side authenticates"}},
-		"secret alone": {"muster://10.0.0.2:7?secret-file=DIR/secret", 0, doctor.Warning, []string{"traffic to the store is not encrypted"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := &doctor.Doctor{System: healthy(), Store: strings.ReplaceAll(c.url, "DIR", dir), AnswerTimeout: limit / 2}
-			d.System.Now = func() time.Time { return time.Now().Add(c.in) }
-			if strings.Contains(c.url, "10.0.0.2") { // no such host here
+	for _, c := range lines(t, "testdata/stores.txt", "ADDR", addr, "PORT", port, "DIR", dir) {
+		t.Run(c[0], func(t *testing.T) {
+			days, err := strconv.Atoi(c[2])
+			require.NoError(t, err)
+			d := &doctor.Doctor{System: healthy(), Store: c[1], AnswerTimeout: limit / 2}
+			d.System.Now = func() time.Time { return time.Now().AddDate(0, 0, days) }
+			if strings.Contains(c[1], "10.0.0.2") { // no such host here
 				d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
 				d.System.Open = func(context.Context, string) (*store.Store, error) { return nil, store.ErrUnavailable }
 			}
 			r := examined(t, d)
-			for _, text := range c.texts {
-				wants(t, r, "store", c.level, strings.ReplaceAll(text, "DIR", dir))
+			for _, text := range c[4:] {
+				wants(t, r, "store", doctor.Level(c[3]), text)
 			}
 		})
 	}
