@@ -198,11 +198,6 @@ func TestExitWithoutParentPipe(t *testing.T) {
 	assert.NoError(t, start(t, spec(1, "free")).ends(t))
 }
 
-func TestStartFailure(t *testing.T) {
-	_, err := launch.Start(t.Context(), launch.Spec{N: 2, Path: "./no-such-program"})
-	require.ErrorContains(t, err, "no such file or directory")
-}
-
 // TestStartFailureKillsThoseStarted has the third of three ranks fail to start.
 func TestStartFailureKillsThoseStarted(t *testing.T) {
 	s := spec(3, "stubborn")

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -41,18 +39,6 @@ func TestOutput(t *testing.T) {
 	job.await(t, "no newline", ranks)
 }
 
-func TestOutputApart(t *testing.T) {
-	var out, errs sayings
-	s := spec(2, "count:10")
-	s.Output, s.ErrOutput = &out, &errs
-	s.Prefix = func(rank int) string { return "rank " + strconv.Itoa(rank) + " says: " }
-	require.NoError(t, start(t, s).ends(t))
-	out.await(t, "says: out", 20)
-	errs.await(t, "says: err", 20)
-	assert.Len(t, out.lines(), 22)
-	assert.Len(t, errs.lines(), 20)
-}
-
 func TestDiscardedOutput(t *testing.T) {
 	s := spec(2, "count:20000")
 	s.Output = nil
@@ -64,13 +50,6 @@ func TestOutputFails(t *testing.T) {
 	s := spec(2, "count:20000") // more than pipes hold: it must be read all the same
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, full })
 	assert.ErrorIs(t, start(t, s).ends(t), full)
-}
-
-// TestOutputWithoutAReader: a broken pipe ends the ranks, which would go on without end.
-func TestOutputWithoutAReader(t *testing.T) {
-	s := spec(2, "block")
-	s.Output = writerFunc(func([]byte) (int, error) { return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE} })
-	assert.ErrorIs(t, start(t, s).ends(t), syscall.EPIPE)
 }
 
 // TestPrefixer gives the same text in ever different pieces.
