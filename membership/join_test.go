@@ -15,22 +15,6 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-func TestDuplicateID(t *testing.T) {
-	everywhere(t, func(t *testing.T, at func() *store.Store) {
-		a := join(t, at(), worker("a", 1, 2))
-		v := next(t, a, 0, "a")
-		second := worker("a", 1, 2)
-		second.Addr = "10.0.0.9:1"
-		_, err := membership.Join(bounded(t), at(), second)
-		require.ErrorIs(t, err, membership.ErrDuplicate)
-		require.EqualError(t, err, `membership: join of worker "a" in job "train": id in use: by worker "a" at 10.0.0.1:a`)
-		require.NoError(t, v.Context(t.Context()).Err(), "who was there does not notice")
-
-		require.NoError(t, a.Leave(bounded(t)))
-		next(t, join(t, at(), second), 0, "a")
-	})
-}
-
 func TestManyWithOneID(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		const many = 10

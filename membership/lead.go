@@ -166,13 +166,7 @@ func ignore(err, that error) error {
 // lingering returns a context that ends store.ResultGrace after ctx.
 func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		select {
-		case <-time.After(store.ResultGrace):
-			cancel()
-		case <-longer.Done():
-		}
-	})
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(store.ResultGrace, cancel) })
 	return longer, func() {
 		stop()
 		cancel()

@@ -219,19 +219,6 @@ func TestAbortBeforeTheMemoryIsJoined(t *testing.T) {
 	}
 }
 
-// TestBroadcastsNoticeAKilledRank checks that the end of a rank ends operations that do not need it.
-func TestBroadcastsNoticeAKilledRank(t *testing.T) {
-	pgrouptest.Job{N: 3, MayFail: []int{2}}.Run(t, func(t *testing.T, g *pgroup.Group) {
-		untilInMemory(t, g)
-		if g.Rank() == 2 {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		}
-		<-g.Context().Done() // the store has detected it
-		_, err := pgroup.Broadcast(t.Context(), g, 0, "x")
-		rankError(t, g, err, pgroup.ErrLost, "lost rank 2")
-	})
-}
-
 // TestRootIsAheadInSharedMemory checks that a root does not wait in memory for each of its operations
 // while a reader is busy.
 func TestRootIsAheadInSharedMemory(t *testing.T) {
