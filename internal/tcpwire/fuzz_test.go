@@ -14,8 +14,8 @@ import (
 // FuzzRequests checks that the end of a request is found at the same place however its bytes
 // arrive, and that a request that parses is encoded as the same bytes.
 func FuzzRequests(f *testing.F) {
-	for _, golden := range goldenRequests {
-		f.Add(unhex(f, golden.bytes), uint64(1))
+	for _, g := range goldens(f, "requests.txt") {
+		f.Add(g.bytes, uint64(1))
 	}
 	for _, c := range recorded(f) {
 		f.Add([]byte(c.sent), uint64(2))
@@ -52,8 +52,8 @@ func FuzzRequests(f *testing.F) {
 
 // FuzzReplies checks the same for replies.
 func FuzzReplies(f *testing.F) {
-	for _, golden := range goldenReplies {
-		f.Add(uint8(golden.op), uint8(golden.keys), unhex(f, golden.bytes), uint64(1))
+	for _, g := range goldens(f, "replies.txt") {
+		f.Add(uint8(g.op), uint8(g.keys), g.bytes, uint64(1))
 	}
 	lim := tcpwire.Limits{Key: 100, Value: 1000, Keys: 50, Message: 10_000}
 	f.Fuzz(func(t *testing.T, number, keys uint8, b []byte, seed uint64) {

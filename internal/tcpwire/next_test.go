@@ -34,14 +34,14 @@ func feed(t testing.TB, b []byte, next func(b []byte) (int, bool, error)) {
 }
 
 func TestByteByByte(t *testing.T) {
-	for _, golden := range goldenRequests {
+	for _, g := range goldens(t, "requests.txt") {
 		var c tcpwire.Cursor
-		feed(t, unhex(t, golden.bytes), func(b []byte) (int, bool, error) { return tcpwire.NextRequest(b, &c, tcpwire.Limits{}) })
+		feed(t, g.bytes, func(b []byte) (int, bool, error) { return tcpwire.NextRequest(b, &c, tcpwire.Limits{}) })
 	}
-	for _, golden := range goldenReplies {
+	for _, g := range goldens(t, "replies.txt") {
 		var c tcpwire.Cursor
-		feed(t, unhex(t, golden.bytes), func(b []byte) (int, bool, error) {
-			return tcpwire.NextReply(b, golden.op, golden.keys, &c, tcpwire.Limits{})
+		feed(t, g.bytes, func(b []byte) (int, bool, error) {
+			return tcpwire.NextReply(b, g.op, g.keys, &c, tcpwire.Limits{})
 		})
 	}
 }
@@ -173,20 +173,18 @@ func TestIsOlder(t *testing.T) {
 func TestParseWantsOneWholeMessage(t *testing.T) {
 	var req tcpwire.Request
 	require.ErrorIs(t, req.Parse(nil), tcpwire.ErrTruncated)
-	for _, golden := range goldenRequests {
-		b := unhex(t, golden.bytes)
-		for n := range b {
-			require.ErrorIs(t, req.Parse(b[:n]), tcpwire.ErrTruncated, "%v: %d of %d", golden.req.Op, n, len(b))
+	for _, g := range goldens(t, "requests.txt") {
+		for n := range g.bytes {
+			require.ErrorIs(t, req.Parse(g.bytes[:n]), tcpwire.ErrTruncated, "%v: %d of %d", g.op, n, len(g.bytes))
 		}
-		require.ErrorIs(t, req.Parse(append(b, 0)), tcpwire.ErrTrailing)
+		require.ErrorIs(t, req.Parse(append(g.bytes, 0)), tcpwire.ErrTrailing)
 	}
 	var rep tcpwire.Reply
-	for _, golden := range goldenReplies {
-		b := unhex(t, golden.bytes)
-		for n := range b {
-			require.ErrorIs(t, rep.Parse(golden.op, golden.keys, b[:n]), tcpwire.ErrTruncated, "%v: %d of %d", golden.op, n, len(b))
+	for _, g := range goldens(t, "replies.txt") {
+		for n := range g.bytes {
+			require.ErrorIs(t, rep.Parse(g.op, g.keys, g.bytes[:n]), tcpwire.ErrTruncated, "%v: %d of %d", g.op, n, len(g.bytes))
 		}
-		require.ErrorIs(t, rep.Parse(golden.op, golden.keys, append(b, 0)), tcpwire.ErrTrailing)
+		require.ErrorIs(t, rep.Parse(g.op, g.keys, append(g.bytes, 0)), tcpwire.ErrTrailing)
 	}
 }
 
@@ -223,24 +221,26 @@ func TestAllocatesNothing(t *testing.T) {
 		req          tcpwire.Request
 		rep          tcpwire.Reply
 	)
-	for _, golden := range goldenRequests {
+	for _, g := range goldens(t, "requests.txt") {
+		sent := wholeRequest(t, g.bytes)
 		allocs := testing.AllocsPerRun(100, func() {
-			room, _ = tcpwire.AppendRequest(room[:0], &golden.req)
+			room, _ = tcpwire.AppendRequest(room[:0], &sent)
 			n, whole, err := tcpwire.NextRequest(room, &c, tcpwire.Limits{})
 			if err != nil || !whole || req.Parse(room[:n]) != nil {
 				t.Fatal("a message is lost")
 			}
 		})
-		require.Zero(t, allocs, golden.req.Op)
+		require.Zero(t, allocs, g.op)
 	}
-	for _, golden := range goldenReplies {
+	for _, g := range goldens(t, "replies.txt") {
+		sent := wholeReply(t, g.op, g.keys, g.bytes)
 		allocs := testing.AllocsPerRun(100, func() {
-			answer = tcpwire.AppendReply(answer[:0], golden.op, &golden.rep)
-			n, whole, err := tcpwire.NextReply(answer, golden.op, golden.keys, &c, tcpwire.Limits{})
-			if err != nil || !whole || rep.Parse(golden.op, golden.keys, answer[:n]) != nil {
+			answer = tcpwire.AppendReply(answer[:0], g.op, &sent)
+			n, whole, err := tcpwire.NextReply(answer, g.op, g.keys, &c, tcpwire.Limits{})
+			if err != nil || !whole || rep.Parse(g.op, g.keys, answer[:n]) != nil {
 				t.Fatal("a reply is lost")
 			}
 		})
-		require.Zero(t, allocs, golden.op)
+		require.Zero(t, allocs, g.op)
 	}
 }
