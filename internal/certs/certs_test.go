@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,49 +81,6 @@ func TestMakeAgainSignsMore(t *testing.T) {
 	require.Equal(t, leaf(t, dir, "ca").NotAfter, made.Until, "no pair outlives its authority")
 }
 
-func TestMakeOverwritesNothing(t *testing.T) {
-	for _, there := range []string{"server.pem", "server-key.pem", "client-key.pem"} {
-		dir := t.TempDir()
-		write(t, dir, there, "mine")
-		_, err := certs.Make(dir, certs.Options{})
-		require.ErrorContains(t, err, filepath.Join(dir, there)+" is there already")
-		require.Equal(t, []string{there}, names(t, dir))
-		require.Equal(t, "mine", read(t, dir, there))
-	}
-	for _, there := range []string{"ca.pem", "ca-key.pem"} {
-		dir := t.TempDir()
-		write(t, dir, there, "mine")
-		_, err := certs.Make(dir, certs.Options{})
-		require.ErrorIs(t, err, fs.ErrNotExist)
-		require.ErrorContains(t, err, "an authority is ca.pem and ca-key.pem")
-		require.Equal(t, []string{there}, names(t, dir))
-	}
-	dir := t.TempDir() // not even what a link that leads nowhere stands for
-	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "server.pem")))
-	_, err := certs.Make(dir, certs.Options{})
-	require.ErrorContains(t, err, "is there already")
-}
-
-func TestMakeNeedsItsAuthority(t *testing.T) {
-	dir, other := t.TempDir(), t.TempDir()
-	for _, d := range []string{dir, other} {
-		_, err := certs.Make(d, certs.Options{})
-		require.NoError(t, err)
-	}
-	for what, pair := range map[string][2]string{
-		"private key does not match":  {read(t, dir, "ca.pem"), read(t, other, "ca-key.pem")},
-		"this is no authority":        {read(t, dir, "client.pem"), read(t, dir, "client-key.pem")},
-		"failed to find any PEM data": {"", ""},
-	} {
-		bad := t.TempDir()
-		write(t, bad, "ca.pem", pair[0])
-		write(t, bad, "ca-key.pem", pair[1])
-		_, err := certs.Make(bad, certs.Options{Names: []string{"more"}})
-		require.ErrorContains(t, err, what)
-		require.ErrorContains(t, err, "ca.pem")
-	}
-}
-
 func TestMakeWithAnExpiredAuthority(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -157,19 +113,4 @@ func read(t *testing.T, dir, name string) string {
 	b, err := os.ReadFile(filepath.Join(dir, name))
 	require.NoError(t, err)
 	return string(b)
-}
-
-func write(t *testing.T, dir, name, text string) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
-}
-
-func names(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return slices.Sorted(slices.Values(names))
 }
