@@ -30,19 +30,27 @@ type golden struct {
 // goldens returns the messages of a file in testdata.
 func goldens(t testing.TB, file string) (all []golden) {
 	t.Helper()
-	text, err := os.ReadFile("testdata/" + file)
-	require.NoError(t, err)
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
+	for _, line := range lines(t, file) {
 		var g golden
 		_, err := fmt.Sscanf(line, "%d of %d keys:", &g.op, &g.keys)
 		require.NoError(t, err, line)
 		_, line, _ = strings.Cut(line, ":")
-		said, says, _ := strings.Cut(line, "=")
-		g.bytes, g.says = unhex(t, said), strings.TrimSpace(says)
+		said, says, _ := strings.Cut(line, " = ")
+		g.bytes, g.says = unhex(t, said), says
 		all = append(all, g)
+	}
+	return all
+}
+
+// lines returns the lines of a file in testdata that are no comments.
+func lines(t testing.TB, file string) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/" + file)
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "#") {
+			all = append(all, strings.TrimSuffix(line, "\n"))
+		}
 	}
 	return all
 }
@@ -102,13 +110,8 @@ type conversation struct{ call, sent, answered string }
 
 func recorded(t testing.TB) []conversation {
 	t.Helper()
-	text, err := os.ReadFile("testdata/torch-2.15.txt")
-	require.NoError(t, err)
 	var all []conversation
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
+	for _, line := range lines(t, "torch-2.15.txt") {
 		words := strings.Fields(line)
 		c := conversation{call: words[0]}
 		for _, w := range words[1:] {
