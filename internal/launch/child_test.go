@@ -20,7 +20,6 @@ import (
 // The environment of the test binary when it is a rank, or a rank's child.
 const (
 	modeVar = "LAUNCH_TEST_MODE"
-	rankVar = "LAUNCH_TEST_RANK"
 	waitVar = "LAUNCH_TEST_WAIT" // set if the test waits for the end of readyFile
 )
 
@@ -43,7 +42,6 @@ func TestMain(m *testing.M) {
 // acts are what ranks do.
 var acts = map[string]func(arg string){
 	"exit":       func(code string) { os.Exit(number(code)) },
-	"exitAt":     exitAt,
 	"block":      func(string) { ready(); block() },
 	"stubborn":   func(string) { signal.Ignore(syscall.SIGTERM); ready(); block() },
 	"polite":     polite,
@@ -73,15 +71,6 @@ func number(s string) int {
 		panic(err)
 	}
 	return n
-}
-
-// exitAt lets one rank fail, and the others wait: "2=3" is rank 2, exit status 3.
-func exitAt(arg string) {
-	rank, code, _ := strings.Cut(arg, "=")
-	if os.Getenv(rankVar) == rank {
-		os.Exit(number(code))
-	}
-	block()
 }
 
 // polite takes a moment to end, and says that it could.
@@ -147,7 +136,7 @@ func parent(mode string) {
 // spec starts the test binary n times in a mode, and collects what it says. The race detector would have each wait
 // for a second before it exits.
 func spec(n int, mode string) launch.Spec {
-	return launch.Spec{N: n, Path: self(), Output: new(sayings), Env: func(rank int) []string {
-		return []string{modeVar + "=" + mode, fmt.Sprintf("%s=%d", rankVar, rank), "GORACE=atexit_sleep_ms=0"}
+	return launch.Spec{N: n, Path: self(), Output: new(sayings), Env: func(int) []string {
+		return []string{modeVar + "=" + mode, "GORACE=atexit_sleep_ms=0"}
 	}}
 }

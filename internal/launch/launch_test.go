@@ -33,17 +33,6 @@ func TestAllEndWell(t *testing.T) {
 	}
 }
 
-func TestFirstFailureIsNamedAndEndsTheOthers(t *testing.T) {
-	job := start(t, spec(4, "exitAt:2=3"))
-	err := job.ends(t)
-	var exit *launch.ExitError
-	require.ErrorAs(t, err, &exit)
-	assert.Equal(t, launch.ExitError{Rank: 2, Code: 3}, *exit)
-	assert.Equal(t, 3, exit.ExitCode())
-	assert.EqualError(t, err, "rank 2: exit status 3")
-	assert.EqualError(t, job.Process(0).Err(), "rank 0: killed by signal 15")
-}
-
 func TestMayFail(t *testing.T) {
 	s := spec(3, "polite")
 	s.MayFail = func(rank int) bool { return rank == 1 }
