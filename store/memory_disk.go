@@ -148,11 +148,12 @@ func (m *Memory) applyLogged(now core.Time, session uint64, req *wire.Request, r
 
 // tickLogged processes due events, and logs them. The caller holds mu.
 func (m *Memory) tickLogged(now core.Time) {
-	at, armed := m.machine.Next()
+	_, armed := m.machine.Next()
+	due := m.machine.Due(now)
 	m.machine.Tick(now)
 	switch {
 	case m.disk == nil || !armed:
-	case at <= now:
+	case due:
 		m.pos, m.loggedTime = m.disk.Tick(now), now
 	case now-m.loggedTime >= timeLogInterval:
 		m.pos, m.loggedTime = m.disk.Advance(now), now

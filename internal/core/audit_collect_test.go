@@ -188,7 +188,7 @@ func (a *audit) votes(cl *call) {
 		return
 	}
 	if p := g.members[c.Rank].progress; p != nil {
-		p.changes = 0
+		p.at = a.now
 	}
 	ch.floor[c.Rank] = c.Seq - 1
 	ch.goOn(a)
@@ -204,6 +204,11 @@ func (a *audit) votes(cl *call) {
 		n := len(g.members)
 		r = &record{ch: ch, seq: c.Seq, call: *c, began: a.now, yes: make([]*vote, n), asker: make([]*call, n)}
 		ch.records = append(ch.records, r)
+		for i := range g.members {
+			if p := g.members[i].progress; p != nil {
+				p.changes = 0
+			}
+		}
 	}
 	v := &vote{rank: c.Rank, step: a.step, c: c, payload: cl.req.Value}
 	v.kind = r.judge(v)

@@ -10,7 +10,7 @@ import (
 // progress is what the auditor knows of the reports of a rank.
 type progress struct {
 	phase   wire.Phase // with the highest Done since it began
-	changes int        // since its last vote
+	changes int        // since the last operation began
 	at      core.Time  // of its last progress
 }
 
@@ -55,13 +55,36 @@ func (a *audit) excuses() {
 	}
 }
 
-// hasStalled reports whether rank has made no progress for the stall of r.
-func (r *record) hasStalled(a *audit, rank int) bool {
+// hasStalled reports whether at now rank has made no progress for the stall of r, since a time.
+func (r *record) hasStalled(a *audit, rank int, since, now core.Time) bool {
 	p := r.ch.g.members[rank].progress
 	if p == nil || r.stall == 0 {
 		return false
 	}
-	return max(p.at, r.began)+max(r.stall, p.phase.Stall, a.w.bounds.Stall) <= a.now
+	return max(p.at, r.began, since)+max(r.stall, p.phase.Stall, a.w.bounds.Stall)+a.w.bounds.Late <= now
+}
+
+// excuse notes which sessions have a call that waits in an operation, or no connection: their ranks
+// have not stalled.
+func (a *audit) excuse() {
+	for _, cl := range a.waiting {
+		if cl.record != nil {
+			a.lastExcused[cl.session] = a.now
+		}
+	}
+	for id, s := range a.sessions {
+		if s.grace != (timer{}) {
+			a.lastExcused[id] = a.now
+		}
+	}
+}
+
+// excused reports whether that is so for a rank now.
+func (a *audit) excused(g *group, rank int) bool {
+	session := g.members[rank].session
+	return a.sessions[session] != nil && a.sessions[session].grace != (timer{}) || slices.ContainsFunc(a.waiting, func(cl *call) bool {
+		return cl.session == session && cl.record != nil && (cl.record.ch.g == g && cl.req.Group.Rank == rank || cl.record.ch.g != g && session != core.Local)
+	})
 }
 
 // stalls handles the server's decision that a record has stalled, and checks T1: it names the ranks that
@@ -89,22 +112,25 @@ func (a *audit) stalls(cl *call) {
 	for rank := range r.yes {
 		lacks := r.requires(rank) && r.yes[rank] == nil || held
 		named := slices.Contains(rep.Failure.Missing, rank)
-		if named && (!lacks || !r.hasStalled(a, rank)) || !named && !held && lacks && r.hasStalled(a, rank) {
+		stalled := r.hasStalled(a, rank, 0, a.now) && !a.excused(r.ch.g, rank)
+		if named && (!lacks || !stalled) || !named && !held && lacks && stalled {
 			breaks(p, "%s: rank %d is named: %v", cl, rank, named)
 		}
 	}
 }
 
 // t2StallsEnd checks T2, after the server has looked: an operation ends when a rank that it lacks has
-// stalled, if a vote waits for it.
+// stalled since it was last excused, if a vote waits for it. The server may look a little later.
 func t2StallsEnd(a *audit) {
+	a.excuse()
 	for _, cl := range a.waiting {
 		r := cl.record
 		if r == nil || r.done {
 			continue
 		}
 		for rank := range r.yes {
-			if p := r.ch.g.members[rank].progress; r.requires(rank) && r.yes[rank] == nil && p != nil && p.changes <= 16 && r.hasStalled(a, rank) {
+			excused := a.lastExcused[r.ch.g.members[rank].session]
+			if p := r.ch.g.members[rank].progress; r.requires(rank) && r.yes[rank] == nil && p != nil && p.changes <= 16 && r.hasStalled(a, rank, excused, a.now-a.w.bounds.Stall/20) {
 				breaks("T2 a stall ends an operation", "%s waits for rank %d, which made progress at %v; it is %v", cl, rank, p.at, a.now)
 			}
 		}

@@ -71,7 +71,10 @@ func (a *audit) advance() {
 		}
 		for _, cl := range a.waiting {
 			if cl.rendezvous != nil && cl.ends.at > 0 && cl.ends.before(next) {
-				next, end = cl.ends, func() { cl.rendezvous.fail(a, wire.CodeTimeout, -1) }
+				next, end = cl.ends, func() {
+					cl.rendezvous.fail(a, wire.CodeTimeout, -1)
+					cl.ends = timer{} // if it has formed or failed, too
+				}
 			}
 		}
 		if end == nil {

@@ -29,6 +29,7 @@ type audit struct {
 	live         map[groupKey]*group
 	rendezvouses []*rendezvous
 	lastGen      uint64
+	lastExcused  map[uint64]core.Time // by session: see excuse
 	keys         keys
 }
 
@@ -36,7 +37,7 @@ type groupKey struct{ name, run string }
 
 func newAudit(w *world) *audit {
 	return &audit{
-		w: w, sessions: map[uint64]*known{}, lost: map[uint64]wire.Code{}, leases: map[uint64]*lease{}, groups: map[uint64]*group{}, live: map[groupKey]*group{},
+		w: w, sessions: map[uint64]*known{}, lost: map[uint64]wire.Code{}, leases: map[uint64]*lease{}, groups: map[uint64]*group{}, live: map[groupKey]*group{}, lastExcused: map[uint64]core.Time{},
 		keys: keys{rev: 1, entries: map[string]*keyEntry{}, queues: map[string]*queue{}},
 	}
 }
@@ -159,6 +160,7 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 func (a *audit) starts() {
 	a.step++
 	a.w.tally["steps"]++
+	a.excuse()
 	a.advance()
 }
 
@@ -364,6 +366,7 @@ func (a *audit) followed(cl *call, rep *wire.Reply) {
 // settled is called after each step and checks that everything that must have happened has
 // happened.
 func (a *audit) settled() {
+	a.excuse()
 	mayStall := 0
 	for _, g := range a.inOrder {
 		for _, ch := range g.channels {

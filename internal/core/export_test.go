@@ -13,7 +13,7 @@ import (
 // their defaults.
 type Bounds struct {
 	Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce, Channels, Streams, Inline int
-	Stall                                                                                                           Time
+	Stall, Late                                                                                                     Time
 }
 
 // SetBounds changes the bounds of a Machine that holds nothing yet, and returns all of them.
@@ -25,15 +25,18 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 		return *to
 	}
 	if b.Stall > 0 {
-		m.bounds.stall = b.Stall
+		m.bounds.stall, m.bounds.late = b.Stall, b.Late
 	}
 	return Bounds{
 		set(&m.bounds.window, b.Window), set(&m.bounds.aheadRecords, b.AheadRecords), set(&m.bounds.aheadBytes, b.AheadBytes),
 		set(&m.bounds.streamMessages, b.StreamMessages), set(&m.bounds.streamBytes, b.StreamBytes),
 		set(&m.bounds.unacked, b.Unacked), set(&m.bounds.expireAtOnce, b.ExpireAtOnce),
-		set(&m.bounds.channels, b.Channels), set(&m.bounds.streams, b.Streams), set(&m.bounds.inline, b.Inline), m.bounds.stall,
+		set(&m.bounds.channels, b.Channels), set(&m.bounds.streams, b.Streams), set(&m.bounds.inline, b.Inline), m.bounds.stall, m.bounds.late,
 	}
 }
+
+// OnlyLooks reports whether no call or session has a deadline, and records may stall.
+func (m *Machine) OnlyLooks() bool { return len(m.stalls.heap) > 0 && len(m.timers.heap) == 0 }
 
 // Stalls counts the records that may stall.
 func (m *Machine) Stalls() int { return len(m.stalls.heap) }

@@ -93,6 +93,8 @@ type bounds struct {
 	// stall is the shortest stall of a record, in a group whose ranks report once a second. It is
 	// longer in one where they report less often.
 	stall Time
+	// late is how long a report may take.
+	late Time
 	// inline is the size of a group up to which the answer to a join has the members.
 	inline int
 }
@@ -100,7 +102,7 @@ type bounds struct {
 var defaultBounds = bounds{
 	window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20, unacked: 1024,
 	channels: 4096, streams: 1 << 20,
-	expireAtOnce: 32, stall: 2 * time.Second, inline: wire.MaxInline,
+	expireAtOnce: 32, stall: 2 * time.Second, late: 500 * time.Millisecond, inline: wire.MaxInline,
 }
 
 // counts are counters for status pages. They are not part of the state: no decision depends on
@@ -307,6 +309,11 @@ func (m *Machine) Next() (at Time, armed bool) {
 		}
 	}
 	return at, armed
+}
+
+// Due reports whether Tick has something to do at now.
+func (m *Machine) Due(now Time) bool {
+	return len(m.endedLeases) > 0 || len(m.endedKeys) > 0 || m.Overdue(now) || m.Expiring(now)
 }
 
 // Overdue reports whether Advance has something to do at now.

@@ -8,12 +8,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// maxPhaseChanges is how many changes of its phase count as progress of a rank between two of its
-// votes: more would let a thread in the background excuse a rank that hangs.
+// maxPhaseChanges is how many changes of its phase count as progress of a rank from the beginning of
+// one operation of its group to that of the next: more would let a thread in the background excuse a
+// rank that hangs.
 const maxPhaseChanges = 16
 
 // progress is what a rank has reported of its progress. A report counts if Done has risen or the
-// phase has changed; repeats excuse nobody.
+// phase has changed; repeats excuse nobody. A vote is progress too.
 //
 // The phase is a part of the state: its changes are logged. How far the rank is in it, and when that
 // was, are not: ranks report them every second. So that replicas stay equal, no decision of the
@@ -23,7 +24,7 @@ const maxPhaseChanges = 16
 type progress struct {
 	phase   wire.Phase // as it was when it began
 	done    int64      // now
-	changes int        // of the phase, since the last vote of its rank
+	changes int        // of the phase, since the last operation of the group began
 	at      Time       // when it last made progress
 }
 
@@ -53,8 +54,7 @@ func (m *Machine) report(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.noop = false
 		p.phase, p.done = *f, f.Done
 		p.phase.Name, p.phase.Ago = strings.Clone(f.Name), 0
-		if p.changes < maxPhaseChanges {
-			p.changes++
+		if p.changes++; p.changes <= maxPhaseChanges {
 			p.at = at
 		}
 	case f.Done > p.done:
@@ -94,9 +94,13 @@ func (p *progress) String() string {
 // record's stall has passed since the last look, since a report may change when its rank is due. It is
 // armed while the record is open and has a stall, a vote waits, and a rank that it lacks has reported.
 type stallTimer struct {
-	timer timer
-	r     *record
+	timer  timer
+	r      *record
+	looked Time // the last time; 0: not yet
 }
+
+// lookAgain is the least time between two looks at a record, of all its ranks, as a part of the shortest stall.
+const lookAgain = 20
 
 func (w *stallTimer) timerState() *timer { return &w.timer }
 func (w *stallTimer) due(*Machine)       {} // Stalled takes it
@@ -117,7 +121,11 @@ func (m *Machine) watch(r *record) {
 	if r.stall == nil {
 		r.stall = &stallTimer{r: r}
 	}
-	m.stalls.arm(r.stall, after(r.began, r.call.Stall))
+	at := after(r.began, r.call.Stall)
+	if r.stall.looked > 0 {
+		at = max(at, r.stall.looked+m.bounds.stall/lookAgain)
+	}
+	m.stalls.arm(r.stall, at)
 }
 
 // unwatch ends that.
@@ -135,12 +143,14 @@ func (m *Machine) patience(r *record) Time {
 
 // Stalled looks whether an operation has stalled at now: a rank that it lacks, and that has reported
 // progress, has made none since the operation began, for the stall of the operation's votes or for
-// that of its phase, whichever is longer. It returns the request that fails the operation, which the
+// that of its phase, whichever is longer, and for the time that a report may take. A rank that waits in
+// another operation, or whose connection has just broken, has not stalled. Stalled returns the request that fails the operation, which the
 // caller must Apply for the session, and log as any other. It changes nothing itself. Call it after
 // Tick, until ok is false.
 func (m *Machine) Stalled(now Time) (session uint64, req *wire.Request, ok bool) {
 	for d := m.stalls.pop(now); d != nil; d = m.stalls.pop(now) {
 		r := d.(*stallTimer).r
+		r.stall.looked = now
 		i := slices.IndexFunc(r.votes, func(b vote) bool { return b.waiting })
 		if i < 0 {
 			continue // the next vote that waits arms the timer
@@ -160,9 +170,9 @@ func (m *Machine) Stalled(now Time) (session uint64, req *wire.Request, ok bool)
 // stalledRanks returns the failure of r if ranks have stalled at now, and otherwise when to look again;
 // 0: when a rank has reported.
 func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time) {
-	stalled, others := missing{}, 0
+	g, stalled, others := r.ch.g, missing{}, 0
 	look := func(rank int) {
-		p := r.ch.g.members[rank].progress
+		p := g.members[rank].progress
 		if p == nil {
 			others++
 			return
@@ -170,19 +180,24 @@ func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time)
 		if next == 0 {
 			next = after(now, m.patience(r))
 		}
-		if at := after(max(p.at, r.began), max(m.patience(r), p.phase.Stall)); at > now {
+		at := after(max(p.at, r.began), max(m.patience(r), p.phase.Stall)+m.bounds.late)
+		switch {
+		case at > now:
 			next = min(next, at)
 			others++
-			return
+		case m.excused(g, rank):
+			others++
+		default:
+			stalled.add(rank)
 		}
-		stalled.add(rank)
 	}
 	for rank := range r.votes {
 		if r.lacks(rank) {
 			look(rank)
 		}
 	}
-	if stalled.count+others == 0 { // its root waits for readers
+	if stalled.count+others == 0 { // its root waits for readers, of which the slowest change
+		next = after(now, m.patience(r))
 		for _, rank := range r.missing(-1).ranks {
 			look(rank)
 		}
@@ -192,8 +207,7 @@ func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time)
 	}
 	v = &wire.Failure{Code: wire.CodeStalled, By: -1, Waited: now - r.began, Missing: stalled.ranks}
 	for _, rank := range stalled.ranks[:min(len(stalled.ranks), maxDoing)] {
-		p := r.ch.g.members[rank].progress
-		v.Doing = append(v.Doing, fmt.Sprintf("no progress for %v: %s", RoundTwoDigits(now-p.at), p))
+		v.Doing = append(v.Doing, m.stalledText(g, rank, r.seq, now))
 	}
 	if others > 0 {
 		v.Reason = fmt.Sprintf("%d more missing, not stalled", others)
@@ -202,6 +216,29 @@ func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time)
 		v.Reason = strings.TrimSuffix(fmt.Sprintf("%d ranks have stalled, of which the first %d are named: %s", stalled.count, len(stalled.ranks), v.Reason), ": ")
 	}
 	return v, 0
+}
+
+// excused reports whether a rank waits in an operation of a group, or its session may be resumed.
+func (m *Machine) excused(g *group, rank int) bool {
+	x := &g.members[rank]
+	s := m.sessions[x.session]
+	for _, w := range s.waiters {
+		r, ok := w.owner.(*record)
+		if ok && (r.ch.g == g && w.rank == rank || r.ch.g != g && x.session != Local && r.ch.g.members[w.rank].label == x.label) {
+			return true
+		}
+	}
+	return s.reconnect.timer.pos > 0
+}
+
+// stalledText describes the progress of a rank that has stalled, and what it does.
+func (m *Machine) stalledText(g *group, rank int, seq uint64, now Time) string {
+	p := g.members[rank].progress
+	text := fmt.Sprintf("no progress for %v: %s", RoundTwoDigits(now-p.at), p)
+	if p.changes > maxPhaseChanges {
+		text += fmt.Sprintf("; of more than %d changes of its phase without an operation, no more count", maxPhaseChanges)
+	}
+	return text
 }
 
 // stalled fails the operation in which a call waits, as Stalled has decided. Meanwhile nothing has

@@ -100,7 +100,7 @@ func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	}
 	s.noteCall(m, c.Verb, c.Seq)
 	if s.progress != nil {
-		s.progress.changes = 0
+		s.progress.at = m.now
 	}
 	ch.advance(m, c.Rank, c.Seq-1, reasonSkipped)
 	r := ch.records[c.Seq]
@@ -131,6 +131,9 @@ func (ch *channel) openRecord(m *Machine, c *wire.Contribution) *record {
 	r.call.Group, r.call.Run, r.call.Reason, r.call.Channel = "", "", "", ch.name
 	r.call.Verb, r.call.Type, r.call.Label = m.keep(c.Verb), m.keep(c.Type), m.keep(c.Label)
 	for rank, f := range ch.floor {
+		if p := ch.g.members[rank].progress; p != nil {
+			p.changes = 0
+		}
 		switch {
 		case ch.g.members[rank].gone != wire.CodeOK:
 		case f < c.Seq:

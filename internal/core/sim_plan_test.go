@@ -120,7 +120,7 @@ func (w *world) drawBounds() {
 	if w.chance(0.5) {
 		b.Inline = 1 + w.upTo(3)
 	}
-	b.Stall = time.Millisecond
+	b.Stall, b.Late = 5*time.Millisecond, time.Millisecond
 	w.bounds = w.m.SetBounds(b)
 }
 

@@ -89,7 +89,10 @@ func (w *world) recalls(op wire.Op) bool {
 
 // tick is the server's timer.
 func (w *world) tick() {
-	w.record(logged{kind: tick, at: w.clock(), logs: w.durable && !broke.forgetsTicks})
+	if w.m.Due(w.clock()) {
+		w.record(logged{kind: tick, at: w.clock(), logs: w.durable && !broke.forgetsTicks})
+	}
+	w.audit.now = w.clock()
 	for session, req, ok := w.m.Stalled(w.clock()); ok; session, req, ok = w.m.Stalled(w.clock()) {
 		w.control(session, *req)
 	}
