@@ -162,7 +162,7 @@ func (s *stuck) run() {
 // noteMissing keeps the ranks that the store names as missing, if err is a timeout.
 func (s *stuck) noteMissing(err error) bool {
 	re, ok := errors.AsType[*pgroup.RankError](err)
-	if !ok || !errors.Is(err, pgroup.ErrTimeout) {
+	if !ok || re.Code != wire.CodeTimeout { // a stall is of the group's operations
 		return false
 	}
 	s.missing, s.doing = re.Missing, re.Doing

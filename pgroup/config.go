@@ -139,7 +139,7 @@ func (c *Config) check() error {
 	case c.Timeout < 0:
 		return invalid("Config.Timeout is %v", c.Timeout)
 	case c.Stall != 0 && c.Stall < minStall:
-		return invalid("Config.Stall is %v: it is at least %v, as ranks report their progress once a second", c.Stall, minStall)
+		return invalid("Config.Stall (MUSTER_STALL) is %v: it is at least %v, as ranks report their progress once a second", c.Stall, minStall)
 	case c.Expiry < 0:
 		return invalid("Config.Expiry is %v", c.Expiry)
 	case c.LivenessTimeout < 0:

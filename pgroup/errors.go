@@ -15,7 +15,8 @@ import (
 
 // Errors that the errors of this package match with errors.Is.
 var (
-	// ErrTimeout: the deadline has passed. It matches context.DeadlineExceeded, too.
+	// ErrTimeout: the deadline has passed, and the error matches context.DeadlineExceeded, too; or it is
+	// ErrStalled, and does not.
 	ErrTimeout = store.ErrTimeout
 	// ErrCancelled: a rank cancelled the operation. It matches context.Canceled, too.
 	ErrCancelled = store.ErrCancelled

@@ -51,7 +51,7 @@ type membership struct {
 	channels     map[string]*Group
 	closedNames  hostmem.Closed
 	uses         map[string]int  // of each Sub, so that the same name and ranks make another group
-	reporting    bool            // the phases: report has begun
+	stopReports  func()          // nil until report
 	ctx          context.Context // what Context returns; nil until its first call
 	cancel       context.CancelCauseFunc
 	wg           sync.WaitGroup
@@ -151,8 +151,11 @@ func (s *membership) closeWithin(ctx context.Context) (err error) {
 	s.closeOnce.Do(func() {
 		s.lock.Lock()
 		s.closing.Store(true)
-		cancel := s.cancel
+		cancel, stopReports := s.cancel, s.stopReports
 		s.lock.Unlock()
+		if stopReports != nil {
+			stopReports()
+		}
 		start := trace.Now(s.cfg.sink)
 		s.leaveMemory()      // ranks that wait in it for this one go on at the store
 		s.leave(s.request()) // this ends the pending calls of this rank too

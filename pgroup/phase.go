@@ -11,18 +11,20 @@ import (
 )
 
 const (
-	// lookEvery is how often a rank looks at its phases, and the least time between two reports.
-	lookEvery = time.Second
-	// minStall is the least Config.Stall: two reports.
-	minStall = 2 * lookEvery
+	// lookEvery is how often a rank looks at its phases.
+	lookEvery = 250 * time.Millisecond
+	// minStall is the least Config.Stall: the time of two reports.
+	minStall = 2 * time.Second
 )
 
 // Phase is a part of this rank's work that others may have to wait for, such as loading or
-// compiling. It is safe for concurrent use.
+// compiling. It is safe for concurrent use. Of several that have not ended, the one that has begun or
+// made progress last counts.
 type Phase struct {
 	r     *reporter
 	phase wire.Phase // without Done
 	done  atomic.Int64
+	seen  int64 // done at the last look; protected by reporter.mu
 }
 
 // Phase begins a phase of this rank: viewers such as "muster who" show its name and progress, and
@@ -31,7 +33,8 @@ type Phase struct {
 // is the number of units of the work, or 0 if it is unknown.
 //
 // In a group with a Config.Stall, a rank that has begun a phase must go on to make progress, until the
-// group is closed: Done of more units, another phase, or the call that others wait for.
+// group is closed: Done of more units, a collective operation, or another phase; phases that begin and
+// end count 16 times in one operation that others wait in, so a loop needs one phase with a total.
 //
 // The phases of a group are those of its channels too, and of the groups that Sub, Split and Shrink
 // make of it. A goroutine for each, which the first phase starts and Close ends, reports them to the
@@ -72,7 +75,7 @@ type reporter struct {
 	mu   sync.Mutex
 	in   []*membership // in which it reports them, in a goroutine of each
 	last uint64        // ID of a phase
-	open []*Phase      // the current one is the last
+	open []*Phase      // the current one is the last: it has begun, or made progress, after the others
 }
 
 // enter makes r report in s, too.
@@ -93,14 +96,22 @@ func (r *reporter) leave(s *membership) {
 	r.in = slices.DeleteFunc(r.in, func(x *membership) bool { return x == s })
 }
 
-// current returns what is to be reported.
+// current returns what is to be reported. A phase that makes progress becomes the current one, unless
+// that does too: one in the background must not hide the work of another.
 func (r *reporter) current() wire.Phase {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.open) == 0 {
 		return wire.Phase{}
 	}
-	p := r.open[len(r.open)-1]
+	moved := len(r.open) - 1
+	for i, p := range r.open {
+		if done := p.done.Load(); done != p.seen {
+			p.seen, moved = done, i
+		}
+	}
+	p := r.open[moved]
+	r.open = append(slices.Delete(r.open, moved, moved+1), p)
 	now := p.phase
 	now.Done = max(p.done.Load(), 0)
 	return now
@@ -108,13 +119,13 @@ func (r *reporter) current() wire.Phase {
 
 // report begins to report the phases. A report that fails is made again.
 func (s *membership) report() {
-	ctx := s.groupContext()
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	if s.reporting || s.hasClosed() {
+	if s.stopReports != nil || s.hasClosed() {
 		return
 	}
-	s.reporting = true
+	ctx, stop := context.WithCancel(context.Background())
+	s.stopReports = stop
 	s.wg.Go(func() {
 		tick := time.NewTicker(lookEvery)
 		defer tick.Stop()
@@ -124,11 +135,11 @@ func (s *membership) report() {
 			if now := s.reports.current(); now != seen {
 				seen, progress = now, time.Now()
 			}
-			if seen != sent && time.Since(report) > wire.ReportInterval(s.size)-lookEvery/2 { // ticks are not exact
+			if seen != sent && time.Since(report) > wire.ReportInterval(s.size)-lookEvery/2 { // looks are not exact
 				report = time.Now()
 				news := seen
 				news.Ago = report.Sub(progress)
-				bounded, cancel := context.WithTimeout(ctx, lookEvery)
+				bounded, cancel := context.WithTimeout(ctx, time.Second)
 				if err := s.store.Progress(bounded, s.request(), news); err == nil {
 					sent = seen
 				}

@@ -51,7 +51,7 @@ func testStall(t *testing.T, meets func(context.Context, *testing.T, *pgroup.Gro
 				p.End()
 				q := world.Phase("compiling", 0)
 				defer q.End()
-				time.Sleep(30*time.Second + 500*time.Millisecond) // between two reports
+				time.Sleep(30*time.Second + 600*time.Millisecond) // between two looks
 				q.Done(12)
 				time.Sleep(10 * time.Minute) // it hangs, and its goroutines do not
 				rankError(t, g, g.Barrier(ctx), pgroup.ErrStalled)
@@ -59,7 +59,7 @@ func testStall(t *testing.T, meets func(context.Context, *testing.T, *pgroup.Gro
 			}
 			ok(t, g, "barrier", g.Barrier(ctx))
 			err := g.Barrier(ctx)
-			v := rankError(t, g, err, pgroup.ErrStalled, "barrier #2", "stalled after 91.00s: rank 2: no progress for 1m0s: compiling, 12")
+			v := rankError(t, g, err, pgroup.ErrStalled, "barrier #2", "stalled after 91.25s: rank 2: no progress for 1m0s: compiling, 12")
 			equal(t, g, "missing", v.Missing, []int{2})
 			assert.ErrorIs(t, err, pgroup.ErrTimeout)
 		})
@@ -98,7 +98,7 @@ func TestReports(t *testing.T) {
 		reports()
 		time.Sleep(time.Second)
 		name := strings.Repeat("ü", 62) + "…"
-		reports(wire.Phase{ID: 2, Name: name, Done: 999})
+		reports(wire.Phase{ID: 2, Name: name, Done: 999, Ago: 750 * time.Millisecond})
 		time.Sleep(time.Minute)
 		reports()
 		fails.Store(true)
@@ -121,5 +121,25 @@ func TestReports(t *testing.T) {
 		g.Phase("after the end", 0).End()
 		time.Sleep(time.Second)
 		reports()
+	})
+}
+
+// TestPhasesAtOnce checks that a phase in the background, which makes no progress, does not hide that of
+// another.
+func TestPhasesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		patient := place(inMemory).with(func(c *pgroup.Config) { c.Stall = 2 * time.Second })
+		ranks(t, 2, patient, func(t *testing.T, g *pgroup.Group) {
+			if g.Rank() == 1 {
+				p := g.Phase("training", 0)
+				defer p.End()
+				defer g.Phase("uploading", 0).End()
+				for n := range int64(10) {
+					time.Sleep(1900 * time.Millisecond)
+					p.Done(n + 1)
+				}
+			}
+			ok(t, g, "barrier", g.Barrier(t.Context()))
+		})
 	})
 }

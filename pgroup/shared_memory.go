@@ -275,7 +275,7 @@ func (cl *call) addProgress(re *RankError) {
 	v := *re.Failure // which others may have
 	v.Doing = slices.Clone(v.Doing)
 	for i := range min(len(v.Doing), len(v.Missing)) {
-		if n := m.Passed(v.Missing[i]); n > 0 {
+		if n := m.Passed(v.Missing[i]); n > 0 && n < re.Seq {
 			v.Doing[i] += fmt.Sprintf("; it has passed #%d in shared memory", n)
 		}
 	}

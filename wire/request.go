@@ -102,7 +102,7 @@ func (f *Phase) String() string {
 	case f.ID == 0:
 		return "its last phase has ended"
 	case f.Total > 0:
-		return fmt.Sprintf("%s, %d of %d (%.0f%%)", name, f.Done, f.Total, math.Floor(100*float64(f.Done)/float64(f.Total)))
+		return fmt.Sprintf("%s, %d of %d (%.0f%%)", name, f.Done, f.Total, min(math.Floor(100*float64(f.Done)/float64(f.Total)), 100))
 	case f.Done > 0:
 		return fmt.Sprintf("%s, %d done", name, f.Done)
 	}

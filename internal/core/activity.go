@@ -61,18 +61,10 @@ func (m *Machine) doingOf(g *group, seq uint64, rank int) string {
 	case wire.CodeLeft:
 		return "left"
 	}
-	elsewhere := ""
-	for _, w := range m.sessions[s.session].inOrder() {
-		of, what := w.owner.doing(w)
-		switch {
-		case of == nil || what == "":
-		case of == g && w.rank == rank:
-			return fmt.Sprintf("in %s for %s", what, m.since(w.since))
-		case of != g && of.members[w.rank].label == s.label && s.session != Local:
-			elsewhere = fmt.Sprintf("in %s of group %q for %s", what, of.key.name, m.since(w.since))
-		}
+	what, here := m.waitOf(g, rank)
+	if here {
+		return what
 	}
-	what := elsewhere
 	switch {
 	case what != "":
 	case s.verb == "":
@@ -84,6 +76,23 @@ func (m *Machine) doingOf(g *group, seq uint64, rank int) string {
 		what += "; its phase is " + p.phase.Name
 	}
 	return what
+}
+
+// waitOf describes the call that a rank waits in, here in g, or in another group of the same process;
+// "" is none.
+func (m *Machine) waitOf(g *group, rank int) (what string, here bool) {
+	s := &g.members[rank]
+	for _, w := range m.sessions[s.session].inOrder() {
+		of, doing := w.owner.doing(w)
+		switch {
+		case of == nil || doing == "":
+		case of == g && w.rank == rank:
+			return fmt.Sprintf("in %s for %s", doing, m.since(w.since)), true
+		case of != g && of.members[w.rank].label == s.label && s.session != Local:
+			what = fmt.Sprintf("in %s of group %q for %s", doing, of.key.name, m.since(w.since))
+		}
+	}
+	return what, false
 }
 
 // sharedCause returns the reasons for which several of ranks lost their connections at the same

@@ -207,7 +207,7 @@ func (m *Machine) stalledRanks(r *record, now Time) (v *wire.Failure, next Time)
 	}
 	v = &wire.Failure{Code: wire.CodeStalled, By: -1, Waited: now - r.began, Missing: stalled.ranks}
 	for _, rank := range stalled.ranks[:min(len(stalled.ranks), maxDoing)] {
-		v.Doing = append(v.Doing, m.stalledText(g, rank, r.seq, now))
+		v.Doing = append(v.Doing, m.stalledText(g, rank, now))
 	}
 	if others > 0 {
 		v.Reason = fmt.Sprintf("%d more missing, not stalled", others)
@@ -232,11 +232,14 @@ func (m *Machine) excused(g *group, rank int) bool {
 }
 
 // stalledText describes the progress of a rank that has stalled, and what it does.
-func (m *Machine) stalledText(g *group, rank int, seq uint64, now Time) string {
+func (m *Machine) stalledText(g *group, rank int, now Time) string {
 	p := g.members[rank].progress
 	text := fmt.Sprintf("no progress for %v: %s", RoundTwoDigits(now-p.at), p)
 	if p.changes > maxPhaseChanges {
 		text += fmt.Sprintf("; of more than %d changes of its phase without an operation, no more count", maxPhaseChanges)
+	}
+	if what, _ := m.waitOf(g, rank); what != "" { // for a message
+		text += "; " + what
 	}
 	return text
 }

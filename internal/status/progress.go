@@ -121,7 +121,7 @@ func phasesOf(ranks []Rank) *Phases {
 			continue
 		}
 		v.Ranks++
-		if done := float64(p.Done) / float64(p.Total); p.Total > 0 && (v.Least < 0 || done < v.Least) {
+		if done := min(float64(p.Done)/float64(p.Total), 1); p.Total > 0 && (v.Least < 0 || done < v.Least) {
 			v.Least = done
 		}
 		if !p.waits {

@@ -70,6 +70,7 @@ func (p *peer) keepAlive(lease uint64) {
 			return
 		}
 		if err := p.doLease(p.life, wire.OpKeepAlive, lease); errors.Is(err, store.ErrNotFound) {
+			p.fail(fmt.Errorf("the store was away for too long: the keys of this connection have ended: %w", err))
 			return
 		}
 	}
