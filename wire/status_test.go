@@ -157,7 +157,7 @@ func TestPhaseText(t *testing.T) {
 		"unnamed, 0 of 3 (0%)":     {ID: 1, Total: 3},
 		"load, 2 of 3 (66%)":       {ID: 1, Name: "load", Done: 2, Total: 3},
 		"load, 999 of 1000 (99%)":  {ID: 1, Name: "load", Done: 999, Total: 1000},
-		"load, 9000000000000 of 1 (900000000000000%)": {ID: 1, Name: "load", Done: 9e12, Total: 1},
+		"load, 9000000000000 of 1 (100%)": {ID: 1, Name: "load", Done: 9e12, Total: 1},
 	} {
 		require.Equal(t, want, f.String())
 	}

@@ -54,7 +54,7 @@ func TestStallOfALargeGroup(t *testing.T) {
 	report.Phase = wire.Phase{ID: 1, Name: "loading"}
 	c.does(c.sessions[1], report)
 	at := c.waits(c.sessions[0], c.voting(0, wire.Contribution{Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing, Stall: time.Second}, ""))
-	c.pass(20*time.Second - 1)
+	c.pass(20*time.Second + 500*time.Millisecond - 1)
 	if rep := c.answers[at]; rep != nil {
 		t.Fatalf("after %v: %s", c.now, say{rep})
 	}

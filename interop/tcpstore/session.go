@@ -39,27 +39,22 @@ func (p *Protocol) inSession(sent string) bool {
 	return slices.ContainsFunc(p.Sessions, func(prefix string) bool { return strings.HasPrefix(sent, prefix) })
 }
 
-// setInSession sets a key under the lease of the connection. It replaces a lease that has ended,
-// which happens if the store has lost the session of the relay.
+// setInSession sets a key under the lease of the connection.
 func (p *peer) setInSession(ctx context.Context, req wire.Request) error {
-	for p.lease != 0 {
-		req.Lease = p.lease
-		if err := p.change(ctx, req); !errors.Is(err, store.ErrNotFound) {
+	if p.lease == 0 {
+		if err := p.question.do(ctx, p.Store, wire.Request{Op: wire.OpGrant, TTL: sessionGrace}); err != nil {
 			return err
 		}
-		p.lease = 0
+		p.lease = uint64(p.question.rep.N)
+		lease := p.lease // the goroutine must not read the field
+		p.running.Go(func() { p.keepAlive(lease) })
 	}
-	if err := p.question.do(ctx, p.Store, wire.Request{Op: wire.OpGrant, TTL: sessionGrace}); err != nil {
-		return err
-	}
-	p.lease = uint64(p.question.rep.N)
-	lease := p.lease // the goroutine must not read the field
-	p.running.Go(func() { p.keepAlive(lease) })
-	req.Lease = lease
+	req.Lease = p.lease
 	return p.change(ctx, req)
 }
 
-// keepAlive keeps a lease alive until the connection, or the lease, has ended.
+// keepAlive keeps a lease alive until the connection has ended. If the lease has, which happens if a
+// relay is cut off from the store, it ends the connection: the client has to learn that its keys are gone.
 func (p *peer) keepAlive(lease uint64) {
 	tick := time.NewTicker(sessionGrace / 3)
 	defer tick.Stop()
