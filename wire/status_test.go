@@ -151,12 +151,12 @@ func TestGoldenStatus(t *testing.T) {
 
 func TestPhaseText(t *testing.T) {
 	for want, f := range map[string]wire.Phase{
-		"its last phase has ended": {Name: "load"},
-		"load":                     {ID: 1, Name: "load"},
-		"load, 12 done":            {ID: 1, Name: "load", Done: 12},
-		"unnamed, 0 of 3 (0%)":     {ID: 1, Total: 3},
-		"load, 2 of 3 (66%)":       {ID: 1, Name: "load", Done: 2, Total: 3},
-		"load, 999 of 1000 (99%)":  {ID: 1, Name: "load", Done: 999, Total: 1000},
+		"its last phase has ended":        {Name: "load"},
+		"load":                            {ID: 1, Name: "load"},
+		"load, 12 done":                   {ID: 1, Name: "load", Done: 12},
+		"unnamed, 0 of 3 (0%)":            {ID: 1, Total: 3},
+		"load, 2 of 3 (66%)":              {ID: 1, Name: "load", Done: 2, Total: 3},
+		"load, 999 of 1000 (99%)":         {ID: 1, Name: "load", Done: 999, Total: 1000},
 		"load, 9000000000000 of 1 (100%)": {ID: 1, Name: "load", Done: 9e12, Total: 1},
 	} {
 		require.Equal(t, want, f.String())
