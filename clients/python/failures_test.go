@@ -70,35 +70,6 @@ func TestAStallNamesTheRanksInBoth(t *testing.T) {
 	sameWords(t, errs[0], 0, errs[1], 1)
 }
 
-func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
-	m := create(t, 4, testcluster.Serve(t, new(store.Server)), nil, pgroup.Config{})
-	barrier := func(inGo, inPython []int) []error {
-		return m.outcomes(func(r int) error {
-			if r != inGo[0] {
-				return nil
-			}
-			return m.gs[r].Barrier(bounded(t))
-		}, func(r int, p *rank) error {
-			if r != inPython[0] {
-				return nil
-			}
-			_, err := p.do("group", "barrier", kw{"timeout": 0.3})
-			return err
-		})
-	}
-	errs := barrier([]int{0}, []int{1}) // neither 2, of Go, nor 3, of Python
-	require.ErrorIs(t, errs[0], pgroup.ErrTimeout)
-	re, ok := errors.AsType[*pgroup.RankError](errs[0])
-	require.True(t, ok)
-	require.Equal(t, []int{2, 3}, re.Missing)
-	f := outcome(t, errs[1], "RankError")
-	require.True(t, f.is("Timeout") && f.is("TimeoutError"))
-	require.Equal(t, []int{2, 3}, f.Missing)
-	require.Greater(t, f.Waited, 0.0)
-	sameWords(t, errs[0], 0, errs[1], 1)
-	require.Regexp(t, `^pgroup: barrier #1 of group "world" on rank 1 of 4: timed out after [0-9.]+s: missing ranks 2 and 3; 2: no call since it joined .* ago; 3: `, f.Text)
-}
-
 // TestPythonThatComputesWithItsLock checks that a process that cannot answer, because a thread holds
 // the interpreter's lock, is not lost while it uses CPU time, and that it is once it is stopped. In the soak it
 // holds the lock for two minutes and more.

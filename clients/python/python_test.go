@@ -4,8 +4,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -39,26 +37,6 @@ func block(t *testing.T, file, after string) string {
 	return code
 }
 
-// TestReadmeServer runs the lines about a server of the program.
-func TestReadmeServer(t *testing.T) {
-	const with = "with muster_pg.Server()"
-	script(t, []string{"MUSTER_BINARY=" + testcluster.Command(t)}, "-c", "import muster_pg\n"+with+block(t, "README.md", "```python\n"+with))
-}
-
-// TestReadme runs the examples of the README on a store of this test.
-func TestReadme(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	require.Contains(t, string(readme), "127.0.0.1:7070")
-	file := filepath.Join(t.TempDir(), "README.md")
-	text := strings.ReplaceAll(string(readme), "127.0.0.1:7070", testcluster.Serve(t, new(store.Server)))
-	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-	out := script(t, nil, "-m", "doctest", "-v", file)
-	m := regexp.MustCompile(`(\d+) passed`).FindStringSubmatch(out)
-	require.NotNil(t, m, out)
-	require.Greater(t, len(regexp.MustCompile(`(?m)^ok$`).FindAllString(out, -1)), 30, out)
-}
-
 // TestGuide runs the program of docs/guides/python.md as rank 1 of a group whose rank 0 is in Go.
 func TestGuide(t *testing.T) {
 	program := block(t, "../../docs/guides/python.md", "```python\n")
@@ -77,40 +55,8 @@ func TestGuide(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 }
 
-// TestWhatCanBeSent checks each row of the table in docs/guides/python.md.
-func TestWhatCanBeSent(t *testing.T) {
-	check := func(library string) []string {
-		return []string{"-c", `
-import array, collections, functools, http, re, sys
-from datetime import datetime, timedelta, timezone
-from decimal import Decimal
-import msgpack, numpy as np, muster_pg
-from muster_pg import _objects
-if sys.argv[1] == "torch":
-    import torch
-rows = re.findall("^[|] [^|]+ [|] (.+) [|] (.+) [|]$", open("../../docs/guides/python.md").read().partition("can be sent")[2], re.M)[1:]
-for examples, result in rows:
-    if (sys.argv[1] == "torch") != ("torch" in examples):
-        continue
-    for example in re.findall("` + "`" + `(.+?)` + "`" + `", examples):
-        v = eval(example)
-        try:
-            got = _objects.unpacker(v)(_objects.pack(v))
-        except muster_pg.Invalid as e:
-            assert result == "refused", (example, e)
-        else:
-            want = eval(result.strip("` + "`" + `"))
-            if isinstance(want, muster_pg.Array):
-                got = _objects.unpack(_objects.pack(v))
-            assert repr(got) == repr(want) and got.__class__ is want.__class__, (example, got, want)
-            if isinstance(want, np.ndarray):
-                assert got.dtype == want.dtype, got.dtype
-        print(example)
-`, library}
-	}
-	t.Run("numpy", func(t *testing.T) { require.Greater(t, strings.Count(script(t, nil, check("numpy")...), "\n"), 20) })
-	t.Run("torch", func(t *testing.T) { require.Equal(t, 4, strings.Count(torchScript(t, check("torch")...), "\n")) })
-}
+// TestWhatCanBeSent checks the table of docs/guides/python.md with PyTorch; TestPython does so without.
+func TestWhatCanBeSent(t *testing.T) { torchScript(t, "tests/test_docs.py", "Sent") }
 
 // TestReadmeAuthentication runs the lines about secrets and TLS, each on a store that requires
 // them, in the directory of the files.
@@ -135,26 +81,6 @@ func TestReadmeAuthentication(t *testing.T) {
 	require.Contains(t, out, `<muster_pg.Group "world" rank 0 of 1>`)
 }
 
-// TestEveryVerbIsExplained checks that every public function and method has a docstring, and is in
-// an example of the README.
-func TestEveryVerbIsExplained(t *testing.T) {
-	out := script(t, nil, "-c", `
-import inspect, re, muster_pg
-readme = "".join(re.findall("^(?:>>>|\\.\\.\\.|muster_pg\\.)(.*)$", open("README.md").read(), re.M))
-for name in muster_pg.__all__:
-    assert inspect.getdoc(getattr(muster_pg, name)), f"{name} has no docstring"
-for kind in (muster_pg.Store, muster_pg.Group, muster_pg.Lease):
-    for name, verb in vars(kind).items():
-        if name.startswith("_"):
-            continue
-        assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name} has no docstring"
-        if not isinstance(verb, property):
-            assert re.search(rf"\.{name}\(", readme), f"{kind.__name__}.{name} is in no example"
-            print(name)
-`)
-	require.Greater(t, strings.Count(out, "\n"), 30, out)
-}
-
 // TestTypes lets mypy check the package and its tests, in strict mode.
 func TestTypes(t *testing.T) {
 	testcluster.SoakOnly(t, ".ci/run has it: mypy takes half a minute")
@@ -166,17 +92,4 @@ func TestTypes(t *testing.T) {
 		out := script(t, nil, append([]string{"-m", "mypy", "--cache-dir", t.TempDir()}, what...)...)
 		require.Contains(t, out, "Success")
 	}
-}
-
-// TestSyntax checks that Python 3.9 can parse every file.
-func TestSyntax(t *testing.T) {
-	script(t, nil, "-c", `
-import ast, pathlib
-files = list(pathlib.Path(".").rglob("*.py"))
-assert len(files) > 10, files
-for f in files:
-    ast.parse(f.read_text(), str(f), feature_version=(3, 9))
-    lines = f.read_text().count("\n")
-    assert lines <= 500, f"{f} has {lines} lines, more than 500: split it by what it does"
-`)
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -115,32 +114,4 @@ func withoutIdentity(f *timeline.File) (all []string) {
 	}
 	slices.Sort(all)
 	return all
-}
-
-// TestTraceOfSurvivors checks that a group that shrinks continues in the same file, with a new
-// number for its generation.
-func TestTraceOfSurvivors(t *testing.T) {
-	dir := t.TempDir()
-	m := create(t, 3, testcluster.Serve(t, new(store.Server)), kw{"trace_dir": dir}, pgroup.Config{TraceDir: dir})
-	require.NoError(t, m.gs[0].Close())
-	_, err := pgroup.AllGather(bounded(t), m.gs[2], 1)
-	require.ErrorIs(t, err, pgroup.ErrLeft)
-	_ = m.ps[1].fails("Left", "group", "all_gather", 1)
-	m.gs, m.ps = m.gs[1:], m.ps[1:]
-	var rest *pgroup.Group
-	m.each(func(r int) (err error) {
-		rest, err = m.gs[r].Shrink(bounded(t))
-		return errors.Join(err, m.gs[r].Close())
-	}, func(_ int, p *rank) error { _, err := p.do("new", "shrink"); return err })
-	m.each(func(int) error { return rest.Shutdown(bounded(t)) }, func(_ int, p *rank) error { _, err := p.do("group", "shutdown"); return err })
-	files, err := timeline.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, files, 3)
-	python, inGo := firstOf(files[1], "pgroup.shrink"), firstOf(files[2], "pgroup.shrink")
-	require.Equal(t, []any{0, 2, 1, 2}, []any{python.Rank, python.Size, inGo.Rank, inGo.Size})
-	require.Equal(t, inGo.ID, python.ID)
-	require.NotEqual(t, firstOf(files[1], "pgroup.create").ID, python.ID)
-	require.Equal(t, 0, firstOf(files[1], "pgroup.allgather").Last, "who left")
-	require.NotZero(t, python.ID)
-	require.False(t, files[1].Truncated)
 }

@@ -268,6 +268,26 @@ class Groups(Case):
         [text] = self.files()
         self.assertEqual([(e["name"], e["args"].get("last", -1)) for e in events(text)[1:-1]], [("recv", -1), ("send", -1), ("broadcast", 0), ("broadcast", 0)])
 
+    def test_survivors(self) -> None:
+        """Continue in the same file, with a new number for the generation."""
+        left = threading.Event()
+
+        def body(g: muster_pg.Group) -> None:
+            if g.rank == 0:
+                return left.set()  # it closes
+            left.wait(20)
+            self.fails(muster_pg.Left, "left", g.all_gather, 1)
+            with g.shrink() as rest:
+                rest.shutdown()
+
+        self.ranks(3, body, trace_dir=self.dir.name)
+        _, *survivors = ([e for e in events(text) if e["name"] in ("create", "all_gather", "allgather", "shrink")] for text in self.files())
+        for old, (create, gather, shrink) in enumerate(survivors, 1):
+            self.assertEqual([e["args"][what] for e in (gather, shrink) for what in ("rank", "size")], [old, 3, old - 1, 2])
+            self.assertEqual((create["args"]["rank"], gather["args"]["last"]), (old, 0), "who left")
+            self.assertNotEqual(create["args"]["id"], shrink["args"]["id"])
+        self.assertEqual(survivors[0][2]["args"]["id"], survivors[1][2]["args"]["id"])
+
     def test_groups_of_one_store_have_a_file_each(self) -> None:
         with muster_pg.Store.connect(ADDRESS) as store:
             for name in "ab":
