@@ -96,33 +96,17 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 // Open opens tcp://host:port of torch 2.2 or later. The parameter join=true counts this process among
 // those that the host waits for: see Options.Join. Open is a store.Opener.
 func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
-	o, err := optionsOf(u)
-	if err != nil {
-		return nil, &store.Error{Op: "open", Key: u.Redacted(), Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: err.Error()}
+	o, wrong := &Options{Join: u.RawQuery == "join=true"}, ""
+	switch {
+	case u.User != nil || u.Fragment != "":
+		wrong = "it has neither users nor a #fragment"
+	case u.RawQuery != "" && u.RawQuery != "join=false" && !o.Join:
+		wrong = "?" + u.RawQuery + ": the only parameter is join=true"
+	}
+	if wrong != "" {
+		return nil, &store.Error{Op: "open", Key: u.Redacted(), Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: wrong}
 	}
 	return Dial(ctx, u.Host, o)
-}
-
-func optionsOf(u *url.URL) (*Options, error) {
-	o := new(Options)
-	values, err := url.ParseQuery(u.RawQuery)
-	switch {
-	case err != nil:
-		return nil, err
-	case u.User != nil || u.Fragment != "":
-		return nil, errors.New("it has neither users nor a #fragment")
-	}
-	for name, v := range values {
-		switch {
-		case len(v) > 1:
-			return nil, fmt.Errorf("the parameter %s is repeated", name)
-		case name == "join" && (v[0] == "true" || v[0] == "false"):
-			o.Join = v[0] == "true"
-		default:
-			return nil, fmt.Errorf("%s=%s: the only parameter is join=true", name, v[0])
-		}
-	}
-	return o, nil
 }
 
 // Do implements store.Engine.
