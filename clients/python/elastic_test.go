@@ -284,25 +284,27 @@ type couple struct {
 	py *rank
 }
 
-// goWorker returns the Config of a worker in Go.
-func goWorker(id string) membership.Config {
-	return membership.Config{Job: "train", ID: id, Min: 2, Max: 3}
-}
-
-// newCouple joins both at addr, with these arguments of Python too.
-func newCouple(t *testing.T, addr string, options kw) *couple {
+// newCouple joins both. One that does not read the settings of the other would be refused.
+func newCouple(t *testing.T) *couple {
+	addr := testcluster.Serve(t, new(store.Server))
 	c := &couple{t: t, py: start(t)}
-	m, err := membership.Join(bounded(t), testcluster.Dial(t, addr, nil), goWorker("go"))
+	m, err := membership.Join(bounded(t), testcluster.Dial(t, addr, nil), membership.Config{Job: "train", ID: "go", Min: 2, Max: 3, Settings: settings})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	c.m = m
 	c.py.must("new", "connect", addr, kw{"timeout": 30})
-	more := kw{"least": 2, "most": 3}
-	maps.Copy(more, options)
-	c.py.must("new", "member", "py", more)
+	c.join("py", 10)
 	c.next(1, "go", "py")
 	c.py.must("new", "next")
 	return c
+}
+
+// settings are those of both workers.
+const settings = "--batch 32"
+
+// join joins the worker in Python, with a lease of so many seconds.
+func (c *couple) join(id string, ttl int) {
+	c.py.must("new", "member", id, kw{"least": 2, "most": 3, "settings": settings, "ttl": ttl})
 }
 
 // next takes the next view of the worker in Go, which has these workers.
@@ -365,29 +367,16 @@ func TestElasticAcrossLanguages(t *testing.T) {
 			require.NoError(t, membership.Remove(bounded(t), c.v.Store, "train", "py"))
 			require.Equal(t, []int{1}, c.over().Lost)
 			_ = c.py.fails("Evicted", "new", "next")
-			c.py.must("new", "member", "py", kw{"least": 2, "most": 3})
+			c.join("py", 10)
 			c.next(2, "go", "py")
 			c.py.must("new", "next")
 			require.NoError(t, membership.Remove(bounded(t), c.v.Store, "train", "go"))
 			require.Contains(t, fmt.Sprint(c.py.must("new", "over")), `view 2 of job "train" ended on rank 1 of 2, worker "py": lost rank 0, worker "go"`)
 		},
-		"settings": func(t *testing.T, c *couple) {
-			other := goWorker("x")
-			other.Settings = "--batch 32"
-			same := func() {
-				_, err := membership.Join(bounded(t), c.v.Store, other)
-				require.ErrorIs(t, err, membership.ErrMismatch)
-				f := c.py.fails("Mismatch", "new", "member", "x", kw{"least": 2, "most": 3, "settings": "--batch 32"})
-				require.Equal(t, err.Error(), f.Text)
-			}
-			same()
-			require.NoError(t, c.m.Leave(bounded(t))) // then Python's is the first
-			same()
-		},
 		"a lock that is held": func(t *testing.T, c *couple) {
 			c.py.must("member", "leave")
 			require.Equal(t, []int{1}, c.over().Left)
-			c.py.must("new", "member", "held", kw{"least": 2, "most": 3, "ttl": 1})
+			c.join("held", 1)
 			c.next(2, "go", "held")
 			c.py.must("new", "next")
 			c.py.must("new", "hold", 4000)
@@ -396,51 +385,6 @@ func TestElasticAcrossLanguages(t *testing.T) {
 		},
 	}
 	testcluster.AtOnce(t, maps.All(tests), func(t *testing.T, f func(*testing.T, *couple)) {
-		f(t, newCouple(t, testcluster.Serve(t, new(store.Server)), nil))
+		f(t, newCouple(t))
 	})
-}
-
-// restartable serves a durable store behind a proxy, and returns what restarts it, after a call of between.
-func restartable(t *testing.T) (front *testcluster.Proxy, restart func(between func())) {
-	t.Helper()
-	dir := t.TempDir()
-	var stop func()
-	serve := func() string {
-		l := testcluster.Listen(t)
-		stop = testcluster.ServeAt(t, &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: time.Minute}}, l)
-		return l.Addr().String()
-	}
-	front = testcluster.NewProxy(t, serve())
-	return front, func(between func()) {
-		stop()
-		between()
-		front.Target(serve())
-	}
-}
-
-// TestElasticJobWhoseStoreRestarts checks that a restart of a durable store ends no view, and that a worker
-// whose store is gone for good is evicted.
-func TestElasticJobWhoseStoreRestarts(t *testing.T) {
-	t.Parallel()
-	front, restart := restartable(t)
-	c := newCouple(t, front.Addr(), kw{"ttl": 60})
-	restart(func() {})
-	third, err := membership.Join(bounded(t), testcluster.Dial(t, front.Addr(), nil), goWorker("third"))
-	require.NoError(t, err)
-	defer func() { _ = third.Close() }()
-	c.next(2, "go", "py", "third")
-	why, _ := json.Marshal(c.py.must("new", "over"))
-	require.Contains(t, string(why), `joined by worker \"third\"`)
-	c.py.must("new", "next")
-	require.NoError(t, c.m.Leave(bounded(t)))
-	require.NoError(t, third.Leave(bounded(t)))
-	c.py.must("member", "leave")
-
-	at := testcluster.NewProxy(t, testcluster.Serve(t, new(store.Server)))
-	gone := newCouple(t, at.Addr(), kw{"ttl": 2})
-	at.Refuse(true)
-	at.Cut(testcluster.RST)
-	_ = gone.py.fails("Evicted", "new", "next")
-	require.NotEmpty(t, gone.py.must("new", "over"))
-	gone.py.must("member", "close")
 }

@@ -53,6 +53,24 @@ func torchFaults(t *testing.T, seed, processes int, faults ...string) string {
 	return out
 }
 
+// restartable serves a durable store behind a proxy, and returns what restarts it, after a call of between.
+func restartable(t *testing.T) (front *testcluster.Proxy, restart func(between func())) {
+	t.Helper()
+	dir := t.TempDir()
+	var stop func()
+	serve := func() string {
+		l := testcluster.Listen(t)
+		stop = testcluster.ServeAt(t, &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: time.Minute}}, l)
+		return l.Addr().String()
+	}
+	front = testcluster.NewProxy(t, serve())
+	return front, func(between func()) {
+		stop()
+		between()
+		front.Target(serve())
+	}
+}
+
 // TestTorchElasticWhoseStoreRestarts restarts the durable store of a training: it goes on in the same view.
 // While the store is away for longer than the leases, all workers are evicted; then they join again, with the
 // state that they have.
