@@ -1,17 +1,15 @@
 package main_test
 
 import (
-	"bytes"
-	"io"
-	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
-
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -32,44 +30,17 @@ func TestHintsForAStoreInEtcd(t *testing.T) {
 	}
 }
 
-// TestChangeWithoutAnAnswer checks that an error says so if the change may have been made.
+// TestChangeWithoutAnAnswer checks that an error says so if the change may have been made: the answer is
+// under way when the connection ends.
 func TestChangeWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
-	at, cut := cutter(t, strings.TrimPrefix(url, "muster://"), []byte("the key"))
-	add := start(t, "add", "the key", "--timeout", "2s", "--store", "muster://"+at)
-	<-cut
-	add.wait(t).wants(t, 5, "", "it is not known whether the change was made")
-}
-
-// cutter forwards one connection to a store until the client has sent what. Then it closes the
-// connection and accepts no other.
-func cutter(t *testing.T, store string, what []byte) (addr string, cut <-chan struct{}) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	proxy := testcluster.NewProxy(t, strings.TrimPrefix(url, "muster://"))
+	proxy.Down.Delay(3 * time.Second)
+	add := start(t, "add", "n", "--store", "muster://"+proxy.Addr())
+	_, err := dial(t, url).Wait(t.Context(), "n")
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer l.Close()
-		in, err := l.Accept()
-		if err != nil {
-			return
-		}
-		defer in.Close()
-		out, err := net.Dial("tcp", store)
-		if err != nil {
-			return
-		}
-		defer out.Close()
-		go func() { _, _ = io.Copy(in, out) }()
-		for buf := make([]byte, 64<<10); ; {
-			n, err := in.Read(buf)
-			if err != nil || bytes.Contains(buf[:n], what) {
-				return
-			}
-			_, _ = out.Write(buf[:n])
-		}
-	}()
-	return l.Addr().String(), done
+	proxy.Refuse(true)
+	proxy.Cut(testcluster.RST)
+	add.wait(t).wants(t, 5, "", "it is not known whether the change was made")
 }
