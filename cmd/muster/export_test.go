@@ -16,10 +16,13 @@ var (
 	Access  = access
 
 	PrintPhases = printPhases
+	PrintJSON   = printJSON
 )
 
-// PrintWho prints a view as "muster who" does.
-func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{report: report{Writer: w}}).print(v) }
+// PrintWho prints a view as "muster who" does, with --ranks or without.
+func PrintWho(w io.Writer, v *status.View, ranks bool) {
+	(&whoPrinter{report: report{Writer: w}, ranks: ranks}).print(v)
+}
 
 // WriteOutput writes text to a new file at path, and optionally commits it.
 func WriteOutput(path, text string, force, commit bool) error {

@@ -67,53 +67,35 @@ func dial(t *testing.T, url string) *store.Store {
 
 func TestWhoSaysThatTheDiskStalls(t *testing.T) {
 	var out bytes.Buffer
-	muster.PrintWho(&out, &status.View{Server: &status.Server{Durable: true, DiskStalled: 12}})
+	muster.PrintWho(&out, &status.View{Server: &status.Server{Durable: true, DiskStalled: 12}}, false)
 	assert.Contains(t, out.String(), "the disk stalls: a write of the log takes 12 s so far, and no change is acknowledged meanwhile")
 }
 
-// TestWhoShowsNamesAsText checks that the names of ranks and verbs cannot control the terminal.
+// TestWhoShowsNamesAsText checks that the names of groups, ranks, verbs and keys cannot control the terminal,
+// as text and as JSON.
 func TestWhoShowsNamesAsText(t *testing.T) {
 	t.Parallel()
 	const evil = "\x1b]0;a title\a\x1b[2J\u009b31m\u202e\U000e0001"
-	_, url := serve(t)
-	s := dial(t, url)
-	gens := make(chan uint64, 2)
-	for rank := range 2 {
-		go func() {
-			membership, err := s.Join(t.Context(), wire.Contribution{Group: evil, Rank: rank, Size: 2, Label: evil}, nil)
-			assert.NoError(t, err)
-			gens <- membership.Generation
-		}()
+	clash := wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: evil, Clash: []wire.Contribution{{Verb: evil, Label: evil, Type: evil}}}
+	g := store.GroupStatus{Name: evil, Run: evil, Generation: 1, Size: 2, Ended: -1, Open: 1, Notes: []string{evil}}
+	g.Ranks = []store.RankStatus{{Rank: 0, Label: evil, Session: 1, Verb: evil}, {Rank: 1, Label: evil, Session: 2, Verb: evil}}
+	g.Records = []store.RecordStatus{{Verb: evil, Channel: evil, Root: -1, Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 1, Last: 1}}}}}
+	g.Failures = []store.FailureStatus{{Verb: evil, Channel: evil, Failure: clash}}
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}, Keys: []store.KeyStatus{{Key: evil, By: []string{evil}}}}, status.Options{})
+	v.Elastic = []status.ElasticJob{{Name: evil, Newest: []status.ElasticChange{{What: evil}}}}
+	v.Blame[0].Stacks = evil
+	var text, asJSON strings.Builder
+	muster.PrintWho(&text, v, true)
+	require.NoError(t, muster.PrintJSON(&asJSON, v))
+	for _, c := range text.String() + asJSON.String() {
+		require.True(t, c == '\n' || unicode.IsPrint(c), "%q is in %q %q", c, &text, &asJSON)
 	}
-	gen := <-gens
-	<-gens
-	done := make(chan error, 2)
-	for rank, verb := range []string{evil, evil + "x"} {
-		go func() {
-			_, err := s.Collect(t.Context(), wire.Contribution{Generation: gen, Rank: rank, Channel: evil, Seq: 1, Verb: verb, Root: -1, Want: wire.WantNothing}, nil)
-			done <- err
-		}()
+	for _, part := range []string{"waits for rank 1", "last failures", "(0 waiting)", "elastic jobs", "stacks of"} {
+		require.Contains(t, text.String(), part)
 	}
-	for range 2 {
-		assert.Error(t, <-done, "ranks that call different verbs agree")
-	}
-	go func() { _, _ = s.Wait(t.Context(), evil) }()
-	for deadline := time.Now().Add(limit); ; {
-		r, asJSON := run(t, "who", "--store", url, "--ranks"), run(t, "who", "--store", url, "--json")
-		for _, c := range r.stdout + asJSON.stdout {
-			if c != '\n' && !unicode.IsPrint(c) {
-				t.Fatalf("%q is in %q %q", c, r.stdout, asJSON.stdout)
-			}
-		}
-		var v status.View
-		if err := json.Unmarshal([]byte(asJSON.stdout), &v); err != nil || v.Groups[0].Name != evil {
-			t.Fatalf("%q, %v", asJSON.stdout, err)
-		}
-		if strings.Contains(r.stdout, "last failures") && strings.Contains(r.stdout, "1 waiting") {
-			return
-		}
-		require.False(t, time.Now().After(deadline), "%+v", r)
-	}
+	var again status.View
+	require.NoError(t, json.Unmarshal([]byte(asJSON.String()), &again))
+	require.Equal(t, evil, again.Groups[0].Name)
 }
 
 // TestPageOfOtherSites checks the requests that a page without a password refuses: by another name of the
@@ -172,11 +154,11 @@ func TestWhoHeadlines(t *testing.T) {
 		},
 	} {
 		var out strings.Builder
-		muster.PrintWho(&out, &c.view)
+		muster.PrintWho(&out, &c.view, false)
 		require.True(t, strings.HasPrefix(out.String(), c.want), "%s: %s", name, out.String())
 	}
 	var out strings.Builder
-	muster.PrintWho(&out, &status.View{Waiting: []status.Wait{{Kind: "verb", Group: "g", What: "x", Arrived: 2, Size: 3, AtLeast: true}}})
+	muster.PrintWho(&out, &status.View{Waiting: []status.Wait{{Kind: "verb", Group: "g", What: "x", Arrived: 2, Size: 3, AtLeast: true}}}, false)
 	require.Contains(t, out.String(), "(2 of at least 3 have joined)")
 }
 
@@ -189,7 +171,7 @@ func TestWhoShowsPhases(t *testing.T) {
 	}
 	print := func(g store.GroupStatus) string {
 		var out strings.Builder
-		muster.PrintWho(&out, status.Of(&store.Status{Groups: []store.GroupStatus{g}}, status.Options{}))
+		muster.PrintWho(&out, status.Of(&store.Status{Groups: []store.GroupStatus{g}}, status.Options{}), false)
 		return out.String()
 	}
 	g := store.GroupStatus{Name: "train", Generation: 7, Size: 2, Present: 2, Age: time.Hour, Ended: -1, Open: 1, Ranks: []store.RankStatus{
