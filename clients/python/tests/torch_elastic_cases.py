@@ -4,7 +4,7 @@
     torch_elastic_cases.py HOST:PORT --units
 
 HOST:PORT is a muster store. With --units, the cases are those of torch_elastic_units.py. Workers are forks of this process, and all cases run at once. A line for
-each worker says the case, the worker's number, and what it has reported. Workers of a case that
+each worker says the case, the worker's number, and what it has reported, which has to be as torch_elastic_reports.py says. Workers of a case that
 complete all steps must have the same bits.
 """
 
@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from typing import Any, Callable, Dict, List, Tuple
@@ -25,6 +24,7 @@ import torch.distributed as dist
 
 import muster_pg
 import muster_pg.torch
+import torch_elastic_reports
 from muster_pg import _torch_state
 
 GOAL = 6  # steps
@@ -457,18 +457,12 @@ def child(cases: Cases, make: Callable[..., Worker], address: str, case: str, nu
     os._exit(0)
 
 
-def monitors(pid: int) -> int:
-    """Returns how many monitors of a process there are."""
-    said = subprocess.run(["ps", "-A", "-o", "args"], stdout=subprocess.PIPE, check=True).stdout.decode("utf-8", "replace")
-    return len(re.findall(rf"_monitor_main\.py {pid} ", said))
-
-
 def main(address: str, *wanted: str) -> None:
-    cases, make = CASES, Worker
+    cases, make, reports = CASES, Worker, torch_elastic_reports.CASES
     if wanted == ("--units",):
         import torch_elastic_units
 
-        cases, make, wanted = torch_elastic_units.CASES, torch_elastic_units.Process, ()
+        cases, make, reports, wanted = torch_elastic_units.CASES, torch_elastic_units.Process, torch_elastic_reports.UNITS, ()
     workers: List[Tuple[str, int, int, int]] = []
     for case in wanted or cases:
         _, size, later = cases[case]
@@ -480,18 +474,21 @@ def main(address: str, *wanted: str) -> None:
             os.close(out)
             workers.append((case, number, pid, said))
     bits: Dict[str, str] = {}
+    lines: List[str] = []
     for case, number, pid, said in workers:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         says = os.read(said, 4096).decode()
-        print(f"{case} {number} {status} {says}", flush=True)
+        lines.append(f"{case} {number} {status} {says}")
+        print(lines[-1], flush=True)
         until = time.monotonic() + 10
-        while monitors(pid):
+        while torch_elastic_reports.monitors(pid):
             if time.monotonic() > until:
                 raise AssertionError(f"{case}: worker {number} has left its monitor")
             time.sleep(0.05)
         found = re.search(" bits ([0-9a-f]{16})", says)
         if found and bits.setdefault(case, found[1]) != found[1]:
             raise AssertionError(f"{case}: worker {number} has other bits")
+    torch_elastic_reports.check(lines, reports, wanted or cases)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 from typing import Callable
 
 import torch_elastic_cases as cases
+from torch_elastic_reports import monitors
 
 import muster_pg.torch
 
@@ -79,13 +80,13 @@ def forked(w: cases.Worker) -> str:
         if step != 2:
             return
         pid = os.getpid()
-        assert cases.monitors(pid) == 1
+        assert monitors(pid) == 1
         if w.once() and os.fork() == 0:
             w.it.close()  # that of a fork leaves the worker alone
             until = time.monotonic() + 60
-            while cases.monitors(pid) and time.monotonic() < until:
+            while monitors(pid) and time.monotonic() < until:
                 time.sleep(0.1)
-            os.write(1, f"forked {w.number}: {cases.monitors(pid)} monitors\n".encode())
+            os.write(1, f"forked {w.number}: {monitors(pid)} monitors\n".encode())
             os._exit(0)
         if w.number == 1:
             os.kill(pid, signal.SIGKILL)

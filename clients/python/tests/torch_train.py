@@ -3,12 +3,14 @@
     torch_train.py HOST:PORT [ddp|fsdp]-[exit|kill|mismatch|timeout|sparse]...
 
 HOST:PORT is a muster store that is also the TCPStore. The ranks are forks of one process. A line for
-each says what has failed, the rank, its exit status (negative: a signal), and its error.
+each says what has failed, the rank, its exit status (negative: a signal), and its error, which has to name
+the rank at fault.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -31,6 +33,14 @@ FAILS: Dict[str, Callable[[], object]] = {
     "mismatch": dist.barrier,
     "timeout": lambda: time.sleep(10),
     "sparse": lambda: dist.all_reduce(torch.eye(2).to_sparse()),
+}
+# What the victim reports, and the others too if it is an error.
+SAYS = {
+    "exit": "0 ",
+    "kill": "-9 ",
+    "mismatch": "1 .*: ranks disagree: .*rank 1 called barrier",
+    "timeout": "1 .*: timed out after .*: missing rank 1",
+    "sparse": r"1 .*: rank 1: invalid: a tensor is sparse_coo: pass t\.to_dense\(\)",
 }
 
 
@@ -71,7 +81,12 @@ def main(host: str, port: int, *failures: str) -> None:
             ranks.append((pid, said))
         for rank, (pid, said) in enumerate(ranks):
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            print(f"{what} {rank} {status} {os.read(said, 4096).decode()}")
+            line = f"{status} {os.read(said, 4096).decode()}"
+            print(what, rank, line)
+            says = SAYS[what.partition("-")[2]]
+            if rank != VICTIM and says[0] != "1":
+                says = "1 .*: lost rank 1"
+            assert re.match(says, line), says
 
 
 if __name__ == "__main__":
