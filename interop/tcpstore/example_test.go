@@ -12,9 +12,8 @@ import (
 
 // A server that Python reaches as torch.distributed.TCPStore(host, port, is_master=False).
 func ExampleProtocol() {
-	engine := new(store.Memory)
-	defer engine.Close()
-	srv := &store.Server{Engine: engine, Protocol: &tcpstore.Protocol{}}
+	srv := &store.Server{Engine: new(store.Memory), Protocol: &tcpstore.Protocol{}}
+	defer srv.Engine.Close()
 	defer srv.Close()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -33,7 +32,7 @@ func ExampleProtocol() {
 	if err := python.Set(ctx, "model", []byte("llama"), nil); err != nil {
 		log.Fatal(err)
 	}
-	v, err := store.New(engine).Wait(ctx, "model")
+	v, err := store.New(srv.Engine).Wait(ctx, "model")
 	fmt.Printf("%s %v\n", v, err)
 	// Output: [llama] <nil>
 }
@@ -44,28 +43,5 @@ func ExampleOpen() {
 	schemes["tcp"] = tcpstore.Open
 	_, err := schemes.Open(context.Background(), "tcp://10.0.0.1:29500?torch=2.9")
 	fmt.Println(err)
-	// Output: store: open "tcp://10.0.0.1:29500?torch=2.9": invalid request: torch=2.9: the only parameter is join=true
-}
-
-func ExampleDial() {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		log.Fatal(err)
-	}
-	srv := &store.Server{Engine: new(store.Memory), Protocol: &tcpstore.Protocol{}}
-	go func() { _ = srv.Serve(l) }()
-	defer srv.Close()
-	defer srv.Engine.Close()
-
-	ctx := context.Background()
-	// The host waits for this client, too.
-	c, err := tcpstore.Dial(ctx, l.Addr().String(), &tcpstore.Options{Join: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	s := store.New(c)
-	defer s.Close()
-	n, err := s.Add(ctx, "arrived", 1)
-	fmt.Println(n, err)
-	// Output: 1 <nil>
+	// Output: store: open "tcp://10.0.0.1:29500?torch=2.9": invalid request: ?torch=2.9: the only parameter is join=true
 }
