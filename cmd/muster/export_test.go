@@ -24,20 +24,6 @@ func PrintWho(w io.Writer, v *status.View, ranks bool) {
 	(&whoPrinter{report: report{Writer: w}, ranks: ranks}).print(v)
 }
 
-// WriteOutput writes text to a new file at path, and optionally commits it.
-func WriteOutput(path, text string, force, commit bool) error {
-	o, err := createOutput(path, 0o666, force)
-	if err != nil {
-		return err
-	}
-	defer o.discard()
-	_, err = o.Write([]byte(text))
-	if commit && err == nil {
-		err = o.commit()
-	}
-	return err
-}
-
 // Signals are the signals of a launcher.
 type Signals struct{ *signals }
 

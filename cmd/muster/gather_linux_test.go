@@ -24,6 +24,18 @@ func (d desk) hollow(t *testing.T, name string, n int64) string {
 	return d.path(name)
 }
 
+// has checks which files are in the desk.
+func (d desk) has(t *testing.T, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(string(d))
+	require.NoError(t, err)
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	require.Equal(t, want, got)
+}
+
 // half is a gather that was stopped while it wrote.
 type half struct {
 	*process
