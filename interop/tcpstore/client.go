@@ -23,16 +23,14 @@ type Options struct {
 	Join bool
 	// Dial makes a connection; nil uses a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// Conns is the maximum number of concurrent calls that do not wait. Each uses a connection. The
-	// default is 16.
-	Conns int
-	// Waits is the maximum number of waiting calls that have their own connection. Calls
-	// beyond it poll, after 100 ms first and then less often, up to once a second. The default is 256.
-	Waits int
 	// ReconnectTimeout is how long a call tries to reach a server that is unreachable, within its context. The
 	// default is 10 s.
 	ReconnectTimeout time.Duration
 }
+
+// The connections of a client: mostCalls for calls that do not wait, and mostBlocked for waiting calls. Waiting
+// calls beyond that poll, after 100 ms first and then less often, up to once a second.
+const mostCalls, mostBlocked = 16, 256
 
 // Client is an Engine over a TCPStore that Python hosts.
 //
@@ -69,7 +67,7 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	}
 	c := &Client{addr: addr, o: *o}
 	c.o.ReconnectTimeout = cmp.Or(o.ReconnectTimeout, 10*time.Second)
-	c.calls, c.waits = make(chan struct{}, cmp.Or(o.Conns, 16)), make(chan struct{}, cmp.Or(o.Waits, 256))
+	c.calls, c.waits = make(chan struct{}, mostCalls), make(chan struct{}, mostBlocked)
 	if c.o.Dial == nil {
 		c.o.Dial = new(net.Dialer).DialContext
 	}

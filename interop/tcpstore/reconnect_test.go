@@ -92,10 +92,10 @@ func TestNoServer(t *testing.T) {
 // context and no longer, and that calls work again later.
 func TestAStalledServer(t *testing.T) {
 	s := current(t)
-	c, p := s.behind(t, &tcpstore.Options{Conns: 2})
+	c, p := s.behind(t, nil)
 	require.NoError(t, c.Set(s.ctx, "k", []byte("1"), nil))
 	p.Stall(true)
-	for range 5 { // more than the client has connections
+	for range 20 { // more than the client has connections
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := c.Get(ctx, "k")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -110,13 +110,14 @@ func TestAStalledServer(t *testing.T) {
 	require.Equal(t, "1", string(v))
 }
 
-// TestMoreWaitsThanConnections checks that any number of calls can wait: they use at most Waits
+// TestMoreWaitsThanConnections checks that any number of calls can wait: they use at most 256
 // connections, and do not delay other calls.
 func TestMoreWaitsThanConnections(t *testing.T) {
 	s := current(t)
-	c, p := s.behind(t, &tcpstore.Options{Conns: 3, Waits: 2})
+	c, p := s.behind(t, nil)
+	const waits = 300
 	var waiting sync.WaitGroup
-	for i := range 20 {
+	for i := range waits {
 		waiting.Go(func() {
 			v, err := c.Wait(s.ctx, fmt.Sprint(i))
 			assert.NoError(t, err)
@@ -126,9 +127,9 @@ func TestMoreWaitsThanConnections(t *testing.T) {
 	for range 50 {
 		_, err := c.Add(s.ctx, "n", 1)
 		require.NoError(t, err)
-		require.LessOrEqual(t, p.Conns(), 5)
+		require.LessOrEqual(t, p.Conns(), 256+16)
 	}
-	for i := range 20 {
+	for i := range waits {
 		require.NoError(t, s.Set(s.ctx, fmt.Sprint(i), nil, nil))
 	}
 	waiting.Wait()

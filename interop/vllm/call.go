@@ -128,7 +128,10 @@ func (c *call) overdueError(ctx context.Context, needs []need, began time.Time) 
 	if err != nil {
 		return nil, err
 	}
-	v := &wire.Failure{Code: c.ended(ctx), By: c.canceller(ctx), Waited: time.Since(began), Reason: "no key " + quoted(missing)}
+	v := &wire.Failure{Code: c.ended(ctx), By: -1, Waited: time.Since(began), Reason: "no key " + quoted(missing)}
+	if v.Code == wire.CodeCancelled {
+		v.By = c.cfg.Rank
+	}
 	for _, n := range missing {
 		v.Missing = append(v.Missing, n.from)
 		v.Doing = append(v.Doing, notes.doing(n.from))
@@ -157,14 +160,6 @@ func (c *call) ended(ctx context.Context) wire.Code {
 		return wire.CodeTimeout
 	}
 	return wire.CodeCancelled
-}
-
-// canceller returns this rank if it cancelled the operation, and -1 otherwise.
-func (c *call) canceller(ctx context.Context) int {
-	if c.ended(ctx) == wire.CodeCancelled {
-		return c.cfg.Rank
-	}
-	return -1
 }
 
 // setActivity publishes what this rank does. An error is ignored.
