@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"syscall"
 	"time"
 
@@ -68,23 +67,12 @@ func demo(cmd *cobra.Command) error {
 	return nil
 }
 
-// layer is the configuration that the ranks of a pipeline exchange before they export a model.
-type layer struct {
-	Name  string
-	Shape []int
-	DType string
-}
-
-// demoLayer returns the layer that a rank holds.
-func demoLayer(rank int) layer {
-	return []layer{
-		{Name: "embed_tokens", Shape: []int{32000, 4096}, DType: "bf16"},
-		{Name: "layers.0.self_attn", Shape: []int{4096, 4096}, DType: "fp8"},
-		{Name: "layers.0.mlp", Shape: []int{11008, 4096}, DType: "fp8"},
-		{Name: "lm_head", Shape: []int{32000, 4096}, DType: "bf16"},
+// demoLayer returns the configuration of the layer that a rank of a pipeline holds.
+func demoLayer(rank int) string {
+	return []string{
+		"embed_tokens bf16 [32000×4096]",
+		"layers.0.self_attn fp8 [4096×4096]",
+		"layers.0.mlp fp8 [11008×4096]",
+		"lm_head bf16 [32000×4096]",
 	}[rank]
-}
-
-func (l layer) String() string {
-	return fmt.Sprintf("%s %s %s", l.Name, l.DType, strings.ReplaceAll(fmt.Sprint(l.Shape), " ", "×"))
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,10 +37,6 @@ func Handler(s *store.Store, o Options) http.Handler {
 type handler struct {
 	watch *Watch
 	open  atomic.Int32 // open pages
-
-	mu    sync.Mutex // protects the fields below
-	view  *View
-	event []byte // view, encoded for all pages
 }
 
 // guarded sets headers that isolate the page: it loads nothing from other origins, cannot be
@@ -95,7 +90,11 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
 				return
 			}
-			if _, err := w.Write(h.eventOf(v, err)); err != nil || out.Flush() != nil {
+			e := event("status", v)
+			if err != nil {
+				e = event("away", err.Error())
+			}
+			if _, err := w.Write(e); err != nil || out.Flush() != nil {
 				return
 			}
 		}
@@ -106,20 +105,6 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-}
-
-// eventOf encodes an event: the view, or the reason why there is none. A view may be large, so it is
-// encoded once for all pages.
-func (h *handler) eventOf(v *View, away error) []byte {
-	if away != nil {
-		return event("away", away.Error())
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.view != v {
-		h.view, h.event = v, event("status", v)
-	}
-	return h.event
 }
 
 func event(name string, data any) []byte {
