@@ -65,9 +65,11 @@ func restartable(t *testing.T) (front *testcluster.Proxy, restart func(between f
 	}
 	front = testcluster.NewProxy(t, serve())
 	return front, func(between func()) {
+		front.Refuse(true) // the port of the store may be that of another one meanwhile
 		stop()
 		between()
 		front.Target(serve())
+		front.Refuse(false)
 	}
 }
 
