@@ -30,13 +30,15 @@ func TestRunPrintsPhases(t *testing.T) {
 				all.Go(func() {
 					g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: rank, Size: n, Run: run, Store: s})
 					assert.NoError(t, err)
+					t.Cleanup(func() { _ = g.Close() })
 					q := g.Phase(name, 48)
 					if rank > 0 {
 						return
 					}
 					p = q
-					_, err = g.Sub(t.Context(), "first", 0) // it has the phase too
+					sub, err := g.Sub(t.Context(), "first", 0) // it has the phase too
 					assert.NoError(t, err)
+					t.Cleanup(func() { _ = sub.Close() })
 				})
 			}
 			all.Wait()
