@@ -73,6 +73,7 @@ class Call:
         self.ranked = req.op in RANKED or req.op == Op.JOIN and req.group.generation != 0
         self.generation, self.rank = req.group.generation, req.group.rank
         self.leaves = req.op == Op.LEAVE and req.group.no == Code.OK
+        self.stalls = req.group.stall > 0
         self.lease = req.lease
         self.after = req.after
         self._keys = len(req.keys)

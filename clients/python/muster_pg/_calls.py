@@ -300,7 +300,10 @@ class Calls:
             if call is not None:
                 self._numbers.abandon(call)
         if call is not None:
-            call.end(NoAnswer(reply.code, words_of(reply.code), "the store refuses the request: " + reply.detail, self.target.addr, kind_of(reply.code)))
+            code, why = reply.code, "the store refuses the request: " + reply.detail
+            if call.stalls and "unknown flags" in reply.detail:
+                code, why = Code.UNSUPPORTED, "the store is too old for stalls: update it, or do without stall (MUSTER_STALL)"
+            call.end(NoAnswer(code, words_of(code), why, self.target.addr, kind_of(code)))
 
     def _note(self, call: Call) -> None:
         """Notes that a rank has joined in this session, or that a lease is its. Called with the
