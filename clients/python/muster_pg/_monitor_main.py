@@ -14,14 +14,16 @@ import struct
 import sys
 import time
 
-RECORD = struct.Struct("<Qqqdq984s")  # id, done, total (−1: it is not shown), seconds without progress (0: nothing is watched), action, text
+SHOWN = "Qqqdq968s"  # id, done, total (−1: it is not shown), seconds without progress (0: nothing is watched), action, text
+RECORD = struct.Struct("<qq" + SHOWN)  # moved: it changes with other progress; waits: not 0 while there may be none
 RECORDS = 16
-DONE_AT = 8
+SHOWN_AT, DONE_AT = 16, 24
 HERE = "\0"  # in a text: where the seconds are
 LOG, CUT, EXIT, KILL = range(4)
 
 _SLICE = 0.25  # seconds
 _LAST_WORDS = 2.0  # seconds that faulthandler may take
+_FULL = 1.0  # seconds that a pipe may stay full
 _PIDFD_GETFD = 438
 
 
@@ -44,16 +46,17 @@ class _Watched:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._seen = 0, 0  # id and done
+        self._seen: tuple[int, ...] = 0, 0, 0  # moved, id and done
         self._idle = 0.0  # seconds
         self._acted = False
 
-    def look(self, record: tuple[int, int, int, float, int, bytes], ran: float) -> None:
+    def look(self, record: tuple[int, int, int, int, int, float, int, bytes], ran: float) -> None:
         """Looks at a record, after some seconds in which the worker could make progress. Half of a
         change is one: it takes the next look for it to be whole.
         """
-        seen, (total, seconds, action, text) = record[:2], record[2:]
-        if seen != self._seen or not seconds:
+        moved, waits, id, done, total, seconds, action, text = record
+        seen = moved, id, done
+        if seen != self._seen or waits or not seconds:
             self._seen, self._idle, self._acted = seen, 0.0, False
             return
         self._idle += ran
@@ -63,7 +66,6 @@ class _Watched:
             self._idle = 0.0
             return
         self._acted = True
-        done = seen[1]
         units = f", {done} of {total} ({100 * done // total}%)" if total > 0 else f", {done} done" if total == 0 < done else ""
         says = text.rstrip(b"\0").decode("utf-8", "replace").replace(HERE, f"{self._idle:.0f}s") + units
         if os.getppid() == self._pid:
@@ -73,7 +75,7 @@ class _Watched:
     def _act(self, action: int) -> None:
         if action == CUT:
             _cut(self._pid)
-        elif action == EXIT:
+        elif action == EXIT or action == KILL and self._pid == 1:  # which ends by what it handles alone
             os.kill(self._pid, signal.SIGABRT)  # faulthandler's
             until = time.monotonic() + _LAST_WORDS
             while os.getppid() == self._pid and time.monotonic() < until:
@@ -130,6 +132,10 @@ def _sockets(pid: int) -> list[int]:
 
 
 def _say(text: str) -> None:
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    if not poll.poll(_FULL * 1000):
+        return  # nobody reads it: to act matters more
     try:
         os.write(2, text.encode("utf-8", "backslashreplace") + b"\n")
     except OSError:

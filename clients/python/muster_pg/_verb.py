@@ -155,10 +155,14 @@ class Verb:
     def _vote(self, until: float) -> Tuple[List[bytes], int, Optional[StoreError]]:
         """Returns the wanted part of the decided record and the rank that came last, or an error."""
         self.span.waits()
+        progress = self.membership.progress
+        progress.waits(1)
         try:
             return (*self.g._calls._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until), None)
         except StoreError as e:
             return [], -1, e
+        finally:
+            progress.waits(-1)
 
     def _refuse(self, e: BaseException) -> RankError:
         """Votes no because of e, and returns the error of the verb: the failure of all ranks, or that

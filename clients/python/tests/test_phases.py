@@ -166,7 +166,7 @@ class Reports(unittest.TestCase):
     """Has the thread of a rank report to a list, 20 times as often."""
 
     def setUp(self) -> None:
-        patch = mock.patch.object(_phase, "_LOOK", 0.05)
+        patch = mock.patch.multiple(_phase, _LOOK=0.05, _REPORT=0.05)
         patch.start()
         self.addCleanup(patch.stop)
         self.said: List[_wire.Phase] = []
@@ -204,12 +204,19 @@ class Reports(unittest.TestCase):
                 self.says((2, "b", 0, 0, 2_500_000_000))
                 with self.phase("c"):  # has the stall of the one around it
                     self.says((3, "c", 0, 0, 2_500_000_000))
-                a.done(3)  # is not the current one
                 self.says((2, "b", 0))
-            self.says((1, "a", 3, 3, 0))
+                a.done(3)  # is the current one now; all have to stop for the stall of b
+                self.says((1, "a", 3, 3, 2_500_000_000))
+                with self.progress._lock:  # without a look in between
+                    a.done(2)
+                    d = self.phase("d").__enter__()
+                self.says((4, "d"))
+                d.__exit__()
+                self.says((1, "a", 2))
+            self.says((1, "a", 2, 3, 0))
         self.says((0, "", 0, 0, 0))
         with a:
-            self.says((4, "a", 0, 3))
+            self.says((5, "a", 0, 3))
 
     def test_the_current_phase_is_the_last_one_that_has_not_ended(self) -> None:
         a, b = self.phase("a"), self.phase("b")

@@ -19,7 +19,7 @@ from muster_pg._phase import Phase, Progress
 BEGIN = """
 import ctypes, os, signal, socket, sys, threading, time
 import muster_pg
-from muster_pg import _watch
+from muster_pg import _watch, _world
 def phase(*args, **kwargs):
     it = muster_pg.phase(*args, **kwargs).__enter__()
     it.done(12)
@@ -60,7 +60,49 @@ p.__exit__()
 """,
     "executed": """
 phase("restarting", stall=2, on_stall="exit")
+if os.fork() == 0:
+    time.sleep(5)
+    os._exit(0)
 os.execv("/bin/sleep", ["sleep", "4"])
+""",
+    "others": """
+p = phase("training", stall=2, on_stall="exit")
+with muster_pg.phase("saving in the background"):
+    for n in range(13, 50):
+        p.done(n)
+        time.sleep(0.1)
+time.sleep(60)
+""",
+    "waits": """
+phase("training", stall=2, on_stall="exit")
+_world._alone.waits(1)  # as a verb does
+time.sleep(3)
+_world._alone.waits(-1)
+print("waited", flush=True)
+time.sleep(60)
+""",
+    "signalled": """
+signal.signal(signal.SIGUSR1, lambda *_: None)
+phase("\x1b[2J", stall=2, on_stall="exit")
+os.killpg(0, signal.SIGUSR1)
+time.sleep(60)
+""",
+    "closed": """
+os.close(0)
+os.close(1)
+phase("without files", stall=2, on_stall="exit")
+time.sleep(60)
+""",
+    "full": """
+_, w = os.pipe()
+os.dup2(w, 2)
+phase("printing", stall=2, on_stall="exit")
+os.write(2, b"x" * 1_000_000)
+""",
+    "ended": """
+p = phase("training", stall=2, on_stall="exit")
+_watch._monitor.process.kill()
+time.sleep(60)
 """,
     "none": """
 threading.Thread(target=lambda: None).start()
@@ -131,6 +173,26 @@ class Watched(unittest.TestCase):
 
     def test_a_program_that_the_process_executes_is_not_watched(self) -> None:
         self.assertEqual(self.said("executed", 0), [])
+
+    def test_one_in_which_another_phase_progresses(self) -> None:
+        self.assertEqual(self.said("others", -signal.SIGABRT), ["rank 3 has made no progress for 2s: training, 49 done"])
+
+    def test_one_that_waits_for_other_ranks(self) -> None:
+        self.assertEqual(self.said("waits", -signal.SIGABRT), ["rank 3 has made no progress for 2s: training, 12 done"])
+        self.assertEqual(self.ended["waits"][1], "waited\n")
+
+    def test_a_signal_to_all_processes(self) -> None:
+        self.assertEqual(self.said("signalled", -signal.SIGABRT), [r"rank 3 has made no progress for 2s: \x1b[2J, 12 done"])
+
+    def test_without_standard_files(self) -> None:
+        self.assertEqual(self.said("closed", -signal.SIGABRT), ["rank 3 has made no progress for 2s: without files, 12 done"])
+
+    def test_nobody_reads_standard_error(self) -> None:
+        self.assertEqual(self.ended["full"], (-signal.SIGKILL, "", ""))
+
+    def test_another_monitor_is_started_once(self) -> None:
+        self.assertEqual(self.said("ended", -signal.SIGABRT), ["rank 3 has made no progress for 2s: training, 12 done"])
+        self.assertEqual(self.ended["ended"][2].count("rank 3: the monitor process has ended: another one is started\n"), 1)
 
     def test_without_a_stall_there_is_no_process(self) -> None:
         self.assertEqual(self.said("none", 0), [])
