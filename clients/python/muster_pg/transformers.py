@@ -2,9 +2,11 @@
 
     from muster_pg.transformers import PhaseCallback
 
-    trainer = Trainer(..., callbacks=[PhaseCallback(stall=600, on_stall="exit")])
+    with PhaseCallback(stall=600, on_stall="exit") as callback:
+        Trainer(..., callbacks=[callback]).train()
 
-Its phases are those of muster_pg.phase: training, whose units are steps; evaluating, which predicts
+With ends the phase of a training that raises an exception, which otherwise has the process ended
+although it goes on. Its phases are those of muster_pg.phase: training, whose units are steps; evaluating, which predicts
 too; and saving.
 """
 
@@ -21,12 +23,23 @@ except ImportError as e:
     raise ImportError(f"muster_pg.transformers needs transformers: pip install transformers: {e}") from e
 
 class PhaseCallback(TrainerCallback):  # type: ignore[misc]
-    """Says what a trainer does. stall and on_stall are those of muster_pg.phase."""
+    """Says what a trainer does, until close. stall and on_stall are those of muster_pg.phase."""
 
     def __init__(self, *, stall: float = 0.0, on_stall: str = "log") -> None:
         self._options: Any = {"stall": stall, "on_stall": on_stall}
         self._phase: Optional[Phase] = None
         self._training = False
+
+    def __enter__(self) -> PhaseCallback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the phase that a failed training has left open. It may be used for another training."""
+        self._training = False
+        self._leave()
 
     def _enter(self, name: str, total: int = 0) -> Phase:
         """Begins a phase, and ends the one before; or goes on with it."""
@@ -59,8 +72,7 @@ class PhaseCallback(TrainerCallback):  # type: ignore[misc]
         self._next(args, state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._training = False
-        self._leave()
+        self.close()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         phase = self._enter("evaluating")

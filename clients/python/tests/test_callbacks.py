@@ -123,6 +123,12 @@ class Callbacks(unittest.TestCase):
                 ("begins", "training", 4), ("ends", "training", 2), ("begins", "training", 4), ("ends", "training", 2),
             ],
         )  # fmt: skip
+        with self.assertRaises(KeyError), callback:
+            on("train_begin")
+            raise KeyError
+        on("save")
+        self.assertEqual(self.progress.said[-2:], [("begins", "training", 4), ("ends", "training", 2)])
+        self.assertFalse(self.progress._open)
         self.progress.close()
 
     def test_without_the_libraries(self) -> None:
