@@ -139,6 +139,11 @@ class Store:
         """Why the store has failed, in its words; "" if it has not, or has not said so."""
         return self._session.failed
 
+    @property
+    def _anew(self) -> bool:
+        """Whether the session is not the first one: what was done in the name of that is over."""
+        return self._session._lost is not None
+
     def below(self, prefix: str) -> "Store":
         """Returns the part of the store below prefix. Its close does nothing."""
         prefix = self._prefix + _arguments.text(_bad("below"), "prefix", prefix)

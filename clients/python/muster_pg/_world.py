@@ -6,11 +6,12 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Optional
 
-from . import _env, _membership
-from ._errors import Error, Invalid, Kinds, make
+from . import _env, _membership, _wire
+from ._errors import Error, Invalid, Kinds, Timeout, Unavailable, Unsupported, make, quote
 from ._membership import Config
 from ._phase import Phase, Progress
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 
 _CONNECT = 1.0  # seconds for a store that only has to know what this rank does
 
+_AGAIN = 5.0  # seconds between two tries to join the store again
+
 _log = logging.getLogger("muster_pg")
-_lock = threading.Lock()  # held while one of the following is made
+_lock = threading.Lock()  # held while barrier makes a group
+_alone_lock = threading.Lock()  # held while _alone is made: a phase does not wait for other ranks
 _world: Optional[weakref.ref[Group]] = None  # what from_env has returned last
 _alone: Optional[Progress] = None  # of a rank without a group
 
@@ -81,26 +85,74 @@ def _bad(why: str, also: Kinds) -> Error:
 def _own() -> Progress:
     global _alone
     if _alone is None:
-        with _lock:
+        with _alone_lock:
             _alone = _alone or _join_alone()
     return _alone
 
 
 def _join_alone() -> Progress:
     worker, why = os.environ.get("MUSTER_WORKER"), "MUSTER_STORE is not set"
-    who = f"worker {worker}" if worker else f"pid {os.getpid()}"
+    who = f"worker {quote(worker)}" if worker else f"pid {os.getpid()}"
     try:
         c = _env.config()
         who = f"rank {c.rank}"
         if os.environ.get("MUSTER_STORE"):
-            name = f"{c.name} {who}"
-            membership = _membership.join(
-                Config(0, 1, c.store, name=name, run=c.run, timeout=_CONNECT, host=c.host, tls=c.tls, secret=c.secret, liveness_timeout=c.liveness_timeout)
-            )
-            membership.progress.who = who
-            atexit.register(membership.close)
-            return membership.progress
+            return _Alone(c, who).progress
     except Error as e:
         why = str(e)
     _log.warning("what this process does is not reported, only watched: %s", why)
     return Progress(who)
+
+
+class _Alone:
+    """The group of one in which a rank without a group reports, until the process exits. When it is
+    over, as after a restart of a store that keeps nothing, the rank joins again.
+    """
+
+    def __init__(self, c: Config, who: str) -> None:
+        self._config = Config(
+            0, 1, c.store, name=f"{c.name} {who}", run=c.run, timeout=_CONNECT, host=c.host, tls=c.tls, secret=c.secret, liveness_timeout=c.liveness_timeout
+        )
+        self._membership = _membership.join(self._config)
+        self._joined = time.monotonic()
+        self._warned = False
+        self.progress = Progress(who)
+        self.progress.reports(c.size, self._report, lambda: self._membership.store._connection)
+        atexit.register(self._close)
+
+    def _report(self, phase: _wire.Phase) -> None:
+        try:
+            if self._membership.closed:
+                self._again()
+            self._membership._report(phase)
+        except Error as e:
+            if isinstance(e, (Timeout, Unavailable, Unsupported)) and not self._membership.store._anew:
+                raise
+            self._membership.close()
+            if not self._warned:
+                _log.warning("%s joins the store again, to report what it does: %s", self.progress.who, e)
+            self._warned = True
+            raise make(Unavailable, str(e)) from None  # it is reported again
+
+    def _again(self) -> None:
+        if time.monotonic() - self._joined < _AGAIN:
+            raise make(Unavailable, "it joins again later")
+        self._joined = time.monotonic()
+        try:
+            self._membership = _membership.join(self._config)
+        except Error as e:
+            raise make(Unavailable, str(e)) from None
+
+    def _close(self) -> None:
+        self.progress.close()
+        self._membership.close()
+
+
+def _forget() -> None:
+    """Is called in a fork, which is no rank yet: its own first phase, or barrier, makes it one."""
+    global _world, _alone, _lock, _alone_lock
+    _world, _alone, _lock, _alone_lock = None, None, threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -338,6 +338,34 @@ class World(Case):
         join().close()  # it has left
         self.assertEqual(self.alone().communicate(), ("", ""))
 
+    def test_one_whose_group_is_over_joins_again(self) -> None:
+        with mock.patch.object(_world, "_AGAIN", 0), self.assertLogs("muster_pg", "WARNING") as logs, muster_pg.phase("a") as phase:
+            report: Any = phase._progress._report
+            alone = report.__self__
+            self.addCleanup(alone._close)
+            first = alone._membership
+            first.leave()
+            for n in range(1, 1000):
+                if alone._membership is not first:
+                    break
+                phase.done(n)
+                time.sleep(0.05)
+            self.assertNotEqual(alone._membership.generation, first.generation)
+            self.assertFalse(alone._membership.closed)
+        self.assertEqual([r.getMessage()[:31] for r in logs.records], ["rank 3 joins the store again, t"])
+
+    @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
+    def test_a_fork_is_no_rank_yet(self) -> None:
+        muster_pg.phase("a")
+        assert _world._alone is not None
+        self.addCleanup(_world._alone._report.__self__._close)  # type: ignore[union-attr]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a process with threads is forked
+            pid = os.fork()
+        if pid == 0:
+            os._exit(_world._alone is not None)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+
     def test_a_rank_without_a_store(self) -> None:
         began = time.monotonic()
         p = self.alone(MUSTER_STORE="muster://127.0.0.1:1")
