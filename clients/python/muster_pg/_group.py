@@ -189,16 +189,17 @@ class Group:
             group.barrier("loaded", timeout=3600, stall=60)
 
         A verb with a stall fails when a rank that it waits for has had a phase, and has made no
-        progress for so many seconds, or those of its phase if they are more: done has not risen, and
-        the phase has not changed (which counts 16 times between two verbs). It is Stalled on all
+        progress for so many seconds, or those of its phase if they are more: done has not risen, it
+        has not voted, and the phase has not changed, which counts 16 times in one operation of the
+        group: use one phase with a total in a loop, not one for each file. It is Stalled on all
         ranks, which names the rank and what it did last. A rank that has had no phase has until the
-        timeout. The phase that has begun last, in any thread, is current until it ends.
+        timeout. The open phase that has begun or progressed last, in any thread, is current.
 
         name has at most 128 bytes; a longer one is cut. total is the number of units, 0 if it is
-        unknown. stall is in seconds, at least 2, or 0; a phase in another one without its own has
-        that one's, with its on_stall. on_stall is what a child process does when this process has
-        made no progress for stall seconds, even if a thread holds the interpreter's lock. In any
-        case it writes a line to stderr.
+        unknown. stall is in seconds, at least 2, or 0; a phase without its own has that of another
+        one that is open, with its on_stall. on_stall is what a child process does when this process
+        has made no progress in any phase for stall seconds, even if a thread holds the interpreter's
+        lock, and waits in no collective verb. In any case it writes a line to stderr.
 
             "log"   no more
             "cut"   shuts down the TCP connections of this process (Linux), so that collectives of
