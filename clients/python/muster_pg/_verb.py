@@ -6,7 +6,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
-from . import _arguments, _arrays, _objects, _wire
+from . import _arguments, _arrays, _objects, _wire, _world
 from ._arguments import Value
 from ._errors import Cancelled, Error, Invalid, InvalidType, Kinds, Mismatch, ProtocolError, RankError, StoreError, Timeout, TooLarge, clip, kind_of, make, quote
 from ._calls import GRACE
@@ -155,14 +155,16 @@ class Verb:
     def _vote(self, until: float) -> Tuple[List[bytes], int, Optional[StoreError]]:
         """Returns the wanted part of the decided record and the rank that came last, or an error."""
         self.span.waits()
-        progress = self.membership.progress
-        progress.waits(1)
+        waiting = [p for p in (self.membership.progress, _world._alone) if p is not None]
+        for p in waiting:
+            p.waits(1)
         try:
             return (*self.g._calls._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until), None)
         except StoreError as e:
             return [], -1, e
         finally:
-            progress.waits(-1)
+            for p in waiting:
+                p.waits(-1)
 
     def _refuse(self, e: BaseException) -> RankError:
         """Votes no because of e, and returns the error of the verb: the failure of all ranks, or that

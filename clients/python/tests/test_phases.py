@@ -95,6 +95,21 @@ class Stalls(Case):
         for r, text in enumerate(says):
             self.assertRegex(text, rf"^Timeout: .* on rank {r} of 4: timed out after 3\.[5-9]\ds: missing ranks 1–3; 1: .*counting; 2: .*waiting; 3: no call")
 
+    def test_no_phase_is_watched_in_a_verb(self) -> None:
+        waits: List[Progress] = [Progress("a rank without a group")]
+
+        def rank(g: muster_pg.Group) -> None:
+            if g.rank == 0:
+                waits.append(g._membership.progress)
+            else:
+                while len(waits) < 2 or not all(p._waiting for p in waits):
+                    time.sleep(0.01)
+            g.barrier()
+
+        with mock.patch.object(_world, "_alone", waits[0]):
+            self.ranks(2, rank)
+        self.assertEqual([p._waiting for p in waits], [0, 0])
+
     def test_a_group_that_shrinks_has_the_phases(self) -> None:
         def rank(g: muster_pg.Group) -> str:
             if g.rank == 0:
