@@ -130,6 +130,7 @@ class Progress:
         with self._lock:
             if phase in self._open:
                 self._open.remove(phase)
+                _own(phase)
                 self._idle = self._followed = 0
                 self._show()
 
@@ -214,11 +215,12 @@ class Progress:
             except OSError as e:
                 self._monitors = 0
                 _log.warning("phase %s: no monitor process: on_stall has no effect: %s", phase.name, e)
-        if self._watch is not None:
+        watch = self._watch  # a signal handler may close it
+        if watch is not None:
             text = f"muster: {self.who} has made no progress for {_monitor_main.HERE}: {quote(phase.name)[1:-1]}"
-            phase.units = self._watch.set(patience.stall, _ACTIONS[patience.on_stall], text, phase.units[0], phase.total)
+            phase.units = watch.set(patience.stall, _ACTIONS[patience.on_stall], text, phase.units[0], phase.total)
             for p in self._open:
-                p.moved = self._watch.moved
+                p.moved = watch.moved
                 _shared.add(p)
 
     def _run(self) -> None:

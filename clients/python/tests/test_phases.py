@@ -311,6 +311,13 @@ class Reports(unittest.TestCase):
             self.assertEqual(os.waitpid(pid, 0)[1], 0)
             self.assertEqual(a.units[0], 5)
 
+    def test_signals(self) -> None:
+        with self.assertRaises(KeyboardInterrupt), mock.patch.object(self.progress, "_start", side_effect=KeyboardInterrupt), self.phase():
+            pass
+        self.assertFalse(self.progress._open)
+        with self.phase(), self.progress._lock:  # which the handler has interrupted
+            self.progress.close()
+
     def test_done_costs_nothing(self) -> None:
         for stall in (0, 60):
             with self.phase("a", stall=stall) as a:

@@ -214,6 +214,10 @@ class Monitor(unittest.TestCase):
         for progress in one, other:
             Phase(progress, lambda why, also: muster_pg.Invalid(why), "a", 0, 60, "log").__enter__()
         self.assertEqual(len(monitors(os.getpid())), 1)
+        with Phase(one, lambda why, also: muster_pg.Invalid(why), "b", 0, 0, "log") as b:
+            b.done(1)
+        b.done(5)  # does not change what is watched now
+        self.assertEqual(one.state().done, 0)
         one.close()
         self.assertIsNotNone(_watch._monitor)
         other.close()
