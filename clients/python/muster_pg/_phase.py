@@ -22,6 +22,8 @@ _SHARE = 0.002  # seconds between two reports, for each rank of the group: a lar
 _ACTIONS = {"log": _monitor_main.LOG, "cut": _monitor_main.CUT, "exit": _monitor_main.EXIT}
 _MOST = _arguments.INT64[1]
 
+_Cell = Union[List[int], memoryview]
+
 _log = logging.getLogger("muster_pg")
 _shared: "weakref.WeakSet[Phase]" = weakref.WeakSet()  # phases whose done is in memory that a fork would share
 
@@ -42,8 +44,9 @@ class Phase:
         if on_stall != "log" and not stall:
             raise bad(f"on_stall is {on_stall!r}: it needs a stall, in seconds", ())
         self.id = 0  # differs each time that it begins
-        self.units: Union[List[int], memoryview] = [0]  # those done; in memory that is shared while it is watched
-        self.moved: Union[List[int], memoryview] = [0]  # changes with units; in that memory while another phase is watched
+        self.units = [0]  # those done
+        self.shown: _Cell = [0]  # the same, in memory that is shared while it is watched
+        self.moved: _Cell = [0]  # changes with units; in such memory while any phase is watched
         self.seen = 0  # units at the last look
 
     def done(self, n: int) -> None:
@@ -51,7 +54,7 @@ class Phase:
         if type(n) is not int or not 0 <= n <= _MOST:
             n = _arguments.between(self._bad, "done", n, 0, _MOST)
         if n != self.units[0]:
-            self.units[0] = n
+            self.units[0] = self.shown[0] = n
             self.moved[0] += 1
 
     def __enter__(self) -> Phase:
@@ -218,7 +221,7 @@ class Progress:
         watch = self._watch  # a signal handler may close it
         if watch is not None:
             text = f"muster: {self.who} has made no progress for {_monitor_main.HERE}: {quote(phase.name)[1:-1]}"
-            phase.units = watch.set(patience.stall, _ACTIONS[patience.on_stall], text, phase.units[0], phase.total)
+            phase.shown = watch.set(patience.stall, _ACTIONS[patience.on_stall], text, phase.units[0], phase.total)
             for p in self._open:
                 p.moved = watch.moved
                 _shared.add(p)
@@ -254,7 +257,7 @@ class Progress:
 
 def _own(phase: Phase) -> None:
     """Ends the sharing of a phase's memory."""
-    phase.units, phase.moved = [phase.units[0]], [0]
+    phase.shown, phase.moved = [0], [0]
 
 
 def _forget() -> None:

@@ -309,7 +309,7 @@ class Reports(unittest.TestCase):
                 self.progress.close()
                 os._exit(len(self.said) + 2 * progressing() + 4 * (a.units[0] != 7))
             self.assertEqual(os.waitpid(pid, 0)[1], 0)
-            self.assertEqual(a.units[0], 5)
+            self.assertEqual(a.shown[0], 5)
 
     def test_signals(self) -> None:
         with self.assertRaises(KeyboardInterrupt), mock.patch.object(self.progress, "_start", side_effect=KeyboardInterrupt), self.phase():
