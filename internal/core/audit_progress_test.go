@@ -9,9 +9,10 @@ import (
 
 // progress is what the auditor knows of the reports of a rank.
 type progress struct {
-	phase   wire.Phase // with the highest Done since it began
-	changes int        // since the last operation began
-	at      core.Time  // of its last progress
+	phase   wire.Phase
+	last    []wire.Phase // the last four, with the highest Done of each
+	changes int          // since the last operation began
+	at      core.Time    // of its last progress
 }
 
 // reports handles the report of a rank.
@@ -22,26 +23,45 @@ func (a *audit) reports(cl *call) {
 	}
 	f := cl.req.Phase
 	x := &g.members[cl.req.Group.Rank]
-	if x.progress == nil {
-		x.progress = &progress{phase: f, changes: 1, at: max(0, a.now-f.Ago)}
-		return
+	first := x.progress == nil
+	if first {
+		x.progress = new(progress)
 	}
 	p := x.progress
-	began, at := p.phase, max(p.at, a.now-f.Ago)
+	began := p.phase
 	began.Done, began.Ago = f.Done, f.Ago
-	switch {
-	case began != f:
+	counts := p.rises(f)
+	if first || began != f {
 		p.phase = f
 		if p.changes++; p.changes <= 16 {
-			p.at = at
-		} else {
+			counts = true
+		} else if !counts {
 			a.w.tally["phases that do not count"]++
 		}
-	case f.Done > p.phase.Done:
-		p.phase.Done, p.at = f.Done, at
-	default:
+	} else if !counts {
 		a.w.tally["reports that repeat"]++
 	}
+	if counts {
+		p.at = max(p.at, a.now-f.Ago)
+	}
+}
+
+// rises reports whether f is further than before, in one of the last four phases.
+func (p *progress) rises(f wire.Phase) bool {
+	if f.ID == 0 {
+		return false
+	}
+	for i := range p.last {
+		if x := &p.last[i]; x.ID == f.ID {
+			rises := f.Done > x.Done
+			x.Done = max(x.Done, f.Done)
+			return rises
+		}
+	}
+	if p.last = append(p.last, f); len(p.last) > 4 {
+		p.last = p.last[1:]
+	}
+	return false
 }
 
 // excuses handles a restart of the server: all have made progress just now.
@@ -50,6 +70,7 @@ func (a *audit) excuses() {
 		for i := range g.members {
 			if p := g.members[i].progress; p != nil {
 				p.at, p.changes = a.now, 0
+				p.last = []wire.Phase{p.phase}
 			}
 		}
 	}

@@ -13,6 +13,9 @@ import (
 // rank that hangs.
 const maxPhaseChanges = 16
 
+// maxPhasesAtOnce is how many phases of a rank may take turns in making progress.
+const maxPhasesAtOnce = 4
+
 // progress is what a rank has reported of its progress. A report counts if Done has risen or the
 // phase has changed; repeats excuse nobody. A vote is progress too.
 //
@@ -22,10 +25,11 @@ const maxPhaseChanges = 16
 // request, as it does for a connection that has broken. After a restart, each rank has made progress
 // just now.
 type progress struct {
-	phase   wire.Phase // as it was when it began
-	done    int64      // now
-	changes int        // of the phase, since the last operation of the group began
-	at      Time       // when it last made progress
+	phase   wire.Phase                  // as it was when it began
+	done    int64                       // now
+	highest [maxPhasesAtOnce]wire.Phase // ID and Done alone, of the last phases: several may take turns
+	changes int                         // of the phase, since the last operation of the group began
+	at      Time                        // when it last made progress
 }
 
 // report takes the report of a rank.
@@ -48,19 +52,34 @@ func (m *Machine) report(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	p := s.progress
 	same := p.phase
 	same.Done, same.Ago = f.Done, f.Ago
-	at := max(p.at, m.now-f.Ago)
-	switch {
-	case first || same != *f:
+	counts := p.rises(f)
+	if first || same != *f {
 		m.noop = false
 		p.phase, p.done = *f, f.Done
 		p.phase.Name, p.phase.Ago = strings.Clone(f.Name), 0
-		if p.changes++; p.changes <= maxPhaseChanges {
-			p.at = at
-		}
-	case f.Done > p.done:
-		p.done, p.at = f.Done, at
+		p.changes++
+		counts = counts || p.changes <= maxPhaseChanges
+	}
+	if counts {
+		p.done, p.at = f.Done, max(p.at, m.now-f.Ago)
 	}
 	return true
+}
+
+// rises reports whether Done of f is higher than before in a phase that the rank has been in, and notes it.
+func (p *progress) rises(f *wire.Phase) bool {
+	if f.ID == 0 {
+		return false
+	}
+	i := slices.IndexFunc(p.highest[:], func(x wire.Phase) bool { return x.ID == f.ID })
+	if i < 0 {
+		copy(p.highest[1:], p.highest[:])
+		p.highest[0] = wire.Phase{ID: f.ID, Done: f.Done}
+		return false
+	}
+	rises := f.Done > p.highest[i].Done
+	p.highest[i].Done = max(p.highest[i].Done, f.Done)
+	return rises
 }
 
 // excuse makes the progress of all ranks that have reported one just now: after a restart nobody
@@ -70,6 +89,7 @@ func (m *Machine) excuse() {
 		for i := range g.members {
 			if p := g.members[i].progress; p != nil {
 				p.at, p.changes = m.now, 0
+				p.highest = [maxPhasesAtOnce]wire.Phase{{ID: p.phase.ID, Done: p.phase.Done}}
 			}
 		}
 	}

@@ -48,7 +48,10 @@ func (r *reporter) changePhase() {
 			f.Stall = w.between(1, 30*time.Millisecond)
 		}
 	case 1:
-		*f = wire.Phase{}
+		f.ID = max(f.ID, 1) - 1
+		if f.ID == 0 {
+			*f = wire.Phase{}
+		}
 	case 2:
 		f.Done = max(0, f.Done-1)
 	case 3, 4:

@@ -89,8 +89,6 @@ class Progress:
         self._interval = _REPORT
         self._reported = -math.inf  # when
         self._open: List[Phase] = []  # the current one is the last
-        self._idle = 0  # looks since the current phase has progressed
-        self._followed = 0  # times that another one became current since one has begun or ended
         self._waiting = 0  # verbs that wait for other ranks
         self._last = 0  # id
         self._thread: Optional[threading.Thread] = None
@@ -120,7 +118,6 @@ class Progress:
             return
         with self._lock:
             self._look()  # what progressed before is not current
-            self._idle = self._followed = 0
             self._last += 1
             phase.id, phase.units, phase.seen = self._last, [0], 0
             self._open.append(phase)
@@ -134,8 +131,7 @@ class Progress:
             if phase in self._open:
                 self._open.remove(phase)
                 _own(phase)
-                self._idle = self._followed = 0
-                self._show()
+                    self._show()
 
     def close(self) -> None:
         """Ends the thread, and watches no more. Phases that have not ended may do so later."""
@@ -168,13 +164,9 @@ class Progress:
         return None if not moved else self._open[-1] if self._open[-1] in moved else max(moved, key=lambda p: p.id)
 
     def _follow(self) -> None:
-        """Makes the phase that has progressed last current, and has it watched. If several take turns,
-        the current one is given more and more time: a store counts few changes. Called with the lock.
-        """
+        """Makes the phase that has progressed last current, and has it watched. Called with the lock."""
         moved = self._look()
-        self._idle = 0 if self._open and moved is self._open[-1] else self._idle + 1
-        if moved is not None and self._idle >= 1 << self._followed:
-            self._idle, self._followed = 0, self._followed + 1
+        if moved is not None and moved is not self._open[-1]:
             self._open.remove(moved)
             self._open.append(moved)
             self._show()

@@ -233,18 +233,6 @@ class Reports(unittest.TestCase):
         with a:
             self.says((5, "a", 0, 3))
 
-    def test_phases_that_take_turns_do_not_change_for_long(self) -> None:
-        self.progress = Progress("rank 0")  # without a thread
-        with self.phase("a") as a, self.phase("b") as b:
-            ids = []
-            for n in range(1, 100):
-                (a, b)[n % 2].done(n)
-                for _ in range(4):
-                    self.progress._follow()
-                    ids.append(self.progress.state().id)
-        self.assertIn(1, ids)
-        self.assertLess(sum(x != y for x, y in zip(ids, ids[1:])), 6)
-
     def test_the_current_phase_is_the_last_one_that_has_not_ended(self) -> None:
         a, b = self.phase("a"), self.phase("b")
         a.__enter__()
