@@ -131,7 +131,7 @@ class Progress:
             if phase in self._open:
                 self._open.remove(phase)
                 _own(phase)
-                    self._show()
+                self._show()
 
     def close(self) -> None:
         """Ends the thread, and watches no more. Phases that have not ended may do so later."""
