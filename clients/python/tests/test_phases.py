@@ -126,7 +126,7 @@ class Stalls(Case):
 
         says = self.ranks(3, rank)
         self.assertEqual(says[0], "left")
-        self.assertRegex(says[1], "^Stalled: .*: rank 1: no progress for .*: loading$")
+        self.assertRegex(says[1], "^Stalled: .*: rank 1: no progress for .*: loading")
         self.assertRegex(says[2], "^Stalled: ")
 
     def test_barriers_with_different_names(self) -> None:
