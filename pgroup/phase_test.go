@@ -3,6 +3,7 @@ package pgroup_test
 import (
 	"context"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -70,11 +71,14 @@ func testStall(t *testing.T, meets func(context.Context, *testing.T, *pgroup.Gro
 // news, and those that the store has not got again.
 func TestReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // protects sent
 		var sent []wire.Phase
 		var fails atomic.Bool
 		s := hooked(t, func(ctx context.Context, req *wire.Request, rep *wire.Reply, next store.Engine) error {
 			if req.Op == wire.OpProgress {
+				mu.Lock()
 				sent = append(sent, req.Phase)
+				mu.Unlock()
 				if fails.Load() {
 					return store.ErrUnavailable
 				}
@@ -84,6 +88,8 @@ func TestReports(t *testing.T) {
 		reports := func(want ...wire.Phase) {
 			t.Helper()
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			require.Equal(t, want, sent)
 			sent = nil
 		}
