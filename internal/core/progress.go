@@ -66,7 +66,8 @@ func (m *Machine) report(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// rises reports whether Done of f is higher than before in a phase that the rank has been in, and notes it.
+// rises reports whether Done of f is higher than before, in a phase that the rank has been in, and notes
+// it.
 func (p *progress) rises(f *wire.Phase) bool {
 	if f.ID == 0 {
 		return false
@@ -119,7 +120,7 @@ type stallTimer struct {
 	looked Time // the last time; 0: not yet
 }
 
-// lookAgain is the least time between two looks at a record, of all its ranks, as a part of the shortest stall.
+// lookAgain is how many times in the shortest stall a record is looked at: a look is at all of its ranks.
 const lookAgain = 20
 
 func (w *stallTimer) timerState() *timer { return &w.timer }
@@ -163,10 +164,10 @@ func (m *Machine) patience(r *record) Time {
 
 // Stalled looks whether an operation has stalled at now: a rank that it lacks, and that has reported
 // progress, has made none since the operation began, for the stall of the operation's votes or for
-// that of its phase, whichever is longer, and for the time that a report may take. A rank that waits in
-// another operation, or whose connection has just broken, has not stalled. Stalled returns the request that fails the operation, which the
-// caller must Apply for the session, and log as any other. It changes nothing itself. Call it after
-// Tick, until ok is false.
+// that of its phase, whichever is longer, and for the time that a report may take. A rank that waits
+// in another operation, or whose connection has just broken, has not stalled. Stalled returns the
+// request that fails the operation, which the caller must Apply for the session, and log as any other.
+// It changes nothing itself. Call it after Tick, until ok is false.
 func (m *Machine) Stalled(now Time) (session uint64, req *wire.Request, ok bool) {
 	for d := m.stalls.pop(now); d != nil; d = m.stalls.pop(now) {
 		r := d.(*stallTimer).r
@@ -256,7 +257,7 @@ func (m *Machine) stalledText(g *group, rank int, now Time) string {
 	p := g.members[rank].progress
 	text := fmt.Sprintf("no progress for %v: %s", RoundTwoDigits(now-p.at), p)
 	if p.changes > maxPhaseChanges {
-		text += fmt.Sprintf("; of more than %d changes of its phase without an operation, no more count", maxPhaseChanges)
+		text += fmt.Sprintf("; its phase has changed more than %d times, which no longer counts: let one phase have a total", maxPhaseChanges)
 	}
 	if what, _ := m.waitOf(g, rank); what != "" { // for a message
 		text += "; " + what
@@ -276,15 +277,13 @@ func (m *Machine) stalled(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.noop = true
 		return refuse(rep, wire.CodeInvalid, "no failure")
 	}
-	w := m.sessions[t.Session].waiters[t.ID]
-	if m.noop = w == nil; m.noop {
-		return true
+	if w := m.sessions[t.Session].waiters[t.ID]; w != nil {
+		if r, ok := w.owner.(*record); ok {
+			m.decide(r, &failed)
+			return true
+		}
 	}
-	if r, ok := w.owner.(*record); ok && r.open() {
-		m.decide(r, &failed)
-	} else {
-		m.noop = true
-	}
+	m.noop = true
 	return true
 }
 
