@@ -166,12 +166,17 @@ func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
 // TestCloseUnblocksWithoutTheStore checks that Close ends the calls of this handle while a store that others
 // use too does not answer.
 func TestCloseUnblocksWithoutTheStore(t *testing.T) {
-	proxy := testcluster.NewProxy(t, serve(t))
+	addr := serve(t)
+	proxy, observer := testcluster.NewProxy(t, addr), testcluster.Dial(t, addr, nil)
 	s := testcluster.Dial(t, proxy.Addr(), nil)
 	gs := create(t, 2, all(pgroup.Config{Store: s}))
-	received := later(func() error { _, err := pgroup.Recv[int](t.Context(), gs[0], 1); return err })
-	met := later(func() error { return gs[0].Channel("c").Barrier(t.Context()) })
 	require.NoError(t, pgroup.Send(t.Context(), gs[0], 0, 1))
+	received := later(func() error { _, err := pgroup.Recv[int](t.Context(), gs[0], 1); return err })
+	testcluster.Eventually(t, 10*time.Second, func() bool { // it is first, and reads for the others
+		st, err := observer.Status(t.Context(), "")
+		return err == nil && len(st.Groups[0].Ranks[0].Waits) > 0
+	}, "no rank receives")
+	met := later(func() error { return gs[0].Channel("c").Barrier(t.Context()) })
 	other := later(func() error { return gs[1].Barrier(t.Context()) })
 	waits := later(func() error { _, err := s.Wait(t.Context(), "k"); return err })
 	proxy.Stall(true)

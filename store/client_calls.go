@@ -356,6 +356,9 @@ func (c *client) fail(err error, is func(*clientCall) bool) {
 			delete(c.calls, id)
 			c.numbers.abandon(call)
 			call.end(c.outcome(call, err))
+			if id == c.readTurn.leader {
+				c.stopLeader() // no reply would end its read
+			}
 		}
 	}
 	c.numbers.wake()
