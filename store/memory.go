@@ -123,6 +123,7 @@ func (m *Memory) open() error {
 	}
 	if !m.isDurable() {
 		m.machine, m.incarnation = core.New(m.Limits), rand.Uint64()|1
+		m.machine.NumberFrom(uint64(time.Now().UnixMicro()))
 	} else if err := m.openDisk(); err != nil {
 		return err
 	}

@@ -65,6 +65,36 @@ func TestChangesUnderWayToAStoreThatIsGone(t *testing.T) {
 	}
 }
 
+// TestNumbersOfAStoreThatLostItsData checks that a store that was restarted without its data grants no
+// lease, and forms no group, of a number that a client has from before: the old handle would end the new
+// lease.
+func TestNumbersOfAStoreThatLostItsData(t *testing.T) {
+	old := serve(t, new(store.Server), tcp)
+	c, proxy := old.through(t)
+	group := func() uint64 {
+		var rep wire.Reply
+		require.NoError(t, c.Do(bounded(t), &wire.Request{Op: wire.OpJoin, Group: wire.Contribution{Group: "g", Size: 1}}, &rep))
+		return rep.Rev
+	}
+	lease := func() *store.Lease {
+		l, err := c.Lease(bounded(t), time.Minute)
+		require.NoError(t, err)
+		return l
+	}
+	generation, before := group(), lease()
+	proxy.Target(serve(t, new(store.Server), tcp).addr)
+	proxy.Cut(testcluster.RST)
+	absent(t, c, "key") // a read, which is repeated
+	after := lease()
+	require.NoError(t, c.Set(bounded(t), "key", nil, &store.SetOptions{Lease: after}))
+	require.Greater(t, after.ID(), before.ID())
+	require.NoError(t, before.Close(bounded(t)))
+	_, err := c.Get(bounded(t), "key")
+	require.NoError(t, err)
+	require.NoError(t, after.Close(bounded(t)))
+	require.Greater(t, group(), generation)
+}
+
 // TestContextThatEndsWithoutAConnection checks that the error of a call whose context ends while
 // there is no connection says so, and says whether the call may have taken effect.
 func TestContextThatEndsWithoutAConnection(t *testing.T) {

@@ -328,10 +328,6 @@ func whoText(r status.Who) string {
 }
 
 func (p *whoPrinter) group(g *status.Group) {
-	name := printable(g.Name)
-	if g.Generation > 0 {
-		name += fmt.Sprintf(" (generation %d)", g.Generation)
-	}
 	when := ""
 	switch {
 	case g.Ended > 0:
@@ -339,7 +335,7 @@ func (p *whoPrinter) group(g *status.Group) {
 	case g.Age >= 0:
 		when = ", for " + ago(g.Age)
 	}
-	text := fmt.Sprintf("  %s  %d of %s ranks, %s%s", p.bold(name), g.Present, sizeText(g.Size, g.AtLeast), g.State, when)
+	text := fmt.Sprintf("  %s  %d of %s ranks, %s%s", p.bold(printable(g.Name)), g.Present, sizeText(g.Size, g.AtLeast), g.State, when)
 	if g.Why != "" {
 		text += ": " + printable(g.Why)
 	}

@@ -184,7 +184,7 @@ func TestWhoShowsPhases(t *testing.T) {
              waits for rank 1 (pid 8 on b): loading shards, 12 of 48 (25%), 3.0 s ago; in no call; its last was barrier #1, 20 s ago
 
 groups
-  train (generation 7)  2 of 2 ranks, waiting, for 1 h 0 min
+  train  2 of 2 ranks, waiting, for 1 h 0 min
     loading shards: 2 ranks, 12 to 48 of 48
 `, print(g))
 
@@ -194,7 +194,7 @@ groups
 
 
 groups
-  train (generation 7)  2 of 2 ranks, idle, for 1 h 0 min
+  train  2 of 2 ranks, idle, for 1 h 0 min
     "\x1b[2J: 1 rank, 12 of 48"
     loading shards: 1 rank, 48 of 48
 `, print(g))

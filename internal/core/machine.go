@@ -181,6 +181,11 @@ func New(l Limits) *Machine {
 	return m
 }
 
+// NumberFrom makes the ids of leases, and generations, begin above id. A machine that replaces one whose
+// state is lost must not use those again: a client of both may still hold them, and what checks the ids
+// as fencing tokens has seen them.
+func (m *Machine) NumberFrom(id uint64) { m.lastLease, m.generation = id, id }
+
 // handler carries out one operation. It fills rep and returns true, or parks the call and returns
 // false.
 type handler func(m *Machine, t Ticket, req *wire.Request, rep *wire.Reply) bool

@@ -145,10 +145,13 @@ func TestASetAtTheEndOfTheGrace(t *testing.T) {
 // relay is cut off from the store.
 func TestALeaseThatEnds(t *testing.T) {
 	inSessions(t, func(t *testing.T, s *service) {
+		before, err := s.Lease(s.ctx, time.Minute)
+		require.NoError(t, err)
 		a := s.client(t)
 		a.send(set("/nixl/agents/a", "1"))
 		a.works()
-		require.NoError(t, s.Do(s.ctx, &wire.Request{Op: wire.OpRevoke, Lease: 1}, new(wire.Reply)))
+		require.NoError(t, before.Close(s.ctx))
+		require.NoError(t, s.Do(s.ctx, &wire.Request{Op: wire.OpRevoke, Lease: before.ID() + 1}, new(wire.Reply)))
 		a.closed()
 		require.Empty(t, s.keys(t, "nixl"))
 	})

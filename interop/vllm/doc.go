@@ -44,6 +44,9 @@
 // sets rank 0's departure key decides. A Python rank decides for itself; if it gives up, no other
 // rank learns of it.
 //
+// Nobody stalls: Python ranks report no progress, and no rank decides for the others. A wait ends
+// with its deadline; groups of Go ranks alone have pgroup's stall.
+//
 // AllGatherObj, AllReduce and Barrier use their numbers whether they succeed or not, so that Go
 // ranks stay in step after a failure. Python's counts then depend on where it failed: make another
 // group after a failure with Python. RecvObj and BroadcastObj that time out leave the object where
