@@ -1,8 +1,11 @@
 package main_test
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
 // hollow writes a sparse file with one tensor of n zeros.
@@ -83,7 +88,7 @@ func (h *half) written() (n int64) {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.cmd.Process.Pid))
 	for _, fd := range fds {
 		to, err := os.Readlink(fd)
-		if err != nil || !strings.HasPrefix(to, string(h.desk)) || strings.HasSuffix(to, "/a") || strings.HasSuffix(to, "/b") {
+		if err != nil || !strings.HasPrefix(to, string(h.desk)) || !strings.HasSuffix(to, ".part") {
 			continue
 		}
 		info, _ := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(fd)), "fdinfo", filepath.Base(fd)))
@@ -99,20 +104,80 @@ func TestGatherInterrupted(t *testing.T) {
 		h.signal(t, sig)
 		h.signal(t, syscall.SIGCONT)
 		h.wait(t).wants(t, 128+int(sig), "", want+": "+h.desk.path("out")+" is not written")
-		h.desk.has(t, "a", "b")
+		require.Zero(t, run(t, "gather", "-o", h.desk.path("out"), "--axis", "w=0", h.desk.path("a"), h.desk.path("b")).code)
+		h.desk.has(t, "a", "b", "out")
 	}
 }
 
-// A gather that was killed leaves a file with another name, and nothing named OUT.
+// TestGatherKilled kills gathers at random moments, and repeats each until it ends. It checks that what
+// has a final name is right at any time, that later ones go on where the first was, and that nothing is left.
 func TestGatherKilled(t *testing.T) {
 	t.Parallel()
-	h := halfway(t)
-	h.signal(t, syscall.SIGKILL)
-	h.wait(t)
-	require.NoFileExists(t, h.desk.path("out"))
-	parts, err := filepath.Glob(h.desk.path(".muster-*.part"))
+	d := emptyDesk(t)
+	for _, shard := range []string{"a", "b"} {
+		ts := map[string]*tensor.Tensor{}
+		for i := range 6 {
+			x := tensor.New(tensor.U8, 1<<10, 1<<10)
+			_, _ = rand.NewChaCha8([32]byte{shard[0], byte(i)}).Read(x.Data)
+			ts[fmt.Sprint("w", i)] = x
+		}
+		require.NoError(t, safetensors.WriteFile(d.path(shard), ts, nil))
+	}
+	args := func(out string) []string {
+		return []string{"gather", "-o", d.path(out), "--shard-size", "3MiB", "--axis", "*=1", d.path("a"), d.path("b")}
+	}
+	began := time.Now()
+	require.Zero(t, run(t, args("want")...).code)
+	took := time.Since(began)
+	wentOn := 0
+	for kills := testcluster.Form(10, 200); kills > 0; {
+		how := args("out")
+		if rand.N(2) == 0 {
+			how = append(how, "--force")
+		} else {
+			require.NoError(t, os.RemoveAll(d.path("out")))
+		}
+		for ended := false; !ended; kills-- {
+			if states, _ := filepath.Glob(d.path("out/.muster-*.state")); len(states) > 0 {
+				if text, _ := os.ReadFile(states[0]); len(text) > 0 && !strings.Contains(string(text), `"File":0,"Bytes":0}`) {
+					wentOn++
+				}
+			}
+			p := start(t, how...)
+			timer := time.AfterFunc(rand.N(2*took), func() { _ = p.cmd.Process.Kill() })
+			ended = p.wait(t).code == 0
+			timer.Stop()
+			d.sameFiles(t, ended)
+		}
+	}
+	require.NotZero(t, wentOn)
+}
+
+// sameFiles checks that what has a final name in "out" is what is in "want": all of it, and nothing else,
+// if there is an index.
+func (d desk) sameFiles(t *testing.T, whole bool) {
+	t.Helper()
+	want, err := os.ReadDir(d.path("want"))
 	require.NoError(t, err)
-	require.Len(t, parts, 1)
+	_, err = os.Stat(d.path("out/model.safetensors.index.json"))
+	if whole {
+		require.NoError(t, err)
+	}
+	for _, e := range want {
+		got, reading := os.ReadFile(d.path("out/" + e.Name()))
+		if errors.Is(reading, os.ErrNotExist) && err != nil {
+			continue
+		}
+		require.NoError(t, reading)
+		data, reading := os.ReadFile(d.path("want/" + e.Name()))
+		require.NoError(t, reading)
+		require.True(t, bytes.Equal(data, got), e.Name())
+	}
+	if whole {
+		got, err := os.ReadDir(d.path("out"))
+		require.NoError(t, err)
+		require.Len(t, got, len(want), "nothing is left: %v", got)
+	}
 }
 
 func TestGatherOfAShardThatIsCutOff(t *testing.T) {
@@ -121,7 +186,7 @@ func TestGatherOfAShardThatIsCutOff(t *testing.T) {
 		h := halfway(t)
 		require.NoError(t, os.Truncate(h.desk.path(shard), 1<<20))
 		h.signal(t, syscall.SIGCONT)
-		h.wait(t).wants(t, 1, "", h.desk.path(shard)+" was cut off")
+		h.wait(t).wants(t, 1, "", h.desk.path(shard)+`: tensor "w": the file has been cut off`)
 		h.desk.has(t, "a", "b")
 	}
 }

@@ -32,17 +32,6 @@ func openModel(path string) (*model, error) {
 // pathOf returns the path of a file of the model.
 func (m *model) pathOf(file string) string { return filepath.Join(m.dir, filepath.FromSlash(file)) }
 
-// cutOff returns the path of a file that is shorter now than when it was opened; empty if there is
-// none.
-func (m *model) cutOff() string {
-	for file, f := range m.Files() {
-		if st, err := os.Stat(m.pathOf(file)); err == nil && st.Size() < f.Size() {
-			return m.pathOf(file)
-		}
-	}
-	return ""
-}
-
 // closeModels closes all models.
 func closeModels(models []*model) {
 	for _, m := range models {

@@ -40,7 +40,8 @@ var imports = map[string][]string{
 	"internal/relay":           {"wire", "internal/transport"}, // many connections over one
 	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/handshake", "internal/procfs", "internal/quietlog", "internal/relay", "internal/transport"},
 	"nfsws":                    {"internal/blocking", "tensor/..."},
-	"internal/joint":           {"tensor/..."}, // tensors of several parts, as one
+	"internal/joint":           {"tensor/..."},                                      // tensors of several parts, as one
+	"tensor/checkpoint":        {"internal/joint", "internal/pickle", "tensor/..."}, // files of many ranks
 	"internal/tree":            {"tensor"},
 	"internal/scenario":        {"store", "wire", "internal/testcluster"}, // rules as text
 	"internal/linear":          {"store", "wire"},                         // histories of a store, for tests

@@ -29,6 +29,8 @@
 // the dtypes that both package tensor and numpy or torch have. Parse makes them row-major, whatever their strides
 // were, and drops the other properties of a tensor (device, gradient).
 //
+// ParseObjects also accepts objects of classes that its caller names, as what the pickle says about them.
+//
 // Parse reads protocols 2 to 5 without out-of-band buffers; in protocol 2 bytes are a call, which is
 // refused. Append writes protocol 4, which Python
 // reads since 3.4, with names that numpy and torch have since 1.13; uint16, uint32, uint64 and the

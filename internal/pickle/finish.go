@@ -32,6 +32,8 @@ func (m *machine) finishAt(v any, depth int) (any, size, error) {
 		return m.finishItems(&v.node, v.items, depth, func() any { return Tuple(whole(v.items)) })
 	case *dict:
 		return m.finishDict(v, depth)
+	case *object:
+		return m.finishObject(v, depth)
 	case *blob:
 		done, err := m.finishBlob(v)
 		return done, sizeOf(len(v.b)), err
@@ -50,6 +52,9 @@ func (m *machine) finishAt(v any, depth int) (any, size, error) {
 			return *v.done, sizeOf(len(v.done.Data)), nil
 		}
 	case *global:
+		if m.names != nil {
+			return Class{v.name, v.dtype}, sizeOf(0), nil
+		}
 		return nil, size{}, m.refuse(v.name, "a class or a function is no plain value")
 	}
 	return nil, size{}, m.fail(ErrRefused, "a %s is no plain value", kind(v))
@@ -202,6 +207,8 @@ func otherKind(v any) string {
 	case *storage:
 		return "storage of torch"
 	case *global:
+		return v.name
+	case *object:
 		return v.name
 	}
 	return fmt.Sprintf("%T", v)

@@ -11,6 +11,8 @@ type global struct {
 	name  string
 	call  func(m *machine, args []any) (any, error) // nil: the name cannot be called
 	dtype tensor.DType                              // of a dtype or a storage of torch
+	// object is set if it makes an Object.
+	object bool
 }
 
 const nccl = "vllm.distributed.device_communicators.pynccl_wrapper"
@@ -52,10 +54,14 @@ func tableOf(table map[string]*global) map[string]*global {
 
 // find returns the global with that name, or the error that refuses it.
 func (m *machine) find(module, name string) (*global, error) {
+	full := module + "." + name
+	if m.names[full] {
+		return &global{name: full, object: true}, nil
+	}
 	if g, ok := globals[module+" "+name]; ok {
 		return g, nil
 	}
-	return nil, m.refuse(module+"."+name, "it would be imported")
+	return nil, m.refuse(full, "it would be imported")
 }
 
 func opGlobal(m *machine) error {
@@ -102,6 +108,8 @@ func opReduce(m *machine) error {
 	switch {
 	case !ok:
 		return m.fail(ErrRefused, "a %s would be called", kind(words[0]))
+	case g.object:
+		return m.pushObject(g, words[1])
 	case g.call == nil:
 		return m.refuse(g.name, "it would be called")
 	case !also:
@@ -130,6 +138,8 @@ func opBuild(m *machine) error {
 		err = m.buildDType(v, state)
 	case *array:
 		err = m.buildArray(v, state)
+	case *object:
+		err = m.buildObject(v, state)
 	case *global:
 		return m.refuse(v.name, "its state would be set")
 	default:
@@ -151,7 +161,10 @@ func opNewObj(m *machine) error {
 	if err != nil {
 		return err
 	}
-	if g, ok := words[0].(*global); ok {
+	switch g, ok := words[0].(*global); {
+	case ok && g.object && n == 2:
+		return m.pushObject(g, words[1])
+	case ok:
 		return m.refuse(g.name, "an object of it would be made")
 	}
 	return m.fail(ErrRefused, "an object of a %s would be made", kind(words[0]))

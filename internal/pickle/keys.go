@@ -14,6 +14,9 @@ func (m *machine) key(v any) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if _, ok := key.(*Object); ok {
+		return m.objectKey(), m.spend(keySize)
+	}
 	k := keyer{*m.room}
 	b, err := k.append(nil, key)
 	*m.room = k.room

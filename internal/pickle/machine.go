@@ -7,8 +7,12 @@ import (
 
 // Parse returns the value of b, which is one whole pickle. The value does not alias b.
 func Parse(b []byte) (any, error) {
+	return parse(b, new(machine))
+}
+
+func parse(b []byte, m *machine) (any, error) {
 	room := minBudget + budgetPerByte*len(b)
-	m := machine{b: b, ops: &opcodes, room: &room}
+	m.b, m.ops, m.room = b, &opcodes, &room
 	v, err := m.run()
 	if err != nil {
 		return nil, err
@@ -34,6 +38,8 @@ type machine struct {
 
 	// persistent returns the value of a persistent id. If it is nil, persistent ids are refused.
 	persistent func(id any) (any, error)
+	names      map[string]bool // of objects: see ParseObjects
+	objects    int             // that are keys
 }
 
 // opcode is one instruction.

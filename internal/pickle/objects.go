@@ -29,7 +29,9 @@ const (
 	blobSize = 48
 	listSize = 64
 	dictSize = 112
-	keySize  = 80 // of an entry in an index
+	// objectSize is that of an object with that of its Object.
+	objectSize = 192
+	keySize    = 80 // of an entry in an index
 )
 
 // node is the state of an object in finish.

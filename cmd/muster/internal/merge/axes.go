@@ -1,23 +1,26 @@
+// Package merge reads the rules by which models are merged.
 package merge
 
 import (
 	"fmt"
-	"maps"
-	"slices"
+	"regexp"
 	"strconv"
 	"strings"
 )
 
-// Axis says along which axis tensors are joined: those with this name, which may be a glob.
+// Axis says that the tensors of a name are joined along an axis. In the name, * stands for any text.
 type Axis struct {
 	Name string
 	Axis int
+
+	glob *regexp.Regexp
+	used bool
 }
 
-// Axes is the value of a flag that may be repeated.
+// Axes is the value of a flag NAME=AXIS that may be repeated.
 type Axes []Axis
 
-// Set implements pflag.Value. The name may contain "=".
+// Set implements pflag.Value.
 func (rs *Axes) Set(text string) error {
 	i := strings.LastIndexByte(text, '=')
 	if i < 1 {
@@ -32,7 +35,7 @@ func (rs *Axes) Set(text string) error {
 			return fmt.Errorf("%q is there twice", r.Name)
 		}
 	}
-	*rs = append(*rs, Axis{text[:i], axis})
+	*rs = append(*rs, Axis{Name: text[:i], Axis: axis, glob: Glob(text[:i])})
 	return nil
 }
 
@@ -42,61 +45,37 @@ func (rs *Axes) String() string { return "" }
 // Type implements pflag.Value.
 func (rs *Axes) Type() string { return "NAME=AXIS" }
 
-// Of returns the axis of each tensor that has one: from the rule with its exact name, or else from
-// the first glob that matches.
-func (rs Axes) Of(shards []Shard) (map[string]int, error) {
-	axes, used := map[string]int{}, map[string]bool{}
-	for _, s := range shards {
-		for _, name := range s.Model.Names() {
-			if _, ok := axes[name]; ok {
-				continue
-			}
-			if r, ok := rs.fit(name, used); ok {
-				axes[name] = r.Axis
-			}
-		}
-	}
-	for _, r := range rs {
-		if !used[r.Name] {
-			return nil, fmt.Errorf("--axis %s=%d: no shard has a tensor with such a name: \"muster tensors\" lists them", r.Name, r.Axis)
-		}
-	}
-	return axes, nil
-}
-
-// fit returns the rule for a name, and records all rules that match it in used.
-func (rs Axes) fit(name string, used map[string]bool) (best Axis, ok bool) {
-	for _, r := range rs {
-		if !Match(r.Name, name) {
+// Of returns the axis of a tensor, if it has one: from the rule with its exact name, or else from the
+// first whose name fits.
+func (rs Axes) Of(name string) (axis int, ok bool) {
+	best := -1
+	for i := range rs {
+		if !rs[i].glob.MatchString(name) {
 			continue
 		}
-		used[r.Name] = true
-		if !ok || r.Name == name {
-			best, ok = r, true
+		rs[i].used = true
+		if best < 0 || rs[i].Name == name {
+			best = i
 		}
 	}
-	return best, ok
+	if best < 0 {
+		return 0, false
+	}
+	return rs[best].Axis, true
 }
 
-// Metadata returns the metadata of the merged model, which consists of the keys whose value
-// is the same in all files that have them. It returns the keys whose values differ in differ.
-func Metadata(shards []Shard) (same map[string]string, differ []string) {
-	odd := map[string]bool{}
-	for _, s := range shards {
-		for _, f := range s.Model.Files() {
-			for k, v := range f.Metadata {
-				if old, ok := same[k]; ok && old != v {
-					odd[k] = true
-				}
-				if same == nil {
-					same = map[string]string{}
-				}
-				same[k] = v
-			}
+// CheckUsed returns an error if a rule has fitted no tensor.
+func (rs Axes) CheckUsed() error {
+	for _, r := range rs {
+		if !r.used {
+			return fmt.Errorf("--axis %s=%d: no model has a tensor with such a name: \"muster tensors\" lists them", r.Name, r.Axis)
 		}
 	}
-	for k := range odd {
-		delete(same, k)
-	}
-	return same, slices.Sorted(maps.Keys(odd))
+	return nil
+}
+
+// Glob returns what a name fits in which * stands for any text.
+func Glob(name string) *regexp.Regexp {
+	name = regexp.QuoteMeta(strings.ToValidUTF8(name, "\uFFFD")) // names are valid
+	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(name, `\*`, ".*") + "$")
 }

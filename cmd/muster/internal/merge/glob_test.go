@@ -33,6 +33,6 @@ func TestGlobs(t *testing.T) {
 		{"a*b", "a\nb", true},
 		{"a.b", "axb", false},
 	} {
-		assert.Equal(t, test.want, merge.Match(test.pattern, test.name), "%q fits %q", test.pattern, test.name)
+		assert.Equal(t, test.want, merge.Glob(test.pattern).MatchString(test.name), "%q fits %q", test.pattern, test.name)
 	}
 }
