@@ -237,6 +237,12 @@ func (j *gathered) distinct(o *merging, s *partial) error {
 			return alreadyThere(path)
 		}
 	}
+	if _, err := os.Lstat(filepath.Join(j.dir, "model.safetensors")); err == nil && j.index {
+		return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: it has model.safetensors, which readers may take instead: name another directory", o.out)}
+	}
+	if j.set.Saved {
+		return nil // its directory may have other files
+	}
 	for in := range j.set.Files() {
 		if st, err := os.Stat(filepath.Dir(in)); j.index && err == nil && os.SameFile(st, dir) {
 			return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: it has files to be read: name another directory", o.out)}
@@ -246,9 +252,6 @@ func (j *gathered) distinct(o *merging, s *partial) error {
 		if st, err := os.Stat(in); err == nil && os.SameFile(st, dir) {
 			return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: that is in %s, which would have other files then: name another directory", o.out, in)}
 		}
-	}
-	if _, err := os.Lstat(filepath.Join(j.dir, "model.safetensors")); err == nil && j.index {
-		return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: it has model.safetensors, which readers may take instead: name another directory", o.out)}
 	}
 	return nil
 }
@@ -304,6 +307,7 @@ func (j *gathered) writeFile(ctx context.Context, s *partial, i int, f gatheredF
 	}
 	bar.add(begin)
 	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	w := &syncing{output: o, state: s, file: i, bar: bar, cancel: cancel, stop: make(chan struct{}), ended: make(chan struct{})}
 	w.at.Store(begin)
 	go w.syncOften()
