@@ -129,24 +129,25 @@ func TestGatherKilled(t *testing.T) {
 	began := time.Now()
 	require.Zero(t, run(t, args("want")...).code)
 	took := time.Since(began)
-	wentOn := 0
-	for kills := testcluster.Form(10, 200); kills > 0; {
+	wentOn, kills := 0, 0
+	for least := testcluster.Form(10, 200); kills < least || wentOn == 0 && kills < 2000; {
 		how := args("out")
 		if rand.N(2) == 0 {
 			how = append(how, "--force")
 		} else {
 			require.NoError(t, os.RemoveAll(d.path("out")))
 		}
-		for ended := false; !ended; kills-- {
+		for tries, ended := time.Duration(2), false; !ended; tries++ { // ever longer: the machine may be busier now
 			if states, _ := filepath.Glob(d.path("out/.muster-*.state")); len(states) > 0 {
 				if text, _ := os.ReadFile(states[0]); len(text) > 0 && !strings.Contains(string(text), `"File":0,"Bytes":0}`) {
 					wentOn++
 				}
 			}
 			p := start(t, how...)
-			timer := time.AfterFunc(rand.N(2*took), func() { _ = p.cmd.Process.Kill() })
+			timer := time.AfterFunc(rand.N(tries*took), func() { _ = p.cmd.Process.Kill() })
 			ended = p.wait(t).code == 0
 			timer.Stop()
+			kills++
 			d.sameFiles(t, ended)
 		}
 	}
