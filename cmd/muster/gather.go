@@ -17,7 +17,6 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/merge"
 	"github.com/muster-pg/muster/tensor/checkpoint"
-	"github.com/muster-pg/muster/tensor/safetensors"
 	"github.com/spf13/cobra"
 )
 
@@ -244,7 +243,7 @@ func (o *merging) modelLike() (map[string][]int, error) {
 	}
 	path := o.like
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		path = filepath.Join(path, safetensors.IndexName)
+		path = filepath.Join(path, indexName)
 	}
 	text, reading := os.ReadFile(path)
 	var index struct {

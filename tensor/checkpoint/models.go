@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/muster-pg/muster/internal/blocks"
 	"github.com/muster-pg/muster/internal/joint"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -31,7 +30,7 @@ func (s *Set) openModels(o *Options, paths []string) error {
 	if plan.Axis == nil {
 		plan.Axis = func(string) (int, bool) { return 0, false }
 	}
-	parts := map[string][]blocks.Part{} // of each tensor, in the order of the paths
+	parts := map[string][]part{} // of each tensor, in the order of the paths
 	for i, path := range paths {
 		if err := s.model(i, path, &plan, parts); err != nil {
 			return err
@@ -42,21 +41,21 @@ func (s *Set) openModels(o *Options, paths []string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		j, of := plan.Joints[name], parts[name]
-		var copies []blocks.Part
+		var copies []part
 		if j.Axis < 0 {
 			of, copies = of[:1], of[1:]
 		}
 		for i, at := 1, 0; i < len(of); i++ {
-			at += of[i-1].Shape[j.Axis]
-			of[i].Start[j.Axis] = at
+			at += of[i-1].shape[j.Axis]
+			of[i].start[j.Axis] = at
 		}
 		if err := s.join(name, j.DType, j.Shape, of); err != nil {
 			return err
 		}
 		for _, p := range copies {
-			if e := s.tensors[name]; len(e.Parts) > 0 {
-				p.Array = e.Parts[0].Array
-				e.Copies = append(e.Copies, p)
+			if e := s.tensors[name]; len(e.parts) > 0 {
+				p.array = e.parts[0].array
+				e.copies = append(e.copies, p)
 			}
 		}
 	}
@@ -64,7 +63,7 @@ func (s *Set) openModels(o *Options, paths []string) error {
 }
 
 // model adds the tensors of one model.
-func (s *Set) model(i int, path string, plan *joint.Plan, parts map[string][]blocks.Part) error {
+func (s *Set) model(i int, path string, plan *joint.Plan, parts map[string][]part) error {
 	dir := path
 	st, statErr := os.Stat(path)
 	if statErr == nil && !st.IsDir() {
@@ -91,7 +90,7 @@ func (s *Set) model(i int, path string, plan *joint.Plan, parts map[string][]blo
 			if err := plan.Add(i, name, info); err != nil {
 				return &Error{Tensor: name, Err: err}
 			}
-			parts[name] = append(parts[name], newPart(f, blocks.Whole(info.Shape), info.Begin))
+			parts[name] = append(parts[name], part{array: array{box: whole(info.Shape)}, file: f, from: info.Begin})
 		}
 	}
 	return nil
