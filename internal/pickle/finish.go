@@ -53,7 +53,7 @@ func (m *machine) finishAt(v any, depth int) (any, size, error) {
 		}
 	case *global:
 		if m.names != nil {
-			return Class{v.name, v.dtype}, sizeOf(0), nil
+			return Class{v.name, v.dtype}, sizeOf(0), m.spend(blobSize)
 		}
 		return nil, size{}, m.refuse(v.name, "a class or a function is no plain value")
 	}

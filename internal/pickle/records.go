@@ -37,12 +37,11 @@ type object struct {
 // "collections.deque", and what persistent ids stand for, are Objects. Names are refused that are not
 // among these, unless Parse accepts them; and an Object may be the key of a Dict, distinct from all others.
 func ParseObjects(b []byte, names map[string]bool) (any, error) {
-	return parse(b, &machine{
-		names: names,
-		persistent: func(id any) (any, error) {
-			return &object{name: persistentID, args: &tuple{items: []any{id}}}, nil
-		},
-	})
+	m := &machine{names: names}
+	m.persistent = func(id any) (any, error) {
+		return &object{name: persistentID, args: &tuple{items: []any{id}}}, m.spend(objectSize + listSize)
+	}
+	return parse(b, m)
 }
 
 // pushObject pushes the object of a name that ParseObjects accepts.

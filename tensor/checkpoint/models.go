@@ -17,6 +17,9 @@ import (
 
 // openModels opens models, and joins those of their tensors that have an axis.
 func (s *Set) openModels(o *Options, paths []string) error {
+	if len(paths) == 0 {
+		return &Error{Err: errors.New("no path of a checkpoint")}
+	}
 	if o.Shards > 0 && len(paths) != o.Shards {
 		return &Error{Err: fmt.Errorf("there are %d models, not %d", len(paths), o.Shards)}
 	}

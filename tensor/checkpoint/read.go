@@ -33,7 +33,7 @@ func (s *Set) Read(ctx context.Context, name string, start, shape []int, dst []b
 	if err != nil {
 		return &Error{Tensor: name, Err: err}
 	}
-	return e.read(ctx, name, e.parts, b, dst)
+	return e.read(ctx, new(reader), e.parts, b, dst)
 }
 
 // ReadTensor reads a whole tensor.
@@ -47,8 +47,8 @@ func (s *Set) ReadTensor(ctx context.Context, name string) (*tensor.Tensor, erro
 }
 
 // read reads what parts have of a block of bytes.
-func (e *entry) read(ctx context.Context, name string, parts []part, b box, dst []byte) error {
-	r := reader{block: rowMajor(b), dst: dst}
+func (e *entry) read(ctx context.Context, r *reader, parts []part, b box, dst []byte) error {
+	r.block, r.dst = rowMajor(b), dst
 	for i := range parts {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -62,17 +62,17 @@ func (e *entry) read(ctx context.Context, name string, parts []part, b box, dst 
 			if errors.Is(err, io.EOF) {
 				err = errors.New("the file has been cut off since it was opened")
 			}
-			return &Error{File: p.file.name, Tensor: name, Err: err}
+			return &Error{File: p.file.name, Tensor: e.name, Err: err}
 		}
 	}
 	return nil
 }
 
-// reader reads parts into a block.
+// reader reads parts into one block after the other.
 type reader struct {
 	block array
 	dst   []byte
-	spare []byte // for bytes that are not contiguous in dst
+	spare []byte // for bytes that are not contiguous in dst; kept for the next block
 }
 
 // copy reads x, which is in the part and in the block. It reads where x is contiguous in the part, or

@@ -228,6 +228,16 @@ func TestRefusesClasses(t *testing.T) {
 	}
 }
 
+// TestRefusesManyObjects checks that a short pickle does not make objects of any size in memory.
+func TestRefusesManyObjects(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(dir+"/.metadata", []byte("\x80\x04("+strings.Repeat("NQ", 300_000)+"l."), 0o600))
+	_, err := checkpoint.Open(nil, dir)
+	require.ErrorIs(t, err, pickle.ErrTooLarge)
+	_, err = checkpoint.Open(nil)
+	require.EqualError(t, err, "checkpoint: no path of a checkpoint")
+}
+
 // TestRefusesPlaces checks .metadata whose parts are not where it says, or not in the directory.
 func TestRefusesPlaces(t *testing.T) {
 	const from = "testdata/torch-2.15/dcp"

@@ -35,6 +35,7 @@ type Set struct {
 
 // entry is one tensor.
 type entry struct {
+	name   string
 	dtype  tensor.DType
 	shape  []int
 	parts  []part // of bytes
@@ -183,7 +184,7 @@ func (s *Set) CheckUnchanged() error {
 // join makes a tensor of its parts, each a block of elements. Their strides are those of elements, or nil
 // where they are row-major.
 func (s *Set) join(name string, dt tensor.DType, shape []int, parts []part) error {
-	e := &entry{dtype: dt, shape: shape}
+	e := &entry{name: name, dtype: dt, shape: shape}
 	if _, err := tensor.Size(dt, shape...); err != nil {
 		return &Error{File: s.path, Tensor: name, Err: err}
 	}

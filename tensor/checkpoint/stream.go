@@ -9,12 +9,12 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// streamBlock is how many bytes Stream reads at once, and twice what it holds.
+// streamBlock is how many bytes Stream reads at once. It holds two such blocks, and maxBuffer.
 const streamBlock = 8 << 20
 
 // Stream writes the bytes of tensors, row-major and one after the other, but for the first skip of them.
-// It reads while w writes, and holds at most 32 MiB however large a tensor is, unless one is stored in
-// another order of its axes. Copies of a tensor must have the same bytes.
+// It reads while w writes, and holds at most 32 MiB however large a tensor is. Copies of a tensor must have
+// the same bytes.
 func (s *Set) Stream(ctx context.Context, w io.Writer, names []string, skip int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	blocks, free := make(chan []byte), make(chan []byte, 2)
@@ -43,6 +43,7 @@ func (s *Set) Stream(ctx context.Context, w io.Writer, names []string, skip int6
 
 // assemble sends the bytes of tensors in blocks, each in a slice from free.
 func (s *Set) assemble(ctx context.Context, names []string, skip int64, blocks chan<- []byte, free <-chan []byte) error {
+	var r reader
 	for _, name := range names {
 		e, ok := s.tensors[name]
 		if !ok {
@@ -66,7 +67,7 @@ func (s *Set) assemble(ctx context.Context, names []string, skip int64, blocks c
 			if cap(to) < n {
 				to = make([]byte, n)
 			}
-			if err := e.readAll(ctx, name, b, to[:n]); err != nil {
+			if err := e.readAll(ctx, &r, b, to[:n]); err != nil {
 				return err
 			}
 			blocks <- to[skip:n]
@@ -81,17 +82,17 @@ func (s *Set) assemble(ctx context.Context, names []string, skip int64, blocks c
 }
 
 // readAll reads a block, and compares it with that of the copies.
-func (e *entry) readAll(ctx context.Context, name string, b box, dst []byte) error {
-	if err := e.read(ctx, name, e.parts, b, dst); err != nil || len(e.copies) == 0 {
+func (e *entry) readAll(ctx context.Context, r *reader, b box, dst []byte) error {
+	if err := e.read(ctx, r, e.parts, b, dst); err != nil || len(e.copies) == 0 {
 		return err
 	}
 	other := make([]byte, len(dst))
 	for i := range e.copies {
-		if err := e.read(ctx, name, e.copies[i:i+1], b, other); err != nil {
+		if err := e.read(ctx, r, e.copies[i:i+1], b, other); err != nil {
 			return err
 		}
 		if !bytes.Equal(dst, other) {
-			return &Error{File: e.copies[i].file.name, Tensor: name, Err: fmt.Errorf("it has other bytes than %s, and no axis to join them along is given", e.parts[0].file.name)}
+			return &Error{File: e.copies[i].file.name, Tensor: e.name, Err: fmt.Errorf("it has other bytes than %s, and no axis to join them along is given", e.parts[0].file.name)}
 		}
 	}
 	return nil
