@@ -1,10 +1,11 @@
 package gather_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log"
+	"os"
+	"slices"
 	"sync"
 
 	"github.com/muster-pg/muster/gather"
@@ -137,32 +138,32 @@ func ExampleConcat() {
 	// Output: F32[3,2] [0 0.5 1 1.5 2 2.5]
 }
 
-// Shards are merged into one file, in the order in which they arrive.
-func ExampleConcatTo() {
+// Ranks write the tensors of which they have parts, each a file of the model.
+func ExampleExport() {
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
 	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
-		var file bytes.Buffer // in a real program an *os.File
-		mine := map[string]*tensor.Tensor{
-			"mlp.weight":                         shard(rank),               // a part of it on each rank
-			"norm.weight":                        tensor.From([]float32{1}), // the same everywhere
-			fmt.Sprint("layers.", rank, ".bias"): tensor.From([]float32{0}), // of this rank alone
-		}
-		err := gather.ConcatTo(ctx, ga, &file, []int{0, 1}, gather.Merge{Axis: map[string]int{"mlp.weight": 0}}, mine)
-		if err != nil || rank != 0 {
-			return err
-		}
-		model, err := safetensors.Parse(file.Bytes())
-		if err != nil {
-			return err
-		}
-		for _, name := range model.Names() {
-			t, err := model.Tensor(name)
-			if err != nil {
-				return err
-			}
-			fmt.Println(name, t, numbers(t))
-		}
-		return nil
+		return gather.Export(ctx, ga, dir, map[string]gather.Part{
+			"mlp.weight":                         {Tensor: shard(rank), Start: []int{2 * rank}, Shape: []int{4}}, // a part of it on each rank
+			"norm.weight":                        {Tensor: tensor.From([]float32{1})},                            // the same everywhere
+			fmt.Sprint("layers.", rank, ".bias"): {Tensor: tensor.From([]float32{0})},                            // of this rank alone
+		}, nil)
 	})
+	model, err := safetensors.OpenModel(dir)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer model.Close()
+	for _, name := range slices.Sorted(slices.Values(model.Names())) {
+		t, err := model.Tensor(name)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(name, t, numbers(t))
+	}
 	// Output:
 	// layers.0.bias F32[1] [0]
 	// layers.1.bias F32[1] [0]

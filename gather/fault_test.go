@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"sync"
@@ -58,19 +60,26 @@ func TestDataLink(t *testing.T) {
 		"refused":    {func(p *testcluster.Proxy) { p.Refuse(true); p.Cut(testcluster.RST) }, func(p *testcluster.Proxy) { p.Refuse(false) }},
 	}), func(t *testing.T, fault linkFault) {
 		j, proxy := behindProxy(t, 3, gather.Options{})
-		failures := make([]string, 3)
+		failures, dir := make([]string, 3), t.TempDir()
 		j.run(t, func(r *rank) {
 			ranks := []int{0, 1, 2}
 			if !r.gathers(ranks, 0, 1000) {
 				return
 			}
-			var mine map[string]*tensor.Tensor
-			if r.me() == 1 {
-				mine = map[string]*tensor.Tensor{"w": filled(1, 4<<20)}
-			}
 			assert.NoError(r, r.group.Barrier(r.ctx)) // all have the time from here on, of which the report has a tenth
-			w := &at{n: 1 << 20, do: func() { fault.on(proxy) }}
-			err := gather.ConcatTo(testcluster.Within(r, 6*time.Second), r.ga, w, ranks, gather.Merge{}, mine)
+			x := filled(1, 4<<20)
+			mine := map[string]gather.Part{}
+			var watch sync.WaitGroup
+			switch r.me() {
+			case 0: // the owner
+				mine["w"] = gather.Part{Tensor: &tensor.Tensor{DType: x.DType, Shape: []int{1}, Data: x.Data[:4]}, Start: []int{0}, Shape: x.Shape}
+				proxy.Throttle(16 << 20)
+				watch.Go(func() { r.whenWritten(dir, 1<<20, func() { fault.on(proxy) }) })
+			case 1:
+				mine["w"] = gather.Part{Tensor: &tensor.Tensor{DType: x.DType, Shape: []int{4<<20 - 1}, Data: x.Data[4:]}, Start: []int{1}, Shape: x.Shape}
+			}
+			err := gather.Export(testcluster.Within(r, 6*time.Second), r.ga, dir, mine, nil)
+			watch.Wait()
 			re := r.rankError(err)
 			failures[r.me()] = failureText(re)
 			if errors.Is(err, pgroup.ErrTimeout) {
@@ -81,6 +90,7 @@ func TestDataLink(t *testing.T) {
 			assert.NoError(r, r.group.Barrier(r.ctx))
 			if r.me() == 0 {
 				fault.off(proxy)
+				proxy.Throttle(0)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
 			r.gathers(ranks, 10, 1<<20)
@@ -88,6 +98,20 @@ func TestDataLink(t *testing.T) {
 		assert.Equal(t, failures[0], failures[1])
 		assert.Equal(t, failures[0], failures[2])
 	})
+}
+
+// whenWritten calls do when a file of an Export has so many bytes.
+func (r *rank) whenWritten(dir string, n int64, do func()) {
+	testcluster.Eventually(r, 5*time.Second, func() bool {
+		parts, _ := filepath.Glob(filepath.Join(dir, ".muster-export-*.part"))
+		for _, path := range parts {
+			if st, err := os.Stat(path); err == nil && st.Size() >= n {
+				return true
+			}
+		}
+		return false
+	}, "nothing is written")
+	do()
 }
 
 // failureText returns the part of an error that is the same on every rank.

@@ -35,14 +35,14 @@ type offer struct {
 }
 
 // verbs has all verbs: it is an error if ranks call different ones.
-var verbs = []string{opTensors, opTensorMaps, opConfigs, opConcat, opConcatTo}
+var verbs = []string{opTensors, opTensorMaps, opConfigs, opConcat, opExport}
 
 const (
 	opTensors    = "gather.tensors"
 	opTensorMaps = "gather.tensormaps"
 	opConfigs    = "gather.configs"
 	opConcat     = "gather.concat"
-	opConcatTo   = "gather.concatto"
+	opExport     = "gather.export"
 )
 
 // listLocation is where a long list is: in shared memory, or after the last item of a stream.

@@ -2,6 +2,7 @@ package gather_test
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,10 +24,14 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/checkpoint"
 )
 
 // dirVar names the environment variable with the directory that the processes of a job share.
 const dirVar = "GATHER_TEST_DIR"
+
+// exportVar has the directory to which processes export.
+const exportVar = "GATHER_TEST_EXPORT"
 
 // span bounds the waits of a process, on a busy machine too; deaths are reported much sooner.
 const span = time.Minute
@@ -235,42 +239,36 @@ func (r *rank) missing(ranks []int, who int) {
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
 }
 
-// at is a writer that calls a function when it has received n bytes.
-type at struct {
-	n  int
-	do func()
-}
-
-func (a *at) Write(p []byte) (int, error) {
-	if a.n -= len(p); a.n <= 0 && a.do != nil {
-		a.do()
-		a.do = nil
-	}
-	return len(p), nil
-}
-
-// TestKilledWhileItIsWritten kills the first rank, or a sender, when a number of bytes of a file
-// are written.
+// TestKilledWhileItIsWritten kills the owner of a tensor, or one that sends a part of it, when a number of
+// bytes of the file are written. The others have one outcome, and there is a whole model or none.
 func TestKilledWhileItIsWritten(t *testing.T) {
 	t.Parallel()
-	for _, victim := range []int{2, 3} {
+	const owner, sender, watcher = 0, 3, 1
+	for _, victim := range []int{owner, sender} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
 				j.MayFail = []int{victim}
-				for _, n := range testcluster.Form([]int{1, 4<<20 + 1}, []int{1, 1 << 20, 4<<20 + 1, 5 << 20}) { // of about 5.5 MiB
+				all := cmp.Or(os.Getenv(exportVar), t.TempDir())
+				j.Env = append(j.Env, exportVar+"="+all)
+				for _, n := range testcluster.Form([]int64{1, 8<<20 + 1}, []int64{1, 1 << 20, 8<<20 + 1, 16<<20 + 1, 40 << 20}) {
+					dir := filepath.Join(all, fmt.Sprint(n))
 					processes(t, j, func(r *rank) {
-						w := &at{n: n, do: func() { r.kills(victim) }}
-						i := slices.Index(list, r.me())
-						if i < 0 {
-							return
+						x := filled(r.me(), 4<<20) // 16 MiB of 64
+						part := gather.Part{Tensor: x, Start: []int{r.me() * x.Len()}, Shape: []int{4 * x.Len()}}
+						if r.me() == watcher {
+							go r.whenWritten(dir, n, func() { r.kills(victim) })
 						}
-						err := gather.ConcatTo(r.ctx, r.ga, w, list, gather.Merge{Axis: axes}, shards(i))
-						if err == nil && len(j.Env) > 0 {
-							// all of it was read from the files before the failure was reported
+						err := gather.Export(r.ctx, r.ga, dir, map[string]gather.Part{"x": part}, nil)
+						if err == nil { // it was too fast
 							return
 						}
 						assert.ErrorIs(t, err, pgroup.ErrLost)
 						assert.Equal(t, []int{victim}, r.rankError(err).Lost, "%v", err)
+						s, opening := checkpoint.Open(nil, dir)
+						if opening == nil {
+							_ = s.Close()
+						}
+						assert.Error(t, opening)
 					})
 				}
 			})

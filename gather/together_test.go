@@ -37,9 +37,6 @@ var calls = map[string]func(r *rank, ctx context.Context, ranks []int) error{
 		_, err := gather.Concat(ctx, r.ga, ranks, 0, filled(r.me(), 3))
 		return err
 	},
-	"gather.concatto": func(r *rank, ctx context.Context, ranks []int) error {
-		return gather.ConcatTo(ctx, r.ga, new(at), ranks, gather.Merge{Axis: map[string]int{"tensor": 0}}, map[string]*tensor.Tensor{"tensor": filled(r.me(), 3)})
-	},
 }
 
 // TestRanksCallDifferentVerbs has one rank call another verb: all ranks get an error that names the
@@ -158,7 +155,7 @@ func TestNothingManyTimes(t *testing.T) {
 // named in the error, and nothing else happens.
 func TestImpossibleOffers(t *testing.T) {
 	t.Parallel()
-	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.concatto"}
+	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.export"}
 	type offered struct {
 		way
 		what string
@@ -177,12 +174,19 @@ func TestImpossibleOffers(t *testing.T) {
 					req.Value = offer
 				}
 			})
+			call, dir := calls[verb], t.TempDir()
+			if verb == "gather.export" {
+				call = func(r *rank, ctx context.Context, _ []int) error {
+					part := gather.Part{Tensor: filled(r.me(), 3), Start: []int{3 * r.me()}, Shape: []int{6}}
+					return gather.Export(ctx, r.ga, dir, map[string]gather.Part{"tensor": part}, nil)
+				}
+			}
 			j := job{way: c.way, n: 2, meet: meet}
 			j.run(t, func(r *rank) {
 				if !r.gathers([]int{0, 1}, 0, 100) {
 					return
 				}
-				_ = r.rankError(calls[verb](r, testcluster.Within(r, 300*time.Millisecond), []int{0, 1}))
+				_ = r.rankError(call(r, testcluster.Within(r, 300*time.Millisecond), []int{0, 1}))
 			})
 		}
 	})

@@ -219,7 +219,7 @@ func TestExportExample(t *testing.T) {
 	for _, shared := range []string{"", t.TempDir()} {
 		r := run(t, "run", "-n", "2", "--", exe, "--out", dir, "--shared", shared)
 		r.wants(t, 0, "[0] 0 layers.0.q_proj F32[3]\n[0] 1 layers.1.q_proj F32[3]\n", "")
-		for file, want := range map[string]string{"layers.safetensors": "layers.1.q_proj.weight F32 [3]", "model.safetensors": "o_proj.weight F32 [2 2]"} {
+		for file, want := range map[string]string{"layers.safetensors": "layers.1.q_proj.weight F32 [3]", "model": "o_proj.weight F32 [2 2]"} {
 			all := listJSON(t, filepath.Join(dir, file))
 			last := all[len(all)-1]
 			assert.Equal(t, want, fmt.Sprint(last.Name, " ", last.DType, " ", last.Shape))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/merge"
 	"github.com/muster-pg/muster/tensor/checkpoint"
+	"github.com/muster-pg/muster/tensor/safetensors"
 	"github.com/spf13/cobra"
 )
 
@@ -243,7 +244,7 @@ func (o *merging) modelLike() (map[string][]int, error) {
 	}
 	path := o.like
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		path = filepath.Join(path, indexName)
+		path = filepath.Join(path, safetensors.IndexName)
 	}
 	text, reading := os.ReadFile(path)
 	var index struct {

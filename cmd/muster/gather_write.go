@@ -53,8 +53,6 @@ type gatheredState struct {
 	Bytes int64
 }
 
-const indexName = "model.safetensors.index.json"
-
 // syncPause is the least time between two syncs of what has been written. It is at least as long as the
 // last one took.
 const syncPause = 20 * time.Millisecond
@@ -129,9 +127,9 @@ func (j *gathered) plan(o *merging) error {
 	if !j.index {
 		return nil
 	}
-	index, err := indexOf(j.files)
-	j.files = append(j.files, gatheredFile{name: indexName, header: index, size: int64(len(index))})
-	return err
+	index := indexOf(j.files)
+	j.files = append(j.files, gatheredFile{name: safetensors.IndexName, header: index, size: int64(len(index))})
+	return nil
 }
 
 // partial is the files that are not complete.
@@ -392,7 +390,7 @@ func (w *syncing) finish() error {
 // nameAll gives all files their names, the index last, and removes the parts and the state.
 func (j *gathered) nameAll(s *partial) error {
 	if j.index && j.force {
-		if err := os.Remove(filepath.Join(j.dir, indexName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(j.dir, safetensors.IndexName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err // one of other files
 		}
 	}
@@ -435,26 +433,15 @@ func nameFile(part, path string, force bool) error {
 }
 
 // indexOf returns the index of files.
-func indexOf(files []gatheredFile) ([]byte, error) {
-	var index struct {
-		Metadata struct {
-			Size int64 `json:"total_size"`
-		} `json:"metadata"`
-		Files map[string]string `json:"weight_map"`
-	}
-	index.Files = map[string]string{}
+func indexOf(files []gatheredFile) []byte {
+	names, size := map[string]string{}, int64(0)
 	for _, f := range files {
-		index.Metadata.Size += f.size - int64(len(f.header))
+		size += f.size - int64(len(f.header))
 		for _, name := range f.tensors {
-			index.Files[name] = f.name
+			names[name] = f.name
 		}
 	}
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	err := e.Encode(index)
-	return b.Bytes(), err
+	return safetensors.Index(names, size)
 }
 
 // progressBar shows how much is written, on a terminal.

@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"log"
-	"os"
 	"path/filepath"
 
 	"github.com/muster-pg/muster/gather"
@@ -23,7 +22,7 @@ type Layer struct {
 }
 
 func main() {
-	out := flag.String("out", ".", "`directory` for layers.safetensors and model.safetensors")
+	out := flag.String("out", ".", "`directory` for layers.safetensors and the directory model")
 	shared := flag.String("shared", "", "`directory` that all hosts share, through which tensors go between hosts; empty: TCP")
 	flag.Parse()
 	if err := export(context.Background(), *out, *shared); err != nil {
@@ -53,7 +52,7 @@ func export(ctx context.Context, out, shared string) error {
 	if err := writeLayers(ctx, g, ga, ranks, filepath.Join(out, "layers.safetensors")); err != nil {
 		return err
 	}
-	if err := writeModel(ctx, g, ga, ranks, filepath.Join(out, "model.safetensors")); err != nil {
+	if err := writeModel(ctx, g, ga, filepath.Join(out, "model")); err != nil {
 		return err
 	}
 	return g.Shutdown(ctx)
@@ -82,28 +81,14 @@ func writeLayers(
 	return safetensors.WriteFile(path, file, map[string]string{"format": "pt"})
 }
 
-// writeModel joins the shards of a weight, of which each rank has some rows, into a file on rank 0. It is
-// written a block at a time: the model may be larger than memory.
-func writeModel(
-	ctx context.Context, g *pgroup.Group, ga *gather.Gatherer, ranks []int, path string,
-) error {
+// writeModel writes a weight, of which each rank has some rows, as a model of one file or several: each
+// tensor is written by one of the ranks, a block at a time. The model may be larger than memory.
+func writeModel(ctx context.Context, g *pgroup.Group, ga *gather.Gatherer, dir string) error {
 	me := g.Rank()
 	rows, err := tensor.From([]float32{float32(me), float32(me)}).Reshape(1, 2)
 	if err != nil {
 		return err
 	}
-	mine := map[string]*tensor.Tensor{"o_proj.weight": rows}
-	how := gather.Merge{Axis: map[string]int{"o_proj.weight": 0}}
-	if me != 0 {
-		return gather.ConcatTo(ctx, ga, nil, ranks, how, mine)
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	if err := gather.ConcatTo(ctx, ga, f, ranks, how, mine); err != nil {
-		_ = f.Close()
-		return err
-	}
-	return f.Close()
+	part := gather.Part{Tensor: rows, Start: []int{me, 0}, Shape: []int{g.Size(), 2}}
+	return gather.Export(ctx, ga, dir, map[string]gather.Part{"o_proj.weight": part}, nil)
 }

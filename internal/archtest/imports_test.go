@@ -40,8 +40,9 @@ var imports = map[string][]string{
 	"internal/relay":           {"wire", "internal/transport"}, // many connections over one
 	"store":                    {"wire", "trace", "internal/blocking", "internal/core", "internal/durable", "internal/handshake", "internal/procfs", "internal/quietlog", "internal/relay", "internal/transport"},
 	"nfsws":                    {"internal/blocking", "tensor/..."},
-	"internal/joint":           {"tensor/..."},                                      // tensors of several parts, as one
-	"tensor/checkpoint":        {"internal/joint", "internal/pickle", "tensor/..."}, // files of many ranks
+	"internal/joint":           {"tensor/..."},                                                         // tensors of several parts, as one
+	"tensor/checkpoint":        {"internal/blocks", "internal/joint", "internal/pickle", "tensor/..."}, // files of many ranks
+	"internal/blocks":          {},                                                                     // tensors of parts
 	"internal/tree":            {"tensor"},
 	"internal/scenario":        {"store", "wire", "internal/testcluster"}, // rules as text
 	"internal/linear":          {"store", "wire"},                         // histories of a store, for tests
@@ -56,7 +57,7 @@ var imports = map[string][]string{
 	"internal/link":            {"wire", "internal/handshake", "internal/spin", "pgroup", "shm"},
 	"internal/testcluster":     {"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/procfs", "internal/transport"},
 	"collective":               {"internal/alias", "internal/link", "internal/reduce", "internal/spin", "pgroup", "shm", "tensor", "trace", "wire"},
-	"gather":                   {"internal/blocking", "internal/joint", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"},
+	"gather":                   {"internal/blocking", "internal/blocks", "internal/joint", "internal/link", "pgroup", "shm", "store", "tensor/...", "internal/tree", "nfsws", "trace", "wire"},
 	"dataparallel":             {"collective", "internal/alias", "internal/link", "membership", "pgroup", "store", "tensor", "trace"},
 
 	// other modules

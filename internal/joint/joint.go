@@ -98,12 +98,3 @@ func (p *Plan) Check() (name string, err error) {
 	}
 	return "", nil
 }
-
-// Infos returns the tensors of the result for safetensors.NewWriter.
-func (p *Plan) Infos() map[string]safetensors.Info {
-	infos := make(map[string]safetensors.Info, len(p.Joints))
-	for name, j := range p.Joints {
-		infos[name] = j.Info
-	}
-	return infos
-}

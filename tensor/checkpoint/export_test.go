@@ -35,9 +35,9 @@ func InStorage(size int, elements, offset int64, shape, strides []int64, flags p
 	v := &pickle.Object{Name: "torch._utils._rebuild_tensor_v2", Args: pickle.Tuple{
 		&pickle.Object{Args: pickle.Tuple{id}}, offset, numbers(shape), numbers(strides), false, pickle.Dict{}, flags,
 	}}
-	p := part{array: array{box: whole(nil)}}
+	var p savedPart
 	for _, n := range shape {
-		p.start, p.shape = append(p.start, 0), append(p.shape, int(n))
+		p.Start, p.Shape = append(p.Start, 0), append(p.Shape, int(n))
 	}
 	return p.inStorage(v, tensor.F32, stored{size: int64(b.Len())}, map[string]*zip.File{"data/0": r.File[0]})
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/muster-pg/muster/internal/blocks"
 	"github.com/muster-pg/muster/internal/joint"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -33,7 +34,7 @@ func (s *Set) openModels(o *Options, paths []string) error {
 	if plan.Axis == nil {
 		plan.Axis = func(string) (int, bool) { return 0, false }
 	}
-	parts := map[string][]part{} // of each tensor, in the order of the paths
+	parts := map[string][]blocks.Part{} // of each tensor, in the order of the paths
 	for i, path := range paths {
 		if err := s.model(i, path, &plan, parts); err != nil {
 			return err
@@ -44,21 +45,21 @@ func (s *Set) openModels(o *Options, paths []string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		j, of := plan.Joints[name], parts[name]
-		var copies []part
+		var copies []blocks.Part
 		if j.Axis < 0 {
 			of, copies = of[:1], of[1:]
 		}
 		for i, at := 1, 0; i < len(of); i++ {
-			at += of[i-1].shape[j.Axis]
-			of[i].start[j.Axis] = at
+			at += of[i-1].Shape[j.Axis]
+			of[i].Start[j.Axis] = at
 		}
 		if err := s.join(name, j.DType, j.Shape, of); err != nil {
 			return err
 		}
 		for _, p := range copies {
-			if e := s.tensors[name]; len(e.parts) > 0 {
-				p.array = e.parts[0].array
-				e.copies = append(e.copies, p)
+			if e := s.tensors[name]; len(e.Parts) > 0 {
+				p.Array = e.Parts[0].Array
+				e.Copies = append(e.Copies, p)
 			}
 		}
 	}
@@ -66,7 +67,7 @@ func (s *Set) openModels(o *Options, paths []string) error {
 }
 
 // model adds the tensors of one model.
-func (s *Set) model(i int, path string, plan *joint.Plan, parts map[string][]part) error {
+func (s *Set) model(i int, path string, plan *joint.Plan, parts map[string][]blocks.Part) error {
 	dir := path
 	st, statErr := os.Stat(path)
 	if statErr == nil && !st.IsDir() {
@@ -93,7 +94,7 @@ func (s *Set) model(i int, path string, plan *joint.Plan, parts map[string][]par
 			if err := plan.Add(i, name, info); err != nil {
 				return &Error{Tensor: name, Err: err}
 			}
-			parts[name] = append(parts[name], part{array: array{box: whole(info.Shape)}, file: f, from: info.Begin})
+			parts[name] = append(parts[name], newPart(f, blocks.Whole(info.Shape), info.Begin))
 		}
 	}
 	return nil

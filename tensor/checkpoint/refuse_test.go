@@ -45,11 +45,11 @@ func TestRefusesShards(t *testing.T) {
 		"a hole": {func(dir string) {
 			shard(t, dir, 1, ones(2, 2), at(0, 0))
 			shard(t, dir, 2, ones(2, 2), at(2, 2))
-		}, checkpoint.Options{}, `tensor "x": no file has its element [0,2]: 8 elements are missing`},
+		}, checkpoint.Options{}, `tensor "x": nobody has its element [0,2]: 8 elements are missing`},
 		"a hole of rows": {func(dir string) {
 			shard(t, dir, 1, ones(2, 2), at(0, 0))
 			shard(t, dir, 3, ones(2, 2), at(3, 0))
-		}, checkpoint.Options{}, `no file has its element [2,0]: 2 elements are missing`},
+		}, checkpoint.Options{}, `nobody has its element [2,0]: 2 elements are missing`},
 		"an overlap": {func(dir string) {
 			shard(t, dir, 1, ones(2, 2), at(0, 0))
 			shard(t, dir, 2, ones(2, 2), at(1, 0))

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/muster-pg/muster/internal/blocks"
 	"github.com/muster-pg/muster/internal/pickle"
 	"github.com/muster-pg/muster/tensor"
 )
@@ -190,10 +191,10 @@ func placesOf(v any) (map[string]map[string]stored, error) {
 		if all[name] == nil {
 			all[name] = map[string]stored{}
 		}
-		if _, twice := all[name][numbers(start)]; twice {
-			return nil, fmt.Errorf("the part of %.200q at [%s] is there twice", name, numbers(start))
+		if _, twice := all[name][blocks.Numbers(start)]; twice {
+			return nil, fmt.Errorf("the part of %.200q at [%s] is there twice", name, blocks.Numbers(start))
 		}
-		all[name][numbers(start)] = place
+		all[name][blocks.Numbers(start)] = place
 	}
 	return all, nil
 }
@@ -235,26 +236,26 @@ func (d *saved) tensor(name string, v any, places map[string]stored) error {
 	if !ok {
 		return errors.New("it has no chunks")
 	}
-	var parts []part
+	var parts []blocks.Part
 	for _, c := range chunks {
 		b, err := chunkOf(c)
 		if err == nil {
-			err = b.check(len(shape))
+			err = b.Check(len(shape))
 		}
 		if err != nil {
 			return err
 		}
-		place, ok := places[numbers(b.start)]
+		place, ok := places[blocks.Numbers(b.Start)]
 		if !ok {
 			return fmt.Errorf("storage_data lacks its part %v", b)
 		}
-		delete(places, numbers(b.start))
+		delete(places, blocks.Numbers(b.Start))
 		p, err := d.part(place, dt, b)
 		if err != nil {
 			return err
 		}
-		unpair(dt, p.start)
-		unpair(dt, p.shape)
+		unpair(dt, p.Start)
+		unpair(dt, p.Shape)
 		parts = append(parts, p)
 	}
 	for start := range places {
@@ -264,15 +265,15 @@ func (d *saved) tensor(name string, v any, places map[string]stored) error {
 	return d.join(name, dt, shape, parts)
 }
 
-func chunkOf(v any) (b box, err error) {
+func chunkOf(v any) (b blocks.Box, err error) {
 	fields, err := fieldsOf(v, metadataModule+"ChunkStorageMetadata")
 	if err != nil {
 		return b, err
 	}
-	if b.start, err = sizesOf(fields["offsets"]); err != nil {
+	if b.Start, err = sizesOf(fields["offsets"]); err != nil {
 		return b, err
 	}
-	b.shape, err = sizesOf(fields["sizes"])
+	b.Shape, err = sizesOf(fields["sizes"])
 	return b, err
 }
 

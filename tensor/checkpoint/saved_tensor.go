@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/muster-pg/muster/internal/blocks"
 	"github.com/muster-pg/muster/internal/pickle"
 	"github.com/muster-pg/muster/tensor"
 )
@@ -17,19 +18,29 @@ import (
 var tensorNames = namesOf("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3", "torch._utils._rebuild_parameter", float4Pair)
 
 // part finds a tensor's part in its file: torch.save wrote a zip for it, whose entries are not compressed.
-func (d *saved) part(s stored, dt tensor.DType, b box) (part, error) {
+func (d *saved) part(s stored, dt tensor.DType, b blocks.Box) (blocks.Part, error) {
 	f, err := d.file(s.file)
 	if err != nil {
-		return part{}, err
+		return blocks.Part{}, err
 	}
-	p := part{array: array{box: b}, file: f}
+	p := savedPart{Box: b, file: f}
 	if err = p.inZip(s, dt); err != nil {
 		err = &Error{File: f.name, Err: fmt.Errorf("the part %v, at offset %d: %w", b, s.offset, err)}
 	}
-	return p, err
+	part := newPart(f, b, p.from)
+	part.Strides = p.strides
+	return part, err
 }
 
-func (p *part) inZip(s stored, dt tensor.DType) error {
+// savedPart is a part that is looked for in its file.
+type savedPart struct {
+	blocks.Box
+	file    *file
+	from    int64 // offset of its first byte
+	strides []int // of its elements; nil: row-major
+}
+
+func (p *savedPart) inZip(s stored, dt tensor.DType) error {
 	if s.offset+s.size > p.file.size() {
 		return fmt.Errorf("the file ends after %d bytes: it is cut off", p.file.size())
 	}
@@ -81,13 +92,13 @@ func contents(e *zip.File) ([]byte, error) {
 }
 
 // inStorage sets where the bytes of p are, from the pickle of its tensor.
-func (p *part) inStorage(v any, dt tensor.DType, s stored, entries map[string]*zip.File) error {
+func (p *savedPart) inStorage(v any, dt tensor.DType, s stored, entries map[string]*zip.File) error {
 	t, err := savedTensorOf(v)
 	if err != nil {
 		return err
 	}
-	if t.dtype != dt || !slices.Equal(t.shape, p.shape) {
-		return fmt.Errorf("it is %v[%s], not %v[%s]", t.dtype, numbers(t.shape), dt, numbers(p.shape))
+	if t.dtype != dt || !slices.Equal(t.shape, p.Shape) {
+		return fmt.Errorf("it is %v[%s], not %v[%s]", t.dtype, blocks.Numbers(t.shape), dt, blocks.Numbers(p.Shape))
 	}
 	e := entries["data/"+t.storage]
 	if e == nil {
@@ -105,19 +116,19 @@ func (p *part) inStorage(v any, dt tensor.DType, s stored, entries map[string]*z
 	if dt == tensor.F4 {
 		unit = tensor.U8 // a pair
 	}
-	if n, err := tensor.Size(unit, p.shape...); err != nil || n == 0 {
+	if n, err := tensor.Size(unit, p.Shape...); err != nil || n == 0 {
 		return err
 	}
 	width := unit.Bits() / 8
 	last, ok := t.last()
 	switch {
 	case !ok || t.offset > (math.MaxInt-1)/width-1-last || uint64(t.offset+last+1)*uint64(width) > size:
-		return fmt.Errorf("[%s] with strides [%s] from element %d is not within its storage of %d bytes", numbers(p.shape), numbers(t.strides), t.offset, size)
-	case last+1 < p.size():
-		return fmt.Errorf("[%s] with strides [%s] has elements that share their bytes", numbers(p.shape), numbers(t.strides))
+		return fmt.Errorf("[%s] with strides [%s] from element %d is not within its storage of %d bytes", blocks.Numbers(p.Shape), blocks.Numbers(t.strides), t.offset, size)
+	case last+1 < p.Size():
+		return fmt.Errorf("[%s] with strides [%s] has elements that share their bytes", blocks.Numbers(p.Shape), blocks.Numbers(t.strides))
 	}
 	p.from = s.offset + at + int64(t.offset)*int64(width)
-	if !slices.Equal(t.strides, rowMajor(p.box).strides) {
+	if !slices.Equal(t.strides, blocks.RowMajor(p.Box).Strides) {
 		p.strides = t.strides
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/muster-pg/muster/internal/blocks"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -35,32 +36,16 @@ type Set struct {
 
 // entry is one tensor.
 type entry struct {
-	name   string
-	dtype  tensor.DType
-	shape  []int
-	parts  []part // of bytes
-	copies []part // that have the same bytes as a part
+	blocks.Tensor
+	dtype tensor.DType
 }
 
-// part is a block of a tensor in a file.
-type part struct {
-	array
-	file *file
-	from int64 // offset of its first byte in the file
-}
-
-// toBytes returns the array of the part's bytes.
-func (p part) toBytes(bits int) (array, error) {
-	b, err := p.box.toBytes(bits)
-	if err != nil || p.strides == nil {
-		return rowMajor(b), err
-	}
-	a := array{box: b, strides: make([]int, len(b.shape))}
-	for i, s := range p.strides {
-		a.strides[i] = s * b.shape[len(b.shape)-1]
-	}
-	a.strides[len(p.strides)] = 1
-	return a, nil
+// newPart returns the part that a file has from an offset on.
+func newPart(f *file, b blocks.Box, from int64) blocks.Part {
+	return blocks.Part{Array: blocks.Array{Box: b}, Who: f.name, Read: func(b []byte, at int64) error {
+		_, err := f.ReadAt(b, from+at)
+		return err
+	}}
 }
 
 // file is a file of the checkpoint, and how it was when it was opened.
@@ -109,8 +94,8 @@ func (s *Set) Info(name string) (info safetensors.Info, ok bool) {
 	if !ok {
 		return info, false
 	}
-	n, _ := tensor.Size(t.dtype, t.shape...) // checked by join
-	return safetensors.Info{DType: t.dtype, Shape: t.shape, End: int64(n)}, true
+	n, _ := tensor.Size(t.dtype, t.Shape...) // checked by join
+	return safetensors.Info{DType: t.dtype, Shape: t.Shape, End: int64(n)}, true
 }
 
 // Close closes all files.
@@ -183,21 +168,21 @@ func (s *Set) CheckUnchanged() error {
 
 // join makes a tensor of its parts, each a block of elements. Their strides are those of elements, or nil
 // where they are row-major.
-func (s *Set) join(name string, dt tensor.DType, shape []int, parts []part) error {
-	e := &entry{name: name, dtype: dt, shape: shape}
+func (s *Set) join(name string, dt tensor.DType, shape []int, parts []blocks.Part) error {
+	e := &entry{blocks.Tensor{Name: name, Shape: shape, Bits: dt.Bits()}, dt}
 	if _, err := tensor.Size(dt, shape...); err != nil {
 		return &Error{File: s.path, Tensor: name, Err: err}
 	}
-	parts = slices.DeleteFunc(parts, func(p part) bool { return p.size() == 0 })
-	if err := cover(shape, parts); err != nil {
+	parts = slices.DeleteFunc(parts, func(p blocks.Part) bool { return p.Size() == 0 })
+	if err := blocks.Cover(shape, parts); err != nil {
 		return &Error{File: s.path, Tensor: name, Err: err}
 	}
 	for _, p := range parts {
 		var err error
-		if p.array, err = p.toBytes(dt.Bits()); err != nil {
-			return &Error{File: p.file.name, Tensor: name, Err: err}
+		if p.Array, err = p.ToBytes(dt.Bits()); err != nil {
+			return &Error{File: p.Who, Tensor: name, Err: err}
 		}
-		e.parts = append(e.parts, p)
+		e.Parts = append(e.Parts, p)
 	}
 	s.tensors[name] = e
 	return nil

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/muster-pg/muster/internal/blocks"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
@@ -88,7 +89,7 @@ func (f *file) header() (*safetensors.Header, error) {
 // placed is a tensor that parts make up, as far as they say: its shape is the least that has them all.
 type placed struct {
 	info  safetensors.Info // of the first part, with the shape of all
-	parts []part
+	parts []blocks.Part
 }
 
 // openShards opens shards that say how they fit.
@@ -141,13 +142,13 @@ func (s *Set) shard(f *file, tensors map[string]*placed) error {
 	}
 	for name, info := range h.Infos() {
 		start, ok := starts[name]
-		p := part{array: array{box: box{start.Offsets, info.Shape}}, file: f, from: info.Begin}
+		p := newPart(f, blocks.Box{Start: start.Offsets, Shape: info.Shape}, info.Begin)
 		if !ok {
 			err = fmt.Errorf("its %s lacks it", shardingKey)
 		}
-		unpair(info.DType, p.start)
+		unpair(info.DType, p.Start)
 		if err == nil {
-			err = p.check(len(info.Shape))
+			err = p.Check(len(info.Shape))
 		}
 		if err == nil {
 			err = place(tensors, name, info, p)
@@ -160,7 +161,7 @@ func (s *Set) shard(f *file, tensors map[string]*placed) error {
 }
 
 // place adds a part to its tensor.
-func place(tensors map[string]*placed, name string, info safetensors.Info, p part) error {
+func place(tensors map[string]*placed, name string, info safetensors.Info, p blocks.Part) error {
 	t := tensors[name]
 	if t == nil {
 		t = &placed{info: info}
@@ -168,10 +169,10 @@ func place(tensors map[string]*placed, name string, info safetensors.Info, p par
 		tensors[name] = t
 	}
 	if info.DType != t.info.DType || len(info.Shape) != len(t.info.Shape) {
-		return fmt.Errorf("it has %v, which is no part of what %s has, of %v and %d axes", info, t.parts[0].file.name, t.info.DType, len(t.info.Shape))
+		return fmt.Errorf("it has %v, which is no part of what %s has, of %v and %d axes", info, t.parts[0].Who, t.info.DType, len(t.info.Shape))
 	}
 	for i := range info.Shape {
-		t.info.Shape[i] = max(t.info.Shape[i], p.end(i))
+		t.info.Shape[i] = max(t.info.Shape[i], p.End(i))
 	}
 	t.parts = append(t.parts, p)
 	return nil
