@@ -69,17 +69,17 @@ func TestDataLink(t *testing.T) {
 			assert.NoError(r, r.group.Barrier(r.ctx)) // all have the time from here on, of which the report has a tenth
 			x := filled(1, 4<<20)
 			mine := map[string]gather.Part{}
-			var watch sync.WaitGroup
+			end := func() {}
 			switch r.me() {
 			case 0: // the owner
 				mine["w"] = gather.Part{Tensor: &tensor.Tensor{DType: x.DType, Shape: []int{1}, Data: x.Data[:4]}, Start: []int{0}, Shape: x.Shape}
 				proxy.Throttle(16 << 20)
-				watch.Go(func() { r.whenWritten(dir, 1<<20, func() { fault.on(proxy) }) })
+				end = r.whenWritten(dir, 1<<20, func() { fault.on(proxy) })
 			case 1:
 				mine["w"] = gather.Part{Tensor: &tensor.Tensor{DType: x.DType, Shape: []int{4<<20 - 1}, Data: x.Data[4:]}, Start: []int{1}, Shape: x.Shape}
 			}
 			err := gather.Export(testcluster.Within(r, 6*time.Second), r.ga, dir, mine, nil)
-			watch.Wait()
+			end()
 			re := r.rankError(err)
 			failures[r.me()] = failureText(re)
 			if errors.Is(err, pgroup.ErrTimeout) {
@@ -100,18 +100,31 @@ func TestDataLink(t *testing.T) {
 	})
 }
 
-// whenWritten calls do when a file of an Export has so many bytes.
-func (r *rank) whenWritten(dir string, n int64, do func()) {
-	testcluster.Eventually(r, 5*time.Second, func() bool {
-		parts, _ := filepath.Glob(filepath.Join(dir, ".muster-export-*.part"))
-		for _, path := range parts {
-			if st, err := os.Stat(path); err == nil && st.Size() >= n {
-				return true
+// whenWritten calls do when a file to which ranks export to dir has n bytes. The function that it returns
+// ends the watch and waits for it; the Export has ended then.
+func (r *rank) whenWritten(dir string, n int64, do func()) (end func()) {
+	var watch sync.WaitGroup
+	ctx, cancel := context.WithCancel(r.ctx)
+	watch.Go(func() {
+		for tick := time.Tick(time.Millisecond); ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick:
+			}
+			parts, _ := filepath.Glob(filepath.Join(dir, ".muster-export-*.part"))
+			for _, path := range parts {
+				if st, err := os.Stat(path); err == nil && st.Size() >= n {
+					do()
+					return
+				}
 			}
 		}
-		return false
-	}, "nothing is written")
-	do()
+	})
+	return func() {
+		cancel()
+		watch.Wait()
+	}
 }
 
 // failureText returns the part of an error that is the same on every rank.

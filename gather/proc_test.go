@@ -255,10 +255,12 @@ func TestKilledWhileItIsWritten(t *testing.T) {
 					processes(t, j, func(r *rank) {
 						x := filled(r.me(), 4<<20) // 16 MiB of 64
 						part := gather.Part{Tensor: x, Start: []int{r.me() * x.Len()}, Shape: []int{4 * x.Len()}}
+						end := func() {}
 						if r.me() == watcher {
-							go r.whenWritten(dir, n, func() { r.kills(victim) })
+							end = r.whenWritten(dir, n, func() { r.kills(victim) })
 						}
 						err := gather.Export(r.ctx, r.ga, dir, map[string]gather.Part{"x": part}, nil)
+						end()
 						if err == nil { // it was too fast
 							return
 						}
