@@ -38,7 +38,9 @@ const exportPrefix = ".muster-export-"
 // reach, as one model: a safetensors file of each rank that owns tensors, and their index. Each tensor has
 // one owner, a rank that has a part of it, so that all have about the same number of bytes; the others send
 // their parts to it, a block at a time. Of ranks that have the same part, one writes it: replicas are not
-// compared. Parts may be blocks of any mesh, and each element must be in one.
+// compared. Parts may be blocks of any mesh, and each element must be in one. Of tied tensors, whose parts
+// have the same memory on each rank, the first by name is written; the metadata of its file has the names of
+// the others, each with that name, as those of safetensors.torch.save_model.
 //
 // All ranks of the group call it, with nil parts if they have none. Either all succeed, and the model is
 // complete and on the disk, or all get the same error, which names the rank at fault, and no file of it is
@@ -100,9 +102,9 @@ type exporting struct {
 	metadata map[string]string
 	rank     int
 
-	plan    *exportPlan
-	named   bool // the file of this rank has its final name
-	indexed bool // and the index
+	plan     *exportPlan
+	named    bool // the file of this rank has its final name
+	indexing bool // all files have, and rank 0 writes the index
 }
 
 // agree exchanges what all ranks have, and plans who writes it.
@@ -232,7 +234,7 @@ func (e *exporting) writeFile(ctx context.Context, senders map[int]sentBy) error
 	}
 	defer f.Close()
 	b := bufio.NewWriterSize(f, 1<<20)
-	w, err := safetensors.NewWriter(b, e.plan.infos(e.rank), e.metadata)
+	w, err := safetensors.NewWriter(b, e.plan.infos(e.rank), e.plan.metadata(e.rank, e.metadata))
 	if err != nil {
 		return err
 	}
@@ -310,6 +312,7 @@ func (e *exporting) name(context.Context) error {
 
 // writeIndex writes the index, on rank 0.
 func (e *exporting) writeIndex(context.Context) error {
+	e.indexing = true
 	if e.rank != 0 {
 		return nil
 	}
@@ -324,21 +327,20 @@ func (e *exporting) writeIndex(context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.indexed = true
 	return syncDir(e.dir)
 }
 
-// discard removes what this rank has written.
+// discard removes what this rank has written, and the index, which rank 0 may have written before it died.
 func (e *exporting) discard() {
-	_ = os.Remove(e.part())
+	if e.indexing {
+		_ = os.Remove(filepath.Join(e.dir, safetensors.IndexName))
+	}
 	if e.named {
 		_ = os.Remove(e.path())
 	}
+	_ = os.Remove(e.part())
 	if e.rank == 0 {
 		_ = os.Remove(e.part() + ".index")
-	}
-	if e.indexed {
-		_ = os.Remove(filepath.Join(e.dir, safetensors.IndexName))
 	}
 }
 
@@ -363,13 +365,19 @@ type exportPart struct {
 	Name         string
 	DType        tensor.DType
 	Start, Shape []int
-	Whole        []int // the shape of the tensor
+	Whole        []int  // the shape of the tensor
+	Same         string // an earlier name of this part, which is in the same memory
 }
 
 func (p *exportPart) box() blocks.Box { return blocks.Box{Start: p.Start, Shape: p.Shape} }
 
+func (p *exportPart) sameAs(x exportPart) bool {
+	return p.DType == x.DType && slices.Equal(p.Start, x.Start) && slices.Equal(p.Shape, x.Shape) && slices.Equal(p.Whole, x.Whole)
+}
+
 // listParts lists parts by name, and checks them.
 func listParts(parts map[string]Part) (list []exportPart, err error) {
+	first := map[*byte]int{} // indices in the list of parts, by their memory
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		p := parts[name]
 		if p.Tensor == nil {
@@ -384,6 +392,13 @@ func listParts(parts map[string]Part) (list []exportPart, err error) {
 		}
 		if err := x.box().Check(len(x.Whole)); err != nil {
 			return nil, named(name, fmt.Errorf("%w: %w", err, pgroup.ErrInvalid))
+		}
+		if len(p.Data) > 0 {
+			if i, ok := first[&p.Data[0]]; !ok {
+				first[&p.Data[0]] = len(list)
+			} else if list[i].sameAs(x) {
+				x.Same = list[i].Name
+			}
 		}
 		list = append(list, x)
 	}

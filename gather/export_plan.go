@@ -16,6 +16,7 @@ import (
 type exportPlan struct {
 	tensors map[int][]*exportTensor // by their owner
 	owners  []int                   // in the order of their files
+	tied    map[string]string       // tensors that are not written, and what they are the same as
 }
 
 // exportTensor is one tensor.
@@ -26,6 +27,7 @@ type exportTensor struct {
 	size  int64
 	held  []*heldBox
 	owner int
+	same  string // what it is the same as on each rank that has a part; else empty
 }
 
 // heldBox is a part, and the ranks that have it.
@@ -42,7 +44,7 @@ func planExport(all []exportList) (*exportPlan, error) {
 		for _, p := range l.Parts {
 			t := tensors[p.Name]
 			if t == nil {
-				t = &exportTensor{name: p.Name, DType: p.DType, Shape: p.Whole}
+				t = &exportTensor{name: p.Name, DType: p.DType, Shape: p.Whole, same: p.Same}
 				tensors[p.Name] = t
 			}
 			if err := t.add(rank, p); err != nil {
@@ -50,7 +52,7 @@ func planExport(all []exportList) (*exportPlan, error) {
 			}
 		}
 	}
-	p := &exportPlan{tensors: map[int][]*exportTensor{}}
+	p := &exportPlan{tensors: map[int][]*exportTensor{}, tied: map[string]string{}}
 	inOrder := slices.SortedFunc(maps.Values(tensors), func(a, b *exportTensor) int {
 		return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.name, b.name)) // the largest first
 	})
@@ -58,6 +60,10 @@ func planExport(all []exportList) (*exportPlan, error) {
 	for _, t := range inOrder {
 		if err := t.check(); err != nil {
 			return nil, err
+		}
+		if t.same != "" {
+			p.tied[t.name] = t.same
+			continue
 		}
 		t.own(load)
 		p.tensors[t.owner] = append(p.tensors[t.owner], t)
@@ -71,6 +77,9 @@ func (t *exportTensor) add(rank int, p exportPart) error {
 	if p.DType != t.DType || !slices.Equal(p.Whole, t.Shape) {
 		mine, its := safetensors.Info{DType: p.DType, Shape: p.Whole}, safetensors.Info{DType: t.DType, Shape: t.Shape}
 		return mismatch(rank, "tensor %q: rank %d has a part of %v, and rank %d of %v", t.name, rank, mine, t.held[0].ranks[0], its)
+	}
+	if p.Same != t.same {
+		t.same = ""
 	}
 	for _, h := range t.held {
 		if slices.Equal(h.Start, p.Start) && slices.Equal(h.Shape, p.Shape) {
@@ -159,6 +168,18 @@ func (p *exportPlan) infos(owner int) map[string]safetensors.Info {
 		infos[t.name] = safetensors.Info{DType: t.DType, Shape: t.Shape}
 	}
 	return infos
+}
+
+// metadata returns that of an owner's file: what the user gives, and the tied tensors of its tensors.
+func (p *exportPlan) metadata(owner int, given map[string]string) map[string]string {
+	all := map[string]string{}
+	for tied, name := range p.tied {
+		if slices.ContainsFunc(p.tensors[owner], func(t *exportTensor) bool { return t.name == name }) {
+			all[tied] = name
+		}
+	}
+	maps.Copy(all, given)
+	return all
 }
 
 func (p *exportPlan) fileOf(owner int) string {

@@ -37,8 +37,8 @@ func block(x *tensor.Tensor, start, shape []int) gather.Part {
 	return gather.Part{Tensor: p, Start: start, Shape: x.Shape}
 }
 
-// TestExport writes tensors that are split over rows, columns and a grid, replicas, and one that a single
-// rank has, twice: the second model replaces the first.
+// TestExport writes tensors that are split over rows, columns and a grid, replicas, one that a single rank
+// has, and ones that are tied, twice: the second model replaces the first.
 func TestExport(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
@@ -48,16 +48,23 @@ func TestExport(t *testing.T) {
 				"same": wholeOf("same", 3), "own": wholeOf("own", 4, 4), "step": wholeOf("step"), "none": wholeOf("none", 0, 3),
 				"large": wholeOf("large", 3000, 2000),
 			}
+			want["tied in part"] = want["columns"]
 			w.run(t, 4, gather.Options{}, func(r *rank) {
 				for n := range 2 {
-					assert.NoError(r, gather.Export(r.ctx, r.ga, dir, r.parts(want), &gather.ExportOptions{Metadata: map[string]string{"n": fmt.Sprint(n)}}))
+					parts := r.parts(want)
+					parts["tied"] = parts["rows"]
+					parts["tied in part"] = parts["columns"]
+					if r.me() == 2 {
+						parts["tied in part"] = gather.Part{Tensor: parts["columns"].Clone(), Start: parts["columns"].Start, Shape: parts["columns"].Shape}
+					}
+					assert.NoError(r, gather.Export(r.ctx, r.ga, dir, parts, &gather.ExportOptions{Metadata: map[string]string{"n": fmt.Sprint(n)}}))
 				}
 			})
 			s, err := checkpoint.Open(nil, dir)
 			require.NoError(t, err)
 			defer s.Close()
 			require.Len(t, s.Names(), len(want))
-			require.Equal(t, map[string]string{"n": "1"}, s.Metadata)
+			require.Equal(t, map[string]string{"n": "1", "tied": "rows"}, s.Metadata)
 			for name, x := range want {
 				got, err := s.ReadTensor(t.Context(), name)
 				require.NoError(t, err)

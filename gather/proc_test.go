@@ -25,6 +25,7 @@ import (
 	"github.com/muster-pg/muster/pgroup/pgrouptest"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/checkpoint"
+	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
 // dirVar names the environment variable with the directory that the processes of a job share.
@@ -84,7 +85,7 @@ func (r *rank) closes() {
 		return // not Linux: it has no segments
 	}
 	require.NoError(r, err)
-	assert.NotContains(r, string(maps), "memfd:")
+	assert.NotContains(r, string(maps), "memfd:muster-shm") // a group has memory of its own
 	assert.NotContains(r, string(maps), "/dev/shm/")
 	segments, _ := memory(r.T)
 	assert.Zero(r, segments)
@@ -239,52 +240,67 @@ func (r *rank) missing(ranks []int, who int) {
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
 }
 
-// TestKilledWhileItIsWritten kills the owner of a tensor, or one that sends a part of it, when a number of
-// bytes of the file are written. The others have one outcome, and there is a whole model or none.
-func TestKilledWhileItIsWritten(t *testing.T) {
+// TestExportKilled kills a rank at random moments while models are exported to a directory, back to back. The
+// others get an error that names it. The directory has a whole model, the last one that they have seen
+// succeed, or none.
+func TestExportKilled(t *testing.T) {
 	t.Parallel()
-	const owner, sender, watcher = 0, 3, 1
-	for _, victim := range []int{owner, sender} {
+	for _, victim := range []int{0, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
+				dir := cmp.Or(os.Getenv(exportVar), t.TempDir())
+				j.Env = append(j.Env, exportVar+"="+dir, fmt.Sprint(roundsVar, "=", killRounds()), "MUSTER_RUN=again")
 				j.MayFail = []int{victim}
-				all := cmp.Or(os.Getenv(exportVar), t.TempDir())
-				j.Env = append(j.Env, exportVar+"="+all)
-				for _, n := range testcluster.Form([]int64{1, 8<<20 + 1}, []int64{1, 1 << 20, 8<<20 + 1, 16<<20 + 1, 40 << 20}) {
-					dir := filepath.Join(all, fmt.Sprint(n))
+				for round := range killRounds() {
 					processes(t, j, func(r *rank) {
-						x := filled(r.me(), 4<<20) // 16 MiB of 64
-						part := gather.Part{Tensor: x, Start: []int{r.me() * x.Len()}, Shape: []int{4 * x.Len()}}
-						end := func() {}
-						if r.me() == watcher {
-							end = r.whenWritten(dir, n, func() { r.kills(victim) })
-						}
-						err := gather.Export(r.ctx, r.ga, dir, map[string]gather.Part{"x": part}, nil)
-						end()
-						if err == nil { // it was too fast
-							return
-						}
-						assert.ErrorIs(t, err, pgroup.ErrLost)
-						assert.Equal(t, []int{victim}, r.rankError(err).Lost, "%v", err)
-						s, opening := checkpoint.Open(nil, dir)
-						if opening == nil {
-							_ = s.Close()
-						}
-						assert.Error(t, opening)
+						chance := rand.New(rand.NewPCG(uint64(round), uint64(victim)))
+						r.exportsUntilKilled(filepath.Join(dir, fmt.Sprint(round)), victim, 1<<(8+chance.IntN(13)), time.Duration(chance.Int64N(int64(200*time.Millisecond))))
 					})
+					if t.Failed() {
+						return
+					}
 				}
 			})
 		})
 	}
 }
 
-// kills kills another process, or this one. It returns when all ranks have learned of it.
-func (r *rank) kills(victim int) {
-	if victim == r.me() {
-		suicide()
+// exportsUntilKilled exports a tensor of which each rank has n numbers, and one that they all have.
+func (r *rank) exportsUntilKilled(dir string, victim, n int, after time.Duration) {
+	model := func(of int) map[string]gather.Part {
+		rows := filled(of, n)
+		return map[string]gather.Part{"rows": {Tensor: rows, Start: []int{r.me() * n}, Shape: []int{4 * n}}, "same": {Tensor: rows}}
 	}
-	assert.NoError(r, syscall.Kill(r.pid(victim), syscall.SIGKILL))
-	<-r.group.Context().Done()
+	require.NoError(r, r.group.Barrier(r.ctx))
+	if r.me() == victim {
+		time.AfterFunc(after, suicide)
+	}
+	for of := 0; ; of++ {
+		err := gather.Export(r.ctx, r.ga, dir, model(of), &gather.ExportOptions{Metadata: map[string]string{"of": fmt.Sprint(of)}})
+		if err == nil {
+			continue
+		}
+		assert.ErrorIs(r, err, pgroup.ErrLost)
+		assert.Equal(r, []int{victim}, r.rankError(err).Lost, "%v", err)
+		if _, gone := os.Stat(filepath.Join(dir, safetensors.IndexName)); r.me() == 1 && gone == nil {
+			r.checkModel(dir, of-1, model)
+		}
+		return
+	}
+}
+
+// checkModel checks that a directory has a whole model.
+func (r *rank) checkModel(dir string, of int, model func(of int) map[string]gather.Part) {
+	s, err := checkpoint.Open(nil, dir)
+	require.NoError(r, err)
+	defer s.Close()
+	require.Equal(r, fmt.Sprint(of), s.Metadata["of"])
+	rows := model(of)["rows"].Tensor
+	for name, times := range map[string]int{"rows": 4, "same": 1} {
+		got, err := s.ReadTensor(r.ctx, name)
+		require.NoError(r, err)
+		require.True(r, bytes.Equal(bytes.Repeat(rows.Data, times), got.Data), name)
+	}
 }
 
 // TestSharedMemoryIsOff checks that the setting of the group is respected.
@@ -294,7 +310,7 @@ func TestSharedMemoryIsOff(t *testing.T) {
 			processes(t, pgrouptest.Job{N: 2, Env: []string{"MUSTER_SHARED_MEMORY=" + setting}}, func(r *rank) {
 				require.True(r, r.gathers([]int{1, 0}, 1, 1000))
 				maps, _ := os.ReadFile("/proc/self/maps")
-				require.Equal(r, shared, bytes.Contains(maps, []byte("/memfd:")))
+				require.Equal(r, shared, bytes.Contains(maps, []byte("/memfd:muster-shm")))
 				require.NoError(r, r.group.Barrier(r.ctx))
 			})
 		})

@@ -70,6 +70,38 @@ func TestTorchElasticUnits(t *testing.T) {
 	_ = torchScript(t, "tests/torch_elastic_cases.py", testcluster.Serve(t, &store.Server{}), "--units")
 }
 
+// TestTorchExport exports DTensors of a mesh of four ranks, of which one is killed in the end.
+func TestTorchExport(t *testing.T) {
+	addr := testcluster.Serve(t, &store.Server{Protocol: new(tcpstore.Protocol)})
+	out := torchScript(t, "tests/torch_export.py", addr, t.TempDir())
+	require.Equal(t, 4, strings.Count(out, "ok exports"), "%s", out)
+	require.Equal(t, 3, strings.Count(out, "ok killed"), "%s", out)
+}
+
+// TestTorchCheckpointExample has 4 ranks save a model that is sharded with FSDP2, joins it, and has 3 ranks
+// read it. Then 4 export it, and the safetensors package alone reads that. All have the same weights.
+func TestTorchCheckpointExample(t *testing.T) {
+	python, command, dir := testcluster.Torch(t, "numpy"), testcluster.Command(t), t.TempDir()
+	run := func(args ...string) string {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+		cmd.Env = torchEnvironment(t)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return regexp.MustCompile(`weights \w+`).FindString(string(out))
+	}
+	example := func(ranks, do, path string) string {
+		return run(command, "run", "-n", ranks, "--", python, "../../examples/pytorch/checkpoint.py", do, path)
+	}
+	weights := example("4", "save", dir+"/shards")
+	require.NotEmpty(t, weights)
+	run(command, "gather", "-o", dir+"/model/", "--shard-size", "4GiB", dir+"/shards")
+	require.Equal(t, weights, example("3", "load", dir+"/model"))
+	require.Equal(t, weights, example("4", "export", dir+"/exported"))
+	require.Equal(t, weights, run(python, "../../examples/pytorch/checkpoint.py", "whole", dir+"/exported"))
+}
+
 // torchScript runs a script with PyTorch until it exits, and fails the test if it does.
 func torchScript(t *testing.T, args ...string) string {
 	t.Helper()

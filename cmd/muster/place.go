@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
+	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -44,7 +45,7 @@ func (p *place) open() error {
 	if p.store != "" || p.masterPort != 0 {
 		return nil
 	}
-	o := hostOptions{insecure: p.insecure, stacks: p.stacks, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout, ReconnectTimeout: p.reconnect}}
+	o := hostOptions{insecure: p.insecure, stacks: p.stacks, protocol: new(tcpstore.Protocol), serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout, ReconnectTimeout: p.reconnect}}
 	if p.stacks { // each request for stacks is logged
 		o.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
@@ -178,5 +179,9 @@ func (p *place) config(run string, rank, n int) []string {
 	}
 	c.Address = p.hostURL()
 	host, port, _ := net.SplitHostPort(p.host.addr.String()) // a valid address
-	return append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port)
+	env := append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port)
+	if os.Getenv("MUSTER_SECRET_FILE") == "" {
+		env = append(env, "TORCHELASTIC_USE_AGENT_STORE=True") // PyTorch's ranks use the store, and rank 0 hosts none
+	}
+	return env
 }

@@ -54,6 +54,7 @@ from ._errors import (
     Unsupported,
     ViewOver,
 )
+from ._export import Part
 from ._group import Group
 from ._lease import Lease
 from ._member import Member
@@ -101,6 +102,7 @@ __all__ = [
     "Mismatch",
     "NotFound",
     "NotInView",
+    "Part",
     "Phase",
     "ProtocolError",
     "RankError",

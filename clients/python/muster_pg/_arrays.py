@@ -172,13 +172,46 @@ def _of_torch(v: Any) -> Array:
     return Array(dtype, shape, bytes_of(v))
 
 
+def kind(dtype: str) -> Tuple[int, int]:
+    """Returns the number of a dtype, in whose descending order files of safetensors have their tensors,
+    and the bits of an element.
+    """
+    return _DTYPES[dtype][:2]
+
+
+def identity(v: Any) -> Tuple[str, Any]:
+    """Returns the name of the dtype of an array of numpy or torch, on any device, and what it has in
+    common with the arrays that have the same elements in the same memory.
+    """
+    if library(v) == "torch":
+        import torch
+
+        dtype = _dtype(v, str(v.dtype)[len("torch.") :], torch.Tensor, torch.nn.Parameter)
+        _strided(v)
+        return dtype, id(v) if not v.numel() or v.is_conj() or v.is_neg() else (str(v.device), v.data_ptr(), v.stride())
+    import numpy
+
+    dtype = _dtype(v, v.dtype.name, numpy.ndarray, numpy.memmap)
+    return dtype, (v.ctypes.data, v.strides, v.dtype.isnative) if v.size else id(v)
+
+
+def data(v: Any) -> memoryview:
+    """Returns the bytes of an array of numpy or torch, on any device."""
+    a = of(v if library(v) == "numpy" else v.detach().cpu())
+    return a.data if a is not None else memoryview(b"")
+
+
 def bytes_of(t: Any) -> memoryview:
     """Returns the bytes of a torch tensor: its memory, if that is contiguous."""
     if t.device.type != "cpu":
         raise make(Invalid, f"a tensor is on {t.device}: pass t.cpu()")
+    _strided(t)
+    return memory(t.resolve_conj().resolve_neg().contiguous())
+
+
+def _strided(t: Any) -> None:
     if str(t.layout) != "torch.strided":
         raise make(Invalid, f"a tensor is {str(t.layout)[len('torch.') :]}: pass t.to_dense()")
-    return memory(t.resolve_conj().resolve_neg().contiguous())
 
 
 def memory(t: Any) -> memoryview:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Type, TypeVar, Union, overload
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, TypeVar, Union, overload
 
-from . import _arguments, _env, _objects, _membership, _reduce, _stream, _wire, _world
+from . import _arguments, _env, _export, _objects, _membership, _reduce, _stream, _wire, _world
 from ._arguments import Value
 from ._call import NoAnswer
 from ._errors import Busy, Error, Kinds, StoreError, Unknown, Unsupported, clip, make, quote
@@ -286,6 +287,26 @@ class Group:
         """
         return _reduce.all_reduce(self, numbers, op, timeout)
 
+    def export(
+        self, parts: Mapping[str, Any], directory: Union[str, "os.PathLike[str]"], metadata: Optional[Mapping[str, str]] = None, *, timeout: Optional[float] = None
+    ) -> None:
+        """Writes a model, of whose tensors the ranks have parts, into a directory that all of them reach:
+        safetensors files, and the index that transformers reads.
+
+        parts has by name an array of numpy or torch that is a whole tensor, a DTensor of torch, as those
+        of FSDP2, or a Part. Ranks may have the same part, which one of them writes; they are not compared.
+        Each tensor is written by one rank that has a part of it, into a file of its own; the others send
+        theirs, in pieces of at most 8 MiB, through the store. Of tied tensors, whose parts have the same
+        memory on each rank, the first by name is written, and the metadata of its file names the others.
+        metadata is that of each file; rank 0's counts.
+
+        All ranks call it. Either the model is complete, and on the disk, or all raise the same RankError,
+        which names the rank at fault, and nothing of it is left. A model that is already in the directory
+        is replaced at the end. What a killed job leaves has no index, and the next export removes it. Only
+        one group may export to a directory at a time.
+        """
+        _export.export(self, parts, directory, metadata, timeout)
+
     def send(self, obj: Any, dst: int, *, timeout: Optional[float] = None) -> None:
         """Sends obj to dst, and returns when the store has it: dst need not have called recv.
 
@@ -428,14 +449,17 @@ class Group:
         return self._membership.closed or self._closed
 
     def _closed_error(self, op: str, also: Kinds = ()) -> Error:
-        return self._membership.closed_error(op, "" if self._channel == SHUTDOWN else self._channel, also)
+        return self._membership.closed_error(op, self._shown(), also)
 
     def _fault(self, op: str, seq: int, e: StoreError) -> Error:
         """Is what the store's error means to this rank."""
         if self._is_closed():
             return self._closed_error(op, (Unknown,) if isinstance(e, Unknown) else ())
-        shut = self._channel == SHUTDOWN
-        return self._membership.fault(op, "" if shut else self._channel, 0 if shut else seq, e)
+        return self._membership.fault(op, self._shown(), 0 if self._channel == SHUTDOWN else seq, e)
+
+    def _shown(self) -> str:
+        """Returns the channel as users know it."""
+        return "" if self._channel[:1] == "\0" else self._channel
 
     def _busy_error(self, op: str) -> Error:
         says = "another verb of this group is in progress"

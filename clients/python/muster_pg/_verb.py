@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 from . import _arguments, _arrays, _objects, _wire, _world
 from ._arguments import Value
-from ._errors import Cancelled, Error, Invalid, InvalidType, Kinds, Mismatch, ProtocolError, RankError, StoreError, Timeout, TooLarge, clip, kind_of, make, quote
+from ._errors import Cancelled, Error, Failed, Invalid, InvalidType, Kinds, Mismatch, ProtocolError, RankError, StoreError, Timeout, TooLarge, clip, kind_of, make, quote
 from ._calls import GRACE
 from ._span import Span
 from ._wire import WANT_NOTHING, Code, Contribution, Op, Request, Failure
@@ -179,7 +179,7 @@ class Verb:
         if error is not None and error.failure is not None:
             v = error.failure
         also = (InvalidType,) if isinstance(e, InvalidType) else kind_of(Code(c.no))
-        return self.membership.error(c.verb, v, c.channel, c.seq, also)
+        return self.membership.error(c.verb, v, self.g._shown(), c.seq, also)
 
     def decode(self, unpack: Callable[[bytes], Any], got: List[bytes], n: int) -> List[Any]:
         """Makes objects of n payloads."""
@@ -199,7 +199,9 @@ def _code(e: BaseException) -> Code:
     """Returns the code of a vote of no."""
     if not isinstance(e, Exception):
         return Code.CANCELLED
-    return e.code if isinstance(e, (TooLarge, Timeout, Cancelled)) else Code.INVALID
+    if isinstance(e, OSError) and not isinstance(e, Error):
+        return Code.FAILED
+    return e.code if isinstance(e, (TooLarge, Timeout, Cancelled, Failed)) else Code.INVALID
 
 
 def words(e: BaseException) -> str:

@@ -235,6 +235,7 @@ class Group:
     gather = _verb(_group.Group.gather)
     scatter = _verb(_group.Group.scatter)
     all_to_all = _verb(_group.Group.all_to_all)
+    export = _verb(_group.Group.export)
     send = _verb(_group.Group.send)
     recv = _verb(_group.Group.recv)
     expired = _verb(_group.Group.expired)
