@@ -140,7 +140,7 @@ class _Export:
 
     def __init__(self, g: Group, until: float, directory: Any, metadata: Optional[Mapping[str, str]]) -> None:
         self.g, self.until, self.rank = g, until, g.rank
-        self.margin = (until - time.monotonic()) / 10  # in which all learn who is missing
+        self.margin = min(30.0, (until - time.monotonic()) / 10)  # in which all learn who is missing
         for pair in dict(metadata or {}).items():
             for text in pair:
                 _arguments.text(plain, "metadata", text)
@@ -238,12 +238,14 @@ class _Export:
                     file.write(self.header())
             try:
                 for t in self.tensors:
-                    for block in t.whole.blocks(max(1, _BLOCK // t.width)):
-                        self.move(t, block, file)
-                        moved += block.size * t.width
-                        if moved >= _ROUND:
-                            moved = 0
-                            yield
+                    sources = [s for s in t.sources if self.rank in (s[1], t.owner)]
+                    if sources or self.rank == t.owner:
+                        for block in t.whole.blocks(max(1, _BLOCK // t.width)):
+                            self.move(t, block, sources, file)
+                    moved += t.whole.size * t.width
+                    if moved >= _ROUND:
+                        moved = 0
+                        yield
             except Exception as e:  # of send or recv: the others fail too, or time out
                 self.error = self.error or make(Failed, words(e))
             with self.failing():
@@ -252,14 +254,14 @@ class _Export:
                     os.fsync(file.fileno())
         yield
 
-    def move(self, t: _Tensor, block: _Box, file: Any) -> None:
+    def move(self, t: _Tensor, block: _Box, sources: Sequence[Tuple[_Box, int]], file: Any) -> None:
         """Sends what this rank has of a block, or writes the block."""
         import numpy
 
         out = numpy.empty((*block.shape, t.width), numpy.uint8) if t.owner == self.rank else None
-        for held, source in t.sources:
+        for held, source in sources:
             x = held.both(block)
-            if not x.size or self.rank not in (source, t.owner):
+            if not x.size:
                 continue
             piece: Any = self.piece(t, held, x) if source == self.rank else None
             if out is None:
@@ -367,6 +369,6 @@ def export(g: Group, parts: Mapping[str, Any], directory: Any, metadata: Optiona
                 e.discard()
             raise
     finally:
-        g._busy.release()
         with contextlib.suppress(Error):
             channel.close()  # with what was sent and not received
+        g._busy.release()
