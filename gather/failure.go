@@ -56,7 +56,7 @@ func (v *verb) whileAlive(ctx context.Context, f func(ctx context.Context) error
 // names of the ranks that it waited for. Ranks that called earlier need the result before their own
 // deadlines.
 func reportTime(left time.Duration) time.Duration {
-	return min(max(left/10, 50*time.Millisecond), time.Second)
+	return min(max(left/10, 50*time.Millisecond), 5*time.Second)
 }
 
 // lossTime is longer than the store takes to report the failure of a rank whose process has ended.

@@ -78,7 +78,7 @@ func TestDataLink(t *testing.T) {
 			case 1:
 				mine["w"] = gather.Part{Tensor: &tensor.Tensor{DType: x.DType, Shape: []int{4<<20 - 1}, Data: x.Data[4:]}, Start: []int{1}, Shape: x.Shape}
 			}
-			err := gather.Export(testcluster.Within(r, 12*time.Second), r.ga, dir, mine, nil)
+			err := gather.Export(testcluster.Within(r, 20*time.Second), r.ga, dir, mine, nil)
 			end()
 			re := r.rankError(err)
 			failures[r.me()] = failureText(re)
