@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"fmt"
-	"io"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -12,29 +9,22 @@ import (
 
 func newGet() *cobra.Command {
 	var r remote
-	var wait, raw, prefix bool
+	var wait, raw bool
 	cmd := &cobra.Command{
 		Use:   "get KEY",
 		Short: "Print the value of a key",
 		Long: `Print the value of a key, and a newline. Exits with 3 if there is no such key, and with --wait
-only after --timeout, with 4. With --prefix it prints a line for each key that starts with KEY: the
-key, a tab and the value.`,
+only after --timeout, with 4. "muster keys PREFIX --json" prints all keys that start with PREFIX,
+with their values.`,
 		Example: `  muster get model/ready
   muster get model/ready --wait --timeout 1m
-  muster get weights/index --raw > index.json
-  muster get model/ --prefix`,
+  muster get weights/index --raw > index.json`,
 		Args: operands("KEY"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if prefix && (wait || raw) {
-				return usagef(cmd, "--prefix goes with neither --wait nor --raw")
-			}
 			if !wait && !cmd.Flags().Changed("timeout") {
 				r.timeout = quick
 			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-				if prefix {
-					return getPrefix(ctx, s, args[0], cmd.OutOrStdout())
-				}
 				value, err := get(ctx, s, args[0], wait)
 				if err != nil {
 					return err
@@ -45,27 +35,7 @@ key, a tab and the value.`,
 	}
 	r.flags(cmd, 0)
 	waitFlags(cmd, &wait, "wait until there is such a key", &raw)
-	cmd.Flags().BoolVar(&prefix, "prefix", false, "print all keys that start with KEY, and their values")
 	return cmd
-}
-
-// getPrefix prints the keys that start with prefix, and their values.
-func getPrefix(ctx context.Context, s *store.Store, prefix string, w io.Writer) error {
-	out := bufio.NewWriter(w)
-	found := false
-	for e, err := range s.List(ctx, prefix) {
-		if err != nil {
-			return err
-		}
-		if !isHidden(e.Key) {
-			found = true
-			_, _ = fmt.Fprintf(out, "%s\t%s\n", printable(e.Key), e.Value)
-		}
-	}
-	if !found {
-		return &exit{code: exitNotFound, text: fmt.Sprintf("no key starts with %q", prefix)}
-	}
-	return out.Flush()
 }
 
 func get(ctx context.Context, s *store.Store, key string, wait bool) ([]byte, error) {

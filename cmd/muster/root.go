@@ -79,7 +79,6 @@ Look at a model: muster tensors model.safetensors`,
 	root.SuggestionsMinimumDistance = 2
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	shortenHelp(root)
 	return root
 }
 
@@ -142,8 +141,6 @@ func operands(names ...string) cobra.PositionalArgs {
 	}
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
-		case cmd.Flags().Changed(helpAll):
-			return pflag.ErrHelp
 		case len(args) < least:
 			return usagef(cmd, "%s is missing", names[len(args)])
 		case len(args) > most:
