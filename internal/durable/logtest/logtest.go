@@ -1,5 +1,4 @@
-// Package logtest is the conformance suite of a store's log: Run tests durable.Log, and
-// RunFaults tests a store on a log whose medium fails.
+// Package logtest is the conformance suite of a store's log, durable.Log.
 package logtest
 
 import (
@@ -25,8 +24,7 @@ type Medium interface {
 // First is the number of the first segment of a new log.
 const First = 1
 
-// Run runs the suite, each test with a new Medium. RunFaults has crashes between any two steps, many
-// goroutines that sync at once, and segments that begin meanwhile.
+// Run runs the suite, each test with a new Medium.
 func Run(t *testing.T, home func(t *testing.T) Medium) {
 	for name, test := range map[string]func(t *testing.T, h Medium){
 		"what was synced is there after a crash, in order": synced,
