@@ -214,27 +214,3 @@ func TestNothingIsAllocated(t *testing.T) {
 		assert.Zero(t, testing.AllocsPerRun(10, func() { reduce.Into(s, dt, reduce.Sum, 4, srcs[0], srcs) }))
 	}
 }
-
-func bench[T tensor.Number](b *testing.B, op reduce.Op, p int) {
-	const n = 1 << 20 / 4 // 1 MiB of float32
-	var slices [][]T
-	for range p {
-		slices = append(slices, make([]T, n))
-	}
-	srcs := bytesOf(slices...)
-	s := new(reduce.Scratch)
-	b.SetBytes(int64(n * 4))
-	for b.Loop() {
-		reduce.Into(s, tensor.DTypeOf[T](), op, 1, srcs[0], srcs)
-	}
-}
-
-func BenchmarkInto(b *testing.B) {
-	for _, p := range []int{2, 4, 8} {
-		b.Run(fmt.Sprint("float32/sum/", p), func(b *testing.B) { bench[float32](b, reduce.Sum, p) })
-	}
-	b.Run("float32/max/4", func(b *testing.B) { bench[float32](b, reduce.Max, 4) })
-	b.Run("float64/sum/4", func(b *testing.B) { bench[float64](b, reduce.Sum, 4) })
-	b.Run("float16/sum/4", func(b *testing.B) { bench[tensor.Float16](b, reduce.Sum, 4) })
-	b.Run("bfloat16/sum/4", func(b *testing.B) { bench[tensor.BFloat16](b, reduce.Sum, 4) })
-}
