@@ -13,14 +13,13 @@ import (
 
 type allReduceOptions struct {
 	peers
-	bytes, zerfoo string
+	bytes string
 }
 
 func runAllReduce(ctx context.Context, args []string, out io.Writer) error {
 	var o allReduceOptions
 	f := flag.NewFlagSet("all-reduce", flag.ContinueOnError)
 	f.StringVar(&o.bytes, "bytes", "4,4096,65536,1048576,16777216", "sizes of an all-reduce")
-	f.StringVar(&o.zerfoo, "zerfoo", "", "measure Zerfoo too: a program that is a rank of it (docs/explanation/benchmarks.md)")
 	o.flags(f, 7, 100*time.Millisecond)
 	if err := f.Parse(args); err != nil {
 		return err
@@ -29,7 +28,7 @@ func runAllReduce(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rep := newReport("all-reduce", p50Column, "p90 µs", "mean µs", "CPU µs", "alloc B", "÷ MPI shm", "÷ MPI TCP", "÷ gloo", "÷ Zerfoo", othersColumn)
+	rep := newReport("all-reduce", p50Column, "p90 µs", "mean µs", "CPU µs", "alloc B", "÷ MPI shm", "÷ MPI TCP", "÷ gloo", othersColumn)
 	rep.note("%d ranks, float32; time of the slowest rank, behind a barrier of the same library; chained: of calls that follow each other, on rank 0", o.size)
 	rep.note("CPU of all ranks with the barrier; alloc: what one rank allocates per verb, of which the barrier is one")
 	defer o.stop()
@@ -72,19 +71,17 @@ const (
 	byMPI    = "Open MPI, shared memory"
 	byMPITCP = "Open MPI, TCP"
 	byGloo   = "gloo"
-	byZerfoo = "Zerfoo"
 )
 
 // peerColumns are the columns that compare with other implementations.
 var peerColumns = map[string]string{
-	"÷ MPI shm": byMPI, "÷ MPI TCP": byMPITCP, "÷ gloo": byGloo, "÷ Zerfoo": byZerfoo,
+	"÷ MPI shm": byMPI, "÷ MPI TCP": byMPITCP, "÷ gloo": byGloo,
 }
 
-// entrant is a party that can take part in some of the courses.
+// entrant is a party, and its implementation.
 type entrant struct {
 	name string
 	who  party
-	can  func(c course) bool
 }
 
 // add starts all entrants, and adds their events.
@@ -96,7 +93,7 @@ func (o *allReduceOptions) add(ctx context.Context, rep *report, all []course) e
 	for _, c := range all {
 		for _, w := range entrants {
 			way := c.verb + atWhom + w.name
-			if !w.can(c) || !o.ways.is(way) {
+			if !o.ways.is(way) {
 				continue
 			}
 			e := partyEvent(w.who, way, c.bytes, false, bytesText(c.bytes), c.verb, w.name)
@@ -113,29 +110,18 @@ func (o *allReduceOptions) add(ctx context.Context, rep *report, all []course) e
 }
 
 func (o *allReduceOptions) entrants(ctx context.Context, rep *report) ([]entrant, error) {
-	anything := func(course) bool { return true }
 	ours, err1 := o.invite(startRanks(ctx, o.size, ""))
 	mpi, err2 := o.openMPI(ctx, rep)
 	gloo, err3 := o.torch(ctx, rep)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}
-	who := []entrant{{byMemory, ours, anything}, {byTCP, ours, anything}}
+	who := []entrant{{byMemory, ours}, {byTCP, ours}}
 	if mpi != nil {
-		who = append(who, entrant{byMPI, &mpiParty{mpi, o.size, overMemory, false}, anything}, entrant{byMPITCP, &mpiParty{mpi, o.size, overTCP, false}, anything})
+		who = append(who, entrant{byMPI, &mpiParty{mpi, o.size, overMemory, false}}, entrant{byMPITCP, &mpiParty{mpi, o.size, overTCP, false}})
 	}
 	if gloo != nil {
-		who = append(who, entrant{byGloo, gloo, anything})
+		who = append(who, entrant{byGloo, gloo})
 	}
-	if o.zerfoo == "" {
-		rep.note("NO ZERFOO: -zerfoo names no program that is a rank of it")
-		return who, nil
-	}
-	zerfoo, err := o.invite(startProgram(ctx, o.zerfoo, o.size))
-	if err != nil {
-		return nil, fmt.Errorf("-zerfoo: %w", err)
-	}
-	return append(who, entrant{byZerfoo, zerfoo, func(c course) bool {
-		return c.verb == allReduceVerb && c.bytes >= mib || c.verb == barrierVerb+chainedSuffix
-	}}), nil
+	return who, nil
 }

@@ -3,15 +3,10 @@ package main
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // littleAllReduce returns a run of collective that measures nothing.
@@ -23,7 +18,6 @@ func littleAllReduce(t *testing.T, more ...string) report {
 func TestAllReduce(t *testing.T) {
 	sharing(t)
 	r := littleAllReduce(t, "-mpi=false", "-python", "")
-	assert.Contains(t, strings.Join(r.Notes, "\n"), "NO ZERFOO")
 	for _, who := range []string{byMemory, byTCP} {
 		for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "64 KiB all-reduce", "0 B barrier, chained"} {
 			want(t, r, row+" "+who, "p50 µs", "p90 µs", "mean µs", "CPU µs", "alloc B")
@@ -51,28 +45,6 @@ func TestAllReduceTorch(t *testing.T) {
 	r := littleAllReduce(t, "-python", torchPython(t), "-mpi=false", "-ways", "gloo")
 	for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "0 B barrier, chained"} {
 		want(t, r, row+" "+byGloo, "p50 µs", "CPU µs")
-	}
-}
-
-// zerfooStandIn takes turns of 1 ms each.
-const zerfooStandIn = `#!/bin/sh
-while IFS=';' read -r way bytes count; do
-	took=1000 i=1
-	while [ $i -lt $count ]; do took=$took,1000 i=$((i+1)); done
-	echo "{\"Took\":[$took]}"
-done
-`
-
-func TestAllReduceZerfoo(t *testing.T) {
-	testcluster.Shell(t)
-	program := filepath.Join(t.TempDir(), "zerfoo")
-	require.NoError(t, os.WriteFile(program, []byte(zerfooStandIn), 0o700))
-	r := littleAllReduce(t, "-bytes", "16777216", "-zerfoo", program, "-ways", "^all-reduce@(Zerfoo|muster, TCP)")
-	want(t, r, "16 MiB all-reduce Zerfoo", "p50 µs")
-	want(t, r, "16 MiB all-reduce "+byTCP, "÷ Zerfoo")
-	var out, errs strings.Builder
-	if run(t.Context(), []string{"all-reduce", "-n", "2", "-zerfoo", filepath.Join(t.TempDir(), "nobody"), "-ways", "Zerfoo"}, &out, &errs) != 1 || !strings.Contains(errs.String(), "-zerfoo") {
-		t.Errorf("a program that is not there: %s", errs.String())
 	}
 }
 

@@ -5,7 +5,7 @@
 //	                          // compared with a bare Go star, and Open MPI
 //	go run ./bench gather     // tensors of 4 processes onto one, compared with a bare Go star,
 //	                          // Open MPI, ModelOpt's way and Gloo
-//	go run ./bench all-reduce // large slices, compared with Open MPI, gloo and Zerfoo
+//	go run ./bench all-reduce // large slices, compared with Open MPI and gloo
 //	.ci/ratios                // muster bench, compared with that of the last release, for CI
 //
 // Times vary between machines and runs. Compare the ratios within one run, and the CPU time per
@@ -36,7 +36,7 @@ var commands = []command{
 	{"kv", "get and set over 1 or 50 connections, compared with redis-server", runKV},
 	{"groups", "group verbs of 2 to 16 processes, compared with a bare Go star and Open MPI", runGroups},
 	{"gather", "tensors of 4 processes onto one, compared with a bare Go star, Open MPI and torch", runGather},
-	{"all-reduce", "large slices of 4 ranks, compared with Open MPI, gloo and Zerfoo", runAllReduce},
+	{"all-reduce", "large slices of 4 ranks, compared with Open MPI and gloo", runAllReduce},
 	{"ratios", "muster bench of two builds, in pairs of runs: fails on a loss that repeats", runRatios},
 }
 

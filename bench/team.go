@@ -153,15 +153,3 @@ func startRanks(ctx context.Context, size int, dir string) (*team, error) {
 		return p, err
 	})
 }
-
-// startProgram starts the ranks of a program of the user's: each gets its number, the number of ranks,
-// and a free address for rank 0, and takes turns as a rank of this program does.
-func startProgram(ctx context.Context, program string, size int) (*team, error) {
-	addr, err := freeAddr()
-	if err != nil {
-		return nil, err
-	}
-	return startTeam(ctx, size, nothingToRemove, func(ctx context.Context, rank int) (*process, error) {
-		return start(ctx, program, nil, program, strconv.Itoa(rank), strconv.Itoa(size), addr)
-	})
-}
