@@ -5,8 +5,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -68,80 +66,6 @@ func TestCut(t *testing.T) {
 	}
 }
 
-func TestRefuse(t *testing.T) {
-	p := testcluster.NewProxy(t, echoServer(t))
-	c := dial(t, p)
-	exchange(t, c, "before")
-	for range 3 {
-		p.Refuse(true)
-		p.Refuse(true) // is already
-		if c, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Fatalf("connected to %v: %v", c, err)
-		}
-		exchange(t, c, "open ones stay")
-		p.Refuse(false)
-		exchange(t, dial(t, p), "back")
-	}
-	p.Refuse(true)
-	p.Cut(testcluster.RST) // does not open it
-	if _, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Fatalf("after Cut: %v", err)
-	}
-}
-
-// TestChangesUnderLoad sets faults at random while many connections are used. Nothing
-// may be lost or out of order.
-func TestChangesUnderLoad(t *testing.T) {
-	p := testcluster.NewProxy(t, echoServer(t))
-	stop := make(chan struct{})
-	var changer, users sync.WaitGroup
-	changer.Go(func() { changeFaults(p, stop) })
-	for range 8 {
-		c := dial(t, p)
-		users.Go(func() {
-			for i := range 20 {
-				exchange(t, c, strings.Repeat("abcdefgh", 1+i*50))
-			}
-		})
-	}
-	users.Wait()
-	close(stop)
-	changer.Wait()
-}
-
-func changeFaults(p *testcluster.Proxy, stop <-chan struct{}) {
-	ticker := time.NewTicker(time.Millisecond)
-	defer ticker.Stop()
-	for i := 0; ; i++ {
-		p.Delay(time.Duration(i%3) * time.Millisecond)
-		p.Throttle([]int{0, 1_000_000}[i%2])
-		p.Stall(i%5 == 0)
-		select {
-		case <-stop:
-			return
-		case <-ticker.C:
-		}
-	}
-}
-
-// echoServer returns the address of a server that echoes until the test ends.
-func echoServer(t *testing.T) string {
-	l := testcluster.Listen(t)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
-	return l.Addr().String()
-}
-
 // twoEnds returns a proxy and the connections that reach its target.
 func twoEnds(t *testing.T) (*testcluster.Proxy, <-chan *net.TCPConn) {
 	l := testcluster.Listen(t)
@@ -181,12 +105,6 @@ func receive(t testing.TB, c net.Conn, want string) {
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
 		t.Errorf("received %.40q, want %.40q: %v", got, want, err)
 	}
-}
-
-func exchange(t testing.TB, c net.Conn, text string) {
-	t.Helper()
-	send(t, c, text)
-	receive(t, c, text)
 }
 
 func receivesNothing(t testing.TB, c net.Conn) {
