@@ -228,20 +228,6 @@ func TestStandbyOfAFinishedJob(t *testing.T) {
 	t.Run("too few for a view", func(t *testing.T) { standby(t, 2) })
 }
 
-// TestWorkerOfAFinishedLaunch checks that a worker which starts when its launch has finished, and all have left,
-// does not begin again.
-func TestWorkerOfAFinishedLaunch(t *testing.T) {
-	at := url(t)
-	first, late := newTraining(t, newNode(t, at, "a", 1, 0), 5), newTraining(t, newNode(t, at, "b", 1, 0), 5)
-	for _, x := range []*training{first, late} {
-		x.node.Worker.Launch = "launch"
-	}
-	first.done(first.train(bounded(t))())
-	require.NoError(t, first.node.Close())
-	fails(t, late.train(bounded(t))(), dataparallel.ErrFinished, "finished without this worker, which has completed 0 of 5 steps")
-	require.Empty(t, late.after)
-}
-
 func standby(t *testing.T, size int) {
 	at := url(t)
 	a, b := newTraining(t, newNode(t, at, "a", size, 0), 50), newTraining(t, newNode(t, at, "b", size, 0), 50)

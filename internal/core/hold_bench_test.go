@@ -13,53 +13,30 @@ import (
 // manyCalls is the default limit of the waiting calls, and of the leases, of one session.
 const manyCalls = 8_192
 
-// manyKeys are more than the machine expires or revokes in one portion.
+// manyKeys are more than the machine expires in one portion.
 const manyKeys = 131_072
 
-// holds are operations at their limits. Each prepares a machine, and returns the step to measure:
-// what is done under one hold of the store's lock.
+// holds are the operations that take longest at their limits. Each prepares a machine, and returns the
+// step to measure: what is done under one hold of the store's lock.
 var holds = []struct {
 	name    string
 	prepare func(r *rig) (step func())
 }{
-	{"get of 16 MiB", func(r *rig) func() {
-		r.set("k", 0, wire.MaxValue)
-		return r.step(core.Local, wire.Request{Op: wire.OpGet, Key: "k"})
-	}},
-	{"set of 16 MiB", func(r *rig) func() {
-		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: make([]byte, wire.MaxValue)})
-	}},
 	{"append to 16 MiB", func(r *rig) func() {
-		r.set("k", 0, wire.MaxValue/2)
+		r.set("k", wire.MaxValue/2)
 		return r.step(core.Local, wire.Request{Op: wire.OpAppend, Key: "k", Value: make([]byte, wire.MaxValue/2)})
 	}},
 	{"swap of 16 MiB", func(r *rig) func() {
-		r.set("k", 0, wire.MaxValue)
+		r.set("k", wire.MaxValue)
 		return r.step(core.Local, wire.Request{Op: wire.OpSwap, Key: "k", Expect: make([]byte, wire.MaxValue), Value: []byte{1}})
 	}},
-	{"list of 1,000 of 131,072 keys", func(r *rig) func() {
-		r.setMany(manyKeys, 0, 0)
-		return r.step(core.Local, wire.Request{Op: wire.OpList})
-	}},
 	{"list behind 131,072 expired keys", func(r *rig) func() {
-		r.setMany(manyKeys, time.Second, 0)
+		r.setMany(manyKeys, time.Second)
 		r.now += 2 * time.Second
 		return r.step(core.Local, wire.Request{Op: wire.OpList})
 	}},
 	{"delete of 10,000 keys", func(r *rig) func() {
-		return r.step(core.Local, wire.Request{Op: wire.OpDelete, Keys: r.setMany(wire.MaxKeys, 0, 0)})
-	}},
-	{"wait for 10,000 keys", func(r *rig) func() {
-		return r.step(core.Local, wire.Request{Op: wire.OpWait, Keys: r.setMany(wire.MaxKeys, 0, 0)})
-	}},
-	{"wait for 10,000 keys that times out", func(r *rig) func() {
-		keys := r.setMany(wire.MaxKeys, 0, 0)
-		for i := range keys {
-			keys[i] += "/missing"
-		}
-		r.waits(r.session(), wire.Request{Op: wire.OpWait, Keys: keys, Timeout: time.Second})
-		r.now += 2 * time.Second
-		return r.tick
+		return r.step(core.Local, wire.Request{Op: wire.OpDelete, Keys: r.setMany(wire.MaxKeys, 0)})
 	}},
 	{"set of a key that 8,192 calls wait for", func(r *rig) func() {
 		s := r.session()
@@ -68,21 +45,12 @@ var holds = []struct {
 		}
 		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
 	}},
-	{"watch of 8,192 changes", func(r *rig) func() {
-		r.setMany(8192, 0, 0)
-		return r.step(core.Local, wire.Request{Op: wire.OpWatch, After: 1})
-	}},
 	{"change of a key with 8,192 watches", func(r *rig) func() {
 		s := r.session()
 		for id := range uint64(manyCalls) {
 			r.apply(s, wire.Request{Op: wire.OpWatch, ID: id + 1, After: 1})
 		}
 		return r.step(core.Local, wire.Request{Op: wire.OpSet, Key: "k", Value: []byte("v")})
-	}},
-	{"expiry of 131,072 keys, a portion", func(r *rig) func() {
-		r.setMany(manyKeys, time.Second, 0)
-		r.now += 2 * time.Second
-		return r.tick
 	}},
 	{"expiry of 8,192 leases of a session", func(r *rig) func() {
 		r.grantMany(r.session(), manyCalls)
@@ -101,12 +69,6 @@ var holds = []struct {
 		}
 		return r.step(s, wire.Request{Op: wire.OpLost})
 	}},
-	{"revocation of a lease with 131,072 keys", func(r *rig) func() {
-		s := r.session()
-		lease := uint64(r.apply(s, wire.Request{Op: wire.OpGrant, TTL: time.Hour}).N)
-		r.setMany(manyKeys, 0, lease, s)
-		return r.step(s, wire.Request{Op: wire.OpRevoke, Lease: lease})
-	}},
 	{"join that completes a group of 10,000", func(r *rig) func() {
 		c := &crew{rig: r}
 		for range 10_000 {
@@ -116,14 +78,6 @@ var holds = []struct {
 			r.apply(s, c.joining("world", rank+1))
 		}
 		return r.step(c.sessions[0], c.joining("world", 0))
-	}},
-	{"join of 1,048,576 ranks that times out", func(r *rig) func() {
-		c := &crew{rig: r}
-		req := c.joining("world", 0)
-		req.Group.Size, req.Timeout = 1<<20, time.Second
-		r.waits(r.session(), req)
-		r.now += 2 * time.Second
-		return r.tick
 	}},
 	{"last vote of a barrier of 10,000", func(r *rig) func() { return r.lastVote(10_000, barrier(1), "") }},
 	{"last vote of an all-gather of 10,000", func(r *rig) func() { return r.lastVote(10_000, allGather(), "payload") }},
@@ -145,14 +99,6 @@ var holds = []struct {
 			r.apply(c.sessions[rank], c.voting(rank, barrier(1), ""))
 		}
 		return r.step(c.sessions[9_999], wire.Request{Op: wire.OpLost})
-	}},
-	{"members of a group of 10,000", func(r *rig) func() {
-		c := newCrewOn(r, "world", 10_000)
-		return r.step(c.sessions[0], c.request(wire.OpMembers, 0))
-	}},
-	{"status of a group of 10,000", func(r *rig) func() {
-		newCrewOn(r, "world", 10_000)
-		return func() { r.m.Status(r.now, "", 0, 0) }
 	}},
 }
 
@@ -181,16 +127,15 @@ func (r *rig) tick() {
 	r.m.Effects()
 }
 
-func (r *rig) set(key string, ttl time.Duration, bytes int) {
-	r.does(core.Local, wire.Request{Op: wire.OpSet, Key: key, Value: make([]byte, bytes), TTL: ttl})
+func (r *rig) set(key string, bytes int) {
+	r.does(core.Local, wire.Request{Op: wire.OpSet, Key: key, Value: make([]byte, bytes)})
 }
 
-// setMany sets n keys, for a session, with a time to live or on a lease.
-func (r *rig) setMany(n int, ttl time.Duration, lease uint64, session ...uint64) (keys []string) {
-	s := append(session, core.Local)[0]
+// setMany sets n keys, with a time to live unless that is 0.
+func (r *rig) setMany(n int, ttl time.Duration) (keys []string) {
 	for i := range n {
 		keys = append(keys, fmt.Sprintf("key/%07d", i))
-		r.apply(s, wire.Request{Op: wire.OpSet, Key: keys[i], Value: []byte("value"), TTL: ttl, Lease: lease})
+		r.apply(core.Local, wire.Request{Op: wire.OpSet, Key: keys[i], Value: []byte("value"), TTL: ttl})
 	}
 	return keys
 }
