@@ -20,7 +20,10 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-func TestMain(m *testing.M) { testcluster.Leaks(m) }
+func TestMain(m *testing.M) {
+	children.Run()
+	testcluster.Leaks(m)
+}
 
 // soon is the time limit of every expected event, on a busy machine too.
 const soon = 30 * time.Second

@@ -3,7 +3,6 @@ package etcdlog_test
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -42,15 +41,11 @@ func TestSpace(t *testing.T) {
 	require.NoError(t, m.Open())
 	defer m.Close()
 	follower, s := standing(t, c, o), store.New(m)
-	var all sync.WaitGroup
-	for writer := range writers {
-		all.Go(func() {
-			for turn := range changes / writers {
-				assert.NoError(t, s.Set(t.Context(), fmt.Sprint("key ", writer, " ", turn%20), make([]byte, 100), nil))
-			}
-		})
-	}
-	all.Wait()
+	each(writers, func(writer int) {
+		for turn := range changes / writers {
+			assert.NoError(t, s.Set(t.Context(), fmt.Sprint("key ", writer, " ", turn%20), make([]byte, 100), nil))
+		}
+	})
 	var keys, log, checkpoint int64
 	testcluster.Eventually(t, testTimeout, func() bool {
 		require.NoError(t, s.Set(bounded(t), "one more", nil, nil))
