@@ -110,10 +110,10 @@ func ExampleConfigs() {
 		mine := &layer{Name: fmt.Sprint("block.", rank), Weight: shard(rank)}
 		res, err := gather.Configs(ctx, ga, []int{0, 1}, mine)
 		if err != nil {
-			return err
+			return err // the same error on every rank
 		}
 		defer res.Release()
-		for _, l := range res.Present() {
+		for _, l := range res.Present() { // on rank 0
 			fmt.Println(l.Name, numbers(l.Weight), l.Bias == nil)
 		}
 		return nil
@@ -147,9 +147,12 @@ func ExampleExport() {
 	defer os.RemoveAll(dir)
 	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
 		return gather.Export(ctx, ga, dir, map[string]gather.Part{
-			"mlp.weight":                         {Tensor: shard(rank), Start: []int{2 * rank}, Shape: []int{4}}, // a part of it on each rank
-			"norm.weight":                        {Tensor: tensor.From([]float32{1})},                            // the same everywhere
-			fmt.Sprint("layers.", rank, ".bias"): {Tensor: tensor.From([]float32{0})},                            // of this rank alone
+			// a part of it on each rank
+			"mlp.weight": {Tensor: shard(rank), Start: []int{2 * rank}, Shape: []int{4}},
+			// the same everywhere
+			"norm.weight": {Tensor: tensor.From([]float32{1})},
+			// of this rank alone
+			fmt.Sprint("layers.", rank, ".bias"): {Tensor: tensor.From([]float32{0})},
 		}, nil)
 	})
 	model, err := safetensors.OpenModel(dir)

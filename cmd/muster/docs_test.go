@@ -207,22 +207,3 @@ func TestSSHOfTheDocs(t *testing.T) {
 		require.Contains(t, string(out), "] of 2 on "+host+"\n")
 	}
 }
-
-// TestExportExample runs examples/export on two ranks, through TCP or memory and through a directory, and
-// lists what it has written.
-func TestExportExample(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	exe := filepath.Join(dir, "export")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "../../examples/export").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	for _, shared := range []string{"", t.TempDir()} {
-		r := run(t, "run", "-n", "2", "--", exe, "--out", dir, "--shared", shared)
-		r.wants(t, 0, "[0] 0 layers.0.q_proj F32[3]\n[0] 1 layers.1.q_proj F32[3]\n", "")
-		for file, want := range map[string]string{"layers.safetensors": "layers.1.q_proj.weight F32 [3]", "model": "o_proj.weight F32 [2 2]"} {
-			all := listJSON(t, filepath.Join(dir, file))
-			last := all[len(all)-1]
-			assert.Equal(t, want, fmt.Sprint(last.Name, " ", last.DType, " ", last.Shape))
-		}
-	}
-}
