@@ -3,12 +3,14 @@ package gather
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -31,9 +33,6 @@ type ExportOptions struct {
 	Metadata map[string]string // of each file; that of rank 0 counts
 }
 
-// exportPrefix is that of the names of files that are not complete.
-const exportPrefix = ".muster-export-"
-
 // Export writes the tensors of which the ranks of the group have parts into a directory that all of them
 // reach, as one model: a safetensors file of each rank that owns tensors, and their index. Each tensor has
 // one owner, a rank that has a part of it, so that all have about the same number of bytes; the others send
@@ -44,9 +43,10 @@ const exportPrefix = ".muster-export-"
 //
 // All ranks of the group call it, with nil parts if they have none. Either all succeed, and the model is
 // complete and on the disk, or all get the same error, which names the rank at fault, and no file of it is
-// left. Files have temporary names until all are complete; the index is written last, and an older one is
-// removed before. What a killed job has left, or one that lost its store, is removed or replaced by the next
-// Export to the directory.
+// left. The names of files are new ones each time, and the index is renamed last: until then the directory
+// has the older model, whose files are removed after it, as are those that killed jobs have left. If a rank
+// closes the group, or rank 0 dies, in the last step, an error does not say which of the two models the
+// directory has; it has one of them, whole.
 //
 // The directory must be one to which only this group exports at a time. A second Export of this Gatherer at
 // the same time is pgroup.ErrBusy.
@@ -61,12 +61,11 @@ func Export(ctx context.Context, ga *Gatherer, dir string, parts map[string]Part
 		return err
 	}
 	defer func() {
-		// If a rank does not know the outcome, the others may have succeeded.
-		if err != nil && !errors.Is(err, pgroup.ErrUnknown) && !errors.Is(err, pgroup.ErrUnavailable) {
+		if err != nil {
 			e.discard()
 		}
 	}()
-	for _, step := range []func(context.Context) error{e.prepare, e.write, e.uncover, e.name, e.writeIndex} {
+	for _, step := range []func(context.Context) error{e.prepare, e.write, e.name, e.commit} {
 		if err := e.agreed(ctx, step(ctx)); err != nil {
 			return err
 		}
@@ -102,9 +101,8 @@ type exporting struct {
 	metadata map[string]string
 	rank     int
 
-	plan     *exportPlan
-	named    bool // the file of this rank has its final name
-	indexing bool // all files have, and rank 0 writes the index
+	plan  *exportPlan
+	token string // in the names of all files of this export
 }
 
 // agree exchanges what all ranks have, and plans who writes it.
@@ -115,7 +113,7 @@ func (e *exporting) agree(ctx context.Context) error {
 		mine = exportList{Err: err.Error()}
 	}
 	if e.rank == 0 {
-		mine.Metadata = e.metadata
+		mine.Metadata, mine.Token = e.metadata, rand.Text()[:12]
 	}
 	all, gone := pgroup.AllGather(ctx, e.ga.group.Channel(controlChannel), mine)
 	if gone != nil {
@@ -130,7 +128,7 @@ func (e *exporting) agree(ctx context.Context) error {
 			return e.ga.rankError(opExport, nil, failed(rank, cause))
 		}
 	}
-	e.metadata = all[0].Metadata
+	e.metadata, e.token = all[0].Metadata, all[0].Token
 	if e.plan, err = planExport(all); err != nil {
 		return e.ga.rankError(opExport, nil, err)
 	}
@@ -145,13 +143,39 @@ func (e *exporting) prepare(context.Context) error {
 	if err := os.MkdirAll(e.dir, 0o777); err != nil {
 		return err
 	}
+	const single = "model.safetensors"
+	if _, err := os.Lstat(filepath.Join(e.dir, single)); err == nil {
+		return fmt.Errorf("%s has %s, which readers may take instead: remove it, or name another directory", e.dir, single)
+	}
+	return e.clean(e.indexed())
+}
+
+// exported are the names of files of exports, complete or not.
+var exported = regexp.MustCompile(`^(\.muster-export-.*|model-[0-9A-Z]{12}-\d{5}-of-\d{5}\.safetensors)$`)
+
+// clean removes the files of exports that are not in a model.
+func (e *exporting) clean(model map[string]bool) error {
 	left, err := os.ReadDir(e.dir)
 	for _, file := range left {
-		if strings.HasPrefix(file.Name(), exportPrefix) {
+		if exported.MatchString(file.Name()) && !model[file.Name()] {
 			err = errors.Join(err, os.Remove(filepath.Join(e.dir, file.Name())))
 		}
 	}
 	return err
+}
+
+// indexed returns the files of the model in the directory.
+func (e *exporting) indexed() map[string]bool {
+	var index struct {
+		Files map[string]string `json:"weight_map"`
+	}
+	text, _ := os.ReadFile(e.index())
+	_ = json.Unmarshal(text, &index) // without one, there is no model
+	files := map[string]bool{}
+	for _, name := range index.Files {
+		files[name] = true
+	}
+	return files
 }
 
 // write writes the file of this rank, and sends its parts to the owners of others.
@@ -220,15 +244,20 @@ func (e *exporting) writeFor(ctx context.Context, owner int, list []int) error {
 	return err
 }
 
-func (e *exporting) part() string {
-	return filepath.Join(e.dir, fmt.Sprintf("%s%d.part", exportPrefix, e.rank))
+func (e *exporting) temporary(what any) string {
+	return filepath.Join(e.dir, fmt.Sprintf(".muster-export-%s-%v.part", e.token, what))
 }
 
-func (e *exporting) path() string { return filepath.Join(e.dir, e.plan.fileOf(e.rank)) }
+func (e *exporting) index() string { return filepath.Join(e.dir, safetensors.IndexName) }
+
+// fileOf returns the name of an owner's file.
+func (e *exporting) fileOf(owner int) string {
+	return fmt.Sprintf("model-%s-%05d-of-%05d.safetensors", e.token, slices.Index(e.plan.owners, owner)+1, len(e.plan.owners))
+}
 
 // writeFile writes the tensors of this rank, from its own parts and from those of senders.
 func (e *exporting) writeFile(ctx context.Context, senders map[int]sentBy) error {
-	f, err := os.OpenFile(e.part(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f, err := os.OpenFile(e.temporary(e.rank), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}
@@ -288,59 +317,64 @@ func (e *exporting) assembled(ctx context.Context, t *exportTensor, senders map[
 	return x, nil
 }
 
-// uncover removes the index of an older model: the files that it names are replaced next.
-func (e *exporting) uncover(context.Context) error {
-	if e.rank != 0 {
-		return nil
-	}
-	err := os.Remove(filepath.Join(e.dir, safetensors.IndexName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// name gives the file of this rank its name.
+// name gives the file of this rank its name. Rank 0 writes the index before.
 func (e *exporting) name(context.Context) error {
+	if e.rank == 0 {
+		if err := e.writeIndex(); err != nil {
+			return err
+		}
+	}
 	if len(e.plan.tensors[e.rank]) == 0 {
 		return nil
 	}
-	err := os.Rename(e.part(), e.path())
-	e.named = err == nil
-	return err
+	return os.Rename(e.temporary(e.rank), filepath.Join(e.dir, e.fileOf(e.rank)))
 }
 
-// writeIndex writes the index, on rank 0.
-func (e *exporting) writeIndex(context.Context) error {
-	e.indexing = true
+func (e *exporting) writeIndex() error {
+	f, err := os.OpenFile(e.temporary("index"), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(e.plan.index(e.fileOf))
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// commit gives the index its name on rank 0, if all files are there, and removes those of the older model.
+func (e *exporting) commit(context.Context) error {
 	if e.rank != 0 {
 		return nil
 	}
-	f, err := os.OpenFile(e.part()+".index", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
+	for _, owner := range e.plan.owners {
+		if _, err := os.Stat(filepath.Join(e.dir, e.fileOf(owner))); err != nil {
+			return failed(owner, fmt.Errorf("its file is not in the directory of rank 0: %w", err))
+		}
+	}
+	old, files := e.indexed(), map[string]bool{}
+	if err := os.Rename(e.temporary("index"), e.index()); err != nil {
 		return err
 	}
-	_, err = f.Write(e.plan.index())
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(e.dir, safetensors.IndexName))
+	for _, owner := range e.plan.owners {
+		files[e.fileOf(owner)] = true
 	}
-	if err != nil {
-		return err
+	err := syncDir(e.dir)
+	for name := range old {
+		if !files[name] && filepath.Base(name) == name && strings.HasSuffix(name, ".safetensors") {
+			_ = os.Remove(filepath.Join(e.dir, name)) // the model is complete with or without it
+		}
 	}
-	return syncDir(e.dir)
+	return err
 }
 
-// discard removes what this rank has written, and the index, which rank 0 may have written before it died.
+// discard removes all files of this export, unless they are a model. Rank 0 cannot rename the index once it
+// is removed here, even if it was stopped and goes on later.
 func (e *exporting) discard() {
-	if e.indexing {
-		_ = os.Remove(filepath.Join(e.dir, safetensors.IndexName))
+	_ = os.Remove(e.temporary("index"))
+	if e.plan == nil || len(e.plan.owners) == 0 || e.indexed()[e.fileOf(e.plan.owners[0])] {
+		return
 	}
-	if e.named {
-		_ = os.Remove(e.path())
-	}
-	_ = os.Remove(e.part())
-	if e.rank == 0 {
-		_ = os.Remove(e.part() + ".index")
+	_ = os.Remove(e.temporary(e.rank))
+	for _, owner := range e.plan.owners { // some may have died
+		_ = os.Remove(filepath.Join(e.dir, e.fileOf(owner)))
 	}
 }
 
@@ -357,6 +391,7 @@ func syncDir(dir string) error {
 type exportList struct {
 	Parts    []exportPart
 	Metadata map[string]string // of rank 0
+	Token    string            // of rank 0
 	Err      string
 }
 

@@ -108,9 +108,10 @@ func (t *exportTensor) check() error {
 		t.held = t.held[:1]
 		return nil
 	}
+	first := t.held[0].ranks[0]
 	t.held = slices.DeleteFunc(t.held, func(h *heldBox) bool { return h.Size() == 0 })
 	if err := blocks.Cover(t.Shape, parts); err != nil {
-		return mismatch(t.held[0].ranks[0], "tensor %q: %v", t.name, err)
+		return mismatch(first, "tensor %q: %v", t.name, err)
 	}
 	return nil
 }
@@ -182,16 +183,12 @@ func (p *exportPlan) metadata(owner int, given map[string]string) map[string]str
 	return all
 }
 
-func (p *exportPlan) fileOf(owner int) string {
-	return fmt.Sprintf("model-%05d-of-%05d.safetensors", slices.Index(p.owners, owner)+1, len(p.owners))
-}
-
 // index returns the index of all files.
-func (p *exportPlan) index() []byte {
+func (p *exportPlan) index(fileOf func(owner int) string) []byte {
 	files, size := map[string]string{}, int64(0)
 	for owner, ts := range p.tensors {
 		for _, t := range ts {
-			files[t.name] = p.fileOf(owner)
+			files[t.name] = fileOf(owner)
 			size += t.size
 		}
 	}

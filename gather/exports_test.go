@@ -49,6 +49,10 @@ func TestExport(t *testing.T) {
 				"large": wholeOf("large", 3000, 2000),
 			}
 			want["tied in part"] = want["columns"]
+			require.NoError(t, os.MkdirAll(dir, 0o755))
+			for _, left := range []string{".muster-export-A-0.part", "model-AAAAAAAAAAAA-00001-of-00002.safetensors"} { // by a killed job
+				require.NoError(t, os.WriteFile(filepath.Join(dir, left), nil, 0o600))
+			}
 			w.run(t, 4, gather.Options{}, func(r *rank) {
 				for n := range 2 {
 					parts := r.parts(want)
@@ -111,6 +115,7 @@ func TestExportRefuses(t *testing.T) {
 			{"x": block(x, []int{0, 0}, []int{2, 4})}, {"x": block(x, []int{1, 0}, []int{2, 4})},
 		},
 		`tensor "x": rank 1 has a part of F32[4,4], and rank 0 of I16[4,4]`: {{"x": {Tensor: x}}, {"x": {Tensor: tensor.New(tensor.F32, 4, 4)}}},
+		`tensor "x": nobody has its element [0,0]: 16 elements are missing`: {{"x": block(x, []int{1, 0}, []int{0, 4})}, {"x": block(x, []int{0, 0}, []int{0, 4})}},
 		`rank 1: failed: tensor "x": it is nil`:                             {{}, {"x": {}}},
 		`rank 0: failed: tensor "x": a part of 2 axes begins at 1 numbers`:  {{"x": {Tensor: x, Start: []int{0}, Shape: []int{4, 4}}}},
 	} {
@@ -154,6 +159,23 @@ func TestExportFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestExportToOtherDirectories checks that ranks that write to directories of their own are an error, and that
+// one with a model that has no index is refused.
+func TestExportToOtherDirectories(t *testing.T) {
+	x := wholeOf("x", 4, 4)
+	dirs := []string{t.TempDir(), t.TempDir(), t.TempDir()}
+	require.NoError(t, os.WriteFile(filepath.Join(dirs[2], "model.safetensors"), nil, 0o600))
+	ways()[0].run(t, 2, gather.Options{}, func(r *rank) {
+		parts := map[string]gather.Part{"x": {Tensor: x}, "y": {Tensor: x.Clone()}}
+		err := gather.Export(r.ctx, r.ga, dirs[r.me()], parts, nil)
+		assert.ErrorContains(r, err, "rank 1: failed: its file is not in the directory of rank 0: ")
+		err = gather.Export(r.ctx, r.ga, dirs[2], parts, nil)
+		assert.ErrorContains(r, err, "rank 0: failed: "+dirs[2]+" has model.safetensors, which readers may take instead")
+	})
+	assert.Empty(t, names(t, dirs[0]))
+	assert.Empty(t, names(t, dirs[1]))
 }
 
 // TestExportWithoutARank checks that a rank that has left is named on all others.

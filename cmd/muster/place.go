@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/agent"
-	"github.com/muster-pg/muster/interop/tcpstore"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -45,7 +44,7 @@ func (p *place) open() error {
 	if p.store != "" || p.masterPort != 0 {
 		return nil
 	}
-	o := hostOptions{insecure: p.insecure, stacks: p.stacks, protocol: new(tcpstore.Protocol), serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout, ReconnectTimeout: p.reconnect}}
+	o := hostOptions{insecure: p.insecure, stacks: p.stacks, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout, ReconnectTimeout: p.reconnect}}
 	if p.stacks { // each request for stacks is logged
 		o.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
@@ -130,7 +129,7 @@ func (p *place) environ(rank, n int) []string {
 // attempt returns the environment of the process with the number local of n on this node.
 func (p *place) attempt(a agent.Attempt, local, n int) []string {
 	env := p.config(a.ID, a.First+local, a.Size)
-	if host, port, err := net.SplitHostPort(a.MasterAddress); err == nil && p.store != "" {
+	if host, port, err := net.SplitHostPort(a.MasterAddress); err == nil && p.masterPort == 0 {
 		env = append(env, "MASTER_ADDR="+host, "MASTER_PORT="+port) // for programs that do not use the store
 	}
 	return append(env, "LOCAL_RANK="+strconv.Itoa(local), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
@@ -172,16 +171,10 @@ func (p *place) config(run string, rank, n int) []string {
 	switch {
 	case p.store != "":
 		c.Address = p.jobStore()
-		return c.Environ()
 	case p.host == nil:
 		c.Address = net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))
-		return c.Environ()
+	default:
+		c.Address = p.hostURL()
 	}
-	c.Address = p.hostURL()
-	host, port, _ := net.SplitHostPort(p.host.addr.String()) // a valid address
-	env := append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port)
-	if os.Getenv("MUSTER_SECRET_FILE") == "" {
-		env = append(env, "TORCHELASTIC_USE_AGENT_STORE=True") // PyTorch's ranks use the store, and rank 0 hosts none
-	}
-	return env
+	return c.Environ()
 }

@@ -188,6 +188,13 @@ def identity(v: Any) -> Tuple[str, Any]:
 
         dtype = _dtype(v, str(v.dtype)[len("torch.") :], torch.Tensor, torch.nn.Parameter)
         _strided(v)
+        if v.device.type == "meta":
+            raise make(Invalid, "a tensor is on meta: it has no elements")
+        if dtype == "F4" and not v.shape:
+            raise make(Invalid, "a tensor of 4-bit floats has no axes")
+        end = v.storage_offset() + sum((n - 1) * s for n, s in zip(v.shape, v.stride())) + 1
+        if v.numel() and end * v.element_size() > v.untyped_storage().size():
+            raise make(Invalid, "the memory of a tensor has been freed")
         return dtype, id(v) if not v.numel() or v.is_conj() or v.is_neg() else (str(v.device), v.data_ptr(), v.stride())
     import numpy
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
 import math
 import os
+import re
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import _arguments, _arrays, _objects
-from ._errors import Error, Failed, Invalid, Unavailable, Unknown, make
+from ._errors import Error, Failed, Invalid, make
 from ._verb import Verb, plain, words
 from ._wire import WANT_ALL, Code, Failure
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 CHANNEL = "\0export"
 _BLOCK = 8 << 20  # the most bytes of a tensor that are sent, or held, at once
 _ROUND = 1 << 30  # bytes after which all ranks learn of a rank that cannot write
-_PREFIX = ".muster-export-"  # as Go's package gather has it
 _INDEX = "model.safetensors.index.json"
+_EXPORTED = re.compile(r"\.muster-export-.*|model-[0-9A-Z]{12}-\d{5}-of-\d{5}\.safetensors")  # files of exports, also of Go's package gather
 
 
 class Part:
@@ -126,10 +128,12 @@ def _part(v: Any) -> Optional[Part]:
             raise make(Invalid, "its ranks have parts of a sum: redistribute it first")
         if v.device_mesh.get_coordinate() is None:
             return None
+        local = v.to_local()
         chunks = [c for c in v.__create_chunk_list__() if math.prod(c.sizes) or not v.numel()]
-        if len(chunks) > 1:
-            raise make(Invalid, f"the part of this rank is {len(chunks)} blocks: save it with torch.distributed.checkpoint, or redistribute it")
-        return Part(v.to_local(), chunks[0].offsets, v.shape) if chunks else None
+        if len(chunks) > 1 or chunks and tuple(chunks[0].sizes) != tuple(local.shape) or not chunks and local.numel():
+            has = [list(c.sizes) for c in chunks]
+            raise make(Invalid, f"torch says that this rank has blocks of shape {has}, and it has {list(local.shape)}: redistribute it, or save shards")
+        return Part(local, chunks[0].offsets, v.shape) if chunks else None
     if not _arrays.library(v):
         raise make(Invalid, f"it is no array of numpy or torch, but {type(v).__name__}")
     return Part(v, [0] * v.ndim, v.shape)
@@ -145,9 +149,7 @@ class _Export:
             for text in pair:
                 _arguments.text(plain, "metadata", text)
         self.dir, self.metadata = Path(directory), dict(metadata or {})
-        self.temporary = self.dir / f"{_PREFIX}{self.rank}.part"
-        self.final: Optional[Path] = None  # of this rank, once it has the name
-        self.indexing = False
+        self.token = base64.b32encode(os.urandom(8)).decode()[:12]  # in the names of all files of this export; rank 0's counts
         self.error: Optional[Exception] = None  # of writing or reading; the others learn of it with the next step
         self.mine: Dict[str, Part] = {}
         self.tensors: List[_Tensor] = []  # in the order in which they are sent and written
@@ -158,8 +160,12 @@ class _Export:
         """Lists what this rank has."""
         first: Dict[Any, str] = {}  # by memory
         out = []
+        for name in parts:
+            _arguments.text(plain, "name of a tensor", name)
         for name in sorted(parts):
             try:
+                if name == "__metadata__":
+                    raise make(Invalid, "files of safetensors have something else at that name")
                 p = _part(parts[name])
                 if p is None:
                     continue
@@ -170,7 +176,7 @@ class _Export:
                 raise make(Invalid, f"tensor {name!r:.200}: {words(e)}") from None
             self.mine[name] = p
             box = [list(p.start), list(p.array.shape), list(p.shape)]
-            same = first.setdefault((memory, str(box)), name)
+            same = first.setdefault((memory, dtype, str(box)), name)
             out.append([name, dtype, *box, "" if same == name else same])
         return out
 
@@ -198,7 +204,7 @@ class _Export:
                 t.own(load)
                 owned.setdefault(t.owner, []).append(t)
         for i, owner in enumerate(sorted(owned), 1):
-            self.files[owner] = f"model-{i:05}-of-{len(owned):05}.safetensors"
+            self.files[owner] = f"model-{self.token}-{i:05}-of-{len(owned):05}.safetensors"
             owned[owner].sort(key=lambda t: (-t.order, t.name))
         self.tensors = [t for ts in itertools.zip_longest(*owned.values()) for t in ts if t]  # each owner in turn
 
@@ -220,12 +226,27 @@ class _Export:
     def left(self, margin: float = 0.0) -> float:
         return max(0.0, self.until - margin - time.monotonic())
 
+    def temporary(self, what: object) -> Path:
+        return self.dir / f".muster-export-{self.token}-{what}.part"
+
     def prepare(self) -> None:
-        """Makes the directory, and removes what a killed job has left there."""
-        if self.rank == 0:
-            self.dir.mkdir(parents=True, exist_ok=True)
-            for left in self.dir.glob(_PREFIX + "*"):
+        """Makes the directory, and removes what killed jobs have left there."""
+        if self.rank != 0:
+            return
+        self.dir.mkdir(parents=True, exist_ok=True)
+        if (self.dir / "model.safetensors").exists():
+            raise make(Failed, f"{self.dir} has model.safetensors, which readers may take instead: remove it, or name another directory")
+        model = self.indexed()
+        for left in self.dir.iterdir():
+            if _EXPORTED.fullmatch(left.name) and left.name not in model:
                 left.unlink()
+
+    def indexed(self) -> Set[str]:
+        """Returns the files of the model in the directory."""
+        try:
+            return {str(name) for name in json.loads((self.dir / _INDEX).read_bytes())["weight_map"].values()}
+        except Exception:  # without an index there is none
+            return set()
 
     def write(self) -> Iterator[None]:
         """Writes the file of this rank, and sends parts to the owners of others. It yields where all ranks agree."""
@@ -234,7 +255,7 @@ class _Export:
             file: Any = None
             if self.rank in self.files:
                 with self.failing():
-                    file = stack.enter_context(open(self.temporary, "xb"))
+                    file = stack.enter_context(open(self.temporary(self.rank), "xb"))
                     file.write(self.header())
             try:
                 for t in self.tensors:
@@ -258,21 +279,25 @@ class _Export:
         """Sends what this rank has of a block, or writes the block."""
         import numpy
 
-        out = numpy.empty((*block.shape, t.width), numpy.uint8) if t.owner == self.rank else None
+        out: Any = None
+        if t.owner == self.rank:
+            with self.failing():
+                out = numpy.empty((*block.shape, t.width), numpy.uint8)
         for held, source in sources:
             x = held.both(block)
             if not x.size:
                 continue
             piece: Any = self.piece(t, held, x) if source == self.rank else None
-            if out is None:
+            if t.owner != self.rank:
                 self.g.send(piece, t.owner, timeout=self.left(self.margin))
                 continue
             if source != self.rank:
                 piece = self.g.recv(source, timeout=self.left(self.margin))
-            if isinstance(piece, str):
-                self.error = self.error or make(Failed, f"rank {source}: {piece}")
-            else:
-                out[x.within(block)] = numpy.frombuffer(piece, numpy.uint8).reshape(*x.shape, t.width)
+            with self.failing():
+                if isinstance(piece, str):
+                    raise make(Failed, f"rank {source}: {piece}")
+                if out is not None:
+                    out[x.within(block)] = numpy.frombuffer(piece, numpy.uint8).reshape(*x.shape, t.width)
         with self.failing():
             if out is not None and self.error is None:
                 file.write(memoryview(out).cast("B") if out.size else b"")
@@ -282,8 +307,9 @@ class _Export:
         try:
             return bytes(_arrays.data(self.mine[t.name].array[x.within(held) or ...]))
         except Exception as e:
-            self.error = self.error or e
-            return words(e)
+            says = f"tensor {t.name!r:.200}: {words(e)}"
+            self.error = self.error or make(Failed, says)
+            return says
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -305,68 +331,73 @@ class _Export:
         b += b" " * (-len(b) % 8)
         return struct.pack("<Q", len(b)) + b
 
-    def uncover(self) -> None:
-        """Removes the index of an older model, whose files are replaced next."""
-        if self.rank == 0:
-            with contextlib.suppress(FileNotFoundError):
-                (self.dir / _INDEX).unlink()
-
     def name(self) -> None:
+        """Gives the file of this rank its name. Rank 0 writes the index before."""
+        if self.rank == 0:
+            files = {t.name: self.files[t.owner] for t in sorted(self.tensors, key=lambda t: t.name)}
+            total = sum(t.whole.size * t.width for t in self.tensors)
+            with open(self.temporary("index"), "xb") as f:
+                f.write(json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2, ensure_ascii=False).encode())
+                f.flush()
+                os.fsync(f.fileno())
         if self.rank in self.files:
-            final = self.dir / self.files[self.rank]
-            os.replace(self.temporary, final)
-            self.final = final
+            os.rename(self.temporary(self.rank), self.dir / self.files[self.rank])
 
-    def index(self) -> None:
-        """Writes the index."""
-        self.indexing = True
+    def commit(self) -> None:
+        """Gives the index its name, if all files are there, and removes those of the older model."""
         if self.rank != 0:
             return
-        files = {t.name: self.files[t.owner] for t in sorted(self.tensors, key=lambda t: t.name)}
-        total = sum(t.whole.size * t.width for t in self.tensors)
-        with open(self.temporary, "xb") as f:
-            f.write(json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2, ensure_ascii=False).encode())
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(self.temporary, self.dir / _INDEX)
+        for owner, name in self.files.items():
+            if not (self.dir / name).exists():
+                raise make(Failed, f"the file of rank {owner} is not in the directory of rank 0, {self.dir}")
+        old = self.indexed()
+        os.replace(self.temporary("index"), self.dir / _INDEX)
         d = os.open(self.dir, os.O_RDONLY)
         try:
             os.fsync(d)
         finally:
             os.close(d)
+        for name in old - set(self.files.values()):
+            if os.path.basename(name) == name and name.endswith(".safetensors"):
+                with contextlib.suppress(OSError):  # the model is complete with or without it
+                    (self.dir / name).unlink()
 
     def discard(self) -> None:
-        """Removes what this rank has written, and the index, which rank 0 may have written before it died."""
-        for path in (self.dir / _INDEX if self.indexing else None, self.final, self.temporary):
-            with contextlib.suppress(OSError):
-                if path is not None:
-                    path.unlink()
+        """Removes all files of this export, unless they are a model. Rank 0 cannot rename the index once
+        it is removed here, even if it was stopped and goes on later.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            self.temporary("index").unlink()
+        if not self.indexed().isdisjoint(self.files.values()):
+            return
+        for path in (self.temporary(self.rank), *(self.dir / name for name in self.files.values())):
+            with contextlib.suppress(OSError, ValueError):
+                path.unlink()
 
 
 def export(g: Group, parts: Mapping[str, Any], directory: Any, metadata: Optional[Mapping[str, str]], timeout: Optional[float]) -> None:
     """See Group.export."""
     if not g._busy.acquire(blocking=False):
         raise g._busy_error("export")
-    channel = g.channel(CHANNEL)
+    channel = g.channel(CHANNEL + g._channel)
     try:
         with Verb(channel, "export", timeout, want=WANT_ALL) as v:
             e = _Export(channel, v.until, _arguments.file(plain, "directory", directory), metadata)
-            v.pack([e.list(parts), e.metadata])
+            v.pack([e.list(parts), e.metadata, e.token])
             lists = v.decode(_objects.unpack, v.cast(), g.size)
-        e.metadata = lists[0][1]
+        _, e.metadata, e.token = lists[0]
         try:
-            e.plan([parts for parts, _ in lists])
+            e.plan([parts for parts, _, _ in lists])
         except Invalid as err:  # the same on all ranks
             raise g._membership.error("export", Failure(Code.INVALID, reason=str(err))) from None
         try:
             e.step(e.prepare)
             for _ in e.write():
                 e.agree()
-            for step in (e.uncover, e.name, e.index):
-                e.step(step)
-        except BaseException as err:
-            if not isinstance(err, (Unknown, Unavailable)):  # else the others may have succeeded
-                e.discard()
+            e.step(e.name)
+            e.step(e.commit)
+        except BaseException:
+            e.discard()
             raise
     finally:
         with contextlib.suppress(Error):

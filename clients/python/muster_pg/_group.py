@@ -301,9 +301,11 @@ class Group:
         metadata is that of each file; rank 0's counts.
 
         All ranks call it. Either the model is complete, and on the disk, or all raise the same RankError,
-        which names the rank at fault, and nothing of it is left. A model that is already in the directory
-        is replaced at the end. What a killed job leaves has no index, and the next export removes it. Only
-        one group may export to a directory at a time.
+        which names the rank at fault, and nothing of it is left. The names of its files are new ones each
+        time, and the index is renamed last: until then the directory has the older model, whose files are
+        removed after it, as are those that killed jobs have left. If a rank closes the group, or rank 0
+        dies, in the last step, an error does not say which of the two models the directory has; it has
+        one of them, whole. Only one group may export to a directory at a time.
         """
         _export.export(self, parts, directory, metadata, timeout)
 

@@ -58,13 +58,14 @@ class Export(Case):
 
     def test_parts(self) -> None:
         """Writes a model twice: the second one replaces the first."""
-        whole = {"rows": self.x, "columns": self.x.T, "same": self.x[0], "step": np.array(7), "none": np.zeros((0, 3), "int8"), "one's own": self.x[1], "turned": self.x.T[::-1]}
+        whole = {"rows": self.x, "columns": self.x.T, "same": self.x[0], "step": np.array(7), "none": np.zeros((0, 3), "int8"), "one's own": self.x[1], "turned": self.x.T[::-1], "view": self.x.view("int32")}
 
         def body(g: muster_pg.Group) -> None:
             a, b = (0, 4, 9)[g.rank], (4, 9, 13)[g.rank]
             parts: Dict[str, Any] = {name: whole[name] for name in ("same", "step", "none", "turned")}
             parts.update(rows=self.rows(g.rank), columns=muster_pg.Part(self.x.T[:, a:b], (0, a), (7, 13)))
             parts["tied"] = parts["rows"]
+            parts["view"] = self.x.view("int32")
             if g.rank == 2:
                 parts["one's own"] = whole["one's own"]
             for n in range(2):
@@ -72,6 +73,9 @@ class Export(Case):
             g.send("on", (g.rank + 1) % 3)  # the streams of the group are its own
             self.assertEqual(g.recv((g.rank - 1) % 3), "on")
 
+        (self.dir / "new" / "model").mkdir(parents=True)
+        for left in (".muster-export-A-0.part", "model-AAAAAAAAAAAA-00001-of-00002.safetensors"):  # by a killed job
+            (self.dir / "new" / "model" / left).touch()
         with mock.patch.object(_export, "_BLOCK", 60), mock.patch.object(_export, "_ROUND", 200):
             self.ranks(3, body)
         got = read(self.dir / "new" / "model")
@@ -84,15 +88,18 @@ class Export(Case):
     def test_parts_that_do_not_fit(self) -> None:
         x = self.x
         bad: Any = object()
-        for says, parts in (
+        cases: Any = (
             (r"invalid: tensor 'x': no rank has 49 of its 91 elements$", ({"x": muster_pg.Part(x[:6], (0, 0), x.shape)}, {})),
             (r"tensor 'x': the parts of ranks 0 and 1 overlap: \[6, 7\] at \[0, 0\], and \[8, 7\] at \[5, 0\]$", [{"x": muster_pg.Part(x[a:b], (a, 0), x.shape)} for a, b in ((0, 6), (5, 13))]),
             (r"tensor 'x': rank 0 has a part \[6, 7\] at \[8, 0\] of a tensor of shape \[13, 7\]$", ({"x": muster_pg.Part(x[:6], (8, 0), x.shape)}, {})),
             (r"tensor 'x': rank 1 has a part of F64\[13, 7\], and rank 0 of F32\[13, 7\]$", ({"x": x}, {"x": x.astype("float64")})),
+            (r"rank 0: invalid: tensor '__metadata__': files of safetensors have something else", ({"__metadata__": x}, {})),
+            (r"rank 0: invalid: name of a tensor is a str, not int$", ({1: x, "1": x}, {})),
             (r"rank 1: invalid: tensor 'x': it is no array of numpy or torch, but object$", ({}, {"x": bad})),
             (r"rank 1: invalid: tensor 'x': an array of str32 cannot be sent", ({}, {"x": np.array(["a"])})),
             (r"rank 0: invalid: tensor 'x': a part of 2 axes at \[0\] of a tensor of shape \[13, 7\]$", ({"x": muster_pg.Part(x, (0,), x.shape)}, {})),
-        ):
+        )
+        for says, parts in cases:
             self.refused(2, muster_pg.Invalid, says, lambda g: g.export(parts[g.rank], self.dir))
         self.refused(2, muster_pg.Invalid, "rank 1: invalid: directory is the path of a file, not int", lambda g: g.export({}, bad if g.rank == 9 else 1 if g.rank else self.dir))
         self.refused(2, muster_pg.Invalid, "rank [01]: invalid: metadata is a str, not int", lambda g: g.export({}, self.dir, {"n": 1}))
@@ -112,12 +119,67 @@ class Export(Case):
         with mock.patch.object(_export, "_ROUND", 100):
             self.ranks(3, body)
 
+    def test_directories_that_are_not_the_same(self) -> None:
+        for name in ("0", "1", "2"):
+            (self.dir / name).mkdir()
+        self.refused(2, muster_pg.Failed, "rank 0: failed: the file of rank 1 is not in the directory of rank 0, ", lambda g: g.export({"x": self.x, "y": self.x + 1}, self.dir / str(g.rank)))
+        (self.dir / "2" / "model.safetensors").touch()
+
+        def body(g: muster_pg.Group) -> None:
+            self.fails(muster_pg.Failed, "rank 0: failed: .* has model.safetensors, which readers may take instead", g.export, {"x": self.x}, self.dir / "2")
+
+        self.ranks(2, body)
+
+    def test_two_at_once(self) -> None:
+        """Exports on channels, which begin in another order on each rank."""
+
+        def body(g: muster_pg.Group) -> None:
+            def one(name: str) -> None:
+                half: Any = np.full(2, float(name), "float32")
+                g.channel(name).export({"x": muster_pg.Part(half, (2 * g.rank,), (4,))}, self.dir / name)
+
+            names = ["1", "2"]
+            threads = [threading.Thread(target=one, args=(name,)) for name in (names if g.rank else names[::-1])]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+
+        self.ranks(2, body)
+        for name in ("1", "2"):
+            self.assertEqual(read(self.dir / name)["x"].tolist(), [float(name)] * 4)
+
+    def test_a_first_rank_that_was_stopped(self) -> None:
+        """It goes on when the others have given up, and must not publish a model without their files."""
+        commit, others = _export._Export.commit, threading.Barrier(3)
+
+        def stops(e: Any) -> None:
+            if e.rank == 0 and e.metadata == {"n": "2"}:
+                others.wait(30)
+            commit(e)
+
+        def body(g: muster_pg.Group) -> None:
+            g.export({"x": self.x, "y": self.x + 1, "z": self.x + 2}, self.dir, {"n": "1"})
+            try:
+                g.export({"x": self.x, "y": self.x + 1, "z": self.x + 2}, self.dir, {"n": "2"}, timeout=1)
+            except muster_pg.RankError:
+                pass
+            else:
+                raise AssertionError("no error")
+            if g.rank > 0:
+                others.wait(30)
+
+        with mock.patch.object(_export._Export, "commit", stops):
+            self.ranks(3, body)
+        self.assertEqual((len(read(self.dir)), read(self.dir)[""]), (4, {"n": "1"}))
+        self.assertEqual(len(list(self.dir.iterdir())), 4)
+
     def test_a_part_that_cannot_be_read(self) -> None:
         def data(v: Any) -> memoryview:
             raise MemoryError("none left")
 
         with mock.patch.object(_arrays, "data", data):
-            self.refused(3, muster_pg.RankError, "rank [012]: (invalid|failed): .*MemoryError: none left", lambda g: g.export({"x": self.rows(g.rank)}, self.dir))
+            self.refused(3, muster_pg.RankError, "rank [012]: failed: .*tensor 'x': MemoryError: none left", lambda g: g.export({"x": self.rows(g.rank)}, self.dir))
 
     def test_a_rank_that_is_missing(self) -> None:
         def body(g: muster_pg.Group) -> None:
