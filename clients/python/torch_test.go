@@ -88,7 +88,9 @@ func TestTorchCheckpointExample(t *testing.T) {
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Env = torchEnvironment(t)
 		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "%s", out)
+		if !strings.Contains(string(out), "terminate called without an active exception") { // of a thread of gloo, when a rank has ended
+			require.NoError(t, err, "%s", out)
+		}
 		return regexp.MustCompile(`weights \w+`).FindString(string(out))
 	}
 	example := func(ranks, do, path string) string {

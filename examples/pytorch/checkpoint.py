@@ -79,7 +79,8 @@ def main() -> None:
         read(weights, args.directory)
     bits = digest(weights)
     if dist.get_rank() == 0:
-        print(f"weights {bits}")
+        print(f"weights {bits}", flush=True)
+    dist.barrier()  # rank 0 has the store of all
     dist.destroy_process_group()
 
 
