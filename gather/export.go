@@ -129,6 +129,9 @@ func (e *exporting) agree(ctx context.Context) error {
 		}
 	}
 	e.metadata, e.token = all[0].Metadata, all[0].Token
+	if !token.MatchString(e.token) {
+		return e.ga.rankError(opExport, nil, failed(0, errMalformed))
+	}
 	if e.plan, err = planExport(all); err != nil {
 		return e.ga.rankError(opExport, nil, err)
 	}
@@ -149,6 +152,9 @@ func (e *exporting) prepare(context.Context) error {
 	}
 	return e.clean(e.indexed())
 }
+
+// token is what tells the files of one export from those of all others.
+var token = regexp.MustCompile(`^[0-9A-Z]{12}$`)
 
 // exported are the names of files of exports, complete or not.
 var exported = regexp.MustCompile(`^(\.muster-export-.*|model-[0-9A-Z]{12}-\d{5}-of-\d{5}\.safetensors)$`)
@@ -369,7 +375,7 @@ func (e *exporting) commit(context.Context) error {
 // is removed here, even if it was stopped and goes on later.
 func (e *exporting) discard() {
 	_ = os.Remove(e.temporary("index"))
-	if e.plan == nil || len(e.plan.owners) == 0 || e.indexed()[e.fileOf(e.plan.owners[0])] {
+	if e.indexed()[e.fileOf(e.plan.owners[0])] {
 		return
 	}
 	_ = os.Remove(e.temporary(e.rank))

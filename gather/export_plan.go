@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/muster-pg/muster/internal/blocks"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -52,6 +53,9 @@ func planExport(all []exportList) (*exportPlan, error) {
 			}
 		}
 	}
+	if len(tensors) == 0 {
+		return nil, failed(0, fmt.Errorf("no rank has a tensor: %w", pgroup.ErrInvalid))
+	}
 	p := &exportPlan{tensors: map[int][]*exportTensor{}, tied: map[string]string{}}
 	inOrder := slices.SortedFunc(maps.Values(tensors), func(a, b *exportTensor) int {
 		return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.name, b.name)) // the largest first
@@ -61,7 +65,7 @@ func planExport(all []exportList) (*exportPlan, error) {
 		if err := t.check(); err != nil {
 			return nil, err
 		}
-		if t.same != "" {
+		if _, ok := tensors[t.same]; ok && t.same != "" && t.same < t.name {
 			p.tied[t.name] = t.same
 			continue
 		}

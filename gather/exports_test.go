@@ -116,8 +116,9 @@ func TestExportRefuses(t *testing.T) {
 		},
 		`tensor "x": rank 1 has a part of F32[4,4], and rank 0 of I16[4,4]`: {{"x": {Tensor: x}}, {"x": {Tensor: tensor.New(tensor.F32, 4, 4)}}},
 		`tensor "x": nobody has its element [0,0]: 16 elements are missing`: {{"x": block(x, []int{1, 0}, []int{0, 4})}, {"x": block(x, []int{0, 0}, []int{0, 4})}},
-		`rank 1: failed: tensor "x": it is nil`:                             {{}, {"x": {}}},
-		`rank 0: failed: tensor "x": a part of 2 axes begins at 1 numbers`:  {{"x": {Tensor: x, Start: []int{0}, Shape: []int{4, 4}}}},
+		`no rank has a tensor`:                                             {},
+		`rank 1: failed: tensor "x": it is nil`:                            {{}, {"x": {}}},
+		`rank 0: failed: tensor "x": a part of 2 axes begins at 1 numbers`: {{"x": {Tensor: x, Start: []int{0}, Shape: []int{4, 4}}}},
 	} {
 		dir := t.TempDir()
 		ways()[0].run(t, 2, gather.Options{}, func(r *rank) {

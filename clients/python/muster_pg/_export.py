@@ -191,6 +191,8 @@ class _Export:
                 t.same = same if t.same in (None, same) else ""
                 if math.prod(shape) or not t.whole.size:
                     t.held.setdefault((tuple(start), tuple(shape)), []).append(rank)
+        if not all:
+            raise make(Invalid, "no rank has a tensor")
         load = [0] * self.g.size
         owned: Dict[int, List[_Tensor]] = {}
         for t in sorted(all.values(), key=lambda t: (-t.whole.size * t.width, t.name)):
@@ -198,7 +200,7 @@ class _Export:
                 t.check()
             except Invalid as e:
                 raise make(Invalid, f"tensor {t.name!r:.200}: {e}") from None
-            if t.same:
+            if t.same and t.same < t.name and t.same in all:
                 self.tied[t.name] = t.same
             else:
                 t.own(load)
@@ -386,6 +388,8 @@ def export(g: Group, parts: Mapping[str, Any], directory: Any, metadata: Optiona
             v.pack([e.list(parts), e.metadata, e.token])
             lists = v.decode(_objects.unpack, v.cast(), g.size)
         _, e.metadata, e.token = lists[0]
+        if not re.fullmatch("[0-9A-Z]{12}", e.token):
+            raise make(Invalid, f"rank 0 has sent {e.token!r:.100}")
         try:
             e.plan([parts for parts, _, _ in lists])
         except Invalid as err:  # the same on all ranks

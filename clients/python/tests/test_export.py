@@ -94,6 +94,7 @@ class Export(Case):
             (r"tensor 'x': rank 0 has a part \[6, 7\] at \[8, 0\] of a tensor of shape \[13, 7\]$", ({"x": muster_pg.Part(x[:6], (8, 0), x.shape)}, {})),
             (r"tensor 'x': rank 1 has a part of F64\[13, 7\], and rank 0 of F32\[13, 7\]$", ({"x": x}, {"x": x.astype("float64")})),
             (r"rank 0: invalid: tensor '__metadata__': files of safetensors have something else", ({"__metadata__": x}, {})),
+            (r"invalid: no rank has a tensor$", ({}, {})),
             (r"rank 0: invalid: name of a tensor is a str, not int$", ({1: x, "1": x}, {})),
             (r"rank 1: invalid: tensor 'x': it is no array of numpy or torch, but object$", ({}, {"x": bad})),
             (r"rank 1: invalid: tensor 'x': an array of str32 cannot be sent", ({}, {"x": np.array(["a"])})),
