@@ -121,11 +121,7 @@ func (e *exporting) agree(ctx context.Context) error {
 	}
 	for rank, l := range all {
 		if l.Err != "" {
-			cause := errors.New(l.Err)
-			if rank == e.rank {
-				cause = err
-			}
-			return e.ga.rankError(opExport, nil, failed(rank, cause))
+			return withCause(e.ga.rankError(opExport, nil, failed(rank, errors.New(l.Err))), err)
 		}
 	}
 	e.metadata, e.token = all[0].Metadata, all[0].Token
