@@ -222,8 +222,10 @@ class _Export:
         self.step(self.check)
 
     def check(self) -> None:
-        if self.error is not None:
+        if isinstance(self.error, Error):
             raise self.error
+        if self.error is not None:
+            raise make(Failed, words(self.error)) from self.error
 
     def left(self, margin: float = 0.0) -> float:
         return max(0.0, self.until - margin - time.monotonic())

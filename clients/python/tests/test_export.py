@@ -7,9 +7,11 @@ import json
 import math
 import tempfile
 import threading
+import time
+import types
 import unittest
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 from unittest import mock
 
 import muster_pg
@@ -174,6 +176,67 @@ class Export(Case):
             self.ranks(3, body)
         self.assertEqual((len(read(self.dir)), read(self.dir)[""]), (4, {"n": "1"}))
         self.assertEqual(len(list(self.dir.iterdir())), 4)
+
+    def test_a_rank_that_closes_in_the_last_step(self) -> None:
+        """No model is published whose files it has removed."""
+        commit, entered, closed = _export._Export.commit, threading.Event(), threading.Event()
+
+        def waits(e: Any) -> None:
+            if e.rank == 0:
+                closed.wait(30)
+            elif e.rank == 1:
+                entered.set()
+            commit(e)
+
+        def body(g: muster_pg.Group) -> None:
+            def close() -> None:
+                entered.wait(30)
+                g.close()
+
+            closer = threading.Thread(target=close)
+            if g.rank == 1:
+                closer.start()
+            with self.assertRaises(muster_pg.RankError):
+                g.export({"x": self.x, "y": self.x + 1}, self.dir)
+            if g.rank == 1:
+                closed.set()
+                closer.join()
+
+        with mock.patch.object(_export._Export, "commit", waits):
+            self.ranks(2, body)
+        self.assertEqual(list(self.dir.iterdir()), [])
+
+    def test_an_owner_without_memory(self) -> None:
+        """Is named at once, and not those that send to it."""
+
+        def body(g: muster_pg.Group) -> None:
+            began = time.monotonic()
+            e = self.fails(muster_pg.Failed, "rank 0: failed: MemoryError: none left", g.export, {"x": self.rows(g.rank)}, self.dir)
+            self.assertEqual(e.by, 0)
+            self.assertLess(time.monotonic() - began, 15)  # of 30 s
+
+        with mock.patch.object(np, "empty", side_effect=MemoryError("none left")):
+            self.ranks(3, body)
+        self.assertEqual(list(self.dir.iterdir()), [])
+
+    def test_blocks_that_torch_reports_wrongly(self) -> None:
+        class Tensor:
+            """A DTensor of a shape that its mesh does not divide."""
+
+            placements: List[Any] = []
+            device_mesh = types.SimpleNamespace(get_coordinate=lambda: [0])
+            shape = (6, 9)
+
+            def __create_chunk_list__(self) -> List[Any]:
+                return [types.SimpleNamespace(offsets=(5, 0), sizes=(1, 9))]
+
+            def to_local(self) -> Any:
+                return np.zeros((0, 9))
+
+            def numel(self) -> int:
+                return 54
+
+        self.refused(2, muster_pg.Invalid, r"tensor 'x': torch says that this rank has blocks of shape \[\[1, 9\]\], and it has \[0, 9\]", lambda g: g.export({"x": Tensor()}, self.dir))
 
     def test_a_part_that_cannot_be_read(self) -> None:
         def data(v: Any) -> memoryview:

@@ -80,6 +80,10 @@ def exports(rank: int, group: muster_pg.Group, directory: Path) -> None:
             assert f.get_slice("four").get_dtype() == "F4" and f.get_slice("four").get_shape() == [4, 16]
     fails(muster_pg.Invalid, "its ranks have parts of a sum", group, {"x": DTensor.from_local(x, mesh, [Partial(), Replicate()])}, directory / "none")
     fails(muster_pg.Invalid, "tensor 'x': a tensor is sparse_coo", group, {"x": x.to_sparse()}, directory / "none")
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    fails(muster_pg.Invalid, "tensor 'x': the memory of a tensor has been freed", group, {"x": freed}, directory / "none")
+    fails(muster_pg.Invalid, "tensor 'x': a tensor is on meta", group, {"x": torch.empty(4, device="meta")}, directory / "none")
     group.barrier()
     assert not (directory / "none").exists() or not list((directory / "none").iterdir())
     print("ok exports", flush=True)
